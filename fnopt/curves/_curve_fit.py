@@ -145,10 +145,10 @@ def curve_fit(
         C = s^2 (J^T J)^{-1}
 
     `fit = curve_fit(f, x, y)` is a :class:`fnopt.curves.Fit`: `print(fit)`, `fit.params`,
-    `fit.standard_errors`, `fit.predict_band(x)`, `fit.plot()`. `popt, pcov = fit` is SciPy's pair,
-    both in the order of `fit.names`: that of the arguments of `f`, also where params go by name.
-    Derivatives are exact, so there is no need for `jac`. It also works under `jax.jit` and
-    `jax.vmap`; there it can't raise, so look at `fit.converged`.
+    `fit.standard_errors`, `fit.predict_band(x)`, `fit.plot()`. `popt, pcov = fit` is SciPy's pair
+    in the order of `fit.names`, which is the order of the arguments of `f`. Derivatives are exact,
+    so there is no need for `jac`. It also works under `jax.jit` and `jax.vmap`; there it can't
+    raise, so look at `fit.converged`.
 
     Args:
         f: The model, `f(x, a, b, ...)`, written with `jax.numpy`, or one of
@@ -167,9 +167,9 @@ def curve_fit(
             count, and the covariance is scaled by the reduced chi-square.
         check_finite: Whether to refuse data that hold NaN or infinity; by default yes, unless
             there is a `nan_policy`.
-        bounds: `(lower, upper)`, each a number or one for every parameter, or a SciPy `Bounds`;
-            for a `p0` that is a tree, trees like it. Or a dict, `{"a": (0, 1)}`, of the params
-            by name that have bounds; None is no bound.
+        bounds: `(lower, upper)`, each a number or one for every parameter, or a SciPy `Bounds`; for
+            a `p0` that is a tree, trees like it. Or a dict of bounds by name, `{"a": (0, 1)}`; None
+            means no bound.
         method: `'lm'`, `'trf'` and `'dogbox'` are understood, as in SciPy, but the method is
             always Levenberg-Marquardt in a trust region, projected onto the bounds.
         jac: The Jacobian `jac(x, a, b, ...)` of shape `[m, n]`, written with `jax.numpy`, if it is
@@ -212,9 +212,9 @@ def curve_fit(
         TypeError: If `f` isn't a function or isn't written with `jax.numpy`, if `p0` isn't made
             of numbers, if there are fewer data than params (without bounds and `method='trf'`),
             or for a keyword that isn't known.
-        FitError: If the fit doesn't converge (not under `jax.jit`): a `RuntimeError` with what
-            was found as `popt`, `pcov` and `solution`. Where only rounding is in the way, much
-            less than a standard error from the minimum, there is an `OptimizeWarning` instead.
+        FitError: If the fit doesn't converge (not under `jax.jit`): a `RuntimeError` with the last
+            `popt`, `pcov` and `solution`. If only rounding prevents convergence, far less than a
+            standard error from the minimum, there is an `OptimizeWarning` instead.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

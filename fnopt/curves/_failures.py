@@ -31,11 +31,11 @@ _ADVICE = {
 
 
 class OptimizeWarning(UserWarning):
-    """The warning of a fit whose result or covariance is not to be trusted."""
+    """The warning of a fit whose result or covariance is unreliable."""
 
 
 class FitError(RuntimeError):
-    """The error of a fit that did not converge; what it found is in `popt`, `pcov` and `solution`.
+    """The error of a fit that did not converge, with its last `popt`, `pcov` and `solution`.
 
     Args:
         text: What is wrong.

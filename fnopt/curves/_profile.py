@@ -40,7 +40,7 @@ def profile_intervals(fit: Any, level: float = 0.95) -> dict[str, tuple[float, f
 
     Raises:
         ValueError: If the fit was made under `jax.jit` or `jax.vmap`, has constraints, or `level`
-            is no fraction.
+            isn't between 0 and 1.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

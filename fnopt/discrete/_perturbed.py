@@ -33,8 +33,8 @@ def make_perturbed_fun(
             and bools are averaged as floats).
         num_samples: How many noisy inputs.
         sigma: :math:`\sigma`, a positive number.
-        noise: The distribution of :math:`z`: `Gumbel()`, `Normal()`, or whatever has `sample(key,
-            shape, dtype)` and `log_prob(z)`.
+        noise: The distribution of :math:`z`: `Gumbel()`, `Normal()`, or any object with
+            `sample(key, shape, dtype)` and `log_prob(z)`.
         use_baseline: Whether :math:`f(x)` is subtracted in derivatives, which lowers their
             variance.
 

@@ -26,7 +26,7 @@ def jacobian(
     .. math:: J_{ij} = \frac{\partial f_i}{\partial \theta_j}
 
     Forward mode costs a pass for each of the `n` params, reverse mode one for each of the `m`
-    outputs; the cheaper one is taken, and only so many passes are made at once as memory allows.
+    outputs; `'auto'` takes the cheaper mode, and memory limits the number of simultaneous passes.
 
     Args:
         fn: `fn(params, ...)` returns an array, or a pytree of arrays, real or complex.

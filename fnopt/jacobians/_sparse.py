@@ -32,11 +32,11 @@ def sparse_jacobian(
 ) -> SparseJacobianFunction:
     r"""Sparse Jacobian of a function, from one JVP or VJP for each colour.
 
-    Columns that have no row in common are found in one pass, for they can be told apart in the
-    sum. A greedy colouring, made once, groups them: 3 passes for a tridiagonal Jacobian of any
-    size, instead of `n`. Nothing of shape `[m, n]` is formed. Where a few rows are full, as in an
-    arrow, these are found by sums of rows and the rest by sums of columns, if that takes fewer
-    passes together; a few full columns likewise.
+    One pass computes several columns that have no row in common, because each entry of their sum
+    belongs to one column. A greedy colouring, made once, groups the columns: 3 passes for a
+    tridiagonal Jacobian of any size, instead of `n`. Nothing of shape `[m, n]` is formed. Where a
+    few rows are full, as in an arrow, these are found by sums of rows and the rest by sums of
+    columns, if that takes fewer passes together; a few full columns likewise.
 
     It is what `least_squares` takes as `jac` for large problems with local coupling. With more
     than 256 of both residuals and params its steps then come from a sparse Cholesky factorisation:
@@ -46,10 +46,9 @@ def sparse_jacobian(
     is too large, steps come from products alone, by conjugate gradients. The solution has no
     matrix and no covariance; `linear_solver` says otherwise.
 
-    Where it may have entries is read from the program of `fn`, whenever that is traced, as by
-    `sparsity_pattern`, which says what it can tell. A pattern of your own may be tighter, and has
-    to hold every entry that can be nonzero: one that is missing is added to another's, without a
-    warning. `check_sparsity` finds such entries.
+    `sparsity_pattern` finds the possible entries by tracing `fn`. Your own pattern may be tighter,
+    and must contain every entry that can be nonzero: a missing entry is added to another one,
+    without a warning. `check_sparsity` finds such entries.
 
     Args:
         fn: `fn(params, ...)` returns an array, or a pytree of arrays.

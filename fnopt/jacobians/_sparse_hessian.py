@@ -86,9 +86,9 @@ def sparse_hessian(fn: Callable[..., Any], pattern: Any = None) -> Callable[...,
     full row and a full column) instead of `n`. Nothing of shape `[n, n]` is formed.
 
     Where it may have entries is read from the program of the gradient, as by
-    :func:`fnopt.sparsity_pattern`, which says what it can tell. A pattern of your own may be
-    tighter, and has to hold every entry that can be nonzero (one of the triangles is enough): one
-    that is missing is added to another's, without a warning.
+    :func:`fnopt.sparsity_pattern`, which says what it can tell. Your own pattern may be tighter,
+    and must contain every entry that can be nonzero (one triangle is enough): a missing entry is
+    added to another one, without a warning.
 
     Args:
         fn: `fn(params, ...)` returns a real scalar and can be differentiated twice.

@@ -27,7 +27,8 @@ def _on_sphere(tree: Any, scale: Any, dtype: Any) -> tuple[Any, jax.Array]:
 def projection_l2_sphere(tree: Any, scale: Any = 1) -> Any:
     r"""The nearest point of Euclidean length `scale`: :math:`s\, x / \|x\|_2`.
 
-    Zero, to which all of them are equally near, goes to the one of equal positive entries.
+    Zero, which is equally near to all points, is projected on the point with equal positive
+    entries.
 
     Args:
         tree: :math:`x`, a tree of floating or complex arrays, taken as one vector.

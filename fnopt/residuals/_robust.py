@@ -15,7 +15,7 @@ class RobustLoss(Value):
     r"""The cost of a residual: :math:`\tfrac12 c^2 \rho(r^2 / c^2)`, with :math:`c` its `scale`.
 
     A subclass defines :math:`\rho`, with :math:`\rho(0) = 0` and :math:`\rho'(0) = 1`, so that
-    small residuals cost what they cost in least squares. Its derivatives are taken from it.
+    small residuals have the cost of least squares. Its derivatives are taken from it.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -94,7 +94,7 @@ class cauchy(RobustLoss):
     Not convex: there may be several minima, so the start matters.
 
     Args:
-        scale: The residual from which on the pull falls, in units of the residuals.
+        scale: The residual from which on the influence decreases, in units of the residuals.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -120,7 +120,7 @@ class arctan(RobustLoss):
     Not convex: there may be several minima, so the start matters.
 
     Args:
-        scale: The residual from which on the pull falls, in units of the residuals.
+        scale: The residual from which on the influence decreases, in units of the residuals.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

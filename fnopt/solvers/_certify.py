@@ -36,8 +36,9 @@ class Certificate(NamedTuple):
             projection `P` on the numerical range of `J`: the part of the cost that the undamped,
             rank-truncated step would take off a linear model.
         rounding: Relative bound on what rounding does to a difference of costs.
-        undetermined: Which params the data don't determine, bool `[n]`: those with a part in the
-            null space of the scaled Jacobian, and those whose column fell to rounding on the way.
+        undetermined: Which params the data don't determine, bool `[n]`: params with a component in
+            the null space of the scaled Jacobian, and params whose column fell to rounding level
+            during the search.
         certified: Whether the decrement is negligible (at most 1e-4, or what rounding explains),
             and no curvature is negative where that was tested.
             A converged point without it is one from which the Gauss-Newton step was tried and did

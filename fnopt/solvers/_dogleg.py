@@ -20,10 +20,10 @@ from fnopt.solvers.linear_model._linearization import Linearization
 class dogleg(LeastSquaresMethod):
     r"""Powell's dogleg in a scaled trust region.
 
-    The step is the point on the path from 0 by the Cauchy step (the minimum of the linear model
-    along the gradient) to the Gauss-Newton step that lies farthest along it within
-    :math:`\|D u\| \le \Delta`. It needs one factorisation a step; those of
-    :class:`fnopt.levenberg_marquardt` may need a few, but lower the model more.
+    The path leads from 0 over the Cauchy step (the minimum of the linear model along the gradient)
+    to the Gauss-Newton step. The step is the last point of this path within :math:`\|D u\| \le
+    \Delta`. It needs one factorisation a step; those of :class:`fnopt.levenberg_marquardt` may need
+    a few, but lower the model more.
 
     It is called as :class:`fnopt.levenberg_marquardt` is, and :func:`fnopt.least_squares` loops it
     to convergence.

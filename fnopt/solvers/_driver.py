@@ -64,18 +64,18 @@ def least_squares(
     .. math:: \min_\theta \sum_i \tfrac12 c_i^2\, \rho_i( r_i^2 / (c_i \sigma_i)^2 )
         \quad\text{subject to}\quad l \le \theta \le u
 
-    The loop is one `lax.while_loop`: the call works under `jax.jit` and `jax.vmap`. Called by
-    itself it traces the residuals, so what they close over may change from call to call, and
-    compiles only what it hasn't compiled before: other data of the same shapes cost no compilation.
-    In a loop, jit a function with the data as arguments.
+    The loop is one `lax.while_loop`: the call works under `jax.jit` and `jax.vmap`. An eager call
+    traces the residuals, so values in their closure may change from call to call. It compiles a
+    program only once: other data of the same shapes cost no compilation. In a loop, jit a function
+    with the data as arguments.
 
     Each step evaluates the residuals and their Jacobian once, where it ends. When a stopping test
     holds, a certificate tests the point once: see :class:`fnopt.solvers.Certificate`. If its
     Gauss-Newton decrement isn't negligible, the loop restarts with that step, at most twice.
 
-    The solution has derivatives, forward and reverse, with respect to whatever the residuals
-    depend on: `args`, or what `residual_fn` closes over. They come from the implicit function
-    theorem, with the exact second derivatives of the cost, not from the iterations.
+    The solution has derivatives, forward and reverse, with respect to `args` and to arrays in the
+    closure of `residual_fn`. They come from the implicit function theorem, with the exact second
+    derivatives of the cost, not from the iterations.
 
     Args:
         residual_fn: `residual_fn(params, *args)` returns the residuals (prediction minus target,
@@ -86,16 +86,16 @@ def least_squares(
             unless they are `fixed`. A leaf made by :func:`fnopt.manifolds.on` stays on its
             manifold; Jacobian and covariance are by the coordinates of its tangent space.
         jac: `jac(params, *args)` returns the Jacobian, if you have it cheaper than by
-            differentiation: what `jax.jacfwd(residual_fn)` would return, a tree like the
-            residuals whose leaves are trees like the params, of arrays of shape
-            `residual.shape + param.shape`; for one array of residuals and one vector of params
-            that is `[m, n]`. Or a linear operator, with a product `mv` of a tree like the params,
-            which is formed as a matrix. It may also be a list, tuple or dict of functions, like
-            `residual_fn`. See :func:`fnopt.per_example_jacobian` and
-            :func:`fnopt.sparse_jacobian`. With `levenberg_marquardt(geodesic=False)`, or a
-            method other than Levenberg-Marquardt, the residual function need not have derivatives
-            (unless you ask for those of the solution). Where it has, `jac` is compared with
-            them once, along a direction; one that is wrong ends in `WRONG_JACOBIAN`.
+            differentiation: what `jax.jacfwd(residual_fn)` would return, a tree like the residuals
+            whose leaves are trees like the params, of arrays of shape `residual.shape +
+            param.shape`; for one array of residuals and one vector of params that is `[m, n]`. Or a
+            linear operator, with a product `mv` of a tree like the params, which is formed as a
+            matrix. It may also be a list, tuple or dict of functions, like `residual_fn`. See
+            :func:`fnopt.per_example_jacobian` and :func:`fnopt.sparse_jacobian`. With
+            `levenberg_marquardt(geodesic=False)`, or a method other than Levenberg-Marquardt, the
+            residual function need not have derivatives (unless you ask for those of the solution).
+            If it has derivatives, `jac` is compared with them once, along one direction. A wrong
+            `jac` ends in `WRONG_JACOBIAN`.
         bounds: `(lower, upper)`, each a number, an array, or a tree of these like the params or
             like their top; None for no bound. Steps stay inside, and reach solutions on a bound.
         args: Further arguments of `residual_fn`: pytrees of arrays.
@@ -122,13 +122,13 @@ def least_squares(
             leaf, a pattern of paths, or a tree like the params.
         max_steps: The most steps to make, refused ones included; with 0 the start is only
             evaluated: its cost, residuals, Jacobian and rank.
-        starts: From how many points to search at once (multi-start): from `params`, and from
-            points whose params differ from them by factors of up to 10, or lie anywhere between two
-            bounds. The solution is the lowest end, its `nfev` and `njev` count all searches. For
-            models with several minima, or a start that is only known to a magnitude.
-        certify: `'first-order'`, or `'full'` to test the end for negative curvature as well, by up
-            to 32 products with the Hessian, and to continue along it from a saddle point. It takes
-            second derivatives, in forward mode over reverse mode.
+        starts: Number of starting points of a multi-start search: `params`, and points whose params
+            differ by factors of up to 10, or lie anywhere between two bounds. The solution is the
+            lowest end, its `nfev` and `njev` count all searches. For models with several minima, or
+            a start that is only known to a magnitude.
+        certify: `'first-order'`, or `'full'` to test also for negative curvature, by up to 32
+            products with the Hessian, and to leave saddle points along it. It takes second
+            derivatives, in forward mode over reverse mode.
         history: Whether to keep cost, gradient norm, radius and acceptance of every step.
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
             arrays (`callback=print` shows the progress, a line a step); for a batch it is called

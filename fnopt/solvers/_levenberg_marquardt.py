@@ -32,10 +32,10 @@ class levenberg_marquardt(LeastSquaresMethod):
     .. math:: v = \arg\min_{\|D v\| \le \Delta} \tfrac12 \|J v + r\|^2, \qquad
         u = t v + \tfrac12 t^2 a
 
-    `a` bends the step along the path on which the linear model stays true, `t` is the best length
-    along it to second order, and `D` holds the largest norms of the Jacobian's columns so far, so
-    that nothing depends on the units of the params. A step that would raise the cost is refused:
-    the update is then zero and the radius shrinks.
+    `a` is the second-order correction of the step (geodesic acceleration), and `t` is the best
+    length of the step to second order. `D` holds the largest norms of the Jacobian's columns so
+    far, so the steps don't depend on the units of the params. A step that would raise the cost is
+    refused: the update is then zero and the radius shrinks.
 
     Its `update` ignores the gradients that it is given (they may be `None`) and needs the
     residuals instead: `update(None, state, params, residual_fn=fn)`. `fn(params)` closes over the
@@ -51,14 +51,13 @@ class levenberg_marquardt(LeastSquaresMethod):
     :math:`J J^T` alone, and where that is cheaper without `J` (a network of many params) `J` is
     never formed. All params have one scale in such steps.
 
-    In :func:`fnopt.least_squares` a parameter of a fit without bounds, whose whole effect is less
-    than the residuals, changes by factors of its own size, :math:`D_j \ge 0.7 \|r\| / |x_j|`: no
-    step throws it to where it has no effect at all. And `D` keeps 0.9 of itself from step to step,
-    so that a steep start is forgotten.
+    In :func:`fnopt.least_squares` without bounds, :math:`D_j \ge 0.7 \|r\| / |x_j|` limits the
+    relative change of a param with little effect, so no step moves it where it has none. `D` decays
+    by 0.9 per step, so that a steep start is forgotten.
 
-    Instead of the trust region one of the classic rules may set the damping :math:`\lambda` in
-    :math:`(J^T J + \lambda D^2)\, v = -J^T r`: Marquardt's divides or multiplies it by ten,
-    Nielsen's goes by how well the model predicted. Both are simpler and need more steps.
+    Instead of the trust region, a classic rule can set the damping :math:`\lambda` in :math:`(J^T J
+    + \lambda D^2)\, v = -J^T r`: Marquardt's rule divides or multiplies it by ten, Nielsen's
+    depends on the gain ratio. Both are simpler and need more steps.
 
     Args:
         ftol: Relative tolerance of the cost; by default the rounding unit of the params' dtype (in
@@ -67,8 +66,8 @@ class levenberg_marquardt(LeastSquaresMethod):
         gtol: Tolerance of the cosine between the residual and the Jacobian's columns; by default
             the rounding unit.
         jacobian: `'forward'`, `'reverse'`, or `'auto'` for the cheaper one.
-        linear_solver: `'qr'` (the most accurate), `'cholesky'` (the fastest), `'cg'` (steps
-            without a Jacobian, which are straight), or `'auto'`, which goes by shape: see
+        linear_solver: `'qr'` (the most accurate), `'cholesky'` (the fastest), `'cg'` (steps without
+            a Jacobian and without acceleration), or `'auto'`, which chooses by shape: see
             :func:`fnopt.linear.linear_solver`.
         chunk_size: How many tangents or cotangents are pushed at once, to bound memory; by
             default all up to 256, else 64.

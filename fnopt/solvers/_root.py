@@ -30,12 +30,12 @@ def root(
 ) -> Root[Params]:
     r"""Solves as many equations as there are params: :math:`F(\theta) = 0`.
 
-    By :func:`fnopt.least_squares`: Newton's steps near the root, shorter ones far from it, and a
-    singular Jacobian is no obstacle. It converged only where the equations hold: a minimum of
-    :math:`\|F\|` that isn't zero ends in `STALLED`. Like the other solvers it works under `jit`
-    and `vmap`, and eager calls compile once.
+    It uses :func:`fnopt.least_squares`: Newton's steps near the root and shorter ones far from it,
+    also with a singular Jacobian. It converges only if the equations hold: a nonzero minimum of
+    :math:`\|F\|` ends in `STALLED`. Like the other solvers it works under `jit` and `vmap`, and
+    eager calls compile once.
 
-    The root has derivatives, forward and reverse, with respect to whatever `fun` depends on:
+    The root has derivatives, forward and reverse, with respect to the arrays that `fun` uses:
     :math:`\dot\theta = -J^{-1} \dot F`, from the implicit function theorem. They form the Jacobian,
     as the steps do: for up to some thousands of params.
 
@@ -49,8 +49,7 @@ def root(
             then come from a sparse factorisation, as in :func:`fnopt.least_squares`. What is left
             of an equation is compared with the larger of :math:`|\theta_j|` at the start and at
             the end, and Newton's steps aren't made. With `has_aux` it is that of the equations.
-        has_aux: Whether `fun` returns a pair; what is besides the equations at the root comes back
-            as `aux`.
+        has_aux: Whether `fun` returns `(equations, aux)`; `aux` at the root is returned.
         solver: The method; by default `fnopt.levenberg_marquardt()`.
         tol: What may be left of every equation, as a part of :math:`\sum_j |J_{ij} \theta_j|`; by
             default the rounding unit to the power 2/3. Where more is left that Newton's steps take
@@ -97,8 +96,8 @@ def fixed_point(
 ) -> Root[Params]:
     r"""Finds params that a function leaves as they are: :math:`F(\theta) = \theta`.
 
-    The root of :math:`F(\theta) - \theta`, by :func:`fnopt.root`: it is found where repeating
-    :math:`F` would run away, too.
+    The root of :math:`F(\theta) - \theta`, by :func:`fnopt.root`, which also converges if iterating
+    :math:`F` diverges.
 
     Args:
         fun: `fun(params, *args)` returns a tree like `params`, or `(that, aux)` with `has_aux`.

@@ -78,13 +78,13 @@ def curve_fit_batch(
     the loss, and what `f` closes over, by the implicit function theorem.
 
     Fits run on the devices that hold their data: in an eager call, on an explicit mesh, or inside
-    `jax.shard_map`. In a `jax.jit` of yours on an automatic mesh no type says how they lie, and
-    every device makes all of them: put a `jax.shard_map` into it.
+    `jax.shard_map`. In your own `jax.jit` on an automatic mesh, types have no sharding and every
+    device runs all fits: use `jax.shard_map` there.
 
-    It computes in the common dtype of `x`, `y` and `p0`, at least float32. In float32 a fit whose
-    data or start are below 1e-6 or above 1e6 is made in units of its own, for squares leave the
-    range of that dtype beyond 1e-19 and 1e19; a covariance, which is a square too, may do so,
-    and its root `errors` doesn't.
+    It computes in the common dtype of `x`, `y` and `p0`, at least float32. In float32, a fit with
+    data or start below 1e-6 or above 1e6 is rescaled, because squares leave the range of the dtype
+    beyond 1e-19 and 1e19. A covariance may leave this range, but the standard errors `errors`
+    don't.
 
     Args:
         f: The model, `f(x, a, b, ...)`, written with `jax.numpy` for one fit; it returns an array
@@ -116,11 +116,11 @@ def curve_fit_batch(
             :class:`fnopt.levenberg_marquardt`.
         damping: Has no effect any more: the trust region sets the damping.
         max_steps: The most steps of a fit; the fallback has as many again.
-        fallback: Whether fits that fail are made again from their starts, one after the other, by
-            :func:`fnopt.least_squares`. Its steps solve what needs QR or acceleration, such as a
-            steep power or rate that is far off. Each takes milliseconds, where the batch takes
-            microseconds, so by default (None) up to 1,000 fits have it, and more have not. Called
-            by itself, the program for it is compiled when a fit fails; under `jax.jit` always.
+        fallback: Whether :func:`fnopt.least_squares` repeats failed fits from their starts, one
+            after the other. It solves fits that need QR or acceleration, such as those with a steep
+            power or a bad start of a rate. Each takes milliseconds, where the batch takes
+            microseconds, so by default (None) up to 1,000 fits have it, and more have not. Its
+            program is compiled when a fit fails; under `jax.jit` always.
         chunk: How many fits are worked on at once; by default as many as stay in a CPU core's
             cache (128), or 65,536 on an accelerator.
 

@@ -83,14 +83,14 @@ def minimize(
 
     .. math:: \min_\theta f(\theta) \quad\text{subject to}\quad l \le \theta \le u
 
-    The loop is one `lax.while_loop` with one evaluation of value and gradient a turn: the call
-    works under `jax.jit`, and under `jax.vmap` every problem of a batch stops by itself. Called by
-    itself it traces `fun` each time, so whatever that closes over may change from call to call,
-    but compiles only what it hasn't compiled before.
+    The loop is one `lax.while_loop` with one evaluation of value and gradient per iteration: the
+    call works under `jax.jit`, and under `jax.vmap` every problem stops by its own tests. An eager
+    call traces `fun`, so values in its closure may change from call to call. It compiles a program
+    only once.
 
     At convergence the relative gradient :math:`\max_i |g_i x_i| / |f|` has to be below 1e-2.
-    Otherwise the method begins anew from there, without what it learned; if that doesn't help
-    twice, the search ends in `STALLED`.
+    Otherwise the method restarts from there without its Hessian approximation. After two restarts
+    without a decrease the search ends in `STALLED`.
 
     The value never ends above that of the start. The solution has derivatives, forward and
     reverse, with respect to `args` and to arrays that `fun` closes over. They come
@@ -109,8 +109,7 @@ def minimize(
             gets value, gradient and function at every step, and the best params that it met are
             returned. `'auto'` is L-BFGS(-B), BFGS for up to 20 params without bounds, or spectral
             projected gradients if there is a projection.
-        has_aux: Whether `fun` returns a pair; what is besides the value at the solution comes back
-            as `aux`.
+        has_aux: Whether `fun` returns `(value, aux)`; `aux` at the solution is returned.
         bounds: `(lower, upper)`, each a number, an array, or a tree of these like the params or
             like their top; None for no bound; or SciPy's pairs `[(low, high), ...]`. Equal
             ones hold a param. Every step stays inside, and solutions on a bound are reached
@@ -119,13 +118,14 @@ def minimize(
             leaf, a pattern of paths, or a tree like the params.
         projection: `projection(params)` returns the nearest params of a convex set.
         ftol: Relative tolerance of the value: the last step changes it by less, and the next one
-            promises less. By default 2.2e-9, as in SciPy's L-BFGS-B, or 10 rounding units. A value
-            that falls to zero is compared with `ftol` times that of the start, or 1.
+            promises less. By default 2.2e-9, as in SciPy's L-BFGS-B, or 10 rounding units. For a
+            value that converges to zero, the tolerance is `ftol` times the value at the start, or
+            times 1 if that is smaller.
         xtol: Relative tolerance of the largest param: the last step and the next one are shorter.
             By default the rounding unit to the power 2/3.
-        gtol: Absolute tolerance of the largest entry of the gradient (of those that bounds don't
-            hold). If you give it, a gradient below it ends the search, as in SciPy. By default
-            only a gradient of zero does.
+        gtol: Absolute tolerance of the largest entry of the gradient of the free params. If you
+            give it, a gradient below it ends the search, as in SciPy. By default only a gradient of
+            zero does.
         max_steps: The most points to try. Another number compiles nothing, nor do other
             tolerances.
         history: Whether to keep value, gradient norm, length and acceptance of every step.

@@ -95,7 +95,7 @@ class Solution(NamedTuple, Generic[Params]):
 
     Attributes:
         params: The best params found, as they were given: tree, shapes, dtypes.
-        cost: Half the sum of squares there, or what the robust loss makes of it.
+        cost: Half the sum of squares at the solution, or the robust cost.
         residuals: The residuals there, as `residual_fn` returns them.
         jacobian: The Jacobian there, `[m, n]`, residuals and params laid end to end; None if it
             isn't formed. Over a named axis it is the triangle `[n, n]` with the same

@@ -35,15 +35,9 @@ class Status(enum.IntEnum):
     NONFINITE_STEP = 7, "failed: every step led to residuals that are not finite"
     ILL_POSED = (
         8,
-        "failed: no residual depends on any param here, or none counts (a square may underflow)",
+        "failed: the Jacobian is zero here, its squares underflow, or no residual counts",
     )
     INFEASIBLE = 9, "failed: the bounds are crossed, or not numbers"
-    NO_EFFECT = (
-        10,
-        "not converged: a param, or a change of several, has no effect here, but has elsewhere, or "
-        "may have (a limit at infinity, two terms that became one, saturation, underflow, an end "
-        "of an interval that bounds= would hold)",
-    )
     WRONG_JACOBIAN = (
         11,
         "not converged: jac is not the derivative of the residuals (compared at the start, along a "
@@ -53,11 +47,11 @@ class Status(enum.IntEnum):
     STOPPED = 12, "not converged: the callback stopped the search"
     UNBOUNDED = (
         13,
-        "not converged: the function falls without end; it has no lower bound, or needs bounds",
+        "not converged: the value decreases without end; it has no lower bound, or needs bounds",
     )
     NONFINITE_STATE = (
         14,
-        "the state had numbers that were not finite (a damaged checkpoint?); they were made anew",
+        "the state was not finite (a damaged checkpoint?) and was reset",
     )
 
     def __new__(cls, code: int, message: str = "") -> Status:

@@ -34,7 +34,7 @@ _FILTER = "eqx.filter(model, eqx.is_inexact_array)"
 
 
 def check_inexact(tree: Any, what: str, fitted: bool = False) -> None:
-    """Raise a TypeError that names the first leaf which is not a floating or complex array.
+    """Raise a TypeError that names the first leaf that isn't a floating or complex array.
 
     It says what to do about it: with an optimizer, or where the leaves are `fitted` by a solver.
     """

@@ -24,8 +24,8 @@ _PROMISES = ("indices_are_sorted", "unique_indices")
 class Rows:
     """Row-sparse array: values for some rows of a table of `size` rows, zeros elsewhere.
 
-    It stands in place of the table in a tree of gradients or updates. `fnopt.sparse_rows` makes
-    steps of it, `fnopt.apply_updates` adds it.
+    It stands in place of the table in a tree of gradients or updates. `fnopt.sparse_rows` converts
+    such gradients into updates, and `fnopt.apply_updates` adds them.
 
     Attributes:
         indices: Whole numbers of shape `[k]`, from 0; negative ones (padding) and those of `size`

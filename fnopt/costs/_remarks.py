@@ -57,8 +57,8 @@ class Compiled(NamedTuple):
         output_bytes: Size of the results.
         temp_bytes: Size of the working memory.
         peak_bytes: Arguments, results and working memory together, donated buffers counted once.
-        host_bytes: The same in the host's memory, for `offloaded` state, which is not in the peak
-            of an accelerator. On a CPU it is zero, and the peak counts everything.
+        host_bytes: Peak in the host's memory, for `offloaded` state, which isn't part of the
+            accelerator's peak. On a CPU it is zero, and the peak counts everything.
     """
 
     flops: float

@@ -73,7 +73,7 @@ class diloco(Transformation):
     weight is not positive, has none and costs the others nothing; `apply_if_finite` around `inner`
     keeps its own params good, for no update can be added to a NaN.
 
-    The meeting is an update like any other, so that the params are :math:`\phi` up to the rounding
+    A synchronization is an update like any other, so the params are :math:`\phi` up to the rounding
     of a sum; `fnopt.slots(state)["anchor"]` is :math:`\phi`, the same on all workers.
 
     Args:

@@ -23,7 +23,7 @@ def per_example_grads(
 
     .. math:: g_i = \nabla_\theta\, \ell(\theta, x_i), \qquad i = 1, \dots, n
 
-    The loss is written for ONE example and may be any JAX function: no layer types, no hooks.
+    The loss takes ONE example and can be any JAX function, with any layers.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar`, or `(scalar, aux)` with `has_aux`.

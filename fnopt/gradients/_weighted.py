@@ -30,9 +30,9 @@ def weighted_grad(
               \qquad\text{or}\qquad \frac1n \sum_{i=1}^n w_i \nabla_\theta\, \ell(\theta, x_i)
 
     The weights are the cotangents of one backward pass over the batch, so it costs what a plain
-    gradient costs. It is differentiable in the weights, as influence functions, data
-    reweighting and meta-learning need it. A weight of zero does not hide an example whose
-    gradient isn't finite.
+    gradient costs. You can differentiate it with respect to the weights, for influence functions,
+    data reweighting and meta-learning. A weight of zero doesn't exclude an example whose gradient
+    isn't finite.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.

@@ -40,7 +40,7 @@ class Constant(Component):
     """A constant `c`.
 
     Args:
-        prefix: What the names of its params begin with.
+        prefix: Prefix of the names of its params.
 
     Example:
         >>> from fnopt.models import Constant
@@ -62,7 +62,7 @@ class Linear(Component):
     """A straight line, `slope * x + intercept`.
 
     Args:
-        prefix: What the names of its params begin with.
+        prefix: Prefix of the names of its params.
 
     Example:
         >>> from fnopt.models import Linear
@@ -85,7 +85,7 @@ class Polynomial(Component):
     r"""A polynomial, :math:`\sum_{k=0}^{d} c_k x^k`, with params `c0`, `c1` and so on.
 
     Args:
-        prefix: What the names of its params begin with.
+        prefix: Prefix of the names of its params.
         degree: The highest power.
 
     Example:
@@ -118,7 +118,7 @@ class Exponential(Component):
     r"""An exponential decay, :math:`A e^{-x / \tau}`, with params `amplitude` and `decay`.
 
     Args:
-        prefix: What the names of its params begin with.
+        prefix: Prefix of the names of its params.
 
     Example:
         >>> from fnopt.models import Exponential
@@ -143,7 +143,7 @@ class PowerLaw(Component):
     It is 0 where `x` isn't positive.
 
     Args:
-        prefix: What the names of its params begin with.
+        prefix: Prefix of the names of its params.
 
     Example:
         >>> from fnopt.models import PowerLaw
@@ -177,7 +177,7 @@ class Step(_Rise):
     Its params are `amplitude`, `center` and `sigma`; :class:`Logistic` is another form.
 
     Args:
-        prefix: What the names of its params begin with.
+        prefix: Prefix of the names of its params.
 
     Example:
         >>> from fnopt.models import Step
@@ -197,7 +197,7 @@ class Logistic(_Rise):
     Its params are `amplitude`, `center` and `sigma`.
 
     Args:
-        prefix: What the names of its params begin with.
+        prefix: Prefix of the names of its params.
 
     Example:
         >>> from fnopt.models import Logistic
@@ -217,7 +217,7 @@ class DampedOscillation(Component):
     Its params are `amplitude`, `decay`, `frequency` (an angle a unit of x) and `shift`.
 
     Args:
-        prefix: What the names of its params begin with.
+        prefix: Prefix of the names of its params.
 
     Example:
         >>> from fnopt.models import DampedOscillation
@@ -250,7 +250,7 @@ class MichaelisMenten(Component):
     r"""Saturation, :math:`V x / (K + x)`, with params `vmax` and `km`.
 
     Args:
-        prefix: What the names of its params begin with.
+        prefix: Prefix of the names of its params.
 
     Example:
         >>> from fnopt.models import MichaelisMenten
@@ -275,7 +275,7 @@ class Hill(Component):
     r"""Hill's law, :math:`V x^n / (K^n + x^n)` for positive `x`, with params `vmax`, `k` and `n`.
 
     Args:
-        prefix: What the names of its params begin with.
+        prefix: Prefix of the names of its params.
 
     Example:
         >>> from fnopt.models import Hill

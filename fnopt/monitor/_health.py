@@ -143,10 +143,10 @@ def health(
         stats: The statistics to compute: some of `'norm'`, `'max'`, `'mean'`, `'rms'`, `'ratio'`,
             `'zeros'`, `'nonfinite'`, `'histogram'`. By default norm, nonfinite, and the ratio if
             there are params.
-        groups: Which leaves are taken together. None: every leaf by itself; a number: all leaves
-            whose paths begin with the same that many parts; a list of patterns (`'encoder'`,
-            `'*/bias'`) or a dict from name to pattern or patterns: the first that fits counts,
-            and what fits none is in the group `'other'`.
+        groups: Which leaves are taken together. None: every leaf is a group; a number `n`: leaves
+            whose paths share the first `n` parts form a group; a list of patterns (`'encoder'`,
+            `'*/bias'`) or a dict from name to pattern or patterns: a leaf is in the first group
+            that matches, otherwise in the group `'other'`.
         axis_name: Inside `jax.shard_map`, the named axis, or several, over which every leaf is
             divided into equal parts (FSDP): what is measured is then of whole leaves, the same on
             all devices. Gradients of a divided batch are whole: average them first.

@@ -42,7 +42,7 @@ class record_health(Transformation):
         size: How many recordings are kept.
         every: Records the updates 0, `every`, 2 `every`, ...; between them nothing is computed.
         stats: The statistics, as for `health`; the norm is always among them.
-        groups: Which leaves are taken together, as for `health`.
+        groups: Which leaves form a group, as for `health`.
         flags: The thresholds of the flags.
 
     Raises:

@@ -80,8 +80,8 @@ class scale_by_adam(Leafwise):
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`, added to the root. With both epsilons zero, an element that never
             saw a gradient gets a zero update (0/0 is taken as 0).
-        eps_root: :math:`\bar\epsilon`, added under the root. Hyper-gradients are finite without
-            it too: the derivative of the root at 0 is taken as 0.
+        eps_root: :math:`\bar\epsilon`, added under the root. Hyper-gradients are also finite
+            without it, because the derivative of the root at 0 is defined as 0.
         mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
         nesterov: Whether to look ahead (Nadam).
 

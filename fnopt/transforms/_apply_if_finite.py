@@ -42,14 +42,13 @@ class apply_if_finite(Wrapper):
     never comes back. The inner step is computed twice for this, which costs little for methods with
     a few operations per param.
 
-    By default no bad step is ever taken. Other libraries give up after some bad steps in a row and
-    take the next one: it writes NaN into every param, and the run is lost some steps after the
-    person who could have looked at it. Look at `notfinite_count` in the state instead, and stop if
-    it grows. Their rule can be had with `max_consecutive_errors`.
+    By default, every bad step is skipped. optax takes the next bad step after some skipped ones in
+    a row, which makes every param NaN. Watch `notfinite_count` in the state instead, and stop if it
+    grows. `max_consecutive_errors` gives optax's rule.
 
     Args:
         inner: The transform to guard, fnopt's or any (init, update) pair.
-        max_consecutive_errors: How many bad steps in a row are skipped before one is taken anyway;
+        max_consecutive_errors: Number of bad steps in a row that are skipped before one is taken;
             None skips all.
 
     Example:

@@ -49,8 +49,8 @@ class precision_policy(StoredSlots):
     rounded once, when it is stored.
 
     A slow average must not be rounded to the nearest: with `b2=0.999` a mean square in bfloat16
-    never decays. With a `key` slots of 16 bits and less are rounded at random instead, which is
-    right on average, and costs the time of drawing the numbers.
+    never decays. With a `key`, slots of 16 bits and less are rounded stochastically, without bias,
+    at the cost of random numbers.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.

@@ -47,8 +47,8 @@ class quantized_state(StoredSlots):
     nearest, a mean square that changes by a thousandth in a step would follow the largest of its
     block and not itself.
 
-    A block with an infinity or NaN in it becomes NaN or infinite as a whole, so that nothing is
-    hidden; put `apply_if_finite` around it where that may happen.
+    A block with an infinity or NaN becomes NaN or infinite as a whole, so you notice it; wrap the
+    optimizer in `apply_if_finite` if this may happen.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.

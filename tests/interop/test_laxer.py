@@ -337,6 +337,15 @@ def test_injected_numbers_have_the_defaults_of_optax():
         assert not any(jnp.any(u) for u in jax.tree.leaves(updates))
 
 
+@BOTH
+@pytest.mark.parametrize("name", ["mechanize", "schedule_free"])
+def test_injected_arguments_have_the_names_of_optax(name, optax):
+    make = optax.inject_hyperparams(getattr(optax.contrib, name), static_args="base_optimizer")
+    rates = {"learning_rate": 0.1} if name == "schedule_free" else {}
+    tx = make(base_optimizer=optax.sgd(0.1), **rates)
+    assert tx.init(PARAMS).hyperparams.keys() >= rates.keys()
+
+
 @pytest.mark.parametrize("name", ["optimistic_adam", "losses.convex_kl_divergence"])
 @BOTH
 def test_names_that_optax_deprecates_warn(name, optax):

@@ -16,8 +16,13 @@ from fnopt.schedules import schedule
 _SCHEDULED = {"learning_rate", "weight_decay", "k", "decay", "step_size", "scaling"}
 # The ends of arguments where a function of the params may stand for a tree.
 _OF_PARAMS = ("mask", "weight_dimension_numbers")
-# optax's other names for an argument, and arguments that only print.
-_RENAMED = {"base_optimizer": "inner", "f": "fn"}
+# Arguments that have other names in optax, and arguments that only print.
+_NAMES: dict[str, dict[str, str]] = {
+    "mechanize": {"inner": "base_optimizer"},
+    "schedule_free": {"inner": "base_optimizer"},
+    "stateless": {"fn": "f"},
+}
+_RENAMED = {there: own for names in _NAMES.values() for own, there in names.items()}
 PRINTING = {"verbose", "print_win_rate_every_n_steps"}
 
 
@@ -116,10 +121,12 @@ def bridged(fn: Callable[..., Any]) -> Callable[..., Any]:
 
         return _with_labels(with_trees, lambda params: {n: f(params) for n, f in by_params.items()})
 
-    own = [
-        p.replace(default=defaults.get(p.name, p.default)) for p in signature.parameters.values()
+    names = _NAMES.get(fn.__name__, {})
+    there = [
+        p.replace(name=names.get(name, name), default=defaults.get(name, p.default))
+        for name, p in signature.parameters.items()
     ]
-    made.__signature__ = signature.replace(parameters=own)  # pyright: ignore[reportAttributeAccessIssue]
+    made.__signature__ = signature.replace(parameters=there)  # pyright: ignore[reportAttributeAccessIssue]
     return made
 
 

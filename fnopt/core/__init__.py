@@ -29,7 +29,7 @@ from fnopt.core._checks import (
 from fnopt.core._chunks import check_chunk_size, scan_chunks
 from fnopt.core._config import from_config, to_config
 from fnopt.core._counts import count_of, first_count, next_count
-from fnopt.core._display import show_report, show_shapes
+from fnopt.core._display import show_report, show_shapes, table_lines
 from fnopt.core._dtypes import (
     compute_dtype,
     default_float,

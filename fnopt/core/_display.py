@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,14 @@ def show_report(self: Any, printer: Any, cycle: bool) -> None:
     """IPython's `_repr_pretty_` of a result: the report that `print` gives."""
     del cycle
     printer.text(str(self))
+
+
+def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of a table as lines, with columns of equal width."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
 
 
 class _Shape:

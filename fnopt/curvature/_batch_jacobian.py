@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import check_choice, check_chunk_size, check_same_tree, type_text, where
-from fnopt.curvature._bound import bind
+from fnopt.curvature._bound import bind, checked_batches
 from fnopt.curvature._jacobian_part import JacobianPart
 from fnopt.jacobians import ravel
 from fnopt.sharding import all_gather_tree, pvary_like, replicate, reshard_like, use_mesh_of
@@ -38,9 +38,9 @@ def batch_jacobian(
     need is in `K`: :math:`(J^\top J + \lambda I)^{-1} J^\top r = J^\top (K + \lambda I)^{-1} r`.
     `K` is also the empirical neural tangent kernel of `residual_fn`.
 
-    One forward pass, and one backward pass for every residual of an example, record what enters
-    each product of the model and what comes back there. For a matrix that is used at positions
-    `s` with inputs `a_s`, whose outputs have cotangents `c_s`,
+    One forward pass, and one backward pass for every residual of an example, record the inputs and
+    cotangents of each product of the model. For a matrix that is used at positions `s` with inputs
+    `a_s`, whose outputs have cotangents `c_s`,
 
     .. math:: K_{ij} = \sum_{s,t} (a_{is} \cdot a_{jt}) (c_{is} \cdot c_{jt}),
 
@@ -90,9 +90,16 @@ def batch_jacobian(
     check_choice(method, METHODS, "method", _NAME)
     chunk_size = check_chunk_size(chunk_size, _NAME)
 
-    def at(params: Any, batch: Any) -> BatchJacobian:
-        fns: tuple[Any, ...] = (residual_fn,)
-        fns, batches = (fns, (batch,)) if callable(residual_fn) else _several(residual_fn, batch)
+    def jacobian_at(params: Any, batch: Any) -> BatchJacobian:
+        if callable(residual_fn):
+            fns, batches = (residual_fn,), (batch,)
+        elif isinstance(residual_fn, (list, tuple)) and residual_fn:
+            fns, batches = residual_fn, checked_batches(batch, len(residual_fn), _NAME)
+        else:
+            raise TypeError(
+                f"{_NAME}: residual_fn is {type_text(residual_fn)}, expected fn(params, example) "
+                "or a sequence of such functions."
+            )
         # Inside shard_map, so that a derivative is of this device's examples and nothing is added.
         own = pvary_like(jax.tree.map(replicate, params), batches)
         with use_mesh_of(batches, params):
@@ -101,21 +108,7 @@ def batch_jacobian(
             parts = [JacobianPart(b, method, chunk_size, axis_name) for b in bound]
         return BatchJacobian(params, parts, callable(residual_fn), axis_name)
 
-    return at
-
-
-def _several(fns: Any, batches: Any) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    if not isinstance(fns, (list, tuple)) or not fns:
-        raise TypeError(
-            f"{_NAME}: residual_fn is {type_text(fns)}, expected fn(params, example) or a "
-            "sequence of such functions."
-        )
-    if not isinstance(batches, (list, tuple)) or len(batches) != len(fns):
-        raise TypeError(
-            f"{_NAME}: the batch is {type_text(batches)}, expected a sequence of {len(fns)} "
-            "batches: one for each residual function."
-        )
-    return tuple(fns), tuple(batches)
+    return jacobian_at
 
 
 class BatchJacobian:
@@ -164,7 +157,7 @@ class BatchJacobian:
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
-        """By residual function, the numbers of examples and of residuals of each."""
+        """Numbers of examples, and of residuals of an example, by residual function."""
         return tuple((part.total, part.laid.size) for part in self._parts)
 
     def vector_at(self, params: Any) -> jax.Array:
@@ -175,15 +168,15 @@ class BatchJacobian:
         """
         params = jax.tree.map(replicate, params)
         with self._mesh():
-            return self.flatten([part.at(params) for part in self._parts])
+            return self.flatten([part.residuals_at(params) for part in self._parts])
 
     def gram(self) -> jax.Array:
         r""":math:`K = J J^\top`, float32 or wider, symmetric."""
         blocks: dict[tuple[int, int], jax.Array] = {}
         with self._mesh():
-            for i, one in enumerate(self._parts):
+            for i, part in enumerate(self._parts):
                 for j, other in enumerate(self._parts[: i + 1]):
-                    blocks[i, j] = replicate(one.gram(other))
+                    blocks[i, j] = replicate(part.gram(other))
                     blocks[j, i] = blocks[i, j].T
         count = range(len(self._parts))
         return jnp.concatenate([jnp.concatenate([blocks[i, j] for j in count], 1) for i in count])
@@ -259,17 +252,17 @@ class BatchJacobian:
     def _parts_of(self, weights: Any) -> list[jax.Array]:
         """The weights of the residuals of every function, `[n, k]` each."""
         if len(jax.tree.leaves(weights)) == 1 and jnp.shape(weights) == (self.shape[0],):
-            return self._cut(weights)
+            parts = zip(self._parts, self.split(weights), strict=True)
+            return [part.own(x) for part, x in parts]
         check_same_tree(weights, self.residuals, f"{_NAME}: weights", "the residuals")
         return self.parts(weights)
 
-    def _cut(self, vector: jax.Array) -> list[jax.Array]:
+    def split(self, x: jax.Array) -> list[jax.Array]:
+        """An array with a row for every residual as arrays `[n, k, ...]`, by residual function."""
         found, start = [], 0
-        for part in self._parts:
-            k = part.laid.size
-            of_all = vector[start : start + part.total * k].reshape(part.total, k)
-            found.append(part.own(of_all))
-            start += part.total * k
+        for n, k in self.sizes:
+            found.append(x[start : start + n * k].reshape(n, k, *x.shape[1:]))
+            start += n * k
         return found
 
     def _as_residuals(self, parts: Sequence[jax.Array]) -> Any:

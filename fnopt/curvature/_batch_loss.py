@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import type_text
 from fnopt.curvature._batch_jacobian import BatchJacobian, batch_jacobian
-from fnopt.curvature._bound import bind
+from fnopt.curvature._bound import bind, checked_batches
 from fnopt.curvature._output_root import OutputHessian, check_loss, output_hessian
 from fnopt.jacobians import RealVector
 from fnopt.sharding import all_gather_tree, psum, replicate
@@ -19,7 +18,7 @@ _TOO_WIDE = "fnopt.kfac takes such a loss, with sample_fn."
 
 
 class _Part(NamedTuple):
-    """One model with its loss and batch."""
+    """A model with its loss and batch."""
 
     laid: RealVector
     loss_fn: Callable[[Any, Any], jax.Array]
@@ -71,7 +70,7 @@ class BatchLoss:
     ) -> None:
         single = callable(model_fn)
         models, losses = ((model_fn,), (loss_fn,)) if single else (model_fn, loss_fn)
-        batches = (batch,) if single else _several(batch, len(models), name)
+        batches = (batch,) if single else checked_batches(batch, len(models), name)
         self.dtype, self.name, self.parts = dtype, name, []
         for model, loss, examples in zip(models, losses, batches, strict=True):
             bound, laid = bind(model, jax.tree.map(replicate, params), examples, name)
@@ -81,13 +80,20 @@ class BatchLoss:
             part = _Part(laid, loss, whole, bound.size * psum(1, axis_name))
             check_loss(part.loss, laid.size, dtype, examples, name)
             self.parts.append(part)
-        at = batch_jacobian(model_fn, method=method, chunk_size=chunk_size, axis_name=axis_name)
-        self.J: BatchJacobian = at(params, batch)
+        jacobian_at = batch_jacobian(
+            model_fn, method=method, chunk_size=chunk_size, axis_name=axis_name
+        )
+        self.J: BatchJacobian = jacobian_at(params, batch)
         self.outputs = self.J.vector.astype(dtype)
         self.value, self.slope = jax.value_and_grad(self._mean)(self.outputs)
-        self._hessians = self._output_hessians()
-        found = [jnp.ravel(h.values / p.size) for h, p in self._pairs()]
-        self.curvature: jax.Array = jnp.concatenate(found)
+        self._hessians = [
+            output_hessian(part.loss, f, part.batch, name, _TOO_WIDE)
+            for part, f in zip(self.parts, self.J.split(self.outputs), strict=True)
+        ]
+        pairs = zip(self._hessians, self.parts, strict=True)
+        self.curvature: jax.Array = jnp.concatenate(
+            [jnp.ravel(h.values / p.size) for h, p in pairs]
+        )
         """The eigenvalues of `H`, `[N]`."""
 
     def value_at(self, params: Any) -> jax.Array:
@@ -113,41 +119,15 @@ class BatchLoss:
         return self._by_part(OutputHessian.back, x)
 
     def rounding(self, eps: float) -> jax.Array:
-        """How far the value moves if all outputs are rounded to `eps`, independently."""
+        """Standard error of the value if all outputs are rounded to `eps`, independently."""
         moved = jnp.sum(jnp.abs(self.slope * self.outputs)) / self.outputs.size**0.5
         return jnp.finfo(self.dtype).eps * jnp.abs(self.value) + eps * moved
 
     def _mean(self, outputs: jax.Array) -> jax.Array:
-        means = [p.mean(f) for p, f in zip(self.parts, self._cut(outputs), strict=True)]
+        means = [p.mean(f) for p, f in zip(self.parts, self.J.split(outputs), strict=True)]
         return sum(means[1:], means[0])
 
-    def _cut(self, x: jax.Array) -> list[jax.Array]:
-        found, start = [], 0
-        for n, k in self.J.sizes:
-            found.append(x[start : start + n * k].reshape(n, k, *x.shape[1:]))
-            start += n * k
-        return found
-
-    def _output_hessians(self) -> list[OutputHessian]:
-        outputs = self._cut(self.outputs)
-        return [
-            output_hessian(part.loss, f, part.batch, self.name, _TOO_WIDE)
-            for part, f in zip(self.parts, outputs, strict=True)
-        ]
-
-    def _pairs(self) -> Sequence[tuple[OutputHessian, _Part]]:
-        return list(zip(self._hessians, self.parts, strict=True))
-
     def _by_part(self, turn: Callable[[OutputHessian, jax.Array], jax.Array], x: Any) -> jax.Array:
-        cut = [part.reshape(-1, *x.shape[1:]) for part in self._cut(x)]
+        cut = [part.reshape(-1, *x.shape[1:]) for part in self.J.split(x)]
         found = [turn(h, part) for h, part in zip(self._hessians, cut, strict=True)]
         return jnp.concatenate(found)
-
-
-def _several(batch: Any, count: int, name: str) -> tuple[Any, ...]:
-    if not isinstance(batch, (list, tuple)) or len(batch) != count:
-        raise TypeError(
-            f"{name}: the batch is {type_text(batch)}, expected a sequence of {count} batches: "
-            "one for each model."
-        )
-    return tuple(batch)

@@ -33,7 +33,7 @@ class BlockStack(NamedTuple):
 
     @property
     def matrices(self) -> int:
-        """How many matrices there are in all: `T`."""
+        """Number of matrices of all blocks: `T`."""
         return sum(b.matrices for b in self.blocks)
 
     def matrix(self, leaves: Sequence[Any]) -> jax.Array:
@@ -41,12 +41,12 @@ class BlockStack(NamedTuple):
         return concatenate([b.matrix(leaves) for b in self.blocks])
 
     def parts(self, x: jax.Array) -> list[jax.Array]:
-        """Of each block what is its own along `T`."""
+        """Split an array along `T` into the parts of the blocks."""
         ends = np.cumsum([b.matrices for b in self.blocks])[:-1].tolist()
         return jnp.split(x, ends) if ends else [x]
 
     def leaves_of(self, m: jax.Array, like: Sequence[Any]) -> list[dict[int, jax.Array]]:
-        """From the matrices to the params, by block and number; of one that is cut, its part."""
+        """Parameters of the matrices, by block and number; a cut parameter's part."""
         parts = zip(self.blocks, self.parts(m), strict=True)
         return [block.leaves_of(part, like) for block, part in parts]
 

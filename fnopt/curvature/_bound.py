@@ -56,3 +56,13 @@ def bind(fn: Callable[..., Any], params: Any, batch: Any, name: str) -> BoundRes
         return laid.flatten(fn(params, example)), None
 
     return BoundResiduals(BoundLoss(vector, params, batch, size, params), laid)
+
+
+def checked_batches(batches: Any, count: int, name: str) -> tuple[Any, ...]:
+    """A batch for each of several functions."""
+    if not isinstance(batches, (list, tuple)) or len(batches) != count:
+        raise TypeError(
+            f"{name}: the batch is {type_text(batches)}, expected a sequence of {count} batches: "
+            "one for each function."
+        )
+    return tuple(batches)

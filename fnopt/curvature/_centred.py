@@ -18,11 +18,10 @@ class CentredJacobian:
     .. math:: O_{s\theta} = \frac{\partial \log \psi_\theta(s)}{\partial \theta}, \qquad
               \bar O = \sum_s w_s O_s
 
-    Complex numbers are pairs of real ones throughout: params of which each part is a param, and
-    rows of which a real and an imaginary part are two. The Gram matrices in real and in complex
-    numbers solve the same problem. For a function that is holomorphic in its params,
-    :math:`X^\top X` represents the complex :math:`S = X^\dagger X`; for another one it is the
-    real part, which is the right one.
+    Complex numbers are pairs of real ones throughout. Each part of a complex param is a param, and
+    each part of a complex row is a row. The Gram matrices in real and in complex numbers solve the
+    same problem. For a function that is holomorphic in its params, :math:`X^\top X` represents the
+    complex :math:`S = X^\dagger X`; for another one it is the real part, which is the right one.
 
     Args:
         log_amplitude_fn: `log_psi(params, sample)`, a real or complex scalar, of ONE sample.
@@ -53,7 +52,7 @@ class CentredJacobian:
         self._params, self.dtype = params, dtype
 
         def parts(split: Any, sample: Any) -> Any:
-            found = log_amplitude_fn(_joined(split, params), sample)
+            found = log_amplitude_fn(_join_parts(split, params), sample)
             _check_scalar(found, name)
             return found
 
@@ -105,7 +104,7 @@ class CentredJacobian:
 
     def rmv(self, a: jax.Array) -> Any:
         r"""The product :math:`X^\top a`, a tree like the params."""
-        return _joined(self._pull(a), self._params)
+        return _join_parts(self._pull(a), self._params)
 
     def _push(self, split: Any) -> jax.Array:
         pushed = self.J.flatten(self.J.parts(self.J.mv(split)))
@@ -135,13 +134,13 @@ def _split(tree: Any) -> Any:
     return jax.tree.map(lambda x: (jnp.real(x), jnp.imag(x)) if jnp.iscomplexobj(x) else x, tree)
 
 
-def _joined(split: Any, like: Any) -> Any:
+def _join_parts(split: Any, like: Any) -> Any:
     """The tree back from its parts."""
 
-    def one(leaf: Any, part: Any) -> Any:
+    def join_leaf(leaf: Any, part: Any) -> Any:
         return jax.lax.complex(*part) if jnp.iscomplexobj(leaf) else part
 
-    return jax.tree.map(one, like, split)
+    return jax.tree.map(join_leaf, like, split)
 
 
 def _check_params(params: Any, name: str) -> None:

@@ -48,7 +48,7 @@ def check_rows(count: int, what: str, dtype: Any, where: str, instead: str = "so
 
 
 def factorised(K: jax.Array, damping: jax.Array) -> DampedGram:
-    """By the Cholesky factor of a matrix that is given."""
+    """Factorize a given matrix by Cholesky's method."""
     # The rounding of K must not make it indefinite.
     lam = jnp.maximum(damping, 2 * jnp.finfo(K.dtype).eps * jnp.trace(K))
     damped = K + lam * jnp.eye(K.shape[0], dtype=K.dtype)
@@ -59,7 +59,7 @@ def factorised(K: jax.Array, damping: jax.Array) -> DampedGram:
 def iterated(
     times: Map, size: int, dtype: Any, damping: jax.Array, iterations: int, rank: int
 ) -> DampedGram:
-    """By conjugate gradients, each one product with the matrix.
+    """Solve by conjugate gradients, with one product with the matrix per iteration.
 
     Args:
         times: The product with `K`.

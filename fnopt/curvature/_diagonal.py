@@ -223,14 +223,14 @@ def ggn_diagonal(
     def diagonal(params: Any, batch: Any) -> Any:
         bound, laid = bind(model_fn, replicate_for_batch(params, batch), batch, "ggn_diagonal")
 
-        def one(params: Any, example: Any) -> Any:
+        def diagonal_of_example(params: Any, example: Any) -> Any:
             f, pull = jax.vjp(lambda p: replicate(bound.loss(p, example)[0]), params)
             curvature = jax.hessian(lambda f: loss(laid.unflatten(f), example))(f)
             rows = jax.vmap(lambda e: pull(e)[0])(pvary_like(jnp.eye(laid.size, dtype=f.dtype), f))
             return jax.tree.map(lambda J: _quadratic(J, curvature), rows)
 
         def total(params: Any, chunk: Any) -> Any:
-            rows = jax.vmap(functools.partial(one, params))(chunk)
+            rows = jax.vmap(functools.partial(diagonal_of_example, params))(chunk)
             return jax.tree.map(lambda x: jnp.sum(x, 0), rows)
 
         return over_examples(total, params, batch, reduction, chunk_size, "ggn_diagonal", axis_name)

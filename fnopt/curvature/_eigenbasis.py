@@ -46,7 +46,7 @@ def moment_shape(block: _Blocks) -> tuple[int, ...]:
 
 
 def eigenbases(blocks: Sequence[BlockStack], factors: Sequence[Factors]) -> tuple[Factors, ...]:
-    """Of every block with two factors their eigenvectors; those of one width come together."""
+    """Eigenvectors of the factors of every block with two; those of one width are batched."""
     found: dict[tuple[int, int], jax.Array] = {}
     stacks: dict[int, list[tuple[int, int]]] = {}
     for i, block in enumerate(blocks):
@@ -57,7 +57,7 @@ def eigenbases(blocks: Sequence[BlockStack], factors: Sequence[Factors]) -> tupl
                 found[i, j] = jnp.zeros((block.matrices, 0, 0, 0), factors[i][j].dtype)
     vectors_of = sequential(lambda x: jnp.linalg.eigh(x)[1])
     for width, places in stacks.items():
-        padded = [_padded(factors[i][j], blocks[i].sides[j].size) for i, j in places]
+        padded = [_pad_factor(factors[i][j], blocks[i].sides[j].size) for i, j in places]
         flat = [x.reshape(-1, width, width) for x in padded]
         vectors = vectors_of(concatenate([replicate(x) for x in flat]))
         ends = np.cumsum([len(x) for x in flat])[:-1].tolist()
@@ -71,7 +71,7 @@ def eigenbases(blocks: Sequence[BlockStack], factors: Sequence[Factors]) -> tupl
     )
 
 
-def _padded(factor: jax.Array, size: int) -> jax.Array:
+def _pad_factor(factor: jax.Array, size: int) -> jax.Array:
     """The factor with the smallest eigenvalues in what fills up its last block."""
     count, width = factor.shape[1:3]
     if count * width == size:
@@ -89,12 +89,12 @@ def rebased(old: Factors, new: Factors, moments: jax.Array) -> jax.Array:
     .. math:: S'_{ij} = \sum_{kl} (Q'^\top_A Q_A)_{ik}^2 \, S_{kl} \, (Q_G^\top Q'_G)_{lj}^2
     """
 
-    def one(m: jax.Array, bases: tuple[Factors, Factors]) -> jax.Array:
+    def rebase_matrix(m: jax.Array, bases: tuple[Factors, Factors]) -> jax.Array:
         (a, b), (x, y) = bases
-        m = _mixed(m, b, y)
-        return jnp.swapaxes(_mixed(jnp.swapaxes(m, 1, 2), a, x), 1, 2)
+        m = _mix(m, b, y)
+        return jnp.swapaxes(_mix(jnp.swapaxes(m, 1, 2), a, x), 1, 2)
 
-    return _one_by_one(one, moments, (old, new))
+    return _one_by_one(rebase_matrix, moments, (old, new))
 
 
 def _one_by_one(fn: Callable[[jax.Array, Any], jax.Array], m: jax.Array, rest: Any) -> jax.Array:
@@ -106,7 +106,7 @@ def _one_by_one(fn: Callable[[jax.Array, Any], jax.Array], m: jax.Array, rest: A
     )
 
 
-def _mixed(m: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
+def _mix(m: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
     """`[T, R, D]` with the squares of the cosines between the vectors of two bases."""
     t, count, width = old.shape[:3]
     if not count:
@@ -122,7 +122,7 @@ def times_corrected(
 ) -> jax.Array:
     """The product of the inverses of damped blocks with matrices `[T, D, K]`."""
 
-    def one(m: jax.Array, rest: tuple[Factors, jax.Array]) -> jax.Array:
+    def divide_matrix(m: jax.Array, rest: tuple[Factors, jax.Array]) -> jax.Array:
         (left, right), moments = rest
         d, k = m.shape[1:]
         m = rotated(jnp.swapaxes(rotated(m, right), 1, 2), left)
@@ -130,4 +130,4 @@ def times_corrected(
         m = jnp.swapaxes(rotated_back(m, left, d), 1, 2)
         return rotated_back(m, right, k)
 
-    return _one_by_one(one, m, (bases, moments))
+    return _one_by_one(divide_matrix, m, (bases, moments))

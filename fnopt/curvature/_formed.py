@@ -45,22 +45,22 @@ class FormedRows(NamedTuple):
     def pull(self, weights: jax.Array) -> Any:
         r"""The product :math:`J^\top a`, a tree like the params, float32 or wider."""
 
-        def one(rows: jax.Array) -> jax.Array:
+        def pull_leaf(rows: jax.Array) -> jax.Array:
             wide = replicate(rows).astype(compute_dtype(rows.dtype))
             return jnp.tensordot(a.astype(wide.dtype), wide, 2, precision=HIGHEST)
 
         a = replicate(weights)  # a sum over an axis that an explicit mesh divides
-        return jax.tree.map(one, self.rows)
+        return jax.tree.map(pull_leaf, self.rows)
 
     def push(self, direction: Any) -> jax.Array:
         """The product `J v`, `[n, k]`, float32 or wider."""
 
-        def one(rows: jax.Array, v: jax.Array) -> jax.Array:
+        def push_leaf(rows: jax.Array, v: jax.Array) -> jax.Array:
             dtype = compute_dtype(rows.dtype, v.dtype)
             rows, v = rows.astype(dtype), v.astype(dtype)
             return jnp.tensordot(rows, v, v.ndim, precision=HIGHEST)
 
-        parts = jax.tree.leaves(jax.tree.map(one, self.rows, direction))
+        parts = jax.tree.leaves(jax.tree.map(push_leaf, self.rows, direction))
         dtype = compute_dtype(*(x.dtype for x in parts))
         return sum((x.astype(dtype) for x in parts), jnp.zeros(self.residuals.shape, dtype))
 
@@ -72,10 +72,10 @@ def _matrix(rows: jax.Array) -> jax.Array:
 
 
 def form_rows(bound: BoundLoss, batch: Any) -> FormedRows:
-    """One backward pass for every residual of an example, for all examples at once."""
+    """Form the rows by one backward pass for every residual of an example."""
 
-    def one(example: Any) -> tuple[jax.Array, Any]:
+    def rows_of_example(example: Any) -> tuple[jax.Array, Any]:
         r, pull, _ = jax.vjp(lambda p: bound.loss(p, example), bound.params, has_aux=True)
         return r, jax.vmap(lambda e: pull(e)[0])(pvary_like(jnp.eye(r.size, dtype=r.dtype), r))
 
-    return FormedRows(*jax.vmap(one)(batch))
+    return FormedRows(*jax.vmap(rows_of_example)(batch))

@@ -15,6 +15,7 @@ from fnopt.core import compute_dtype, materialized_transpose, matmul, scan_chunk
 from fnopt.curvature._bound import BoundResiduals
 from fnopt.curvature._formed import FormedRows, form_rows
 from fnopt.curvature._round import rows_of_all_devices
+from fnopt.gradients import gradient_bytes
 from fnopt.gradients.ghost import GhostRows, record_rows, trace_ghost
 from fnopt.sharding import all_gather_tree, explicit_spec, psum, pvary_like, replicate, reshard_to
 
@@ -40,9 +41,8 @@ class JacobianPart:
         self.chunk_size = None if whole else chunk_size
         self.ghost = None if method == "formed" else trace_ghost(self.bound)
         if method == "auto" and self.ghost is not None:
-            self.ghost = (
-                None if self.ghost.plan.bytes >= _row_bytes(self.bound.params) else self.ghost
-            )
+            tape_is_smaller = self.ghost.plan.bytes < gradient_bytes(self.bound.params)
+            self.ghost = self.ghost if tape_is_smaller else None
 
     def own(self, x: jax.Array) -> jax.Array:
         """This device's rows of an array with those of all."""
@@ -67,9 +67,9 @@ class JacobianPart:
         """The residuals, `[n, k]`."""
         if self.chunk_size is None:
             return self.rows.residuals
-        return self.at(self.bound.params)
+        return self.residuals_at(self.bound.params)
 
-    def at(self, params: Any) -> jax.Array:
+    def residuals_at(self, params: Any) -> jax.Array:
         """The residuals at other params, `[n, k]`."""
         values = jax.vmap(lambda e: self.bound.loss(params, e)[0])
         return self.over_chunks(values, self.bound.batch)
@@ -126,9 +126,9 @@ class JacobianPart:
         weights = (
             weights if axes is None else reshard_to(weights, (axes, None))
         )  # as the examples are
-        return psum(self._pulled(weights), self.axis_name)
+        return psum(self._pull(weights), self.axis_name)
 
-    def _pulled(self, weights: jax.Array) -> Any:
+    def _pull(self, weights: jax.Array) -> Any:
         if self.chunk_size is None:
             return self.rows.pull(weights)
 
@@ -145,19 +145,19 @@ class JacobianPart:
     def normal(self) -> jax.Array:
         r""":math:`J^\top J`, `[P, P]`, of rows that are formed, summed over devices."""
 
-        def of(rows: FormedRows) -> jax.Array:
+        def square(rows: FormedRows) -> jax.Array:
             matrix = rows.matrix()
             return replicate(matmul(materialized_transpose(matrix), matrix))
 
         def body(total: jax.Array, chunk: Any) -> tuple[jax.Array, None]:
-            return total + of(form_rows(self.bound, chunk)), None
+            return total + square(form_rows(self.bound, chunk)), None
 
         if self.chunk_size is None:
             rows = self.rows
             formed = (
                 rows if isinstance(rows, FormedRows) else form_rows(self.bound, self.bound.batch)
             )
-            return psum(of(formed), self.axis_name)
+            return psum(square(formed), self.axis_name)
         leaves = jax.tree.leaves(self.bound.params)
         size = sum(math.prod(jnp.shape(leaf)) for leaf in leaves)
         zeros = jnp.zeros((size, size), compute_dtype(*map(jnp.result_type, leaves)))
@@ -177,18 +177,11 @@ def _gram(one: JacobianPart, rows: Any, other: JacobianPart, others: Any) -> jax
     if isinstance(rows, FormedRows) is isinstance(others, FormedRows):
         return rows.gram(others)
     if isinstance(rows, FormedRows):
-        return _pushed(others, rows)
-    return _pushed(rows, others).T
+        return _push_rows(others, rows)
+    return _push_rows(rows, others).T
 
 
-def _pushed(rows: Any, formed: FormedRows) -> jax.Array:
+def _push_rows(rows: Any, formed: FormedRows) -> jax.Array:
     """The products of formed rows with a Jacobian that is not, `[formed, others]`."""
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), formed.rows)
     return jax.lax.map(lambda row: rows.push(row).reshape(-1), flat, batch_size=16)
-
-
-def _row_bytes(params: Any) -> int:
-    return sum(
-        math.prod(jnp.shape(leaf)) * compute_dtype(jnp.result_type(leaf)).itemsize
-        for leaf in jax.tree.leaves(params)
-    )

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import leaves_with_names, show_report, slot_zeros
+from fnopt.core import leaves_with_names, show_report, slot_zeros, table_lines
 from fnopt.curvature._eigenbasis import basis_shapes, is_corrected, moment_shape
 from fnopt.curvature._kronecker import KroneckerSpec, common_dtype, planned_blocks
 from fnopt.gradients.ghost import KroneckerBlock
@@ -60,17 +60,12 @@ class KfacReport(NamedTuple):
     def __str__(self) -> str:
         head = ("param", "shape", "block", "factors", "state", "why")
         table = [
-            (p.name, str(p.shape), p.block, p.factors, _shown_bytes(p.bytes), p.why)
+            (p.name, str(p.shape), p.block, p.factors, _format_bytes(p.bytes), p.why)
             for p in self.params
         ]
-        widths = [max(map(len, column)) for column in zip(head, *table, strict=True)]
-        lines = [
-            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
-            for row in (head, *table)
-        ]
         last = f"{100 * self.coverage:.1f} % of the numbers are in no diagonal block; "
-        last += f"the factors have {self.numbers:,} numbers, the state {_shown_bytes(self.bytes)}"
-        return "\n".join([*lines, last])
+        last += f"the factors have {self.numbers:,} numbers, the state {_format_bytes(self.bytes)}"
+        return "\n".join([*table_lines([head, *table]), last])
 
 
 def kfac_report(
@@ -114,7 +109,11 @@ def kfac_report(
         rules: dict[int, KfacRule] = {}
         for block in blocks:
             for i, rule in _rules(block, pairs, width, eigenbasis).items():
-                rules[i] = _both(rules[i], rule) if i in rules else rule
+                if i in rules:  # a param that is cut has several blocks
+                    both = dict.fromkeys([rules[i].factors, rule.factors])
+                    size = rules[i].bytes + rule.bytes
+                    rule = rules[i]._replace(factors="; ".join(both), bytes=size)
+                rules[i] = rule
         for i, (_, leaf) in enumerate(pairs):
             slot = jax.eval_shape(slot_zeros, leaf)
             rules[i] = rules[i]._replace(bytes=rules[i].bytes + slot.size * slot.dtype.itemsize)
@@ -138,7 +137,7 @@ def _numbers(block: KroneckerBlock) -> int:
 
 
 def _curvature_numbers(block: KroneckerBlock, eigenbasis: bool) -> int:
-    """What the state has for a block: factors with their inverses, or bases and moments."""
+    """Numbers in the state of a block: factors with their inverses, or bases and moments."""
     if not (eigenbasis and is_corrected(block)):
         return 2 * _numbers(block)
     return _numbers(block) + sum(map(math.prod, (*basis_shapes(block), moment_shape(block))))
@@ -149,7 +148,8 @@ def _rules(
 ) -> dict[int, KfacRule]:
     names = [name for name, _ in leaves]
     many = f"{block.matrices} times " if block.matrices > 1 else ""
-    factors = many + " x ".join(map(_shown, block.sides))
+    sides = [str(s) if s.count < 2 else f"({s})" for s in block.sides]
+    factors = many + " x ".join(sides)
     first, size = block.leaves[0], width * _curvature_numbers(block, eigenbasis)
     rules = {first: (factors, size)}
     rules |= dict.fromkeys(block.leaves[1:], (f"joined to {names[first]}", 0))
@@ -160,18 +160,8 @@ def _rules(
     }
 
 
-def _both(one: KfacRule, other: KfacRule) -> KfacRule:
-    """The rule of two parts of a param that is cut, as one."""
-    factors = one.factors if one.factors == other.factors else f"{one.factors}; {other.factors}"
-    return one._replace(factors=factors, bytes=one.bytes + other.bytes)
-
-
-def _shown_bytes(count: int) -> str:
+def _format_bytes(count: int) -> str:
     for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
     return f"{count} B"
-
-
-def _shown(side: Any) -> str:
-    return str(side) if side.count < 2 else f"({side})"

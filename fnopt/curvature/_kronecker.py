@@ -160,7 +160,7 @@ class KroneckerModel:
         return self.factors_of(self.tape(outputs, key))
 
     def tape(self, outputs: jax.Array, key: jax.Array) -> Any:
-        """What factors and moments are made of: inputs and cotangents of all products."""
+        """Inputs and cotangents of all products, from which factors and moments are computed."""
         rows = jax.lax.stop_gradient(self._rows(outputs, key).astype(self.dtype))
         if is_sharded(outputs):  # over devices, by example
             rows = reshard_to(rows, (explicit_spec(outputs)[0], None, None))
@@ -169,7 +169,7 @@ class KroneckerModel:
     def factors_of(self, tape: Any) -> tuple[Factors, ...]:
         """The factors of all stacks."""
         found = block_factors(self.ghost, self.blocks, tape, self.spec.sharing)
-        return self._averaged(self._joined(found))
+        return self._average(self._join_stacks(found))
 
     def moments(self, tape: Any, bases: tuple[Factors, ...]) -> tuple[Factors, ...]:
         """The second moments in the bases, of every stack that has some."""
@@ -179,16 +179,16 @@ class KroneckerModel:
             own |= dict(zip(stack.numbers, each, strict=True))
         pairs = [own[i] for i in range(len(self.blocks))]
         found = block_moments(self.ghost, self.blocks, tape, pairs)
-        return self._averaged(self._joined(found))
+        return self._average(self._join_stacks(found))
 
-    def _joined(self, found: tuple[Factors, ...]) -> tuple[Factors, ...]:
+    def _join_stacks(self, found: tuple[Factors, ...]) -> tuple[Factors, ...]:
         """The factors of stacks, from those of blocks."""
         return tuple(
             tuple(map(concatenate, map(list, zip(*(found[i] for i in stack.numbers), strict=True))))
             for stack in self.stacks
         )
 
-    def _averaged(self, means: Any) -> Any:
+    def _average(self, means: Any) -> Any:
         """The means over all examples, from those over this device's."""
         means = jax.tree.map(lambda x: x.astype(self.dtype), means)
         if self.spec.axis_name is None:
@@ -204,10 +204,10 @@ class KroneckerModel:
             of_all = self.loss, outputs, self.batch, key, spec.samples, spec.name
             return output_rows(*of_all, spec.axis_name)
 
-        def drawn(key: jax.Array, f: jax.Array, example: Any) -> Any:
+        def draw_label(key: jax.Array, f: jax.Array, example: Any) -> Any:
             return draw(key, self.laid.unflatten(f), example)
 
-        of_all = self.loss, drawn, outputs, self.batch, key, spec.samples or 1
+        of_all = self.loss, draw_label, outputs, self.batch, key, spec.samples or 1
         return drawn_rows(*of_all, spec.axis_name)
 
     def inverses(self, factors: tuple[Factors, ...], damping: jax.Array) -> tuple[Factors, ...]:
@@ -233,7 +233,7 @@ class KroneckerModel:
         return tuple(stack.matrix(leaves) for stack in self.stacks)
 
     def tree(self, matrices: Matrices) -> Any:
-        """From matrices to a tree like the params."""
+        """Convert matrices to a tree like the params."""
         found: dict[int, jax.Array] = {}
         for stack, m in zip(self.stacks, matrices, strict=True):
             for some in stack.leaves_of(m, self.ghost.plan.params):

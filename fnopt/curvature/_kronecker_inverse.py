@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from fnopt.core import matmul
 from fnopt.curvature._block_stack import BlockStack
 from fnopt.curvature._shared_inverses import inverses_of_all
+from fnopt.gradients.ghost import factor_traces
 
 Factors = tuple[jax.Array, ...]
 
@@ -44,7 +45,12 @@ def inverse_factors(
         1 / (x + s[:, None]) if x.ndim == 2 else None for x, s in zip(leaves, shifts, strict=True)
     ]
     dense = [i for i, x in enumerate(found) if x is None]
-    damped = {i: _shifted(leaves[i], shifts[i]) for i in dense}
+    damped = {}
+    for i in dense:
+        # The rounding of the factor must not make it indefinite.
+        least = 2 * jnp.finfo(leaves[i].dtype).eps * factor_traces(leaves[i])
+        shift = jnp.maximum(shifts[i], least)[:, None, None, None]
+        damped[i] = leaves[i] + shift * jnp.eye(leaves[i].shape[-1], dtype=leaves[i].dtype)
     inverses = inverses_of_all([x.reshape(-1, *x.shape[2:]) for x in damped.values()], axis_name)
     for (i, x), inverse in zip(damped.items(), inverses, strict=True):
         found[i] = inverse.reshape(x.shape)
@@ -52,24 +58,17 @@ def inverse_factors(
 
 
 def _shifts(block: BlockStack, factors: Factors, damping: jax.Array) -> Factors:
-    """What is added to the diagonals, `[T]` for each factor."""
+    """Damping of the diagonals, `[T]` for each factor."""
     if len(factors) == 1:
         return (jnp.broadcast_to(damping, factors[0].shape[:1]),)
     if not factors:
         return ()
-    means = [_trace(x) / s.size for x, s in zip(factors, block.sides, strict=True)]
+    means = [factor_traces(x) / s.size for x, s in zip(factors, block.sides, strict=True)]
     some = (means[0] > 0) & (means[1] > 0)
     safe = [jnp.where(some, m, jnp.ones_like(m)) for m in means]
     pi = jnp.sqrt(safe[0]) / jnp.sqrt(safe[1])
     root = jnp.sqrt(damping)
     return pi * root, root / pi
-
-
-def _shifted(factor: jax.Array, shift: jax.Array) -> jax.Array:
-    # The rounding of the factor must not make it indefinite.
-    least = 2 * jnp.finfo(factor.dtype).eps * _trace(factor)
-    shift = jnp.maximum(shift, least)[:, None, None, None]
-    return factor + shift * jnp.eye(factor.shape[-1], dtype=factor.dtype)
 
 
 def times_inverse(inverses: Factors, damping: jax.Array, m: jax.Array) -> jax.Array:
@@ -83,14 +82,14 @@ def times_inverse(inverses: Factors, damping: jax.Array, m: jax.Array) -> jax.Ar
     if not inverses:
         return m / damping.astype(m.dtype)
     if len(inverses) == 1:
-        return _times(inverses[0], m[..., None])[..., 0]
-    m = _times(inverses[0], m)
+        return _multiply_left(inverses[0], m[..., None])[..., 0]
+    m = _multiply_left(inverses[0], m)
     if inverses[1].ndim > 2 and inverses[1].shape[1] == 1:
         return matmul(m, inverses[1][:, 0])  # it is symmetric
-    return jnp.swapaxes(_times(inverses[1], jnp.swapaxes(m, 1, 2)), 1, 2)
+    return jnp.swapaxes(_multiply_left(inverses[1], jnp.swapaxes(m, 1, 2)), 1, 2)
 
 
-def _times(inverse: jax.Array, m: jax.Array) -> jax.Array:
+def _multiply_left(inverse: jax.Array, m: jax.Array) -> jax.Array:
     """The product of factors with matrices `[T, D, K]`, on the left."""
     if inverse.ndim == 2:
         return inverse[..., None] * m
@@ -98,9 +97,3 @@ def _times(inverse: jax.Array, m: jax.Array) -> jax.Array:
     count, width = inverse.shape[1:3]
     m = jnp.pad(m, ((0, 0), (0, count * width - d), (0, 0))).reshape(t, count, width, k)
     return matmul(inverse, m).reshape(t, count * width, k)[:, :d]
-
-
-def _trace(factor: jax.Array) -> jax.Array:
-    if factor.ndim > 2:
-        factor = jnp.diagonal(factor, axis1=2, axis2=3)
-    return jnp.sum(factor.reshape(factor.shape[0], -1), 1)

@@ -110,10 +110,10 @@ def _lanczos(
 ) -> tuple[jax.Array, jax.Array]:
     """An orthonormal basis `[steps, n]`, and the matrix restricted to it."""
 
-    def drawn(i: jax.Array) -> jax.Array:
+    def draw(i: jax.Array) -> jax.Array:
         return jax.random.normal(jax.random.fold_in(key, i), like.shape, like.dtype)
 
-    def orthogonal(v: jax.Array, basis: jax.Array) -> jax.Array:
+    def orthogonalize(v: jax.Array, basis: jax.Array) -> jax.Array:
         for _ in range(2):  # once leaves what cancellation has lost
             v = v - matmul(matmul(basis, v), basis)
         return v
@@ -121,18 +121,18 @@ def _lanczos(
     def body(i: jax.Array, carry: Any) -> Any:
         basis, images, size = carry
         image = product(basis[i])
-        size = jnp.maximum(size, _length(image))
-        rest = orthogonal(image, basis)
-        length = _length(rest)
+        size = jnp.maximum(size, axis_norms(image, 0)[0])
+        rest = orthogonalize(image, basis)
+        length = axis_norms(rest, 0)[0]
         # The space is invariant: what is left is rounding, and another direction starts anew.
         eps = jnp.asarray(8 * jnp.finfo(like.dtype).eps, like.dtype)
         done = length <= eps * size * jnp.sqrt(jnp.asarray(like.size, like.dtype))
-        rest = jax.lax.cond(done, lambda: orthogonal(drawn(i + 1), basis), lambda: rest)
+        rest = jax.lax.cond(done, lambda: orthogonalize(draw(i + 1), basis), lambda: rest)
         following = _unit(rest)
         basis = basis.at[i + 1].set(following, mode="drop")
         return basis, images.at[i].set(image), size
 
-    first = _unit(drawn(jnp.zeros((), jnp.int32)))
+    first = _unit(draw(jnp.zeros((), jnp.int32)))
     zeros = jnp.zeros((steps, like.size), like.dtype)
     carry = (zeros.at[0].set(first), zeros, jnp.zeros((), like.dtype))
     basis, images, _ = jax.lax.fori_loop(0, steps, body, carry)
@@ -141,9 +141,5 @@ def _lanczos(
 
 
 def _unit(v: jax.Array) -> jax.Array:
-    length = _length(v)
+    length = axis_norms(v, 0)[0]
     return v / jnp.where(length > 0, length, jnp.ones_like(length))
-
-
-def _length(v: jax.Array) -> jax.Array:
-    return axis_norms(v, 0)[0]

@@ -159,13 +159,13 @@ def drawn_rows(
         axis_name: The named axis that a larger batch is divided over, if it is.
     """
 
-    def one(f: jax.Array, example: Any, key: jax.Array) -> jax.Array:
+    def draw_rows(f: jax.Array, example: Any, key: jax.Array) -> jax.Array:
         def slope(key: jax.Array) -> jax.Array:
             return jax.grad(loss)(f, draw(key, f, example))
 
         return jax.vmap(slope)(jax.random.split(key, samples)) * samples**-0.5
 
-    return jax.vmap(one)(outputs, batch, keys_of(outputs, key, axis_name))
+    return jax.vmap(draw_rows)(outputs, batch, keys_of(outputs, key, axis_name))
 
 
 def keys_of(outputs: jax.Array, key: jax.Array, axis_name: Any = None) -> jax.Array:

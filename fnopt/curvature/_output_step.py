@@ -64,8 +64,8 @@ def output_step(
     .. math:: a = \tfrac1\lambda t + \sqrt h\, M^{-1} \big(u + \sqrt h (J v - \tfrac1\lambda K t)
               \big).
 
-    The first is exact where `h` is large beside :math:`\lambda`, the other where it is small or 0,
-    as it is of an example that a classifier is sure about, even if it is wrong.
+    The first is exact where `h` is large beside :math:`\lambda`, the other where `h` is small or 0.
+    It is 0 for an example that a classifier is sure about, even if it is wrong.
 
     Args:
         loss: The loss.
@@ -81,9 +81,9 @@ def output_step(
     root = jnp.sqrt(h)
     v = jnp.zeros_like(s) if before is None else loss.into(before.astype(s.dtype))
     if iterations is None:
-        K = _factorised(loss, damping)
+        K = _factorise(loss, damping)
     else:
-        K = _iterated(loss, damping, iterations, rank)
+        K = _iterate(loss, damping, iterations, rank)
     direct = h * K.diagonal > K.lam
     u = jnp.where(direct, s / jnp.where(direct, root, jnp.ones_like(root)), jnp.zeros_like(s))
     t = jnp.where(direct, jnp.zeros_like(s), s) / K.lam
@@ -98,21 +98,21 @@ def output_step(
     )
 
 
-def _factorised(loss: BatchLoss, damping: jax.Array) -> _Solver:
+def _factorise(loss: BatchLoss, damping: jax.Array) -> _Solver:
     check_rows(loss.curvature.size, "outputs", loss.dtype, f"{loss.name}: ")
     K, root = loss.gram(), jnp.sqrt(loss.curvature)
     scaled = factorised(root[:, None] * K * root[None, :], damping)
     return _Solver(lambda x: matmul(K, x), jnp.diagonal(K), scaled.inverse, scaled.lam)
 
 
-def _iterated(loss: BatchLoss, damping: jax.Array, iterations: int, rank: int) -> _Solver:
+def _iterate(loss: BatchLoss, damping: jax.Array, iterations: int, rank: int) -> _Solver:
     root = jnp.sqrt(loss.curvature)
     signs = jax.random.rademacher(jax.random.key(0), root.shape, root.dtype)
     # Its mean; an estimate is enough to tell what is large beside the damping.
     mean = jnp.abs(jnp.dot(signs, loss.times_gram(signs), precision=HIGHEST)) / root.size
 
-    def times(x: jax.Array) -> jax.Array:
+    def scaled_gram(x: jax.Array) -> jax.Array:
         return root * loss.times_gram(root * x)
 
-    scaled = iterated(times, root.size, root.dtype, damping, iterations, rank)
+    scaled = iterated(scaled_gram, root.size, root.dtype, damping, iterations, rank)
     return _Solver(loss.times_gram, jnp.broadcast_to(mean, root.shape), scaled.inverse, scaled.lam)

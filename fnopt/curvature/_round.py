@@ -26,26 +26,19 @@ def rows_of_all_devices(
         axis_name: The named axis of the devices.
     """
     count, here = jax.lax.psum(1, axis_name), jax.lax.axis_index(axis_name)
-    arrays, treedef = jax.tree.flatten(_sent(rows))
+    # Of a tape the arrays go round; its plan is the same everywhere.
+    formed = isinstance(rows, FormedRows)
+    arrays, treedef = jax.tree.flatten(rows if formed else (rows.tape, rows.formed))
     ring = [(i, (i + 1) % count) for i in range(count)]
 
-    def around(arrays: list[jax.Array], i: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-        found = product(_received(rows, treedef.unflatten(arrays)))
-        return [jax.lax.ppermute(x, axis_name, ring) for x in arrays], found
+    def pass_on(arrays: list[jax.Array], i: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        theirs = treedef.unflatten(arrays)
+        found = theirs if formed else rows._replace(tape=theirs[0], formed=theirs[1])
+        return [jax.lax.ppermute(x, axis_name, ring) for x in arrays], product(found)
 
     arrays = pvary_like(arrays, here)
-    blocks = jax.lax.scan(around, arrays, None, length=count)[1]
+    blocks = jax.lax.scan(pass_on, arrays, None, length=count)[1]
     # In round i came the rows of the device that is i before this one.
     order = jnp.mod(here - jnp.arange(count, dtype=here.dtype), count)
     blocks = jnp.take(blocks, order, axis=0, mode="clip")  # its own inverse
     return jnp.moveaxis(blocks, 0, 1).reshape(blocks.shape[1], -1)
-
-
-def _sent(rows: GhostRows | FormedRows) -> Any:
-    return rows if isinstance(rows, FormedRows) else (rows.tape, rows.formed)
-
-
-def _received(rows: GhostRows | FormedRows, sent: Any) -> GhostRows | FormedRows:
-    if isinstance(rows, FormedRows):
-        return sent
-    return rows._replace(tape=sent[0], formed=sent[1])

@@ -27,9 +27,9 @@ def inverses_of_all(stacks: Sequence[jax.Array], axis_name: Any = None) -> list[
     together = [concatenate([replicate(stacks[i]) for i in same]) for same in by_size]
     mesh, several = _mesh_of(together), sum(map(len, together)) > 1
     if axis_name is not None and several and psum(1, axis_name) > 1:
-        inverses = _shared_out_by_name(together, axis_name)
+        inverses = _share_over_axis(together, axis_name)
     else:
-        inverses = _one_by_one(together) if mesh is None else _shared_out(together, mesh)
+        inverses = _one_by_one(together) if mesh is None else _share_over_mesh(together, mesh)
     found: dict[int, jax.Array] = {}
     for same, inverse in zip(by_size, inverses, strict=True):
         ends = np.cumsum([stacks[i].shape[0] for i in same])[:-1].tolist()
@@ -59,7 +59,7 @@ def _mesh_of(arrays: Sequence[Any]) -> Any:
 
 
 def shares(counts: Sequence[int], sizes: Sequence[int], devices: int) -> list[list[list[int]]]:
-    """By device and size: which matrices of this size are its own.
+    """Indices of the matrices of each device, by size.
 
     The next one, in the order of size, goes to the device with the least work so far.
     """
@@ -72,33 +72,35 @@ def shares(counts: Sequence[int], sizes: Sequence[int], devices: int) -> list[li
     return found
 
 
-def _shared_out(stacks: list[jax.Array], mesh: Any) -> list[jax.Array]:
-    axes, owned = tuple(mesh.axis_names), _owned(stacks, mesh.size)
+def _share_over_mesh(stacks: list[jax.Array], mesh: Any) -> list[jax.Array]:
+    axes, owned = tuple(mesh.axis_names), _assign(stacks, mesh.size)
 
     def device(stacks: list[jax.Array]) -> jax.Array:
-        return jax.lax.all_gather(_mine(stacks, owned, axes), axes)
+        return jax.lax.all_gather(_own_inverses(stacks, owned, axes), axes)
 
     every = jax.shard_map(device, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)(stacks)
-    return _in_order(every, owned, stacks)
+    return _restore_order(every, owned, stacks)
 
 
-def _shared_out_by_name(stacks: list[jax.Array], axis_name: Any) -> list[jax.Array]:
-    owned = _owned(stacks, psum(1, axis_name))
+def _share_over_axis(stacks: list[jax.Array], axis_name: Any) -> list[jax.Array]:
+    owned = _assign(stacks, psum(1, axis_name))
     here = pvary_like(stacks, jax.lax.axis_index(axis_name))
-    return _in_order(all_gather(_mine(here, owned, axis_name), axis_name), owned, stacks)
+    return _restore_order(
+        all_gather(_own_inverses(here, owned, axis_name), axis_name), owned, stacks
+    )
 
 
-def _owned(stacks: list[jax.Array], devices: int) -> list[list[list[int]]]:
+def _assign(stacks: list[jax.Array], devices: int) -> list[list[list[int]]]:
     return shares([len(x) for x in stacks], [x.shape[-1] for x in stacks], devices)
 
 
-def _mine(stacks: list[jax.Array], owned: list[list[list[int]]], axes: Any) -> jax.Array:
+def _own_inverses(stacks: list[jax.Array], owned: list[list[list[int]]], axes: Any) -> jax.Array:
     """This device's inverses in a row."""
     sizes = [x.shape[-1] for x in stacks]
     lengths = [sum(len(g) * n * n for g, n in zip(own, sizes, strict=True)) for own in owned]
     longest = max(lengths)
 
-    def one(own: list[list[int]], length: int, stacks: list[jax.Array]) -> jax.Array:
+    def inverses_in_row(own: list[list[int]], length: int, stacks: list[jax.Array]) -> jax.Array:
         some = [(x, jnp.asarray(i)) for x, i in zip(stacks, own, strict=True) if i]
         mine = [jnp.take(x, i, axis=0, mode="clip") for x, i in some]
         rows = [x.reshape(-1) for x in _one_by_one(mine)]
@@ -106,11 +108,11 @@ def _mine(stacks: list[jax.Array], owned: list[list[list[int]]], axes: Any) -> j
         return jnp.concatenate([*rows, rest])
 
     pairs = zip(owned, lengths, strict=True)
-    branches = [functools.partial(one, own, length) for own, length in pairs]
+    branches = [functools.partial(inverses_in_row, own, length) for own, length in pairs]
     return jax.lax.switch(jax.lax.axis_index(axes), branches, stacks)
 
 
-def _in_order(
+def _restore_order(
     every: jax.Array, owned: list[list[list[int]]], stacks: list[jax.Array]
 ) -> list[jax.Array]:
     """The inverses of all devices, `[devices, length]`, where their matrices were."""

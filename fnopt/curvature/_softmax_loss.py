@@ -13,7 +13,6 @@ position. Whether a loss is one is read from its program.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -106,12 +105,9 @@ def softmax_rows(loss: Any, f: jax.Array, example: Any, key: jax.Array, samples:
     def scores(f: jax.Array) -> list[jax.Array]:
         return [piece.scores for piece in _read(loss, f, example, None)[1]]
 
-    def perturbed(taps: list[jax.Array]) -> jax.Array:
-        return _read(loss, f, example, taps)[0].value
-
     pieces = _read(loss, f, example, None)[1]
     zeros = [jnp.zeros(p.shape, p.scores.dtype) for p in pieces]
-    weights = jax.grad(perturbed)(pvary_like(zeros, f))
+    weights = jax.grad(lambda taps: _read(loss, f, example, taps)[0].value)(pvary_like(zeros, f))
     keys = jax.random.split(key, len(pieces))
     rows = [_row(p, w, k, samples) for p, w, k in zip(pieces, weights, keys, strict=True)]
     pull = jax.linear_transpose(jax.linearize(scores, f)[1], f)
@@ -148,10 +144,10 @@ def _read(
     reader = _Reader(taps)
     inputs = [_Value(f, "scores"), *map(_Value, jax.tree.leaves(example))]
     (found,) = jaxprs.interpret(closed.jaxpr, closed.consts, inputs, reader.equation)
-    return _known(found), reader.pieces
+    return _as_value(found), reader.pieces
 
 
-def _known(x: Any) -> _Value:
+def _as_value(x: Any) -> _Value:
     return x if isinstance(x, _Value) else _Value(x)
 
 
@@ -160,8 +156,8 @@ class _Reader:
         self.taps, self.pieces = taps, list[_Piece]()
 
     def equation(self, eqn: Any, inputs: list[Any]) -> list[_Value]:
-        ins = [*map(_known, inputs)]
-        if ins and ins[0].kind == "scores" and _is_ours(eqn, "log_softmax"):
+        ins = [*map(_as_value, inputs)]
+        if ins and ins[0].kind == "scores" and _is_custom_rule(eqn, "log_softmax"):
             return [self.log_softmax(ins[0].value)]
         outs = jaxprs.bind(eqn, [x.value for x in ins])
         if len(outs) > 1 and eqn.primitive.name not in _LINEAR:
@@ -170,7 +166,7 @@ class _Reader:
         return [self.output(eqn, ins, x) for x in outs]
 
     def output(self, eqn: Any, ins: list[_Value], out: jax.Array) -> _Value:
-        """What is known of an output."""
+        """Classify an output of an equation."""
         name, kinds = eqn.primitive.name, {x.kind for x in ins} - {"constant"}
         if not kinds or name == "stop_gradient" or not is_inexact(out):
             return _Value(out)
@@ -183,7 +179,9 @@ class _Reader:
             return _Value(out, *first[1:])
         if first.kind == "exp" and name == "reduce_sum":
             return _Value(out, "sum", first.scores, tuple(eqn.params["axes"]))
-        if first.kind == "sum" and (name in _SAME or _keeps_order(name, first.value, out)):
+        if first.kind == "sum" and (
+            name in _SAME or (name in _MOVES and first.value.size == out.size)
+        ):
             return _Value(out, *first[1:])
         if first.kind == "sum" and name == "log":
             return _Value(self.log_sum(first.scores, first.axes, out), "linear")
@@ -199,7 +197,7 @@ class _Reader:
         return _Value(scores - self.log_sum(scores, (scores.ndim - 1,), total), "linear")
 
 
-def _is_ours(eqn: Any, scope: str) -> bool:
+def _is_custom_rule(eqn: Any, scope: str) -> bool:
     """Whether it is the function of `fnopt.losses` that has a derivative of its own."""
     sub = jaxprs.called_jaxpr(eqn) if jaxprs.is_custom_rule(eqn) else None
     return sub is not None and all(scope in jaxprs.name_scopes(e) for e in sub.jaxpr.eqns)
@@ -213,11 +211,7 @@ def _is_linear(eqn: Any, ins: list[_Value]) -> bool:
     if name in {"mul", "dot_general"}:
         return sum(varying) == 1
     if jaxprs.is_custom_rule(eqn):
-        return not varying[0] and _is_ours(eqn, "weighted")
+        return not varying[0] and _is_custom_rule(eqn, "weighted")
     if name == "div":
         return not varying[1]
     return name == "select_n" and not varying[0]
-
-
-def _keeps_order(name: str, x: jax.Array, out: jax.Array) -> bool:
-    return name in _MOVES and math.prod(x.shape) == math.prod(out.shape)

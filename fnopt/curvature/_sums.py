@@ -44,12 +44,12 @@ def symmetric_product(product: Callable[[Any], Any], like: Any, name: str) -> Ca
     """A user's product with a matrix of real numbers, which returns a tree like its argument."""
     check_real(like, name)
 
-    def called(v: Any) -> Any:
+    def call_checked(v: Any) -> Any:
         found = product(v)
         check_same_tree(found, like, f"{name}: products", "the vectors")
         return found
 
-    return called
+    return call_checked
 
 
 def of_one(
@@ -63,12 +63,12 @@ def of_one(
         is_loss: Whether it is one.
     """
 
-    def called(first: Any, example: Any) -> Any:
+    def call_with_context(first: Any, example: Any) -> Any:
         with explain_example_errors(name, example, first):
             found = fn(first, example)
         return scalar(found, name) if is_loss else found
 
-    return called
+    return call_with_context
 
 
 def scalar(found: Any, name: str) -> jax.Array:

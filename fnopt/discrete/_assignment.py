@@ -11,7 +11,7 @@ from fnopt.core import compute_dtype, type_text
 
 
 class _PathSearch(NamedTuple):
-    """One shortest-path search from a row that has no column yet."""
+    """State of a shortest-path search from an unassigned row."""
 
     distance: jax.Array  # [m] of the shortest path to every column
     parent: jax.Array  # [m] the row before it on that path
@@ -21,7 +21,7 @@ class _PathSearch(NamedTuple):
     length: jax.Array  # and its distance
 
 
-def _nearest(
+def _shortest_path(
     cost: jax.Array, u: jax.Array, v: jax.Array, owner: jax.Array, row: Any
 ) -> _PathSearch:
     """Dijkstra's search over reduced costs until a column without an owner is reached."""
@@ -59,7 +59,7 @@ def _nearest(
     )
 
 
-def _flipped(search: _PathSearch, owner: jax.Array, column: jax.Array, row: Any) -> Any:
+def _flip_path(search: _PathSearch, owner: jax.Array, column: jax.Array, row: Any) -> Any:
     """The assignment with the path's columns handed on, from its end to its first row."""
 
     def hand_on(carry: Any) -> Any:
@@ -79,7 +79,7 @@ def _solve(cost: jax.Array) -> jax.Array:
 
     def add(row: Any, carry: Any) -> Any:
         u, v, owner, column = carry
-        search = _nearest(cost, u, v, owner, row)
+        search = _shortest_path(cost, u, v, owner, row)
         behind = search.length - search.distance
         finite = search.done & jnp.isfinite(behind)
         v = v - jnp.where(finite, behind, 0).astype(v.dtype)
@@ -88,7 +88,7 @@ def _solve(cost: jax.Array) -> jax.Array:
         gain = jnp.where(finite[mine], behind[mine], 0).astype(u.dtype)
         gain = jnp.where(jnp.arange(n) == row, search.length, gain)
         u = u + jnp.where(search.rows & jnp.isfinite(gain), gain, 0).astype(u.dtype)
-        owner, column = _flipped(search, owner, column, row)
+        owner, column = _flip_path(search, owner, column, row)
         return u, v, owner, column
 
     start = (

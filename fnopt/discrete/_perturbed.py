@@ -59,12 +59,12 @@ def make_perturbed_fun(
     """
     check_count(num_samples, "num_samples", "make_perturbed_fun")
 
-    def perturbed(key: Any, x: Any) -> Any:
+    def perturbed_fun(key: Any, x: Any) -> Any:
         check_key(key, "make_perturbed_fun")
         check_inexact(x, "the input of a perturbed function")
         baseline = _floats(fun(jax.lax.stop_gradient(x)))
 
-        def one(key: Any) -> Any:
+        def evaluate_sample(key: Any) -> Any:
             shifted, log_prob = _sample(key, x, sigma, noise)
             # 1 in value; its derivative is that of the logarithm of the density.
             box = jnp.exp(log_prob - jax.lax.stop_gradient(log_prob))
@@ -75,19 +75,19 @@ def make_perturbed_fun(
                 lambda y, b: y + (box.astype(y.dtype) - 1) * (y - b), value, baseline
             )
 
-        values = jax.vmap(one)(jax.random.split(key, num_samples))
+        values = jax.vmap(evaluate_sample)(jax.random.split(key, num_samples))
         return jax.tree.map(lambda y: jnp.mean(y, axis=0), values)
 
-    return perturbed
+    return perturbed_fun
 
 
 def _floats(tree: Any) -> Any:
-    def one(y: Any) -> jax.Array:
+    def cast_leaf(y: Any) -> jax.Array:
         y = jnp.asarray(y)
         known = jnp.issubdtype(y.dtype, jnp.inexact)
         return y.astype(compute_dtype(y.dtype) if known else compute_dtype())
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(cast_leaf, tree)
 
 
 def _sample(key: Any, x: Any, sigma: Any, noise: Any) -> tuple[Any, jax.Array]:

@@ -23,7 +23,7 @@ def decode_slots(tx: Any, state: Any, params: Any) -> Any:
 
     def decode_state(over: sharded | None, tx: quantized_state, state: QuantizedStateState) -> Any:
         with contextlib.nullcontext() if over is None else _shards_of(over, state, params):
-            inner = tx._map_slots(tx._decoded, state.inner_state)
+            inner = tx._map_slots(tx._decode, state.inner_state)
         return QuantizedStateState(state.count, inner)
 
     return _map_quantized(tx, state, decode_state)
@@ -35,7 +35,7 @@ def encode_slots(tx: Any, numbers: Any, params: Any) -> Any:
     def encode_state(over: sharded | None, tx: quantized_state, state: QuantizedStateState) -> Any:
         known = None if over is None else over._unsharded_leaves(params)
         with shards_over((), known):
-            return tx._coded(state.count, state.inner_state)
+            return tx._encode(state.count, state.inner_state)
 
     return _map_quantized(tx, numbers, encode_state)
 

@@ -1,4 +1,4 @@
-"""From a loss, params and a batch to gradients: one per example, weighted, clipped."""
+"""Gradients of a batch: per example, weighted, clipped, and their statistics."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from fnopt.gradients._clipped import ExampleInfo, clipped_grad
 from fnopt.gradients._hardest import HardExamples, hardest_examples
 from fnopt.gradients._independence import check_examples_independent
 from fnopt.gradients._loss import BoundLoss as BoundLoss
+from fnopt.gradients._methods import gradient_bytes as gradient_bytes
 from fnopt.gradients._microbatch import micro_vmap, microbatch
 from fnopt.gradients._noise import NoiseInfo, add_noise, sensitivity
 from fnopt.gradients._noise_scale import noise_scale

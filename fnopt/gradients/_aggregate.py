@@ -13,16 +13,16 @@ from fnopt.core import check_batch, compute_dtype, leaves_with_names, per_row
 from fnopt.sharding import replicate
 
 
-def _by_leaf(grads: Any, name: str, fn: Callable[[jax.Array, int], jax.Array]) -> Any:
+def _aggregate(grads: Any, name: str, fn: Callable[[jax.Array, int], jax.Array]) -> Any:
     """Applies `fn(gradients, n)` in a wide dtype to every leaf."""
     leaves = [(f"leaf {path!r}", x) for path, x in leaves_with_names(grads)[0]]
     size = check_batch(leaves, name, "Give the gradients of every example (per_example_grads).")
 
-    def one(x: jax.Array) -> jax.Array:
+    def aggregate_leaf(x: jax.Array) -> jax.Array:
         whole = replicate(x)  # every number is ordered, or counted, over all examples
         return fn(whole.astype(compute_dtype(x.dtype)), size).astype(x.dtype)
 
-    return jax.tree.map(one, grads)
+    return jax.tree.map(aggregate_leaf, grads)
 
 
 def median_of_means(grads: Any, groups: int) -> Any:
@@ -62,7 +62,7 @@ def median_of_means(grads: Any, groups: int) -> Any:
         sums = jax.ops.segment_sum(x, group, groups)
         return jnp.median(sums / per_row(counts, x), axis=0)
 
-    return _by_leaf(grads, "median_of_means", combine)
+    return _aggregate(grads, "median_of_means", combine)
 
 
 def trimmed_mean(grads: Any, fraction: float) -> Any:
@@ -97,7 +97,7 @@ def trimmed_mean(grads: Any, fraction: float) -> Any:
         out = math.floor(fraction * n)
         return jnp.mean(jnp.sort(x, axis=0)[out : n - out], axis=0)
 
-    return _by_leaf(grads, "trimmed_mean", combine)
+    return _aggregate(grads, "trimmed_mean", combine)
 
 
 def sign_agreement(grads: Any, threshold: float = 0.5) -> Any:
@@ -136,4 +136,4 @@ def sign_agreement(grads: Any, threshold: float = 0.5) -> Any:
         enough = jnp.round(agreement * n) >= threshold * n - 1e-6
         return jnp.where(enough, mean, jnp.zeros_like(mean))
 
-    return _by_leaf(grads, "sign_agreement", combine)
+    return _aggregate(grads, "sign_agreement", combine)

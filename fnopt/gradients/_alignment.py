@@ -54,10 +54,10 @@ def alignment_with_others(bound: BoundLoss, found: Totals, chunk_size: int | Non
 
 def derivatives_along(bound: BoundLoss, direction: Any, chunk_size: int | None) -> jax.Array:
     """The inner product of every example's gradient with a direction like the params, `[n]`."""
-    one = _reverse if _has_custom_vjp(bound) else _forward
+    derive = _reverse if _has_custom_vjp(bound) else _forward
 
     def body(carry: None, chunk: Any) -> tuple[None, jax.Array]:
-        return carry, one(bound, direction, chunk)
+        return carry, derive(bound, direction, chunk)
 
     return scan_chunks(body, None, bound.batch, bound.size, chunk_size)[1]
 
@@ -81,15 +81,11 @@ def _reverse(bound: BoundLoss, direction: Any, chunk: Any) -> jax.Array:
     values, pull = jax.vjp(losses, bound.params)
 
     def along(weights: jax.Array) -> jax.Array:
-        products = jax.tree.map(_real_product, pull(weights)[0], direction)
+        products = jax.tree.map(lambda x, y: jnp.real(jnp.sum(x * y)), pull(weights)[0], direction)
         parts = [x.astype(weights.dtype) for x in jax.tree.leaves(products)]
         return functools.reduce(jnp.add, parts)
 
     return jax.grad(along)(jnp.ones_like(values))
-
-
-def _real_product(x: jax.Array, y: jax.Array) -> jax.Array:
-    return jnp.real(jnp.sum(x * y))
 
 
 def _has_custom_vjp(bound: BoundLoss) -> bool:

@@ -11,7 +11,7 @@ from fnopt.core import leaves_with_names, matches, names_text
 
 
 class LeafGroups(NamedTuple):
-    """Which leaves are measured together, and in what container their norms come back."""
+    """Groups of leaves that share a norm, and the container of the result."""
 
     of_leaf: tuple[int, ...]  # the number of the group of every leaf
     count: int
@@ -39,14 +39,14 @@ def groups_of(params: Any, groups: Any, name: str) -> LeafGroups:
             "from names to patterns, such as {'encoder': 'encoder', 'biases': '*/bias'}."
         )
     given = {key: (p,) if isinstance(p, str) else tuple(p) for key, p in groups.items()}
-    lost = [q for patterns in given.values() for q in patterns if not _any(paths, q)]
+    lost = [q for patterns in given.values() for q in patterns if not _any_match(paths, q)]
     if lost:
         raise ValueError(
             f"{name}: groups: {names_text(lost)} match no leaf of {names_text(paths)}; see "
             "fnopt.leaf_paths(params)."
         )
     keys = sorted(given)  # the order in which JAX takes a dict apart
-    fits = [next((k for k in given if _any([path], *given[k])), None) for path in paths]
+    fits = [next((k for k in given if _any_match([path], *given[k])), None) for path in paths]
     empty = [key for key in given if key not in fits]
     if empty:
         raise ValueError(
@@ -57,5 +57,5 @@ def groups_of(params: Any, groups: Any, name: str) -> LeafGroups:
     return LeafGroups(of_leaf, len(keys) + 1, jax.tree.structure(dict.fromkeys(keys, 0)))
 
 
-def _any(paths: list[str], *patterns: str) -> bool:
+def _any_match(paths: list[str], *patterns: str) -> bool:
     return any(matches(path, pattern) for path in paths for pattern in patterns)

@@ -46,7 +46,7 @@ def check_limits(clip_norm: Any, name: str) -> None:
 
 
 def blocks_of(params: Any, clip_norm: Any, name: str) -> Blocks:
-    """One block for all params, or one for each subtree that has a limit of its own.
+    """Blocks of parameters that share a limit: all, or one for each subtree with a limit.
 
     Args:
         params: The differentiated argument (a tuple for several).

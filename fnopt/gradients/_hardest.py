@@ -125,30 +125,33 @@ def _hardest(
 ) -> HardExamples:
     strategy = choose(method, chunk_size, bound)
     if by == "disagreement":
-        found = totals(bound, strategy, wanted, skip_nonfinite=True)
-        found = found.of_all_devices(axis_name)
+        found = totals(bound, strategy, wanted, skip_nonfinite=True, axis_name=axis_name)
         score = -alignment_with_others(bound, found, chunk_size)
-        return _first_of_all(k, axis_name, wanted, score, found.loss, found.norm, found.aux)
+        return _select_hardest_of_all_devices(
+            k, axis_name, wanted, score, found.loss, found.norm, found.aux
+        )
     loss, norm, aux = losses_and_norms(bound, strategy)
     score = norm if by == "norm" else loss
-    return _first_of_all(k, axis_name, wanted, score, loss, norm, aux)
+    return _select_hardest_of_all_devices(k, axis_name, wanted, score, loss, norm, aux)
 
 
-def _first_of_all(k: int, axis_name: Any, wanted: jax.Array | None, *known: Any) -> HardExamples:
+def _select_hardest_of_all_devices(
+    k: int, axis_name: Any, wanted: jax.Array | None, *known: Any
+) -> HardExamples:
     """The first of all devices' examples, with their places in the whole batch."""
     if axis_name is None:
-        return _first(k, wanted, *known)
+        return _select_hardest(k, wanted, *known)
     # Of each device no more than k can be among the first k of all.
-    found = _first(min(k, known[0].size), wanted, *known)
+    found = _select_hardest(min(k, known[0].size), wanted, *known)
     here = found.index + known[0].size * jax.lax.axis_index(axis_name)
     counts = found.index >= 0
     counts, here, rest = all_gather_tree((counts, here, found[1:]), axis_name)
-    found = _first(k, counts, *rest)
+    found = _select_hardest(k, counts, *rest)
     index = jnp.where(found.index < 0, found.index, here[found.index])
     return found._replace(index=index)
 
 
-def _first(
+def _select_hardest(
     k: int,
     wanted: jax.Array | None,
     score: jax.Array,

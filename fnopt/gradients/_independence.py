@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import check_batch, check_count, leaf_text, leaves_with_names, type_text
+from fnopt.core import check_batch, check_count, type_text
 from fnopt.gradients._checks import PASS_BY_KEYWORD
+from fnopt.gradients._loss import named_leaves
 
 _NAME = "check_examples_independent"
 
@@ -29,8 +30,8 @@ def check_examples_independent(
 
     .. math:: \ell_i(\theta, x_1, \dots, x_n) = \ell(\theta, x_i)
 
-    Batch norm in training mode breaks this, so does anything else that is computed over the batch
-    axis (a contrastive loss, a capacity shared by the tokens of all examples). Here a few
+    Batch norm in training mode breaks this. So does anything else that is computed over the batch
+    axis: a contrastive loss, or a capacity shared by the tokens of all examples. Here a few
     examples are replaced by others, one at a time, and the losses of all others have to stay.
 
     `per_example_grads` and similar functions call the loss with *one* example. A batch norm inside
@@ -66,7 +67,7 @@ def check_examples_independent(
 
     def check(*args: Any, **kwargs: Any) -> None:
         batch = {i: args[i] for i in _checked_positions(positions, len(args))}
-        size = check_batch(_named(batch), _NAME, PASS_BY_KEYWORD)
+        size = check_batch(named_leaves(batch), _NAME, PASS_BY_KEYWORD)
         if any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs))):
             raise TypeError(f"{_NAME}: the arguments are traced. Call it outside of jit.")
 
@@ -76,7 +77,8 @@ def check_examples_independent(
 
         before = losses(batch)
         for i, j in _pairs(batch, size, probes):
-            _compare(before, losses(_replaced(batch, i, j)), i)
+            replaced = jax.tree.map(lambda x, i=i, j=j: jnp.asarray(x).at[i].set(x[j]), batch)
+            _compare(before, losses(replaced), i)
 
     return check
 
@@ -87,14 +89,6 @@ def _checked_positions(positions: tuple[int, ...], count: int) -> tuple[int, ...
             f"{_NAME}: batch_argnums is {positions}, but there are {count} positional arguments."
         )
     return positions
-
-
-def _named(batch: dict[int, Any]) -> list[tuple[str, Any]]:
-    return [
-        (f"argument {i}, {leaf_text(path)}", leaf)
-        for i, arg in batch.items()
-        for path, leaf in leaves_with_names(arg)[0]
-    ]
 
 
 def _checked(losses: Any, size: int) -> jax.Array:
@@ -122,22 +116,18 @@ def _pairs(batch: Any, size: int, probes: int) -> list[tuple[int, int]]:
     """Examples spread over the batch, each with the next one that differs from it."""
     leaves = [_numbers(x) for x in jax.tree.leaves(batch)]
 
-    def next_to(i: int) -> int | None:
+    def next_different(i: int) -> int | None:
         others = ((i + step) % size for step in range(1, size))
         return next((j for j in others if any(np.any(x[i] != x[j]) for x in leaves)), None)
 
     places = np.unique(np.linspace(0, size - 1, probes).astype(int)).tolist()
-    found = [(i, j) for i in places if (j := next_to(i)) is not None]
+    found = [(i, j) for i in places if (j := next_different(i)) is not None]
     if not found:
         raise ValueError(
             f"{_NAME}: the batch has no two different examples, so there is nothing to replace "
             "one by."
         )
     return found
-
-
-def _replaced(batch: Any, i: int, j: int) -> Any:
-    return jax.tree.map(lambda x: jnp.asarray(x).at[i].set(x[j]), batch)
 
 
 def _compare(before: jax.Array, after: jax.Array, replaced: int) -> None:

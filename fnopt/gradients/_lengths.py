@@ -36,12 +36,12 @@ def unit_of(x: jax.Array) -> jax.Array:
 def lengths_of(x: jax.Array) -> jax.Array:
     """The norms of formed gradients, `[n]`, by a scale for each of them: one more pass."""
 
-    def one(x: jax.Array) -> jax.Array:
+    def norm_of_example(x: jax.Array) -> jax.Array:
         unit = unit_of(x)
         squares = sum_of_squares(x / unit.astype(x.dtype))
         return safe_sqrt(squares) * unit.astype(squares.dtype)
 
-    return jax.vmap(one)(x)
+    return jax.vmap(norm_of_example)(x)
 
 
 def spread_around(x: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:

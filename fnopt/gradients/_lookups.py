@@ -24,7 +24,7 @@ class Table(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """One place in the program where rows are looked up.
+    """A lookup of rows in the program.
 
     Attributes:
         indices: The rows, each at least 0; the number of rows where a row has no gradient.
@@ -55,31 +55,35 @@ class Lookups:
         self._shifts = shifts
         self.found: dict[int, list[Lookup]] = {}
 
-    def run(self, closed: jex.ClosedJaxpr, values: Sequence[Any]) -> list[Any]:
+    def evaluate(self, closed: jex.ClosedJaxpr, values: Sequence[Any]) -> list[Any]:
         """The outputs for inputs of which some are tables."""
-        outs = jaxprs.interpret(closed.jaxpr, closed.consts, values, self._evaluate)
+        outs = jaxprs.interpret(closed.jaxpr, closed.consts, values, self._evaluate_equation)
         for x in outs:
             if isinstance(x, Table):
-                raise _other_use(x, "returned")
+                raise _unsupported_use(x, "returned")
         return outs
 
-    def _evaluate(self, eqn: jex.JaxprEqn, ins: list[Any]) -> list[Any]:
+    def _evaluate_equation(self, eqn: jex.JaxprEqn, ins: list[Any]) -> list[Any]:
         used = [x for x in ins if isinstance(x, Table)]
         if not used:
             return jaxprs.bind(eqn, ins)
         table, name = used[0], eqn.primitive.name
         if len(used) > 1 or ins[0] is not table:
-            raise _other_use(table, f"used by {name!r}")
+            raise _unsupported_use(table, f"used by {name!r}")
         dtype: Any = getattr(eqn.outvars[0].aval, "dtype", None)
         if name == "convert_element_type" and jnp.issubdtype(dtype, jnp.inexact):
             return [table._replace(casts=(*table.casts, dtype))]
-        reader = {"gather": _gathered, "dynamic_slice": _one, "slice": _run}.get(name)
+        reader = {
+            "gather": _rows_of_gather,
+            "dynamic_slice": _rows_of_dynamic_slice,
+            "slice": _rows_of_slice,
+        }.get(name)
         found = reader(eqn, ins) if reader is not None else None
         if found is None:
-            raise _other_use(table, f"used by {name!r}")
-        return [self._looked_up(table, *found, eqn, ins[1:])]
+            raise _unsupported_use(table, f"used by {name!r}")
+        return [self._look_up(table, *found, eqn, ins[1:])]
 
-    def _looked_up(
+    def _look_up(
         self, table: Table, indices: Any, back: tuple[int, ...], eqn: Any, others: list[Any]
     ) -> jax.Array:
         (rows,) = jaxprs.bind(eqn, [table.array, *others])
@@ -92,7 +96,7 @@ class Lookups:
         return rows
 
 
-def _other_use(table: Table, what: str) -> TypeError:
+def _unsupported_use(table: Table, what: str) -> TypeError:
     return TypeError(
         f"{_NAME}: the table {table.name!r} is {what}; expected nothing but lookups of rows, as "
         "table[ids] or jnp.take(table, ids, axis=0), outside of scan, cond, jax.checkpoint and "
@@ -105,7 +109,7 @@ def _whole_rows(shape: tuple[int, ...], sizes: Sequence[int]) -> bool:
     return len(shape) > 0 and tuple(sizes[1:]) == tuple(shape[1:])
 
 
-def _gathered(eqn: Any, ins: list[Any]) -> tuple[jax.Array, tuple[int, ...]] | None:
+def _rows_of_gather(eqn: Any, ins: list[Any]) -> tuple[jax.Array, tuple[int, ...]] | None:
     """The rows of a gather of whole rows, one for each index."""
     shape, numbers = eqn.invars[0].aval.shape, eqn.params["dimension_numbers"]
     sizes, mode = eqn.params["slice_sizes"], eqn.params["mode"]
@@ -118,10 +122,10 @@ def _gathered(eqn: Any, ins: list[Any]) -> tuple[jax.Array, tuple[int, ...]] | N
     if numbers.operand_batching_dims or not (clips or promised or starts == (0,)):
         return None
     index = ins[1][..., starts.index(0)].astype(jnp.int32)
-    return _within(index, shape[0], clips), tuple(numbers.offset_dims)
+    return _clip_or_drop(index, shape[0], clips), tuple(numbers.offset_dims)
 
 
-def _one(eqn: Any, ins: list[Any]) -> tuple[jax.Array, tuple[int, ...]] | None:
+def _rows_of_dynamic_slice(eqn: Any, ins: list[Any]) -> tuple[jax.Array, tuple[int, ...]] | None:
     """The rows of a dynamic slice, which is clamped to the table."""
     shape, sizes = eqn.invars[0].aval.shape, eqn.params["slice_sizes"]
     if not _whole_rows(shape, sizes):
@@ -132,7 +136,7 @@ def _one(eqn: Any, ins: list[Any]) -> tuple[jax.Array, tuple[int, ...]] | None:
     return index, tuple(range(1, len(shape)))
 
 
-def _run(eqn: Any, ins: list[Any]) -> tuple[jax.Array, tuple[int, ...]] | None:
+def _rows_of_slice(eqn: Any, ins: list[Any]) -> tuple[jax.Array, tuple[int, ...]] | None:
     """The rows of a slice."""
     del ins
     shape, p = eqn.invars[0].aval.shape, eqn.params
@@ -143,7 +147,7 @@ def _run(eqn: Any, ins: list[Any]) -> tuple[jax.Array, tuple[int, ...]] | None:
     return index, tuple(range(1, len(shape)))
 
 
-def _within(index: jax.Array, size: int, clips: bool) -> jax.Array:
+def _clip_or_drop(index: jax.Array, size: int, clips: bool) -> jax.Array:
     """Rows beyond an end: the row there, or the number of rows, which has no gradient."""
     zero, n = jnp.zeros_like(index), jnp.full_like(index, size)
     if clips:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -87,8 +87,8 @@ class ExampleLoss:
         argnums, batch_argnums = self._positions(len(args))
         given = tuple(args[i] for i in argnums)
         batch = tuple(args[i] for i in batch_argnums)
-        check_params(self._named_leaves(args, argnums), self.name)
-        leaves = self._named_leaves(args, batch_argnums)
+        check_params(named_leaves({i: args[i] for i in argnums}), self.name)
+        leaves = named_leaves({i: args[i] for i in batch_argnums})
         size = check_batch(leaves, self.name, PASS_BY_KEYWORD)
         keys = None
         if key is None:
@@ -146,8 +146,15 @@ class ExampleLoss:
         return tuple(changed)
 
     def like_argnums(self, grads: tuple[Any, ...]) -> Any:
-        """One gradient for an int `argnums`, a tuple for a sequence, as `jax.grad` does."""
+        """Return one gradient for an int `argnums`, a tuple for a sequence (`jax.grad`)."""
         return grads[0] if isinstance(self.argnums, int) else grads
+
+    def outputs(self, losses: Any, aux: Any, grads: tuple[Any, ...], with_value: bool) -> Any:
+        """The results as `jax.grad` and `jax.value_and_grad` return them."""
+        like = self.like_argnums(grads)
+        if with_value:
+            return ((losses, aux) if self.has_aux else losses), like
+        return (like, aux) if self.has_aux else like
 
     def _positions(self, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         argnums = self._normal("argnums", self.argnums, count)
@@ -180,14 +187,14 @@ class ExampleLoss:
             raise ValueError(f"{self.name}: {what} names an argument twice: {nums}.")
         return normal
 
-    def _named_leaves(
-        self, args: tuple[Any, ...], positions: tuple[int, ...]
-    ) -> list[tuple[str, Any]]:
-        return [
-            (f"argument {i}, {leaf_text(path)}", leaf)
-            for i in positions
-            for path, leaf in leaves_with_names(args[i])[0]
-        ]
+
+def named_leaves(args: Mapping[int, Any]) -> list[tuple[str, Any]]:
+    """The leaves of positional arguments, with the names that messages give them."""
+    return [
+        (f"argument {i}, {leaf_text(path)}", leaf)
+        for i, arg in args.items()
+        for path, leaf in leaves_with_names(arg)[0]
+    ]
 
 
 def _example_keys(key: Any, size: int, axis_name: Any) -> jax.Array:

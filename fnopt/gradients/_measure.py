@@ -1,10 +1,10 @@
-"""The gradients of a chunk of examples, formed or not, behind one interface."""
+"""Measurements of the gradients of a chunk of examples, formed or not."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,43 +14,7 @@ from fnopt.gradients._lengths import joined, lengths_of, spread_around, squares_
 from fnopt.gradients._loss import BoundLoss
 from fnopt.gradients._methods import Strategy
 from fnopt.gradients._sums import inner_products, only_where, scaled_rows, weighted_total
-
-
-class Measurements(Protocol):
-    """Measurements of the gradients of the examples of a chunk."""
-
-    @property
-    def loss_and_aux(self) -> tuple[jax.Array, Any]:
-        """The loss's results, with a leading example axis."""
-        ...
-
-    def norms(self, blocks: Sequence[int] | None = None, count: int = 1) -> jax.Array:
-        """The norms by block of leaves, `[blocks, n]`; of all leaves together if `None`."""
-        ...
-
-    def moments(self, counts: jax.Array) -> tuple[Any, list[jax.Array]]:
-        """The mean gradient, and by leaf the sum of the squared distances of the others from it.
-
-        Args:
-            counts: 1 for the examples that count, 0 for others, which have gradients of zero.
-        """
-        ...
-
-    def only(self, wanted: jax.Array) -> Self:
-        """A copy with gradients of zero for all other examples, whatever they were."""
-        ...
-
-    def scaled(self, factors: jax.Array) -> Self:
-        """For inner products: the same with every gradient times a factor, `[n]`."""
-        ...
-
-    def weighted_sum(self, weights: Sequence[jax.Array]) -> Any:
-        """The sum of the gradients, each times a weight; by leaf the weights, `[n]`."""
-        ...
-
-    def inner_products(self, other: Self) -> jax.Array:
-        """The inner products of these gradients with those of other examples, `[n, m]`."""
-        ...
+from fnopt.gradients.ghost import GhostMeasurements
 
 
 class Formed(NamedTuple):
@@ -72,7 +36,7 @@ class Formed(NamedTuple):
         return jax.tree.leaves(self.grads)
 
     def norms(self, blocks: Sequence[int] | None = None, count: int = 1) -> jax.Array:
-        """As `Measurements.norms`."""
+        """The norms by block of leaves, `[blocks, n]`; of all leaves together if `None`."""
         if not self.leaves:
             return jnp.zeros((count, *self.loss_and_aux[0].shape), jnp.float32)
         blocks = [0] * len(self.leaves) if blocks is None else blocks
@@ -81,44 +45,49 @@ class Formed(NamedTuple):
             # Formed anew where it is needed, which is rare: what a branch takes from outside has
             # to be in memory, while squares are summed as the gradients arise.
             leaves = self.leaves if self.again is None else jax.tree.leaves(self.again())
-            return self._by_leaf(lengths_of, leaves)
+            return _in_one_dtype([lengths_of(x) for x in leaves])
 
-        return joined(self._by_leaf(squares_of, self.leaves), careful, blocks, count)
+        squares = _in_one_dtype([squares_of(x) for x in self.leaves])
+        return joined(squares, careful, blocks, count)
 
     def moments(self, counts: jax.Array) -> tuple[Any, list[jax.Array]]:
-        """As `Measurements.moments`."""
+        """The mean gradient, and by leaf the sum of the squared distances from it.
+
+        Args:
+            counts: 1 for the examples that count, 0 for others, which have gradients of zero.
+        """
         found = [spread_around(x, counts) for x in self.leaves]
         mean = jax.tree.unflatten(jax.tree.structure(self.grads), [m for m, _ in found])
         return mean, [spread for _, spread in found]
 
     def only(self, wanted: jax.Array) -> Formed:
-        """As `Measurements.only`."""
+        """A copy with gradients of zero for all other examples, whatever they were."""
         grads = jax.tree.map(lambda g: only_where(wanted, g), self.grads)
         return self._replace(grads=grads, again=None)
 
     def scaled(self, factors: jax.Array) -> Formed:
-        """As `Measurements.scaled`."""
+        """The gradients times a factor each, `[n]`: for inner products."""
         grads = jax.tree.map(lambda g: scaled_rows(factors, g), self.grads)
         return self._replace(grads=grads, again=None)
 
     def weighted_sum(self, weights: Sequence[jax.Array]) -> Any:
-        """As `Measurements.weighted_sum`."""
+        """The sum of the gradients times weights; by leaf the weights, `[n]`."""
         sums = [weighted_total(w, g) for w, g in zip(weights, self.leaves, strict=True)]
         return jax.tree.unflatten(jax.tree.structure(self.grads), sums)
 
     def inner_products(self, other: Formed) -> jax.Array:
-        """As `Measurements.inner_products`."""
+        """The inner products of these gradients with those of other examples, `[n, m]`."""
         pairs = zip(self.leaves, other.leaves, strict=True)
-        return functools.reduce(jnp.add, _common([inner_products(x, y) for x, y in pairs]))
-
-    def _by_leaf(self, fn: Callable[[jax.Array], jax.Array], leaves: Any) -> list[jax.Array]:
-        return _common([fn(x) for x in leaves])
+        return functools.reduce(jnp.add, _in_one_dtype([inner_products(x, y) for x, y in pairs]))
 
 
-def _common(found: list[jax.Array]) -> list[jax.Array]:
+def _in_one_dtype(found: list[jax.Array]) -> list[jax.Array]:
     dtype = real_dtype(compute_dtype(*(x.dtype for x in found)))
     return [x.astype(dtype) for x in found]
 
+
+Measurements = Formed | GhostMeasurements
+"""Gradients of a chunk of examples: formed, or as the tape of a backward pass."""
 
 Measure = Callable[..., Measurements]
 """`(chunk, blocks=None)` -> the gradients of a chunk, which can be measured by these blocks."""

@@ -53,7 +53,7 @@ def choose(method: str, chunk_size: int | None, bound: BoundLoss) -> Strategy:
     """The strategy that was asked for; `'auto'` compares the memory of one example."""
     if method == "vmap":
         return Strategy(None, None)
-    gradient = _gradient_bytes(bound.params)
+    gradient = gradient_bytes(bound.params)
     ghost = trace_ghost(bound) if method in {"auto", "ghost"} else None
     if method == "auto" and ghost is not None and ghost.plan.bytes >= gradient:
         ghost = None
@@ -71,7 +71,8 @@ def _fitting(bytes_per_example: int, size: int) -> int:
     return next((k for k in range(most, most // 2, -1) if size % k == 0), most)
 
 
-def _gradient_bytes(params: Any) -> int:
+def gradient_bytes(params: Any) -> int:
+    """The size of one example's gradient, float32 or wider."""
     return sum(
         math.prod(jnp.shape(leaf)) * compute_dtype(jnp.result_type(leaf)).itemsize
         for leaf in jax.tree.leaves(params)

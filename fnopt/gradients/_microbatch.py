@@ -92,20 +92,22 @@ def microbatch(
 def _accumulated(call: Any, batch: Any, size: int, part_size: int | None, rule: Any) -> Any:
     """The parts' results: sums and means in the carry of a loop, lists beside it."""
 
-    def of_one(batch: Any) -> Any:
+    def call_one(batch: Any) -> Any:
         return call(jax.tree.map(lambda x: replicate(x, 0)[:1], batch))
 
-    leaves, treedef = jax.tree.flatten(jax.eval_shape(of_one, batch))
+    leaves, treedef = jax.tree.flatten(jax.eval_shape(call_one, batch))
     rules = _prefix(rule, treedef.unflatten(leaves))
-    zeros = [
-        reshard_like(jnp.zeros(x.shape, _sum_dtype(x.dtype)), x) for x in _others(leaves, rules)
-    ]
+    zeros = []
+    for x in _without_lists(leaves, rules):
+        # Sums of 16-bit numbers over many parts are made in float32.
+        dtype = compute_dtype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else x.dtype
+        zeros.append(reshard_like(jnp.zeros(x.shape, dtype), x))
 
     def body(sums: Any, part: Any) -> Any:
         results = treedef.flatten_up_to(call(part))
         weight = {"sum": 1, "mean": jax.tree.leaves(part)[0].shape[0] / size}
         kinds = [r for r in rules if r != "concat"]
-        terms = zip(sums, _others(results, rules), kinds, strict=True)
+        terms = zip(sums, _without_lists(results, rules), kinds, strict=True)
         sums = [s + jnp.asarray(x).astype(s.dtype) * weight[kind] for s, x, kind in terms]
         return sums, [x for x, r in zip(results, rules, strict=True) if r == "concat"]
 
@@ -118,14 +120,9 @@ def _accumulated(call: Any, batch: Any, size: int, part_size: int | None, rule: 
     return treedef.unflatten(merged)
 
 
-def _others(leaves: list[Any], rules: list[str]) -> list[Any]:
+def _without_lists(leaves: list[Any], rules: list[str]) -> list[Any]:
     """The leaves that are added up, not listed."""
     return [x for x, rule in zip(leaves, rules, strict=True) if rule != "concat"]
-
-
-def _sum_dtype(dtype: Any) -> Any:
-    """Sums of 16-bit numbers over many parts are made in float32."""
-    return compute_dtype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else dtype
 
 
 def _prefix(rule: Any, results: Any) -> list[str]:

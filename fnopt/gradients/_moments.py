@@ -46,17 +46,15 @@ class Totals(NamedTuple):
     norm: jax.Array
     aux: Any
 
-    def of_all_devices(self, axis_name: Any) -> Totals:
-        """With the moments of the gradients of all devices of a named axis, if there is one."""
-        if axis_name is None:
-            return self
-        return self._replace(moments=_of_all_devices(self.moments, axis_name))
-
 
 def totals(
-    bound: BoundLoss, strategy: Strategy, wanted: jax.Array | None, skip_nonfinite: bool
+    bound: BoundLoss,
+    strategy: Strategy,
+    wanted: jax.Array | None,
+    skip_nonfinite: bool,
+    axis_name: Any,
 ) -> Totals:
-    """One pass over the batch."""
+    """The moments of the gradients of a batch, of all devices of a named axis if there is one."""
     take, leaves = measure(bound, strategy), jax.tree.leaves(bound.params)
 
     def body(moments: Moments, chunk: tuple[Any, jax.Array | None]) -> tuple[Moments, Any]:
@@ -72,6 +70,8 @@ def totals(
     moments, outputs = scan_chunks(
         body, carry, (bound.batch, wanted), bound.size, strategy.chunk_size
     )
+    if axis_name is not None:
+        moments = _of_all_devices(moments, axis_name)
     return Totals(moments, *outputs)
 
 
@@ -95,7 +95,7 @@ def _merged(a: Moments, b: Moments) -> Moments:
         return jnp.where(a.count == 0, y, x + (y - x) * share.astype(x.dtype))
 
     pairs = zip(*map(jax.tree.leaves, (a.mean, b.mean)), strict=True)
-    gaps = [_gap(x, y) for x, y in pairs]
+    gaps = [sum_of_squares(x - y.astype(x.dtype)) for x, y in pairs]
     # An infinite square isn't to be NaN for want of a gap.
     gaps = [jnp.where(apart == 0, jnp.zeros_like(g), g * apart.astype(g.dtype)) for g in gaps]
     spread = [s + t + g for s, t, g in zip(a.spread, b.spread, gaps, strict=True)]
@@ -107,15 +107,8 @@ def _of_all_devices(mine: Moments, axis_name: Any) -> Moments:
     count, weighted = jax.lax.psum(
         (mine.count, jax.tree.map(lambda m: m * mine.count.astype(m.dtype), mine.mean)), axis_name
     )
-    mean = jax.tree.map(lambda total: _over(total, count), weighted)
-    gaps = [_gap(x, y) for x, y in zip(*map(jax.tree.leaves, (mine.mean, mean)), strict=True)]
+    mean = jax.tree.map(lambda total: total / jnp.maximum(count, 1).astype(total.dtype), weighted)
+    pairs = zip(*map(jax.tree.leaves, (mine.mean, mean)), strict=True)
+    gaps = [sum_of_squares(x - y.astype(x.dtype)) for x, y in pairs]
     spread = [s + g * mine.count.astype(g.dtype) for s, g in zip(mine.spread, gaps, strict=True)]
     return Moments(count, mean, jax.lax.psum(spread, axis_name))
-
-
-def _gap(x: jax.Array, y: jax.Array) -> jax.Array:
-    return sum_of_squares(x - y.astype(x.dtype))
-
-
-def _over(total: jax.Array, count: jax.Array) -> jax.Array:
-    return total / jnp.maximum(count, 1).astype(total.dtype)

@@ -85,9 +85,8 @@ def per_example_norms(
 
     def norms_fn(*args: Any, key: Any = None, **kwargs: Any) -> Any:
         bound = spec.bind(args, kwargs, key)
-        found = None
-        if groups is not None:
-            found = groups_of(spec.like_argnums(bound.params), groups, spec.name)
+        params = spec.like_argnums(bound.params)
+        found = None if groups is None else groups_of(params, groups, spec.name)
         options = {"method": method, "chunk_size": chunk_size, "groups": found}
         each, aux = compiled(_group_norms, bound, **options)
         norms = each[0] if found is None else found.result(list(each))

@@ -1,4 +1,4 @@
-"""One gradient per example."""
+"""Per-example gradients."""
 
 from __future__ import annotations
 
@@ -58,13 +58,7 @@ def per_example_grads(
         [[-1.0, -2.0], [3.0, 4.0]]
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "per_example_grads")
-    values_and_grads = _values_aux_grads(spec, chunk_size)
-
-    def grads_fn(*args: Any, key: Any = None, **kwargs: Any) -> Any:
-        _, aux, grads = values_and_grads(args, kwargs, key)
-        return (grads, aux) if has_aux else grads
-
-    return grads_fn
+    return _per_example_grads(spec, chunk_size, with_value=False)
 
 
 def value_and_per_example_grads(
@@ -105,19 +99,15 @@ def value_and_per_example_grads(
         ([3.0, 12.0], [1.0, 4.0])
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "value_and_per_example_grads")
-    values_and_grads = _values_aux_grads(spec, chunk_size)
-
-    def values_and_grads_fn(*args: Any, key: Any = None, **kwargs: Any) -> Any:
-        losses, aux, grads = values_and_grads(args, kwargs, key)
-        return ((losses, aux) if has_aux else losses), grads
-
-    return values_and_grads_fn
+    return _per_example_grads(spec, chunk_size, with_value=True)
 
 
-def _values_aux_grads(spec: ExampleLoss, chunk_size: int | None) -> Callable[..., Any]:
+def _per_example_grads(
+    spec: ExampleLoss, chunk_size: int | None, with_value: bool
+) -> Callable[..., Any]:
     chunk_size = check_chunk_size(chunk_size, spec.name)
 
-    def run(args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> tuple[Any, Any, Any]:
+    def grads_fn(*args: Any, key: Any = None, **kwargs: Any) -> Any:
         bound = spec.bind(args, kwargs, key)
         grad = jax.vmap(jax.value_and_grad(bound.loss, has_aux=True), (None, 0))
 
@@ -127,6 +117,6 @@ def _values_aux_grads(spec: ExampleLoss, chunk_size: int | None) -> Callable[...
         with bound.on_its_mesh():
             _, outputs = scan_chunks(body, None, bound.batch, bound.size, chunk_size)
         (losses, aux), grads = outputs
-        return losses, aux, spec.like_argnums(grads)
+        return spec.outputs(losses, aux, grads, with_value)
 
-    return run
+    return grads_fn

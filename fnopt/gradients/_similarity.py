@@ -12,7 +12,7 @@ from fnopt.core import nonzero, scan_chunks
 from fnopt.gradients._checks import check_not_empty
 from fnopt.gradients._compiled import compiled
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
-from fnopt.gradients._measure import Measure, Measurements, measure
+from fnopt.gradients._measure import Measure, measure
 from fnopt.gradients._methods import Strategy, checked_strategy, choose
 from fnopt.gradients._norms import losses_and_norms
 from fnopt.sharding import all_gather_tree, pvary_like, replicate, use_mesh_of
@@ -117,34 +117,36 @@ def gradient_similarity(
         check_not_empty(bound.params, spec.name)
         options = {"method": method, "chunk_size": chunk_size}
         if axis_name is not None:
-            columns = spec.bind(_of_all(spec, args, other, axis_name), kwargs, key)
-            return _with(bound, columns, other is not None, **options)
+            batch = all_gather_tree(spec.batch_of(args) if other is None else other, axis_name)
+            columns = spec.bind(spec.with_batch(args, batch), kwargs, key)
+            return _compare(bound, columns, other is not None, **options)
         if other is None:
-            return compiled(_with_others, bound, None, count=bound.size, **options)
+            return compiled(_compare_batch, bound, None, count=bound.size, **options)
         columns = spec.bind(spec.with_batch(args, other), kwargs, key)
         if _row_types(columns.batch) != _row_types(bound.batch):  # the kept loss is for one of them
-            return _with(bound, columns, True, **options)
-        return compiled(_with_others, bound, columns.batch, count=columns.size, **options)
+            return _compare(bound, columns, True, **options)
+        return compiled(_compare_batch, bound, columns.batch, count=columns.size, **options)
 
     return similarity_fn
 
 
-def _with_others(bound: BoundLoss, other: Any, *, count: int, **options: Any) -> GradientSimilarity:
+def _compare_batch(
+    bound: BoundLoss, other: Any, *, count: int, **options: Any
+) -> GradientSimilarity:
     """With the examples of another batch, or with each other if there is none."""
     columns = bound if other is None else bound._replace(batch=other, size=count)
-    return _with(bound, columns, other is not None, **options)
+    return _compare(bound, columns, other is not None, **options)
 
 
-def _with(
+def _compare(
     bound: BoundLoss, columns: BoundLoss, is_other: bool, *, method: str, chunk_size: int | None
 ) -> GradientSimilarity:
     # The whole batch if nothing else is said: every further chunk costs passes over all.
     strategy = choose(method, chunk_size or max(bound.size, columns.size), bound)
-    if columns is bound:
-        return _similarity(bound, bound, strategy)
     # One program is replayed for both, with the types that it was recorded with.
     typed = columns._replace(batch=pvary_like(columns.batch, bound.batch))
-    found = _similarity(bound, typed, strategy)
+    with use_mesh_of(bound.batch):
+        found = _similarity(bound, bound if columns is bound else typed, strategy)
     if not is_other:
         return found
     loss, norm, _ = losses_and_norms(columns, strategy)
@@ -157,13 +159,6 @@ def _row_types(batch: Any) -> Any:
     return structure, [(x.shape[1:], x.dtype, jax.typeof(x).weak_type) for x in leaves]
 
 
-def _of_all(spec: ExampleLoss, args: tuple[Any, ...], other: Any, axis_name: Any) -> Any:
-    """The arguments with the examples of all devices as the batch."""
-    if other is not None:
-        return spec.with_batch(args, all_gather_tree(other, axis_name))
-    return spec.with_batch(args, all_gather_tree(spec.batch_of(args), axis_name))
-
-
 class _Scaled(NamedTuple):
     """The gradients of a chunk with norms around 1, and what they were divided by.
 
@@ -174,12 +169,12 @@ class _Scaled(NamedTuple):
         outputs: The norms before, the losses and what they returned beside.
     """
 
-    gradients: Measurements
+    gradients: Any
     length: jax.Array
     exponent: jax.Array
     outputs: tuple[jax.Array, jax.Array, Any]
 
-    def with_others(self, other: _Scaled) -> tuple[jax.Array, jax.Array]:
+    def products_and_cosines(self, other: _Scaled) -> tuple[jax.Array, jax.Array]:
         """The inner products and the cosines, `[n, m]`."""
         scaled = self.gradients.inner_products(other.gradients)
         lengths = self.length[:, None] * replicate(other.length)[None, :]
@@ -202,21 +197,16 @@ def _scaled(take: Measure, chunk: Any) -> _Scaled:
 
 
 def _similarity(bound: BoundLoss, columns: BoundLoss, strategy: Strategy) -> GradientSimilarity:
-    with use_mesh_of(bound.batch):
-        return _similarities(bound, columns, strategy)
-
-
-def _similarities(bound: BoundLoss, columns: BoundLoss, strategy: Strategy) -> GradientSimilarity:
     take = measure(bound, strategy)
     if columns is bound and (strategy.chunk_size is None or strategy.chunk_size >= bound.size):
         seen = _scaled(take, bound.batch)
-        return GradientSimilarity(*seen.with_others(seen), *seen.outputs)
+        return GradientSimilarity(*seen.products_and_cosines(seen), *seen.outputs)
 
     def rows(carry: None, chunk: Any) -> tuple[None, Any]:
         mine = _scaled(take, chunk)
 
         def column(carry: None, other: Any) -> tuple[None, Any]:
-            return carry, _scaled(take, other).with_others(mine)
+            return carry, _scaled(take, other).products_and_cosines(mine)
 
         _, found = scan_chunks(column, None, columns.batch, columns.size, strategy.chunk_size)
         return carry, (jax.tree.map(jnp.transpose, found), mine.outputs)

@@ -66,19 +66,19 @@ def sparse_value_and_grad(
         others = [None if c else leaf for c, (_, leaf) in zip(chosen, pairs, strict=True)]
         closed, unflatten = _program(fun, [leaf for _, leaf in pairs], treedef, args, kwargs)
 
-        def run(others: list[Any], shifts: Any) -> tuple[Any, Any, dict[int, list[Lookup]]]:
+        def evaluate(others: list[Any], shifts: Any) -> tuple[Any, Any, dict[int, list[Lookup]]]:
             lookups = Lookups(shifts)
             values = [x if t is None else t for t, x in zip(stand_ins, others, strict=True)]
-            out = unflatten(lookups.run(closed, values))
+            out = unflatten(lookups.evaluate(closed, values))
             value, aux = out if has_aux else (out, None)
             return value, aux, lookups.found
 
-        def shifted(others: list[Any], shifts: list[Any]) -> Any:
-            value, aux, found = run(others, shifts)
+        def evaluate_shifted(others: list[Any], shifts: list[Any]) -> Any:
+            value, aux, found = evaluate(others, shifts)
             return value, (aux, {i: [x.indices for x in xs] for i, xs in found.items()})
 
-        shifts, backs = _shifts(run, others)
-        derive = jax.value_and_grad(shifted, (0, 1), has_aux=True)
+        shifts, backs = _shifts(evaluate, others)
+        derive = jax.value_and_grad(evaluate_shifted, (0, 1), has_aux=True)
         (value, (aux, indices)), (grads, by_row) = derive(others, shifts)
         leaves = [
             _rows(leaf, indices.get(i, []), by_row[i], backs[i]) if chosen[i] else grads[i]
@@ -89,17 +89,17 @@ def sparse_value_and_grad(
     return value_and_grad
 
 
-def _shifts(run: Callable[..., Any], others: list[Any]) -> tuple[list[Any], list[Any]]:
+def _shifts(evaluate: Callable[..., Any], others: list[Any]) -> tuple[list[Any], list[Any]]:
     """Zeros to add to what lookups give, by table, and the ways back from their cotangents."""
     seen: list[Any] = [[] for _ in others]
     backs: list[Any] = [[] for _ in others]
 
-    def first(others: list[Any]) -> None:
-        for i, found in run(others, None)[2].items():
+    def note_lookups(others: list[Any]) -> None:
+        for i, found in evaluate(others, None)[2].items():
             seen[i] = [lookup.kind for lookup in found]
             backs[i] = [lookup.back for lookup in found]
 
-    jax.eval_shape(first, others)
+    jax.eval_shape(note_lookups, others)
     return [[jnp.zeros(kind.shape, kind.dtype) for kind in kinds] for kinds in seen], backs
 
 

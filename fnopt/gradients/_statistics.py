@@ -15,7 +15,7 @@ from fnopt.gradients._clip_rule import check_where
 from fnopt.gradients._compiled import compiled
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._methods import checked_strategy, choose
-from fnopt.gradients._moments import Totals, totals
+from fnopt.gradients._moments import totals
 from fnopt.gradients._sums import like_params
 from fnopt.sharding import psum
 
@@ -136,13 +136,11 @@ def gradient_statistics(
             raise ValueError(f"{spec.name}: the batch has 1 example, a variance needs at least 2.")
         wanted = check_where(where, bound.size, spec.name)
         found = compiled(_statistics, bound, wanted, **options)
-        own = {field: spec.like_argnums(getattr(found, field)) for field in _LIKE_PARAMS}
+        like_params = ("mean", "variance", "snr")
+        own = {field: spec.like_argnums(getattr(found, field)) for field in like_params}
         return found._replace(**own)
 
     return statistics_fn
-
-
-_LIKE_PARAMS = ("mean", "variance", "snr")
 
 
 def _statistics(
@@ -155,14 +153,8 @@ def _statistics(
     skip_nonfinite: bool,
     axis_name: Any,
 ) -> GradientStatistics:
-    found = totals(bound, choose(method, chunk_size, bound), wanted, skip_nonfinite)
-    found = found.of_all_devices(axis_name)
-    return _finished(found, bound, alignment, chunk_size)
-
-
-def _finished(
-    found: Totals, bound: BoundLoss, alignment: bool, chunk_size: int | None
-) -> GradientStatistics:
+    strategy = choose(method, chunk_size, bound)
+    found = totals(bound, strategy, wanted, skip_nonfinite, axis_name)
     count, mean, spread = found.moments
     treedef = jax.tree.structure(mean)
     spreads = [_variance(m, s, count) for m, s in zip(jax.tree.leaves(mean), spread, strict=True)]

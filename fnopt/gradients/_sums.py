@@ -23,18 +23,13 @@ def zero_sums(params: Any) -> Any:
     return jax.tree.map(zeros, params)
 
 
-def add_to_sums(sums: Any, grads: Any) -> Any:
-    """Adds gradients to sums, in the dtype of the sums."""
-    return jax.tree.map(lambda total, grad: total + grad.astype(total.dtype), sums, grads)
-
-
 def like_params(sums: Any, params: Any) -> Any:
     """Sums in the dtypes of the params and as they lie, as `jax.grad` returns them."""
 
-    def one(total: jax.Array, leaf: Any) -> jax.Array:
+    def cast_leaf(total: jax.Array, leaf: Any) -> jax.Array:
         return reshard_like(total.astype(jnp.result_type(leaf)), leaf)
 
-    return jax.tree.map(one, sums, params)
+    return jax.tree.map(cast_leaf, sums, params)
 
 
 def weighted_total(weights: jax.Array, x: jax.Array) -> jax.Array:

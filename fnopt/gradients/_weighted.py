@@ -10,7 +10,7 @@ import jax
 from fnopt.core import accepts_args, check_choice, check_chunk_size, compute_dtype, scan_chunks
 from fnopt.gradients._checks import check_weights
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
-from fnopt.gradients._sums import REDUCTIONS, add_to_sums, like_params, zero_sums
+from fnopt.gradients._sums import REDUCTIONS, like_params, zero_sums
 from fnopt.sharding import psum, pvary_like, reshard_like
 
 
@@ -65,13 +65,7 @@ def weighted_grad(
         2.0
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "weighted_grad")
-    run = _values_aux_grad(spec, reduction, chunk_size, axis_name)
-
-    def grad_fn(*args: Any, key: Any = None, **kwargs: Any) -> Any:
-        _, aux, grads = run(args, kwargs, key)
-        return (grads, aux) if has_aux else grads
-
-    return grad_fn
+    return _weighted_grad(spec, reduction, chunk_size, axis_name, with_value=False)
 
 
 def value_and_weighted_grad(
@@ -116,22 +110,16 @@ def value_and_weighted_grad(
         ([2.0, 4.0, 6.0], 2.0)
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "value_and_weighted_grad")
-    run = _values_aux_grad(spec, reduction, chunk_size, axis_name)
-
-    def values_and_grad_fn(*args: Any, key: Any = None, **kwargs: Any) -> Any:
-        losses, aux, grads = run(args, kwargs, key)
-        return ((losses, aux) if has_aux else losses), grads
-
-    return values_and_grad_fn
+    return _weighted_grad(spec, reduction, chunk_size, axis_name, with_value=True)
 
 
-def _values_aux_grad(
-    spec: ExampleLoss, reduction: str, chunk_size: int | None, axis_name: Any
+def _weighted_grad(
+    spec: ExampleLoss, reduction: str, chunk_size: int | None, axis_name: Any, with_value: bool
 ) -> Callable[..., Any]:
     check_choice(reduction, REDUCTIONS, "reduction", spec.name)
     chunk_size = check_chunk_size(chunk_size, spec.name)
 
-    def run(args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> tuple[Any, Any, Any]:
+    def grad_fn(*args: Any, key: Any = None, **kwargs: Any) -> Any:
         _check_has_weights(spec, args, kwargs, key)
         bound = spec.bind(args[:-1], kwargs, key, axis_name)
         weights = check_weights(args[-1], bound.size, spec.name)
@@ -140,9 +128,9 @@ def _values_aux_grad(
         with bound.on_its_mesh():
             losses, aux, sums = _weighted_sum(bound, weights, scale, chunk_size)
             sums = like_params(psum(sums, axis_name), bound.given)
-        return losses, aux, spec.like_argnums(sums)
+        return spec.outputs(losses, aux, sums, with_value)
 
-    return run
+    return grad_fn
 
 
 def _check_has_weights(
@@ -174,7 +162,8 @@ def _weighted_sum(
         w = w.astype(compute_dtype(losses.dtype)) * scale
         w = pvary_like(w.astype(losses.dtype), losses)
         (grads,) = pullback(reshard_like(w, losses))
-        return add_to_sums(sums, grads), (losses, aux)
+        sums = jax.tree.map(lambda total, grad: total + grad.astype(total.dtype), sums, grads)
+        return sums, (losses, aux)
 
     carry = zero_sums(bound.params)
     sums, (losses, aux) = scan_chunks(body, carry, (bound.batch, weights), bound.size, chunk_size)

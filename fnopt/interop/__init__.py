@@ -1,8 +1,8 @@
 """fnopt's optimizers in other libraries, and theirs here.
 
-Most loops need nothing from this package: an fnopt optimizer has the `init` and `update` that
-flax, Equinox and optax call, and `fnopt.chain` takes other libraries' (init, update) pairs as they
-are. Other libraries are imported inside the functions that need them.
+Most loops need nothing from this package. An fnopt optimizer has the `init` and `update` that flax,
+Equinox and optax call. `fnopt.chain` takes other libraries' (init, update) pairs as they are. Other
+libraries are imported inside the functions that need them.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def _class() -> Any:
 def _with_arrays(tx: Any) -> Any:
     """The optimizer with arrays for its numbers: other numbers are static in nnx."""
 
-    def one(x: Any) -> Any:
+    def convert_leaf(x: Any) -> Any:
         return jnp.asarray(x, default_float()) if isinstance(x, float) else x
 
-    return jax.tree.map(one, tx)
+    return jax.tree.map(convert_leaf, tx)

@@ -47,7 +47,9 @@ def privacy_epsilon(
         )
     if noise_multiplier == 0:
         return math.inf
-    accountant = _accountant()
+    from dp_accounting import pld
+
+    accountant = pld.PLDAccountant()
     accountant.compose(_event(noise_multiplier, sampling_rate, steps))
     return float(accountant.get_epsilon(delta))
 
@@ -111,12 +113,6 @@ def _check(sampling_rate: float, steps: int, delta: float, name: str) -> None:
     check_count(steps, "steps", name)
     if not 0 < delta < 1:
         raise ValueError(f"{name}: delta = {delta!r}, expected 0 < delta < 1.")
-
-
-def _accountant() -> Any:
-    from dp_accounting import pld
-
-    return pld.PLDAccountant()
 
 
 def _event(noise_multiplier: float, sampling_rate: float, steps: int) -> Any:

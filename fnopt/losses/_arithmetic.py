@@ -9,19 +9,19 @@ import jax.numpy as jnp
 
 
 @jax.custom_jvp
-def times(weight: jax.Array, x: jax.Array) -> jax.Array:
+def multiply(weight: jax.Array, x: jax.Array) -> jax.Array:
     r"""The product :math:`w x`, with :math:`0 \cdot \infty = 0`."""
     with jax.named_scope("weighted"):  # as `log_softmax` below
         return jnp.where(weight == 0, jnp.zeros_like(x), weight * x)
 
 
-@times.defjvp
-def _times_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+@multiply.defjvp
+def _multiply_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     weight, x = primals
     weight_dot, x_dot = tangents
     # An infinite slope towards the weight would meet the zeros of a chain rule as NaN.
     most = jnp.finfo(x.dtype).max
-    return times(weight, x), weight * x_dot + weight_dot * jnp.clip(x, -most, most)
+    return multiply(weight, x), weight * x_dot + weight_dot * jnp.clip(x, -most, most)
 
 
 def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
@@ -33,7 +33,7 @@ def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
     return tuple(a % ndim for a in given)
 
 
-def at_last(x: jax.Array, axis: Any) -> jax.Array:
+def reduced_axes_last(x: jax.Array, axis: Any) -> jax.Array:
     """The axes to reduce (an int, several, or None for all) as one last axis."""
     reduced = _axes(axis, x.ndim)
     others = tuple(a for a in range(x.ndim) if a not in reduced)
@@ -72,12 +72,12 @@ def _log_softmax_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tup
     return y, x_dot - jnp.sum(jnp.exp(y) * x_dot, axis=-1, keepdims=True)
 
 
-def hidden(where: jax.Array | None, x: jax.Array) -> jax.Array:
+def exclude_scores(where: jax.Array | None, x: jax.Array) -> jax.Array:
     """Scores with minus infinity where the mask excludes: classes that can't be."""
     return x if where is None else jnp.where(where, x, jnp.full_like(x, -jnp.inf))
 
 
-def at_label(x: jax.Array, labels: jax.Array) -> jax.Array:
+def take_at_label(x: jax.Array, labels: jax.Array) -> jax.Array:
     """The entry of each row (last axis) at its label; NaN where there is no such class."""
     # A negative label would count from the end, silently.
     beyond = jnp.where(labels < 0, jnp.full_like(labels, x.shape[-1]), labels)

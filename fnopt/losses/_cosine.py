@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fnopt.losses._inputs import floats
 
 
-def _scaled(x: jax.Array, axis: Any, where: Any) -> tuple[jax.Array, jax.Array]:
+def _scale(x: jax.Array, axis: Any, where: Any) -> tuple[jax.Array, jax.Array]:
     """A vector over its largest entry, and that entry (no part of the derivative)."""
     shown = jnp.abs(x) if where is None else jnp.where(where, jnp.abs(x), jnp.zeros_like(x))
     top = jax.lax.stop_gradient(jnp.max(shown, axis=axis, keepdims=True, initial=0))
@@ -24,7 +24,7 @@ def unit(x: jax.Array, epsilon: Any, axis: Any, where: Any = None) -> tuple[jax.
     A vector of zeros stays one. The length is taken of the vector over its largest entry: squares
     of 1e20 and 1e-24 are infinite and zero in float32.
     """
-    x, top = _scaled(x, axis, where)
+    x, top = _scale(x, axis, where)
     square = jnp.sum(jnp.square(x), axis=axis, keepdims=True, where=where)
     # Over the largest entry the length is at least 1, unless all entries are zero.
     zero = square == 0
@@ -50,7 +50,7 @@ def _check_lengths(name: str, a: jax.Array, b: jax.Array, axis: Any) -> None:
         )
 
 
-def _two_units(
+def _unit_vectors(
     name: str, predictions: Any, targets: Any, epsilon: Any, axis: Any, where: Any
 ) -> tuple[Any, ...]:
     a, b = floats(name, predictions=predictions, targets=targets)
@@ -88,7 +88,7 @@ def cosine_similarity(
         Array(0.8, dtype=float32)
     """
     name = "cosine_similarity"
-    a, _, b, _ = _two_units(name, predictions, targets, epsilon, axis, where)
+    a, _, b, _ = _unit_vectors(name, predictions, targets, epsilon, axis, where)
     return jnp.sum(a * b, axis=axis)
 
 
@@ -119,5 +119,5 @@ def cosine_distance(
         Array(1., dtype=float32)
     """
     name = "cosine_distance"
-    a, a_lacks, b, b_lacks = _two_units(name, predictions, targets, epsilon, axis, where)
+    a, a_lacks, b, b_lacks = _unit_vectors(name, predictions, targets, epsilon, axis, where)
     return 0.5 * (jnp.sum(jnp.square(a - b), axis=axis) + a_lacks + b_lacks)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.losses._arithmetic import at_label, log_softmax
+from fnopt.losses._arithmetic import log_softmax, take_at_label
 from fnopt.losses._inputs import floats
 
 
@@ -130,7 +130,7 @@ def ctc_loss_with_forward_probs(
     _, (blank, emit) = jax.lax.scan(step, first, _frames(scores, padded, labels, blank_id))
     last = _arrive(blank[-1], emit[-1])
     length = size - jnp.sum(no_label.astype(jnp.int32), axis=1)
-    return -at_label(last, length), blank.at[-1].set(last), emit
+    return -take_at_label(last, length), blank.at[-1].set(last), emit
 
 
 def ctc_loss(

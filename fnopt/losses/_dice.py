@@ -11,7 +11,7 @@ from fnopt.core import check_choice
 from fnopt.losses._inputs import floats
 
 
-def _aligned(name: str, predictions: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
+def _align(name: str, predictions: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
     """Both with a class axis at the end."""
     predictions, targets = floats(name, predictions=predictions, targets=targets)
     if predictions.ndim == targets.ndim - 1:
@@ -91,7 +91,7 @@ def dice_loss(
         Milletari, Navab and Ahmadi, 2016, arXiv:1606.04797; Salehi et al., 2017, arXiv:1706.05721.
     """
     check_choice(reduction, ("mean", "sum", "none"), "reduction", "dice_loss")
-    predictions, targets = _aligned("dice_loss", predictions, targets)
+    predictions, targets = _align("dice_loss", predictions, targets)
     p, dtype = _probabilities(predictions, apply_softmax), predictions.dtype
     axis = tuple(range(1, p.ndim - 1)) if axis is None else axis
     smooth, alpha, beta = (jnp.asarray(x, dtype) for x in (smooth, alpha, beta))
@@ -143,7 +143,7 @@ def multiclass_generalized_dice_loss(
     Reference:
         Sudre et al., 2017, arXiv:1707.03237.
     """
-    predictions, targets = _aligned("multiclass_generalized_dice_loss", predictions, targets)
+    predictions, targets = _align("multiclass_generalized_dice_loss", predictions, targets)
     sizes = jnp.sum(targets, axis=tuple(range(targets.ndim - 1)))
     weights = 1 / (jnp.square(sizes) + jnp.asarray(1e-7, sizes.dtype))
     losses = dice_loss(

@@ -7,14 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.losses._arithmetic import times
-from fnopt.losses._inputs import kept, mask, pairs
+from fnopt.losses._arithmetic import multiply
+from fnopt.losses._inputs import mask, pairs, zero_excluded
 
 
 def _inputs(name: str, axis: Any, where: Any, **arrays: Any) -> tuple[jax.Array, jax.Array]:
     a, b = pairs(name, **arrays)
     where = mask(where, jnp.broadcast_shapes(a.shape, b.shape), axis)
-    return kept(where, a), kept(where, b)
+    return zero_excluded(where, a), zero_excluded(where, b)
 
 
 def _log(p: jax.Array) -> jax.Array:
@@ -53,7 +53,7 @@ def kl_divergence(
     log_q, p = _inputs(
         "kl_divergence", axis, where, log_predictions=log_predictions, targets=targets
     )
-    return jnp.sum(times(p, _log(p) - log_q), axis=axis)
+    return jnp.sum(multiply(p, _log(p) - log_q), axis=axis)
 
 
 def kl_divergence_with_log_targets(
@@ -91,7 +91,7 @@ def kl_divergence_with_log_targets(
     )
     p = jnp.exp(log_p)
     finite = jnp.where(log_p == -jnp.inf, jnp.zeros_like(log_p), log_p)
-    terms = times(p, finite - log_q)
+    terms = multiply(p, finite - log_q)
     # What the mask excludes was set to log p = log q = 0, whose term is zero.
     return jnp.sum(terms, axis=axis)
 
@@ -129,6 +129,6 @@ def generalized_kl_divergence(
     # p and q nearly cancel where they nearly agree; far from it their ratio may overflow.
     small = jnp.where(near, ratio, jnp.zeros_like(ratio))
     close = p * (jnp.expm1(small) - small)
-    terms = jnp.where(near, close, jnp.exp(log_q) - p - times(p, ratio))
+    terms = jnp.where(near, close, jnp.exp(log_q) - p - multiply(p, ratio))
     terms = jnp.where(p == 0, jnp.exp(log_q), terms)
-    return jnp.sum(kept(mask(where, terms.shape, axis), terms), axis=axis)
+    return jnp.sum(zero_excluded(mask(where, terms.shape, axis), terms), axis=axis)

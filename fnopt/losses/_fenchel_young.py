@@ -49,10 +49,12 @@ def make_fenchel_young_loss(max_fun: Callable[..., Any]) -> Callable[..., jax.Ar
     def fenchel_young_loss(scores: Any, targets: Any, *args: Any, **kwargs: Any) -> jax.Array:
         scores, targets = floats("fenchel_young_loss", scores=scores, targets=targets)
 
-        def one(x: jax.Array) -> jax.Array:
+        def maximum_of_row(x: jax.Array) -> jax.Array:
             return jnp.asarray(max_fun(x, *args, **kwargs)).astype(scores.dtype)
 
         # Summed rather than as a matrix product, which an accelerator rounds.
-        return jnp.vectorize(one, signature="(n)->()")(scores) - jnp.sum(targets * scores, -1)
+        return jnp.vectorize(maximum_of_row, signature="(n)->()")(scores) - jnp.sum(
+            targets * scores, -1
+        )
 
     return fenchel_young_loss

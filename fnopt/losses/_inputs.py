@@ -73,6 +73,6 @@ def mask(where: Any, shape: Any, axis: Any) -> jax.Array | None:
     return jnp.broadcast_to(where.astype(bool), shape)
 
 
-def kept(where: jax.Array | None, x: jax.Array) -> jax.Array:
+def zero_excluded(where: jax.Array | None, x: jax.Array) -> jax.Array:
     """`x` with zeros where the mask excludes, so that nothing that stands there is seen."""
     return x if where is None else jnp.where(where, x, jnp.zeros_like(x))

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.losses._arithmetic import at_label
+from fnopt.losses._arithmetic import take_at_label
 from fnopt.losses._inputs import class_labels, floats, pairs
 
 
@@ -63,7 +63,7 @@ def _margins(name: str, scores: Any, labels: Any) -> tuple[jax.Array, jax.Array]
     labels = class_labels(name, labels, scores.shape[:-1])
     others = jnp.arange(scores.shape[-1], dtype=labels.dtype) != labels[..., None]
     # The difference comes first: a margin of 1 is lost beside scores of 1e8.
-    return scores - at_label(scores, labels)[..., None], others
+    return scores - take_at_label(scores, labels)[..., None], others
 
 
 def multiclass_hinge_loss(scores: Any, labels: Any) -> jax.Array:

@@ -8,17 +8,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.losses._arithmetic import hidden, log_softmax, times
-from fnopt.losses._inputs import kept, mask, pairs
+from fnopt.losses._arithmetic import exclude_scores, log_softmax, multiply
+from fnopt.losses._inputs import mask, pairs, zero_excluded
 
 
-def _reduced(loss: jax.Array, some: jax.Array | None, reduce_fn: Any) -> jax.Array:
+def _reduce(loss: jax.Array, some: jax.Array | None, reduce_fn: Any) -> jax.Array:
     if reduce_fn is None:
-        return kept(some, loss)
+        return zero_excluded(some, loss)
     if reduce_fn is jnp.mean and some is not None:
         # The mean of nothing is 0 over 0; its gradient too.
         count = jnp.sum(some.astype(loss.dtype))
-        return jnp.sum(kept(some, loss)) / jnp.maximum(count, 1)
+        return jnp.sum(zero_excluded(some, loss)) / jnp.maximum(count, 1)
     return reduce_fn(loss, where=some)
 
 
@@ -63,9 +63,9 @@ def ranking_softmax_loss(
         "ranking_softmax_loss", logits=logits, labels=labels, weights=weights
     )
     where = mask(where, scores.shape, -1)
-    relevance = kept(where, relevance)
+    relevance = zero_excluded(where, relevance)
     if w is not None:
-        relevance = relevance * kept(where, w)
-    log_p = log_softmax(hidden(where, scores))
-    loss = jnp.sum(times(relevance, -log_p), axis=-1)
-    return _reduced(loss, None if where is None else jnp.any(where, axis=-1), reduce_fn)
+        relevance = relevance * zero_excluded(where, w)
+    log_p = log_softmax(exclude_scores(where, scores))
+    loss = jnp.sum(multiply(relevance, -log_p), axis=-1)
+    return _reduce(loss, None if where is None else jnp.any(where, axis=-1), reduce_fn)

@@ -7,13 +7,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.losses._arithmetic import times
+from fnopt.losses._arithmetic import multiply
 from fnopt.losses._inputs import pairs
 
 
 def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     # Both terms are positive: nothing cancels, also where a sure answer is right.
-    return times(labels, jax.nn.softplus(-logits)) + times(1 - labels, jax.nn.softplus(logits))
+    return multiply(labels, jax.nn.softplus(-logits)) + multiply(
+        1 - labels, jax.nn.softplus(logits)
+    )
 
 
 def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> jax.Array:

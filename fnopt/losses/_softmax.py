@@ -8,8 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import type_text
-from fnopt.losses._arithmetic import at_label, at_last, hidden, log_softmax, times
-from fnopt.losses._inputs import class_labels, kept, mask, pairs
+from fnopt.losses._arithmetic import (
+    exclude_scores,
+    log_softmax,
+    multiply,
+    reduced_axes_last,
+    take_at_label,
+)
+from fnopt.losses._inputs import class_labels, mask, pairs, zero_excluded
 
 
 def _log_probabilities(
@@ -19,10 +25,10 @@ def _log_probabilities(
     _check_is_distribution(name, logits, labels)
     logits, labels = pairs(name, logits=logits, labels=labels)
     shape = jnp.broadcast_shapes(logits.shape, labels.shape)
-    logits, labels = (at_last(jnp.broadcast_to(x, shape), axis) for x in (logits, labels))
+    logits, labels = (reduced_axes_last(jnp.broadcast_to(x, shape), axis) for x in (logits, labels))
     where = mask(where, shape, axis)
-    where = where if where is None else at_last(where, axis)
-    return log_softmax(hidden(where, logits)), kept(where, labels), where
+    where = where if where is None else reduced_axes_last(where, axis)
+    return log_softmax(exclude_scores(where, logits)), zero_excluded(where, labels), where
 
 
 def _check_is_distribution(name: str, logits: Any, labels: Any) -> None:
@@ -69,7 +75,7 @@ def softmax_cross_entropy(logits: Any, labels: Any, axis: Any = -1, where: Any =
     """
     name = "softmax_cross_entropy"
     log_p, labels, _ = _log_probabilities(name, logits, labels, axis, where)
-    return jnp.sum(times(labels, -log_p), axis=-1)
+    return jnp.sum(multiply(labels, -log_p), axis=-1)
 
 
 def softmax_cross_entropy_with_integer_labels(
@@ -105,13 +111,13 @@ def softmax_cross_entropy_with_integer_labels(
     name = "softmax_cross_entropy_with_integer_labels"
     (scores,) = pairs(name, logits=logits)
     where = mask(where, scores.shape, axis)
-    scores = at_last(scores, axis)
+    scores = reduced_axes_last(scores, axis)
     labels = class_labels(name, labels, scores.shape[:-1])
     if where is None:
-        return -at_label(log_softmax(scores), labels)
-    where = at_last(where, axis)
-    loss = -at_label(log_softmax(hidden(where, scores)), labels)
-    return kept(jnp.any(where, axis=-1), loss)
+        return -take_at_label(log_softmax(scores), labels)
+    where = reduced_axes_last(where, axis)
+    loss = -take_at_label(log_softmax(exclude_scores(where, scores)), labels)
+    return zero_excluded(jnp.any(where, axis=-1), loss)
 
 
 def poly_loss_cross_entropy(
@@ -144,5 +150,5 @@ def poly_loss_cross_entropy(
     name = "poly_loss_cross_entropy"
     log_p, labels, _ = _log_probabilities(name, logits, labels, axis, where)
     missed = jnp.sum(labels * -jnp.expm1(log_p), axis=-1)
-    entropy = jnp.sum(times(labels, -log_p), axis=-1)
+    entropy = jnp.sum(multiply(labels, -log_p), axis=-1)
     return entropy + jnp.asarray(epsilon, entropy.dtype) * missed

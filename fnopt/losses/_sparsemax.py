@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import type_text
-from fnopt.losses._arithmetic import at_label
+from fnopt.losses._arithmetic import take_at_label
 from fnopt.losses._inputs import check_broadcast, class_labels, floats
 from fnopt.projections import simplex_of_rows
 
@@ -73,7 +73,7 @@ def multiclass_sparsemax_loss(scores: Any, labels: Any) -> jax.Array:
     """
     (scores,) = floats("multiclass_sparsemax_loss", scores=scores)
     labels = class_labels("multiclass_sparsemax_loss", labels, scores.shape[:-1])
-    ahead = scores - at_label(scores, labels)[..., None]
+    ahead = scores - take_at_label(scores, labels)[..., None]
     p = simplex_of_rows(scores, jnp.ones((), scores.dtype))
     # Classes without probability may have a score of minus infinity.
     terms = jnp.where(p > 0, p * jnp.where(p > 0, ahead, jnp.zeros_like(p)), jnp.zeros_like(p))

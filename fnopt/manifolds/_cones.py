@@ -14,7 +14,7 @@ class PositiveDefiniteMatrices(Manifold):
     r"""Symmetric positive definite matrices, `[..., n, n]`, in the log-Cholesky metric.
 
     With :math:`X = L L^\top` a tangent holds the changes of :math:`\log L_{ii}`, then of the
-    entries of `L` below the diagonal, `[..., n (n + 1) / 2]`. In these numbers the set is flat: no
+    entries of `L` below the diagonal, `[..., n (n + 1) / 2]`. In these numbers the set is flat. No
     step leaves it, `local` is a difference, the mean of matrices is that of the numbers, and
     `transport` changes nothing.
 
@@ -67,7 +67,7 @@ class PositiveDefiniteMatrices(Manifold):
         return matmul(Q * values[..., None, :], jnp.swapaxes(Q, -1, -2))
 
     def distance(self, x: jax.Array) -> jax.Array:
-        """As of any manifold; infinite in the metric where a matrix has no Cholesky factor."""
+        """Distance of any manifold; infinite where a matrix has no Cholesky factor."""
         diagonal = jnp.diagonal(jnp.linalg.cholesky(x), axis1=-2, axis2=-1)
         return jnp.where(jnp.all(diagonal > 0), super().distance(x), jnp.inf)
 
@@ -114,7 +114,7 @@ class Probabilities(Manifold):
         return y / jnp.sum(y, axis=-1, keepdims=True)
 
     def distance(self, x: jax.Array) -> jax.Array:
-        """As of any manifold; infinite in the metric where an entry isn't positive."""
+        """Distance of any manifold; infinite where an entry isn't positive."""
         return jnp.where(jnp.any(x <= 0), jnp.inf, super().distance(x))
 
     def from_coordinates(self, x: jax.Array, c: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ from jax import lax
 
 from fnopt.core import matmul, static, where
 from fnopt.manifolds._manifold import Manifold
-from fnopt.manifolds._rotations import orthonormalized
+from fnopt.manifolds._rotations import orthonormalize
 from fnopt.manifolds._smooth import angle_ratio, cosine, sine_ratio
 
 
@@ -56,15 +56,15 @@ class Sphere(Manifold):
 
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
         """The point at the end of the arc that begins along `v`."""
-        x, square = self._normalized(x)
+        x, square = self._normalize(x)
         v = _tangent(x, v, square)
         t = jnp.sum(v * v, axis=-1, keepdims=True) / square
         return cosine(t) * x + sine_ratio(t) * v
 
     def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
         """The tangent along the arc from `x` to `y`, as long as the arc."""
-        x, square = self._normalized(x)
-        y, _ = self._normalized(y)
+        x, square = self._normalize(x)
+        y, _ = self._normalize(y)
         normal = _tangent(x, y, square)
         c = jnp.sum(x * y, axis=-1, keepdims=True) / square
         return angle_ratio(jnp.sum(normal * normal, axis=-1, keepdims=True) / square, c) * normal
@@ -73,11 +73,11 @@ class Sphere(Manifold):
         """The vector in the same direction; for the vector 0, along the first axis."""
         first = jnp.eye(1, y.shape[-1], dtype=y.dtype)[0]
         is_zero = jnp.sum(y * y, axis=-1, keepdims=True) == 0
-        return self._normalized(jnp.where(is_zero, first, y))[0]
+        return self._normalize(jnp.where(is_zero, first, y))[0]
 
     def from_coordinates(self, x: jax.Array, c: jax.Array) -> jax.Array:
         """The tangent with coordinates in the basis of a reflection that maps an axis to `x`."""
-        x, square = self._normalized(x)
+        x, square = self._normalize(x)
         return complement((x / jnp.sqrt(square))[..., None], c[..., None])[..., 0]
 
     def gradient(self, x: jax.Array, g: jax.Array) -> jax.Array:
@@ -86,10 +86,10 @@ class Sphere(Manifold):
 
     def transport(self, x: jax.Array, v: jax.Array) -> jax.Array:
         """The projection on the tangent space."""
-        x, square = self._normalized(x)
+        x, square = self._normalize(x)
         return _tangent(x, v, square)
 
-    def _normalized(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _normalize(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Vectors of the length, and its square."""
         square = jnp.sum(x * x, axis=-1, keepdims=True)
         safe = jnp.where(square > 0, square, jnp.ones_like(square))
@@ -145,20 +145,20 @@ class OrthonormalFrames(Manifold):
 
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
         """The Cayley transform along a tangent."""
-        x = orthonormalized(x)
+        x = orthonormalize(x)
         A, normal = _frame_parts(x, v)
         eye = jnp.eye(x.shape[-1], dtype=x.dtype)
-        half = A / 2 - matmul(_turned(normal), normal) / 4
+        half = A / 2 - matmul(_transpose(normal), normal) / 4
         inner = jnp.linalg.solve(eye - half, eye + half)
         return matmul(x, inner) + matmul(normal, eye + inner) / 2
 
     def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
         """The tangent whose Cayley transform leads to `y`."""
-        inner = matmul(_turned(x), y)
+        inner = matmul(_transpose(x), y)
         normal = y - matmul(x, inner)
         eye = jnp.eye(x.shape[-1], dtype=x.dtype)
-        N = 2 * _solved_right(normal, eye + inner)
-        A = _solved_right(2 * (inner - eye) + matmul(_turned(N), normal), eye + inner)
+        N = 2 * _solve_right(normal, eye + inner)
+        A = _solve_right(2 * (inner - eye) + matmul(_transpose(N), normal), eye + inner)
         return matmul(x, A) + N
 
     def nearest(self, y: jax.Array) -> jax.Array:
@@ -172,7 +172,7 @@ class OrthonormalFrames(Manifold):
         inside, outside = c[..., : p * (p - 1) // 2], c[..., p * (p - 1) // 2 :]
         rows, columns = jnp.tril_indices(p, -1)
         A = jnp.zeros((*c.shape[:-1], p, p), c.dtype).at[..., rows, columns].set(inside)
-        A = (A - _turned(A)) * jnp.asarray(0.5**0.5, c.dtype)
+        A = (A - _transpose(A)) * jnp.asarray(0.5**0.5, c.dtype)
         return matmul(x, A) + complement(x, outside.reshape(*c.shape[:-1], n - p, p))
 
     def gradient(self, x: jax.Array, g: jax.Array) -> jax.Array:
@@ -189,15 +189,15 @@ class OrthonormalFrames(Manifold):
 
 
 def _frame_parts(x: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-    inner = matmul(_turned(x), v)
-    return (inner - _turned(inner)) / 2, v - matmul(x, inner)
+    inner = matmul(_transpose(x), v)
+    return (inner - _transpose(inner)) / 2, v - matmul(x, inner)
 
 
-def _solved_right(b: jax.Array, a: jax.Array) -> jax.Array:
-    return _turned(jnp.linalg.solve(_turned(a), _turned(b)))
+def _solve_right(b: jax.Array, a: jax.Array) -> jax.Array:
+    return _transpose(jnp.linalg.solve(_transpose(a), _transpose(b)))
 
 
-def _turned(x: jax.Array) -> jax.Array:
+def _transpose(x: jax.Array) -> jax.Array:
     return jnp.swapaxes(x, -1, -2)
 
 
@@ -219,8 +219,8 @@ def complement(x: jax.Array, b: jax.Array) -> jax.Array:
     x = lax.stop_gradient(x)
     U, s, Vt = jnp.linalg.svd(x[..., :p, :], full_matrices=False)
     W = x.at[..., :p, :].add(matmul(U, Vt))
-    inner = matmul(_turned(W[..., p:, :]), b)
-    weights = matmul(_turned(Vt) / (1 + s)[..., None, :], matmul(Vt, inner))
+    inner = matmul(_transpose(W[..., p:, :]), b)
+    weights = matmul(_transpose(Vt) / (1 + s)[..., None, :], matmul(Vt, inner))
     below = jnp.concatenate([jnp.zeros((*b.shape[:-2], p, b.shape[-1]), b.dtype), b], axis=-2)
     return below - matmul(W, weights)
 

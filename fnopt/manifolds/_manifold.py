@@ -14,8 +14,8 @@ from fnopt.core import Value
 class Manifold(Value):
     r"""A set on which a parameter lives; the last axes of an array hold a point, others count them.
 
-    A point `x` moves by `retract(x, v)`, where `v` is a tangent: an array of `tangent_shape`, which
-    is flat, so optimizers and solvers work on it as on any other. A subclass defines
+    A point `x` moves by `retract(x, v)`, where `v` is a tangent, an array of `tangent_shape`.
+    Tangents are flat, so optimizers and solvers work on them as on any array. A subclass defines
 
     - `retract(x, v)`, with :math:`R_x(0) = x`, smooth, which stays on the set for every `v`;
     - `local(x, y)`, the tangent that leads from `x` to `y`: :math:`R_x(\mathrm{local}(x, y)) = y`;

@@ -56,12 +56,12 @@ class RigidMotions(Manifold):
         """The pose moved in its own frame."""
         R, p = self.parts(x)
         u, turn = v[..., : self.size], v[..., self.size :]
-        return self.of(self.rotations.retract(R, turn), p + _times(R, u))
+        return self.of(self.rotations.retract(R, turn), p + _rotate_vector(R, u))
 
     def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
         """The shift and the rotation vector from `x` to `y`, in the frame of `x`."""
         (R, p), (S, q) = self.parts(x), self.parts(y)
-        shift = _times(jnp.swapaxes(R, -1, -2), q - p)
+        shift = _rotate_vector(jnp.swapaxes(R, -1, -2), q - p)
         return jnp.concatenate([shift, self.rotations.local(R, S)], axis=-1)
 
     def nearest(self, y: jax.Array) -> jax.Array:
@@ -87,13 +87,13 @@ class RigidMotions(Manifold):
         """The inverse pose, without a solve."""
         R, p = self.parts(x)
         back = jnp.swapaxes(R, -1, -2)
-        return self.of(back, -_times(back, p))
+        return self.of(back, -_rotate_vector(back, p))
 
     def __repr__(self) -> str:
         return f"SE{self.size}"
 
 
-def _times(R: jax.Array, u: jax.Array) -> jax.Array:
+def _rotate_vector(R: jax.Array, u: jax.Array) -> jax.Array:
     return matmul(R, u[..., None])[..., 0]
 
 

@@ -113,10 +113,10 @@ def map_points(fn: Any, params: Any, *rest: Any) -> Any:
         rest: Trees of its structure. The leaves of the last one stay where there is no manifold.
     """
 
-    def one(node: Any, *others: Any) -> Any:
+    def map_node(node: Any, *others: Any) -> Any:
         if not is_on(node):
             return others[-1] if others else node
-        made = fn(node.manifold, node.value, *(other.value for other in others))
-        return on._unflatten((node.manifold,), (made,))
+        mapped = fn(node.manifold, node.value, *(other.value for other in others))
+        return on._unflatten((node.manifold,), (mapped,))
 
-    return jax.tree.map(one, params, *rest, is_leaf=is_on)
+    return jax.tree.map(map_node, params, *rest, is_leaf=is_on)

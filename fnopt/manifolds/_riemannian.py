@@ -78,12 +78,12 @@ class riemannian(Wrapper):
             return map_points(_gradient, params, gradients)
 
         def outward(tangents: Any) -> Any:
-            return map_points(_retracted, params, tangents)
+            return map_points(_retract, params, tangents)
 
         origin = _origin(params)
         steps, inner_state = self.inner.update(
             inward(updates),
-            _transported(state.inner_state, params, origin),
+            _transport_state(state.inner_state, params, origin),
             origin,
             **translate_extra_args(extra_args, inward, outward),
         )
@@ -113,7 +113,7 @@ def _gradient(manifold: Manifold, x: Any, g: Any) -> jax.Array:
     return manifold.gradient(*_wide(x, g)).astype(g.dtype)
 
 
-def _retracted(manifold: Manifold, x: Any, v: Any) -> jax.Array:
+def _retract(manifold: Manifold, x: Any, v: Any) -> jax.Array:
     return manifold.retract(*_wide(x, v)).astype(x.dtype)
 
 
@@ -128,26 +128,26 @@ def _transport(manifold: Manifold, x: Any, v: Any) -> jax.Array:
     return manifold.transport(*_wide(x, v)).astype(v.dtype)
 
 
-def _transported(state: Any, params: Any, origin: Any) -> Any:
+def _transport_state(state: Any, params: Any, origin: Any) -> Any:
     """The state with its averages of gradients as tangents at the params."""
     if hasattr(state, "_fields"):
         real, own = declared_slots(type(state)), custom_slots(type(state))
         moving = {name for name, is_real in real.items() if not is_real} - own
         parts = {
-            name: _moved(part, params, origin)
+            name: _transport_slot(part, params, origin)
             if name in moving
-            else _transported(part, params, origin)
+            else _transport_state(part, params, origin)
             for name, part in state._asdict().items()
         }
         return type(state)(**parts)
     if isinstance(state, dict):
-        return {name: _transported(part, params, origin) for name, part in state.items()}
+        return {name: _transport_state(part, params, origin) for name, part in state.items()}
     if isinstance(state, tuple):
-        return type(state)(_transported(part, params, origin) for part in state)
+        return type(state)(_transport_state(part, params, origin) for part in state)
     return state
 
 
-def _moved(slot: Any, params: Any, origin: Any) -> Any:
+def _transport_slot(slot: Any, params: Any, origin: Any) -> Any:
     """A slot of tangents at other points; one that is stored in another form stays as it is."""
     if jax.tree.structure(slot) != jax.tree.structure(origin):
         return slot

@@ -55,7 +55,7 @@ class Rotations(Manifold):
 
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
         """The rotation followed by that of `v`, in its own frame."""
-        return orthonormalized(matmul(x, rotation(v)))
+        return orthonormalize(matmul(x, rotation(v)))
 
     def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
         """The rotation vector from `x` to `y`."""
@@ -71,8 +71,8 @@ class Rotations(Manifold):
         return f"SO{self.size}"
 
 
-def orthonormalized(x: jax.Array) -> jax.Array:
-    r"""One Newton-Schulz step :math:`\tfrac12 X (3 I - X^\top X)`: rounding doesn't add up.
+def orthonormalize(x: jax.Array) -> jax.Array:
+    r"""Take a Newton-Schulz step :math:`\tfrac12 X (3 I - X^\top X)` against rounding errors.
 
     Reference:
         Higham (2008), Functions of matrices, section 8.3.

@@ -1,4 +1,4 @@
-"""One model of several data sets that share some of its params."""
+"""A model of several data sets that share params."""
 
 from __future__ import annotations
 
@@ -10,10 +10,6 @@ import numpy as np
 
 from fnopt.core import static, where
 from fnopt.models._model import Bounds, Model
-
-
-def _as_names(shared: Any) -> tuple[str, ...]:
-    return (shared,) if isinstance(shared, str) else tuple(shared)
 
 
 class Datasets(Model):
@@ -43,7 +39,7 @@ class Datasets(Model):
 
     model: Model
     count: int = static(least=1)
-    shared: tuple[str, ...] = static(convert=_as_names)
+    shared: tuple[str, ...] = static(convert=lambda x: (x,) if isinstance(x, str) else tuple(x))
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -166,7 +166,7 @@ class _Rise(Component):
     positive = ("sigma",)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """From the smallest to the largest value, a seventh of the range wide, as in lmfit."""
+        """Guess a step over the range of the values, a seventh of the range wide (lmfit)."""
         low, high = jnp.min(y), jnp.max(y)
         return high - low, _nearest(x, y, (low + high) / 2), (jnp.max(x) - jnp.min(x)) / 7
 

@@ -1,4 +1,4 @@
-"""Looking at training without changing it: the health of gradients, history and writers."""
+"""Monitoring of training: health of gradients, history and writers."""
 
 from __future__ import annotations
 

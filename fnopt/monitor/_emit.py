@@ -21,7 +21,7 @@ from fnopt.core import (
 from fnopt.monitor._groups import as_groups
 from fnopt.monitor._health import Health, health
 from fnopt.monitor._measure import CHEAP, as_stats
-from fnopt.monitor._said import say_once
+from fnopt.monitor._writers import warn_once
 
 Sink = Callable[[dict[str, Any]], Any]
 """What takes the records: a function of one flat dict."""
@@ -122,7 +122,7 @@ def emit(sink: Sink, step: Any, metrics: Callable[[], Any], *, every: int = 1) -
                 sink(record_of(step, values))
             except Exception as error:
                 # From inside a callback it would end the program: a full disk the training.
-                say_once(sink, _failure(sink, step, error))
+                warn_once(sink, _failure(sink, step, error))
 
     def send() -> None:
         jax.debug.callback(deliver, due, step, metrics())
@@ -187,8 +187,8 @@ class emit_health(Transformation):
         """Returns the updates unchanged; on the chosen steps their health goes to the sink."""
         if any(map(is_inexact, jax.tree.leaves(updates))):
 
-            def measured() -> Health:
+            def measure() -> Health:
                 return health(updates, params, stats=self.stats, groups=self.groups)
 
-            emit(self.sink, state.count, measured, every=self.every)
+            emit(self.sink, state.count, measure, every=self.every)
         return updates, EmitHealthState(safe_increment(state.count))

@@ -179,7 +179,7 @@ class health_flags(Value):
         return FlagState(*(jnp.zeros(groups, each) for each in dtypes))
 
     def update(self, health: Health, state: FlagState) -> FlagState:
-        """One observation; pure, for use inside a jitted step.
+        """Update the flags by one observation; pure, for use inside a jitted step.
 
         Args:
             health: What `health` measured, with the norm among the statistics.
@@ -197,7 +197,7 @@ class health_flags(Value):
         shapes = health.shapes or (None,) * len(health.names)
         weights = weights_of(health.names, shapes)
         present = jnp.asarray([n > 0 for n in health.sizes], bool)
-        rms = _judged_rms(norm, health.sizes, weights)
+        rms = _rms_with_weights(norm, health.sizes, weights)
         bad = ~jnp.isfinite(norm) if health.nonfinite is None else health.nonfinite > 0
         half = half_dead(h, health, biases_of(weights, shapes)) & present & (norm > 0)
         exploding, calm = is_exploding(h, norm, state.usual)
@@ -209,7 +209,7 @@ class health_flags(Value):
             "half_dead": (half, ~half),
         }
         usual = next_usual(h, norm, state.usual, exploding)
-        return FlagState(usual=usual, **_changed(state, wishes, self.patience))
+        return FlagState(usual=usual, **_update_flags(state, wishes, self.patience))
 
     def report(self, names: tuple[str, ...], state: FlagState) -> FlagReport:
         """The names of the groups whose flags are up.
@@ -244,7 +244,9 @@ def _check(health: Health, state: FlagState) -> None:
         )
 
 
-def _judged_rms(norm: jax.Array, sizes: tuple[int, ...], weights: tuple[int, ...]) -> jax.Array:
+def _rms_with_weights(
+    norm: jax.Array, sizes: tuple[int, ...], weights: tuple[int, ...]
+) -> jax.Array:
     """The root mean square of each group, or of the weights beside it if that is larger."""
     rms = norm / jnp.sqrt(jnp.asarray([max(n, 1) for n in sizes], norm.dtype))
     if weights == tuple(range(len(weights))):
@@ -252,7 +254,7 @@ def _judged_rms(norm: jax.Array, sizes: tuple[int, ...], weights: tuple[int, ...
     return jnp.maximum(rms, rms[np.asarray(weights)])
 
 
-def _changed(
+def _update_flags(
     state: FlagState, wishes: dict[str, tuple[jax.Array, jax.Array]], patience: int
 ) -> dict[str, jax.Array]:
     """Flags and streaks after one more observation, which wishes that flags rise or fall."""

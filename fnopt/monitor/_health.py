@@ -93,7 +93,12 @@ class Health:
                 columns.append(("exponents", [_exponents(row) for row in values]))
             else:
                 columns.append((stat, [f"{x:.3g}" for x in values]))
-        return "\n".join(_lines(columns) + _note(self.skipped))
+        lines = _lines(columns)
+        if self.skipped:
+            lines.append(
+                f"skipped, because they hold no floating numbers: {names_text([*self.skipped])}"
+            )
+        return "\n".join(lines)
 
 
 def _exponents(row: Any) -> str:
@@ -112,16 +117,6 @@ def _lines(columns: list[tuple[str, list[str]]]) -> list[str]:
     ]
 
 
-def _note(skipped: tuple[str, ...]) -> list[str]:
-    return [f"skipped, because they hold no floating numbers: {names_text([*skipped])}"] * bool(
-        skipped
-    )
-
-
-def _names(axis_name: Any) -> tuple[str, ...]:
-    return (axis_name,) if isinstance(axis_name, str) else tuple(axis_name)
-
-
 def health(
     tree: Any, params: Any = None, *, stats: Any = None, groups: Any = None, axis_name: Any = None
 ) -> Health:
@@ -133,8 +128,8 @@ def health(
         \text{ratio} = \frac{\lVert g_\ell \rVert_2}{\lVert \theta_\ell \rVert_2}
 
     Call it inside the jitted step. Only the statistics that are asked for are computed, leaves of
-    16 bits in float32. Non-finite elements are not hidden: they make the norm infinite or NaN, and
-    `nonfinite` counts them (looking at single elements only in steps where a norm is not finite).
+    16 bits in float32. Non-finite elements make the norm infinite or NaN, and `nonfinite` counts
+    them. Single elements are looked at only in steps where a norm is not finite.
 
     Args:
         tree: Gradients or updates: a tree of floating or complex arrays. Leaves of other types
@@ -181,7 +176,8 @@ def health(
     if params is not None:
         check_same_tree(tree, params, "gradients", "params")
     check_axis_name(axis_name)
-    with contextlib.nullcontext() if axis_name is None else shards_over(_names(axis_name)):
+    names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name or ())
+    with shards_over(names) if names else contextlib.nullcontext():
         rows = measure(jax.tree.leaves(tree), jax.tree.leaves(params), grouping, stats)
         sizes = tuple(n * in_parts() for n in grouping.sizes)
     return Health(grouping.names, sizes, grouping.skipped, grouping.shapes, **rows)

@@ -31,7 +31,7 @@ class History:
     values: dict[str, np.ndarray]
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """One flat dict for each step, as the writers take it."""
+        """Iterate over the steps as flat dicts, the records of the writers."""
         for t, step in enumerate(self.steps):
             record: dict[str, Any] = {"step": int(step)}
             for stat, rows in self.values.items():
@@ -51,15 +51,17 @@ class History:
         )
 
 
-def _found(tx: Transformation, state: Any, path: str = "") -> Iterator[tuple[str, Any, Any]]:
+def _find_recorders(
+    tx: Transformation, state: Any, path: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
     if isinstance(tx, record_health):
         yield path or "record_health", tx, state
     for member in tx.members(state):
-        yield from _found(member.tx, member.state, f"{path}/{member.name}".lstrip("/"))
+        yield from _find_recorders(member.tx, member.state, f"{path}/{member.name}".lstrip("/"))
 
 
-def _chosen(tx: Transformation, state: Any, name: str | None) -> tuple[Any, RecordHealthState]:
-    found = {path: (own, part) for path, own, part in _found(tx, state)}
+def _choose(tx: Transformation, state: Any, name: str | None) -> tuple[Any, RecordHealthState]:
+    found = {path: (own, part) for path, own, part in _find_recorders(tx, state)}
     fitting = {path: pair for path, pair in found.items() if name in (None, path)}
     if len(fitting) == 1:
         return next(iter(fitting.values()))
@@ -107,7 +109,7 @@ def health_history(
         >>> history.names, history.steps, history.values["norm"][-1]
         (('b', 'w'), array([0, 2, 4]), array([1., 2.], dtype=float32))
     """
-    own, part = _chosen(tx, state, name)
+    own, part = _choose(tx, state, name)
     if np.ndim(part.count):
         raise ValueError(
             f"health_history: the state has further axes {np.shape(part.count)}; take one entry "

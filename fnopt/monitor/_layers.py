@@ -1,4 +1,4 @@
-"""Which leaves are the biases of which weights."""
+"""Matching of biases to weights by shape and name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 Shape = tuple[int, ...]
 
-_MANY = 64  # leaves side by side: more than that are no layer
+_MANY = 64  # leaves side by side; a layer has a handful, a list of parameters hundreds
 
 
 @functools.lru_cache(maxsize=64)
@@ -31,7 +31,7 @@ def weights_of(names: tuple[str, ...], shapes: tuple[Shape | None, ...]) -> tupl
             continue
         for i in beside:
             weights = [j for j in beside if _is_bias(shapes[i], shapes[j])]
-            found[i] = max(weights, key=lambda j: _alike(names[i], names[j]), default=i)
+            found[i] = max(weights, key=lambda j: _common_ends(names[i], names[j]), default=i)
     return tuple(found)
 
 
@@ -39,8 +39,8 @@ def biases_of(weights: Sequence[int], shapes: Sequence[Shape | None]) -> tuple[i
     """For every leaf the bias whose zeros say how many of its units are inactive.
 
     That is itself if it is a vector or has weights of its own, and `None` for matrices without a
-    bias: the zeros of those may be rows of an embedding that nobody looked up, or inputs that are
-    always zero.
+    bias. The zeros of such a matrix may be unused rows of an embedding, or inputs that are always
+    zero.
     """
     first = {w: i for i, w in reversed([*enumerate(weights)]) if w != i}
     return tuple(
@@ -61,10 +61,10 @@ def _is_bias(bias: Shape | None, weights: Shape | None) -> bool:
     return 0 < len(own) < len(others) and all(n in left for n in own)
 
 
-def _alike(a: str, b: str) -> int:
-    """How many characters of two names are the same, from both ends."""
+def _common_ends(a: str, b: str) -> int:
+    """Length of the common prefix and suffix of two names."""
 
-    def alike(pairs: Iterable[tuple[str, str]]) -> int:
+    def count_equal(pairs: Iterable[tuple[str, str]]) -> int:
         return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
-    return alike(zip(a, b, strict=False)) + alike(zip(a[::-1], b[::-1], strict=False))
+    return count_equal(zip(a, b, strict=False)) + count_equal(zip(a[::-1], b[::-1], strict=False))

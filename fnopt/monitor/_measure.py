@@ -58,26 +58,6 @@ def in_parts() -> int:
     return jax.lax.psum(1, shard_axes()) if shard_axes() else 1
 
 
-def _sum(x: jax.Array) -> jax.Array:
-    return jnp.sum(jnp.real(x))
-
-
-def _largest(x: jax.Array) -> jax.Array:
-    return jnp.max(jnp.abs(x), initial=0.0)
-
-
-def _count_zeros(x: jax.Array) -> jax.Array:
-    return jnp.sum(x == 0, dtype=jnp.int32)
-
-
-def _count_nonfinite(x: jax.Array) -> jax.Array:
-    return jnp.sum(~jnp.isfinite(x), dtype=jnp.int32)
-
-
-def _histogram(x: jax.Array) -> jax.Array:
-    return exponents.histogram(jnp.abs(x))
-
-
 class _Leaves:
     """The leaves of a tree, ready to be measured; one method for each statistic."""
 
@@ -86,16 +66,16 @@ class _Leaves:
         self.params = None if params is None else stack_alike(params)
         self.sizes = jnp.asarray([max(n, 1) * in_parts() for n in grouping.sizes], self.dtype)
 
-    def each(self, fn: Callable[[jax.Array], jax.Array]) -> jax.Array:
+    def _map_leaves(self, fn: Callable[[jax.Array], jax.Array]) -> jax.Array:
         """`fn` of every leaf in its compute dtype: 16 bits would lose the sums."""
 
-        def one(x: jax.Array) -> jax.Array:
+        def measure_leaf(x: jax.Array) -> jax.Array:
             return fn(x.astype(compute_dtype(x.dtype))).astype(self.dtype)
 
-        return map_stacks(self.leaves, one)
+        return map_stacks(self.leaves, measure_leaf)
 
     def join(self, values: jax.Array, add: Callable[..., Any] = jnp.sum) -> jax.Array:
-        """One value for every group, of whole leaves where these are parts."""
+        """Reduce values to one for every group, over the shards of the leaves."""
         found = self._by_group(values, add)
         if not shard_axes():
             return found
@@ -103,7 +83,7 @@ class _Leaves:
         return across(found, shard_axes())
 
     def _by_group(self, values: jax.Array, add: Callable[..., Any]) -> jax.Array:
-        """One value for every group; groups of as many leaves at once."""
+        """Reduce values to one for every group; groups of equal size are batched."""
         counts = np.asarray([len(own) for own in self.grouping.members])
         if (counts == 1).all():
             return values
@@ -118,12 +98,12 @@ class _Leaves:
         """The norm of every group, also where its square would be out of range."""
         group_of = np.repeat(np.arange(len(self.sizes)), list(map(len, self.grouping.members)))
 
-        def one(x: jax.Array, scale: jax.Array | None = None) -> jax.Array:
+        def square_leaf(x: jax.Array, scale: jax.Array | None = None) -> jax.Array:
             return sum_of_squares(x, scale, self.dtype).astype(self.dtype)
 
         def squares(scale: jax.Array | None) -> jax.Array:
             scales = () if scale is None else (scale[group_of],)
-            return self.join(map_stacks(leaves, one, *scales))
+            return self.join(map_stacks(leaves, square_leaf, *scales))
 
         return safe_norms(squares)
 
@@ -144,26 +124,27 @@ class _Leaves:
         return safe_divide(self.length, self.norms_of(self.params))
 
     def mean(self) -> jax.Array:
-        return self.join(self.each(_sum)) / self.sizes
+        return self.join(self._map_leaves(lambda x: jnp.sum(jnp.real(x)))) / self.sizes
 
     def max(self) -> jax.Array:
-        return self.join(self.each(_largest), jnp.max)
+        return self.join(self._map_leaves(lambda x: jnp.max(jnp.abs(x), initial=0.0)), jnp.max)
 
     def zeros(self) -> jax.Array:
-        return self.join(self.each(_count_zeros)) / self.sizes
+        return self.join(self._map_leaves(lambda x: jnp.sum(x == 0, dtype=jnp.int32))) / self.sizes
 
     def histogram(self) -> jax.Array:
-        return self.join(self.each(_histogram))
+        return self.join(self._map_leaves(lambda x: exponents.histogram(jnp.abs(x))))
 
     def nonfinite(self) -> jax.Array:
         # A norm is finite only if every element is. So the elements are looked at only when some
         # norm is not, and a healthy step pays nothing.
         healthy = jnp.all(jnp.isfinite(self.length))
-        return jax.lax.cond(
-            healthy,
-            lambda: jnp.zeros(len(self.grouping.names), self.dtype),
-            lambda: self.join(self.each(_count_nonfinite)),
-        )
+
+        def count() -> jax.Array:
+            bad = self._map_leaves(lambda x: jnp.sum(~jnp.isfinite(x), dtype=jnp.int32))
+            return self.join(bad)
+
+        return jax.lax.cond(healthy, lambda: jnp.zeros(len(self.grouping.names), self.dtype), count)
 
 
 def common_dtype(leaves: list[Any]) -> Any:
@@ -192,17 +173,17 @@ def measure(
     weights = [jnp.asarray(params[i]) for i in order] if params and "ratio" in stats else None
     # Compiled by itself, or an eager call would compile its conditions anew every time.
     in_place = is_tracing() or shard_axes()
-    return (_measured if in_place else _program)(own, weights, grouping, stats)
+    return (_measure_all if in_place else _program)(own, weights, grouping, stats)
 
 
-def _measured(
+def _measure_all(
     own: Arrays, params: Arrays | None, grouping: Grouping, stats: tuple[str, ...]
 ) -> Rows:
     looked = _Leaves(own, params, grouping)
     return {name: getattr(looked, name)() for name in stats}
 
 
-_program = jax.jit(_measured, static_argnums=(2, 3))
+_program = jax.jit(_measure_all, static_argnums=(2, 3))
 
 
 def nothing(stats: tuple[str, ...], dtype: Any, groups: int) -> Rows:

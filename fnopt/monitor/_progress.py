@@ -66,7 +66,7 @@ class Progress(Writer):
         now, done = time.monotonic(), max(self._done, int(record["step"]) + 1)
         if self._first is None:
             self._first = (now, done)
-        rate, shown = self._rate(now, done), self._shown(record)
+        rate, shown = self._rate(now, done), self._format(record)
         if rate is not None and self.examples:
             shown.insert(0, f"{rate * self.examples:.3g} examples/s")
         if self._bar is None:
@@ -82,7 +82,7 @@ class Progress(Writer):
         start, first = self._first
         return (done - first) / (now - start) if done > first and now > start else None
 
-    def _shown(self, record: Record) -> list[str]:
+    def _format(self, record: Record) -> list[str]:
         names = self.show
         if names is None:
             scalars = [k for k, v in record.items() if k != "step" and np.ndim(v) == 0]

@@ -94,16 +94,16 @@ class record_health(Transformation):
         grouping = group(updates, self.groups)
         _check_groups(grouping, state)
         if self.every == 1:
-            new = self._recorded(updates, params, grouping, state)
+            new = self._record(updates, params, grouping, state)
         else:
             new = jax.lax.cond(
                 state.count % self.every == 0,
-                lambda: self._recorded(updates, params, grouping, state),
+                lambda: self._record(updates, params, grouping, state),
                 lambda: state,
             )
         return updates, new._replace(count=safe_increment(state.count))
 
-    def _recorded(
+    def _record(
         self, updates: Any, params: Any, grouping: Grouping, state: RecordHealthState
     ) -> RecordHealthState:
         if "ratio" in self.stats:

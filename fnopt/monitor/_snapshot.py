@@ -82,15 +82,15 @@ class snapshot(Transformation):
         if self.decay is None:
             return updates, SnapshotState(count, {self.measure_name: now}, ())
 
-        def averaged(old: jax.Array, new: jax.Array) -> jax.Array:
+        def average_leaf(old: jax.Array, new: jax.Array) -> jax.Array:
             return ema(old, new, jnp.asarray(self.decay, old.real.dtype).astype(old.dtype))
 
-        def corrected(x: jax.Array) -> jax.Array:
+        def correct_leaf(x: jax.Array) -> jax.Array:
             decay = jnp.asarray(self.decay, x.real.dtype)
             return x / bias_correction(decay, count).astype(x.dtype)
 
-        average = jax.tree.map(averaged, state.average, now)
-        measured = {self.measure_name: jax.tree.map(corrected, average)}
+        average = jax.tree.map(average_leaf, state.average, now)
+        measured = {self.measure_name: jax.tree.map(correct_leaf, average)}
         return updates, SnapshotState(count, measured, average)
 
     def _dtype(self, dtype: Any) -> Any:

@@ -1,9 +1,12 @@
-"""Sinks that write: JSON lines, and TensorBoard event files."""
+"""Sinks that write: JSON lines, and TensorBoard event files; warnings on the host."""
 
 from __future__ import annotations
 
 import json
 import math
+import sys
+import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -12,10 +15,33 @@ from typing import Any, Self
 import numpy as np
 
 from fnopt.core import exponents, import_optional
-from fnopt.monitor._said import say
 
 Record = Mapping[str, Any]
 """A flat dict with a `'step'`."""
+
+
+_WARNED: dict[int, Any] = {}  # what has been warned of, by its id: alive, so that no other has it
+
+
+def warn(message: str) -> None:
+    """Warn without ending the program: where warnings are errors, print the message."""
+    try:
+        warnings.warn(message, stacklevel=3)
+    except UserWarning:
+        print(message, file=sys.stderr)
+
+
+def warn_once(source: Any, message: str) -> None:
+    """Warn of a function or an object once."""
+    owner = getattr(source, "__self__", source)  # a bound method is another one at every access
+    key = id(owner)
+    if key in _WARNED:
+        return
+    try:
+        _WARNED[key] = weakref.ref(owner, lambda _: _WARNED.pop(key, None))
+    except TypeError:  # it has slots: kept, for its id stays taken
+        _WARNED[key] = owner
+    warn(message)
 
 
 class Writer:
@@ -89,7 +115,7 @@ class JsonLines(Writer):
         try:
             self._file.close()
         except OSError as error:  # raised, it would end the program after all of its training
-            say(
+            warn(
                 f"JsonLines: {self.path} could not be written to its end: {error}. Its last "
                 "records are lost."
             )

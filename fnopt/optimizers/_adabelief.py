@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from fnopt.core import (
-    Leafwise,
     Scalar,
     ScalarOrSchedule,
     ema,
@@ -14,12 +13,12 @@ from fnopt.core import (
     squared_modulus,
     static,
 )
-from fnopt.optimizers._adam import ScaleByAdamState, adam_scalars
+from fnopt.optimizers._adam import AdamDirection
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
 
-class scale_by_belief(Leafwise):
+class scale_by_belief(AdamDirection):
     r"""Divide the mean gradient by the root mean square of the gradient's distance from it.
 
     .. math::
@@ -46,18 +45,9 @@ class scale_by_belief(Leafwise):
         Zhuang et al., 2020, arXiv:2010.07468.
     """
 
-    State = ScaleByAdamState
-    carrier = "mu"
-
-    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
-    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-16, ge=0)
     eps_root: Scalar = hyper(default=1e-16, ge=0)
     nesterov: bool = static(default=False)
-
-    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Adam's."""
-        return adam_scalars(h, t, self.nesterov)
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu = ema(mu, g, h.b1, h.gain1)

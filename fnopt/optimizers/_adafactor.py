@@ -20,7 +20,7 @@ from fnopt.core import (
     squared_modulus,
     static,
 )
-from fnopt.optimizers._factored import averaged, divided, zeros_like_parts
+from fnopt.optimizers._factored import average_squares, divide_by_root, zeros_like_parts
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import (
     Chain,
@@ -105,8 +105,8 @@ class scale_by_factored_rms(Leafwise):
 
     def leaf(self, h: Any, g: Any, v: Any) -> Any:
         squares, axes = squared_modulus(g) + h.epsilon, self._axes(g.shape)
-        v = averaged(v, squares, h.decay, axes)
-        return divided(g, v, axes), v
+        v = average_squares(v, squares, h.decay, axes)
+        return divide_by_root(g, v, axes), v
 
 
 @recipe

@@ -43,8 +43,8 @@ def adam_means(h: Any, g: Any, mu: Any, nu: Any) -> tuple[Any, Any]:
 def adam_scalars(h: Any, t: Any, nesterov: bool = False) -> dict[str, Any]:
     """The scalars of a step of Adam and its descendants: decays and bias corrections.
 
-    The correction of the mean square stands at the mean and the epsilon, not at the mean square:
-    so a leaf is scaled once, and a small mean square is not divided by a small number.
+    The correction of the mean square stands at the mean and the epsilon. So a leaf is scaled once,
+    and a small mean square is not divided by a small number.
     """
     # (m / s1) / (sqrt(v / s2) + eps) = (sqrt(s2) / s1) m / (sqrt(v) + eps sqrt(s2))
     steps = lax.convert_element_type(t, h.b2.dtype)  # once for both corrections
@@ -63,7 +63,22 @@ def adam_scalars(h: Any, t: Any, nesterov: bool = False) -> dict[str, Any]:
     return numbers | {"mean": mean * seen, "gradient": gradient * seen}
 
 
-class scale_by_adam(Leafwise):
+class AdamDirection(Leafwise):
+    """Base of Adam and the methods derived from it: their decays, epsilon and bias corrections."""
+
+    State = ScaleByAdamState
+    carrier = "mu"
+
+    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
+    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
+    eps: Scalar = hyper(default=1e-8, ge=0)
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """The scalars of Adam, with the look-ahead of a `nesterov` field."""
+        return adam_scalars(h, t, getattr(self, "nesterov", False))
+
+
+class scale_by_adam(AdamDirection):
     r"""Divide the mean gradient by its root mean square, both bias-corrected.
 
     .. math::
@@ -96,19 +111,13 @@ class scale_by_adam(Leafwise):
         Kingma and Ba, 2014, arXiv:1412.6980; Dozat, 2016 (Nesterov).
     """
 
-    State = ScaleByAdamState
-    carrier = "mu"
-
-    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
-    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
-    eps: Scalar = hyper(default=1e-8, ge=0)
     eps_root: Scalar = hyper(default=0.0, ge=0)
     mu_dtype: Any = static(default=None, convert=as_dtype)
     nesterov: bool = static(default=False)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Adam's, and the second epsilon."""
-        numbers = adam_scalars(h, t, self.nesterov)
+        """The scalars of Adam, and the epsilon under the root."""
+        numbers = super().scalars(h, t)
         if is_static_zero(h.eps_root):
             return numbers
         return numbers | {"under_root": h.eps_root * numbers["seen_square"]}

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from fnopt.core import (
     CustomSlot,
-    Leafwise,
     Scalar,
     ScalarOrSchedule,
     Slot,
@@ -17,7 +16,6 @@ from fnopt.core import (
     check_inexact,
     compute_dtype,
     ema,
-    hyper,
     positive_root,
     real_dtype,
     squared_modulus,
@@ -26,7 +24,7 @@ from fnopt.core import (
     zero_count,
 )
 from fnopt.core import slot_zeros as zeros
-from fnopt.optimizers._adam import adam_scalars
+from fnopt.optimizers._adam import AdamDirection
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import (
     Chain,
@@ -53,7 +51,7 @@ class ScaleByAdamMiniState(NamedTuple):
     nu: CustomSlot
 
 
-class scale_by_adam_mini(Leafwise):
+class scale_by_adam_mini(AdamDirection):
     r"""Adam's direction with one mean square for every block of a leaf.
 
     .. math::
@@ -61,8 +59,9 @@ class scale_by_adam_mini(Leafwise):
         \nu_{t,b} = \beta_2 \nu_{t-1,b} + (1-\beta_2)\, \mathrm{mean}_{i \in b}\, |g_{t,i}|^2, \\
         u_{t,i} &= \frac{\hat\mu_{t,i}}{\sqrt{\hat\nu_{t,b(i)}} + \epsilon}
 
-    The second moment takes next to no memory. A block holds what has curvature of one size: the
-    row of an embedding table, the weights of one output, of one attention head, or all of a leaf.
+    The second moment takes next to no memory. A block holds elements whose curvature has one scale.
+    It is a row of an embedding table, the weights of one output or of one attention head, or a
+    whole leaf.
 
     Args:
         b1: :math:`\beta_1`, decay of the mean.
@@ -93,11 +92,7 @@ class scale_by_adam_mini(Leafwise):
 
     State = ScaleByAdamMiniState
     keeps_squares = True
-    carrier = "mu"
 
-    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
-    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
-    eps: Scalar = hyper(default=1e-8, ge=0)
     blocks: Any = static(default=None, convert=_as_blocks)
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
@@ -106,10 +101,6 @@ class scale_by_adam_mini(Leafwise):
         check_inexact(params, "params")
         nu = jax.tree.map(_of_blocks, params, select(self.blocks, params))
         return ScaleByAdamMiniState(zero_count(), zeros(params, self.mu_dtype), nu)
-
-    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Adam's."""
-        return adam_scalars(h, t)
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         axes = tuple(i for i, n in enumerate(nu.shape) if n == 1)

@@ -8,16 +8,15 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
-    Leafwise,
     RealSlot,
     Scalar,
     ScalarOrSchedule,
     Slot,
     bias_correction,
     ema,
-    hyper,
     nonzero,
 )
+from fnopt.optimizers._adam import AdamDirection
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
@@ -30,7 +29,7 @@ class ScaleByAdamaxState(NamedTuple):
     nu: RealSlot
 
 
-class scale_by_adamax(Leafwise):
+class scale_by_adamax(AdamDirection):
     r"""Divide the mean gradient by its decaying maximum.
 
     .. math::
@@ -56,11 +55,6 @@ class scale_by_adamax(Leafwise):
     """
 
     State = ScaleByAdamaxState
-    carrier = "mu"
-
-    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
-    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
-    eps: Scalar = hyper(default=1e-8, ge=0)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The bias correction of the mean; a maximum needs none."""

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
-    Leafwise,
     Scalar,
     ScalarOrSchedule,
     as_dtype,
@@ -18,12 +17,12 @@ from fnopt.core import (
     positive_root,
     static,
 )
-from fnopt.optimizers._adam import ScaleByAdamState, adam_means, adam_scalars
+from fnopt.optimizers._adam import AdamDirection, adam_means, adam_scalars
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
 
-class scale_by_adamp(Leafwise):
+class scale_by_adamp(AdamDirection):
     r"""Adam's direction without its part along the weights, where these are scale-invariant.
 
     .. math:: d_t = \frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon}, \qquad
@@ -59,13 +58,8 @@ class scale_by_adamp(Leafwise):
         Heo et al., 2020, arXiv:2006.08217.
     """
 
-    State = ScaleByAdamState
-    carrier = "mu"
     needs_params = True
 
-    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
-    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
-    eps: Scalar = hyper(default=1e-8, ge=0)
     weight_decay: ScalarOrSchedule = hyper(default=0.0, ge=0, schedule=True)
     delta: Scalar = hyper(default=0.1, ge=0)
     wd_ratio: Scalar = hyper(default=0.1, ge=0)
@@ -73,7 +67,7 @@ class scale_by_adamp(Leafwise):
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Adam's; but the look-ahead is corrected as the mean is."""
+        """The scalars of Adam; the look-ahead has the bias correction of the mean."""
         numbers = adam_scalars(h, t)
         if self.nesterov:
             mean = numbers["mean"]

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
-    Leafwise,
     RealSlot,
     Scalar,
     ScalarOrSchedule,
@@ -19,7 +18,7 @@ from fnopt.core import (
     positive_root,
     static,
 )
-from fnopt.optimizers._adam import adam_means
+from fnopt.optimizers._adam import AdamDirection, adam_means
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
@@ -33,7 +32,7 @@ class ScaleByAmsgradState(NamedTuple):
     nu_max: RealSlot
 
 
-class scale_by_amsgrad(Leafwise):
+class scale_by_amsgrad(AdamDirection):
     r"""Divide the mean gradient by the root of the largest mean square so far.
 
     .. math::
@@ -65,11 +64,7 @@ class scale_by_amsgrad(Leafwise):
     """
 
     State = ScaleByAmsgradState
-    carrier = "mu"
 
-    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
-    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
-    eps: Scalar = hyper(default=1e-8, ge=0)
     eps_root: Scalar = hyper(default=0.0, ge=0)
     mu_dtype: Any = static(default=None, convert=as_dtype)
     bias_correction_mu: bool = static(default=True)

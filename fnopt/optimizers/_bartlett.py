@@ -36,8 +36,8 @@ class gauss_newton_bartlett_estimator_diag_hessian(Transformation):
 
     For models that end in a softmax with cross-entropy. The expectation is the diagonal of the
     Gauss-Newton matrix of the mean loss, which is never negative; it costs about one gradient.
-    `update` needs the logits as a function of the params alone, as the extra argument `logits_fn`:
-    an array of shape (..., classes), with one example (or token) for each index in front.
+    `update` needs the extra argument `logits_fn`, a function of the params alone. It returns logits
+    of shape (..., classes), with one example (or token) for each index in front.
 
     Args:
         random_seed: An integer, the seed of the labels.

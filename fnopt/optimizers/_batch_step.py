@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -63,21 +63,8 @@ class BatchStep(NamedTuple):
     noise: jax.Array  # differences of the loss below this are rounding
 
 
-class StepOptions(Protocol):
-    """What the optimizers that step so have in common."""
-
-    damping_rule: ClassVar[DampingRule]
-
-    @property
-    def learning_rate(self) -> Any: ...
-    @property
-    def damping(self) -> Any: ...
-    @property
-    def momentum(self) -> Any: ...
-    @property
-    def adaptive(self) -> bool: ...
-    @property
-    def halvings(self) -> int: ...
+StepOptions = Any
+"""`gauss_newton_descent` or `natural_gradient`, whose fields are read."""
 
 
 def check_solver(options: Any, name: str) -> None:
@@ -90,7 +77,7 @@ def check_solver(options: Any, name: str) -> None:
         )
 
 
-def first_state(options: StepOptions, params: Any) -> GaussNewtonDescentState:
+def initial_state(options: StepOptions, params: Any) -> GaussNewtonDescentState:
     """The state before the first step."""
     dtype = step_dtype(params)
     return GaussNewtonDescentState(
@@ -122,7 +109,7 @@ def _warm_up(options: StepOptions, state: GaussNewtonDescentState, dtype: Any) -
     return jax.lax.rsqrt(1 - mu ** (2 * (state.count + 1)).astype(dtype))
 
 
-def moved_by_momentum(
+def momentum_change(
     options: StepOptions, state: GaussNewtonDescentState, J: Any
 ) -> jax.Array | None:
     r"""The change of the batch's outputs or residuals by momentum, :math:`\mu J d_{t-1}`.
@@ -165,7 +152,7 @@ def batch_step(
     )
 
 
-def stepped(
+def take_step(
     options: StepOptions,
     state: GaussNewtonDescentState,
     step: BatchStep,
@@ -177,9 +164,9 @@ def stepped(
     rate = options.learning_rate
     rate = rate(state.count) if isinstance(rate, Schedule) else rate
     tried = jnp.asarray(rate).astype(state.damping.dtype)
-    length, after = _searched(options, params, step, tried, value_at)
+    length, after = _search_length(options, params, step, tried, value_at)
     taken = finite & (length > 0) & jnp.isfinite(after)
-    moved = _scaled(step.direction, length, taken, params)
+    moved = zero_unless(taken, _scale(length, step.direction), params)
     gain = (step.value - after) / -(
         length * step.slope + length * length * step.second_derivative / 2
     )
@@ -187,14 +174,14 @@ def stepped(
     return moved, GaussNewtonDescentState(
         safe_increment(state.count),
         _next_damping(options, damping, taken, gain, length < tried),
-        None if step.phi is None else _kept(step.phi, taken),
+        None if step.phi is None else zero_unless(taken, step.phi, step.phi),
         _status(step, finite, taken, after),
         step.value,
         jnp.where(taken, length, jnp.zeros_like(length)),
     )
 
 
-def _searched(
+def _search_length(
     options: StepOptions,
     params: Any,
     step: BatchStep,
@@ -206,27 +193,29 @@ def _searched(
         return tried, step.value
 
     def value(length: jax.Array) -> jax.Array:
-        always = jnp.ones((), bool)
-        return value_at(_added(params, _scaled(step.direction, length, always, params)))
+        def move_leaf(p: Any, u: jax.Array) -> jax.Array:
+            return p + u.astype(jnp.result_type(p))
+
+        return value_at(jax.tree.map(move_leaf, params, _scale(length, step.direction)))
 
     if options.halvings == 0:
         return tried, value(tried)
 
-    def enough(length: jax.Array, after: jax.Array) -> jax.Array:
+    def decreases_enough(length: jax.Array, after: jax.Array) -> jax.Array:
         # False for NaN.
         return after <= step.value + _DECREASE * length * step.slope + step.noise
 
-    def goes_on(carry: Any) -> jax.Array:
+    def is_unfinished(carry: Any) -> jax.Array:
         i, length, after = carry
-        return (i < options.halvings) & ~enough(length, after)
+        return (i < options.halvings) & ~decreases_enough(length, after)
 
     def halve(carry: Any) -> Any:
         i, length, _ = carry
         return i + 1, length / 2, value(length / 2)
 
     zero = jnp.zeros((), jnp.int32)
-    _, length, after = jax.lax.while_loop(goes_on, halve, (zero, tried, value(tried)))
-    found = enough(length, after) & (step.slope < 0)
+    _, length, after = jax.lax.while_loop(is_unfinished, halve, (zero, tried, value(tried)))
+    found = decreases_enough(length, after) & (step.slope < 0)
     return jnp.where(found, length, jnp.zeros_like(length)), after
 
 
@@ -246,21 +235,17 @@ def _next_damping(
     return jnp.clip(damping * factor, least, most)
 
 
-def _scaled(direction: Any, length: jax.Array, taken: jax.Array, params: Any) -> Any:
-    def one(d: jax.Array, p: Any) -> jax.Array:
-        u = length.astype(d.dtype) * d
-        return jnp.where(taken, u, jnp.zeros_like(u)).astype(jnp.result_type(p))
+def zero_unless(taken: jax.Array, tree: Any, like: Any) -> Any:
+    """The tree in the dtypes of another; zeros if the step isn't taken."""
 
-    return jax.tree.map(one, direction, params)
+    def select_leaf(x: jax.Array, p: Any) -> jax.Array:
+        return jnp.where(taken, x, jnp.zeros_like(x)).astype(jnp.result_type(p))
 
-
-def _added(params: Any, updates: Any) -> Any:
-    return jax.tree.map(lambda p, u: p + u.astype(jnp.result_type(p)), params, updates)
+    return jax.tree.map(select_leaf, tree, like)
 
 
-def _kept(phi: Any, taken: jax.Array) -> Any:
-    """The memory of a step; none of one that was refused."""
-    return jax.tree.map(lambda p: jnp.where(taken, p, jnp.zeros_like(p)), phi)
+def _scale(length: jax.Array, direction: Any) -> Any:
+    return jax.tree.map(lambda d: length.astype(d.dtype) * d, direction)
 
 
 def _status(step: BatchStep, finite: jax.Array, taken: jax.Array, after: jax.Array) -> jax.Array:

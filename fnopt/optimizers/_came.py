@@ -18,7 +18,7 @@ from fnopt.core import (
     squared_modulus,
     static,
 )
-from fnopt.optimizers._factored import Axes, averaged, divided, zeros_like_parts
+from fnopt.optimizers._factored import Axes, average_squares, divide_by_root, zeros_like_parts
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, clipped_rms, scale_by_learning_rate
 
@@ -91,14 +91,14 @@ class scale_by_came(Leafwise):
 
     def leaf(self, h: Any, g: Any, mu: Any, v: Any, residual: Any) -> Any:
         axes = _axes(g.shape)
-        v = averaged(v, squared_modulus(g) + h.eps, h.b2, axes)
-        step = clipped_rms(divided(g, v, axes), h.clipping_threshold)
+        v = average_squares(v, squared_modulus(g) + h.eps, h.b2, axes)
+        step = clipped_rms(divide_by_root(g, v, axes), h.clipping_threshold)
         mu = ema(mu, step, h.b1, h.gain)
         if axes is None:
             return mu, mu, v, residual
         apart = squared_modulus(step - mu) + h.eps_residual
-        residual = averaged(residual, apart, h.b3, axes)
-        return divided(mu, residual, axes), mu, v, residual
+        residual = average_squares(residual, apart, h.b3, axes)
+        return divide_by_root(mu, residual, axes), mu, v, residual
 
 
 def _axes(shape: tuple[int, ...]) -> Axes:

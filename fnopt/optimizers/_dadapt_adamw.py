@@ -100,25 +100,25 @@ class scale_by_dadapt_adamw(Transformation):
         gain = jnp.sqrt(bias_correction(h.b2, count)) / bias_correction(h.b1, count)
         decay, step = jnp.sqrt(h.b2), d * h.learning_rate * gain
         scalars = {"b1": h.b1, "b2": h.b2, "b": decay, "eps": h.eps, "step": step}
-        m, v, s, products = _averaged(scalars, updates, state)
+        m, v, s, products = _average(scalars, updates, state)
 
         rest = 1 - decay
         numerator = decay * state.numerator_weighted + rest * step * real_sum(products, d.dtype)
         length = rest * real_sum(jax.tree.map(jnp.abs, s), d.dtype)
         estimate = larger_estimate(d, numerator, length)
 
-        def leaf(h: Any, m: Any, v: Any, p: Any) -> Any:
+        def step_leaf(h: Any, m: Any, v: Any, p: Any) -> Any:
             return -m / (positive_root(v) + h["eps"]) - h["decay"] * p
 
         scalars = {"eps": h.eps, "decay": h.weight_decay * step}
-        new = map_leaves(leaf, m, hyper=scalars, v=v, params=params)
+        new = map_leaves(step_leaf, m, hyper=scalars, v=v, params=params)
         return new, ScaleByDadaptAdamwState(m, v, s, estimate, numerator, count)
 
 
-def _averaged(scalars: Any, updates: Any, state: ScaleByDadaptAdamwState) -> Any:
+def _average(scalars: Any, updates: Any, state: ScaleByDadaptAdamwState) -> Any:
     """The new averages and sums, and the inner product of the gradients with the sum before."""
 
-    def leaf(h: Any, g: Any, m: Any, v: Any, s: Any) -> Any:
+    def average_leaf(h: Any, g: Any, m: Any, v: Any, s: Any) -> Any:
         g = clip_squarable(g)
         product = jnp.conj(g) * (s / (positive_root(v) + h["eps"]))
         scaled = h["step"] * g
@@ -126,7 +126,7 @@ def _averaged(scalars: Any, updates: Any, state: ScaleByDadaptAdamwState) -> Any
         return product, ema(m, scaled, h["b1"]), v, ema(s, scaled, h["b"])
 
     products, m, v, s = map_leaves(
-        leaf,
+        average_leaf,
         updates,
         hyper=scalars,
         outputs=4,

@@ -8,18 +8,16 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
-    Leafwise,
     RealSlot,
     Scalar,
     ScalarOrSchedule,
     Slot,
     as_dtype,
-    hyper,
     positive_root,
     static,
     write_after,
 )
-from fnopt.optimizers._adam import adam_means, adam_scalars
+from fnopt.optimizers._adam import AdamDirection, adam_means
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
@@ -33,7 +31,7 @@ class ScaleByDiffgradState(NamedTuple):
     previous: Slot
 
 
-class scale_by_diffgrad(Leafwise):
+class scale_by_diffgrad(AdamDirection):
     r"""Adam's direction times a friction that depends on how much the gradient changed.
 
     .. math::
@@ -65,16 +63,8 @@ class scale_by_diffgrad(Leafwise):
     """
 
     State = ScaleByDiffgradState
-    carrier = "mu"
 
-    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
-    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
-    eps: Scalar = hyper(default=1e-8, ge=0)
     mu_dtype: Any = static(default=None, convert=as_dtype)
-
-    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Adam's."""
-        return adam_scalars(h, t)
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any, previous: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)

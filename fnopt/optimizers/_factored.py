@@ -23,8 +23,8 @@ def zeros_like_parts(p: jax.Array, dtype: Any, axes: Axes) -> Parts:
     return tuple(jnp.zeros_like(jnp.sum(p, axis=i), dtype) for i in reversed(axes))
 
 
-def averaged(v: Parts, squares: jax.Array, decay: Any, axes: Axes) -> Parts:
-    """One step of the averages."""
+def average_squares(v: Parts, squares: jax.Array, decay: Any, axes: Axes) -> Parts:
+    """Update the mean squares of rows and columns."""
     if axes is None:
         return (ema(v[0], squares, decay),)
     # Means of infinite squares would have infinite quotients.
@@ -34,7 +34,7 @@ def averaged(v: Parts, squares: jax.Array, decay: Any, axes: Axes) -> Parts:
     return tuple(ema(part, jnp.mean(squares, axis=i), decay) for part, i in sides)
 
 
-def divided(x: jax.Array, v: Parts, axes: Axes) -> jax.Array:
+def divide_by_root(x: jax.Array, v: Parts, axes: Axes) -> jax.Array:
     r"""`x` over the root of the mean squares, :math:`x_{ij} / \sqrt{R_i C_j / \bar R}`."""
     if axes is None:
         return x / positive_root(v[0])

@@ -1,4 +1,4 @@
-"""Fromage: steps in proportion to the params, layer by layer."""
+"""Fromage: layer-wise steps proportional to the norm of the parameters."""
 
 from __future__ import annotations
 

@@ -24,9 +24,9 @@ from fnopt.core import (
 )
 from fnopt.optimizers._adam import scale_by_adam
 from fnopt.optimizers._matrix_factors import only_finite
-from fnopt.optimizers._matrix_functions import leading_directions
+from fnopt.optimizers._matrix_functions import adjoint, leading_directions
 from fnopt.optimizers._matrix_layout import MatrixLayout
-from fnopt.optimizers._matrix_parts import cut, fresh, kept, slot, together, whole
+from fnopt.optimizers._matrix_parts import cut, load_slot, map_by_shape, new_slot, store_slot, whole
 from fnopt.optimizers._matrix_rule import as_rule, layouts_or_none
 from fnopt.optimizers._recipe import recipe
 from fnopt.sharding import sequential
@@ -119,7 +119,7 @@ class scale_by_galore(Transformation):
                 projectors.append(())
                 inner.append((p,))
                 continue
-            starts = [fresh(self._start(shape, p.dtype)) for shape in layout.shapes]
+            starts = [new_slot(self._start(shape, p.dtype)) for shape in layout.shapes]
             projectors.append(tuple(P for _, P in starts))
             inner.append(tuple(low for low, _ in starts))
         inner_state = self.base_optimizer.init(treedef.unflatten(inner))
@@ -137,10 +137,10 @@ class scale_by_galore(Transformation):
             [] if layout is None else _pairs(cut(layout, g, False), self._slots(layout, own, 1))
             for g, layout, own in zip(leaves, layouts, known, strict=True)
         ]
-        projected = sequential(_projected)
-        found = together(lambda part: projected(*part, self.rank, due), rows)
+        projected = sequential(_project)
+        found = map_by_shape(lambda part: projected(*part, self.rank, due), rows)
         low = [
-            (g,) if layout is None else tuple(kept(x) for x, _ in row)
+            (g,) if layout is None else tuple(store_slot(x) for x, _ in row)
             for g, layout, row in zip(leaves, layouts, found, strict=True)
         ]
         projectors = [[P for _, P in row] for row in found]
@@ -149,15 +149,15 @@ class scale_by_galore(Transformation):
         )
         new = treedef.flatten_up_to(new)
         rows = [
-            [] if layout is None else _sided(layout, self._slots(layout, row, 0), own)
+            [] if layout is None else _by_side(layout, self._slots(layout, row, 0), own)
             for row, layout, own in zip(new, layouts, projectors, strict=True)
         ]
-        back = together(self._whole, rows)
+        back = map_by_shape(self._whole, rows)
         out = [
             row[0] if layout is None else whole(layout, full, g, False)
             for row, layout, full, g in zip(new, layouts, back, leaves, strict=True)
         ]
-        own = treedef.unflatten([kept(tuple(row)) for row in projectors])
+        own = treedef.unflatten([store_slot(tuple(row)) for row in projectors])
         state = ScaleByGaloreState(safe_increment(state.count), own, inner_state)
         return treedef.unflatten(out), state
 
@@ -171,19 +171,19 @@ class scale_by_galore(Transformation):
     def _slots(self, layout: MatrixLayout, row: Any, which: int) -> list[Any]:
         """Projected gradients (0) or directions (1) from what is kept of them."""
         pairs = zip(row, layout.shapes, strict=True)
-        return [slot(x, lambda s=s: self._start(s)[which]) for x, s in pairs]
+        return [load_slot(x, lambda s=s: self._start(s)[which]) for x, s in pairs]
 
     def _whole(self, part: dict[str, tuple[jax.Array, jax.Array]]) -> jax.Array:
         """Inner updates of a shape, back in the axes of the params."""
         ((side, (u, P)),) = part.items()
         dtype = compute_dtype(u.dtype, P.dtype)
         u, P = u.astype(dtype), P.astype(dtype)
-        full = matmul(P, u) if side == "left" else matmul(u, _adjoint(P))
+        full = matmul(P, u) if side == "left" else matmul(u, adjoint(P))
         return jnp.asarray(self.scale).astype(dtype) * full
 
 
-def _sided(layout: MatrixLayout, updates: Any, projectors: Any) -> list[dict[str, Any]]:
-    """Updates and projectors by the side where these stand; square ones say nothing about it."""
+def _by_side(layout: MatrixLayout, updates: Any, projectors: Any) -> list[dict[str, Any]]:
+    """Pairs of update and projector by the side of the projector, which shapes don't determine."""
     sides = ["left" if m >= n else "right" for _, m, n in layout.shapes]
     return [{side: pair} for side, pair in zip(sides, _pairs(updates, projectors), strict=True)]
 
@@ -192,11 +192,7 @@ def _pairs(xs: Any, ys: Any) -> list[tuple[jax.Array, jax.Array]]:
     return list(zip(xs, ys, strict=True))
 
 
-def _adjoint(x: jax.Array) -> jax.Array:
-    return jnp.conj(jnp.swapaxes(x, 1, 2))
-
-
-def _projected(
+def _project(
     g: jax.Array, old: jax.Array, rank: int, due: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """The projected gradients of a shape, and the directions."""
@@ -204,12 +200,12 @@ def _projected(
     dtype = compute_dtype(g.dtype, old.dtype)
     g, r = g.astype(dtype), min(rank, m, n)
 
-    def computed(known: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def compute(known: tuple[jax.Array, jax.Array]) -> jax.Array:
         g, old = known
         return only_finite(leading_directions(g, r), old)
 
-    P = jax.lax.cond(due, computed, lambda known: known[1], (g, old.astype(dtype)))
-    low = matmul(_adjoint(P), g) if m >= n else matmul(g, P)
+    P = jax.lax.cond(due, compute, lambda known: known[1], (g, old.astype(dtype)))
+    low = matmul(adjoint(P), g) if m >= n else matmul(g, P)
     return low, P.astype(old.dtype)
 
 

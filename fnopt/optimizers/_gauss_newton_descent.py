@@ -16,10 +16,10 @@ from fnopt.optimizers._batch_step import (
     batch_step,
     check_solver,
     current_damping,
-    first_state,
-    moved_by_momentum,
+    initial_state,
+    momentum_change,
     step_dtype,
-    stepped,
+    take_step,
 )
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class gauss_newton_descent(Transformation):
 
     def init(self, params: Any) -> GaussNewtonDescentState:
         """The state before the first step."""
-        return first_state(self, params)
+        return initial_state(self, params)
 
     def update(
         self,
@@ -159,7 +159,7 @@ class gauss_newton_descent(Transformation):
             return _half_square(scale * J.vector_at(params).astype(dtype))
 
         solve = _among_params if tall else self._among_residuals
-        return stepped(self, state, self._direction(J, scale, state, solve), params, value_at)
+        return take_step(self, state, self._direction(J, scale, state, solve), params, value_at)
 
     def _direction(
         self,
@@ -169,7 +169,7 @@ class gauss_newton_descent(Transformation):
         solve: Callable[..., tuple[Any, jax.Array, jax.Array]],
     ) -> BatchStep:
         r = scale * J.vector.astype(scale.dtype)
-        by_momentum = moved_by_momentum(self, state, J)
+        by_momentum = momentum_change(self, state, J)
         before = jnp.zeros_like(r) if by_momentum is None else scale * by_momentum.astype(r.dtype)
         pulled, moved, squares = solve(J, scale, r + before, current_damping(self, state))
         change = before - moved
@@ -201,11 +201,11 @@ class gauss_newton_descent(Transformation):
             K = J.gram().astype(scale.dtype)
             return factorised(scale[:, None] * K * scale[None, :], damping)
 
-        def times(x: jax.Array) -> jax.Array:
+        def scaled_gram(x: jax.Array) -> jax.Array:
             pushed = J.mv(J.rmv(scale * x))
             return scale * J.flatten(J.parts(pushed)).astype(x.dtype)
 
-        return iterated(times, scale.size, scale.dtype, damping, self.iterations, self.rank)
+        return iterated(scaled_gram, scale.size, scale.dtype, damping, self.iterations, self.rank)
 
 
 def _among_params(

@@ -7,18 +7,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, ScalarOrSchedule, check_choice, hyper, nonzero, safe_sqrt, static
+from fnopt.core import Scalar, ScalarOrSchedule, hyper, nonzero, safe_sqrt, static
 from fnopt.optimizers._matrix_factors import frobenius_norm
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.optimizers._newton_schulz import gram
+from fnopt.optimizers._recipe import one_of
 
+# The axes that a norm is taken over, of stacks `[k, rows, columns]`.
 _AXES = {"matrix": (1, 2), "output": (1,)}
-
-
-def _norm_of(name: Any) -> str:
-    check_choice(name, tuple(_AXES), "norm_of", "hyperball")
-    return name
 
 
 class HyperballState(NamedTuple):
@@ -64,7 +61,7 @@ class hyperball(Matrixwise):
     factorizes = False
 
     learning_rate: ScalarOrSchedule = hyper(ge=0, schedule=True)
-    norm_of: str = static(default="matrix", convert=_norm_of)
+    norm_of: str = static(default="matrix", convert=one_of(tuple(_AXES), "norm_of", "hyperball"))
     tangent: bool = static(default=False)
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)
 

@@ -25,13 +25,13 @@ from fnopt.optimizers._example_shapes import ExampleShapes, example_shapes
 from fnopt.optimizers._kfac_averages import (
     Averages,
     When,
-    all_of,
-    sound_blocks,
-    with_batch,
+    are_all,
+    find_finite_blocks,
+    update_averages,
     zero_averages,
 )
 from fnopt.optimizers._kfac_objective import Objective
-from fnopt.optimizers._kfac_state import KfacState, averages_of, mended, status_after
+from fnopt.optimizers._kfac_state import KfacState, averages_of, replace_nonfinite, status_after
 from fnopt.sharding import replicate, reshard_like, unsharded_leaves, use_mesh_of
 from fnopt.transforms import all_finite
 
@@ -237,9 +237,9 @@ class kfac(Transformation):
         model = KroneckerModel(self._spec, params, batch)
         count, fresh = state.count, state.averaged == 0
         again = state.status != Status.RUNNING.value  # after a step that was refused
-        blocks = sound_blocks(averages_of(state))
-        whole = all_finite((state.damping, state.weights)) & all_of(blocks)
-        state = mended(state, self.damping)
+        blocks = find_finite_blocks(averages_of(state))
+        whole = all_finite((state.damping, state.weights)) & are_all(blocks)
+        state = replace_nonfinite(state, self.damping)
         objective = Objective(model, params, self.l2)
         damping = state.damping + objective.l2
         averages = self._averages(model, objective.outputs, state, damping, fresh | again, blocks)
@@ -252,12 +252,12 @@ class kfac(Transformation):
         if self.model_every > 1:  # weights that are kept for too long make the loss explode
             again = again | (value - state.value > jnp.abs(state.value))
         found = self._combination(objective, state, gradient, directions, again)
-        step, longest = _combined(found.weights, directions)
+        step, longest = _combine(found.weights, directions)
         known = all_finite((value, gradient))
         sound = known & directions[0].finite & all_finite((longest, found, averages))
         moved = cast_like(step, params)
         looked = again | (count % self.damping_every == 0)
-        adapted, lower, after = self._adapted(objective, state, moved, value, found, noise, looked)
+        adapted, lower, after = self._adapt(objective, state, moved, value, found, noise, looked)
         finite = sound & jnp.isfinite(after)
         taken = finite & lower
         grown = jnp.where(known, jnp.minimum(_REFUSED * state.damping, _MOST), state.damping)
@@ -286,7 +286,7 @@ class kfac(Transformation):
             due = When(statistics | now, due.inverses)
         key = jax.random.fold_in(jax.random.key(self.seed), count)
         tape = lambda: model.tape(outputs, key)  # noqa: E731
-        return with_batch(model, tape, averages_of(state), due, damping, decay, sound)
+        return update_averages(model, tape, averages_of(state), due, damping, decay, sound)
 
     def _combination(
         self,
@@ -308,7 +308,7 @@ class kfac(Transformation):
         now = now | (state.count % self.model_every == 0) | (state.weights[0] == 0)
         return jax.lax.cond(now, best, lambda: Combination(state.weights, zero, zero))
 
-    def _adapted(
+    def _adapt(
         self,
         objective: Objective,
         state: KfacState,
@@ -323,11 +323,11 @@ class kfac(Transformation):
         Where that isn't looked at, it counts as if it were.
         """
 
-        def looked() -> tuple[jax.Array, jax.Array, jax.Array]:
-            after = objective.at(jax.tree.map(jnp.add, objective.params, moved))
+        def compare() -> tuple[jax.Array, jax.Array, jax.Array]:
+            after = objective.value_at(jax.tree.map(jnp.add, objective.params, moved))
             clear = -found.change > noise
             gain = (after - value) / jnp.where(clear, found.change, -jnp.ones_like(value))
-            factor = self._factor(value.dtype)
+            factor = jnp.asarray(self.damping_decay).astype(value.dtype) ** self.damping_every
             one = jnp.ones_like(factor)
             change = jnp.where(gain > 0.75, factor, jnp.where(gain < 0.25, 1 / factor, one))
             # A step whose gain drowns in rounding tells nothing, unless damping is what made it so.
@@ -335,13 +335,10 @@ class kfac(Transformation):
             damping = state.damping * change
             return jnp.clip(damping, _LEAST, _MOST), after <= value + noise, after
 
-        return jax.lax.cond(now, looked, lambda: (state.damping, jnp.ones((), bool), value))
-
-    def _factor(self, dtype: Any) -> jax.Array:
-        return jnp.asarray(self.damping_decay).astype(dtype) ** self.damping_every
+        return jax.lax.cond(now, compare, lambda: (state.damping, jnp.ones((), bool), value))
 
 
-def _combined(weights: jax.Array, directions: tuple[Any, Any]) -> tuple[Any, jax.Array]:
+def _combine(weights: jax.Array, directions: tuple[Any, Any]) -> tuple[Any, jax.Array]:
     """The step, and a number that is at least as large as any entry of it."""
     one, two = (w * d.norm for w, d in zip(weights, directions, strict=True))
     step = jax.tree.map(lambda d, m: one * d + two * m, *(d.unit for d in directions))

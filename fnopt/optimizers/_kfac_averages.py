@@ -31,7 +31,7 @@ class Averages(NamedTuple):
 
 
 class When(NamedTuple):
-    """What is due in a step: bools.
+    """Parts of the average that a step updates: bools.
 
     Attributes:
         statistics: Whether the averages get this batch.
@@ -59,7 +59,7 @@ def zero_averages(stacks: Sequence[BlockStack], eigenbasis: bool, dtype: Any) ->
     return Averages(zero_count(), *(tuple(map(zeros, x)) for x in (factors, inverses, moments)))
 
 
-def with_batch(
+def update_averages(
     model: KroneckerModel,
     tape: Callable[[], Any],
     old: Averages,
@@ -79,19 +79,19 @@ def with_batch(
         due: What is due.
         damping: Of this step.
         decay: The largest decay.
-        sound: Which blocks are finite, from `sound_blocks`.
+        sound: Which blocks are finite, from `find_finite_blocks`.
     """
-    damaged = ~all_of(sound)
+    damaged = ~are_all(sound)
     due = When(*(now | damaged for now in due))
     if model.spec.eigenbasis:
-        return _corrected(model, tape, old, due, damping, decay, sound)
+        return _update_eigenbases(model, tape, old, due, damping, decay, sound)
 
-    def averaged(old: Averages) -> tuple[jax.Array, Any]:
+    def add_batch(old: Averages) -> tuple[jax.Array, Any]:
         number, weight = _weight(old, decay, model.dtype)
         return number, _mean(weight, old.factors, model.factors_of(tape()), sound)
 
     number, factors = jax.lax.cond(
-        due.statistics, averaged, lambda old: (old.averaged, old.factors), old
+        due.statistics, add_batch, lambda old: (old.averaged, old.factors), old
     )
     inverses = jax.lax.cond(
         due.inverses,
@@ -102,7 +102,7 @@ def with_batch(
     return Averages(number, factors, inverses, old.moments)
 
 
-def _corrected(
+def _update_eigenbases(
     model: KroneckerModel,
     tape: Callable[[], Any],
     old: Averages,
@@ -114,22 +114,22 @@ def _corrected(
     """Moments are taken over into new bases, so that bases follow factors in the same step."""
     from fnopt.curvature import rebased
 
-    def turned(factors: Any) -> tuple[Any, Any]:
+    def rebase(factors: Any) -> tuple[Any, Any]:
         bases = model.bases(factors, damping)
         pairs = zip(old.inverses, bases, old.moments, strict=True)
         return bases, tuple(tuple(rebased(o, n, m) for m in s) for o, n, s in pairs)
 
-    def averaged(old: Averages) -> Averages:
+    def add_batch(old: Averages) -> Averages:
         number, weight = _weight(old, decay, model.dtype)
         found = tape()
         factors = _mean(weight, old.factors, model.factors_of(found), sound)
         bases, moments = jax.lax.cond(
-            due.inverses, turned, lambda _: (old.inverses, old.moments), factors
+            due.inverses, rebase, lambda _: (old.inverses, old.moments), factors
         )
         moments = _mean(weight, moments, model.moments(found, bases), sound)
         return Averages(number, factors, bases, moments)
 
-    return jax.lax.cond(due.statistics, averaged, lambda old: old, old)
+    return jax.lax.cond(due.statistics, add_batch, lambda old: old, old)
 
 
 def _weight(old: Averages, decay: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
@@ -137,19 +137,18 @@ def _weight(old: Averages, decay: jax.Array, dtype: Any) -> tuple[jax.Array, jax
     return number, jnp.minimum(1 - 1 / number.astype(dtype), decay)
 
 
-def sound_blocks(averages: Averages) -> list[jax.Array]:
-    """By stack, which blocks are finite: `[T]`, or `[0]` where blocks have no factors."""
+def find_finite_blocks(averages: Averages) -> list[jax.Array]:
+    """Mask of the finite blocks of every stack: `[T]`, or `[0]` for blocks without factors."""
     moments = averages.moments or ((),) * len(averages.factors)
     stacks = zip(averages.factors, averages.inverses, moments, strict=True)
-    return [_sound([x for part in stack for x in part]) for stack in stacks]
+    found = []
+    for stack in stacks:
+        finite = [jnp.isfinite(x).all(tuple(range(1, x.ndim))) for part in stack for x in part]
+        found.append(jnp.stack(finite).all(0) if finite else jnp.ones(0, bool))
+    return found
 
 
-def _sound(arrays: list[jax.Array]) -> jax.Array:
-    finite = [jnp.isfinite(x).all(tuple(range(1, x.ndim))) for x in arrays]
-    return jnp.stack(finite).all(0) if finite else jnp.ones(0, bool)
-
-
-def all_of(sound: list[jax.Array]) -> jax.Array:
+def are_all(sound: list[jax.Array]) -> jax.Array:
     """Whether all blocks are."""
     return jnp.concatenate([jnp.ones(1, bool), *sound]).all()
 
@@ -157,10 +156,10 @@ def all_of(sound: list[jax.Array]) -> jax.Array:
 def _mean(weight: jax.Array, old: Any, new: Any, sound: list[jax.Array]) -> Any:
     """The running averages of every stack; one that isn't sound begins with this batch."""
 
-    def one(o: jax.Array, n: jax.Array, sound: jax.Array) -> jax.Array:
+    def average(o: jax.Array, n: jax.Array, sound: jax.Array) -> jax.Array:
         return jnp.where(per_row(sound, o), weight * o + (1 - weight) * n, n)
 
     return tuple(
-        tuple(one(o, n, ok) for o, n in zip(*pair, strict=True))
+        tuple(average(o, n, ok) for o, n in zip(*pair, strict=True))
         for *pair, ok in zip(old, new, sound, strict=True)
     )

@@ -66,7 +66,7 @@ class Objective:
             self.model.total,
         )
 
-    def at(self, params: Any) -> jax.Array:
+    def value_at(self, params: Any) -> jax.Array:
         """The value at other params."""
         wide = jax.tree.map(lambda p: p.astype(self.model.dtype), params)
         share = self.model.mean_loss(self.model.outputs(self.model.own(params)))

@@ -41,11 +41,11 @@ class KfacState(NamedTuple):
 
 
 def averages_of(state: KfacState) -> Averages:
-    """What is averaged over batches."""
+    """The running averages in a state."""
     return Averages(state.averaged, state.factors, state.inverses, state.moments)
 
 
-def mended(state: KfacState, damping: Any) -> KfacState:
+def replace_nonfinite(state: KfacState, damping: Any) -> KfacState:
     """Replace the numbers of the state that are not finite by their initial values.
 
     Args:

@@ -23,11 +23,11 @@ from fnopt.core import (
 from fnopt.optimizers._matrix_factors import (
     Pair,
     identities,
-    limited,
-    on_sides,
+    limit_rms,
+    map_sides,
     only_finite,
     orthonormal,
-    refreshed,
+    refresh_bases,
     rotated,
     rotated_back,
     sides,
@@ -68,7 +68,7 @@ class scale_by_kl_shampoo(Matrixwise):
 
     Derivatives through its steps are right where the factors have simple eigenvalues. The method
     has no derivative where eigenvalues are equal (gradients of low rank, and the longer side of the
-    first gradient): there the basis of an eigenspace is taken as a constant.
+    first gradient). There the basis of an eigenspace is a constant.
 
     .. math::
         L_t &= \beta_2 L_{t-1} + \tfrac{1-\beta_2}{n}\, G_t \tilde R^{-1} G_t^\top, \qquad
@@ -85,8 +85,8 @@ class scale_by_kl_shampoo(Matrixwise):
 
     As in the authors' code the first step only makes the bases, and its update is zero; the mean
     has no bias correction, so that the first updates are short. Eigenvalues are those before the
-    gradient, which may be of any size (the first ones that count, or of a bad batch): no update is
-    longer than one of root mean square 10, a bound that the authors' code doesn't have.
+    gradient, which may have any size (the first ones, or those of a bad batch). So no update is
+    longer than one of root mean square 10. The authors' code has no such bound.
 
     For a matrix `[m, n]`, the state has `m n + 2 (m^2 + n^2) + m + n` numbers. A
     gradient that is not finite never gets into factors, bases and eigenvalues; the mean is as lost
@@ -153,15 +153,15 @@ class scale_by_kl_shampoo(Matrixwise):
         rows, columns = (jnp.where(first, jnp.ones_like(x), x) for x in (rows, columns))
         seen, diagonals = _covariances(g, slots.bases, rows, columns)
         average = lambda old, x: only_finite(ema(old, x, h.b2), old)  # noqa: E731
-        factors = on_sides(average, slots.factors, seen)
+        factors = map_sides(average, slots.factors, seen)
         triples = zip(slots.values, diagonals, strict=True)
         values = tuple(
             jnp.where(first, old, self._bounded(ema(old, x, h.b2), old)) for old, x in triples
         )
         every = self.precondition_frequency
-        (bases,) = refreshed(count, every, _power_iteration, factors, slots.bases)
+        (bases,) = refresh_bases(count, every, _power_iteration, factors, slots.bases)
         new = {"mu": mu, "factors": factors, "bases": bases, "values": values}
-        return jnp.where(first, jnp.zeros_like(u), limited(u, _LARGEST_RMS)), new
+        return jnp.where(first, jnp.zeros_like(u), limit_rms(u, _LARGEST_RMS)), new
 
     def _bounded(self, new: jax.Array, old: jax.Array) -> jax.Array:
         """Eigenvalues whose inverse roots are not too large; what is not finite stays out."""
@@ -174,7 +174,7 @@ class scale_by_kl_shampoo(Matrixwise):
 
 
 def _covariances(g: Any, bases: Pair, rows: Any, columns: Any) -> tuple[Pair, Pair]:
-    """What the two factors are means of, and the diagonals of these in the bases.
+    """Covariances of rows and columns of one gradient, and their diagonals in the bases.
 
     Args:
         g: The gradients, `[k, m, n]`.
@@ -197,7 +197,7 @@ def _covariances(g: Any, bases: Pair, rows: Any, columns: Any) -> tuple[Pair, Pa
 
 
 def _power_iteration(factors: Pair, bases: Pair) -> tuple[Pair]:
-    return (on_sides(sequential(lambda x, q: orthonormal(matmul(x, q), q)), factors, bases),)
+    return (map_sides(sequential(lambda x, q: orthonormal(matmul(x, q), q)), factors, bases),)
 
 
 @recipe

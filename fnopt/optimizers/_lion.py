@@ -100,8 +100,8 @@ def lion(
               \lambda_t\, \theta_t\right), \qquad
               \mu_t = \beta_2 \mu_{t-1} + (1-\beta_2)\, g_t
 
-    Every element moves by the learning rate, so it wants a rate 3 to 10 times smaller, and a
-    weight decay 3 to 10 times larger, than AdamW.
+    Every element moves by the learning rate. Take a rate 3 to 10 times smaller, and a weight decay
+    3 to 10 times larger, than for AdamW.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.

@@ -11,7 +11,7 @@ from fnopt.core import safe_increment, zero_count
 
 
 class LowerBound(NamedTuple):
-    """What is known about the smallest loss.
+    """State of the estimated lower bound of the loss.
 
     Attributes:
         best_value: The smallest loss so far; infinity before the first.

@@ -101,12 +101,12 @@ def matrix_axes(
                 f"matrix_axes: the changes {names_text(lost)} match no leaf of {names_text(paths)}."
             )
         pairs = zip(numbers, rule.choose(names), strict=True)
-        return treedef.unflatten([_changed(*pair) for pair in pairs])
+        return treedef.unflatten([_change(*pair) for pair in pairs])
 
     return axes_fn
 
 
-def _changed(numbers: MatrixDimensionNumbers | None, chosen: Any) -> Any:
+def _change(numbers: MatrixDimensionNumbers | None, chosen: Any) -> Any:
     if numbers is None or isinstance(chosen, bool):
         return numbers if chosen else None
     return dataclasses.replace(numbers, split=chosen)
@@ -133,7 +133,7 @@ def _numbers(site: Any) -> MatrixDimensionNumbers | None:
 
 
 def _operand(weight: Any) -> _Operand | None:
-    """Where the axes of a param lie in a value that is made of this param alone; else None."""
+    """Positions of a parameter's axes in a value computed from this parameter alone; else None."""
     if not weight.moves_only or len(weight.leaves) != 1:
         return None
     if not weight.inputs:
@@ -145,11 +145,11 @@ def _operand(weight: Any) -> _Operand | None:
     if eqn is None:  # an entry of what a scan runs over
         first, *rest = before.dims
         return _Operand(tuple(rest), before.scanned + first)
-    dims = _moved(eqn, before.dims, weight.inputs[0].aval.shape, weight.aval.shape)
+    dims = _move(eqn, before.dims, weight.inputs[0].aval.shape, weight.aval.shape)
     return None if dims is None else before._replace(dims=dims)
 
 
-def _moved(eqn: Any, dims: tuple[Axes, ...], old: Axes, new: Axes) -> tuple[Axes, ...] | None:
+def _move(eqn: Any, dims: tuple[Axes, ...], old: Axes, new: Axes) -> tuple[Axes, ...] | None:
     """The axes along each dimension after an equation that moves numbers."""
     name, params = eqn.primitive.name, eqn.params
     if name == "transpose":
@@ -158,11 +158,11 @@ def _moved(eqn: Any, dims: tuple[Axes, ...], old: Axes, new: Axes) -> tuple[Axes
         places = dict(zip(params["broadcast_dimensions"], dims, strict=True))
         return tuple(places.get(d, ()) for d in range(len(new)))
     if name in {"reshape", "squeeze", "expand_dims"}:
-        return _reshaped(dims, old, new)
+        return _reshape(dims, old, new)
     return dims if name in _SAME or old == new or name in {"slice", "split"} else None
 
 
-def _reshaped(dims: tuple[Axes, ...], old: Axes, new: Axes) -> tuple[Axes, ...]:
+def _reshape(dims: tuple[Axes, ...], old: Axes, new: Axes) -> tuple[Axes, ...]:
     """The axes along each dimension of a reshaped array.
 
     A new dimension has those axes whose numbers it counts: strides and sizes of both shapes are

@@ -58,22 +58,22 @@ def sides(
     return left, right
 
 
-def on_sides(fn: Callable[..., Any], *pairs: Pair) -> Pair:
+def map_sides(fn: Callable[..., Any], *pairs: Pair) -> Pair:
     """`fn` of what belongs to each side; None for a side that is left alone."""
     left, right = (None if x[0] is None else fn(*x) for x in zip(*pairs, strict=True))
     return left, right
 
 
-def new_factors(factors: Pair, g: jax.Array, decay: Any, gain: Any = None) -> Pair:
+def update_factors(factors: Pair, g: jax.Array, decay: Any, gain: Any = None) -> Pair:
     """The means of `G G^T` and `G^T G`; what is not finite stays out."""
 
-    def one(old: jax.Array, x: jax.Array) -> jax.Array:
+    def average(old: jax.Array, x: jax.Array) -> jax.Array:
         return only_finite(ema(old, matmul(x, turned(x)), decay, gain), old)
 
-    return on_sides(one, factors, (g, turned(g)))
+    return map_sides(average, factors, (g, turned(g)))
 
 
-def refreshed(
+def refresh_bases(
     count: jax.Array, every: int, iterate: Callable[..., Any], factors: Pair, *kept: Any
 ) -> Any:
     """Bases and what is kept beside them.
@@ -82,11 +82,11 @@ def refreshed(
     and `kept` in between.
     """
 
-    def first(factors: Pair, bases: Pair, *rest: Any) -> Any:
-        return on_sides(sequential(eigenvectors), factors, bases), *rest
+    def decompose(factors: Pair, bases: Pair, *rest: Any) -> Any:
+        return map_sides(sequential(eigenvectors), factors, bases), *rest
 
     due = jnp.where(count % every == 0, 1, 2)
-    branches = (first, iterate, lambda factors, *kept: kept)
+    branches = (decompose, iterate, lambda factors, *kept: kept)
     return jax.lax.switch(jnp.where(count == 0, 0, due), branches, factors, *kept)
 
 
@@ -106,7 +106,7 @@ def orthonormal(x: jax.Array, old: jax.Array) -> jax.Array:
 
 
 def root_mean_square(x: jax.Array) -> jax.Array:
-    """Of each matrix, `[k, 1, 1]`; right where squares leave the range."""
+    """Root mean square of each matrix, `[k, 1, 1]`, without overflow of the squares."""
     largest = jax.lax.stop_gradient(nonzero(jnp.max(jnp.abs(x), axis=(1, 2), keepdims=True)))
     return largest * safe_sqrt(jnp.mean(jnp.square(x / largest), axis=(1, 2), keepdims=True))
 
@@ -123,7 +123,7 @@ def frobenius_norm(x: jax.Array, axes: tuple[int, ...] = (1, 2)) -> jax.Array:
     return unit * safe_sqrt(jnp.sum(jnp.square(x / unit), axis=axes, keepdims=True))
 
 
-def limited(u: jax.Array, most: float) -> jax.Array:
+def limit_rms(u: jax.Array, most: float) -> jax.Array:
     """Matrices that are shortened to this root mean square, where theirs is larger."""
     rms = root_mean_square(u)
     return u * jnp.minimum(most / nonzero(rms), jnp.ones_like(rms))

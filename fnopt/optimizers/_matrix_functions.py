@@ -1,9 +1,8 @@
 """Eigenvectors, orthonormal bases and inverse roots, with derivatives where matrices degenerate.
 
-JAX's rules divide by differences of eigenvalues and by pivots, which are zero for gradients of low
-rank and for the zeros that factors begin with. Here a difference that is rounding counts as one
-eigenspace: a matrix function is smooth there, and the basis inside of it, which is arbitrary, is
-taken as a constant.
+JAX's rules divide by differences of eigenvalues and by pivots. These are zero for gradients of low
+rank and for the zeros that factors begin with. Here eigenvalues that differ by rounding are one
+eigenspace. A matrix function is smooth there, and the arbitrary basis inside of it is a constant.
 """
 
 from __future__ import annotations
@@ -17,12 +16,13 @@ import jax.numpy as jnp
 from fnopt.core import matmul
 
 
-def _transposed(x: jax.Array) -> jax.Array:
+def adjoint(x: jax.Array) -> jax.Array:
+    """The conjugate transposes of matrices."""
     return jnp.conj(jnp.swapaxes(x, -1, -2))
 
 
 def _noise(values: jax.Array) -> jax.Array:
-    """What rounding leaves of an eigenvalue 0, `[k, 1]`: `n eps` of the largest."""
+    """Rounding error of an eigenvalue 0, `[k, 1]`: `n eps` of the largest."""
     eps = jnp.finfo(values.dtype).eps
     return values.shape[-1] * eps * jnp.max(jnp.abs(values), axis=-1, keepdims=True, initial=0.0)
 
@@ -44,7 +44,7 @@ def eigenvectors_down(A: jax.Array) -> jax.Array:
 @eigenvectors_down.defjvp
 def _eigenvectors_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     values, vectors = (x[..., ::-1] for x in jnp.linalg.eigh(primals[0]))
-    inside = matmul(matmul(_transposed(vectors), tangents[0]), vectors)
+    inside = matmul(matmul(adjoint(vectors), tangents[0]), vectors)
     return vectors, matmul(vectors, _inverse_differences(values) * inside)
 
 
@@ -63,10 +63,10 @@ def _orthonormal_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]
     eye = jnp.eye(R.shape[-1], dtype=R.dtype)
     R = jnp.where(known & jnp.swapaxes(known, 1, 2), R, eye)
     moved = jnp.where(known, tangents[0], jnp.zeros_like(Q))
-    right = matmul(_transposed(Q), moved)
+    right = matmul(adjoint(Q), moved)
     right = jax.lax.linalg.triangular_solve(R, right, left_side=False, lower=False)
     below = jnp.tril(right, -1)
-    turn = matmul(Q, below - _transposed(below))
+    turn = matmul(Q, below - adjoint(below))
     if Q.shape[1] == Q.shape[2]:
         return Q, turn
     outside = jax.lax.linalg.triangular_solve(R, moved, left_side=False, lower=False)
@@ -82,17 +82,17 @@ def leading_directions(A: jax.Array, r: int) -> jax.Array:
 def _directions(A: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Singular vectors along the longer side, singular values, and those of the shorter side."""
     U, s, Vh = jnp.linalg.svd(A, full_matrices=False)
-    return (U, s, _transposed(Vh)) if A.shape[1] >= A.shape[2] else (_transposed(Vh), s, U)
+    return (U, s, adjoint(Vh)) if A.shape[1] >= A.shape[2] else (adjoint(Vh), s, U)
 
 
 @leading_directions.defjvp
 def _leading_jvp(r: int, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     (A,), (dA,) = primals, tangents
     U, s, V = _directions(A)
-    moved = matmul(dA if A.shape[1] >= A.shape[2] else _transposed(dA), V)
-    inside = matmul(_transposed(U), moved)
+    moved = matmul(dA if A.shape[1] >= A.shape[2] else adjoint(dA), V)
+    inside = matmul(adjoint(U), moved)
     sizes = s[:, None, :].astype(U.dtype)
-    turn = inside * sizes + _transposed(inside * sizes)
+    turn = inside * sizes + adjoint(inside * sizes)
     turn = turn * _inverse_differences(jnp.square(s)).astype(U.dtype)
     known = (s > _noise(s))[:, None, :]
     outside = (moved - matmul(U, inside)) / jnp.where(known, sizes, jnp.ones_like(sizes))

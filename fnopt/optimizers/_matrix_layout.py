@@ -1,11 +1,11 @@
 """Leaves as matrices, and the matrices of one shape together.
 
 The matrices of a tree that have one shape are stacked, `[k, m, n]`, and a method works on the
-stack: its program has the size of its number of shapes, not of layers. All are laid wide (`m <= n`)
-before, so that the two projections of a block, `[d, 4 d]` and `[4 d, d]`, are of one shape.
+stack. The size of its program is the number of shapes, not of layers. Tall matrices are transposed
+before (`m <= n`). So the two projections of a block, `[d, 4 d]` and `[4 d, d]`, have one shape.
 
-States are kept leaf by leaf all the same, with what belongs to a matrix along one leading axis: so
-they lie where the params lie, have their names, and survive a change of other layers.
+States are kept leaf by leaf, with the matrices along one leading axis. So they are sharded and
+named like the params, and survive a change of other layers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class MatrixLayout:
     widths: tuple[int, ...]
 
     @staticmethod
-    def of(
+    def from_axes(
         shape: tuple[int, ...],
         rows: tuple[int, ...],
         columns: tuple[int, ...],
@@ -102,7 +102,7 @@ class MatrixLayout:
             x = x.reshape(self.batch, sum(self.heights), sum(self.widths))
             bands = _split(x, self.heights, 1)
             parts = [part for band in bands for part in _split(band, self.widths, 2)]
-        return [_turned(x, shape, wide) for x, shape in zip(parts, self.shapes, strict=True)]
+        return [_lay_wide(x, shape, wide) for x, shape in zip(parts, self.shapes, strict=True)]
 
     @property
     def is_consecutive(self) -> bool:
@@ -122,7 +122,7 @@ class MatrixLayout:
 
     def _whole(self, parts: list[jax.Array], like: Any, wide: bool) -> jax.Array:
         pairs = zip(parts, self.shapes, strict=True)
-        parts = [_turned(x, shape, wide) for x, shape in pairs]
+        parts = [_lay_wide(x, shape, wide) for x, shape in pairs]
         if self._even:
             x = parts[0]
             if len(self.heights) * len(self.widths) > 1:
@@ -147,7 +147,7 @@ def _split(x: jax.Array, sizes: tuple[int, ...], axis: int) -> list[jax.Array]:
     return [x] if len(sizes) == 1 else jnp.split(x, np.cumsum(sizes)[:-1].tolist(), axis=axis)
 
 
-def _turned(x: jax.Array, shape: tuple[int, int, int], wide: bool) -> jax.Array:
+def _lay_wide(x: jax.Array, shape: tuple[int, int, int], wide: bool) -> jax.Array:
     return jnp.swapaxes(x, 1, 2) if wide and shape[1] > shape[2] else x
 
 
@@ -192,7 +192,7 @@ def groups(rows: list[list[Any]]) -> list[Places]:
 def stack(rows: list[list[Any]], places: Places) -> Any:
     """These parts as one, along the leading axes of their arrays."""
     parts = [rows[i][j] for i, j in places]
-    return parts[0] if len(parts) == 1 else jax.tree.map(_stacked, *parts)
+    return parts[0] if len(parts) == 1 else jax.tree.map(lambda *x: concatenate([*x]), *parts)
 
 
 def into_places(out: list[list[Any]], places: Places, rows: list[list[Any]], result: Any) -> None:
@@ -201,10 +201,6 @@ def into_places(out: list[list[Any]], places: Places, rows: list[list[Any]], res
     ends = np.cumsum([0, *counts]).tolist()
     for (i, j), start, stop in zip(places, ends, ends[1:], strict=False):
         out[i][j] = jax.tree.map(lambda x, a=start, b=stop: _rows(x, a, b), result)
-
-
-def _stacked(*parts: jax.Array) -> jax.Array:
-    return concatenate([*parts])
 
 
 def _rows(x: jax.Array, start: int, stop: int) -> jax.Array:

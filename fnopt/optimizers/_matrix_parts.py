@@ -2,10 +2,10 @@
 
 Where `fnopt.distributed.sharded` gives every device a part of each leaf, a method of matrices needs
 whole ones. A matrix is kept in pieces, one on each device. The devices send their pieces of all
-matrices to the owners (an all-to-all, a device owns every N-th part of the matrices of a shape),
-these work on whole matrices, and send back the pieces of what comes of them: two messages of an
-N-th of the params' size. So state is divided evenly whatever the matrices are, and work as evenly
-as N divides their number. Outside of `sharded` all functions here pass on to those of the layout.
+matrices to the owners by an all-to-all. A device owns every N-th part of the matrices of a shape.
+The owners work on whole matrices and send back the pieces of the results: two messages of an N-th
+of the params' size. So state is divided evenly whatever the matrices are, and work as evenly as N
+divides their number. Outside of `sharded` all functions here pass on to those of the layout.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def whole(layout: MatrixLayout, parts: list[Any], like: Any, wide: bool = True) 
         return flat.reshape(jnp.shape(like))
 
 
-def together(fn: Callable[[Any], Any], rows: list[list[Any]]) -> list[list[Any]]:
+def map_by_shape(fn: Callable[[Any], Any], rows: list[list[Any]]) -> list[list[Any]]:
     """`by_shape`; where leaves are divided, every device works on the matrices that it owns."""
     leaves = unsharded_leaves()
     if leaves is None:
@@ -71,7 +71,7 @@ def together(fn: Callable[[Any], Any], rows: list[list[Any]]) -> list[list[Any]]
         return _by_owner(fn, rows, leaves.count)
 
 
-def fresh(tree: Any) -> Any:
+def new_slot(tree: Any) -> Any:
     """The first value of a slot for matrices, as it is kept here; arrays `[k, ...]`."""
     leaves = unsharded_leaves()
     if leaves is None:
@@ -79,7 +79,7 @@ def fresh(tree: Any) -> Any:
     return jax.tree.map(lambda x: leaves.kept(_rows(x.reshape(len(x), -1), leaves.count)), tree)
 
 
-def slot(tree: Any, start: Callable[[], Any]) -> Any:
+def load_slot(tree: Any, start: Callable[[], Any]) -> Any:
     """A slot for matrices from what is kept of it; `start` makes one of its shapes."""
     if unsharded_leaves() is None:
         return tree
@@ -87,13 +87,13 @@ def slot(tree: Any, start: Callable[[], Any]) -> Any:
     return jax.tree.map(lambda x, like: Piece(x, like.shape[1:]), tree, shapes)
 
 
-def alike(x: jax.Array) -> Any:
-    """One number for each matrix, `[k]`, that all devices know."""
+def share_numbers(x: jax.Array) -> Any:
+    """Numbers of the matrices, `[k]`, which all devices know."""
     return x if unsharded_leaves() is None else Piece(x[:, None], ())
 
 
-def kept(tree: Any) -> Any:
-    """What is kept of a slot for matrices: the opposite of `slot`."""
+def store_slot(tree: Any) -> Any:
+    """Stored form of a slot for matrices: the inverse of `load_slot`."""
     return jax.tree.map(lambda x: x.data if _is_piece(x) else x, tree, is_leaf=_is_piece)
 
 
@@ -145,12 +145,12 @@ def _part_of_leaf(
         if k % n == 0:
             ours = jax.lax.all_to_all(data.reshape(n, k // n, -1), shard_axes(), 0, 0)
             return jnp.swapaxes(ours, 0, 1).reshape(k // n, -1)[:, :size].reshape(-1)
-    matrices = [_matrices(Piece(_gathered(p.data), p.shape, p.turned)) for p in parts]
+    matrices = [_matrices(Piece(_gather(p.data), p.shape, p.turned)) for p in parts]
     leaf = layout.whole(matrices, jnp.zeros(layout.shape, matrices[0].dtype), wide)
     return leaves.kept(_rows(leaf.reshape(-1), n))
 
 
-def _gathered(data: jax.Array) -> jax.Array:
+def _gather(data: jax.Array) -> jax.Array:
     """Pieces `[k, length]` of all devices, one after the other."""
     return jnp.swapaxes(jax.lax.all_gather(data, shard_axes()), 0, 1).reshape(len(data), -1)
 
@@ -166,11 +166,13 @@ def _by_owner(fn: Callable[[Any], Any], rows: list[list[Any]], n: int) -> list[l
     stacks = [stack(rows, group) for group in places]
     counts = [jax.tree.leaves(x)[0].shape[0] for x in stacks]
     pieces, treedef = jax.tree.flatten(stacks)
-    theirs = _exchanged([_for_owners(x, n) for x in pieces])
+    theirs = _exchange([_for_owners(x, n) for x in pieces])
     owned = treedef.unflatten([jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1) for x in theirs])
-    results = [_as_given(fn(jax.tree.map(_matrices, x, is_leaf=_is_piece)), x, n) for x in owned]
+    results = [
+        _split_results(fn(jax.tree.map(_matrices, x, is_leaf=_is_piece)), x, n) for x in owned
+    ]
     pieces, treedef = jax.tree.flatten(results)
-    back = treedef.unflatten(_exchanged(pieces))
+    back = treedef.unflatten(_exchange(pieces))
     out: list[list[Any]] = [[None] * len(row) for row in rows]
     for group, k, result in zip(places, counts, back, strict=True):
         result = jax.tree.map(lambda x, k=k: x.reshape(-1, x.shape[-1])[:k], result)
@@ -185,29 +187,28 @@ def _for_owners(x: jax.Array, n: int) -> jax.Array:
     return jnp.concatenate([x, lacking]).reshape(n, each, -1)
 
 
-def _as_given(out: Any, given: Any, n: int) -> Any:
+def _split_results(out: Any, given: Any, n: int) -> Any:
     """Results as pieces for all devices, `[n, k, length]`.
 
     One with a name is turned as what came by that name is.
     """
     if isinstance(out, dict):
-        return {name: _as_given(x, _get(given, name), n) for name, x in out.items()}
+        return {
+            name: _split_results(x, given.get(name) if isinstance(given, dict) else None, n)
+            for name, x in out.items()
+        }
     like = given if _is_piece(given) else None
 
-    def one(x: jax.Array) -> Piece:
+    def split_array(x: jax.Array) -> Piece:
         turned = like is not None and like.turned
         x = jnp.swapaxes(x, 1, 2) if turned else x
         data = jnp.swapaxes(_rows(x.reshape(len(x), -1), n), 0, 1)
         return Piece(data, x.shape[1:], turned)
 
-    return jax.tree.map(one, out)
+    return jax.tree.map(split_array, out)
 
 
-def _get(given: Any, name: Any) -> Any:
-    return given.get(name) if isinstance(given, dict) else None
-
-
-def _exchanged(blocks: list[jax.Array]) -> list[jax.Array]:
+def _exchange(blocks: list[jax.Array]) -> list[jax.Array]:
     """Sends the rows of blocks `[n, ...]` to the devices, in one message for every dtype."""
     received: list[Any] = [None] * len(blocks)
     for dtype in dict.fromkeys(x.dtype for x in blocks):

@@ -1,17 +1,17 @@
-"""A table of what a matrix optimizer does with every parameter."""
+"""Table of the treatment of every parameter by a matrix optimizer."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fnopt.core import Transformation, leaves_with_names, show_report
+from fnopt.core import Transformation, leaves_with_names, show_report, table_lines
 from fnopt.optimizers._matrix_rule import as_whole, layouts_or_none
 from fnopt.optimizers._partition_matrices import matrix_labels
 from fnopt.transforms import partition
 
 
 class MatrixRow(NamedTuple):
-    """What happens to one parameter.
+    """Treatment of one parameter.
 
     Attributes:
         name: Its path.
@@ -27,7 +27,7 @@ class MatrixRow(NamedTuple):
 
 
 class MatrixReport(NamedTuple):
-    """What a matrix optimizer does with every parameter; `print` shows a table."""
+    """Treatment of every parameter by a matrix optimizer; `print` shows a table."""
 
     rows: tuple[MatrixRow, ...]
 
@@ -44,12 +44,7 @@ class MatrixReport(NamedTuple):
             )
             for row in self.rows
         ]
-        widths = [max(map(len, column)) for column in zip(head, *table, strict=True)]
-        lines = (
-            "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)).rstrip()
-            for line in (head, *table)
-        )
-        return "\n".join(lines)
+        return "\n".join(table_lines([head, *table]))
 
 
 def matrix_report(tx: Any, params: Any) -> MatrixReport:

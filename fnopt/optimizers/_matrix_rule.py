@@ -1,4 +1,4 @@
-"""Which leaves of a tree are matrices, and along which axes."""
+"""Selection of the matrices in a tree, and their axes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def _own_name(path: str) -> str:
 
 
 def _axes(given: Any) -> tuple[int, ...]:
-    """One axis or several, as a tuple."""
+    """Convert one axis or several to a tuple."""
     try:
         return tuple(map(operator.index, given if isinstance(given, (tuple, list)) else (given,)))
     except TypeError:
@@ -44,7 +44,7 @@ def _parts(given: Any) -> int | tuple[int, ...]:
 
 
 class MatrixDimensionNumbers(Value):
-    """Which axes of a leaf are the rows of a matrix, and which are its columns.
+    """Axes of a leaf that are the rows and the columns of a matrix.
 
     For a kernel in `x @ W` the rows are the inputs, the axes that are summed over, and the columns
     are the outputs. Axes that are neither are a batch: each entry is a matrix of its own (layers
@@ -137,10 +137,10 @@ def numbers_of(rule: Any, leaves: list[tuple[str, Any]]) -> list[MatrixDimension
         chosen = [rule if _ndim(leaf) > 1 else False for _, leaf in leaves]
     else:
         chosen = [rule is not False] * len(leaves)
-    return [_resolved(x, leaf) for x, (_, leaf) in zip(chosen, leaves, strict=True)]
+    return [_resolve(x, leaf) for x, (_, leaf) in zip(chosen, leaves, strict=True)]
 
 
-def _resolved(chosen: Any, leaf: Any) -> MatrixDimensionNumbers | None:
+def _resolve(chosen: Any, leaf: Any) -> MatrixDimensionNumbers | None:
     chosen = _as_numbers(chosen)
     if chosen is True:  # the plain rule: what has two axes is a matrix
         return MatrixDimensionNumbers() if _ndim(leaf) == 2 else None
@@ -209,7 +209,7 @@ def _layout(path: str, leaf: Any, numbers: MatrixDimensionNumbers | None) -> Mat
             f"{name}: reduction_axis = {rows} and output_axis = {columns} overlap, expected every "
             "axis once. Mend its fnopt.MatrixDimensionNumbers."
         )
-    layout = MatrixLayout.of(shape, rows, columns, numbers.split)
+    layout = MatrixLayout.from_axes(shape, rows, columns, numbers.split)
     if layout is None:
         raise ValueError(
             f"{name}, so its columns can't be cut by split = {numbers.split}: expected a divisor "

@@ -27,7 +27,15 @@ from fnopt.core import (
     where,
 )
 from fnopt.optimizers._matrix_layout import MatrixLayout
-from fnopt.optimizers._matrix_parts import alike, cut, fresh, kept, slot, together, whole
+from fnopt.optimizers._matrix_parts import (
+    cut,
+    load_slot,
+    map_by_shape,
+    new_slot,
+    share_numbers,
+    store_slot,
+    whole,
+)
 from fnopt.optimizers._matrix_rule import layouts_of
 from fnopt.sharding import sequential
 
@@ -42,11 +50,11 @@ class Matrixwise(Transformation):
     shape are stacked; all are laid wide (`m <= n`), unless `wide` is False.
 
     `step(self, h, count, g, slots)` gets the numeric fields as scalars of the real compute dtype,
-    the number of steps before this one, the gradients `[k, m, n]` and the slots in namespaces, in
-    at least float32, and returns the updates and a dict of the new slots. It is a pure function of
-    its arguments and of static fields, and works on each matrix by itself: `sharded` gives it some
-    of a shape, on every device others. With `numbered` there is `slots.index`, `[k]`, the number
-    that a matrix has in the tree; with `needs_params` there is `slots.params`.
+    and the number of steps before this one. The gradients `[k, m, n]` and the slots are in at least
+    float32. It returns the updates and a dict of the new slots. It is a pure function of its
+    arguments and of static fields, and works on each matrix by itself. `sharded` gives every device
+    other matrices of a shape. With `numbered` there is `slots.index`, `[k]`, the number that a
+    matrix has in the tree; with `needs_params` there is `slots.params`.
     """
 
     State: ClassVar[Any] = EmptyState
@@ -101,7 +109,7 @@ class Matrixwise(Transformation):
         rows = zip(layouts, dtypes, strict=True)
         return treedef.unflatten(
             [
-                tuple(fresh(self.start(name, s, dtype)) for s in self._shapes(one))
+                tuple(new_slot(self.start(name, s, dtype)) for s in self._shapes(one))
                 for one, dtype in rows
             ]
         )
@@ -131,11 +139,11 @@ class Matrixwise(Transformation):
         program = _program(type(self), self._flatten()[1])
         step = lambda u, part: program(numbers, count, part | {"u": u})  # noqa: E731
         step = sequential(step) if self.factorizes else step
-        out = together(lambda part: step(part["u"], part), rows)
+        out = map_by_shape(lambda part: step(part["u"], part), rows)
         fields: dict[str, Any] = dict.fromkeys(self.unused())
         for n in names:
             new = [[part[n] for part in row] for row in out]
-            put = (lambda _, row, __: kept(tuple(row))) if n in own else self._whole
+            put = (lambda _, row, __: store_slot(tuple(row))) if n in own else self._whole
             fields[n] = treedef.unflatten(map(put, layouts, new, columns[n]))
         new = [[part["u"] for part in row] for row in out]
         updates = treedef.unflatten(map(self._whole, layouts, new, leaves))
@@ -156,7 +164,7 @@ class Matrixwise(Transformation):
     def _of_matrices(self, name: str, slots: Any, layout: MatrixLayout) -> list[Any]:
         """The slots of one name, for each part of a leaf."""
         pairs = zip(slots, self._shapes(layout), strict=True)
-        return [slot(x, functools.partial(self.start, name, s, jnp.float32)) for x, s in pairs]
+        return [load_slot(x, functools.partial(self.start, name, s, jnp.float32)) for x, s in pairs]
 
 
 def _number(rows: list[list[dict[str, Any]]]) -> None:
@@ -165,7 +173,7 @@ def _number(rows: list[list[dict[str, Any]]]) -> None:
     for part in (part for row in rows for part in row):
         k, dtype = len(jax.tree.leaves(part["u"])[0]), jax.tree.leaves(part["u"])[0].dtype
         index = jnp.arange(start, start + k).astype(dtype)
-        part["index"] = alike(index)
+        part["index"] = share_numbers(index)
         start += k
 
 

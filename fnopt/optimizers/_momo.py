@@ -116,7 +116,7 @@ class momo(Transformation):
         d, seen = _first_moments(beta, value, updates, state, params)
         square = inner(d, d).astype(seen.barf.dtype)
         tau, lb, known = _steps(self, h, beta, seen, square, jnp.ones_like(square))
-        new = _moved(h, tau, d, params)
+        new = _move(h, tau, d, params)
         return new, MomoState(d, seen.barf, seen.gamma, lb, known, safe_increment(state.count))
 
 
@@ -194,14 +194,14 @@ class momo_adam(Transformation):
             exp_avg_sq=state.exp_avg_sq,
         )[1]
 
-        def divided(h: Any, d: Any, v: Any) -> Any:
+        def divide_leaf(h: Any, d: Any, v: Any) -> Any:
             return d / (h["eps"] + positive_root(v / h["seen"]))
 
         scalars = {"eps": h.eps, "seen": bias_correction(h.b2, count)}
-        direction = map_leaves(divided, d, hyper=scalars, exp_avg_sq=squares)
+        direction = map_leaves(divide_leaf, d, hyper=scalars, exp_avg_sq=squares)
         square = inner(d, direction).astype(seen.barf.dtype)
         tau, lb, known = _steps(self, h, h.b1, seen, square, bias_correction(h.b1, count))
-        new = _moved(h, tau, direction, params)
+        new = _move(h, tau, direction, params)
         return new, MomoAdamState(d, squares, seen.barf, seen.gamma, lb, known, count)
 
 
@@ -240,15 +240,15 @@ def _first_moments(beta: Any, value: Any, updates: Any, state: Any, params: Any)
     return d, _Seen(value, barf, gamma, product, state.lb, state.lower_bound)
 
 
-def _moved(h: Any, tau: jax.Array, direction: Any, params: Any) -> Any:
+def _move(h: Any, tau: jax.Array, direction: Any, params: Any) -> Any:
     """The step along a direction, with the decay of the params."""
 
-    def leaf(h: Any, d: Any, p: Any) -> Any:
+    def move_leaf(h: Any, d: Any, p: Any) -> Any:
         return -h["decay"] * p - h["tau"] * d
 
     decay = h.learning_rate * h.weight_decay
     scalars = {"decay": decay / (1 + decay), "tau": tau}
-    return map_leaves(leaf, direction, hyper=scalars, params=params)
+    return map_leaves(move_leaf, direction, hyper=scalars, params=params)
 
 
 def _steps(

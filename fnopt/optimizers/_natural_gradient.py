@@ -16,10 +16,10 @@ from fnopt.optimizers._batch_step import (
     batch_step,
     check_solver,
     current_damping,
-    first_state,
-    moved_by_momentum,
+    initial_state,
+    momentum_change,
     step_dtype,
-    stepped,
+    take_step,
 )
 from fnopt.sharding import use_mesh_of
 
@@ -158,7 +158,7 @@ class natural_gradient(Transformation):
 
     def init(self, params: Any) -> GaussNewtonDescentState:
         """The state before the first step."""
-        return first_state(self, params)
+        return initial_state(self, params)
 
     def update(
         self,
@@ -185,12 +185,14 @@ class natural_gradient(Transformation):
                 name=_NAME,
                 axis_name=self.axis_name,
             )
-            return stepped(self, state, self._direction(loss, state, params), params, loss.value_at)
+            return take_step(
+                self, state, self._direction(loss, state, params), params, loss.value_at
+            )
 
     def _direction(self, loss: BatchLoss, state: GaussNewtonDescentState, params: Any) -> BatchStep:
         from fnopt.curvature import output_step
 
-        before = moved_by_momentum(self, state, loss.J)
+        before = momentum_change(self, state, loss.J)
         iterations = self.iterations if self.solver == "cg" else None
         found = output_step(loss, current_damping(self, state), before, iterations, self.rank)
         eps = max(float(jnp.finfo(jnp.result_type(p)).eps) for p in jax.tree.leaves(params))

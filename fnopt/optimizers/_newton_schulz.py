@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import add_epsilon, check_choice, matmul, nonzero, safe_sqrt
+from fnopt.optimizers._matrix_functions import adjoint
 
 Triple = tuple[float, float, float]
 
@@ -19,6 +20,7 @@ _STEPS_OF_A_GRAM = 3
 # Few matrices at a time stay in the cache of a CPU's core; so many numbers outweigh the loop.
 _LEAST_AT_A_TIME = 2**14
 
+# Jordan et al., 2024, https://kellerjordan.github.io/posts/muon
 STANDARD: Triple = (3.4445, -4.7750, 2.0315)
 # Ahn et al., 2025, arXiv:2504.05295
 _DION: tuple[Triple, ...] = (
@@ -87,9 +89,9 @@ def orthogonalized(
 
     .. math:: X_{k+1} = (a_k I + b_k A_k + c_k A_k^2)\, X_k, \qquad A_k = X_k X_k^\top
 
-    Where the matrices are wide, several polynomials are multiplied before they meet `X`:
+    Where the matrices are wide, several polynomials are multiplied before they meet `X`.
     :math:`A_{k+1} = P_k A_k P_k` needs `X` only at the start, and products of `m` by `m` are
-    cheaper than such of `m` by `n`.
+    cheaper than those of `m` by `n`.
 
     Args:
         x: Real or complex matrices `[k, m, n]` with `m <= n`.
@@ -110,7 +112,7 @@ def orthogonalized(
 
 
 def _at_a_time(shape: tuple[int, ...]) -> int:
-    """How many matrices a product is of: on accelerators all of them."""
+    """Number of matrices in one batched product: all of them on accelerators."""
     k, m, n = shape
     if jax.default_backend() != "cpu":
         return k
@@ -136,7 +138,7 @@ def _orthogonalized(
 
 def gram(x: jax.Array) -> jax.Array:
     """`X X^H` of each matrix."""
-    return matmul(x, jnp.conj(jnp.swapaxes(x, 1, 2)))
+    return matmul(x, adjoint(x))
 
 
 def _preconditioned(x: jax.Array, eps: jax.Array, kind: str) -> tuple[jax.Array, jax.Array]:

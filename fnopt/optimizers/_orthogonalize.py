@@ -6,7 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, as_dtype, check_choice, hyper, real_dtype, static
+from fnopt.core import Scalar, as_dtype, hyper, real_dtype, static
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.optimizers._newton_schulz import (
@@ -16,11 +16,7 @@ from fnopt.optimizers._newton_schulz import (
     orthogonalized,
     polynomials,
 )
-
-
-def _preconditioning(name: Any) -> str:
-    check_choice(name, PRECONDITIONINGS, "preconditioning", "orthogonalize")
-    return name
+from fnopt.optimizers._recipe import one_of
 
 
 class orthogonalize(Matrixwise):
@@ -70,7 +66,9 @@ class orthogonalize(Matrixwise):
     ns_coeffs: Any = static(default=STANDARD, convert=as_coefficients)
     ns_steps: int = static(default=5, least=1)
     eps: Scalar = hyper(default=1e-8, ge=0)
-    preconditioning: str = static(default="frobenius", convert=_preconditioning)
+    preconditioning: str = static(
+        default="frobenius", convert=one_of(PRECONDITIONINGS, "preconditioning", "orthogonalize")
+    )
     adaptive: bool = static(default=False)
     ns_dtype: Any = static(default=None, convert=as_dtype)
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)

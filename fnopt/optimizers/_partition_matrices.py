@@ -1,4 +1,4 @@
-"""One optimizer for matrices, another for the other leaves."""
+"""Partition of the parameters into matrices and other leaves."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
@@ -30,7 +29,7 @@ def _variant(variant: Any) -> str:
 
 
 class ScaleByPolyakState(NamedTuple):
-    """What is known about the smallest loss."""
+    """State of the estimated lower bound of the loss."""
 
     lower_bound: LowerBound
 
@@ -94,11 +93,9 @@ class scale_by_polyak(Transformation):
         ratio = gap / jnp.where(still, jnp.ones_like(square), square)
         step = jnp.minimum(ratio, number(self.max_learning_rate))
         step = jnp.where(still, jnp.zeros_like(step), step)
-        return map_leaves(lambda g: _times(step, g), updates), ScaleByPolyakState(seen)
-
-
-def _times(step: jax.Array, g: jax.Array) -> jax.Array:
-    return step.astype(jnp.finfo(g.dtype).dtype) * g
+        return map_leaves(
+            lambda g: step.astype(jnp.finfo(g.dtype).dtype) * g, updates
+        ), ScaleByPolyakState(seen)
 
 
 def polyak_sgd(

@@ -116,26 +116,26 @@ class scale_by_prodigy(Transformation):
         step = d * h.learning_rate * gain
         weight = (d / h.estim_lr0) * (d if self.safeguard_warmup else step)
         scalars = {"b1": h.b1, "b2": h.b2, "b3": beta3, "d": d, "weight": weight}
-        m, v, s, products = _averaged(scalars, updates, state, params)
+        m, v, s, products = _average(scalars, updates, state, params)
 
         numerator = beta3 * state.numerator_weighted
         numerator += (d / h.estim_lr0) * step * real_sum(products, d.dtype)
         length = real_sum(jax.tree.map(jnp.abs, s), d.dtype)
         estimate = larger_estimate(d, h.estim_lr_coef * numerator, length)
 
-        def leaf(h: Any, m: Any, v: Any, p: Any) -> Any:
+        def step_leaf(h: Any, m: Any, v: Any, p: Any) -> Any:
             # The root's floor has no digits: a moment of zero moves nothing.
             return -h["step"] * (m / (positive_root(v) + h["eps"]) + h["decay"] * p)
 
         scalars = {"step": step, "eps": estimate * h.eps, "decay": h.weight_decay}
-        new = map_leaves(leaf, m, hyper=scalars, v=v, params=params)
+        new = map_leaves(step_leaf, m, hyper=scalars, v=v, params=params)
         return new, ScaleByProdigyState(m, v, s, state.params0, estimate, numerator, count)
 
 
-def _averaged(scalars: Any, updates: Any, state: ScaleByProdigyState, params: Any) -> Any:
+def _average(scalars: Any, updates: Any, state: ScaleByProdigyState, params: Any) -> Any:
     """The new averages and sums, and the inner product of the gradients with the way so far."""
 
-    def leaf(h: Any, g: Any, m: Any, v: Any, s: Any, p0: Any, p: Any) -> Any:
+    def average_leaf(h: Any, g: Any, m: Any, v: Any, s: Any, p0: Any, p: Any) -> Any:
         scaled = clip_squarable(h["d"] * g)
         product = jnp.conj(g) * (p0 - p)
         m = ema(m, scaled, h["b1"])
@@ -143,7 +143,7 @@ def _averaged(scalars: Any, updates: Any, state: ScaleByProdigyState, params: An
         return product, m, v, h["b3"] * s + h["weight"] * g
 
     products, m, v, s = map_leaves(
-        leaf,
+        average_leaf,
         updates,
         hyper=scalars,
         outputs=4,

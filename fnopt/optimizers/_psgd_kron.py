@@ -25,8 +25,8 @@ from fnopt.core import (
 from fnopt.optimizers._matrix_factors import (
     Pair,
     identities,
-    limited,
-    on_sides,
+    limit_rms,
+    map_sides,
     only_finite,
     root_mean_square,
     sides,
@@ -69,8 +69,8 @@ class scale_by_psgd_kron(Matrixwise):
     whitened gradients have the identity as second moment. There are no eigenvalues and no inverses,
     only triangular solves. Factors are learned in each of the first 500 steps, then ever more
     rarely, down to every 33rd; between, a step is four products. They begin as multiples of the
-    identity by which the first update has the mean square 1, so that the units of the loss don't
-    matter (in the author's code, if it may choose, the mean fourth power is 1).
+    identity by which the first update has the mean square 1. So the units of the loss don't matter.
+    In the author's code, by default, the mean fourth power is 1.
 
     For a matrix `[m, n]`, the state has `m n + m^2 + n^2` numbers. A gradient that is not finite
     never gets into the factors.
@@ -120,19 +120,19 @@ class scale_by_psgd_kron(Matrixwise):
         mean = mu / bias_correction(h.b1, count + 1)
         V = self._random(count, slots.index, g)
 
-        def learned(known: Any) -> Pair:
+        def learn(known: Any) -> Pair:
             mean, factors = known
             size = _first_scale(mean) if h.initial_scale is None else h.initial_scale
-            first = _scaled(factors, jnp.where(count == 0, size, jnp.ones_like(size)))
-            return _learned(mean, first, V, h.precond_lr)
+            first = _scale(factors, jnp.where(count == 0, size, jnp.ones_like(size)))
+            return _update_factors(mean, first, V, h.precond_lr)
 
         known = mean, slots.factors
-        factors = jax.lax.cond(_due(count), learned, lambda known: known[1], known)
+        factors = jax.lax.cond(_due(count), learn, lambda known: known[1], known)
         left, right = factors
         u = mean
         u = u if left is None else matmul(turned(left), matmul(left, u))
         u = u if right is None else matmul(matmul(u, turned(right)), right)
-        return limited(u, _LARGEST_RMS), {"mu": mu, "factors": factors}
+        return limit_rms(u, _LARGEST_RMS), {"mu": mu, "factors": factors}
 
     def _random(self, count: Any, index: jax.Array, g: jax.Array) -> jax.Array:
         """Normal numbers that depend on the step and the number of the matrix only."""
@@ -147,7 +147,7 @@ def _due(count: jax.Array) -> jax.Array:
     Their density is 1 at first, then falls exponentially to its least.
     """
 
-    def times(steps: jax.Array) -> jax.Array:
+    def count_updates(steps: jax.Array) -> jax.Array:
         # The integral of the density, in closed form: no count of updates is kept.
         late = jnp.maximum(steps - _FLAT, 0).astype(jnp.float32)
         until = -jnp.log(jnp.float32(_LEAST)) / _DECAY
@@ -155,23 +155,23 @@ def _due(count: jax.Array) -> jax.Array:
         rare = _LEAST * jnp.maximum(late - until, 0.0)
         return jnp.minimum(steps, _FLAT) + jnp.floor(falling + rare).astype(steps.dtype)
 
-    return times(count + 1) > times(count)
+    return count_updates(count + 1) > count_updates(count)
 
 
 def _first_scale(mean: jax.Array) -> jax.Array:
-    """By what `Q_L (x) Q_R` is multiplied so that the update has the mean square 1, `[k, 1, 1]`."""
+    """Initial scale of `Q_L (x) Q_R`, for an update of mean square 1, `[k, 1, 1]`."""
     rms = root_mean_square(mean)
     known = jnp.isfinite(rms) & (rms > 0)
     return jax.lax.rsqrt(jnp.where(known, rms, jnp.ones_like(rms)))
 
 
-def _scaled(factors: Pair, size: jax.Array) -> Pair:
+def _scale(factors: Pair, size: jax.Array) -> Pair:
     """The factors with a product that is so many times as large."""
     size = size if any(Q is None for Q in factors) else safe_sqrt(size)
-    return on_sides(lambda Q: size * Q, factors)
+    return map_sides(lambda Q: size * Q, factors)
 
 
-def _learned(mean: jax.Array, factors: Pair, V: jax.Array, rate: jax.Array) -> Pair:
+def _update_factors(mean: jax.Array, factors: Pair, V: jax.Array, rate: jax.Array) -> Pair:
     """The factors after one step of theirs."""
     left, right = factors
     A, B = mean, V
@@ -181,11 +181,11 @@ def _learned(mean: jax.Array, factors: Pair, V: jax.Array, rate: jax.Array) -> P
     if right is not None:
         A = matmul(A, turned(right))
         B = jax.lax.linalg.triangular_solve(right, B, left_side=False)
-    moved = functools.partial(_moved, rate=rate)
-    return on_sides(moved, factors, (A, turned(A)), (B, turned(B)))
+    moved = functools.partial(_update_factor, rate=rate)
+    return map_sides(moved, factors, (A, turned(A)), (B, turned(B)))
 
 
-def _moved(Q: jax.Array, A: jax.Array, B: jax.Array, rate: jax.Array) -> jax.Array:
+def _update_factor(Q: jax.Array, A: jax.Array, B: jax.Array, rate: jax.Array) -> jax.Array:
     ours, wanted = matmul(A, turned(A)), matmul(B, turned(B))
     size = nonzero(_norm_from_below(ours + wanted))
     return only_finite(Q - matmul(rate / size * jnp.triu(ours - wanted), Q), Q)

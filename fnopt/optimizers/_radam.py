@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from fnopt.core import (
-    Leafwise,
     Scalar,
     ScalarOrSchedule,
     bias_correction,
@@ -17,7 +16,7 @@ from fnopt.core import (
     positive_root,
     static,
 )
-from fnopt.optimizers._adam import ScaleByAdamState, adam_means
+from fnopt.optimizers._adam import AdamDirection, adam_means
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
@@ -50,7 +49,7 @@ def _length(b2: Any, t: Any) -> tuple[Any, Any]:
     return offset + 2 / rate * rest, 2 / gap - 1
 
 
-class scale_by_radam(Leafwise):
+class scale_by_radam(AdamDirection):
     r"""Adam's direction times a rectification of its variance; plain momentum before that.
 
     .. math::
@@ -80,12 +79,6 @@ class scale_by_radam(Leafwise):
         Liu et al., 2020, arXiv:1908.03265.
     """
 
-    State = ScaleByAdamState
-    carrier = "mu"
-
-    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
-    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
-    eps: Scalar = hyper(default=1e-8, ge=0)
     eps_root: Scalar = hyper(default=0.0, ge=0)
     threshold: Scalar = hyper(default=5.0, infinite=True)
     nesterov: bool = static(default=False)

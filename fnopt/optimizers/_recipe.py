@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from fnopt.core import error_scope, is_negative, wrong_arguments
+from fnopt.core import check_choice, error_scope, is_negative, wrong_arguments
 
 _Recipe = TypeVar("_Recipe", bound=Callable[..., Any])
 
@@ -30,7 +30,7 @@ def recipe(fn: _Recipe) -> _Recipe:
     flags = {name for name, kind in fn.__annotations__.items() if kind == "bool"}
 
     @functools.wraps(fn)
-    def made(*args: Any, **kwargs: Any) -> Any:
+    def make(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(parameters, args, strict=False)), **kwargs}
         _check_signs(fn.__name__, given)
         _check_flags(fn.__name__, {name: given[name] for name in flags & given.keys()})
@@ -46,8 +46,8 @@ def recipe(fn: _Recipe) -> _Recipe:
         raise TypeError(message)
 
     for method in ("init", "update"):
-        setattr(made, method, functools.partial(_refuse, fn.__name__, method))
-    return made  # pyright: ignore[reportReturnType]
+        setattr(make, method, functools.partial(_refuse, fn.__name__, method))
+    return make  # pyright: ignore[reportReturnType]
 
 
 def _refuse(recipe: str, method: str, *_: Any, **__: Any) -> None:
@@ -70,6 +70,16 @@ def _check_flags(recipe: str, given: dict[str, Any]) -> None:
     for name, value in given.items():
         if not isinstance(value, (bool, np.bool_)):
             raise TypeError(f"{recipe}: {name} = {value!r}, expected True or False.")
+
+
+def one_of(options: tuple[str, ...], field: str, owner: str) -> Callable[[Any], str]:
+    """The converter of a field that takes one of some words."""
+
+    def check(given: Any) -> str:
+        check_choice(given, options, field, owner)
+        return given
+
+    return check
 
 
 def as_betas(recipe: str, betas: Any) -> tuple[Any, Any]:

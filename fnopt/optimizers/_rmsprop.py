@@ -39,16 +39,37 @@ class ScaleByStddevState(NamedTuple):
     nu: RealSlot
 
 
-def _scalars(h: Any, t: Any, corrected: bool) -> dict[str, Any]:
-    unseen = 1 / bias_correction(h.decay, t) if corrected else 1.0
-    return {"gain": 1 - h.decay, "unseen": unseen}
+class _RunningMeanSquare(Leafwise):
+    """The fields, and the start, of a running mean square."""
+
+    decay: Scalar = hyper(default=0.9, ge=0, lt=1)
+    eps: Scalar = hyper(default=1e-8, ge=0)
+    initial_scale: Scalar = hyper(default=0.0, ge=0)
+    eps_in_sqrt: bool = static(default=True)
+    bias_correction: bool = static(default=False)
+
+    @property
+    def reads_step(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether there is a bias correction."""
+        return self.bias_correction
+
+    def fill(self, slot: str) -> Any:
+        """The mean starts at zero, the mean square at `initial_scale`."""
+        return self.initial_scale if slot == "nu" else 0.0
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """The weight of the new square, and the bias correction, if there is one."""
+        unseen = 1 / bias_correction(h.decay, t) if self.bias_correction else 1.0
+        return {"gain": 1 - h.decay, "unseen": unseen}
+
+    def divisor(self, h: Any, variance: jax.Array) -> jax.Array:
+        """The root of a variance, with the epsilon under or beside the root."""
+        if self.eps_in_sqrt:
+            return positive_root(variance + h.eps)
+        return positive_root(variance) + h.eps
 
 
-def _divisor(variance: jax.Array, eps: jax.Array, eps_in_sqrt: bool) -> jax.Array:
-    return positive_root(variance + eps) if eps_in_sqrt else positive_root(variance) + eps
-
-
-class scale_by_rms(Leafwise):
+class scale_by_rms(_RunningMeanSquare):
     r"""Divide the gradient by its running root mean square.
 
     .. math:: \nu_t = \beta \nu_{t-1} + (1-\beta)\, |g_t|^2, \qquad
@@ -73,33 +94,13 @@ class scale_by_rms(Leafwise):
 
     State = ScaleByRmsState
 
-    decay: Scalar = hyper(default=0.9, ge=0, lt=1)
-    eps: Scalar = hyper(default=1e-8, ge=0)
-    initial_scale: Scalar = hyper(default=0.0, ge=0)
-    eps_in_sqrt: bool = static(default=True)
-    bias_correction: bool = static(default=False)
-
-    @property
-    def reads_step(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether there is a bias correction."""
-        return self.bias_correction
-
-    def fill(self, slot: str) -> Any:
-        """The average starts at `initial_scale`."""
-        del slot
-        return self.initial_scale
-
-    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The bias correction, if there is one."""
-        return _scalars(h, t, self.bias_correction)
-
     def leaf(self, h: Any, g: Any, nu: Any) -> Any:
         nu = ema(nu, squared_modulus(g), h.decay, h.gain)
         variance = h.unseen * nu if self.bias_correction else nu
-        return g / _divisor(variance, h.eps, self.eps_in_sqrt), nu
+        return g / self.divisor(h, variance), nu
 
 
-class scale_by_stddev(Leafwise):
+class scale_by_stddev(_RunningMeanSquare):
     r"""Divide the gradient by its running standard deviation (centred root mean square).
 
     .. math::
@@ -129,31 +130,12 @@ class scale_by_stddev(Leafwise):
 
     State = ScaleByStddevState
 
-    decay: Scalar = hyper(default=0.9, ge=0, lt=1)
-    eps: Scalar = hyper(default=1e-8, ge=0)
-    initial_scale: Scalar = hyper(default=0.0, ge=0)
-    eps_in_sqrt: bool = static(default=True)
-    bias_correction: bool = static(default=False)
-
-    @property
-    def reads_step(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether there is a bias correction."""
-        return self.bias_correction
-
-    def fill(self, slot: str) -> Any:
-        """The mean starts at zero, the mean square at `initial_scale`."""
-        return self.initial_scale if slot == "nu" else 0.0
-
-    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The bias correction, if there is one."""
-        return _scalars(h, t, self.bias_correction)
-
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu = ema(mu, g, h.decay, h.gain)
         nu = ema(nu, squared_modulus(g), h.decay, h.gain)
         # Of a gradient that hardly changes, rounding can make the difference negative.
         variance = jnp.maximum(h.unseen * nu - squared_modulus(h.unseen * mu), 0)
-        return g / _divisor(variance, h.eps, self.eps_in_sqrt), mu, nu
+        return g / self.divisor(h, variance), mu, nu
 
 
 @recipe

@@ -14,7 +14,6 @@ from fnopt.core import (
     Slot,
     as_dtype,
     bias_correction,
-    check_choice,
     clip_squarable,
     ema,
     hyper,
@@ -28,10 +27,10 @@ from fnopt.optimizers._matrix_factors import (
     frobenius_norm,
     identities,
     largest_entry,
-    new_factors,
-    on_sides,
+    map_sides,
     only_finite,
     sides,
+    update_factors,
     zeros,
 )
 from fnopt.optimizers._matrix_functions import inverse_root
@@ -39,7 +38,7 @@ from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.optimizers._partition_matrices import matrix_recipe
-from fnopt.optimizers._recipe import recipe
+from fnopt.optimizers._recipe import one_of, recipe
 from fnopt.sharding import sequential
 from fnopt.transforms import partition
 
@@ -62,11 +61,6 @@ class ScaleByShampooState(NamedTuple):
     nu: Slot
     factors: CustomSlot
     roots: CustomSlot
-
-
-def _grafting(name: Any) -> str:
-    check_choice(name, GRAFTINGS, "grafting", "scale_by_shampoo")
-    return name
 
 
 class scale_by_shampoo(Matrixwise):
@@ -123,7 +117,9 @@ class scale_by_shampoo(Matrixwise):
     exponent: Scalar = hyper(default=0.25, gt=0)
     precondition_frequency: int = static(default=10, least=1)
     block_size: int | None = static(default=1024, least=1)
-    grafting: str = static(default="adam", convert=_grafting)
+    grafting: str = static(
+        default="adam", convert=one_of(GRAFTINGS, "grafting", "scale_by_shampoo")
+    )
     graft_b2: Scalar = hyper(default=0.999, ge=0, lt=1)
     graft_eps: Scalar = hyper(default=1e-8, ge=0)
     mu_dtype: Any = static(default=None, convert=as_dtype)
@@ -148,7 +144,7 @@ class scale_by_shampoo(Matrixwise):
         mean = new["mu"] / bias_correction(h.b1, t)
         is_mean, one = h.b2 < 1, jnp.ones_like(h.b2)
         gain = jnp.where(is_mean, 1 - h.b2, one)
-        factors = new["factors"] = new_factors(slots.factors, g, h.b2, gain)
+        factors = new["factors"] = update_factors(slots.factors, g, h.b2, gain)
         seen = jnp.where(is_mean, bias_correction(h.b2, t), one)
 
         def new_root(factor: Any, old: Any) -> Any:
@@ -157,7 +153,7 @@ class scale_by_shampoo(Matrixwise):
         due = count % self.precondition_frequency == 0
         roots = new["roots"] = jax.lax.cond(
             due,
-            lambda *x: on_sides(sequential(new_root), *x),
+            lambda *x: map_sides(sequential(new_root), *x),
             lambda _, old: old,
             factors,
             slots.roots,

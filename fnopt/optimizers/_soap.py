@@ -25,12 +25,12 @@ from fnopt.core import (
 from fnopt.optimizers._matrix_factors import (
     Pair,
     identities,
-    new_factors,
     orthonormal,
-    refreshed,
+    refresh_bases,
     rotated,
     rotated_back,
     sides,
+    update_factors,
     zeros,
 )
 from fnopt.optimizers._matrix_rule import as_rule
@@ -65,7 +65,7 @@ class scale_by_soap(Matrixwise):
 
     Derivatives through its steps are right where the factors have simple eigenvalues. The method
     has no derivative where eigenvalues are equal (gradients of low rank, and the longer side of the
-    first gradient): there the basis of an eigenspace is taken as a constant.
+    first gradient). There the basis of an eigenspace is a constant.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, G_t, \qquad
@@ -141,8 +141,8 @@ class scale_by_soap(Matrixwise):
         if self.normalize_grads:
             u = u / (1e-30 + jnp.sqrt(jnp.mean(jnp.square(u), axis=(1, 2), keepdims=True)))
         decay = h.b2 if h.shampoo_beta is None else h.shampoo_beta
-        factors = new_factors(slots.factors, g, decay)
-        bases, nu = refreshed(
+        factors = update_factors(slots.factors, g, decay)
+        bases, nu = refresh_bases(
             count, self.precondition_frequency, _power_iteration, factors, slots.bases, nu
         )
         new = {"mu": mu, "nu": nu, "factors": factors, "bases": bases}

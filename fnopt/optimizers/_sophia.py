@@ -181,15 +181,17 @@ class scale_by_sophia(Transformation):
         b1 = jnp.asarray(self.b1, jnp.result_type(float))
         numbers["seen"] = bias_correction(b1, count)
 
-        def leaf(h: Any, g: Any, mu: Any, nu: Any) -> Any:
+        def step_leaf(h: Any, g: Any, mu: Any, nu: Any) -> Any:
             mu = ema(mu, g, h["b1"])
             u = (mu / h["seen"]) / jnp.maximum(h["gamma"] * nu, h["eps"])
             return (clip_modulus(u, h["most"]) if "most" in h else u), mu, nu
 
-        new, mu, _ = map_leaves(leaf, updates, hyper=numbers, outputs=3, mu=state.mu, nu=state.nu)
+        new, mu, _ = map_leaves(
+            step_leaf, updates, hyper=numbers, outputs=3, mu=state.mu, nu=state.nu
+        )
         estimator = self.hessian_diagonal_fn
 
-        def estimated() -> tuple[Any, Any]:
+        def estimate() -> tuple[Any, Any]:
             found, inner = estimator.update(updates, state.hessian_fn_state, params, **extra_args)
 
             def average(b2: Any, h: Any, nu: Any) -> Any:
@@ -201,7 +203,7 @@ class scale_by_sophia(Transformation):
             return nu, jax.tree.map(lambda x, y: x.astype(y.dtype), inner, like)
 
         due = state.count % self.update_interval == 0
-        nu, inner = jax.lax.cond(due, estimated, lambda: (state.nu, state.hessian_fn_state))
+        nu, inner = jax.lax.cond(due, estimate, lambda: (state.nu, state.hessian_fn_state))
         return new, ScaleBySophiaState(count, mu, nu, inner)
 
 

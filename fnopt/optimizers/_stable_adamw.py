@@ -59,7 +59,7 @@ class scale_by_stable_adam(Leafwise):
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Adam's."""
+        """The scalars of Adam."""
         return adam_scalars(h, t)
 
     def leaf(self, h: Any, g: Any, p: Any, mu: Any, nu: Any) -> Any:

@@ -22,7 +22,7 @@ from fnopt.core import (
     static,
     zero_count,
 )
-from fnopt.optimizers._batch_step import check_solver, step_dtype
+from fnopt.optimizers._batch_step import check_solver, step_dtype, zero_unless
 from fnopt.sharding import use_mesh_of
 from fnopt.transforms import all_finite
 
@@ -174,9 +174,9 @@ class stochastic_reconfiguration(Transformation):
         """A step of imaginary time, or none."""
         del updates, extra_args
         with use_mesh_of(batch, params):
-            return self._stepped(state, params, batch, local_energies, weights)
+            return self._step(state, params, batch, local_energies, weights)
 
-    def _stepped(
+    def _step(
         self,
         state: StochasticReconfigurationState,
         params: Any,
@@ -202,13 +202,13 @@ class stochastic_reconfiguration(Transformation):
         direction = self._direction(X, e, state)
         rate = self.learning_rate
         rate = rate(state.count) if isinstance(rate, Schedule) else rate
-        moved = self._limited(_times(jnp.asarray(rate), direction))
+        moved = self._limit(_scale(jnp.asarray(rate), direction))
         known = all_finite((e, X.weights))
         taken = known & all_finite((moved, direction))
         failed = jnp.where(known, Status.NONFINITE_STEP.array, Status.NONFINITE_START.array)
-        return _if(taken, moved, params), StochasticReconfigurationState(
+        return zero_unless(taken, moved, params), StochasticReconfigurationState(
             safe_increment(state.count),
-            None if self.momentum is None else _if(taken, direction, state.momentum),
+            None if self.momentum is None else zero_unless(taken, direction, state.momentum),
             jnp.where(taken, Status.RUNNING.array, failed),
             X.mean(energies)[0],
             jnp.dot(e, e, precision=HIGHEST),
@@ -220,7 +220,7 @@ class stochastic_reconfiguration(Transformation):
         K = self._gram(X)
         if self.momentum is None:
             return jax.tree.map(jnp.negative, X.rmv(K.inverse(e)))
-        before = _times(jnp.asarray(self.momentum), state.momentum)
+        before = _scale(jnp.asarray(self.momentum), state.momentum)
         pulled = X.rmv(K.inverse(e + X.mv(before)))
         return jax.tree.map(lambda m, p: m - p.astype(m.dtype), before, pulled)
 
@@ -233,25 +233,13 @@ class stochastic_reconfiguration(Transformation):
         check_rows(X.rows, "rows of log-derivatives", X.dtype, f"{_NAME}: ")
         return factorised(X.gram(), damping)
 
-    def _limited(self, moved: Any) -> Any:
+    def _limit(self, moved: Any) -> Any:
         if self.max_norm is None:
             return moved
         size = global_norm(moved)
         most = jnp.asarray(self.max_norm).astype(size.dtype)
-        return _times(jnp.where(size > most, most / size, jnp.ones_like(size)), moved)
+        return _scale(jnp.where(size > most, most / size, jnp.ones_like(size)), moved)
 
 
-def _times(factor: jax.Array, tree: Any) -> Any:
-    def one(x: jax.Array) -> jax.Array:
-        return factor.astype(jnp.finfo(x.dtype).dtype).astype(x.dtype) * x
-
-    return jax.tree.map(one, tree)
-
-
-def _if(taken: jax.Array, tree: Any, like: Any) -> Any:
-    """The tree in the dtypes of another; zeros if the step isn't taken."""
-
-    def one(x: jax.Array, p: Any) -> jax.Array:
-        return jnp.where(taken, x, jnp.zeros_like(x)).astype(jnp.result_type(p))
-
-    return jax.tree.map(one, tree, like)
+def _scale(factor: jax.Array, tree: Any) -> Any:
+    return jax.tree.map(lambda x: factor.astype(jnp.finfo(x.dtype).dtype).astype(x.dtype) * x, tree)

@@ -18,11 +18,11 @@ def width_scaled(
 
     .. math:: u' = \frac{n_{\text{base}}}{n}\, u
 
-    with :math:`n` the number of rows (inputs) of a kernel. That is the rule of muP for Adam: hidden
-    kernels and heads get a rate in inverse proportion to the width, embeddings (whose rows are a
-    vocabulary) and vectors keep theirs. So a learning rate that was tuned on the narrow model holds
-    for the wide one, if the initial values follow muP too. Muon scales its updates by the shape
-    itself and doesn't need it. Weight decay inside `tx` is scaled like the rate.
+    with :math:`n` the number of rows (inputs) of a kernel. That is the rule of muP for Adam. Hidden
+    kernels and heads get a rate in inverse proportion to the width. Embeddings (whose rows are a
+    vocabulary) and vectors keep their rate. So a learning rate that was tuned on the narrow model
+    holds for the wide one, if the initial values follow muP too. Muon scales its updates by the
+    shape itself and doesn't need it. Weight decay inside `tx` is scaled like the rate.
 
     Args:
         tx: The optimizer.

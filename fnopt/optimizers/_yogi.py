@@ -7,7 +7,6 @@ from typing import Any
 import jax.numpy as jnp
 
 from fnopt.core import (
-    Leafwise,
     Scalar,
     ScalarOrSchedule,
     ema,
@@ -15,12 +14,12 @@ from fnopt.core import (
     positive_root,
     squared_modulus,
 )
-from fnopt.optimizers._adam import ScaleByAdamState, adam_scalars
+from fnopt.optimizers._adam import AdamDirection
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
 
-class scale_by_yogi(Leafwise):
+class scale_by_yogi(AdamDirection):
     r"""Divide the mean gradient by the root of a second moment with additive updates.
 
     .. math::
@@ -47,11 +46,6 @@ class scale_by_yogi(Leafwise):
         Zaheer, Reddi, Sachan, Kale and Kumar, 2018, Adaptive methods for nonconvex optimization.
     """
 
-    State = ScaleByAdamState
-    carrier = "mu"
-
-    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
-    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-3, ge=0)
     eps_root: Scalar = hyper(default=0.0, ge=0)
     initial_accumulator_value: Scalar = hyper(default=1e-6, ge=0)
@@ -62,8 +56,8 @@ class scale_by_yogi(Leafwise):
         return self.initial_accumulator_value
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Adam's, and the second epsilon."""
-        numbers = adam_scalars(h, t)
+        """The scalars of Adam, and the epsilon under the root."""
+        numbers = super().scalars(h, t)
         return numbers | {"under_root": h.eps_root * numbers["seen_square"]}
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:

@@ -11,18 +11,18 @@ from fnopt.core import is_none
 from fnopt.projections._trees import check_floating, check_scale
 
 
-def _bounded(name: str, tree: Any, bound: Any, side: str) -> Any:
+def _apply_bound(name: str, tree: Any, bound: Any, side: str) -> Any:
     """A tree with one bound applied: a number, or a tree whose leaves stand for whole branches."""
 
     def branch(b: Any, part: Any) -> Any:
         if b is None:
             return part
-        return jax.tree.map(lambda x: _leaf(name, jnp.asarray(x), b, side), part)
+        return jax.tree.map(lambda x: _clip_leaf(name, jnp.asarray(x), b, side), part)
 
     return jax.tree.map(branch, bound, tree, is_leaf=is_none)
 
 
-def _leaf(name: str, x: jax.Array, bound: Any, side: str) -> jax.Array:
+def _clip_leaf(name: str, x: jax.Array, bound: Any, side: str) -> jax.Array:
     b = jnp.asarray(bound).astype(x.dtype)
     if jnp.broadcast_shapes(b.shape, x.shape) != x.shape:
         raise ValueError(
@@ -54,8 +54,8 @@ def projection_box(tree: Any, lower: Any, upper: Any) -> Any:
         {'w': Array([-1. ,  0.5,  1. ], dtype=float32)}
     """
     check_floating("projection_box", tree)
-    above = _bounded("projection_box", tree, lower, "lower")
-    return _bounded("projection_box", above, upper, "upper")
+    above = _apply_bound("projection_box", tree, lower, "lower")
+    return _apply_bound("projection_box", above, upper, "upper")
 
 
 def projection_hypercube(tree: Any, scale: Any = 1) -> Any:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import real_dtype
-from fnopt.projections._trees import check_floating, check_scale, length, moved
+from fnopt.projections._trees import check_floating, check_scale, length, project_wide
 
 
 def _on_sphere(tree: Any, scale: Any, dtype: Any) -> tuple[Any, jax.Array]:
@@ -48,7 +48,7 @@ def projection_l2_sphere(tree: Any, scale: Any = 1) -> Any:
     """
     check_floating("projection_l2_sphere", tree, allow_complex=True)
     check_scale("projection_l2_sphere", scale)
-    return moved(lambda x, dtype: _on_sphere(x, scale, dtype)[0], tree)
+    return project_wide(lambda x, dtype: _on_sphere(x, scale, dtype)[0], tree)
 
 
 def projection_l2_ball(tree: Any, scale: Any = 1) -> Any:
@@ -81,4 +81,4 @@ def projection_l2_ball(tree: Any, scale: Any = 1) -> Any:
         on, inside = _on_sphere(x, scale, dtype)
         return jax.tree.map(lambda a, b: jnp.where(inside, a, b), x, on)
 
-    return moved(nearest, tree)
+    return project_wide(nearest, tree)

@@ -11,11 +11,11 @@ from fnopt.core import real_dtype
 from fnopt.projections._trees import (
     check_floating,
     common_dtype,
-    divided,
+    divide,
     inner,
-    largest,
-    restored,
-    widened,
+    largest_modulus,
+    restore_dtypes,
+    widen,
 )
 
 
@@ -24,9 +24,9 @@ def _normal(name: str, x: Any, a: Any) -> tuple[Any, Any, jax.Array, jax.Array, 
     check_floating(name, x, allow_complex=True)
     check_floating(name, a, allow_complex=True)
     dtype = common_dtype(x, a)
-    x, a = widened(x, dtype), widened(a, dtype)
-    top = largest(a, real_dtype(dtype))
-    a = divided(a, top)
+    x, a = widen(x, dtype), widen(a, dtype)
+    top = largest_modulus(a, real_dtype(dtype))
+    a = divide(a, top)
     return x, a, top, inner(a, a, dtype), dtype
 
 
@@ -57,15 +57,15 @@ def projection_vector(x: Any, a: Any) -> Any:
     """
     w, a, _, square, dtype = _normal("projection_vector", x, a)
     factor = _over(inner(a, w, dtype), square)
-    return restored(jax.tree.map(lambda leaf: factor * leaf, a), x)
+    return restore_dtypes(jax.tree.map(lambda leaf: factor * leaf, a), x)
 
 
-def _moved_along(name: str, x: Any, a: Any, b: Any, half: bool) -> Any:
+def _move_along(name: str, x: Any, a: Any, b: Any, half: bool) -> Any:
     w, a, top, square, dtype = _normal(name, x, a)
     b = jnp.asarray(b).astype(real_dtype(dtype)) / top
     step = _over(b - inner(a, w, dtype), square)
     step = jnp.minimum(step, 0) if half else step
-    return restored(jax.tree.map(lambda p, q: p + step * q, w, a), x)
+    return restore_dtypes(jax.tree.map(lambda p, q: p + step * q, w, a), x)
 
 
 def projection_hyperplane(x: Any, a: Any, b: Any) -> Any:
@@ -89,7 +89,7 @@ def projection_hyperplane(x: Any, a: Any, b: Any) -> Any:
         >>> projection_hyperplane(jnp.asarray([2.0, 1.0]), jnp.asarray([1.0, 0.0]), 3.0)
         Array([3., 1.], dtype=float32)
     """
-    return _moved_along("projection_hyperplane", x, a, b, half=False)
+    return _move_along("projection_hyperplane", x, a, b, half=False)
 
 
 def projection_halfspace(x: Any, a: Any, b: Any) -> Any:
@@ -113,7 +113,7 @@ def projection_halfspace(x: Any, a: Any, b: Any) -> Any:
         >>> projection_halfspace(jnp.asarray([2.0, 1.0]), jnp.asarray([1.0, 0.0]), 1.0)
         Array([1., 1.], dtype=float32)
     """
-    return _moved_along("projection_halfspace", x, a, b, half=True)
+    return _move_along("projection_halfspace", x, a, b, half=True)
 
 
 def projection_affine_set(x: Any, A: Any, b: Any) -> jax.Array:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.projections._trees import check_floating, check_scale, moved
+from fnopt.projections._trees import check_floating, check_scale, project_wide
 
 
 def _threshold(x: jax.Array, scale: jax.Array) -> jax.Array:
@@ -46,16 +46,13 @@ def simplex_of_rows(x: jax.Array, scale: jax.Array) -> jax.Array:
     inside = jnp.where(support, x, jnp.zeros_like(x))
     total = jnp.sum(inside, axis=-1, keepdims=True)
     exact = (total - scale[..., None]) / number
-    return jnp.where(support, jnp.maximum(x - exact, 0), _propagated(x))
-
-
-def _propagated(x: jax.Array) -> jax.Array:
-    """Zeros, but NaN for a row with a NaN: no comparison with it holds."""
+    # No comparison with a NaN holds: its row would be zeros.
     bad = jnp.any(jnp.isnan(x), axis=-1, keepdims=True)
-    return jnp.where(bad, jnp.full_like(x, jnp.nan), jnp.zeros_like(x))
+    others = jnp.where(bad, jnp.full_like(x, jnp.nan), jnp.zeros_like(x))
+    return jnp.where(support, jnp.maximum(x - exact, 0), others)
 
 
-def _whole(tree: Any, scale: jax.Array) -> Any:
+def _project_leaves_together(tree: Any, scale: jax.Array) -> Any:
     """The simplex of all leaves together."""
     leaves, treedef = jax.tree.flatten(tree)
     if not leaves:
@@ -68,8 +65,8 @@ def _whole(tree: Any, scale: jax.Array) -> Any:
     return jax.tree.unflatten(treedef, parts)
 
 
-def _sphere(tree: Any, scale: jax.Array) -> Any:
-    sizes = _whole(jax.tree.map(jnp.abs, tree), scale)
+def _project_to_sphere(tree: Any, scale: jax.Array) -> Any:
+    sizes = _project_leaves_together(jax.tree.map(jnp.abs, tree), scale)
     # Zero counts as positive: of the nearest points that its signs allow, one.
     return jax.tree.map(lambda x, size: jnp.where(x < 0, -size, size), tree, sizes)
 
@@ -103,7 +100,9 @@ def projection_simplex(tree: Any, scale: Any = 1) -> Any:
     """
     check_floating("projection_simplex", tree)
     check_scale("projection_simplex", scale)
-    return moved(lambda x, dtype: _whole(x, jnp.asarray(scale).astype(dtype)), tree)
+    return project_wide(
+        lambda x, dtype: _project_leaves_together(x, jnp.asarray(scale).astype(dtype)), tree
+    )
 
 
 def projection_l1_sphere(tree: Any, scale: Any = 1) -> Any:
@@ -131,7 +130,9 @@ def projection_l1_sphere(tree: Any, scale: Any = 1) -> Any:
     """
     check_floating("projection_l1_sphere", tree)
     check_scale("projection_l1_sphere", scale)
-    return moved(lambda x, dtype: _sphere(x, jnp.asarray(scale).astype(dtype)), tree)
+    return project_wide(
+        lambda x, dtype: _project_to_sphere(x, jnp.asarray(scale).astype(dtype)), tree
+    )
 
 
 def projection_l1_ball(tree: Any, scale: Any = 1) -> Any:
@@ -166,7 +167,7 @@ def projection_l1_ball(tree: Any, scale: Any = 1) -> Any:
     def nearest(x: Any, dtype: Any) -> Any:
         s = jnp.asarray(scale).astype(dtype)
         total = sum((jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(x)), jnp.zeros((), dtype))
-        outside = _sphere(x, s)
+        outside = _project_to_sphere(x, s)
         return jax.tree.map(lambda a, b: jnp.where(total <= s, a, b), x, outside)
 
-    return moved(nearest, tree)
+    return project_wide(nearest, tree)

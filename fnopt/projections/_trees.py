@@ -45,39 +45,43 @@ def common_dtype(*trees: Any) -> Any:
     return compute_dtype(*(jnp.result_type(x) for x in leaves if is_inexact(x)))
 
 
-def widened(tree: Any, dtype: Any) -> Any:
+def widen(tree: Any, dtype: Any) -> Any:
     """The leaves in the compute dtype; real ones stay real."""
 
-    def one(x: Any) -> jax.Array:
+    def widen_leaf(x: Any) -> jax.Array:
         x = jnp.asarray(x)
         return x.astype(dtype if jnp.iscomplexobj(x) else real_dtype(dtype))
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(widen_leaf, tree)
 
 
-def restored(tree: Any, like: Any) -> Any:
+def restore_dtypes(tree: Any, like: Any) -> Any:
     """The leaves in the dtypes that they had."""
     return jax.tree.map(lambda x, old: x.astype(jnp.result_type(old)), tree, like)
 
 
-def moved(fn: Callable[[Any, Any], Any], tree: Any, *more: Any) -> Any:
+def project_wide(fn: Callable[[Any, Any], Any], tree: Any, *more: Any) -> Any:
     """`fn(widened tree, dtype)`, back in the dtypes of the tree."""
     dtype = common_dtype(tree, *more)
-    return restored(fn(widened(tree, dtype), dtype), tree)
+    return restore_dtypes(fn(widen(tree, dtype), dtype), tree)
 
 
-def reduced(fn: Callable[..., Any], tree: Any, start: Any, combine: Callable[..., Any]) -> Any:
-    """One scalar of all leaves."""
+def reduce_leaves(
+    fn: Callable[..., Any], tree: Any, start: Any, combine: Callable[..., Any]
+) -> Any:
+    """Reduce all leaves to one scalar."""
     return functools.reduce(combine, [fn(x) for x in jax.tree.leaves(tree)], start)
 
 
-def largest(tree: Any, real: Any) -> jax.Array:
+def largest_modulus(tree: Any, real: Any) -> jax.Array:
     """The largest modulus, as a number to divide by."""
     zero = jnp.zeros((), real)
-    return range_divisor(reduced(lambda x: jnp.max(jnp.abs(x), initial=0), tree, zero, jnp.maximum))
+    return range_divisor(
+        reduce_leaves(lambda x: jnp.max(jnp.abs(x), initial=0), tree, zero, jnp.maximum)
+    )
 
 
-def divided(tree: Any, by: jax.Array) -> Any:
+def divide(tree: Any, by: jax.Array) -> Any:
     """A tree over a number."""
     return jax.tree.map(lambda x: x / by, tree)
 
@@ -95,8 +99,8 @@ def length(tree: Any, dtype: Any) -> tuple[jax.Array, Any, jax.Array]:
     In these units the square neither overflows nor underflows. The length of zeros is 0, with
     derivative 0.
     """
-    top = largest(tree, real_dtype(dtype))
-    unit = divided(tree, top)
+    top = largest_modulus(tree, real_dtype(dtype))
+    unit = divide(tree, top)
     square = inner(unit, unit, dtype)
     zero = square == 0
     root = jnp.sqrt(jnp.where(zero, jnp.ones_like(square), square))

@@ -19,7 +19,7 @@ from fnopt.core import (
     type_text,
     where,
 )
-from fnopt.schedules._time import between, fraction, numbers, power
+from fnopt.schedules._time import fraction, interpolate, numbers, power
 
 _TRACED = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
 
@@ -73,7 +73,7 @@ class linear_schedule(Schedule):
         """The value after `count` updates."""
         h = numbers(self)
         phase = fraction(count, h.transition_begin, h.transition_steps)
-        return between(h.init_value, h.end_value, 1 - phase)
+        return interpolate(h.init_value, h.end_value, 1 - phase)
 
 
 class polynomial_schedule(Schedule):
@@ -106,7 +106,7 @@ class polynomial_schedule(Schedule):
         """The value after `count` updates."""
         h = numbers(self)
         phase = fraction(count, h.transition_begin, h.transition_steps)
-        return between(h.init_value, h.end_value, power(1 - phase, h.power))
+        return interpolate(h.init_value, h.end_value, power(1 - phase, h.power))
 
 
 class schedule(Schedule):

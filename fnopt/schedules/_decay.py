@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Scalar, Schedule, hyper, static, where
-from fnopt.schedules._time import between, cosine, fraction, numbers, since
+from fnopt.schedules._time import after_warmup, cosine, fraction, interpolate, numbers, steps_since
 
 
 class exponential_decay(Schedule):
@@ -41,10 +41,10 @@ class exponential_decay(Schedule):
     def __call__(self, count: Any) -> jax.Array:
         """The value after `count` updates."""
         h = numbers(self)
-        return decayed(h, h.init_value, since(count, self.transition_begin))
+        return decay_from(h, h.init_value, steps_since(count, self.transition_begin))
 
 
-def decayed(h: Any, start: jax.Array, ahead: jax.Array) -> jax.Array:
+def decay_from(h: Any, start: jax.Array, ahead: jax.Array) -> jax.Array:
     """A start value after `ahead` steps of the exponential decay that `h` describes."""
     periods = jnp.maximum(ahead, 0.0) / h.transition_steps
     if not (isinstance(h.decay_rate, float) and h.decay_rate <= 1):
@@ -93,7 +93,7 @@ class cosine_decay_schedule(Schedule):
         """The value after `count` updates."""
         h = numbers(self)
         phase = fraction(count, 0.0, h.decay_steps)
-        return between(h.init_value, h.init_value * h.alpha, cosine(phase, h.exponent))
+        return interpolate(h.init_value, h.init_value * h.alpha, cosine(phase, h.exponent))
 
 
 class warmup_constant_schedule(Schedule):
@@ -121,7 +121,7 @@ class warmup_constant_schedule(Schedule):
         """The value after `count` updates."""
         h = numbers(self)
         phase = fraction(count, 0.0, h.warmup_steps)
-        return between(h.init_value, h.peak_value, 1 - phase)
+        return interpolate(h.init_value, h.peak_value, 1 - phase)
 
 
 class warmup_cosine_decay_schedule(Schedule):
@@ -170,11 +170,9 @@ class warmup_cosine_decay_schedule(Schedule):
     def __call__(self, count: Any) -> jax.Array:
         """The value after `count` updates."""
         h = numbers(self)
-        warm = fraction(count, 0.0, h.warmup_steps)
         phase = fraction(count, h.warmup_steps, h.decay_steps - h.warmup_steps)
-        warming = between(h.init_value, h.peak_value, 1 - warm)
-        decaying = between(h.peak_value, h.end_value, cosine(phase, h.exponent))
-        return jnp.where(warm < 1, warming, decaying)
+        decaying = interpolate(h.peak_value, h.end_value, cosine(phase, h.exponent))
+        return after_warmup(h, count, decaying)
 
 
 def _check_order(warmup_steps: Any, decay_steps: Any) -> None:

@@ -11,18 +11,18 @@ import jax.numpy as jnp
 
 from fnopt.core import Scalar, Schedule, check_choice, default_float, hyper, static
 from fnopt.schedules._join import as_pairs, check_pairs
-from fnopt.schedules._time import between, cosine, fraction, numbers, since
+from fnopt.schedules._time import cosine, fraction, interpolate, numbers, steps_since
 
 _KINDS = ("linear", "cosine")
 
 
-def _through(kind: str, count: Any, bounds: list[Any], values: list[Any]) -> jax.Array:
-    """From value to value: the i-th is reached at the i-th bound."""
+def _interpolate_pieces(kind: str, count: Any, bounds: list[Any], values: list[Any]) -> jax.Array:
+    """Interpolate piecewise: the i-th value is reached at the i-th bound."""
     now = jnp.asarray(values[0], default_float())
     for (begin, end), (start, goal) in zip(pairwise(bounds), pairwise(values), strict=True):
         phase = fraction(count, begin, numbers(end) - numbers(begin))
         weight = cosine(phase) if kind == "cosine" else 1 - phase
-        now = jnp.where(since(count, begin) >= 0, between(start, goal, weight), now)
+        now = jnp.where(steps_since(count, begin) >= 0, interpolate(start, goal, weight), now)
     return now
 
 
@@ -71,10 +71,10 @@ class piecewise_interpolate_schedule(Schedule):
         for _, factor in h.boundaries_and_scales:
             values.append(values[-1] * factor)
         bounds = [0.0, *(step for step, _ in self.boundaries_and_scales)]
-        return _through(self.interpolate_type, count, bounds, values)
+        return _interpolate_pieces(self.interpolate_type, count, bounds, values)
 
 
-def _part(fraction_of_all: Any, steps: Any) -> Any:
+def _share_of_steps(fraction_of_all: Any, steps: Any) -> Any:
     """A fraction of the steps, rounded down; 0.29 of 100 steps are 29 in any precision."""
     part = numbers(fraction_of_all) * numbers(steps)
     part = part * (1 + 4 * float(jnp.finfo(default_float()).eps))
@@ -118,9 +118,14 @@ class linear_onecycle_schedule(Schedule):
         """The value after `count` updates."""
         h, end = numbers(self), self.transition_steps
         base = h.peak_value / h.div_factor
-        bounds = [0.0, _part(self.pct_start, end), _part(self.pct_final, end), end]
+        bounds = [
+            0.0,
+            _share_of_steps(self.pct_start, end),
+            _share_of_steps(self.pct_final, end),
+            end,
+        ]
         values = [base, h.peak_value, base, base / h.final_div_factor]
-        return _through("linear", count, bounds, values)
+        return _interpolate_pieces("linear", count, bounds, values)
 
 
 class cosine_onecycle_schedule(Schedule):
@@ -156,6 +161,8 @@ class cosine_onecycle_schedule(Schedule):
     def __call__(self, count: Any) -> jax.Array:
         """The value after `count` updates."""
         h, end = numbers(self), self.transition_steps
-        bounds = [0.0, _part(self.pct_start, end), end]
+        bounds = [0.0, _share_of_steps(self.pct_start, end), end]
         last = h.peak_value / (h.div_factor * h.final_div_factor)
-        return _through("cosine", count, bounds, [h.peak_value / h.div_factor, h.peak_value, last])
+        return _interpolate_pieces(
+            "cosine", count, bounds, [h.peak_value / h.div_factor, h.peak_value, last]
+        )

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Scalar, Schedule, as_number, default_float, hyper, where
-from fnopt.schedules._time import numbers, since
+from fnopt.schedules._time import numbers, steps_since
 
 
 def _check_increasing(owner: str, boundaries: tuple[Any, ...]) -> None:
@@ -59,7 +59,7 @@ class piecewise_constant_schedule(Schedule):
         value = jnp.asarray(h.init_value, default_float())
         steps = [step for step, _ in self.boundaries_and_scales]
         for step, (_, factor) in zip(steps, h.boundaries_and_scales, strict=True):
-            reached = since(count, step) >= 0
+            reached = steps_since(count, step) >= 0
             value = value * jnp.where(reached, factor, 1.0)
         return value
 
@@ -133,7 +133,7 @@ class join_schedules(Schedule):
         first, *others = self.schedules
         value = first(count)
         for boundary, schedule in zip(self.boundaries, others, strict=True):
-            ahead = since(count, boundary)
+            ahead = steps_since(count, boundary)
             # A schedule is never asked for a time before its beginning: what it would give is not
             # selected, but a NaN in it would spoil derivatives.
             value = jnp.where(ahead < 0, value, schedule(jnp.maximum(ahead, 0)))

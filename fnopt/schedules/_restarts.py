@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fnopt.core import Scalar, Schedule, default_float, hyper
 from fnopt.schedules._decay import warmup_cosine_decay_schedule
 from fnopt.schedules._join import join_schedules
-from fnopt.schedules._time import between, cosine, fraction, numbers, since
+from fnopt.schedules._time import cosine, fraction, interpolate, numbers, steps_since
 
 
 def _cycles_length(n: jax.Array, growth: jax.Array) -> jax.Array:
@@ -72,12 +72,12 @@ class cosine_restarts_schedule(Schedule):
         """The value after `count` updates."""
         h = numbers(self)
         growth = jnp.asarray(h.t_mult, default_float())
-        time = since(count, 0.0) / h.decay_steps
+        time = steps_since(count, 0.0) / h.decay_steps
         n = jax.lax.stop_gradient(_cycle_number(time, growth))
         begin = h.decay_steps * _cycles_length(n, growth)
         end = h.decay_steps * _cycles_length(n + 1, growth)
         phase = fraction(count, begin, end - begin)
-        return between(h.init_value, h.init_value * h.alpha, cosine(phase, h.exponent))
+        return interpolate(h.init_value, h.init_value * h.alpha, cosine(phase, h.exponent))
 
 
 def sgdr_schedule(cosine_kwargs: Iterable[Mapping[str, Any]]) -> join_schedules:

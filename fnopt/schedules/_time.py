@@ -1,4 +1,4 @@
-"""Time as the schedules see it."""
+"""Phases and weights of the schedules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def numbers(schedule: Any) -> Any:
     return jax.tree.map(as_array, schedule)
 
 
-def since(count: Any, begin: Any) -> jax.Array:
+def steps_since(count: Any, begin: Any) -> jax.Array:
     """The number of steps from `begin` to `count`, as a float that depends on `begin`.
 
     A Python number is exact (below 2**31), an array as exact as its dtype: in float32 the step
@@ -52,7 +52,7 @@ def fraction(count: Any, begin: Any, steps: Any) -> jax.Array:
 
     A phase of no steps is over at once.
     """
-    ahead = since(count, begin)
+    ahead = steps_since(count, begin)
     if isinstance(steps, float) and steps > 0:
         return jnp.clip(ahead / steps, 0.0, 1.0)
     over = (ahead >= 0).astype(ahead.dtype)
@@ -60,9 +60,15 @@ def fraction(count: Any, begin: Any, steps: Any) -> jax.Array:
     return jnp.where(steps > 0, running, over)
 
 
-def between(start: Any, end: Any, weight: jax.Array) -> jax.Array:
-    """From `start` (weight 1) to `end` (weight 0), exact at both."""
+def interpolate(start: Any, end: Any, weight: jax.Array) -> jax.Array:
+    """Interpolate from `start` (weight 1) to `end` (weight 0), exact at both."""
     return start * weight + end * (1 - weight)
+
+
+def after_warmup(h: Any, count: Any, value: jax.Array) -> jax.Array:
+    """A linear warm-up from `init_value` to `peak_value`, then a value."""
+    warm = fraction(count, 0.0, h.warmup_steps)
+    return jnp.where(warm < 1, interpolate(h.init_value, h.peak_value, 1 - warm), value)
 
 
 def power(base: jax.Array, exponent: Any) -> jax.Array:

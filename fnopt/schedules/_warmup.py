@@ -8,13 +8,21 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Scalar, Schedule, check_choice, hyper, static
-from fnopt.schedules._decay import decayed
-from fnopt.schedules._time import between, cosine, fraction, numbers, power, since
+from fnopt.schedules._decay import decay_from
+from fnopt.schedules._time import (
+    after_warmup,
+    cosine,
+    fraction,
+    interpolate,
+    numbers,
+    power,
+    steps_since,
+)
 
 
 def _after(count: Any, steps: Any) -> jax.Array:
     """The time since the end of a warm-up, 0 before it."""
-    return jnp.maximum(since(count, steps), 0)
+    return jnp.maximum(steps_since(count, steps), 0)
 
 
 class warmup_exponential_decay_schedule(Schedule):
@@ -53,10 +61,9 @@ class warmup_exponential_decay_schedule(Schedule):
     def __call__(self, count: Any) -> jax.Array:
         """The value after `count` updates."""
         h = numbers(self)
-        warm = fraction(count, 0.0, h.warmup_steps)
         ahead = _after(count, self.warmup_steps)
-        decaying = decayed(h, h.peak_value, ahead - h.transition_begin)
-        return jnp.where(warm < 1, between(h.init_value, h.peak_value, 1 - warm), decaying)
+        decaying = decay_from(h, h.peak_value, ahead - h.transition_begin)
+        return after_warmup(h, count, decaying)
 
 
 _COOLDOWNS = ("linear", "cosine", "sqrt")
@@ -113,16 +120,14 @@ class warmup_stable_decay_schedule(Schedule):
     def __call__(self, count: Any) -> jax.Array:
         """The value after `count` updates."""
         h = numbers(self)
-        warm = fraction(count, 0.0, h.warmup_steps)
         # Two Python numbers have an exact sum, whatever float32 makes of it.
         begin = self.warmup_steps + self.stable_steps
         phase = fraction(count, begin, h.decay_steps)
-        warming = between(h.init_value, h.peak_value, 1 - warm)
-        decaying = between(h.peak_value, h.end_value, _weight(self.decay_type, phase))
-        return jnp.where(warm < 1, warming, decaying)
+        decaying = interpolate(h.peak_value, h.end_value, _cooldown_weight(self.decay_type, phase))
+        return after_warmup(h, count, decaying)
 
 
-def _weight(kind: str, phase: jax.Array) -> jax.Array:
+def _cooldown_weight(kind: str, phase: jax.Array) -> jax.Array:
     if kind == "cosine":
         return cosine(phase)
     return 1 - (power(phase, 0.5) if kind == "sqrt" else phase)
@@ -160,7 +165,6 @@ class inverse_sqrt_schedule(Schedule):
     def __call__(self, count: Any) -> jax.Array:
         """The value after `count` updates."""
         h = numbers(self)
-        warm = fraction(count, 0.0, h.warmup_steps)
         tau = jnp.maximum(h.warmup_steps, 1) if h.timescale is None else h.timescale
         decaying = h.peak_value * jnp.sqrt(tau / (tau + _after(count, self.warmup_steps)))
-        return jnp.where(warm < 1, between(h.init_value, h.peak_value, 1 - warm), decaying)
+        return after_warmup(h, count, decaying)

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from fnopt.core import (
     ScalarOrSchedule,
     Slot,
-    cast_like,
     default_float,
     hyper,
     is_array_like,
@@ -54,7 +53,7 @@ class accumulate(Wrapper):
     kept in at least float32; the mean goes to the inner transform in the gradients' dtype. With
     `k=1` the updates are those of the inner transform, bit for bit.
 
-    The weights are 1. Batches of different sizes need theirs: if each loss is a mean over the
+    The weights are 1. Batches of different sizes need weights. If each loss is a mean over the
     tokens of its batch, `update(..., weight=tokens)` makes the step of one batch of all tokens.
 
     Put `dynamic_loss_scale` and `apply_if_finite` around it, as in
@@ -127,61 +126,56 @@ class accumulate(Wrapper):
         emits = count.astype(default_float()) >= jnp.asarray(k, default_float())
         one = jnp.ones_like(state.weight)
         now = one if weight is None else _as_weight(weight, one.dtype)
-        acc = self._added(updates, state, None if weight is None else now)
+        acc = self._add(updates, state, None if weight is None else now)
         total = jnp.where(state.mini_step == 0, now, state.weight + now)
         if weight is not None:
             extra_args["weight"] = total  # that of the mean, for another sum inside
 
-        def inner(state: AccumulateState) -> tuple[Any, Any]:
-            gradients = self._emitted(updates, acc, total)
-            return self.inner.update(gradients, state.inner_state, params, **extra_args)
-
-        def emit(state: AccumulateState) -> tuple[Any, Any]:
-            new_updates, inner_state = inner(state)
-            return new_updates, cast_like(inner_state, state.inner_state)
-
-        def wait(state: AccumulateState) -> tuple[Any, Any]:
-            abstract, _ = jax.eval_shape(inner, state)
-            return jax.tree.map(jnp.zeros_like, abstract), state.inner_state
-
-        new_updates, inner_state = jax.lax.cond(emits, emit, wait, state)
+        new_updates, inner_state = self._step_if(
+            emits,
+            updates,
+            state.inner_state,
+            params,
+            extra_args,
+            prepare=lambda updates: self._finish(updates, acc, total),
+        )
         mini_step = jnp.where(emits, zero_count(), count)
         gradient_step = jnp.where(emits, safe_increment(state.gradient_step), state.gradient_step)
         return new_updates, AccumulateState(mini_step, gradient_step, total, acc, inner_state)
 
-    def _added(self, updates: Any, state: AccumulateState, weight: Any) -> Any:
+    def _add(self, updates: Any, state: AccumulateState, weight: Any) -> Any:
         # The first gradient replaces the old sum: nothing has to be set to zero after a step, and
         # the sum of one gradient is that gradient in every bit.
         first = state.mini_step == 0
 
-        def leaf(g: Any, acc: Any) -> Any:
+        def add_leaf(g: Any, acc: Any) -> Any:
             return g, jnp.where(first, g, acc + g)
 
-        def weighted(w: Any, g: Any, acc: Any) -> Any:
+        def add_weighted_leaf(w: Any, g: Any, acc: Any) -> Any:
             # A mean over no tokens is no number.
-            return leaf(jnp.where(w == 0, jnp.zeros_like(g), w * g), acc)
+            return add_leaf(jnp.where(w == 0, jnp.zeros_like(g), w * g), acc)
 
         summed = _where_both(updates, state.acc)
         known = _where_both(state.acc, summed)
         if weight is None:
-            acc = map_leaves(leaf, summed, outputs=2, acc=known)[1]
+            acc = map_leaves(add_leaf, summed, outputs=2, acc=known)[1]
         else:
-            acc = map_leaves(weighted, summed, hyper=weight, outputs=2, acc=known)[1]
-        return _filled(acc, state.acc)
+            acc = map_leaves(add_weighted_leaf, summed, hyper=weight, outputs=2, acc=known)[1]
+        return _fill(acc, state.acc)
 
-    def _emitted(self, updates: Any, acc: Any, total: jax.Array) -> Any:
+    def _finish(self, updates: Any, acc: Any, total: jax.Array) -> Any:
         total = nonzero(total)
 
-        def leaf(g: Any, acc: Any) -> Any:
+        def finish_leaf(g: Any, acc: Any) -> Any:
             del g  # it only lends its dtype
             return acc / total.astype(jnp.finfo(acc.dtype).dtype) if self.use_grad_mean else acc
 
         summed = _where_both(updates, acc)
-        return _filled(map_leaves(leaf, summed, acc=_where_both(acc, summed)), updates)
+        return _fill(map_leaves(finish_leaf, summed, acc=_where_both(acc, summed)), updates)
 
 
 def _as_weight(weight: Any, dtype: Any) -> jax.Array:
-    """One real number, of any dtype."""
+    """Check a weight: one real number, of any dtype."""
     if not is_array_like(weight) or jnp.shape(weight) != () or jnp.iscomplexobj(weight):
         raise ValueError(
             f"{where()}accumulate: weight is {type_text(weight)}, expected one real number, such "
@@ -195,18 +189,14 @@ def _where_both(tree: Any, other: Any) -> Any:
 
     What an inner `freeze` keeps may have no sum (counters), or no gradient (None).
     """
-    if _structure(tree) != _structure(other):
+    if len({jax.tree.structure(x, is_leaf=is_none) for x in (tree, other)}) > 1:
         return tree
     return jax.tree.map(lambda x, y: None if y is None else x, tree, other, is_leaf=is_none)
 
 
-def _filled(tree: Any, other: Any) -> Any:
+def _fill(tree: Any, other: Any) -> Any:
     """A tree, and what another one has in place of its None."""
     return jax.tree.map(lambda x, y: y if x is None else x, tree, other, is_leaf=is_none)
-
-
-def _structure(tree: Any) -> Any:
-    return jax.tree.structure(tree, is_leaf=is_none)
 
 
 def has_updated(state: AccumulateState) -> jax.Array:

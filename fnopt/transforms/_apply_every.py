@@ -1,4 +1,4 @@
-"""Updates that are handed on every few steps."""
+"""Sums of updates, applied every few steps."""
 
 from __future__ import annotations
 

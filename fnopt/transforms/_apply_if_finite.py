@@ -1,4 +1,4 @@
-"""Steps that are not taken because a number is infinite or NaN."""
+"""Skipping of steps with an infinite or NaN value."""
 
 from __future__ import annotations
 
@@ -107,12 +107,12 @@ class apply_if_finite(Wrapper):
 def or_zeros(condition: jax.Array, updates: Any) -> Any:
     """The updates, or zeros where the condition is False."""
 
-    def one(u: Any) -> Any:
+    def zero_leaf(u: Any) -> Any:
         if jnp.result_type(u) == jax.dtypes.float0:  # the gradient of a frozen integer: a zero
             return u
         return jnp.where(condition, u, sharded_full_like(u, 0))
 
-    return jax.tree.map(one, updates)
+    return jax.tree.map(zero_leaf, updates)
 
 
 def _everywhere(conditions: Callable[[], list[jax.Array]]) -> jax.Array:

@@ -207,7 +207,7 @@ def _read(kept: AverageParamsState, p: Any, average: Any) -> Any:
     some = kept.weight > 0
     weight = jnp.where(some, kept.weight, jnp.ones_like(kept.weight))
 
-    def leaf(weight: Any, p: Any, average: Any) -> Any:
+    def read_leaf(weight: Any, p: Any, average: Any) -> Any:
         return jnp.where(some, average / weight, p)
 
-    return map_leaves(leaf, p, hyper=weight, average=average)
+    return map_leaves(read_leaf, p, hyper=weight, average=average)

@@ -1,4 +1,4 @@
-"""The largest of a falling sequence of steps that lowers the value enough."""
+"""Backtracking line search (Armijo)."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ class scale_by_backtracking_linesearch(Transformation):
             refused = ~(trial.error <= h.atol)
             return refused & (trial.count.astype(dtype) <= h.max_backtracking_steps)
 
-        def shortened(trial: _Trial) -> _Trial:
+        def shorten(trial: _Trial) -> _Trial:
             rate = jnp.where(trial.count > 0, h.decrease_factor * trial.rate, trial.rate)
             new = scalar_loss(fn(moved(params, rate, updates)), dtype)
             return _Trial(rate, new, error(rate, new), trial.count + jnp.ones((), jnp.int32))
@@ -149,7 +149,7 @@ class scale_by_backtracking_linesearch(Transformation):
         # Infinity times a step that has underflowed is no number.
         first = jnp.where(grown <= h.max_learning_rate, grown, h.max_learning_rate)
         begin = _Trial(first, start, jnp.asarray(jnp.inf, dtype), zero_count())
-        end = while_loop(unfinished, shortened, begin)
+        end = while_loop(unfinished, shorten, begin)
         usable = (end.error <= h.atol) | (end.value < start)
         rate = jnp.where(usable, end.rate, jnp.zeros_like(end.rate))
         kept = None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,7 @@ import numpy as np
 from fnopt.sharding import reshape
 
 OCTAVES = 15  # from the bias to the largest size: more need more than 128 codes of three bits
-BIAS = 2.0**-OCTAVES
+BIAS = 2.0**-OCTAVES  # the octave of the smallest code, so that it stands for zero
 _BIAS_BITS = int(np.float32(BIAS).view(np.int32))
 
 
@@ -48,15 +47,16 @@ def _chance(y: jax.Array, step: jax.Array, bits: int) -> jax.Array:
     """
     word = jax.lax.bitcast_convert_type(y, jnp.uint32)
     place = jax.lax.broadcasted_iota(jnp.uint32, y.shape, y.ndim - 1)
+    # 2^32 over the golden ratio (Knuth's multiplicative hash), and the fourth prime of xxHash32.
     word = word ^ (place * jnp.uint32(0x9E3779B9)) ^ (step * jnp.uint32(0x27D4EB2F))
     word = (word ^ (word >> 16)) * jnp.uint32(0x85EBCA6B)  # as MurmurHash3 mixes
     return (word >> (32 - bits)).astype(jnp.int32)
 
 
 def codes_of(y: jax.Array, signed: bool, step: jax.Array) -> jax.Array:
-    """One of the two neighbouring codes for float32 numbers in units of `1 / (1 - BIAS)`.
+    """Codes of float32 numbers in units of `1 / (1 - BIAS)`, rounded at random to a neighbour.
 
-    The nearer one is more likely, so that numbers are right on average: rounded to the nearest, a
+    The nearer code is more likely, so that numbers are right on average. Rounded to the nearest, a
     mean square that changes by a thousandth in a step would never change.
     """
     size = jnp.abs(y) if signed else y
@@ -85,7 +85,7 @@ def _divisor(n: int, most: int) -> int | None:
 
 
 def block_length(shape: tuple[int, ...], block_size: int) -> int:
-    """How many elements of an array share a scale: `block_size`, or what divides the array."""
+    """Number of elements that share a scale: `block_size`, or a divisor of the array's size."""
     last = _divisor(shape[-1], block_size) if shape else None
     return last or _divisor(math.prod(shape), block_size) or block_size
 
@@ -112,10 +112,6 @@ def _from_blocks(blocks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     return blocks.reshape(-1)[:size].reshape(shape)
 
 
-def _both_maxima(a: Any, b: Any) -> Any:
-    return tuple(map(jnp.maximum, a, b))
-
-
 @functools.partial(jax.jit, static_argnums=1)
 def block_scales(x: jax.Array, block_size: int) -> jax.Array:
     """The largest size in every block, which is infinite or NaN where something in it is."""
@@ -129,7 +125,8 @@ def block_scales(x: jax.Array, block_size: int) -> jax.Array:
     halves = bits[..., : bits.shape[-1] - half], bits[..., half:]
     # A state begins as zeros. XLA would fold their maxima, number by number: 9 s for a million.
     zero = jax.lax.optimization_barrier(jnp.zeros((), integer))
-    pair = jax.lax.reduce(halves, (zero, zero), _both_maxima, (bits.ndim - 1,))
+    larger = lambda a, b: tuple(map(jnp.maximum, a, b))  # noqa: E731
+    pair = jax.lax.reduce(halves, (zero, zero), larger, (bits.ndim - 1,))
     bits = jnp.maximum(*pair)
     return jax.lax.bitcast_convert_type(bits, blocks.dtype)
 

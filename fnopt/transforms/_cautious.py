@@ -1,4 +1,4 @@
-"""Steps where they agree with the gradient only."""
+"""Cautious updates: elements that agree with the gradient."""
 
 from __future__ import annotations
 
@@ -55,11 +55,11 @@ class cautious(Wrapper):
         """The inner step where it agrees with the gradient."""
         new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
 
-        def leaf(u: Any, gradient: Any) -> Any:
+        def mask_leaf(u: Any, gradient: Any) -> Any:
             # Of unit numbers: products of small ones would vanish, of large ones overflow.
             agrees = (jnp.sign(u) * jnp.conj(jnp.sign(gradient))).real < 0
             share = agrees.sum(dtype=u.real.dtype) / max(agrees.size, 1)
             share = jnp.maximum(share, jnp.asarray(self.eps).astype(share.dtype))
             return jnp.where(agrees, u, jnp.zeros_like(u)) / share.astype(u.dtype)
 
-        return map_leaves(leaf, new, gradient=updates), CautiousState(inner_state)
+        return map_leaves(mask_leaf, new, gradient=updates), CautiousState(inner_state)

@@ -1,4 +1,4 @@
-"""Gradients without their mean."""
+"""Gradient centralization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One transform after another."""
+"""Composition of transforms."""
 
 from __future__ import annotations
 
@@ -112,10 +112,6 @@ def _is_named(member: Any) -> bool:
     return isinstance(member, tuple) and len(member) == 2 and isinstance(member[0], str)
 
 
-def _is_sequence_of_members(given: Any) -> bool:
-    return isinstance(given, (list, tuple)) and all(hasattr(tx, "update") for tx in given)
-
-
 def chain(*transforms: Any) -> Chain:
     r"""Apply transforms one after another.
 
@@ -141,7 +137,9 @@ def chain(*transforms: Any) -> Chain:
     """
     if not transforms:
         raise ValueError("chain: no transform is given, expected at least one (or identity()).")
-    if len(transforms) == 1 and _is_sequence_of_members(transforms[0]):
+    first = transforms[0]
+    is_sequence = isinstance(first, (list, tuple)) and all(hasattr(tx, "update") for tx in first)
+    if len(transforms) == 1 and is_sequence:
         raise TypeError(
             "chain takes its members one by one: write chain(a, b), or chain(*members)."
         )

@@ -1,4 +1,4 @@
-"""Bounding gradients."""
+"""Clipping by element and by global norm."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class clip(Transformation):
         if any(map(jnp.iscomplexobj, jax.tree.leaves(updates))):
             raise _complex_refused(updates)
 
-        def leaf(h: Any, g: Any) -> Any:
+        def clip_leaf(h: Any, g: Any) -> Any:
             return jnp.clip(g, -h.max_delta, h.max_delta)
 
-        return map_leaves(leaf, updates, hyper=self), state
+        return map_leaves(clip_leaf, updates, hyper=self), state
 
 
 def _complex_refused(updates: Any) -> TypeError:

@@ -1,4 +1,4 @@
-"""Bounding gradients by leaf and by unit."""
+"""Clipping by leaf and by unit."""
 
 from __future__ import annotations
 

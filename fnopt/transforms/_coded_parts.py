@@ -86,5 +86,5 @@ def _memory(x: jax.Array, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def size_of_whole(x: jax.Array, shape: tuple[int, ...]) -> int:
-    """How many numbers the whole slot has."""
+    """Number of elements of the whole slot."""
     return math.prod((*_memory(x, shape), *shape))

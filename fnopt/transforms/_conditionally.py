@@ -1,4 +1,4 @@
-"""Transforms that work in some steps only."""
+"""Transforms that are applied in some steps."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class skip_large_updates(Wrapper):
     max_squared_norm: Scalar = hyper(gt=0, infinite=True)
 
     def init(self, params: Any) -> SkipLargeUpdatesState:
-        """Nothing skipped, and the inner state."""
+        """A zero count of skipped updates, and the inner state."""
         return SkipLargeUpdatesState(zero_count(), self.inner.init(params))
 
     def update(

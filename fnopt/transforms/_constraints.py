@@ -60,12 +60,10 @@ class zero_nans(Transformation):
         self, updates: Any, state: ZeroNansState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ZeroNansState]:
         """The updates without NaN, and where there was one."""
-        found = jax.tree.map(lambda g: jnp.any(_is_nan(g)), updates)
+        found = jax.tree.map(
+            lambda g: jnp.any(jnp.isnan(g)) if is_inexact(g) else jnp.zeros((), bool), updates
+        )
         return jax.tree.map(_without_nan, updates), ZeroNansState(found)
-
-
-def _is_nan(g: Any) -> jax.Array:
-    return jnp.isnan(g) if is_inexact(g) else jnp.zeros((), bool)
 
 
 def _without_nan(g: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Decay towards where training began."""
+"""Weight decay towards the initial parameters (L2-SP)."""
 
 from __future__ import annotations
 

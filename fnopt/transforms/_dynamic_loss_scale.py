@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, cast_like, hyper, is_inexact, map_leaves, safe_increment, zero_count
+from fnopt.core import Scalar, hyper, is_inexact, map_leaves, safe_increment, zero_count
 from fnopt.transforms._apply_if_finite import all_finite, or_zeros
-from fnopt.transforms._find import found_state
+from fnopt.transforms._find import find_state
 from fnopt.transforms._wrapper import Wrapper
 
 
@@ -83,17 +83,13 @@ class dynamic_loss_scale(Wrapper):
         """The inner step on the unscaled gradient if that is finite, else zeros."""
         finite = all_finite(updates)
 
-        def step() -> tuple[Any, Any]:
+        def unscale(updates: Any) -> Any:
             # The inner transform never meets what is thrown away under vmap.
-            unscaled = _unscaled(or_zeros(finite, updates), state.scale)
-            new, inner_state = self.inner.update(unscaled, state.inner_state, params, **extra_args)
-            return new, cast_like(inner_state, state.inner_state)
+            return _unscale(or_zeros(finite, updates), state.scale)
 
-        def skip() -> tuple[Any, Any]:
-            types, _ = jax.eval_shape(step)
-            return jax.tree.map(jnp.zeros_like, types), state.inner_state
-
-        new, inner_state = jax.lax.cond(finite, step, skip)
+        new, inner_state = self._step_if(
+            finite, updates, state.inner_state, params, extra_args, prepare=unscale
+        )
         scale, good = self._next(state, finite)
         skipped = jnp.where(finite, state.total_skipped, safe_increment(state.total_skipped))
         return new, DynamicLossScaleState(scale, good, skipped, inner_state)
@@ -108,11 +104,14 @@ class dynamic_loss_scale(Wrapper):
         return scale, jnp.where(grows, zero_count(), good)
 
 
-def _unscaled(updates: Any, scale: jax.Array) -> Any:
+def _unscale(updates: Any, scale: jax.Array) -> Any:
     """The quotient in at least float32; what is frozen may be whole numbers and stays."""
+
+    def unscale_leaf(g: Any) -> Any:
+        return map_leaves(lambda s, g: g / s, g, hyper=scale) if is_inexact(g) else g
+
     leaves, treedef = jax.tree.flatten(updates)
-    one = lambda g: map_leaves(lambda s, g: g / s, g, hyper=scale) if is_inexact(g) else g  # noqa: E731
-    return treedef.unflatten(map(one, leaves))
+    return treedef.unflatten(map(unscale_leaf, leaves))
 
 
 def loss_scale(state: Any) -> jax.Array:
@@ -133,4 +132,4 @@ def loss_scale(state: Any) -> jax.Array:
         >>> fnopt.loss_scale(tx.init(jnp.ones(2)))
         Array(32768., dtype=float32)
     """
-    return found_state(state, DynamicLossScaleState, "loss_scale", "dynamic_loss_scale").scale
+    return find_state(state, DynamicLossScaleState, "loss_scale", "dynamic_loss_scale").scale

@@ -1,4 +1,4 @@
-"""A state inside another one, by its class."""
+"""Search for a state inside another one by its class."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def states_of(state: Any, kind: type) -> list[Any]:
     return [found for part in parts for found in states_of(part, kind)]
 
 
-def found_state(state: Any, kind: type, who: str, maker: str) -> Any:
+def find_state(state: Any, kind: type, who: str, maker: str) -> Any:
     """The one state of a class inside a state.
 
     Raises:
@@ -68,9 +68,9 @@ def read_slot(
             f"the state was made for. Inside of flatten slots are vectors: put {maker} around it."
         ) from None
 
-    def one(p: Any, *parts: Any) -> Any:
+    def read_leaf(p: Any, *parts: Any) -> Any:
         own = [(kept, x) for kept, x in zip(found, parts, strict=True) if x is not None]
         _check_number(max(len(own), 1), who, maker, "of one leaf")
         return read(own[0][0], p, own[0][1]) if own else p
 
-    return treedef.unflatten(map(one, leaves, *columns))
+    return treedef.unflatten(map(read_leaf, leaves, *columns))

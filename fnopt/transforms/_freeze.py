@@ -1,4 +1,4 @@
-"""Frozen params."""
+"""Frozen parameters."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class freeze(Selective):
 
     _others_stay = True
 
-    def _chosen(self, tree: Any) -> Any:
-        return jax.tree.map(lambda frozen: not frozen, super()._chosen(tree))
+    def _select(self, tree: Any) -> Any:
+        return jax.tree.map(lambda frozen: not frozen, super()._select(tree))
 
-    def _others(self, updates: Any, params: Any) -> Any:
+    def _updates_of_others(self, updates: Any, params: Any) -> Any:
         updates = params if updates is None else updates
         return jax.tree.map(_no_update, updates, updates if params is None else params)
 

@@ -1,4 +1,4 @@
-"""Slow gradients amplified."""
+"""Amplification of slow gradients."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class grokfast(Leafwise):
 
     .. math:: h_t = \alpha h_{t-1} + (1-\alpha)\, g_t, \qquad u_t = g_t + \lambda h_t
 
-    In front of an optimizer it shortens the time between fitting the training set and
-    generalising ("grokking"), on the problems of its paper by a factor of up to 50.
+    In front of an optimizer it shortens the time between fitting the training set and generalising
+    ("grokking"). On the problems of its paper the factor is up to 50.
 
     Args:
         alpha: :math:`\alpha`, decay of the mean.

@@ -1,4 +1,4 @@
-"""Hyper-parameters by group of leaves."""
+"""Hyper-parameters by group of parameters."""
 
 from __future__ import annotations
 

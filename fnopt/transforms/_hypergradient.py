@@ -1,4 +1,4 @@
-"""A learning rate that follows its own gradient."""
+"""Hypergradient descent on the learning rate."""
 
 from __future__ import annotations
 

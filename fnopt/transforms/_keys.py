@@ -1,4 +1,4 @@
-"""Keys of random numbers as fields of a transform, which can be compared and written down."""
+"""PRNG keys as hashable fields of a transform."""
 
 from __future__ import annotations
 

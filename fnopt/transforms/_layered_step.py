@@ -124,7 +124,7 @@ class layered_step(Value):
         outer, layers = _pair(params)
         depth = _depth(layers)
         x, pull_first = jax.vjp(lambda outer: self.first(outer, *batch), outer)
-        self._check(jax.eval_shape(lambda tree: _at(tree, 0), layers), x, batch)
+        self._check(jax.eval_shape(lambda tree: _layer_at(tree, 0), layers), x, batch)
         x, inputs = lax.scan(lambda x, p: (self.layer(p, x, *batch), x), x, layers)
         loss, pull_last = jax.vjp(lambda outer, x: self.last(outer, x, *batch), outer, x)
         if jnp.shape(loss) or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
@@ -132,32 +132,32 @@ class layered_step(Value):
                 f"layered_step: last returned {type_text(loss)}, expected a real scalar: take the "
                 "mean or the sum over the examples."
             )
-        from_last, last_slope = pull_last(jnp.ones_like(loss))
+        outer_slope, last_slope = pull_last(jnp.ones_like(loss))
 
         def backward(stepped: bool, factor: Any) -> tuple[Any, Any, Any, Any]:
             """The layers and their states after the pass, the gradient of outer, and the norm."""
 
-            def one(carry: Any, at: Any) -> Any:
-                (slope, held, (p, own)), (i, x) = carry, at
+            def step_back(carry: Any, x_of_layer: Any) -> Any:
+                (slope, stack, (p, own)), (i, x) = carry, x_of_layer
                 _, pull = jax.vjp(lambda p, x: self.layer(p, x, *batch), p, x)
                 gradient, slope = pull(slope)
                 norm = None if self.max_norm is None else global_norm(gradient)
                 if stepped:
-                    held = _stored(held, self._step(gradient, own, p, factor), i)
+                    stack = _write_layer(stack, self._step(gradient, own, p, factor), i)
                 # The next layer is read after this one is written, and carried: if a fused loop
                 # read it from the stack, XLA would copy the stack before it writes to it.
-                return (slope, held, _at(held, lax.max(i - 1, 0))), norm
+                return (slope, stack, _layer_at(stack, lax.max(i - 1, 0))), norm
 
-            held = layers, state.layers
-            start = last_slope, held, _at(held, depth - 1)
+            stack = layers, state.layers
+            start = last_slope, stack, _layer_at(stack, depth - 1)
             numbers = jnp.arange(depth, dtype=jnp.int32)
-            (slope, held, _), norms = lax.scan(one, start, (numbers, inputs), reverse=True)
-            gradient = jax.tree.map(jnp.add, from_last, pull_first(slope)[0])
+            (slope, stack, _), norms = lax.scan(step_back, start, (numbers, inputs), reverse=True)
+            gradient = jax.tree.map(jnp.add, outer_slope, pull_first(slope)[0])
             norm = state.norm
             if norms is not None:
                 parts = jnp.append(norms, global_norm(gradient)).astype(norm.dtype)
                 norm = joint_norm(parts)
-            return (*held, gradient, norm)
+            return (*stack, gradient, norm)
 
         factor = None
         if self.max_norm is not None:
@@ -223,10 +223,10 @@ def _depth(layers: Any) -> int:
     return depth
 
 
-def _at(tree: Any, i: Any) -> Any:
+def _layer_at(tree: Any, i: Any) -> Any:
     """A layer of stacked arrays, in the memory of the device."""
     return on_device(jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), tree))
 
 
-def _stored(tree: Any, new: Any, i: Any) -> Any:
+def _write_layer(tree: Any, new: Any, i: Any) -> Any:
     return jax.tree.map(lambda x, y: lax.dynamic_update_index_in_dim(x, y, i, 0), tree, new)

@@ -1,4 +1,4 @@
-"""The step size, and the minus sign of descent."""
+"""Multiplication by minus the learning rate."""
 
 from __future__ import annotations
 

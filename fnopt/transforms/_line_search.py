@@ -41,18 +41,18 @@ class LineSearchCriteria(NamedTuple):
     narrow: jax.Array  # length of an interval that isn't narrowed any more
     most: jax.Array  # evaluations
 
-    def decrease_error(self, place: LinePoint) -> jax.Array:
-        """By how much the value is too high; infinite where it is no number."""
-        error = place.value - self.value - self.c1 * place.rate * self.slope
+    def decrease_error(self, point: LinePoint) -> jax.Array:
+        """Excess of the value over the sufficient decrease; infinite for NaN."""
+        error = point.value - self.value - self.c1 * point.rate * self.slope
         if self.rise is not None:
-            by_slope = place.slope - (2 * self.c1 - 1) * self.slope
-            rise = place.value - self.value - self.rise
+            by_slope = point.slope - (2 * self.c1 - 1) * self.slope
+            rise = point.value - self.value - self.rise
             error = jnp.minimum(error, jnp.maximum(by_slope, rise))
         return _as_error(error)
 
-    def curvature_error(self, place: LinePoint) -> jax.Array:
-        """By how much the slope is too steep; infinite where it is no number."""
-        return _as_error(jnp.abs(place.slope) - self.c2 * jnp.abs(self.slope))
+    def curvature_error(self, point: LinePoint) -> jax.Array:
+        """Excess of the slope over the curvature condition; infinite for NaN."""
+        return _as_error(jnp.abs(point.slope) - self.c2 * jnp.abs(self.slope))
 
 
 def _as_error(x: jax.Array) -> jax.Array:
@@ -92,20 +92,20 @@ def next_rate(search: LineSearch, criteria: LineSearchCriteria) -> jax.Array:
     """The step to try next."""
     longer = jnp.where(search.count > 0, criteria.factor * search.last.rate, search.guess)
     longer = jnp.minimum(longer, criteria.longest)
-    return jnp.where(search.bracketed, _between(search.low, search.high, search.third), longer)
+    return jnp.where(search.bracketed, _interpolate(search.low, search.high, search.third), longer)
 
 
-def _between(low: LinePoint, high: LinePoint, third: LinePoint) -> jax.Array:
+def _interpolate(low: LinePoint, high: LinePoint, third: LinePoint) -> jax.Array:
     """A step inside an interval: the least of a cubic, else of a parabola, else the middle."""
     width, left = jnp.abs(high.rate - low.rate), jnp.minimum(low.rate, high.rate)
 
-    def inside(rate: jax.Array, margin: float) -> jax.Array:
+    def is_inside(rate: jax.Array, margin: float) -> jax.Array:
         return (rate > left + margin * width) & (rate < left + (1 - margin) * width)
 
     cubic, parabola = _least_of_cubic(low, high, third), _least_of_parabola(low, high)
     middle = jnp.asarray(0.5, width.dtype) * (low.rate + high.rate)
-    rate = jnp.where(inside(parabola, 0.1), parabola, middle)
-    return jnp.where(inside(cubic, 0.2), cubic, rate)
+    rate = jnp.where(is_inside(parabola, 0.1), parabola, middle)
+    return jnp.where(is_inside(cubic, 0.2), cubic, rate)
 
 
 def _least_of_parabola(a: LinePoint, b: LinePoint) -> jax.Array:
@@ -133,8 +133,8 @@ def advance_search(
     decrease, curvature = criteria.decrease_error(new), criteria.curvature_error(new)
     met = jnp.maximum(decrease, curvature) <= criteria.tol
     count = search.count + jnp.ones((), jnp.int32)
-    widening = _widened(search, new, decrease)
-    narrowing = _narrowed(search, new, decrease)
+    widening = _widen(search, new, decrease)
+    narrowing = _narrow(search, new, decrease)
     after = chosen(search.bracketed, narrowing, widening)
     found = search.bracketed | widening.bracketed | met
     better = (decrease <= criteria.tol) & (~search.bracketed | (new.value < search.safe.value))
@@ -158,7 +158,7 @@ def advance_search(
     ), better | met | last_resort
 
 
-def _widened(search: LineSearch, new: LinePoint, decrease: jax.Array) -> LineSearch:
+def _widen(search: LineSearch, new: LinePoint, decrease: jax.Array) -> LineSearch:
     """Algorithm 3.5: whether the last two steps have a good one between them."""
     last = search.last
     too_far = (decrease > 0) | ((new.value >= last.value) & (search.count > 0))
@@ -167,7 +167,7 @@ def _widened(search: LineSearch, new: LinePoint, decrease: jax.Array) -> LineSea
     return search._replace(low=low, high=high, third=low, bracketed=too_far | past)
 
 
-def _narrowed(search: LineSearch, new: LinePoint, decrease: jax.Array) -> LineSearch:
+def _narrow(search: LineSearch, new: LinePoint, decrease: jax.Array) -> LineSearch:
     """Algorithm 3.6: the part of the interval that has a good step in it."""
     low, high = search.low, search.high
     too_far = (decrease > 0) | (new.value >= low.value)

@@ -1,4 +1,4 @@
-"""Slow params that follow the fast ones."""
+"""Lookahead: interpolation between slow and fast parameters."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ class lookahead(Wrapper):
         steps = safe_increment(state.steps_since_sync)
         meets = steps >= self.sync_period
 
-        def leaf(h: Any, u: Any, p: Any, slow: Any) -> Any:
+        def step_leaf(h: Any, u: Any, p: Any, slow: Any) -> Any:
             ahead = slow + h * (p + u - slow)
             return jnp.where(meets, ahead - p, u), p, jnp.where(meets, ahead, slow)
 
         new, _, slow = map_leaves(
-            leaf, fast, hyper=self.slow_step_size, outputs=3, params=params, slow=state.slow
+            step_leaf, fast, hyper=self.slow_step_size, outputs=3, params=params, slow=state.slow
         )
         inner_state = cast_like(inner_state, state.inner_state)
         if self.reset_state:

@@ -39,30 +39,30 @@ class Selective(Wrapper):
 
     mask: Any = static(convert=as_mask)
 
-    def _chosen(self, tree: Any) -> Any:
+    def _select(self, tree: Any) -> Any:
         """A tree of bools: which leaves the inner transform works on."""
         return select_mask(self.mask, tree)
 
-    def _others(self, updates: Any, params: Any) -> Any:
+    def _updates_of_others(self, updates: Any, params: Any) -> Any:
         """The updates of the leaves that the inner transform doesn't work on, as a tree."""
         raise NotImplementedError
 
     def left_out(self, params: Any) -> Any:
-        """What the inner transform leaves out of its leaves."""
-        chosen = self._chosen(params)
+        """Mask of the leaves that stay as they are: the inner transform's, and frozen ones."""
+        chosen = self._select(params)
         others = jax.tree.map(lambda _: self._others_stay, chosen)
         return merged(chosen, self.inner.left_out(only(chosen, params)), others)
 
     def init(self, params: Any) -> MaskedState:
         """The inner state, for the leaves that the inner transform works on."""
-        return MaskedState(self.inner.init(only(self._chosen(params), params)))
+        return MaskedState(self.inner.init(only(self._select(params), params)))
 
     def update(
         self, updates: Any, state: MaskedState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, MaskedState]:
         """The inner updates where the inner transform works, and the others' own."""
         # The params decide if they are given: `init` saw their dtypes; gradients may have others.
-        chosen = self._chosen(updates if params is None else params)
+        chosen = self._select(updates if params is None else params)
         inward = functools.partial(only, chosen)
         inner_params = None if params is None else inward(params)
         if params is not None:
@@ -73,7 +73,9 @@ class Selective(Wrapper):
         inside, inner_state = self.inner.update(
             inner_updates, state.inner_state, inner_params, **extra_args
         )
-        return merged(chosen, inside, self._others(updates, params)), MaskedState(inner_state)
+        return merged(chosen, inside, self._updates_of_others(updates, params)), MaskedState(
+            inner_state
+        )
 
 
 class masked(Selective):
@@ -83,7 +85,7 @@ class masked(Selective):
               g_\ell & \text{otherwise} \end{cases}
 
     The inner transform sees `None` in place of the other leaves, and keeps no state for them.
-    Leaves that are not selected come out as *gradients*: use `masked` for a part of a chain, and
+    Leaves that are not selected come out as *gradients*. Use `masked` for a part of a chain, and
     `freeze` for params that should stay as they are.
 
     Args:
@@ -103,5 +105,5 @@ class masked(Selective):
         {'bias': Array([1., 1.], dtype=float32), 'kernel': Array([3., 3.], dtype=float32)}
     """
 
-    def _others(self, updates: Any, params: Any) -> Any:
+    def _updates_of_others(self, updates: Any, params: Any) -> Any:
         return jax.tree.map(lambda _: None, params) if updates is None else updates

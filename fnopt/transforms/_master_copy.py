@@ -67,11 +67,8 @@ class master_copy(RoundedWrapper):
 
     def init(self, params: Any) -> MasterCopyState:
         """Wide copies, and the inner state for them."""
-
-        def copied(p: Any) -> Any:
-            return jnp.array(p, self.dtype, copy=True) if self._copies(p) else None
-
-        master = jax.tree.map(copied, params)
+        copy = lambda p: jnp.array(p, self.dtype, copy=True) if self._copies(p) else None  # noqa: E731
+        master = jax.tree.map(copy, params)
         return MasterCopyState(master, self.inner.init(_wide(params, master)))
 
     def _copies(self, p: Any) -> bool:

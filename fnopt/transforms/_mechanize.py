@@ -1,4 +1,4 @@
-"""A learning rate that is found during training, for any optimizer."""
+"""Mechanic: a learned scale of any optimizer's updates."""
 
 from __future__ import annotations
 

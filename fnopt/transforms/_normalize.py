@@ -1,4 +1,4 @@
-"""Updates of a given length."""
+"""Normalization of updates by their global norm."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class normalize_by_update_norm(Transformation):
         length = add_epsilon(norm, jnp.asarray(self.eps, norm.dtype))
         scale_factor = jnp.asarray(self.scale_factor, norm.dtype)
 
-        def leaf(h: Any, g: Any) -> Any:
+        def scale_leaf(h: Any, g: Any) -> Any:
             # The quotient first: the factor alone overflows for gradients of 1e-40.
             return divide_by_norm(g, h["length"]) * h["factor"]
 
         numbers = {"length": length, "factor": scale_factor}
-        return map_leaves(leaf, updates, hyper=numbers), state
+        return map_leaves(scale_leaf, updates, hyper=numbers), state

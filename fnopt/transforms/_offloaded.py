@@ -1,4 +1,4 @@
-"""State in another memory than the device's."""
+"""Optimizer state in host memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import Member, names_text, static, where
+from fnopt.core import names_text, static, where
 from fnopt.sharding import place_state
 from fnopt.transforms._wrapper import Wrapper
 
@@ -47,24 +47,22 @@ class offloaded(Wrapper):
         'pinned_host'
     """
 
+    has_own_state = False
+
     memory_kind: str = static(default="pinned_host")
 
     def init(self, params: Any) -> Any:
         """The inner state, in the other memory."""
-        return self._kept(place_state(self.inner.init(params), params))
+        return self._move(place_state(self.inner.init(params), params))
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
         """The inner update, with the state on the device."""
         new, state = self.inner.update(updates, on_device(state), params, **extra_args)
-        return new, self._kept(state)
+        return new, self._move(state)
 
-    def members(self, state: Any = None) -> tuple[Member, ...]:
-        """The inner transform, whose state is that of the whole."""
-        return (Member(self.inner._place, self.inner, state),)
-
-    def _kept(self, state: Any) -> Any:
+    def _move(self, state: Any) -> Any:
         """The state with its arrays in the other memory."""
         device = jax.local_devices()[0]
         kinds = [memory.kind for memory in device.addressable_memories()]
@@ -75,15 +73,15 @@ class offloaded(Wrapper):
             )
         if self.memory_kind == device.default_memory().kind:
             return state
-        return jax.tree.map(lambda x: _put(x, self.memory_kind) if jnp.ndim(x) else x, state)
+        return jax.tree.map(lambda x: _move_array(x, self.memory_kind) if jnp.ndim(x) else x, state)
 
 
 def on_device(tree: Any) -> Any:
     """The arrays of a tree in the memory of their device."""
-    return jax.tree.map(lambda x: _put(x, None) if jnp.ndim(x) else x, tree)
+    return jax.tree.map(lambda x: _move_array(x, None) if jnp.ndim(x) else x, tree)
 
 
-def _put(x: Any, kind: str | None) -> Any:
+def _move_array(x: Any, kind: str | None) -> Any:
     """An array in the memory of a kind, None for the device's own, with its sharding."""
     if not isinstance(x, Tracer):
         own = next(iter(x.sharding.device_set)).default_memory().kind

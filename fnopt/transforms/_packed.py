@@ -12,7 +12,6 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import (
-    Member,
     Value,
     check_inexact,
     leaf_text,
@@ -36,7 +35,7 @@ _RATIO = -0.3
 
 
 class Layout(NamedTuple):
-    """Where the leaves of a tree are in its buffers.
+    """Positions of the leaves of a tree in its buffers.
 
     Attributes:
         treedef: The structure of the tree.
@@ -115,6 +114,8 @@ class packed(Wrapper):
         Array([-1.5, -1.5], dtype=float32)
     """
 
+    has_own_state = False
+
     layout: Any = static()
     labels: Any = static(default=None)
 
@@ -171,10 +172,6 @@ class packed(Wrapper):
         """The inner updates of buffers."""
         self._check(updates, "gradients")
         return self.inner.update(updates, state, params, **extra_args)
-
-    def members(self, state: Any = None) -> tuple[Member, ...]:
-        """The inner transform, whose state is that of the whole."""
-        return (Member(self.inner._place, self.inner, state),)
 
     def _check(self, buffers: Any, what: str) -> None:
         names = self.layout.names
@@ -256,11 +253,11 @@ class _Probe:
         }
 
     def movement(self, form: Any) -> Any:
-        """How far the leaves of a form move."""
+        """Sum of the updates of the leaves of a form."""
         return jax.jit(_movement)(self._inner, form(self._params), form(self._grads))
 
     def end(self, form: Any) -> dict[str, np.ndarray]:
-        """How far the numbers of every buffer move; none where the optimizer refuses the tree."""
+        """Sum of the updates of every buffer; empty where the optimizer refuses the tree."""
         try:
             moved = self.movement(form)
         except Exception:  # a user's function of paths may fail with any error for other paths

@@ -96,7 +96,7 @@ class partition(Transformation):
         return merged, new_state
 
     def left_out(self, params: Any) -> Any:
-        """What every label's transform leaves out of its leaves."""
+        """Mask of the leaves that stay as they are, from every label's transform."""
         found = labels = self._labels(params)
         for label, tx in self.transforms.items():
             out = tx.left_out(_labelled(labels, label, params))

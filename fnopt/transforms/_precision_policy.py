@@ -1,4 +1,4 @@
-"""In which dtypes an optimizer keeps its slots, and computes."""
+"""Storage dtypes of the slots, and the compute dtype, of an optimizer."""
 
 from __future__ import annotations
 
@@ -32,10 +32,6 @@ class PrecisionPolicyState(NamedTuple):
 
 def _dtypes(given: Any) -> tuple[tuple[str, Any], ...]:
     return tuple((name, as_dtype(dtype)) for name, dtype in pattern_items(given))
-
-
-def _optional_key(key: Any) -> Any:
-    return None if key is None else key_words(key)
 
 
 class precision_policy(StoredSlots):
@@ -75,7 +71,7 @@ class precision_policy(StoredSlots):
 
     slots: Any = static(default=(), convert=_dtypes)
     compute_dtype: Any = static(default=None, convert=as_dtype)
-    key: Any = static(default=None, convert=_optional_key)
+    key: Any = static(default=None, convert=lambda key: None if key is None else key_words(key))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,7 +92,7 @@ class precision_policy(StoredSlots):
         """The inner state, with its slots as they are stored."""
         inner_state = self.inner.init(self._cast(params))
         self._check_names(inner_state)
-        return PrecisionPolicyState(first_count(self), self._stored(inner_state, None))
+        return PrecisionPolicyState(first_count(self), self._store(inner_state, None))
 
     def update(
         self, updates: Any, state: PrecisionPolicyState, params: Any = None, **extra_args: Any
@@ -107,10 +103,10 @@ class precision_policy(StoredSlots):
         new, inner_state = self.inner.update(self._cast(updates), inner_state, params, **extra_args)
         count = count_of(self, state)
         key = None if self.key is None or count is None else step_key(self.key, count)
-        stored = self._stored(inner_state, key)
+        stored = self._store(inner_state, key)
         return new, PrecisionPolicyState(next_count(count), stored)
 
-    def _stored(self, state: Any, key: Any) -> Any:
+    def _store(self, state: Any, key: Any) -> Any:
         wanted: list[tuple[jax.Array, Any]] = []  # what is rounded at random, and to what
 
         def is_random(dtype: Any, x: Any) -> bool:
@@ -124,12 +120,12 @@ class precision_policy(StoredSlots):
         self._map(collect, state)
         rounded = iter(stochastic_round_leaves([x for x, _ in wanted], [d for _, d in wanted], key))
 
-        def one(dtype: Any, x: Any) -> jax.Array:
+        def store_leaf(dtype: Any, x: Any) -> jax.Array:
             if jnp.iscomplexobj(x):  # of the same width, if there is one
                 return x.astype(jnp.complex128 if dtype == jnp.float64 else jnp.complex64)
             return (next(rounded) if is_random(dtype, x) else x).astype(dtype)
 
-        return self._map(one, state)
+        return self._map(store_leaf, state)
 
     def _cast(self, tree: Any) -> Any:
         if self.compute_dtype is None:

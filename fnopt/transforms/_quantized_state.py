@@ -42,10 +42,10 @@ class quantized_state(StoredSlots):
     the step is divided by its root. Small leaves (norms, biases) stay float32. Embeddings train
     stably because few rows share the scale of a block.
 
-    A number becomes either of its two neighbours, the nearer one more often,
-    by a chance that is mixed from its own last digits and the number of the step. Rounded to the
-    nearest, a mean square that changes by a thousandth in a step would follow the largest of its
-    block and not itself.
+    A number is rounded to one of its two neighbours, to the nearer one more often. The random bits
+    are mixed from its own last digits and the number of the step. Rounded to the nearest, a mean
+    square that changes by a thousandth in a step would follow the largest of its block and not
+    itself.
 
     A block with an infinity or NaN becomes NaN or infinite as a whole, so you notice it; wrap the
     optimizer in `apply_if_finite` if this may happen.
@@ -90,7 +90,7 @@ class quantized_state(StoredSlots):
         """The inner state, with its slots quantised."""
         inner_state = self.inner.init(params)
         self._check_names(inner_state)
-        return self._coded(zero_count(), inner_state)
+        return self._encode(zero_count(), inner_state)
 
     def update(
         self, updates: Any, state: QuantizedStateState, params: Any = None, **extra_args: Any
@@ -98,7 +98,7 @@ class quantized_state(StoredSlots):
         """A step of the inner transform, with its slots in float32."""
 
         def step(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
-            inner_state = self._map_slots(self._decoded, state.inner_state)
+            inner_state = self._map_slots(self._decode, state.inner_state)
             return self.inner.update(updates, inner_state, params, **extra_args)
 
         count, given, scales_of = (
@@ -109,21 +109,21 @@ class quantized_state(StoredSlots):
         if _is_computed_twice():
             scales: list[jax.Array] = []
 
-            def kept(x: jax.Array, block_size: int) -> jax.Array:
+            def note_scales(x: jax.Array, block_size: int) -> jax.Array:
                 scales.append(block_scales(x, block_size))
                 return scales[-1]
 
-            self._coded(count, step(*given)[1], kept)
+            self._encode(count, step(*given)[1], note_scales)
             # As in `jax.checkpoint`, the barrier keeps XLA from storing the first result instead.
             given, known = jax.lax.optimization_barrier((given, scales))
             scales_of = lambda *_: known.pop(0)  # noqa: E731
         new, inner_state = step(*given)
-        return new, self._coded(count, inner_state, scales_of)
+        return new, self._encode(count, inner_state, scales_of)
 
-    def _coded(
+    def _encode(
         self, count: jax.Array, state: Any, scales_of: Callable[..., jax.Array] = block_scales
     ) -> QuantizedStateState:
-        def one(form: str, x: Any, shape: Any) -> Any:
+        def encode_leaf(form: str, x: Any, shape: Any) -> Any:
             size = x.size if shape is None else size_of_whole(x, shape)
             if jnp.iscomplexobj(x) or size < self.min_size:
                 return x
@@ -134,11 +134,11 @@ class quantized_state(StoredSlots):
             scales = scales_of(wide, size)
             return encode_with(wide, scales, signed, size, count), scales
 
-        state = self._map_slots(lambda form, slot: self._each(one, form, slot), state)
+        state = self._map_slots(lambda form, slot: self._map_leaves(encode_leaf, form, slot), state)
         return QuantizedStateState(count, state)
 
-    def _decoded(self, form: str, slot: Any) -> Any:
-        def one(form: str, x: Any, shape: Any) -> Any:
+    def _decode(self, form: str, slot: Any) -> Any:
+        def decode_leaf(form: str, x: Any, shape: Any) -> Any:
             if not is_coded(x):
                 return x
             codes, scales = x
@@ -146,9 +146,9 @@ class quantized_state(StoredSlots):
                 return decode(codes, scales, form == "signed", self.block_size)
             return decode_part(codes, scales, shape, form == "signed", self.block_size)
 
-        return self._each(one, form, slot)
+        return self._map_leaves(decode_leaf, form, slot)
 
-    def _each(self, fn: Any, form: str, slot: Any) -> Any:
+    def _map_leaves(self, fn: Any, form: str, slot: Any) -> Any:
         """`fn(form, leaf, shape)` of a slot's leaves; the shape is that of the whole, of parts."""
         known = unsharded_leaves()
         if known is None:

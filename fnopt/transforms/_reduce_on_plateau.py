@@ -1,4 +1,4 @@
-"""A step size that shrinks where the loss no longer falls."""
+"""Reduction of the step size on a plateau of the loss."""
 
 from __future__ import annotations
 

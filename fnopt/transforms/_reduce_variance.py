@@ -1,4 +1,4 @@
-"""Gradients corrected by their change, so that their noise is less."""
+"""Variance reduction of gradients (MARS)."""
 
 from __future__ import annotations
 

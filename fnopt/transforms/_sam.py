@@ -142,12 +142,9 @@ class sam(Transformation):
         cache = map_leaves(keep, params, outputs=2, cache=state.cache)[1]
         at = cast_like(cache, params)
 
-        def back(u: Any, p: Any, kept: Any) -> Any:
-            return kept - p + u
-
         def move() -> tuple[Any, Any, Any]:
             new, inner = self.optimizer.update(updates, state.inner_state, at, **extra_args)
-            new = map_leaves(back, new, params=params, cache=cache)
+            new = map_leaves(lambda u, p, kept: kept - p + u, new, params=params, cache=cache)
             adversary = self.adv_optimizer.init(params) if self.reset_state else state.adv_state
             return new, cast_like(inner, state.inner_state), cast_like(adversary, state.adv_state)
 

@@ -1,4 +1,4 @@
-"""Averaging in place of a schedule."""
+"""Schedule-free averaging of iterates."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class schedule_free(Wrapper):
         share = weight / jnp.where(total > 0, total, jnp.ones_like(total))
         way, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
 
-        def leaf(h: Any, u: Any, y: Any, z: Any) -> Any:
+        def step_leaf(h: Any, u: Any, y: Any, z: Any) -> Any:
             b1, share = h["b1"], h["share"]
             x = (y - (1 - b1) * z) / b1
             z = z + u
@@ -105,7 +105,7 @@ class schedule_free(Wrapper):
             return b1 * x + (1 - b1) * z - y, y, z
 
         scalars = {"b1": h.b1, "share": share}
-        new, _, z = map_leaves(leaf, way, hyper=scalars, outputs=3, params=params, z=state.z)
+        new, _, z = map_leaves(step_leaf, way, hyper=scalars, outputs=3, params=params, z=state.z)
         inner_state = cast_like(inner_state, state.inner_state)
         return new, ScheduleFreeState(count, total, max_lr, h.b1, z, inner_state)
 

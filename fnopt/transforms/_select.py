@@ -1,4 +1,4 @@
-"""Which leaves a transform works on: what users give as masks and labels, and its use."""
+"""Selection of leaves by masks and labels."""
 
 from __future__ import annotations
 
@@ -90,11 +90,6 @@ def _check_bool(path: str, value: Any) -> None:
         )
 
 
-def _is_position(node: Any) -> bool:
-    """Whether a node holds nothing: a leaf that a wrapper or a filter has taken out."""
-    return node is None or (isinstance(node, (tuple, list, dict)) and not node)
-
-
 def select(selector: Any, tree: Any) -> Any:
     """Label every leaf of a tree.
 
@@ -120,7 +115,9 @@ def select(selector: Any, tree: Any) -> Any:
     selector = as_labels(selector)
     leaves, treedef = leaves_with_names(tree)
     if leaves:
-        selector.check([path for path, _ in leaves_with_names(tree, is_leaf=_is_position)[0]])
+        # A node that holds nothing is a leaf that a wrapper or a filter has taken out.
+        is_empty = lambda node: node is None or (isinstance(node, (tuple, list, dict)) and not node)  # noqa: E731
+        selector.check([path for path, _ in leaves_with_names(tree, is_leaf=is_empty)[0]])
     chosen = selector.choose(leaves)
     unlabelled = [path for (path, _), label in zip(leaves, chosen, strict=True) if label is None]
     if unlabelled:

@@ -186,7 +186,7 @@ class by_pattern(Selector):
 class Labels(Selector):
     """A tree of labels by leaf path, made of a plain tree that is given as mask or labels.
 
-    Paths instead of the tree itself make it hashable and independent of containers: labels in a
+    Paths instead of the tree itself make it hashable and independent of containers. Labels in a
     plain dict fit a `FrozenDict`, an nnx `State` or an Equinox module of the same names.
 
     Args:

@@ -1,8 +1,7 @@
-"""Steps of tables that touch only the rows of the batch."""
+"""Row-sparse updates of embedding tables."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -90,18 +89,26 @@ class sparse_rows(Wrapper):
         if params is not None:
             _check_tables(nodes, treedef, params)
 
-        def rows_of(what: str, tree: Any) -> Any:
-            return _each(_taken, nodes, treedef, what, tree)
+        def take_rows(what: str, tree: Any) -> Any:
+            try:
+                parts = treedef.flatten_up_to(tree)
+            except ValueError:
+                raise ValueError(
+                    f"{where()}{what!r} has another structure than the params, so it has no rows "
+                    "of a table: this optimizer does not treat every leaf by itself."
+                ) from None
+            pairs = zip(nodes, parts, strict=True)
+            return treedef.unflatten([_take_rows(what, *pair) for pair in pairs])
 
         small = treedef.unflatten([n.values if is_rows(n) else n for n in nodes])
-        near = None if params is None else rows_of("params", params)
-        inner_state = map_slots(rows_of, state.inner_state)
+        near = None if params is None else take_rows("params", params)
+        inner_state = map_slots(take_rows, state.inner_state)
         new, inner_state = self.inner.update(small, inner_state, near, **extra_args)
         old = _slots_of(state.inner_state)
 
         def put_back(path: str, slot: Any) -> Any:
             parts = zip(nodes, treedef.flatten_up_to(slot), old[path](treedef), strict=True)
-            return treedef.unflatten([_put(*part) for part in parts])
+            return treedef.unflatten([_put_rows(*part) for part in parts])
 
         inner_state = map_slots(put_back, inner_state)
         new = _with_rows(nodes, treedef, new, None if is_wide(self) else like)
@@ -127,18 +134,7 @@ def _check_tables(nodes: list[Any], treedef: Any, params: Any) -> None:
             )
 
 
-def _each(fn: Callable[..., Any], nodes: list[Any], treedef: Any, what: str, tree: Any) -> Any:
-    try:
-        parts = treedef.flatten_up_to(tree)
-    except ValueError:
-        raise ValueError(
-            f"{where()}{what!r} has another structure than the params, so it has no rows of a "
-            "table: this optimizer does not treat every leaf by itself."
-        ) from None
-    return treedef.unflatten([fn(what, *pair) for pair in zip(nodes, parts, strict=True)])
-
-
-def _taken(what: str, node: Any, part: Any) -> Any:
+def _take_rows(what: str, node: Any, part: Any) -> Any:
     if not is_rows(node) or part is None:
         return part
     if getattr(part, "shape", ())[:1] != (node.size,):
@@ -149,7 +145,7 @@ def _taken(what: str, node: Any, part: Any) -> Any:
     return node.of(part)
 
 
-def _put(node: Any, part: Any, old: Any) -> Any:
+def _put_rows(node: Any, part: Any, old: Any) -> Any:
     return node.into(old, part) if is_rows(node) and part is not None else part
 
 
@@ -170,9 +166,9 @@ def _with_rows(nodes: list[Any], treedef: Any, new: Any, like: Any) -> Any:
     parts = treedef.flatten_up_to(new)
     stored = parts if like is None else treedef.flatten_up_to(like)
 
-    def one(node: Any, u: Any, p: Any) -> Any:
+    def wrap_leaf(node: Any, u: Any, p: Any) -> Any:
         if is_rows(node):
             return Rows(node.indices, u, node.size, True)
         return u.astype(dtype_of(p)) if is_inexact(u) and is_inexact(p) else u
 
-    return treedef.unflatten([one(*row) for row in zip(nodes, parts, stored, strict=True)])
+    return treedef.unflatten([wrap_leaf(*row) for row in zip(nodes, parts, stored, strict=True)])

@@ -55,25 +55,25 @@ class split_real_and_imaginary(Wrapper):
             _split(updates),
             state.inner_state,
             _split(params),
-            **translate_extra_args(extra_args, _split, _joined),
+            **translate_extra_args(extra_args, _split, _join),
         )
-        return _joined(parts), SplitRealAndImaginaryState(inner_state)
+        return _join(parts), SplitRealAndImaginaryState(inner_state)
 
 
 def _split(tree: Any) -> Any:
-    def one(x: Any) -> Any:
+    def split_leaf(x: Any) -> Any:
         if not is_array_like(x) or not jnp.iscomplexobj(x):
             return x
         return RealAndImaginary(jnp.real(x), jnp.imag(x))
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(split_leaf, tree)
 
 
-def _joined(tree: Any) -> Any:
+def _join(tree: Any) -> Any:
     def is_pair(x: Any) -> bool:
         return isinstance(x, RealAndImaginary)
 
-    def one(x: Any) -> Any:
+    def join_leaf(x: Any) -> Any:
         return jax.lax.complex(x.real, x.imaginary) if is_pair(x) else x
 
-    return jax.tree.map(one, tree, is_leaf=is_pair)
+    return jax.tree.map(join_leaf, tree, is_leaf=is_pair)

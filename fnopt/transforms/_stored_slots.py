@@ -43,19 +43,19 @@ class StoredSlots(Wrapper):
     def _map(self, fn: Callable[[Any, Any], Any], state: Any) -> Any:
         """The inner state with `fn(form, leaf)` in place of the leaves of the chosen slots."""
 
-        def each(form: Any, tree: Any) -> Any:
+        def map_leaves(form: Any, tree: Any) -> Any:
             return jax.tree.map(lambda x: fn(form, x), tree, is_leaf=is_coded)
 
-        return self._map_slots(each, state)
+        return self._map_slots(map_leaves, state)
 
     def _map_slots(self, fn: Callable[[Any, Any], Any], state: Any) -> Any:
         """The inner state with `fn(form, slot)` in place of the chosen slots."""
 
-        def slot(path: str, tree: Any) -> Any:
+        def map_slot(path: str, tree: Any) -> Any:
             form = next((form for pattern, form in self.slots if _fits(pattern, path)), None)
             return tree if form is None else fn(form, tree)
 
-        return map_slots(slot, state)
+        return map_slots(map_slot, state)
 
     def _check_names(self, state: Any) -> None:
         slots: dict[str, Any] = {}
@@ -67,14 +67,14 @@ class StoredSlots(Wrapper):
                     f"{where()}no slot is named {pattern!r}; the slots of this optimizer are "
                     f"{names_text([*slots])}."
                 )
-            coded = [path for path in chosen if _holds_codes(slots[path])]
+            coded = [
+                path
+                for path in chosen
+                if any(map(is_coded, jax.tree.leaves(slots[path], is_leaf=is_coded)))
+            ]
             if coded:
                 name = type(self).__name__
                 raise ValueError(
                     f"{where()}{pattern!r} chooses the slot {coded[0]!r}, which a quantized_state "
                     f"inside keeps in codes. Name other slots, or put {name} inside of that one."
                 )
-
-
-def _holds_codes(slot: Any) -> bool:
-    return any(map(is_coded, jax.tree.leaves(slot, is_leaf=is_coded)))

@@ -1,4 +1,4 @@
-"""Checks of extra arguments: none unknown, none missing."""
+"""Checks for unknown and missing extra arguments."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from fnopt.core import ANY, Member, Transformation, extra_arg_names, names_text, where
+from fnopt.core import ANY, Transformation, extra_arg_names, names_text, where
 from fnopt.transforms._wrapper import Wrapper
 
 
@@ -41,14 +41,12 @@ class strict(Wrapper):
         TypeError: strict: update got ['los'], which nothing in it takes; it takes ['value'].
     """
 
+    has_own_state = False
+
     @property
     def other_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the inner transform takes gradients of another form than the params."""
         return self.inner.other_gradients
-
-    def members(self, state: Any = None) -> tuple[Member, ...]:
-        """The inner transform, which has all of the state."""
-        return (Member(self.inner._place, self.inner, state),)
 
     def reads(self) -> Mapping[str, bool]:
         """All names: it looks at each."""
@@ -74,17 +72,12 @@ def _check(tx: Transformation, given: dict[str, Any]) -> None:
         return
     parts = []
     if unknown:
-        parts.append(
-            f"got {names_text(unknown)}, which nothing in it takes{_meant(unknown, taken)}"
-        )
+        near = {name: difflib.get_close_matches(name, sorted(taken), n=1) for name in unknown}
+        hints = [f"{found[0]!r} for {name!r}" for name, found in near.items() if found]
+        hint = f" (did you mean {', '.join(hints)}?)" if hints else ""
+        parts.append(f"got {names_text(unknown)}, which nothing in it takes{hint}")
     if missing:
         parts.append(f"needs {names_text(missing)}, which it did not get")
     if unknown or not taken:
         parts.append(f"it takes {names_text(sorted(taken - {ANY}))}" if taken else "it takes none")
     raise TypeError(f"{where()}update {'; '.join(parts)}.")
-
-
-def _meant(unknown: list[str], taken: frozenset[str]) -> str:
-    near = {name: difflib.get_close_matches(name, sorted(taken), n=1) for name in unknown}
-    hints = [f"{found[0]!r} for {name!r}" for name, found in near.items() if found]
-    return f" (did you mean {', '.join(hints)}?)" if hints else ""

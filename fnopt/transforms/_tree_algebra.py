@@ -31,13 +31,13 @@ def inner(a: Any, b: Any) -> jax.Array:
     r"""The real inner product :math:`\mathrm{Re} \sum_i \bar a_i b_i` of two trees of arrays."""
     dtype = real_dtype_of((a, b), "gradients")
 
-    def one(x: Any, y: Any) -> jax.Array:
+    def product_of_leaf(x: Any, y: Any) -> jax.Array:
         wide = compute_dtype(jnp.result_type(x), jnp.result_type(y))
         x, y = jnp.asarray(x, wide), jnp.asarray(y, wide)
         return jnp.sum(jnp.real(jnp.conj(x) * y)).astype(dtype)
 
     with sum_over_shards() as total:
-        parts = map(one, jax.tree.leaves(a), jax.tree.leaves(b))
+        parts = map(product_of_leaf, jax.tree.leaves(a), jax.tree.leaves(b))
         return total(functools.reduce(operator.add, parts, jnp.zeros((), dtype)))
 
 
@@ -47,7 +47,7 @@ def conjugated(tree: Any) -> Any:
 
 
 def scaled(rate: jax.Array, updates: Any) -> Any:
-    """Updates times a number."""
+    """Multiply updates by a number."""
     return map_leaves(lambda h, u: h.astype(u.dtype) * u, updates, hyper=rate)
 
 

@@ -1,4 +1,4 @@
-"""Updates in proportion to the params, layer by layer."""
+"""Layer-wise trust ratio."""
 
 from __future__ import annotations
 

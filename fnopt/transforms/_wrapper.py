@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,8 @@ class Wrapper(Transformation):
     Extra arguments of `update` are the inner transform's: a wrapper hands on all that it gets.
     """
 
+    has_own_state: ClassVar[bool] = True  # False where the state is the inner one itself
+
     inner: Any  # a Transformation once constructed; another library's pair is taken too
 
     def __post_init__(self) -> None:
@@ -24,7 +27,7 @@ class Wrapper(Transformation):
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
         """The inner transform, by its own name."""
-        inner_state = None if state is None else state.inner_state
+        inner_state = state if state is None or not self.has_own_state else state.inner_state
         return (Member(self.inner._place, self.inner, inner_state),)
 
     def _step_if(
@@ -35,16 +38,18 @@ class Wrapper(Transformation):
         params: Any,
         extra_args: dict[str, Any],
         otherwise: Any = None,
+        prepare: Callable[[Any], Any] = lambda updates: updates,
     ) -> tuple[Any, Any]:
         """The inner step if a condition holds; else other updates (zeros) and the old state."""
 
-        def work() -> tuple[Any, Any]:
-            new, inner = self.inner.update(updates, inner_state, params, **extra_args)
+        def step() -> tuple[Any, Any]:
+            gradients = prepare(updates)
+            new, inner = self.inner.update(gradients, inner_state, params, **extra_args)
             return new, cast_like(inner, inner_state)
 
-        def rest() -> tuple[Any, Any]:
-            shapes, _ = jax.eval_shape(work)
+        def skip() -> tuple[Any, Any]:
+            shapes, _ = jax.eval_shape(step)
             other = jax.tree.map(jnp.zeros_like, shapes) if otherwise is None else otherwise
             return cast_like(other, shapes), inner_state
 
-        return jax.lax.cond(holds, work, rest)
+        return jax.lax.cond(holds, step, skip)

@@ -1,4 +1,4 @@
-"""A step that lowers the value enough and flattens the slope enough."""
+"""Line search for the strong Wolfe conditions."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class scale_by_zoom_linesearch(Transformation):
         criteria = self._criteria(scalar_loss(value, dtype), inner(grad, updates), dtype)
         differentiated = jax.value_and_grad(lambda p: scalar_loss(fn(p), dtype))
 
-        def tried(carry: tuple[LineSearch, Any]) -> tuple[LineSearch, Any]:
+        def try_step(carry: tuple[LineSearch, Any]) -> tuple[LineSearch, Any]:
             search, safe_grad = carry
             rate = next_rate(search, criteria)
             new, there = differentiated(moved(params, rate, updates))
@@ -150,13 +150,10 @@ class scale_by_zoom_linesearch(Transformation):
             search, taken = advance_search(search, criteria, place)
             return search, chosen(taken, there, safe_grad)
 
-        def unfinished(carry: tuple[LineSearch, Any]) -> jax.Array:
-            return ~carry[0].done
-
         keeps = (self.initial_guess_strategy == "keep") & (state.learning_rate > 0)
         guess = jnp.where(keeps, state.learning_rate, jnp.ones((), dtype))
         start = start_search(criteria.value, criteria.slope, guess)
-        end, there = while_loop(unfinished, tried, (start, conjugated(grad)))
+        end, there = while_loop(lambda carry: ~carry[0].done, try_step, (start, conjugated(grad)))
         info = ZoomLinesearchInfo(end.count, end.decrease_error, end.curvature_error)
         rate = end.safe.rate
         return scaled(rate, updates), ScaleByZoomLinesearchState(rate, end.safe.value, there, info)

@@ -11,8 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import default_float, is_array_like, is_none, type_text
-from fnopt.tree._arrays import of_arrays
-from fnopt.tree._promote import computed, promoted, scaled_dtype
+from fnopt.tree._arrays import computed, names_bad_leaf, promoted, scaled_dtype
 
 
 def _strong(x: Any) -> jax.Array:
@@ -20,12 +19,12 @@ def _strong(x: Any) -> jax.Array:
     return jnp.asarray(x, jnp.result_type(x))
 
 
-def _mapped(fn: Callable[..., Any], *trees: Any) -> Any:
+def _map_promoted(fn: Callable[..., Any], *trees: Any) -> Any:
     """A function of leaves, in their common dtype."""
     return jax.tree.map(lambda *xs: computed(fn, promoted(*xs), *xs), *trees)
 
 
-@of_arrays
+@names_bad_leaf
 def add(tree_x: Any, tree_y: Any, *other_trees: Any) -> Any:
     r"""The sum of trees: :math:`x + y + \ldots`, leaf by leaf.
 
@@ -42,10 +41,12 @@ def add(tree_x: Any, tree_y: Any, *other_trees: Any) -> Any:
         >>> tree.add({"w": jnp.ones(2)}, {"w": jnp.asarray([1.0, 2.0])})
         {'w': Array([2., 3.], dtype=float32)}
     """
-    return _mapped(lambda *xs: functools.reduce(operator.add, xs), tree_x, tree_y, *other_trees)
+    return _map_promoted(
+        lambda *xs: functools.reduce(operator.add, xs), tree_x, tree_y, *other_trees
+    )
 
 
-@of_arrays
+@names_bad_leaf
 def sub(tree_x: Any, tree_y: Any) -> Any:
     r"""The difference of trees: :math:`x - y`, leaf by leaf.
 
@@ -61,10 +62,10 @@ def sub(tree_x: Any, tree_y: Any) -> Any:
         >>> tree.sub({"w": jnp.ones(2)}, {"w": jnp.asarray([1.0, 2.0])})
         {'w': Array([ 0., -1.], dtype=float32)}
     """
-    return _mapped(operator.sub, tree_x, tree_y)
+    return _map_promoted(operator.sub, tree_x, tree_y)
 
 
-@of_arrays
+@names_bad_leaf
 def mul(tree_x: Any, tree_y: Any) -> Any:
     r"""The product of trees: :math:`x \cdot y`, leaf by leaf.
 
@@ -80,10 +81,10 @@ def mul(tree_x: Any, tree_y: Any) -> Any:
         >>> tree.mul({"w": jnp.full(2, 3.0)}, {"w": jnp.asarray([1.0, 2.0])})
         {'w': Array([3., 6.], dtype=float32)}
     """
-    return _mapped(operator.mul, tree_x, tree_y)
+    return _map_promoted(operator.mul, tree_x, tree_y)
 
 
-@of_arrays
+@names_bad_leaf
 def div(tree_x: Any, tree_y: Any) -> Any:
     r"""The quotient of trees: :math:`x / y`, leaf by leaf.
 
@@ -100,15 +101,15 @@ def div(tree_x: Any, tree_y: Any) -> Any:
         {'w': Array([3. , 1.5], dtype=float32)}
     """
 
-    def one(x: Any, y: Any) -> jax.Array:
+    def divide_leaf(x: Any, y: Any) -> jax.Array:
         dtype = promoted(x, y)
         whole = not jnp.issubdtype(dtype, jnp.inexact)
         return computed(operator.truediv, default_float() if whole else dtype, x, y)
 
-    return jax.tree.map(one, tree_x, tree_y)
+    return jax.tree.map(divide_leaf, tree_x, tree_y)
 
 
-@of_arrays
+@names_bad_leaf
 def scale(scalar: Any, tree: Any) -> Any:
     r"""A number times a tree: :math:`a\, x`.
 
@@ -131,7 +132,7 @@ def scale(scalar: Any, tree: Any) -> Any:
     return jax.tree.map(lambda x: computed(operator.mul, scaled_dtype(scalar, x), scalar, x), tree)
 
 
-@of_arrays
+@names_bad_leaf
 def add_scale(tree_x: Any, scalar: Any, tree_y: Any) -> Any:
     r"""A tree plus a number times another: :math:`x + a\, y`.
 
@@ -149,16 +150,16 @@ def add_scale(tree_x: Any, scalar: Any, tree_y: Any) -> Any:
         {'w': Array([0.5, 0. ], dtype=float32)}
     """
 
-    def one(x: Any, y: Any) -> Any:
+    def add_leaf(x: Any, y: Any) -> Any:
         if x is None:
             return None
         dtype = scaled_dtype(scalar, x, y)
         return computed(lambda x, a, y: x + a * y, dtype, x, scalar, y)
 
-    return jax.tree.map(one, tree_x, tree_y, is_leaf=is_none)
+    return jax.tree.map(add_leaf, tree_x, tree_y, is_leaf=is_none)
 
 
-@of_arrays
+@names_bad_leaf
 def where(condition: Any, tree_x: Any, tree_y: Any) -> Any:
     r"""Choose elementwise between two trees, as `jnp.where`.
 
@@ -175,10 +176,10 @@ def where(condition: Any, tree_x: Any, tree_y: Any) -> Any:
         >>> tree.where(jnp.asarray(True), {"w": jnp.ones(2)}, {"w": jnp.zeros(2)})
         {'w': Array([1., 1.], dtype=float32)}
     """
-    return _mapped(lambda x, y: jnp.where(condition, x, y), tree_x, tree_y)
+    return _map_promoted(lambda x, y: jnp.where(condition, x, y), tree_x, tree_y)
 
 
-@of_arrays
+@names_bad_leaf
 def clip(tree: Any, min_value: Any = None, max_value: Any = None) -> Any:
     r"""Clip every number of a tree to an interval.
 
@@ -196,17 +197,17 @@ def clip(tree: Any, min_value: Any = None, max_value: Any = None) -> Any:
         {'w': Array([-1. ,  0.5], dtype=float32)}
     """
 
-    def one(x: Any) -> jax.Array:
+    def clip_leaf(x: Any) -> jax.Array:
         x = _strong(x)
         low, high = (
             None if b is None else jnp.asarray(b).astype(x.dtype) for b in (min_value, max_value)
         )
         return jnp.clip(x, low, high)
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(clip_leaf, tree)
 
 
-@of_arrays
+@names_bad_leaf
 def conj(tree: Any) -> Any:
     r"""The complex conjugate :math:`\bar x` of every leaf; real ones stay.
 
@@ -224,7 +225,7 @@ def conj(tree: Any) -> Any:
     return jax.tree.map(lambda x: jnp.conj(_strong(x)), tree)
 
 
-@of_arrays
+@names_bad_leaf
 def real(tree: Any) -> Any:
     r"""The real part of every leaf.
 

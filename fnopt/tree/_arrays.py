@@ -1,4 +1,4 @@
-"""The error of what is no array in a tree."""
+"""Arrays in trees: the error of what is none, and the dtype in which several meet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
-from fnopt.core import is_array_like, leaf_text, leaves_with_names, type_text
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    compute_dtype,
+    default_float,
+    is_array_like,
+    leaf_text,
+    leaves_with_names,
+    type_text,
+)
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -23,15 +33,47 @@ def check_arrays(name: str, *trees: Any) -> None:
             )
 
 
-def of_arrays(fn: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Where a function of trees fails over what is no array, an error that names the leaf."""
+def names_bad_leaf(fn: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Decorate a function of trees: a leaf that is no array is named in the error."""
 
     @functools.wraps(fn)
-    def checked(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Result:
         try:
             return fn(*args, **kwargs)
         except TypeError:  # the check takes longer than what it checks: only now
             check_arrays(f"tree.{fn.__name__}", *args, *kwargs.values())
             raise
 
-    return checked
+    return call
+
+
+def promoted(*leaves: Any) -> Any:
+    """The common dtype of leaves by JAX's standard promotion rules, whatever the mode."""
+    with jax.numpy_dtype_promotion("standard"):  # mixing on purpose, also under strict promotion
+        return jnp.dtype(jnp.result_type(*leaves))
+
+
+def wide(dtype: Any) -> Any:
+    """The dtype to add up in: at least float32 for floating ones, itself for the rest."""
+    return compute_dtype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else dtype
+
+
+def computed(fn: Callable[..., Any], dtype: Any, *leaves: Any) -> jax.Array:
+    """A function of leaves, computed at least in float32 and returned in the given dtype."""
+    return fn(*(jnp.asarray(x).astype(wide(dtype)) for x in leaves)).astype(dtype)
+
+
+def scaled_dtype(scalar: Any, *leaves: Any) -> Any:
+    """The dtype of leaves times a number, which never widens floating ones.
+
+    A `bfloat16` leaf stays so under a float32 rate; only a complex number makes it complex.
+    """
+    dtype = promoted(*leaves)
+    if jnp.issubdtype(dtype, jnp.inexact) and not jnp.iscomplexobj(scalar):
+        return dtype
+    return promoted(*leaves, scalar)
+
+
+def common(leaves: list[Any]) -> Any:
+    """The dtype of a scalar about a whole tree: the leaves' common one, at least float32."""
+    return wide(promoted(*leaves)) if leaves else default_float()

@@ -10,16 +10,15 @@ import jax.numpy as jnp
 
 from fnopt.core import check_choice, default_float, leaf_text, leaves_with_names
 from fnopt.sharding import sharded_full_like
-from fnopt.tree._arrays import of_arrays
-from fnopt.tree._promote import promoted
+from fnopt.tree._arrays import names_bad_leaf, promoted
 
 
-def _chosen(leaf: Any, dtype: Any) -> Any:
+def _strong_dtype(leaf: Any, dtype: Any) -> Any:
     """A dtype that is said, never a weak one."""
     return jnp.result_type(leaf) if dtype is None else jnp.dtype(dtype)
 
 
-@of_arrays
+@names_bad_leaf
 def zeros_like(tree: Any, dtype: Any = None) -> Any:
     """A tree of zeros.
 
@@ -35,10 +34,10 @@ def zeros_like(tree: Any, dtype: Any = None) -> Any:
         >>> tree.zeros_like({"w": jnp.ones(2)})
         {'w': Array([0., 0.], dtype=float32)}
     """
-    return jax.tree.map(lambda x: sharded_full_like(x, 0, _chosen(x, dtype)), tree)
+    return jax.tree.map(lambda x: sharded_full_like(x, 0, _strong_dtype(x, dtype)), tree)
 
 
-@of_arrays
+@names_bad_leaf
 def ones_like(tree: Any, dtype: Any = None) -> Any:
     """A tree of ones.
 
@@ -54,10 +53,10 @@ def ones_like(tree: Any, dtype: Any = None) -> Any:
         >>> tree.ones_like({"w": jnp.zeros(2)})
         {'w': Array([1., 1.], dtype=float32)}
     """
-    return jax.tree.map(lambda x: sharded_full_like(x, 1, _chosen(x, dtype)), tree)
+    return jax.tree.map(lambda x: sharded_full_like(x, 1, _strong_dtype(x, dtype)), tree)
 
 
-@of_arrays
+@names_bad_leaf
 def full_like(tree: Any, fill_value: Any, dtype: Any = None) -> Any:
     """A tree filled with one number.
 
@@ -75,14 +74,14 @@ def full_like(tree: Any, fill_value: Any, dtype: Any = None) -> Any:
         {'w': Array([3., 3.], dtype=float32)}
     """
 
-    def one(x: Any) -> jax.Array:
-        dt = _chosen(x, dtype)
+    def fill_leaf(x: Any) -> jax.Array:
+        dt = _strong_dtype(x, dtype)
         return sharded_full_like(x, jnp.asarray(fill_value).astype(dt), dt)
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(fill_leaf, tree)
 
 
-@of_arrays
+@names_bad_leaf
 def batch_shape(tree: Any, shape: tuple[int, ...] = ()) -> Any:
     """A tree repeated along new leading axes.
 
@@ -99,14 +98,14 @@ def batch_shape(tree: Any, shape: tuple[int, ...] = ()) -> Any:
         (3, 2)
     """
 
-    def one(x: Any) -> jax.Array:
-        x = jnp.asarray(x, _chosen(x, None))
+    def repeat_leaf(x: Any) -> jax.Array:
+        x = jnp.asarray(x, _strong_dtype(x, None))
         return jnp.broadcast_to(x, (*shape, *x.shape))
 
-    return jax.tree.map(one, tree)
+    return jax.tree.map(repeat_leaf, tree)
 
 
-@of_arrays
+@names_bad_leaf
 def cast(tree: Any, dtype: Any) -> Any:
     """A tree in another dtype.
 
@@ -141,13 +140,13 @@ def cast_like(tree: Any, other_tree: Any) -> Any:
         {'w': Array([1, 1], dtype=bfloat16)}
     """
 
-    def one(x: Any, other: Any) -> Any:
+    def cast_leaf(x: Any, other: Any) -> Any:
         return jnp.asarray(x).astype(other.dtype) if hasattr(other, "dtype") else x
 
-    return jax.tree.map(one, tree, other_tree)
+    return jax.tree.map(cast_leaf, tree, other_tree)
 
 
-@of_arrays
+@names_bad_leaf
 def dtype(tree: Any, mixed_dtype_handler: str | None = None) -> Any:
     """The dtype of a tree.
 
@@ -174,18 +173,18 @@ def dtype(tree: Any, mixed_dtype_handler: str | None = None) -> Any:
     if not found:
         return default_float()
     if mixed_dtype_handler is None:
-        return _only(found)
+        return _common_dtype(found)
     check_choice(
         mixed_dtype_handler, ("promote", "highest", "lowest"), "mixed_dtype_handler", "tree.dtype"
     )
     if mixed_dtype_handler == "promote":
         return promoted(*found.values())
     return functools.reduce(
-        lambda a, b: _ordered(a, b)[mixed_dtype_handler == "highest"], found.values()
+        lambda a, b: _sort_dtypes(a, b)[mixed_dtype_handler == "highest"], found.values()
     )
 
 
-def _only(found: dict[str, Any]) -> Any:
+def _common_dtype(found: dict[str, Any]) -> Any:
     first, *_ = found
     for name, dt in found.items():
         if dt != found[first]:
@@ -196,7 +195,7 @@ def _only(found: dict[str, Any]) -> Any:
     return found[first]
 
 
-def _ordered(a: Any, b: Any) -> tuple[Any, Any]:
+def _sort_dtypes(a: Any, b: Any) -> tuple[Any, Any]:
     """The lower dtype and the higher one."""
     both = promoted(a, b)
     if both not in (a, b):

@@ -1,4 +1,4 @@
-"""Which saved leaf belongs to which leaf of a fresh tree."""
+"""Matching of saved leaves to those of a fresh tree."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Matching(NamedTuple):
     used: set[str]
 
     def add(self, name: str, leaf: NamedLeaf) -> None:
-        """Notes the saved leaf of a fresh one."""
+        """Note the saved leaf of a fresh one."""
         self.found[name] = leaf
         self.used.add(leaf.path)
 

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from fnopt.core import compute_dtype, is_none, real_dtype
 
 
-def _mapped(fn: Callable[..., Any], updates: Any, moments: Any) -> Any:
+def _update_moments(fn: Callable[..., Any], updates: Any, moments: Any) -> Any:
     """`fn(g, m, real dtype)` in the compute dtype, stored in the dtype of the moment."""
 
-    def one(g: Any, m: Any) -> Any:
+    def update_leaf(g: Any, m: Any) -> Any:
         if g is None:
             return None
         dtype = compute_dtype(jnp.result_type(g), jnp.result_type(m))
@@ -23,7 +23,7 @@ def _mapped(fn: Callable[..., Any], updates: Any, moments: Any) -> Any:
         g, m = (x.astype(dtype if jnp.iscomplexobj(x) else real_dtype(dtype)) for x in (g, m))
         return fn(g, m, real_dtype(dtype)).astype(stored)
 
-    return jax.tree.map(one, updates, moments, is_leaf=is_none)
+    return jax.tree.map(update_leaf, updates, moments, is_leaf=is_none)
 
 
 def _average(m: jax.Array, x: jax.Array, decay: Any, real: Any) -> jax.Array:
@@ -53,7 +53,9 @@ def update_moment(updates: Any, moments: Any, decay: Any, order: Any) -> Any:
         >>> tree.update_moment({"w": jnp.full(2, 2.0)}, {"w": jnp.zeros(2)}, decay=0.9, order=1)
         {'w': Array([0.20000...], dtype=float32)}
     """
-    return _mapped(lambda g, m, real: _average(m, _power(g, order), decay, real), updates, moments)
+    return _update_moments(
+        lambda g, m, real: _average(m, _power(g, order), decay, real), updates, moments
+    )
 
 
 def update_moment_per_elem_norm(updates: Any, moments: Any, decay: Any, order: Any) -> Any:
@@ -79,13 +81,13 @@ def update_moment_per_elem_norm(updates: Any, moments: Any, decay: Any, order: A
         {'w': Array(12.5, dtype=float32)}
     """
 
-    def one(g: jax.Array, m: jax.Array, real: Any) -> jax.Array:
+    def update_norm(g: jax.Array, m: jax.Array, real: Any) -> jax.Array:
         if not jnp.iscomplexobj(g):
             return _average(m, _power(g, order), decay, real)
         square = jnp.square(jnp.real(g)) + jnp.square(jnp.imag(g))
         return _average(m, _power(square, order / 2), decay, real)
 
-    return _mapped(one, updates, moments)
+    return _update_moments(update_norm, updates, moments)
 
 
 def update_infinity_moment(updates: Any, moments: Any, decay: Any, eps: Any) -> Any:
@@ -110,10 +112,10 @@ def update_infinity_moment(updates: Any, moments: Any, decay: Any, eps: Any) -> 
         Kingma and Ba, 2014, arXiv:1412.6980, section 7.
     """
 
-    def one(g: jax.Array, m: jax.Array, real: Any) -> jax.Array:
+    def update_maximum(g: jax.Array, m: jax.Array, real: Any) -> jax.Array:
         return jnp.maximum(jnp.abs(g) + jnp.asarray(eps, real), jnp.asarray(decay, real) * m)
 
-    return _mapped(one, updates, moments)
+    return _update_moments(update_maximum, updates, moments)
 
 
 def bias_correction(moment: Any, decay: Any, count: Any) -> Any:
@@ -136,15 +138,15 @@ def bias_correction(moment: Any, decay: Any, count: Any) -> Any:
         Kingma and Ba, 2014, arXiv:1412.6980.
     """
 
-    def one(m: Any) -> jax.Array:
+    def correct_leaf(m: Any) -> jax.Array:
         m = jnp.asarray(m)
         dtype = compute_dtype(m.dtype)
-        return (m.astype(dtype) / _seen(decay, count, real_dtype(dtype))).astype(m.dtype)
+        return (m.astype(dtype) / _weight_sum(decay, count, real_dtype(dtype))).astype(m.dtype)
 
-    return jax.tree.map(one, moment)
+    return jax.tree.map(correct_leaf, moment)
 
 
-def _seen(decay: Any, count: Any, real: Any) -> jax.Array:
+def _weight_sum(decay: Any, count: Any, real: Any) -> jax.Array:
     """`1 - decay ** count`, without losing the digits of a decay near one."""
     decay, count = jnp.asarray(decay, real), jnp.asarray(count).astype(real)
     positive = decay > 0

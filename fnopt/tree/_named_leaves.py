@@ -53,8 +53,8 @@ def named_leaves(tree: Any, rename: Mapping[str, str] | None = None) -> NamedLea
     leaves, treedef = leaves_with_names(tree)
     # Objects that are in one place only, to be known again by their identity.
     shapes = [_shape(x) if is_array_like(x) else x for _, x in leaves]
-    nodes = jax.tree.leaves(treedef.unflatten(shapes), is_leaf=_is_named_tuple)
-    states = tuple(node for node in nodes if _is_named_tuple(node))
+    nodes = jax.tree.leaves(treedef.unflatten(shapes), is_leaf=is_named_tuple)
+    states = tuple(node for node in nodes if is_named_tuple(node))
     ends: dict[int, tuple[str, str]] = {}
     for slot, part in slots(states).items():
         field = slot.rpartition("/")[2]
@@ -70,7 +70,8 @@ def named_leaves(tree: Any, rename: Mapping[str, str] | None = None) -> NamedLea
     return NamedLeaves(named, treedef, counts)
 
 
-def _is_named_tuple(node: Any) -> bool:
+def is_named_tuple(node: Any) -> bool:
+    """Whether a node of a tree is a NamedTuple, as states are."""
     return isinstance(node, tuple) and hasattr(node, "_fields")
 
 

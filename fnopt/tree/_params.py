@@ -62,9 +62,9 @@ def map_params(
     def at_leaf(x: Any, *others: Any) -> Any:
         return f(x, *others) if x is not None or maps_none else None
 
-    def one(part: Any, value: Any) -> Any:
+    def map_part(part: Any, value: Any) -> Any:
         if isinstance(part, _Params):
             return jax.tree.map(at_leaf, value, *rest, is_leaf=lambda x: x is None or stop(x))
         return value if transform_non_params is None else transform_non_params(value)
 
-    return jax.tree.map(one, init(_Params()), state, is_leaf=lambda x: isinstance(x, _Params))
+    return jax.tree.map(map_part, init(_Params()), state, is_leaf=lambda x: isinstance(x, _Params))

@@ -61,12 +61,12 @@ def random_like(
     """
     sharded = "out_sharding" in inspect.signature(sampler).parameters
 
-    def one(leaf: Any, key: Any) -> jax.Array:
+    def sample_leaf(leaf: Any, key: Any) -> jax.Array:
         leaf = jnp.asarray(leaf) if not hasattr(leaf, "dtype") else leaf
         extra = {"out_sharding": jax.typeof(leaf).sharding} if sharded else {}
         return sampler(key, leaf.shape, leaf.dtype if dtype is None else dtype, **extra)
 
-    return jax.tree.map(one, target_tree, split_key_like(rng_key, target_tree))
+    return jax.tree.map(sample_leaf, target_tree, split_key_like(rng_key, target_tree))
 
 
 def unwrap_random_key_data(input_tree: Any) -> Any:
@@ -84,8 +84,8 @@ def unwrap_random_key_data(input_tree: Any) -> Any:
         {'key': Array([0, 7], dtype=uint32)}
     """
 
-    def one(x: Any) -> Any:
+    def unwrap_leaf(x: Any) -> Any:
         typed = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
         return jax.random.key_data(x) if typed else x
 
-    return jax.tree.map(one, input_tree)
+    return jax.tree.map(unwrap_leaf, input_tree)

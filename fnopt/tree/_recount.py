@@ -31,7 +31,11 @@ def recount(
         fresh tree has no place for, but whose number it has.
     """
     saved = {k: x for k, x in sources.items() if _is_count(k, x, other)}
-    held = {_beginning(k) for k in other.intersection(sources) if _last(k) in _HOLD_CALLS_BACK}
+    held = {
+        k.removesuffix(_field(k))
+        for k in other.intersection(sources)
+        if _field(k) in _HOLD_CALLS_BACK
+    }
     filled: dict[str, str] = {}
     for name in counts:
         if name in sources:
@@ -51,16 +55,12 @@ def recount(
 
 
 def _is_count(name: str, x: Any, other: set[str]) -> bool:
-    counts = _last(name) == _STEPS_MADE or (_last(name) == "count" and name not in other)
+    counts = _field(name) == _STEPS_MADE or (_field(name) == "count" and name not in other)
     return counts and jnp.issubdtype(jnp.result_type(x), jnp.integer)
 
 
-def _last(name: str) -> str:
+def _field(name: str) -> str:
     return name.rpartition("/")[2]
-
-
-def _beginning(name: str) -> str:
-    return name.removesuffix(_last(name))
 
 
 def _pace(name: str, held: Iterable[str]) -> str | None:

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import default_float, global_norm
-from fnopt.tree._arrays import check_arrays, of_arrays
-from fnopt.tree._promote import common
+from fnopt.tree._arrays import check_arrays, common, names_bad_leaf
 
 # This package has its own `sum`, `max` and `min`, as the field names them.
 _add = functools.partial(functools.reduce, jnp.add)
@@ -23,7 +22,7 @@ def _total(tree: Any, of_leaf: Callable[[jax.Array], jax.Array]) -> jax.Array:
     return _add([of_leaf(jnp.asarray(x).astype(dtype)) for x in leaves], jnp.zeros((), dtype))
 
 
-@of_arrays
+@names_bad_leaf
 def sum(tree: Any) -> jax.Array:
     r"""The sum of all numbers of a tree: :math:`\sum_\ell \sum_i x_{\ell i}`.
 
@@ -42,7 +41,7 @@ def sum(tree: Any) -> jax.Array:
     return _total(tree, jnp.sum)
 
 
-@of_arrays
+@names_bad_leaf
 def vdot(tree_x: Any, tree_y: Any) -> jax.Array:
     r"""The inner product of two trees: :math:`\sum_\ell \sum_i \bar x_{\ell i}\, y_{\ell i}`.
 
@@ -76,7 +75,7 @@ def _product(x: Any, y: Any, dtype: Any) -> jax.Array:
     return jnp.sum(jnp.conj(x) * y)
 
 
-@of_arrays
+@names_bad_leaf
 def norm(tree: Any, ord: Any = None, squared: bool = False) -> jax.Array:
     r"""Euclidean norm of a tree, as of one vector.
 
@@ -128,7 +127,7 @@ def _extreme(tree: Any, fn: Callable[..., Any], pick: Callable[..., Any], none: 
     return functools.reduce(pick, [fn(jnp.asarray(x)).astype(dtype) for x in leaves])
 
 
-@of_arrays
+@names_bad_leaf
 def max(tree: Any) -> jax.Array:
     r"""The largest number of a tree.
 
@@ -147,7 +146,7 @@ def max(tree: Any) -> jax.Array:
     return _extreme(tree, jnp.max, jnp.maximum, -float("inf"))
 
 
-@of_arrays
+@names_bad_leaf
 def min(tree: Any) -> jax.Array:
     r"""The smallest number of a tree.
 
@@ -187,7 +186,7 @@ def size(tree: Any) -> int:
     return functools.reduce(lambda n, x: n + int(jnp.size(x)), jax.tree.leaves(tree), 0)
 
 
-@of_arrays
+@names_bad_leaf
 def allclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool = False) -> Any:
     r"""Whether two trees agree: :math:`|a - b| \le \epsilon_a + \epsilon_r |b|` everywhere.
 
@@ -207,10 +206,10 @@ def allclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool
         Array(True, dtype=bool)
     """
 
-    def one(x: Any, y: Any) -> jax.Array:
+    def compare_leaf(x: Any, y: Any) -> jax.Array:
         dtype = common([x, y])
         x, y = jnp.asarray(x).astype(dtype), jnp.asarray(y).astype(dtype)
         return jnp.allclose(x, y, rtol=rtol, atol=atol, equal_nan=equal_nan)
 
-    results = jax.tree.leaves(jax.tree.map(one, a, b))
+    results = jax.tree.leaves(jax.tree.map(compare_leaf, a, b))
     return functools.reduce(jnp.logical_and, results, jnp.asarray(True))

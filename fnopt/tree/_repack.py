@@ -35,7 +35,11 @@ def repack(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) -> dict[s
         (there,) = fitting
         arrays = [leaf.leaf for leaf in there]
         torn = len(there) == 1
-        packed |= _torn_apart(arrays[0], here) if torn else {here[0].name: _joint(arrays, here[0])}
+        packed |= (
+            _split_vector(arrays[0], here)
+            if torn
+            else {here[0].name: _join_leaves(arrays, here[0])}
+        )
         for leaf in here:
             matching.add(leaf.name, there[0])
         matching.used.update(leaf.path for leaf in there)
@@ -70,7 +74,7 @@ def _guessed(field: str, path: str) -> SlotPlace | None:
     return SlotPlace(before.strip("/"), field, after.strip("/")) if here else None
 
 
-def _torn_apart(vector: Any, leaves: list[NamedLeaf]) -> dict[str, Any]:
+def _split_vector(vector: Any, leaves: list[NamedLeaf]) -> dict[str, Any]:
     ends = np.cumsum([jnp.size(x.leaf) for x in leaves])[:-1]
     parts = jnp.split(jnp.asarray(vector), ends.tolist())
     return {x.name: p.reshape(jnp.shape(x.leaf)) for x, p in zip(leaves, parts, strict=True)}
@@ -81,6 +85,6 @@ def _is_vector_of(x: Any, leaves: list[Any]) -> bool:
     return jnp.shape(x) == (sum(map(jnp.size, leaves)),)
 
 
-def _joint(leaves: list[Any], like: NamedLeaf) -> jax.Array:
+def _join_leaves(leaves: list[Any], like: NamedLeaf) -> jax.Array:
     dtype = jnp.result_type(like.leaf)
     return jnp.concatenate([jnp.ravel(jnp.asarray(x)).astype(dtype) for x in leaves])

@@ -134,10 +134,10 @@ def restore(
             reshaped[name] = (type_text(leaf), type_text(value))
         else:
             taken.append(name)
-            leaf = _placed(value, leaf)
+            leaf = _place(value, leaf)
         leaves.append(leaf)
     left = tuple(name.removeprefix("saved ") for name in pool if name not in given)
-    alike = bool(new and left) and _alike(target, source)
+    alike = bool(new and left) and _have_same_leaves(target, source)
     report = RestoreReport(tuple(taken), tuple(new), reshaped, left, counted, dropped, alike)
     return target.treedef.unflatten(leaves), report
 
@@ -154,7 +154,7 @@ def _checked(saved: NamedLeaves) -> NamedLeaves:
     return saved._replace(leaves=leaves)
 
 
-def _alike(fresh: NamedLeaves, saved: NamedLeaves) -> bool:
+def _have_same_leaves(fresh: NamedLeaves, saved: NamedLeaves) -> bool:
     """Whether two trees have leaves of the same shapes and dtypes in the same order."""
     mine, theirs = (
         [(jnp.shape(x.leaf), jnp.result_type(x.leaf)) for x in tree.leaves if is_array_like(x.leaf)]
@@ -177,14 +177,12 @@ def _torn_codes(targets: list[NamedLeaf], sources: dict[str, Any]) -> set[str]:
 
 
 def _fits(source: Any, leaf: Any) -> bool:
-    return jnp.shape(source) == jnp.shape(leaf) and _castable(source, leaf)
+    return jnp.shape(source) == jnp.shape(leaf) and jnp.can_cast(
+        jnp.result_type(source), jnp.result_type(leaf), casting="same_kind"
+    )
 
 
-def _castable(source: Any, leaf: Any) -> bool:
-    return jnp.can_cast(jnp.result_type(source), jnp.result_type(leaf), casting="same_kind")
-
-
-def _placed(source: Any, leaf: Any) -> Any:
+def _place(source: Any, leaf: Any) -> Any:
     value = jnp.asarray(source).astype(jnp.result_type(leaf))
     if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed:
         return jax.device_put(value, leaf.sharding)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import tree_util
 
 from fnopt.core import Value, path_name
+from fnopt.tree._named_leaves import is_named_tuple
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,16 +35,12 @@ _Path = tuple[Any, ...]
 _Filter = Callable[[_Path, Any], bool]
 
 
-def _is_named_tuple(node: Any) -> bool:
-    return isinstance(node, tuple) and hasattr(node, "_fields")
-
-
 def _children(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
     """The children of a node, with keys, and the structure of this one level."""
     if node is None or tree_util.all_leaves([node]):
         return [], None
     pairs, treedef = tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
-    if _is_named_tuple(node):
+    if is_named_tuple(node):
         owner = type(node).__name__
         keys = [NamedTupleKey(owner, name) for name in node._fields]
         return list(zip(keys, (child for _, child in pairs), strict=True)), treedef
@@ -64,7 +61,7 @@ def _name(key: Any) -> Any:
 
 def _class_name(node: Any) -> str | None:
     """States and transforms are found by their class too."""
-    return type(node).__name__ if _is_named_tuple(node) or isinstance(node, Value) else None
+    return type(node).__name__ if is_named_tuple(node) or isinstance(node, Value) else None
 
 
 def _walk(node: Any, path: _Path = ()) -> Iterator[tuple[Any, _Path, Any]]:
@@ -155,30 +152,32 @@ def set(tree: Any, filtering: _Filter | None = None, /, **kwargs: Any) -> Any:
         >>> tree.set(fnopt.sgd(0.1), learning_rate=0.5)
         chain(scale_by_learning_rate(learning_rate=0.5))
     """
-    names = {name for name, path, value in _walk(tree) if _chosen(filtering, path, value)}
+    names = {name for name, path, value in _walk(tree) if _passes_filter(filtering, path, value)}
     for name in kwargs:
         if name not in names:
             near = difflib.get_close_matches(name, [n for n in names if isinstance(n, str)])
             hint = f" Did you mean {near[0]!r}?" if near else ""
             raise KeyError(f"tree.set: there is nothing called {name!r} in the tree.{hint}")
-    return _replaced(tree, (), filtering, kwargs)
+    return _replace(tree, (), filtering, kwargs)
 
 
-def _chosen(filtering: _Filter | None, path: _Path, value: Any) -> bool:
+def _passes_filter(filtering: _Filter | None, path: _Path, value: Any) -> bool:
     return filtering is None or filtering(path, value)
 
 
-def _replaced(node: Any, path: _Path, filtering: _Filter | None, new: dict[str, Any]) -> Any:
+def _replace(node: Any, path: _Path, filtering: _Filter | None, new: dict[str, Any]) -> Any:
     name = _class_name(node)
-    if name in new and _chosen(filtering, path, node):
+    if name in new and _passes_filter(filtering, path, node):
         return new[name]
     children, treedef = _children(node)
     values = []
     for key, child in children:
         here, name = (*path, key), _name(key)
         known = isinstance(name, str) and name in new and not _is_absent(key, child)
-        hit = known and _chosen(filtering, here, child)
-        values.append(_like(child, new[name]) if hit else _replaced(child, here, filtering, new))
+        hit = known and _passes_filter(filtering, here, child)
+        values.append(
+            _with_dtype_of(child, new[name]) if hit else _replace(child, here, filtering, new)
+        )
     if all(a is b for a, (_, b) in zip(values, children, strict=True)):
         return node
     if isinstance(node, Value):
@@ -187,7 +186,7 @@ def _replaced(node: Any, path: _Path, filtering: _Filter | None, new: dict[str, 
     return treedef.unflatten(values)
 
 
-def _like(old: Any, new: Any) -> Any:
+def _with_dtype_of(old: Any, new: Any) -> Any:
     if isinstance(old, jax.Array) and isinstance(new, (bool, int, float, complex)):
         return jnp.asarray(new, old.dtype)
     return new

@@ -208,7 +208,7 @@ def test_without_a_penalty_the_squares_of_the_params_do_not_matter():
     spec = KroneckerSpec(lambda p, x: x @ p["w"], lambda f, x: jnp.sum(f**2))
     objective = Objective(KroneckerModel(spec, w, x), w, jnp.zeros((), jnp.float32))
     value, gradient, _ = objective.value_and_gradient()
-    np.testing.assert_allclose([value, objective.at(w)], 9.0, rtol=1e-5)
+    np.testing.assert_allclose([value, objective.value_at(w)], 9.0, rtol=1e-5)
     np.testing.assert_allclose(gradient["w"], 6e-24, rtol=1e-5)
 
 

@@ -9,6 +9,7 @@ from fnopt.gradients.ghost._kronecker import Side as Side
 from fnopt.gradients.ghost._kronecker import plan_blocks as plan_blocks
 from fnopt.gradients.ghost._kronecker_factors import block_factors as block_factors
 from fnopt.gradients.ghost._kronecker_factors import block_moments as block_moments
+from fnopt.gradients.ghost._kronecker_factors import factor_traces as factor_traces
 from fnopt.gradients.ghost._plan import Group, Plan
 from fnopt.gradients.ghost._report import GhostReport, ParamRule, ghost_report
 from fnopt.gradients.ghost._rows import GhostRows as GhostRows

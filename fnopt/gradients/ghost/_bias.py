@@ -1,4 +1,4 @@
-"""Which vectors are added to the outputs of a product, entry by entry of its features."""
+"""Biases: vectors that are added to the outputs of a product, feature by feature."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _OUTPUTS: dict[str, Any] = {"dot": _dot.outputs, "conv": _conv.outputs}
 def bias_of(bias: Group, product: Group) -> tuple[int, ...]:
     """The params that are a further row of a weight, for an input that is always 1; none if not.
 
-    Everywhere they enter they must be added to the output of a product with the weight: number `k`
-    of them, joined, to feature `k`, at all positions alike.
+    Wherever they enter they must be added to the output of a product with the weight. Element `k`
+    of all of them, concatenated, is added to feature `k` at all positions.
 
     Args:
         bias: The param, or those that enter joined.

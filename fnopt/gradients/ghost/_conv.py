@@ -33,11 +33,6 @@ def pair(site: Site, x: jax.Array, g: jax.Array) -> Pair:
     return Pair(Dense(blocks), outputs(site, g))
 
 
-def is_dilated(site: Site) -> bool:
-    """Whether zeros are put between the entries of the image: a transposed convolution."""
-    return any(d > 1 for d in site.eqn.params["lhs_dilation"])
-
-
 def outputs(site: Site, g: Any) -> Dense:
     """An array of the output's shape as rows, one for each position."""
     numbers, groups = site.eqn.params["dimension_numbers"], site.eqn.params["feature_group_count"]
@@ -56,17 +51,14 @@ def _under_window(site: Site, x: jax.Array) -> Iterator[jax.Array]:
     extent = [site.eqn.outvars[0].aval.shape[d] for d in numbers.out_spec[2:]]
     for offset in itertools.product(*map(range, window)):
         start = [o * d for o, d in zip(offset, p["rhs_dilation"], strict=True)]
-        yield _strided(x, start, extent, p["window_strides"])
-
-
-def _strided(x: jax.Array, start: list[int], extent: list[int], strides: Any) -> jax.Array:
-    steps = zip(start, extent, strides, strict=True)
-    stop = [s + (n - 1) * stride + 1 for s, n, stride in steps]
-    return jax.lax.slice(x, (0, 0, *start), (*x.shape[:2], *stop), (1, 1, *strides))
+        steps = zip(start, extent, p["window_strides"], strict=True)
+        stop = [s + (n - 1) * stride + 1 for s, n, stride in steps]
+        strides = (1, 1, *p["window_strides"])
+        yield jax.lax.slice(x, (0, 0, *start), (*x.shape[:2], *stop), strides)
 
 
 def _rows(x: Any, groups: int) -> Any:
-    """From `[N, C, ...]` to `[groups, positions, C / groups]`."""
+    """Reshape `[N, C, ...]` to `[groups, positions, C / groups]`."""
     n, channels = x.shape[:2]
     # One after the other, as JAX asks for where examples are spread over devices.
     x = x.reshape(n, channels, -1).reshape(n, groups, channels // groups, -1)

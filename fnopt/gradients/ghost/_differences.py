@@ -3,8 +3,8 @@ r"""Differences of gradients as sums of outer products, and the first two moment
 .. math:: \sum_r a_r c_r^\top - \sum_r b_r d_r^\top
           = \sum_r (a_r - b_r) c_r^\top + \sum_r b_r (c_r - d_r)^\top
 
-The second form has small factors where the gradients are close: in float32 the inner products of
-the first would cancel, and nothing be left of a spread that is a thousandth of the mean.
+The second form has small factors where the gradients are close. In float32 the inner products of
+the first would cancel, and a spread of a thousandth of the mean would be lost.
 """
 
 from __future__ import annotations
@@ -78,12 +78,14 @@ def _moments(group: Group, tape: Tape, counts: jax.Array) -> tuple[jax.Array, ja
     first = jnp.argmax(replicate(counts))
     origin = _reduce.pairs_of(group, jax.tree.map(lambda x: replicate(x, 0)[first], data))
 
-    def from_first(data: list[tuple[Any, jax.Array]]) -> tuple[jax.Array, list[Difference]]:
+    def differences_from_first(
+        data: list[tuple[Any, jax.Array]],
+    ) -> tuple[jax.Array, list[Difference]]:
         pairs = _reduce.pairs_of(group, data)
         apart = [difference(p, q) for p, q in zip(pairs, origin, strict=True)]
         return length_squared([part for d in apart for part in d.parts]), apart
 
-    squares, apart = jax.vmap(from_first)(data)
+    squares, apart = jax.vmap(differences_from_first)(data)
     pairs = zip(apart, origin, strict=True)
     gap = sum_of(_total(one, other.left, counts, (d, k)) for one, other in pairs)
     gap = gap / number(counts, gap.dtype)
@@ -123,8 +125,8 @@ def difference(one: Pair, other: Pair) -> Difference:
         assert isinstance(other.left, OneHot)
         return Difference(_one_hot(one.left, one.right, other.left, other.right), None)
     return Difference(
-        Pair(jax.tree.map(_minus, one.left, other.left), jax.tree.map(_wide, one.right)),
-        Pair(jax.tree.map(_wide, other.left), jax.tree.map(_minus, one.right, other.right)),
+        Pair(jax.tree.map(_subtract, one.left, other.left), jax.tree.map(_wide, one.right)),
+        Pair(jax.tree.map(_wide, other.left), jax.tree.map(_subtract, one.right, other.right)),
     )
 
 
@@ -138,15 +140,15 @@ def _total(apart: Difference, left: Any, counts: jax.Array, shape: tuple[int, in
         shape: `D` and `K`.
     """
 
-    def kept(x: jax.Array) -> jax.Array:
+    def zero_others(x: jax.Array) -> jax.Array:
         return x if jnp.issubdtype(x.dtype, jnp.integer) else only_where(counts > 0, x)
 
-    changed = jax.tree.map(lambda x: _reduce.examples_as_positions(kept(x)), apart.changed)
+    changed = jax.tree.map(lambda x: _reduce.examples_as_positions(zero_others(x)), apart.changed)
     total = outer(changed, shape, HIGHEST)
     if apart.shifted is None:
         return total
     # Its left factor is the same for all examples, so their right ones are summed first.
-    right = jax.tree.map(lambda x: jnp.sum(kept(x), axis=0), apart.shifted.right)
+    right = jax.tree.map(lambda x: jnp.sum(zero_others(x), axis=0), apart.shifted.right)
     return total + outer(Pair(left, right), shape, HIGHEST)
 
 
@@ -156,16 +158,18 @@ def _one_hot(a: OneHot, c: Dense, b: OneHot, d: Dense) -> Pair:
 
     def joined(c: jax.Array, d: jax.Array) -> jax.Array:
         c, d = _wide(c), _wide(d)
-        return _joined(jnp.where(same, c - d, c), jnp.where(same, jnp.zeros_like(d), -d))
+        return _join_positions(jnp.where(same, c - d, c), jnp.where(same, jnp.zeros_like(d), -d))
 
-    return Pair(OneHot(_joined(a.index, b.index)), Dense(jax.tree.map(joined, c.blocks, d.blocks)))
+    return Pair(
+        OneHot(_join_positions(a.index, b.index)), Dense(jax.tree.map(joined, c.blocks, d.blocks))
+    )
 
 
-def _minus(a: jax.Array, b: jax.Array) -> jax.Array:
+def _subtract(a: jax.Array, b: jax.Array) -> jax.Array:
     return _wide(a) - _wide(b)
 
 
-def _joined(a: jax.Array, b: jax.Array) -> jax.Array:
+def _join_positions(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.concatenate([a, b.astype(a.dtype)], axis=1)
 
 

@@ -24,7 +24,7 @@ def tangent(
         others: The other operands; of the example with an axis for every scan, weights stacked.
         around: The shape of the output, which begins with the lengths of the scans.
     """
-    whole = _whole(site, around)
+    whole = _over_all_iterations(site, around)
     return jax.jvp(lambda w: whole(w, *others), (weight,), (change,))[1]
 
 
@@ -37,19 +37,19 @@ def gradient(site: Site, weight: Any, others: list[Any], g: jax.Array) -> jax.Ar
         others: The other operands; of the example with an axis for every scan, weights stacked.
         g: The cotangent of the output.
     """
-    whole = _whole(site, g.shape)
+    whole = _over_all_iterations(site, g.shape)
     # Nothing of the output is needed where the equation is linear; the compiler drops it.
     out, transposed = jax.vjp(lambda w: whole(w, *others), weight)
     return transposed(reshard_like(g, out))[0]
 
 
-def _whole(site: Site, around: tuple[int, ...]) -> Any:
+def _over_all_iterations(site: Site, around: tuple[int, ...]) -> Any:
     """The equation for all iterations of the scans around it, as a function of its operands."""
     k = site.position
     axes = [site.axes if isinstance(o, int) else o.axes for o in site.others]
 
-    def run(w: Any, *others: Any) -> Any:
+    def bind_equation(w: Any, *others: Any) -> Any:
         (out,) = jaxprs.bind(site.eqn, [*others[:k], w, *others[k:]])
         return out
 
-    return over_scans(run, site.axes, [site.weight.axes, *axes], around)
+    return over_scans(bind_equation, site.axes, [site.weight.axes, *axes], around)

@@ -65,7 +65,7 @@ def squares_of_sites(sites: Sequence[Any], bases: tuple[jax.Array, ...]) -> jax.
         form = "nte,ntd->tde" if swap else "ntd,nte->tde"
         return jnp.einsum(form, replicate(a, 0), replicate(c, 0), precision=HIGHEST)
 
-    def one(pairs: Any) -> jax.Array:
+    def square_gradients(pairs: Any) -> jax.Array:
         forms = ["ktrd,tre->ktde" if swap else "ktre,trd->ktde" for swap in turned]
         total = sum_of(
             jnp.einsum(form, c, a, precision=HIGHEST)
@@ -76,13 +76,13 @@ def squares_of_sites(sites: Sequence[Any], bases: tuple[jax.Array, ...]) -> jax.
     a, c = pairs[0]
     numbers = c.shape[1] * c.shape[2] * a.shape[-1] * c.shape[-1]  # of one example
     if a.shape[0] * numbers <= _LARGEST or is_sharded(a):
-        return jnp.sum(jax.vmap(one)(pairs), 0)
+        return jnp.sum(jax.vmap(square_gradients)(pairs), 0)
 
-    def added(total: jax.Array, some: Any) -> tuple[jax.Array, None]:
-        return total + one(some), None
+    def add_example(total: jax.Array, some: Any) -> tuple[jax.Array, None]:
+        return total + square_gradients(some), None
 
-    shape = jax.eval_shape(one, jax.tree.map(lambda x: x[0], pairs))
-    return jax.lax.scan(added, jnp.zeros(shape.shape, shape.dtype), pairs)[0]
+    shape = jax.eval_shape(square_gradients, jax.tree.map(lambda x: x[0], pairs))
+    return jax.lax.scan(add_example, jnp.zeros(shape.shape, shape.dtype), pairs)[0]
 
 
 def _rotated(site: Any, inputs: jax.Array, cotangents: jax.Array) -> tuple[Any, Any]:

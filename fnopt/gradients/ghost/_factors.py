@@ -131,14 +131,14 @@ def balanced(pair: Pair, factor: jax.Array) -> Pair:
     """A gradient times a number, with a left factor that is scaled to 1 at most."""
     unit = _unit([pair.left])
 
-    def times(x: jax.Array) -> jax.Array:
+    def rescale(x: jax.Array) -> jax.Array:
         x = x.astype(compute_dtype(x.dtype))
         return x * unit.astype(x.dtype) * factor.astype(x.dtype)
 
     if isinstance(pair.right, OneHot):
         turned = balanced(Pair(pair.right, pair.left), factor)
         return Pair(turned.right, turned.left)
-    return Pair(_divided(pair.left, unit), Dense(tuple(map(times, pair.right.blocks))))
+    return Pair(_divided(pair.left, unit), Dense(tuple(map(rescale, pair.right.blocks))))
 
 
 def _unit(factors: Sequence[Factor]) -> jax.Array:

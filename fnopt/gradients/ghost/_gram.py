@@ -60,7 +60,7 @@ def inner_matrix(group: Group, one: GradientPart, other: GradientPart) -> jax.Ar
 def _pairs(group: Group, part: GradientPart) -> list[Pair]:
     """The factors of the gradients of all examples, with a leading example axis."""
 
-    def one(data: list[tuple[Any, jax.Array]], factor: jax.Array | None) -> list[Pair]:
+    def factor_example(data: list[tuple[Any, jax.Array]], factor: jax.Array | None) -> list[Pair]:
         found = [
             site_pair(RULES[s.kind], s, x, g) for s, (x, g) in zip(group.sites, data, strict=True)
         ]
@@ -68,7 +68,7 @@ def _pairs(group: Group, part: GradientPart) -> list[Pair]:
         return list(merged(found))
 
     data = [_reduce.data_of(site, part.tape) for site in group.sites]
-    return jax.vmap(one)(data, part.factors)
+    return jax.vmap(factor_example)(data, part.factors)
 
 
 def _positions(pair: Pair) -> int:
@@ -78,7 +78,7 @@ def _positions(pair: Pair) -> int:
 def _by_positions(p: list[Pair], q: list[Pair]) -> jax.Array:
     """All pairs of positions, for as many examples at once as fit."""
 
-    def row(mine: list[Pair]) -> jax.Array:
+    def products_of_example(mine: list[Pair]) -> jax.Array:
         return jax.vmap(lambda theirs: sum_of(inner(a, b) for a in mine for b in theirs))(q)
 
     n = jax.tree.leaves(p)[0].shape[0]
@@ -86,7 +86,11 @@ def _by_positions(p: list[Pair], q: list[Pair]) -> jax.Array:
     taken = sum(_positions(a) for a in p) * sum(_positions(b) for b in q)
     m, t = jax.tree.leaves(q)[0].shape[0], jax.tree.leaves(one)[0].shape[0]
     fitting = max(1, BLOCK_BYTES // max(1, 4 * taken * m * t))
-    return jax.vmap(row)(p) if fitting >= n else jax.lax.map(row, p, batch_size=fitting)
+    return (
+        jax.vmap(products_of_example)(p)
+        if fitting >= n
+        else jax.lax.map(products_of_example, p, batch_size=fitting)
+    )
 
 
 def by_slices(p: Pair, q: Pair, d: int, k: int) -> jax.Array:

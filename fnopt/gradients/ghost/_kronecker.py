@@ -27,7 +27,7 @@ _DENSE_BLOCKS = 16  # of what has no Kronecker form, a leaf gets at most so many
 
 
 class Side(NamedTuple):
-    """One factor of a block.
+    """Shape of a Kronecker factor.
 
     Attributes:
         size: Its side, the homogeneous coordinate included.
@@ -105,7 +105,7 @@ class KroneckerBlock(NamedTuple):
         return jnp.concatenate([m, jnp.expand_dims(row, axis)], axis)
 
     def leaves_of(self, m: jax.Array, like: Sequence[Any]) -> dict[int, jax.Array]:
-        """From a matrix to the params, by number; of a param that is cut the rest is zero.
+        """Parameters of a matrix, by number; the rest of a parameter with several blocks is zero.
 
         Args:
             m: What `matrix` returns.
@@ -135,12 +135,12 @@ def plan_blocks(plan: Plan, max_side: int) -> tuple[KroneckerBlock, ...]:
     blocks: list[KroneckerBlock] = []
     left = [g for g in plan.groups if g.form == "params"]  # that may be biases
     for group in plan.groups:
-        for product in _products(group, plan):
-            blocks.append(_kronecker(product, left, max_side))
+        for product in _split_by_weight(group, plan):
+            blocks.append(_block_of_product(product, left, max_side))
             left = [g for g in left if not {*g.leaves} & {*blocks[-1].leaves}]
     used = {i for b in blocks for i in b.leaves}
     rest = [(g, i) for g in plan.groups for i in g.leaves if i not in used]
-    blocks += [_other(g, i, plan.params[i], max_side) for g, i in rest]
+    blocks += [_block_without_product(g, i, plan.params[i], max_side) for g, i in rest]
     return tuple(sorted(blocks, key=lambda b: b.leaves))
 
 
@@ -149,7 +149,7 @@ def cotangents_left(site: Site) -> bool:
     return site.kind == "dot" and _dot.cotangent_first(site)
 
 
-def _products(group: Group, plan: Plan) -> list[Group]:
+def _split_by_weight(group: Group, plan: Plan) -> list[Group]:
     """A group by weight, each with its layout; none, if some number enters by no product."""
     if group.form in {"vmap", "none"} or any(s.kind == "direct" for s in group.sites):
         return []
@@ -170,7 +170,7 @@ def _products(group: Group, plan: Plan) -> list[Group]:
     ]
 
 
-def _kronecker(group: Group, biases: Sequence[Group], max_side: int) -> KroneckerBlock:
+def _block_of_product(group: Group, biases: Sequence[Group], max_side: int) -> KroneckerBlock:
     layout = group.layout
     assert layout is not None
     t, d, k = layout.sizes
@@ -192,7 +192,7 @@ def _kronecker(group: Group, biases: Sequence[Group], max_side: int) -> Kronecke
     )
 
 
-def _other(group: Group, leaf: int, aval: Any, max_side: int) -> KroneckerBlock:
+def _block_without_product(group: Group, leaf: int, aval: Any, max_side: int) -> KroneckerBlock:
     why, size = (
         "its sites don't agree" if group.form in {"gram", "matrix"} else group.why,
         aval.size,
@@ -200,7 +200,11 @@ def _other(group: Group, leaf: int, aval: Any, max_side: int) -> KroneckerBlock:
     if group.form == "params":
         enters = ", ".join(dict.fromkeys(s.eqn.primitive.name for s in group.sites))
         why = f"no product with a matrix of its own (enters by {enters})"
-    d, k = _balanced(aval.shape)
+    # The param as the matrix that is nearest to a square, its axes in their order.
+    cuts = [
+        (math.prod(aval.shape[:i]), math.prod(aval.shape[i:])) for i in range(len(aval.shape) + 1)
+    ]
+    d, k = min(cuts, key=max)
     sizes = (size,)
     if group.form == "none" or not size:
         kind, sides = "none", ()
@@ -213,12 +217,6 @@ def _other(group: Group, leaf: int, aval: Any, max_side: int) -> KroneckerBlock:
     else:
         kind, sides = "diagonal", (Side(size, 0),)
     return KroneckerBlock(kind, (leaf,), (), group, None, frozenset(), 1, sizes, sides, why)
-
-
-def _balanced(shape: tuple[int, ...]) -> tuple[int, int]:
-    """The param as the matrix that is nearest to a square, its axes in their order."""
-    cuts = [(math.prod(shape[:i]), math.prod(shape[i:])) for i in range(len(shape) + 1)]
-    return min(cuts, key=max)
 
 
 def _side(size: int, max_side: int) -> Side:

@@ -107,7 +107,7 @@ def _of_rows(block: KroneckerBlock, rows: jax.Array, tape: Tape) -> Factors:
     left, right = block.sides
     columns = _moment(left, reshape(jnp.swapaxes(rows, 2, 3), 1, -1, left.size)) / n
     found = _moment(right, reshape(rows, 1, -1, right.size)) / n
-    whole = _trace(found)[:, None, None, None]
+    whole = factor_traces(found)[:, None, None, None]
     return columns, _over(found, jnp.broadcast_to(whole, found.shape))
 
 
@@ -190,14 +190,14 @@ def _in_order(site: _Rows, inputs: jax.Array, cotangents: jax.Array) -> Factors:
 
 
 def _mixed(pairs: Sequence[Factors]) -> Factors:
-    r"""One Kronecker product for a sum of them whose factors have different units.
+    r"""Approximate a sum of Kronecker products, whose factors differ in scale, by one.
 
     .. math:: \sum_s w_s \hat A_s \otimes \hat G_s \approx
               \Big(\sum_s w_s \hat A_s\Big) \otimes \Big(\sum_s w_s \hat G_s\Big) / \sum_s w_s
 
     with factors of trace 1. The trace is kept, and it is exact where either factor is the same.
     """
-    traces = [(_trace(left), _trace(right)) for left, right in pairs]
+    traces = [(factor_traces(left), factor_traces(right)) for left, right in pairs]
     weights = [left * right for left, right in traces]
     root = jnp.sqrt(sum_of(weights))
 
@@ -209,7 +209,7 @@ def _mixed(pairs: Sequence[Factors]) -> Factors:
     return joined(0), joined(1)
 
 
-def _trace(factor: jax.Array) -> jax.Array:
+def factor_traces(factor: jax.Array) -> jax.Array:
     """The traces of factors `[T, size]` or `[T, blocks, width, width]`: `[T]`."""
     if factor.ndim > 2:
         factor = jnp.diagonal(factor, axis1=2, axis2=3)
@@ -221,7 +221,7 @@ def _over(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _merged(x: jax.Array) -> jax.Array:
-    """From `[..., T, R, d]` to `[T, rows, d]`."""
+    """Reshape `[..., T, R, d]` to `[T, rows, d]`."""
     x = jnp.moveaxis(x, -3, 0)
     return reshape(x, x.shape[0], -1, x.shape[-1])
 

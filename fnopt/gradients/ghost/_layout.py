@@ -41,5 +41,5 @@ class FactorLayout(NamedTuple):
         return t, d, k
 
     def array(self, matrices: jax.Array) -> jax.Array:
-        """From `[T, D, K]` to the weight's stacked value."""
+        """Reshape `[T, D, K]` to the stacked value of the weight."""
         return matrices.reshape(self.split).transpose(self.perm).reshape(self.shape)

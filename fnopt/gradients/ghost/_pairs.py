@@ -25,16 +25,16 @@ def site_pair(rule: Any, site: Site, x: jax.Array, g: jax.Array) -> Pair:
         g: The cotangent of the output, likewise.
     """
 
-    def one(x: jax.Array, g: jax.Array) -> Pair:
+    def pair_once(x: jax.Array, g: jax.Array) -> Pair:
         return rule.pair(site, x, g)
 
     for _ in site.axes:
-        one = jax.vmap(one)
-    return jax.tree.map(lambda a: _folded(a, site), one(x, g))
+        pair_once = jax.vmap(pair_once)
+    return jax.tree.map(lambda a: _folded(a, site), pair_once(x, g))
 
 
 def _folded(a: jax.Array, site: Site) -> jax.Array:
-    """From `[scans..., T, R, ...]` to `[slicing scans and T, other scans and R, ...]`."""
+    """Reshape `[scans..., T, R, ...]` to `[slicing scans and T, other scans and R, ...]`."""
     n = len(site.axes)
     slicing = [i for i, number in enumerate(site.axes) if number in site.weight.axes]
     sharing = [i for i in range(n) if i not in slicing]

@@ -1,4 +1,4 @@
-"""Which numbers of its params a weight is made of, where it is merely some of them in an order."""
+"""Elements of the parameters in a weight that is a selection and permutation of them."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def moved(weight: Weight, params: Mapping[int, np.ndarray]) -> np.ndarray | None
         return None
     inputs = [moved(w, params) for w in weight.inputs]
     known = [x for x in inputs if x is not None]
-    return _step(weight, known) if known and len(known) == len(inputs) else None
+    return _apply_move(weight, known) if known and len(known) == len(inputs) else None
 
 
-def _step(weight: ComputedWeight, inputs: Sequence[np.ndarray]) -> np.ndarray | None:
+def _apply_move(weight: ComputedWeight, inputs: Sequence[np.ndarray]) -> np.ndarray | None:
     name, shape, params, x = weight.name, weight.aval.shape, weight.eqn.params, inputs[0]
     if name == "concatenate":
         return np.concatenate(inputs, params["dimension"])

@@ -63,7 +63,7 @@ class Plan(NamedTuple):
     bytes: int
 
     def tap_bytes(self, number: int) -> int:
-        """How large a cotangent of this node is, for one example."""
+        """Size of a cotangent of this node in bytes, for one example."""
         return _bytes(*self.taps[number], self.lengths)
 
 
@@ -77,7 +77,8 @@ def make_plan(closed: jex.ClosedJaxpr, n_params: int) -> Plan:
     records = {o for site in kept for o in site.others if isinstance(o, int)}
     nodes = {*taps, *records}
     stored = sum(_bytes(*found.nodes[i], found.lengths) for i in nodes)
-    stored += sum(_formed_bytes(group, params) for group in groups)
+    formed = [i for g in groups if g.form not in {"gram", "none"} for i in g.leaves]
+    stored += sum(params[i].size * max(4, params[i].dtype.itemsize) for i in formed)
     return Plan(found.level.restrict(nodes), groups, taps, found.lengths, params, stored)
 
 
@@ -104,7 +105,7 @@ def _group(found: Found, leaves: tuple[int, ...], sites: Sequence[Site]) -> Grou
 def _form(found: Found, sites: Sequence[Site]) -> tuple[str, FactorLayout | None, str]:
     if any(site.kind == "direct" for site in sites):
         return "params", None, "its gradient is hardly larger than what it is made of"
-    if any(site.kind == "conv" and _conv.is_dilated(site) for site in sites):
+    if any(max(site.eqn.params.get("lhs_dilation", ()), default=1) > 1 for site in sites):
         return "params", None, "most of what its window sees are zeros between entries"
     layouts = [stacked_layout(site, found.lengths) for site in sites]
     if len({layout.key for layout in layouts}) > 1:
@@ -140,12 +141,6 @@ def _bytes(aval: Any, axes: tuple[int, ...], lengths: dict[int, int]) -> int:
     for number in axes:
         size *= lengths[number]
     return size
-
-
-def _formed_bytes(group: Group, params: Sequence[Any]) -> int:
-    if group.form in {"gram", "none"}:
-        return 0
-    return sum(params[i].size * max(4, params[i].dtype.itemsize) for i in group.leaves)
 
 
 def tap_zeros(plan: Plan) -> dict[int, jax.Array]:

@@ -1,4 +1,4 @@
-"""One forward and one backward pass that keeps the factors of the gradients."""
+"""Record the factors of the gradients in one forward and one backward pass."""
 
 from __future__ import annotations
 

@@ -53,15 +53,15 @@ def squared_norms(group: Group, formed: Formed, tape: Tape) -> dict[int, jax.Arr
 
     By param where gradients are formed like the params, else with the first param of the group.
     """
-    return _measured(group, formed, tape, squares_of, length_squared)
+    return _measure(group, formed, tape, squares_of, length_squared)
 
 
 def norms(group: Group, formed: Formed, tape: Tape) -> dict[int, jax.Array]:
     """The norms themselves, also where their squares are out of range; another pass or two."""
-    return _measured(group, formed, tape, lengths_of, length)
+    return _measure(group, formed, tape, lengths_of, length)
 
 
-def _measured(
+def _measure(
     group: Group, formed: Formed, tape: Tape, of_formed: Any, of_pairs: Any
 ) -> dict[int, jax.Array]:
     if isinstance(formed, dict):
@@ -71,10 +71,10 @@ def _measured(
     if group.form == "none":
         return {}
 
-    def one(data: list[tuple[Any, jax.Array]]) -> jax.Array:
+    def measure_example(data: list[tuple[Any, jax.Array]]) -> jax.Array:
         return of_pairs(pairs_of(group, data))
 
-    return {group.leaves[0]: jax.vmap(one)([data_of(s, tape) for s in group.sites])}
+    return {group.leaves[0]: jax.vmap(measure_example)([data_of(s, tape) for s in group.sites])}
 
 
 def pairs_of(group: Group, data: Sequence[tuple[Any, jax.Array]]) -> list[Pair]:
@@ -98,7 +98,7 @@ def weighted_sum(
     if formed is not None:
         total = weighted_total(shared, formed)
     else:
-        total = sum_of(_contracted(group, s, tape, shared) for s in group.sites)
+        total = sum_of(_contract(group, s, tape, shared) for s in group.sites)
     return pull_back(group.layout.weight, group.layout.array(total), params)
 
 
@@ -113,10 +113,10 @@ def _matrices(group: Group, site: Site, tape: Tape) -> jax.Array:
     assert group.layout is not None
     _, d, k = group.layout.sizes
 
-    def one(x: jax.Array, g: jax.Array) -> jax.Array:
+    def form_example(x: jax.Array, g: jax.Array) -> jax.Array:
         return outer(site_pair(RULES[site.kind], site, x, g), (d, k), _precision(site))
 
-    return jax.vmap(one)(*data_of(site, tape))
+    return jax.vmap(form_example)(*data_of(site, tape))
 
 
 def _precision(site: Site) -> Any:
@@ -126,8 +126,8 @@ def _precision(site: Site) -> Any:
     return precision if all(isinstance(p, jax.lax.Precision) for p in parts) else None
 
 
-def _contracted(group: Group, site: Site, tape: Tape, weights: jax.Array) -> jax.Array:
-    """One more contraction of the tape, of examples and positions at once: `[T, D, K]`."""
+def _contract(group: Group, site: Site, tape: Tape, weights: jax.Array) -> jax.Array:
+    """Contract the tape over examples and positions: `[T, D, K]`."""
     assert group.layout is not None
     _, d, k = group.layout.sizes
     pairs = jax.vmap(lambda x, g: site_pair(RULES[site.kind], site, x, g))(*data_of(site, tape))
@@ -141,13 +141,13 @@ def _scaled(x: jax.Array, weights: jax.Array) -> jax.Array:
 
 
 def examples_as_positions(x: jax.Array) -> jax.Array:
-    """From `[n, T, R, ...]` to `[T, n R, ...]`."""
+    """Reshape `[n, T, R, ...]` to `[T, n R, ...]`."""
     n, t, r, *rest = x.shape
     return jnp.moveaxis(x, 0, 1).reshape(t, n * r, *rest)
 
 
 def _by_param(group: Group, tape: Tape, params: Mapping[int, Any]) -> dict[int, jax.Array]:
-    """One example after the other: the gradient at every site, taken back to the params."""
+    """Gradients of every example with respect to the params, from the gradient at every site."""
     memo: dict[int, Any] = {}
 
     def value(weight: Weight) -> Any:
@@ -155,7 +155,9 @@ def _by_param(group: Group, tape: Tape, params: Mapping[int, Any]) -> dict[int, 
             memo[id(weight)] = evaluate(weight, params)
         return memo[id(weight)]
 
-    def one(records: dict[int, Any], cotangents: dict[int, Any]) -> dict[int, jax.Array]:
+    def differentiate_example(
+        records: dict[int, Any], cotangents: dict[int, Any]
+    ) -> dict[int, jax.Array]:
         total: dict[int, jax.Array] = {}
         for site in group.sites:
             others = [records[o] if isinstance(o, int) else value(o) for o in site.others]
@@ -165,4 +167,4 @@ def _by_param(group: Group, tape: Tape, params: Mapping[int, Any]) -> dict[int, 
                 total[i] = total[i] + x if i in total else x
         return total
 
-    return jax.vmap(one)(tape.records, tape.cotangents)
+    return jax.vmap(differentiate_example)(tape.records, tape.cotangents)

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fnopt.core import leaves_with_names, show_report
+from fnopt.core import leaves_with_names, show_report, table_lines
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
-from fnopt.gradients.ghost._plan import Group
 from fnopt.gradients.ghost._trace import trace_ghost
 
 
@@ -54,16 +53,11 @@ class GhostReport(NamedTuple):
     def __str__(self) -> str:
         head = ("param", "shape", "rule", "enters by", "why")
         table = [(p.name, str(p.shape), p.rule, ", ".join(p.enters), p.why) for p in self.params]
-        widths = [max(map(len, column)) for column in zip(head, *table, strict=True)]
-        lines = [
-            "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip()
-            for row in (head, *table)
-        ]
         last = (
             f"{100 * self.coverage:.1f} % of the params without vmap; one example stores "
             f"{self.bytes_per_example} bytes, its gradient would take {self.gradient_bytes}"
         )
-        return "\n".join([*lines, last])
+        return "\n".join([*table_lines([head, *table]), last])
 
 
 def ghost_report(
@@ -115,19 +109,14 @@ def ghost_report(
 def _report(bound: BoundLoss, params: Any) -> GhostReport:
     plan = trace_ghost(bound).plan
     names = [name for name, _ in leaves_with_names(params)[0]]
-    rules = {
-        i: _rule(group, i, names[i], jax.numpy.shape(leaf))
-        for i, leaf in enumerate(jax.tree.leaves(params))
-        for group in plan.groups
-        if i in group.leaves
-    }
+    rules = {}
+    for i, leaf in enumerate(jax.tree.leaves(params)):
+        (group,) = (g for g in plan.groups if i in g.leaves)
+        enters = tuple(s.eqn.primitive.name for s in group.sites if i in s.weight.leaves)
+        shape = jax.numpy.shape(leaf)
+        rules[i] = ParamRule(names[i], shape, group.form, enters, group.why)
     sizes = [p.size for p in plan.params]
     known = sum(size for i, size in enumerate(sizes) if rules[i].rule != "vmap")
     coverage = known / sum(sizes) if sum(sizes) else 1.0
     gradient_bytes = sum(p.size * max(4, p.dtype.itemsize) for p in plan.params)
     return GhostReport(tuple(rules.values()), coverage, plan.bytes, gradient_bytes)
-
-
-def _rule(group: Group, leaf: int, name: str, shape: tuple[int, ...]) -> ParamRule:
-    enters = tuple(s.eqn.primitive.name for s in group.sites if leaf in s.weight.leaves)
-    return ParamRule(name, shape, group.form, enters, group.why)

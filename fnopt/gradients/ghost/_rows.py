@@ -57,7 +57,7 @@ class GhostRows(NamedTuple):
         total = jnp.zeros((n, m), self._dtype)
         for group, part in mine:
             common = [(g, p) for g, p in theirs if {*g.leaves} & {*group.leaves}]
-            if len(common) == 1 and _rows_gram.alike(group, common[0][0]):
+            if len(common) == 1 and _rows_gram.have_same_layout(group, common[0][0]):
                 found = _rows_gram.inner_matrix((group, part), common[0])
                 total = total + found.astype(total.dtype)
             elif common:
@@ -86,8 +86,8 @@ class GhostRows(NamedTuple):
             if isinstance(formed, dict):
                 sums |= {i: weighted_total(weights.reshape(-1), x) for i, x in formed.items()}
             else:
-                alike = [ones] * len(self.ghost.params)
-                sums |= _reduce.weighted_sum(group, None, tape, alike, numbered)
+                weights_of_params = [ones] * len(self.ghost.params)
+                sums |= _reduce.weighted_sum(group, None, tape, weights_of_params, numbered)
         return self.ghost.like_params(sums)
 
     def push(self, direction: Any) -> jax.Array:
@@ -100,9 +100,9 @@ class GhostRows(NamedTuple):
         total = jnp.zeros(self.residuals.shape, self._dtype)
         for group, formed in zip(self.ghost.plan.groups, self.formed, strict=True):
             if isinstance(formed, dict):
-                found = [_times(x, leaves[i]) for i, x in formed.items()]
+                found = [_multiply_rows(x, leaves[i]) for i, x in formed.items()]
             else:
-                found = [_along(s, self.tape, self.ghost.params, leaves) for s in group.sites]
+                found = [_push_site(s, self.tape, self.ghost.params, leaves) for s in group.sites]
             for x in found:
                 total = total + x.reshape(total.shape).astype(total.dtype)
         return total
@@ -117,7 +117,7 @@ class GhostRows(NamedTuple):
 
 
 def record_rows(ghost: Ghost, batch: Any) -> GhostRows:
-    """One forward pass over a batch, and one backward pass for each residual of an example.
+    """Record the rows by one forward pass, and one backward pass for each residual of an example.
 
     Args:
         ghost: A function of one example that returns a vector, traced.
@@ -126,7 +126,8 @@ def record_rows(ghost: Ghost, batch: Any) -> GhostRows:
     tape = record_tape(ghost, batch)
     numbered = dict(enumerate(ghost.params))
     groups = ghost.plan.groups
-    flat = _rows_gram.flat(tape) if any(_is_formed(g) for g in groups) else tape
+    is_formed = any(g.form in {"vmap", "matrix", "params"} for g in groups)
+    flat = _rows_gram.flat(tape) if is_formed else tape
     return GhostRows(ghost, tape, [_reduce.form(g, flat, numbered) for g in groups])
 
 
@@ -135,7 +136,7 @@ def record_tape(ghost: Ghost, batch: Any) -> Tape:
     plan, params = ghost.plan, ghost.params
     left = {i: params[i] for group in plan.groups if group.form == "vmap" for i in group.leaves}
 
-    def one(example: Sequence[Any]) -> Tape:
+    def record_example(example: Sequence[Any]) -> Tape:
         def residuals(taps: Any, left: dict[int, Any]) -> Any:
             inputs = [left.get(i, p) for i, p in enumerate(params)]
             outputs, records = intercept_nodes(plan.level, [*inputs, *example], visit, taps)
@@ -146,11 +147,7 @@ def record_tape(ghost: Ghost, batch: Any) -> Tape:
         cotangents, grads = jax.vmap(pull)(pvary_like(jnp.eye(r.size, dtype=r.dtype), r))
         return Tape(outputs, records, cotangents, grads)
 
-    return jax.vmap(one)(jax.tree.leaves(batch))
-
-
-def _is_formed(group: Group) -> bool:
-    return group.form in {"vmap", "matrix", "params"}
+    return jax.vmap(record_example)(jax.tree.leaves(batch))
 
 
 def by_param(
@@ -169,13 +166,13 @@ def _combined(cotangents: jax.Array, weights: jax.Array) -> jax.Array:
     return jax.vmap(lambda w, g: jnp.tensordot(w, g, 1, precision=HIGHEST))(weights, wide)
 
 
-def _times(rows: jax.Array, direction: jax.Array) -> jax.Array:
+def _multiply_rows(rows: jax.Array, direction: jax.Array) -> jax.Array:
     dtype = compute_dtype(rows.dtype, direction.dtype)
     rows, direction = rows.astype(dtype), direction.astype(dtype)
     return jnp.tensordot(rows, direction, direction.ndim, precision=HIGHEST)
 
 
-def _along(
+def _push_site(
     site: Site, tape: Tape, params: Sequence[Any], direction: Mapping[int, jax.Array]
 ) -> jax.Array:
     """The part of a site in `J v`: the change of its output, as the residuals see it, `[n, k]`."""
@@ -188,10 +185,10 @@ def _along(
     tangents = [direction[i].astype(params[i].dtype) for i in numbers]
     weight, change = jax.jvp(forward, ([params[i] for i in numbers],), (tangents,))
 
-    def one(records: dict[int, Any], g: jax.Array) -> jax.Array:
+    def push_example(records: dict[int, Any], g: jax.Array) -> jax.Array:
         others = [records[o] if isinstance(o, int) else evaluate(o, numbered) for o in site.others]
         moved = _direct.tangent(site, weight, change, others, g.shape[1:])
         wide = compute_dtype(g.dtype)
         return jnp.tensordot(g.astype(wide), moved.astype(wide), moved.ndim, precision=HIGHEST)
 
-    return jax.vmap(one)(tape.records, tape.cotangents[site.tap])
+    return jax.vmap(push_example)(tape.records, tape.cotangents[site.tap])

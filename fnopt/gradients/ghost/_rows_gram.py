@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from fnopt.gradients._sums import inner_products
 from fnopt.gradients.ghost import _gram, _reduce
 from fnopt.gradients.ghost._factors import Dense, Pair, inner, sum_of
+from fnopt.gradients.ghost._kronecker import cotangents_left
 from fnopt.gradients.ghost._pairs import site_pair
 from fnopt.gradients.ghost._plan import RULES, Group
 from fnopt.gradients.ghost._record import Tape
@@ -53,14 +55,14 @@ class Factors(NamedTuple):
     def outputs(self) -> Any:
         """The axis of the residuals, for `jax.vmap`."""
         left, right = self.axes
-        return _pair_of(left, right)
+        return _vmap_axes(left, right)
 
 
-def _pair_of(left: Any, right: Any) -> Any:
+def _vmap_axes(left: Any, right: Any) -> Any:
     return Pair(left, right)
 
 
-def alike(one: Group, other: Group) -> bool:
+def have_same_layout(one: Group, other: Group) -> bool:
     """Whether two groups are of the same params, with rows of the same form."""
     if one.leaves != other.leaves:
         return False
@@ -80,7 +82,7 @@ def inner_matrix(one: tuple[Group, RowsPart], other: tuple[Group, RowsPart]) -> 
     _, d, k = group.layout.sizes
     mine, theirs = _factors(*one), _factors(*other)
     if len(mine) == len(theirs) == 1 and _are_dense([*mine, *theirs]):
-        positions = _positions(mine[0].pair) * _positions(theirs[0].pair)
+        positions = _dense_blocks(mine[0].pair).shape[-2] * _dense_blocks(theirs[0].pair).shape[-2]
         if positions * (d + k) > d * k:
             return _gram.by_slices(_flat_pair(mine[0]), _flat_pair(theirs[0]), d, k)
         if mine[0].is_single and theirs[0].is_single and mine[0].axes == theirs[0].axes:
@@ -89,10 +91,10 @@ def inner_matrix(one: tuple[Group, RowsPart], other: tuple[Group, RowsPart]) -> 
 
 
 def _by_examples(p: Factors, q: Factors) -> jax.Array:
-    """One position each: a product of two matrices of inner products.
+    """Inner products of rows with one position: a product of two matrices of inner products.
 
-    They are written like the inner products of biases, so that the compiler finds a bias' one to
-    be that of the cotangents of its product, and computes it once.
+    They are written like the inner products of biases. The compiler then finds that the product for
+    a bias is the one of the cotangents, and computes it once.
     """
     total = None
     for x, y, axis in zip(p.pair, q.pair, p.axes, strict=True):
@@ -147,25 +149,22 @@ def _factors(group: Group, part: RowsPart) -> list[Factors]:
 
 
 def _site_factors(site: Site, tape: Tape) -> Factors:
-    rule = RULES[site.kind]
-    first = getattr(rule, "cotangent_first", None)
-    axes = (0, None) if first is not None and first(site) else (None, 0)
+    axes = (0, None) if cotangents_left(site) else (None, 0)
 
-    def one(x: Any, g: jax.Array) -> Pair:
-        pair = functools.partial(site_pair, rule, site)
-        return jax.vmap(pair, (None, 0), _pair_of(*axes))(x, g)
+    def pair_example(x: Any, g: jax.Array) -> Pair:
+        pair = functools.partial(site_pair, RULES[site.kind], site)
+        return jax.vmap(pair, (None, 0), _vmap_axes(*axes))(x, g)
 
-    return Factors(jax.vmap(one)(*_reduce.data_of(site, tape)), axes)
+    return Factors(jax.vmap(pair_example)(*_reduce.data_of(site, tape)), axes)
 
 
 def _are_dense(found: list[Factors]) -> bool:
     return all(isinstance(factor, Dense) for f in found for factor in f.pair)
 
 
-def _positions(pair: Pair) -> int:
-    """The number of positions summed in a row; the leaves end in `[T, R, d]`, or `[T, R]`."""
-    dense = next(f for f in pair if isinstance(f, Dense))
-    return dense.blocks[0].shape[-2]
+def _dense_blocks(pair: Pair) -> jax.Array:
+    """A block of a dense factor, whose shape ends in `[T, R, d]`."""
+    return next(f for f in pair if isinstance(f, Dense)).blocks[0]
 
 
 def _flat_pair(factors: Factors) -> Pair:
@@ -192,8 +191,8 @@ def _by_positions(p: list[Factors], q: list[Factors]) -> jax.Array:
         over_theirs = jax.vmap(inner, (None, theirs.outputs))
         return jax.vmap(over_theirs, (mine.outputs, None))(mine.pair, theirs.pair)
 
-    def row(mine: list[Pair]) -> jax.Array:
-        def one(theirs: list[Pair]) -> jax.Array:
+    def products_of_example(mine: list[Pair]) -> jax.Array:
+        def products_of_pair(theirs: list[Pair]) -> jax.Array:
             pairs = [
                 (Factors(x, a.axes), Factors(y, b.axes))
                 for x, a in zip(mine, p, strict=True)
@@ -201,21 +200,21 @@ def _by_positions(p: list[Factors], q: list[Factors]) -> jax.Array:
             ]
             return sum_of(outputs(a, b) for a, b in pairs)
 
-        return jax.vmap(one)([f.pair for f in q])
+        return jax.vmap(products_of_pair)([f.pair for f in q])
 
     pairs = [f.pair for f in p]
     n, m = (jax.tree.leaves(pairs_)[0].shape[0] for pairs_ in (pairs, [f.pair for f in q]))
     shape = jax.eval_shape(
-        row, jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), pairs)
+        products_of_example,
+        jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), pairs),
     )
-    taken = sum(_positions(a.pair) for a in p) * sum(_positions(b.pair) for b in q)
-    matrices = _matrices(p[0].pair)
+    taken = math.prod(sum(_dense_blocks(f.pair).shape[-2] for f in fs) for fs in (p, q))
+    matrices = _dense_blocks(p[0].pair).shape[-3]
     fitting = max(1, _gram.BLOCK_BYTES // max(1, 4 * taken * matrices * shape.size))
-    found = jax.vmap(row)(pairs) if fitting >= n else jax.lax.map(row, pairs, batch_size=fitting)
+    found = (
+        jax.vmap(products_of_example)(pairs)
+        if fitting >= n
+        else jax.lax.map(products_of_example, pairs, batch_size=fitting)
+    )
     k, width = found.shape[2:]
     return jnp.swapaxes(found, 1, 2).reshape(n * k, m * width)
-
-
-def _matrices(pair: Pair) -> int:
-    dense = next(f for f in pair if isinstance(f, Dense))
-    return dense.blocks[0].shape[-3]

@@ -2,9 +2,9 @@
 
 The loss is traced for a single example, so no batch axis has to be followed. A value that depends
 on the params but not on the example is a *weight*; it stays one through casts, transposes, jit,
-remat and slicing by scans. An equation in which a weight meets anything else is a *site*: the
-gradient with respect to the weight is known from the equation's other inputs and from the
-cotangent of its output.
+remat and slicing by scans. An equation in which a weight meets anything else is a *site*. The
+gradient with respect to the weight follows from the equation's other inputs and from the cotangent
+of its output.
 """
 
 from __future__ import annotations

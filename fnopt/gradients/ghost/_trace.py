@@ -34,7 +34,7 @@ class Ghost(NamedTuple):
     out_tree: Any
 
     def measure(self, batch: Any, blocks: Sequence[int] | None = None) -> GhostMeasurements:
-        """One forward and one backward pass over a batch (or a chunk of one).
+        """Measure the gradients of a chunk by one forward and one backward pass.
 
         Args:
             batch: The examples.
@@ -54,12 +54,12 @@ class Ghost(NamedTuple):
     def like_params(self, sums: Mapping[int, jax.Array]) -> Any:
         """Sums by number of the param as a tree like the params, in wide dtypes; zeros without."""
 
-        def one(i: int, param: Any) -> jax.Array:
+        def sum_of_param(i: int, param: Any) -> jax.Array:
             dtype = compute_dtype(param.dtype)
             total = sums[i].astype(dtype) if i in sums else jnp.zeros(param.shape, dtype)
             return reshard_like(total, param)
 
-        return self.params_tree.unflatten([one(i, p) for i, p in enumerate(self.params)])
+        return self.params_tree.unflatten([sum_of_param(i, p) for i, p in enumerate(self.params)])
 
 
 class GhostMeasurements(NamedTuple):
@@ -144,14 +144,14 @@ class GhostMeasurements(NamedTuple):
     def only(self, wanted: jax.Array) -> GhostMeasurements:
         """A copy without the figures of other examples, whose values may be NaN."""
 
-        def kept(x: jax.Array) -> jax.Array:
+        def zero_others(x: jax.Array) -> jax.Array:
             return only_where(wanted, x) if is_inexact(x) else x
 
         tape = self.tape._replace(
-            records=jax.tree.map(kept, self.tape.records),
-            cotangents=jax.tree.map(kept, self.tape.cotangents),
+            records=jax.tree.map(zero_others, self.tape.records),
+            cotangents=jax.tree.map(zero_others, self.tape.cotangents),
         )
-        return self._replace(tape=tape, formed=jax.tree.map(kept, self.formed))
+        return self._replace(tape=tape, formed=jax.tree.map(zero_others, self.formed))
 
     def weighted_sum(self, weights: Sequence[jax.Array]) -> Any:
         """The sum of the gradients, each times a weight; float32 or wider.
@@ -172,12 +172,12 @@ def trace_ghost(bound: BoundLoss) -> Ghost:
     batch, batch_tree = jax.tree.flatten(bound.batch)
     params = [jnp.asarray(p) for p in params]
 
-    def run(params: list[Any], example: list[Any]) -> Any:
+    def loss_of_leaves(params: list[Any], example: list[Any]) -> Any:
         return bound.loss(
             jax.tree.unflatten(params_tree, params), jax.tree.unflatten(batch_tree, example)
         )
 
     example = [jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for x in batch]
-    closed, shapes = jax.make_jaxpr(run, return_shape=True)(params, example)
+    closed, shapes = jax.make_jaxpr(loss_of_leaves, return_shape=True)(params, example)
     plan = make_plan(closed, len(params))
     return Ghost(plan, params, params_tree, jax.tree.structure(shapes))

@@ -75,7 +75,7 @@ class Weight:
         """Whether params can be reached through it."""
         return bool(self.leaves) and is_inexact(self.aval)
 
-    def of(self, values: Sequence[Any], wide: bool) -> Any:
+    def compute(self, values: Sequence[Any], wide: bool) -> Any:
         """The stacked value from the stacked values of its inputs."""
         raise NotImplementedError
 
@@ -109,7 +109,7 @@ class ConstantWeight(Weight):
 
     value: Any = None
 
-    def of(self, values: Sequence[Any], wide: bool) -> Any:
+    def compute(self, values: Sequence[Any], wide: bool) -> Any:
         """The value."""
         return self.value
 
@@ -132,7 +132,7 @@ class Slice(Weight):
         """The answer of the whole weight."""
         return self.inputs[0].keeps_length
 
-    def of(self, values: Sequence[Any], wide: bool) -> Any:
+    def compute(self, values: Sequence[Any], wide: bool) -> Any:
         """The whole weight."""
         return values[0]
 
@@ -180,16 +180,16 @@ class ComputedWeight(Weight):
         disjoint = sum(len(w.leaves) for w in self.inputs) == len(self.leaves)
         return self.moves_only and disjoint and all(w.keeps_length for w in self.inputs)
 
-    def of(self, values: Sequence[Any], wide: bool) -> Any:
+    def compute(self, values: Sequence[Any], wide: bool) -> Any:
         """Runs the equation for all slices."""
         if wide and self.name == "convert_element_type":
             return values[0]
 
-        def run(*values: Any) -> list[Any]:
+        def bind_equation(*values: Any) -> list[Any]:
             return jaxprs.bind(self.eqn, values)
 
         axes = [w.axes for w in self.inputs]
-        return over_scans(run, self.axes, axes)(*values)[self.index]
+        return over_scans(bind_equation, self.axes, axes)(*values)[self.index]
 
 
 def over_scans(
@@ -239,17 +239,17 @@ def evaluate(weight: Weight, leaves: Mapping[int, Any], wide: bool = False) -> A
             (number,) = w.leaves
             return leaves[number]
         if id(w) not in memo:
-            memo[id(w)] = w.of([value(x) for x in w.inputs], wide)
+            memo[id(w)] = w.compute([value(x) for x in w.inputs], wide)
         return memo[id(w)]
 
     return value(weight)
 
 
 def pull_back(weight: Weight, cotangent: Any, leaves: Mapping[int, Any]) -> dict[int, Any]:
-    """From a gradient with respect to a weight's stacked value to one with respect to its params.
+    """Pull a gradient with respect to a weight's stacked value back to its params.
 
-    Where the weight is merely params in another order, the dtype of the cotangent is kept: a sum
-    over a batch isn't rounded to the dtype that the model computes in.
+    Where the weight is a permutation of params, the dtype of the cotangent is kept. So a sum over a
+    batch isn't rounded to the dtype that the model computes in.
     """
     numbers = sorted(weight.leaves)
     if isinstance(weight, Leaf):

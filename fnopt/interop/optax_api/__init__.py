@@ -174,4 +174,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_names.known()})
+    return sorted({*__all__, *_names.names()})

@@ -1,4 +1,4 @@
-"""How the results of one part of a batch after another become one."""
+"""Rules that accumulate the results of microbatches."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def as_accumulator(rule: Any, parts: Any, like: Any) -> Accumulator:
         return rule
     rule = AccumulationType(rule)
     if rule == AccumulationType.CONCAT:
-        return _leafwise(_listed(parts), _set, _in_order, lambda y: y)
+        return _leafwise(_empty_list(parts), _store, _merge_parts, lambda y: y)
     means = rule in (AccumulationType.MEAN, AccumulationType.RUNNING_MEAN)
     if means and not all(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(like)):
         raise ValueError(
@@ -51,7 +51,7 @@ def as_accumulator(rule: Any, parts: Any, like: Any) -> Accumulator:
         )
     gathering = _leafwise(
         _wide_zeros,
-        _running if rule == AccumulationType.RUNNING_MEAN else _added,
+        _update_mean if rule == AccumulationType.RUNNING_MEAN else _add,
         lambda total: total / parts if rule == AccumulationType.MEAN else total,
         functools.partial(jnp.mean if means else jnp.sum, axis=0),
     )
@@ -80,23 +80,23 @@ def _wide_zeros(like: Any) -> jax.Array:
     return jnp.zeros(like.shape, compute_dtype(like.dtype) if inexact else like.dtype)
 
 
-def _added(total: jax.Array, y: jax.Array, i: Any) -> jax.Array:
+def _add(total: jax.Array, y: jax.Array, i: Any) -> jax.Array:
     del i
     return total + y.astype(total.dtype)
 
 
-def _running(mean: jax.Array, y: jax.Array, i: Any) -> jax.Array:
+def _update_mean(mean: jax.Array, y: jax.Array, i: Any) -> jax.Array:
     return mean + (y.astype(mean.dtype) - mean) / jnp.asarray(i + 1, mean.dtype)
 
 
-def _listed(parts: Any) -> Callable[[Any], jax.Array]:
+def _empty_list(parts: Any) -> Callable[[Any], jax.Array]:
     return lambda like: jnp.zeros((parts, *like.shape), like.dtype)
 
 
-def _set(listed: jax.Array, y: jax.Array, i: Any) -> jax.Array:
+def _store(listed: jax.Array, y: jax.Array, i: Any) -> jax.Array:
     return listed.at[i].set(y)
 
 
-def _in_order(listed: jax.Array) -> jax.Array:
+def _merge_parts(listed: jax.Array) -> jax.Array:
     """The examples of all parts in their order: part `i` has every `k`-th from the `i`-th on."""
     return jnp.swapaxes(listed, 0, 1).reshape(-1, *listed.shape[2:])

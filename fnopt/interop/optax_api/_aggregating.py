@@ -126,12 +126,12 @@ def accumulate_avg_updates(accumulation_steps: int) -> Any:
         mean = jax.tree.map(
             lambda a, u: a + (u - a) / step.astype(a.dtype), state.avg_grad, updates
         )
-        return _released(step == accumulation_steps, step, mean)
+        return _release(step == accumulation_steps, step, mean)
 
     return from_pair(init, update)
 
 
-def _released(ready: jax.Array, step: jax.Array, mean: Any) -> tuple[Any, Any]:
+def _release(ready: jax.Array, step: jax.Array, mean: Any) -> tuple[Any, Any]:
     """The mean where it is ready, else zeros; and the other way round in the state."""
     nothing = tree.zeros_like(mean)
     given, kept = tree.where(ready, (mean, nothing), (nothing, mean))

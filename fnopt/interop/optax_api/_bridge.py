@@ -70,14 +70,14 @@ def lenient(tx: Any) -> Any:
     return tx
 
 
-def leniently(make: Callable[..., Any]) -> Callable[..., Any]:
+def make_lenient(make: Callable[..., Any]) -> Callable[..., Any]:
     """A function whose results are `lenient`, where they are transforms."""
 
     @functools.wraps(make)
-    def made(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         return lenient(make(*args, **kwargs))
 
-    return made
+    return call
 
 
 def own_name(argument: str, signature: inspect.Signature) -> str:
@@ -107,7 +107,7 @@ def bridged(fn: Callable[..., Any]) -> Callable[..., Any]:
     signature, defaults = inspect.signature(fn), _DEFAULTS.get(fn.__name__, {})
 
     @functools.wraps(fn)
-    def made(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         kwargs = {own_name(k, signature): v for k, v in kwargs.items() if k not in PRINTING}
         given = {**defaults, **signature.bind(*args, **kwargs).arguments}
         for name in _SCHEDULED & given.keys():
@@ -116,18 +116,18 @@ def bridged(fn: Callable[..., Any]) -> Callable[..., Any]:
         if not by_params:
             return _call(fn, signature, given)
 
-        def with_trees(trees: dict[str, Any]) -> Any:
-            return _call(fn, signature, {**given, **trees})
-
-        return _with_labels(with_trees, lambda params: {n: f(params) for n, f in by_params.items()})
+        return _with_labels(
+            lambda trees: _call(fn, signature, {**given, **trees}),
+            lambda params: {n: f(params) for n, f in by_params.items()},
+        )
 
     names = _NAMES.get(fn.__name__, {})
     there = [
         p.replace(name=names.get(name, name), default=defaults.get(name, p.default))
         for name, p in signature.parameters.items()
     ]
-    made.__signature__ = signature.replace(parameters=there)  # pyright: ignore[reportAttributeAccessIssue]
-    return made
+    call.__signature__ = signature.replace(parameters=there)  # pyright: ignore[reportAttributeAccessIssue]
+    return call
 
 
 def _call(fn: Callable[..., Any], signature: inspect.Signature, given: dict[str, Any]) -> Any:

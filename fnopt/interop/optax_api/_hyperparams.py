@@ -128,7 +128,7 @@ def inject_hyperparams(
         )
 
     @functools.wraps(inner_factory)
-    def made(*args: Any, **kwargs: Any) -> Any:
+    def make(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given = dict(bound.arguments)
@@ -136,12 +136,16 @@ def inject_hyperparams(
         fixed = {n for n, v in given.items() if _is_whole(n, v, signature.parameters.get(n))}
         open_ = {name: value for name, value in given.items() if name not in names | fixed}
         numeric = {name: _number(v, hyperparam_dtype) for name, v in open_.items() if _is_number(v)}
-        scheduled = tuple((n, _stateful(v)) for n, v in open_.items() if _is_schedule(n, v))
+        scheduled = tuple(
+            (n, v if isinstance(v, StatefulSchedule) else WrappedSchedule(v))
+            for n, v in open_.items()
+            if _is_schedule(n, v)
+        )
         taken = {*numeric, *(name for name, _ in scheduled)}
         rest = {name: value for name, value in given.items() if name not in taken}
         return _injected(functools.partial(inner_factory, **rest), scheduled, numeric)
 
-    return made
+    return make
 
 
 def _is_number(value: Any) -> bool:
@@ -163,10 +167,6 @@ def _is_whole(name: str, value: Any, parameter: inspect.Parameter | None) -> boo
 def _is_schedule(name: str, value: Any) -> bool:
     is_mask = name.endswith("mask")
     return callable(value) and not is_mask and not isinstance(value, (type, Transformation))
-
-
-def _stateful(value: Any) -> StatefulSchedule:
-    return value if isinstance(value, StatefulSchedule) else WrappedSchedule(value)
 
 
 def _dtype(value: Any) -> Any:

@@ -45,23 +45,23 @@ class _printing(Transformation):
             jax.numpy.logical_or, [e > self.tolerance for e in errors.values()]
         )
 
-        def said() -> None:
+        def report() -> None:
             jax.debug.print(text, step=state.learning_rate, value=state.value, **errors)
 
-        jax.lax.cond(missed, said, lambda: None)
+        jax.lax.cond(missed, report, lambda: None)
         return scaled, state
 
 
 def _with_verbose(search: Any, tolerance: str) -> Any:
     @functools.wraps(search)
-    def made(*args: Any, verbose: bool = False, **kwargs: Any) -> Any:
+    def make(*args: Any, verbose: bool = False, **kwargs: Any) -> Any:
         tx = search(*args, **kwargs)
         return _printing(tx, getattr(tx, tolerance), search.__name__) if verbose else tx
 
     own = inspect.signature(search)
     more = inspect.Parameter("verbose", inspect.Parameter.KEYWORD_ONLY, default=False)
-    made.__signature__ = own.replace(parameters=[*own.parameters.values(), more])  # pyright: ignore[reportAttributeAccessIssue]
-    return made
+    make.__signature__ = own.replace(parameters=[*own.parameters.values(), more])  # pyright: ignore[reportAttributeAccessIssue]
+    return make
 
 
 scale_by_backtracking_linesearch = _with_verbose(

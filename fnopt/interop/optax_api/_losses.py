@@ -34,7 +34,7 @@ def broadcasting(loss: Callable[..., Any]) -> Callable[..., Any]:
     together = _rows if name in _ROWS else _vectors if name in _VECTORS else _elements
 
     @functools.wraps(loss)
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return loss(*args, **kwargs)
         except ValueError as error:
@@ -52,7 +52,7 @@ def broadcasting(loss: Callable[..., Any]) -> Callable[..., Any]:
             except ValueError:
                 raise error from None
 
-    return called
+    return call
 
 
 def _elements(given: dict[str, Any]) -> dict[str, jax.Array] | None:

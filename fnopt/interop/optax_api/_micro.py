@@ -32,7 +32,7 @@ def micro_vmap(
     def mapped(*args: Any, **kwargs: Any) -> Any:
         axes = (in_axes,) * len(args) if isinstance(in_axes, int) else tuple(in_axes)
 
-        def together(*args: Any, named: Any) -> Any:
+        def map_and_merge(*args: Any, named: Any) -> Any:
             results = vmap_fn(lambda named, *args: fun(*args, **named), (0, *axes), 0)(named, *args)
             return jax.tree.map(
                 lambda rule, tree: as_accumulator(rule, 1, tree).aggregate(tree),
@@ -42,7 +42,7 @@ def micro_vmap(
 
         batched = {i: axis for i, axis in enumerate(axes) if axis is not None}
         return microbatch(
-            together,
+            map_and_merge,
             tuple(batched),
             microbatch_size,
             accumulator,
@@ -55,7 +55,7 @@ def micro_vmap(
 
 
 class Aux(NamedTuple):
-    """What is beside the gradients of the examples, in the order of the examples."""
+    """Values, metrics and aux of the examples, in their order."""
 
     values: Any
     metrics: Any
@@ -97,7 +97,7 @@ def micro_grad(
     batched = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
     value_and_grad = jax.value_and_grad(fun, argnums, has_aux=has_aux)
 
-    def of_one(*args: Any, **kwargs: Any) -> Any:
+    def grad_of_example(*args: Any, **kwargs: Any) -> Any:
         given = list(args)
         for i in batched if keep_batch_dim else ():
             given[i] = jax.tree.map(lambda x: x[None], given[i])
@@ -105,15 +105,15 @@ def micro_grad(
         value, aux = value if has_aux else (value, None)
         return transform_fn(grads), Aux(value, metrics_fn(grads), aux)
 
-    def of_batch(*args: Any, **kwargs: Any) -> tuple[Any, Aux]:
+    def grad_of_batch(*args: Any, **kwargs: Any) -> tuple[Any, Aux]:
         axes = [0 if i in batched else None for i in range(len(args))]
         rules = (accumulator, AccumulationType.CONCAT)
         return micro_vmap(
-            of_one,
+            grad_of_example,
             axes,
             microbatch_size=microbatch_size,
             accumulator=rules,
             num_real_microbatches=num_real_microbatches,
         )(*args, **kwargs)
 
-    return of_batch
+    return grad_of_batch

@@ -18,12 +18,12 @@ def reshape_batch_axis(tree: Any, microbatch_size: int, axis: int = 0) -> Any:
     Neighbours go to different parts: part `i` has every `k`-th example from the `i`-th on.
     """
 
-    def leaf(x: Any) -> jax.Array:
+    def reshape_leaf(x: Any) -> jax.Array:
         x = jnp.asarray(x)
         new = (*x.shape[:axis], microbatch_size, -1, *x.shape[axis + 1 :])
         return jnp.swapaxes(x.reshape(new), axis, axis + 1)
 
-    return jax.tree.map(leaf, tree)
+    return jax.tree.map(reshape_leaf, tree)
 
 
 def microbatch(
@@ -61,18 +61,18 @@ def microbatch(
         every = {**dict(enumerate(args)), **kwargs}
         parts, cut = _cut({key: every[key] for key in axes}, axes, microbatch_size)
 
-        def of_part(i: Any) -> Any:
-            own = {key: _at(tree, i, axes[key]) for key, tree in cut.items()}
+        def call_on_part(i: Any) -> Any:
+            own = {key: _part_at(tree, i, axes[key]) for key, tree in cut.items()}
             some = [own.get(n, arg) for n, arg in enumerate(args)]
             return fun(*some, **{key: own.get(key, value) for key, value in kwargs.items()})
 
-        like = jax.eval_shape(of_part, 0)
+        like = jax.eval_shape(call_on_part, 0)
         rules = jax.tree.map(
             lambda rule, tree: as_accumulator(rule, parts, tree), accumulator, like
         )
 
         def step(i: Any, carry: Any) -> Any:
-            return jax.tree.map(lambda a, c, y: a.update(c, y, i), rules, carry, of_part(i))
+            return jax.tree.map(lambda a, c, y: a.update(c, y, i), rules, carry, call_on_part(i))
 
         start = jax.tree.map(lambda a, tree: a.init(tree), rules, like)
         count = parts if num_real_microbatches is None else num_real_microbatches
@@ -83,7 +83,7 @@ def microbatch(
 
 
 def _cut(trees: dict[Any, Any], axes: dict[Any, int], size: int) -> tuple[int, dict[Any, Any]]:
-    """How many parts there are, and the arguments with an axis of parts."""
+    """Number of microbatches, and the arguments with an axis of microbatches."""
     found = {x.shape[axes[key]] for key, tree in trees.items() for x in jax.tree.leaves(tree)}
     if len(found) != 1:
         raise ValueError(f"microbatch: arguments with {sorted(found)} examples, expected one size.")
@@ -97,5 +97,5 @@ def _cut(trees: dict[Any, Any], axes: dict[Any, int], size: int) -> tuple[int, d
     return n // size, cut
 
 
-def _at(tree: Any, i: Any, axis: int) -> Any:
+def _part_at(tree: Any, i: Any, axis: int) -> Any:
     return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, i, axis, keepdims=False), tree)

@@ -104,11 +104,11 @@ def track_per_element_mean_and_variance_with_ema(ema_decay: Any = 0.9) -> Any:
         del params
         variance = jax.tree.map(lambda s: s / (sample_size - 1), sum_sq_diff_grads)
 
-        def averaged(new: Any, old: Any) -> Any:
+        def average(new: Any, old: Any) -> Any:
             return jax.tree.map(lambda x, y: (1 - ema_decay) * x + ema_decay * y, new, old)
 
-        means = averaged(updates, state.mean_grads_ema)
-        variances = averaged(variance, state.variance_grads_ema)
+        means = average(updates, state.mean_grads_ema)
+        variances = average(variance, state.variance_grads_ema)
         return updates, state._replace(
             count=state.count + 1, mean_grads_ema=means, variance_grads_ema=variances
         )

@@ -37,15 +37,15 @@ class _Measured:
     """The states of several snapshots as one."""
 
     names: tuple[str, ...]
-    there: type = MonitorState
+    optax_type: type = MonitorState
 
-    def given(self, state: Any) -> MonitorState:
+    def as_optax(self, state: Any) -> MonitorState:
         """Measurements, and what is beside them."""
         found = {name: s.measured[name] for name, s in zip(self.names, state, strict=True)}
         return MonitorState(found, tuple((s.count, s.average) for s in state))
 
-    def taken(self, state: MonitorState) -> Any:
-        """One state for each snapshot."""
+    def as_fnopt(self, state: MonitorState) -> Any:
+        """The states of the snapshots."""
         beside = zip(self.names, state.measure_states, strict=True)
         return tuple(
             ours.SnapshotState(count, {name: state.measurements[name]}, average)
@@ -55,20 +55,20 @@ class _Measured:
 
 def snapshot(measure_name: str, measure: Callable[[Any], Any]) -> Any:
     """A measurement of the updates, kept in the state by its name."""
-    return restated(ours.snapshot(measure_name, measure), _Kept())
+    return restated(ours.snapshot(measure_name, measure), _WithoutAverage())
 
 
 @dataclasses.dataclass(frozen=True)
-class _Kept:
+class _WithoutAverage:
     """The state of a snapshot without an average."""
 
-    there: type = SnapshotState
+    optax_type: type = SnapshotState
 
-    def given(self, state: Any) -> SnapshotState:
+    def as_optax(self, state: Any) -> SnapshotState:
         """The measurement alone."""
         return SnapshotState(state.measured)
 
-    def taken(self, state: SnapshotState) -> Any:
+    def as_fnopt(self, state: SnapshotState) -> Any:
         """A state at step 0: steps are counted for averages."""
         return ours.SnapshotState(zero_count(), state.measurement, ())
 

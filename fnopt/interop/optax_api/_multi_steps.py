@@ -26,44 +26,44 @@ class _multi_steps(Transformation):
         """The state of the accumulation, and what the rule says of gradients of zero."""
         state = self.inner.init(params)
         zeros = jax.tree.map(jnp.zeros_like, params)
-        return self._given(state, self._said(zeros, state.gradient_step, params)[1])
+        return self._as_optax(state, self._apply_rule(zeros, state.gradient_step, params)[1])
 
     def update(
         self, updates: Any, state: MultiStepsState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, MultiStepsState]:
         """The accumulated step, or zeros and the old state where the rule refuses the gradients."""
-        skip, said = self._said(updates, state.gradient_step, params)
-        updates, inner = self.inner.update(updates, self._taken(state), params, **extra_args)
-        new = self._given(inner, said)
+        skip, skip_state = self._apply_rule(updates, state.gradient_step, params)
+        updates, inner = self.inner.update(updates, self._as_fnopt(state), params, **extra_args)
+        new = self._as_optax(inner, skip_state)
         if skip is None:
             return updates, new
         updates = jax.tree.map(lambda u: jnp.where(skip, jnp.zeros_like(u), u), updates)
-        old = state._replace(skip_state=said)
+        old = state._replace(skip_state=skip_state)
         return updates, jax.tree.map(lambda old, new: jnp.where(skip, old, new), old, new)
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
         """The accumulation."""
-        return (Member("accumulate", self.inner, None if state is None else self._taken(state)),)
+        return (Member("accumulate", self.inner, None if state is None else self._as_fnopt(state)),)
 
-    def _said(self, updates: Any, step: Any, params: Any) -> tuple[Any, Any]:
+    def _apply_rule(self, updates: Any, step: Any, params: Any) -> tuple[Any, Any]:
         return (None, ()) if self.skips is None else self.skips(updates, step, params)
 
     # There what is kept is the mean of the gradients, or their sum, and zero after a step.
-    def _given(self, state: states.AccumulateState, skip_state: Any) -> MultiStepsState:
-        def leaf(acc: Any) -> Any:
+    def _as_optax(self, state: states.AccumulateState, skip_state: Any) -> MultiStepsState:
+        def mean_of_leaf(acc: Any) -> Any:
             kept = acc / jnp.maximum(state.mini_step, 1).astype(acc.dtype) if self._mean else acc
             return jnp.where(state.mini_step == 0, jnp.zeros_like(acc), kept)
 
-        acc = jax.tree.map(leaf, state.acc)
+        acc = jax.tree.map(mean_of_leaf, state.acc)
         return MultiStepsState(
             state.mini_step, state.gradient_step, state.inner_state, acc, skip_state
         )
 
-    def _taken(self, state: MultiStepsState) -> states.AccumulateState:
-        def leaf(acc: Any) -> Any:
+    def _as_fnopt(self, state: MultiStepsState) -> states.AccumulateState:
+        def sum_of_leaf(acc: Any) -> Any:
             return acc * state.mini_step.astype(acc.dtype) if self._mean else acc
 
-        acc = jax.tree.map(leaf, state.acc_grads)
+        acc = jax.tree.map(sum_of_leaf, state.acc_grads)
         weight = state.mini_step.astype(default_float())  # all weights are 1 there
         return states.AccumulateState(
             state.mini_step, state.gradient_step, weight, acc, state.inner_opt_state

@@ -12,9 +12,9 @@ from typing import Any
 
 from fnopt import tree
 from fnopt.core import Transformation
-from fnopt.interop.optax_api._bridge import bridged, leniently
+from fnopt.interop.optax_api._bridge import bridged, make_lenient
 from fnopt.interop.optax_api._losses import broadcasting
-from fnopt.interop.optax_api._restated import restating
+from fnopt.interop.optax_api._restated import restate_maker
 from fnopt.interop.optax_api._states import find_state
 
 # Where names that are the same thing here may live.
@@ -132,17 +132,17 @@ def _found(name: str, home: str) -> Any:
         return Any
     if name in _RENAMED:
         room, _, ours = _RENAMED[name].rpartition(".")
-        return _as_there(room, getattr(importlib.import_module(f"fnopt.{room}"), ours))
+        return _adapt(room, getattr(importlib.import_module(f"fnopt.{room}"), ours))
     if (state := find_state(name)) is not None:
         return state
     for room in () if name.startswith("_") or name in NOT_HERE else _ROOMS:
         package = importlib.import_module(f"fnopt.{room}")
         if name in package.__all__:
-            return restating(name, _as_there(room, getattr(package, name)))
+            return restate_maker(name, _adapt(room, getattr(package, name)))
     raise AttributeError(f"module {home!r} has no attribute {name!r}.{_hint(name)}")
 
 
-def _as_there(room: str, value: Any) -> Any:
+def _adapt(room: str, value: Any) -> Any:
     if room == "losses":
         return broadcasting(value)
     rates = {"learning_rate", "max_learning_rate"}
@@ -150,14 +150,14 @@ def _as_there(room: str, value: Any) -> Any:
     is_transform = inspect.isclass(value) and issubclass(value, Transformation)
     if makes or is_transform:
         return bridged(value)
-    return leniently(value) if inspect.isfunction(value) and room in _MAKERS else value
+    return make_lenient(value) if inspect.isfunction(value) and room in _MAKERS else value
 
 
 def _hint(name: str) -> str:
     return f" Use {NOT_HERE[name]}." if name in NOT_HERE else ""
 
 
-def known() -> list[str]:
+def names() -> list[str]:
     """The names that are found, for `dir`."""
     packages = [importlib.import_module(f"fnopt.{room}") for room in _ROOMS]
     return sorted({*(n for p in packages for n in p.__all__), *_RENAMED, *_TYPES} - set(NOT_HERE))

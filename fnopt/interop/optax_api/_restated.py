@@ -70,17 +70,17 @@ class Renamed:
     """
 
     own: type
-    there: type
+    optax_type: type
     names: tuple[tuple[str, str], ...]
 
-    def given(self, state: Any) -> Any:
+    def as_optax(self, state: Any) -> Any:
         """The state as optax has it."""
         names: dict[Any, str] = dict(self.names)
-        return self.there(**{names.get(k, str(k)): v for k, v in state._asdict().items()})
+        return self.optax_type(**{names.get(k, str(k)): v for k, v in state._asdict().items()})
 
-    def taken(self, state: Any) -> Any:
+    def as_fnopt(self, state: Any) -> Any:
         """The state as fnopt has it."""
-        names: dict[Any, str] = {there: own for own, there in self.names}
+        names: dict[Any, str] = {optax: own for own, optax in self.names}
         return self.own(**{names.get(k, str(k)): v for k, v in state._asdict().items()})
 
 
@@ -89,13 +89,13 @@ class ByLabel:
     """The states of a partition: by label there, and by the label's number here."""
 
     labels: tuple[Any, ...]
-    there: type = PartitionState
+    optax_type: type = PartitionState
 
-    def given(self, state: dict[int, Any]) -> PartitionState:
+    def as_optax(self, state: dict[int, Any]) -> PartitionState:
         """The states by label, as those of masked transforms."""
         return PartitionState({self._key(i): states.MaskedState(s) for i, s in state.items()})
 
-    def taken(self, state: PartitionState) -> dict[int, Any]:
+    def as_fnopt(self, state: PartitionState) -> dict[int, Any]:
         """The states by number."""
         inner = state.inner_states
         return {i: inner[self._key(i)].inner_state for i in range(len(self.labels))}
@@ -119,33 +119,33 @@ class restated(Transformation):
 
     @property
     def other_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """As the transform inside."""
+        """Whether the transform inside takes gradients of another form than the params."""
         return self.inner.other_gradients
 
     def init(self, params: Any) -> Any:
         """The state of the transform inside, in that form."""
-        return self.form.given(self.inner.init(params))
+        return self.form.as_optax(self.inner.init(params))
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
         """The update of the transform inside."""
-        own = self._taken(state)
+        own = self._as_fnopt(state)
         updates, new = self.inner.update(updates, own, params, **extra_args)
-        return updates, self.form.given(new)
+        return updates, self.form.as_optax(new)
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
         """The transform inside."""
-        own = None if state is None else self._taken(state)
+        own = None if state is None else self._as_fnopt(state)
         return (Member(self.inner._place, self.inner, own),)
 
-    def _taken(self, state: Any) -> Any:
-        if not isinstance(state, self.form.there):
+    def _as_fnopt(self, state: Any) -> Any:
+        if not isinstance(state, self.form.optax_type):
             raise TypeError(
-                f"the state is a {type(state).__name__}, expected {self.form.there.__name__}. It "
-                "looks like the state of another optimizer: use the one that init(params) gave."
+                f"the state is a {type(state).__name__}, expected {self.form.optax_type.__name__}. "
+                "It looks like the state of another optimizer: use the one that init(params) gave."
             )
-        return self.form.taken(state)
+        return self.form.as_fnopt(state)
 
 
 # The transforms whose states have other names inside, by their names.
@@ -166,36 +166,36 @@ FORMS = {
 }
 
 
-def restating(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
+def restate_maker(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
     """The maker of transforms, wrapped where optax has another form for their states."""
     if name not in FORMS:
         return make
 
     @functools.wraps(make)
-    def made(*args: Any, **kwargs: Any) -> restated:
+    def make_restated(*args: Any, **kwargs: Any) -> restated:
         return restated(make(*args, **kwargs), FORMS[name])
 
-    return made
+    return make_restated
 
 
-def taken(state: Any) -> Any:
+def with_fnopt_states(state: Any) -> Any:
     """A state with fnopt's classes in place of those of this module."""
     for form in FORMS.values():
-        if isinstance(state, form.there):
-            return form.taken(state._replace(**_inside(state)))
+        if isinstance(state, form.optax_type):
+            return form.as_fnopt(state._replace(**_convert_fields(state)))
     if hasattr(state, "_replace"):
-        return state._replace(**_inside(state))
+        return state._replace(**_convert_fields(state))
     if isinstance(state, tuple):
-        return tuple(map(taken, state))
+        return tuple(map(with_fnopt_states, state))
     if isinstance(state, dict):
-        return {key: taken(value) for key, value in state.items()}
+        return {key: with_fnopt_states(value) for key, value in state.items()}
     return state
 
 
-def _inside(state: Any) -> dict[str, Any]:
-    return {key: taken(value) for key, value in state._asdict().items()}
+def _convert_fields(state: Any) -> dict[str, Any]:
+    return {key: with_fnopt_states(value) for key, value in state._asdict().items()}
 
 
 def schedule_free_eval_params(state: Any, params: Any) -> Any:
     """The average that `schedule_free` trains, to evaluate."""
-    return transforms.schedule_free_eval_params(taken(state), params)
+    return transforms.schedule_free_eval_params(with_fnopt_states(state), params)

@@ -17,11 +17,11 @@ class StatefulSchedule(abc.ABC):
 
     @abc.abstractmethod
     def init(self) -> Any:
-        """What it remembers before the first step."""
+        """The initial state."""
 
     @abc.abstractmethod
     def update(self, state: Any, **extra_args: Any) -> Any:
-        """What it remembers after a step."""
+        """The state after a step."""
 
     @abc.abstractmethod
     def __call__(self, state: Any, **extra_args: Any) -> Any:
@@ -49,7 +49,7 @@ class WrappedSchedule(StatefulSchedule):
         return WrappedScheduleState(zero_count())
 
     def update(self, state: WrappedScheduleState, **extra_args: Any) -> WrappedScheduleState:
-        """One step more."""
+        """Increment the count."""
         del extra_args
         return WrappedScheduleState(safe_increment(state.count))
 

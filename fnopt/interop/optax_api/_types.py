@@ -55,7 +55,7 @@ def with_extra_args_support(tx: Any) -> Any:
 
 
 class AccumulationType(enum.StrEnum):
-    """How `microbatch` puts results together."""
+    """Rule by which `microbatch` accumulates results."""
 
     MEAN = "mean"
     SUM = "sum"

@@ -59,7 +59,7 @@ def partition(
     number = {label: i for i, label in enumerate(transforms)}
     parts = {number[label]: tx for label, tx in transforms.items()}
 
-    def numbered(labels: Any) -> Any:
+    def number_labels(labels: Any) -> Any:
         unknown = {repr(x) for x in jax.tree.leaves(labels) if x not in number}
         if unknown:
             raise ValueError(
@@ -70,10 +70,9 @@ def partition(
 
     form = ByLabel(tuple(transforms))
 
-    def made(labels: Any) -> Any:
-        return restated(partition(parts, numbered(labels)), form)
-
-    return with_labels(made, param_labels)
+    return with_labels(
+        lambda labels: restated(partition(parts, number_labels(labels)), form), param_labels
+    )
 
 
 def _check_extra_args(mask_compatible_extra_args: bool) -> None:
@@ -98,11 +97,11 @@ def scale_by_schedule(step_size_fn: Callable[[Any], Any]) -> Any:
 def stateless_with_tree_map(f: Callable[..., Any]) -> Any:
     """A transform from a function of one gradient leaf and its param."""
 
-    def leafwise(updates: Any, params: Any) -> Any:
+    def map_leaves(updates: Any, params: Any) -> Any:
         trees = (updates,) if params is None else (updates, params)
         return jax.tree.map(lambda g, p=None: f(g, p), *trees)
 
-    return transforms.stateless(leafwise)
+    return transforms.stateless(map_leaves)
 
 
 def centralize() -> Any:
@@ -110,12 +109,9 @@ def centralize() -> Any:
 
     There the outputs are the last axis of a kernel, as in flax and Keras.
     """
-
-    def leaf(g: Any, p: Any) -> Any:
-        del p
-        return g if g.ndim < 2 else g - jnp.mean(g, tuple(range(1, g.ndim)), keepdims=True)
-
-    return stateless_with_tree_map(leaf)
+    return stateless_with_tree_map(
+        lambda g, p: g if g.ndim < 2 else g - jnp.mean(g, tuple(range(1, g.ndim)), keepdims=True)
+    )
 
 
 def join_schedules(schedules: Any, boundaries: Any) -> Any:

@@ -23,8 +23,8 @@ def sparse_value_and_grad(
     .. math:: \frac{\partial L}{\partial \theta_i} = \sum_{j:\, \mathrm{ids}_j = i}
               \frac{\partial L}{\partial r_j}, \qquad r_j = \theta_{\mathrm{ids}_j}
 
-    If the loss looks up rows, by `table[ids]`, `jnp.take(table, ids, axis=0)`, or an embedding
-    layer of flax or Equinox, it is differentiated with respect to these rows. An array of the
+    The loss is differentiated with respect to the rows that it looks up: by `table[ids]`,
+    `jnp.take(table, ids, axis=0)`, or an embedding layer of flax or Equinox. An array of the
     table's size is never formed. Rows that were looked up several times are summed.
 
     Any other use of a table raises an error: a product with all of it (tied output weights), or a

@@ -75,9 +75,9 @@ def gradient_statistics(
               \mathrm{snr} = \frac sv, \qquad B_\mathrm{simple} = \frac vs
 
     No gradient of an example is kept, so it costs little more than the mean gradient. Squares are
-    taken around one gradient of each chunk, and chunks are merged by their means, so that a spread
-    that is small relative to the mean keeps its digits. A second pass (one forward-mode derivative
-    along the mean) says which examples disagree with the others:
+    taken around one gradient of each chunk, and chunks are merged by their means. So a spread that
+    is small relative to the mean keeps its digits. A second pass (one forward-mode derivative along
+    the mean) says which examples disagree with the others:
 
     .. math:: \mathrm{alignment}_i = \cos\Bigl(g_i, \sum_{j \ne i} g_j\Bigr)
 

@@ -16,7 +16,7 @@ from fnopt.manifolds._manifold import Manifold
 class on(Value):
     """A parameter on a manifold: one array, and the set it stays on.
 
-    It is a pytree node with the array as its only leaf, so `jax.tree` functions, `jit`, `vmap`,
+    It is a pytree node with the array as its only leaf. So `jax.tree` functions, `jit`, `vmap`,
     `grad`, `scan` and checkpoints treat it as an array. Functions of the params read `.value`.
 
     :func:`fnopt.least_squares`, :func:`fnopt.minimize` and :func:`fnopt.root` move it along the

@@ -117,10 +117,10 @@ class health_flags(Value):
     needs `zeros` among the statistics. A batch of one example leaves half of all rectified units
     inactive: raise `zeros` for such batches.
 
-    A bias is dead or vanishing only if the weights of its layer are, because biases of attention
-    keys and biases before a normalisation never have a gradient. Weights are half dead only if
-    their bias is. A matrix without a bias is never half dead, because rows of an embedding that a
-    batch doesn't use, and inputs that are always zero, aren't dead units.
+    A bias is dead or vanishing only if the weights of its layer are. Biases of attention keys and
+    biases before a normalisation never have a gradient. Weights are half dead only if their bias
+    is. A matrix without a bias is never half dead: unused rows of an embedding and inputs that are
+    always zero aren't dead units.
 
     :math:`\bar n_\ell` is an exponential geometric mean over the observations that were neither
     zero nor flagged, which rises and never falls, so a fit that converges may tremble; it counts as

@@ -36,7 +36,7 @@ class record_health(Transformation):
 
     First in a chain it sees the gradients, last the updates, to which the ratio to the weights
     belongs. The state is a ring of fixed size, so it works in `jax.lax.scan`, `jax.jit` and
-    `jax.vmap`, and is saved with the rest of the optimizer's state. `health_history` reads it.
+    `jax.vmap`. It is saved with the rest of the optimizer's state. `health_history` reads it.
 
     Args:
         size: How many recordings are kept.

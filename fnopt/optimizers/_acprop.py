@@ -35,7 +35,7 @@ class scale_by_acprop(Leafwise):
     in it, which is :math:`\beta_1` times this one: its steps are longer by :math:`1/\beta_1`.
 
     An element whose gradients were all zero so far is divided by a tiny number (3e-7 after one
-    step, with these epsilons), so its step is far too long. Where that happens, as in rows of an
+    step, with these epsilons). Its step is then far too long. Where that happens, as in rows of an
     embedding or behind a layer of zeros, raise `eps`, or clip behind this transform.
 
     Args:

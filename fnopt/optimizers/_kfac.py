@@ -62,14 +62,14 @@ class kfac(Transformation):
 
     with the inputs `a` and the output cotangents `c` of every product with a weight. The model is
     any JAX function of ONE example. fnopt traces it to find the layers (dense, convolution,
-    embedding, attention, also tied, scanned or applied at many positions), so you register neither
+    embedding, attention, also tied, scanned or applied at many positions). You register neither
     layers nor losses. A bias is a further row of its weight. Params outside of matrix products
     (scales of normalisations) have dense blocks, or a diagonal if they are large;
     :func:`fnopt.curvature.kfac_report` lists the block of each param. On a mesh, over which the
     batch is spread, every device inverts some of the factors for all.
 
     There is no learning rate: :math:`\alpha` and :math:`\mu` minimise the exact quadratic model of
-    the batch, and the damping follows how well that predicts the change of the loss. A step with
+    the batch. The damping follows how well that model predicts the change of the loss. A step with
     anything that is not finite in it is refused: params, factors and momentum stay. A step that
     increases the loss of its batch is refused too; this is tested in every `damping_every`-th step,
     and after a refused one.

@@ -33,11 +33,11 @@ def matrix_axes(
     """Find which parameters are matrices, and along which axes, from the program of a loss.
 
     A parameter is a matrix if it enters matrix products or convolutions alone, always along the
-    same axes: those that are summed over are its rows, its other axes are columns, and axes of
-    batched products and of scans are a batch of matrices. It finds layers stacked for
-    `jax.lax.scan`, experts under `vmap`, attention kernels of three axes and convolutions, for
-    every model library and any names. Lookup tables (also tied ones), biases, scales and kernels of
-    depthwise convolutions aren't matrices.
+    same axes. Those that are summed over are its rows, its other axes are columns. Axes of batched
+    products and of scans are a batch of matrices. It finds layers stacked for `jax.lax.scan`,
+    experts under `vmap`, attention kernels of three axes and convolutions, for every model library
+    and any names. Lookup tables (also tied ones), biases, scales and kernels of depthwise
+    convolutions aren't matrices.
 
     Experts that share their inputs are one wide matrix, as in the program; experts with inputs of
     their own are a batch. It treats an output layer as a matrix, and a fused kernel (query, key and

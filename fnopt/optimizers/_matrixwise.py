@@ -44,10 +44,11 @@ class Matrixwise(Transformation):
     """Base class of transforms that apply one formula to each matrix.
 
     A subclass names its `State`: a NamedTuple of an optional `count`, slots like the params
-    (`Slot`), and slots for every matrix (`CustomSlot`: for each leaf a tuple with an entry for
-    every shape that it is cut into, a tree of arrays with the matrices along the leading axis).
-    `start` makes the first value of a `CustomSlot`, and `step` is the formula. Matrices of one
-    shape are stacked; all are laid wide (`m <= n`), unless `wide` is False.
+    (`Slot`), and slots for every matrix (`CustomSlot`). A `CustomSlot` has a tuple for each leaf,
+    with an entry for every shape that the leaf is cut into. The entry is a tree of arrays with the
+    matrices along the leading axis. `start` makes the first value of a `CustomSlot`, and `step` is
+    the formula. Matrices of one shape are stacked; all are laid wide (`m <= n`), unless `wide` is
+    False.
 
     `step(self, h, count, g, slots)` gets the numeric fields as scalars of the real compute dtype,
     and the number of steps before this one. The gradients `[k, m, n]` and the slots are in at least

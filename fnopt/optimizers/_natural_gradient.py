@@ -66,10 +66,10 @@ class natural_gradient(Transformation):
     by :math:`(1 - \mu^{2t})^{-1/2}` for the first steps.
 
     The step is halved until the loss of the batch falls as the slope promises, and refused as in
-    :func:`fnopt.gauss_newton_descent`, which is the same step for half the mean square of
+    :func:`fnopt.gauss_newton_descent`. That one is the same step for half the mean square of
     residuals. The damping is halved where a whole step gains three quarters of what the quadratic
-    model promises, and doubled where the step was cut or gained less than one. `update` ignores the
-    gradients (they may be `None`): call `update(None, state, params, batch=batch)`.
+    model promises. It is doubled where the step was cut or gained less than one quarter. `update`
+    ignores the gradients (they may be `None`): call `update(None, state, params, batch=batch)`.
 
     Args:
         model_fn: `f(params, example) -> outputs` of ONE example, an array or a tree: logits, or

@@ -37,9 +37,9 @@ class apply_if_finite(Wrapper):
     .. math:: (u, s') = \begin{cases} \mathrm{inner}(g, s) & \text{if } g,\ u \text{ are finite and
               } s' \text{ is where } s \text{ is} \\ (0, s) & \text{otherwise} \end{cases}
 
-    A bad step leaves params and inner state as they were, in every bit. The result is looked at too
-    and not only the gradient: a finite gradient of 1e25 overflows a float32 mean square, which then
-    never comes back. The inner step is computed twice for this, which costs little for methods with
+    A bad step leaves params and inner state as they were, in every bit. The result is checked too,
+    not only the gradient. A finite gradient of 1e25 makes a float32 mean square infinite for the
+    rest of training. The inner step is computed twice for this, which costs little for methods with
     a few operations per param.
 
     By default, every bad step is skipped. optax takes the next bad step after some skipped ones in

@@ -29,10 +29,10 @@ class hypergradient(Wrapper):
               \eta_{t-1} \left(1 + \beta\, \dfrac{\langle g_t, d_{t-1} \rangle}
               {\lVert g_t \rVert \lVert d_{t-1} \rVert}\right) & \text{normalized} \end{cases}
 
-    The loss after the last step has the derivative :math:`-\langle g_t, d_{t-1} \rangle` by the
-    rate of that step: the rate grows while steps agree, and shrinks where they turn back. The minus
-    sign of descent is in it. A rate below zero, which the paper allows, is zero here; a product
-    that isn't finite doesn't change the rate.
+    The loss after the last step has the derivative :math:`-\langle g_t, d_{t-1} \rangle` with
+    respect to the rate of that step. The rate grows while steps agree, and shrinks where they turn
+    back. The minus sign of descent is in it. A rate below zero, which the paper allows, is zero
+    here; a product that isn't finite doesn't change the rate.
 
     Args:
         inner: The direction, without a learning rate: `identity()` for plain descent (SGD-HD),

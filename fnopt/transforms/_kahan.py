@@ -24,11 +24,11 @@ class kahan(RoundedWrapper):
     .. math:: y = u + c, \qquad \theta' = \mathrm{round}(\theta + y), \qquad
               c' = (\theta + y) - \theta'
 
-    The compensation :math:`c` is one more array in the dtype of the params: bfloat16 params with it
-    have 16 digits instead of 8, for 4 bytes a param in all, where float32 behind them
-    (`master_copy`) takes 6. It also works for 32-bit params, and makes their sums as accurate as
-    with twice the digits. For 8-bit params it is a float16 array: two float8 numbers have too few
-    digits between them for a small step.
+    The compensation :math:`c` is one more array in the dtype of the params. With it, bfloat16
+    params have 16 digits instead of 8, in 4 bytes a param. A float32 copy (`master_copy`) takes 6.
+    It also works for 32-bit params, and makes their sums as accurate as with twice the digits. For
+    8-bit params it is a float16 array: two float8 numbers have too few digits between them for a
+    small step.
 
     Put it around the whole optimizer: what comes after it in a chain would move the params off the
     numbers that it reckons with. The updates of narrow params are float32 here (see

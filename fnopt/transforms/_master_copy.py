@@ -33,8 +33,8 @@ class master_copy(RoundedWrapper):
 
     .. math:: m' = m + \mathrm{inner}(g, m), \qquad \theta' = \mathrm{round}(m')
 
-    The inner optimizer works on the wide params `m` only: its slots, its weight decay and its steps
-    are those of a float32 run, and only the gradient is taken at the rounded ones. After every step
+    The inner optimizer works on the wide params `m` only. Its slots, its weight decay and its steps
+    are those of a float32 run. Only the gradient is taken at the rounded params. After every step
     the params are exactly the rounding of the wide ones. `m` begins as a copy of the params; read
     it with `master_params`, for evaluation or to go on in float32. Leaves of this width have no
     copy and are updated directly.

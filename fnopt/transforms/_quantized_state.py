@@ -36,11 +36,11 @@ class quantized_state(StoredSlots):
               E[q(c_i)] = \frac{s_i}{\max_j |s_j|}
 
     An Adam whose mean and mean square are stored so needs 2.03 bytes of state a param, instead of
-    8. A code is the leading bits of a float with a small bias, as in the mu-law of ITU-T G.711:
-    three bits behind the octave for signed slots, four for others. Sizes below 2^-15 of the largest
-    of a block are evenly spaced. A mean square that isn't zero is never rounded to zero, because
-    the step is divided by its root. Small leaves (norms, biases) stay float32. Embeddings train
-    stably because few rows share the scale of a block.
+    8. A code is the leading bits of a float with a small bias, as in the mu-law of ITU-T G.711. It
+    has three bits behind the octave for signed slots, four for others. Sizes below 2^-15 of the
+    largest of a block are evenly spaced. A mean square that isn't zero is never rounded to zero,
+    because the step is divided by its root. Small leaves (norms, biases) stay float32. Embeddings
+    train stably because few rows share the scale of a block.
 
     A number is rounded to one of its two neighbours, to the nearer one more often. The random bits
     are mixed from its own last digits and the number of the step. Rounded to the nearest, a mean

@@ -42,8 +42,8 @@ class sam(Transformation):
     The adversary is an optimizer that *descends*; its steps are taken uphill. That of the paper is
     `fnopt.chain(fnopt.normalize_by_update_norm(eps=0.0), fnopt.sgd(rho))`.
 
-    By default one step is made of `sync_period` calls: the first ones move the params to the bad
-    point, the last one moves them from where they were. A training loop doesn't change, but
+    By default one step takes `sync_period` calls. The first ones move the params to the adversarial
+    point, the last one steps from the params before them. A training loop doesn't change, but
     evaluate `fnopt.slots(state)["cache"]` between these calls, not the params. In opaque mode a
     call is a step, and `update` needs `grad_fn` as an extra argument.
 

@@ -41,7 +41,7 @@ class sparse_rows(Wrapper):
     the rows and not on the table.
 
     For SGD and AdaGrad this is the step of the dense gradient. Methods with averages become their
-    *lazy* forms (lazy Adam, lazy momentum): a row's averages and weight decay don't change in steps
+    *lazy* forms (lazy Adam, lazy momentum). A row's averages and weight decay don't change in steps
     without the row, but the step count does. The inner optimizer should treat every element by
     itself; clipping by the norm of the gradient is right inside too, because the other rows are
     zero. Other leaves are stepped as ever.

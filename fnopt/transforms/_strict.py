@@ -18,10 +18,10 @@ class strict(Wrapper):
     while the step is traced. The state is that of the inner optimizer, so you can add or remove the
     wrapper during training.
 
-    What is taken is read from the signatures: the keyword-only parameters of `update` (see
-    `Transformation.reads`), and what functions given as extra arguments, such as `value_fn`, name
-    besides the params. Another library's transform that takes `**kwargs` takes everything; with
-    one inside nothing is unknown.
+    The known names are the keyword-only parameters of `update` (see `Transformation.reads`).
+    Functions given as extra arguments, such as `value_fn`, add the names of their own parameters.
+    Another library's transform that takes `**kwargs` takes everything; with one inside nothing is
+    unknown.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.

@@ -57,8 +57,8 @@ class Side(NamedTuple):
 class KroneckerBlock(NamedTuple):
     """The block of a param, or of a weight and its bias.
 
-    A weight may be several params that are joined before they are multiplied, and a part of one
-    that is cut before: then other blocks have the other parts.
+    A weight may be several params that are joined before they are multiplied. It may be a part of
+    one that is cut before; then other blocks have the other parts.
 
     Attributes:
         kind: `'kronecker'`, `'dense'`, `'diagonal'` or `'none'`. A `'kronecker'` block without a

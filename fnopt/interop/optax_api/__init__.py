@@ -2,7 +2,7 @@
 
     from fnopt.interop import optax_api as optax
 
-Rates, decays and masks may be plain functions, labels may be a function of the params, and
+Rates, decays and masks may be plain functions, and labels may be a function of the params.
 `MultiSteps`, `inject_hyperparams`, `multi_transform` and `freeze(mask)` are called as there. What
 comes out are fnopt optimizers. optax itself is not needed. A name that has no counterpart raises an
 AttributeError that says what to use.

@@ -115,7 +115,9 @@ def _doubt(
 ) -> str:
     """What is wrong with a fit that converged; nothing for most."""
     certificate = solution.certificate
-    if np.all(np.isfinite(pcov)) and np.all(np.diag(pcov) > 0):
+    tiny = np.finfo(pcov.dtype).tiny  # smaller variances have lost digits, on a CPU all
+    usable = np.isfinite(np.diag(pcov)) & (np.diag(pcov) >= tiny)
+    if np.all(np.isfinite(pcov)) and np.all(usable):
         certified = certificate is None or bool(certificate.certified)
         unproven = is_converged(np.asarray(solution.status)) and not certified
         return solution.worded(names) if unproven else ""
@@ -130,7 +132,6 @@ def _doubt(
             f"{missing}{m} data for {n} params leave none to estimate their scatter from (with "
             "sigma and absolute_sigma=True it is known)"
         )
-    usable = np.isfinite(np.diag(pcov)) & (np.diag(pcov) > 0)
     if np.any((errors > 0) & ~usable) or np.any(np.isnan(pcov)):
         return (
             f"variances of params are out of the range of {pcov.dtype} in pcov. "

@@ -63,6 +63,7 @@ def test_a_stack_of_optimizers_and_a_derivative_by_the_rate():
     assert jax.grad(lambda rate: jnp.sum(moved(rate)))(jnp.asarray(0.5)) == -2
 
 
+@pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 def test_a_state_elsewhere_is_named():
     first, second = jax.devices()[:2]
     params = jax.device_put(jnp.ones(2), first)

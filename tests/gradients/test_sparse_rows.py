@@ -164,7 +164,9 @@ def test_all_ways_to_look_rows_up():
     sparse = {name: fnopt.sparse_value_and_grad(fn, "words") for name, fn in fns.items()}
     both = jax.jit(lambda p: {n: (sparse[n](p), jax.value_and_grad(fns[n])(p)) for n in FORMS})
     for name, ((value, grads), (expected, dense)) in both(params()).items():
-        np.testing.assert_allclose(value, expected, rtol=1e-6, err_msg=name)
+        # A compiler may leave out the rounding of looked-up rows to bfloat16 in one of the two.
+        half_unit = 2.0**-9 if name == "flax" else 1e-6
+        np.testing.assert_allclose(value, expected, rtol=half_unit, err_msg=name)
         rtol = 0.02 if name == "flax" else 1e-5  # bfloat16: sums of rows are float32 here
         rows = grads["words"].dense()
         np.testing.assert_allclose(rows, dense["words"], rtol=rtol, atol=rtol, err_msg=name)

@@ -22,7 +22,7 @@ def compiled(run: Callable[..., Any], bound: BoundLoss, *args: Any, **options: A
         *args: Trees of arrays and numbers.
         **options: What isn't an array.
     """
-    loss = _recorded_loss(bound, args, options)
+    loss = _traced_loss(bound, args, options)
     if loss is None:
         with bound.on_its_mesh():
             return run(bound, *args, **options)
@@ -37,7 +37,7 @@ def _rebound(
     return run(BoundLoss(loss, params, batch, size, params), *args, **options)
 
 
-def _recorded_loss(
+def _traced_loss(
     bound: BoundLoss, args: tuple[Any, ...], options: dict[str, Any]
 ) -> TracedFunction | None:
     """The loss as a value, if the call runs now and a program of it can be found again."""

@@ -63,6 +63,12 @@ def shape_struct(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=aval.weak_type)
 
 
+def _without_python_function(eqn: JaxprEqn) -> dict[str, Any]:
+    """The parameters of an equation, without the function of `lax.reduce` beside its jaxpr."""
+    twice = "jaxpr" in eqn.params
+    return {name: x for name, x in eqn.params.items() if not (twice and name == "computation")}
+
+
 class _Keys:
     """Keys of jaxprs, in which variables are numbered."""
 
@@ -97,7 +103,7 @@ class _Keys:
         return tuple(inputs), tuple(eqns), tuple(map(atom, jaxpr.outvars))
 
     def params(self, eqn: JaxprEqn) -> tuple[Any, ...]:
-        params = dict(eqn.params)
+        params = _without_python_function(eqn)
         if is_custom_rule(eqn):
             # A rule is a function that every trace makes anew. Only forward rules without symbolic
             # zeros are traced by `_derivatives`.
@@ -138,7 +144,7 @@ class _RunKeys(_Keys):
     def params(self, eqn: JaxprEqn) -> tuple[Any, ...]:
         if eqn.effects or "callback" in eqn.primitive.name:
             raise NoKeyError  # the callback of a user is usually a new object in every call
-        params = eqn.params
+        params = _without_python_function(eqn)
         if is_custom_rule(eqn):  # its other parameters are rules
             known = (ClosedJaxpr, Jaxpr, int)
             params = {name: v for name, v in params.items() if isinstance(v, known)}

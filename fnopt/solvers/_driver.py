@@ -24,10 +24,10 @@ from fnopt.solvers._starts import checked_starts
 from fnopt.solvers.problem._call import (
     checked_args,
     first_call_hints,
+    jit_residuals,
     of_examples,
-    recorded_functions,
-    residuals_traced_once,
     started_from,
+    traced_functions,
     with_a_derivative_that_is_there,
     without_aux,
 )
@@ -221,16 +221,17 @@ def least_squares(
     }
 
     def run(solver: LeastSquaresMethod) -> Solution:
-        if functions is not None:
-            given = (*functions, params, args, solver, most, options)
-            return jit_call(fit, *given, **static)
-
-        def compiled(
-            params: Any, args: tuple[Any, ...], solver: LeastSquaresMethod, most: jax.Array
-        ) -> Solution:
-            return fit(residuals, jac, params, args, solver, most, options, **static)
-
-        return trace_and_call(compiled, params, args, solver, most)
+        if functions is None:
+            return trace_and_call(
+                lambda *given: fit(residuals, jac, *given, options, **static),
+                *(params, args, solver, most),
+            )
+        given = (*functions, params, args, solver, most)
+        if has_data_options:
+            return jit_call(fit, *given, options, **static)
+        # Arrays that the functions capture are arguments here too, so that new data of the same
+        # shapes compile nothing.
+        return trace_and_call(lambda *given: fit(*given, options, **static), *given)
 
     assert solver is not None
     # A NumPy scalar costs an eager call nothing, a device array some 30 microseconds.
@@ -242,10 +243,9 @@ def least_squares(
         explain_jax_errors("least_squares", "residual_fn"),
     ):
         check_same_params(params)
-        plain_call = callback is None and is_data((solver, options))
-        known = (residual_fn, jac, params, args, constraints)
-        functions = recorded_functions(*known) if plain_call else None
-        residuals = functions[0] if functions else residuals_traced_once(residual_fn, args)
+        has_data_options = callback is None and is_data((solver, options))
+        functions = traced_functions(residual_fn, jac, params, args, constraints)
+        residuals = functions[0] if functions else jit_residuals(residual_fn, args)
         check_enough(scipy_options, residuals, params, args, constraints)
         if any(option is not None for option in options.values()):
             set_up(residuals, params, args, **options)  # inside jit no value can be checked

@@ -92,6 +92,17 @@ def test_equal_programs_of_other_trees_and_types(compilations):
     assert not trace_and_call(lambda x: x, one).weak_type
 
 
+def test_functions_that_a_trace_creates_for_reductions_are_compared(compilations):
+    for k in range(2):
+        data = jnp.arange(3.0) + k
+
+        def f(x, data=data):
+            return jax.lax.reduce(x * data, jnp.float32(0), lambda a, b: jnp.maximum(a, b), (0,))
+
+        assert float(trace_and_call(f, jnp.float32(2))) == 4 + 2 * k
+    assert compilations() == 1
+
+
 def test_precision_is_part_of_the_program():
     def f(x):
         return jnp.asarray(x) / 3

@@ -43,6 +43,10 @@ def numeric(x):
     return jnp.linalg.solve(jnp.eye(3) * (2 + x), noise)[::2] + jnp.sort(DATA)[:2]
 
 
+def reducing(x):
+    return jax.lax.reduce(x * DATA, jnp.float32(0), lambda a, b: a + 2 * b, (0,))
+
+
 FUNCTIONS = [branching, looping, network, numeric]
 
 
@@ -54,7 +58,7 @@ def test_values_and_derivatives_are_those_of_the_function(fn):
         np.testing.assert_array_equal(derived(found)(x), derived(fn)(x))
 
 
-@pytest.mark.parametrize("fn", FUNCTIONS)
+@pytest.mark.parametrize("fn", [*FUNCTIONS, reducing])
 def test_two_traces_of_a_function_are_equal(fn):
     assert structure(fn) == structure(lambda x: fn(x))
     assert hash(structure(fn)) == hash(structure(lambda x: fn(x)))

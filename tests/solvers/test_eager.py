@@ -90,6 +90,7 @@ FITS = {
     "several": several,
     "curve_fit": from_scipy,
     "batch": batch,
+    "loss": lambda shift: plain(shift, loss=lambda z: jnp.log1p(z)),
     "sigma": lambda shift: plain(shift, sigma=0.1 * (1 + abs(shift)) * np.ones_like(T)),
     "bounds": lambda shift: plain(shift, bounds=(-5.0 - shift, 5.0)),
     "constraints": lambda shift: plain(shift, constraints={"rate": fnopt.positive()}),

@@ -131,10 +131,10 @@ def with_a_derivative_that_is_there(
     return run(dataclasses.replace(solver, **change))
 
 
-def recorded_functions(
+def traced_functions(
     residual_fn: Any, jac: Any, params: Any, args: tuple[Any, ...], constraints: Any
 ) -> tuple[TracedFunction | ExampleResiduals, TracedFunction | None] | None:
-    """The functions of a user as values, if the fit runs now and they can be told from others."""
+    """The functions of a user as values, if the call is eager and their jaxprs can be compared."""
     # A Jacobian that can be gone through in chunks is more than a function.
     if not is_eager((params, args, constraints)) or hasattr(jac, "fold"):
         return None
@@ -153,8 +153,8 @@ def recorded_functions(
     return None if r is None or (J is None and jac is not None) else (r, J)
 
 
-def residuals_traced_once(residual_fn: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
-    """The residuals as a function that is traced once for all its uses in a fit."""
+def jit_residuals(residual_fn: Any, args: tuple[Any, ...]) -> Callable[..., Any]:
+    """Apply `jax.jit` to copies of the residual functions, so that a fit traces them once."""
     if isinstance(residual_fn, ExampleResiduals):
         return residual_fn.mapped(lambda fn, example: jit_copy(fn), args[0])
     return jit_copy(joined_function(residual_fn))

@@ -27,7 +27,7 @@ def multiply_scalar(number: Any, x: Any) -> Any:
 
 
 def squared_modulus(x: jax.Array) -> jax.Array:
-    """:math:`|x|^2`, elementwise; real for complex arrays too."""
+    """Squared modulus of every element, :math:`|x|^2`, real for complex arrays too."""
     if jnp.iscomplexobj(x):
         return jnp.square(jnp.real(x)) + jnp.square(jnp.imag(x))
     return jnp.square(x)

@@ -177,4 +177,9 @@ QUERIES = {
     "multi-host": ["guides/many_processes"],
     "importerror": ["install"],
     "reset optimizer state": ["guides/given_weights"],
+    "loss not decreasing": ["guides/health"],
+    "matlab lsqnonlin": ["coming_from/scipy_lmfit_jaxopt"],
+    "print optimizer": ["start/first_optimizer", "guides/sweeps"],
+    "fit error bars": ["guides/robust_fits"],
+    "train only last layer": ["guides/trained_or_state"],
 }

@@ -73,12 +73,9 @@ from fnopt.core._norms import (
 )
 from fnopt.core._numbers import (
     add_epsilon,
-    clip_modulus,
     clip_squarable,
-    divide_by_norm,
     floor_power_of_two,
     is_static_zero,
-    multiply_scalar,
     nonzero,
     range_divisor,
     safe_divide,
@@ -106,7 +103,6 @@ from fnopt.core._slots import (
     declared_slots,
     slot_copy,
     slot_zeros,
-    write_after,
 )
 from fnopt.core._stacks import ArrayStack, map_stacks, stack_alike
 from fnopt.core._static import static
@@ -126,7 +122,6 @@ from fnopt.core._value import (
     call_text,
     config_name,
     hyper,
-    is_negative,
     registry,
 )
 

@@ -18,14 +18,6 @@ def is_static_zero(x: Any) -> bool:
     return isinstance(x, (float, np.floating)) and x == 0
 
 
-def multiply_scalar(number: Any, x: Any) -> Any:
-    """`number * x` in one operation where the dtypes agree.
-
-    The operator is a function of `jnp` under `jit`, which is traced again for every leaf.
-    """
-    return lax.mul(number, x) if number.dtype == x.dtype else number * x
-
-
 def squared_modulus(x: jax.Array) -> jax.Array:
     """Squared modulus of every element, :math:`|x|^2`, real for complex arrays too."""
     if jnp.iscomplexobj(x):
@@ -69,17 +61,6 @@ def nonzero(x: jax.Array) -> jax.Array:
     return jnp.where(x == 0, sharded_full_like(x, 1), x)
 
 
-def clip_modulus(x: jax.Array, most: jax.Array) -> jax.Array:
-    """Clip the modulus of elements to `most`; complex ones keep their phase."""
-    if not jnp.iscomplexobj(x):
-        return jnp.clip(x, -most, most)
-    modulus = jnp.abs(x)
-    is_long = modulus > most
-    return jnp.where(
-        is_long, x * (most / jnp.where(is_long, modulus, sharded_full_like(modulus, 1))), x
-    )
-
-
 def range_divisor(largest: jax.Array) -> jax.Array:
     """Divisor that brings numbers into the dtype's range, from the largest of them.
 
@@ -93,16 +74,6 @@ def range_divisor(largest: jax.Array) -> jax.Array:
     return lax.stop_gradient(
         lax.select(usable, lax.clamp(least, largest, most), sharded_full_like(largest, 1))
     )
-
-
-def divide_by_norm(x: jax.Array, length: jax.Array) -> jax.Array:
-    """`x / length` for any length; `x` where that is zero.
-
-    In two divisions: a float32 length beyond 2^126 has a reciprocal that is subnormal, and zero.
-    """
-    unit = range_divisor(length)
-    rest = length / unit
-    return x / unit / lax.select(rest > 0, rest, sharded_full_like(rest, 1))
 
 
 def safe_divide(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from fnopt.core._dtypes import compute_dtype, real_dtype
 from fnopt.core._leaves import check_inexact
@@ -27,23 +26,6 @@ CustomSlot = Annotated[Any, _SLOT, _CUSTOM]
 
 EventCount = Annotated[jax.Array, _EVENTS]
 """Annotates a field `count` of a state as the number of something else than steps."""
-
-
-def write_after(new: jax.Array, reader: jax.Array) -> jax.Array:
-    """The new value of a slot, written after `reader`, an array made from the old value.
-
-    XLA writes a donated slot in place only if every loop that reads the old value is known to run
-    before. This selection makes it so, which reads `reader` once; otherwise XLA copies the slot.
-
-    Args:
-        new: The new value.
-        reader: An array of the same shape.
-
-    Returns:
-        `new`, but NaN where `reader` is NaN.
-    """
-    unknown = reader if reader.dtype == new.dtype else sharded_full_like(new, jnp.nan)
-    return lax.select(lax.ne(reader, reader), unknown, new)
 
 
 @functools.cache

@@ -72,7 +72,7 @@ class Status(enum.IntEnum):
         return jnp.asarray(self.value, jnp.int32)
 
 
-def is_converged(status: jax.Array) -> jax.Array:
+def is_converged(status: Any) -> jax.Array:
     """Whether status codes report convergence, elementwise."""
     return (status >= Status.CONVERGED_COST.value) & (status <= Status.CONVERGED_GRADIENT.value)
 

@@ -90,14 +90,6 @@ def as_number(value: Any) -> Any:
     return value
 
 
-def is_negative(value: Any) -> bool:
-    """Whether a value is a number, or an array of numbers, below zero, as far as it is known."""
-    value = as_number(value)
-    if isinstance(value, Tracer) or not (isinstance(value, float) or _is_array(value)):
-        return False
-    return bool(np.any(np.asarray(value) < 0))
-
-
 def _check_bounds(
     owner: str, name: str, value: Any, bounds: dict[str, float], infinite: bool
 ) -> None:

@@ -15,7 +15,7 @@ from jax.core import Tracer
 from fnopt.core import check_same_tree, names_text, show_report, where
 from fnopt.monitor._groups import as_groups, group
 from fnopt.monitor._measure import CHEAP, STATISTICS, as_stats, in_parts, measure
-from fnopt.sharding import check_axis_name, shards_over
+from fnopt.sharding import axis_names, check_axis_name, shards_over
 
 
 @functools.partial(
@@ -176,8 +176,7 @@ def health(
     if params is not None:
         check_same_tree(tree, params, "gradients", "params")
     check_axis_name(axis_name)
-    names = (axis_name,) if isinstance(axis_name, str) else tuple(axis_name or ())
-    with shards_over(names) if names else contextlib.nullcontext():
+    with shards_over(axis_names(axis_name)) if axis_name else contextlib.nullcontext():
         rows = measure(jax.tree.leaves(tree), jax.tree.leaves(params), grouping, stats)
         sizes = tuple(n * in_parts() for n in grouping.sizes)
     return Health(grouping.names, sizes, grouping.skipped, grouping.shapes, **rows)

@@ -17,8 +17,8 @@ from fnopt.core import (
     hyper,
     positive_root,
     squared_modulus,
-    write_after,
 )
+from fnopt.optimizers._arithmetic import write_after
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 

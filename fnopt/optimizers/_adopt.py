@@ -15,14 +15,13 @@ from fnopt.core import (
     ScalarOrSchedule,
     Slot,
     as_dtype,
-    clip_modulus,
     ema,
     hyper,
     positive_root,
     squared_modulus,
     static,
-    write_after,
 )
+from fnopt.optimizers._arithmetic import clip_modulus, write_after
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 

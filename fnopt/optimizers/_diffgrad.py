@@ -15,9 +15,9 @@ from fnopt.core import (
     as_dtype,
     positive_root,
     static,
-    write_after,
 )
 from fnopt.optimizers._adam import AdamDirection, adam_means
+from fnopt.optimizers._arithmetic import write_after
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 

@@ -6,9 +6,11 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
+from jax.core import Tracer
 
-from fnopt.core import check_choice, error_scope, is_negative, wrong_arguments
+from fnopt.core import as_number, check_choice, error_scope, wrong_arguments
 
 _Recipe = TypeVar("_Recipe", bound=Callable[..., Any])
 
@@ -58,10 +60,17 @@ def _refuse(recipe: str, method: str, *_: Any, **__: Any) -> None:
     )
 
 
+def _is_negative(value: Any) -> bool:
+    """Whether a number, or an entry of an array, is below zero; False for traced ones."""
+    value = as_number(value)
+    is_known = isinstance(value, (float, jax.Array)) and not isinstance(value, Tracer)
+    return is_known and bool(np.any(np.asarray(value) < 0))
+
+
 def _check_signs(recipe: str, given: dict[str, Any]) -> None:
     """Refuses what a part of a chain may take, for the sake of other chains, and a recipe not."""
     for name in _NOT_NEGATIVE & given.keys():
-        if is_negative(given[name]):
+        if _is_negative(given[name]):
             raise ValueError(f"{recipe}: {name} = {given[name]}, expected {name} >= 0.")
 
 

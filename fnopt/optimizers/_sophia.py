@@ -18,7 +18,6 @@ from fnopt.core import (
     as_transformation,
     bias_correction,
     check_inexact,
-    clip_modulus,
     ema,
     hyper,
     map_leaves,
@@ -27,6 +26,7 @@ from fnopt.core import (
     static,
     zero_count,
 )
+from fnopt.optimizers._arithmetic import clip_modulus
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 

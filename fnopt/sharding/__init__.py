@@ -28,6 +28,7 @@ from fnopt.sharding._divided_slots import (
     step_with_divided_slots,
 )
 from fnopt.sharding._explicit import (
+    axis_names,
     concatenate,
     explicit_spec,
     is_sharded,
@@ -52,7 +53,7 @@ from fnopt.sharding._shards import (
     unsharded_leaves,
 )
 from fnopt.sharding._state import fits_param, match_params, place_state
-from fnopt.sharding._varying import match_mesh, pvary_like, varying_axes
+from fnopt.sharding._varying import pvary_like, varying_axes
 
 __all__ = [
     "concatenate",

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fnopt.sharding._explicit import axis_names
 from fnopt.sharding._varying import pvary_like, varying_axes
 
 
@@ -25,7 +26,7 @@ def check_axis_name(axis_name: Any, what: str = "axis_name") -> None:
         axis_name: A name, or a tuple of names; None for no axis.
         what: The name of the argument, for the message.
     """
-    for name in _names(axis_name):
+    for name in axis_names(axis_name):
         try:
             jax.lax.psum(1, name)
         except NameError:
@@ -79,12 +80,6 @@ _all_gather_invariant: Any = getattr(jax.lax, "all_gather_invariant", None) or f
 )
 
 
-def _names(axis_name: Any) -> tuple[Any, ...]:
-    if axis_name is None:
-        return ()
-    return tuple(axis_name) if isinstance(axis_name, (tuple, list)) else (axis_name,)
-
-
 # Tracing is plain Python, so a context variable reaches all functions that a solver calls.
 _axes: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("row_axes", default=())
 
@@ -93,7 +88,7 @@ _axes: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("row_axe
 def rows_sharded_over(axis_name: Any) -> Iterator[None]:
     """Declare that residuals are rows of a vector that is sharded over named axes."""
     check_axis_name(axis_name)
-    token = _axes.set(_names(axis_name))
+    token = _axes.set(axis_names(axis_name))
     try:
         yield
     finally:

@@ -21,6 +21,13 @@ Spec = tuple[Any, ...]
 """For every dimension: the mesh axis (or axes) that it is sharded over, or None."""
 
 
+def axis_names(axes: Any) -> tuple[Any, ...]:
+    """The names in None, one name, or several."""
+    if axes is None:
+        return ()
+    return tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
+
+
 def explicit_spec(x: Any) -> Spec:
     """The explicit mesh axes that every dimension is sharded over; all None on automatic meshes."""
     aval = x if isinstance(x, ShapedArray) else jax.typeof(x)
@@ -67,12 +74,12 @@ def replicate_for_batch(shared: Any, batch: Any) -> Any:
         name
         for x in jax.tree.leaves(batch)
         for axis in explicit_spec(x)[:1]
-        for name in _names(axis)
+        for name in axis_names(axis)
     }
 
     def replicate_leaf(x: Any) -> Any:
         spec = explicit_spec(x) if hasattr(x, "dtype") else ()
-        shared_axes = [d for d, axis in enumerate(spec) if used & {*_names(axis)}]
+        shared_axes = [d for d, axis in enumerate(spec) if used & {*axis_names(axis)}]
         return replicate(x, *shared_axes) if shared_axes else x
 
     return jax.tree.map(replicate_leaf, shared) if used else shared
@@ -129,7 +136,7 @@ def _common_spec(specs: set[Spec], joint: int) -> PartitionSpec:
         is_joint = i == joint % len(next(iter(specs)))
         candidates = axes if is_joint else axes - {None}
         kept.append(candidates.pop() if len(candidates) == 1 else None)
-    names = [name for axes in kept for name in _names(axes)]
+    names = [name for axes in kept for name in axis_names(axes)]
     return PartitionSpec(*(kept if len({*names}) == len(names) else [None] * len(kept)))
 
 
@@ -147,9 +154,9 @@ def product_sharding(
     if not (is_sharded(a) or is_sharded(b)):
         return None
     left = _without(explicit_spec(a), summed[0])
-    used = {name for axes in left for name in _names(axes)}
+    used = {name for axes in left for name in axis_names(axes)}
     right = _without(explicit_spec(b), summed[1])[batch:]
-    free = [None if used & {*_names(axes)} else axes for axes in right]
+    free = [None if used & {*axis_names(axes)} else axes for axes in right]
     mesh = jax.typeof(a if is_sharded(a) else b).sharding.mesh
     return NamedSharding(mesh, PartitionSpec(*left, *free))
 
@@ -157,10 +164,6 @@ def product_sharding(
 def _without(spec: Spec, dimension: int) -> Spec:
     dimension %= len(spec)
     return spec[:dimension] + spec[dimension + 1 :]
-
-
-def _names(axes: Any) -> tuple[Any, ...]:
-    return axes if isinstance(axes, tuple) else (() if axes is None else (axes,))
 
 
 @contextlib.contextmanager

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.core import ShapedArray
 
 
@@ -33,16 +32,6 @@ def pvary_like(tree: Any, like: Any) -> Any:
         return _pvary(x, lacking) if lacking else x
 
     return jax.tree.map(pvary_leaf, tree)
-
-
-def match_mesh(x: jax.Array, like: jax.Array) -> jax.Array:
-    """Put the type of an array on the mesh of another: JAX 0.7 compares the meshes of carries.
-
-    An array that depends on no input of a `shard_map` is on no mesh.
-    """
-    if jax.typeof(x).sharding.mesh == jax.typeof(like).sharding.mesh:
-        return x
-    return x + jnp.zeros_like(like)
 
 
 def _pvary(x: Any, axes: tuple[str, ...]) -> Any:

@@ -15,7 +15,6 @@ from fnopt.jacobians import lacks_forward
 from fnopt.programs import convert_closure
 from fnopt.residuals import Derivative, linearise, minimum_tangent, pushed
 from fnopt.sharding import (
-    match_mesh,
     psum,
     psum_rows,
     pvary_like,
@@ -81,10 +80,20 @@ def implicitly(
         with rows_sharded_over(axes):  # the rule is traced when everything else is done
             end = run(*primals)
             moved = _tangent(rebuilt, end, data, change, mode)
-        return end._replace(params=match_mesh(end.params, moved.params)), moved
+        return end._replace(params=_on_mesh_of(end.params, moved.params)), moved
 
     closed_over = consts, at_consts, gram_consts, more
     return run(x, (closed_over, problem.losses, problem.box), solver, max_steps)
+
+
+def _on_mesh_of(x: jax.Array, like: jax.Array) -> jax.Array:
+    """Put the type of an array on the mesh of another: JAX 0.7 compares the meshes of carries.
+
+    An array that depends on no input of a `shard_map` is on no mesh.
+    """
+    if jax.typeof(x).sharding.mesh == jax.typeof(like).sharding.mesh:
+        return x
+    return x + jnp.zeros_like(like)
 
 
 def _opened_gram(gram: Any, x: jax.Array) -> tuple[Callable[[list[Any]], Any], list[Any]]:

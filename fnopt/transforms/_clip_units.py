@@ -7,16 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Leafwise,
-    Scalar,
-    axis_norms,
-    divide_by_norm,
-    global_norm,
-    hyper,
-    is_integer,
-    static,
-)
+from fnopt.core import Leafwise, Scalar, axis_norms, global_norm, hyper, is_integer, static
+from fnopt.transforms._normalize import divide_by_norm
 
 
 class clip_by_block_rms(Leafwise):

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+from jax import lax
 
-from fnopt.core import Leafwise, ScalarOrSchedule, hyper, multiply_scalar
+from fnopt.core import Leafwise, ScalarOrSchedule, hyper
 
 
 class ScaleByLearningRateState(NamedTuple):
@@ -45,4 +46,5 @@ class scale_by_learning_rate(Leafwise):
         return {"step": -h.learning_rate}
 
     def leaf(self, h: Any, g: Any) -> Any:
-        return multiply_scalar(h.step, g)
+        # The operator is a function of `jnp` under `jit`, which is traced again for every leaf.
+        return lax.mul(h.step, g) if h.step.dtype == g.dtype else h.step * g

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fnopt.core import (
     EmptyState,
     Scalar,
     Transformation,
     add_epsilon,
-    divide_by_norm,
     global_norm,
     hyper,
     map_leaves,
+    range_divisor,
 )
+from fnopt.sharding import sharded_full_like
+
+
+def divide_by_norm(x: jax.Array, length: jax.Array) -> jax.Array:
+    """`x / length` for any length; `x` where that is zero.
+
+    In two divisions: a float32 length beyond 2^126 has a reciprocal that is subnormal, and zero.
+    """
+    unit = range_divisor(length)
+    rest = length / unit
+    return x / unit / lax.select(rest > 0, rest, sharded_full_like(rest, 1))
 
 
 class normalize_by_update_norm(Transformation):

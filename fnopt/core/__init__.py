@@ -6,10 +6,6 @@ packages of `fnopt`.
 
 from __future__ import annotations
 
-import importlib
-import warnings
-from typing import Any
-
 from fnopt.core import _exponents as exponents
 from fnopt.core._abstract import is_abstract, zeros_for
 from fnopt.core._apply import Params, apply_updates, cast_like
@@ -29,6 +25,7 @@ from fnopt.core._checks import (
 from fnopt.core._chunks import check_chunk_size, scan_chunks
 from fnopt.core._config import from_config, to_config
 from fnopt.core._counts import count_of, first_count, next_count
+from fnopt.core._deprecated import deprecated_names
 from fnopt.core._display import show_report, show_shapes, table_lines
 from fnopt.core._dtypes import (
     compute_dtype,
@@ -125,35 +122,25 @@ from fnopt.core._value import (
     registry,
 )
 
-# Names before version 0.2, and what they are now.
+# Old names, which warn.
 _RENAMED = {
-    "OwnSlot": "fnopt.core.CustomSlot",
+    "OwnSlot": "CustomSlot",
     "check_clip_norm": "fnopt.gradients._checks.check_clip_norm",
     "check_some": "fnopt.gradients._checks.check_not_empty",
     "check_weights": "fnopt.gradients._checks.check_weights",
-    "checked_chunk_size": "fnopt.core.check_chunk_size",
+    "checked_chunk_size": "check_chunk_size",
     "checked_loss": "fnopt.gradients._checks.check_example_loss",
-    "described": "fnopt.core.type_text",
+    "described": "type_text",
     "folded": "fnopt.gradients._checks.fold_in_step",
-    "foreign": "fnopt.core.from_pair",
-    "increment": "fnopt.core.safe_increment",
-    "listing": "fnopt.core.names_text",
-    "place": "fnopt.core.error_scope",
-    "shown": "fnopt.core.leaf_text",
+    "foreign": "from_pair",
+    "increment": "safe_increment",
+    "listing": "names_text",
+    "place": "error_scope",
+    "shown": "leaf_text",
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _RENAMED:
-        raise AttributeError(f"module 'fnopt.core' has no attribute {name!r}")
-    module, _, new = _RENAMED[name].rpartition(".")
-    warnings.warn(
-        f"fnopt.core.{name} is deprecated: write {_RENAMED[name]}.",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return getattr(importlib.import_module(module), new)
-
+__getattr__ = deprecated_names(__name__, _RENAMED)
 
 __all__ = [
     "EXTRA_ARGS",

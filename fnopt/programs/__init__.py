@@ -5,9 +5,7 @@ Only this package knows the structure of jaxprs, which may change with a release
 
 from __future__ import annotations
 
-import warnings
-from typing import Any
-
+from fnopt.core import deprecated_names
 from fnopt.programs import _jaxprs as jaxprs
 from fnopt.programs._calls import is_on_one_device, jit_call, trace_and_call
 from fnopt.programs._control_flow import (
@@ -27,7 +25,7 @@ from fnopt.programs._traced_function import TracedFunction, is_data, trace_funct
 from fnopt.programs._tracing import convert_closure, copy_function, is_eager
 from fnopt.programs._tracing import jit_copy as jit_copy
 
-# Names before version 0.2, and what they are now.
+# Old names, which warn.
 _RENAMED = {
     "IN_RULE": "HIDDEN_BY_RULE",
     "Level": "JaxprNodes",
@@ -47,17 +45,7 @@ _RENAMED = {
 }
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _RENAMED:
-        raise AttributeError(f"module 'fnopt.programs' has no attribute {name!r}")
-    new = _RENAMED[name]
-    warnings.warn(
-        f"fnopt.programs.{name} is deprecated: write fnopt.programs.{new}.",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return globals()[new]
-
+__getattr__ = deprecated_names(__name__, _RENAMED)
 
 __all__ = [
     "HIDDEN_BY_RULE",

@@ -48,10 +48,17 @@ class LaneProblems(NamedTuple):
     """What residuals cost, from the data."""
 
 
+class LossRows(NamedTuple):
+    """The residuals before a loss weights them, and the columns that it has weighted."""
+
+    residuals: jax.Array  # [m, lanes]
+    columns: list[jax.Array]
+
+
 def evaluate(
     problems: LaneProblems, x: jax.Array, data: Any, dense: bool = False, **floor: float
-) -> tuple[Linearization, jax.Array | None]:
-    """The points with their normal equations, and the residuals that aren't weighted by a loss.
+) -> tuple[Linearization, Any]:
+    """The points with their normal equations, and `LossRows` where residuals have a loss.
 
     The normal matrix is a tuple of its entries, or dense where params are taken out of it.
     """
@@ -69,7 +76,7 @@ def evaluate(
         cost = costed(problems, RobustCost.felt_cost, data, residuals)
     norms = jnp.sqrt(jnp.stack([row[-1] for row in sums.A]))
     point = Linearization(x, r, A, cost, jnp.stack(sums.g), norms)
-    return point, None if losses is None else residuals
+    return point, None if losses is None else LossRows(residuals, columns)
 
 
 def costed(problems: LaneProblems, cost: Any, data: Any, *residuals: Any) -> jax.Array:
@@ -90,7 +97,7 @@ def lane_summary(problems: LaneProblems, x: jax.Array, data: Any) -> tuple[jax.A
     inverse = over_lanes(gram_spectrum)(point)[1]
     if r is None:
         return point.cost, inverse
-    return costed(problems, RobustCost.cost, data, r), inverse
+    return costed(problems, RobustCost.cost, data, r.residuals), inverse
 
 
 def step(
@@ -121,11 +128,14 @@ def step(
         trial, x = over_lanes(_propose_within)(search, scale, box)
     x = jnp.where(search.radius <= 0, search.point.x, x)
     there, r = evaluate(problems, x, data, dense=box is not None)
+    rows: Any = search.residuals
     if r is None:
         before, after = search.point.r, there.r
         actual = sum_points([(before - after) * (before + after)])[0] / 2
     else:
-        actual = costed(problems, RobustCost.reduction, data, search.residuals, r)
+        pulled = search.point.r * sum(c * p for c, p in zip(rows.columns, trial.step, strict=True))
+        reduction = RobustCost.reduction
+        actual = costed(problems, reduction, data, rows.residuals, r.residuals, pulled)
 
     running = search.status == Status.RUNNING.value
     # A lane that is done takes no step.

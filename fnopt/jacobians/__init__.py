@@ -12,6 +12,8 @@ from fnopt.jacobians._forward_from_reverse import forward_from_reverse as forwar
 from fnopt.jacobians._of_function import jacobian
 from fnopt.jacobians._of_function import tree_or_matrix as tree_or_matrix
 from fnopt.jacobians._operator import JacobianOperator
+from fnopt.jacobians._pairs import distinct_edges as distinct_edges
+from fnopt.jacobians._pairs import row_pairs as row_pairs
 from fnopt.jacobians._per_example import per_example_jacobian
 from fnopt.jacobians._ravel import held_as_zeros as held_as_zeros
 from fnopt.jacobians._ravel import ravel

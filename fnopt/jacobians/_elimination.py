@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fnopt.jacobians._colouring import Sparsity
-from fnopt.jacobians._pairs import ManyPairsError, coupled, edges, pairs
+from fnopt.jacobians._pairs import ManyPairsError, coupled, distinct_edges, row_pairs
 from fnopt.jacobians._unknown_groups import Shapes, unknown_groups
 
 Sizes = tuple[int, int]
@@ -178,7 +178,7 @@ def _planned(rows: np.ndarray, cols: np.ndarray, m: int, n: int, leaves: Shapes)
     rest = np.setdiff1d(np.arange(size.size), taken)
     place = np.argsort(np.concatenate([taken, rest]))  # of a group in the order
     order = np.lexsort((np.arange(n), place[group]))
-    laid = _Layout(size[np.argsort(place)], *edges(*(place[part] for part in between)))
+    laid = _Layout(size[np.argsort(place)], *distinct_edges(*(place[part] for part in between)))
     of_level, first = [], 0
     for level in levels:
         of_level.append(laid.level(first, first + level.size))
@@ -197,7 +197,7 @@ def _levels(
     while dense and spent < best and len(levels) <= kept + _PATIENCE:
         taken, one, other = _next_level(size, left, *now)
         try:
-            first, second = pairs(one)
+            first, second = row_pairs(one)
         except ManyPairsError:
             break
         s = size[taken[0]]
@@ -207,11 +207,13 @@ def _levels(
         dense -= int(size[taken].sum())
         levels.append(taken)
         keep = left[now[0]] & left[now[1]]
-        now = edges(np.r_[now[0][keep], other[first]], np.r_[now[1][keep], other[second]])
+        now = distinct_edges(np.r_[now[0][keep], other[first]], np.r_[now[1][keep], other[second]])
         everything.append(now)
         if spent + dense**3 / 3 < best:
             best, kept = spent + dense**3 / 3, len(levels)
-    return levels[:kept], edges(*map(np.concatenate, zip(*everything[: kept + 1], strict=True)))
+    return levels[:kept], distinct_edges(
+        *map(np.concatenate, zip(*everything[: kept + 1], strict=True))
+    )
 
 
 def _next_level(
@@ -301,7 +303,7 @@ class _Layout:
             at = self.find(later[here], earlier[here])
             blocks[t] = slice(int(at[0]), int(at[-1]) + 1)
             local[here] = np.arange(at.size)
-        a, b = pairs(earlier)
+        a, b = row_pairs(earlier)
         products = self.products(later[a], later[b], local[a], local[b])
         return EliminationLevel(
             s,
@@ -327,5 +329,5 @@ def _gram(layout: _Layout, rows: np.ndarray, group: np.ndarray, position: np.nda
         here = np.flatnonzero(layout.size[group] == s)
         at = local[part[here]], position[here] - layout.start[group[here]]
         entries[at] = here
-    a, b = pairs(row)  # the groups of a row ascend, so that a is the later one
+    a, b = row_pairs(row)  # the groups of a row ascend, so that a is the later one
     return Gram(parts, layout.products(of[a], of[b], local[a], local[b]))

@@ -1,10 +1,10 @@
-"""Pairs of what is in one row, by sorting."""
+"""Pairs of entries that share a row, by sorting."""
 
 from __future__ import annotations
 
 import numpy as np
 
-_MOST = 2**22  # their numbers take 0.1 GB, and a second to sort
+_MOST = 2**22  # pairs: their indices take 0.1 GB, and a second to sort
 
 
 class ManyPairsError(Exception):
@@ -15,19 +15,23 @@ def coupled(rows: np.ndarray, cols: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     """The pairs of different columns that share a row, once, the larger first."""
     keys = distinct(rows.astype(np.int64) * (cols.max(initial=0) + 1) + cols)
     rows, cols = np.divmod(keys, cols.max(initial=0) + 1)
-    a, b = pairs(rows)
-    return edges(cols[a], cols[b])
+    a, b = row_pairs(rows)
+    return distinct_edges(cols[a], cols[b])
 
 
-def pairs(owner: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def row_pairs(owner: np.ndarray, most: int = _MOST) -> tuple[np.ndarray, np.ndarray]:
     """All pairs of positions of equal values of a sorted array, each once, with itself too.
 
+    Args:
+        owner: The array.
+        most: The largest number of pairs.
+
     Raises:
-        ManyPairsError: If there are too many.
+        ManyPairsError: If there are more.
     """
     starts = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]]) if owner.size else owner[:0]
     counts = np.diff(np.r_[starts, owner.size])
-    if np.sum(counts * (counts + 1) // 2) > _MOST:
+    if np.sum(counts * (counts + 1) // 2) > most:
         raise ManyPairsError
     # Position p pairs with all from the start of its value to p.
     before = np.arange(owner.size) - np.repeat(starts, counts)
@@ -37,7 +41,7 @@ def pairs(owner: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return a, b + np.repeat(np.repeat(starts, counts), before + 1)
 
 
-def edges(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def distinct_edges(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Pairs of different numbers, once, the larger first."""
     high, low = np.maximum(a, b), np.minimum(a, b)
     bound = int(high.max(initial=0)) + 1

@@ -33,9 +33,7 @@ from fnopt.linear._triangle_system import LiftedSystem, TriangleSystem
 from fnopt.linear._triangle_system import cut_to_radius as cut_to_radius
 from fnopt.linear._unrolled import NormalEquations as NormalEquations
 from fnopt.linear._unrolled import Rows as Rows
-from fnopt.linear._unrolled import jacobi_scale as jacobi_scale
 from fnopt.linear._unrolled import normal_equations as normal_equations
-from fnopt.linear._unrolled import scaled as scaled
 from fnopt.linear._unrolled import sum_points as sum_points
 from fnopt.linear._unrolled import unrolled_backward as unrolled_backward
 from fnopt.linear._unrolled import unrolled_cholesky as unrolled_cholesky

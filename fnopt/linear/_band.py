@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.jacobians import SparseJacobian, Sparsity
+from fnopt.jacobians import SparseJacobian, Sparsity, distinct_edges, row_pairs
 
 _BLOCK = 16  # smaller blocks aren't faster: what counts then is how many there are
 _MOST_PAIRS = 2**24  # of entries in a row, whose indices take 200 MB
@@ -33,6 +33,7 @@ class BandLayout:
     ) -> None:
         self.order = order
         self.size = size
+        self.widest = 2 * size  # entries in a row of the factor, which is two blocks
         self.blocks = -(-order.size // size)
         self.position = np.argsort(order)
         self._left, self._right, self._target = places
@@ -86,12 +87,14 @@ def band_of(sparsity: Sparsity, by_rows: bool, widest: int) -> BandLayout | None
     most = int(np.bincount(rows, minlength=1).max(initial=0))
     if most > widest or rows.size * most > _MOST_PAIRS:
         return None
-    left, right = _products(rows, most)
+    by_row = np.argsort(rows, kind="stable")
+    left, right = (by_row[part] for part in row_pairs(rows[by_row], _MOST_PAIRS))
     a, b = cols[left], cols[right]
     order = np.arange(n)
     width = _width(order, a, b)
     if width > _BLOCK:
-        starts, ends = _edges(a, b, n)
+        high, low = distinct_edges(a, b)
+        starts, ends = np.r_[high, low], np.r_[low, high]
         if np.bincount(starts, minlength=1).max() > 2 * widest:  # in any order
             return None
         order = min(
@@ -104,26 +107,9 @@ def band_of(sparsity: Sparsity, by_rows: bool, widest: int) -> BandLayout | None
     return BandLayout(order, size, _placed(order, size, left, right, cols))
 
 
-def _products(rows: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """All pairs of entries that share a row, each with itself too."""
-    by_row = np.argsort(rows, kind="stable")
-    rows = rows[by_row]
-    starts = [np.flatnonzero(rows[d:] == rows[: rows.size - d]) for d in range(most)]
-    left = np.concatenate(starts)
-    right = np.concatenate([start + d for d, start in enumerate(starts)])
-    return by_row[left], by_row[right]
-
-
 def _width(order: np.ndarray, a: np.ndarray, b: np.ndarray) -> int:
     position = np.argsort(order)
     return int(np.abs(position[a] - position[b]).max(initial=0))
-
-
-def _edges(a: np.ndarray, b: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """The couplings of different columns, each from both ends, once."""
-    keys = np.sort(np.concatenate([a.astype(np.int64) * n + b, b.astype(np.int64) * n + a]))
-    rows, cols = np.divmod(keys[np.r_[True, keys[1:] != keys[:-1]]], n)
-    return rows[rows != cols], cols[rows != cols]
 
 
 def _placed(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,9 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.core import matmul
-from fnopt.linear._band import BandLayout
-from fnopt.linear._gram_system import TallGramSystem
-from fnopt.linear._secular import Solvers, cholesky, rounding_damping
+from fnopt.linear._gram_system import SparseGramSystem
+from fnopt.linear._secular import Solvers, cholesky
 from fnopt.sharding import pvary_like
 
 
@@ -75,7 +73,7 @@ def _solve(L: jax.Array, B: jax.Array, transposed: bool = False) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class BandedGramSystem(TallGramSystem):
+class BandedGramSystem(SparseGramSystem):
     r"""A linear model whose normal equations have a narrow band.
 
     The steps are those of :class:`TallGramSystem`, for :math:`O(n b^2)` operations rather than
@@ -87,7 +85,7 @@ class BandedGramSystem(TallGramSystem):
         start: A guess of the damping, a scalar; it saves factorisations.
         pull: :math:`w \mapsto A^T w`.
         push: :math:`v \mapsto A v`.
-        band: Where which unknown is in the blocks.
+        layout: The band, which says where an unknown is in the blocks.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np
@@ -102,26 +100,11 @@ class BandedGramSystem(TallGramSystem):
         [-0.5 -0.5 -0.5]
     """
 
-    push: Callable[[jax.Array], jax.Array] = lambda v: v
-    band: BandLayout | None = None
-
-    def model_norm(self, v: jax.Array) -> jax.Array:
-        r"""The square :math:`\|A v\|^2`."""
-        return jnp.sum(jnp.square(self.push(v)))
-
-    @property
-    def _least(self) -> jax.Array:
-        # Rounding adds up over what a row of the factor holds, which is two blocks.
-        diagonal = jnp.diagonal(self.G[:, 0], axis1=1, axis2=2)
-        return rounding_damping(jnp.max(diagonal), 2 * self.G.shape[-1])
-
     def _factor(self, lam: jax.Array) -> Any:
         return band_cholesky(self.G, lam)
 
     def _solvers(self, factor: Any) -> Solvers:
-        band = self.band
-        assert band is not None
         return Solvers(
-            lambda b: band_forward(factor, band.blocked(b)),
-            lambda y: band.flat(band_backward(factor, y)),
+            lambda b: band_forward(factor, self.layout.blocked(b)),
+            lambda y: self.layout.flat(band_backward(factor, y)),
         )

@@ -34,6 +34,11 @@ class BlockLayout:
 
     plan: Elimination
 
+    @property
+    def widest(self) -> int:
+        """The largest number of entries in a row of the factor."""
+        return self.plan.widest
+
     def gram(self, J: SparseJacobian) -> Blocks:
         """The blocks of :math:`J^T J`."""
         plan, values = self.plan, J.entries[2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,8 +11,8 @@ from jax import lax
 
 from fnopt.core import matmul
 from fnopt.linear._block_layout import BlockLayout, Blocks
-from fnopt.linear._gram_system import TallGramSystem
-from fnopt.linear._secular import Solvers, backward, cholesky, forward, rounding_damping
+from fnopt.linear._gram_system import SparseGramSystem
+from fnopt.linear._secular import Solvers, backward, cholesky, forward
 
 # Columns of a block: as sums, products of 9 x 3 blocks are 1.6 times as fast as a batched product
 # (8 against 13 ms for 20,000 pairs on a CPU core, JAX 0.10). More make the program long.
@@ -103,7 +102,7 @@ def _times_transposed(A: jax.Array, B: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True)
-class EliminatedGramSystem(TallGramSystem):
+class EliminatedGramSystem(SparseGramSystem):
     r"""A linear model whose sparse normal equations are factorised by levels.
 
     The steps are those of :class:`TallGramSystem`.
@@ -129,28 +128,11 @@ class EliminatedGramSystem(TallGramSystem):
         [-0.5 -0.5 -0.5]
     """
 
-    G: Any
-    push: Callable[[jax.Array], jax.Array] = lambda v: v
-    layout: BlockLayout | None = None
-
-    def model_norm(self, v: jax.Array) -> jax.Array:
-        r"""The square :math:`\|A v\|^2`."""
-        return jnp.sum(jnp.square(self.push(v)))
-
-    @property
-    def _least(self) -> jax.Array:
-        assert self.layout is not None
-        # Rounding adds up over what a row of the factor holds.
-        diagonal = self.layout.diagonal(self.G)
-        return rounding_damping(jnp.max(diagonal), self.layout.plan.widest)
-
     def _factor(self, lam: jax.Array) -> Any:
-        assert self.layout is not None
         return eliminate(self.layout, self.G, lam)
 
     def _solvers(self, factor: Any) -> Solvers:
         layout = self.layout
-        assert layout is not None
         order, position = layout.plan.order, layout.plan.position
         return Solvers(
             lambda b: eliminated_forward(layout, factor, b[order]),

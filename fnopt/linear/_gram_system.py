@@ -17,7 +17,7 @@ from fnopt.linear._secular import (
     backward,
     cholesky,
     forward,
-    least_damping,
+    rounding_damping,
     secular_root,
 )
 from fnopt.linear._system import DampedStep
@@ -114,7 +114,7 @@ class TallGramSystem(_GramSystem):
 
     @property
     def _least(self) -> jax.Array:
-        return least_damping(self.G)
+        return _least_damping(self.G)
 
     @property
     def _gradient_norm(self) -> jax.Array:
@@ -134,6 +134,24 @@ class TallGramSystem(_GramSystem):
 
     def _step(self, solved: Damped, least: jax.Array) -> DampedStep:
         return _damped_step(solved, solved.y, self.model_norm(solved.y), least)
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseGramSystem(TallGramSystem):
+    """Normal equations in dense blocks, which a subclass factorises by their layout."""
+
+    G: Any
+    push: Callable[[jax.Array], jax.Array] = lambda v: v
+    layout: Any = None
+
+    def model_norm(self, v: jax.Array) -> jax.Array:
+        r"""The square :math:`\|A v\|^2`."""
+        return jnp.sum(jnp.square(self.push(v)))
+
+    @property
+    def _least(self) -> jax.Array:
+        # Rounding adds up over the entries of a row of the factor.
+        return rounding_damping(jnp.max(self.layout.diagonal(self.G)), self.layout.widest)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,7 +195,7 @@ class WideGramSystem(_GramSystem):
 
     @property
     def _least(self) -> jax.Array:
-        return least_damping(self.K)
+        return _least_damping(self.K)
 
     @property
     def _gradient_norm(self) -> jax.Array:
@@ -195,6 +213,11 @@ class WideGramSystem(_GramSystem):
     def _step(self, solved: Damped, least: jax.Array) -> DampedStep:
         model_norm = jnp.sum(jnp.square(matmul(self.K, solved.y)))
         return _damped_step(solved, -self.pull(solved.y), model_norm, least)
+
+
+def _least_damping(K: jax.Array) -> jax.Array:
+    """The damping that rounding makes necessary for a dense matrix."""
+    return rounding_damping(jnp.max(jnp.diagonal(K), initial=0), K.shape[0])
 
 
 def _damped_step(

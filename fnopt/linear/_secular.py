@@ -53,11 +53,6 @@ class Solvers(NamedTuple):
     backward: Callable[[jax.Array], jax.Array]  # y -> x with L^T x = y
 
 
-def least_damping(K: jax.Array) -> jax.Array:
-    """The damping that rounding makes necessary for a dense matrix."""
-    return rounding_damping(jnp.max(jnp.diagonal(K), initial=0), K.shape[0])
-
-
 def rounding_damping(top: jax.Array, k: int) -> jax.Array:
     r"""The damping that rounding makes necessary: :math:`32 \sqrt{k}\, \epsilon \max_i K_{ii}`.
 

@@ -112,19 +112,6 @@ def _sums_of_tangents(axis: int, primals: Any, tangents: Any) -> Any:
     return _sum_together(terms, axis), tuple(jnp.sum(rate, axis) for rate in rates)
 
 
-def jacobi_scale(A: Rows) -> tuple[jax.Array, ...]:
-    r"""One over the norms of the Jacobian's columns, :math:`A_{ii}^{-1/2}`; 1 for a zero column."""
-    diagonal = [row[-1] for row in A]
-    return tuple(lax.rsqrt(jnp.where(a > 0, a, jnp.ones_like(a))) for a in diagonal)
-
-
-def scaled(A: Rows, scale: Sequence[jax.Array]) -> Rows:
-    r"""The matrix :math:`S A S` with :math:`S = \mathrm{diag}(s)`."""
-    return tuple(
-        tuple(scale[i] * a * scale[j] for j, a in enumerate(row)) for i, row in enumerate(A)
-    )
-
-
 def unrolled_cholesky(A: Rows, damping: jax.Array, least: float | jax.Array = 0.0) -> Factor:
     r"""Factors :math:`A + \lambda I = L L^T` for every lane.
 

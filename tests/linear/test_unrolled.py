@@ -3,9 +3,7 @@ import numpy as np
 import pytest
 
 from fnopt.linear import (
-    jacobi_scale,
     normal_equations,
-    scaled,
     unrolled_cholesky,
     unrolled_inverse,
     unrolled_rank,
@@ -72,25 +70,14 @@ def test_inverse_agrees_with_numpy(n):
         np.testing.assert_allclose(inverse[..., lane], np.linalg.inv(A.T @ A), rtol=1e-3, atol=1e-6)
 
 
-def test_columns_of_length_one():
-    J, r = jacobians(9, 3)
-    J[:, 1] *= 1e6
-    J[:, 2] = 0
-    A = sums(J, r).A
-    diagonal = [row[-1] for row in scaled(A, jacobi_scale(A))]
-    np.testing.assert_allclose(diagonal[0], 1, rtol=1e-6)
-    np.testing.assert_allclose(diagonal[1], 1, rtol=1e-6)
-    np.testing.assert_array_equal(diagonal[2], 0)
-
-
 def test_rank_and_finite_solutions_where_columns_depend():
     J, r = jacobians(9, 3)
     J[:, 2, 1] = J[:, 0, 1] - J[:, 1, 1]
     J[:, 1, 2] = 0
     J[..., 3] = 0
+    J /= np.maximum(np.linalg.norm(J, axis=0), 1e-30)
     found = sums(J, r)
-    s = jacobi_scale(found.A)
-    factor = unrolled_cholesky(scaled(found.A, s), jnp.zeros(LANES), least=1e-5)
+    factor = unrolled_cholesky(found.A, jnp.zeros(LANES), least=1e-5)
     np.testing.assert_array_equal(unrolled_rank(factor), [3, 2, 2, 0, 3])
     np.testing.assert_array_equal(factor.definite, [True, False, False, False, True])
     assert np.all(np.isfinite(unrolled_solve(factor, found.g)))

@@ -21,7 +21,7 @@ from fnopt.curves._curve_data import (
     is_matrix,
     without_nan,
 )
-from fnopt.curves._curve_options import CurveFitOptions, Numbers
+from fnopt.curves._curve_options import CurveFitOptions, Numbers, check_method, read_keywords
 from fnopt.curves._curve_start import as_numbers, is_model, numbers_noted, start_of
 from fnopt.curves._failures import OptimizeWarning, report_failures
 from fnopt.curves._fit import Fit
@@ -33,7 +33,6 @@ from fnopt.curves._residuals import (
     fisher_rows,
     residual_jacobian,
 )
-from fnopt.curves._scipy_options import check_method, solver_options
 from fnopt.residuals import named_loss
 from fnopt.sharding import psum
 from fnopt.solvers import Solution, covariance_of, least_squares, levenberg_marquardt
@@ -230,10 +229,10 @@ def curve_fit(
     _check_function(f)
     steps = max(check_count(maxfev or max_nfev or 1000, "maxfev", "curve_fit") - 1, 1)
     loss = named_loss(loss, f_scale) if isinstance(loss, str) else loss
-    options = solver_options(scipy_options)
-    verbose, callback = options.get("verbose", 0), options.get("callback")
-    callback = print if verbose == 2 and callback is None else callback
-    radius: dict[str, Any] = {"radius": float(options["factor"])} if "factor" in options else {}
+    read = read_keywords(scipy_options)
+    verbose = read.get("verbose", 0)
+    callback = read.get("callback", print if verbose == 2 else None)
+    radius: dict[str, Any] = {"radius": float(read["factor"])} if "factor" in read else {}
     check_finite = nan_policy is None if check_finite is None else check_finite
     x, y = checked_x(xdata, check_finite), checked_y(ydata, check_finite)
     x, y, sigma = without_nan(x, y, sigma, nan_policy)

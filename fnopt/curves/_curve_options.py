@@ -1,4 +1,4 @@
-"""Types of `curve_fit`'s arguments."""
+"""Types of `curve_fit`'s arguments, and the keywords that SciPy hands on to its solvers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any, TypedDict
 
 import jax
 import numpy as np
+
+from fnopt.solvers import ScipyTable
 
 Numbers = Sequence[float] | list[float | jax.Array] | np.ndarray | jax.Array | float
 """A start whose entries are the arguments of the model; any other is passed to it as it is."""
@@ -39,3 +41,61 @@ class CurveFitOptions(TypedDict, total=False):
     tr_solver: Any
     tr_options: Any
     workers: Any
+
+
+METHODS = (None, "lm", "trf", "dogbox")
+_WEIGHTS = "Write sigma=1 / jnp.sqrt(weights): residuals are divided by it"
+_CLOSURE = "Let f take what it needs from a closure or functools.partial"
+_SOLVER = "It is one of fnopt.least_squares, whose function is lambda p: f(xdata, *p) - ydata"
+_TABLE = ScipyTable(
+    "curve_fit",
+    # What follows `callback` has no meaning here: derivatives are exact, the method doesn't depend
+    # on the units of the params, and it chooses its own linear algebra.
+    keywords=(
+        *("factor", "verbose", "col_deriv", "callback"),
+        *("epsfcn", "diff_step", "x_scale", "diag", "tr_solver", "tr_options", "workers"),
+    ),
+    instead={
+        "Dfun": "Call it jac",
+        "batch": "Many sets of data are fitted by fnopt.curve_fit_batch(f, x, y, p0)",
+        "jac_sparsity": "Use fnopt.least_squares(..., jac=fnopt.sparse_jacobian(...))",
+        **dict.fromkeys(("weights", "w"), _WEIGHTS),
+        **dict.fromkeys(("func", "fun", "model"), "Call it f, or give it first"),
+        **dict.fromkeys(("x0", "params", "guess"), "Call it p0"),
+        **dict.fromkeys(("max_steps", "maxiter"), "Write maxfev"),
+        **dict.fromkeys(("solver", "has_aux", "history"), _SOLVER),
+    },
+)
+
+
+def read_keywords(given: dict[str, Any]) -> dict[str, Any]:
+    """SciPy's keywords, without those that are None.
+
+    Raises:
+        TypeError: If one isn't SciPy's, or `callback` isn't a function.
+        ValueError: If one isn't supported, or has a value that isn't expected.
+    """
+    for name in ("args", "kwargs"):  # a ValueError in SciPy, too
+        if name in given:
+            raise ValueError(f"curve_fit: {name} is not supported. {_CLOSURE}.")
+    read = _TABLE.read(given)
+    for name, is_expected, expected in (
+        ("verbose", lambda v: v in (0, 1, 2), "0, 1 (a report) or 2 (steps)"),
+        ("factor", lambda v: np.all(np.asarray(v) > 0), "a positive number"),
+        ("col_deriv", lambda v: not v, "jac to return shape [m, n]"),
+    ):
+        if name in read and not is_expected(read[name]):
+            raise ValueError(f"curve_fit: {name} = {read[name]!r}, expected {expected}.")
+    if not callable(read.get("callback", print)):
+        raise TypeError(
+            f"curve_fit: callback = {read['callback']!r}, expected a function of a StepInfo."
+        )
+    return read
+
+
+def check_method(method: str | None, box: Any) -> None:
+    """Refuses a method that SciPy doesn't know, or one that takes no bounds."""
+    if method not in METHODS:
+        raise ValueError(f"curve_fit: method = {method!r}, expected None, 'lm', 'trf' or 'dogbox'.")
+    if method == "lm" and box is not None:
+        raise ValueError("curve_fit: method 'lm' takes no bounds; leave the method out.")

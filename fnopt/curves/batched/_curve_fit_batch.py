@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from fnopt.core import check_count, check_tolerance, per_row
 from fnopt.curves._residuals import check_enough
-from fnopt.curves.batched._data import checked_y, split
+from fnopt.curves.batched._data import BatchData, checked_y, split
 from fnopt.curves.batched._fit import BatchFit, no_fits
 from fnopt.curves.batched._fitted import fitted
 from fnopt.curves.batched._model import (
@@ -24,7 +24,7 @@ from fnopt.curves.batched._model import (
 from fnopt.curves.batched._split import split_of
 from fnopt.curves.batched._start import checked_box, checked_start
 from fnopt.curves.batched._task import Task
-from fnopt.curves.batched._units import unusual
+from fnopt.curves.batched._units import needs_units
 from fnopt.programs import is_eager, jit_call, trace_and_call
 from fnopt.residuals import RobustCost, named_loss, robust_cost
 from fnopt.solvers import default_tolerances, levenberg_marquardt
@@ -163,15 +163,15 @@ def curve_fit_batch(
     y = checked_y(y)
     shared, own = split(x, y, sigma, mask, x_per_fit)
     x0, layout = checked_start(p0, own.x if x_per_fit else shared.x, y)
-    box = checked_box(bounds, p0, x0, layout)
+    data = BatchData(x0, shared, own, checked_box(bounds, p0, x0, layout))
     points, n = math.prod(y.shape[1:]), x0.shape[1]
-    check_enough(points, n, box, "curve_fit_batch", "bounds", " in a fit")
+    check_enough(points, n, data.box, "curve_fit_batch", "bounds", " in a fit")
     task = Task(
-        checked_model(f, layout, x0, shared, own),
-        checked_jacobian(jac, layout, x0, shared, own),
+        checked_model(f, layout, data),
+        checked_jacobian(jac, layout, data),
         _losses(loss, f_scale, y),
     )
-    if task.jacobian is None and has_no_forward_mode(task.predict, x0, shared, own):
+    if task.jacobian is None and has_no_forward_mode(task.predict, data):
         task = _by_rows(task)
     settings: dict[str, Any] = {
         "absolute_sigma": bool(absolute_sigma),
@@ -181,8 +181,8 @@ def curve_fit_batch(
     if not y.shape[0]:
         return no_fits(x0)._replace(params=layout.tree(x0))
     settings["split"] = split_of((own, x0))
-    settings["scaled"] = unusual(x0, shared, own, task.losses)
-    arrays = x0, shared, own, box, _method(x0.dtype, ftol, xtol, gtol, radius)
+    settings["scaled"] = needs_units(data, task.losses)
+    arrays = data, _method(x0.dtype, ftol, xtol, gtol, radius)
     falls_back = y.shape[0] <= _FEW if fallback is None else bool(fallback)
 
     def run(fallback: bool) -> tuple[BatchFit, jax.Array]:

@@ -1,7 +1,8 @@
-"""The data of many fits: what belongs to each fit, and what they share."""
+"""The arrays of many fits: what belongs to each fit, and what they share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import default_float, is_inexact, leaf_text, leaves_with_names, per_row
-from fnopt.residuals import as_vector
-from fnopt.sharding import explicit_spec, replicate, reshard_to
+from fnopt.core import leaf_text, leaves_with_names, per_row
+from fnopt.curves._curve_data import as_floating
+from fnopt.residuals import Box, as_vector
+from fnopt.sharding import explicit_spec, replicate, reshard_to, varying_axes
 
 NAME = "curve_fit_batch"
 
@@ -27,21 +29,48 @@ class Points(NamedTuple):
     """Data of curve fits; a field that is not given is None."""
 
     x: Any
-    y: jax.Array | None = None
+    y: Any = None
     sigma: jax.Array | None = None
     mask: jax.Array | None = None
     units: FitUnits | None = None
 
 
-def floating(a: Any) -> jax.Array:
-    """An array as it is if it is floating, else as floats."""
-    a = jnp.asarray(a)
-    return a if is_inexact(a) else a.astype(default_float())
+class BatchData(NamedTuple):
+    """The arrays of many fits."""
+
+    x0: jax.Array  # [fits, n], where they start
+    shared: Points  # data that all fits share
+    own: Points  # those of each fit, with a leading axis
+    box: Box | None  # bounds of shape [fits, n]
+
+    def fit(self, row: Callable[[jax.Array], Any]) -> BatchData:
+        """One fit's arrays, each of which `row` takes from those of all fits."""
+        return jax.tree.map(row, self._replace(shared=Points(None)))._replace(shared=self.shared)
+
+    @property
+    def points(self) -> Points:
+        """The points of fits from what they share and their own."""
+        return joined(self.shared, self.own)
+
+
+def one_fit(data: BatchData) -> tuple[tuple[Any, ...], Points]:
+    """Stand-ins for the numbers and points of one fit, to trace functions with.
+
+    Shapes don't say that arrays differ by device; where they do, the first fit stands for all.
+    """
+
+    def row(a: jax.Array) -> Any:
+        return a[0] if varying_axes(a) else jax.ShapeDtypeStruct(a.shape[1:], a.dtype)
+
+    fit, n = data.fit(row), data.x0.shape[1]
+    if isinstance(fit.x0, jax.ShapeDtypeStruct):
+        return (jax.ShapeDtypeStruct((), fit.x0.dtype),) * n, fit.points
+    return tuple(fit.x0), fit.points
 
 
 def checked_y(y: Any) -> jax.Array:
     """The data as an array of shape `[fits, ...]`."""
-    y = floating(y)
+    y = as_floating(y)
     if y.ndim < 2 or 0 in y.shape[1:]:
         raise ValueError(
             f"{NAME}: y has shape {y.shape}, expected [fits, points] with at least one point. "
@@ -60,7 +89,7 @@ def split(x: Any, y: jax.Array, sigma: Any, mask: Any, x_per_fit: bool) -> tuple
     if x_per_fit:
         _check_leading(x, y.shape[0], "x")
     if sigma is not None:
-        sigma = _check_broadcasts(floating(sigma), y, "sigma")
+        sigma = _check_broadcasts(as_floating(sigma), y, "sigma")
         _check_positive(sigma)
     if mask is not None:
         mask = _check_broadcasts(_as_mask(mask), y, "mask")
@@ -133,7 +162,7 @@ def filled(points: Points) -> Points:
     What they hold may be NaN, which has no derivative of zero.
     """
     y, given = points.y, points.mask
-    if given is None or y is None:
+    if given is None:
         return points
     mask = jnp.broadcast_to(given, y.shape)
 

@@ -7,46 +7,49 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from fnopt.core import Status
-from fnopt.curves.batched._alone import alone, is_open
-from fnopt.curves.batched._data import FitUnits, Points, joined
+from fnopt.core import Status, is_converged
+from fnopt.curves.batched._data import BatchData, FitUnits, Points
 from fnopt.curves.batched._fit import BatchFit
-from fnopt.curves.batched._implicit import Batch, implicitly
+from fnopt.curves.batched._implicit import implicitly
 from fnopt.curves.batched._split import Split, by_device
 from fnopt.curves.batched._task import Task
 from fnopt.curves.batched._units import in_units
-from fnopt.residuals import Box
-from fnopt.solvers import LaneEnds, checked_status, levenberg_marquardt, search_lanes
+from fnopt.solvers import (
+    LaneEnds,
+    checked_status,
+    lane_summary,
+    least_squares,
+    levenberg_marquardt,
+    search_lanes,
+)
+
+_UNSOLVED = (Status.MAX_STEPS, Status.STALLED, Status.NONFINITE_STEP)
 
 
 def fitted(
     task: Task,
-    x0: jax.Array,
-    shared: Points,
-    own: Points,
-    box: Box | None,
+    data: BatchData,
     method: levenberg_marquardt,
     *,
     split: Split | None,
     **settings: Any,
 ) -> tuple[BatchFit, jax.Array]:
-    """Fits where their data are, on as many devices as those lie on; and which are open."""
+    """Fits on the devices that hold their data, and which of them need the fallback."""
 
-    def run(task: Task, shared: Points, method: Any, x0: jax.Array, own: Points, box: Any) -> Any:
-        return _fit_here(task, x0, shared, own, box, method, **settings)
+    def run(task: Task, shared: Points, method: levenberg_marquardt, own: BatchData) -> Any:
+        return _fit_here(task, own._replace(shared=shared), method, **settings)
 
+    common, own = (data.shared, method), data._replace(shared=Points(None))
     if task.is_value:
-        return by_device(run, split, (task, shared, method), (x0, own, box))
-    return by_device(functools.partial(run, task), split, (shared, method), (x0, own, box))
+        return by_device(run, split, (task, *common), (own,))
+    return by_device(functools.partial(run, task), split, common, (own,))
 
 
 def _fit_here(
     task: Task,
-    x0: jax.Array,
-    shared: Points,
-    own: Points,
-    box: Box | None,
+    data: BatchData,
     method: levenberg_marquardt,
     *,
     absolute_sigma: bool,
@@ -55,31 +58,27 @@ def _fit_here(
     fallback: bool,
     scaled: bool,
 ) -> tuple[BatchFit, jax.Array]:
-    chunk = min(chunk, x0.shape[0])
+    chunk = min(chunk, data.x0.shape[0])
     wrong = None
-    if task.jacobian is not None:
-        # A Jacobian that is wrong is so in every fit.
-        wrong = task.is_wrong(x0[0], joined(shared, jax.tree.map(lambda a: a[0], own)))
+    if task.jacobian is not None:  # one that is wrong is so in every fit
+        first = data.fit(lambda a: a[0])
+        wrong = task.is_wrong(first.x0, first.points)
     if scaled:
-        x0, own, box = in_units(x0, shared, own, box, task.losses)
+        data = in_units(data, task.losses)
 
-    def iterate(task: Task, x0: jax.Array, batch: Batch, method: levenberg_marquardt) -> LaneEnds:
-        x0 = x0 if batch.box is None else batch.box.nearest(x0)
-        problems, tolerances = task.problems(batch.shared), method.tolerances(x0, x0.dtype)
-        ends = search_lanes(
-            problems, x0, batch.own, batch.box, method, tolerances, max_steps, chunk
-        )
-        if fallback:
-            ends = alone(task, x0, batch.shared, batch.own, batch.box, ends, max_steps)
-        return ends
+    def iterate(task: Task, data: BatchData, method: levenberg_marquardt) -> LaneEnds:
+        x0 = data.x0 if data.box is None else data.box.nearest(data.x0)
+        problems, tolerances = task.problems(data.shared), method.tolerances(x0, x0.dtype)
+        ends = search_lanes(problems, x0, data.own, data.box, method, tolerances, max_steps, chunk)
+        return _refitted(task, data._replace(x0=x0), ends, max_steps) if fallback else ends
 
-    ends = implicitly(iterate, task, x0, shared, own, box, method, chunk)
-    points = _point_counts(shared, own)
+    ends = implicitly(iterate, task, data, method, chunk)
+    points, units = _point_counts(data), data.own.units
     x, cost = ends.x, jnp.where(jnp.isfinite(ends.cost), ends.cost, jnp.inf)
-    covariance, errors = _covariances(ends, points, absolute_sigma, own.units)
-    if own.units is not None:
-        whole = 1 / own.units.residuals  # a compiler makes one of two quotients, by a square
-        x, cost = x * own.units.params, cost * whole * whole
+    covariance, errors = _covariances(ends, points, absolute_sigma, units)
+    if units is not None:
+        whole = 1 / units.residuals  # a compiler makes one of two quotients, by a square
+        x, cost = x * units.params, cost * whole * whole
     status = checked_status(ends.status, points > 0, ends.cost, points)
     if wrong is not None:
         failed = (status == Status.NONFINITE_START.value) | (status == Status.ILL_POSED.value)
@@ -95,7 +94,66 @@ def _fit_here(
         undetermined=ends.undetermined,
         certified=ends.certified,
     )
-    return fits, is_open(ends)
+    return fits, _needs_fallback(ends)
+
+
+def _needs_fallback(ends: LaneEnds) -> jax.Array:
+    """Mask of the fits that failed or aren't certified, but may be solved by other steps.
+
+    Where only the squares overflow at the start, :func:`fnopt.least_squares` has other units.
+    """
+    failed = functools.reduce(jnp.logical_or, [ends.status == code.value for code in _UNSOLVED])
+    failed |= is_converged(ends.status) & ~ends.certified
+    return failed | ((ends.status == Status.NONFINITE_START.value) & (ends.cost == jnp.inf))
+
+
+def _refitted(task: Task, data: BatchData, ends: LaneEnds, max_steps: int) -> LaneEnds:
+    """The ends with unsolved fits made again from their starts, one after the other.
+
+    The steps are those of :func:`fnopt.least_squares`, with QR and acceleration, which would be
+    dear in lanes; so many of them at most, beside those of the batch.
+    """
+    failed = _needs_fallback(ends)
+    order = jnp.nonzero(failed, size=len(data.x0), fill_value=0)[0]
+
+    def refit(i: jax.Array, ends: LaneEnds) -> LaneEnds:
+        k = order[i]
+        old = jax.tree.map(lambda a: a[k], ends)
+        new = _fit_alone(task, data.fit(lambda a: a[k]), max_steps)
+        solved = is_converged(new.status) | ~(new.cost > old.cost)
+        kept = jax.tree.map(lambda a, b: jnp.where(solved, a, b), new, old)
+        kept = kept._replace(steps=old.steps + new.steps)
+        return jax.tree.map(lambda all_, some: all_.at[k].set(some), ends, kept)
+
+    return lax.fori_loop(0, jnp.sum(failed, dtype=jnp.int32), refit, ends)
+
+
+def _fit_alone(task: Task, fit: BatchData, max_steps: int) -> LaneEnds:
+    points = fit.points
+    losses = task.losses_of(points)
+    found = least_squares(
+        lambda x: task.residual(tuple(x), points),
+        fit.x0,
+        jac=task.jacobian_of(points),
+        loss=None if losses is None else losses.losses[0],
+        bounds=None if fit.box is None else tuple(fit.box),
+        solver=task.solver,
+        max_steps=max_steps,
+        check_jac=False,
+    )
+    lane = jax.tree.map(lambda a: a[..., None], (found.params, fit.own))
+    cost, inverse = lane_summary(task.problems(fit.shared), *lane)
+    assert found.certificate is not None
+    return LaneEnds(
+        x=found.params,
+        cost=cost[0],
+        inverse=inverse[..., 0],
+        rank=found.rank,
+        undetermined=found.certificate.undetermined,
+        certified=found.certificate.certified,
+        steps=found.steps,
+        status=found.status,
+    )
 
 
 def _covariances(
@@ -130,9 +188,8 @@ def _root(variance: jax.Array) -> jax.Array:
     return jnp.where(some, jnp.sqrt(jnp.where(some, variance, 1)), 0)
 
 
-def _point_counts(shared: Points, own: Points) -> jax.Array:
+def _point_counts(data: BatchData) -> jax.Array:
     """The number of points of each fit, `int32[fits]`."""
-    assert own.y is not None
-    mask = joined(shared, own).mask
-    counts = jnp.broadcast_to(True if mask is None else mask, own.y.shape)
+    mask = data.points.mask
+    counts = jnp.broadcast_to(True if mask is None else mask, data.own.y.shape)
     return jnp.sum(counts.reshape(len(counts), -1), axis=1, dtype=jnp.int32)

@@ -11,33 +11,24 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.core import is_inexact, per_row
-from fnopt.curves.batched._data import Points, filled, joined
+from fnopt.curves.batched._data import BatchData, Points, filled, joined, one_fit
 from fnopt.curves.batched._task import Task
 from fnopt.programs import convert_closure
 from fnopt.residuals import Box, minimum_tangent, pushed, value_and_slope
-from fnopt.sharding import pvary_like, varying_axes
+from fnopt.sharding import pvary_like
 from fnopt.solvers import LaneEnds, lane_summary
 
 _IN_LOOPS = hasattr(jax, "set_mesh")  # since JAX 0.8
 
 
-class Batch(NamedTuple):
-    """All that the solutions of a batch depend on, but for where they start."""
-
-    losses: Any
-    consts: Any  # what the functions close over
-    shared: Points
-    own: Points
-    box: Box | None
+Closed = tuple[Any, Any]
+"""The losses of a task, and what its functions close over."""
 
 
 def implicitly(
-    iterate: Callable[[Task, jax.Array, Batch, Any], LaneEnds],
+    iterate: Callable[[Task, BatchData, Any], LaneEnds],
     task: Task,
-    x0: jax.Array,
-    shared: Points,
-    own: Points,
-    box: Box | None,
+    data: BatchData,
     settings: Any,
     chunk: int,
 ) -> LaneEnds:
@@ -48,79 +39,68 @@ def implicitly(
     derivative of zero.
 
     Args:
-        iterate: `iterate(task, x0, batch, settings)` returns where the fits end.
+        iterate: `iterate(task, data, settings)` returns where the fits end.
         task: The functions of a fit.
-        x0: Where to start.
-        shared: The data that all fits share.
-        own: Those of each.
-        box: The bounds.
+        data: Starts, data and bounds.
         settings: A tree of arrays that isn't differentiated.
-        chunk: How many fits are looked at at once.
+        chunk: How many fits are differentiated at once.
     """
-    x0 = pvary_like(x0, (shared, own))  # each device has fits of its own
-    rebuilt, consts = _opened(task, x0, shared, own)
-
-    def task_of(batch: Batch) -> Task:
-        return rebuilt(batch.losses, batch.consts)
+    # Each device has fits of its own.
+    data = data._replace(x0=pvary_like(data.x0, (data.shared, data.own)))
+    task_of, consts = _opened(task, data)
 
     @jax.custom_jvp
-    def run(x0: jax.Array, batch: Batch, settings: Any) -> LaneEnds:
-        return iterate(task_of(batch), x0, batch, settings)
+    def run(closed: Closed, data: BatchData, settings: Any) -> LaneEnds:
+        return iterate(task_of(closed), data, settings)
 
     @run.defjvp
     def rule(primals: Any, tangents: Any) -> tuple[LaneEnds, LaneEnds]:
         end = run(*primals)
-        return end, _tangent(task_of, end, primals[1], tangents[1], chunk)
+        return end, _tangent(task_of, end, primals[:2], tangents[:2], chunk)
 
-    return run(x0, Batch(task.losses, consts, shared, own, box), settings)
+    return run((task.losses, consts), data, settings)
 
 
-def _opened(
-    task: Task, x0: jax.Array, shared: Points, own: Points
-) -> tuple[Callable[[Any, Any], Task], Any]:
-    """The task as a function of what its functions close over, and that."""
-
-    def row(a: jax.Array) -> Any:
-        # A shape doesn't say that devices have different numbers: where they do, one stands for it.
-        return a[0] if varying_axes(a) else jax.ShapeDtypeStruct(a.shape[1:], a.dtype)
-
-    one = jax.tree.map(row, own)
-    numbers = (x0[0, 0] if varying_axes(x0) else jax.ShapeDtypeStruct((), x0.dtype),) * x0.shape[1]
-    at = joined(shared, one).x
-    predict, consts = convert_closure(task.predict, numbers, at)
+def _opened(task: Task, data: BatchData) -> tuple[Callable[[Closed], Task], Any]:
+    """The task as a function of what it closes over, and what its functions close over."""
+    numbers, points = one_fit(data)
+    predict, consts = convert_closure(task.predict, numbers, points.x)
     given = task.jacobian
-    jacobian, more = (None, []) if given is None else convert_closure(given, numbers, at)
+    jacobian, more = (None, []) if given is None else convert_closure(given, numbers, points.x)
 
-    def rebuilt(losses: Any, consts: Any) -> Task:
-        first, second = consts
+    def task_of(closed: Closed) -> Task:
+        losses, (first, second) = closed
         derivative = None if jacobian is None else _with(jacobian, second)
         return Task(_with(predict, first), derivative, losses, task.solver)
 
-    return rebuilt, (consts, more)
+    return task_of, (consts, more)
 
 
 def _with(fn: Callable[..., Any], more: Any) -> Callable[..., Any]:
     return lambda x, at: fn(x, at, *more)
 
 
-class _Apart(NamedTuple):
-    """A tree, its leaves that can be differentiated apart from the others."""
+class _Leaves(NamedTuple):
+    """The leaves of a tree that have derivatives, and the others."""
 
-    moving: list[jax.Array]
-    still: list[jax.Array]
-    rebuilt: Callable[[Any, Any], Any]
+    inexact: list[jax.Array]
+    others: list[jax.Array]
+    rebuilt: Callable[[Any, Any], Any]  # the tree from both
 
 
-def _apart(tree: Any) -> _Apart:
+def _leaves(tree: Any) -> _Leaves:
     leaves, treedef = jax.tree.flatten(tree)
-    moves = [is_inexact(leaf) for leaf in leaves]
+    kinds = [is_inexact(leaf) for leaf in leaves]
 
-    def rebuilt(moving: Any, still: Any) -> Any:
-        first, second = iter(moving), iter(still)
-        return jax.tree.unflatten(treedef, [next(first if m else second) for m in moves])
+    def rebuilt(inexact: Any, others: Any) -> Any:
+        first, second = iter(inexact), iter(others)
+        return jax.tree.unflatten(treedef, [next(first if kind else second) for kind in kinds])
 
-    moving = [leaf for leaf, m in zip(leaves, moves, strict=True) if m]
-    return _Apart(moving, [leaf for leaf, m in zip(leaves, moves, strict=True) if not m], rebuilt)
+    inexact, others = (
+        [leaf for leaf, kind in zip(leaves, kinds, strict=True) if kind is which]
+        for which in (True, False)
+    )
+    return _Leaves(inexact, others, rebuilt)
 
 
 def _changes(tangent: Any) -> list[jax.Array]:
@@ -129,50 +109,53 @@ def _changes(tangent: Any) -> list[jax.Array]:
 
 
 def _tangent(
-    task_of: Callable[[Batch], Task], end: LaneEnds, batch: Batch, change: Batch, chunk: int
+    task_of: Callable[[Closed], Task],
+    end: LaneEnds,
+    primals: tuple[Closed, BatchData],
+    tangents: tuple[Closed, BatchData],
+    chunk: int,
 ) -> LaneEnds:
     # A fit that isn't finite looks at one that is: zero times what it has would not be zero.
     good = jnp.isfinite(end.cost)
     index = jnp.where(good, jnp.arange(good.size), jnp.argmax(good))
-    common = _apart((batch.losses, batch.consts, batch.shared))
-    rows = _apart((batch.own, batch.box))
-    d_common = _changes((change.losses, change.consts, change.shared))
-    mode = "auto" if task_of(batch).solver is None else "reverse"
+    (closed, batch), (d_closed, d_batch) = primals, tangents
+    common, rows = _leaves((closed, batch.shared)), _leaves((batch.own, batch.box))
+    d_common = _changes((d_closed, d_batch.shared))
+    mode = "auto" if task_of(closed).solver is None else "reverse"
 
-    def one(fit: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-        x, moving, still, d_moving = fit
+    def fit_tangent(fit: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+        x, inexact, others, d_rows = fit
 
-        def batch_at(data: Any) -> tuple[Task, Points, Box | None]:
-            losses, consts, shared = common.rebuilt(data[0], common.still)
-            own, box = rows.rebuilt(data[1], still)
-            points = filled(joined(shared, own))
-            return task_of(Batch(losses, consts, shared, own, box)), points, box
+        def parts(data: Any) -> tuple[Task, Points, Box | None]:
+            closed, shared = common.rebuilt(data[0], common.others)
+            own, box = rows.rebuilt(data[1], others)
+            return task_of(closed), filled(joined(shared, own)), box
 
         def cost(x: jax.Array, data: Any) -> jax.Array:
-            task, points, _ = batch_at(data)
+            task, points, _ = parts(data)
             return task.cost(tuple(x), points)
 
         def summary(x: jax.Array, data: Any) -> tuple[jax.Array, jax.Array]:
-            task, points, _ = batch_at(data)
+            task, points, _ = parts(data)
             lane = jax.tree.map(lambda a: a[..., None], (x, points))
             cost, inverse = lane_summary(task.problems(Points(None)), *lane)
             return cost[0], inverse[..., 0]
 
-        data, d_data = (common.moving, moving), (d_common, d_moving)
+        data, d_data = (common.inexact, inexact), (d_common, d_rows)
         held = None
-        box = batch_at(data)[2]
+        box = parts(data)[2]
         if box is not None:
-            d_box = rows.rebuilt(d_moving, still)[1]
+            d_box = rows.rebuilt(d_rows, others)[1]
             mask = box.held(x, value_and_slope(lambda x: cost(x, data), x)[1])
             held = mask, jnp.where(x <= box.lower, d_box.lower, d_box.upper)
         dx = minimum_tangent(cost, x, data, d_data, held, mode)
         return dx, *pushed(summary, (x, data), (dx, d_data), mode)[1]
 
-    d_rows = _changes((change.own, change.box))
-    fits = jax.tree.map(lambda a: a[index], (end.x, rows.moving, rows.still, d_rows))
+    d_rows = _changes((d_batch.own, d_batch.box))
+    fits = jax.tree.map(lambda a: a[index], (end.x, rows.inexact, rows.others, d_rows))
     # JAX 0.7 can't transpose a linear solve inside of a loop: no chunks there.
-    many = functools.partial(lax.map, one, batch_size=chunk) if _IN_LOOPS else jax.vmap(one)
-    found = many(fits)
+    in_chunks = functools.partial(lax.map, fit_tangent, batch_size=chunk)
+    found = in_chunks(fits) if _IN_LOOPS else jax.vmap(fit_tangent)(fits)
     dx, costs, inverse = (jnp.where(per_row(good, a), a, jnp.zeros_like(a)) for a in found)
     none = jax.custom_derivatives.zero_from_primal(end)
     return none._replace(x=dx, cost=costs, inverse=inverse)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fnopt.core import explain_jax_errors, explain_missing_keys
 from fnopt.curves._curve_start import check_count_of_params, check_takes_tree
-from fnopt.curves.batched._data import NAME, Points, joined
+from fnopt.curves.batched._data import NAME, BatchData, one_fit
 from fnopt.curves.batched._start import ParamLayout
 from fnopt.jacobians import lacks_forward
 from fnopt.programs import TracedFunction, is_eager, trace_function
@@ -28,13 +28,14 @@ Jacobian = Callable[[Params, Any], jax.Array]
 
 
 def checked_model(
-    f: Callable[..., Any], layout: ParamLayout, x0: jax.Array, shared: Points, own: Points
+    f: Callable[..., Any], layout: ParamLayout, data: BatchData
 ) -> Predict | TracedFunction:
     """A user's function of one fit's numbers, as a value where that can be had.
 
     It is traced for one fit, to say what is wrong in terms of one fit.
     """
-    n = x0.shape[1]
+    numbers, points = one_fit(data)
+    n, at = len(numbers), points.x
     if n > _MOST_PARAMS:
         raise ValueError(
             f"{NAME}: p0 has {n} params a fit, expected at most {_MOST_PARAMS}: the algebra is "
@@ -46,20 +47,19 @@ def checked_model(
         with explain_missing_keys(params):
             return f(at, *params) if layout.unpacked else f(at, params)
 
-    one, numbers, at = _of_one_fit(x0, shared, own)
     if layout.unpacked:
         check_count_of_params(f, n, NAME)
     else:
         check_takes_tree(f, at, layout.shapes, NAME)
     with explain_jax_errors(NAME):
-        found = trace_function(predict, numbers, at) if _can_be_traced(x0, shared, own) else None
+        found = trace_function(predict, numbers, at) if _can_be_recorded(data) else None
         value = jax.eval_shape(predict, numbers, at) if found is None else found.returns
-    _check_value(value, one.y.shape)
+    _check_value(value, data.own.y.shape[1:])
     return predict if found is None else found
 
 
 def checked_jacobian(
-    jac: Any, layout: ParamLayout, x0: jax.Array, shared: Points, own: Points
+    jac: Any, layout: ParamLayout, data: BatchData
 ) -> Jacobian | TracedFunction | None:
     """A user's Jacobian of one fit's numbers, as a value where that can be had."""
     if not callable(jac):
@@ -68,8 +68,8 @@ def checked_jacobian(
         return None
     if not layout.unpacked:
         raise ValueError(f"{NAME}: jac is given, but p0 is a tree; expected numbers in a row.")
-    one, numbers, at = _of_one_fit(x0, shared, own)
-    m, n = math.prod(one.y.shape), len(numbers)
+    numbers, points = one_fit(data)
+    m, n, at = math.prod(points.y.shape), len(numbers), points.x
 
     def jacobian(x: Params, at: Any) -> jax.Array:
         J = jnp.asarray(jac(at, *x))
@@ -81,32 +81,23 @@ def checked_jacobian(
         return J
 
     with explain_jax_errors(NAME, "jac"):
-        found = trace_function(jacobian, numbers, at) if _can_be_traced(x0, shared, own) else None
+        found = trace_function(jacobian, numbers, at) if _can_be_recorded(data) else None
         if found is None:
             jax.eval_shape(jacobian, numbers, at)
     return jacobian if found is None else found
 
 
-def has_no_forward_mode(
-    predict: Predict | TracedFunction, x0: jax.Array, shared: Points, own: Points
-) -> bool:
+def has_no_forward_mode(predict: Predict | TracedFunction, data: BatchData) -> bool:
     """Whether there is a `custom_vjp` in the model."""
     if isinstance(predict, TracedFunction):  # a function with a `custom_vjp` is never one
         return False
-    _, numbers, at = _of_one_fit(x0, shared, own)
-    return lacks_forward(predict, numbers, at)
+    numbers, points = one_fit(data)
+    return lacks_forward(predict, numbers, points.x)
 
 
-def _of_one_fit(x0: jax.Array, shared: Points, own: Points) -> tuple[Any, Any, Any]:
-    """The shapes of one fit's own data, of its params, and of its `x`."""
-    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), own)
-    numbers = (jax.ShapeDtypeStruct((), x0.dtype),) * x0.shape[1]
-    return one, numbers, joined(shared, one).x
-
-
-def _can_be_traced(x0: jax.Array, shared: Points, own: Points) -> bool:
+def _can_be_recorded(data: BatchData) -> bool:
     """Whether the call is eager and no mesh is set, whose types differ from those of a device."""
-    return is_eager((x0, shared, own)) and jax.sharding.get_abstract_mesh().empty
+    return is_eager(data) and jax.sharding.get_abstract_mesh().empty
 
 
 def _check_value(value: Any, shape: tuple[int, ...]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -19,12 +18,6 @@ class Split(NamedTuple):
     mesh: Any
     axis: Any
     explicit: bool
-
-    @property
-    def parts(self) -> int:
-        """The number of devices with fits of their own."""
-        names = self.axis if isinstance(self.axis, tuple) else (self.axis,)
-        return math.prod(self.mesh.shape[name] for name in names)
 
 
 def split_of(arrays: Any) -> Split | None:

@@ -29,10 +29,12 @@ class ParamLayout(NamedTuple):
         leaves, treedef = jax.tree.flatten(self.shapes)
         numbers = iter(x)
         arrays = [
-            jnp.stack([next(numbers) for _ in range(leaf.size)]).reshape(leaf.shape)
+            jnp.stack([next(numbers) for _ in range(leaf.size)])
+            .reshape(leaf.shape)
+            .astype(leaf.dtype)
             for leaf in leaves
         ]
-        return jax.tree.unflatten(treedef, _cast(arrays, leaves))
+        return jax.tree.unflatten(treedef, arrays)
 
     def tree(self, x: jax.Array) -> Any:
         """All fits' params from an array of shape `[fits, n]`."""
@@ -41,12 +43,9 @@ class ParamLayout(NamedTuple):
         leaves, treedef = jax.tree.flatten(self.shapes)
         ends = np.cumsum([leaf.size for leaf in leaves])
         parts = jnp.split(x, ends[:-1].tolist(), axis=1)
-        arrays = [p.reshape(x.shape[0], *leaf.shape) for p, leaf in zip(parts, leaves, strict=True)]
-        return jax.tree.unflatten(treedef, _cast(arrays, leaves))
-
-
-def _cast(arrays: list[jax.Array], like: list[Any]) -> list[jax.Array]:
-    return [a.astype(leaf.dtype) for a, leaf in zip(arrays, like, strict=True)]
+        pairs = zip(parts, leaves, strict=True)
+        arrays = [p.reshape(len(x), *leaf.shape).astype(leaf.dtype) for p, leaf in pairs]
+        return jax.tree.unflatten(treedef, arrays)
 
 
 def checked_start(p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, ParamLayout]:
@@ -61,28 +60,32 @@ def checked_start(p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, ParamLayout
         An array of shape `[fits, n]`, and how a row of it makes up one fit's params.
     """
     fits = y.shape[0]
-    if _is_array(p0) and jnp.ndim(p0) in (1, 2):
-        columns = _columns_of(jnp.asarray(p0), fits)
-    elif isinstance(p0, (list, tuple)) and not hasattr(p0, "_fields"):
-        columns = [_per_fit(str(i), p, fits) for i, p in enumerate(p0)]
-        if any(jnp.ndim(p) > 1 for p in columns):
-            return _tree_start(p0, x, y)
-    else:
+    columns = _columns(p0, fits, "p0")
+    if columns is None:
         return _tree_start(p0, x, y)
     if not columns:
         raise ValueError(f"{NAME}: p0 holds no numbers, expected at least one param to fit.")
-    dtype = _dtype(x, y, columns)
-    x0 = jnp.stack([jnp.broadcast_to(jnp.asarray(c, dtype), fits) for c in columns], axis=1)
-    return x0, ParamLayout(unpacked=True)
+    return _stacked(columns, fits, _dtype(x, y, columns)), ParamLayout(unpacked=True)
 
 
-def _columns_of(p0: jax.Array, fits: int, what: str = "p0") -> list[jax.Array]:
-    if p0.ndim == 2 and p0.shape[0] != fits:
-        raise ValueError(
-            f"{NAME}: {what} has shape {p0.shape}, expected [n], the same for all fits, or "
-            f"({fits}, n) for each its own."
-        )
-    return [p0[..., i] for i in range(p0.shape[-1])]
+def _columns(given: Any, fits: int, what: str) -> list[Any] | None:
+    """The numbers of every fit, parameter by parameter; None for a tree."""
+    if _is_array(given) and jnp.ndim(given) in (1, 2):
+        given = jnp.asarray(given)
+        if given.ndim == 2 and given.shape[0] != fits:
+            raise ValueError(
+                f"{NAME}: {what} has shape {given.shape}, expected [n], the same for all fits, or "
+                f"({fits}, n) for each its own."
+            )
+        return [given[..., i] for i in range(given.shape[-1])]
+    if not isinstance(given, (list, tuple)) or hasattr(given, "_fields"):
+        return None
+    columns = [_per_fit(str(i), p, fits, what) for i, p in enumerate(given)]
+    return None if any(jnp.ndim(p) > 1 for p in columns) else columns
+
+
+def _stacked(columns: list[Any], fits: int, dtype: Any) -> jax.Array:
+    return jnp.stack([jnp.broadcast_to(jnp.asarray(c, dtype), fits) for c in columns], axis=1)
 
 
 def checked_box(bounds: Any, p0: Any, x0: jax.Array, layout: ParamLayout) -> Box | None:
@@ -119,18 +122,13 @@ def _side(side: Any, p0: Any, x0: jax.Array, layout: ParamLayout) -> jax.Array:
             for part, shape in zip(parts, jax.tree.leaves(layout.shapes), strict=True)
         ]
         return jnp.concatenate(leaves, axis=1)
-    if _is_array(side) and jnp.ndim(side) in (1, 2):
-        columns = _columns_of(jnp.asarray(side), fits, "bounds")
-    elif isinstance(side, (list, tuple)):
-        columns = [_per_fit(str(i), p, fits, "bounds") for i, p in enumerate(side)]
-    else:
-        columns = []
+    columns = _columns(side, fits, "bounds") or []
     if len(columns) != n:
         raise ValueError(
             f"{NAME}: bounds = {side!r} of {n} params, expected a number, or one for each param: "
             f"an array of shape [{n}] or [fits, {n}], or a sequence."
         )
-    return jnp.stack([jnp.broadcast_to(jnp.asarray(c, x0.dtype), fits) for c in columns], axis=1)
+    return _stacked(columns, fits, x0.dtype)
 
 
 def _is_number(side: Any) -> bool:
@@ -154,7 +152,7 @@ def _is_array(p: Any) -> bool:
     return isinstance(p, (jax.Array, np.ndarray))
 
 
-def _per_fit(path: str, leaf: Any, fits: int, what: str = "p0") -> Any:
+def _per_fit(path: str, leaf: Any, fits: int, what: str) -> Any:
     leaf = jnp.asarray(leaf) if isinstance(leaf, np.ndarray) else leaf  # in JAX's dtypes
     if isinstance(leaf, (int, float)) or jnp.ndim(leaf) == 0 or leaf.shape[0] == fits:
         return leaf
@@ -167,7 +165,7 @@ def _per_fit(path: str, leaf: Any, fits: int, what: str = "p0") -> Any:
 def _tree_start(p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, ParamLayout]:
     fits = y.shape[0]
     pairs, treedef = leaves_with_names(p0)
-    leaves = [_per_fit(path, leaf, fits) for path, leaf in pairs]
+    leaves = [_per_fit(path, leaf, fits, "p0") for path, leaf in pairs]
     if not leaves:
         raise ValueError(f"{NAME}: p0 holds no numbers, expected at least one param to fit.")
     dtype = _dtype(x, y, leaves)

@@ -35,14 +35,12 @@ class Task(NamedTuple):
 
     def residual(self, x: Params, points: Points) -> jax.Array:
         """The residuals of one fit, `[m]`."""
-        assert points.y is not None
         dtype = x[0].dtype
         values = jnp.asarray(self.predict(_in_user_units(x, points), points.x)).astype(dtype)
         return jnp.ravel(_weighted(values - points.y.astype(dtype), points))
 
     def columns(self, x: Params, points: Points) -> tuple[jax.Array, ...]:
         """The columns of the Jacobian that is given, each `[m]`."""
-        assert points.y is not None
         assert self.jacobian is not None
         J = self.jacobian(_in_user_units(x, points), points.x).astype(x[0].dtype)
         if points.units is not None:
@@ -94,7 +92,6 @@ class Task(NamedTuple):
         """Whether the Jacobian that is given disagrees with a derivative of the model, if any."""
         J = self.jacobian_of(points)
         assert J is not None
-        assert points.y is not None
 
         def same(a: Any) -> Any:
             return a

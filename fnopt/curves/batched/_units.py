@@ -8,9 +8,9 @@ from jax import lax
 from jax.core import Tracer
 
 from fnopt.core import floor_power_of_two
-from fnopt.curves.batched._data import FitUnits, Points, joined
+from fnopt.curves.batched._data import BatchData, FitUnits
 from fnopt.linear import divide
-from fnopt.residuals import Box, RobustCost
+from fnopt.residuals import RobustCost
 
 # Numbers of float32 between this and its inverse are left as they are: products of four are in
 # range, such as the square of a derivative. Others are brought to _SMALL or _LARGE: a param that
@@ -19,45 +19,41 @@ from fnopt.residuals import Box, RobustCost
 _ORDINARY, _SMALL, _LARGE = 2.0**20, 2.0**-36, 2.0**48
 
 
-def unusual(x0: jax.Array, shared: Points, own: Points, losses: RobustCost | None) -> bool:
+def needs_units(data: BatchData, losses: RobustCost | None) -> bool:
     """Whether a fit needs units of its own: where the numbers aren't known, it may in float32.
 
     The squares of float64 are in range from 1e-154 to 1e154.
     """
-    if x0.dtype == jnp.float64:
+    if data.x0.dtype == jnp.float64:
         return False
-    if any(isinstance(a, Tracer) for a in jax.tree.leaves((x0, shared, own, losses))):
+    if any(isinstance(a, Tracer) for a in jax.tree.leaves((data, losses))):
         return True
-    return bool(_unusual(x0, shared, own, losses))
+    return bool(_has_units(data, losses))
 
 
 @jax.jit
-def _unusual(x0: jax.Array, shared: Points, own: Points, losses: RobustCost | None) -> jax.Array:
-    units = _units(x0, shared, own, losses)
+def _has_units(data: BatchData, losses: RobustCost | None) -> jax.Array:
+    units = _units(data, losses)
     return jnp.any(units.params != 1) | jnp.any(units.residuals != 1)
 
 
-def in_units(
-    x0: jax.Array, shared: Points, own: Points, box: Box | None, losses: RobustCost | None
-) -> tuple[jax.Array, Points, Box | None]:
+def in_units(data: BatchData, losses: RobustCost | None) -> BatchData:
     """Starts, data and bounds in units of powers of two, by which nothing is rounded.
 
     In float32 squares overflow beyond 1.8e19 and vanish below 1e-19. A parameter counts in units
     of its start, the residuals in those of the data, or of the scale of their loss if that is less.
     """
-    units = lax.stop_gradient(_units(x0, shared, own, losses))
-    box = None if box is None else Box(box.lower / units.params, box.upper / units.params)
-    return x0 / units.params, own._replace(units=units), box
+    units = lax.stop_gradient(_units(data, losses))
+    x0, box = jax.tree.map(lambda a: a / units.params, (data.x0, data.box))
+    return data._replace(x0=x0, own=data.own._replace(units=units), box=box)
 
 
-def _units(x0: jax.Array, shared: Points, own: Points, losses: RobustCost | None) -> FitUnits:
-    size = jnp.abs(x0)
+def _units(data: BatchData, losses: RobustCost | None) -> FitUnits:
+    size, points = jnp.abs(data.x0), data.points
     params = jnp.where(_is_ordinary(size), jnp.ones_like(size), floor_power_of_two(size))
-    points = joined(shared, own)
-    assert points.y is not None
-    y = jnp.abs(points.y.astype(x0.dtype))
+    y = jnp.abs(points.y.astype(size.dtype))
     if points.sigma is not None:
-        y = y / points.sigma.astype(x0.dtype)
+        y = y / points.sigma.astype(size.dtype)
     if losses is not None:
         y = jax.vmap(losses.felt)(y.reshape(y.shape[0], -1)).reshape(y.shape)
     counts = jnp.isfinite(y) if points.mask is None else jnp.isfinite(y) & points.mask

@@ -113,15 +113,15 @@ def test_starts_whose_squares_overflow_fall_back_as_those_do_that_fail():
         options["max_steps"] = 500
         return curve_fit_batch(lambda x, a, k: a * jnp.exp(k * x), x, y, p0, **options)
 
-    for fits in (fit(y), jax.jit(fit)(y)):
-        names = [Status(int(s)).name for s in fits.status]
-        assert names[2:] == ["NONFINITE_START"] * 2
-        assert fits.converged[0], names
-        # It is tried, and from so far it may end without the height, which isn't converged.
-        assert names[1] != "NONFINITE_START"
-        right = np.allclose(fits.params[1], fits.params[0], rtol=1e-4)
-        assert not fits.converged[1] or right, names
-        np.testing.assert_array_equal(fits.params[3], p0[3])
+    fits = fit(y)
+    names = [Status(int(s)).name for s in fits.status]
+    assert names[2:] == ["NONFINITE_START"] * 2
+    assert fits.converged[0], names
+    # It is tried, and from so far it may end without the height, which isn't converged.
+    assert names[1] != "NONFINITE_START"
+    right = np.allclose(fits.params[1], fits.params[0], rtol=1e-4)
+    assert not fits.converged[1] or right, names
+    np.testing.assert_array_equal(fits.params[3], p0[3])
     alone = fit(y, fallback=False)
     assert Status(int(alone.status[1])) == Status.NONFINITE_START
     np.testing.assert_array_equal(alone.params[1], p0[1])

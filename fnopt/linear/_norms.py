@@ -9,7 +9,14 @@ from jax import lax
 from fnopt.core import range_divisor
 from fnopt.sharding import all_gather_rows
 
-_SAFE = 2.0**400  # of float64, up to 2^1023: squares are in range, and sums of 2^222 of them
+
+def are_squares_safe(largest: jax.Array) -> jax.Array:
+    r"""Whether squares of numbers up to this size, and sums of them, are in the dtype's range.
+
+    Up to the cube root of the largest number: as many squares add up as it has units.
+    """
+    most = 2.0 ** (jnp.finfo(largest.dtype).maxexp // 3)
+    return (largest >= 1 / most) & (largest <= most)
 
 
 def norm(v: jax.Array, axis: int = 0) -> jax.Array:
@@ -18,7 +25,7 @@ def norm(v: jax.Array, axis: int = 0) -> jax.Array:
     .. math:: \|v\| = c \sqrt{\textstyle\sum_i (v_i / c)^2}, \qquad c = \max_i |v_i|
 
     In float32 squares overflow beyond 1.8e19, and vanish below 1e-19: magnitudes that residuals
-    and Jacobians of unscaled models do reach. Those of float64 are safe from 1e-120 to 1e120, so
+    and Jacobians of unscaled models do reach. Those of float64 are safe from 1e-102 to 1e102, so
     between these `c = 1`, and nothing is rounded once more.
 
     Args:
@@ -37,8 +44,7 @@ def norm(v: jax.Array, axis: int = 0) -> jax.Array:
     largest = jnp.max(jnp.abs(v), axis=axis, keepdims=True, initial=0)
     c = range_divisor(largest)
     if v.dtype == jnp.float64:
-        unsafe = (largest < 1 / _SAFE) | (largest > _SAFE)
-        c = lax.select(unsafe, c, lax.full_like(c, 1))
+        c = lax.select(are_squares_safe(largest), lax.full_like(c, 1), c)
     return jnp.squeeze(c, axis) * jnp.sqrt(jnp.sum(jnp.square(v / c), axis=axis))
 
 

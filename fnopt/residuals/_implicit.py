@@ -15,7 +15,6 @@ from fnopt.jacobians import forward_from_reverse, value_and_jacobian
 from fnopt.sharding import replicate, reshard_like
 
 _MATRIX = 1000  # params up to which the Hessian is formed: its eigenvalues take a second
-_CG_STEPS = 2 * _MATRIX  # iterations at most of conjugate gradients, which need n without rounding
 
 
 def pushed(
@@ -127,7 +126,8 @@ def _hessian_solve(times: Any, H: jax.Array | None, b: jax.Array) -> jax.Array:
     """Solve with a Hessian; by conjugate gradients where only its products are known."""
     if H is None:
         tol = 10 * float(jnp.finfo(b.dtype).eps)
-        cg = functools.partial(jax.scipy.sparse.linalg.cg, tol=tol, maxiter=_CG_STEPS)
+        # Without rounding as many iterations as params are enough; a singular Hessian has no end.
+        cg = functools.partial(jax.scipy.sparse.linalg.cg, tol=tol, maxiter=2 * _MATRIX)
         return lax.custom_linear_solve(times, b, lambda A, b: cg(A, b)[0], symmetric=True)
     # With a diagonal of ones, what counts as a flat direction does not depend on units of params.
     unit = nonzero(jnp.sqrt(jnp.abs(jnp.diagonal(lax.stop_gradient(H)))))

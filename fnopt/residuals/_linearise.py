@@ -11,13 +11,12 @@ from jax import lax
 
 from fnopt.core import floor_power_of_two, matmul
 from fnopt.jacobians import jacobian_mode, lacks_forward, value_and_jacobian
-from fnopt.linear import gram, norm
+from fnopt.linear import are_squares_safe, gram, norm
 from fnopt.residuals._flat import FlatResidual
 from fnopt.sharding import pmax_rows, psum_rows, pvary_like, pvary_over_rows, reshard_like, row_axes
 
 Map = Callable[[jax.Array], jax.Array]
 _PROBES = 8  # of which the norm of a column is right to 1 / sqrt(2 * 8), 25 %
-_SAFE_ENTRY = {"float64": 2.0**400, "float32": 2.0**40}  # 2^47 squares add up
 
 
 def linearise(
@@ -125,9 +124,8 @@ def linearise_gram(
 def _safe_units(J: jax.Array) -> jax.Array:
     """Scales of the columns, 1 where their squares can be added up as they are."""
     largest = pmax_rows(jnp.max(jnp.abs(J), axis=0, initial=0))
-    most = _SAFE_ENTRY[J.dtype.name]
-    far = (largest < 1 / most) | (largest > most)
-    return jnp.where(far, floor_power_of_two(largest), jnp.ones_like(largest))
+    unit = floor_power_of_two(largest)
+    return jnp.where(are_squares_safe(largest), jnp.ones_like(unit), unit)
 
 
 def _gram_by_rows(

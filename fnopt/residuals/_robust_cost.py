@@ -22,7 +22,6 @@ _FLOOR = 0.6
 # A residual this many times the scale of its loss is an outlier: a straight line in the cost, whose
 # digits hide the costs of the others (two digits of float32's seven).
 _FAR = 100.0
-_STILL = 1e-3  # relative change of a residual up to which its loss is its tangent, to 1e-3 squared
 
 
 class _Squares(RobustLoss):
@@ -95,12 +94,8 @@ class RobustCost(Value):
                 Outliers that are far out count by these, as they do in the gradient: of what their
                 cost changes by, rounding leaves few digits.
         """
-        falls = self._map(_reductions, before, after)
-        if pulled is not None:
-            still = jnp.abs(after - before) < jnp.abs(before) * _STILL
-            far = self._map(lambda loss, c, r: jnp.abs(r) > _FAR * c, before)
-            falls = jnp.where(far & still, -2 * pulled, falls)
-        return _finite_sum(falls, after, -jnp.inf)
+        rows = (before, after) if pulled is None else (before, after, pulled)
+        return _finite_sum(self._map(_reductions, *rows), after, -jnp.inf)
 
     def corrections(self, r: jax.Array, floor: float = _FLOOR) -> tuple[jax.Array, jax.Array]:
         r"""The factors of residuals and rows of the Jacobian that match the cost to second order.
@@ -195,8 +190,14 @@ def _slopes(loss: RobustLoss, c: jax.Array, r: jax.Array) -> tuple[jax.Array, ja
     return share * d1, share * (d1 + 2 * z * d2)
 
 
-def _reductions(loss: RobustLoss, c: jax.Array, r: jax.Array, after: jax.Array) -> jax.Array:
-    r"""Twice the fall of every residual's cost.
+def _reductions(
+    loss: RobustLoss,
+    c: jax.Array,
+    r: jax.Array,
+    after: jax.Array,
+    pulled: jax.Array | None = None,
+) -> jax.Array:
+    r"""Twice the reduction of every residual's cost; of far outliers by its slope, if known.
 
     :math:`r^2 - r_+^2 = (r - r_+)(r + r_+)` keeps the digits that the residuals themselves have.
     For a loss, so does the slope in the middle times that, where the two are near: its error is
@@ -206,7 +207,10 @@ def _reductions(loss: RobustLoss, c: jax.Array, r: jax.Array, after: jax.Array) 
     fall = (r - after) * (r + after)
     near = jnp.abs(z - z_after) <= jnp.asarray(jnp.finfo(r.dtype).eps ** (1 / 3), r.dtype) * (1 + z)
     slope = robust_slopes(loss, jnp.where(near, (z + z_after) / 2, z))[1]
-    return jnp.where(near, fall * slope, c * c * (loss.rho(z) - loss.rho(z_after)))
+    falls = jnp.where(near, fall * slope, c * c * (loss.rho(z) - loss.rho(z_after)))
+    if pulled is None:
+        return falls
+    return jnp.where(near & (jnp.abs(r) > _FAR * c), -2 * pulled, falls)
 
 
 def robust_cost(loss: Any, residuals: Any) -> RobustCost | None:

@@ -57,7 +57,7 @@ class scale_by_zoom_linesearch(Transformation):
         max_linesearch_steps: How many steps are tried at most.
         max_learning_rate: The longest step; by default there is none.
         tol: :math:`\epsilon`.
-        increase_factor: By which factor steps grow.
+        increase_factor: By which factor steps grow; with 1 or less they never do.
         slope_rtol: :math:`c_1`.
         curv_rtol: :math:`c_2`.
         approx_dec_rtol: :math:`c_3`; None leaves the rule out.
@@ -86,7 +86,7 @@ class scale_by_zoom_linesearch(Transformation):
     max_linesearch_steps: Scalar = hyper(ge=1)
     max_learning_rate: Scalar | None = hyper(default=None, gt=0, infinite=True)
     tol: Scalar = hyper(default=0.0, ge=0)
-    increase_factor: Scalar = hyper(default=2.0, gt=1)
+    increase_factor: Scalar = hyper(default=2.0, gt=0)
     slope_rtol: Scalar = hyper(default=1e-4, ge=0)
     curv_rtol: Scalar = hyper(default=0.9, ge=0)
     approx_dec_rtol: float | None = static(default=1e-6)

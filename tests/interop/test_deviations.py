@@ -364,13 +364,6 @@ def _() -> None:
         fnopt.scale_by_lion(mode="none")
 
 
-@check("`scale_by_zoom_linesearch(increase_factor=...)`")
-def _() -> None:
-    optax.scale_by_zoom_linesearch(5, increase_factor=1.0)
-    with pytest.raises(ValueError, match="increase_factor > 1"):
-        fnopt.scale_by_zoom_linesearch(5, increase_factor=1.0)
-
-
 @check("`lbfgs`, a pair of differences")
 def _() -> None:
     theirs, ours = both("scale_by_lbfgs", scale_init_precond=False)

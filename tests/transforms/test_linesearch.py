@@ -244,6 +244,21 @@ def test_growth_after_a_step_that_underflowed(factor):
     np.testing.assert_allclose(state.learning_rate, expected, rtol=1e-6)
 
 
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_zoom_steps_that_do_not_grow(factor):
+    tx, x = fnopt.scale_by_zoom_linesearch(4, increase_factor=factor), jnp.zeros(2)
+
+    def far(x):
+        return jnp.sum((x - 100.0) ** 2)
+
+    value, grad = jax.value_and_grad(far)(x)
+    direction = -grad / 200  # the minimum is 100 steps of length 1 away
+    updates, state = tx.update(direction, tx.init(x), x, value=value, grad=grad, value_fn=far)
+    assert 0 < state.learning_rate <= 1
+    np.testing.assert_allclose(state.value, far(x + updates), rtol=1e-6)
+    assert state.value < value
+
+
 def test_no_step_without_a_length():
     with pytest.raises(ValueError, match="increase_factor and max_learning_rate are infinite"):
         fnopt.scale_by_backtracking_linesearch(2, increase_factor=np.inf, max_learning_rate=np.inf)

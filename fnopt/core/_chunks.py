@@ -30,12 +30,11 @@ def scan_chunks(
 ) -> tuple[Carry, Any]:
     """`jax.lax.scan` over chunks of examples, and one shorter chunk for the rest.
 
-    A chunk is every so-many-th example. A batch that is spread over devices is cut into blocks of
-    consecutive ones, so every device has its part of every chunk; of chunks of consecutive
-    examples a device would have all or nothing, and all devices would compute all of them.
+    A chunk takes every k-th example, so that every device of a sharded batch has a part of every
+    chunk. Chunks of consecutive examples would each be on one device, and all devices would compute
+    all of them.
 
-    What is stacked stays in memory for the whole batch: gradients that are to be summed belong in
-    the carry.
+    Outputs stay in memory for the whole batch; sum gradients in the carry.
 
     Args:
         body: `(carry, chunk) -> (carry, outputs)`. The leaves of `chunk` and `outputs` have a

@@ -5,6 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from fnopt.sharding import is_sharded
+
 BINS = 32
 LOWEST = -42
 LOG_WIDTH = 1  # a bin is 2^1 exponents wide: two powers of two
@@ -59,15 +61,10 @@ def _by_comparison(index: jax.Array) -> jax.Array:
     return jnp.sum(same, axis=range(index.ndim), dtype=jnp.int32)
 
 
-def _is_sharded(x: jax.Array) -> bool:
-    """Whether the type of an array shards it (explicit mesh axes)."""
-    return any(jax.typeof(x).sharding.spec)
-
-
 def histogram(x: jax.Array) -> jax.Array:
     """The histogram of a real array's exponents: the number of elements per bin, int32 `[BINS]`."""
     index = _bins(x)
-    if _is_sharded(index):  # a scatter with spread indices would have to gather them first
+    if is_sharded(index):  # a scatter would have to gather sharded indices first
         return _by_comparison(index)
     # One core counts fastest by adding into 32 cells; thousands of threads would wait for each
     # other at those cells, and compare with all bins in the same pass over memory instead.

@@ -269,7 +269,7 @@ def _as_stored(tx: Transformation, updates: Any, like: Any) -> Any:
 
     Between the members of a chain they are float32 at least: bfloat16 would round away what a small
     weight decay adds. Params of whole numbers, and other trees, are left as they are. On explicit
-    meshes they lie as the params do, too.
+    meshes they are resharded like the params.
     """
     leaves, treedef = tree_flatten(updates)
     stored, other = tree_flatten(like)

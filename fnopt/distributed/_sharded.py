@@ -132,7 +132,7 @@ class sharded(Transformation):
             with shards_over((), self._unsharded_leaves(params)):
                 return self.inner.init(parts)
         except Exception as error:
-            if "Sharding" not in type(error).__name__:
+            if "Sharding" not in type(error).__name__:  # JAX exports no name of the class
                 raise
             raise ValueError(
                 f"{where()}{self.inner._place} keeps its state in another form than that of the "

@@ -112,11 +112,11 @@ class BatchLoss:
 
     def into(self, x: jax.Array) -> jax.Array:
         r""":math:`Q^\top x` of `[N, ...]`: coordinates in which `H` is diagonal."""
-        return self._by_part(OutputHessian.into, x)
+        return self._map_parts(OutputHessian.into, x)
 
     def back(self, x: jax.Array) -> jax.Array:
         """`Q x`, the other way."""
-        return self._by_part(OutputHessian.back, x)
+        return self._map_parts(OutputHessian.back, x)
 
     def rounding(self, eps: float) -> jax.Array:
         """Standard error of the value if all outputs are rounded to `eps`, independently."""
@@ -127,7 +127,9 @@ class BatchLoss:
         means = [p.mean(f) for p, f in zip(self.parts, self.J.split(outputs), strict=True)]
         return sum(means[1:], means[0])
 
-    def _by_part(self, turn: Callable[[OutputHessian, jax.Array], jax.Array], x: Any) -> jax.Array:
+    def _map_parts(
+        self, turn: Callable[[OutputHessian, jax.Array], jax.Array], x: Any
+    ) -> jax.Array:
         cut = [part.reshape(-1, *x.shape[1:]) for part in self.J.split(x)]
         found = [turn(h, part) for h, part in zip(self._hessians, cut, strict=True)]
         return jnp.concatenate(found)

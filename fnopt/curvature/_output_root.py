@@ -40,13 +40,13 @@ class OutputHessian(NamedTuple):
 
     def into(self, x: jax.Array) -> jax.Array:
         r"""The coordinates :math:`Q^\top x` of `[n C, ...]`."""
-        return self._turned("nbij,nbim->nbjm", x)
+        return self._rotate("nbij,nbim->nbjm", x)
 
     def back(self, x: jax.Array) -> jax.Array:
         """The outputs `Q x` of coordinates."""
-        return self._turned("nbij,nbjm->nbim", x)
+        return self._rotate("nbij,nbjm->nbim", x)
 
-    def _turned(self, form: str, x: jax.Array) -> jax.Array:
+    def _rotate(self, form: str, x: jax.Array) -> jax.Array:
         if self.values.shape[-1] == 1:
             return x
         cut = x.reshape(*self.values.shape, -1)

@@ -134,13 +134,13 @@ def clipped_grad(
         wanted = check_where(where, bound.size, spec.name)
         blocks = blocks_of(spec.like_argnums(bound.params), clip_norm, spec.name)
         clip = Clip(blocks._replace(limits=()), rule, skip_nonfinite)
-        grads, info = compiled(_clipped, bound, wanted, blocks.limits, clip=clip, **options)
+        grads, info = compiled(_clip_gradients, bound, wanted, blocks.limits, clip=clip, **options)
         return spec.like_argnums(grads), info
 
     return grad_fn
 
 
-def _clipped(
+def _clip_gradients(
     bound: BoundLoss,
     wanted: jax.Array | None,
     limits: tuple[Any, ...],

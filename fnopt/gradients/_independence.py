@@ -66,14 +66,14 @@ def check_examples_independent(
     positions = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
 
     def check(*args: Any, **kwargs: Any) -> None:
-        batch = {i: args[i] for i in _checked_positions(positions, len(args))}
+        batch = {i: args[i] for i in _check_positions(positions, len(args))}
         size = check_batch(named_leaves(batch), _NAME, PASS_BY_KEYWORD)
         if any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs))):
             raise TypeError(f"{_NAME}: the arguments are traced. Call it outside of jit.")
 
         def losses(batch: dict[int, Any]) -> jax.Array:
             output = losses_fn(*[batch.get(i, arg) for i, arg in enumerate(args)], **kwargs)
-            return _checked(output[0] if has_aux else output, size)
+            return _check_losses(output[0] if has_aux else output, size)
 
         before = losses(batch)
         for i, j in _pairs(batch, size, probes):
@@ -83,7 +83,7 @@ def check_examples_independent(
     return check
 
 
-def _checked_positions(positions: tuple[int, ...], count: int) -> tuple[int, ...]:
+def _check_positions(positions: tuple[int, ...], count: int) -> tuple[int, ...]:
     if not positions or any(not 0 <= i < count for i in positions):
         raise ValueError(
             f"{_NAME}: batch_argnums is {positions}, but there are {count} positional arguments."
@@ -91,7 +91,7 @@ def _checked_positions(positions: tuple[int, ...], count: int) -> tuple[int, ...
     return positions
 
 
-def _checked(losses: Any, size: int) -> jax.Array:
+def _check_losses(losses: Any, size: int) -> jax.Array:
     if getattr(losses, "shape", None) != (size,):
         raise ValueError(
             f"{_NAME}: the losses are {type_text(losses)}, expected shape ({size},): one loss for "

@@ -45,9 +45,9 @@ class Formed(NamedTuple):
             # Formed anew where it is needed, which is rare: what a branch takes from outside has
             # to be in memory, while squares are summed as the gradients arise.
             leaves = self.leaves if self.again is None else jax.tree.leaves(self.again())
-            return _in_one_dtype([lengths_of(x) for x in leaves])
+            return _promote([lengths_of(x) for x in leaves])
 
-        squares = _in_one_dtype([squares_of(x) for x in self.leaves])
+        squares = _promote([squares_of(x) for x in self.leaves])
         return joined(squares, careful, blocks, count)
 
     def moments(self, counts: jax.Array) -> tuple[Any, list[jax.Array]]:
@@ -78,10 +78,10 @@ class Formed(NamedTuple):
     def inner_products(self, other: Formed) -> jax.Array:
         """The inner products of these gradients with those of other examples, `[n, m]`."""
         pairs = zip(self.leaves, other.leaves, strict=True)
-        return functools.reduce(jnp.add, _in_one_dtype([inner_products(x, y) for x, y in pairs]))
+        return functools.reduce(jnp.add, _promote([inner_products(x, y) for x, y in pairs]))
 
 
-def _in_one_dtype(found: list[jax.Array]) -> list[jax.Array]:
+def _promote(found: list[jax.Array]) -> list[jax.Array]:
     dtype = real_dtype(compute_dtype(*(x.dtype for x in found)))
     return [x.astype(dtype) for x in found]
 

@@ -84,12 +84,12 @@ def microbatch(
             return fun(*given, **{**kwargs, **named})
 
         with use_mesh_of(args, kwargs):
-            return _accumulated(call, batch, size, microbatch_size, accumulator)
+            return _accumulate(call, batch, size, microbatch_size, accumulator)
 
     return accumulated
 
 
-def _accumulated(call: Any, batch: Any, size: int, part_size: int | None, rule: Any) -> Any:
+def _accumulate(call: Any, batch: Any, size: int, part_size: int | None, rule: Any) -> Any:
     """The parts' results: sums and means in the carry of a loop, lists beside it."""
 
     def call_one(batch: Any) -> Any:

@@ -63,7 +63,12 @@ def totals(
         if skip_nonfinite:
             finite = jnp.isfinite(norm) & jnp.isfinite(loss)
             counts = finite if counts is None else counts & finite
-        return _merged(moments, _moments(seen, counts, loss.shape[0])), (counts, loss, norm, aux)
+        return _merge_moments(moments, _moments(seen, counts, loss.shape[0])), (
+            counts,
+            loss,
+            norm,
+            aux,
+        )
 
     none = [jnp.zeros((), real_dtype(compute_dtype(jnp.result_type(p)))) for p in leaves]
     carry = Moments(jnp.zeros((), jnp.int32), zero_sums(bound.params), none)
@@ -71,7 +76,7 @@ def totals(
         body, carry, (bound.batch, wanted), bound.size, strategy.chunk_size
     )
     if axis_name is not None:
-        moments = _of_all_devices(moments, axis_name)
+        moments = _combine_devices(moments, axis_name)
     return Totals(moments, *outputs)
 
 
@@ -83,7 +88,7 @@ def _moments(seen: Measurements, counts: jax.Array | None, size: int) -> Moments
     return Moments(jnp.sum(counts, dtype=jnp.int32), *seen.moments(counts.astype(jnp.float32)))
 
 
-def _merged(a: Moments, b: Moments) -> Moments:
+def _merge_moments(a: Moments, b: Moments) -> Moments:
     """The moments of two sets of gradients together (Chan, Golub and LeVeque)."""
     count = a.count + b.count
     # Of the first chunk nothing changes: a share of 1, no gap to what was before.
@@ -102,7 +107,7 @@ def _merged(a: Moments, b: Moments) -> Moments:
     return Moments(count, jax.tree.map(moved, a.mean, b.mean), spread)
 
 
-def _of_all_devices(mine: Moments, axis_name: Any) -> Moments:
+def _combine_devices(mine: Moments, axis_name: Any) -> Moments:
     """Combine the moments of the gradients of all devices."""
     count, weighted = jax.lax.psum(
         (mine.count, jax.tree.map(lambda m: m * mine.count.astype(m.dtype), mine.mean)), axis_name

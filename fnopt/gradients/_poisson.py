@@ -77,7 +77,7 @@ def poisson_batch(
     """
     check_count(size, "size", "poisson_batch")
     _check_rate(rate)
-    capacity = _checked_capacity(capacity, size, rate)
+    capacity = _check_capacity(capacity, size, rate)
     key = fold_in_step(check_key(key, "poisson_batch"), step, "poisson_batch")
     drawn = jax.random.bernoulli(key, jnp.asarray(rate).astype(jnp.float32), (size,))
     (index,) = jnp.nonzero(drawn, size=capacity, fill_value=0)
@@ -93,11 +93,11 @@ def _check_rate(rate: Any) -> None:
         raise ValueError(f"poisson_batch: rate is {rate}, expected a probability: 0 <= rate <= 1.")
 
 
-def _checked_capacity(capacity: int | None, size: int, rate: Any) -> int:
+def _check_capacity(capacity: int | None, size: int, rate: Any) -> int:
     if capacity is None:
         if isinstance(rate, Tracer):
             raise ValueError("poisson_batch: the rate is traced, so say capacity=.")
-        return _enough(size, float(rate))
+        return _sufficient_capacity(size, float(rate))
     check_count(capacity, "capacity", "poisson_batch")
     if capacity > size:
         raise ValueError(
@@ -106,7 +106,7 @@ def _checked_capacity(capacity: int | None, size: int, rate: Any) -> int:
     return int(capacity)
 
 
-def _enough(size: int, rate: float) -> int:
+def _sufficient_capacity(size: int, rate: float) -> int:
     third, variance = _LOG_CHANCE / 3, size * rate * (1 - rate)
     over = third + math.sqrt(third**2 + 2 * _LOG_CHANCE * variance)
     return max(1, min(size, math.ceil(size * rate + over)))

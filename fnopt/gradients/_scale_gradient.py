@@ -9,13 +9,13 @@ import jax.numpy as jnp
 
 
 @jax.custom_jvp
-def _scaled(x: jax.Array, scale: jax.Array) -> jax.Array:
+def _scale_cotangent(x: jax.Array, scale: jax.Array) -> jax.Array:
     del scale
     return x
 
 
-@_scaled.defjvp
-def _scaled_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+@_scale_cotangent.defjvp
+def _scale_cotangent_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
     x, scale = primals
     return x, tangents[0] * scale.astype(tangents[0].dtype)
 
@@ -41,9 +41,9 @@ def scale_gradient(inputs: Any, scale: Any) -> Any:
         >>> jax.grad(lambda x: jnp.sum(scale_gradient(x, -0.5) ** 2))(jnp.ones(2))
         Array([-1., -1.], dtype=float32)
     """
-    return jax.tree.map(lambda x: _one(x, scale), inputs)
+    return jax.tree.map(lambda x: _scale_leaf(x, scale), inputs)
 
 
-def _one(x: Any, scale: Any) -> jax.Array:
+def _scale_leaf(x: Any, scale: Any) -> jax.Array:
     x = jnp.asarray(x)
-    return _scaled(x, jax.lax.stop_gradient(jnp.asarray(scale, x.real.dtype)))
+    return _scale_cotangent(x, jax.lax.stop_gradient(jnp.asarray(scale, x.real.dtype)))

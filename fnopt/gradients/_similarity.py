@@ -184,7 +184,7 @@ class _Scaled(NamedTuple):
         return jnp.ldexp(inner, replicate(other.exponent)[None, :]), jnp.clip(cosine, -1, 1)
 
 
-def _scaled(take: Measure, chunk: Any) -> _Scaled:
+def _scale_gradients(take: Measure, chunk: Any) -> _Scaled:
     seen = take(chunk)
     (loss, aux), norm = seen.loss_and_aux, seen.norms()[0]
     usable = jnp.isfinite(norm) & (norm > 0)
@@ -199,14 +199,14 @@ def _scaled(take: Measure, chunk: Any) -> _Scaled:
 def _similarity(bound: BoundLoss, columns: BoundLoss, strategy: Strategy) -> GradientSimilarity:
     take = measure(bound, strategy)
     if columns is bound and (strategy.chunk_size is None or strategy.chunk_size >= bound.size):
-        seen = _scaled(take, bound.batch)
+        seen = _scale_gradients(take, bound.batch)
         return GradientSimilarity(*seen.products_and_cosines(seen), *seen.outputs)
 
     def rows(carry: None, chunk: Any) -> tuple[None, Any]:
-        mine = _scaled(take, chunk)
+        mine = _scale_gradients(take, chunk)
 
         def column(carry: None, other: Any) -> tuple[None, Any]:
-            return carry, _scaled(take, other).products_and_cosines(mine)
+            return carry, _scale_gradients(take, other).products_and_cosines(mine)
 
         _, found = scan_chunks(column, None, columns.batch, columns.size, strategy.chunk_size)
         return carry, (jax.tree.map(jnp.transpose, found), mine.outputs)

@@ -49,12 +49,12 @@ def _class() -> Any:
         """An `nnx.Optimizer` whose `tx` is data."""
 
         def __setattr__(self, name: str, value: Any) -> None:
-            super().__setattr__(name, nnx.data(_with_arrays(value)) if name == "tx" else value)
+            super().__setattr__(name, nnx.data(_as_arrays(value)) if name == "tx" else value)
 
     return Optimizer
 
 
-def _with_arrays(tx: Any) -> Any:
+def _as_arrays(tx: Any) -> Any:
     """The optimizer with arrays for its numbers: other numbers are static in nnx."""
 
     def convert_leaf(x: Any) -> Any:

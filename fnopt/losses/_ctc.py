@@ -19,7 +19,7 @@ class _Frames(NamedTuple):
     padded: jax.Array  # [T, B, 1] bools
 
 
-def _checked(
+def _check_inputs(
     logits: Any, logit_paddings: Any, labels: Any, label_paddings: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     (logits,) = floats("ctc_loss", logits=logits)
@@ -107,7 +107,7 @@ def ctc_loss_with_forward_probs(
     Reference:
         Graves et al., 2006, ICML, doi:10.1145/1143844.1143891.
     """
-    scores, padded, labels, no_label = _checked(logits, logit_paddings, labels, label_paddings)
+    scores, padded, labels, no_label = _check_inputs(logits, logit_paddings, labels, label_paddings)
     zero = jnp.asarray(log_epsilon, scores.dtype)
     batch, size = labels.shape
     repeated = jnp.pad(labels[:, :-1] == labels[:, 1:], ((0, 0), (0, 1)))

@@ -57,10 +57,10 @@ def record_of(step: Any, metrics: Any) -> dict[str, Any]:
     """
     values = {k: np.asarray(v) for k, v in _entries(metrics, "")}
     numbers = {k: v if v.ndim else v.item() for k, v in values.items()}
-    return {"step": int(step)} | {k: v for k, v in numbers.items() if not _to_zero(k, v)}
+    return {"step": int(step)} | {k: v for k, v in numbers.items() if not _is_ratio_to_zero(k, v)}
 
 
-def _to_zero(name: str, value: Any) -> bool:
+def _is_ratio_to_zero(name: str, value: Any) -> bool:
     return "ratio" in name.split("/") and np.ndim(value) == 0 and bool(np.isinf(value))
 
 

@@ -76,13 +76,13 @@ class _Leaves:
 
     def join(self, values: jax.Array, add: Callable[..., Any] = jnp.sum) -> jax.Array:
         """Reduce values to one for every group, over the shards of the leaves."""
-        found = self._by_group(values, add)
+        found = self._reduce_groups(values, add)
         if not shard_axes():
             return found
         across = jax.lax.pmax if add is jnp.max else jax.lax.psum
         return across(found, shard_axes())
 
-    def _by_group(self, values: jax.Array, add: Callable[..., Any]) -> jax.Array:
+    def _reduce_groups(self, values: jax.Array, add: Callable[..., Any]) -> jax.Array:
         """Reduce values to one for every group; groups of equal size are batched."""
         counts = np.asarray([len(own) for own in self.grouping.members])
         if (counts == 1).all():

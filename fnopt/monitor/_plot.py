@@ -38,7 +38,7 @@ def by_depth(names: Sequence[str]) -> list[str]:
     return sorted(names, key=key)
 
 
-def _ordered(names: tuple[str, ...], order: Sequence[str] | None) -> list[str]:
+def _order_names(names: tuple[str, ...], order: Sequence[str] | None) -> list[str]:
     found = by_depth(names)
     if order is None:
         return found
@@ -125,7 +125,7 @@ def plot_gradient_flow(
         'gradient flow: log10 of norm'
     """
     _check(history, stat)
-    names = _ordered(history.names, order)
+    names = _order_names(history.names, order)
     rows = [history.names.index(name) for name in names]
     if ax is None:
         plt = import_optional("matplotlib.pyplot", "plot_gradient_flow", "monitor")

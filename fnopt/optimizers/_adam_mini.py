@@ -99,7 +99,7 @@ class scale_by_adam_mini(AdamDirection):
     def init(self, params: Any) -> ScaleByAdamMiniState:
         """Zeros: of the blocks, one number each, in an array that keeps all axes."""
         check_inexact(params, "params")
-        nu = jax.tree.map(_of_blocks, params, select(self.blocks, params))
+        nu = jax.tree.map(_block_zeros, params, select(self.blocks, params))
         return ScaleByAdamMiniState(zero_count(), zeros(params, self.mu_dtype), nu)
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
@@ -110,16 +110,16 @@ class scale_by_adam_mini(AdamDirection):
         return h.mean * mu / (positive_root(nu) + h.beside_root), mu, nu
 
 
-def _of_blocks(p: Any, label: Any) -> jax.Array:
+def _block_zeros(p: Any, label: Any) -> jax.Array:
     """Zeros, made from the params, so that they lie where these are."""
     p = jnp.asarray(p)
-    kept = _kept_axis(p.ndim, label)
+    kept = _block_axis(p.ndim, label)
     axes = tuple(i for i in range(p.ndim) if i != kept)
     dtype = real_dtype(compute_dtype(p.dtype))
     return jnp.zeros_like(jnp.sum(p, axis=axes, keepdims=True), dtype)
 
 
-def _kept_axis(ndim: int, label: Any) -> int | None:
+def _block_axis(ndim: int, label: Any) -> int | None:
     """The axis with a block for each of its indices; None for a single block."""
     if label == "auto":
         label = "outputs" if ndim > 1 else "leaf"

@@ -117,7 +117,9 @@ class scale_by_dog(Transformation):
         if kind == "learning_rate":
             factor = jnp.where(state.count == 0, jnp.full_like(factor, value), factor)
         count = safe_increment(state.count)
-        return _scaled(factor, updates), ScaleByDogState(count, state.init_params, farthest, norm)
+        return _scale_updates(factor, updates), ScaleByDogState(
+            count, state.init_params, farthest, norm
+        )
 
 
 class scale_by_dowg(Transformation):
@@ -162,14 +164,14 @@ class scale_by_dowg(Transformation):
         norm = global_norm(updates).astype(farthest.dtype)
         norm = joint_norm([state.weighted_norm_grads, safe_sqrt(farthest) * norm])
         factor = farthest / nonzero(norm + h.eps)
-        return _scaled(factor, updates), ScaleByDowgState(state.init_params, norm, farthest)
+        return _scale_updates(factor, updates), ScaleByDowgState(state.init_params, norm, farthest)
 
 
 def _distance(start: Any, params: Any) -> jax.Array:
     return global_norm(map_leaves(lambda p, p0: p - p0, params, start=start))
 
 
-def _scaled(factor: jax.Array, updates: Any) -> Any:
+def _scale_updates(factor: jax.Array, updates: Any) -> Any:
     return map_leaves(lambda h, g: h * g, updates, hyper=factor)
 
 

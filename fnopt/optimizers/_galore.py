@@ -149,7 +149,7 @@ class scale_by_galore(Transformation):
         )
         new = treedef.flatten_up_to(new)
         rows = [
-            [] if layout is None else _by_side(layout, self._slots(layout, row, 0), own)
+            [] if layout is None else _group_by_side(layout, self._slots(layout, row, 0), own)
             for row, layout, own in zip(new, layouts, projectors, strict=True)
         ]
         back = map_by_shape(self._whole, rows)
@@ -182,7 +182,7 @@ class scale_by_galore(Transformation):
         return jnp.asarray(self.scale).astype(dtype) * full
 
 
-def _by_side(layout: MatrixLayout, updates: Any, projectors: Any) -> list[dict[str, Any]]:
+def _group_by_side(layout: MatrixLayout, updates: Any, projectors: Any) -> list[dict[str, Any]]:
     """Pairs of update and projector by the side of the projector, which shapes don't determine."""
     sides = ["left" if m >= n else "right" for _, m, n in layout.shapes]
     return [{side: pair} for side, pair in zip(sides, _pairs(updates, projectors), strict=True)]

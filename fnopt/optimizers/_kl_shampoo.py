@@ -156,14 +156,15 @@ class scale_by_kl_shampoo(Matrixwise):
         factors = map_sides(average, slots.factors, seen)
         triples = zip(slots.values, diagonals, strict=True)
         values = tuple(
-            jnp.where(first, old, self._bounded(ema(old, x, h.b2), old)) for old, x in triples
+            jnp.where(first, old, self._bound_eigenvalues(ema(old, x, h.b2), old))
+            for old, x in triples
         )
         every = self.precondition_frequency
         (bases,) = refresh_bases(count, every, _power_iteration, factors, slots.bases)
         new = {"mu": mu, "factors": factors, "bases": bases, "values": values}
         return jnp.where(first, jnp.zeros_like(u), limit_rms(u, _LARGEST_RMS)), new
 
-    def _bounded(self, new: jax.Array, old: jax.Array) -> jax.Array:
+    def _bound_eigenvalues(self, new: jax.Array, old: jax.Array) -> jax.Array:
         """Eigenvalues whose inverse roots are not too large; what is not finite stays out."""
         limit, least = self.max_inverse_root, float(jnp.finfo(new.dtype).tiny)
         if limit is not None:

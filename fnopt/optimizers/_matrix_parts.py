@@ -68,7 +68,7 @@ def map_by_shape(fn: Callable[[Any], Any], rows: list[list[Any]]) -> list[list[A
     if leaves is None:
         return by_shape(fn, rows)
     with jax.named_scope(SHARD_SUM):
-        return _by_owner(fn, rows, leaves.count)
+        return _group_by_owner(fn, rows, leaves.count)
 
 
 def new_slot(tree: Any) -> Any:
@@ -161,12 +161,12 @@ def _matrices(piece: Piece) -> jax.Array:
     return jnp.swapaxes(data, 1, 2) if piece.turned else data
 
 
-def _by_owner(fn: Callable[[Any], Any], rows: list[list[Any]], n: int) -> list[list[Any]]:
+def _group_by_owner(fn: Callable[[Any], Any], rows: list[list[Any]], n: int) -> list[list[Any]]:
     places = groups(rows)
     stacks = [stack(rows, group) for group in places]
     counts = [jax.tree.leaves(x)[0].shape[0] for x in stacks]
     pieces, treedef = jax.tree.flatten(stacks)
-    theirs = _exchange([_for_owners(x, n) for x in pieces])
+    theirs = _exchange([_pad_for_owners(x, n) for x in pieces])
     owned = treedef.unflatten([jnp.swapaxes(x, 0, 1).reshape(x.shape[1], -1) for x in theirs])
     results = [
         _split_results(fn(jax.tree.map(_matrices, x, is_leaf=_is_piece)), x, n) for x in owned
@@ -180,7 +180,7 @@ def _by_owner(fn: Callable[[Any], Any], rows: list[list[Any]], n: int) -> list[l
     return out
 
 
-def _for_owners(x: jax.Array, n: int) -> jax.Array:
+def _pad_for_owners(x: jax.Array, n: int) -> jax.Array:
     """Pieces `[k, length]` by owner, `[n, some, length]`; what is lacking is the first again."""
     each = -(-len(x) // n)
     lacking = jnp.broadcast_to(x[:1], (n * each - len(x), x.shape[1]))

@@ -168,18 +168,18 @@ def as_whole(leaves: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 def layouts_of(rule: Any, tree: Any) -> list[MatrixLayout]:
     """The matrix layout of every leaf of a tree; an error for one that is no matrix."""
-    leaves, found = _numbered(rule, tree)
+    leaves, found = _number_leaves(rule, tree)
     return [_layout(path, x, d) for (path, x), d in zip(leaves, found, strict=True)]
 
 
 def layouts_or_none(rule: Any, tree: Any) -> list[MatrixLayout | None]:
     """The matrix layout of every leaf of a tree; None for one that is no matrix."""
-    leaves, found = _numbered(rule, tree)
+    leaves, found = _number_leaves(rule, tree)
     pairs = zip(leaves, found, strict=True)
     return [None if d is None else _layout(path, x, d) for (path, x), d in pairs]
 
 
-def _numbered(rule: Any, tree: Any) -> tuple[list[tuple[str, Any]], list[Any]]:
+def _number_leaves(rule: Any, tree: Any) -> tuple[list[tuple[str, Any]], list[Any]]:
     leaves = as_whole(leaves_with_names(tree)[0])
     check_rule(rule, [path for path, _ in leaves_with_names(tree, is_leaf=is_none)[0]])
     return leaves, numbers_of(rule, leaves)

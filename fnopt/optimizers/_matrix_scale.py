@@ -61,10 +61,10 @@ class scale_by_matrix_shape(Transformation):
         """Scaled updates."""
         leaves, treedef = jax.tree.flatten(updates)
         layouts = layouts_of(self.weight_dimension_numbers, updates)
-        scaled = [self._scaled(*pair) for pair in zip(leaves, layouts, strict=True)]
+        scaled = [self._scale_matrices(*pair) for pair in zip(leaves, layouts, strict=True)]
         return treedef.unflatten(scaled), state
 
-    def _scaled(self, x: jax.Array, layout: MatrixLayout) -> jax.Array:
+    def _scale_matrices(self, x: jax.Array, layout: MatrixLayout) -> jax.Array:
         x = jnp.asarray(x)
         x = x.astype(compute_dtype(x.dtype))
         factors = [self._factor(rows, columns) for _, rows, columns in layout.shapes]

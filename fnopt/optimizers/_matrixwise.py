@@ -156,13 +156,13 @@ class Matrixwise(Transformation):
     def _parts(self, layout: MatrixLayout, g: Any, slots: dict[str, Any]) -> list[dict[str, Any]]:
         own = custom_slots(self.State)
         columns = {
-            n: self._of_matrices(n, x, layout) if n in own else cut(layout, x, self.wide)
+            n: self._slots_of_matrices(n, x, layout) if n in own else cut(layout, x, self.wide)
             for n, x in slots.items()
         }
         parts = enumerate(cut(layout, g, self.wide))
         return [{"u": g, **{n: column[i] for n, column in columns.items()}} for i, g in parts]
 
-    def _of_matrices(self, name: str, slots: Any, layout: MatrixLayout) -> list[Any]:
+    def _slots_of_matrices(self, name: str, slots: Any, layout: MatrixLayout) -> list[Any]:
         """The slots of one name, for each part of a leaf."""
         pairs = zip(slots, self._shapes(layout), strict=True)
         return [load_slot(x, functools.partial(self.start, name, s, jnp.float32)) for x, s in pairs]

@@ -103,15 +103,15 @@ def orthogonalized(
         Matrices like `x`.
     """
     several = functools.partial(
-        _orthogonalized, coefficients=coefficients, eps=eps, preconditioning=preconditioning
+        _orthogonalize_batch, coefficients=coefficients, eps=eps, preconditioning=preconditioning
     )
-    count = _at_a_time(x.shape)
+    count = _batch_size(x.shape)
     if count == len(x):
         return several(x)
     return jax.lax.map(several, x.reshape(-1, count, *x.shape[1:])).reshape(x.shape)
 
 
-def _at_a_time(shape: tuple[int, ...]) -> int:
+def _batch_size(shape: tuple[int, ...]) -> int:
     """Number of matrices in one batched product: all of them on accelerators."""
     k, m, n = shape
     if jax.default_backend() != "cpu":
@@ -121,15 +121,15 @@ def _at_a_time(shape: tuple[int, ...]) -> int:
     return next(enough, k)
 
 
-def _orthogonalized(
+def _orthogonalize_batch(
     x: jax.Array, coefficients: tuple[Triple, ...], eps: Any, preconditioning: str
 ) -> jax.Array:
     # In units of the largest element: squares of 1e-24 would be 0, those of 1e20 infinite.
     largest = jnp.max(jnp.abs(x), axis=(1, 2), keepdims=True)
     unit = jax.lax.stop_gradient(nonzero(largest))
-    x, A = _preconditioned(x / unit.astype(x.dtype), eps / unit, preconditioning)
+    x, A = _precondition(x / unit.astype(x.dtype), eps / unit, preconditioning)
     if _cheaper_by_gram(x, len(coefficients)):
-        return _by_gram(x, A, coefficients)
+        return _iterate_gram(x, A, coefficients)
     for i, (a, b, c) in enumerate(coefficients):
         A = gram(x) if i else A
         x = a * x + matmul(b * A + c * matmul(A, A), x)
@@ -141,7 +141,7 @@ def gram(x: jax.Array) -> jax.Array:
     return matmul(x, adjoint(x))
 
 
-def _preconditioned(x: jax.Array, eps: jax.Array, kind: str) -> tuple[jax.Array, jax.Array]:
+def _precondition(x: jax.Array, eps: jax.Array, kind: str) -> tuple[jax.Array, jax.Array]:
     """The matrices with singular values of at most 1 or nearly so, and their Gram matrices."""
     A = gram(x)
     if kind == "aol":
@@ -175,7 +175,7 @@ def _cheaper_by_gram(x: jax.Array, steps: int) -> bool:
     )
 
 
-def _by_gram(x: jax.Array, A: jax.Array, coefficients: tuple[Triple, ...]) -> jax.Array:
+def _iterate_gram(x: jax.Array, A: jax.Array, coefficients: tuple[Triple, ...]) -> jax.Array:
     eye = jnp.eye(x.shape[1], dtype=x.dtype)
     for start in range(0, len(coefficients), _STEPS_OF_A_GRAM):
         (a, b, c), *others = coefficients[start : start + _STEPS_OF_A_GRAM]

@@ -90,13 +90,13 @@ class scale_by_novograd(Leafwise):
     def leaf(self, h: Any, g: Any, p: Any, mu: Any, nu: Any) -> Any:
         # Norms, as their squares may be no numbers.
         nu = joint_norm([h.old * nu, h.new * global_norm(g).astype(nu.dtype)])
-        length = _under_root(nu, h.eps_root, h.least)
+        length = _root_of_sum(nu, h.eps_root, h.least)
         unit = g / add_epsilon(length, h.eps)
         mu = h.b1 * mu + unit + h.weight_decay * p
         return mu, mu, nu
 
 
-def _under_root(norm: jax.Array, number: jax.Array, its_root: jax.Array) -> jax.Array:
+def _root_of_sum(norm: jax.Array, number: jax.Array, its_root: jax.Array) -> jax.Array:
     """`sqrt(norm^2 + number)`, with a slope where the number is 0, unlike with its root."""
     info = jnp.finfo(norm.dtype)
     # The slope is `1 / (2 norm)` times that of the quotient, which is `norm^-2`.

@@ -81,18 +81,18 @@ def partition_matrices(
          [ 0.  -0.1]]
     """
     rule = as_rule(weight_dimension_numbers)
-    transforms = {label: _with_numbers(matrices, rule), "adam": others}
+    transforms = {label: _set_dimension_numbers(matrices, rule), "adam": others}
     return partition(transforms, matrix_labels(label, rule))
 
 
-def _with_numbers(part: Any, rule: Any) -> Any:
+def _set_dimension_numbers(part: Any, rule: Any) -> Any:
     """The transform with these dimension numbers in every part that takes some and has none."""
     if type(part) is tuple:
-        return tuple(_with_numbers(x, rule) for x in part)
+        return tuple(_set_dimension_numbers(x, rule) for x in part)
     if not isinstance(part, Transformation):
         return part
     old = {f.name: getattr(part, f.name) for f in dataclasses.fields(part)}
-    new = {name: _with_numbers(x, rule) for name, x in old.items()}
+    new = {name: _set_dimension_numbers(x, rule) for name, x in old.items()}
     if "weight_dimension_numbers" in old and old["weight_dimension_numbers"] is None:
         new["weight_dimension_numbers"] = rule
     changed = {name: x for name, x in new.items() if x is not old[name]}

@@ -93,7 +93,7 @@ class precondition_by_inputs(Transformation):
         pairs, treedef = leaves_with_names(updates)
         layouts = layouts_of(self.weight_dimension_numbers, updates)
         slots, count = treedef.flatten_up_to(state.moment), safe_increment(state.count)
-        solve, new, means = sequential(self._solved), [], []
+        solve, new, means = sequential(self._solve), [], []
         for (name, g), layout, own in zip(pairs, layouts, slots, strict=True):
             g = g.astype(compute_dtype(g.dtype))
             parts = layout.cut(g, wide=False)
@@ -107,7 +107,7 @@ class precondition_by_inputs(Transformation):
         state = PreconditionByInputsState(count, treedef.unflatten(means))
         return treedef.unflatten(new), state
 
-    def _solved(self, g: jax.Array, C: jax.Array) -> jax.Array:
+    def _solve(self, g: jax.Array, C: jax.Array) -> jax.Array:
         mean = jnp.trace(C, axis1=1, axis2=2)[:, None, None] / C.shape[-1]
         ridge = jnp.asarray(self.damping).astype(g.dtype) * nonzero(mean)
         L = jnp.linalg.cholesky(C + ridge * jnp.eye(C.shape[-1], dtype=C.dtype))

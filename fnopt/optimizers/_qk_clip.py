@@ -68,12 +68,12 @@ class qk_clip(Transformation):
             )
         leaves = treedef.flatten_up_to(params)
         new = [
-            self._clipped(name, u, p, jnp.asarray(max_logits[name])) if name in max_logits else u
+            self._clip_leaf(name, u, p, jnp.asarray(max_logits[name])) if name in max_logits else u
             for (name, u), p in zip(pairs, leaves, strict=True)
         ]
         return treedef.unflatten(new), state
 
-    def _clipped(self, name: str, u: Any, p: Any, top: jax.Array) -> jax.Array:
+    def _clip_leaf(self, name: str, u: Any, p: Any, top: jax.Array) -> jax.Array:
         axis = self.head_axis % max(u.ndim, 1)
         if not -u.ndim <= self.head_axis < u.ndim or top.shape != u.shape[axis : axis + 1]:
             raise ValueError(

@@ -17,7 +17,7 @@ from fnopt.transforms import (
 )
 
 
-def _warmed_up(learning_rate: Any, steps: int | None) -> Any:
+def _add_warmup(learning_rate: Any, steps: int | None) -> Any:
     if steps is None:
         return learning_rate
     return warmup_constant_schedule(0.0, learning_rate, steps)
@@ -62,7 +62,7 @@ def schedule_free_sgd(
     Reference:
         Defazio et al., 2024, arXiv:2405.15682.
     """
-    rate = _warmed_up(learning_rate, warmup_steps)
+    rate = _add_warmup(learning_rate, warmup_steps)
     tx = sgd(rate)
     if weight_decay is not None:
         tx = chain(add_decayed_weights(weight_decay), tx)
@@ -113,7 +113,7 @@ def schedule_free_adamw(
     Reference:
         Defazio et al., 2024, arXiv:2405.15682.
     """
-    rate = _warmed_up(learning_rate, warmup_steps)
+    rate = _add_warmup(learning_rate, warmup_steps)
     tx = chain(
         scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True),
         add_decayed_weights(weight_decay),

@@ -68,23 +68,23 @@ class scale_by_sm3(Leafwise):
     def start(self, slot: str, p: Any) -> Any:
         """Zeros along every axis; made from the params, so that they lie where these are."""
         dtype = real_dtype(compute_dtype(p.dtype))
-        return tuple(jnp.zeros_like(x, dtype) for x in _along(jnp.sum, p))
+        return tuple(jnp.zeros_like(x, dtype) for x in _reduce_along_axes(jnp.sum, p))
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The weight of a new square."""
         return {"gain": jnp.where(h.b2 == 1, jnp.ones_like(h.b2), 1 - h.b2)}
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
-        covers = [_expanded(v, i, g.ndim) for i, v in enumerate(mu)]
+        covers = [_expand_axis(v, i, g.ndim) for i, v in enumerate(mu)]
         squares = h.b2 * functools.reduce(jnp.minimum, covers) + h.gain * squared_modulus(g)
         seen = squares > 0
         unit = jax.lax.rsqrt(jnp.where(seen, squares, jnp.ones_like(squares)) + h.eps)
         nu = ema(nu, jnp.where(seen, unit, jnp.zeros_like(unit)) * g, h.b1)
         # Squares are not negative, so 0 is the largest of none.
-        return nu, _along(functools.partial(jnp.max, initial=0), squares), nu
+        return nu, _reduce_along_axes(functools.partial(jnp.max, initial=0), squares), nu
 
 
-def _along(reduce: Any, x: jax.Array) -> tuple[jax.Array, ...]:
+def _reduce_along_axes(reduce: Any, x: jax.Array) -> tuple[jax.Array, ...]:
     """The maxima along each axis over all others; a scalar has itself."""
     if x.ndim < 2:
         return (x,)
@@ -92,7 +92,7 @@ def _along(reduce: Any, x: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(reduce(x, axis=tuple(j for j in axes if j != i)) for i in axes)
 
 
-def _expanded(v: jax.Array, axis: int, ndim: int) -> jax.Array:
+def _expand_axis(v: jax.Array, axis: int, ndim: int) -> jax.Array:
     others = tuple(j for j in range(ndim) if j != axis)
     return v if ndim < 2 else jnp.expand_dims(v, others)
 

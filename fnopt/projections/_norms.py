@@ -11,7 +11,7 @@ from fnopt.core import real_dtype
 from fnopt.projections._trees import check_floating, check_scale, length, project_wide
 
 
-def _on_sphere(tree: Any, scale: Any, dtype: Any) -> tuple[Any, jax.Array]:
+def _project_to_sphere(tree: Any, scale: Any, dtype: Any) -> tuple[Any, jax.Array]:
     """The nearest point of the sphere, and whether the tree is inside it."""
     s = jnp.asarray(scale).astype(real_dtype(dtype))
     size, unit, top = length(tree, dtype)
@@ -48,7 +48,7 @@ def projection_l2_sphere(tree: Any, scale: Any = 1) -> Any:
     """
     check_floating("projection_l2_sphere", tree, allow_complex=True)
     check_scale("projection_l2_sphere", scale)
-    return project_wide(lambda x, dtype: _on_sphere(x, scale, dtype)[0], tree)
+    return project_wide(lambda x, dtype: _project_to_sphere(x, scale, dtype)[0], tree)
 
 
 def projection_l2_ball(tree: Any, scale: Any = 1) -> Any:
@@ -78,7 +78,7 @@ def projection_l2_ball(tree: Any, scale: Any = 1) -> Any:
     check_scale("projection_l2_ball", scale)
 
     def nearest(x: Any, dtype: Any) -> Any:
-        on, inside = _on_sphere(x, scale, dtype)
+        on, inside = _project_to_sphere(x, scale, dtype)
         return jax.tree.map(lambda a, b: jnp.where(inside, a, b), x, on)
 
     return project_wide(nearest, tree)

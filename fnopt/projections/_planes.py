@@ -30,7 +30,7 @@ def _normal(name: str, x: Any, a: Any) -> tuple[Any, Any, jax.Array, jax.Array, 
     return x, a, top, inner(a, a, dtype), dtype
 
 
-def _over(numerator: jax.Array, square: jax.Array) -> jax.Array:
+def _safe_ratio(numerator: jax.Array, square: jax.Array) -> jax.Array:
     zero = square == 0  # no direction at all
     return jnp.where(zero, 0, numerator / jnp.where(zero, 1, square)).astype(numerator.dtype)
 
@@ -56,14 +56,14 @@ def projection_vector(x: Any, a: Any) -> Any:
         Array([2., 0.], dtype=float32)
     """
     w, a, _, square, dtype = _normal("projection_vector", x, a)
-    factor = _over(inner(a, w, dtype), square)
+    factor = _safe_ratio(inner(a, w, dtype), square)
     return restore_dtypes(jax.tree.map(lambda leaf: factor * leaf, a), x)
 
 
 def _move_along(name: str, x: Any, a: Any, b: Any, half: bool) -> Any:
     w, a, top, square, dtype = _normal(name, x, a)
     b = jnp.asarray(b).astype(real_dtype(dtype)) / top
-    step = _over(b - inner(a, w, dtype), square)
+    step = _safe_ratio(b - inner(a, w, dtype), square)
     step = jnp.minimum(step, 0) if half else step
     return restore_dtypes(jax.tree.map(lambda p, q: p + step * q, w, a), x)
 
@@ -196,7 +196,7 @@ def projection_box_section(x: Any, lower: Any, upper: Any, w: Any, c: Any) -> ja
     # Once more from the free entries alone: exact, and it has the right derivative.
     square = jnp.sum(jnp.where(free, w * w, 0).astype(dtype))
     rest = c - jnp.sum(jnp.where(free, 0, w * at_bound).astype(dtype))
-    exact = _over(jnp.sum(jnp.where(free, w * v, 0).astype(dtype)) - rest, square)
+    exact = _safe_ratio(jnp.sum(jnp.where(free, w * v, 0).astype(dtype)) - rest, square)
     return jnp.where(free, jnp.clip(v - exact * w, low, high), at_bound).astype(
         jnp.asarray(x).dtype
     )
@@ -217,7 +217,9 @@ def _multiplier(x: Any, low: Any, high: Any, w: Any, c: Any) -> jax.Array:
 
     def beyond(edge: jax.Array, down: jax.Array, up: jax.Array) -> jax.Array:
         open_ended = jnp.where(w > 0, jnp.isinf(down), jnp.isinf(up))
-        return edge + _over(excess(edge), jnp.sum(jnp.where(open_ended, w * w, 0).astype(x.dtype)))
+        return edge + _safe_ratio(
+            excess(edge), jnp.sum(jnp.where(open_ended, w * w, 0).astype(x.dtype))
+        )
 
     def halve(_: Any, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         a, b = ends

@@ -48,7 +48,7 @@ def decay_from(h: Any, start: jax.Array, ahead: jax.Array) -> jax.Array:
     """A start value after `ahead` steps of the exponential decay that `h` describes."""
     periods = jnp.maximum(ahead, 0.0) / h.transition_steps
     if not (isinstance(h.decay_rate, float) and h.decay_rate <= 1):
-        periods = jnp.minimum(periods, _before_overflow(jnp.asarray(h.decay_rate, periods.dtype)))
+        periods = jnp.minimum(periods, _largest_power(jnp.asarray(h.decay_rate, periods.dtype)))
     value = start * h.decay_rate ** (jnp.floor(periods) if h.staircase else periods)
     if h.end_value is None:
         return value
@@ -56,7 +56,7 @@ def decay_from(h: Any, start: jax.Array, ahead: jax.Array) -> jax.Array:
     return jnp.where(h.decay_rate < 1, floor, ceiling)
 
 
-def _before_overflow(rate: jax.Array) -> jax.Array:
+def _largest_power(rate: jax.Array) -> jax.Array:
     """The largest power to take of a rate that grows: beyond it derivatives would be NaN."""
     largest = 0.9 * jnp.log(jnp.asarray(jnp.finfo(rate.dtype).max, rate.dtype))
     return jax.lax.stop_gradient(largest / jnp.maximum(jnp.log(rate), 1e-30))

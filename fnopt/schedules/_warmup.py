@@ -20,7 +20,7 @@ from fnopt.schedules._time import (
 )
 
 
-def _after(count: Any, steps: Any) -> jax.Array:
+def _steps_after_warmup(count: Any, steps: Any) -> jax.Array:
     """The time since the end of a warm-up, 0 before it."""
     return jnp.maximum(steps_since(count, steps), 0)
 
@@ -61,7 +61,7 @@ class warmup_exponential_decay_schedule(Schedule):
     def __call__(self, count: Any) -> jax.Array:
         """The value after `count` updates."""
         h = numbers(self)
-        ahead = _after(count, self.warmup_steps)
+        ahead = _steps_after_warmup(count, self.warmup_steps)
         decaying = decay_from(h, h.peak_value, ahead - h.transition_begin)
         return after_warmup(h, count, decaying)
 
@@ -166,5 +166,7 @@ class inverse_sqrt_schedule(Schedule):
         """The value after `count` updates."""
         h = numbers(self)
         tau = jnp.maximum(h.warmup_steps, 1) if h.timescale is None else h.timescale
-        decaying = h.peak_value * jnp.sqrt(tau / (tau + _after(count, self.warmup_steps)))
+        decaying = h.peak_value * jnp.sqrt(
+            tau / (tau + _steps_after_warmup(count, self.warmup_steps))
+        )
         return after_warmup(h, count, decaying)

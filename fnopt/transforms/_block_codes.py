@@ -26,7 +26,7 @@ def _digits(signed: bool) -> int:
     return 3 if signed else 4
 
 
-def _dropped(signed: bool) -> int:
+def _dropped_bits(signed: bool) -> int:
     """The bits of a float32 behind those of its code."""
     return int(np.finfo(np.float32).nmant) - _digits(signed)
 
@@ -35,7 +35,7 @@ def _dropped(signed: bool) -> int:
 def magnitudes(signed: bool) -> np.ndarray:
     """The magnitudes of the codes from 0 on, from zero to one."""
     codes = np.arange((OCTAVES << _digits(signed)) + 1, dtype=np.int32)
-    biased = (_BIAS_BITS + (codes << _dropped(signed))).view(np.float32)
+    biased = (_BIAS_BITS + (codes << _dropped_bits(signed))).view(np.float32)
     return (biased.astype(np.float64) - BIAS) / (1 - BIAS)
 
 
@@ -61,7 +61,7 @@ def codes_of(y: jax.Array, signed: bool, step: jax.Array) -> jax.Array:
     """
     size = jnp.abs(y) if signed else y
     bits = jax.lax.bitcast_convert_type(size + np.float32(BIAS), jnp.int32) - _BIAS_BITS
-    code = (bits + _chance(y, step, _dropped(signed))) >> _dropped(signed)
+    code = (bits + _chance(y, step, _dropped_bits(signed))) >> _dropped_bits(signed)
     # A mean square becomes zero only where it is zero: the step divides by its root.
     least = jnp.zeros_like(code) if signed else (y > 0).astype(jnp.int32)
     code = jnp.clip(code, least, jnp.full_like(code, OCTAVES << _digits(signed)))
@@ -74,7 +74,7 @@ def numbers_of(codes: jax.Array, signed: bool) -> jax.Array:
     """Decode 8-bit codes to float32 numbers in units of `1 / (1 - BIAS)`."""
     code = codes.astype(jnp.int32)
     size = (code & 127) if signed else code
-    biased = jax.lax.bitcast_convert_type((size << _dropped(signed)) + _BIAS_BITS, jnp.float32)
+    biased = jax.lax.bitcast_convert_type((size << _dropped_bits(signed)) + _BIAS_BITS, jnp.float32)
     number = biased - np.float32(BIAS)
     return jnp.where(code > 127, -number, number) if signed else number
 
@@ -105,7 +105,7 @@ def _as_blocks(x: jax.Array, block_size: int) -> jax.Array:
     return jnp.pad(flat, (0, -x.size % length)).reshape(-1, length)
 
 
-def _from_blocks(blocks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+def _join_blocks(blocks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     size = int(np.prod(shape))
     if blocks.size == size:
         return reshape(blocks, *shape)
@@ -146,7 +146,7 @@ def encode_with(
     unit = jnp.where(usable, (1 - BIAS) / scales, jnp.zeros_like(scales))
     parts = (blocks * unit[..., None]).astype(jnp.float32)
     codes = codes_of(parts, signed, count.astype(jnp.uint32))
-    return _from_blocks(jnp.squeeze(codes, -2), x.shape)
+    return _join_blocks(jnp.squeeze(codes, -2), x.shape)
 
 
 def encode(
@@ -161,4 +161,4 @@ def encode(
 def decode(codes: jax.Array, scales: jax.Array, signed: bool, block_size: int) -> jax.Array:
     """The numbers that codes and scales stand for, in the dtype of the scales."""
     numbers = numbers_of(_as_blocks(codes, block_size), signed).astype(scales.dtype)
-    return _from_blocks(numbers * (scales * (1 + BIAS))[..., None], codes.shape)
+    return _join_blocks(numbers * (scales * (1 + BIAS))[..., None], codes.shape)

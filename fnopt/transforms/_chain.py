@@ -57,24 +57,24 @@ class Chain(Transformation):
         for key, tx in zip(self._keys, self.transforms, strict=True):
             with error_scope(f"[{key}]"):
                 states.append(tx.init(params))
-        return self._packed(states)
+        return self._pack_states(states)
 
     def update(
         self, updates: Tree, state: State, params: Any = None, **extra_args: Any
     ) -> tuple[Tree, State]:
         """Hands the updates from member to member; extra arguments go to all of them."""
-        states = self._unpacked(state)
+        states = self._unpack_states(state)
         new_states = []
         for key, tx, member_state in zip(self._keys, self.transforms, states, strict=True):
             with error_scope(f"[{key}]"):
                 updates, member_state = tx.update(updates, member_state, params, **extra_args)
             new_states.append(member_state)
-        return updates, self._packed(new_states)
+        return updates, self._pack_states(new_states)
 
-    def _packed(self, states: list[Any]) -> Any:
+    def _pack_states(self, states: list[Any]) -> Any:
         return dict(zip(self.names, states, strict=True)) if self.names else tuple(states)
 
-    def _unpacked(self, state: Any) -> list[Any]:
+    def _unpack_states(self, state: Any) -> list[Any]:
         if self.names:
             if isinstance(state, dict) and state.keys() == set(self.names):
                 return [state[name] for name in self.names]
@@ -98,7 +98,7 @@ class Chain(Transformation):
         names = self.names or [
             name if times[name] == 1 else f"{name}_{i}" for i, name in enumerate(own)
         ]
-        states = [None] * len(own) if state is None else self._unpacked(state)
+        states = [None] * len(own) if state is None else self._unpack_states(state)
         return tuple(map(Member, names, self.transforms, states))
 
     def __repr__(self) -> str:

@@ -47,12 +47,12 @@ class flatten(Wrapper):
         vector = None
         if params is not None:
             vector = _vector(params)
-            outward = lambda v: cast_like(_apart(v, params), params)  # noqa: E731
+            outward = lambda v: cast_like(_split_vector(v, params), params)  # noqa: E731
             extra_args = translate_extra_args(extra_args, _vector, outward)
         new, inner_state = self.inner.update(
             _vector(updates), state.inner_state, vector, **extra_args
         )
-        return _apart(new, updates), FlattenState(inner_state)
+        return _split_vector(new, updates), FlattenState(inner_state)
 
 
 def _vector(tree: Any) -> jax.Array:
@@ -64,7 +64,7 @@ def _vector(tree: Any) -> jax.Array:
     return concatenate([reshape(jnp.asarray(x), jnp.size(x)).astype(dtype) for x in leaves])
 
 
-def _apart(vector: jax.Array, like: Any) -> Any:
+def _split_vector(vector: jax.Array, like: Any) -> Any:
     leaves, treedef = jax.tree.flatten(like)
     vector, parts, start = replicate(vector), [], 0
     for leaf in leaves:

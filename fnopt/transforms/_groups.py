@@ -26,7 +26,7 @@ class GroupLabels(by_pattern):
             )
 
 
-def _checked(groups: Any, what: str) -> dict[str, Any]:
+def _check_groups(groups: Any, what: str) -> dict[str, Any]:
     if not isinstance(groups, Mapping) or not all(isinstance(k, str) for k in groups):
         raise TypeError(
             f"{where()}{what}: {groups!r}, expected a dict whose keys are patterns of leaf paths, "
@@ -68,7 +68,7 @@ def param_groups(
         >>> [f"{u[0]:.3f}" for u in (*updates["encoder"].values(), *updates["head"].values())]
         ['-0.100', '-0.015', '-0.150']
     """
-    groups = _checked(groups, "param_groups: groups")
+    groups = _check_groups(groups, "param_groups: groups")
     if not callable(recipe):
         raise TypeError(
             f"{where()}param_groups: recipe is {recipe!r}, expected a function that makes an "
@@ -112,7 +112,7 @@ def scale_by_group(
         >>> tx.update(params, tx.init(params), params)[0]
         {'bias': Array([-2.], dtype=float32), 'kernel': Array([-1.], dtype=float32)}
     """
-    factors = _checked(factors, "scale_by_group: factors")
+    factors = _check_groups(factors, "scale_by_group: factors")
     labels = GroupLabels({pattern: pattern for pattern in factors}, default=_REST)
     every = {**factors, _REST: default}
     return partition({label: scale_by_schedule(f) for label, f in every.items()}, labels)

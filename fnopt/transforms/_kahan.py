@@ -63,7 +63,7 @@ class kahan(RoundedWrapper):
         """The step to the nearest numbers, and the rounding errors that are left."""
         new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
         triples, treedef = rows(new, params, state.compensation)
-        pairs = [_compensated(*triple) for triple in triples]
+        pairs = [_compensate_leaf(*triple) for triple in triples]
         new, lost = (treedef.unflatten([pair[i] for pair in pairs]) for i in (0, 1))
         return new, KahanState(lost, inner_state)
 
@@ -75,7 +75,7 @@ def _no_loss(p: Any) -> Any:
     return jnp.zeros_like(p, jnp.float16 if jnp.finfo(dtype).bits < 16 else dtype)
 
 
-def _compensated(u: Any, p: Any, c: Any) -> tuple[Any, Any]:
+def _compensate_leaf(u: Any, p: Any, c: Any) -> tuple[Any, Any]:
     if c is None or not is_inexact(u):
         return u, c
     dtype = jnp.float32 if is_rounded(p, u) else compute_dtype(dtype_of(p))

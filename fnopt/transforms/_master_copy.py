@@ -82,7 +82,7 @@ class master_copy(RoundedWrapper):
         master = _wide(params, state.master)
         new, inner_state = self.inner.update(updates, state.inner_state, master, **extra_args)
         triples, treedef = rows(new, params, state.master)
-        pairs = [_followed(*triple) for triple in triples]
+        pairs = [_follow_leaf(*triple) for triple in triples]
         new, master = (treedef.unflatten([pair[i] for pair in pairs]) for i in (0, 1))
         return new, MasterCopyState(master, inner_state)
 
@@ -92,7 +92,7 @@ def _wide(params: Any, master: Any) -> Any:
     return treedef.unflatten([p if m is None else m for p, m in pairs])
 
 
-def _followed(u: Any, p: Any, m: Any) -> tuple[Any, Any]:
+def _follow_leaf(u: Any, p: Any, m: Any) -> tuple[Any, Any]:
     if m is None or not is_inexact(u):
         return u, m
     dtype = compute_dtype(m.dtype)

@@ -59,7 +59,7 @@ class partition(Transformation):
     labels: Any = static(convert=as_labels)
 
     def __post_init__(self) -> None:
-        self._set("transforms", _checked(self.transforms))
+        self._set("transforms", _check_transforms(self.transforms))
         super().__post_init__()
 
     def init(self, params: Any) -> dict[Any, Any]:
@@ -68,7 +68,7 @@ class partition(Transformation):
         states = {}
         for label, tx in self.transforms.items():
             with error_scope(f"[{label}]"):
-                states[label] = tx.init(_labelled(labels, label, params))
+                states[label] = tx.init(_select_label(labels, label, params))
         return states
 
     def update(
@@ -84,23 +84,23 @@ class partition(Transformation):
         labels = self._labels(updates if params is None else params)
         new_state, merged = {}, updates
         for label, tx in self.transforms.items():
-            inward = functools.partial(_labelled, labels, label)
+            inward = functools.partial(_select_label, labels, label)
             mine, extras = None, extra_args
             if params is not None:
                 mine = inward(params)
-                outward = functools.partial(_replaced, labels, label, old=params)
+                outward = functools.partial(_replace_label, labels, label, old=params)
                 extras = translate_extra_args(extra_args, inward, outward)
             with error_scope(f"[{label}]"):
                 new, new_state[label] = tx.update(inward(updates), state[label], mine, **extras)
-            merged = _replaced(labels, label, new, merged)
+            merged = _replace_label(labels, label, new, merged)
         return merged, new_state
 
     def left_out(self, params: Any) -> Any:
         """Mask of the leaves that stay as they are, from every label's transform."""
         found = labels = self._labels(params)
         for label, tx in self.transforms.items():
-            out = tx.left_out(_labelled(labels, label, params))
-            found = _replaced(labels, label, out, found)
+            out = tx.left_out(_select_label(labels, label, params))
+            found = _replace_label(labels, label, out, found)
         return found
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
@@ -154,7 +154,7 @@ jax.tree_util.register_pytree_with_keys(
 )
 
 
-def _checked(transforms: Any) -> FrozenDict:
+def _check_transforms(transforms: Any) -> FrozenDict:
     if not isinstance(transforms, Mapping):
         raise TypeError(
             f"{where()}partition: transforms = {transforms!r}, expected a dict from label to "
@@ -174,11 +174,11 @@ def _checked(transforms: Any) -> FrozenDict:
     )
 
 
-def _labelled(labels: Any, label: Any, tree: Any) -> Any:
+def _select_label(labels: Any, label: Any, tree: Any) -> Any:
     mine = only(jax.tree.map(lambda x: x == label, labels), tree)
     # A tree that is one leaf, of another label: `None` would say that there are no params.
     return () if mine is None and tree is not None else mine
 
 
-def _replaced(labels: Any, label: Any, new: Any, old: Any) -> Any:
+def _replace_label(labels: Any, label: Any, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda x, n, o: n if x == label else o, labels, new, old)

@@ -30,7 +30,7 @@ class PrecisionPolicyState(NamedTuple):
     inner_state: Any
 
 
-def _dtypes(given: Any) -> tuple[tuple[str, Any], ...]:
+def _parse_dtypes(given: Any) -> tuple[tuple[str, Any], ...]:
     return tuple((name, as_dtype(dtype)) for name, dtype in pattern_items(given))
 
 
@@ -69,7 +69,7 @@ class precision_policy(StoredSlots):
         Zamirai et al., 2020, arXiv:2010.06192.
     """
 
-    slots: Any = static(default=(), convert=_dtypes)
+    slots: Any = static(default=(), convert=_parse_dtypes)
     compute_dtype: Any = static(default=None, convert=as_dtype)
     key: Any = static(default=None, convert=lambda key: None if key is None else key_words(key))
 

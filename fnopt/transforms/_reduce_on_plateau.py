@@ -107,11 +107,11 @@ class reduce_on_plateau(Transformation):
         mean = state.avg_value + (value - state.avg_value) * share
         added = state._replace(count=seen, avg_value=mean)
         full = seen >= self.accumulation_size
-        judged = self._judged(added)
+        judged = self._compare_mean(added)
         new = jax.tree.map(lambda a, b: jnp.where(full, a, b), judged, added)
         return map_leaves(lambda c, g: c * g, updates, hyper=new.scale), new
 
-    def _judged(self, state: ReduceOnPlateauState) -> ReduceOnPlateauState:
+    def _compare_mean(self, state: ReduceOnPlateauState) -> ReduceOnPlateauState:
         """The state after a whole mean."""
         dtype = state.avg_value.dtype
         now = jax.tree.map(lambda x: jnp.asarray(x, dtype), self)

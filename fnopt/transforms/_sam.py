@@ -121,15 +121,15 @@ class sam(Transformation):
         if not self.opaque_mode:
             if grad_fn is not None:  # for a transform inside that needs it
                 extra_args["grad_fn"] = grad_fn
-            return self._by_calls(updates, state, params, extra_args)
+            return self._step_in_calls(updates, state, params, extra_args)
         if grad_fn is None:
             raise TypeError(
                 f"{where()}update needs the extra argument 'grad_fn': in opaque mode call "
                 "update(updates, state, params, grad_fn=fn), where fn(params, i) is a gradient."
             )
-        return self._at_once(updates, state, params, grad_fn, extra_args)
+        return self._step_in_one_call(updates, state, params, grad_fn, extra_args)
 
-    def _by_calls(
+    def _step_in_calls(
         self, updates: Any, state: SAMState, params: Any, extra_args: Any
     ) -> tuple[Any, SAMState]:
         first = state.steps_since_sync == 0
@@ -161,7 +161,7 @@ class sam(Transformation):
         )
         return new, SAMState(jnp.where(last, zero_count(), steps), inner_state, adv_state, cache)
 
-    def _at_once(
+    def _step_in_one_call(
         self, updates: Any, state: SAMState, params: Any, grad_fn: Any, extra_args: Any
     ) -> tuple[Any, SAMState]:
         at, gradients, adversary = params, updates, state.adv_state

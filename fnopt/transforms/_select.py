@@ -10,7 +10,7 @@ from fnopt.core import leaf_text, leaves_with_names, names_text, where
 from fnopt.transforms._selectors import Label, Labels, Selector, as_label, by_pattern
 
 
-def _from_tree(tree: Any, what: str) -> Labels:
+def _labels_of_tree(tree: Any, what: str) -> Labels:
     known: dict[str, Label] = {}
     for path, leaf in leaves_with_names(tree)[0]:
         label = as_label(leaf, f"{what}: {leaf_text(path)}")
@@ -44,7 +44,7 @@ def as_selector(given: Any, what: str = "labels") -> Selector:
             "fn(path, leaf) gives the label of one leaf. A function of all params, as optax takes "
             f"it, is called first: {what}=fn(params)."
         )
-    return _from_tree(given, what)
+    return _labels_of_tree(given, what)
 
 
 def as_mask(given: Any) -> Selector:

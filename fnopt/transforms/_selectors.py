@@ -36,12 +36,12 @@ def as_label(label: Any, what: str) -> Label:
             "whole leaf; for a mask per element, multiply the gradients by it."
         )
     raise TypeError(
-        f"{where()}{what} is {_described(label)}, expected a bool, a string or an int (or a member "
-        "of an enum), decided from the path, shape and dtype."
+        f"{where()}{what} is {_label_text(label)}, expected a bool, a string or an int (or a "
+        "member of an enum), decided from the path, shape and dtype."
     )
 
 
-def _described(label: Any) -> str:
+def _label_text(label: Any) -> str:
     if not hasattr(label, "dtype"):
         return f"{label!r}, a {type(label).__name__}"
     return f"a traced {type_text(label)}" if isinstance(label, Tracer) else type_text(label)

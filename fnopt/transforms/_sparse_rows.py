@@ -83,7 +83,7 @@ class sparse_rows(Wrapper):
         like = params if params is not None else updates
         if not any(map(is_rows, nodes)):
             new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
-            new = _with_rows(nodes, treedef, new, None if is_wide(self) else like)
+            new = _restore_rows(nodes, treedef, new, None if is_wide(self) else like)
             return new, SparseRowsState(inner_state)
         nodes = [node.summed() if is_rows(node) else node for node in nodes]
         if params is not None:
@@ -111,7 +111,7 @@ class sparse_rows(Wrapper):
             return treedef.unflatten([_put_rows(*part) for part in parts])
 
         inner_state = map_slots(put_back, inner_state)
-        new = _with_rows(nodes, treedef, new, None if is_wide(self) else like)
+        new = _restore_rows(nodes, treedef, new, None if is_wide(self) else like)
         return new, SparseRowsState(inner_state)
 
 
@@ -161,7 +161,7 @@ def _slots_of(state: Any) -> dict[str, Any]:
     return found
 
 
-def _with_rows(nodes: list[Any], treedef: Any, new: Any, like: Any) -> Any:
+def _restore_rows(nodes: list[Any], treedef: Any, new: Any, like: Any) -> Any:
     """The updates, with rows where they came from, and other leaves in the dtypes of `like`."""
     parts = treedef.flatten_up_to(new)
     stored = parts if like is None else treedef.flatten_up_to(like)

@@ -44,28 +44,32 @@ def match_slots(fresh: NamedLeaves, saved: NamedLeaves) -> Matching:
     for leaf in fresh.leaves:
         if leaf.slot is None and leaf.name not in fresh.counts and leaf.path in by_path:
             matching.add(leaf.name, by_path[leaf.path])
-    declared, endings = _by_slot(saved.leaves), _by_ending(by_path.values())
-    wanted = _by_slot(fresh.leaves)
+    declared, endings = _group_by_slot(saved.leaves), _group_by_ending(by_path.values())
+    wanted = _group_by_slot(fresh.leaves)
     slots_at = Counter(
-        _before(leaf, key) for key in wanted for leaf in endings.get(joined(*key), [])
+        _state_path(leaf, key) for key in wanted for leaf in endings.get(joined(*key), [])
     )
     for key in sorted(wanted, key=lambda key: -joined(*key).count("/")):
         candidates = declared.get(key)
         if candidates is None:
             free = [x for x in endings.get(joined(*key), []) if x.path not in matching.used]
-            candidates = _best(free, [slots_at[_before(x, key)] for x in free], len(wanted[key]))
+            candidates = _leaves_of_highest_score(
+                free, [slots_at[_state_path(x, key)] for x in free], len(wanted[key])
+            )
         _assign(wanted[key], candidates, matching)
     return matching
 
 
-def _best(leaves: list[NamedLeaf], scores: list[int], number: int) -> list[NamedLeaf]:
+def _leaves_of_highest_score(
+    leaves: list[NamedLeaf], scores: list[int], number: int
+) -> list[NamedLeaf]:
     """The leaves of the highest scores; all, if that isn't so many of them."""
     least = sorted(scores, reverse=True)[:number][-1:]
     best = [leaf for leaf, score in zip(leaves, scores, strict=True) if [score] >= least]
     return best if len(best) == number else leaves
 
 
-def _before(leaf: NamedLeaf, key: tuple[str, str]) -> str:
+def _state_path(leaf: NamedLeaf, key: tuple[str, str]) -> str:
     """The path of the state that a leaf is in, if it is in this slot of it."""
     return leaf.path.removesuffix(joined(*key)).rstrip("/")
 
@@ -114,7 +118,7 @@ def match_counts(
             matching.add(leaf.name, by_path[leaf.path])
 
 
-def _by_slot(leaves: Iterable[NamedLeaf]) -> dict[tuple[str, str], list[NamedLeaf]]:
+def _group_by_slot(leaves: Iterable[NamedLeaf]) -> dict[tuple[str, str], list[NamedLeaf]]:
     found: dict[tuple[str, str], list[NamedLeaf]] = defaultdict(list)
     for leaf in leaves:
         if leaf.slot is not None:
@@ -122,7 +126,7 @@ def _by_slot(leaves: Iterable[NamedLeaf]) -> dict[tuple[str, str], list[NamedLea
     return found
 
 
-def _by_ending(leaves: Iterable[NamedLeaf]) -> dict[str, list[NamedLeaf]]:
+def _group_by_ending(leaves: Iterable[NamedLeaf]) -> dict[str, list[NamedLeaf]]:
     """Leaves by every ending of their path that consists of whole parts."""
     found: dict[str, list[NamedLeaf]] = defaultdict(list)
     for leaf in leaves:
@@ -148,7 +152,7 @@ def _state_of(leaf: NamedLeaf, saved: NamedLeaf) -> str:
     if saved.slot is not None:
         return saved.slot.state
     assert leaf.slot is not None
-    return _before(saved, leaf.slot[1:])
+    return _state_path(saved, leaf.slot[1:])
 
 
 def _nearest(path: str, states: Iterable[str]) -> str | None:

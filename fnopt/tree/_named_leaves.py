@@ -62,7 +62,7 @@ def named_leaves(tree: Any, rename: Mapping[str, str] | None = None) -> NamedLea
     places = [_place(path, ends.get(id(x))) for x, (path, _) in zip(shapes, leaves, strict=True)]
     times = Counter(field for _, field in {place[:2] for place in places if place is not None})
     named = [
-        _named(path, leaf, place, times, rename or {})
+        _name_leaf(path, leaf, place, times, rename or {})
         for (path, leaf), place in zip(leaves, places, strict=True)
     ]
     steps = {*map(id, step_counts(states))}
@@ -81,7 +81,7 @@ def _place(path: str, end: tuple[str, str] | None) -> SlotPlace | None:
     return SlotPlace(path.removesuffix(joined(*end)).rstrip("/"), *end)
 
 
-def _named(
+def _name_leaf(
     path: str,
     leaf: Any,
     place: SlotPlace | None,

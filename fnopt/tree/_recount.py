@@ -70,11 +70,11 @@ def _pace(name: str, held: Iterable[str]) -> str | None:
 
 def _nearest(name: str, others: Iterable[str]) -> list[str]:
     """The names that begin most like this one: members of the same chain step together."""
-    shared = {other: _shared_parts(name, other) for other in others}
+    shared = {other: _common_parts(name, other) for other in others}
     return [other for other, n in shared.items() if n == max(shared.values())]
 
 
-def _shared_parts(a: str, b: str) -> int:
+def _common_parts(a: str, b: str) -> int:
     same = [x == y for x, y in zip(a.split("/"), b.split("/"), strict=False)]
     return (*same, False).index(False)
 

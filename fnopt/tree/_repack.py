@@ -62,13 +62,13 @@ def _slots_of(field: str, saved: list[NamedLeaf]) -> list[list[NamedLeaf]]:
     """The saved slots that may be called so."""
     found: dict[str, list[NamedLeaf]] = defaultdict(list)
     for leaf in saved:
-        place = leaf.slot or _guessed(field, leaf.path)
+        place = leaf.slot or _guess_place(field, leaf.path)
         if place is not None and place.field == field:
             found[place.state].append(leaf._replace(slot=place))
     return [*found.values()]
 
 
-def _guessed(field: str, path: str) -> SlotPlace | None:
+def _guess_place(field: str, path: str) -> SlotPlace | None:
     """The place in a slot of a leaf that was saved in a plain dict."""
     before, here, after = f"/{path}/".partition(f"/{field}/")
     return SlotPlace(before.strip("/"), field, after.strip("/")) if here else None

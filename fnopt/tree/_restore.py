@@ -109,7 +109,7 @@ def restore(
         1 leaves taken
         'head' stays fresh: it is float32[10], saved is float32[1000]
     """
-    target, source = named_leaves(fresh), _checked(named_leaves(saved, rename))
+    target, source = named_leaves(fresh), _check_saved(named_leaves(saved, rename))
     matching = match_slots(target, source)
     packed = repack(target, source, matching)
     stay = match_scalars(target, source, matching)
@@ -142,7 +142,7 @@ def restore(
     return target.treedef.unflatten(leaves), report
 
 
-def _checked(saved: NamedLeaves) -> NamedLeaves:
+def _check_saved(saved: NamedLeaves) -> NamedLeaves:
     """The saved leaves that hold numbers; names must differ."""
     leaves = [x for x in saved.leaves if is_array_like(x.leaf)]
     for name, times in Counter(x.name for x in leaves).items():

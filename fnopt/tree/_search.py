@@ -176,7 +176,7 @@ def _replace(node: Any, path: _Path, filtering: _Filter | None, new: dict[str, A
         known = isinstance(name, str) and name in new and not _is_absent(key, child)
         hit = known and _passes_filter(filtering, here, child)
         values.append(
-            _with_dtype_of(child, new[name]) if hit else _replace(child, here, filtering, new)
+            _match_dtype(child, new[name]) if hit else _replace(child, here, filtering, new)
         )
     if all(a is b for a, (_, b) in zip(values, children, strict=True)):
         return node
@@ -186,7 +186,7 @@ def _replace(node: Any, path: _Path, filtering: _Filter | None, new: dict[str, A
     return treedef.unflatten(values)
 
 
-def _with_dtype_of(old: Any, new: Any) -> Any:
+def _match_dtype(old: Any, new: Any) -> Any:
     if isinstance(old, jax.Array) and isinstance(new, (bool, int, float, complex)):
         return jnp.asarray(new, old.dtype)
     return new

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fnopt.gradients import poisson_batch
-from fnopt.gradients._poisson import _enough
+from fnopt.gradients._poisson import _sufficient_capacity
 
 
 def test_every_example_is_drawn_as_often_as_it_should():
@@ -42,7 +42,7 @@ def test_traced_rates_and_the_ends():
 @pytest.mark.parametrize(("n", "q"), [(100, 0.1), (60_000, 256 / 60_000), (1000, 0.5), (50, 1e-3)])
 def test_the_default_capacity_holds(n, q):
     stats = pytest.importorskip("scipy.stats")
-    capacity = _enough(n, q)
+    capacity = _sufficient_capacity(n, q)
     assert stats.binom.sf(capacity, n, q) < 1e-10
     assert capacity <= n * q + 10 * np.sqrt(n * q) + 20  # and wastes little
 

@@ -29,7 +29,7 @@ def layout(site: Site) -> FactorLayout:
 def pair(site: Site, x: jax.Array, g: jax.Array) -> Pair:
     """Rows of the image under each offset of the window, and rows of the cotangent."""
     groups = site.eqn.params["feature_group_count"]
-    blocks = tuple(_rows(patch, groups) for patch in _under_window(site, x))
+    blocks = tuple(_rows(patch, groups) for patch in _window_offsets(site, x))
     return Pair(Dense(blocks), outputs(site, g))
 
 
@@ -39,7 +39,7 @@ def outputs(site: Site, g: Any) -> Dense:
     return Dense((_rows(g.transpose(numbers.out_spec), groups),))
 
 
-def _under_window(site: Site, x: jax.Array) -> Iterator[jax.Array]:
+def _window_offsets(site: Site, x: jax.Array) -> Iterator[jax.Array]:
     """For each offset in the window, what the output's positions see there; `[N, C, ...]`."""
     p = site.eqn.params
     numbers = p["dimension_numbers"]

@@ -24,7 +24,7 @@ def tangent(
         others: The other operands; of the example with an axis for every scan, weights stacked.
         around: The shape of the output, which begins with the lengths of the scans.
     """
-    whole = _over_all_iterations(site, around)
+    whole = _map_over_scans(site, around)
     return jax.jvp(lambda w: whole(w, *others), (weight,), (change,))[1]
 
 
@@ -37,13 +37,13 @@ def gradient(site: Site, weight: Any, others: list[Any], g: jax.Array) -> jax.Ar
         others: The other operands; of the example with an axis for every scan, weights stacked.
         g: The cotangent of the output.
     """
-    whole = _over_all_iterations(site, g.shape)
+    whole = _map_over_scans(site, g.shape)
     # Nothing of the output is needed where the equation is linear; the compiler drops it.
     out, transposed = jax.vjp(lambda w: whole(w, *others), weight)
     return transposed(reshard_like(g, out))[0]
 
 
-def _over_all_iterations(site: Site, around: tuple[int, ...]) -> Any:
+def _map_over_scans(site: Site, around: tuple[int, ...]) -> Any:
     """The equation for all iterations of the scans around it, as a function of its operands."""
     k = site.position
     axes = [site.axes if isinstance(o, int) else o.axes for o in site.others]

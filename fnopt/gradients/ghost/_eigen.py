@@ -56,7 +56,9 @@ def squares_of_sites(sites: Sequence[Any], bases: tuple[jax.Array, ...]) -> jax.
     left, right = bases
     if sites[0].lookup:
         return _squares_of_lookups(sites, right)
-    pairs = [_rotated(s, right, left) if s.turned else _rotated(s, left, right) for s in sites]
+    pairs = [
+        _rotate_pair(s, right, left) if s.turned else _rotate_pair(s, left, right) for s in sites
+    ]
     turned = [s.turned for s in sites]
     if len(sites) == 1 and sites[0].positions == 1:
         # The square of an outer product is the product of the squares.
@@ -85,7 +87,7 @@ def squares_of_sites(sites: Sequence[Any], bases: tuple[jax.Array, ...]) -> jax.
     return jax.lax.scan(add_example, jnp.zeros(shape.shape, shape.dtype), pairs)[0]
 
 
-def _rotated(site: Any, inputs: jax.Array, cotangents: jax.Array) -> tuple[Any, Any]:
+def _rotate_pair(site: Any, inputs: jax.Array, cotangents: jax.Array) -> tuple[Any, Any]:
     return rotated(site.inputs, inputs), rotated(site.cotangents, cotangents)
 
 

@@ -122,7 +122,7 @@ def length(pairs: Sequence[Pair]) -> jax.Array:
     """The norm of a sum of gradients, of factors that are scaled to 1 at most first."""
     # The squares are of the fourth power in the factors: they leave float32 long before the norm.
     left, right = _unit([p.left for p in pairs]), _unit([p.right for p in pairs])
-    scaled = [Pair(_divided(p.left, left), _divided(p.right, right)) for p in pairs]
+    scaled = [Pair(_divide(p.left, left), _divide(p.right, right)) for p in pairs]
     norm = safe_sqrt(length_squared(scaled))
     return left.astype(norm.dtype) * right.astype(norm.dtype) * norm
 
@@ -138,7 +138,7 @@ def balanced(pair: Pair, factor: jax.Array) -> Pair:
     if isinstance(pair.right, OneHot):
         turned = balanced(Pair(pair.right, pair.left), factor)
         return Pair(turned.right, turned.left)
-    return Pair(_divided(pair.left, unit), Dense(tuple(map(rescale, pair.right.blocks))))
+    return Pair(_divide(pair.left, unit), Dense(tuple(map(rescale, pair.right.blocks))))
 
 
 def _unit(factors: Sequence[Factor]) -> jax.Array:
@@ -149,7 +149,7 @@ def _unit(factors: Sequence[Factor]) -> jax.Array:
     return jnp.max(jnp.stack([unit_of(x).astype(dtype) for x in blocks]))
 
 
-def _divided(factor: Factor, unit: jax.Array) -> Factor:
+def _divide(factor: Factor, unit: jax.Array) -> Factor:
     if isinstance(factor, OneHot):
         return factor
     blocks = [accumulated(x) for x in factor.blocks]

@@ -54,7 +54,7 @@ def inner_matrix(group: Group, one: GradientPart, other: GradientPart) -> jax.Ar
     dense = len(p) == 1 and all(isinstance(f, Dense) for f in p[0])
     if dense and _positions(p[0]) * _positions(q[0]) * (d + k) > d * k:
         return by_slices(p[0], q[0], d, k)
-    return _by_positions(p, q)
+    return _gram_of_positions(p, q)
 
 
 def _pairs(group: Group, part: GradientPart) -> list[Pair]:
@@ -75,7 +75,7 @@ def _positions(pair: Pair) -> int:
     return jax.tree.leaves(pair.left)[0].shape[2]
 
 
-def _by_positions(p: list[Pair], q: list[Pair]) -> jax.Array:
+def _gram_of_positions(p: list[Pair], q: list[Pair]) -> jax.Array:
     """All pairs of positions, for as many examples at once as fit."""
 
     def products_of_example(mine: list[Pair]) -> jax.Array:
@@ -95,7 +95,7 @@ def _by_positions(p: list[Pair], q: list[Pair]) -> jax.Array:
 
 def by_slices(p: Pair, q: Pair, d: int, k: int) -> jax.Array:
     """The gradients themselves, some of their `D` rows at a time."""
-    x, y = _joined(p.left), _joined(q.left)
+    x, y = _join_vectors(p.left), _join_vectors(q.left)
     per_row = 4 * x.shape[1] * k * (x.shape[0] + y.shape[0])
     count = math.ceil(d / min(d, max(1, BLOCK_BYTES // per_row)))
     width = math.ceil(d / count)
@@ -106,7 +106,7 @@ def by_slices(p: Pair, q: Pair, d: int, k: int) -> jax.Array:
         return jnp.moveaxis(z.reshape(*z.shape[:-1], count, width), -2, 0)
 
     def formed(left: jax.Array, right: Any) -> jax.Array:
-        pair = Pair(Dense((left,)), Dense((_joined(right),)))
+        pair = Pair(Dense((left,)), Dense((_join_vectors(right),)))
         return jax.vmap(lambda one: outer(one, (width, k), HIGHEST))(pair)
 
     def add(total: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
@@ -117,6 +117,6 @@ def by_slices(p: Pair, q: Pair, d: int, k: int) -> jax.Array:
     return jax.lax.scan(add, zero, (cut(x), cut(y)))[0]
 
 
-def _joined(factor: Any) -> jax.Array:
+def _join_vectors(factor: Any) -> jax.Array:
     """The vectors in one piece."""
     return jnp.concatenate(factor.blocks, axis=-1)

@@ -46,7 +46,9 @@ def block_factors(
         elif block.kind == "none":
             found.append(())
         else:
-            found.append(_of_rows(block, _formed(ghost, block, flat, formed), tape))
+            found.append(
+                _factors_of_rows(block, _formed_gradient(ghost, block, flat, formed), tape)
+            )
     return tuple(found)
 
 
@@ -74,7 +76,7 @@ def block_moments(
         if len(block.sides) < 2:
             found.append(())
         elif block.layout is None:
-            rows = _matrices(block, _formed(ghost, block, flat, formed))
+            rows = _matrices(block, _formed_gradient(ghost, block, flat, formed))
             turned = rotated(jnp.swapaxes(rotated(rows, pair[1]), 2, 3), pair[0])
             found.append((jnp.sum(jnp.swapaxes(turned, 2, 3) ** 2, 1) / n,))
         else:
@@ -83,7 +85,9 @@ def block_moments(
     return tuple(found)
 
 
-def _formed(ghost: Ghost, block: KroneckerBlock, flat: Tape, formed: dict[int, Any]) -> jax.Array:
+def _formed_gradient(
+    ghost: Ghost, block: KroneckerBlock, flat: Tape, formed: dict[int, Any]
+) -> jax.Array:
     if block.leaves[0] not in formed:
         formed |= _reduce.by_param(block.group, flat, dict(enumerate(ghost.params)))
     return formed[block.leaves[0]]
@@ -94,7 +98,7 @@ def _matrices(block: KroneckerBlock, rows: jax.Array) -> jax.Array:
     return _wide(reshape(rows, 1, rows.shape[0], *(s.size for s in block.sides)))
 
 
-def _of_rows(block: KroneckerBlock, rows: jax.Array, tape: Tape) -> Factors:
+def _factors_of_rows(block: KroneckerBlock, rows: jax.Array, tape: Tape) -> Factors:
     r"""The moments of gradients `M` that are formed, `[n k, *param]`.
 
     Those of rows and columns, :math:`E[M M^\top] \otimes E[M^\top M] / E\|M\|^2`, have the trace of
@@ -108,15 +112,15 @@ def _of_rows(block: KroneckerBlock, rows: jax.Array, tape: Tape) -> Factors:
     columns = _moment(left, reshape(jnp.swapaxes(rows, 2, 3), 1, -1, left.size)) / n
     found = _moment(right, reshape(rows, 1, -1, right.size)) / n
     whole = factor_traces(found)[:, None, None, None]
-    return columns, _over(found, jnp.broadcast_to(whole, found.shape))
+    return columns, _safe_ratio(found, jnp.broadcast_to(whole, found.shape))
 
 
 def _kronecker(block: KroneckerBlock, tape: Tape, sharing: str) -> Factors:
     sites = [_Rows(block, site, tape) for site in block.group.sites]
     if len({site.turned for site in sites}) > 1:
-        return _mixed([_in_order(s, *_expanded([s])) for s in sites])
-    moments = _expanded if sharing == "expand" or sites[0].lookup else _reduced
-    return _in_order(sites[0], *moments(sites))
+        return _mix_factors([_order_sides(s, *_expand_positions([s])) for s in sites])
+    moments = _expand_positions if sharing == "expand" or sites[0].lookup else _reduce_positions
+    return _order_sides(sites[0], *moments(sites))
 
 
 class _Rows:
@@ -149,7 +153,7 @@ class _Rows:
     def input_moment(self) -> jax.Array:
         """The sum over examples and positions."""
         if self.inputs is not None:
-            return _moment(self.sides[0], _merged(self.inputs))
+            return _moment(self.sides[0], _merge_rows(self.inputs))
         # Of unit vectors: how often each was looked up.
         matrices = jnp.arange(self.index.shape[1])[None, :, None]
         zeros = jnp.zeros((self.index.shape[1], self.sides[0].size), self.cotangents.dtype)
@@ -168,28 +172,28 @@ def _factors(site: Site, tape: Tape) -> tuple[Factor, Factor]:
     return (once.right, each.left) if cotangents_left(site) else (once.left, each.right)
 
 
-def _expanded(sites: Sequence[_Rows]) -> Factors:
+def _expand_positions(sites: Sequence[_Rows]) -> Factors:
     """Every position counts as an example: the mean of inputs, the sum of cotangents."""
     n, positions = sites[0].n, sum(s.positions for s in sites)
     inputs = sum_of(s.input_moment() for s in sites) / (n * positions)
-    return inputs, sum_of(_moment(s.sides[1], _merged(s.cotangents)) for s in sites) / n
+    return inputs, sum_of(_moment(s.sides[1], _merge_rows(s.cotangents)) for s in sites) / n
 
 
-def _reduced(sites: Sequence[_Rows]) -> Factors:
+def _reduce_positions(sites: Sequence[_Rows]) -> Factors:
     """The positions of an example are one: the mean of its inputs, the sum of its cotangents."""
     n, positions = sites[0].n, sum(s.positions for s in sites)
     summed = [jnp.sum(s.inputs, 2, keepdims=True) for s in sites if s.inputs is not None]
     inputs = sum_of(summed) / positions
     cotangents = sum_of(jnp.sum(s.cotangents, 3, keepdims=True) for s in sites)
     left, right = sites[0].sides
-    return _moment(left, _merged(inputs)) / n, _moment(right, _merged(cotangents)) / n
+    return _moment(left, _merge_rows(inputs)) / n, _moment(right, _merge_rows(cotangents)) / n
 
 
-def _in_order(site: _Rows, inputs: jax.Array, cotangents: jax.Array) -> Factors:
+def _order_sides(site: _Rows, inputs: jax.Array, cotangents: jax.Array) -> Factors:
     return (cotangents, inputs) if site.turned else (inputs, cotangents)
 
 
-def _mixed(pairs: Sequence[Factors]) -> Factors:
+def _mix_factors(pairs: Sequence[Factors]) -> Factors:
     r"""Approximate a sum of Kronecker products, whose factors differ in scale, by one.
 
     .. math:: \sum_s w_s \hat A_s \otimes \hat G_s \approx
@@ -202,7 +206,7 @@ def _mixed(pairs: Sequence[Factors]) -> Factors:
     root = jnp.sqrt(sum_of(weights))
 
     def joined(k: int) -> jax.Array:
-        scales = [_over(w, root * t[k]) for w, t in zip(weights, traces, strict=True)]
+        scales = [_safe_ratio(w, root * t[k]) for w, t in zip(weights, traces, strict=True)]
         terms = zip(scales, pairs, strict=True)
         return sum_of(per_row(s, p[k]) * p[k] for s, p in terms)
 
@@ -216,11 +220,11 @@ def factor_traces(factor: jax.Array) -> jax.Array:
     return jnp.sum(factor.reshape(factor.shape[0], -1), 1)
 
 
-def _over(x: jax.Array, y: jax.Array) -> jax.Array:
+def _safe_ratio(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.where(y > 0, x / jnp.where(y > 0, y, jnp.ones_like(y)), jnp.zeros_like(x))
 
 
-def _merged(x: jax.Array) -> jax.Array:
+def _merge_rows(x: jax.Array) -> jax.Array:
     """Reshape `[..., T, R, d]` to `[T, rows, d]`."""
     x = jnp.moveaxis(x, -3, 0)
     return reshape(x, x.shape[0], -1, x.shape[-1])

@@ -30,10 +30,10 @@ def site_pair(rule: Any, site: Site, x: jax.Array, g: jax.Array) -> Pair:
 
     for _ in site.axes:
         pair_once = jax.vmap(pair_once)
-    return jax.tree.map(lambda a: _folded(a, site), pair_once(x, g))
+    return jax.tree.map(lambda a: _fold_scans(a, site), pair_once(x, g))
 
 
-def _folded(a: jax.Array, site: Site) -> jax.Array:
+def _fold_scans(a: jax.Array, site: Site) -> jax.Array:
     """Reshape `[scans..., T, R, ...]` to `[slicing scans and T, other scans and R, ...]`."""
     n = len(site.axes)
     slicing = [i for i, number in enumerate(site.axes) if number in site.weight.axes]

@@ -37,7 +37,7 @@ def form(group: Group, tape: Tape, params: Mapping[int, Any]) -> Formed:
     if group.form == "matrix":
         return sum_of(_matrices(group, s, tape) for s in group.sites)
     if group.form == "params":
-        return _by_param(group, tape, params)
+        return _gradients_by_param(group, tape, params)
     return None
 
 
@@ -45,7 +45,7 @@ def by_param(group: Group, tape: Tape, params: Mapping[int, Any]) -> dict[int, j
     """The gradients of all examples like the params, however the plan handles them."""
     if group.form == "vmap":
         return {i: tape.grads[i] for i in group.leaves}
-    return {} if group.form == "none" else _by_param(group, tape, params)
+    return {} if group.form == "none" else _gradients_by_param(group, tape, params)
 
 
 def squared_norms(group: Group, formed: Formed, tape: Tape) -> dict[int, jax.Array]:
@@ -131,11 +131,11 @@ def _contract(group: Group, site: Site, tape: Tape, weights: jax.Array) -> jax.A
     assert group.layout is not None
     _, d, k = group.layout.sizes
     pairs = jax.vmap(lambda x, g: site_pair(RULES[site.kind], site, x, g))(*data_of(site, tape))
-    scaled = Pair(pairs.left, jax.tree.map(lambda x: _scaled(x, weights), pairs.right))
+    scaled = Pair(pairs.left, jax.tree.map(lambda x: _scale_examples(x, weights), pairs.right))
     return outer(jax.tree.map(examples_as_positions, scaled), (d, k), _precision(site))
 
 
-def _scaled(x: jax.Array, weights: jax.Array) -> jax.Array:
+def _scale_examples(x: jax.Array, weights: jax.Array) -> jax.Array:
     x = accumulated(x)
     return scaled_rows(weights, x).astype(x.dtype)
 
@@ -146,7 +146,9 @@ def examples_as_positions(x: jax.Array) -> jax.Array:
     return jnp.moveaxis(x, 0, 1).reshape(t, n * r, *rest)
 
 
-def _by_param(group: Group, tape: Tape, params: Mapping[int, Any]) -> dict[int, jax.Array]:
+def _gradients_by_param(
+    group: Group, tape: Tape, params: Mapping[int, Any]
+) -> dict[int, jax.Array]:
     """Gradients of every example with respect to the params, from the gradient at every site."""
     memo: dict[int, Any] = {}
 

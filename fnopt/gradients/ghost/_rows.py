@@ -77,7 +77,7 @@ class GhostRows(NamedTuple):
         tape = Tape(
             [],
             self.tape.records,
-            {i: _combined(g, weights) for i, g in self.tape.cotangents.items()},
+            {i: _combine_rows(g, weights) for i, g in self.tape.cotangents.items()},
             {},
         )
         ones = jnp.ones(weights.shape[:1], weights.dtype)
@@ -159,7 +159,7 @@ def by_param(
     return _reduce.by_param(group, _rows_gram.flat(part.tape), dict(enumerate(params)))
 
 
-def _combined(cotangents: jax.Array, weights: jax.Array) -> jax.Array:
+def _combine_rows(cotangents: jax.Array, weights: jax.Array) -> jax.Array:
     """The cotangents of a weighted sum of the residuals of every example."""
     dtype = compute_dtype(cotangents.dtype)
     wide, weights = cotangents.astype(dtype), weights.astype(dtype)

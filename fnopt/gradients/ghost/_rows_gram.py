@@ -86,11 +86,11 @@ def inner_matrix(one: tuple[Group, RowsPart], other: tuple[Group, RowsPart]) -> 
         if positions * (d + k) > d * k:
             return _gram.by_slices(_flat_pair(mine[0]), _flat_pair(theirs[0]), d, k)
         if mine[0].is_single and theirs[0].is_single and mine[0].axes == theirs[0].axes:
-            return _by_examples(mine[0], theirs[0])
-    return _by_positions(mine, theirs)
+            return _gram_of_examples(mine[0], theirs[0])
+    return _gram_of_positions(mine, theirs)
 
 
-def _by_examples(p: Factors, q: Factors) -> jax.Array:
+def _gram_of_examples(p: Factors, q: Factors) -> jax.Array:
     """Inner products of rows with one position: a product of two matrices of inner products.
 
     They are written like the inner products of biases. The compiler then finds that the product for
@@ -122,17 +122,17 @@ def flat(tape: Tape) -> Tape:
     k = tape.outputs[0].shape[1]
     return Tape(
         [tape.outputs[0].reshape(-1)],
-        jax.tree.map(lambda x: _repeated(x, k), tape.records),
-        jax.tree.map(_joined, tape.cotangents),
-        jax.tree.map(_joined, tape.grads),
+        jax.tree.map(lambda x: _repeat_rows(x, k), tape.records),
+        jax.tree.map(_join_axes, tape.cotangents),
+        jax.tree.map(_join_axes, tape.grads),
     )
 
 
-def _repeated(x: jax.Array, k: int) -> jax.Array:
-    return _joined(jnp.broadcast_to(x[:, None], (x.shape[0], k, *x.shape[1:])))
+def _repeat_rows(x: jax.Array, k: int) -> jax.Array:
+    return _join_axes(jnp.broadcast_to(x[:, None], (x.shape[0], k, *x.shape[1:])))
 
 
-def _joined(x: jax.Array) -> jax.Array:
+def _join_axes(x: jax.Array) -> jax.Array:
     return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
 
@@ -177,13 +177,13 @@ def _flat_pair(factors: Factors) -> Pair:
 
     def side(factor: Any, axis: int | None) -> Any:
         if axis == 0:
-            return jax.tree.map(_joined, factor)
-        return jax.tree.map(lambda x: _repeated(x, n_outputs), factor)
+            return jax.tree.map(_join_axes, factor)
+        return jax.tree.map(lambda x: _repeat_rows(x, n_outputs), factor)
 
     return Pair(*(side(f, axis) for f, axis in zip(factors.pair, factors.axes, strict=True)))
 
 
-def _by_positions(p: list[Factors], q: list[Factors]) -> jax.Array:
+def _gram_of_positions(p: list[Factors], q: list[Factors]) -> jax.Array:
     """All pairs of positions, for as many examples at once as fit."""
 
     def outputs(mine: Factors, theirs: Factors) -> jax.Array:

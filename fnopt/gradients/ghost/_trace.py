@@ -84,14 +84,14 @@ class GhostMeasurements(NamedTuple):
 
     def squares(self) -> list[jax.Array]:
         """Squared norms, `[n]` each, by leaf; what several leaves share is with their first one."""
-        return self._by_leaf(_reduce.squared_norms)
+        return self._totals_by_leaf(_reduce.squared_norms)
 
     def norms(self, blocks: Sequence[int] | None = None, count: int = 1) -> jax.Array:
         """The norms of every example's gradient by block of leaves, `[blocks, n]`."""
         if not self.ghost.params:
             return jnp.zeros((count, *self.tape.outputs[0].shape), jnp.float32)
         blocks = [0] * len(self.ghost.params) if blocks is None else blocks
-        return joined(self.squares(), lambda: self._by_leaf(_reduce.norms), blocks, count)
+        return joined(self.squares(), lambda: self._totals_by_leaf(_reduce.norms), blocks, count)
 
     def moments(self, counts: jax.Array) -> tuple[Any, list[jax.Array]]:
         """The mean gradient, and by leaf the sum of the squared distances of the others from it.
@@ -107,7 +107,7 @@ class GhostMeasurements(NamedTuple):
             means.update(found.mean)
             return {**found.spread}
 
-        spreads = self._by_leaf(spread, ())
+        spreads = self._totals_by_leaf(spread, ())
         return self.ghost.like_params(means), spreads
 
     def scaled(self, factors: jax.Array) -> GhostMeasurements:
@@ -115,7 +115,9 @@ class GhostMeasurements(NamedTuple):
         formed = jax.tree.map(lambda x: scaled_rows(factors, x), self.formed)
         return self._replace(formed=formed, factors=factors)
 
-    def _by_leaf(self, measured: Any, shape: tuple[int, ...] | None = None) -> list[jax.Array]:
+    def _totals_by_leaf(
+        self, measured: Any, shape: tuple[int, ...] | None = None
+    ) -> list[jax.Array]:
         dtype = compute_dtype(*(p.dtype for p in self.ghost.plan.params))
         shape = self.tape.outputs[0].shape if shape is None else shape
         zero = jnp.zeros(shape, jnp.finfo(dtype).dtype)

@@ -41,7 +41,7 @@ class _injected(Transformation):
     def init(self, params: Any) -> InjectStatefulHyperparamsState:
         """The numbers as arrays, schedules at step 0."""
         states = {name: schedule.init() for name, schedule in self.scheduled}
-        now = self._now(self.numbers, states, {})
+        now = self._current_values(self.numbers, states, {})
         inner = self.factory(**now).init(params)
         return InjectStatefulHyperparamsState(zero_count(), now, states, inner)
 
@@ -54,7 +54,7 @@ class _injected(Transformation):
     ) -> tuple[Any, InjectStatefulHyperparamsState]:
         """A step with the numbers of the state, and those of the schedules."""
         states = state.hyperparams_states
-        now = self._now(state.hyperparams, states, extra_args)
+        now = self._current_values(state.hyperparams, states, extra_args)
         tx = self.factory(**now)
         updates, inner = tx.update(updates, state.inner_state, params, **extra_args)
         states = {name: fn.update(states[name], **extra_args) for name, fn in self.scheduled}
@@ -68,7 +68,7 @@ class _injected(Transformation):
             return ()
         return (Member("inner", self.factory(**state.hyperparams), state.inner_state),)
 
-    def _now(self, given: Any, states: Any, extra_args: Any) -> dict[str, Any]:
+    def _current_values(self, given: Any, states: Any, extra_args: Any) -> dict[str, Any]:
         # A loop may have put any number into the state: it gets the dtype that it had.
         known = {*self.numbers, *(name for name, _ in self.scheduled)}
         if unknown := sorted(given.keys() - known):

@@ -52,7 +52,7 @@ class _printing(Transformation):
         return scaled, state
 
 
-def _with_verbose(search: Any, tolerance: str) -> Any:
+def _accept_verbose(search: Any, tolerance: str) -> Any:
     @functools.wraps(search)
     def make(*args: Any, verbose: bool = False, **kwargs: Any) -> Any:
         tx = search(*args, **kwargs)
@@ -64,7 +64,7 @@ def _with_verbose(search: Any, tolerance: str) -> Any:
     return make
 
 
-scale_by_backtracking_linesearch = _with_verbose(
+scale_by_backtracking_linesearch = _accept_verbose(
     transforms.scale_by_backtracking_linesearch, "atol"
 )
-scale_by_zoom_linesearch = _with_verbose(transforms.scale_by_zoom_linesearch, "tol")
+scale_by_zoom_linesearch = _accept_verbose(transforms.scale_by_zoom_linesearch, "tol")

@@ -60,7 +60,7 @@ class _lookahead(Transformation):
         self, updates: Any, state: LookaheadState, params: Any = None, **extra_args: Any
     ) -> tuple[LookaheadParams, LookaheadState]:
         """The updates of both, from gradients of the fast params."""
-        fast, slow = _checked(params)
+        fast, slow = _check_params(params)
         now = states.LookaheadState(state.steps_since_sync, slow, state.fast_state)
         updates, new = self.inner.update(updates, now, fast, **extra_args)
         moved = jax.tree.map(jnp.subtract, new.slow, slow)
@@ -81,7 +81,7 @@ def _fast(params: Any) -> Any:
     return params
 
 
-def _checked(params: Any) -> LookaheadParams:
+def _check_params(params: Any) -> LookaheadParams:
     if not isinstance(params, LookaheadParams):
         raise TypeError(
             f"lookahead: params are a {type(params).__name__}, expected LookaheadParams: begin "

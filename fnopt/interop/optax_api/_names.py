@@ -113,7 +113,7 @@ def find(name: str, home: str) -> Any:
     Raises:
         AttributeError: If nothing does; the message says what to use.
     """
-    value = _found(name, home)
+    value = _find(name, home)
     return _deprecated(name, value) if name in _DEPRECATED else value
 
 
@@ -127,7 +127,7 @@ def _deprecated(name: str, value: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def _found(name: str, home: str) -> Any:
+def _find(name: str, home: str) -> Any:
     if name in _TYPES:
         return Any
     if name in _RENAMED:

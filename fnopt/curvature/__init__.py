@@ -9,13 +9,13 @@ from fnopt.curvature._block_stack import stacked_blocks as stacked_blocks
 from fnopt.curvature._centred import CentredJacobian as CentredJacobian
 from fnopt.curvature._damped_gram import DampedGram as DampedGram
 from fnopt.curvature._damped_gram import check_rows as check_rows
-from fnopt.curvature._damped_gram import factorised as factorised
-from fnopt.curvature._damped_gram import iterated as iterated
+from fnopt.curvature._damped_gram import solve_by_cg as solve_by_cg
+from fnopt.curvature._damped_gram import solve_by_cholesky as solve_by_cholesky
 from fnopt.curvature._diagonal import Estimate, ggn_diagonal, hessian_diagonal, trace_estimate
 from fnopt.curvature._eigenbasis import basis_shapes as basis_shapes
 from fnopt.curvature._eigenbasis import is_corrected as is_corrected
 from fnopt.curvature._eigenbasis import moment_shape as moment_shape
-from fnopt.curvature._eigenbasis import rebased as rebased
+from fnopt.curvature._eigenbasis import rebase_moments as rebase_moments
 from fnopt.curvature._kfac_report import KfacReport, KfacRule, kfac_report
 from fnopt.curvature._kronecker import KroneckerModel as KroneckerModel
 from fnopt.curvature._kronecker import KroneckerSpec as KroneckerSpec

@@ -47,7 +47,7 @@ def check_rows(count: int, what: str, dtype: Any, where: str, instead: str = "so
         )
 
 
-def factorised(K: jax.Array, damping: jax.Array) -> DampedGram:
+def solve_by_cholesky(K: jax.Array, damping: jax.Array) -> DampedGram:
     """Factorize a given matrix by Cholesky's method."""
     # The rounding of K must not make it indefinite.
     lam = jnp.maximum(damping, 2 * jnp.finfo(K.dtype).eps * jnp.trace(K))
@@ -56,7 +56,7 @@ def factorised(K: jax.Array, damping: jax.Array) -> DampedGram:
     return DampedGram(lambda x: matmul(K, x), lambda b: jax.scipy.linalg.cho_solve(factor, b), lam)
 
 
-def iterated(
+def solve_by_cg(
     times: Map, size: int, dtype: Any, damping: jax.Array, iterations: int, rank: int
 ) -> DampedGram:
     """Solve by conjugate gradients, with one product with the matrix per iteration.

@@ -12,7 +12,12 @@ import jax.numpy as jnp
 from fnopt.core import HIGHEST, check_count, check_key, compute_dtype, is_inexact
 from fnopt.curvature._bound import bind
 from fnopt.curvature._products import hvp
-from fnopt.curvature._sums import checked_options, of_one, over_examples, symmetric_product
+from fnopt.curvature._sums import (
+    checked_options,
+    explain_errors,
+    sum_over_examples,
+    symmetric_product,
+)
 from fnopt.jacobians import check_real
 from fnopt.sharding import pvary_like, replicate, replicate_for_batch, reshard_like
 
@@ -218,7 +223,7 @@ def ggn_diagonal(
         arXiv:1912.10985.
     """
     chunk_size = checked_options(reduction, chunk_size, "ggn_diagonal")
-    loss = of_one(loss_fn, "ggn_diagonal")
+    loss = explain_errors(loss_fn, "ggn_diagonal")
 
     def diagonal(params: Any, batch: Any) -> Any:
         bound, laid = bind(model_fn, replicate_for_batch(params, batch), batch, "ggn_diagonal")
@@ -233,7 +238,9 @@ def ggn_diagonal(
             rows = jax.vmap(functools.partial(diagonal_of_example, params))(chunk)
             return jax.tree.map(lambda x: jnp.sum(x, 0), rows)
 
-        return over_examples(total, params, batch, reduction, chunk_size, "ggn_diagonal", axis_name)
+        return sum_over_examples(
+            total, params, batch, reduction, chunk_size, "ggn_diagonal", axis_name
+        )
 
     return diagonal
 

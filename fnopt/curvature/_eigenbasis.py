@@ -21,7 +21,7 @@ import numpy as np
 from fnopt.core import HIGHEST
 from fnopt.curvature._block_stack import BlockStack
 from fnopt.curvature._kronecker_inverse import Factors
-from fnopt.gradients.ghost import KroneckerBlock, rotated, rotated_back
+from fnopt.gradients.ghost import KroneckerBlock, rotate_rows, rotate_rows_back
 from fnopt.sharding import concatenate, replicate, sequential
 
 _Blocks = KroneckerBlock | BlockStack
@@ -83,7 +83,7 @@ def _pad_factor(factor: jax.Array, size: int) -> jax.Array:
     return factor + least[:, None, None, None] * jax.vmap(jnp.diag)(fill)
 
 
-def rebased(old: Factors, new: Factors, moments: jax.Array) -> jax.Array:
+def rebase_moments(old: Factors, new: Factors, moments: jax.Array) -> jax.Array:
     r"""The diagonal in new bases of what is diagonal in the old ones.
 
     .. math:: S'_{ij} = \sum_{kl} (Q'^\top_A Q_A)_{ik}^2 \, S_{kl} \, (Q_G^\top Q'_G)_{lj}^2
@@ -125,9 +125,9 @@ def times_corrected(
     def divide_matrix(m: jax.Array, rest: tuple[Factors, jax.Array]) -> jax.Array:
         (left, right), moments = rest
         d, k = m.shape[1:]
-        m = rotated(jnp.swapaxes(rotated(m, right), 1, 2), left)
+        m = rotate_rows(jnp.swapaxes(rotate_rows(m, right), 1, 2), left)
         m = m / (jnp.swapaxes(moments, 1, 2) + damping.astype(m.dtype))
-        m = jnp.swapaxes(rotated_back(m, left, d), 1, 2)
-        return rotated_back(m, right, k)
+        m = jnp.swapaxes(rotate_rows_back(m, left, d), 1, 2)
+        return rotate_rows_back(m, right, k)
 
     return _one_by_one(divide_matrix, m, (bases, moments))

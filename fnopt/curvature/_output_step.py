@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from fnopt.core import HIGHEST, matmul
 from fnopt.curvature._batch_loss import BatchLoss
 from fnopt.curvature._conjugate_gradients import Map
-from fnopt.curvature._damped_gram import check_rows, factorised, iterated
+from fnopt.curvature._damped_gram import check_rows, solve_by_cg, solve_by_cholesky
 
 
 class OutputStep(NamedTuple):
@@ -101,7 +101,7 @@ def output_step(
 def _factorise(loss: BatchLoss, damping: jax.Array) -> _Solver:
     check_rows(loss.curvature.size, "outputs", loss.dtype, f"{loss.name}: ")
     K, root = loss.gram(), jnp.sqrt(loss.curvature)
-    scaled = factorised(root[:, None] * K * root[None, :], damping)
+    scaled = solve_by_cholesky(root[:, None] * K * root[None, :], damping)
     return _Solver(lambda x: matmul(K, x), jnp.diagonal(K), scaled.inverse, scaled.lam)
 
 
@@ -114,5 +114,5 @@ def _iterate(loss: BatchLoss, damping: jax.Array, iterations: int, rank: int) ->
     def scaled_gram(x: jax.Array) -> jax.Array:
         return root * loss.times_gram(root * x)
 
-    scaled = iterated(scaled_gram, root.size, root.dtype, damping, iterations, rank)
+    scaled = solve_by_cg(scaled_gram, root.size, root.dtype, damping, iterations, rank)
     return _Solver(loss.times_gram, jnp.broadcast_to(mean, root.shape), scaled.inverse, scaled.lam)

@@ -12,9 +12,9 @@ from fnopt.core import cast_like
 from fnopt.curvature._sums import (
     check_direction,
     checked_options,
-    of_one,
-    over_examples,
+    explain_errors,
     scalar,
+    sum_over_examples,
 )
 from fnopt.jacobians import checked_outputs
 from fnopt.sharding import pvary_like, reshard_like
@@ -60,7 +60,7 @@ def hvp(
         Pearlmutter, 1994, "Fast exact multiplication by the Hessian".
     """
     chunk_size = checked_options(reduction, chunk_size, "hvp")
-    loss = of_one(fn, "hvp")
+    loss = explain_errors(fn, "hvp")
 
     def product(params: Any, v: Any, batch: Any = None) -> Any:
         check_direction(v, params, "hvp")
@@ -77,7 +77,7 @@ def hvp(
             if axis_name is not None:
                 raise ValueError("hvp: axis_name is the axis of a batch, of which none is given.")
             return total(params, None)
-        return over_examples(total, params, batch, reduction, chunk_size, "hvp", axis_name)
+        return sum_over_examples(total, params, batch, reduction, chunk_size, "hvp", axis_name)
 
     return product
 
@@ -128,7 +128,10 @@ def ggn_vp(
         descent".
     """
     chunk_size = checked_options(reduction, chunk_size, "ggn_vp")
-    outputs_of, loss = of_one(model_fn, "ggn_vp", is_loss=False), of_one(loss_fn, "ggn_vp")
+    outputs_of, loss = (
+        explain_errors(model_fn, "ggn_vp", is_loss=False),
+        explain_errors(loss_fn, "ggn_vp"),
+    )
 
     def product(params: Any, v: Any, batch: Any) -> Any:
         check_direction(v, params, "ggn_vp")
@@ -142,7 +145,7 @@ def ggn_vp(
             bent = jax.jvp(lambda f: slope(f, chunk), (outputs,), (pushed,))[1]
             return jax.vjp(model, params)[1](bent)[0]
 
-        return over_examples(total, params, batch, reduction, chunk_size, "ggn_vp", axis_name)
+        return sum_over_examples(total, params, batch, reduction, chunk_size, "ggn_vp", axis_name)
 
     return product
 
@@ -190,7 +193,7 @@ def fisher_vp(
         arXiv:1905.12558.
     """
     chunk_size = checked_options(reduction, chunk_size, "fisher_vp")
-    loss = of_one(loss_fn, "fisher_vp")
+    loss = explain_errors(loss_fn, "fisher_vp")
 
     def product(params: Any, v: Any, batch: Any) -> Any:
         check_direction(v, params, "fisher_vp")
@@ -202,7 +205,9 @@ def fisher_vp(
             _, along = jax.jvp(losses, (params,), (_tangent(v, params),))
             return jax.vjp(losses, params)[1](along)[0]
 
-        return over_examples(total, params, batch, reduction, chunk_size, "fisher_vp", axis_name)
+        return sum_over_examples(
+            total, params, batch, reduction, chunk_size, "fisher_vp", axis_name
+        )
 
     return product
 

@@ -52,7 +52,7 @@ def symmetric_product(product: Callable[[Any], Any], like: Any, name: str) -> Ca
     return call_checked
 
 
-def of_one(
+def explain_errors(
     fn: Callable[[Any, Any], Any], name: str, *, is_loss: bool = True
 ) -> Callable[[Any, Any], Any]:
     """A user's function of one example, whose errors say so; a loss is a real scalar.
@@ -81,7 +81,7 @@ def scalar(found: Any, name: str) -> jax.Array:
     return check_example_loss(found, False, name)[0]
 
 
-def over_examples(
+def sum_over_examples(
     total: Callable[[Any, Any], Any],
     params: Any,
     batch: Any,

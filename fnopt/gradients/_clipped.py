@@ -17,7 +17,7 @@ from fnopt.gradients._clip_rule import (
     check_where,
     clip_factors,
 )
-from fnopt.gradients._compiled import compiled
+from fnopt.gradients._compiled import run_compiled
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._measure import measure
 from fnopt.gradients._methods import Strategy, checked_strategy, choose
@@ -134,7 +134,9 @@ def clipped_grad(
         wanted = check_where(where, bound.size, spec.name)
         blocks = blocks_of(spec.like_argnums(bound.params), clip_norm, spec.name)
         clip = Clip(blocks._replace(limits=()), rule, skip_nonfinite)
-        grads, info = compiled(_clip_gradients, bound, wanted, blocks.limits, clip=clip, **options)
+        grads, info = run_compiled(
+            _clip_gradients, bound, wanted, blocks.limits, clip=clip, **options
+        )
         return spec.like_argnums(grads), info
 
     return grad_fn

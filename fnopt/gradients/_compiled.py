@@ -11,7 +11,7 @@ from fnopt.gradients._loss import BoundLoss
 from fnopt.programs import TracedFunction, is_eager, is_on_one_device, jit_call, trace_function
 
 
-def compiled(run: Callable[..., Any], bound: BoundLoss, *args: Any, **options: Any) -> Any:
+def run_compiled(run: Callable[..., Any], bound: BoundLoss, *args: Any, **options: Any) -> Any:
     """Calls `run(bound, *args, **options)`; where it runs now, as a program that is kept.
 
     Operation by operation, its loops and conditions would be compiled anew in every call.

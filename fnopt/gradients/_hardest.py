@@ -12,7 +12,7 @@ from fnopt.core import check_choice, check_count
 from fnopt.gradients._alignment import alignment_with_others
 from fnopt.gradients._checks import check_not_empty
 from fnopt.gradients._clip_rule import check_where
-from fnopt.gradients._compiled import compiled
+from fnopt.gradients._compiled import run_compiled
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._methods import checked_strategy, choose
 from fnopt.gradients._moments import totals
@@ -108,7 +108,7 @@ def hardest_examples(
             raise ValueError(f"{spec.name}: k is {k}, but the batch has {size} examples.")
         wanted = check_where(where, bound.size, spec.name)
         options = {"by": by, "method": method, "chunk_size": chunk_size, "axis_name": axis_name}
-        return compiled(_hardest, bound, wanted, k=k, **options)
+        return run_compiled(_hardest, bound, wanted, k=k, **options)
 
     return hardest_fn
 

@@ -59,7 +59,7 @@ def number(counts: jax.Array, dtype: Any) -> jax.Array:
     return jnp.maximum(jnp.sum(counts), 1).astype(dtype)
 
 
-def joined(
+def block_norms(
     squares: Lengths, careful: Callable[[], Lengths], blocks: Sequence[int], count: int
 ) -> jax.Array:
     """The norms of blocks of params, `[blocks, n]`.

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import compute_dtype, real_dtype
-from fnopt.gradients._lengths import joined, lengths_of, spread_around, squares_of
+from fnopt.gradients._lengths import block_norms, lengths_of, spread_around, squares_of
 from fnopt.gradients._loss import BoundLoss
 from fnopt.gradients._methods import Strategy
 from fnopt.gradients._sums import inner_products, only_where, scaled_rows, weighted_total
@@ -48,7 +48,7 @@ class Formed(NamedTuple):
             return _promote([lengths_of(x) for x in leaves])
 
         squares = _promote([squares_of(x) for x in self.leaves])
-        return joined(squares, careful, blocks, count)
+        return block_norms(squares, careful, blocks, count)
 
     def moments(self, counts: jax.Array) -> tuple[Any, list[jax.Array]]:
         """The mean gradient, and by leaf the sum of the squared distances from it.

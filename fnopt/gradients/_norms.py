@@ -9,7 +9,7 @@ import jax
 
 from fnopt.core import scan_chunks
 from fnopt.gradients._by_group import LeafGroups, groups_of
-from fnopt.gradients._compiled import compiled
+from fnopt.gradients._compiled import run_compiled
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._measure import measure
 from fnopt.gradients._methods import Strategy, checked_strategy, choose
@@ -88,7 +88,7 @@ def per_example_norms(
         params = spec.like_argnums(bound.params)
         found = None if groups is None else groups_of(params, groups, spec.name)
         options = {"method": method, "chunk_size": chunk_size, "groups": found}
-        each, aux = compiled(_group_norms, bound, **options)
+        each, aux = run_compiled(_group_norms, bound, **options)
         norms = each[0] if found is None else found.result(list(each))
         return (norms, aux) if has_aux else norms
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fnopt.core import nonzero, scan_chunks
 from fnopt.gradients._checks import check_not_empty
-from fnopt.gradients._compiled import compiled
+from fnopt.gradients._compiled import run_compiled
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._measure import Measure, measure
 from fnopt.gradients._methods import Strategy, checked_strategy, choose
@@ -121,11 +121,11 @@ def gradient_similarity(
             columns = spec.bind(spec.with_batch(args, batch), kwargs, key)
             return _compare(bound, columns, other is not None, **options)
         if other is None:
-            return compiled(_compare_batch, bound, None, count=bound.size, **options)
+            return run_compiled(_compare_batch, bound, None, count=bound.size, **options)
         columns = spec.bind(spec.with_batch(args, other), kwargs, key)
         if _row_types(columns.batch) != _row_types(bound.batch):  # the kept loss is for one of them
             return _compare(bound, columns, True, **options)
-        return compiled(_compare_batch, bound, columns.batch, count=columns.size, **options)
+        return run_compiled(_compare_batch, bound, columns.batch, count=columns.size, **options)
 
     return similarity_fn
 

@@ -12,7 +12,7 @@ from fnopt.core import compute_dtype, safe_divide, sum_of_squares
 from fnopt.gradients._alignment import alignment_with_others
 from fnopt.gradients._checks import check_not_empty
 from fnopt.gradients._clip_rule import check_where
-from fnopt.gradients._compiled import compiled
+from fnopt.gradients._compiled import run_compiled
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._methods import checked_strategy, choose
 from fnopt.gradients._moments import totals
@@ -135,7 +135,7 @@ def gradient_statistics(
         if bound.size * psum(1, axis_name) < 2:
             raise ValueError(f"{spec.name}: the batch has 1 example, a variance needs at least 2.")
         wanted = check_where(where, bound.size, spec.name)
-        found = compiled(_statistics, bound, wanted, **options)
+        found = run_compiled(_statistics, bound, wanted, **options)
         like_params = ("mean", "variance", "snr")
         own = {field: spec.like_argnums(getattr(found, field)) for field in like_params}
         return found._replace(**own)

@@ -33,7 +33,7 @@ def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
     return tuple(a % ndim for a in given)
 
 
-def reduced_axes_last(x: jax.Array, axis: Any) -> jax.Array:
+def move_axes_last(x: jax.Array, axis: Any) -> jax.Array:
     """The axes to reduce (an int, several, or None for all) as one last axis."""
     reduced = _axes(axis, x.ndim)
     others = tuple(a for a in range(x.ndim) if a not in reduced)

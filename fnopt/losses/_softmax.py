@@ -11,8 +11,8 @@ from fnopt.core import type_text
 from fnopt.losses._arithmetic import (
     exclude_scores,
     log_softmax,
+    move_axes_last,
     multiply,
-    reduced_axes_last,
     take_at_label,
 )
 from fnopt.losses._inputs import class_labels, mask, pairs, zero_excluded
@@ -25,9 +25,9 @@ def _log_probabilities(
     _check_is_distribution(name, logits, labels)
     logits, labels = pairs(name, logits=logits, labels=labels)
     shape = jnp.broadcast_shapes(logits.shape, labels.shape)
-    logits, labels = (reduced_axes_last(jnp.broadcast_to(x, shape), axis) for x in (logits, labels))
+    logits, labels = (move_axes_last(jnp.broadcast_to(x, shape), axis) for x in (logits, labels))
     where = mask(where, shape, axis)
-    where = where if where is None else reduced_axes_last(where, axis)
+    where = where if where is None else move_axes_last(where, axis)
     return log_softmax(exclude_scores(where, logits)), zero_excluded(where, labels), where
 
 
@@ -111,11 +111,11 @@ def softmax_cross_entropy_with_integer_labels(
     name = "softmax_cross_entropy_with_integer_labels"
     (scores,) = pairs(name, logits=logits)
     where = mask(where, scores.shape, axis)
-    scores = reduced_axes_last(scores, axis)
+    scores = move_axes_last(scores, axis)
     labels = class_labels(name, labels, scores.shape[:-1])
     if where is None:
         return -take_at_label(log_softmax(scores), labels)
-    where = reduced_axes_last(where, axis)
+    where = move_axes_last(where, axis)
     loss = -take_at_label(log_softmax(exclude_scores(where, scores)), labels)
     return zero_excluded(jnp.any(where, axis=-1), loss)
 

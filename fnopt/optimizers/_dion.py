@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import CustomSlot, Scalar, Slot, as_dtype, hyper, matmul, nonzero, static
-from fnopt.optimizers._matrix_factors import frobenius_norm, only_finite, turned
+from fnopt.optimizers._matrix_factors import frobenius_norm, only_finite, transpose
 from fnopt.optimizers._matrix_functions import orthonormal_columns
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
@@ -88,12 +88,12 @@ class scale_by_dion(Matrixwise):
         return jnp.tile(Q / frobenius_norm(Q, (1,)), (k, 1, 1))
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
-        B = turned(slots.mu + g)
+        B = transpose(slots.mu + g)
         P = orthonormal_columns(matmul(B, slots.basis))
-        R = matmul(turned(B), P)
-        mu = turned(B - (1 - h.decay) * matmul(P, turned(R)))
+        R = matmul(transpose(B), P)
+        mu = transpose(B - (1 - h.decay) * matmul(P, transpose(R)))
         # A column of zeros (a gradient of lower rank) keeps its direction for the next iteration.
         length = frobenius_norm(R, (1,))
         Q = jnp.where(length == 0, slots.basis, R / nonzero(length))
         # A gradient that is not finite is seen in the update and the momentum, not in the basis.
-        return matmul(Q, turned(P)), {"mu": mu, "basis": only_finite(Q, slots.basis)}
+        return matmul(Q, transpose(P)), {"mu": mu, "basis": only_finite(Q, slots.basis)}

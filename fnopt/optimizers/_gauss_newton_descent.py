@@ -194,29 +194,31 @@ class gauss_newton_descent(Transformation):
         return J.rmv(scale * a), K.times(a), K.lam
 
     def _gram(self, J: BatchJacobian, scale: jax.Array, damping: jax.Array) -> DampedGram:
-        from fnopt.curvature import check_rows, factorised, iterated
+        from fnopt.curvature import check_rows, solve_by_cg, solve_by_cholesky
 
         if self.solver == "cholesky":
             check_rows(scale.size, "residuals", scale.dtype, f"{_NAME}: ")
             K = J.gram().astype(scale.dtype)
-            return factorised(scale[:, None] * K * scale[None, :], damping)
+            return solve_by_cholesky(scale[:, None] * K * scale[None, :], damping)
 
         def scaled_gram(x: jax.Array) -> jax.Array:
             pushed = J.mv(J.rmv(scale * x))
             return scale * J.flatten(J.parts(pushed)).astype(x.dtype)
 
-        return iterated(scaled_gram, scale.size, scale.dtype, damping, self.iterations, self.rank)
+        return solve_by_cg(
+            scaled_gram, scale.size, scale.dtype, damping, self.iterations, self.rank
+        )
 
 
 def _among_params(
     J: BatchJacobian, scale: jax.Array, b: jax.Array, damping: jax.Array
 ) -> tuple[Any, jax.Array, jax.Array]:
     """The same as `(J^T J + lam I)^-1 J^T b`, and the squares of all columns."""
-    from fnopt.curvature import factorised
+    from fnopt.curvature import solve_by_cholesky
 
     G = J.normal([1 / n for n, _ in J.sizes]).astype(scale.dtype)
     gradient, unravel = J.ravel(J.rmv(scale * b))
-    y = factorised(G, damping).inverse(gradient.astype(scale.dtype))
+    y = solve_by_cholesky(G, damping).inverse(gradient.astype(scale.dtype))
     pulled = unravel(y.astype(gradient.dtype))
     moved = J.flatten(J.parts(J.mv(pulled)))
     return pulled, scale * moved.astype(scale.dtype), jnp.diagonal(G)

@@ -112,12 +112,12 @@ def _update_eigenbases(
     sound: list[jax.Array],
 ) -> Averages:
     """Moments are taken over into new bases, so that bases follow factors in the same step."""
-    from fnopt.curvature import rebased
+    from fnopt.curvature import rebase_moments
 
     def rebase(factors: Any) -> tuple[Any, Any]:
         bases = model.bases(factors, damping)
         pairs = zip(old.inverses, bases, old.moments, strict=True)
-        return bases, tuple(tuple(rebased(o, n, m) for m in s) for o, n, s in pairs)
+        return bases, tuple(tuple(rebase_moments(o, n, m) for m in s) for o, n, s in pairs)
 
     def add_batch(old: Averages) -> Averages:
         number, weight = _weight(old, decay, model.dtype)

@@ -28,10 +28,10 @@ from fnopt.optimizers._matrix_factors import (
     only_finite,
     orthonormal,
     refresh_bases,
-    rotated,
-    rotated_back,
+    rotate,
+    rotate_back,
     sides,
-    turned,
+    transpose,
     zeros,
 )
 from fnopt.optimizers._matrix_rule import as_rule
@@ -148,7 +148,7 @@ class scale_by_kl_shampoo(Matrixwise):
         mu = jnp.where(first, slots.mu, ema(slots.mu, g, h.b1))
         rows, columns = (positive_root(x) for x in slots.values)
         divisor = rows[:, :, None] * columns[:, None, :] + h.eps
-        u = rotated_back(rotated(mu, slots.bases) / divisor, slots.bases)
+        u = rotate_back(rotate(mu, slots.bases) / divisor, slots.bases)
         # The first factors are of gradients as they are.
         rows, columns = (jnp.where(first, jnp.ones_like(x), x) for x in (rows, columns))
         seen, diagonals = _covariances(g, slots.bases, rows, columns)
@@ -186,10 +186,10 @@ def _covariances(g: Any, bases: Pair, rows: Any, columns: Any) -> tuple[Pair, Pa
     _, m, n = g.shape
     left, right = bases
     by_columns = matmul(g, right)
-    both = matmul(turned(left), by_columns)
+    both = matmul(transpose(left), by_columns)
     half = by_columns / columns[:, None, :]
-    other = matmul(turned(left), g) / rows[:, :, None]
-    factors = matmul(half, turned(half)) / n, matmul(turned(other), other) / m
+    other = matmul(transpose(left), g) / rows[:, :, None]
+    factors = matmul(half, transpose(half)) / n, matmul(transpose(other), other) / m
     diagonals = (
         jnp.mean(jnp.square(both / columns[:, None, :]), axis=2),
         jnp.mean(jnp.square(both / rows[:, :, None]), axis=1),

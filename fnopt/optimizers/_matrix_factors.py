@@ -26,23 +26,23 @@ def identities(k: int, n: int, dtype: Any) -> jax.Array:
     return jnp.tile(jnp.eye(n, dtype=dtype), (k, 1, 1))
 
 
-def turned(x: jax.Array) -> jax.Array:
+def transpose(x: jax.Array) -> jax.Array:
     """The transposes of matrices."""
     return jnp.swapaxes(x, 1, 2)
 
 
-def rotated(x: jax.Array, bases: Pair) -> jax.Array:
+def rotate(x: jax.Array, bases: Pair) -> jax.Array:
     """Matrices in the bases of their sides, `Q_L^T X Q_R`."""
     left, right = bases
-    x = x if left is None else matmul(turned(left), x)
+    x = x if left is None else matmul(transpose(left), x)
     return x if right is None else matmul(x, right)
 
 
-def rotated_back(x: jax.Array, bases: Pair) -> jax.Array:
+def rotate_back(x: jax.Array, bases: Pair) -> jax.Array:
     """Matrices out of the bases of their sides, `Q_L X Q_R^T`."""
     left, right = bases
     x = x if left is None else matmul(left, x)
-    return x if right is None else matmul(x, turned(right))
+    return x if right is None else matmul(x, transpose(right))
 
 
 def sides(
@@ -68,9 +68,9 @@ def update_factors(factors: Pair, g: jax.Array, decay: Any, gain: Any = None) ->
     """The means of `G G^T` and `G^T G`; what is not finite stays out."""
 
     def average(old: jax.Array, x: jax.Array) -> jax.Array:
-        return only_finite(ema(old, matmul(x, turned(x)), decay, gain), old)
+        return only_finite(ema(old, matmul(x, transpose(x)), decay, gain), old)
 
-    return map_sides(average, factors, (g, turned(g)))
+    return map_sides(average, factors, (g, transpose(g)))
 
 
 def refresh_bases(

@@ -82,7 +82,7 @@ def polynomials(coefficients: Any, steps: int) -> tuple[Triple, ...]:
     return coefficients if isinstance(coefficients[0], tuple) else (coefficients,) * steps
 
 
-def orthogonalized(
+def orthogonalize_matrices(
     x: jax.Array, coefficients: tuple[Triple, ...], eps: Any, preconditioning: str = "frobenius"
 ) -> jax.Array:
     r"""Matrices with their singular values brought near 1, `U V^T` of `U S V^T`.

@@ -13,7 +13,7 @@ from fnopt.optimizers._newton_schulz import (
     PRECONDITIONINGS,
     STANDARD,
     as_coefficients,
-    orthogonalized,
+    orthogonalize_matrices,
     polynomials,
 )
 from fnopt.optimizers._recipe import one_of
@@ -82,7 +82,7 @@ class orthogonalize(Matrixwise):
         narrow = g if self.ns_dtype is None else g.astype(self.ns_dtype)
         eps = h.eps.astype(real_dtype(narrow.dtype))
         steps = polynomials(self.ns_coeffs, self.ns_steps)
-        u = orthogonalized(narrow, steps, eps, self.preconditioning).astype(g.dtype)
+        u = orthogonalize_matrices(narrow, steps, eps, self.preconditioning).astype(g.dtype)
         if not self.adaptive:
             return u, {}
         dual = jnp.sum(jnp.real(jnp.conj(g) * u), axis=(1, 2), keepdims=True)

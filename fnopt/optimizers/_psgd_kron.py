@@ -30,7 +30,7 @@ from fnopt.optimizers._matrix_factors import (
     only_finite,
     root_mean_square,
     sides,
-    turned,
+    transpose,
 )
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
@@ -130,8 +130,8 @@ class scale_by_psgd_kron(Matrixwise):
         factors = jax.lax.cond(_due(count), learn, lambda known: known[1], known)
         left, right = factors
         u = mean
-        u = u if left is None else matmul(turned(left), matmul(left, u))
-        u = u if right is None else matmul(matmul(u, turned(right)), right)
+        u = u if left is None else matmul(transpose(left), matmul(left, u))
+        u = u if right is None else matmul(matmul(u, transpose(right)), right)
         return limit_rms(u, _LARGEST_RMS), {"mu": mu, "factors": factors}
 
     def _random(self, count: Any, index: jax.Array, g: jax.Array) -> jax.Array:
@@ -179,14 +179,14 @@ def _update_factors(mean: jax.Array, factors: Pair, V: jax.Array, rate: jax.Arra
         A = matmul(left, A)
         B = jax.lax.linalg.triangular_solve(left, B, left_side=True, transpose_a=True)
     if right is not None:
-        A = matmul(A, turned(right))
+        A = matmul(A, transpose(right))
         B = jax.lax.linalg.triangular_solve(right, B, left_side=False)
     moved = functools.partial(_update_factor, rate=rate)
-    return map_sides(moved, factors, (A, turned(A)), (B, turned(B)))
+    return map_sides(moved, factors, (A, transpose(A)), (B, transpose(B)))
 
 
 def _update_factor(Q: jax.Array, A: jax.Array, B: jax.Array, rate: jax.Array) -> jax.Array:
-    ours, wanted = matmul(A, turned(A)), matmul(B, turned(B))
+    ours, wanted = matmul(A, transpose(A)), matmul(B, transpose(B))
     size = nonzero(_norm_from_below(ours + wanted))
     return only_finite(Q - matmul(rate / size * jnp.triu(ours - wanted), Q), Q)
 

@@ -27,8 +27,8 @@ from fnopt.optimizers._matrix_factors import (
     identities,
     orthonormal,
     refresh_bases,
-    rotated,
-    rotated_back,
+    rotate,
+    rotate_back,
     sides,
     update_factors,
     zeros,
@@ -134,10 +134,10 @@ class scale_by_soap(Matrixwise):
         first, g = count == 0, clip_squarable(g, g.shape[1] * g.shape[2])
         t = jnp.maximum(count, jnp.ones_like(count))  # steps that Adam has made, this one included
         mu = jnp.where(first, slots.mu, ema(slots.mu, g, h.b1))
-        nu = jnp.where(first, slots.nu, ema(slots.nu, jnp.square(rotated(g, slots.bases)), h.b2))
-        u = zero_slope_at_zero(rotated(mu, slots.bases) / (positive_root(nu) + h.eps))
+        nu = jnp.where(first, slots.nu, ema(slots.nu, jnp.square(rotate(g, slots.bases)), h.b2))
+        u = zero_slope_at_zero(rotate(mu, slots.bases) / (positive_root(nu) + h.eps))
         size = jnp.sqrt(bias_correction(h.b2, t)) / bias_correction(h.b1, t)
-        u = rotated_back(u, slots.bases) * size
+        u = rotate_back(u, slots.bases) * size
         if self.normalize_grads:
             u = u / (1e-30 + jnp.sqrt(jnp.mean(jnp.square(u), axis=(1, 2), keepdims=True)))
         decay = h.b2 if h.shampoo_beta is None else h.shampoo_beta

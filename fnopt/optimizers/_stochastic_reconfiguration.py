@@ -225,13 +225,13 @@ class stochastic_reconfiguration(Transformation):
         return jax.tree.map(lambda m, p: m - p.astype(m.dtype), before, pulled)
 
     def _gram(self, X: CentredJacobian) -> DampedGram:
-        from fnopt.curvature import check_rows, factorised, iterated
+        from fnopt.curvature import check_rows, solve_by_cg, solve_by_cholesky
 
         damping = jnp.asarray(self.damping).astype(X.dtype)
         if self.solver == "cg":
-            return iterated(X.times_gram, X.rows, X.dtype, damping, self.iterations, self.rank)
+            return solve_by_cg(X.times_gram, X.rows, X.dtype, damping, self.iterations, self.rank)
         check_rows(X.rows, "rows of log-derivatives", X.dtype, f"{_NAME}: ")
-        return factorised(X.gram(), damping)
+        return solve_by_cholesky(X.gram(), damping)
 
     def _limit(self, moved: Any) -> Any:
         if self.max_norm is None:

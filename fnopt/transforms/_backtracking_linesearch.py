@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fnopt.core import Scalar, Slot, Transformation, hyper, scalar_loss, static, where, zero_count
 from fnopt.sharding import while_loop
 from fnopt.transforms._objective import with_extras
-from fnopt.transforms._tree_algebra import inner, moved, real_dtype_of, scaled
+from fnopt.transforms._tree_algebra import inner, params_after_step, real_dtype_of, scale_tree
 
 
 class BacktrackingLinesearchInfo(NamedTuple):
@@ -142,7 +142,7 @@ class scale_by_backtracking_linesearch(Transformation):
 
         def shorten(trial: _Trial) -> _Trial:
             rate = jnp.where(trial.count > 0, h.decrease_factor * trial.rate, trial.rate)
-            new = scalar_loss(fn(moved(params, rate, updates)), dtype)
+            new = scalar_loss(fn(params_after_step(params, rate, updates)), dtype)
             return _Trial(rate, new, error(rate, new), trial.count + jnp.ones((), jnp.int32))
 
         grown = h.increase_factor * state.learning_rate
@@ -154,10 +154,12 @@ class scale_by_backtracking_linesearch(Transformation):
         rate = jnp.where(usable, end.rate, jnp.zeros_like(end.rate))
         kept = None
         if self.store_grad:
-            there = jax.grad(lambda p: scalar_loss(fn(p), dtype))(moved(params, rate, updates))
+            there = jax.grad(lambda p: scalar_loss(fn(p), dtype))(
+                params_after_step(params, rate, updates)
+            )
             kept = jax.tree.map(lambda g, p: g.astype(p.dtype), there, state.grad)
         info = BacktrackingLinesearchInfo(end.count, end.error)
         new = jnp.where(usable, end.value, start)
         # A step that was refused is remembered, so that the next search goes on from it.
         after = ScaleByBacktrackingLinesearchState(end.rate, new, kept, info)
-        return scaled(rate, updates), after
+        return scale_tree(rate, updates), after

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fnopt.core import Scalar, Slot, global_norm, hyper, map_leaves, nonzero, slot_zeros, static
 from fnopt.transforms._tree_algebra import inner as inner_product
-from fnopt.transforms._tree_algebra import numbers, real_dtype_of, scaled
+from fnopt.transforms._tree_algebra import numbers, real_dtype_of, scale_tree
 from fnopt.transforms._wrapper import Wrapper
 
 
@@ -70,7 +70,7 @@ class hypergradient(Wrapper):
         rate = self._rate(updates, state)
         new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
         kept = map_leaves(lambda d, old: (d, d), new, outputs=2, last=state.direction)[1]
-        return scaled(-rate, new), HypergradientState(rate, kept, inner_state)
+        return scale_tree(-rate, new), HypergradientState(rate, kept, inner_state)
 
     def _rate(self, gradients: Any, state: HypergradientState) -> jax.Array:
         before = state.learning_rate

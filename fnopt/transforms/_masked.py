@@ -23,7 +23,7 @@ def only(chosen: Any, tree: Any) -> Any:
     return jax.tree.map(lambda c, x: x if c else None, chosen, tree)
 
 
-def merged(chosen: Any, tree: Any, other: Any) -> Any:
+def merge_masked(chosen: Any, tree: Any, other: Any) -> Any:
     """The leaves of `tree` where the tree `chosen` is True, those of `other` elsewhere."""
     return jax.tree.map(lambda c, x, y: x if c else y, chosen, tree, other)
 
@@ -51,7 +51,7 @@ class Selective(Wrapper):
         """Mask of the leaves that stay as they are: the inner transform's, and frozen ones."""
         chosen = self._select(params)
         others = jax.tree.map(lambda _: self._others_stay, chosen)
-        return merged(chosen, self.inner.left_out(only(chosen, params)), others)
+        return merge_masked(chosen, self.inner.left_out(only(chosen, params)), others)
 
     def init(self, params: Any) -> MaskedState:
         """The inner state, for the leaves that the inner transform works on."""
@@ -67,13 +67,13 @@ class Selective(Wrapper):
         inner_params = None if params is None else inward(params)
         if params is not None:
             extra_args = translate_extra_args(
-                extra_args, inward, lambda p: merged(chosen, p, params)
+                extra_args, inward, lambda p: merge_masked(chosen, p, params)
             )
         inner_updates = None if updates is None else inward(updates)  # LM takes no gradient
         inside, inner_state = self.inner.update(
             inner_updates, state.inner_state, inner_params, **extra_args
         )
-        return merged(chosen, inside, self._updates_of_others(updates, params)), MaskedState(
+        return merge_masked(chosen, inside, self._updates_of_others(updates, params)), MaskedState(
             inner_state
         )
 

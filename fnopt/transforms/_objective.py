@@ -48,7 +48,7 @@ def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., Any
     """
 
     def value_and_grad(params: Any, *args: Any, state: Any, **kwargs: Any) -> tuple[Any, Any]:
-        value, grad = kept_in(state)
+        value, grad = stored_value_and_grad(state)
 
         def computed() -> tuple[Any, Any]:
             new, slope = jax.value_and_grad(value_fn)(params, *args, **kwargs)
@@ -61,7 +61,7 @@ def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., Any
     return value_and_grad
 
 
-def kept_in(state: Any) -> tuple[jax.Array, Any]:
+def stored_value_and_grad(state: Any) -> tuple[jax.Array, Any]:
     """The value and the gradient that a line search keeps somewhere in a state."""
     found = find_kept(state)
     if len(found) != 1:

@@ -41,19 +41,19 @@ def inner(a: Any, b: Any) -> jax.Array:
         return total(functools.reduce(operator.add, parts, jnp.zeros((), dtype)))
 
 
-def conjugated(tree: Any) -> Any:
+def conjugate_tree(tree: Any) -> Any:
     """The direction in which a function rises, from what `jax.grad` gives of it, or the reverse."""
     return jax.tree.map(jnp.conj, tree)
 
 
-def scaled(rate: jax.Array, updates: Any) -> Any:
+def scale_tree(rate: jax.Array, updates: Any) -> Any:
     """Multiply updates by a number."""
     return map_leaves(lambda h, u: h.astype(u.dtype) * u, updates, hyper=rate)
 
 
-def moved(params: Any, rate: jax.Array, updates: Any) -> Any:
+def params_after_step(params: Any, rate: jax.Array, updates: Any) -> Any:
     """The params after a step, rounded as they will be."""
-    return apply_updates(params, cast_like(scaled(rate, updates), params))
+    return apply_updates(params, cast_like(scale_tree(rate, updates), params))
 
 
 def chosen(condition: jax.Array, tree: Any, other: Any) -> Any:

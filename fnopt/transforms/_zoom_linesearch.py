@@ -19,7 +19,14 @@ from fnopt.transforms._line_search import (
     start_search,
 )
 from fnopt.transforms._objective import with_extras
-from fnopt.transforms._tree_algebra import chosen, conjugated, inner, moved, real_dtype_of, scaled
+from fnopt.transforms._tree_algebra import (
+    chosen,
+    conjugate_tree,
+    inner,
+    params_after_step,
+    real_dtype_of,
+    scale_tree,
+)
 
 
 class ZoomLinesearchInfo(NamedTuple):
@@ -144,19 +151,23 @@ class scale_by_zoom_linesearch(Transformation):
         def try_step(carry: tuple[LineSearch, Any]) -> tuple[LineSearch, Any]:
             search, safe_grad = carry
             rate = next_rate(search, criteria)
-            new, there = differentiated(moved(params, rate, updates))
+            new, there = differentiated(params_after_step(params, rate, updates))
             there = jax.tree.map(lambda g, like: g.astype(like.dtype), there, safe_grad)
-            place = LinePoint(rate, new, inner(conjugated(there), updates).astype(dtype))
+            place = LinePoint(rate, new, inner(conjugate_tree(there), updates).astype(dtype))
             search, taken = advance_search(search, criteria, place)
             return search, chosen(taken, there, safe_grad)
 
         keeps = (self.initial_guess_strategy == "keep") & (state.learning_rate > 0)
         guess = jnp.where(keeps, state.learning_rate, jnp.ones((), dtype))
         start = start_search(criteria.value, criteria.slope, guess)
-        end, there = while_loop(lambda carry: ~carry[0].done, try_step, (start, conjugated(grad)))
+        end, there = while_loop(
+            lambda carry: ~carry[0].done, try_step, (start, conjugate_tree(grad))
+        )
         info = ZoomLinesearchInfo(end.count, end.decrease_error, end.curvature_error)
         rate = end.safe.rate
-        return scaled(rate, updates), ScaleByZoomLinesearchState(rate, end.safe.value, there, info)
+        return scale_tree(rate, updates), ScaleByZoomLinesearchState(
+            rate, end.safe.value, there, info
+        )
 
     def _criteria(self, value: jax.Array, slope: jax.Array, dtype: Any) -> LineSearchCriteria:
         def number(x: Any) -> jax.Array:

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import default_float, is_array_like, is_none, type_text
-from fnopt.tree._arrays import computed, names_bad_leaf, promoted, scaled_dtype
+from fnopt.tree._arrays import compute_wide, names_bad_leaf, promoted_dtype, scaled_dtype
 
 
 def _strong(x: Any) -> jax.Array:
@@ -21,7 +21,7 @@ def _strong(x: Any) -> jax.Array:
 
 def _map_promoted(fn: Callable[..., Any], *trees: Any) -> Any:
     """A function of leaves, in their common dtype."""
-    return jax.tree.map(lambda *xs: computed(fn, promoted(*xs), *xs), *trees)
+    return jax.tree.map(lambda *xs: compute_wide(fn, promoted_dtype(*xs), *xs), *trees)
 
 
 @names_bad_leaf
@@ -102,9 +102,9 @@ def div(tree_x: Any, tree_y: Any) -> Any:
     """
 
     def divide_leaf(x: Any, y: Any) -> jax.Array:
-        dtype = promoted(x, y)
+        dtype = promoted_dtype(x, y)
         whole = not jnp.issubdtype(dtype, jnp.inexact)
-        return computed(operator.truediv, default_float() if whole else dtype, x, y)
+        return compute_wide(operator.truediv, default_float() if whole else dtype, x, y)
 
     return jax.tree.map(divide_leaf, tree_x, tree_y)
 
@@ -129,7 +129,9 @@ def scale(scalar: Any, tree: Any) -> Any:
         raise TypeError(
             f"tree.scale: scalar is {type_text(scalar)}, expected a number: tree.scale(a, tree)."
         )
-    return jax.tree.map(lambda x: computed(operator.mul, scaled_dtype(scalar, x), scalar, x), tree)
+    return jax.tree.map(
+        lambda x: compute_wide(operator.mul, scaled_dtype(scalar, x), scalar, x), tree
+    )
 
 
 @names_bad_leaf
@@ -154,7 +156,7 @@ def add_scale(tree_x: Any, scalar: Any, tree_y: Any) -> Any:
         if x is None:
             return None
         dtype = scaled_dtype(scalar, x, y)
-        return computed(lambda x, a, y: x + a * y, dtype, x, scalar, y)
+        return compute_wide(lambda x, a, y: x + a * y, dtype, x, scalar, y)
 
     return jax.tree.map(add_leaf, tree_x, tree_y, is_leaf=is_none)
 

@@ -47,7 +47,7 @@ def names_bad_leaf(fn: Callable[Given, Result]) -> Callable[Given, Result]:
     return call
 
 
-def promoted(*leaves: Any) -> Any:
+def promoted_dtype(*leaves: Any) -> Any:
     """The common dtype of leaves by JAX's standard promotion rules, whatever the mode."""
     with jax.numpy_dtype_promotion("standard"):  # mixing on purpose, also under strict promotion
         return jnp.dtype(jnp.result_type(*leaves))
@@ -58,7 +58,7 @@ def wide(dtype: Any) -> Any:
     return compute_dtype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else dtype
 
 
-def computed(fn: Callable[..., Any], dtype: Any, *leaves: Any) -> jax.Array:
+def compute_wide(fn: Callable[..., Any], dtype: Any, *leaves: Any) -> jax.Array:
     """A function of leaves, computed at least in float32 and returned in the given dtype."""
     return fn(*(jnp.asarray(x).astype(wide(dtype)) for x in leaves)).astype(dtype)
 
@@ -68,12 +68,12 @@ def scaled_dtype(scalar: Any, *leaves: Any) -> Any:
 
     A `bfloat16` leaf stays so under a float32 rate; only a complex number makes it complex.
     """
-    dtype = promoted(*leaves)
+    dtype = promoted_dtype(*leaves)
     if jnp.issubdtype(dtype, jnp.inexact) and not jnp.iscomplexobj(scalar):
         return dtype
-    return promoted(*leaves, scalar)
+    return promoted_dtype(*leaves, scalar)
 
 
 def common(leaves: list[Any]) -> Any:
     """The dtype of a scalar about a whole tree: the leaves' common one, at least float32."""
-    return wide(promoted(*leaves)) if leaves else default_float()
+    return wide(promoted_dtype(*leaves)) if leaves else default_float()

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fnopt.core import check_choice, default_float, leaf_text, leaves_with_names
 from fnopt.sharding import sharded_full_like
-from fnopt.tree._arrays import names_bad_leaf, promoted
+from fnopt.tree._arrays import names_bad_leaf, promoted_dtype
 
 
 def _strong_dtype(leaf: Any, dtype: Any) -> Any:
@@ -178,7 +178,7 @@ def dtype(tree: Any, mixed_dtype_handler: str | None = None) -> Any:
         mixed_dtype_handler, ("promote", "highest", "lowest"), "mixed_dtype_handler", "tree.dtype"
     )
     if mixed_dtype_handler == "promote":
-        return promoted(*found.values())
+        return promoted_dtype(*found.values())
     return functools.reduce(
         lambda a, b: _sort_dtypes(a, b)[mixed_dtype_handler == "highest"], found.values()
     )
@@ -197,7 +197,7 @@ def _common_dtype(found: dict[str, Any]) -> Any:
 
 def _sort_dtypes(a: Any, b: Any) -> tuple[Any, Any]:
     """The lower dtype and the higher one."""
-    both = promoted(a, b)
+    both = promoted_dtype(a, b)
     if both not in (a, b):
         raise ValueError(f"tree.dtype: {a} and {b} can't be ordered; use 'promote'.")
     return (b, a) if both == a else (a, b)

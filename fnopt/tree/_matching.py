@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fnopt.tree._named_leaves import NamedLeaf, NamedLeaves, joined
+from fnopt.tree._named_leaves import NamedLeaf, NamedLeaves, join_path
 from fnopt.tree._recount import same
 
 # Fields of a state with slots that count steps for others too: those inside of it.
@@ -47,12 +47,12 @@ def match_slots(fresh: NamedLeaves, saved: NamedLeaves) -> Matching:
     declared, endings = _group_by_slot(saved.leaves), _group_by_ending(by_path.values())
     wanted = _group_by_slot(fresh.leaves)
     slots_at = Counter(
-        _state_path(leaf, key) for key in wanted for leaf in endings.get(joined(*key), [])
+        _state_path(leaf, key) for key in wanted for leaf in endings.get(join_path(*key), [])
     )
-    for key in sorted(wanted, key=lambda key: -joined(*key).count("/")):
+    for key in sorted(wanted, key=lambda key: -join_path(*key).count("/")):
         candidates = declared.get(key)
         if candidates is None:
-            free = [x for x in endings.get(joined(*key), []) if x.path not in matching.used]
+            free = [x for x in endings.get(join_path(*key), []) if x.path not in matching.used]
             candidates = _leaves_of_highest_score(
                 free, [slots_at[_state_path(x, key)] for x in free], len(wanted[key])
             )
@@ -71,7 +71,7 @@ def _leaves_of_highest_score(
 
 def _state_path(leaf: NamedLeaf, key: tuple[str, str]) -> str:
     """The path of the state that a leaf is in, if it is in this slot of it."""
-    return leaf.path.removesuffix(joined(*key)).rstrip("/")
+    return leaf.path.removesuffix(join_path(*key)).rstrip("/")
 
 
 def match_scalars(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) -> set[str]:
@@ -98,7 +98,7 @@ def match_scalars(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) ->
                 stay.add(leaf.name)
                 matching.found.pop(leaf.name, None)
             continue
-        there = [by_path.get(joined(source, rest)) for source in sorted(sources[state])]
+        there = [by_path.get(join_path(source, rest)) for source in sorted(sources[state])]
         there = [other for other in there if other is not None]
         # Slots of several states in one, as of the groups of a partition, need equal counts.
         if there and all(same(other.leaf, there[0].leaf) for other in there):

@@ -78,7 +78,7 @@ def is_named_tuple(node: Any) -> bool:
 def _place(path: str, end: tuple[str, str] | None) -> SlotPlace | None:
     if end is None:
         return None
-    return SlotPlace(path.removesuffix(joined(*end)).rstrip("/"), *end)
+    return SlotPlace(path.removesuffix(join_path(*end)).rstrip("/"), *end)
 
 
 def _name_leaf(
@@ -88,22 +88,22 @@ def _name_leaf(
     times: Mapping[str, int],
     rename: Mapping[str, str],
 ) -> NamedLeaf:
-    path = renamed(path, rename)
+    path = rename_path(path, rename)
     if place is None:
         return NamedLeaf(path, path, leaf, None)
-    slot = place.field if times[place.field] == 1 else joined(place.state, place.field)
-    name = renamed(joined(slot, place.param), rename)
+    slot = place.field if times[place.field] == 1 else join_path(place.state, place.field)
+    name = rename_path(join_path(slot, place.param), rename)
     param = name.removeprefix(f"{slot}/") if name.startswith(f"{slot}/") else place.param
-    state = renamed(place.state, rename) if place.state else place.state
+    state = rename_path(place.state, rename) if place.state else place.state
     return NamedLeaf(name, path, leaf, SlotPlace(state, place.field, param))
 
 
-def joined(*parts: str) -> str:
+def join_path(*parts: str) -> str:
     """A path of parts, of which some may be empty."""
     return "/".join(filter(None, parts))
 
 
-def renamed(name: str, rename: Mapping[str, str]) -> str:
+def rename_path(name: str, rename: Mapping[str, str]) -> str:
     """The name with its beginning replaced, the longest that fits."""
     parts = name.split("/")
     for i in range(len(parts), 0, -1):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fnopt.curvature._conjugate_gradients import conjugate_gradients, nystrom
-from fnopt.curvature._damped_gram import iterated
+from fnopt.curvature._damped_gram import solve_by_cg
 
 N, LAM = 120, 1e-6
 
@@ -77,7 +77,7 @@ def preconditioned():
         precondition = near.preconditioner(damping)
         x, _ = conjugate_gradients(lambda x: K @ x + damping * x, b, precondition, 1e-5, 50)
         P = jax.vmap(precondition)(jnp.eye(30))
-        least = iterated(lambda x: K @ x, 30, K.dtype, damping * 1e-10, 50, 8).inverse(b)
+        least = solve_by_cg(lambda x: K @ x, 30, K.dtype, damping * 1e-10, 50, 8).inverse(b)
         return (near.vectors * near.values) @ near.vectors.T, x, P, least
 
     return jax.jit(run)

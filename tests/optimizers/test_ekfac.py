@@ -12,7 +12,7 @@ import pytest
 
 import fnopt
 from fnopt import Status
-from fnopt.curvature import KroneckerModel, KroneckerSpec, rebased
+from fnopt.curvature import KroneckerModel, KroneckerSpec, rebase_moments
 from fnopt.curvature._eigenbasis import eigenbases
 
 N, DAMPING = 6, 0.1
@@ -133,7 +133,7 @@ def test_moments_follow_their_bases():
     moments = np.abs(draw(3, *sides))[None]
     Q, R = (np.kron(a[0, 0], b[0, 0]) for a, b in (old, new))
     wanted = np.diag(R.T @ Q @ np.diag(moments.reshape(-1)) @ Q.T @ R)
-    found = jax.jit(rebased)(old, new, moments)
+    found = jax.jit(rebase_moments)(old, new, moments)
     np.testing.assert_allclose(np.ravel(found), wanted, atol=1e-12)
 
 

@@ -14,7 +14,7 @@ from fnopt.optimizers._newton_schulz import (
     PRESETS,
     _cheaper_by_gram,
     as_coefficients,
-    orthogonalized,
+    orthogonalize_matrices,
     polynomials,
 )
 
@@ -40,7 +40,9 @@ def reference(x, coefficients, kind):
 
 @functools.lru_cache
 def compiled(preset, steps, kind):
-    return jax.jit(lambda x: orthogonalized(x, polynomials(preset, steps), jnp.float32(EPS), kind))
+    return jax.jit(
+        lambda x: orthogonalize_matrices(x, polynomials(preset, steps), jnp.float32(EPS), kind)
+    )
 
 
 def matrices(m, n, seed=0):
@@ -92,7 +94,7 @@ def test_a_few_at_a_time():
 @pytest.mark.parametrize("size", [1e-24, 1e20])
 def test_any_magnitude(size):
     x = matrices(4, 24)[:3]
-    fn = jax.jit(lambda x: orthogonalized(x, polynomials("standard", 5), jnp.float32(0.0)))
+    fn = jax.jit(lambda x: orthogonalize_matrices(x, polynomials("standard", 5), jnp.float32(0.0)))
     np.testing.assert_allclose(fn(x * np.float32(size)), fn(x), atol=2e-5)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fnopt.gradients.ghost._eigen import rotated as rotated
-from fnopt.gradients.ghost._eigen import rotated_back as rotated_back
+from fnopt.gradients.ghost._eigen import rotate_rows as rotate_rows
+from fnopt.gradients.ghost._eigen import rotate_rows_back as rotate_rows_back
 from fnopt.gradients.ghost._kronecker import KroneckerBlock as KroneckerBlock
 from fnopt.gradients.ghost._kronecker import Side as Side
 from fnopt.gradients.ghost._kronecker import plan_blocks as plan_blocks

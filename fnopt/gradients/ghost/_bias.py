@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fnopt.gradients.ghost import _conv, _dot
-from fnopt.gradients.ghost._parts import entry_shapes, moved
+from fnopt.gradients.ghost._parts import entry_shapes, replace_params
 from fnopt.gradients.ghost._plan import Group
 from fnopt.gradients.ghost._sites import Site
 
@@ -52,7 +52,7 @@ def _fits(bias: Site, product: Site) -> bool:
         i: start + np.arange(math.prod(shape)).reshape(shape)
         for (i, shape), start in zip(shapes.items(), ends[:-1].tolist(), strict=True)
     }
-    numbers = moved(bias.weight, own)
+    numbers = replace_params(bias.weight, own)
     if numbers is None:
         return False
     (rows,) = _OUTPUTS[product.kind](product, numbers).blocks

@@ -23,10 +23,10 @@ from fnopt.gradients.ghost._factors import (
     Dense,
     OneHot,
     Pair,
-    accumulated,
     length_squared,
     outer,
     sum_of,
+    widen_float16,
 )
 from fnopt.gradients.ghost._plan import Group
 from fnopt.gradients.ghost._record import Tape
@@ -174,5 +174,5 @@ def _join_positions(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def _wide(x: jax.Array) -> jax.Array:
-    x = accumulated(x)
+    x = widen_float16(x)
     return x.astype(compute_dtype(x.dtype))

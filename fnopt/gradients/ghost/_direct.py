@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from fnopt.gradients.ghost._sites import Site
-from fnopt.gradients.ghost._weights import over_scans
+from fnopt.gradients.ghost._weights import map_over_scans
 from fnopt.programs import jaxprs
 from fnopt.sharding import reshard_like
 
@@ -52,4 +52,4 @@ def _map_over_scans(site: Site, around: tuple[int, ...]) -> Any:
         (out,) = jaxprs.bind(site.eqn, [*others[:k], w, *others[k:]])
         return out
 
-    return over_scans(bind_equation, site.axes, [site.weight.axes, *axes], around)
+    return map_over_scans(bind_equation, site.axes, [site.weight.axes, *axes], around)

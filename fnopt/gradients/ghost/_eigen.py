@@ -15,7 +15,7 @@ from fnopt.sharding import is_sharded, replicate
 _LARGEST = 2**24  # numbers of gradients that are formed at once
 
 
-def rotated(x: jax.Array, basis: jax.Array) -> jax.Array:
+def rotate_rows(x: jax.Array, basis: jax.Array) -> jax.Array:
     """Rows in a basis: `x Q`.
 
     Args:
@@ -36,7 +36,7 @@ def rotated(x: jax.Array, basis: jax.Array) -> jax.Array:
     )
 
 
-def rotated_back(x: jax.Array, basis: jax.Array, size: int) -> jax.Array:
+def rotate_rows_back(x: jax.Array, basis: jax.Array, size: int) -> jax.Array:
     """The inverse: `x Q^T`, `[..., T, R, size]`."""
     count, width = basis.shape[1:3]
     if not count:
@@ -88,13 +88,13 @@ def squares_of_sites(sites: Sequence[Any], bases: tuple[jax.Array, ...]) -> jax.
 
 
 def _rotate_pair(site: Any, inputs: jax.Array, cotangents: jax.Array) -> tuple[Any, Any]:
-    return rotated(site.inputs, inputs), rotated(site.cotangents, cotangents)
+    return rotate_rows(site.inputs, inputs), rotate_rows(site.cotangents, cotangents)
 
 
 def _squares_of_lookups(sites: Sequence[Any], basis: jax.Array) -> jax.Array:
     """Rows that an example looks up several times add up before they are squared."""
     index = jnp.concatenate([s.index for s in sites], 2)  # [n, T, R]
-    g = rotated(jnp.concatenate([s.cotangents for s in sites], 3), basis)
+    g = rotate_rows(jnp.concatenate([s.cotangents for s in sites], 3), basis)
     same = (index[..., :, None] == index[..., None, :]).astype(g.dtype)
     whole = jnp.einsum("ntrs,nktse->nktre", same, g, precision=HIGHEST)
     squares = replicate(jnp.sum(g * whole, 1), 0)

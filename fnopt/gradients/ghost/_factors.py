@@ -51,14 +51,14 @@ class Pair(NamedTuple):
     right: Factor
 
 
-def accumulated(x: jax.Array) -> jax.Array:
-    """Whether products may be summed in float32: all but float16, whose range is too small."""
+def widen_float16(x: jax.Array) -> jax.Array:
+    """In float32 if it is float16, whose range is too small for sums of products."""
     return x.astype(jnp.float32) if x.dtype == jnp.float16 else x
 
 
 def product(a: jax.Array, b: jax.Array, axis: int, precision: Any) -> jax.Array:
     """A batched matrix product that contracts the given axis of both, in a wide dtype."""
-    a, b = accumulated(a), accumulated(b)
+    a, b = widen_float16(a), widen_float16(b)
     dtype = compute_dtype(a.dtype, b.dtype)
     if a.dtype != b.dtype:
         a, b = a.astype(dtype), b.astype(dtype)
@@ -109,7 +109,7 @@ def length_squared(pairs: Sequence[Pair]) -> jax.Array:
     """The squared norm of a sum of gradients."""
     # Two outer products take three products of vectors, and no factors side by side in memory.
     if len(pairs) > 2 or any(rows(p.left) > 1 for p in pairs):
-        pairs = merged(pairs)
+        pairs = merge_pairs(pairs)
     # |sum_i a_i c_i^T|^2 = sum_ij (a_i . a_j) (c_i . c_j): the gradients are never formed.
     total = sum_of(inner_self(p) for p in pairs)
     for i, p in enumerate(pairs):
@@ -127,7 +127,7 @@ def length(pairs: Sequence[Pair]) -> jax.Array:
     return left.astype(norm.dtype) * right.astype(norm.dtype) * norm
 
 
-def balanced(pair: Pair, factor: jax.Array) -> Pair:
+def scale_pair(pair: Pair, factor: jax.Array) -> Pair:
     """A gradient times a number, with a left factor that is scaled to 1 at most."""
     unit = _unit([pair.left])
 
@@ -136,13 +136,13 @@ def balanced(pair: Pair, factor: jax.Array) -> Pair:
         return x * unit.astype(x.dtype) * factor.astype(x.dtype)
 
     if isinstance(pair.right, OneHot):
-        turned = balanced(Pair(pair.right, pair.left), factor)
+        turned = scale_pair(Pair(pair.right, pair.left), factor)
         return Pair(turned.right, turned.left)
     return Pair(_divide(pair.left, unit), Dense(tuple(map(rescale, pair.right.blocks))))
 
 
 def _unit(factors: Sequence[Factor]) -> jax.Array:
-    blocks = [accumulated(x) for f in factors if isinstance(f, Dense) for x in f.blocks]
+    blocks = [widen_float16(x) for f in factors if isinstance(f, Dense) for x in f.blocks]
     if not blocks:
         return jnp.ones((), jnp.float32)
     dtype = real_dtype(compute_dtype(*(x.dtype for x in blocks)))
@@ -152,7 +152,7 @@ def _unit(factors: Sequence[Factor]) -> jax.Array:
 def _divide(factor: Factor, unit: jax.Array) -> Factor:
     if isinstance(factor, OneHot):
         return factor
-    blocks = [accumulated(x) for x in factor.blocks]
+    blocks = [widen_float16(x) for x in factor.blocks]
     return Dense(tuple(x / unit.astype(x.dtype) for x in blocks))
 
 
@@ -171,7 +171,7 @@ def _lengths(factor: Factor) -> jax.Array:
     return sum_of(jax.vmap(sum_of_squares)(x.reshape(x.shape[0], -1)) for x in factor.blocks)
 
 
-def merged(pairs: Sequence[Pair]) -> Sequence[Pair]:
+def merge_pairs(pairs: Sequence[Pair]) -> Sequence[Pair]:
     """Several uses of a matrix as one, where all vectors are dense."""
     dense = all(isinstance(f, Dense) for p in pairs for f in p)
     if len(pairs) == 1 or not dense or len({jax.tree.structure(p) for p in pairs}) > 1:

@@ -11,7 +11,15 @@ import jax.numpy as jnp
 from fnopt.core import HIGHEST, compute_dtype
 from fnopt.gradients._sums import inner_products
 from fnopt.gradients.ghost import _reduce
-from fnopt.gradients.ghost._factors import Dense, Pair, balanced, inner, merged, outer, sum_of
+from fnopt.gradients.ghost._factors import (
+    Dense,
+    Pair,
+    inner,
+    merge_pairs,
+    outer,
+    scale_pair,
+    sum_of,
+)
 from fnopt.gradients.ghost._pairs import site_pair
 from fnopt.gradients.ghost._plan import RULES, Group
 from fnopt.gradients.ghost._record import Tape
@@ -64,8 +72,8 @@ def _pairs(group: Group, part: GradientPart) -> list[Pair]:
         found = [
             site_pair(RULES[s.kind], s, x, g) for s, (x, g) in zip(group.sites, data, strict=True)
         ]
-        found = found if factor is None else [balanced(pair, factor) for pair in found]
-        return list(merged(found))
+        found = found if factor is None else [scale_pair(pair, factor) for pair in found]
+        return list(merge_pairs(found))
 
     data = [_reduce.data_of(site, part.tape) for site in group.sites]
     return jax.vmap(factor_example)(data, part.factors)

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from fnopt.core import HIGHEST, compute_dtype, per_row
 from fnopt.gradients.ghost import _reduce, _rows_gram
-from fnopt.gradients.ghost._eigen import rotated, squares_of_sites
+from fnopt.gradients.ghost._eigen import rotate_rows, squares_of_sites
 from fnopt.gradients.ghost._factors import Factor, OneHot, sum_of
 from fnopt.gradients.ghost._kronecker import KroneckerBlock, Side, cotangents_left
 from fnopt.gradients.ghost._pairs import site_pair
@@ -77,7 +77,7 @@ def block_moments(
             found.append(())
         elif block.layout is None:
             rows = _matrices(block, _formed_gradient(ghost, block, flat, formed))
-            turned = rotated(jnp.swapaxes(rotated(rows, pair[1]), 2, 3), pair[0])
+            turned = rotate_rows(jnp.swapaxes(rotate_rows(rows, pair[1]), 2, 3), pair[0])
             found.append((jnp.sum(jnp.swapaxes(turned, 2, 3) ** 2, 1) / n,))
         else:
             sites = [_Rows(block, site, tape) for site in block.group.sites]

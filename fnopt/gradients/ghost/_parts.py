@@ -22,7 +22,7 @@ def entry_shapes(weight: Weight) -> dict[int, tuple[int, ...]]:
     return {i: shape for w in weight.inputs for i, shape in entry_shapes(w).items()}
 
 
-def moved(weight: Weight, params: Mapping[int, np.ndarray]) -> np.ndarray | None:
+def replace_params(weight: Weight, params: Mapping[int, np.ndarray]) -> np.ndarray | None:
     """The weight, or within scans a slice of it, of other params.
 
     Args:
@@ -37,7 +37,7 @@ def moved(weight: Weight, params: Mapping[int, np.ndarray]) -> np.ndarray | None
         return params[number]
     if not isinstance(weight, ComputedWeight):
         return None
-    inputs = [moved(w, params) for w in weight.inputs]
+    inputs = [replace_params(w, params) for w in weight.inputs]
     known = [x for x in inputs if x is not None]
     return _apply_move(weight, known) if known and len(known) == len(inputs) else None
 
@@ -102,7 +102,7 @@ def _views(weight: Weight, memory: Mapping[int, np.ndarray]) -> list[np.ndarray]
         parts = [_views(w, memory) for w in weight.inputs]  # all of it, in another order
         known = [views for views in parts if views is not None]
         return [x for views in known for x in views] if len(known) == len(parts) else None
-    view = moved(weight, memory)
+    view = replace_params(weight, memory)
     if view is None or not any(np.shares_memory(view, x) for x in memory.values()):
         return None  # a copy
     return [view]

@@ -14,11 +14,11 @@ from fnopt.gradients._sums import scaled_rows, weighted_total
 from fnopt.gradients.ghost import _direct
 from fnopt.gradients.ghost._factors import (
     Pair,
-    accumulated,
     length,
     length_squared,
     outer,
     sum_of,
+    widen_float16,
 )
 from fnopt.gradients.ghost._pairs import site_pair
 from fnopt.gradients.ghost._plan import RULES, Group
@@ -136,7 +136,7 @@ def _contract(group: Group, site: Site, tape: Tape, weights: jax.Array) -> jax.A
 
 
 def _scale_examples(x: jax.Array, weights: jax.Array) -> jax.Array:
-    x = accumulated(x)
+    x = widen_float16(x)
     return scaled_rows(weights, x).astype(x.dtype)
 
 

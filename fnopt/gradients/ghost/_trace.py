@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import compute_dtype, is_inexact
-from fnopt.gradients._lengths import joined
+from fnopt.gradients._lengths import block_norms
 from fnopt.gradients._loss import BoundLoss
 from fnopt.gradients._sums import only_where, scaled_rows
 from fnopt.gradients.ghost import _differences, _gram, _reduce
@@ -91,7 +91,9 @@ class GhostMeasurements(NamedTuple):
         if not self.ghost.params:
             return jnp.zeros((count, *self.tape.outputs[0].shape), jnp.float32)
         blocks = [0] * len(self.ghost.params) if blocks is None else blocks
-        return joined(self.squares(), lambda: self._totals_by_leaf(_reduce.norms), blocks, count)
+        return block_norms(
+            self.squares(), lambda: self._totals_by_leaf(_reduce.norms), blocks, count
+        )
 
     def moments(self, counts: jax.Array) -> tuple[Any, list[jax.Array]]:
         """The mean gradient, and by leaf the sum of the squared distances of the others from it.

@@ -189,10 +189,10 @@ class ComputedWeight(Weight):
             return jaxprs.bind(self.eqn, values)
 
         axes = [w.axes for w in self.inputs]
-        return over_scans(bind_equation, self.axes, axes)(*values)[self.index]
+        return map_over_scans(bind_equation, self.axes, axes)(*values)[self.index]
 
 
-def over_scans(
+def map_over_scans(
     fn: Any,
     around: Sequence[int],
     axes: Sequence[Sequence[int]],

@@ -95,7 +95,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 @functools.cache
-def bridged(fn: Callable[..., Any]) -> Callable[..., Any]:
+def bridge(fn: Callable[..., Any]) -> Callable[..., Any]:
     """A recipe or transform of fnopt that takes optax's arguments.
 
     Args:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from fnopt import optimizers, transforms
-from fnopt.interop.optax_api._bridge import bridged
+from fnopt.interop.optax_api._bridge import bridge
 
 STANDARD = optimizers.orthogonalize().ns_coeffs
 
 
-@bridged
+@bridge
 def scale_by_muon(
     ns_coeffs: Any = STANDARD,
     ns_steps: int = 5,
@@ -31,7 +31,7 @@ def scale_by_muon(
     )
 
 
-@bridged
+@bridge
 def muon(
     learning_rate: Any,
     ns_coeffs: Any = STANDARD,

@@ -12,7 +12,7 @@ from typing import Any
 
 from fnopt import tree
 from fnopt.core import Transformation
-from fnopt.interop.optax_api._bridge import bridged, make_lenient
+from fnopt.interop.optax_api._bridge import bridge, make_lenient
 from fnopt.interop.optax_api._losses import broadcasting
 from fnopt.interop.optax_api._restated import restate_maker
 from fnopt.interop.optax_api._states import find_state
@@ -149,7 +149,7 @@ def _adapt(room: str, value: Any) -> Any:
     makes = inspect.isfunction(value) and not rates.isdisjoint(inspect.signature(value).parameters)
     is_transform = inspect.isclass(value) and issubclass(value, Transformation)
     if makes or is_transform:
-        return bridged(value)
+        return bridge(value)
     return make_lenient(value) if inspect.isfunction(value) and room in _MAKERS else value
 
 

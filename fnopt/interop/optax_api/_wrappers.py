@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt import optimizers, transforms
-from fnopt.interop.optax_api._bridge import as_schedule, bridged, with_labels
+from fnopt.interop.optax_api._bridge import as_schedule, bridge, with_labels
 from fnopt.interop.optax_api._restated import ByLabel, restated
 
 
@@ -130,7 +130,7 @@ def noisy_sgd(
     learning_rate: Any, eta: Any = 0.01, gamma: Any = 0.55, key: Any = None, seed: Any = None
 ) -> Any:
     """Gradient descent with noise whose variance falls with the step."""
-    return bridged(optimizers.noisy_sgd)(learning_rate, eta, gamma, _key(key, seed))
+    return bridge(optimizers.noisy_sgd)(learning_rate, eta, gamma, _key(key, seed))
 
 
 def _key(key: Any, seed: Any) -> Any:
@@ -139,5 +139,5 @@ def _key(key: Any, seed: Any) -> Any:
 
 
 # Adam with another default, not a method of its own: `nesterov=False` makes it Adam again.
-nadam = functools.partial(bridged(optimizers.adam), nesterov=True)
-nadamw = functools.partial(bridged(optimizers.adamw), nesterov=True)
+nadam = functools.partial(bridge(optimizers.adam), nesterov=True)
+nadamw = functools.partial(bridge(optimizers.adamw), nesterov=True)

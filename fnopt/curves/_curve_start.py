@@ -42,15 +42,19 @@ def start_of(
 ) -> Start:
     """The start of a fit, with its bounds as a pair of trees."""
     if is_model(f) and (p0 is None or isinstance(p0, dict)):
-        p0 = _completed(f, {} if p0 is None else p0, x, y, likelihood)
+        p0 = _with_guess(f, {} if p0 is None else p0, x, y, likelihood)
         if isinstance(bounds, dict) or not checked_bounds(bounds):
             bounds = {
-                **{name: pair for name, pair in f.bounds.items() if not _tied(name, constraints)},
+                **{
+                    name: pair
+                    for name, pair in f.bounds.items()
+                    if not _is_constrained(name, constraints)
+                },
                 **(bounds if isinstance(bounds, dict) else {}),
             }
     elif p0 is None:
         names = argument_names(f, _count_parameters(f))
-        p0 = _inside(checked_bounds(_in_a_row(bounds, names)), len(names))
+        p0 = _default_start(checked_bounds(_as_lists(bounds, names)), len(names))
     elif not _is_plain(p0):
         p0 = floating_start(p0, constraints)
     if _is_plain(p0):
@@ -59,7 +63,7 @@ def start_of(
         check_count_of_params(f, p.size)
         names = argument_names(f, p.size)
         if not constraints:
-            return Start(p, "numbers", names, checked_bounds(_in_a_row(bounds, names)))
+            return Start(p, "numbers", names, checked_bounds(_as_lists(bounds, names)))
         p0 = dict(zip(names, p, strict=True))
     p0 = floating_start(p0, constraints)
     if not constraints:
@@ -84,7 +88,7 @@ def _in_order_of_arguments(
         ordered = OrderedDict((name, p0[name]) for name in names)
         return Start(ordered, "names", names, checked_bounds(_by_name(bounds, ordered)))
     row = jnp.stack([jnp.asarray(p0[name]) for name in names])
-    return Start(row, "numbers", names, checked_bounds(_in_a_row(bounds, names)))
+    return Start(row, "numbers", names, checked_bounds(_as_lists(bounds, names)))
 
 
 def as_numbers(params: dict[str, Any], names: tuple[str, ...]) -> Any:
@@ -97,15 +101,15 @@ def is_model(f: Any) -> bool:
     return all(hasattr(f, name) for name in ("names", "bounds", "guess"))
 
 
-def _tied(name: str, constraints: Any) -> bool:
+def _is_constrained(name: str, constraints: Any) -> bool:
     """Whether a param has a constraint, with which its model's own bounds don't go."""
     return isinstance(constraints, dict) and any(matches(name, key) for key in constraints)
 
 
-def _completed(
+def _with_guess(
     model: Any, p0: dict[str, Any], x: Any, y: jax.Array, likelihood: str | None
 ) -> dict[str, Any]:
-    """The start of a model: `p0`, and its guess of the other params."""
+    """`p0`, completed by the model's guess of the other params."""
     unknown = sorted(set(p0) - set(model.names))
     if unknown:
         raise ValueError(f"curve_fit: p0 names {unknown}, expected params of {list(model.names)}.")
@@ -131,7 +135,7 @@ def _positive_guess(model: Any, x: Any, y: jax.Array) -> dict[str, Any]:
 def _by_name(bounds: Any, params: Any) -> Any:
     """Bounds of a dict, `{"a": (0, 1)}`, as a pair of trees like the params."""
     if _is_pair(bounds) and isinstance(params, OrderedDict):
-        return tuple(_like(side, params) for side in bounds)
+        return tuple(_ordered_like(side, params) for side in bounds)
     if not isinstance(bounds, dict):
         return bounds
     unknown = sorted(set(bounds) - set(params if isinstance(params, dict) else ()))
@@ -143,19 +147,21 @@ def _by_name(bounds: Any, params: Any) -> Any:
             raise ValueError(f"curve_fit: bounds[{name!r}] = {pair!r}, expected (lower, upper).")
     open_ends = (-jnp.inf, jnp.inf)
     return tuple(
-        _like({name: end if pair[i] is None else pair[i] for name, pair in pairs.items()}, params)
+        _ordered_like(
+            {name: end if pair[i] is None else pair[i] for name, pair in pairs.items()}, params
+        )
         for i, end in enumerate(open_ends)
     )
 
 
-def _like(side: Any, params: Any) -> Any:
+def _ordered_like(side: Any, params: Any) -> Any:
     """One side of the bounds, ordered if the params are."""
     if isinstance(params, OrderedDict) and isinstance(side, dict) and set(side) == set(params):
         return OrderedDict((name, side[name]) for name in params)
     return side
 
 
-def _in_a_row(bounds: Any, names: tuple[str, ...]) -> Any:
+def _as_lists(bounds: Any, names: tuple[str, ...]) -> Any:
     """Bounds by name as a pair of lists in the order of the names."""
     if _is_pair(bounds) and all(isinstance(s, dict) and set(s) == set(names) for s in bounds):
         bounds = {name: (bounds[0][name], bounds[1][name]) for name in names}
@@ -179,7 +185,7 @@ def checked_bounds(bounds: Any) -> Bounds | None:
             f"curve_fit: bounds = {bounds!r} are read as (lower, upper), and lower isn't below "
             "upper. Pairs for each param are tuple(zip(*bounds))."
         )
-    lower, upper = (_side(side) for side in bounds)
+    lower, upper = (_as_array(side) for side in bounds)
     leaves = jax.tree.leaves((lower, upper))
     if all(map(_is_infinite, leaves)):
         return None
@@ -200,12 +206,12 @@ def _is_infinite(bound: Any) -> bool:
     return not isinstance(bound, Tracer) and bool(np.all(np.isinf(np.asarray(bound, float))))
 
 
-def _side(side: Any) -> Any:
+def _as_array(side: Any) -> Any:
     """One side of the bounds; numbers in a row as an array."""
     return jnp.asarray(side, default_float()) if _is_plain(side) and not _is_scalar(side) else side
 
 
-def _inside(bounds: Bounds | None, n: int) -> jax.Array:
+def _default_start(bounds: Bounds | None, n: int) -> jax.Array:
     r"""SciPy's start: 1, in the middle of two bounds, or 1 from the only one."""
     dtype = default_float()
     one = jnp.ones(n, dtype)
@@ -253,7 +259,7 @@ _VECTOR = " For one vector write lambda x, *p: f(x, jnp.stack(p)), and p0."
 
 @contextmanager
 def numbers_noted(noted: bool) -> Iterator[None]:
-    """Adds to an error of `f` without `p0`, if it is noted, that its params were numbers then.
+    """Adds a note to errors of `f`: without `p0` its params were numbers.
 
     What JAX says of functions that it can't trace has nothing to do with that.
     """

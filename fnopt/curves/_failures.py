@@ -86,7 +86,7 @@ def report_failures(
     if any(isinstance(x, Tracer) for x in (solution.status, pcov)):
         return  # under jit or vmap the status is all there is
     if not is_converged(np.asarray(solution.status)):
-        left = _errors_away(solution) if plain else np.inf
+        left = _distance_in_errors(solution) if plain else np.inf
         status = Status(int(solution.status))
         advice = _ADVICE.get(status, "Try another p0")
         advice = _COUNTS if likelihood and advice is _START else advice
@@ -105,15 +105,15 @@ def report_failures(
             OptimizeWarning,
             stacklevel=3,
         )
-    doubt = _doubt(solution, np.asarray(pcov), names, absolute_sigma)
-    if doubt:
-        warnings.warn(f"curve_fit: {doubt}.", OptimizeWarning, stacklevel=3)
+    text = _warning_text(solution, np.asarray(pcov), names, absolute_sigma)
+    if text:
+        warnings.warn(f"curve_fit: {text}.", OptimizeWarning, stacklevel=3)
 
 
-def _doubt(
+def _warning_text(
     solution: Solution, pcov: np.ndarray, names: tuple[str, ...], absolute_sigma: bool
 ) -> str:
-    """What is wrong with a fit that converged; nothing for most."""
+    """The warning about a converged fit that isn't certified or has no covariance; or `''`."""
     certificate = solution.certificate
     tiny = np.finfo(pcov.dtype).tiny  # smaller variances have lost digits, on a CPU all
     usable = np.isfinite(np.diag(pcov)) & (np.diag(pcov) >= tiny)
@@ -140,7 +140,7 @@ def _doubt(
     return ""
 
 
-def _errors_away(solution: Solution) -> float:
+def _distance_in_errors(solution: Solution) -> float:
     """A bound on the distance to the linear model's minimum, in standard errors of any param.
 
     That is the norm of the projection of the residuals on the range of the Jacobian, over their

@@ -131,7 +131,7 @@ class Fit(tuple[Params, jax.Array]):
 
     @property
     def size(self) -> jax.Array:
-        """How many data count, int32: all whose `sigma` is finite."""
+        """The number of data with a finite `sigma`, int32."""
         assert self.solution.dof is not None, "curve_fit counts degrees of freedom"
         return self.solution.dof + self.solution.rank
 

@@ -54,11 +54,11 @@ class BlockLayout:
         r"""The blocks of :math:`D^{-1} G D^{-1}`, with the diagonal of `D` by column."""
         d = scale[self.plan.order]
 
-        def of(start: np.ndarray, size: int) -> jax.Array:
+        def scales(start: np.ndarray, size: int) -> jax.Array:
             return d[start[:, None] + np.arange(size)]
 
         return {
-            (t, u): G[t, u] / of(row, t)[:, :, None] / of(col, u)[:, None, :]
+            (t, u): G[t, u] / scales(row, t)[:, :, None] / scales(col, u)[:, None, :]
             for (t, u), (row, col) in self.plan.blocks.items()
         }
 

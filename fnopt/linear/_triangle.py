@@ -1,4 +1,4 @@
-"""Triangles and singular values: all of a Jacobian that accurate steps depend on."""
+"""Triangular factors and singular values of Jacobians, without normal equations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ROUNDED = 32  # rounding units, of a Jacobian whose entries are good to a few
 
 
 class Triangle(NamedTuple):
-    r"""The lower factor of :math:`A^T A = L L^T`, and the residual as it sees it.
+    r"""The lower factor of :math:`A^T A = L L^T`, and :math:`Q^T r`.
 
     With :math:`A = Q R` it is :math:`L = R^T`, and :math:`\|A p + r\|^2 = \|L^T p + c\|^2` but
     for a constant, with :math:`c = Q^T r`.

@@ -41,7 +41,7 @@ def charted(params: Any, constraints: Any = None) -> Parametrisation:
     fitted = [kind for kind in made.kinds if not isinstance(kind, (fixed, tied))]
     size = len(fitted)
 
-    def at(bases: Any) -> Parametrisation:
+    def parametrised_at(bases: Any) -> Parametrisation:
         rest = iter(bases)
         here = [next(rest) if m else leaf for m, leaf in zip(moving, leaves, strict=True)]
         return parametrised(treedef.unflatten(here), constraints)
@@ -50,7 +50,7 @@ def charted(params: Any, constraints: Any = None) -> Parametrisation:
         return tuple(x for m, x in zip(moving, jax.tree.leaves(tree), strict=True) if m)
 
     def assemble(free: Any) -> Any:
-        return map_points(_as_given, params, at(free[size:]).assemble(free[:size]))
+        return map_points(_as_given, params, parametrised_at(free[size:]).assemble(free[:size]))
 
     def rebase(free: Any) -> Any:
         at = iter(free[size:])
@@ -69,7 +69,7 @@ def charted(params: Any, constraints: Any = None) -> Parametrisation:
         return [u if m else leaf for m, u, leaf in zip(moving, rows, flat, strict=True)]
 
     bases = tuple(jnp.asarray(x, compute_dtype(jnp.result_type(x))) for x in points(params))
-    heads = at(bases).free
+    heads = parametrised_at(bases).free
     charts = Charts(sum(map(jnp.size, heads)), rebase, tangent)
     return Parametrisation((*heads, *bases), assemble, made.kinds, charts)
 

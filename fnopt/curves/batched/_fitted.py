@@ -183,7 +183,7 @@ def _covariances(
 
 
 def _root(variance: jax.Array) -> jax.Array:
-    """The square root, whose derivative at zero is zero: nobody may ask for that of the errors."""
+    """The square root, with a derivative of zero at zero."""
     some = variance > 0
     return jnp.where(some, jnp.sqrt(jnp.where(some, variance, 1)), 0)
 

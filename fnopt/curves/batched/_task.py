@@ -93,14 +93,14 @@ class Task(NamedTuple):
         J = self.jacobian_of(points)
         assert J is not None
 
-        def same(a: Any) -> Any:
+        def identity(a: Any) -> Any:
             return a
 
         def r(x: jax.Array) -> jax.Array:
             return self.residual(tuple(x), points)
 
-        derivative = Derivative(J, same, matmul, lambda J, w: matmul(w, J))
-        flat = FlatResidual(r, same, same, same, points.y.size, x.size, derivative)
+        derivative = Derivative(J, identity, matmul, lambda J, w: matmul(w, J))
+        flat = FlatResidual(r, identity, identity, identity, points.y.size, x.size, derivative)
         return disagrees(Problem(flat), x, norm(J(x), axis=0))
 
 

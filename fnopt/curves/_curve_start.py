@@ -16,7 +16,7 @@ from jax.core import Tracer
 from fnopt.core import accepts_args, default_float, matches
 from fnopt.curves._curve_data import as_floating
 from fnopt.jacobians import ravel
-from fnopt.residuals import floating_start
+from fnopt.residuals import bounds_pair, floating_start
 from fnopt.solvers import named_entries
 
 Bounds = tuple[Any, Any]
@@ -174,12 +174,7 @@ def checked_bounds(bounds: Any) -> Bounds | None:
     """The bounds as a pair; None where they bound nothing."""
     if bounds is None:
         return None
-    if hasattr(bounds, "lb") and hasattr(bounds, "ub"):
-        bounds = (bounds.lb, bounds.ub)
-    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
-        pairs = isinstance(bounds, (tuple, list)) and all(map(_is_pair, bounds))
-        hint = " Pairs for each param are tuple(zip(*bounds))." if pairs and bounds else ""
-        raise TypeError(f"curve_fit: bounds = {bounds!r}, expected a pair (lower, upper).{hint}")
+    bounds = bounds_pair(bounds, "curve_fit: ")
     if all(map(_is_pair, bounds)) and any(_is_crossed(pair) for pair in zip(*bounds, strict=True)):
         raise ValueError(
             f"curve_fit: bounds = {bounds!r} are read as (lower, upper), and lower isn't below "

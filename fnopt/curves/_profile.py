@@ -118,7 +118,7 @@ def _end(
         else:
             outside = step, found
         if outside is None:
-            step = min(2.0, quantile / max(found, 1e-3 * quantile)) * step
+            step = min(2.0, quantile / max(found, _CLOSE * quantile)) * step
             continue
         slope = (outside[1] - inside[1]) / (outside[0] - inside[0])
         step = inside[0] + (quantile - inside[1]) / slope

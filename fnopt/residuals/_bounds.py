@@ -53,6 +53,19 @@ class Box(NamedTuple):
         return low | high
 
 
+def bounds_pair(bounds: Any, caller: str) -> tuple[Any, Any]:
+    """Lower and upper bounds, from a pair of these or SciPy's `Bounds`."""
+    if hasattr(bounds, "lb") and hasattr(bounds, "ub"):
+        return bounds.lb, bounds.ub
+    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
+        raise TypeError(
+            f"{caller}bounds = {bounds!r}, expected a pair (lower, upper). Pairs for each param "
+            "are tuple(zip(*bounds))."
+        )
+    lower, upper = bounds
+    return lower, upper
+
+
 def box_of(bounds: Any, params: Any, dtype: Any, *, may_be_equal: bool = False) -> list[Box] | None:
     """Broadcast bounds to params, leaf by leaf.
 
@@ -79,14 +92,7 @@ def box_of(bounds: Any, params: Any, dtype: Any, *, may_be_equal: bool = False) 
     """
     if bounds is None:
         return None
-    # A SciPy Bounds object has the two as attributes.
-    if hasattr(bounds, "lb") and hasattr(bounds, "ub"):
-        bounds = (bounds.lb, bounds.ub)
-    if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
-        raise TypeError(
-            f"{where()}bounds = {bounds!r}, expected a pair (lower, upper). Pairs for each param "
-            "are tuple(zip(*bounds))."
-        )
+    bounds = bounds_pair(bounds, where())
     pairs, _ = leaves_with_names(params)
     lower, upper = (
         [

@@ -96,7 +96,7 @@ class scale_by_zoom_linesearch(Transformation):
     increase_factor: Scalar = hyper(default=2.0, gt=0)
     slope_rtol: Scalar = hyper(default=1e-4, ge=0)
     curv_rtol: Scalar = hyper(default=0.9, ge=0)
-    approx_dec_rtol: float | None = static(default=1e-6)
+    approx_dec_rtol: Scalar | None = 1e-6
     stepsize_precision: Scalar = hyper(default=1e-5, ge=0)
     initial_guess_strategy: str = static(default="keep")
 

@@ -246,7 +246,8 @@ def test_growth_after_a_step_that_underflowed(factor):
 
 @pytest.mark.parametrize("factor", [1.0, 0.5])
 def test_zoom_steps_that_do_not_grow(factor):
-    tx, x = fnopt.scale_by_zoom_linesearch(4, increase_factor=factor), jnp.zeros(2)
+    numbers = {"increase_factor": factor, "approx_dec_rtol": jnp.asarray(1e-6)}
+    tx, x = fnopt.scale_by_zoom_linesearch(4, **numbers), jnp.zeros(2)
 
     def far(x):
         return jnp.sum((x - 100.0) ** 2)

@@ -220,18 +220,21 @@ def least_squares(
         )
     }
 
+    def solve(
+        residual_fn: Any, jac: Any, params: Any, args: Any, solver: LeastSquaresMethod, most: Any
+    ) -> Solution:
+        return fit(residual_fn, jac, params, args, solver, most, options, **static)
+
     def run(solver: LeastSquaresMethod) -> Solution:
         if functions is None:
             return trace_and_call(
-                lambda *given: fit(residuals, jac, *given, options, **static),
-                *(params, args, solver, most),
+                functools.partial(solve, residuals, jac), params, args, solver, most
             )
-        given = (*functions, params, args, solver, most)
         if has_data_options:
-            return jit_call(fit, *given, options, **static)
+            return jit_call(fit, *functions, params, args, solver, most, options, **static)
         # Arrays that the functions capture are arguments here too, so that new data of the same
         # shapes compile nothing.
-        return trace_and_call(lambda *given: fit(*given, options, **static), *given)
+        return trace_and_call(solve, *functions, params, args, solver, most)
 
     assert solver is not None
     # A NumPy scalar costs an eager call nothing, a device array some 30 microseconds.

@@ -18,6 +18,10 @@ import jax.numpy as jnp
 from fnopt.core import zero_count
 from fnopt.transforms._tree_algebra import chosen
 
+# Part of an interval that an interpolated step keeps off its ends, twice that for a cubic: optax'
+# zoom search, after Nocedal and Wright (2006), section 3.5.
+_MARGIN = 0.1
+
 
 class LinePoint(NamedTuple):
     """The value and the slope at a step length."""
@@ -40,6 +44,9 @@ class LineSearchCriteria(NamedTuple):
     longest: jax.Array
     narrow: jax.Array  # length of an interval that isn't narrowed any more
     most: jax.Array  # evaluations
+    # Whether an interpolated step too near an end of its interval is moved off that end. Otherwise
+    # the middle is tried, as optax does, which shortens a far too long step by halves only.
+    clips: bool = False
 
     def decrease_error(self, point: LinePoint) -> jax.Array:
         """Excess of the value over the sufficient decrease; infinite for NaN."""
@@ -92,20 +99,21 @@ def next_rate(search: LineSearch, criteria: LineSearchCriteria) -> jax.Array:
     """The step to try next."""
     longer = jnp.where(search.count > 0, criteria.factor * search.last.rate, search.guess)
     longer = jnp.minimum(longer, criteria.longest)
-    return jnp.where(search.bracketed, _interpolate(search.low, search.high, search.third), longer)
+    inside = _interpolate(search.low, search.high, search.third, criteria.clips)
+    return jnp.where(search.bracketed, inside, longer)
 
 
-def _interpolate(low: LinePoint, high: LinePoint, third: LinePoint) -> jax.Array:
-    """A step inside an interval: the least of a cubic, else of a parabola, else the middle."""
-    width, left = jnp.abs(high.rate - low.rate), jnp.minimum(low.rate, high.rate)
-
-    def is_inside(rate: jax.Array, margin: float) -> jax.Array:
-        return (rate > left + margin * width) & (rate < left + (1 - margin) * width)
-
-    cubic, parabola = _least_of_cubic(low, high, third), _least_of_parabola(low, high)
-    middle = jnp.asarray(0.5, width.dtype) * (low.rate + high.rate)
-    rate = jnp.where(is_inside(parabola, 0.1), parabola, middle)
-    return jnp.where(is_inside(cubic, 0.2), cubic, rate)
+def _interpolate(low: LinePoint, high: LinePoint, third: LinePoint, clips: bool) -> jax.Array:
+    """A step inside an interval: the least of a cubic, else of a parabola, else safeguarded."""
+    width = high.rate - low.rate
+    cubic = (_least_of_cubic(low, high, third) - low.rate) / width
+    parabola = (_least_of_parabola(low, high) - low.rate) / width
+    middle = jnp.asarray(0.5, width.dtype)
+    least, most = jnp.asarray(_MARGIN, width.dtype), jnp.asarray(1 - _MARGIN, width.dtype)
+    known = ~jnp.isnan(parabola) if clips else (parabola > least) & (parabola < most)
+    parabola = jnp.where(known, jnp.clip(parabola, least, most), middle)
+    part = jnp.where((cubic > 2 * least) & (cubic < 1 - 2 * least), cubic, parabola)
+    return low.rate + part * width
 
 
 def _least_of_parabola(a: LinePoint, b: LinePoint) -> jax.Array:

@@ -22,6 +22,8 @@ from fnopt.solvers.minimize._method import (
 from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 from fnopt.solvers.minimize._stopping import (
     MinimizeTolerances,
+    is_rounding,
+    largest,
     relative_gradient,
     step_converged,
     value_converged,
@@ -108,8 +110,9 @@ def iterate(
 
     def advance(state: MinimizeState) -> MinimizeState:
         first = state.steps < 0
-        there = method.evaluate(problem, _trial_point(problem, state), state.memory)
-        outcome = _search(method, state, there)
+        rate = _next_rate(state.line)
+        there = method.evaluate(problem, _trial_point(problem, state, rate), state.memory)
+        outcome = _search(method, state, rate, there)
         over, accepted = first | outcome.over, first | outcome.accepted
         point = _choose(accepted, _choose(first, there, outcome.line.trial), state.point)
         typical = jnp.where(first, jnp.minimum(jnp.abs(point.value), 1), state.typical)
@@ -158,7 +161,9 @@ class SearchOutcome(NamedTuple):
     unbounded: jax.Array  # whether values fall as far as the search goes
 
 
-def _search(method: MinimizeMethod, state: MinimizeState, there: Evaluation) -> SearchOutcome:
+def _search(
+    method: MinimizeMethod, state: MinimizeState, rate: jax.Array, there: Evaluation
+) -> SearchOutcome:
     """The search along the direction after an evaluation.
 
     Values are differences to that of the iterate, over the decrease that its gradient predicts: of
@@ -179,13 +184,18 @@ def _search(method: MinimizeMethod, state: MinimizeState, there: Evaluation) -> 
     narrow = jnp.maximum(line.search.low.rate, line.search.high.rate) * _NARROW
     criteria = _criteria(method.wolfe, offset, noise, line.direction.longest, narrow)
     value = jnp.where(finite, (there.value - point.value) / scale, jnp.nan)
-    place = LinePoint(next_rate(line.search, criteria), value, dot(there.gradient, step) / scale)
+    place = LinePoint(rate, value, dot(there.gradient, step) / scale)
     search, taken = advance_search(line.search, criteria, place)
-    endless = ~search.bracketed & (search.count >= _EVALUATIONS)
+    trial = _choose(taken, there, line.trial)
+    # A step below the rounding of the params is none.
+    moves = (search.safe.rate > 0) & jnp.any(trial.x != point.x)
+    # By less than the size of the params the search went nowhere.
+    far = jnp.max(jnp.abs(there.x - point.x), initial=0) > jnp.max(jnp.abs(point.x), initial=0)
+    endless = ~search.bracketed & (search.count >= _EVALUATIONS) & far
     return SearchOutcome(
-        line=SearchLine(line.direction, search, _choose(taken, there, line.trial)),
+        line=SearchLine(line.direction, search, trial),
         over=search.done | ~downhill,
-        accepted=search.done & downhill & (search.safe.rate > 0),
+        accepted=search.done & downhill & moves,
         finite=jnp.isfinite(search.high.value),
         unbounded=unbounded | (endless & downhill),
     )
@@ -212,6 +222,7 @@ def _criteria(
         longest=longest,
         narrow=narrow,
         most=number(_EVALUATIONS),
+        clips=True,
     )
 
 
@@ -220,12 +231,15 @@ def _new_search(direction: Direction) -> LineSearch:
     return start_search(zero, zero - 1, direction.rate)
 
 
-def _trial_point(problem: SmoothObjective, state: MinimizeState) -> jax.Array:
+def _next_rate(line: SearchLine) -> jax.Array:
+    inf = jnp.asarray(jnp.inf, line.direction.rate.dtype)
+    criteria = _criteria(WolfeConditions(), inf, inf, line.direction.longest, inf)
+    return next_rate(line.search, criteria)
+
+
+def _trial_point(problem: SmoothObjective, state: MinimizeState, rate: jax.Array) -> jax.Array:
     """Where the search tries next; bounds are reached exactly."""
-    inf = jnp.asarray(jnp.inf, state.point.x.dtype)
-    direction = state.line.direction
-    criteria = _criteria(WolfeConditions(), inf, inf, direction.longest, inf)
-    x = state.point.x + next_rate(state.line.search, criteria) * direction.step
+    x = state.point.x + rate * state.line.direction.step
     if problem.box is None:
         return x
     eps = jnp.asarray(jnp.finfo(x.dtype).eps, x.dtype)
@@ -252,8 +266,16 @@ def _judged(
     stationary = method.is_stationary(problem, point, after.memory)
     if tolerances.gtol is not None:
         stationary |= jnp.max(jnp.abs(pull), initial=0) <= tolerances.gtol
+    # A decrease below rounding, by the model and by the gradient.
+    steep = jnp.max(jnp.abs(pull), initial=0) * largest(point.x)
+    stationary |= (direction.predicted <= rounding_of(point.value)) & is_rounding(
+        steep, point.value
+    )
+    # What the rounding of the params does to the value.
+    noise = rounding_of(jnp.sum(jnp.abs(pull * point.x)))
+    vanished = (jnp.abs(point.value) <= noise) & jnp.isfinite(noise)
     scale = jnp.maximum(jnp.abs(point.value), tolerances.ftol * after.typical)
-    small = tolerances.ftol * scale
+    small = jnp.where(vanished, noise, tolerances.ftol * scale)
     flat = value_converged(before.point.value - point.value, direction.predicted, small)
     known = jnp.isfinite(direction.predicted)
     short = known & step_converged(
@@ -264,11 +286,12 @@ def _judged(
     room = -dot(point.gradient, line.direction.step) * line.search.high.rate
     lost = failed & (jnp.minimum(room, line.direction.predicted) <= small)
     optimal = relative_gradient(point, pull, after.typical) <= tolerances.optimality
-    refuted = moved & (flat | short) & ~optimal
+    optimal |= vanished
+    refuted = moved & flat & ~optimal
     last = after.restarts >= _RESTARTS
     ends = (failed & (before.fresh | last)) | (refuted & last)
     # Where no step lowers a value that is zero to rounding, it has converged.
-    zero = rounding_of(after.typical) >= jnp.abs(point.value)
+    zero = vanished | (rounding_of(after.typical) >= jnp.abs(point.value))
     status = first_of(
         (first & ~point.is_finite(), Status.NONFINITE_START),
         (~first & outcome.unbounded, Status.UNBOUNDED),

@@ -97,10 +97,9 @@ def first_step(point: Evaluation) -> jax.Array:
 
     .. math:: \|x\|_\infty / \|g\|
 
-    It doesn't depend on the units of value and params.
+    Params are in units of the start: the step is at least as long as the start is large.
     """
-    size, steep = jnp.max(jnp.abs(point.x), initial=0), norm(point.gradient)
-    size = jnp.where(size > 0, size, jnp.ones_like(size))
+    size, steep = jnp.max(jnp.abs(point.x), initial=1), norm(point.gradient)
     return _finite(size / jnp.where(steep > 0, steep, jnp.ones_like(steep)))
 
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.linear import divide
+from fnopt.solvers.minimize._method import rounding_of
 from fnopt.solvers.minimize._problem import Evaluation
 
 # L-BFGS-B's factr of 1e7, in float64: Byrd, Lu, Nocedal and Zhu (1995), and SciPy.
@@ -60,13 +61,29 @@ def value_converged(gained: jax.Array, predicted: jax.Array, small: jax.Array) -
     return jnp.maximum(jnp.abs(gained), predicted) <= small
 
 
+def largest(x: jax.Array) -> jax.Array:
+    """The largest magnitude of params, or that of the start, their unit, if that is larger."""
+    return jnp.max(jnp.abs(x), initial=1)
+
+
+def is_rounding(steep: jax.Array, value: jax.Array) -> jax.Array:
+    r"""Whether a gradient is zero at the rounding level of the value.
+
+    .. math:: \|g\|_\infty \|x\|_\infty \le \sqrt{8 \epsilon}\, |f|
+
+    Where the curvature is as large as the value, :math:`x^T H x = f`, a step from there decreases
+    the value by at most half of its rounding error.
+    """
+    return steep <= jnp.sqrt(rounding_of(jnp.ones_like(value))) * jnp.abs(value)
+
+
 def step_converged(last: jax.Array, step: jax.Array, x: jax.Array, xtol: jax.Array) -> jax.Array:
     r"""Whether the last step and the next are tiny: :math:`\|p\| \le \epsilon_x \|x\|`.
 
     Both in the maximum norm.
     """
     longest = jnp.max(jnp.maximum(jnp.abs(last), jnp.abs(step)), initial=0)
-    return longest <= xtol * jnp.max(jnp.abs(x), initial=0)
+    return longest <= xtol * largest(x)
 
 
 def relative_gradient(point: Evaluation, pull: jax.Array, typical: jax.Array) -> jax.Array:

@@ -252,3 +252,34 @@ def test_a_value_that_is_small_beside_one_may_be_all_there_is(method):
 def test_a_logarithm_that_falls_for_ever_is_no_claim(method):
     end = fnopt.minimize(lambda x: -jnp.sum(jnp.log(x)), jnp.ones(1), method=method)
     assert not end.converged
+
+
+@pytest.mark.parametrize("method", ["bfgs", "lbfgsb", "cg", "newton_cg"])
+def test_the_scale_of_the_value_changes_no_end(method, x64):
+    # Values of 1e20 whose minimum is zero ended as STALLED.
+    def end(scale):
+        start = jnp.asarray([-1.2, 1.0])
+        return fnopt.minimize(
+            lambda p: scale * (100 * (p[1] - p[0] ** 2) ** 2 + (1 - p[0]) ** 2),
+            start,
+            method=method,
+        )
+
+    ends = jax.jit(jax.vmap(end))(jnp.asarray([1.0, 2.0**66, 2.0**-80]))
+    assert np.all(ends.converged), fnopt.Status(int(ends.status[1]))
+    np.testing.assert_allclose(ends.params, 1, rtol=1e-5)
+
+
+def test_a_narrow_valley_is_followed_in_float32():
+    # Gulf's function: steps that are short for float32 discarded the memory of a valley's floor.
+    t = np.arange(1, 100) / 100
+    y = 25 + (-50 * np.log(t)) ** (2 / 3)
+
+    def gulf(p):
+        y_, t_ = jnp.asarray(y, p.dtype), jnp.asarray(t, p.dtype)
+        return jnp.sum((jnp.exp(-(jnp.abs(y_ - p[1]) ** p[2]) / p[0]) - t_) ** 2)
+
+    starts = jnp.asarray([[20, 10, 0.5], [10, 5, 0.3], [30, 2, 0.1]], jnp.float32)
+    end = jax.jit(jax.vmap(lambda p: fnopt.minimize(gulf, p, method="bfgs")))(starts)
+    assert np.all(end.converged)
+    np.testing.assert_array_less(end.value, 1e-6)

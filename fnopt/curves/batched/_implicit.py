@@ -80,7 +80,7 @@ def _with(fn: Callable[..., Any], more: Any) -> Callable[..., Any]:
     return lambda x, at: fn(x, at, *more)
 
 
-class _Leaves(NamedTuple):
+class _BatchLeaves(NamedTuple):
     """The leaves of a tree that have derivatives, and the others."""
 
     inexact: list[jax.Array]
@@ -88,7 +88,7 @@ class _Leaves(NamedTuple):
     rebuilt: Callable[[Any, Any], Any]  # the tree from both
 
 
-def _leaves(tree: Any) -> _Leaves:
+def _leaves(tree: Any) -> _BatchLeaves:
     leaves, treedef = jax.tree.flatten(tree)
     kinds = [is_inexact(leaf) for leaf in leaves]
 
@@ -100,7 +100,7 @@ def _leaves(tree: Any) -> _Leaves:
         [leaf for leaf, kind in zip(leaves, kinds, strict=True) if kind is which]
         for which in (True, False)
     )
-    return _Leaves(inexact, others, rebuilt)
+    return _BatchLeaves(inexact, others, rebuilt)
 
 
 def _changes(tangent: Any) -> list[jax.Array]:

@@ -48,6 +48,12 @@ class LineSearchCriteria(NamedTuple):
     # the middle is tried, as optax does, which shortens a far too long step by halves only.
     clips: bool = False
 
+    def is_higher(self, new: LinePoint, other: LinePoint) -> jax.Array:
+        """Whether a value is no lower than another one, beyond what rounding may hide."""
+        if self.rise is None:
+            return new.value >= other.value
+        return new.value > other.value + self.rise
+
     def decrease_error(self, point: LinePoint) -> jax.Array:
         """Excess of the value over the sufficient decrease; infinite for NaN."""
         error = point.value - self.value - self.c1 * point.rate * self.slope
@@ -141,8 +147,8 @@ def advance_search(
     decrease, curvature = criteria.decrease_error(new), criteria.curvature_error(new)
     met = jnp.maximum(decrease, curvature) <= criteria.tol
     count = search.count + jnp.ones((), jnp.int32)
-    widening = _widen(search, new, decrease)
-    narrowing = _narrow(search, new, decrease)
+    widening = _widen(search, criteria, new, decrease)
+    narrowing = _narrow(search, criteria, new, decrease)
     after = chosen(search.bracketed, narrowing, widening)
     found = search.bracketed | widening.bracketed | met
     better = (decrease <= criteria.tol) & (~search.bracketed | (new.value < search.safe.value))
@@ -166,19 +172,23 @@ def advance_search(
     ), better | met | last_resort
 
 
-def _widen(search: LineSearch, new: LinePoint, decrease: jax.Array) -> LineSearch:
+def _widen(
+    search: LineSearch, criteria: LineSearchCriteria, new: LinePoint, decrease: jax.Array
+) -> LineSearch:
     """Algorithm 3.5: whether the last two steps have a good one between them."""
     last = search.last
-    too_far = (decrease > 0) | ((new.value >= last.value) & (search.count > 0))
+    too_far = (decrease > 0) | (criteria.is_higher(new, last) & (search.count > 0))
     past = (new.slope >= 0) & ~too_far
     low, high = chosen(past, new, last), chosen(past, last, new)
     return search._replace(low=low, high=high, third=low, bracketed=too_far | past)
 
 
-def _narrow(search: LineSearch, new: LinePoint, decrease: jax.Array) -> LineSearch:
+def _narrow(
+    search: LineSearch, criteria: LineSearchCriteria, new: LinePoint, decrease: jax.Array
+) -> LineSearch:
     """Algorithm 3.6: the part of the interval that has a good step in it."""
     low, high = search.low, search.high
-    too_far = (decrease > 0) | (new.value >= low.value)
+    too_far = (decrease > 0) | criteria.is_higher(new, low)
     turned = ~too_far & (new.slope * (high.rate - low.rate) >= 0)
     return search._replace(
         low=chosen(too_far, low, new),

@@ -120,7 +120,9 @@ def steihaug(
         alpha = rr / jnp.where(convex, curvature, jnp.ones_like(curvature))
         ahead = p + alpha * d
         leaves = ~convex | (norm(ahead) >= radius) | ~jnp.all(jnp.isfinite(ahead))
-        p = jnp.where(leaves, p + _to_the_edge(p, d, radius) * d, ahead)
+        # In units of the radius, whose square may underflow.
+        edge = radius * _to_the_edge(p / radius, d)
+        p = jnp.where(leaves, p + edge * d, ahead)
         r = r + alpha * Hd
         new = dot(r, r)
         d = -r + new / jnp.where(rr > 0, rr, jnp.ones_like(rr)) * d
@@ -139,9 +141,9 @@ def steihaug(
     return scale * p, scale * (scale * predicted)
 
 
-def _to_the_edge(p: jax.Array, d: jax.Array, radius: jax.Array) -> jax.Array:
-    """The step along `d` from inside of the region to its edge."""
-    a, b, c = dot(d, d), dot(p, d), dot(p, p) - jnp.square(radius)
+def _to_the_edge(p: jax.Array, d: jax.Array) -> jax.Array:
+    """The step along `d` from inside of the unit sphere to its edge."""
+    a, b, c = dot(d, d), dot(p, d), dot(p, p) - 1
     root = jnp.sqrt(jnp.maximum(jnp.square(b) - a * c, 0))
     # Whichever of the two forms of the root doesn't cancel.
     positive = b > 0

@@ -19,19 +19,19 @@ def coupled(rows: np.ndarray, cols: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return distinct_edges(cols[a], cols[b])
 
 
-def row_pairs(owner: np.ndarray, most: int = _MOST) -> tuple[np.ndarray, np.ndarray]:
+def row_pairs(owner: np.ndarray, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
     """All pairs of positions of equal values of a sorted array, each once, with itself too.
 
     Args:
         owner: The array.
-        most: The largest number of pairs.
+        most: The largest number of pairs; None for 2^22.
 
     Raises:
         ManyPairsError: If there are more.
     """
     starts = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]]) if owner.size else owner[:0]
     counts = np.diff(np.r_[starts, owner.size])
-    if np.sum(counts * (counts + 1) // 2) > most:
+    if np.sum(counts * (counts + 1) // 2) > (_MOST if most is None else most):
         raise ManyPairsError
     # Position p pairs with all from the start of its value to p.
     before = np.arange(owner.size) - np.repeat(starts, counts)

@@ -127,7 +127,7 @@ def _hessian_solve(times: Any, H: jax.Array | None, b: jax.Array) -> jax.Array:
     if H is None:
         tol = 10 * float(jnp.finfo(b.dtype).eps)
         # Without rounding as many iterations as params are enough; a singular Hessian has no end.
-        cg = functools.partial(jax.scipy.sparse.linalg.cg, tol=tol, maxiter=2 * _MATRIX)
+        cg = functools.partial(jax.scipy.sparse.linalg.cg, tol=tol, maxiter=2 * b.size)
         return lax.custom_linear_solve(times, b, lambda A, b: cg(A, b)[0], symmetric=True)
     # With a diagonal of ones, what counts as a flat direction does not depend on units of params.
     unit = nonzero(jnp.sqrt(jnp.abs(jnp.diagonal(lax.stop_gradient(H)))))

@@ -53,9 +53,9 @@ def common_mesh(params: Any, mesh: Any, name: str) -> Any:
         if not there:
             raise ValueError(
                 f"{name}: {leaf_text(path)} of the params has the sharding {sharding}, expected "
-                "one on "
-                f"the mesh {dict(mesh.shape)} of axes {names_text(list(mesh.axis_names))}: put all "
-                "params on one mesh with jax.device_put first."
+                f"one on the mesh {dict(mesh.shape)} of axes "
+                f"{names_text(list(mesh.axis_names))}: put all params on one mesh with "
+                "jax.device_put first."
             )
     return mesh
 

@@ -263,8 +263,7 @@ def _check_parts(state: Any, expected: Any, n: int) -> None:
         if jax.numpy.shape(x) != y.shape:
             raise ValueError(
                 f"{where()}{leaf_text(name)} of the state has shape {jax.numpy.shape(x)} on a "
-                "device, "
-                f"expected {y.shape}, one of {n} parts. Was the state made for another number of "
-                "devices (fnopt.distributed.gather_state and scatter_state), or given to shard_map "
-                "without the specs of fnopt.distributed.state_sharding(tx, params)?"
+                f"device, expected {y.shape}, one of {n} parts. Was the state made for another "
+                "number of devices (fnopt.distributed.gather_state and scatter_state), or given to "
+                "shard_map without the specs of fnopt.distributed.state_sharding(tx, params)?"
             )

@@ -12,6 +12,7 @@ from fnopt.linear._inverse_root import matrix_inverse_pth_root
 from fnopt.linear._krylov_system import KrylovSystem
 from fnopt.linear._norms import are_squares_safe as are_squares_safe
 from fnopt.linear._norms import divide as divide
+from fnopt.linear._norms import least_square_sum as least_square_sum
 from fnopt.linear._norms import length as length
 from fnopt.linear._norms import norm
 from fnopt.linear._norms import row_norm as row_norm

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -17,6 +19,12 @@ def are_squares_safe(largest: jax.Array) -> jax.Array:
     """
     most = 2.0 ** (jnp.finfo(largest.dtype).maxexp // 3)
     return (largest >= 1 / most) & (largest <= most)
+
+
+def least_square_sum(dtype: Any) -> jax.Array:
+    """The least sum of squares that has its digits: squares below its rounding are subnormal."""
+    info = jnp.finfo(dtype)
+    return jnp.asarray(float(info.tiny) / float(info.eps), dtype)
 
 
 def norm(v: jax.Array, axis: int = 0) -> jax.Array:

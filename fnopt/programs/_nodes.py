@@ -103,7 +103,7 @@ def _numbered(found: list[Node]) -> tuple[Node, ...]:
 
 
 class _Context(NamedTuple):
-    """What is around a jaxpr: lengths of scans, scopes, branches, and obstacles."""
+    """The context of a jaxpr: lengths of scans, scopes, branches, and obstacles."""
 
     axes: tuple[int, ...] = ()
     scope: tuple[str, ...] = ()

@@ -23,7 +23,6 @@ from fnopt.solvers._stopping import (
 )
 from fnopt.solvers._trust_region import (
     LEAST_GAIN,
-    TRUST_REGION,
     Outcome,
     RadiusRule,
     Trial,
@@ -87,7 +86,7 @@ def judge(
     inside = undamped & (trial.full <= radius)
     wide = jnp.where(inside, radius, jnp.asarray(_WIDER, radius.dtype) * radius)
     following = rule.next(outcome)
-    if rule is TRUST_REGION:
+    if rule.is_region:
         following = jnp.where(lost, wide, following)
     # Where a factorisation failed the step is NaN, and says no more than that it was too long.
     following = jnp.where(jnp.isnan(following), radius / 2, following)

@@ -33,9 +33,10 @@ class levenberg_marquardt(LeastSquaresMethod):
         u = t v + \tfrac12 t^2 a
 
     `a` is the second-order correction of the step (geodesic acceleration), and `t` is the best
-    length of the step to second order. `D` holds the largest norms of the Jacobian's columns so
-    far, so the steps don't depend on the units of the params. A step that would raise the cost is
-    refused: the update is then zero and the radius shrinks.
+    length of the step to second order. `D` holds the largest norms of the Jacobian's columns,
+    older ones with less weight, so the steps don't depend on the units of the params. A step that
+    raises the cost by more than rounding is refused: the update is then zero and the radius
+    shrinks.
 
     Its `update` ignores the gradients that it is given (they may be `None`) and needs the
     residuals instead: `update(None, state, params, residual_fn=fn)`. `fn(params)` closes over the

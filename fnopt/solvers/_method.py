@@ -53,10 +53,9 @@ def check_same_params(params: Any) -> None:
             axis = min(axes)
             raise ValueError(
                 f"{where()}{leaf_text(path)} of the params differs by its type between the "
-                "devices of "
-                f"{axis!r}, expected params that are the same on all devices of axis_name. If they "
-                "are (parts that jax.lax.all_gather has put together, say), tell JAX: "
-                f"params = jax.lax.pmean(params, {axis!r})."
+                f"devices of {axis!r}, expected params that are the same on all devices of "
+                "axis_name. If they are (parts that jax.lax.all_gather has put together, say), "
+                f"tell JAX: params = jax.lax.pmean(params, {axis!r})."
             )
 
 
@@ -246,7 +245,7 @@ class LeastSquaresMethod(Transformation):
     @property
     def is_trust_region(self) -> bool:
         """Whether steps are kept in a region, so that single params can be."""
-        return self.rule is TRUST_REGION
+        return self.rule.is_region
 
     def by_example(self, flat: FlatResidual, x: jax.Array, examples: Examples) -> FlatResidual:
         """Residuals that are given by example, with what this method's algebra takes from that."""

@@ -92,14 +92,17 @@ class Outcome(NamedTuple):
 
 
 class RadiusRule(NamedTuple):
-    """The radius is that of the region, the inverse of a damping, or a fraction of the full step.
+    """How far a step may go: a trust-region radius, an inverse damping, or a fraction of a step.
 
-    Whatever it is, it shrinks at least by half with every refused step; so every rule ends.
+    A refused step at least halves the radius, so every rule ends. Only a step that is lost in
+    rounding, and refused for that, grows the radius of a region.
     """
 
     first: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
     """At the start: (option, scale, x, cost)."""
     next: Callable[[Outcome], jax.Array]
+    is_region: bool = False
+    """Whether the radius bounds the length of the step."""
 
 
 def _initial_radius(
@@ -220,7 +223,7 @@ def _given(option: jax.Array, *_: jax.Array) -> jax.Array:
     return option
 
 
-TRUST_REGION = RadiusRule(_initial_radius, _trust_region)
+TRUST_REGION = RadiusRule(_initial_radius, _trust_region, is_region=True)
 MARQUARDT = RadiusRule(_given, _marquardt)
 NIELSEN = RadiusRule(_given, _nielsen)
 FRACTION = RadiusRule(_given, _fraction)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status, is_converged
+from fnopt.core import Status, is_converged, safe_sqrt
 from fnopt.curves.batched._data import BatchData, FitUnits, Points
 from fnopt.curves.batched._fit import BatchFit
 from fnopt.curves.batched._implicit import implicitly
@@ -170,7 +170,7 @@ def _covariances(
         known &= points > n
         variance = 2 * ends.cost / jnp.maximum(points - n, 1).astype(variance.dtype)
     covariance = ends.inverse * variance[:, None, None]
-    errors = _root(jnp.diagonal(covariance, axis1=1, axis2=2))
+    errors = safe_sqrt(jnp.diagonal(covariance, axis1=1, axis2=2))
     if units is not None:
         size = units.params * (units.residuals[:, None] if absolute_sigma else 1)
         covariance = (covariance * size[:, :, None]) * size[:, None, :]
@@ -180,12 +180,6 @@ def _covariances(
         jnp.where(known[:, None, None], covariance, infinite),
         jnp.where(known[:, None], errors, infinite),
     )
-
-
-def _root(variance: jax.Array) -> jax.Array:
-    """The square root, with a derivative of zero at zero."""
-    some = variance > 0
-    return jnp.where(some, jnp.sqrt(jnp.where(some, variance, 1)), 0)
 
 
 def _point_counts(data: BatchData) -> jax.Array:

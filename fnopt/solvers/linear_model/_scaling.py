@@ -50,7 +50,7 @@ def with_relative_bound(scale: jax.Array, point: Linearization) -> jax.Array:
     residuals. A parameter that is zero has no size, and no bound.
 
     Args:
-        scale: The largest norms of the Jacobian's columns so far, of shape `[n]`.
+        scale: The largest norms of the Jacobian's columns, older ones with less weight, `[n]`.
         point: The point.
 
     Returns:

@@ -223,9 +223,8 @@ def _checked_method(method: Any, params: Any, bounds: Any, projection: Any) -> M
         if lost:
             raise TypeError(
                 f"minimize: the method needs the extra arguments {names_text(lost)}, which "
-                "minimize "
-                f"doesn't have; it gives {names_text(sorted(GIVEN))}. Write a loop around its "
-                "update."
+                f"minimize doesn't have; it gives {names_text(sorted(GIVEN))}. Write a loop "
+                "around its update."
             )
     name = "an optimizer" if isinstance(method, optimizer_steps) else type(method).__name__
     if bounds is not None and not method.takes_bounds:

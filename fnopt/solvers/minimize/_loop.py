@@ -17,13 +17,13 @@ from fnopt.solvers.minimize._method import (
     MinimizeMethod,
     WolfeConditions,
     dot,
+    largest,
     rounding_of,
 )
 from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 from fnopt.solvers.minimize._stopping import (
     MinimizeTolerances,
     is_rounding,
-    largest,
     relative_gradient,
     step_converged,
     value_converged,
@@ -264,13 +264,12 @@ def _judged(
     failed = ~first & outcome.over & ~outcome.accepted
     pull = problem.projected_gradient(point)
     stationary = method.is_stationary(problem, point, after.memory)
+    steepest = jnp.max(jnp.abs(pull), initial=0)
     if tolerances.gtol is not None:
-        stationary |= jnp.max(jnp.abs(pull), initial=0) <= tolerances.gtol
+        stationary |= steepest <= tolerances.gtol
     # A decrease below rounding, by the model and by the gradient.
-    steep = jnp.max(jnp.abs(pull), initial=0) * largest(point.x)
-    stationary |= (direction.predicted <= rounding_of(point.value)) & is_rounding(
-        steep, point.value
-    )
+    negligible = direction.predicted <= rounding_of(point.value)
+    stationary |= negligible & is_rounding(steepest * largest(point.x), point.value)
     # What the rounding of the params does to the value.
     noise = rounding_of(jnp.sum(jnp.abs(pull * point.x)))
     vanished = (jnp.abs(point.value) <= noise) & jnp.isfinite(noise)

@@ -92,15 +92,20 @@ def rounding_of(value: jax.Array) -> jax.Array:
     return jnp.asarray(_OPERATIONS * eps, value.dtype) * jnp.abs(value)
 
 
+def largest(x: jax.Array) -> jax.Array:
+    """The largest magnitude of params, or that of the start, their unit, if that is larger."""
+    return jnp.max(jnp.abs(x), initial=1)
+
+
 def first_step(point: Evaluation) -> jax.Array:
     r"""The length over :math:`\|g\|` of a first step down the gradient, without any curvature.
 
-    .. math:: \|x\|_\infty / \|g\|
+    .. math:: \max(1, \|x\|_\infty) / \|g\|
 
     Params are in units of the start: the step is at least as long as the start is large.
     """
-    size, steep = jnp.max(jnp.abs(point.x), initial=1), norm(point.gradient)
-    return _finite(size / jnp.where(steep > 0, steep, jnp.ones_like(steep)))
+    steep = norm(point.gradient)
+    return _finite(largest(point.x) / jnp.where(steep > 0, steep, jnp.ones_like(steep)))
 
 
 def _finite(x: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.linear import divide
-from fnopt.solvers.minimize._method import rounding_of
+from fnopt.solvers.minimize._method import largest, rounding_of
 from fnopt.solvers.minimize._problem import Evaluation
 
 # L-BFGS-B's factr of 1e7, in float64: Byrd, Lu, Nocedal and Zhu (1995), and SciPy.
@@ -59,11 +59,6 @@ def value_converged(gained: jax.Array, predicted: jax.Array, small: jax.Array) -
         small: :math:`\epsilon_f F`.
     """
     return jnp.maximum(jnp.abs(gained), predicted) <= small
-
-
-def largest(x: jax.Array) -> jax.Array:
-    """The largest magnitude of params, or that of the start, their unit, if that is larger."""
-    return jnp.max(jnp.abs(x), initial=1)
 
 
 def is_rounding(steep: jax.Array, value: jax.Array) -> jax.Array:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.core import floor_power_of_two
+from fnopt.linear import least_square_sum
 from fnopt.sharding import pmax_rows
 from fnopt.solvers.problem._problem import Problem
 
@@ -31,7 +32,6 @@ def finer_unit(
         unit: The unit.
     """
     info = jnp.finfo(unit.dtype)
-    least = jnp.asarray(float(info.tiny) / float(info.eps), unit.dtype)
     reach = jnp.asarray(2.0 ** (info.maxexp // 4), unit.dtype)
     largest = pmax_rows(jnp.max(_felt(problem, r), initial=0))
     finite = jnp.isfinite(largest) & (largest > 0)
@@ -39,7 +39,7 @@ def finer_unit(
     # One that is subnormal, or whose inverse is, isn't exact.
     most = jnp.asarray(2.0**-4 / info.tiny, unit.dtype)
     finer = jnp.clip(finer, 1 / most, most)
-    needed = finite & ((cost < least) | (largest > reach)) & (finer != unit)
+    needed = finite & ((cost < least_square_sum(cost.dtype)) | (largest > reach)) & (finer != unit)
     return jnp.where(needed, finer, unit), needed
 
 

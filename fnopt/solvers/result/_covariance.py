@@ -11,7 +11,7 @@ from jax import lax
 
 from fnopt.core import matmul, real_dtype, safe_sqrt
 from fnopt.jacobians import real_vector
-from fnopt.linear import divide, norm, numerical_rank, singular_factors
+from fnopt.linear import divide, least_square_sum, norm, numerical_rank, singular_factors
 from fnopt.solvers.linear_model._scaling import initial_scale
 
 Solution = Any  # fnopt.solvers.Solution, whose report imports this file
@@ -135,10 +135,7 @@ def residual_deviation(cost: jax.Array, residuals: Any, m: int, dof: jax.Array) 
     flat = real_vector(residuals, real_dtype(cost.dtype))
     if flat.size != m:
         return safe_sqrt(2 * cost / dof)
-    # Below that the squares of small residuals vanish beside the rounding of the sum.
-    info = jnp.finfo(cost.dtype)
-    least = jnp.asarray(float(info.tiny) / float(info.eps), cost.dtype)
-    usable = (cost >= least) & (cost < jnp.inf)
+    usable = (cost >= least_square_sum(cost.dtype)) & (cost < jnp.inf)
     deviation = safe_sqrt(2 * jnp.where(usable, cost, jnp.ones_like(cost)) / dof)
     return jnp.where(usable, deviation, norm(flat.flatten(residuals)) / jnp.sqrt(dof))
 

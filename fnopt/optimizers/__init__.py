@@ -1,17 +1,28 @@
-"""Optimizers: one method a file, its direction (`scale_by_...`) and its recipes."""
+"""Optimizers: directions (`scale_by_...`) and their recipes, one method or family a file."""
 
 from __future__ import annotations
 
 from fnopt.optimizers import states as states
-from fnopt.optimizers._acprop import acprop, scale_by_acprop
-from fnopt.optimizers._adabelief import adabelief, scale_by_belief
+from fnopt.optimizers._adabelief import (
+    adabelief,
+    diffgrad,
+    scale_by_belief,
+    scale_by_diffgrad,
+    scale_by_yogi,
+    yogi,
+)
 from fnopt.optimizers._adabound import adabound, amsbound, scale_by_adabound, scale_by_amsbound
-from fnopt.optimizers._adadelta import adadelta, scale_by_adadelta
 from fnopt.optimizers._adafactor import adafactor, scale_by_factored_rms
-from fnopt.optimizers._adagrad import adagrad, scale_by_rss
+from fnopt.optimizers._adagrad import (
+    adadelta,
+    adagrad,
+    scale_by_adadelta,
+    scale_by_rss,
+    scale_by_sm3,
+    sm3,
+)
 from fnopt.optimizers._adam import adam, adamw, nadam, nadamw, scale_by_adam
 from fnopt.optimizers._adam_mini import adam_mini, scale_by_adam_mini
-from fnopt.optimizers._adamax import adamax, adamaxw, scale_by_adamax
 from fnopt.optimizers._adamp import adamp, scale_by_adamp
 from fnopt.optimizers._adan import adan, scale_by_adan
 from fnopt.optimizers._ademamix import (
@@ -20,26 +31,24 @@ from fnopt.optimizers._ademamix import (
     scale_by_simplified_ademamix,
     simplified_ademamix,
 )
-from fnopt.optimizers._adopt import adopt, scale_by_adopt
-from fnopt.optimizers._amsgrad import amsgrad, scale_by_amsgrad
+from fnopt.optimizers._adopt import acprop, adopt, scale_by_acprop, scale_by_adopt
+from fnopt.optimizers._amsgrad import adamax, adamaxw, amsgrad, scale_by_adamax, scale_by_amsgrad
 from fnopt.optimizers._bartlett import gauss_newton_bartlett_estimator_diag_hessian
 from fnopt.optimizers._came import came, scale_by_came
 from fnopt.optimizers._cocob import cocob, scale_by_cocob
 from fnopt.optimizers._dadapt_adamw import dadapt_adamw, scale_by_dadapt_adamw
-from fnopt.optimizers._diffgrad import diffgrad, scale_by_diffgrad
 from fnopt.optimizers._dion import scale_by_dion
 from fnopt.optimizers._dog import dog, dowg, scale_by_dog, scale_by_dowg
-from fnopt.optimizers._fromage import fromage, scale_by_fromage
 from fnopt.optimizers._galore import galore, scale_by_galore
 from fnopt.optimizers._gauss_newton_descent import gauss_newton_descent
-from fnopt.optimizers._hyperball import cap_spectral_norm, floor_update_ratio, hyperball
+from fnopt.optimizers._hyperball import cap_spectral_norm, floor_update_ratio, hyperball, qk_clip
 from fnopt.optimizers._kfac import kfac
 from fnopt.optimizers._kl_shampoo import kl_shampoo, scale_by_kl_shampoo
-from fnopt.optimizers._lamb import lamb, lars
-from fnopt.optimizers._lbfgs import lbfgs
-from fnopt.optimizers._lion import lion, scale_by_lion
+from fnopt.optimizers._lamb import fromage, lamb, lars, scale_by_fromage
+from fnopt.optimizers._lbfgs import inverse_product as inverse_product
+from fnopt.optimizers._lbfgs import lbfgs, scale_by_lbfgs
+from fnopt.optimizers._lion import lion, rprop, scale_by_lion, scale_by_rprop
 from fnopt.optimizers._madgrad import madgrad, scale_by_madgrad
-from fnopt.optimizers._mars import mars
 from fnopt.optimizers._matrix_axes import matrix_axes
 from fnopt.optimizers._matrix_report import MatrixReport, MatrixRow, matrix_report
 from fnopt.optimizers._matrix_rule import MatrixDimensionNumbers
@@ -47,7 +56,6 @@ from fnopt.optimizers._matrix_scale import normalize_neurons, scale_by_matrix_sh
 from fnopt.optimizers._momo import momo, momo_adam
 from fnopt.optimizers._muon import muon, normuon
 from fnopt.optimizers._natural_gradient import natural_gradient
-from fnopt.optimizers._noisy_sgd import noisy_sgd
 from fnopt.optimizers._novograd import novograd, scale_by_novograd
 from fnopt.optimizers._optimistic import (
     optimistic_adam,
@@ -62,23 +70,16 @@ from fnopt.optimizers._precondition_by_inputs import precondition_by_inputs
 from fnopt.optimizers._prodigy import prodigy, scale_by_prodigy
 from fnopt.optimizers._psgd_kron import psgd_kron, scale_by_psgd_kron
 from fnopt.optimizers._qhadam import qhadam, scale_by_qhadam
-from fnopt.optimizers._qk_clip import qk_clip
 from fnopt.optimizers._radam import radam, scale_by_radam
 from fnopt.optimizers._rmsprop import rmsprop, scale_by_rms, scale_by_stddev
-from fnopt.optimizers._rprop import rprop, scale_by_rprop
-from fnopt.optimizers._scale_by_lbfgs import inverse_product as inverse_product
-from fnopt.optimizers._scale_by_lbfgs import scale_by_lbfgs
 from fnopt.optimizers._schedule_free import schedule_free_adamw, schedule_free_sgd
-from fnopt.optimizers._sgd import accumulated_sgd, sgd, sgdr
+from fnopt.optimizers._sgd import accumulated_sgd, noisy_sgd, sgd, sgdr, sign_sgd, signum
 from fnopt.optimizers._shampoo import scale_by_shampoo, shampoo
-from fnopt.optimizers._sign_sgd import sign_sgd, signum
-from fnopt.optimizers._sm3 import scale_by_sm3, sm3
 from fnopt.optimizers._soap import scale_by_soap, soap
 from fnopt.optimizers._sophia import hutchinson_estimator_diag_hessian, scale_by_sophia, sophia
-from fnopt.optimizers._stable_adamw import scale_by_stable_adam, stable_adamw
+from fnopt.optimizers._stable_adamw import mars, scale_by_stable_adam, stable_adamw
 from fnopt.optimizers._stochastic_reconfiguration import stochastic_reconfiguration
 from fnopt.optimizers._width_scaled import width_scaled
-from fnopt.optimizers._yogi import scale_by_yogi, yogi
 
 __all__ = [
     "MatrixDimensionNumbers",

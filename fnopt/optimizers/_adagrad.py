@@ -1,20 +1,29 @@
-"""Adagrad."""
+"""Adagrad and its successors: Adadelta, and SM3 with one number for every row and column."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
 from fnopt.core import (
+    CustomSlot,
     Leafwise,
     RealSlot,
     Scalar,
     ScalarOrSchedule,
+    Slot,
+    compute_dtype,
+    ema,
     hyper,
     positive_root,
+    real_dtype,
     squared_modulus,
 )
 from fnopt.optimizers._recipe import recipe
-from fnopt.transforms import Chain, chain, scale_by_learning_rate
+from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
 
 class ScaleByRssState(NamedTuple):
@@ -90,3 +99,193 @@ def adagrad(
     return chain(
         scale_by_rss(initial_accumulator_value, eps), scale_by_learning_rate(learning_rate)
     )
+
+
+class ScaleByAdadeltaState(NamedTuple):
+    """The averages of the squared gradient and of the squared update."""
+
+    e_g: RealSlot
+    e_x: RealSlot
+
+
+class scale_by_adadelta(Leafwise):
+    r"""Scale the gradient by the root mean square of the updates over its own.
+
+    .. math::
+        E^g_t = \rho E^g_{t-1} + (1-\rho)\, |g_t|^2, \qquad
+        u_t = \sqrt{\frac{E^x_{t-1} + \epsilon}{E^g_t + \epsilon}}\; g_t, \qquad
+        E^x_t = \rho E^x_{t-1} + (1-\rho)\, |u_t|^2
+
+    Args:
+        rho: :math:`\rho`, the decay.
+        eps: :math:`\epsilon`; it is what the first steps are made of.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.scale_by_adadelta(rho=0.75, eps=1.0)
+        >>> tx.update({"w": jnp.zeros(2)}, tx.init({"w": jnp.ones(2)}))[0]
+        {'w': Array([0., 0.], dtype=float32)}
+
+    Reference:
+        Zeiler, 2012, arXiv:1212.5701.
+    """
+
+    State = ScaleByAdadeltaState
+
+    rho: Scalar = hyper(default=0.9, ge=0, lt=1)
+    eps: Scalar = hyper(default=1e-6, ge=0)
+
+    def leaf(self, h: Any, g: Any, e_g: Any, e_x: Any) -> Any:
+        square = squared_modulus(g)
+        e_g = ema(e_g, square, h.rho)
+        # The quotient of the roots: that of the averages may overflow where the step does not.
+        step = positive_root(e_x + h.eps) / positive_root(e_g + h.eps) * g
+        e_x = ema(e_x, squared_modulus(step), h.rho)
+        # The same step from the new average, so that XLA overwrites the old one in place: its
+        # definition gives E' + rho eps = (E + eps) (rho + (1 - rho) |g|^2 / (E^g + eps)).
+        divisor = positive_root(h.rho * (e_g + h.eps) + (1 - h.rho) * square)
+        return positive_root(e_x + h.rho * h.eps) / divisor * g, e_g, e_x
+
+
+@recipe
+def adadelta(
+    learning_rate: ScalarOrSchedule = 1.0,
+    rho: Scalar = 0.9,
+    eps: Scalar = 1e-6,
+    weight_decay: ScalarOrSchedule = 0.0,
+    weight_decay_mask: Any = None,
+) -> Chain:
+    r"""Adadelta: steps scaled by the root mean square of past updates.
+
+    .. math:: u_t = -\eta_t \sqrt{\frac{E^x_{t-1} + \epsilon}{E^g_t + \epsilon}}\; g_t
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        rho: Decay of both averages.
+        eps: :math:`\epsilon`.
+        weight_decay: Times the params, added to the gradients: a number or a `Schedule`.
+        weight_decay_mask: Which leaves decay; see `add_decayed_weights`. None for all.
+
+    Returns:
+        A chain of `add_decayed_weights`, `scale_by_adadelta` and `scale_by_learning_rate`, with
+        the slots `e_g` and `e_x`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.adadelta(rho=0.75, eps=1e-4)
+        >>> params = {"w": jnp.ones(2)}
+        >>> updates, state = tx.update({"w": jnp.full(2, 8.0)}, tx.init(params), params)
+        >>> print(f"{updates['w'][0]:.4f}")
+        -0.0200
+
+    Reference:
+        Zeiler, 2012, arXiv:1212.5701.
+    """
+    return chain(
+        add_decayed_weights(weight_decay, weight_decay_mask),
+        scale_by_adadelta(rho, eps),
+        scale_by_learning_rate(learning_rate),
+    )
+
+
+class ScaleBySM3State(NamedTuple):
+    """For every leaf a vector along each axis that covers the squares, and the momentum."""
+
+    mu: CustomSlot
+    nu: Slot
+
+
+class scale_by_sm3(Leafwise):
+    r"""Divide gradients by the root of a sum of squares that is stored by rows and columns.
+
+    .. math:: v_{ij} &= \min(\rho_i,\, \kappa_j) + |g_{ij}|^2, \qquad
+              \rho_i = \max_j v_{ij}, \quad \kappa_j = \max_i v_{ij}, \\
+              u &= \beta_1 u + (1-\beta_1)\, \frac{g}{\sqrt{v + \epsilon}}
+
+    A matrix of :math:`m \times n` has :math:`m + n` numbers for the squares, an array of more axes
+    one vector along each; vectors and scalars have all. Elements that never saw a gradient stay.
+
+    Args:
+        b1: :math:`\beta_1`, decay of the momentum.
+        b2: The decay of the squares, which are a sum if it is 1.
+        eps: :math:`\epsilon`, added under the root.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, g = fnopt.scale_by_sm3(b1=0.0), {"w": jnp.full((2, 3), 4.0)}
+        >>> updates, state = tx.update(g, tx.init(g))
+        >>> updates["w"].round(3)[0], [v.tolist() for v in state.mu["w"]]
+        (Array([1., 1., 1.], dtype=float32), [[16.0, 16.0], [16.0, 16.0, 16.0]])
+
+    Reference:
+        Anil, Gupta, Koren and Singer, 2019, arXiv:1901.11150.
+    """
+
+    State = ScaleBySM3State
+    keeps_squares = True
+    carrier = "nu"
+
+    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
+    b2: Scalar = hyper(default=1.0, ge=0, le=1)
+    eps: Scalar = hyper(default=1e-8, ge=0)
+
+    def start(self, slot: str, p: Any) -> Any:
+        """Zeros along every axis; made from the params, so that they lie where these are."""
+        dtype = real_dtype(compute_dtype(p.dtype))
+        return tuple(jnp.zeros_like(x, dtype) for x in _reduce_along_axes(jnp.sum, p))
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """The weight of a new square."""
+        return {"gain": jnp.where(h.b2 == 1, jnp.ones_like(h.b2), 1 - h.b2)}
+
+    def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
+        covers = [_expand_axis(v, i, g.ndim) for i, v in enumerate(mu)]
+        squares = h.b2 * functools.reduce(jnp.minimum, covers) + h.gain * squared_modulus(g)
+        seen = squares > 0
+        unit = jax.lax.rsqrt(jnp.where(seen, squares, jnp.ones_like(squares)) + h.eps)
+        nu = ema(nu, jnp.where(seen, unit, jnp.zeros_like(unit)) * g, h.b1)
+        # Squares are not negative, so 0 is the largest of none.
+        return nu, _reduce_along_axes(functools.partial(jnp.max, initial=0), squares), nu
+
+
+def _reduce_along_axes(reduce: Any, x: jax.Array) -> tuple[jax.Array, ...]:
+    """The maxima along each axis over all others; a scalar has itself."""
+    if x.ndim < 2:
+        return (x,)
+    axes = range(x.ndim)
+    return tuple(reduce(x, axis=tuple(j for j in axes if j != i)) for i in axes)
+
+
+def _expand_axis(v: jax.Array, axis: int, ndim: int) -> jax.Array:
+    others = tuple(j for j in range(ndim) if j != axis)
+    return v if ndim < 2 else jnp.expand_dims(v, others)
+
+
+@recipe
+def sm3(learning_rate: ScalarOrSchedule, momentum: Scalar = 0.9) -> Chain:
+    r"""SM3: AdaGrad in little memory, for large embeddings and matrices.
+
+    .. math:: u_t = -\eta_t\, m_t, \qquad m_t = \beta m_{t-1} + (1-\beta)\,
+              \frac{g_t}{\sqrt{v_t + \epsilon}}
+
+    where :math:`v` is covered by a number for every row and column; see `scale_by_sm3`.
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        momentum: :math:`\beta`.
+
+    Returns:
+        A chain of `scale_by_sm3` and `scale_by_learning_rate`, with the slots `mu` (the vectors)
+        and `nu` (the momentum).
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.sm3(0.5, momentum=0.0), {"w": jnp.ones((2, 2))}
+        >>> updates, _ = tx.update({"w": jnp.full((2, 2), 4.0)}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)["w"].round(3)[0]
+        Array([0.5, 0.5], dtype=float32)
+
+    Reference:
+        Anil, Gupta, Koren and Singer, 2019, arXiv:1901.11150.
+    """
+    return chain(scale_by_sm3(momentum), scale_by_learning_rate(learning_rate))

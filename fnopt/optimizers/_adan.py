@@ -18,8 +18,7 @@ from fnopt.core import (
     positive_root,
     squared_modulus,
 )
-from fnopt.optimizers._arithmetic import write_after
-from fnopt.optimizers._recipe import recipe
+from fnopt.optimizers._recipe import recipe, write_after
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
 

@@ -1,4 +1,4 @@
-"""ADOPT: Adam that normalises by the second moment of the steps before."""
+"""Adam that divides by the second moment of the previous steps: ADOPT and ACProp."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from fnopt.core import (
     ScalarOrSchedule,
     Slot,
     as_dtype,
+    bias_correction,
     ema,
     hyper,
     positive_root,
     squared_modulus,
     static,
 )
-from fnopt.optimizers._arithmetic import clip_modulus, write_after
-from fnopt.optimizers._recipe import recipe
-from fnopt.transforms import Chain, chain, scale_by_learning_rate
+from fnopt.optimizers._adam import ScaleByAdamState
+from fnopt.optimizers._recipe import clip_modulus, recipe, write_after
+from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
 
 def fourth_root(count: jax.Array) -> jax.Array:
@@ -148,3 +149,105 @@ def adopt(
     """
     direction = scale_by_adopt(b1, b2, eps, mu_dtype, nesterov, use_clipping, clip_value_fn)
     return chain(direction, scale_by_learning_rate(learning_rate))
+
+
+class scale_by_acprop(Leafwise):
+    r"""Divide the gradient by the deviation of the *previous* gradients from their mean.
+
+    .. math::
+        u_t &= \frac{g_t}{\sqrt{\hat\nu_{t-1}} + \epsilon}, \qquad
+        \hat\nu_{t-1} = \frac{\nu_{t-1}}{1-\beta_2^{t-1}} \\
+        \nu_t &= \beta_2 \nu_{t-1} + (1-\beta_2)\, |g_t - \mu_{t-1}|^2 + \bar\epsilon, \qquad
+        \mu_t = \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t
+
+    The first step divides by 1. The paper takes the distance from the mean that has :math:`g_t`
+    in it, which is :math:`\beta_1` times this one: its steps are longer by :math:`1/\beta_1`.
+
+    An element whose gradients were all zero so far is divided by a tiny number (3e-7 after one
+    step, with these epsilons). Its step is then far too long. Where that happens, as in rows of an
+    embedding or behind a layer of zeros, raise `eps`, or clip behind this transform.
+
+    Args:
+        b1: :math:`\beta_1`, decay of the mean.
+        b2: :math:`\beta_2`, decay of the mean squared distance.
+        eps: :math:`\epsilon`, added to the root.
+        eps_root: :math:`\bar\epsilon`, added to the mean squared distance at every step.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, g = fnopt.scale_by_acprop(), {"w": jnp.full(2, 3.0)}
+        >>> first, state = tx.update(g, tx.init(g))
+        >>> second, state = tx.update(g, state)
+        >>> print(first["w"], second["w"].round(3))
+        [3. 3.] [1. 1.]
+
+    Reference:
+        Zhuang et al., 2021, arXiv:2110.05454.
+    """
+
+    State = ScaleByAdamState
+
+    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
+    b2: Scalar = hyper(default=0.999, ge=0, lt=1)
+    eps: Scalar = hyper(default=1e-16, ge=0)
+    eps_root: Scalar = hyper(default=1e-16, ge=0)
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """The bias correction of the step before."""
+        before = jnp.maximum(t - 1, jnp.ones_like(t))
+        return {"later": t > 1, "seen": bias_correction(h.b2, before)}
+
+    def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
+        divisor = positive_root(nu / h.seen)
+        divisor = jnp.where(h.later > 0, divisor, jnp.ones_like(divisor)) + h.eps
+        u = g / divisor
+        nu = write_after(ema(nu, squared_modulus(g - mu), h.b2) + h.eps_root, u)
+        return u, write_after(ema(mu, g, h.b1), nu), nu
+
+
+@recipe
+def acprop(
+    learning_rate: ScalarOrSchedule,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-16,
+    eps_root: Scalar = 1e-16,
+    weight_decay: ScalarOrSchedule = 0.0,
+    mask: Any = None,
+) -> Chain:
+    r"""ACProp: Adam-like steps divided by the deviation of the previous gradients.
+
+    .. math:: u_t = -\eta_t \left(\frac{g_t}{\sqrt{\hat\nu_{t-1}} + \epsilon} +
+              \lambda_t\, \theta_t\right)
+
+    The first gradient that isn't zero, after others that were, makes a very long step: see
+    `scale_by_acprop`.
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        b1: Decay of the mean gradient.
+        b2: Decay of the mean squared distance from it.
+        eps: Added to the root.
+        eps_root: Added to the mean squared distance at every step.
+        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+
+    Returns:
+        A chain of `scale_by_acprop`, `add_decayed_weights` and `scale_by_learning_rate`, with the
+        slots `mu` and `nu`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.acprop(0.5), {"w": jnp.ones(2)}
+        >>> updates, _ = tx.update({"w": jnp.ones(2)}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)
+        {'w': Array([0.5, 0.5], dtype=float32)}
+
+    Reference:
+        Zhuang et al., 2021, arXiv:2110.05454.
+    """
+    return chain(
+        scale_by_acprop(b1, b2, eps, eps_root),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )

@@ -1,4 +1,4 @@
-"""AMSGrad: Adam whose divisor never shrinks."""
+"""Adam with maxima: AMSGrad, whose divisor never shrinks, and AdaMax."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from fnopt.core import (
     Slot,
     as_dtype,
     bias_correction,
+    ema,
     hyper,
+    nonzero,
     positive_root,
     static,
 )
 from fnopt.optimizers._adam import AdamDirection, adam_means
 from fnopt.optimizers._recipe import recipe
-from fnopt.transforms import Chain, chain, scale_by_learning_rate
+from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
 
 class ScaleByAmsgradState(NamedTuple):
@@ -135,3 +137,127 @@ def amsgrad(
         b1, b2, eps, eps_root, mu_dtype, bias_correction_mu, bias_correction_nu
     )
     return chain(direction, scale_by_learning_rate(learning_rate))
+
+
+class ScaleByAdamaxState(NamedTuple):
+    """Step count, the average of the gradient, and its decaying largest modulus."""
+
+    count: jax.Array
+    mu: Slot
+    nu: RealSlot
+
+
+class scale_by_adamax(AdamDirection):
+    r"""Divide the mean gradient by its decaying maximum.
+
+    .. math::
+        \mu_t = \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
+        \nu_t = \max(\beta_2 \nu_{t-1}, |g_t| + \epsilon), \qquad
+        u_t = \frac{\mu_t}{(1-\beta_1^t)\, \nu_t}
+
+    Args:
+        b1: :math:`\beta_1`, decay of the mean.
+        b2: :math:`\beta_2`, decay of the maximum.
+        eps: :math:`\epsilon`, added to the modulus. With 0, an element that never saw a gradient
+            gets a zero update.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.scale_by_adamax()
+        >>> updates, state = tx.update({"w": jnp.full(2, 8.0)}, tx.init({"w": jnp.ones(2)}))
+        >>> updates["w"].round(4), state.nu["w"]
+        (Array([1., 1.], dtype=float32), Array([8., 8.], dtype=float32))
+
+    Reference:
+        Kingma and Ba, 2014, arXiv:1412.6980, section 7.1.
+    """
+
+    State = ScaleByAdamaxState
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """The bias correction of the mean; a maximum needs none."""
+        return {"gain": 1 - h.b1, "mean": 1 / bias_correction(h.b1, t)}
+
+    def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
+        mu = ema(mu, g, h.b1, h.gain)
+        nu = jnp.maximum(jnp.abs(g) + h.eps, h.b2 * nu)
+        # Without an epsilon an element that never saw a gradient is 0 / 0.
+        return h.mean * mu / nonzero(nu), mu, nu
+
+
+@recipe
+def adamax(
+    learning_rate: ScalarOrSchedule,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-8,
+) -> Chain:
+    r"""AdaMax: the mean gradient over its decaying maximum.
+
+    .. math:: u_t = -\eta_t\, \frac{\hat\mu_t}{\nu_t}, \qquad
+              \nu_t = \max(\beta_2 \nu_{t-1}, |g_t| + \epsilon)
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        b1: Decay of the mean gradient.
+        b2: :math:`\beta_2`, decay of the maximum.
+        eps: :math:`\epsilon`.
+
+    Returns:
+        A chain of `scale_by_adamax` and `scale_by_learning_rate`, with the slots `mu` and `nu`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.adamax(0.5)
+        >>> params = {"w": jnp.ones(2)}
+        >>> updates, state = tx.update({"w": jnp.full(2, 8.0)}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)["w"].round(4)
+        Array([0.5, 0.5], dtype=float32)
+
+    Reference:
+        Kingma and Ba, 2014, arXiv:1412.6980, section 7.1.
+    """
+    return chain(scale_by_adamax(b1, b2, eps), scale_by_learning_rate(learning_rate))
+
+
+@recipe
+def adamaxw(
+    learning_rate: ScalarOrSchedule,
+    b1: Scalar = 0.9,
+    b2: Scalar = 0.999,
+    eps: Scalar = 1e-8,
+    weight_decay: ScalarOrSchedule = 1e-4,
+    mask: Any = None,
+) -> Chain:
+    r"""AdaMax with decoupled weight decay.
+
+    .. math:: u_t = -\eta_t \left(\frac{\hat\mu_t}{\nu_t} + \lambda_t\, \theta_t\right)
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        b1: Decay of the mean gradient.
+        b2: Decay of the maximum.
+        eps: Added to the modulus of the gradient.
+        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+
+    Returns:
+        A chain of `scale_by_adamax`, `add_decayed_weights` and `scale_by_learning_rate`, with the
+        slots `mu` and `nu`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.adamaxw(0.5, weight_decay=0.5)
+        >>> params = {"w": jnp.ones(2)}
+        >>> updates, state = tx.update({"w": jnp.full(2, 8.0)}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)["w"].round(4)
+        Array([0.25, 0.25], dtype=float32)
+
+    Reference:
+        Kingma and Ba, 2014, arXiv:1412.6980; Loshchilov and Hutter, 2019, arXiv:1711.05101.
+    """
+    return chain(
+        scale_by_adamax(b1, b2, eps),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )

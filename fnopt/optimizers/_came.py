@@ -18,7 +18,7 @@ from fnopt.core import (
     squared_modulus,
     static,
 )
-from fnopt.optimizers._factored import Axes, average_squares, divide_by_root, zeros_like_parts
+from fnopt.optimizers._adafactor import Axes, average_squares, divide_by_root, zeros_like_parts
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, clipped_rms, scale_by_learning_rate
 

@@ -21,17 +21,19 @@ from fnopt.core import (
     zero_count,
 )
 from fnopt.optimizers._batch_step import step_dtype
-from fnopt.optimizers._example_shapes import ExampleShapes, example_shapes
-from fnopt.optimizers._kfac_averages import (
+from fnopt.optimizers._kfac_objective import ExampleShapes, Objective, example_shapes
+from fnopt.optimizers._kfac_state import (
     Averages,
+    KfacState,
     When,
     are_all,
+    averages_of,
     find_finite_blocks,
+    replace_nonfinite,
+    status_after,
     update_averages,
     zero_averages,
 )
-from fnopt.optimizers._kfac_objective import Objective
-from fnopt.optimizers._kfac_state import KfacState, averages_of, replace_nonfinite, status_after
 from fnopt.sharding import replicate, reshard_like, unsharded_leaves, use_mesh_of
 from fnopt.transforms import all_finite
 

@@ -1,13 +1,13 @@
-"""The mean loss of a batch around some params: value, gradient, and the quadratic model."""
+"""The objective of K-FAC: the mean loss of a batch and its quadratic model, by example shapes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import cast_like, is_static_zero
+from fnopt.core import cast_like, check_batch, is_static_zero, leaf_text, leaves_with_names
 
 if TYPE_CHECKING:
     from fnopt.curvature import Combination, KroneckerModel, Matrices, StackedDirection
@@ -78,3 +78,26 @@ class Objective:
         # Zero without `l2`, even of params whose squares overflow.
         squares = [jnp.sum(p * (self.l2 / 2 * p)) for p in jax.tree.leaves(params)]
         return sum(squares[1:], squares[0])
+
+
+class ExampleShapes(NamedTuple):
+    """Shapes and dtypes of the leaves of a batch, without the example axis."""
+
+    tree: Any
+    leaves: tuple[tuple[tuple[int, ...], Any], ...]
+
+    @property
+    def batch(self) -> Any:
+        """A batch of one example, as shapes."""
+        leaves = [jax.ShapeDtypeStruct((1, *shape), dtype) for shape, dtype in self.leaves]
+        return jax.tree.unflatten(self.tree, leaves)
+
+
+def example_shapes(batch: Any, name: str) -> ExampleShapes:
+    """The shapes of one example, from a batch or the shapes of a batch."""
+    if isinstance(batch, ExampleShapes):
+        return batch
+    batch = jax.tree.map(lambda x: x if hasattr(x, "dtype") else jnp.asarray(x), batch)
+    check_batch([(leaf_text(path), leaf) for path, leaf in leaves_with_names(batch)[0]], name)
+    leaves, tree = jax.tree.flatten(batch)
+    return ExampleShapes(tree, tuple((tuple(x.shape[1:]), x.dtype) for x in leaves))

@@ -1,14 +1,168 @@
-"""The state of K-FAC, what of it is made anew, and its status after a step."""
+"""The state of K-FAC: averages of factors, their inverses, and the status of a step."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Slot, Status
-from fnopt.optimizers._kfac_averages import Averages
+from fnopt.core import Slot, Status, per_row, safe_increment, zero_count
+
+if TYPE_CHECKING:
+    from fnopt.curvature import BlockStack, KroneckerModel
+
+
+class Averages(NamedTuple):
+    """A part of `KfacState`.
+
+    Attributes:
+        averaged: How many batches there are in them.
+        factors: By stack of blocks, their factors.
+        inverses: Of the damped factors; the bases where moments are kept.
+        moments: By stack, the second moments in its bases; none without them.
+    """
+
+    averaged: jax.Array
+    factors: Any
+    inverses: Any
+    moments: Any
+
+
+class When(NamedTuple):
+    """Parts of the average that a step updates: bools.
+
+    Attributes:
+        statistics: Whether the averages get this batch.
+        inverses: Whether the factors are inverted.
+    """
+
+    statistics: jax.Array
+    inverses: jax.Array
+
+
+def zero_averages(stacks: Sequence[BlockStack], eigenbasis: bool, dtype: Any) -> Averages:
+    """Zeros, before the first batch."""
+    from fnopt.curvature import basis_shapes, is_corrected, moment_shape
+
+    def zeros(shapes: Any) -> Any:
+        return tuple(jnp.zeros(shape, dtype) for shape in shapes)
+
+    factors = [[side.shape(s.matrices) for side in s.sides] for s in stacks]
+    inverses, moments = factors, []
+    if eigenbasis:
+        inverses = [
+            basis_shapes(s) if is_corrected(s) else f for s, f in zip(stacks, factors, strict=True)
+        ]
+        moments = [[moment_shape(s)] if is_corrected(s) else [] for s in stacks]
+    return Averages(zero_count(), *(tuple(map(zeros, x)) for x in (factors, inverses, moments)))
+
+
+def update_averages(
+    model: KroneckerModel,
+    tape: Callable[[], Any],
+    old: Averages,
+    due: When,
+    damping: jax.Array,
+    decay: jax.Array,
+    sound: list[jax.Array],
+) -> Averages:
+    """Update the running averages by a batch; the first batches have equal weights.
+
+    Blocks that are not finite (a damaged checkpoint's) are made anew, from this batch.
+
+    Args:
+        model: The model with its batch.
+        tape: What factors are made of, if it is called.
+        old: The averages before.
+        due: What is due.
+        damping: Of this step.
+        decay: The largest decay.
+        sound: Which blocks are finite, from `find_finite_blocks`.
+    """
+    damaged = ~are_all(sound)
+    due = When(*(now | damaged for now in due))
+    if model.spec.eigenbasis:
+        return _update_eigenbases(model, tape, old, due, damping, decay, sound)
+
+    def add_batch(old: Averages) -> tuple[jax.Array, Any]:
+        number, weight = _weight(old, decay, model.dtype)
+        return number, _mean(weight, old.factors, model.factors_of(tape()), sound)
+
+    number, factors = jax.lax.cond(
+        due.statistics, add_batch, lambda old: (old.averaged, old.factors), old
+    )
+    inverses = jax.lax.cond(
+        due.inverses,
+        lambda factors: model.inverses(factors, damping),
+        lambda _: old.inverses,
+        factors,
+    )
+    return Averages(number, factors, inverses, old.moments)
+
+
+def _update_eigenbases(
+    model: KroneckerModel,
+    tape: Callable[[], Any],
+    old: Averages,
+    due: When,
+    damping: jax.Array,
+    decay: jax.Array,
+    sound: list[jax.Array],
+) -> Averages:
+    """Moments are taken over into new bases, so that bases follow factors in the same step."""
+    from fnopt.curvature import rebase_moments
+
+    def rebase(factors: Any) -> tuple[Any, Any]:
+        bases = model.bases(factors, damping)
+        pairs = zip(old.inverses, bases, old.moments, strict=True)
+        return bases, tuple(tuple(rebase_moments(o, n, m) for m in s) for o, n, s in pairs)
+
+    def add_batch(old: Averages) -> Averages:
+        number, weight = _weight(old, decay, model.dtype)
+        found = tape()
+        factors = _mean(weight, old.factors, model.factors_of(found), sound)
+        bases, moments = jax.lax.cond(
+            due.inverses, rebase, lambda _: (old.inverses, old.moments), factors
+        )
+        moments = _mean(weight, moments, model.moments(found, bases), sound)
+        return Averages(number, factors, bases, moments)
+
+    return jax.lax.cond(due.statistics, add_batch, lambda old: old, old)
+
+
+def _weight(old: Averages, decay: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    number = safe_increment(old.averaged)
+    return number, jnp.minimum(1 - 1 / number.astype(dtype), decay)
+
+
+def find_finite_blocks(averages: Averages) -> list[jax.Array]:
+    """Mask of the finite blocks of every stack: `[T]`, or `[0]` for blocks without factors."""
+    moments = averages.moments or ((),) * len(averages.factors)
+    stacks = zip(averages.factors, averages.inverses, moments, strict=True)
+    found = []
+    for stack in stacks:
+        finite = [jnp.isfinite(x).all(tuple(range(1, x.ndim))) for part in stack for x in part]
+        found.append(jnp.stack(finite).all(0) if finite else jnp.ones(0, bool))
+    return found
+
+
+def are_all(sound: list[jax.Array]) -> jax.Array:
+    """Whether all blocks are."""
+    return jnp.concatenate([jnp.ones(1, bool), *sound]).all()
+
+
+def _mean(weight: jax.Array, old: Any, new: Any, sound: list[jax.Array]) -> Any:
+    """The running averages of every stack; one that isn't sound begins with this batch."""
+
+    def average(o: jax.Array, n: jax.Array, sound: jax.Array) -> jax.Array:
+        return jnp.where(per_row(sound, o), weight * o + (1 - weight) * n, n)
+
+    return tuple(
+        tuple(average(o, n, ok) for o, n in zip(*pair, strict=True))
+        for *pair, ok in zip(old, new, sound, strict=True)
+    )
 
 
 class KfacState(NamedTuple):

@@ -1,13 +1,179 @@
-"""L-BFGS with a line search, as an optimizer like any other."""
+"""L-BFGS: the product with a learned inverse Hessian, and the optimizer with a line search."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from fnopt.core import ScalarOrSchedule
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    ScalarOrSchedule,
+    Slot,
+    Transformation,
+    map_leaves,
+    safe_increment,
+    slot_zeros,
+    static,
+    zero_count,
+)
 from fnopt.optimizers._recipe import recipe
-from fnopt.optimizers._scale_by_lbfgs import scale_by_lbfgs
-from fnopt.transforms import Chain, chain, scale, scale_by_learning_rate, scale_by_zoom_linesearch
+from fnopt.sharding import explicit_spec, reshard_to
+from fnopt.transforms import (
+    Chain,
+    chain,
+    inner,
+    real_dtype_of,
+    scale,
+    scale_by_learning_rate,
+    scale_by_zoom_linesearch,
+)
+
+
+class ScaleByLBFGSState(NamedTuple):
+    """The last point and gradient, and the last differences of both, in a ring."""
+
+    count: jax.Array  # int32
+    params: Slot
+    updates: Slot
+    diff_params_memory: Any  # like the params, with a leading axis of memory_size
+    diff_updates_memory: Any
+    weights_memory: jax.Array  # [memory_size], 1 / <dw, du>; 0 for a pair that isn't used
+
+
+class scale_by_lbfgs(Transformation):
+    r"""Multiply gradients by an approximate inverse Hessian of low rank (L-BFGS).
+
+    .. math:: P_{j+1} = V_j^T P_j V_j + \rho_j\, s_j s_j^T, \quad V_j = I - \rho_j\, y_j s_j^T,
+              \quad \rho_j = 1 / \langle s_j, y_j \rangle, \quad P_{k-m} = \gamma I
+
+    with the differences :math:`s_j` of the params and :math:`y_j` of the gradients in the last
+    :math:`m` steps, and :math:`\gamma = \langle s, y \rangle / \langle y, y \rangle` of the last
+    one. The first step is the gradient, shortened to length 1 if it is longer.
+
+    A pair without positive curvature is left out, so that the result is always a descent
+    direction (once negated).
+
+    Args:
+        memory_size: How many pairs are remembered.
+        scale_init_precond: Whether to use :math:`\gamma`, or 1.
+
+    Raises:
+        ValueError: If `memory_size` is below 1.
+        TypeError: If it isn't an integer.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.scale_by_lbfgs()
+        >>> x = jnp.asarray([3.0, 4.0])
+        >>> direction, state = tx.update(x, tx.init(x), x)
+        >>> print(direction)
+        [0.6 0.8]
+
+    Reference:
+        Liu and Nocedal (1989), On the limited memory BFGS method for large scale optimization;
+        Nocedal and Wright (2006), Numerical Optimization, algorithm 7.4.
+    """
+
+    memory_size: int = static(default=10, least=1)
+    scale_init_precond: bool = static(default=True)
+
+    needs_params = True
+
+    def init(self, params: Any) -> ScaleByLBFGSState:
+        """An empty memory."""
+        x, g = slot_zeros(params), slot_zeros(params)
+
+        def memory(slot: Any) -> Any:
+            rows = lambda z: jnp.broadcast_to(z, (self.memory_size, *jnp.shape(z)))  # noqa: E731
+            return jax.tree.map(rows, slot)
+
+        weights = jnp.zeros(self.memory_size, real_dtype_of(x))
+        return ScaleByLBFGSState(zero_count(), x, g, memory(x), memory(g), weights)
+
+    def update(
+        self, updates: Any, state: ScaleByLBFGSState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, ScaleByLBFGSState]:
+        """The gradient times the approximate inverse Hessian."""
+        del extra_args
+        m, dtype = self.memory_size, state.weights_memory.dtype
+        x, g = _as_slot(params, state.params), _as_slot(updates, state.updates)
+        s = map_leaves(jnp.subtract, x, last=state.params)
+        y = map_leaves(jnp.subtract, g, last=state.updates)
+        sy, yy = inner(s, y).astype(dtype), inner(y, y).astype(dtype)
+        # A pair without positive curvature would make the inverse Hessian indefinite, and one whose
+        # product has no finite inverse would make it NaN. Their weight is zero: they are not used.
+        usable = (state.count > 0) & (sy > 0) & (yy > 0) & jnp.isfinite(1 / _or_one(sy))
+        weight = jnp.where(usable, 1 / _or_one(sy), jnp.zeros((), dtype))
+        at = jnp.mod(state.count - 1, m)
+        s, y, weights = jax.tree.map(
+            lambda ring, new: ring.at[at].set(
+                reshard_to(jnp.where(usable, new, jnp.zeros_like(new)), explicit_spec(ring)[1:]),
+                wrap_negative_indices=False,
+            ),
+            (state.diff_params_memory, state.diff_updates_memory, state.weights_memory),
+            (s, y, weight),
+        )
+        gamma = self._gamma(usable, sy / _or_one(yy), state.count, g)
+        order = jnp.mod(state.count + jnp.arange(m, dtype=jnp.int32), m)
+        direction = inverse_product(g, s, y, weights, gamma, order)
+        return direction, ScaleByLBFGSState(safe_increment(state.count), x, g, s, y, weights)
+
+    def _gamma(self, usable: jax.Array, ratio: jax.Array, count: jax.Array, g: Any) -> jax.Array:
+        one = jnp.ones_like(ratio)
+        if not self.scale_init_precond:
+            return one
+        square = inner(g, g).astype(ratio.dtype)
+        # Before the first pair nothing is known of the curvature: a step of length 1 at most.
+        first = 1 / jnp.sqrt(jnp.maximum(square, one))
+        return jnp.where(usable, ratio, jnp.where(count > 0, one, first))
+
+
+def _or_one(x: jax.Array) -> jax.Array:
+    return jnp.where(x > 0, x, jnp.ones_like(x))
+
+
+def _as_slot(tree: Any, slot: Any) -> Any:
+    return jax.tree.map(lambda x, z: jnp.asarray(x, z.dtype), tree, slot)
+
+
+def inverse_product(
+    v: Any, s: Any, y: Any, rho: jax.Array, gamma: jax.Array, order: jax.Array
+) -> Any:
+    r"""The product of the approximate inverse Hessian with a tree, by the two-loop recursion.
+
+    Args:
+        v: A tree of arrays.
+        s: The differences of the params, a tree like it whose leaves have a leading axis.
+        y: The differences of the gradients.
+        rho: :math:`1 / \langle s, y \rangle` for every pair; 0 leaves it out.
+        gamma: The diagonal that the recursion starts from.
+        order: The pairs by age, the oldest first.
+
+    Returns:
+        A tree like `v`.
+    """
+
+    def pair(i: jax.Array) -> tuple[Any, Any]:
+        return jax.tree.map(lambda ring: ring[i], (s, y))
+
+    def backward(q: Any, i: jax.Array) -> tuple[Any, jax.Array]:
+        si, yi = pair(i)
+        alpha = rho[i] * inner(si, q).astype(rho.dtype)
+        return map_leaves(lambda a, q, d: q - a.astype(d.dtype) * d, q, hyper=alpha, y=yi), alpha
+
+    def forward(r: Any, at: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+        i, alpha = at
+        si, yi = pair(i)
+        beta = rho[i] * inner(yi, r).astype(rho.dtype)
+        return map_leaves(
+            lambda a, r, d: r + a.astype(d.dtype) * d, r, hyper=alpha - beta, s=si
+        ), None
+
+    q, alphas = jax.lax.scan(backward, v, order, reverse=True)
+    r = map_leaves(lambda h, q: h.astype(q.dtype) * q, q, hyper=gamma)
+    return jax.lax.scan(forward, r, (order, alphas))[0]
+
 
 _ZOOM = scale_by_zoom_linesearch(max_linesearch_steps=20, initial_guess_strategy="one")
 

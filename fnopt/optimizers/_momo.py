@@ -26,7 +26,7 @@ from fnopt.core import (
     static,
     zero_count,
 )
-from fnopt.optimizers._lower_bound import LowerBound, first_lower_bound, next_lower_bound
+from fnopt.optimizers._polyak_sgd import LowerBound, first_lower_bound, next_lower_bound
 from fnopt.transforms import inner, numbers, real_dtype_of
 
 

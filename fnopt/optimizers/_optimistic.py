@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 from fnopt.core import Leafwise, Scalar, ScalarOrSchedule, Slot, hyper
 from fnopt.optimizers._adam import scale_by_adam
-from fnopt.optimizers._arithmetic import write_after
-from fnopt.optimizers._recipe import recipe
+from fnopt.optimizers._recipe import recipe, write_after
 from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
 

@@ -1,4 +1,4 @@
-"""Recipes: optimizers as functions of a learning rate, with advice for a wrong argument."""
+"""Recipes: optimizers as functions of a learning rate, and arithmetic that they share."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.core import Tracer
 
 from fnopt.core import as_number, check_choice, error_scope, wrong_arguments
+from fnopt.sharding import sharded_full_like
 
 _Recipe = TypeVar("_Recipe", bound=Callable[..., Any])
 
@@ -96,3 +99,31 @@ def as_betas(recipe: str, betas: Any) -> tuple[Any, Any]:
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise TypeError(f"{recipe}: betas = {betas!r}, expected a pair such as (0.9, 0.999).")
     return betas[0], betas[1]
+
+
+def clip_modulus(x: jax.Array, most: jax.Array) -> jax.Array:
+    """Clip the modulus of elements to `most`; complex ones keep their phase."""
+    if not jnp.iscomplexobj(x):
+        return jnp.clip(x, -most, most)
+    modulus = jnp.abs(x)
+    is_long = modulus > most
+    return jnp.where(
+        is_long, x * (most / jnp.where(is_long, modulus, sharded_full_like(modulus, 1))), x
+    )
+
+
+def write_after(new: jax.Array, reader: jax.Array) -> jax.Array:
+    """The new value of a slot, written after `reader`, an array made from the old value.
+
+    XLA writes a donated slot in place only if every loop that reads the old value is known to run
+    before. This selection makes it so, which reads `reader` once; otherwise XLA copies the slot.
+
+    Args:
+        new: The new value.
+        reader: An array of the same shape.
+
+    Returns:
+        `new`, but NaN where `reader` is NaN.
+    """
+    unknown = reader if reader.dtype == new.dtype else sharded_full_like(new, jnp.nan)
+    return lax.select(lax.ne(reader, reader), unknown, new)

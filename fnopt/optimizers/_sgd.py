@@ -1,4 +1,4 @@
-"""Gradient descent: plain, with momentum, over accumulated gradients, with warm restarts."""
+"""Gradient descent: plain, with momentum, restarts, or noise, and along signs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,16 @@ from typing import Any
 from fnopt.core import Scalar, ScalarOrSchedule
 from fnopt.optimizers._recipe import recipe
 from fnopt.schedules import cosine_restarts_schedule
-from fnopt.transforms import Chain, accumulate, chain, scale_by_learning_rate, trace
+from fnopt.transforms import (
+    Chain,
+    accumulate,
+    add_gradient_noise,
+    chain,
+    ema,
+    scale_by_learning_rate,
+    scale_by_sign,
+    trace,
+)
 
 
 @recipe
@@ -137,3 +146,93 @@ def sgdr(
     """
     schedule = cosine_restarts_schedule(learning_rate, decay_steps, t_mult, alpha)
     return sgd(schedule, momentum, nesterov, accumulator_dtype)
+
+
+@recipe
+def noisy_sgd(
+    learning_rate: ScalarOrSchedule, eta: Scalar = 0.01, gamma: Scalar = 0.55, key: Any = 0
+) -> Chain:
+    r"""Gradient descent with noise whose variance falls with the step.
+
+    .. math:: u_t = -\eta_t\, (g_t + \sigma_t\, z_t), \qquad z_t \sim N(0, 1), \qquad
+              \sigma_t^2 = \frac{\eta}{t^\gamma}
+
+    Args:
+        learning_rate: The learning rate, a number or a `Schedule`.
+        eta: :math:`\eta`, the variance of the first step's noise.
+        gamma: :math:`\gamma`, how fast it falls.
+        key: A whole number or a key of `jax.random`; a constant of the compiled step.
+
+    Returns:
+        A chain of `add_gradient_noise` and `scale_by_learning_rate`; it has no slots.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.noisy_sgd(0.5, eta=1e-6), {"w": jnp.ones(2)}
+        >>> updates, _ = tx.update({"w": jnp.ones(2)}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)["w"].round(1)
+        Array([0.5, 0.5], dtype=float32)
+
+    Reference:
+        Neelakantan et al., 2015, arXiv:1511.06807.
+    """
+    return chain(add_gradient_noise(eta, gamma, key), scale_by_learning_rate(learning_rate))
+
+
+@recipe
+def sign_sgd(learning_rate: ScalarOrSchedule) -> Chain:
+    r"""Descent along the sign of the gradient: :math:`u_t = -\eta_t \operatorname{sign} g_t`.
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+
+    Returns:
+        A chain of `scale_by_sign` and `scale_by_learning_rate`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.sign_sgd(0.25)
+        >>> params = {"w": jnp.ones(2)}
+        >>> updates, state = tx.update({"w": jnp.asarray([3.0, -0.1])}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)
+        {'w': Array([0.75, 1.25], dtype=float32)}
+
+    Reference:
+        Bernstein, Wang, Azizzadenesheli and Anandkumar, 2018, arXiv:1802.04434.
+    """
+    return chain(scale_by_sign(), scale_by_learning_rate(learning_rate))
+
+
+@recipe
+def signum(
+    learning_rate: ScalarOrSchedule, beta: Scalar = 0.9, accumulator_dtype: Any = None
+) -> Chain:
+    r"""Descent along the sign of the mean gradient.
+
+    .. math:: m_t = \beta m_{t-1} + (1-\beta)\, g_t, \qquad u_t = -\eta_t \operatorname{sign} m_t
+
+    Args:
+        learning_rate: :math:`\eta`, a number or a `Schedule`.
+        beta: :math:`\beta`, decay of the mean.
+        accumulator_dtype: Storage dtype of the mean; by default the params' own, but at least
+            float32.
+
+    Returns:
+        A chain of `ema`, `scale_by_sign` and `scale_by_learning_rate`, with the slot `ema`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.signum(0.25)
+        >>> params = {"w": jnp.ones(2)}
+        >>> updates, state = tx.update({"w": jnp.asarray([3.0, -0.1])}, tx.init(params), params)
+        >>> fnopt.apply_updates(params, updates)
+        {'w': Array([0.75, 1.25], dtype=float32)}
+
+    Reference:
+        Bernstein, Wang, Azizzadenesheli and Anandkumar, 2018, arXiv:1802.04434.
+    """
+    return chain(
+        ema(beta, debias=False, accumulator_dtype=accumulator_dtype),
+        scale_by_sign(),
+        scale_by_learning_rate(learning_rate),
+    )

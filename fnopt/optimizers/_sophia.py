@@ -26,8 +26,7 @@ from fnopt.core import (
     static,
     zero_count,
 )
-from fnopt.optimizers._arithmetic import clip_modulus
-from fnopt.optimizers._recipe import recipe
+from fnopt.optimizers._recipe import clip_modulus, recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
 

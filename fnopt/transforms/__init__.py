@@ -3,91 +3,86 @@
 from __future__ import annotations
 
 from fnopt.transforms import states as states
-from fnopt.transforms._accumulate import accumulate, has_updated
-from fnopt.transforms._apply_every import apply_every
-from fnopt.transforms._apply_if_finite import all_finite as all_finite
-from fnopt.transforms._apply_if_finite import apply_if_finite
-from fnopt.transforms._average_params import averaged_params, params_ema, params_mean
+from fnopt.transforms._accumulate import accumulate, apply_every, has_updated
+from fnopt.transforms._average_params import averaged_params, lookahead, params_ema, params_mean
 from fnopt.transforms._backtracking_linesearch import scale_by_backtracking_linesearch
-from fnopt.transforms._basic import identity, scale, set_to_zero, stateless
+from fnopt.transforms._basic import (
+    identity,
+    scale,
+    scale_by_learning_rate,
+    scale_by_schedule,
+    scale_by_sign,
+    set_to_zero,
+    stateless,
+)
 from fnopt.transforms._block_codes import decode as decode
 from fnopt.transforms._block_codes import encode as encode
 from fnopt.transforms._cautious import cautious
-from fnopt.transforms._centralize import centralize
 from fnopt.transforms._chain import Chain, chain
-from fnopt.transforms._clip import clip, clip_by_global_norm
-from fnopt.transforms._clip_units import (
+from fnopt.transforms._chain import Wrapper as Wrapper
+from fnopt.transforms._clip import (
     adaptive_grad_clip,
+    clip,
     clip_by_block_rms,
+    clip_by_global_norm,
     scale_by_param_block_norm,
     scale_by_param_block_rms,
 )
-from fnopt.transforms._clip_units import clipped_rms as clipped_rms
-from fnopt.transforms._clip_units import rms as rms
+from fnopt.transforms._clip import clipped_rms as clipped_rms
+from fnopt.transforms._clip import rms as rms
 from fnopt.transforms._conditionally import (
     conditionally_mask,
     conditionally_transform,
     skip_large_updates,
 )
-from fnopt.transforms._constraints import keep_params_nonnegative, zero_nans
-from fnopt.transforms._decay_to_anchor import decay_to_anchor
-from fnopt.transforms._distance_over_gradients import scale_by_distance_over_gradients
 from fnopt.transforms._dynamic_loss_scale import dynamic_loss_scale, loss_scale
-from fnopt.transforms._ema import ema
-from fnopt.transforms._flatten import flatten
-from fnopt.transforms._freeze import freeze
+from fnopt.transforms._flatten import flatten, split_real_and_imaginary
 from fnopt.transforms._gradient_noise import add_gradient_noise
-from fnopt.transforms._grokfast import grokfast
 from fnopt.transforms._groups import layer_decay, param_groups, scale_by_group
-from fnopt.transforms._hypergradient import hypergradient
-from fnopt.transforms._kahan import kahan
 from fnopt.transforms._layered_step import layered_step
-from fnopt.transforms._learning_rate import scale_by_learning_rate
+from fnopt.transforms._learned_rate import (
+    hypergradient,
+    mechanize,
+    scale_by_distance_over_gradients,
+)
 from fnopt.transforms._line_search import LinePoint as LinePoint
 from fnopt.transforms._line_search import LineSearch as LineSearch
 from fnopt.transforms._line_search import LineSearchCriteria as LineSearchCriteria
 from fnopt.transforms._line_search import advance_search as advance_search
+from fnopt.transforms._line_search import find_kept as find_kept
 from fnopt.transforms._line_search import next_rate as next_rate
 from fnopt.transforms._line_search import start_search as start_search
-from fnopt.transforms._lookahead import lookahead
-from fnopt.transforms._masked import masked
-from fnopt.transforms._master_copy import master_copy, master_params
-from fnopt.transforms._mechanize import mechanize
-from fnopt.transforms._momentum import trace
-from fnopt.transforms._normalize import normalize_by_update_norm
-from fnopt.transforms._objective import find_kept as find_kept
-from fnopt.transforms._objective import value_and_grad_from_state
-from fnopt.transforms._offloaded import offloaded
+from fnopt.transforms._line_search import value_and_grad_from_state
+from fnopt.transforms._masked import freeze, masked
+from fnopt.transforms._momentum import ema, grokfast, reduce_variance, trace
+from fnopt.transforms._narrow_params import kahan, master_copy, master_params, stochastic_rounding
+from fnopt.transforms._nonfinite import all_finite as all_finite
+from fnopt.transforms._nonfinite import apply_if_finite, keep_params_nonnegative, zero_nans
+from fnopt.transforms._normalize import centralize, normalize_by_update_norm, scale_by_trust_ratio
 from fnopt.transforms._packed import packed
 from fnopt.transforms._partition import partition
-from fnopt.transforms._precision_policy import precision_policy
 from fnopt.transforms._quantized_state import quantized_state
 from fnopt.transforms._reduce_on_plateau import reduce_on_plateau
-from fnopt.transforms._reduce_variance import reduce_variance
-from fnopt.transforms._rounded import stochastic_rounding
 from fnopt.transforms._sam import sam
-from fnopt.transforms._scale_by_schedule import scale_by_schedule
 from fnopt.transforms._schedule_free import schedule_free, schedule_free_eval_params
 from fnopt.transforms._select import as_labels as as_labels
 from fnopt.transforms._select import select
 from fnopt.transforms._selectors import Labels, Selector, by_path, by_pattern
-from fnopt.transforms._sign import scale_by_sign
 from fnopt.transforms._sparse_rows import sparse_rows
-from fnopt.transforms._split_real_and_imaginary import split_real_and_imaginary
 from fnopt.transforms._stored_slots import is_coded as is_coded
+from fnopt.transforms._stored_slots import offloaded, precision_policy
 from fnopt.transforms._strict import strict
 from fnopt.transforms._tree_algebra import inner as inner
 from fnopt.transforms._tree_algebra import larger_estimate as larger_estimate
 from fnopt.transforms._tree_algebra import numbers as numbers
 from fnopt.transforms._tree_algebra import real_dtype_of as real_dtype_of
 from fnopt.transforms._tree_algebra import real_sum as real_sum
-from fnopt.transforms._trust_ratio import scale_by_trust_ratio
 from fnopt.transforms._weight_decay import (
     add_decayed_weights,
     cautious_weight_decay,
+    decay_to_anchor,
     independent_weight_decay,
 )
-from fnopt.transforms._wrapper import Wrapper as Wrapper
 from fnopt.transforms._zoom_linesearch import scale_by_zoom_linesearch
 
 __all__ = [

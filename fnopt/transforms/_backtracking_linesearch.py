@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fnopt.core import Scalar, Slot, Transformation, hyper, scalar_loss, static, where, zero_count
 from fnopt.sharding import while_loop
-from fnopt.transforms._objective import with_extras
+from fnopt.transforms._line_search import with_extras
 from fnopt.transforms._tree_algebra import inner, params_after_step, real_dtype_of, scale_tree
 
 

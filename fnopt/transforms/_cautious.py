@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from fnopt.core import Scalar, hyper, map_leaves
-from fnopt.transforms._wrapper import Wrapper
+from fnopt.transforms._chain import Wrapper
 
 
 class CautiousState(NamedTuple):

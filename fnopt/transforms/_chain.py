@@ -1,20 +1,71 @@
-"""Composition of transforms."""
+"""Composition of transforms: chains, wrappers, and the search for states inside them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+import jax
+import jax.numpy as jnp
 
 from fnopt.core import (
+    EmptyState,
     Member,
     Transformation,
     as_transformation,
     call_text,
+    cast_like,
     error_scope,
     names_text,
     static,
     where,
 )
+
+
+class Wrapper(Transformation):
+    """A transform around one `inner` transform, whose state it keeps in `inner_state`.
+
+    Extra arguments of `update` are the inner transform's: a wrapper hands on all that it gets.
+    """
+
+    has_own_state: ClassVar[bool] = True  # False where the state is the inner one itself
+
+    inner: Any  # a Transformation once constructed; another library's pair is taken too
+
+    def __post_init__(self) -> None:
+        self._set("inner", as_transformation(self.inner, f"{type(self).__name__}: inner"))
+        super().__post_init__()
+
+    def members(self, state: Any = None) -> tuple[Member, ...]:
+        """The inner transform, by its own name."""
+        inner_state = state if state is None or not self.has_own_state else state.inner_state
+        return (Member(self.inner._place, self.inner, inner_state),)
+
+    def _step_if(
+        self,
+        holds: jax.Array,
+        updates: Any,
+        inner_state: Any,
+        params: Any,
+        extra_args: dict[str, Any],
+        otherwise: Any = None,
+        prepare: Callable[[Any], Any] = lambda updates: updates,
+    ) -> tuple[Any, Any]:
+        """The inner step if a condition holds; else other updates (zeros) and the old state."""
+
+        def step() -> tuple[Any, Any]:
+            gradients = prepare(updates)
+            new, inner = self.inner.update(gradients, inner_state, params, **extra_args)
+            return new, cast_like(inner, inner_state)
+
+        def skip() -> tuple[Any, Any]:
+            shapes, _ = jax.eval_shape(step)
+            other = jax.tree.map(jnp.zeros_like, shapes) if otherwise is None else otherwise
+            return cast_like(other, shapes), inner_state
+
+        return jax.lax.cond(holds, step, skip)
+
 
 Tree = TypeVar("Tree")
 State = TypeVar("State")
@@ -156,3 +207,69 @@ def chain(*transforms: Any) -> Chain:
     if repeated:
         raise ValueError(f"chain: the names {names_text(repeated)} are used more than once.")
     return Chain(tuple(as_transformation(t, f"chain: member {n!r}") for n, t in transforms), names)
+
+
+def states_of(state: Any, kind: type) -> list[Any]:
+    """All states of a class inside a state."""
+    if isinstance(state, kind):
+        return [state]
+    if isinstance(state, EmptyState) or not isinstance(state, (tuple, list, dict)):
+        return []
+    parts = state.values() if isinstance(state, dict) else state
+    return [found for part in parts for found in states_of(part, kind)]
+
+
+def find_state(state: Any, kind: type, who: str, maker: str) -> Any:
+    """The one state of a class inside a state.
+
+    Raises:
+        ValueError: If there is none, or more than one.
+    """
+    found = states_of(state, kind)
+    _check_number(len(found), who, maker)
+    return found[0]
+
+
+def _check_number(found: int, who: str, maker: str, what: str = "in this state") -> None:
+    if found != 1:
+        raise ValueError(
+            f"{who}: {found} states of {maker} are {what}, expected one. Give the "
+            "optimizer's state, as its update returned it; take one of several out of it with "
+            "fnopt.named(tx, state)."
+        )
+
+
+def read_slot(
+    params: Any,
+    state: Any,
+    kind: type,
+    slot: str,
+    read: Callable[[Any, Any, Any], Any],
+    who: str,
+    maker: str,
+) -> Any:
+    """The params with `read(kept, p, part)` for the leaves that a state of a class keeps a part of.
+
+    Several states may keep parts of different leaves, as the parts of a partition do. Leaves that
+    no state keeps anything of (frozen ones, others of a mask) are the params themselves.
+
+    Raises:
+        ValueError: If there is no such state, or more than one keeps a part of the same leaf.
+    """
+    found = states_of(state, kind)
+    _check_number(min(len(found), 1), who, maker)
+    leaves, treedef = jax.tree.flatten(params)
+    try:
+        columns = [treedef.flatten_up_to(getattr(kept, slot)) for kept in found]
+    except ValueError:
+        raise ValueError(
+            f"{who}: the state and the params have different structures, expected the params that "
+            f"the state was made for. Inside of flatten slots are vectors: put {maker} around it."
+        ) from None
+
+    def read_leaf(p: Any, *parts: Any) -> Any:
+        own = [(kept, x) for kept, x in zip(found, parts, strict=True) if x is not None]
+        _check_number(max(len(own), 1), who, maker, "of one leaf")
+        return read(own[0][0], p, own[0][1]) if own else p
+
+    return treedef.unflatten(map(read_leaf, leaves, *columns))

@@ -1,4 +1,4 @@
-"""Clipping by element and by global norm."""
+"""Clipping: by element, leaf, unit and global norm."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from jax import lax
 
 from fnopt.core import (
     EmptyState,
+    Leafwise,
     Scalar,
     Transformation,
+    axis_norms,
     global_norm,
     hyper,
+    is_integer,
     leaf_text,
     leaves_with_names,
     map_leaves,
+    static,
     type_text,
     where,
 )
+from fnopt.transforms._normalize import divide_by_norm
 
 
 class clip(Transformation):
@@ -96,3 +101,147 @@ class clip_by_global_norm(Transformation):
         # next, while a division per element would be kept in a temporary of the params' size.
         factor = max_norm / lax.max(norm, max_norm)
         return map_leaves(lambda g: g * factor.astype(jnp.finfo(g.dtype).dtype), updates), state
+
+
+class clip_by_block_rms(Leafwise):
+    r"""Clip the root mean square of every leaf.
+
+    .. math:: u_\ell = \frac{g_\ell}{\max(1,\, \mathrm{rms}(g_\ell) / c)}
+
+    Args:
+        threshold: :math:`c`, the largest root mean square that passes unchanged.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.clip_by_block_rms(1.0)
+        >>> tx.update({"w": jnp.full(4, 3.0)}, tx.init({"w": jnp.ones(4)}))[0]["w"].round(3)
+        Array([1., 1., 1., 1.], dtype=float32)
+
+    Reference:
+        Shazeer and Stern, 2018, arXiv:1804.04235.
+    """
+
+    threshold: Scalar = hyper(gt=0, infinite=True)
+
+    def leaf(self, h: Any, g: Any) -> Any:
+        return clipped_rms(g, h.threshold)
+
+
+class scale_by_param_block_norm(Leafwise):
+    r"""Scale every leaf by the norm of its parameters.
+
+    .. math:: u_\ell = \max(\lVert \theta_\ell \rVert,\, s)\, g_\ell
+
+    Args:
+        min_scale: :math:`s`, what the norm is at least.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.scale_by_param_block_norm(), {"w": jnp.asarray([3.0, 4.0])}
+        >>> tx.update({"w": jnp.ones(2)}, tx.init(params), params)[0]
+        {'w': Array([5., 5.], dtype=float32)}
+    """
+
+    needs_params = True
+
+    min_scale: Scalar = hyper(default=1e-3, ge=0)
+
+    def leaf(self, h: Any, g: Any, p: Any) -> Any:
+        return jnp.maximum(global_norm(p), h.min_scale) * g
+
+
+class scale_by_param_block_rms(Leafwise):
+    r"""Scale every leaf by the root mean square of its parameters.
+
+    .. math:: u_\ell = \max(\mathrm{rms}(\theta_\ell),\, s)\, g_\ell
+
+    Args:
+        min_scale: :math:`s`, what the root mean square is at least.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.scale_by_param_block_rms(), {"w": jnp.full(4, -2.0)}
+        >>> tx.update({"w": jnp.ones(4)}, tx.init(params), params)[0]
+        {'w': Array([2., 2., 2., 2.], dtype=float32)}
+
+    Reference:
+        Shazeer and Stern, 2018, arXiv:1804.04235.
+    """
+
+    needs_params = True
+
+    min_scale: Scalar = hyper(default=1e-3, ge=0)
+
+    def leaf(self, h: Any, g: Any, p: Any) -> Any:
+        return jnp.maximum(rms(p), h.min_scale) * g
+
+
+def clipped_rms(x: jax.Array, most: jax.Array) -> jax.Array:
+    """The array, shorter if its root mean square is above `most`."""
+    return x / jnp.maximum(rms(x) / most, jnp.ones_like(most))
+
+
+def rms(x: jax.Array) -> jax.Array:
+    """The root mean square of an array; 0 for an empty one."""
+    norm = global_norm(x)
+    return norm / jnp.sqrt(jnp.asarray(max(x.size, 1), norm.dtype))
+
+
+def _axes(axis: Any) -> Any:
+    axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
+    if axis is not None and not all(map(is_integer, axes)):
+        raise TypeError(f"axis = {axis!r}, expected an int or several, or None.")
+    return None if axis is None else axes
+
+
+class adaptive_grad_clip(Leafwise):
+    r"""Clip the gradient norm of every unit relative to the norm of its parameters.
+
+    .. math:: u_j = g_j \cdot \min\left(1,\;
+              \frac{c \max(\lVert \theta_j \rVert,\, \epsilon)}{\lVert g_j \rVert}\right)
+
+    A unit is what feeds one output: a column of a matrix, the kernel of one channel of a
+    convolution, and all of a vector. The last axis is that of the outputs.
+
+    Args:
+        clipping: :math:`c`, the largest ratio of the norms that passes unchanged.
+        eps: :math:`\epsilon`, what the norm of the params is at least.
+        axis: The axes that the norms run over, an int or several; by default all but the last
+            (for 3 axes, the first), and all of a vector.
+
+    Raises:
+        ValueError: For an array of more than 5 axes without `axis`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.adaptive_grad_clip(0.5), {"w": jnp.asarray([3.0, 4.0])}
+        >>> tx.update({"w": jnp.asarray([6.0, 8.0])}, tx.init(params), params)[0]["w"].round(1)
+        Array([1.5, 2. ], dtype=float32)
+
+    Reference:
+        Brock, De, Smith and Simonyan, 2021, arXiv:2102.06171.
+    """
+
+    needs_params = True
+
+    clipping: Scalar = hyper(ge=0, infinite=True)
+    eps: Scalar = hyper(default=1e-3, ge=0)
+    axis: Any = static(default=None, convert=_axes)
+
+    def leaf(self, h: Any, g: Any, p: Any) -> Any:
+        axes = _unit_axes(g.shape) if self.axis is None else self.axis
+        length = axis_norms(g, axes)
+        most = h.clipping * jnp.maximum(axis_norms(p, axes), h.eps)
+        # The norm first: the ratio of two small numbers may be large, their quotients are not.
+        return jnp.where(length <= most, g, divide_by_norm(g, length) * most)
+
+
+def _unit_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
+    if sum(n > 1 for n in shape) <= 1 and 0 not in shape:
+        return tuple(range(len(shape)))
+    if len(shape) > 5:
+        raise ValueError(
+            f"adaptive_grad_clip: an array of shape {shape}, expected at most 5 axes: say with "
+            "axis=... over which the norm of a unit runs."
+        )
+    return (0,) if len(shape) <= 3 else tuple(range(len(shape) - 1))

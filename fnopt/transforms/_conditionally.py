@@ -18,7 +18,7 @@ from fnopt.core import (
     static,
     zero_count,
 )
-from fnopt.transforms._wrapper import Wrapper
+from fnopt.transforms._chain import Wrapper
 
 
 class ConditionallyState(NamedTuple):

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Scalar, hyper, is_inexact, map_leaves, safe_increment, zero_count
-from fnopt.transforms._apply_if_finite import all_finite, or_zeros
-from fnopt.transforms._find import find_state
-from fnopt.transforms._wrapper import Wrapper
+from fnopt.transforms._chain import Wrapper, find_state
+from fnopt.transforms._nonfinite import all_finite, or_zeros
 
 
 class DynamicLossScaleState(NamedTuple):

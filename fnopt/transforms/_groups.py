@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fnopt.core import ScalarOrSchedule, names_text, where
+from fnopt.transforms._basic import scale_by_schedule
 from fnopt.transforms._partition import partition
-from fnopt.transforms._scale_by_schedule import scale_by_schedule
 from fnopt.transforms._selectors import by_pattern
 
 _REST = "others"

@@ -25,7 +25,7 @@ from fnopt.core import (
     static,
     type_text,
 )
-from fnopt.transforms._offloaded import on_device
+from fnopt.transforms._stored_slots import on_device
 
 
 class LayeredState(NamedTuple):

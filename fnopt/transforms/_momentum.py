@@ -1,10 +1,14 @@
-"""Momentum."""
+"""Averages of past gradients, and corrections of the gradient by past ones."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fnopt.core import Leafwise, Scalar, Slot, as_dtype, hyper, static
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Leafwise, Scalar, Slot, as_dtype, global_norm, hyper, mean_weights, static
+from fnopt.core import ema as averaged
 
 
 class TraceState(NamedTuple):
@@ -53,3 +57,165 @@ class trace(Leafwise):
     def leaf(self, h: Any, g: Any, m: Any) -> Any:
         m = h.decay * m + g
         return (g + h.decay * m if self.nesterov else m), m
+
+
+class EmaState(NamedTuple):
+    """Step count (None without `debias`), and the average of the updates."""
+
+    count: jax.Array | None
+    ema: Slot
+
+
+class ema(Leafwise):
+    r"""Replace updates by their exponential moving average.
+
+    .. math:: m_t = \beta m_{t-1} + (1-\beta)\, g_t, \qquad
+              u_t = a\, m_t + b\, g_t
+
+    with :math:`(a, b) = (1, 0)`, or :math:`(\beta, 1-\beta)` for Nesterov's form. Debiased, the
+    two terms are divided by :math:`1-\beta^t`, and `a` of Nesterov's form by
+    :math:`1-\beta^{t+1}`.
+
+    Args:
+        decay: :math:`\beta`.
+        debias: Whether to correct for the start at zero.
+        accumulator_dtype: Storage dtype of the average; by default the params' own, but at least
+            float32.
+        nesterov: Whether to look ahead.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.ema(0.75)
+        >>> tx.update({"w": jnp.full(2, 4.0)}, tx.init({"w": jnp.ones(2)}))[0]["w"].round(3)
+        Array([4., 4.], dtype=float32)
+
+    Reference:
+        Dozat, 2016, Incorporating Nesterov Momentum into Adam.
+    """
+
+    State = EmaState
+
+    decay: Scalar = hyper(ge=0, lt=1)
+    debias: bool = static(default=True)
+    accumulator_dtype: Any = static(default=None, convert=as_dtype)
+    nesterov: bool = static(default=False)
+
+    @property
+    def reads_step(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether the average is debiased."""
+        return self.debias
+
+    def storage(self, slot: str) -> Any:
+        """`accumulator_dtype`."""
+        del slot
+        return self.accumulator_dtype
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """The weights of the average and of the gradient."""
+        gain = 1 - h.decay
+        mean, gradient = h.decay, gain
+        if self.debias:
+            mean, gradient = mean_weights(h.decay, t, self.nesterov)
+        return {"gain": gain, "mean": mean, "gradient": gradient}
+
+    def leaf(self, h: Any, g: Any, mean: Any) -> Any:
+        mean = averaged(mean, g, h.decay, h.gain)
+        if self.nesterov:
+            return h.mean * mean + h.gradient * g, mean
+        return (h.mean * mean if self.debias else mean), mean
+
+
+class GrokfastState(NamedTuple):
+    """The average of the gradients."""
+
+    ema: Slot
+
+
+class grokfast(Leafwise):
+    r"""Amplify slow gradients: add a multiple of their running mean.
+
+    .. math:: h_t = \alpha h_{t-1} + (1-\alpha)\, g_t, \qquad u_t = g_t + \lambda h_t
+
+    In front of an optimizer it shortens the time between fitting the training set and generalising
+    ("grokking"). On the problems of its paper the factor is up to 50.
+
+    Args:
+        alpha: :math:`\alpha`, decay of the mean.
+        lamb: :math:`\lambda`, how much of it is added.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.chain(fnopt.grokfast(0.5, lamb=2.0), fnopt.sgd(0.1))
+        >>> params = {"w": jnp.ones(1)}
+        >>> tx.update(params, tx.init(params), params)[0]
+        {'w': Array([-0.2], dtype=float32)}
+
+    Reference:
+        Lee, Kang, Kim and Lee, 2024, arXiv:2405.20233 (Grokfast-EMA).
+    """
+
+    State = GrokfastState
+
+    alpha: Scalar = hyper(default=0.98, ge=0, lt=1)
+    lamb: Scalar = hyper(default=2.0, ge=0)
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """The weight of the new gradient."""
+        del t
+        return {"gain": 1 - h.alpha}
+
+    def leaf(self, h: Any, g: Any, mean: Any) -> Any:
+        mean = averaged(mean, g, h.alpha, h.gain)
+        return g + h.lamb * mean, mean
+
+
+class ReduceVarianceState(NamedTuple):
+    """Step count, and the last gradient."""
+
+    count: jax.Array
+    last_grad: Slot
+
+
+class reduce_variance(Leafwise):
+    r"""Add to the gradient a multiple of its change (variance reduction of MARS).
+
+    .. math:: c_t = g_t + \gamma\, \frac{\beta_1}{1-\beta_1}\, (g_t - g_{t-1}), \qquad
+              u_t = \frac{c_t}{\max(1,\, \lVert c_t \rVert / r)}
+
+    In front of a method that averages gradients with decay :math:`\beta_1` it makes MARS of it:
+    `mars` is `chain(reduce_variance(), adamw(...))`, and `lion` or `shampoo` can stand there too.
+    The norm is that of a leaf. The change is that between batches (the approximate form of the
+    paper, one gradient a step); nothing is added in the first step.
+
+    Args:
+        b1: :math:`\beta_1`, the decay of the mean behind it.
+        gamma: :math:`\gamma`, how much of the change is added; 0 for none of it.
+        max_norm: :math:`r`, the largest norm of a leaf that passes unchanged; infinity for no
+            bound.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.reduce_variance(0.5, gamma=0.5), {"w": jnp.zeros(1)}
+        >>> _, state = tx.update({"w": jnp.asarray([0.5])}, tx.init(params), params)
+        >>> tx.update({"w": jnp.asarray([0.25])}, state, params)[0]
+        {'w': Array([0.125], dtype=float32)}
+
+    Reference:
+        Yuan, Liu, Wu, Zhou and Gu, 2024, arXiv:2411.10438.
+    """
+
+    State = ReduceVarianceState
+
+    b1: Scalar = hyper(default=0.95, ge=0, lt=1)
+    gamma: Scalar = hyper(default=0.025, ge=0)
+    max_norm: Scalar = hyper(default=1.0, gt=0, infinite=True)
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """The factor of the gradient's change: zero in the first step, which has none."""
+        gain = h.gamma * h.b1 / (1 - h.b1)
+        return {"gain": jnp.where(t > 1, gain, jnp.zeros_like(gain))}
+
+    def leaf(self, h: Any, g: Any, last: Any) -> Any:
+        corrected = g + h.gain * (g - last)
+        excess = global_norm(corrected) / h.max_norm  # zero where there is no bound
+        return corrected / jnp.maximum(excess, jnp.ones_like(excess)), g

@@ -1,4 +1,4 @@
-"""Normalization of updates by their global norm."""
+"""Normalization of updates: by their global norm, their mean, and the norms of parameters."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from jax import lax
 
 from fnopt.core import (
     EmptyState,
+    Leafwise,
     Scalar,
     Transformation,
     add_epsilon,
     global_norm,
     hyper,
     map_leaves,
+    nonzero,
     range_divisor,
 )
 from fnopt.sharding import sharded_full_like
@@ -66,3 +68,65 @@ class normalize_by_update_norm(Transformation):
 
         numbers = {"length": length, "factor": scale_factor}
         return map_leaves(scale_leaf, updates, hyper=numbers), state
+
+
+class scale_by_trust_ratio(Leafwise):
+    r"""Scale every leaf by the ratio of parameter norm and update norm.
+
+    .. math:: u = c\, \frac{\max(\lVert \theta \rVert, n)}{\max(\lVert g \rVert, n) + \epsilon}\, g
+
+    A leaf whose params or update are zero passes unchanged.
+
+    Args:
+        min_norm: :math:`n`, below which both norms are not taken to be.
+        trust_coefficient: :math:`c`.
+        eps: :math:`\epsilon`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.scale_by_trust_ratio(), {"w": jnp.asarray([6.0, 8.0])}
+        >>> tx.update({"w": jnp.asarray([0.0, 2.0])}, tx.init(params), params)[0]
+        {'w': Array([ 0., 10.], dtype=float32)}
+
+    Reference:
+        You, Gitman and Ginsburg, 2017, arXiv:1708.03888.
+    """
+
+    needs_params = True
+
+    min_norm: Scalar = hyper(default=0.0, ge=0)
+    trust_coefficient: Scalar = hyper(default=1.0, ge=0)
+    eps: Scalar = hyper(default=0.0, ge=0)
+
+    def leaf(self, h: Any, g: Any, p: Any) -> Any:
+        of_params = jnp.maximum(global_norm(p), h.min_norm)
+        of_update = jnp.maximum(global_norm(g), h.min_norm)
+        ratio = h.trust_coefficient * of_params / (nonzero(of_update) + h.eps)
+        # A layer of zeros would stay at zero for ever: it gets the update as it is.
+        frozen = (of_params == 0) | (of_update == 0)
+        return jnp.where(frozen, jnp.ones_like(ratio), ratio) * g
+
+
+class centralize(Leafwise):
+    r"""Subtract from every matrix its mean over all axes but the last.
+
+    .. math:: u_{\cdot j} = g_{\cdot j} - \frac{1}{m} \sum_i g_{ij}
+
+    Vectors and scalars pass unchanged. The last axis is that of the outputs, as in the kernels of
+    flax and Keras.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, g = fnopt.centralize(), {"w": jnp.asarray([[1.0, 4.0], [3.0, 4.0]])}
+        >>> print(tx.update(g, tx.init(g))[0]["w"])
+        [[-1.  0.]
+         [ 1.  0.]]
+
+    Reference:
+        Yong, Huang, Hua and Zhang, 2020, arXiv:2004.01461.
+    """
+
+    def leaf(self, h: Any, g: Any) -> Any:
+        if g.ndim < 2:
+            return g
+        return g - jnp.mean(g, axis=tuple(range(g.ndim - 1)), keepdims=True)

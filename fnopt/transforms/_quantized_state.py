@@ -17,8 +17,14 @@ from fnopt.core import (
     zero_count,
 )
 from fnopt.sharding import unsharded_leaves
-from fnopt.transforms._block_codes import block_scales, decode, encode_with
-from fnopt.transforms._coded_parts import decode_part, encode_part, size_of_whole
+from fnopt.transforms._block_codes import (
+    block_scales,
+    decode,
+    decode_part,
+    encode_part,
+    encode_with,
+    size_of_whole,
+)
 from fnopt.transforms._stored_slots import StoredSlots, is_coded, pattern_items
 
 

@@ -20,9 +20,8 @@ from fnopt.core import (
     static,
     zero_count,
 )
-from fnopt.transforms._find import read_slot
+from fnopt.transforms._chain import Wrapper, read_slot
 from fnopt.transforms._tree_algebra import numbers, real_dtype_of
-from fnopt.transforms._wrapper import Wrapper
 
 
 class ScheduleFreeState(NamedTuple):

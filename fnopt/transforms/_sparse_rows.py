@@ -17,9 +17,8 @@ from fnopt.core import (
     map_slots,
     where,
 )
-from fnopt.transforms._accumulate import accumulate
-from fnopt.transforms._apply_every import apply_every
-from fnopt.transforms._wrapper import Wrapper
+from fnopt.transforms._accumulate import accumulate, apply_every
+from fnopt.transforms._chain import Wrapper
 
 
 class SparseRowsState(NamedTuple):

@@ -1,15 +1,32 @@
-"""Wrappers that keep the slots of an optimizer in another form than it computes with."""
+"""Storage of slots: in other dtypes, in codes, and in host memory."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 
-from fnopt.core import map_slots, matches, names_text, where
-from fnopt.transforms._wrapper import Wrapper
+from fnopt.core import (
+    as_dtype,
+    compute_dtype,
+    count_of,
+    first_count,
+    is_inexact,
+    is_narrow,
+    map_slots,
+    matches,
+    names_text,
+    next_count,
+    static,
+    stochastic_round_leaves,
+    where,
+)
+from fnopt.sharding import place_state
+from fnopt.transforms._chain import Wrapper
+from fnopt.transforms._gradient_noise import key_words, step_key
 
 
 def pattern_items(given: Any) -> tuple[tuple[str, Any], ...]:
@@ -78,3 +95,205 @@ class StoredSlots(Wrapper):
                     f"{where()}{pattern!r} chooses the slot {coded[0]!r}, which a quantized_state "
                     f"inside keeps in codes. Name other slots, or put {name} inside of that one."
                 )
+
+
+class PrecisionPolicyState(NamedTuple):
+    """The number of updates made, and the inner state with its slots as they are stored."""
+
+    count: jax.Array | None
+    inner_state: Any
+
+
+def _parse_dtypes(given: Any) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, as_dtype(dtype)) for name, dtype in pattern_items(given))
+
+
+class precision_policy(StoredSlots):
+    r"""Set the storage dtypes of slots, by name, and the compute dtype of an optimizer.
+
+    .. math:: (u, s') = \mathrm{inner}\big(c(g),\ c(s),\ c(\theta)\big), \qquad
+              s'_{\mathrm{stored}} = \mathrm{round}(s')
+
+    It works around any optimizer: `precision_policy(adamw(1e-3), {"mu": "bfloat16"})`,
+    `{"*": "bfloat16"}` for all slots. The step itself is computed in at least float32; a slot is
+    rounded once, when it is stored.
+
+    A slow average must not be rounded to the nearest: with `b2=0.999` a mean square in bfloat16
+    never decays. With a `key`, slots of 16 bits and less are rounded stochastically, without bias,
+    at the cost of random numbers.
+
+    Args:
+        inner: The optimizer, fnopt's or any (init, update) pair.
+        slots: A dict from the name of a slot (see `slot_names`), its path or a glob to a dtype.
+        compute_dtype: float32 or wider: what gradients, params and slots are cast to before the
+            step. None for the widest that is among them, but at least float32.
+        key: A whole number or a key of `jax.random`: slots are rounded at random.
+
+    Raises:
+        ValueError: If no slot has one of the names, or the compute dtype has less than 32 bits.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.precision_policy(fnopt.adam(1e-3), {"mu": "bfloat16"})
+        >>> slots = fnopt.slots(tx.init({"w": jnp.ones(2)}))
+        >>> slots["mu"]["w"].dtype, slots["nu"]["w"].dtype
+        (dtype(bfloat16), dtype('float32'))
+
+    Reference:
+        Zamirai et al., 2020, arXiv:2010.06192.
+    """
+
+    slots: Any = static(default=(), convert=_parse_dtypes)
+    compute_dtype: Any = static(default=None, convert=as_dtype)
+    key: Any = static(default=None, convert=lambda key: None if key is None else key_words(key))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.compute_dtype is not None and (
+            is_narrow(self.compute_dtype) or not jnp.issubdtype(self.compute_dtype, jnp.inexact)
+        ):
+            raise ValueError(
+                f"{where()}precision_policy: compute_dtype = {self.compute_dtype}, expected "
+                "float32 or wider: narrower dtypes lose averages and epsilons."
+            )
+
+    @property
+    def reads_step(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether slots are rounded at random."""
+        return self.key is not None
+
+    def init(self, params: Any) -> PrecisionPolicyState:
+        """The inner state, with its slots as they are stored."""
+        inner_state = self.inner.init(self._cast(params))
+        self._check_names(inner_state)
+        return PrecisionPolicyState(first_count(self), self._store(inner_state, None))
+
+    def update(
+        self, updates: Any, state: PrecisionPolicyState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, PrecisionPolicyState]:
+        """A step of the inner transform in the compute dtype."""
+        params = None if params is None else self._cast(params)
+        inner_state = self._map(lambda _, x: self._wide(x), state.inner_state)
+        new, inner_state = self.inner.update(self._cast(updates), inner_state, params, **extra_args)
+        count = count_of(self, state)
+        key = None if self.key is None or count is None else step_key(self.key, count)
+        stored = self._store(inner_state, key)
+        return new, PrecisionPolicyState(next_count(count), stored)
+
+    def _store(self, state: Any, key: Any) -> Any:
+        wanted: list[tuple[jax.Array, Any]] = []  # what is rounded at random, and to what
+
+        def is_random(dtype: Any, x: Any) -> bool:
+            return key is not None and is_narrow(dtype) and not jnp.iscomplexobj(x)
+
+        def collect(dtype: Any, x: Any) -> Any:
+            if is_random(dtype, x):
+                wanted.append((x.astype(jnp.float32), dtype))
+            return x
+
+        self._map(collect, state)
+        rounded = iter(stochastic_round_leaves([x for x, _ in wanted], [d for _, d in wanted], key))
+
+        def store_leaf(dtype: Any, x: Any) -> jax.Array:
+            if jnp.iscomplexobj(x):  # of the same width, if there is one
+                return x.astype(jnp.complex128 if dtype == jnp.float64 else jnp.complex64)
+            return (next(rounded) if is_random(dtype, x) else x).astype(dtype)
+
+        return self._map(store_leaf, state)
+
+    def _cast(self, tree: Any) -> Any:
+        if self.compute_dtype is None:
+            return tree
+        return jax.tree.map(lambda x: self._wide(x) if is_inexact(x) else x, tree)
+
+    def _wide(self, x: Any) -> jax.Array:
+        x = jnp.asarray(x)
+        dtype = self.compute_dtype or compute_dtype(x.dtype)
+        if jnp.iscomplexobj(x) and dtype.kind != "c":
+            dtype = compute_dtype(dtype, jnp.complex64)
+        return x.astype(dtype)
+
+
+class offloaded(Wrapper):
+    r"""Keep the state of an optimizer in the host's memory.
+
+    `init` puts the arrays of the state there, in their shardings. Inside the jitted step each array
+    is copied to the device, updated and copied back. Between steps the device has room for other
+    arrays. On an H200 XLA fetched the whole state before it computed, so the peak within a step was
+    that of a state on the device; :func:`fnopt.layered_step` fetches one layer at a time. Scalars
+    (step counts) stay on the device. The updates are those of the inner optimizer, bit by bit.
+
+    The state has the structure of the inner optimizer's. On a CPU the same program runs, and both
+    memories are one. Put wrappers that keep an old state, such as `apply_if_finite`, inside:
+    under `jax.vmap` they select between arrays, for which JAX needs them on the device.
+
+    Args:
+        inner: The optimizer, fnopt's or any (init, update) pair.
+        memory_kind: The kind of memory, as in `jax.sharding.Sharding`. Inside `jax.jit` only
+            `'pinned_host'` and the device's own kind are possible.
+
+    Raises:
+        ValueError: From `init` and `update`, if the backend has no such memory, or `jax.jit` can't
+            copy to it.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> tx = fnopt.offloaded(fnopt.adamw(1e-3))
+        >>> params = {"w": jnp.ones(4)}
+        >>> state = jax.jit(tx.init)(params)
+        >>> fnopt.slots(state)["mu"]["w"].sharding.memory_kind
+        'pinned_host'
+        >>> updates, state = jax.jit(tx.update)(params, state, params)
+        >>> fnopt.slots(state)["mu"]["w"].sharding.memory_kind
+        'pinned_host'
+    """
+
+    has_own_state = False
+
+    memory_kind: str = static(default="pinned_host")
+
+    def init(self, params: Any) -> Any:
+        """The inner state, in the other memory."""
+        return self._move(place_state(self.inner.init(params), params))
+
+    def update(
+        self, updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, Any]:
+        """The inner update, with the state on the device."""
+        new, state = self.inner.update(updates, on_device(state), params, **extra_args)
+        return new, self._move(state)
+
+    def _move(self, state: Any) -> Any:
+        """The state with its arrays in the other memory."""
+        device = jax.local_devices()[0]
+        kinds = [memory.kind for memory in device.addressable_memories()]
+        if self.memory_kind not in kinds:
+            raise ValueError(
+                f"{where()}memory_kind = {self.memory_kind!r}, but the backend "
+                f"{device.platform!r} has the kinds {names_text(kinds)}: choose one of these."
+            )
+        if self.memory_kind == device.default_memory().kind:
+            return state
+        return jax.tree.map(lambda x: _move_array(x, self.memory_kind) if jnp.ndim(x) else x, state)
+
+
+def on_device(tree: Any) -> Any:
+    """The arrays of a tree in the memory of their device."""
+    return jax.tree.map(lambda x: _move_array(x, None) if jnp.ndim(x) else x, tree)
+
+
+def _move_array(x: Any, kind: str | None) -> Any:
+    """An array in the memory of a kind, None for the device's own, with its sharding."""
+    if not isinstance(x, Tracer):
+        own = next(iter(x.sharding.device_set)).default_memory().kind
+        sharding = x.sharding.with_memory_kind(kind or own)
+        return x if x.sharding == sharding else jax.device_put(x, sharding)
+    space = getattr(getattr(jax, "memory", None), "Space", None)
+    if kind is None and (space is None or jax.typeof(x).memory_space == space.Device):
+        return x
+    if space is None or kind not in (None, "pinned_host"):
+        raise ValueError(
+            f"{where()}memory_kind = {kind!r}: inside jax.jit JAX {jax.__version__} copies to "
+            f"{'no other memory' if space is None else repr('pinned_host') + ' only'}."
+        )
+    return jax.device_put(x, space.Host if kind else space.Device)

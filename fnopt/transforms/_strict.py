@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fnopt.core import ANY, Transformation, extra_arg_names, names_text, where
-from fnopt.transforms._wrapper import Wrapper
+from fnopt.transforms._chain import Wrapper
 
 
 class strict(Wrapper):

@@ -17,8 +17,8 @@ from fnopt.transforms._line_search import (
     advance_search,
     next_rate,
     start_search,
+    with_extras,
 )
-from fnopt.transforms._objective import with_extras
 from fnopt.transforms._tree_algebra import (
     chosen,
     conjugate_tree,

@@ -65,7 +65,7 @@ def test_losses_below_a_given_bound_are_counted_and_replace_it(method):
 
 
 def test_the_estimated_bound_written_out():
-    from fnopt.optimizers._lower_bound import first_lower_bound, next_lower_bound
+    from fnopt.optimizers._polyak_sgd import first_lower_bound, next_lower_bound
 
     state, bounds = first_lower_bound(jnp.float32), []
     for value in (3.0, -1.0, -1.5, -1.25, -2.5, -6.0):
@@ -77,7 +77,7 @@ def test_the_estimated_bound_written_out():
 
 
 def test_noise_keeps_the_estimate_near_the_losses():
-    from fnopt.optimizers._lower_bound import first_lower_bound, next_lower_bound
+    from fnopt.optimizers._polyak_sgd import first_lower_bound, next_lower_bound
 
     values = jnp.asarray(np.random.default_rng(0).normal(-50, 1, 500), jnp.float32)
 

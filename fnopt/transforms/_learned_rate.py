@@ -1,0 +1,273 @@
+"""Learned step sizes: Mechanic, hypergradient descent, and distance over gradients."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    CustomSlot,
+    Leafwise,
+    Scalar,
+    Slot,
+    as_dtype,
+    cast_like,
+    compute_dtype,
+    global_norm,
+    hyper,
+    joint_norm,
+    map_leaves,
+    nonzero,
+    real_dtype,
+    safe_sqrt,
+    slot_copy,
+    slot_zeros,
+    static,
+)
+from fnopt.transforms._chain import Wrapper
+from fnopt.transforms._tree_algebra import inner as inner_product
+from fnopt.transforms._tree_algebra import numbers, real_dtype_of, real_sum, scale_tree
+
+
+class MechanizeState(NamedTuple):
+    """Bets of several decays: rewards, largest products, their squares, scales; the start."""
+
+    r: jax.Array
+    m: jax.Array
+    v: jax.Array
+    s: jax.Array
+    x0: Slot
+    inner_state: Any
+
+
+class mechanize(Wrapper):
+    r"""Learn the scale of an optimizer's updates by online learning (Mechanic).
+
+    .. math:: \theta_{t+1} = \theta_0 + \Big(\sum_i s_{t,i}\Big)\, \Delta_{t+1}, \qquad
+              \Delta_{t+1} = \Delta_t + \mathrm{inner}(g_t)
+
+    The scales :math:`s` grow with the reward :math:`\langle g_t, -\Delta_t \rangle`. The optimizer
+    should have a learning rate of order one, or its schedule. As in the authors' version for JAX, a
+    reward is clipped by the largest so far. It may be negative; the bet is then zero.
+
+    Args:
+        inner: The optimizer, fnopt's or any (init, update) pair.
+        weight_decay: Pulls towards zero, in units of the gradient's norm over that of the params.
+        eps: Keeps quotients finite.
+        s_init: What the scales begin with.
+        num_betas: How many scales there are; their decays are :math:`1 - 10^{-i}`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.mechanize(fnopt.sgd(1.0)), {"w": jnp.asarray([2.0])}
+        >>> def step(carry, _):
+        ...     params, state = carry
+        ...     updates, state = tx.update(params, state, params)
+        ...     return (fnopt.apply_updates(params, updates), state), None
+        >>> (params, _), _ = jax.lax.scan(step, (params, tx.init(params)), length=300)
+        >>> print(abs(params["w"]) < 0.1)
+        [ True]
+
+    Reference:
+        Cutkosky, Defazio and Mehta, 2023, arXiv:2306.00144.
+    """
+
+    needs_params = True
+
+    weight_decay: Scalar = hyper(default=1e-2, ge=0)
+    eps: Scalar = hyper(default=1e-8, ge=0)
+    s_init: Scalar = hyper(default=1e-6, gt=0)
+    num_betas: int = static(default=6, least=1)
+
+    def init(self, params: Any) -> MechanizeState:
+        """No bets so far."""
+        dtype = real_dtype_of(params)
+        r, m, v = (jnp.zeros(self.num_betas, dtype) for _ in range(3))
+        s = jnp.full(self.num_betas, jnp.array(self.s_init, dtype))
+        return MechanizeState(r, m, v, s, slot_copy(params), self.inner.init(params))
+
+    def update(
+        self, updates: Any, state: MechanizeState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, MechanizeState]:
+        """The way from here to the scaled point."""
+        dtype = state.s.dtype
+        h = numbers(self, dtype, skip=("inner",))
+        way, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
+        total = jnp.sum(state.s)
+        decay = h.weight_decay * total * global_norm(updates).astype(dtype)
+        decay = decay / (global_norm(params).astype(dtype) + h.eps)
+        scalars = {"decay": decay, "total": total, "eps": h.eps}
+
+        def product(h: Any, g: Any, p: Any, x0: Any) -> Any:
+            return jnp.conj(g + h["decay"] * p) * ((x0 - p) / (h["total"] + h["eps"]))
+
+        products = map_leaves(product, updates, hyper=scalars, params=params, x0=state.x0)
+        reward = real_sum(products, dtype)
+        r, m, v, s = _bets(state, reward, h, self.num_betas)
+
+        def move(h: Any, u: Any, p: Any, x0: Any) -> Any:
+            before = (x0 - p) / (h["total"] + h["eps"])
+            return x0 - h["scale"] * (before - u) - p
+
+        scalars["scale"] = jnp.sum(s)
+        moved = map_leaves(move, way, hyper=scalars, params=params, x0=state.x0)
+        inner_state = cast_like(inner_state, state.inner_state)
+        return moved, MechanizeState(r, m, v, s, state.x0, inner_state)
+
+
+def _bets(state: MechanizeState, reward: jax.Array, h: Any, n: int) -> tuple[Any, ...]:
+    """The rewards, largest products, squares and scales after a product of gradient and way."""
+    betas = jnp.asarray([1.0 - 0.1**i for i in range(1, n + 1)], reward.dtype)
+    clipped = jnp.clip(reward, -state.m, state.m)
+    m = jnp.maximum(betas * state.m, jnp.abs(reward) + h.eps)
+    v = betas**2 * state.v + reward**2
+    r = betas * state.r + clipped * state.s
+    wealth = h.s_init / n * m + jnp.maximum(r, jnp.zeros_like(r))
+    floor = jnp.finfo(v.dtype).tiny  # a finite slope where nothing was seen
+    return r, m, v, wealth / (jnp.sqrt(jnp.maximum(v, floor)) + h.eps)
+
+
+class HypergradientState(NamedTuple):
+    """The learning rate, the last direction, and the inner state."""
+
+    learning_rate: jax.Array
+    direction: Slot
+    inner_state: Any
+
+
+class hypergradient(Wrapper):
+    r"""Adapt the learning rate of a direction by the hypergradient.
+
+    .. math:: u_t = -\eta_t\, d_t, \qquad \eta_t = \max(0,\, \eta'), \quad \eta' = \begin{cases}
+              \eta_{t-1} + \beta\, \langle g_t, d_{t-1} \rangle \\
+              \eta_{t-1} \left(1 + \beta\, \dfrac{\langle g_t, d_{t-1} \rangle}
+              {\lVert g_t \rVert \lVert d_{t-1} \rVert}\right) & \text{normalized} \end{cases}
+
+    The loss after the last step has the derivative :math:`-\langle g_t, d_{t-1} \rangle` with
+    respect to the rate of that step. The rate grows while steps agree, and shrinks where they turn
+    back. The minus sign of descent is in it. A rate below zero, which the paper allows, is zero
+    here; a product that isn't finite doesn't change the rate.
+
+    Args:
+        inner: The direction, without a learning rate: `identity()` for plain descent (SGD-HD),
+            `trace(0.9, nesterov=True)` (SGDN-HD), `scale_by_adam()` (Adam-HD).
+        learning_rate: :math:`\eta_0`.
+        hyper_rate: :math:`\beta`, the rate of the rate.
+        normalized: Whether the change is relative, by the cosine between gradient and direction,
+            so that :math:`\beta` doesn't depend on the size of gradients.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.hypergradient(fnopt.identity(), 0.5, 0.25), {"w": jnp.ones(1)}
+        >>> updates, state = tx.update({"w": jnp.ones(1)}, tx.init(params), params)
+        >>> updates, state = tx.update({"w": jnp.ones(1)}, state, params)
+        >>> updates, state.learning_rate
+        ({'w': Array([-0.75], dtype=float32)}, Array(0.75, dtype=float32))
+
+    Reference:
+        Baydin, Cornish, Martinez Rubio, Schmidt and Wood, 2018, arXiv:1703.04782.
+    """
+
+    learning_rate: Scalar = hyper(ge=0)
+    hyper_rate: Scalar = hyper(ge=0)
+    normalized: bool = static(default=False)
+
+    def init(self, params: Any) -> HypergradientState:
+        """The first rate, and no direction."""
+        rate = jnp.array(self.learning_rate, real_dtype_of(params))
+        return HypergradientState(rate, slot_zeros(params), self.inner.init(params))
+
+    def update(
+        self, updates: Any, state: HypergradientState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, HypergradientState]:
+        """A step along the new direction, with the rate that the last one asks for."""
+        rate = self._rate(updates, state)
+        new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
+        kept = map_leaves(lambda d, old: (d, d), new, outputs=2, last=state.direction)[1]
+        return scale_tree(-rate, new), HypergradientState(rate, kept, inner_state)
+
+    def _rate(self, gradients: Any, state: HypergradientState) -> jax.Array:
+        before = state.learning_rate
+        h = numbers(self, before.dtype, skip=("inner",))
+        if self.normalized:
+            cosine = inner_product(_unit(gradients), _unit(state.direction)).astype(before.dtype)
+            rate = before * (1 + h.hyper_rate * cosine)
+        else:
+            product = inner_product(gradients, state.direction).astype(before.dtype)
+            rate = before + h.hyper_rate * product
+        return jnp.where(jnp.isfinite(rate), jnp.maximum(rate, jnp.zeros_like(rate)), before)
+
+
+def _unit(tree: Any) -> Any:
+    length = nonzero(global_norm(tree))
+    return map_leaves(lambda x: x / length.astype(x.real.dtype), tree)
+
+
+class ScaleByDistanceOverGradientsState(NamedTuple):
+    """For every leaf the largest distance from its start, the norm of its gradients, the start."""
+
+    max_dist: CustomSlot
+    grad_norm: CustomSlot
+    init_params: Slot
+
+
+class scale_by_distance_over_gradients(Leafwise):
+    r"""Scale every leaf by its distance from the start over the root of summed squared gradients.
+
+    .. math:: u_t = c\, \frac{\max_{i \le t} \lVert \theta_i - \theta_0 \rVert}
+              {\sqrt{\sum_{i \le t} \lVert g_i \rVert^2 + \epsilon}}\, g_t
+
+    Before the first step the distance is taken as :math:`r\,(1 + \lVert \theta_0 \rVert)`. For one
+    step size of all leaves see `dog`.
+
+    Args:
+        reps_rel: :math:`r`.
+        eps: :math:`\epsilon`.
+        param_dtype: Storage dtype of the start; None for the params' own, but at least float32.
+        global_scale: :math:`c`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.scale_by_distance_over_gradients(0.5), {"w": jnp.asarray([3.0, 4.0])}
+        >>> tx.update({"w": jnp.asarray([0.0, 2.0])}, tx.init(params), params)[0]["w"].round(1)
+        Array([0., 3.], dtype=float32)
+
+    Reference:
+        Ivgi, Hinder and Carmon, 2023, arXiv:2302.12022.
+    """
+
+    State = ScaleByDistanceOverGradientsState
+    needs_params = True
+
+    reps_rel: Scalar = hyper(default=1e-6, ge=0)
+    eps: Scalar = hyper(default=1e-8, ge=0)
+    param_dtype: Any = static(default=None, convert=as_dtype)
+    global_scale: Scalar = hyper(default=1.0)
+
+    def fill(self, slot: str) -> Any:
+        """The start of the params."""
+        return "params"
+
+    def storage(self, slot: str) -> Any:
+        """`param_dtype`."""
+        return self.param_dtype
+
+    def start(self, slot: str, p: Any) -> Any:
+        """The first distance, and no gradients."""
+        dtype = real_dtype(compute_dtype(p.dtype))
+        if slot == "grad_norm":
+            return jnp.zeros((), dtype)
+        return jnp.asarray(self.reps_rel, dtype) * (1 + global_norm(p).astype(dtype))
+
+    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
+        """The scalars beside the norms."""
+        del t
+        return {"least": safe_sqrt(h.eps)}
+
+    def leaf(self, h: Any, g: Any, p: Any, farthest: Any, norm: Any, start: Any) -> Any:
+        farthest = jnp.maximum(farthest, global_norm(p - start))
+        norm = joint_norm([norm, global_norm(g).astype(norm.dtype)])  # no squares: they overflow
+        step = h.global_scale * farthest / nonzero(joint_norm([norm, h.least]))
+        return step * g, farthest, norm, start

@@ -1,0 +1,313 @@
+"""Updates of low-precision parameters: compensated sums, stochastic rounding, master copies."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Slot,
+    as_dtype,
+    compute_dtype,
+    dtype_of,
+    is_inexact,
+    is_narrow,
+    is_none,
+    round_to_nearest,
+    safe_increment,
+    static,
+    stochastic_round_leaves,
+    zero_count,
+)
+from fnopt.transforms._chain import Wrapper, read_slot
+from fnopt.transforms._gradient_noise import key_words, step_key
+
+
+class RoundedWrapper(Wrapper):
+    r"""A wrapper that says which number of the params' dtype a step ends at.
+
+    The update is the way to that number, :math:`q - \theta` in float32, so that `apply_updates`,
+    which adds in float32, lands on it exactly. A bfloat16 update could not say it: between
+    :math:`\theta` and :math:`q` half as large lie numbers that are finer than the digits of
+    the difference (from 1 to 0.001 bfloat16 has no way). Only where `q` is :math:`2^{16}` times
+    smaller than the param does float32 run out of digits too; the step then ends within
+    :math:`2^{-24}` of the old param.
+    """
+
+    needs_params = True
+    wide_updates = True
+
+
+def rows(updates: Any, *trees: Any) -> tuple[list[tuple[Any, ...]], Any]:
+    """The leaves of `updates` with those of other trees, which may have `None` there."""
+    leaves, treedef = jax.tree.flatten(updates, is_leaf=is_none)
+    columns = [treedef.flatten_up_to(tree) for tree in trees]
+    return list(zip(leaves, *columns, strict=True)), treedef
+
+
+def is_rounded(p: Any, u: Any) -> bool:
+    """Whether a leaf is one of few digits that gets a floating update."""
+    return is_inexact(u) and is_narrow(dtype_of(p))
+
+
+class StochasticRoundingState(NamedTuple):
+    """The number of updates made, which the random numbers come from, and the inner state."""
+
+    count: jax.Array
+    inner_state: Any
+
+
+class stochastic_rounding(RoundedWrapper):
+    r"""Round parameters of 16 and 8 bits at random, so that their mean is exact.
+
+    .. math:: \theta' = \mathrm{sr}(\theta + u), \qquad E[\theta'] = \theta + u
+
+    The sum is rounded to one of its two neighbours at random, to the nearer one more often. It
+    needs no memory. Rounding to the nearest loses every step that is smaller than half of a param's
+    last digit: 1 - 1000 x 1e-3 is 1 in bfloat16. Params of 32 bits and more are left to
+    `apply_updates`. `kahan` and `master_copy` have no noise, and cost memory.
+
+    Put it around the whole optimizer: what comes after it in a chain would move the params off the
+    numbers that were chosen. The updates of narrow params are float32 here (see
+    `Transformation.wide_updates`), and are to be added in float32, as `apply_updates` does.
+
+    Args:
+        inner: The optimizer, fnopt's or any (init, update) pair.
+        key: A whole number or a key of `jax.random`, a constant of the compiled step. The random
+            numbers of a step come from the key and the number of the step, so a restored run
+            continues unchanged.
+
+    Raises:
+        TypeError: If the key is neither.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.stochastic_rounding(fnopt.sgd(1e-3), key=3)
+        >>> params = {"w": jnp.ones(10_000, jnp.bfloat16)}  # its digits are 0.004 wide below 1
+        >>> updates, _ = tx.update(params, tx.init(params), params)
+        >>> params = fnopt.apply_updates(params, updates)
+        >>> print(f"{params['w'].astype(jnp.float32).mean():.4f}")
+        0.9990
+
+    Reference:
+        Zamirai et al., 2020, arXiv:2010.06192; Gupta et al., 2015, arXiv:1502.02551.
+    """
+
+    key: Any = static(default=0, convert=key_words)
+
+    def init(self, params: Any) -> StochasticRoundingState:
+        """A zero count, and the inner state."""
+        return StochasticRoundingState(zero_count(), self.inner.init(params))
+
+    def update(
+        self, updates: Any, state: StochasticRoundingState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, StochasticRoundingState]:
+        """The way to the numbers that were drawn."""
+        new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
+        pairs, treedef = rows(new, params)
+        leaves = [u for u, _ in pairs]
+        narrow = [i for i, (u, p) in enumerate(pairs) if is_rounded(p, u)]
+        before = [jnp.asarray(pairs[i][1]) for i in narrow]
+        wide = [p.astype(jnp.float32) for p in before]
+        wanted = [w + leaves[i].astype(jnp.float32) for w, i in zip(wide, narrow, strict=True)]
+        key = step_key(self.key, state.count)
+        ends = stochastic_round_leaves(wanted, [p.dtype for p in before], key)
+        for i, end, w in zip(narrow, ends, wide, strict=True):
+            leaves[i] = end - w
+        state = StochasticRoundingState(safe_increment(state.count), inner_state)
+        return treedef.unflatten(leaves), state
+
+
+class KahanState(NamedTuple):
+    """The rounding error of the params so far, and the inner state."""
+
+    compensation: Slot
+    inner_state: Any
+
+
+class kahan(RoundedWrapper):
+    r"""Compensated summation of parameters: add the rounding error to the next step (Kahan).
+
+    .. math:: y = u + c, \qquad \theta' = \mathrm{round}(\theta + y), \qquad
+              c' = (\theta + y) - \theta'
+
+    The compensation :math:`c` is one more array in the dtype of the params. With it, bfloat16
+    params have 16 digits instead of 8, in 4 bytes a param. A float32 copy (`master_copy`) takes 6.
+    It also works for 32-bit params, and makes their sums as accurate as with twice the digits. For
+    8-bit params it is a float16 array: two float8 numbers have too few digits between them for a
+    small step.
+
+    Put it around the whole optimizer: what comes after it in a chain would move the params off the
+    numbers that it reckons with. The updates of narrow params are float32 here (see
+    `Transformation.wide_updates`), and are to be added in float32, as `apply_updates` does.
+
+    Args:
+        inner: The optimizer, fnopt's or any (init, update) pair.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.kahan(fnopt.sgd(1e-3))
+        >>> params = {"w": jnp.ones(1, jnp.bfloat16)}
+        >>> state = tx.init(params)
+        >>> for _ in range(2):  # each too small for a digit of bfloat16
+        ...     updates, state = tx.update({"w": jnp.ones(1)}, state, params)
+        ...     params = fnopt.apply_updates(params, updates)
+        >>> params["w"], state.compensation["w"]
+        (Array([0.996094], dtype=bfloat16), Array([0.00190735], dtype=bfloat16))
+
+    Reference:
+        Zamirai et al., 2020, arXiv:2010.06192; Kahan, 1965.
+    """
+
+    def init(self, params: Any) -> KahanState:
+        """Rounding errors of zero, and the inner state."""
+        zeros = jax.tree.map(_no_loss, params)
+        return KahanState(zeros, self.inner.init(params))
+
+    def update(
+        self, updates: Any, state: KahanState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, KahanState]:
+        """The step to the nearest numbers, and the rounding errors that are left."""
+        new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
+        triples, treedef = rows(new, params, state.compensation)
+        pairs = [_compensate_leaf(*triple) for triple in triples]
+        new, lost = (treedef.unflatten([pair[i] for pair in pairs]) for i in (0, 1))
+        return new, KahanState(lost, inner_state)
+
+
+def _no_loss(p: Any) -> Any:
+    if not is_inexact(p):
+        return None
+    dtype = dtype_of(p)
+    return jnp.zeros_like(p, jnp.float16 if jnp.finfo(dtype).bits < 16 else dtype)
+
+
+def _compensate_leaf(u: Any, p: Any, c: Any) -> tuple[Any, Any]:
+    if c is None or not is_inexact(u):
+        return u, c
+    dtype = jnp.float32 if is_rounded(p, u) else compute_dtype(dtype_of(p))
+    wide, y = jnp.asarray(p).astype(dtype), u.astype(dtype) + c.astype(dtype)
+    total = wide + y
+    if is_rounded(p, u):
+        end = round_to_nearest(total, p.dtype)
+        y, lost = end - wide, total - end
+    else:  # what float32 itself rounds off (Knuth's two-sum, whichever is larger)
+        back = total - wide
+        lost = (wide - (total - back)) + (y - back)
+    lost = jnp.where(jnp.isfinite(lost), lost, jnp.zeros_like(lost))
+    return y, lost.astype(c.dtype)
+
+
+class MasterCopyState(NamedTuple):
+    """The wide params, `None` where the params are as wide themselves, and the inner state."""
+
+    master: Slot
+    inner_state: Any
+
+
+class master_copy(RoundedWrapper):
+    r"""Update a float32 copy of the parameters, of which the model's are the rounding.
+
+    .. math:: m' = m + \mathrm{inner}(g, m), \qquad \theta' = \mathrm{round}(m')
+
+    The inner optimizer works on the wide params `m` only. Its slots, its weight decay and its steps
+    are those of a float32 run. Only the gradient is taken at the rounded params. After every step
+    the params are exactly the rounding of the wide ones. `m` begins as a copy of the params; read
+    it with `master_params`, for evaluation or to go on in float32. Leaves of this width have no
+    copy and are updated directly.
+
+    Put it around the whole optimizer: what comes after it in a chain would move the params off the
+    copy. The updates of narrow params are float32 here (see `Transformation.wide_updates`), and are
+    to be added in float32, as `apply_updates` does. If you set the params yourself, make a new
+    state: the next step starts from the copy, not from the params.
+
+    Args:
+        inner: The optimizer, fnopt's or any (init, update) pair.
+        dtype: The dtype of the copy.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.master_copy(fnopt.sgd(1e-3))
+        >>> params = {"w": jnp.ones(1, jnp.bfloat16)}
+        >>> state = tx.init(params)
+        >>> for _ in range(2):  # each too small for a digit of bfloat16
+        ...     updates, state = tx.update({"w": jnp.ones(1)}, state, params)
+        ...     params = fnopt.apply_updates(params, updates)
+        >>> print(params["w"], f"{fnopt.master_params(state, params)['w'][0]:.4f}")
+        [0.996094] 0.9980
+
+    Reference:
+        Micikevicius et al., 2017, arXiv:1710.03740.
+    """
+
+    dtype: Any = static(default=jnp.dtype(jnp.float32), convert=as_dtype)
+
+    def init(self, params: Any) -> MasterCopyState:
+        """Wide copies, and the inner state for them."""
+        copy = lambda p: jnp.array(p, self.dtype, copy=True) if self._copies(p) else None  # noqa: E731
+        master = jax.tree.map(copy, params)
+        return MasterCopyState(master, self.inner.init(_wide(params, master)))
+
+    def _copies(self, p: Any) -> bool:
+        real = is_inexact(p) and jnp.issubdtype(dtype_of(p), jnp.floating)
+        return real and jnp.finfo(dtype_of(p)).bits < jnp.finfo(self.dtype).bits
+
+    def update(
+        self, updates: Any, state: MasterCopyState, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, MasterCopyState]:
+        """The way to the roundings of the wide params after their step."""
+        master = _wide(params, state.master)
+        new, inner_state = self.inner.update(updates, state.inner_state, master, **extra_args)
+        triples, treedef = rows(new, params, state.master)
+        pairs = [_follow_leaf(*triple) for triple in triples]
+        new, master = (treedef.unflatten([pair[i] for pair in pairs]) for i in (0, 1))
+        return new, MasterCopyState(master, inner_state)
+
+
+def _wide(params: Any, master: Any) -> Any:
+    pairs, treedef = rows(params, master)
+    return treedef.unflatten([p if m is None else m for p, m in pairs])
+
+
+def _follow_leaf(u: Any, p: Any, m: Any) -> tuple[Any, Any]:
+    if m is None or not is_inexact(u):
+        return u, m
+    dtype = compute_dtype(m.dtype)
+    m = (m.astype(dtype) + u.astype(dtype)).astype(m.dtype)
+    if is_narrow(p.dtype):
+        end = round_to_nearest(m.astype(jnp.float32), p.dtype).astype(dtype)
+    else:
+        end = jax.lax.reduce_precision(m, 8, 23)  # float32 behind which is float64
+    return end.astype(dtype) - jnp.asarray(p).astype(dtype), m
+
+
+def master_params(state: Any, params: Any) -> Any:
+    """Parameters at the precision that `master_copy` keeps; other parameters as they are.
+
+    Args:
+        state: The state of `master_copy`, or of a chain or wrapper with one inside.
+        params: The params.
+
+    Returns:
+        A tree like `params`.
+
+    Raises:
+        ValueError: If there is no such state in it, or more than one for a leaf.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.master_copy(fnopt.sgd(0.1)), {"w": jnp.ones(1, jnp.bfloat16)}
+        >>> fnopt.master_params(tx.init(params), params)
+        {'w': Array([1.], dtype=float32)}
+    """
+    return read_slot(
+        params,
+        state,
+        MasterCopyState,
+        "master",
+        lambda kept, p, master: master,
+        "master_params",
+        "master_copy",
+    )

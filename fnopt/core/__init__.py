@@ -7,7 +7,18 @@ packages of `fnopt`.
 from __future__ import annotations
 
 from fnopt.core import _exponents as exponents
-from fnopt.core._abstract import is_abstract, zeros_for
+from fnopt.core._abstract import (
+    compute_dtype,
+    default_float,
+    dtype_of,
+    is_abstract,
+    is_array_like,
+    is_inexact,
+    real_dtype,
+    safe_increment,
+    zero_count,
+    zeros_for,
+)
 from fnopt.core._apply import Params, apply_updates, cast_like
 from fnopt.core._checks import (
     accepts_args,
@@ -24,19 +35,7 @@ from fnopt.core._checks import (
 )
 from fnopt.core._chunks import check_chunk_size, scan_chunks
 from fnopt.core._config import from_config, to_config
-from fnopt.core._counts import count_of, first_count, next_count
-from fnopt.core._deprecated import deprecated_names
 from fnopt.core._display import show_report, show_shapes, table_lines
-from fnopt.core._dtypes import (
-    compute_dtype,
-    default_float,
-    dtype_of,
-    is_array_like,
-    is_inexact,
-    real_dtype,
-    safe_increment,
-    zero_count,
-)
 from fnopt.core._errors import error_scope, import_optional, names_text, where
 from fnopt.core._extra_args import (
     ANY,
@@ -46,7 +45,6 @@ from fnopt.core._extra_args import (
     scalar_loss,
     translate_extra_args,
 )
-from fnopt.core._follow import incremental_update, periodic_update
 from fnopt.core._foreign import as_transformation, from_pair
 from fnopt.core._inspect import (
     hyperparams,
@@ -59,7 +57,15 @@ from fnopt.core._inspect import (
 )
 from fnopt.core._leafwise import Leafwise
 from fnopt.core._leaves import check_inexact, check_same_tree, check_scalars, is_none, map_leaves
-from fnopt.core._moments import as_dtype, bias_correction, ema, mean_weights, positive_root
+from fnopt.core._moments import (
+    as_dtype,
+    bias_correction,
+    ema,
+    incremental_update,
+    mean_weights,
+    periodic_update,
+    positive_root,
+)
 from fnopt.core._norms import (
     axis_norms,
     global_norm,
@@ -69,21 +75,25 @@ from fnopt.core._norms import (
     safe_norms,
 )
 from fnopt.core._numbers import (
+    HIGHEST,
     add_epsilon,
     clip_squarable,
     floor_power_of_two,
     is_static_zero,
+    materialized_transpose,
+    matmul,
     nonzero,
+    per_row,
     range_divisor,
     safe_divide,
     safe_sqrt,
     squared_modulus,
     sum_of_squares,
+    weighted_rows,
     zero_slope_at_zero,
 )
-from fnopt.core._other_libraries import wrong_arguments
+from fnopt.core._other_libraries import deprecated_names, wrong_arguments
 from fnopt.core._paths import leaf_paths, leaf_text, leaves_with_names, matches, path_name
-from fnopt.core._products import HIGHEST, materialized_transpose, matmul, per_row, weighted_rows
 from fnopt.core._rounding import (
     is_narrow,
     round_to_nearest,
@@ -96,8 +106,11 @@ from fnopt.core._slots import (
     EventCount,
     RealSlot,
     Slot,
+    count_of,
     custom_slots,
     declared_slots,
+    first_count,
+    next_count,
     slot_copy,
     slot_zeros,
 )
@@ -125,13 +138,13 @@ from fnopt.core._value import (
 # Old names, which warn.
 _RENAMED = {
     "OwnSlot": "CustomSlot",
-    "check_clip_norm": "fnopt.gradients._checks.check_clip_norm",
-    "check_some": "fnopt.gradients._checks.check_not_empty",
-    "check_weights": "fnopt.gradients._checks.check_weights",
+    "check_clip_norm": "fnopt.gradients._loss.check_clip_norm",
+    "check_some": "fnopt.gradients._loss.check_not_empty",
+    "check_weights": "fnopt.gradients._loss.check_weights",
     "checked_chunk_size": "check_chunk_size",
-    "checked_loss": "fnopt.gradients._checks.check_example_loss",
+    "checked_loss": "fnopt.gradients._loss.check_example_loss",
     "described": "type_text",
-    "folded": "fnopt.gradients._checks.fold_in_step",
+    "folded": "fnopt.gradients._loss.fold_in_step",
     "foreign": "from_pair",
     "increment": "safe_increment",
     "listing": "names_text",

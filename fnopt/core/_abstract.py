@@ -1,17 +1,114 @@
-"""Arrays without values: shapes in place of params, and tracers."""
+"""Shapes and dtypes of arrays, the dtype of a computation, and tracers."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax import lax
 from jax.extend import core as jex
 from jax.interpreters import partial_eval
 
 from fnopt.core._errors import names_text, where
 from fnopt.core._paths import leaves_with_names
+
+_CONFIG: Any = jax.config  # its fields are made at run time
+
+
+def compute_dtype(*dtypes: Any) -> Any:
+    """Common dtype of the operands, at least float32, to compute in.
+
+    bfloat16 and float16 are widened: an exponential average with b2 = 0.999 never decays in
+    bfloat16, and 1e-8 is zero in float16.
+
+    Args:
+        *dtypes: Floating or complex dtypes.
+
+    Returns:
+        A NumPy dtype.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.core import compute_dtype
+        >>> compute_dtype(jnp.bfloat16), compute_dtype(jnp.complex64)
+        (dtype('float32'), dtype('complex64'))
+    """
+    return _compute_dtype(dtypes, _CONFIG.jax_enable_x64)
+
+
+@functools.cache
+def _compute_dtype(dtypes: tuple[Any, ...], x64: bool) -> Any:
+    del x64  # without it float64 is float32
+    # JAX has no common dtype for float8 and others; float32 holds every number of it.
+    wide = [jnp.float32 if _is_float8(d) else d for d in dtypes]
+    with jax.numpy_dtype_promotion("standard"):  # mixing on purpose, also under strict promotion
+        return jnp.result_type(jnp.float32, *wide)
+
+
+def _is_float8(dtype: Any) -> bool:
+    dtype = jnp.dtype(dtype)
+    return dtype.itemsize == 1 and _is_inexact(dtype)
+
+
+def real_dtype(dtype: Any) -> Any:
+    """The dtype of the real part: float32 for complex64, and a real dtype itself."""
+    return jnp.finfo(dtype).dtype
+
+
+def dtype_of(x: Any) -> Any:
+    """The dtype of an array or a Python number; faster than `jnp.result_type`."""
+    if isinstance(x, (np.ndarray, np.generic)):  # float64 is float32 without x64
+        return jnp.result_type(x)
+    try:
+        return x.dtype
+    except AttributeError:
+        return jnp.result_type(x)
+
+
+def shape_of(x: Any) -> tuple[int, ...]:
+    """The shape of an array or a Python number; faster than `jnp.shape`."""
+    try:
+        return x.shape
+    except AttributeError:
+        return jnp.shape(x)
+
+
+def default_float() -> Any:
+    """JAX's default float: float64 with x64 on, else float32; strongly typed."""
+    return jnp.dtype(jax.dtypes.canonicalize_dtype(float))
+
+
+def is_inexact(x: Any) -> bool:
+    """Whether a leaf is a floating or complex array (or a Python float or complex)."""
+    if isinstance(x, (float, complex)):
+        return True
+    return hasattr(x, "dtype") and _is_inexact(x.dtype)
+
+
+def is_array_like(x: Any) -> bool:
+    """Whether a leaf is an array or a number; a module's activation function is not."""
+    return hasattr(x, "dtype") or isinstance(x, (bool, int, float, complex))
+
+
+@functools.cache
+def _is_inexact(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def safe_increment(count: jax.Array) -> jax.Array:
+    """`count + 1`, saturating at the dtype's largest value."""
+    # NumPy's constants: every member of every step that is traced counts, and arrays cost more.
+    last, one = np.asarray(jnp.iinfo(count.dtype).max - 1, count.dtype), np.ones((), count.dtype)
+    return lax.add(lax.min(count, last), one)
+
+
+def zero_count() -> jax.Array:
+    """A fresh step count: a strongly typed int32 scalar."""
+    return jnp.zeros((), jnp.int32)
 
 
 def is_abstract(params: Any) -> bool:

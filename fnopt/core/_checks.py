@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core._dtypes import is_array_like, is_inexact
+from fnopt.core._abstract import is_array_like, is_inexact
 from fnopt.core._errors import names_text
 from fnopt.core._paths import leaf_text, leaves_with_names
 

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fnopt.core._abstract import is_array_like
 from fnopt.core._checks import type_text
-from fnopt.core._dtypes import is_array_like
 from fnopt.core._errors import where
 
 EXTRA_ARGS: Mapping[str, str] = {

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core._dtypes import default_float
+from fnopt.core._abstract import default_float
 from fnopt.core._foreign import as_transformation, from_pair
 from fnopt.core._slots import counts_steps, declared_slots
 from fnopt.core._transformation import Member, Transformation

@@ -13,20 +13,27 @@ import numpy as np
 from jax import lax
 from jax.tree_util import tree_flatten
 
-from fnopt.core._abstract import is_traced
-from fnopt.core._counts import count_of, first_count, next_count
-from fnopt.core._device_errors import explain_device_errors
-from fnopt.core._dtypes import (
+from fnopt.core._abstract import (
     compute_dtype,
     dtype_of,
     is_inexact,
+    is_traced,
     real_dtype,
     shape_of,
 )
 from fnopt.core._leaves import cast, check_inexact, check_same_tree, check_scalars, same_shape
 from fnopt.core._numbers import capped, zero_slope_at_zero
-from fnopt.core._slots import custom_slots, declared_slots, slot_copy, slot_zeros
+from fnopt.core._slots import (
+    count_of,
+    custom_slots,
+    declared_slots,
+    first_count,
+    next_count,
+    slot_copy,
+    slot_zeros,
+)
 from fnopt.core._transformation import EmptyState, Transformation
+from fnopt.core._users_functions import explain_device_errors
 from fnopt.core._written_leaf import LeafNumbers, check_scalars_returned, returned_by_leaf
 from fnopt.sharding import shard_axes
 

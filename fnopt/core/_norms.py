@@ -10,8 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fnopt.core._abstract import is_traced
-from fnopt.core._dtypes import compute_dtype, dtype_of, is_array_like, is_inexact, real_dtype
+from fnopt.core._abstract import (
+    compute_dtype,
+    dtype_of,
+    is_array_like,
+    is_inexact,
+    is_traced,
+    real_dtype,
+)
 from fnopt.core._leaves import check_inexact
 from fnopt.core._numbers import nonzero, range_divisor, safe_sqrt, squared_modulus, sum_of_squares
 from fnopt.core._stacks import stack_alike

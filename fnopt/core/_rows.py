@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core._dtypes import compute_dtype
+from fnopt.core._abstract import compute_dtype
 from fnopt.core._errors import where
 
 _PROMISES = ("indices_are_sorted", "unique_indices")

@@ -10,15 +10,13 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves
 
-from fnopt.core._abstract import is_abstract, zeros_for
-from fnopt.core._counts import missing_count, scheduled
-from fnopt.core._dtypes import dtype_of, is_inexact
+from fnopt.core._abstract import dtype_of, is_abstract, is_inexact, zeros_for
 from fnopt.core._errors import error_scope, where
 from fnopt.core._extra_args import check_spelling, read_by, required_by
-from fnopt.core._leaves import same_tree
+from fnopt.core._leaves import floating_leaves, left_out_by, same_tree, without_gradient
 from fnopt.core._other_libraries import advice_for_attribute
+from fnopt.core._slots import missing_count, scheduled
 from fnopt.core._value import Schedule, Value
-from fnopt.core._without_gradient import floating_leaves, left_out_by, without_gradient
 from fnopt.sharding import (
     is_on_explicit_mesh,
     place_state,

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core._dtypes import default_float
+from fnopt.core._abstract import default_float
 from fnopt.core._errors import where
 from fnopt.core._other_libraries import wrong_arguments
 from fnopt.core._static import checked_static, is_static, static

@@ -1,4 +1,4 @@
-"""FLOPs and bytes of any function, read off its traced program."""
+"""FLOPs and bytes of any function: from its traced program, and from the compiler."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from fnopt.core import is_integer, leaf_text, leaves_with_names
-from fnopt.costs._compiled import compiled_cost
 from fnopt.costs._count import count
 from fnopt.costs._graph import trace_graph
 from fnopt.costs._live import prune
+from fnopt.costs._remarks import Compiled
 from fnopt.costs._result import Cost
 
 TripCounts = int | Mapping[str, int] | None
@@ -130,3 +131,37 @@ def _argument(name: str) -> str:
     kind, first, *rest = name.split("/")
     of = f"argument {first}" if kind == "0" else f"keyword argument {first!r}"
     return f"{leaf_text('/'.join(rest))} of {of}" if rest else of
+
+
+def compiled_cost(
+    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Compiled:
+    """Compiles `fn` for the default backend and reads its analysis; nothing is executed.
+
+    A function that is jitted already is compiled as it is, so its donated arguments count once.
+    """
+    jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn)
+    compiled = jitted.lower(*args, **kwargs).compile()
+    analysis, memory = compiled.cost_analysis() or {}, compiled.memory_analysis()
+    analysis = analysis[0] if isinstance(analysis, list) else analysis
+    kinds = ("argument", "output", "temp", "alias")
+    own, host = (
+        [int(getattr(memory, f"{prefix}{kind}_size_in_bytes", 0)) for kind in kinds]
+        for prefix in ("", "host_")
+    )
+    return Compiled(
+        flops=float(analysis.get("flops", 0.0)),
+        transcendentals=float(analysis.get("transcendentals", 0.0)),
+        bytes_accessed=float(analysis.get("bytes accessed", 0.0)),
+        argument_bytes=own[0],
+        output_bytes=own[1],
+        temp_bytes=own[2],
+        peak_bytes=_total(own),
+        host_bytes=_total(host),
+    )
+
+
+def _total(sizes: list[int]) -> int:
+    """Arguments, results and working memory, less what is donated."""
+    *parts, shared = sizes
+    return sum(parts) - shared

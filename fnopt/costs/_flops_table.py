@@ -8,8 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fnopt.costs import _flops_contract as contract
-from fnopt.costs import _flops_linalg as linalg
+from fnopt.costs import _flops as flops
 from fnopt.costs._graph import IN_PLACE, VIEWS, Op, names
 from fnopt.costs._work import Work
 
@@ -130,19 +129,19 @@ RULES: dict[str, Rule] = {
     "cumlogsumexp": _cumulative_logsumexp,
     "select_and_gather_add": _window_gather,
     "select_and_scatter_add": _window_scatter,
-    "dot_general": contract.dot_general,
-    "ragged_dot_general": contract.ragged_dot_general,
-    "conv_general_dilated": contract.conv_general_dilated,
-    "cholesky": linalg.cholesky,
-    "triangular_solve": linalg.triangular_solve,
-    "lu": linalg.lu,
-    "qr": linalg.qr,
-    "geqrf": linalg.geqrf,
-    "householder_product": linalg.householder_product,
-    "tridiagonal_solve": linalg.tridiagonal_solve,
-    "fft": linalg.fft,
-    "sort": linalg.sort,
-    "top_k": linalg.top_k,
+    "dot_general": flops.dot_general,
+    "ragged_dot_general": flops.ragged_dot_general,
+    "conv_general_dilated": flops.conv_general_dilated,
+    "cholesky": flops.cholesky,
+    "triangular_solve": flops.triangular_solve,
+    "lu": flops.lu,
+    "qr": flops.qr,
+    "geqrf": flops.geqrf,
+    "householder_product": flops.householder_product,
+    "tridiagonal_solve": flops.tridiagonal_solve,
+    "fft": flops.fft,
+    "sort": flops.sort,
+    "top_k": flops.top_k,
 }
 
 # These read and write memory of their own; everything else is thought of as fused into them.

@@ -10,8 +10,13 @@ import jax
 
 from fnopt.core import apply_updates, as_transformation
 from fnopt.costs._bytes import nbytes
-from fnopt.costs._compiled import compiled_cost
-from fnopt.costs._cost import TripCounts, check_all_used, check_arrays, checked_trip_counts
+from fnopt.costs._cost import (
+    TripCounts,
+    check_all_used,
+    check_arrays,
+    checked_trip_counts,
+    compiled_cost,
+)
 from fnopt.costs._count import count
 from fnopt.costs._graph import Cell, Graph, trace_graph
 from fnopt.costs._live import prune

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from fnopt.curvature._batch_jacobian import BatchJacobian, batch_jacobian
 from fnopt.curvature._batch_loss import BatchLoss as BatchLoss
-from fnopt.curvature._block_stack import BlockStack as BlockStack
-from fnopt.curvature._block_stack import stacked_blocks as stacked_blocks
 from fnopt.curvature._centred import CentredJacobian as CentredJacobian
 from fnopt.curvature._damped_gram import DampedGram as DampedGram
 from fnopt.curvature._damped_gram import check_rows as check_rows
@@ -21,6 +19,8 @@ from fnopt.curvature._kronecker import KroneckerModel as KroneckerModel
 from fnopt.curvature._kronecker import KroneckerSpec as KroneckerSpec
 from fnopt.curvature._kronecker import Matrices as Matrices
 from fnopt.curvature._kronecker import planned_blocks as planned_blocks
+from fnopt.curvature._kronecker_inverse import BlockStack as BlockStack
+from fnopt.curvature._kronecker_inverse import stacked_blocks as stacked_blocks
 from fnopt.curvature._lanczos import Eigenpairs, top_eigenvalues
 from fnopt.curvature._output_step import output_step as output_step
 from fnopt.curvature._products import fisher_vp, ggn_vp, hvp

@@ -1,14 +1,133 @@
-"""Solves with a damped Gram matrix: factorised, or by products alone."""
+"""Solves with a damped Gram matrix: by a factorization, or by conjugate gradients."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul
-from fnopt.curvature._conjugate_gradients import Map, conjugate_gradients, nystrom
+from fnopt.core import HIGHEST, matmul
+
+Map = Callable[[jax.Array], jax.Array]
+_LEAST = 16  # rounding units: the least factor of a preconditioner
+
+
+class Nystrom(NamedTuple):
+    r"""A matrix of low rank near a positive semidefinite one, :math:`U \Lambda U^\top`.
+
+    Attributes:
+        vectors: `U`, `[N, l]`, orthonormal.
+        values: The diagonal of :math:`\Lambda`, `[l]`, falling.
+    """
+
+    vectors: jax.Array
+    values: jax.Array
+
+    def preconditioner(self, damping: jax.Array) -> Map:
+        r"""The product with :math:`P^{-1}`, near a multiple of :math:`(A + \mu I)^{-1}`.
+
+        .. math:: P^{-1} = (\lambda_l + \mu)\, U (\Lambda + \mu)^{-1} U^\top + (I - U U^\top)
+        """
+        U, least = self.vectors, self.values[-1]
+        factors = (least + damping) / (self.values + damping)
+        # Rounding leaves that much of what `I - U U^T` should take away: with smaller factors the
+        # product would be with a matrix that isn't positive definite.
+        factors = jnp.maximum(factors, _LEAST * float(jnp.finfo(U.dtype).eps)) - 1
+        return lambda v: v + matmul(U, factors * matmul(U.T, v))
+
+
+def nystrom(times: Map, size: int, rank: int, dtype: Any) -> Nystrom:
+    r"""A randomised Nyström approximation of a positive semidefinite matrix.
+
+    .. math:: \hat A = (A \Omega) (\Omega^\top A \Omega)^{+} (A \Omega)^\top
+
+    Args:
+        times: The product with the matrix.
+        size: The number `N` of its rows.
+        rank: How many products are taken, one after the other; `N` at most.
+        dtype: The dtype of the vectors.
+
+    Returns:
+        The approximation, which is exact for a matrix of that rank.
+
+    Reference:
+        Frangella, Tropp and Udell, 2021, "Randomized Nyström preconditioning", arXiv:2110.02820.
+    """
+    draws = jax.random.normal(jax.random.key(0), (size, min(rank, size)), dtype)
+    omega = jnp.linalg.qr(draws)[0]
+    sketch = jax.lax.map(times, omega.T).T
+    # A shift that rounding doesn't see keeps what is inverted positive definite.
+    tiny, unit = jnp.asarray(jnp.finfo(dtype).tiny, dtype), _largest(sketch)
+    shift = size**0.5 * jnp.finfo(dtype).eps * jnp.linalg.norm(sketch / unit) * unit
+    shift = jnp.maximum(shift, tiny)
+    shifted = sketch + shift * omega
+    core = matmul(omega.T, shifted)
+    # The paper factorises by Cholesky, which rounding may refuse in float32.
+    values, vectors = jnp.linalg.eigh((core + core.T) / 2)
+    root = matmul(shifted, vectors) / jnp.sqrt(jnp.maximum(values, shift))
+    U, s, _ = jnp.linalg.svd(root, full_matrices=False)
+    return Nystrom(U, jnp.maximum(s * s - shift, jnp.zeros_like(s)))
+
+
+def _largest(x: jax.Array) -> jax.Array:
+    """The largest number: a unit in which squares don't leave the range of the dtype."""
+    top = jnp.max(jnp.abs(x), initial=0)
+    return jnp.where((top > 0) & (top < jnp.inf), top, jnp.ones_like(top))
+
+
+class _CGIterate(NamedTuple):
+    x: jax.Array
+    r: jax.Array  # b - A x
+    d: jax.Array  # the direction
+    gamma: jax.Array  # r^T P^-1 r
+    count: jax.Array  # int32
+
+
+def conjugate_gradients(
+    times: Map, b: jax.Array, precondition: Map, tol: float, iterations: int
+) -> tuple[jax.Array, jax.Array]:
+    r"""Solves `A x = b` for a positive definite matrix.
+
+    Args:
+        times: The product with `A`.
+        b: The right-hand side, `[N]`.
+        precondition: The product with a positive definite matrix near a multiple of the inverse.
+        tol: The residual at which it ends, of the length of `b`.
+        iterations: The most products.
+
+    Returns:
+        The solution, and how many products it took. It is NaN if the right-hand side or what the
+        preconditioner makes of it isn't finite; where rounding finds a direction along which the
+        matrix isn't positive, it is what was found before.
+    """
+    unit = _largest(b)
+    b = b / unit
+    z = precondition(b)
+    gamma = jnp.dot(b, z, precision=HIGHEST)
+    small = (tol * tol) * jnp.dot(b, b, precision=HIGHEST)
+    # NaN ends the loop before its first product, and no step must come of that.
+    start = jnp.where(jnp.isfinite(gamma), jnp.zeros_like(b), jnp.full_like(b, jnp.nan))
+    first = _CGIterate(start, b, z, gamma, jnp.zeros((), jnp.int32))
+
+    def unfinished(at: _CGIterate) -> jax.Array:
+        left = jnp.dot(at.r, at.r, precision=HIGHEST)
+        return (left > small) & (at.gamma > 0) & (at.count < iterations)
+
+    def advance(at: _CGIterate) -> _CGIterate:
+        q = times(at.d)
+        bent = jnp.dot(at.d, q, precision=HIGHEST)
+        flat = bent <= 0  # which NaN isn't
+        alpha = jnp.where(flat, jnp.zeros_like(bent), at.gamma / bent)
+        x, r = at.x + alpha * at.d, at.r - alpha * q
+        z = precondition(r)
+        gamma = jnp.where(flat, jnp.zeros_like(bent), jnp.dot(r, z, precision=HIGHEST))
+        return _CGIterate(x, r, z + gamma / at.gamma * at.d, gamma, at.count + 1)
+
+    end = jax.lax.while_loop(unfinished, advance, first)
+    return unit * end.x, end.count
+
 
 _MOST = 32768  # rows that are factorised; four such matrices take 17 GB in float32
 _MATRICES = 4  # of the Gram matrix's size: itself, in other coordinates, damped, its factor

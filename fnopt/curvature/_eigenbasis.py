@@ -19,8 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fnopt.core import HIGHEST
-from fnopt.curvature._block_stack import BlockStack
-from fnopt.curvature._kronecker_inverse import Factors
+from fnopt.curvature._kronecker_inverse import BlockStack, Factors
 from fnopt.gradients.ghost import KroneckerBlock, rotate_rows, rotate_rows_back
 from fnopt.sharding import concatenate, replicate, sequential
 

@@ -1,4 +1,4 @@
-"""The rows of one residual function in a batch's Jacobian, a chunk at a time if wanted."""
+"""Rows of the Jacobian of one residual function over a batch, in chunks and over devices."""
 
 from __future__ import annotations
 
@@ -6,18 +6,116 @@ import copy
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, materialized_transpose, matmul, scan_chunks
+from fnopt.core import HIGHEST, compute_dtype, materialized_transpose, matmul, scan_chunks
 from fnopt.curvature._bound import BoundResiduals
-from fnopt.curvature._formed import FormedRows, form_rows
-from fnopt.curvature._round import rows_of_all_devices
-from fnopt.gradients import gradient_bytes
+from fnopt.gradients import BoundLoss, gradient_bytes
 from fnopt.gradients.ghost import GhostRows, record_rows, trace_ghost
 from fnopt.sharding import all_gather_tree, explicit_spec, psum, pvary_like, replicate, reshard_to
+
+
+class FormedRows(NamedTuple):
+    """The rows of `n` examples with `k` residuals each.
+
+    Attributes:
+        residuals: The residuals, `[n, k]`.
+        rows: A tree like the params, of rows `[n, k, *param]`.
+    """
+
+    residuals: jax.Array
+    rows: Any
+
+    def gram(self, other: FormedRows) -> jax.Array:
+        """The inner products of all rows with those of another Jacobian, `[n k, m l]`."""
+        found = [
+            matmul(x, y.T)
+            for a, b in zip(jax.tree.leaves(self.rows), jax.tree.leaves(other.rows), strict=True)
+            for x, y in [(_matrix(a), _matrix(b))]
+        ]
+        dtype = compute_dtype(*(x.dtype for x in found))
+        total = jnp.zeros((self.residuals.size, other.residuals.size), dtype)
+        for x in found:
+            total = total + x.astype(dtype)
+        return total
+
+    def matrix(self) -> jax.Array:
+        """All rows with the params end to end, `[n k, P]`, float32 or wider."""
+        found = [_matrix(rows) for rows in jax.tree.leaves(self.rows)]
+        dtype = compute_dtype(*(x.dtype for x in found))
+        return jnp.concatenate([x.astype(dtype) for x in found], axis=1)
+
+    def pull(self, weights: jax.Array) -> Any:
+        r"""The product :math:`J^\top a`, a tree like the params, float32 or wider."""
+
+        def pull_leaf(rows: jax.Array) -> jax.Array:
+            wide = replicate(rows).astype(compute_dtype(rows.dtype))
+            return jnp.tensordot(a.astype(wide.dtype), wide, 2, precision=HIGHEST)
+
+        a = replicate(weights)  # a sum over an axis that an explicit mesh divides
+        return jax.tree.map(pull_leaf, self.rows)
+
+    def push(self, direction: Any) -> jax.Array:
+        """The product `J v`, `[n, k]`, float32 or wider."""
+
+        def push_leaf(rows: jax.Array, v: jax.Array) -> jax.Array:
+            dtype = compute_dtype(rows.dtype, v.dtype)
+            rows, v = rows.astype(dtype), v.astype(dtype)
+            return jnp.tensordot(rows, v, v.ndim, precision=HIGHEST)
+
+        parts = jax.tree.leaves(jax.tree.map(push_leaf, self.rows, direction))
+        dtype = compute_dtype(*(x.dtype for x in parts))
+        return sum((x.astype(dtype) for x in parts), jnp.zeros(self.residuals.shape, dtype))
+
+
+def _matrix(rows: jax.Array) -> jax.Array:
+    # The first two axes cannot become one where an explicit mesh divides the first.
+    wide = replicate(rows).astype(compute_dtype(rows.dtype))
+    return wide.reshape(wide.shape[0] * wide.shape[1], -1)
+
+
+def form_rows(bound: BoundLoss, batch: Any) -> FormedRows:
+    """Form the rows by one backward pass for every residual of an example."""
+
+    def rows_of_example(example: Any) -> tuple[jax.Array, Any]:
+        r, pull, _ = jax.vjp(lambda p: bound.loss(p, example), bound.params, has_aux=True)
+        return r, jax.vmap(lambda e: pull(e)[0])(pvary_like(jnp.eye(r.size, dtype=r.dtype), r))
+
+    return FormedRows(*jax.vmap(rows_of_example)(batch))
+
+
+def rows_of_all_devices(
+    product: Callable[[Any], jax.Array], rows: GhostRows | FormedRows, axis_name: Any
+) -> jax.Array:
+    """The products with the rows of all devices side by side, `[n, devices m]`.
+
+    In every round the rows move on by one device, so that none ever has those of more than two.
+
+    Args:
+        product: From rows to the products of this device's with them, `[n, m]`.
+        rows: What this device sends.
+        axis_name: The named axis of the devices.
+    """
+    count, here = jax.lax.psum(1, axis_name), jax.lax.axis_index(axis_name)
+    # Of a tape the arrays go round; its plan is the same everywhere.
+    formed = isinstance(rows, FormedRows)
+    arrays, treedef = jax.tree.flatten(rows if formed else (rows.tape, rows.formed))
+    ring = [(i, (i + 1) % count) for i in range(count)]
+
+    def pass_on(arrays: list[jax.Array], i: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        theirs = treedef.unflatten(arrays)
+        found = theirs if formed else rows._replace(tape=theirs[0], formed=theirs[1])
+        return [jax.lax.ppermute(x, axis_name, ring) for x in arrays], product(found)
+
+    arrays = pvary_like(arrays, here)
+    blocks = jax.lax.scan(pass_on, arrays, None, length=count)[1]
+    # In round i came the rows of the device that is i before this one.
+    order = jnp.mod(here - jnp.arange(count, dtype=here.dtype), count)
+    blocks = jnp.take(blocks, order, axis=0, mode="clip")  # its own inverse
+    return jnp.moveaxis(blocks, 0, 1).reshape(blocks.shape[1], -1)
 
 
 class JacobianPart:

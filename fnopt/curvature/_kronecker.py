@@ -10,10 +10,14 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import check_choice, compute_dtype, matmul
-from fnopt.curvature._block_stack import stacked_blocks
 from fnopt.curvature._bound import bind
 from fnopt.curvature._eigenbasis import eigenbases, is_corrected, times_corrected
-from fnopt.curvature._kronecker_inverse import Factors, inverse_factors, times_inverse
+from fnopt.curvature._kronecker_inverse import (
+    Factors,
+    inverse_factors,
+    stacked_blocks,
+    times_inverse,
+)
 from fnopt.curvature._output_root import (
     check_loss,
     drawn_rows,

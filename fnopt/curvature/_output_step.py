@@ -9,8 +9,7 @@ import jax.numpy as jnp
 
 from fnopt.core import HIGHEST, matmul
 from fnopt.curvature._batch_loss import BatchLoss
-from fnopt.curvature._conjugate_gradients import Map
-from fnopt.curvature._damped_gram import check_rows, solve_by_cg, solve_by_cholesky
+from fnopt.curvature._damped_gram import Map, check_rows, solve_by_cg, solve_by_cholesky
 
 
 class OutputStep(NamedTuple):

@@ -25,8 +25,8 @@ from fnopt.core import (
     where,
     zero_count,
 )
-from fnopt.distributed._compressed_sum import compressed_sum
 from fnopt.distributed._meshes import axis_names
+from fnopt.distributed._packing import compressed_sum
 from fnopt.distributed._quantized_delta import checked_block_size
 from fnopt.transforms import scale
 

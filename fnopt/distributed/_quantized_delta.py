@@ -21,7 +21,7 @@ from fnopt.core import (
     static,
     zero_count,
 )
-from fnopt.distributed._compressed_sum import as_pairs, from_pairs
+from fnopt.distributed._packing import as_pairs, from_pairs
 from fnopt.transforms import decode, encode
 
 

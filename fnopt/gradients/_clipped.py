@@ -17,10 +17,9 @@ from fnopt.gradients._clip_rule import (
     check_where,
     clip_factors,
 )
-from fnopt.gradients._compiled import run_compiled
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
-from fnopt.gradients._measure import measure
-from fnopt.gradients._methods import Strategy, checked_strategy, choose
+from fnopt.gradients._moments import measure
+from fnopt.gradients._strategy import Strategy, checked_strategy, choose, run_compiled
 from fnopt.gradients._sums import REDUCTIONS, like_params, zero_sums
 from fnopt.sharding import psum, reshard_like, sharded_full_like
 

@@ -9,14 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import check_choice, check_count
-from fnopt.gradients._alignment import alignment_with_others
-from fnopt.gradients._checks import check_not_empty
 from fnopt.gradients._clip_rule import check_where
-from fnopt.gradients._compiled import run_compiled
-from fnopt.gradients._loss import BoundLoss, ExampleLoss
-from fnopt.gradients._methods import checked_strategy, choose
+from fnopt.gradients._loss import BoundLoss, ExampleLoss, check_not_empty
 from fnopt.gradients._moments import totals
 from fnopt.gradients._norms import losses_and_norms
+from fnopt.gradients._similarity import alignment_with_others
+from fnopt.gradients._strategy import checked_strategy, choose, run_compiled
 from fnopt.sharding import all_gather_tree, psum, replicate
 
 CRITERIA = ("norm", "loss", "disagreement")

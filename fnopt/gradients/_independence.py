@@ -11,8 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import check_batch, check_count, type_text
-from fnopt.gradients._checks import PASS_BY_KEYWORD
-from fnopt.gradients._loss import named_leaves
+from fnopt.gradients._loss import PASS_BY_KEYWORD, named_leaves
 
 _NAME = "check_examples_independent"
 

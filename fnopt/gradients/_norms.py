@@ -8,11 +8,10 @@ from typing import Any
 import jax
 
 from fnopt.core import scan_chunks
-from fnopt.gradients._by_group import LeafGroups, groups_of
-from fnopt.gradients._compiled import run_compiled
+from fnopt.gradients._clip_rule import LeafGroups, groups_of
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
-from fnopt.gradients._measure import measure
-from fnopt.gradients._methods import Strategy, checked_strategy, choose
+from fnopt.gradients._moments import measure
+from fnopt.gradients._strategy import Strategy, checked_strategy, choose, run_compiled
 
 
 def per_example_norms(

@@ -1,4 +1,4 @@
-"""Weighted gradients: a factor for every example, at the cost of a plain gradient."""
+"""Gradients with weights: a factor for every example, and a scaled identity."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from fnopt.core import accepts_args, check_choice, check_chunk_size, compute_dtype, scan_chunks
-from fnopt.gradients._checks import check_weights
-from fnopt.gradients._loss import BoundLoss, ExampleLoss
+from fnopt.gradients._loss import BoundLoss, ExampleLoss, check_weights
 from fnopt.gradients._sums import REDUCTIONS, like_params, zero_sums
 from fnopt.sharding import psum, pvary_like, reshard_like
 
@@ -168,3 +168,44 @@ def _weighted_sum(
     carry = zero_sums(bound.params)
     sums, (losses, aux) = scan_chunks(body, carry, (bound.batch, weights), bound.size, chunk_size)
     return losses, aux, sums
+
+
+@jax.custom_jvp
+def _scale_cotangent(x: jax.Array, scale: jax.Array) -> jax.Array:
+    del scale
+    return x
+
+
+@_scale_cotangent.defjvp
+def _scale_cotangent_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+    x, scale = primals
+    return x, tangents[0] * scale.astype(tangents[0].dtype)
+
+
+def scale_gradient(inputs: Any, scale: Any) -> Any:
+    r"""Return the inputs unchanged, and multiply their gradient by a number.
+
+    .. math:: y = x, \qquad \frac{\partial L}{\partial x} = s\, \frac{\partial L}{\partial y}
+
+    Zero stops the gradient, a negative number reverses it (Ganin and Lempitsky, 2014,
+    arXiv:1409.7495). Forward-mode derivatives are scaled likewise.
+
+    Args:
+        inputs: A tree of floating or complex arrays.
+        scale: :math:`s`, a number; it may be traced, and has no derivative.
+
+    Returns:
+        The same tree.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from fnopt.gradients import scale_gradient
+        >>> jax.grad(lambda x: jnp.sum(scale_gradient(x, -0.5) ** 2))(jnp.ones(2))
+        Array([-1., -1.], dtype=float32)
+    """
+    return jax.tree.map(lambda x: _scale_leaf(x, scale), inputs)
+
+
+def _scale_leaf(x: Any, scale: Any) -> jax.Array:
+    x = jnp.asarray(x)
+    return _scale_cotangent(x, jax.lax.stop_gradient(jnp.asarray(scale, x.real.dtype)))

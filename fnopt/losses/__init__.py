@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from fnopt.losses._contrastive import ntxent, triplet_margin_loss
-from fnopt.losses._cosine import cosine_distance, cosine_similarity
+from fnopt.losses._cross_entropy import (
+    poly_loss_cross_entropy,
+    sigmoid_binary_cross_entropy,
+    sigmoid_focal_loss,
+    smooth_labels,
+    softmax_cross_entropy,
+    softmax_cross_entropy_with_integer_labels,
+)
 from fnopt.losses._ctc import ctc_loss, ctc_loss_with_forward_probs
 from fnopt.losses._dice import binary_dice_loss, dice_loss, multiclass_generalized_dice_loss
 from fnopt.losses._divergence import (
@@ -11,23 +17,20 @@ from fnopt.losses._divergence import (
     kl_divergence,
     kl_divergence_with_log_targets,
 )
-from fnopt.losses._fenchel_young import make_fenchel_young_loss
+from fnopt.losses._embeddings import cosine_distance, cosine_similarity, ntxent, triplet_margin_loss
 from fnopt.losses._margin import (
     hinge_loss,
     multiclass_hinge_loss,
     multiclass_perceptron_loss,
     perceptron_loss,
+    ranking_softmax_loss,
 )
-from fnopt.losses._ranking import ranking_softmax_loss
 from fnopt.losses._regression import huber_loss, l2_loss, log_cosh, squared_error
-from fnopt.losses._sigmoid import sigmoid_binary_cross_entropy, sigmoid_focal_loss
-from fnopt.losses._smoothing import smooth_labels
-from fnopt.losses._softmax import (
-    poly_loss_cross_entropy,
-    softmax_cross_entropy,
-    softmax_cross_entropy_with_integer_labels,
+from fnopt.losses._sparsemax import (
+    make_fenchel_young_loss,
+    multiclass_sparsemax_loss,
+    sparsemax_loss,
 )
-from fnopt.losses._sparsemax import multiclass_sparsemax_loss, sparsemax_loss
 
 __all__ = [
     "binary_dice_loss",

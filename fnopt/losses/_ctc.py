@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.losses._arithmetic import log_softmax, take_at_label
-from fnopt.losses._inputs import floats
+from fnopt.losses._inputs import floats, log_softmax, take_at_label
 
 
 class _Frames(NamedTuple):

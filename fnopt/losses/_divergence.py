@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.losses._arithmetic import multiply
-from fnopt.losses._inputs import mask, pairs, zero_excluded
+from fnopt.losses._inputs import mask, multiply, pairs, zero_excluded
 
 
 def _inputs(name: str, axis: Any, where: Any, **arrays: Any) -> tuple[jax.Array, jax.Array]:

@@ -9,8 +9,7 @@ from fnopt.monitor._health import Health, health
 from fnopt.monitor._history import History, health_history, history_of
 from fnopt.monitor._plot import plot_gradient_flow
 from fnopt.monitor._progress import Progress
-from fnopt.monitor._record import RecordHealthState, record_health
-from fnopt.monitor._snapshot import SnapshotState, snapshot
+from fnopt.monitor._record import RecordHealthState, SnapshotState, record_health, snapshot
 from fnopt.monitor._writers import JsonLines, TensorBoard, read_json_lines, tee
 
 histogram_edges = exponents.histogram_edges

@@ -17,8 +17,8 @@ from fnopt.monitor._flag_criteria import (
     is_vanishing,
     next_usual,
 )
+from fnopt.monitor._groups import biases_of, weights_of
 from fnopt.monitor._health import Health
-from fnopt.monitor._layers import biases_of, weights_of
 
 
 class Flag(enum.IntEnum):

@@ -8,7 +8,6 @@ from fnopt.projections._boxes import (
     projection_linf_ball,
     projection_non_negative,
 )
-from fnopt.projections._norms import projection_l2_ball, projection_l2_sphere
 from fnopt.projections._planes import (
     projection_affine_set,
     projection_box_section,
@@ -19,6 +18,8 @@ from fnopt.projections._planes import (
 from fnopt.projections._simplex import (
     projection_l1_ball,
     projection_l1_sphere,
+    projection_l2_ball,
+    projection_l2_sphere,
     projection_simplex,
 )
 from fnopt.projections._simplex import simplex_of_rows as simplex_of_rows

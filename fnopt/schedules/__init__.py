@@ -5,7 +5,9 @@ from __future__ import annotations
 from fnopt.schedules._basic import constant_schedule, linear_schedule, polynomial_schedule, schedule
 from fnopt.schedules._decay import (
     cosine_decay_schedule,
+    cosine_restarts_schedule,
     exponential_decay,
+    sgdr_schedule,
     warmup_constant_schedule,
     warmup_cosine_decay_schedule,
 )
@@ -15,7 +17,6 @@ from fnopt.schedules._interpolate import (
     piecewise_interpolate_schedule,
 )
 from fnopt.schedules._join import join_schedules, piecewise_constant_schedule
-from fnopt.schedules._restarts import cosine_restarts_schedule, sgdr_schedule
 from fnopt.schedules._warmup import (
     inverse_sqrt_schedule,
     warmup_exponential_decay_schedule,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from fnopt.programs import Node
 from fnopt.taps._between import grad_between, jacobian_between
-from fnopt.taps._capture import Captured, capture
-from fnopt.taps._list_nodes import nodes
+from fnopt.taps._capture import Captured, capture, nodes
 from fnopt.taps._patch import patch
 from fnopt.taps._tap import tap
 

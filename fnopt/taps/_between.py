@@ -10,8 +10,8 @@ import jax.numpy as jnp
 
 from fnopt.core import check_choice, type_text
 from fnopt.jacobians import tree_or_matrix
-from fnopt.taps._listen import listened
 from fnopt.taps._program import has_scopes, lacks_cotangent, trace_program
+from fnopt.taps._tap import listened
 
 Source = str | int | Sequence[int]
 MODES = ("auto", "forward", "reverse")

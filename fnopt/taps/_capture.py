@@ -1,4 +1,4 @@
-"""Values and cotangents of the nodes inside a function."""
+"""Values and cotangents of the nodes inside a function, and the list of nodes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fnopt.core import type_text
 from fnopt.programs import Node, NodeFn, NodeValues, copy_function
-from fnopt.taps._listen import listened, listened_reduced, probe_dtype
 from fnopt.taps._program import (
     TracedCall,
     checked_names,
@@ -20,6 +20,7 @@ from fnopt.taps._program import (
     trace_program,
 )
 from fnopt.taps._reductions import Reduction, as_reduction
+from fnopt.taps._tap import listened, listened_reduced, probe_dtype
 
 
 class Captured(NamedTuple):
@@ -179,3 +180,45 @@ def _scalar(out: Any, has_aux: bool) -> Any:
             f"{type_text(loss)}. {hint}For other derivatives see grad_between, jacobian_between."
         )
     return loss
+
+
+_ARRAYS = (jax.Array, np.ndarray, np.generic, jax.ShapeDtypeStruct)
+
+
+def nodes(fn: Callable[..., Any], *, scopes: bool = False) -> Callable[..., tuple[Node, ...]]:
+    """List the nodes inside a function without running it.
+
+    Args:
+        fn: Any JAX function.
+        scopes: Whether to list its named scopes too, besides the taps.
+
+    Returns:
+        A function of the arguments of `fn` (arrays or `jax.ShapeDtypeStruct`s) that gives a tuple
+        of `Node`s in the order of the program: name, shape, dtype, and a note where a node has no
+        cotangent.
+
+    Example:
+        >>> from fnopt.taps import nodes, tap
+        >>> def model(w, x):
+        ...     with jax.named_scope("layer"):
+        ...         return jnp.tanh(tap("linear", w * x))
+        >>> for node in nodes(model, scopes=True)(jnp.ones(3), jnp.ones(3)):
+        ...     print(node.name, node.shape)
+        linear (3,)
+        scope:layer (3,)
+    """
+
+    def listed(*args: Any, **kwargs: Any) -> tuple[Node, ...]:
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        abstract = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)}
+        found: list[Node] = []
+
+        def look(arrays: dict[int, Any]) -> None:
+            args, kwargs = jax.tree.unflatten(treedef, [arrays.get(i, x) for i, x in pairs])
+            found.extend(trace_program("nodes", fn, args, kwargs, scopes=scopes).nodes)
+
+        pairs = list(enumerate(leaves))
+        jax.eval_shape(look, abstract)
+        return tuple(found)
+
+    return listed

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from fnopt.core import type_text
 from fnopt.programs import HIDDEN_BY_RULE, Node
-from fnopt.taps._listen import with_cotangent_rule
 from fnopt.taps._program import (
     TracedCall,
     checked_names,
@@ -18,6 +17,7 @@ from fnopt.taps._program import (
     lacks_value,
     trace_program,
 )
+from fnopt.taps._tap import with_cotangent_rule
 
 Rule = Callable[[Any], Any]
 """From the value (or cotangent) of a node to what stands in its place."""

@@ -17,18 +17,27 @@ from fnopt.tree._arithmetic import (
     sub,
     where,
 )
-from fnopt.tree._like import batch_shape, cast, cast_like, dtype, full_like, ones_like, zeros_like
+from fnopt.tree._like import (
+    batch_shape,
+    cast,
+    cast_like,
+    dtype,
+    full_like,
+    ones_like,
+    random_like,
+    split_key_like,
+    unwrap_random_key_data,
+    zeros_like,
+)
 from fnopt.tree._moments import (
     bias_correction,
     update_infinity_moment,
     update_moment,
     update_moment_per_elem_norm,
 )
-from fnopt.tree._params import map_params
-from fnopt.tree._random import random_like, split_key_like, unwrap_random_key_data
 from fnopt.tree._reduce import allclose, max, min, norm, size, sum, vdot
 from fnopt.tree._restore import RestoreReport, restore
-from fnopt.tree._search import NamedTupleKey, get, get_all_with_path, set
+from fnopt.tree._search import NamedTupleKey, get, get_all_with_path, map_params, set
 
 __all__ = [
     "NamedTupleKey",

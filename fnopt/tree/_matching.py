@@ -1,16 +1,105 @@
-"""Matching of saved leaves to those of a fresh tree."""
+"""Matching of saved leaves to those of a fresh tree, also between trees and flat vectors."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from fnopt.tree._named_leaves import NamedLeaf, NamedLeaves, join_path
-from fnopt.tree._recount import same
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from fnopt.core import is_array_like
+from fnopt.tree._named_leaves import NamedLeaf, NamedLeaves, SlotPlace, join_path
+
+
+def repack(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) -> dict[str, Any]:
+    """Brings saved slots that are trees to fresh ones that are vectors, and the other way.
+
+    Returns:
+        The arrays by the names of fresh leaves; `matching` says from where.
+    """
+    slots: dict[tuple[str, str], list[NamedLeaf]] = defaultdict(list)
+    for leaf in fresh.leaves:
+        if leaf.slot is not None and is_array_like(leaf.leaf):
+            slots[leaf.slot[:2]].append(leaf)
+    packed: dict[str, Any] = {}
+    for (_, field), here in slots.items():
+        if any(leaf.name in matching.found for leaf in here):
+            continue
+        free = [x for x in saved.leaves if x.path not in matching.used]
+        fitting = [there for there in _slots_of(field, free) if _fits(here, there)]
+        if len(fitting) != 1:
+            continue
+        (there,) = fitting
+        arrays = [leaf.leaf for leaf in there]
+        torn = len(there) == 1
+        packed |= (
+            _split_vector(arrays[0], here)
+            if torn
+            else {here[0].name: _join_leaves(arrays, here[0])}
+        )
+        for leaf in here:
+            matching.add(leaf.name, there[0])
+        matching.used.update(leaf.path for leaf in there)
+    return packed
+
+
+def _fits(here: list[NamedLeaf], there: list[NamedLeaf]) -> bool:
+    """Whether one of two slots is a vector of the other."""
+    mine, theirs = ([leaf.leaf for leaf in leaves] for leaves in (here, there))
+    if len(there) == 1:
+        return _is_vector_of(theirs[0], mine)
+    castable = all(
+        jnp.can_cast(jnp.result_type(x), jnp.result_type(mine[0]), casting="same_kind")
+        for x in theirs
+    )
+    return len(here) == 1 and _is_vector_of(mine[0], theirs) and castable
+
+
+def _slots_of(field: str, saved: list[NamedLeaf]) -> list[list[NamedLeaf]]:
+    """The saved slots that may be called so."""
+    found: dict[str, list[NamedLeaf]] = defaultdict(list)
+    for leaf in saved:
+        place = leaf.slot or _guess_place(field, leaf.path)
+        if place is not None and place.field == field:
+            found[place.state].append(leaf._replace(slot=place))
+    return [*found.values()]
+
+
+def _guess_place(field: str, path: str) -> SlotPlace | None:
+    """The place in a slot of a leaf that was saved in a plain dict."""
+    before, here, after = f"/{path}/".partition(f"/{field}/")
+    return SlotPlace(before.strip("/"), field, after.strip("/")) if here else None
+
+
+def _split_vector(vector: Any, leaves: list[NamedLeaf]) -> dict[str, Any]:
+    ends = np.cumsum([jnp.size(x.leaf) for x in leaves])[:-1]
+    parts = jnp.split(jnp.asarray(vector), ends.tolist())
+    return {x.name: p.reshape(jnp.shape(x.leaf)) for x, p in zip(leaves, parts, strict=True)}
+
+
+def _is_vector_of(x: Any, leaves: list[Any]) -> bool:
+    """Whether an array has the numbers of these in a row, as `fnopt.flatten` lays them."""
+    return jnp.shape(x) == (sum(map(jnp.size, leaves)),)
+
+
+def _join_leaves(leaves: list[Any], like: NamedLeaf) -> jax.Array:
+    dtype = jnp.result_type(like.leaf)
+    return jnp.concatenate([jnp.ravel(jnp.asarray(x)).astype(dtype) for x in leaves])
+
 
 # Fields of a state with slots that count steps for others too: those inside of it.
 _STEPS_MADE = ("gradient_step", "step")
+
+
+def are_equal(a: Any, b: Any) -> bool:
+    """Whether two leaves are known to be equal: traced ones are if they are one object."""
+    if a is b or isinstance(a, Tracer) or isinstance(b, Tracer):
+        return a is b
+    return np.array_equal(a, b)
 
 
 class Matching(NamedTuple):
@@ -101,7 +190,7 @@ def match_scalars(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) ->
         there = [by_path.get(join_path(source, rest)) for source in sorted(sources[state])]
         there = [other for other in there if other is not None]
         # Slots of several states in one, as of the groups of a partition, need equal counts.
-        if there and all(same(other.leaf, there[0].leaf) for other in there):
+        if there and all(are_equal(other.leaf, there[0].leaf) for other in there):
             for other in there:
                 matching.add(leaf.name, other)
     return stay

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import default_float, global_norm
-from fnopt.tree._arrays import check_arrays, common, names_bad_leaf
+from fnopt.tree._arithmetic import check_arrays, common, names_bad_leaf
 
 # This package has its own `sum`, `max` and `min`, as the field names them.
 _add = functools.partial(functools.reduce, jnp.add)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fnopt.core._chunks import scan_chunks
 from fnopt.gradients._loss import BoundLoss
-from fnopt.gradients._methods import choose
+from fnopt.gradients._strategy import choose
 
 
 def running(carry, chunk):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from fnopt.costs import cost
-from fnopt.costs._flops_contract import valid_taps
+from fnopt.costs._flops import valid_taps
 from tests.costs import cost_models as models
 from tests.costs.cost_models import f32
 

@@ -9,8 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fnopt.curvature._conjugate_gradients import conjugate_gradients, nystrom
-from fnopt.curvature._damped_gram import solve_by_cg
+from fnopt.curvature._damped_gram import conjugate_gradients, nystrom, solve_by_cg
 
 N, LAM = 120, 1e-6
 

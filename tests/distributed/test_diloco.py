@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import fnopt
 from fnopt import distributed
-from fnopt.distributed._compressed_sum import compressed_sum
+from fnopt.distributed._packing import compressed_sum
 from tests.distributed import messages
 from tests.distributed.test_sharded import collectives
 

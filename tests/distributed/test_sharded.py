@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import fnopt
 from fnopt import distributed
 from fnopt.distributed._elementwise import check_elementwise
-from fnopt.distributed._recoded import decode_slots
+from fnopt.distributed._relayout import decode_slots
 from tests.contract.registry import CASES
 
 RNG = np.random.RandomState(0)

@@ -246,7 +246,7 @@ class TestMemory:
         assert self.largest(program) == self.BATCH * self.WIDTH**2
 
     def test_the_budget_bounds_what_is_large(self, monkeypatch):
-        monkeypatch.setattr("fnopt.gradients._methods._CPU_CHUNK_BYTES", 6 * 8 * self.WIDTH**2)
+        monkeypatch.setattr("fnopt.gradients._strategy._CPU_CHUNK_BYTES", 6 * 8 * self.WIDTH**2)
         # 6 would fit, 4 divides the batch.
         assert self.largest(self.program(method="chunked")) == 4 * self.WIDTH**2
 

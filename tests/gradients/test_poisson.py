@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fnopt.gradients import poisson_batch
-from fnopt.gradients._poisson import _sufficient_capacity
+from fnopt.gradients._noise import _sufficient_capacity
 
 
 def test_every_example_is_drawn_as_often_as_it_should():

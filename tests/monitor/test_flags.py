@@ -9,7 +9,7 @@ import pytest
 
 import fnopt
 from fnopt.monitor import Flag, FlagReport, health, health_flags
-from fnopt.monitor._layers import biases_of, weights_of
+from fnopt.monitor._groups import biases_of, weights_of
 
 
 def observe(watch, state, **norms):

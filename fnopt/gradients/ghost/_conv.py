@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.gradients.ghost._factors import Dense, Pair
-from fnopt.gradients.ghost._layout import FactorLayout
+from fnopt.gradients.ghost._pairs import FactorLayout
 from fnopt.gradients.ghost._sites import Site
 
 

@@ -16,9 +16,8 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import HIGHEST, compute_dtype, sum_of_squares
-from fnopt.gradients._lengths import number, spread_around
-from fnopt.gradients._sums import only_where
-from fnopt.gradients.ghost import _reduce
+from fnopt.gradients._sums import number, only_where, spread_around
+from fnopt.gradients.ghost import _tape
 from fnopt.gradients.ghost._factors import (
     Dense,
     OneHot,
@@ -29,7 +28,7 @@ from fnopt.gradients.ghost._factors import (
     widen_float16,
 )
 from fnopt.gradients.ghost._plan import Group
-from fnopt.gradients.ghost._record import Tape
+from fnopt.gradients.ghost._tape import Tape
 from fnopt.gradients.ghost._weights import pull_back
 from fnopt.sharding import replicate
 
@@ -49,7 +48,7 @@ class GroupMoments(NamedTuple):
 
 def moments(
     group: Group,
-    formed: _reduce.Formed,
+    formed: _tape.Formed,
     tape: Tape,
     counts: jax.Array,
     params: Mapping[int, Any],
@@ -74,14 +73,14 @@ def _moments(group: Group, tape: Tape, counts: jax.Array) -> tuple[jax.Array, ja
     """The mean as matrices, `[T, D, K]`, and the spread, from one product over the examples."""
     assert group.layout is not None
     _, d, k = group.layout.sizes
-    data = [_reduce.data_of(site, tape) for site in group.sites]
+    data = [_tape.data_of(site, tape) for site in group.sites]
     first = jnp.argmax(replicate(counts))
-    origin = _reduce.pairs_of(group, jax.tree.map(lambda x: replicate(x, 0)[first], data))
+    origin = _tape.pairs_of(group, jax.tree.map(lambda x: replicate(x, 0)[first], data))
 
     def differences_from_first(
         data: list[tuple[Any, jax.Array]],
     ) -> tuple[jax.Array, list[Difference]]:
-        pairs = _reduce.pairs_of(group, data)
+        pairs = _tape.pairs_of(group, data)
         apart = [difference(p, q) for p, q in zip(pairs, origin, strict=True)]
         return length_squared([part for d in apart for part in d.parts]), apart
 
@@ -143,7 +142,7 @@ def _total(apart: Difference, left: Any, counts: jax.Array, shape: tuple[int, in
     def zero_others(x: jax.Array) -> jax.Array:
         return x if jnp.issubdtype(x.dtype, jnp.integer) else only_where(counts > 0, x)
 
-    changed = jax.tree.map(lambda x: _reduce.examples_as_positions(zero_others(x)), apart.changed)
+    changed = jax.tree.map(lambda x: _tape.examples_as_positions(zero_others(x)), apart.changed)
     total = outer(changed, shape, HIGHEST)
     if apart.shifted is None:
         return total

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import HIGHEST, compute_dtype, real_dtype, safe_sqrt, sum_of_squares
-from fnopt.gradients._lengths import unit_of
+from fnopt.gradients._sums import unit_of
 from fnopt.sharding import product_sharding
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fnopt.core import HIGHEST, compute_dtype
 from fnopt.gradients._sums import inner_products
-from fnopt.gradients.ghost import _reduce
+from fnopt.gradients.ghost import _tape
 from fnopt.gradients.ghost._factors import (
     Dense,
     Pair,
@@ -22,7 +22,7 @@ from fnopt.gradients.ghost._factors import (
 )
 from fnopt.gradients.ghost._pairs import site_pair
 from fnopt.gradients.ghost._plan import RULES, Group
-from fnopt.gradients.ghost._record import Tape
+from fnopt.gradients.ghost._tape import Tape
 from fnopt.sharding import pvary_like
 
 # What the inner products of positions, or the slices of gradients, may take at a time.
@@ -39,7 +39,7 @@ class GradientPart(NamedTuple):
             has them in it.
     """
 
-    formed: _reduce.Formed
+    formed: _tape.Formed
     tape: Tape
     factors: jax.Array | None
 
@@ -75,7 +75,7 @@ def _pairs(group: Group, part: GradientPart) -> list[Pair]:
         found = found if factor is None else [scale_pair(pair, factor) for pair in found]
         return list(merge_pairs(found))
 
-    data = [_reduce.data_of(site, part.tape) for site in group.sites]
+    data = [_tape.data_of(site, part.tape) for site in group.sites]
     return jax.vmap(factor_example)(data, part.factors)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from fnopt.gradients.ghost import _dot
 from fnopt.gradients.ghost._bias import bias_of
-from fnopt.gradients.ghost._layout import FactorLayout
+from fnopt.gradients.ghost._pairs import FactorLayout
 from fnopt.gradients.ghost._parts import are_apart
 from fnopt.gradients.ghost._plan import Group, Plan, stacked_layout
 from fnopt.gradients.ghost._sites import Site

@@ -10,14 +10,14 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fnopt.core import HIGHEST, compute_dtype, per_row
-from fnopt.gradients.ghost import _reduce, _rows_gram
+from fnopt.gradients.ghost import _rows_gram, _tape
 from fnopt.gradients.ghost._eigen import rotate_rows, squares_of_sites
 from fnopt.gradients.ghost._factors import Factor, OneHot, sum_of
 from fnopt.gradients.ghost._kronecker import KroneckerBlock, Side, cotangents_left
 from fnopt.gradients.ghost._pairs import site_pair
 from fnopt.gradients.ghost._plan import RULES
-from fnopt.gradients.ghost._record import Tape
 from fnopt.gradients.ghost._sites import Site
+from fnopt.gradients.ghost._tape import Tape
 from fnopt.gradients.ghost._trace import Ghost
 from fnopt.sharding import is_sharded, replicate, reshape
 
@@ -89,7 +89,7 @@ def _formed_gradient(
     ghost: Ghost, block: KroneckerBlock, flat: Tape, formed: dict[int, Any]
 ) -> jax.Array:
     if block.leaves[0] not in formed:
-        formed |= _reduce.by_param(block.group, flat, dict(enumerate(ghost.params)))
+        formed |= _tape.by_param(block.group, flat, dict(enumerate(ghost.params)))
     return formed[block.leaves[0]]
 
 
@@ -161,7 +161,7 @@ class _Rows:
 
 
 def _factors(site: Site, tape: Tape) -> tuple[Factor, Factor]:
-    rule, (x, g) = RULES[site.kind], _reduce.data_of(site, tape)
+    rule, (x, g) = RULES[site.kind], _tape.data_of(site, tape)
 
     def pair(x: Any, g: jax.Array) -> Any:
         return site_pair(rule, site, x, g)

@@ -10,8 +10,7 @@ from jax.extend import core as jex
 
 from fnopt.gradients.ghost import _conv, _dot, _gather
 from fnopt.gradients.ghost._factors import OneHot, rows
-from fnopt.gradients.ghost._layout import FactorLayout
-from fnopt.gradients.ghost._pairs import pair_shapes
+from fnopt.gradients.ghost._pairs import FactorLayout, pair_shapes
 from fnopt.gradients.ghost._sites import Found, Site, find_sites
 from fnopt.programs import JaxprNodes
 

@@ -18,10 +18,10 @@ import jax.numpy as jnp
 
 from fnopt.core import HIGHEST, compute_dtype
 from fnopt.gradients._sums import weighted_total
-from fnopt.gradients.ghost import _direct, _reduce, _rows_gram
+from fnopt.gradients.ghost import _direct, _rows_gram, _tape
 from fnopt.gradients.ghost._plan import Group, tap_zeros
-from fnopt.gradients.ghost._record import Tape, visit
 from fnopt.gradients.ghost._sites import Site
+from fnopt.gradients.ghost._tape import Tape, visit
 from fnopt.gradients.ghost._trace import Ghost
 from fnopt.gradients.ghost._weights import evaluate
 from fnopt.programs import intercept_nodes
@@ -39,7 +39,7 @@ class GhostRows(NamedTuple):
 
     ghost: Ghost
     tape: Tape
-    formed: list[_reduce.Formed]
+    formed: list[_tape.Formed]
 
     @property
     def residuals(self) -> jax.Array:
@@ -87,7 +87,7 @@ class GhostRows(NamedTuple):
                 sums |= {i: weighted_total(weights.reshape(-1), x) for i, x in formed.items()}
             else:
                 weights_of_params = [ones] * len(self.ghost.params)
-                sums |= _reduce.weighted_sum(group, None, tape, weights_of_params, numbered)
+                sums |= _tape.weighted_sum(group, None, tape, weights_of_params, numbered)
         return self.ghost.like_params(sums)
 
     def push(self, direction: Any) -> jax.Array:
@@ -128,7 +128,7 @@ def record_rows(ghost: Ghost, batch: Any) -> GhostRows:
     groups = ghost.plan.groups
     is_formed = any(g.form in {"vmap", "matrix", "params"} for g in groups)
     flat = _rows_gram.flat(tape) if is_formed else tape
-    return GhostRows(ghost, tape, [_reduce.form(g, flat, numbered) for g in groups])
+    return GhostRows(ghost, tape, [_tape.form(g, flat, numbered) for g in groups])
 
 
 def record_tape(ghost: Ghost, batch: Any) -> Tape:
@@ -156,7 +156,7 @@ def by_param(
     """The rows of a group like its params, `[n k, *param]`."""
     if isinstance(part.formed, dict):
         return part.formed
-    return _reduce.by_param(group, _rows_gram.flat(part.tape), dict(enumerate(params)))
+    return _tape.by_param(group, _rows_gram.flat(part.tape), dict(enumerate(params)))
 
 
 def _combine_rows(cotangents: jax.Array, weights: jax.Array) -> jax.Array:

@@ -11,13 +11,13 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.gradients._sums import inner_products
-from fnopt.gradients.ghost import _gram, _reduce
+from fnopt.gradients.ghost import _gram, _tape
 from fnopt.gradients.ghost._factors import Dense, Pair, inner, sum_of
 from fnopt.gradients.ghost._kronecker import cotangents_left
 from fnopt.gradients.ghost._pairs import site_pair
 from fnopt.gradients.ghost._plan import RULES, Group
-from fnopt.gradients.ghost._record import Tape
 from fnopt.gradients.ghost._sites import Site
+from fnopt.gradients.ghost._tape import Tape
 from fnopt.sharding import reshape
 
 
@@ -29,7 +29,7 @@ class RowsPart(NamedTuple):
         tape: What they are made of; cotangents are `[n, k, ...]`.
     """
 
-    formed: _reduce.Formed
+    formed: _tape.Formed
     tape: Tape
 
 
@@ -155,7 +155,7 @@ def _site_factors(site: Site, tape: Tape) -> Factors:
         pair = functools.partial(site_pair, RULES[site.kind], site)
         return jax.vmap(pair, (None, 0), _vmap_axes(*axes))(x, g)
 
-    return Factors(jax.vmap(pair_example)(*_reduce.data_of(site, tape)), axes)
+    return Factors(jax.vmap(pair_example)(*_tape.data_of(site, tape)), axes)
 
 
 def _are_dense(found: list[Factors]) -> bool:

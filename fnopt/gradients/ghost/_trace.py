@@ -9,12 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import compute_dtype, is_inexact
-from fnopt.gradients._lengths import block_norms
 from fnopt.gradients._loss import BoundLoss
-from fnopt.gradients._sums import only_where, scaled_rows
-from fnopt.gradients.ghost import _differences, _gram, _reduce
+from fnopt.gradients._sums import block_norms, only_where, scaled_rows
+from fnopt.gradients.ghost import _differences, _gram, _tape
 from fnopt.gradients.ghost._plan import Plan, make_plan
-from fnopt.gradients.ghost._record import Tape, record
+from fnopt.gradients.ghost._tape import Tape, record
 from fnopt.sharding import replicate, reshard_like
 
 
@@ -47,7 +46,7 @@ class Ghost(NamedTuple):
         formed = []
         for group in self.plan.groups:
             apart = len({blocks[i] for i in group.leaves}) > 1
-            form = _reduce.by_param if apart else _reduce.form
+            form = _tape.by_param if apart else _tape.form
             formed.append(form(group, tape, numbered))
         return GhostMeasurements(self, tape, formed)
 
@@ -74,7 +73,7 @@ class GhostMeasurements(NamedTuple):
 
     ghost: Ghost
     tape: Tape
-    formed: list[_reduce.Formed]
+    formed: list[_tape.Formed]
     factors: jax.Array | None = None
 
     @property
@@ -84,16 +83,14 @@ class GhostMeasurements(NamedTuple):
 
     def squares(self) -> list[jax.Array]:
         """Squared norms, `[n]` each, by leaf; what several leaves share is with their first one."""
-        return self._totals_by_leaf(_reduce.squared_norms)
+        return self._totals_by_leaf(_tape.squared_norms)
 
     def norms(self, blocks: Sequence[int] | None = None, count: int = 1) -> jax.Array:
         """The norms of every example's gradient by block of leaves, `[blocks, n]`."""
         if not self.ghost.params:
             return jnp.zeros((count, *self.tape.outputs[0].shape), jnp.float32)
         blocks = [0] * len(self.ghost.params) if blocks is None else blocks
-        return block_norms(
-            self.squares(), lambda: self._totals_by_leaf(_reduce.norms), blocks, count
-        )
+        return block_norms(self.squares(), lambda: self._totals_by_leaf(_tape.norms), blocks, count)
 
     def moments(self, counts: jax.Array) -> tuple[Any, list[jax.Array]]:
         """The mean gradient, and by leaf the sum of the squared distances of the others from it.
@@ -104,7 +101,7 @@ class GhostMeasurements(NamedTuple):
         numbered = dict(enumerate(self.ghost.params))
         means: dict[int, jax.Array] = {}
 
-        def spread(group: Any, formed: _reduce.Formed, tape: Tape) -> dict[int, jax.Array]:
+        def spread(group: Any, formed: _tape.Formed, tape: Tape) -> dict[int, jax.Array]:
             found = _differences.moments(group, formed, tape, counts, numbered)
             means.update(found.mean)
             return {**found.spread}
@@ -166,7 +163,7 @@ class GhostMeasurements(NamedTuple):
         numbered = dict(enumerate(self.ghost.params))
         sums: dict[int, jax.Array] = {}
         for group, formed in zip(self.ghost.plan.groups, self.formed, strict=True):
-            sums |= _reduce.weighted_sum(group, formed, self.tape, weights, numbered)
+            sums |= _tape.weighted_sum(group, formed, self.tape, weights, numbered)
         return self.ghost.like_params(sums)
 
 

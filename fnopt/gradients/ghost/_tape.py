@@ -1,16 +1,15 @@
-"""Squared norms of the gradients of all examples, and their weighted sum, from a tape."""
+"""Factors of the gradients of a batch: recorded in one pass, reduced to norms and sums."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fnopt.core import compute_dtype
-from fnopt.gradients._lengths import lengths_of, squares_of
-from fnopt.gradients._sums import scaled_rows, weighted_total
+from fnopt.gradients._sums import lengths_of, scaled_rows, squares_of, weighted_total
 from fnopt.gradients.ghost import _direct
 from fnopt.gradients.ghost._factors import (
     Pair,
@@ -21,10 +20,52 @@ from fnopt.gradients.ghost._factors import (
     widen_float16,
 )
 from fnopt.gradients.ghost._pairs import site_pair
-from fnopt.gradients.ghost._plan import RULES, Group
-from fnopt.gradients.ghost._record import Tape
+from fnopt.gradients.ghost._plan import RULES, Group, Plan, tap_zeros
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._weights import Weight, evaluate, pull_back
+from fnopt.programs import intercept_nodes
+from fnopt.sharding import pvary_like
+
+
+class Tape(NamedTuple):
+    """The tape of a backward pass: inputs and cotangents of the sites, with a leading example axis.
+
+    Attributes:
+        outputs: The loss, and the leaves of aux.
+        records: By node: operands of sites.
+        cotangents: By node: cotangents of the outputs of sites.
+        grads: By number of the param: gradients, where no other way is known.
+    """
+
+    outputs: list[jax.Array]
+    records: dict[int, jax.Array]
+    cotangents: dict[int, jax.Array]
+    grads: dict[int, jax.Array]
+
+
+def record(plan: Plan, params: Sequence[Any], batch: Sequence[Any]) -> Tape:
+    """Runs the loss and its derivative on all examples.
+
+    The params themselves are not differentiated: only zeros that are added to what the sites put
+    out, and the params that are left to `jax.vmap`.
+    """
+    left = {i: params[i] for group in plan.groups if group.form == "vmap" for i in group.leaves}
+
+    def loss(taps: Any, left: dict[int, Any], example: Sequence[Any]) -> Any:
+        inputs = [left.get(i, p) for i, p in enumerate(params)]
+        outputs, records = intercept_nodes(plan.level, [*inputs, *example], visit, taps)
+        return outputs[0], (outputs, records)
+
+    run = jax.vmap(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), (None, None, 0))
+    taps = pvary_like(tap_zeros(plan), (params, batch))
+    (_, (outputs, records)), (cotangents, grads) = run(taps, left, batch)
+    return Tape(outputs, records, cotangents, grads)
+
+
+def visit(node: int, value: jax.Array, tap: jax.Array | None) -> tuple[Any, Any]:
+    """The visit of a node: its value is recorded, or a zero (its tap) is added."""
+    return (value, value) if tap is None else (value + tap, None)
+
 
 Formed = jax.Array | dict[int, jax.Array] | None
 """The gradients of a group: matrices, by param, or not formed; with a leading example axis."""

@@ -79,6 +79,7 @@ from fnopt.optimizers._soap import scale_by_soap, soap
 from fnopt.optimizers._sophia import hutchinson_estimator_diag_hessian, scale_by_sophia, sophia
 from fnopt.optimizers._stable_adamw import mars, scale_by_stable_adam, stable_adamw
 from fnopt.optimizers._stochastic_reconfiguration import stochastic_reconfiguration
+from fnopt.optimizers._subtract_direction import subtract_direction
 from fnopt.optimizers._width_scaled import width_scaled
 
 __all__ = [
@@ -211,6 +212,7 @@ __all__ = [
     "sophia",
     "stable_adamw",
     "stochastic_reconfiguration",
+    "subtract_direction",
     "width_scaled",
     "yogi",
 ]

@@ -26,6 +26,7 @@ from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.optimizers._matrix_parts import cut, whole
 from fnopt.optimizers._matrix_rule import as_rule, layouts_of
 from fnopt.optimizers._matrixwise import Matrixwise
+from fnopt.optimizers._recipe import one_of
 
 
 class scale_by_matrix_shape(Transformation):
@@ -83,24 +84,26 @@ class scale_by_matrix_shape(Transformation):
 
 
 class NormalizeNeuronsState(NamedTuple):
-    """For every matrix of a leaf the mean squares of its outputs."""
+    """For every matrix of a leaf the mean squares of its neurons."""
 
     nu: CustomSlot
 
 
 class normalize_neurons(Matrixwise):
-    r"""Divide the update of each output by its running root mean square.
+    r"""Divide the update of each neuron by its running root mean square.
 
     .. math:: \nu_j \leftarrow \beta_2\, \nu_j + (1-\beta_2)\, \mathrm{mean}_i\, |g_{ij}|^2, \qquad
               u_{ij} = \frac{\lVert g \rVert}{\lVert v \rVert}\, v_{ij}, \qquad
               v_{ij} = \frac{g_{ij}}{\sqrt{\nu_j} + \epsilon}
 
     Behind `orthogonalize` it is NorMuon: orthogonal updates leave some neurons with far longer
-    steps than others. The norm of a matrix is kept. It stores one number for every output.
+    steps than others. The norm of a matrix is kept. It stores one number for every neuron.
 
     Args:
         b2: :math:`\beta_2`.
         eps: :math:`\epsilon`.
+        side: The neurons :math:`j`: every `'output'`, or what the `'longer'` side of a matrix
+            counts, which is the inputs where they are more than the outputs.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Example:
@@ -120,17 +123,23 @@ class normalize_neurons(Matrixwise):
 
     b2: Scalar = hyper(default=0.95, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-10, ge=0)
+    side: str = static(
+        default="output", convert=one_of(("output", "longer"), "side", "normalize_neurons")
+    )
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)
 
+    def _axis(self, shape: tuple[int, ...]) -> int:
+        """The axis that a mean square is taken over."""
+        return 1 if self.side == "output" or shape[2] >= shape[1] else 2
+
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> jax.Array:
-        """A zero for each column."""
-        k, _, n = shape
-        return jnp.zeros((k, n), real_dtype(dtype))
+        """A zero for each neuron."""
+        return jnp.zeros((shape[0], shape[3 - self._axis(shape)]), real_dtype(dtype))
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
-        squares = squared_modulus(g)
-        nu = ema(slots.nu, jnp.mean(squares, axis=1), h.b2)
-        v = g / (positive_root(nu) + h.eps)[:, None, :].astype(g.dtype)
+        squares, axis = squared_modulus(g), self._axis(g.shape)
+        nu = ema(slots.nu, jnp.mean(squares, axis=axis), h.b2)
+        v = g / jnp.expand_dims(positive_root(nu) + h.eps, axis).astype(g.dtype)
         length = safe_sqrt(jnp.sum(squared_modulus(v), axis=(1, 2), keepdims=True))
         factor = safe_sqrt(jnp.sum(squares, axis=(1, 2), keepdims=True)) / nonzero(length)
         return v * factor.astype(g.dtype), {"nu": nu}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, as_dtype, hyper, real_dtype, static
+from fnopt.core import Scalar, as_dtype, hyper, nonzero, real_dtype, squared_modulus, static
+from fnopt.optimizers._matrix_factors import frobenius_norm
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.optimizers._newton_schulz import (
@@ -41,6 +43,10 @@ class orthogonalize(Matrixwise):
         preconditioning: How singular values are brought below 1: `'frobenius'` by that norm,
             `'schatten'` by the 4-norm, `'aol'` row by row, or `'spectral'` by the largest one.
         adaptive: Whether an update is scaled by its product with the gradient, the dual norm.
+        balance_steps: How often the rows of a matrix that isn't square are balanced along its
+            longer side, so that no neuron gets a short update (Aurora); each time costs an
+            orthogonalization. 0 for the polar factor itself.
+        balance_power: The power of the row norms that a balancing step divides by.
         ns_dtype: The dtype of the products; bfloat16 is what Muon's author uses on accelerators.
         weight_dimension_numbers: The axes of the matrices: `MatrixDimensionNumbers` for all
             leaves, a tree of them, or `fnopt.by_path(fn)`. None for leaves of two axes.
@@ -58,7 +64,8 @@ class orthogonalize(Matrixwise):
     Reference:
         Jordan et al., 2024, Muon; Bernstein and Newhouse, 2024, arXiv:2409.20325; Amsel et al.,
         2025, arXiv:2505.16932 (Polar Express); Ahn et al., 2025, arXiv:2504.05295 (Dion); Boissin
-        et al., 2025, arXiv:2512.04632 (AOL); Grishina et al., 2025, arXiv:2506.10935 (Schatten).
+        et al., 2025, arXiv:2512.04632 (AOL); Grishina et al., 2025, arXiv:2506.10935 (Schatten);
+        Dewulf et al., 2026, arXiv:2606.27715 (Aurora).
     """
 
     takes_complex = True
@@ -70,6 +77,8 @@ class orthogonalize(Matrixwise):
         default="frobenius", convert=one_of(PRECONDITIONINGS, "preconditioning", "orthogonalize")
     )
     adaptive: bool = static(default=False)
+    balance_steps: int = static(default=0, least=0)
+    balance_power: Scalar = hyper(default=0.5, ge=0)
     ns_dtype: Any = static(default=None, convert=as_dtype)
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)
 
@@ -79,11 +88,26 @@ class orthogonalize(Matrixwise):
         return self.preconditioning == "spectral"
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
-        narrow = g if self.ns_dtype is None else g.astype(self.ns_dtype)
-        eps = h.eps.astype(real_dtype(narrow.dtype))
-        steps = polynomials(self.ns_coeffs, self.ns_steps)
-        u = orthogonalize_matrices(narrow, steps, eps, self.preconditioning).astype(g.dtype)
+        is_balanced = self.balance_steps > 0 and g.shape[1] != g.shape[2]
+        u = self._balance(h, g) if is_balanced else self._orthogonalize(h, g)
         if not self.adaptive:
             return u, {}
         dual = jnp.sum(jnp.real(jnp.conj(g) * u), axis=(1, 2), keepdims=True)
         return dual.astype(u.dtype) * u, {}
+
+    def _orthogonalize(self, h: Any, g: jax.Array) -> jax.Array:
+        narrow = g if self.ns_dtype is None else g.astype(self.ns_dtype)
+        eps = h.eps.astype(real_dtype(narrow.dtype))
+        steps = polynomials(self.ns_coeffs, self.ns_steps)
+        return orthogonalize_matrices(narrow, steps, eps, self.preconditioning).astype(g.dtype)
+
+    def _balance(self, h: Any, g: jax.Array) -> jax.Array:
+        """Orthogonal factors of `g D`, with `D` such that their columns have one norm."""
+        _, m, n = g.shape
+        d = 1 / nonzero(frobenius_norm(g, (1,)))
+        u = self._orthogonalize(h, d * g)
+        for _ in range(self.balance_steps - 1):
+            squares = jnp.sum(squared_modulus(u), axis=1, keepdims=True)
+            d = d * (m / n / nonzero(squares)) ** h.balance_power
+            u = self._orthogonalize(h, d * g)
+        return u

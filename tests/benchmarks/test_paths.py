@@ -24,7 +24,7 @@ def test_no_recipe_is_forgotten() -> None:
         *("matrix_axes", "matrix_labels", "matrix_report", "MatrixReport", "MatrixRow"),
         *("partition_matrices", "width_scaled"),
         *("normalize_neurons", "orthogonalize", "precondition_by_inputs"),
-        *("cap_spectral_norm", "floor_update_ratio", "qk_clip"),
+        *("cap_spectral_norm", "floor_update_ratio", "qk_clip", "subtract_direction"),
     }
 
 

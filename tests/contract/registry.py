@@ -130,6 +130,7 @@ def _matrix_parts(rate: Any) -> Any:
     """Parts of matrix methods, one behind the other; steps on a sphere have a test of their own."""
     matrices = fnopt.chain(
         fnopt.scale_by_dion(0.5),
+        fnopt.subtract_direction(fnopt.scale(1.0), 0.1),
         fnopt.cautious_weight_decay(0.0),
         fnopt.scale_by_learning_rate(rate),
         fnopt.floor_update_ratio(fnopt.linear_schedule(0.1, 0.0, 3)),

@@ -1,0 +1,92 @@
+"""Orthogonal updates less a part of the direction that they were made of (Contra-Muon)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import EmptyState, Scalar, hyper, matmul, nonzero, static
+from fnopt.optimizers._matrix_factors import frobenius_norm, transpose
+from fnopt.optimizers._matrix_rule import as_rule
+from fnopt.optimizers._matrixwise import Matrixwise
+from fnopt.transforms import Wrapper
+
+
+class subtract_direction(Wrapper):
+    r"""Subtract a multiple of the incoming direction from the updates of another transform.
+
+    .. math:: v = \mathrm{inner}(g) - c\, \frac{g}{\sigma_1(g)}, \qquad
+              u = \frac{\lVert \mathrm{inner}(g) \rVert}{\lVert v \rVert}\, v
+
+    Around `orthogonalize` it is Contra-Muon: singular values near the largest one get shorter
+    updates than the others. The norm of a matrix is kept. :math:`\sigma_1` comes from power
+    iterations that begin with a vector of ones.
+
+    Args:
+        inner: The transform, which is given the same direction :math:`g`.
+        strength: :math:`c`; the authors take 0.2.
+        power_steps: The number of power iterations.
+        weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
+
+    Raises:
+        ValueError: In use, if a leaf isn't a matrix.
+        TypeError: From `update`, for complex updates.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.subtract_direction(fnopt.orthogonalize("polar_express", 8), 0.5)
+        >>> g = {"w": jnp.diag(jnp.asarray([4.0, 0.0, 2.0]))}
+        >>> tx.update(g, tx.init(g))[0]["w"].diagonal().round(2)
+        Array([0.78, 0.  , 1.18], dtype=float32)
+
+    Reference:
+        Contra-Muon, 2026, https://github.com/nilin/contra-muon.
+    """
+
+    has_own_state: ClassVar[bool] = False
+
+    strength: Scalar = hyper(default=0.2, ge=0)
+    power_steps: int = static(default=5, least=1)
+    weight_dimension_numbers: Any = static(default=None, convert=as_rule)
+
+    def init(self, params: Any) -> Any:
+        """The state of the inner transform."""
+        return self.inner.init(params)
+
+    def update(
+        self, updates: Any, state: Any, params: Any = None, **extra_args: Any
+    ) -> tuple[Any, Any]:
+        """The inner updates less the direction."""
+        inner, state = self.inner.update(updates, state, params, **extra_args)
+        part = _Subtract(self.strength, self.power_steps, self.weight_dimension_numbers)
+        return part.update(inner, EmptyState(), updates)[0], state
+
+
+class _Subtract(Matrixwise):
+    """The formula of `subtract_direction`; the direction takes the place of the params."""
+
+    needs_params = True
+    wide = False
+    factorizes = False
+
+    strength: Scalar = hyper()
+    power_steps: int = static()
+    weight_dimension_numbers: Any = static()
+
+    def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
+        direction = slots.params / nonzero(_spectral_norm(slots.params, self.power_steps))
+        less = g - h.strength * direction
+        return less * (frobenius_norm(g) / nonzero(frobenius_norm(less))), {}
+
+
+def _spectral_norm(x: jax.Array, steps: int) -> jax.Array:
+    """The largest singular values of matrices by power iterations, `[k, 1, 1]`."""
+    v = jnp.ones((len(x), x.shape[1], 1), x.dtype)
+    v = v / frobenius_norm(v)
+    for _ in range(steps):
+        u = matmul(transpose(x), v)
+        v = matmul(x, u / nonzero(frobenius_norm(u)))
+        v = v / nonzero(frobenius_norm(v))
+    return frobenius_norm(matmul(transpose(x), v))

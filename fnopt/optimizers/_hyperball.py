@@ -70,6 +70,7 @@ class hyperball(Matrixwise):
     reads_step = False
     wide = False
     factorizes = False
+    gathers = False
 
     learning_rate: ScalarOrSchedule = hyper(ge=0, schedule=True)
     norm_of: str = static(default="matrix", convert=one_of(tuple(_AXES), "norm_of", "hyperball"))
@@ -146,6 +147,7 @@ class floor_update_ratio(Matrixwise):
     needs_params = True
     reads_step = False
     factorizes = False
+    gathers = False
 
     ratio: ScalarOrSchedule = hyper(ge=0, schedule=True)
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)

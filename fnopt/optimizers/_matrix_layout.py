@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.sharding import concatenate, replicate, reshard_like
+from fnopt.sharding import concatenate, replicate, reshape, reshard_like
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,12 +86,18 @@ class MatrixLayout:
         """The shapes of the matrices, laid wide."""
         return tuple((k, min(m, n), max(m, n)) for k, m, n in self.shapes)
 
-    def cut(self, x: jax.Array, wide: bool = True) -> list[jax.Array]:
-        """The matrices `[k, m, n]` of every part; none of an empty leaf."""
-        return _cut(self, x, wide) if self.shapes else []
+    def cut(self, x: jax.Array, wide: bool = True, gathers: bool = True) -> list[jax.Array]:
+        """The matrices `[k, m, n]` of every part; none of an empty leaf.
 
-    def _cut(self, x: jax.Array, wide: bool) -> list[jax.Array]:
-        x = replicate(x)  # a matrix is worked on as a whole
+        Of a leaf that is sharded over an explicit mesh they are gathered. Without `gathers` rows
+        and columns stay sharded where they are axes of the leaf.
+        """
+        return _cut(self, x, wide, gathers) if self.shapes else []
+
+    def _cut(self, x: jax.Array, wide: bool, gathers: bool) -> list[jax.Array]:
+        if not gathers and self.is_consecutive:
+            return [_lay_wide(replicate(reshape(x, *self.shapes[0]), 0), self.shapes[0], wide)]
+        x = replicate(x)
         if self.order != tuple(range(len(self.order))):
             x = jnp.transpose(x, self.order)
         if self._even:
@@ -132,7 +138,7 @@ class MatrixLayout:
             k = len(self.widths)
             bands = [concatenate(parts[i : i + k], axis=2) for i in range(0, len(parts), k)]
             x = concatenate(bands, axis=1)
-        x = x.reshape(tuple(self.shape[i] for i in self.order))
+        x = reshape(x, *(self.shape[i] for i in self.order))
         back = np.argsort(self.order).tolist()
         return reshard_like(x if back == sorted(back) else jnp.transpose(x, back), like)
 
@@ -152,7 +158,7 @@ def _lay_wide(x: jax.Array, shape: tuple[int, int, int], wide: bool) -> jax.Arra
 
 
 # Programs of their own, so that a step has one equation a leaf for each; XLA inlines them.
-_cut = jax.jit(MatrixLayout._cut, static_argnums=(0, 2))
+_cut = jax.jit(MatrixLayout._cut, static_argnums=(0, 2, 3))
 _whole = jax.jit(MatrixLayout._whole, static_argnums=(0, 3))
 
 

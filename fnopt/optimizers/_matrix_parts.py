@@ -41,11 +41,11 @@ class Piece:
     turned: bool = False
 
 
-def cut(layout: MatrixLayout, x: jax.Array, wide: bool = True) -> list[Any]:
+def cut(layout: MatrixLayout, x: jax.Array, wide: bool = True, gathers: bool = True) -> list[Any]:
     """The matrices of every part of a leaf, `[k, m, n]`; of a divided leaf, their pieces."""
     leaves = unsharded_leaves()
     if leaves is None or not layout.shapes:
-        return layout.cut(x, wide)
+        return layout.cut(x, wide, gathers)
     with jax.named_scope(SHARD_SUM):
         return _cut(layout, x, wide, leaves)
 

@@ -120,6 +120,7 @@ class normalize_neurons(Matrixwise):
     wide = False
     takes_complex = True
     factorizes = False
+    gathers = False
 
     b2: Scalar = hyper(default=0.95, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-10, ge=0)

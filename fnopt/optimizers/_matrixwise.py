@@ -37,7 +37,7 @@ from fnopt.optimizers._matrix_parts import (
     whole,
 )
 from fnopt.optimizers._matrix_rule import layouts_of
-from fnopt.sharding import sequential
+from fnopt.sharding import reshard_like, sequential
 
 
 class Matrixwise(Transformation):
@@ -63,6 +63,7 @@ class Matrixwise(Transformation):
     wide: ClassVar[bool] = True
     takes_complex: ClassVar[bool] = False
     factorizes: ClassVar[bool] = True  # whether `step` calls LAPACK, one stack at a time
+    gathers: ClassVar[bool] = True  # whether `step` does more than sums over rows and columns
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Any:
         """The initial value of a `CustomSlot` for a stack of this shape."""
@@ -153,13 +154,16 @@ class Matrixwise(Transformation):
     def _whole(self, layout: MatrixLayout, parts: list[Any], like: Any) -> jax.Array:
         return whole(layout, parts, like, self.wide)
 
+    def _cut(self, layout: MatrixLayout, x: Any) -> list[Any]:
+        return cut(layout, x, self.wide, self.gathers)
+
     def _parts(self, layout: MatrixLayout, g: Any, slots: dict[str, Any]) -> list[dict[str, Any]]:
         own = custom_slots(self.State)
         columns = {
-            n: self._slots_of_matrices(n, x, layout) if n in own else cut(layout, x, self.wide)
+            n: self._slots_of_matrices(n, x, layout) if n in own else self._cut(layout, x)
             for n, x in slots.items()
         }
-        parts = enumerate(cut(layout, g, self.wide))
+        parts = enumerate(self._cut(layout, g))
         return [{"u": g, **{n: column[i] for n, column in columns.items()}} for i, g in parts]
 
     def _slots_of_matrices(self, name: str, slots: Any, layout: MatrixLayout) -> list[Any]:
@@ -199,7 +203,8 @@ def _program(cls: type[Matrixwise], flags: Any) -> Callable[..., Any]:
         h = SimpleNamespace(**dict.fromkeys(cls._leaf_names) | h)
         u, new = tx.step(h, count, g, SimpleNamespace(**slots, index=index))
         old = {n: part[n] for n in new}
-        return {"u": u, **jax.tree.map(lambda x, was: x.astype(was.dtype), new, old)}
+        new = jax.tree.map(lambda x, was: reshard_like(x.astype(was.dtype), was), new, old)
+        return {"u": u, **new}
 
     step.__name__ = cls.__name__
     return jax.jit(step)

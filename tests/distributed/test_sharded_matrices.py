@@ -196,6 +196,33 @@ def test_state_lies_in_pieces_and_comes_back():
         np.testing.assert_array_equal(x, y)
 
 
+def test_norms_of_sharded_matrices_gather_none_of_them():
+    parts = fnopt.normalize_neurons(), fnopt.floor_update_ratio(0.1), fnopt.hyperball(0.1)
+    rule = {"tall": NUMBERS(), "layers": NUMBERS(1, 2)}
+    tx = fnopt.partition_matrices(fnopt.chain(*parts), fnopt.sgd(0.1), rule)
+    params = {"tall": RNG.randn(4, 6), "layers": RNG.randn(3, 6, 4)}
+    params = jax.tree.map(lambda x: x.astype(np.float32), params)
+    grads = jax.tree.map(lambda p: np.cos(9 * p), params)
+
+    def step(params, grads):
+        updates, state = tx.update(grads, tx.init(params), params)
+        return fnopt.apply_updates(params, updates), state
+
+    mesh = mesh_of("Explicit")
+    spec = {"tall": P("data"), "layers": P(None, None, "data")}
+    places = {name: NamedSharding(mesh, s) for name, s in spec.items()}
+    sharded = jax.device_put((params, grads), (places, places))
+    with jax.set_mesh(mesh):
+        program = jax.jit(step).lower(*sharded).compile()
+    there, state = program(*sharded)
+    gathered = [s for kind, _, s in messages.results(program.as_text()) if kind == "all-gather"]
+    assert not gathered or max(gathered) <= 3 * 4 * 4  # bytes: only the means of the outputs
+    pair = (there, state), jax.jit(step)(params, grads)
+    for x, y in zip(*map(jax.tree.leaves, pair), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5)
+    assert there["layers"].sharding.spec == spec["layers"]
+
+
 def test_leaves_that_are_none_of_the_params_are_refused():
     muon = fnopt.chain(fnopt.ema(0.95), fnopt.orthogonalize())
     inner = fnopt.scale_by_galore(2, base_optimizer=muon, weight_dimension_numbers=AXES)

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from fnopt.jacobians._check_sparsity import check_sparsity
 from fnopt.jacobians._coloured import SparseJacobian
-from fnopt.jacobians._colouring import Sparsity
+from fnopt.jacobians._colouring import Sparsity, SymmetricSparsity
 from fnopt.jacobians._elimination import Elimination, elimination
 from fnopt.jacobians._elimination import EliminationLevel as EliminationLevel
+from fnopt.jacobians._flat import forward_from_reverse as forward_from_reverse
 from fnopt.jacobians._flat import jacobian_mode, value_and_jacobian
-from fnopt.jacobians._forward_from_reverse import forward_from_reverse as forward_from_reverse
-from fnopt.jacobians._of_function import jacobian
+from fnopt.jacobians._of_function import JacobianOperator, jacobian
 from fnopt.jacobians._of_function import tree_or_matrix as tree_or_matrix
-from fnopt.jacobians._operator import JacobianOperator
 from fnopt.jacobians._pairs import distinct_edges as distinct_edges
 from fnopt.jacobians._pairs import row_pairs as row_pairs
 from fnopt.jacobians._per_example import per_example_jacobian
+from fnopt.jacobians._ravel import RealVector, ravel, real_vector
 from fnopt.jacobians._ravel import held_as_zeros as held_as_zeros
-from fnopt.jacobians._ravel import ravel
 from fnopt.jacobians._ravel import ravel_with_held as ravel_with_held
-from fnopt.jacobians._real_vector import RealVector, real_vector
 from fnopt.jacobians._sparse import sparse_jacobian
 from fnopt.jacobians._sparse_hessian import SparseHessian, sparse_hessian
 from fnopt.jacobians._sparsity_pattern import sparsity_pattern
-from fnopt.jacobians._star_colouring import SymmetricSparsity
 from fnopt.jacobians._vectors import check_real as check_real
 from fnopt.jacobians._vectors import checked_outputs as checked_outputs
 from fnopt.jacobians._vectors import is_about_forward_mode as is_about_forward_mode

@@ -9,11 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.jacobians._bicolouring import Bicolouring, bicolouring
 from fnopt.jacobians._coloured import SparseJacobian, TwoWayJacobian
-from fnopt.jacobians._colouring import Sparsity
+from fnopt.jacobians._colouring import Bicolouring, Sparsity, SymmetricSparsity, bicolouring
 from fnopt.jacobians._flat import at_once, in_chunks
-from fnopt.jacobians._star_colouring import SymmetricSparsity
 from fnopt.jacobians._unknown_groups import Shapes
 from fnopt.jacobians._vectors import VectorFunction, lacks_forward
 from fnopt.sharding import pvary_like, reshard_like

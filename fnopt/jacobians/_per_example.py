@@ -19,8 +19,7 @@ from fnopt.core import (
     scan_chunks,
 )
 from fnopt.jacobians._flat import jacobian_mode
-from fnopt.jacobians._ravel import ravel
-from fnopt.jacobians._real_vector import RealVector, real_vector
+from fnopt.jacobians._ravel import RealVector, ravel, real_vector
 from fnopt.jacobians._vectors import blocks, check_real, checked_outputs, lacks_forward
 from fnopt.sharding import pvary_like, replicate_for_batch, reshard_like
 

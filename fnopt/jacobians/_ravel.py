@@ -1,16 +1,16 @@
-"""The one place that turns a pytree into a vector and back."""
+"""Pytrees as vectors, and complex trees as real vectors."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fnopt.core import check_inexact, compute_dtype, is_inexact
-from fnopt.sharding import replicate, reshard_like
+from fnopt.sharding import concatenate, explicit_spec, replicate, reshape, reshard_like
 
 
 def ravel(tree: Any, what: str = "tree") -> tuple[jax.Array, Callable[[jax.Array], Any]]:
@@ -85,3 +85,76 @@ def ravel_with_held(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
         return jax.tree.unflatten(treedef, [v if is_inexact(leaf) else leaf for leaf, v in pairs])
 
     return x, back
+
+
+class RealVector(NamedTuple):
+    """The layout of a tree as a real vector; complex leaves as real, then imaginary part."""
+
+    size: int
+    flatten: Callable[[Any], jax.Array]  # the tree -> [size]
+    unflatten: Callable[[jax.Array], Any]  # [size, ...] -> the tree, with leaves [*shape, ...]
+
+
+def real_vector(shapes: Any, dtype: Any) -> RealVector:
+    """Layout of a tree of real or complex arrays as one real vector.
+
+    Args:
+        shapes: The tree, or its shapes and dtypes: floating or complex.
+        dtype: The real dtype of the vector.
+
+    Returns:
+        Its length, and the functions there and back.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.jacobians import real_vector
+        >>> tree = {"a": jnp.asarray([1.0, 2.0]), "z": jnp.asarray(3.0 + 4.0j)}
+        >>> laid = real_vector(tree, jnp.float32)
+        >>> laid.flatten(tree)
+        Array([1., 2., 3., 4.], dtype=float32)
+        >>> laid.unflatten(laid.flatten(tree))["z"]
+        Array(3.+4.j, dtype=complex64)
+    """
+    leaves, treedef = jax.tree.flatten(shapes)
+
+    def flatten(tree: Any) -> jax.Array:
+        parts = [part for leaf in treedef.flatten_up_to(tree) for part in _real_parts(leaf)]
+        return concatenate([reshape(_by_row(part), part.size).astype(dtype) for part in parts])
+
+    def unflatten(vector: jax.Array) -> Any:
+        return jax.tree.unflatten(treedef, _cut(vector, leaves))
+
+    return RealVector(sum(leaf.size * _width(leaf) for leaf in leaves), flatten, unflatten)
+
+
+def _by_row(part: jax.Array) -> jax.Array:
+    """What is spread by row and within rows, by row alone: as rows of a Jacobian are."""
+    if part.ndim < 2 or explicit_spec(part)[0] is None:
+        return part
+    return replicate(part, *range(1, part.ndim))
+
+
+def _width(leaf: Any) -> int:
+    return 2 if jnp.issubdtype(leaf.dtype, jnp.complexfloating) else 1
+
+
+def _real_parts(leaf: Any) -> tuple[jax.Array, ...]:
+    leaf = jnp.asarray(leaf)
+    return (jnp.real(leaf), jnp.imag(leaf)) if jnp.iscomplexobj(leaf) else (leaf,)
+
+
+def _cut(vector: jax.Array, leaves: list[Any]) -> list[jax.Array]:
+    parts, start = [], 0
+    for leaf in leaves:
+        halves = []
+        for _ in range(_width(leaf)):
+            part = replicate(vector, 0)[start : start + leaf.size]
+            halves.append(part.reshape(*leaf.shape, *vector.shape[1:]))
+            start += leaf.size
+        whole = jax.lax.complex(*halves) if len(halves) == 2 else halves[0]
+        parts.append(_placed(whole.astype(leaf.dtype), leaf))
+    return parts
+
+
+def _placed(whole: jax.Array, leaf: Any) -> jax.Array:
+    return reshard_like(whole, leaf) if whole.ndim == len(leaf.shape) else whole

@@ -18,8 +18,7 @@ from fnopt.core import (
     type_text,
 )
 from fnopt.jacobians._flat import jacobian_mode
-from fnopt.jacobians._ravel import ravel
-from fnopt.jacobians._real_vector import real_vector
+from fnopt.jacobians._ravel import ravel, real_vector
 from fnopt.programs import copy_function, jaxprs
 from fnopt.sharding import pvary_like
 

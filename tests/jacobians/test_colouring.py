@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fnopt.jacobians import Sparsity
-from fnopt.jacobians._bicolouring import bicolouring
+from fnopt.jacobians._colouring import bicolouring
 from fnopt.jacobians._compressed import colouring
 
 

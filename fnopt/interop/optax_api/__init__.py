@@ -15,6 +15,7 @@ from typing import Any
 
 from fnopt.interop.optax_api import _names
 from fnopt.interop.optax_api._accumulate import Accumulator
+from fnopt.interop.optax_api._functions import multi_normal, nnls
 from fnopt.interop.optax_api._hyperparams import (
     InjectHyperparamsState,
     InjectStatefulHyperparamsState,
@@ -25,8 +26,7 @@ from fnopt.interop.optax_api._linesearch import (
     scale_by_zoom_linesearch,
 )
 from fnopt.interop.optax_api._lookahead import LookaheadParams, LookaheadState, lookahead
-from fnopt.interop.optax_api._micro import micro_grad, micro_vmap
-from fnopt.interop.optax_api._microbatch import microbatch, reshape_batch_axis
+from fnopt.interop.optax_api._micro import micro_grad, micro_vmap, microbatch, reshape_batch_axis
 from fnopt.interop.optax_api._monitor import (
     MonitorState,
     SnapshotState,
@@ -34,10 +34,8 @@ from fnopt.interop.optax_api._monitor import (
     monitor,
     snapshot,
 )
-from fnopt.interop.optax_api._multi_normal import multi_normal
 from fnopt.interop.optax_api._multi_steps import MultiSteps, skip_large_updates, skip_not_finite
 from fnopt.interop.optax_api._muon import muon, scale_by_muon
-from fnopt.interop.optax_api._nnls import nnls
 from fnopt.interop.optax_api._norms import (
     global_norm,
     safe_increment,
@@ -59,7 +57,6 @@ from fnopt.interop.optax_api._restated import (
     ScheduleFreeState,
     schedule_free_eval_params,
 )
-from fnopt.interop.optax_api._schedules import StatefulSchedule, WrappedSchedule
 from fnopt.interop.optax_api._types import (
     AccumulationType,
     EmptyState,
@@ -70,6 +67,8 @@ from fnopt.interop.optax_api._types import (
     with_extra_args_support,
 )
 from fnopt.interop.optax_api._wrappers import (
+    StatefulSchedule,
+    WrappedSchedule,
     add_noise,
     centralize,
     freeze,

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Member, Transformation, default_float, safe_increment, static, zero_count
-from fnopt.interop.optax_api._schedules import StatefulSchedule, WrappedSchedule
+from fnopt.interop.optax_api._wrappers import StatefulSchedule, WrappedSchedule
 
 
 class InjectStatefulHyperparamsState(NamedTuple):

@@ -15,7 +15,7 @@ from fnopt.core import Transformation
 from fnopt.interop.optax_api._bridge import bridge, make_lenient
 from fnopt.interop.optax_api._losses import broadcasting
 from fnopt.interop.optax_api._restated import restate_maker
-from fnopt.interop.optax_api._states import find_state
+from fnopt.interop.optax_api._types import find_state
 
 # Where names that are the same thing here may live.
 _ROOMS = ("core", "optimizers", "transforms", "schedules", "losses", "projections", "gradients")

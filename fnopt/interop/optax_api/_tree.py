@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt import tree as own
-from fnopt.interop.optax_api._states import find_state
+from fnopt.interop.optax_api._types import find_state
 
 
 def get(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Any
 
+from fnopt import core, monitor, optimizers, transforms
 from fnopt.core import EmptyState as EmptyState
 from fnopt.core import Transformation, from_pair
 
@@ -61,3 +62,41 @@ class AccumulationType(enum.StrEnum):
     SUM = "sum"
     RUNNING_MEAN = "running_mean"
     CONCAT = "concat"
+
+
+_WITHOUT_FIELDS = (
+    *("AdaptiveGradClipState", "ClipState", "ClipByGlobalNormState", "NonNegativeParamsState"),
+    *("NormalizeState", "ScaleState", "ScaleByTrustRatioState"),
+)
+_RENAMED = {
+    "COCOBState": "ScaleByCocobState",
+    "DAdaptAdamWState": "ScaleByDadaptAdamwState",
+    "DoGState": "ScaleByDogState",
+    "DoWGState": "ScaleByDowgState",
+    "GaLoreState": "ScaleByGaloreState",
+    "MadgradState": "ScaleByMadgradState",
+    "MuonState": "EmaState",
+    "ProdigyState": "ScaleByProdigyState",
+    "SophiaState": "ScaleBySophiaState",
+    "FactoredState": "ScaleByFactoredRmsState",
+    "ScaleByAdaDeltaState": "ScaleByAdadeltaState",
+    "ScaleByRStdDevState": "ScaleByStddevState",
+    "ScaleBySimplifiedAdEMAMixState": "ScaleBySimplifiedAdemamixState",
+    "AddNoiseState": "AddGradientNoiseState",
+    "ApplyEvery": "ApplyEveryState",
+    "ConditionallyMaskState": "ConditionallyState",
+    "ConditionallyTransformState": "ConditionallyState",
+    "ReduceLROnPlateauState": "ReduceOnPlateauState",
+    # The belief is a slot of Adam's state here.
+    "ScaleByBeliefState": "ScaleByAdamState",
+    **dict.fromkeys(_WITHOUT_FIELDS, "EmptyState"),
+}
+
+
+def find_state(name: str) -> Any:
+    """The class of a state of this name, or None."""
+    if name not in _RENAMED and not name.endswith("State"):
+        return None
+    ours = _RENAMED.get(name, name)
+    rooms = (optimizers.states, transforms.states, monitor, core)
+    return next((getattr(room, ours) for room in rooms if hasattr(room, ours)), None)

@@ -1,15 +1,18 @@
-"""Transforms that optax calls in another way than fnopt."""
+"""Transforms and schedules that optax calls in another way than fnopt."""
 
 from __future__ import annotations
 
+import abc
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fnopt import optimizers, transforms
+from fnopt.core import safe_increment, zero_count
 from fnopt.interop.optax_api._bridge import as_schedule, bridge, with_labels
 from fnopt.interop.optax_api._restated import ByLabel, restated
 
@@ -141,3 +144,49 @@ def _key(key: Any, seed: Any) -> Any:
 # Adam with another default, not a method of its own: `nesterov=False` makes it Adam again.
 nadam = functools.partial(bridge(optimizers.adam), nesterov=True)
 nadamw = functools.partial(bridge(optimizers.adamw), nesterov=True)
+
+
+class StatefulSchedule(abc.ABC):
+    """A schedule that remembers, and may read the extra arguments of `update`."""
+
+    @abc.abstractmethod
+    def init(self) -> Any:
+        """The initial state."""
+
+    @abc.abstractmethod
+    def update(self, state: Any, **extra_args: Any) -> Any:
+        """The state after a step."""
+
+    @abc.abstractmethod
+    def __call__(self, state: Any, **extra_args: Any) -> Any:
+        """The value in a step."""
+
+
+class WrappedScheduleState(NamedTuple):
+    """The number of steps made."""
+
+    count: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class WrappedSchedule(StatefulSchedule):
+    """A function of the step as a schedule that remembers the step.
+
+    Args:
+        schedule_fn: The function.
+    """
+
+    schedule_fn: Callable[[Any], Any]
+
+    def init(self) -> WrappedScheduleState:
+        """No step."""
+        return WrappedScheduleState(zero_count())
+
+    def update(self, state: WrappedScheduleState, **extra_args: Any) -> WrappedScheduleState:
+        """Increment the count."""
+        del extra_args
+        return WrappedScheduleState(safe_increment(state.count))
+
+    def __call__(self, state: WrappedScheduleState, **extra_args: Any) -> Any:
+        del extra_args
+        return self.schedule_fn(state.count)

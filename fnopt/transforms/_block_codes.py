@@ -43,34 +43,34 @@ def magnitudes(signed: bool) -> np.ndarray:
     return (biased.astype(np.float64) - BIAS) / (1 - BIAS)
 
 
-def _chance(y: jax.Array, step: jax.Array, bits: int) -> jax.Array:
+def _chance(y: jax.Array, place: jax.Array, step: jax.Array, bits: int) -> jax.Array:
     """A number of some bits for every element, mixed from its digits, its place and the step.
 
     The last digits of an average are as good as random and cost nothing to draw; the step is there
     for numbers that come back to the same code, and so to the same digits.
     """
     word = jax.lax.bitcast_convert_type(y, jnp.uint32)
-    place = jax.lax.broadcasted_iota(jnp.uint32, y.shape, y.ndim - 1)
     # 2^32 over the golden ratio (Knuth's multiplicative hash), and the fourth prime of xxHash32.
     word = word ^ (place * jnp.uint32(0x9E3779B9)) ^ (step * jnp.uint32(0x27D4EB2F))
     word = (word ^ (word >> 16)) * jnp.uint32(0x85EBCA6B)  # as MurmurHash3 mixes
     return (word >> (32 - bits)).astype(jnp.int32)
 
 
-def codes_of(y: jax.Array, signed: bool, step: jax.Array) -> jax.Array:
+def codes_of(y: jax.Array, place: jax.Array, signed: bool, step: jax.Array) -> jax.Array:
     """Codes of float32 numbers in units of `1 / (1 - BIAS)`, rounded at random to a neighbour.
 
     The nearer code is more likely, so that numbers are right on average. Rounded to the nearest, a
-    mean square that changes by a thousandth in a step would never change.
+    mean square that changes by a thousandth in a step would never change. `place` is the place of
+    every number in its block.
     """
     size = jnp.abs(y) if signed else y
     bits = jax.lax.bitcast_convert_type(size + np.float32(BIAS), jnp.int32) - _BIAS_BITS
-    code = (bits + _chance(y, step, _dropped_bits(signed))) >> _dropped_bits(signed)
-    # A mean square becomes zero only where it is zero: the step divides by its root.
-    least = jnp.zeros_like(code) if signed else (y > 0).astype(jnp.int32)
-    code = jnp.clip(code, least, jnp.full_like(code, OCTAVES << _digits(signed)))
+    code = (bits + _chance(y, place, step, _dropped_bits(signed))) >> _dropped_bits(signed)
+    code = jnp.minimum(code, jnp.full_like(code, OCTAVES << _digits(signed)))
     if signed:
         code = code | jnp.where(y < 0, jnp.full_like(code, 128), jnp.zeros_like(code))
+    else:  # A mean square becomes zero only where it is zero: the step divides by its root.
+        code = jnp.maximum(code, (y > 0).astype(jnp.int32))
     return code.astype(jnp.uint8)
 
 
@@ -84,12 +84,22 @@ def numbers_of(codes: jax.Array, signed: bool) -> jax.Array:
 
 
 def _divisor(n: int, most: int) -> int | None:
-    """The largest divisor of a length between half of `most` and `most`."""
-    return next((k for k in range(most, (most - 1) // 2, -1) if n % k == 0), None)
+    """The largest divisor of a length between half of `most` and `most`, a multiple of 8 first.
+
+    Vectors of 8 numbers then don't cross the ends of blocks: XLA on a CPU decodes blocks of 250
+    in three times the time of those of 200.
+    """
+    divisors = [k for k in range(most, (most - 1) // 2, -1) if n % k == 0]
+    return next((k for k in divisors if k % 8 == 0), divisors[0] if divisors else None)
 
 
 def block_length(shape: tuple[int, ...], block_size: int) -> int:
-    """Number of elements that share a scale: `block_size`, or a divisor of the array's size."""
+    """Number of elements that share a scale: `block_size`, or a divisor of the array's size.
+
+    A last axis of less than two blocks is a block, because LLVM doesn't vectorize a loop over two.
+    """
+    if len(shape) > 1 and block_size < shape[-1] < 2 * block_size:
+        return shape[-1]
     last = _divisor(shape[-1], block_size) if shape else None
     return last or _divisor(math.prod(shape), block_size) or block_size
 
@@ -135,6 +145,12 @@ def block_scales(x: jax.Array, block_size: int) -> jax.Array:
     return jax.lax.bitcast_convert_type(bits, blocks.dtype)
 
 
+def _over_blocks(x: jax.Array, shape: tuple[int, ...], block_size: int) -> jax.Array:
+    """An array of a shape with the numbers `[..., blocks, block or 1]` of its blocks."""
+    length = block_length(shape, block_size)
+    return _join_blocks(jnp.broadcast_to(x, (*x.shape[:-1], length)), shape)
+
+
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def encode_with(
     x: jax.Array, scales: jax.Array, signed: bool, block_size: int, count: jax.Array
@@ -144,13 +160,18 @@ def encode_with(
     A block with an infinity or NaN has a scale that is one, and is NaN or infinite when it is read:
     nothing is hidden.
     """
-    # XLA on a CPU stores blocks that are both summed up and coded, unless a reshape is in between.
-    blocks, scales = jnp.expand_dims(_as_blocks(x, block_size), -2), jnp.expand_dims(scales, -1)
     usable = (scales >= jnp.finfo(scales.dtype).tiny) & jnp.isfinite(scales)
     unit = jnp.where(usable, (1 - BIAS) / scales, jnp.zeros_like(scales))
-    parts = (blocks * unit[..., None]).astype(jnp.float32)
-    codes = codes_of(parts, signed, count.astype(jnp.uint32))
-    return _join_blocks(jnp.squeeze(codes, -2), x.shape)
+    length = block_length(x.shape, block_size)
+    place = jax.lax.broadcasted_iota(jnp.uint32, (*scales.shape, length), scales.ndim)
+    unit, place = (_over_blocks(part, x.shape, block_size) for part in (unit[..., None], place))
+    # XLA on a CPU stores numbers that are both summed up and coded, unless a reshape is in between.
+    # XLA for a GPU stores large ones if there is one.
+    on_cpu = jax.default_backend() == "cpu"
+    if on_cpu:
+        x, unit, place = (jnp.expand_dims(part, 0) for part in (x, unit, place))
+    codes = codes_of((x * unit).astype(jnp.float32), place, signed, count.astype(jnp.uint32))
+    return jnp.squeeze(codes, 0) if on_cpu else codes
 
 
 def encode(
@@ -164,8 +185,8 @@ def encode(
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def decode(codes: jax.Array, scales: jax.Array, signed: bool, block_size: int) -> jax.Array:
     """The numbers that codes and scales stand for, in the dtype of the scales."""
-    numbers = numbers_of(_as_blocks(codes, block_size), signed).astype(scales.dtype)
-    return _join_blocks(numbers * (scales * (1 + BIAS))[..., None], codes.shape)
+    unit = _over_blocks((scales * (1 + BIAS))[..., None], codes.shape, block_size)
+    return numbers_of(codes, signed).astype(scales.dtype) * unit
 
 
 def encode_part(

@@ -60,8 +60,9 @@ class quantized_state(StoredSlots):
         inner: The optimizer, fnopt's or any (init, update) pair.
         slots: A dict from the name of a slot (see `slot_names`), its path or a glob to `'signed'`
             or, for what is never negative, `'unsigned'`, which stores negative numbers as zero.
-        block_size: How many elements share a scale, at most: fewer, down to half, where that
-            divides a leaf. 256 costs 4/256 byte an element.
+        block_size: How many elements share a scale: fewer, down to half, where that divides the
+            last axis, and all of a last axis of less than twice as many. 256 costs 4/256 byte an
+            element.
         min_size: Leaves of fewer elements aren't quantized.
 
     Raises:

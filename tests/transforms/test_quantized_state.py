@@ -9,7 +9,15 @@ import pytest
 
 import fnopt
 from fnopt.transforms import _quantized_state
-from fnopt.transforms._block_codes import BIAS, codes_of, decode, encode, magnitudes, numbers_of
+from fnopt.transforms._block_codes import (
+    BIAS,
+    block_length,
+    codes_of,
+    decode,
+    encode,
+    magnitudes,
+    numbers_of,
+)
 from tests.contract.trees import assert_identical, signature
 
 STEP = jnp.uint32(3)
@@ -32,8 +40,10 @@ def coded(signed):
     @jax.jit
     def run():
         numbers = numbers_of(codes, signed)
-        back = codes_of(numbers, signed, STEP) - codes
-        return numbers * (1 + BIAS), back, codes_of(jnp.asarray(x) * (1 - BIAS), signed, STEP)
+        place = jnp.arange(x.size, dtype=jnp.uint32)
+        back = codes_of(numbers, place[: codes.size], signed, STEP) - codes
+        found = codes_of(jnp.asarray(x) * (1 - BIAS), place, signed, STEP)
+        return numbers * (1 + BIAS), back, found
 
     return x, *map(np.asarray, run())
 
@@ -122,6 +132,21 @@ def test_blocks_that_do_not_fit_and_odd_magnitudes(name):
     assert y.shape == x.shape
     assert y.dtype == np.float32
     np.testing.assert_allclose(y, x, atol=np.abs(x).max() / 16)  # the gap of the highest octave
+
+
+@pytest.mark.parametrize(
+    ("shape", "length"),
+    [
+        ((4, 1024), 256),
+        ((4, 320), 320),
+        ((4, 1000), 200),
+        ((4, 750), 250),
+        ((9, 7, 4), 252),
+        ((), 256),
+    ],
+)
+def test_blocks_divide_the_last_axis_and_begin_at_vectors(shape, length):
+    assert block_length(shape, 256) == length
 
 
 def test_what_is_not_finite_spoils_its_own_block_only():

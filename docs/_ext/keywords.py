@@ -11,6 +11,7 @@ from typing import Any
 
 from docutils import nodes
 from sphinx import addnodes
+from sphinx.util.index_entries import split_index_msg
 
 
 def add_words(app: Any, doctree: nodes.document) -> None:
@@ -22,7 +23,24 @@ def add_words(app: Any, doctree: nodes.document) -> None:
         doctree.insert(0, nodes.meta(name="keywords", content=", ".join(words)))
 
 
+def restore_entries(app: Any) -> list[Any]:
+    """Completes the search index of a build that writes only some pages.
+
+    Sphinx reads the index of the build before, but not the entries of pages in it.
+    """
+    index, entries = app.builder.indexer, app.env.get_domain("index").entries
+    for page in set(app.env.all_docs) - set(index._index_entries):
+        found = {
+            (part, target, main)
+            for kind, text, target, main, _ in entries.get(page, ())
+            for part in split_index_msg(kind, text)
+        }
+        index._index_entries[page] = sorted(found)
+    return []
+
+
 def setup(app: Any) -> dict[str, Any]:
     """Registers the words of every page that is read."""
     app.connect("doctree-read", add_words)
+    app.connect("html-collect-pages", restore_entries)
     return {"version": "1", "parallel_read_safe": True, "parallel_write_safe": True}

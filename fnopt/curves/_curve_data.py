@@ -33,6 +33,8 @@ def _read(x: Any, name: str) -> Any:
 
     As in SciPy these may be integers, or numbers in a column of objects or strings.
     """
+    if x is None:
+        raise TypeError(f"curve_fit: {name} is None, expected an array of numbers.")
     if isinstance(x, jax.Array) or not all(map(_is_known, jax.tree.leaves(x))):
         return x
     if isinstance(x, np.ma.MaskedArray):  # what is masked is left out by `nan_policy`

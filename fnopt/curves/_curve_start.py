@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import accepts_args, default_float, matches
+from fnopt.core import accepts_args, default_float, matches, names_text
 from fnopt.curves._curve_data import as_floating
 from fnopt.jacobians import ravel
 from fnopt.residuals import bounds_pair, floating_start
@@ -41,6 +41,7 @@ def start_of(
     likelihood: str | None = None,
 ) -> Start:
     """The start of a fit, with its bounds as a pair of trees."""
+    _check_kinds(f, p0)
     if is_model(f) and (p0 is None or isinstance(p0, dict)):
         p0 = _with_guess(f, {} if p0 is None else p0, x, y, likelihood)
         if isinstance(bounds, dict) or not checked_bounds(bounds):
@@ -70,6 +71,8 @@ def start_of(
         ravel(p0, "p0")  # refuses what isn't a tree of floating arrays
     is_named = isinstance(p0, dict) and set(p0) == set(argument_names(f, len(p0)))
     is_named = is_named and (is_model(f) or len(p0) > 1)  # f(x, p) may take a tree {"p": ...}
+    if is_named:
+        check_count_of_params(f, len(p0))
     if is_named and all(map(_is_scalar, p0.values())):
         return _in_order_of_arguments(p0, argument_names(f, len(p0)), bounds, constraints)
     box, names = checked_bounds(_by_name(bounds, p0)), tuple(named_entries(p0))
@@ -77,6 +80,19 @@ def start_of(
         return Start(p0, "names", names, box)
     check_takes_tree(f, None, p0)
     return Start(p0, "tree", names, box)
+
+
+def _check_kinds(f: Any, p0: Any) -> None:
+    """Refuses a class of models as the function, and text or another fit as the start."""
+    if isinstance(f, type) and is_model(f):
+        raise TypeError(
+            f"curve_fit: f is the class {f.__name__}, expected a model. Write {f.__name__}()."
+        )
+    if hasattr(p0, "solution") or hasattr(p0, "certificate"):
+        kind = type(p0).__name__
+        raise TypeError(f"curve_fit: p0 is a {kind}, expected params. Write p0=fit.params.")
+    if any(isinstance(leaf, str) for leaf in jax.tree.leaves(p0)):
+        raise TypeError(f"curve_fit: p0 = {p0!r:.60} has text in it, expected numbers.")
 
 
 def _in_order_of_arguments(
@@ -309,7 +325,10 @@ def check_takes_tree(f: Callable[..., Any], x: Any, params: Any, name: str = "cu
     """Refuses a function that can't be called with a tree of params."""
     if not accepts_args(f, x, params):
         kind = "one array" if hasattr(params, "shape") else f"a tree ({type(params).__name__})"
+        if isinstance(params, dict):
+            kind = f"a dict with the keys {names_text([*params])}"
         raise ValueError(
             f"{name}: p0 is {kind}, so f must take (x, params), but it takes "
-            f"{inspect.signature(f)}. For f(x, a, b, ...) give numbers in a row: p0=[1.0, 2.0]."
+            f"{inspect.signature(f)}. For f(x, a, b, ...) give numbers in a row, p0=[1.0, 2.0], or "
+            "a dict by the names of all arguments."
         )

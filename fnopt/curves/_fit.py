@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ from jax.core import Tracer
 
 from fnopt.core import Params, show_report
 from fnopt.curves._boxed import Boxed, call_model
+from fnopt.curves._curve_data import checked_x
 from fnopt.curves._plot import plot_fit
 from fnopt.curves._profile import profile_intervals
 from fnopt.curves._uncertainty import (
@@ -23,6 +24,24 @@ from fnopt.curves._uncertainty import (
 )
 from fnopt.residuals import whitened
 from fnopt.solvers import Solution, report
+
+# The names of lmfit's and SciPy's results.
+_ELSEWHERE = {
+    "best_fit": "predict(fit.x)",
+    "best_values": "params",
+    "chisqr": "chi_square",
+    "conf_interval": "profile_intervals()",
+    "covar": "covariance",
+    "eval": "predict(x)",
+    "eval_uncertainty": "predict_band(x)",
+    "fit_report": "report()",
+    "fun": "residuals",
+    "redchi": "reduced_chi_square",
+    "residual": "residuals",
+    "rsquared": "r_squared",
+    "success": "converged",
+    **dict.fromkeys(("errors", "perr", "stderr"), "standard_errors"),
+}
 
 
 class Fit(tuple[Params, jax.Array]):
@@ -62,6 +81,12 @@ class Fit(tuple[Params, jax.Array]):
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
         raise AttributeError(f"Fit.{name}: a fit never changes. Call curve_fit again.")
+
+    if not TYPE_CHECKING:  # type checkers would believe that every attribute is there
+
+        def __getattr__(self, name: str) -> NoReturn:
+            hint = f"; write fit.{_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
+            raise AttributeError(f"a Fit has no {name!r}{hint}.")
 
     def __reduce__(self) -> Any:
         return _rebuilt, (vars(self),)
@@ -114,10 +139,11 @@ class Fit(tuple[Params, jax.Array]):
 
     def predict(self, x: Any) -> jax.Array:
         """The model at `x`."""
-        return self.evaluate(self.params, x)
+        return self.evaluate(self.params, checked_x(x, check_finite=False))
 
     def predict_band(self, x: Any, level: float = 0.95, *, noise: Any = False) -> Band:
         """The model at `x` with its confidence band; see :func:`fnopt.predict_band`."""
+        x = checked_x(x, check_finite=False)
         return predict_band(lambda params: self.evaluate(params, x), self, level, noise=noise)
 
     def plot(self, *, level: float = 0.95, axes: Any = None) -> Any:

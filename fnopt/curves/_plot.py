@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fnopt.core import import_optional
-from fnopt.curves._uncertainty import solution_of
+from fnopt.curves._uncertainty import curve_of
 
 _POINTS = 400  # of the curve: smooth at the width of a page
 
@@ -43,9 +43,7 @@ def plot_fit(fit: Any, *, level: float = 0.95, axes: Any = None) -> Any:
         >>> [text.get_text() for text in curve.get_legend().get_texts()]
         ['fit', '95 % band', 'data']
     """
-    solution = solution_of(fit, "plot_fit")
-    if fit is solution:
-        raise TypeError("plot_fit: the fit is a Solution, which has no curve; use curve_fit.")
+    fit = curve_of(fit, "plot_fit")
     x, y = fit.x, np.asarray(fit.y)
     if np.ndim(x) != 1 or y.shape != np.shape(x):
         raise ValueError(
@@ -58,6 +56,11 @@ def plot_fit(fit: Any, *, level: float = 0.95, axes: Any = None) -> Any:
         plt = import_optional("matplotlib.pyplot", "plot_fit", "monitor")
         _, axes = plt.subplots(
             2, sharex=True, height_ratios=(3, 1), figsize=(7, 5), layout="constrained"
+        )
+    if np.size(axes) != 2:
+        raise ValueError(
+            f"plot_fit: axes = {axes!r}, expected two axes, for the curve and the residuals: "
+            "plt.subplots(2)[1]."
         )
     above, below = axes
     above.plot(grid, np.broadcast_to(band.value, grid.shape), color="C0", label="fit")

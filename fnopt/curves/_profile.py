@@ -11,7 +11,7 @@ from jax.core import Tracer
 
 from fnopt.curves._curve_data import as_weights, is_matrix
 from fnopt.curves._residuals import curve_residuals
-from fnopt.curves._uncertainty import degrees_of_freedom, quantile_of, solution_of
+from fnopt.curves._uncertainty import curve_of, degrees_of_freedom, quantile_of
 from fnopt.jacobians import ravel
 from fnopt.residuals import box_of
 from fnopt.solvers import errors_of, least_squares
@@ -54,7 +54,7 @@ def profile_intervals(fit: Any, level: float = 0.95) -> dict[str, tuple[float, f
     Reference:
         Bates and Watts (1988), Nonlinear regression analysis, section 6.1.
     """
-    solution = solution_of(fit, "profile_intervals")
+    solution = curve_of(fit, "profile_intervals").solution
     bounds, constraints, loss = fit.options.opened()
     if isinstance(solution.status, Tracer) or np.ndim(solution.status) or constraints:
         raise ValueError(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import names_text, type_text
 from fnopt.curves._t_quantile import t_quantile
 from fnopt.jacobians import (
     held_as_zeros,
@@ -51,9 +52,9 @@ def solution_of(fit: Any, name: str) -> Solution:
     """The solution of a fit, in the messages of a function `name`."""
     solution = getattr(fit, "solution", fit)
     if not isinstance(solution, Solution):
-        kind = type(fit).__name__ + (f" of shape {fit.shape}" if hasattr(fit, "shape") else "")
+        kind = type_text(fit) if hasattr(fit, "dtype") else f"a {type(fit).__name__}"
         raise TypeError(
-            f"{name}: the fit is a {kind}, expected what curve_fit or least_squares returns. Keep "
+            f"{name}: the fit is {kind}, expected what curve_fit or least_squares returns. Keep "
             "it whole: fit = curve_fit(...); popt and pcov alone lack the Jacobian."
         )
     if getattr(solution.status, "ndim", 0):
@@ -62,6 +63,16 @@ def solution_of(fit: Any, name: str) -> Solution:
             "jax.vmap(lambda fit: ...)(fit)."
         )
     return solution
+
+
+def curve_of(fit: Any, name: str) -> Any:
+    """The fit, which has a curve, in the messages of a function `name`."""
+    if solution_of(fit, name) is fit:
+        raise TypeError(
+            f"{name}: the fit is a Solution of least_squares, which has no data and no curve; "
+            "expected what curve_fit returns. Write fit = curve_fit(f, x, y, p0)."
+        )
+    return fit
 
 
 def knows_sigma(fit: Any, absolute_sigma: bool) -> bool:
@@ -96,6 +107,27 @@ def degrees_of_freedom(solution: Solution) -> jax.Array:
         return solution.dof
     assert solution.jacobian is not None, "a solution without degrees of freedom has a Jacobian"
     return jnp.asarray(solution.jacobian.shape[-2], jnp.int32) - solution.rank
+
+
+def _predicted(predict: Callable[[Any], Any], params: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of a prediction; explains why a function can't take the params."""
+    try:
+        found = jax.eval_shape(copy_function(predict), params)
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+        raise
+    except (AttributeError, LookupError, TypeError) as error:
+        is_dict = isinstance(params, dict)
+        kind = f"a dict with the keys {names_text([*params])}" if is_dict else type_text(params)
+        name, star = ("dict", "**") if is_dict else ("array", "*")
+        raise TypeError(
+            f"predict_band: predict(params) fails: {type(error).__name__}: {error}. The params are "
+            f"{kind}, expected a function of this {name}, such as lambda p: f(x, {star}p). A "
+            "fit of curve_fit has fit.predict_band(x)."
+        ) from error
+    if not hasattr(found, "shape"):
+        kind = type(found).__name__
+        raise TypeError(f"predict_band: predict returned a {kind}, expected one array. Stack it.")
+    return found
 
 
 def reduced_chi_square(fit: AnyFit) -> jax.Array:
@@ -269,7 +301,7 @@ def predict_band(
         say.
 
     Raises:
-        TypeError: If `predict` isn't a function.
+        TypeError: If `predict` isn't a function of the params that returns an array.
         ValueError: If `level` isn't between 0 and 1.
 
     Example:
@@ -292,7 +324,7 @@ def predict_band(
     solution = solution_of(fit, "predict_band")
     known = knows_sigma(fit, absolute_sigma)
     x, tangents = ravel_with_held(in_tangents(solution.params))
-    shape = jax.eval_shape(copy_function(predict), as_params(fit, solution.params))
+    shape = _predicted(predict, as_params(fit, solution.params))
 
     def flat(x: jax.Array) -> jax.Array:
         params = along_tangents(solution.params, tangents(x))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from typing import NoReturn
+
 from fnopt.models._combined import Datasets
 from fnopt.models._model import Model, model
 from fnopt.models._peaks import Gaussian, Lorentzian, PseudoVoigt, Voigt
@@ -39,3 +42,12 @@ __all__ = [
     "faddeeva",
     "model",
 ]
+
+
+def __getattr__(name: str) -> NoReturn:
+    """Only called for unknown names: `GaussianModel` is lmfit's."""
+    spellings = {known.lower(): known for known in __all__}
+    plain = name.replace("_", "").lower()
+    near = difflib.get_close_matches(plain.removesuffix("model") or plain, spellings, n=1)
+    hint = f" Did you mean {spellings[near[0]]}?" if near else ""
+    raise AttributeError(f"module 'fnopt.models' has no attribute {name!r}.{hint}")

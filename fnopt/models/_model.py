@@ -206,8 +206,8 @@ class Combined(Model):
 def _combine(left: Model, right: Model, is_product: bool) -> Model:
     if not isinstance(right, Model):
         raise TypeError(
-            f"{where()}a {type(right).__name__} can't be combined with a model; write "
-            "fnopt.models.model(fn) of a function, Constant() of a number."
+            f"{where()}{right!r:.60} can't be combined with a model, expected a model. Write "
+            "fnopt.models.model(fn) for a function, Constant() for a number."
         )
     twice = sorted(set(left.names) & set(right.names))
     if twice:

@@ -123,6 +123,58 @@ def test_what_is_no_fit_is_refused_by_what_to_give(of, given):
         of(given)
 
 
+@pytest.mark.parametrize(
+    ("predict", "text"),
+    [
+        (lambda p: curve(X, *p), r"TypeError: .*a dict with the keys \['a', 'b', 'c'\].*\*\*p\)"),
+        (lambda p: p[0] * X, "KeyError: 0"),
+        (lambda p: p["k"] * X, "KeyError: 'k'"),
+        (curve, "missing 3 required positional"),
+        (lambda p: p, "returned a dict, expected one array"),
+    ],
+)
+def test_a_prediction_that_cannot_take_the_params_is_explained(predict, text):
+    with pytest.raises(TypeError, match=f"predict_band: predict.*{text}"):
+        fnopt.predict_band(predict, fitted())
+
+
+def test_positions_are_read_as_the_data_are():
+    pandas = pytest.importorskip("pandas")
+    want = fitted().predict(X[:2])
+    for x in (X[:2].tolist(), pandas.Series(X[:2])):
+        np.testing.assert_array_equal(fitted().predict(x), want)
+        np.testing.assert_array_equal(fitted().predict_band(x).value, want)
+
+
+@pytest.mark.parametrize(
+    ("p0", "text"),
+    [
+        (lambda: fitted(), r"p0 is a Fit, expected params\. Write p0=fit\.params"),
+        (lambda: fitted().solution, "p0 is a Solution"),
+        (lambda: ["1", "2", "3"], "has text in it, expected numbers"),
+        (lambda: {"a": 1.0, "b": 1.0}, "p0 has 2 numbers, but f takes 3"),
+        (lambda: {"a": 1.0, "b": 1.0, "d": 1.0}, r"keys \['a', 'b', 'd'\].*\(x, a, b, c\)"),
+    ],
+)
+def test_a_start_that_is_none_is_refused(p0, text):
+    with pytest.raises((TypeError, ValueError), match=text):
+        fnopt.curve_fit(curve, X, Y, p0=p0())
+
+
+def test_names_of_lmfit_and_uncalled_models_are_explained():
+    with pytest.raises(AttributeError, match=r"a Fit has no 'redchi'; write fit\.reduced_chi_sq"):
+        _ = fitted().redchi
+    with pytest.raises(AttributeError, match=r"'GaussianModel'\. Did you mean Gaussian\?"):
+        _ = fnopt.models.GaussianModel
+    with pytest.raises(
+        TypeError, match=r"the class Gaussian, expected a model\. Write Gaussian\(\)"
+    ):
+        fnopt.curve_fit(fnopt.models.Gaussian, X, Y)
+    for of in (fnopt.curves.plot_fit, fnopt.curves.profile_intervals):
+        with pytest.raises(TypeError, match="Solution of least_squares, which has no data"):
+            of(fitted().solution)
+
+
 def test_params_bounds_and_constraints_by_name():
     fit = fnopt.curve_fit(curve, X, Y, p0={"a": 1, "b": 1, "c": 0.0}, bounds={"a": (None, 2.4)})
     assert "a  2.400   (at its upper bound)" in str(fit)

@@ -65,7 +65,7 @@ def test_mistakes_are_named():
         plot_fit(fit, level=95)
     with pytest.raises(TypeError, match="the fit is a tuple, expected what curve_fit"):
         plot_fit(tuple(fit))
-    with pytest.raises(TypeError, match="a Solution, which has no curve"):
+    with pytest.raises(TypeError, match="which has no data and no curve"):
         plot_fit(fit.solution)
     plane = fnopt.curve_fit(lambda x, a: a * x[0], jnp.stack([X, X]), Y)
     with pytest.raises(ValueError, match=r"xdata has shape \(2, 12\)"):

@@ -154,7 +154,7 @@ def test_callbacks_may_have_a_signature_of_scipys(value):
     np.testing.assert_array_equal(seen[0], [1, 2])
     np.testing.assert_array_equal(seen[1].x, [1, 2])
     assert (int(seen[1].nit), float(getattr(seen[1], value))) == (3, 4.0)
-    with pytest.warns(UserWarning, match="no 'x'. What SciPy calls so is params here. The fit"):
+    with pytest.warns(UserWarning, match="no 'x'; write params. The fit"):
         assert not asked_to_stop(lambda info: info.x, INFO, value)
     assert not asked_to_stop(print, INFO, value)
 
@@ -274,12 +274,12 @@ def test_numbers_with_constraints_stay_leaves():
 
 def test_scipys_names_of_results_are_explained():
     end = fnopt.solvers.Solution(*[None] * 10)
-    with pytest.raises(AttributeError, match="What SciPy calls so is params here"):
+    with pytest.raises(AttributeError, match="; write params"):
         _ = end.x
     assert not hasattr(end, "nothing")
-    with pytest.raises(AttributeError, match="What SciPy calls so is value here"):
+    with pytest.raises(AttributeError, match="; write value"):
         _ = fnopt.solvers.Minimum(*[None] * 6).fun
-    with pytest.raises(AttributeError, match="What SciPy calls so is converged here"):
+    with pytest.raises(AttributeError, match="; write converged"):
         _ = fnopt.solvers.Root(*[None] * 5).success
 
 

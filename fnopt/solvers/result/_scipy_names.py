@@ -1,4 +1,4 @@
-"""What SciPy calls otherwise, in the error of a missing attribute."""
+"""Names of other results, in the error of a missing attribute."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def explained(kind: str, names: dict[str, str]) -> Callable[[Any, str], Any]:
-    """A `__getattr__` that tells what stands for one of SciPy's names.
+    """A `__getattr__` that says what to write in place of a name of another result.
 
     Args:
         kind: What has no such attribute, with its article.
-        names: SciPy's names, and what they are here.
+        names: The other names, and what to write.
 
     Returns:
         A method that raises an AttributeError.
@@ -19,7 +19,7 @@ def explained(kind: str, names: dict[str, str]) -> Callable[[Any, str], Any]:
 
     def missing(self: Any, name: str) -> Any:
         del self
-        hint = f". What SciPy calls so is {names[name]} here" if name in names else ""
+        hint = f"; write {names[name]}" if name in names else ""
         raise AttributeError(f"{kind} has no {name!r}{hint}.")
 
     return missing

@@ -85,6 +85,11 @@ _SCIPY = {
     "active_mask": "at_bound",
     "success": "converged",
     "nit": "steps",
+    **dict.fromkeys(("popt", "best_values"), "params"),
+    **dict.fromkeys(("pcov", "covar"), "fnopt.covariance(solution)"),
+    "standard_errors": "fnopt.standard_errors(solution)",
+    "report": "print(solution)",
+    **dict.fromkeys(("predict", "predict_band", "plot"), "fnopt.curve_fit, whose Fit has it"),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import ema, matmul, nonzero, safe_sqrt, squared_modulus
+from fnopt.core import ema, matmul, nonzero, safe_sqrt
 from fnopt.optimizers._matrix_functions import eigenvectors_down, orthonormal_columns
 from fnopt.sharding import sequential
 
@@ -120,7 +120,7 @@ def largest_entry(x: jax.Array, axes: tuple[int, ...] = (1, 2)) -> jax.Array:
 def frobenius_norm(x: jax.Array, axes: tuple[int, ...] = (1, 2)) -> jax.Array:
     """The root of the sum of squares over these axes, without overflow of the squares."""
     unit = largest_entry(x, axes)
-    return unit * safe_sqrt(jnp.sum(squared_modulus(x / unit), axis=axes, keepdims=True))
+    return unit * safe_sqrt(jnp.sum(jnp.square(x / unit), axis=axes, keepdims=True))
 
 
 def limit_rms(u: jax.Array, most: float) -> jax.Array:

@@ -200,7 +200,8 @@ def _layout(path: str, leaf: Any, numbers: MatrixDimensionNumbers | None) -> Mat
         if not chosen or any(not -len(shape) <= a < len(shape) for a in chosen):
             raise ValueError(
                 f"{name}, but {what} = {chosen}, expected axes from 0 to {len(shape) - 1}: a "
-                "matrix has rows and columns. Mend its fnopt.MatrixDimensionNumbers."
+                "matrix has rows and columns. Mend its fnopt.MatrixDimensionNumbers, or give None "
+                "for a leaf that is no matrix."
             )
         axes[what] = tuple(a % len(shape) for a in chosen)
     rows, columns = axes.values()

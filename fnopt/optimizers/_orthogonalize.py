@@ -104,10 +104,11 @@ class orthogonalize(Matrixwise):
     def _balance(self, h: Any, g: jax.Array) -> jax.Array:
         """Orthogonal factors of `g D`, with `D` such that their columns have one norm."""
         _, m, n = g.shape
-        d = 1 / nonzero(frobenius_norm(g, (1,)))
-        u = self._orthogonalize(h, d * g)
+        norms = nonzero(frobenius_norm(jnp.abs(g), (1,)))
+        g, d = g / norms.astype(g.dtype), jnp.ones_like(norms)
+        u = self._orthogonalize(h, g)
         for _ in range(self.balance_steps - 1):
             squares = jnp.sum(squared_modulus(u), axis=1, keepdims=True)
             d = d * (m / n / nonzero(squares)) ** h.balance_power
-            u = self._orthogonalize(h, d * g)
+            u = self._orthogonalize(h, d.astype(g.dtype) * g)
         return u

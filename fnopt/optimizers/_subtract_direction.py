@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import EmptyState, Scalar, hyper, matmul, nonzero, static
+from fnopt.core import Scalar, hyper, matmul, nonzero, static
 from fnopt.optimizers._matrix_factors import frobenius_norm, transpose
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
@@ -32,7 +32,7 @@ class subtract_direction(Wrapper):
 
     Raises:
         ValueError: In use, if a leaf isn't a matrix.
-        TypeError: From `update`, for complex updates.
+        TypeError: In use, for complex updates.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -61,7 +61,7 @@ class subtract_direction(Wrapper):
         """The inner updates less the direction."""
         inner, state = self.inner.update(updates, state, params, **extra_args)
         part = _Subtract(self.strength, self.power_steps, self.weight_dimension_numbers)
-        return part.update(inner, EmptyState(), updates)[0], state
+        return part.update(inner, part.init(updates), updates)[0], state
 
 
 class _Subtract(Matrixwise):

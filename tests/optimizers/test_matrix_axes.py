@@ -4,16 +4,51 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import fnopt
 from fnopt import MatrixDimensionNumbers as Numbers
 
+RNG = np.random.default_rng(0)
 TOKENS = jax.ShapeDtypeStruct((2, 5), jnp.int32)
 
 
 def found(axes):
     return jax.tree.leaves(axes, is_leaf=lambda x: isinstance(x, Numbers))
+
+
+def assert_equals_single_matrices(axes, params):
+    """Every matrix of the leaves gets its own polar factor."""
+    leaves = zip(
+        jax.tree.leaves(axes, is_leaf=lambda x: x is None or isinstance(x, Numbers)),
+        jax.tree.leaves(params, is_leaf=lambda x: x is None),
+        strict=True,
+    )
+    chosen = {str(i): pair for i, pair in enumerate(leaves) if pair[0] is not None}
+    g = {i: RNG.standard_normal(leaf.shape) for i, (_, leaf) in chosen.items()}
+    rule = {i: numbers for i, (numbers, _) in chosen.items()}
+    with jax.enable_x64(True):
+        tx = fnopt.orthogonalize("polar_express", 14, weight_dimension_numbers=rule)
+        updates = jax.tree.map(np.asarray, jax.jit(lambda g: tx.update(g, tx.init(g))[0])(g))
+    for i, numbers in rule.items():
+        np.testing.assert_allclose(updates[i], single_polar_factors(g[i], numbers), atol=1e-6)
+
+
+def single_polar_factors(g, numbers):
+    rows, columns = (
+        tuple(np.atleast_1d(a) % g.ndim) for a in (numbers.reduction_axis, numbers.output_axis)
+    )
+    order = [a for a in range(g.ndim) if a not in rows + columns] + [*rows, *columns]
+    x = np.transpose(g, order)
+    stack = x.reshape(
+        -1, np.prod([g.shape[a] for a in rows]), np.prod([g.shape[a] for a in columns])
+    )
+    parts = []
+    for part in np.split(stack, numbers.split, axis=2):
+        u, _, v = np.linalg.svd(part, full_matrices=False)
+        parts.append(u @ v)
+    return np.transpose(np.concatenate(parts, axis=2).reshape(x.shape), np.argsort(order))
 
 
 def test_flax_linen_with_a_scan_over_layers():
@@ -50,6 +85,7 @@ def test_flax_linen_with_a_scan_over_layers():
     assert axes["layers"]["up"]["kernel"] == axes["layers"]["down"]["kernel"] == Numbers(1, 2)
     assert axes["conv"]["kernel"] == Numbers((0, 1), 2)
     assert len(found(axes)) == 7
+    assert_equals_single_matrices(axes, params)
     tx = fnopt.chain(fnopt.clip(1.0), fnopt.soap(0.1, weight_dimension_numbers=axes))
     rows = {row.name: row for row in fnopt.matrix_report(tx, params).rows}
     assert rows["layers/up/kernel"].matrices == ((3, 6, 8),)
@@ -85,6 +121,7 @@ def test_flax_nnx():
         Numbers(0, (1, 2)),
         Numbers(0, (1, 2)),
     ]
+    assert_equals_single_matrices(axes, params)
     names = [row.name for row in fnopt.matrix_report(fnopt.muon(0.1), pure).rows if row.matrices]
     assert names == ["head/kernel"]
 
@@ -111,6 +148,7 @@ def test_equinox_with_stacked_layers():
 
     axes = fnopt.matrix_axes(loss)(params, TOKENS)
     assert found(axes) == [Numbers(2, 1), Numbers(2, 1)]  # [expert, outputs, inputs]
+    assert_equals_single_matrices(axes, params)
 
 
 def test_haiku():
@@ -127,6 +165,7 @@ def test_haiku():
     assert axes["qkv"]["w"] == Numbers(0, 1, split=3)
     assert axes["conv1_d" if "conv1_d" in axes else "conv"]["w"] == Numbers((0, 1), 2)
     assert len(found(axes)) == 2
+    assert_equals_single_matrices(axes, params)
 
 
 def test_what_is_no_matrix_in_a_program():

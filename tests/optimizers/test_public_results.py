@@ -250,8 +250,19 @@ def test_balancing_makes_the_norms_of_neurons_equal():
     np.testing.assert_allclose(np.sum(u**2, axis=1), 0.5, rtol=0.01)  # converges linearly
 
 
+def test_complex_matrices():
+    g = (GRADS["wide"][0] + 1j * GRADS["wide"][1]).astype(np.complex64)
+    balanced = fnopt.orthogonalize("polar_express", 12, balance_steps=9, balance_power=0.8)
+    u = np.asarray(balanced.update({"w": g}, balanced.init({"w": g}))[0]["w"])
+    np.testing.assert_allclose(u @ u.conj().T, np.eye(3), atol=1e-5)
+    np.testing.assert_allclose(np.sum(abs(u) ** 2, axis=0), 3 / 5, rtol=1e-2)
+    with pytest.raises(TypeError, match="complex64, expected a real matrix"):
+        contra.update({"w": g}, contra.init({"w": g}))
+
+
 def test_a_zero_row_and_a_zero_matrix_stay_zero():
     g = {"w": jnp.asarray(GRADS["tall"][0], jnp.float32).at[2].set(0), "z": jnp.zeros((4, 2))}
+    g["w"] = g["w"].at[1].multiply(1e-38)  # a row whose reciprocal norm overflows
     tx = fnopt.subtract_direction(fnopt.orthogonalize(balance_steps=3))
     updates, _ = jax.jit(tx.update)(g, tx.init(g))
     assert jnp.isfinite(updates["w"]).all()

@@ -1,4 +1,7 @@
-"""`python -m benchmarks training [--tasks ...] [--seeds N] [--budget SECONDS] [--record FILE]`."""
+"""`python -m benchmarks training [--tasks ...] [--seeds N] [--budget SECONDS] [--record FILE]`.
+
+`python -m benchmarks training validation ...` measures steps to a target of the validation loss.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks import report
+from benchmarks.training import validation
 from benchmarks.training.methods import METHODS
 from benchmarks.training.record import RECORD, merged
 from benchmarks.training.session import compare, one_thread
@@ -17,6 +21,8 @@ FOLDER = Path("benchmarks/results/training")
 
 def main(argv: list[str]) -> int:
     """Goes on where the last call stopped; 1 if something is left to do."""
+    if argv[:1] == ["validation"]:
+        return validation.main(argv[1:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks training", description=__doc__)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=[*TASKS], metavar="TASK")
     parser.add_argument("--methods", nargs="+", choices=METHODS, metavar="METHOD")

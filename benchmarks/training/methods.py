@@ -45,11 +45,13 @@ class Method:
     share: float = 1.0
 
 
-def _schedule(rate: Any, steps: int) -> Any:
+def schedule(rate: Any, steps: int) -> Any:
+    """Warm-up over a twentieth of the steps, then a cosine to a hundredth of the rate."""
     return fnopt.warmup_cosine_decay_schedule(0.0, rate, steps // WARM_UP, steps, 0.01 * rate)
 
 
-def _by_gradient(task: Task, tx: Any, params: Any, state: Any, item: Any) -> tuple[Any, Any]:
+def by_gradient(task: Task, tx: Any, params: Any, state: Any, item: Any) -> tuple[Any, Any]:
+    """Take a step along what the optimizer makes of the gradient."""
     gradients = jax.grad(task.loss)(params, task.take(item))
     updates, state = tx.update(gradients, state, params)
     return fnopt.apply_updates(params, updates), state
@@ -91,11 +93,11 @@ MATRICES = fnopt.by_path(lambda path, leaf: _axes(path, leaf, hidden_only=False)
 
 
 def _sgd(task: Task, rate: Any, momentum: Any) -> Any:
-    return fnopt.sgd(_schedule(rate, task.steps), momentum=momentum, nesterov=True)
+    return fnopt.sgd(schedule(rate, task.steps), momentum=momentum, nesterov=True)
 
 
 def _adamw(task: Task, rate: Any, b2: Any) -> Any:
-    return fnopt.adamw(_schedule(rate, task.steps), b2=b2)
+    return fnopt.adamw(schedule(rate, task.steps), b2=b2)
 
 
 def _schedule_free(task: Task, rate: Any, b1: Any) -> Any:
@@ -103,34 +105,35 @@ def _schedule_free(task: Task, rate: Any, b1: Any) -> Any:
 
 
 def _lion(task: Task, rate: Any, b2: Any) -> Any:
-    return fnopt.lion(_schedule(rate, task.steps), b2=b2)
+    return fnopt.lion(schedule(rate, task.steps), b2=b2)
 
 
 def _muon(task: Task, rate: Any, ratio: Any) -> Any:
     return fnopt.muon(
-        _schedule(rate, task.steps),
+        schedule(rate, task.steps),
         weight_dimension_numbers=HIDDEN,
-        others=fnopt.nadamw(_schedule(ratio * rate, task.steps), weight_decay=0.0),
+        others=fnopt.nadamw(schedule(ratio * rate, task.steps), weight_decay=0.0),
     )
 
 
 def _soap(task: Task, rate: Any, b2: Any) -> Any:
     return fnopt.soap(
-        _schedule(rate, task.steps), b2=b2, weight_decay=1e-4, weight_dimension_numbers=MATRICES
+        schedule(rate, task.steps), b2=b2, weight_decay=1e-4, weight_dimension_numbers=MATRICES
     )
 
 
 def _shampoo(task: Task, rate: Any, b2: Any) -> Any:
     return fnopt.shampoo(
-        _schedule(rate, task.steps), b2=b2, weight_decay=1e-4, weight_dimension_numbers=MATRICES
+        schedule(rate, task.steps), b2=b2, weight_decay=1e-4, weight_dimension_numbers=MATRICES
     )
 
 
 def _optax_adamw(task: Task, rate: Any, b2: Any) -> Any:
-    return peer("optax").adamw(_schedule(rate, task.steps), b2=b2)
+    return peer("optax").adamw(schedule(rate, task.steps), b2=b2)
 
 
-def _optax_axes(params: Any) -> Any:
+def optax_axes(params: Any) -> Any:
+    """The matrices of `HIDDEN` in optax's form."""
     numbers = peer("optax.contrib").MuonDimensionNumbers
 
     def one(path: Any, leaf: Any) -> Any:
@@ -144,9 +147,9 @@ def _optax_axes(params: Any) -> Any:
 
 def _optax_muon(task: Task, rate: Any, ratio: Any) -> Any:
     return peer("optax.contrib").muon(
-        _schedule(rate, task.steps),
-        adam_learning_rate=_schedule(ratio * rate, task.steps),
-        muon_weight_dimension_numbers=_optax_axes,
+        schedule(rate, task.steps),
+        adam_learning_rate=schedule(ratio * rate, task.steps),
+        muon_weight_dimension_numbers=optax_axes,
     )
 
 
@@ -183,23 +186,21 @@ _KRONECKER = ("decay", (0.95,))  # the default: a sweep of K-FAC is dear
 _ADAM_SHARE = ("Adam's rate / Muon's", (0.2, 1.0))
 
 _ALL = (
-    Method("sgd", _sgd, ("rate", 0.02, 2), ("momentum", (0.9, 0.97)), _by_gradient),
-    Method("adamw", _adamw, ("rate", 2e-3, 2), ("b2", (0.97, 0.999)), _by_gradient, tuning_seeds=3),
-    Method(
-        "adamw_fifth", _adamw, ("rate", 2e-3, 2), ("b2", (0.97, 0.999)), _by_gradient, share=0.2
-    ),
+    Method("sgd", _sgd, ("rate", 0.02, 2), ("momentum", (0.9, 0.97)), by_gradient),
+    Method("adamw", _adamw, ("rate", 2e-3, 2), ("b2", (0.97, 0.999)), by_gradient, tuning_seeds=3),
+    Method("adamw_fifth", _adamw, ("rate", 2e-3, 2), ("b2", (0.97, 0.999)), by_gradient, share=0.2),
     Method(
         "schedule_free_adamw",
         _schedule_free,
         ("rate", 2e-3, 2),
         ("b1", (0.9, 0.97)),
-        _by_gradient,
+        by_gradient,
         best=lambda params, state: fnopt.schedule_free_eval_params(state, params),
     ),
-    Method("lion", _lion, ("rate", 4e-4, 2), _LION, _by_gradient),
-    Method("muon", _muon, ("rate", 5e-3, 2), _ADAM_SHARE, _by_gradient),
-    Method("soap", _soap, ("rate", 2e-3, 2), ("b2", (0.95, 0.99)), _by_gradient, period=10),
-    Method("shampoo", _shampoo, ("rate", 2e-3, 2), ("b2", (0.95, 0.99)), _by_gradient, period=10),
+    Method("lion", _lion, ("rate", 4e-4, 2), _LION, by_gradient),
+    Method("muon", _muon, ("rate", 5e-3, 2), _ADAM_SHARE, by_gradient),
+    Method("soap", _soap, ("rate", 2e-3, 2), ("b2", (0.95, 0.99)), by_gradient, period=10),
+    Method("shampoo", _shampoo, ("rate", 2e-3, 2), ("b2", (0.95, 0.99)), by_gradient, period=10),
     Method(
         "kfac",
         _kfac(),
@@ -240,8 +241,8 @@ _ALL = (
         _by_search,
         trips=lambda state: state[-1].info.num_linesearch_steps,
     ),
-    Method("optax.adamw", _optax_adamw, ("rate", 2e-3, 2), ("b2", (0.97, 0.999)), _by_gradient),
-    Method("optax.muon", _optax_muon, ("rate", 5e-3, 2), _ADAM_SHARE, _by_gradient),
+    Method("optax.adamw", _optax_adamw, ("rate", 2e-3, 2), ("b2", (0.97, 0.999)), by_gradient),
+    Method("optax.muon", _optax_muon, ("rate", 5e-3, 2), _ADAM_SHARE, by_gradient),
 )
 METHODS = {method.name: method for method in _ALL}
 

@@ -13,7 +13,8 @@ def _shown(value: float) -> str:
     return "never" if math.isinf(value) else f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
-def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+def markdown_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Rows as a table of Markdown."""
     head = [*head]
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -41,7 +42,7 @@ def task_table(record: Record, task: str) -> str:
     ]
     test = record.tasks[task]["test_title"]
     each = [f"{axis} a step" for axis in ("FLOPs", "seconds")]
-    return _table(["", "training loss", test, *AXES, *each], rows)
+    return markdown_table(["", "training loss", test, *AXES, *each], rows)
 
 
 def tuning_table(record: Record, task: str) -> str:
@@ -55,7 +56,7 @@ def tuning_table(record: Record, task: str) -> str:
         edge = "yes" if t["at_edge"] else ""
         best = f"{t['first']} {t['best'][0]:.2g}"
         rows.append([f"`{name}`", best, second, span, str(len(trials)), edge])
-    return _table(["", "best", "", "tried", "trials", "at an end"], rows)
+    return markdown_table(["", "best", "", "tried", "trials", "at an end"], rows)
 
 
 def share_table(record: Record, within: tuple[float, ...] = (1.0, 1.5, 3.0)) -> str:
@@ -76,7 +77,7 @@ def share_table(record: Record, within: tuple[float, ...] = (1.0, 1.5, 3.0)) -> 
         for name in names
     ]
     shown = " / ".join(f"{w:g}x" for w in within)
-    return _table(["", "tasks", *(f"{axis}: within {shown}" for axis in AXES)], rows)
+    return markdown_table(["", "tasks", *(f"{axis}: within {shown}" for axis in AXES)], rows)
 
 
 def task_list(record: Record) -> str:

@@ -1,7 +1,8 @@
-"""A character transformer: two blocks of attention learn prose that comes with a package."""
+"""A character transformer: two blocks of attention learn prose of a package or of Python."""
 
 from __future__ import annotations
 
+import pydoc_data.topics
 from typing import Any
 
 import jax
@@ -16,9 +17,12 @@ NAMES = ("iris", "diabetes", "wine", "breast_cancer")  # descriptions of scikit-
 HELD_OUT = 0.1  # of the text, its end
 
 
-def _codes() -> tuple[np.ndarray, int]:
+def _descriptions() -> str:
     datasets = peer("sklearn.datasets")
-    text = "\n".join(getattr(datasets, f"load_{name}")().DESCR for name in NAMES)
+    return "\n".join(getattr(datasets, f"load_{name}")().DESCR for name in NAMES)
+
+
+def _codes(text: str) -> tuple[np.ndarray, int]:
     characters = sorted(set(text))
     return np.array([characters.index(c) for c in text], np.int32), len(characters)
 
@@ -41,8 +45,19 @@ def _pieces(codes: np.ndarray, starts: Any, length: int) -> dict[str, jax.Array]
 
 
 def transformer(smoke: bool) -> Task:
+    """Two blocks that learn descriptions of data sets."""
+    return _transformer(smoke, _descriptions(), "transformer", "character transformer")
+
+
+def topics(smoke: bool) -> Task:
+    """Two blocks that learn the help texts of Python's `pydoc_data.topics`."""
+    text = "\n".join(pydoc_data.topics.topics.values())
+    return _transformer(smoke, text, "topics", "character transformer, help texts of Python")
+
+
+def _transformer(smoke: bool, text: str, name: str, title: str) -> Task:
     """Two blocks; embeddings, gains and the head are not matrices for Muon."""
-    codes, count = _codes()
+    codes, count = _codes(text)
     width, heads, length, blocks, batch = (8, 2, 8, 1, 2) if smoke else (32, 2, 32, 2, 16)
     cut = int(len(codes) * (1 - HELD_OUT))
 
@@ -81,8 +96,8 @@ def transformer(smoke: bool) -> Task:
         return _pieces(text, starts, length)
 
     draft = Task(
-        name="transformer",
-        title="character transformer",
+        name=name,
+        title=title,
         test_title="test loss",
         init=init,
         draw=lambda rng, steps: rng.integers(0, cut - length - 1, (steps, batch), np.int32),

@@ -1,0 +1,109 @@
+"""Tables of the validation record as Markdown: steps to the target, and what is significant."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from scipy.stats import t as student
+
+from benchmarks.training.space import BASELINES
+from benchmarks.training.tables import markdown_table
+from benchmarks.training.validation import STUDIES, TARGET, TRIALS
+
+LEVEL = 0.99  # of the one-sided test
+
+Entry = dict[str, Any]
+
+
+def curves(runs: dict[str, Entry]) -> np.ndarray:
+    """Validation losses `[seeds, readings]`; infinite where a run had none."""
+    losses = [[math.inf if x is None else x for x in run["loss"]] for run in runs.values()]
+    return np.asarray(losses)
+
+
+def least(losses: np.ndarray) -> tuple[int, float, float]:
+    """The reading with the least mean loss, this mean, and the spread of the seeds."""
+    i = int(np.argmin(np.mean(losses, axis=0)))
+    with np.errstate(invalid="ignore"):  # of infinite losses
+        return i, float(np.mean(losses[:, i])), float(np.std(losses[:, i], ddof=1))
+
+
+def margin(losses: np.ndarray, target: np.ndarray) -> float:
+    """Welch's statistic, `(target - mean)` over the standard error of the difference."""
+    (_, mean, spread), (_, goal, noise) = least(losses), least(target)
+    error = math.sqrt(spread**2 / len(losses) + noise**2 / len(target))
+    return (goal - mean) / error if math.isfinite(mean) and error else math.nan
+
+
+def verdict(losses: np.ndarray, target: np.ndarray) -> str:
+    """Whether the mean is below or above the target, at the level of the test."""
+    # Student's quantile for the smaller sample: Welch's degrees of freedom are never fewer.
+    bound = student.ppf(LEVEL, min(len(losses), len(target)) - 1)
+    found = margin(losses, target)
+    return "below" if found > bound else "above" if not found >= -bound else "level"
+
+
+def reached(losses: np.ndarray, goal: float) -> int | None:
+    """The first reading whose mean is at the target or below it."""
+    below = np.flatnonzero(np.mean(losses, axis=0) <= goal)
+    return int(below[0]) if len(below) else None
+
+
+def target_runs(task: Entry) -> tuple[str, dict[str, Entry]]:
+    """The baseline whose runs have the least mean loss, and these runs.
+
+    The best of all trials was chosen by one seed, so that other seeds may prefer another one.
+    """
+    best = task[TARGET]
+    candidates = [(b, task["methods"][b]["runs"]) for b in BASELINES]
+    candidates.append((best["method"], best["runs"]))
+    return min(candidates, key=lambda pair: least(curves(pair[1]))[1])
+
+
+def task_table(task: Entry) -> str:
+    """A row for each method, the fewest steps first."""
+    baseline, runs = target_runs(task)
+    target, methods = curves(runs), task["methods"]
+    goal, rows = least(target)[1], []
+    for name, entry in methods.items():
+        losses = curves(entry["runs"])
+        i = reached(losses, goal)
+        steps = math.inf if i is None else (i + 1) * task["every"]
+        flops = steps / task["steps"] * entry["flops"] / methods[baseline]["flops"]
+        _, mean, spread = least(losses)
+        row = [
+            f"`{name}`",
+            "never" if i is None else f"{steps}",
+            "never" if i is None else f"{flops:.2f}",
+            f"{mean:.4g} ± {spread:.2g}",
+            verdict(losses, target),
+            _spread_of_studies(entry),
+        ]
+        rows.append((steps, mean, row))
+    head = ["", "steps", "FLOPs", "least loss", "target", "best of each study, tuning seed"]
+    return markdown_table(head, [row for _, _, row in sorted(rows, key=lambda r: r[:2])])
+
+
+def _spread_of_studies(entry: Entry) -> str:
+    losses = [math.inf if x is None else x for x in entry["trials"]]
+    best = sorted(min(losses[TRIALS * k : TRIALS * (k + 1)]) for k in range(STUDIES))
+    return " / ".join(f"{x:.3g}" for x in best)
+
+
+def summary(task: Entry) -> str:
+    """What the task is, and what its target comes from."""
+    name, runs = target_runs(task)
+    i, goal, spread = least(curves(runs))
+    return (
+        f"**{task['title']}**: {task['params']:,} parameters, {task['steps']} steps, "
+        f"{task['loss']}, {len(runs)} seeds. The target is {goal:.4g} ± {spread:.2g}, by `{name}` "
+        f"at step {(i + 1) * task['every']}."
+    )
+
+
+def tables(record: dict[str, Entry]) -> str:
+    """All tasks that have a target."""
+    done = [task for task in record.values() if TARGET in task]
+    return "\n\n".join(f"{summary(task)}\n\n{task_table(task)}" for task in done)

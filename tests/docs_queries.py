@@ -50,6 +50,8 @@ QUERIES = {
     "bfloat16": ["guides/precision"],
     "embeddings": ["guides/precision"],
     "muon": ["guides/matrix_optimizers"],
+    "aurora": ["guides/own_matrix_optimizer"],
+    "contra-muon": ["guides/own_matrix_optimizer"],
     "shampoo": ["guides/matrix_optimizers"],
     "sharding": ["guides/many_devices"],
     "zero": ["guides/many_devices"],

@@ -17,8 +17,8 @@ from fnopt.jacobians import (
     ravel_with_held,
     value_and_jacobian,
 )
+from fnopt.manifolds import along_tangents, in_tangents
 from fnopt.programs import copy_function
-from fnopt.residuals import along_tangents, in_tangents
 from fnopt.sharding import reshape
 from fnopt.solvers import (
     Solution,

@@ -17,6 +17,7 @@ from fnopt.jacobians._per_example import per_example_jacobian
 from fnopt.jacobians._ravel import RealVector, ravel, real_vector
 from fnopt.jacobians._ravel import held_as_zeros as held_as_zeros
 from fnopt.jacobians._ravel import ravel_with_held as ravel_with_held
+from fnopt.jacobians._sparse import SparseJacobianFunction as SparseJacobianFunction
 from fnopt.jacobians._sparse import sparse_jacobian
 from fnopt.jacobians._sparse_hessian import SparseHessian, sparse_hessian
 from fnopt.jacobians._sparsity_pattern import sparsity_pattern

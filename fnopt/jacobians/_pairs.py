@@ -41,6 +41,16 @@ def row_pairs(owner: np.ndarray, most: int | None = None) -> tuple[np.ndarray, n
     return a, b + np.repeat(np.repeat(starts, counts), before + 1)
 
 
+def pattern_product(
+    a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The pattern of a product of matrices from theirs, the second one's sorted by rows."""
+    first, stop = (np.searchsorted(b[0], a[1], side) for side in ("left", "right"))
+    count = stop - first
+    of = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+    return np.repeat(a[0], count), b[1][np.repeat(first, count) + of]
+
+
 def distinct_edges(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Pairs of different numbers, once, the larger first."""
     high, low = np.maximum(a, b), np.minimum(a, b)

@@ -20,9 +20,12 @@ from fnopt.jacobians._compressed import (
 )
 from fnopt.jacobians._elimination import Elimination, elimination
 from fnopt.jacobians._flat import jacobian_mode
+from fnopt.jacobians._pairs import pattern_product
+from fnopt.jacobians._ravel import held_as_zeros
 from fnopt.jacobians._sparsity_pattern import found_pattern
 from fnopt.jacobians._unknown_groups import Shapes
 from fnopt.jacobians._vectors import VectorFunction, vector_function
+from fnopt.manifolds import along_tangents, in_tangents, is_on
 
 _NAME = "sparse_jacobian"
 
@@ -42,7 +45,8 @@ def sparse_jacobian(
     than 256 of both residuals and params its steps then come from a sparse Cholesky factorisation:
     along the band, if :math:`J^T J` has a narrow one in some order of the params, or else by
     elimination of params that no residual couples (the points of a bundle adjustment, the poses of
-    a graph). `print(sparse_jacobian(fn).plan(params))` shows what is eliminated. Where the factor
+    a graph, which may be on manifolds). `print(sparse_jacobian(fn).plan(params))` shows what is
+    eliminated. Where the factor
     is too large, steps come from products alone, by conjugate gradients. The solution has no
     matrix and no covariance; `linear_solver` says otherwise.
 
@@ -87,66 +91,92 @@ def sparse_jacobian(
         Jacobian?
     """
     jacobian_mode(mode, 1, 1, f"{_NAME}: mode")
-    coloured = _finding() if pattern is None else _given(pattern_entries(pattern, _NAME))
-
-    def at(params: Any, args: Any, kwargs: Any) -> VectorFunction:
-        return vector_function(lambda p: fn(p, *args, **kwargs), params, _NAME)
-
-    def jacobian_fn(params: Any, *args: Any, **kwargs: Any) -> SparseJacobian:
-        flat = at(params, args, kwargs)
-        return compressed(flat, lambda mode: coloured(flat, mode), mode)
-
-    def plan(params: Any, *args: Any, **kwargs: Any) -> Elimination:
-        flat = at(params, args, kwargs)
-        return elimination(*sparsity_of(best_colouring(flat, lambda m: coloured(flat, m), mode)))
-
-    planned = cast(SparseJacobianFunction, jacobian_fn)
-    planned.plan = plan
-    return planned
+    given = None if pattern is None else pattern_entries(pattern, _NAME)
+    return _jacobian_function(fn, _colours_of(_found if given is None else _given(given)), mode)
 
 
 class SparseJacobianFunction(Protocol):
-    """What `sparse_jacobian` returns."""
+    """The function that `sparse_jacobian` returns."""
 
     plan: Callable[..., Elimination]
+    """The elimination that `least_squares` takes from these arguments."""
+    composed: Callable[[Callable[[Any], Any]], SparseJacobianFunction]
+    """`composed(inner)` is the sparse Jacobian of `fn(inner(x), ...)`."""
 
     def __call__(self, params: Any, *args: Any, **kwargs: Any) -> SparseJacobian:
         """The Jacobian."""
         ...
 
 
-Coloured = Callable[[VectorFunction, str], Colouring]
+Inner = Callable[[Any], Any]
+Pattern = Callable[[VectorFunction, Inner | None], tuple[np.ndarray, np.ndarray]]
+Coloured = Callable[[VectorFunction, Inner | None, str], Colouring]
+
+
+def _jacobian_function(
+    fn: Callable[..., Any], coloured: Coloured, mode: str, inner: Inner | None = None
+) -> SparseJacobianFunction:
+    def at(params: Any, args: Any, kwargs: Any) -> tuple[VectorFunction, Any]:
+        def function(p: Any) -> Any:
+            return fn(p if inner is None else inner(p), *args, **kwargs)
+
+        flat = vector_function(function, params, _NAME)
+        return flat, lambda mode: coloured(flat, inner, mode)
+
+    def jacobian_fn(params: Any, *args: Any, **kwargs: Any) -> SparseJacobian:
+        return compressed(*at(params, args, kwargs), mode)
+
+    def composed(inner: Inner) -> SparseJacobianFunction:
+        return _jacobian_function(fn, coloured, mode, inner)
+
+    def plan(params: Any, *args: Any, **kwargs: Any) -> Elimination:
+        if inner is None and any(map(is_on, jax.tree.leaves(params, is_leaf=is_on))):
+            moved = composed(functools.partial(along_tangents, params))
+            return moved.plan(in_tangents(params), *args, **kwargs)
+        return elimination(*sparsity_of(best_colouring(*at(params, args, kwargs), mode)))
+
+    planned = cast(SparseJacobianFunction, jacobian_fn)
+    planned.plan, planned.composed = plan, composed
+    return planned
 
 
 def _leaves(flat: VectorFunction) -> Shapes:
     return tuple(jnp.shape(leaf) for leaf in jax.tree.leaves(flat.params))
 
 
-def _given(entries: tuple[np.ndarray, np.ndarray, Any]) -> Coloured:
-    """Colours the pattern that is given, once for each shape."""
-    rows, cols, shape = entries
-
-    @functools.cache
-    def coloured(m: int, n: int, mode: str, leaves: Shapes) -> Colouring:
-        check_fit(rows, cols, shape, (m, n), _NAME)
-        return colouring(rows, cols, (m, n), mode, leaves)
-
-    return lambda flat, mode: coloured(flat.m, flat.x.size, mode, _leaves(flat))
-
-
-def _finding() -> Coloured:
-    """Finds the pattern anew for every trace; one that was there before isn't coloured again."""
+def _colours_of(pattern: Pattern) -> Coloured:
+    """Takes the pattern anew for every trace; one that was there before isn't coloured again."""
 
     @functools.lru_cache(maxsize=4)
     def coloured(m: int, n: int, rows: bytes, cols: bytes, mode: str, leaves: Shapes) -> Colouring:
         entries = np.frombuffer(rows, np.int32), np.frombuffer(cols, np.int32)
         return colouring(*entries, (m, n), mode, leaves)
 
-    def found(flat: VectorFunction, mode: str) -> Colouring:
-        rows, cols = found_pattern(flat)
-        return coloured(flat.m, flat.x.size, rows.tobytes(), cols.tobytes(), mode, _leaves(flat))
+    def found(flat: VectorFunction, inner: Inner | None, mode: str) -> Colouring:
+        rows, cols = (part.astype(np.int32).tobytes() for part in pattern(flat, inner))
+        return coloured(flat.m, flat.x.size, rows, cols, mode, _leaves(flat))
 
     return found
+
+
+def _found(flat: VectorFunction, inner: Inner | None) -> tuple[np.ndarray, np.ndarray]:
+    del inner
+    return found_pattern(flat)
+
+
+def _given(entries: tuple[np.ndarray, np.ndarray, Any]) -> Pattern:
+    """The pattern that is given, times that of an inner function."""
+    rows, cols, shape = entries
+
+    def given(flat: VectorFunction, inner: Inner | None) -> tuple[np.ndarray, np.ndarray]:
+        if inner is None:
+            check_fit(rows, cols, shape, (flat.m, flat.x.size), _NAME)
+            return rows, cols
+        first = vector_function(lambda p: held_as_zeros(inner(p)), flat.params, _NAME)
+        check_fit(rows, cols, shape, (flat.m, first.m), _NAME)
+        return pattern_product((rows, cols), found_pattern(first))
+
+    return given
 
 
 def pattern_entries(

@@ -11,7 +11,9 @@ from fnopt.manifolds._cones import (
 from fnopt.manifolds._frames import Oblique, OrthonormalFrames, Sphere, Stiefel, UnitVector
 from fnopt.manifolds._manifold import Manifold
 from fnopt.manifolds._motions import SE2, SE3, RigidMotions
+from fnopt.manifolds._on import along_tangents as along_tangents
 from fnopt.manifolds._on import check_point as check_point
+from fnopt.manifolds._on import in_tangents as in_tangents
 from fnopt.manifolds._on import is_on as is_on
 from fnopt.manifolds._on import map_points as map_points
 from fnopt.manifolds._on import on

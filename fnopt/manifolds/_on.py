@@ -120,3 +120,24 @@ def map_points(fn: Any, params: Any, *rest: Any) -> Any:
         return on._unflatten((node.manifold,), (mapped,))
 
     return jax.tree.map(map_node, params, *rest, is_leaf=is_on)
+
+
+def in_tangents(params: Any) -> Any:
+    """Zeros in the shape of tangent coordinates in place of points on manifolds."""
+
+    def zeros(manifold: Manifold, x: Any) -> jax.Array:
+        x = jnp.asarray(x)
+        batch = x.shape[: x.ndim - manifold.axes]
+        return jnp.zeros((*batch, manifold.dimension(x.shape)), x.dtype)
+
+    return map_points(zeros, params)
+
+
+def along_tangents(params: Any, tangents: Any) -> Any:
+    """The params, moved along tangent coordinates where these stand in place of points."""
+
+    def moved(manifold: Manifold, x: Any, c: Any) -> jax.Array:
+        x = jnp.asarray(x)
+        return manifold.retract(x, manifold.from_coordinates(x, c.astype(x.dtype)))
+
+    return map_points(moved, params, tangents)

@@ -7,9 +7,7 @@ from fnopt.residuals._bounds import bounds_pair as bounds_pair
 from fnopt.residuals._bounds import box_of as box_of
 from fnopt.residuals._charts import charted as charted
 from fnopt.residuals._curved import Parametrisation as Parametrisation
-from fnopt.residuals._curved import along_tangents as along_tangents
 from fnopt.residuals._curved import curved as curved
-from fnopt.residuals._curved import in_tangents as in_tangents
 from fnopt.residuals._derivative import Derivative as Derivative
 from fnopt.residuals._derivative import mixed_rows as mixed_rows
 from fnopt.residuals._derivative import scaled_rows as scaled_rows
@@ -21,6 +19,7 @@ from fnopt.residuals._flat import FlatResidual as FlatResidual
 from fnopt.residuals._flat import flat_residual as flat_residual
 from fnopt.residuals._flat import joined_function as joined_function
 from fnopt.residuals._flat import param_shapes as param_shapes
+from fnopt.residuals._given import composed_derivative as composed_derivative
 from fnopt.residuals._given import given_derivative as given_derivative
 from fnopt.residuals._given import without_operators as without_operators
 from fnopt.residuals._implicit import after_newton as after_newton

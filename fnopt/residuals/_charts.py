@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import compute_dtype
-from fnopt.manifolds import map_points
-from fnopt.residuals._curved import Charts, Parametrisation, curved, in_tangents
+from fnopt.manifolds import in_tangents, map_points
+from fnopt.residuals._curved import Charts, Parametrisation, curved
 from fnopt.residuals._parameters import fixed, parametrised, tied
 
 
@@ -70,7 +70,7 @@ def charted(params: Any, constraints: Any = None) -> Parametrisation:
 
     bases = tuple(jnp.asarray(x, compute_dtype(jnp.result_type(x))) for x in points(params))
     heads = parametrised_at(bases).free
-    charts = Charts(sum(map(jnp.size, heads)), rebase, tangent)
+    charts = Charts(sum(map(jnp.size, heads)), size, rebase, tangent)
     return Parametrisation((*heads, *bases), assemble, made.kinds, charts)
 
 

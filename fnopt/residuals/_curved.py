@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Value, leaf_text, static, where
-from fnopt.manifolds import Manifold, check_point, is_on, map_points
+from fnopt.manifolds import Manifold, check_point, is_on
 
 
 class curved(Value):
@@ -39,6 +39,7 @@ class Charts(NamedTuple):
     """What moves the base points of params on manifolds."""
 
     fitted: int  # how many numbers are fitted; base points follow them
+    leaves: int  # how many leaves of the free tree they are
     rebase: Callable[[Any], Any]  # the free tree, with the points reached as base points
     tangent: Callable[[Any], Any]  # the params, with tangent coordinates in place of points
 
@@ -50,25 +51,6 @@ class Parametrisation(NamedTuple):
     assemble: Callable[[Any], Any]  # from such a tree to the params
     kinds: tuple[Value | None, ...]  # the constraint of every leaf of the params
     charts: Charts | None = None  # if params are on manifolds
-
-
-def in_tangents(params: Any) -> Any:
-    """Zeros in the shape of tangent coordinates in place of points on manifolds."""
-
-    def zeros(manifold: Manifold, x: Any) -> jax.Array:
-        return jnp.zeros_like(curved(manifold).start(jnp.asarray(x)))
-
-    return map_points(zeros, params)
-
-
-def along_tangents(params: Any, tangents: Any) -> Any:
-    """The params, moved along tangent coordinates where these stand in place of points."""
-
-    def moved(manifold: Manifold, x: Any, c: Any) -> jax.Array:
-        x = jnp.asarray(x)
-        return curved(manifold).point(x, c.astype(x.dtype) + 1)
-
-    return map_points(moved, params, tangents)
 
 
 def manifolds_of(params: Any) -> list[Manifold | None]:

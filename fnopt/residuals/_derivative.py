@@ -76,6 +76,18 @@ class Derivative(NamedTuple):
             self.sparse,
         )
 
+    def on_chart(self, whole: Map, head: jax.Array) -> Derivative:
+        """The derivative by what is fitted, where base points of manifolds follow as constants.
+
+        Args:
+            whole: From what is fitted to the vector with base points.
+            head: What is fitted.
+        """
+        if self.compressed is None:
+            return self.preceded_by(whole, head)
+        # One that is composed of sparse Jacobians is by what is fitted already.
+        return self._replace(at=lambda x: self.at(whole(x)))
+
     def preceded_by(self, inner: Map, x: jax.Array) -> Derivative:
         r""":math:`J T`, that of :math:`f(g(x))` with :math:`T = \partial g / \partial x`."""
         apply, consts = convert_closure(inner, x)

@@ -20,8 +20,14 @@ from fnopt.core import (
     matmul,
     where,
 )
-from fnopt.jacobians import SparseJacobian, ravel_with_held, real_vector
+from fnopt.jacobians import (
+    SparseJacobian,
+    SparseJacobianFunction,
+    ravel_with_held,
+    real_vector,
+)
 from fnopt.linear import gram as linear_gram
+from fnopt.residuals._curved import Parametrisation
 from fnopt.residuals._derivative import Compressed, Derivative, Gram, Map, counted
 from fnopt.residuals._flat import joined_function
 from fnopt.residuals._parameters import are_in_a_row
@@ -45,7 +51,7 @@ def without_operators(jac: Any) -> Any:
         [[0. 0. 0.]
          [0. 2. 0.]]
     """
-    if not callable(jac) or hasattr(jac, "fold"):
+    if not callable(jac) or hasattr(jac, "fold") or hasattr(jac, "composed"):
         return jac
 
     def blocks(params: Any, *args: Any) -> Any:
@@ -103,13 +109,45 @@ def given_derivative(
         return _laid_out(J, residuals, params, dtype)
 
     shape = jax.eval_shape(evaluate, x)
-    gram = _gram_in_chunks(jac, unravel, residuals, args, dtype)
     if isinstance(shape, SparseJacobian):
-        entries = Compressed(lambda J: J, shape.sparsity, shape.by_rows)
-        kind = type(shape)
-        products = kind.matrix, kind.mv, kind.rmv
-        return Derivative(evaluate, *products, True, gram, entries)
+        return _sparse_derivative(evaluate, shape)
+    gram = _gram_in_chunks(jac, unravel, residuals, args, dtype)
     return Derivative(evaluate, lambda J: J, matmul, lambda J, w: matmul(w, J), False, gram)
+
+
+def composed_derivative(
+    jac: SparseJacobianFunction,
+    made: Parametrisation,
+    x: jax.Array,
+    unravel: Callable[[jax.Array], Any],
+    args: tuple[Any, ...],
+) -> Derivative:
+    """The derivative by what is fitted, as a sparse Jacobian of the composition.
+
+    Args:
+        jac: What :func:`fnopt.sparse_jacobian` returned.
+        made: The params as a function of what is fitted.
+        x: The vector of what is fitted, then of base points on manifolds, which are constants.
+        unravel: From this vector to the free tree.
+        args: Further arguments.
+
+    Returns:
+        The derivative, `[m, fitted]`.
+    """
+    fitted = len(made.free) if made.charts is None else made.charts.leaves
+
+    def evaluate(x: jax.Array) -> SparseJacobian:
+        free = unravel(x)
+        inner = jac.composed(lambda heads: made.assemble((*heads, *free[fitted:])))
+        return inner(free[:fitted], *args).astype(x.dtype)
+
+    return _sparse_derivative(evaluate, jax.eval_shape(evaluate, x))
+
+
+def _sparse_derivative(evaluate: Callable[[jax.Array], Any], shape: SparseJacobian) -> Derivative:
+    entries = Compressed(lambda J: J, shape.sparsity, shape.by_rows)
+    kind = type(shape)
+    return Derivative(evaluate, kind.matrix, kind.mv, kind.rmv, True, None, entries)
 
 
 def _gram_in_chunks(

@@ -76,6 +76,18 @@ def test_it_is_the_dense_one(name):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("pattern", [None, band(9)], ids=["found", "given"])
+def test_a_composition_has_the_pattern_of_the_product(pattern):
+    def inner(p):  # the first is fixed, the last is tied to two others
+        return jnp.concatenate([jnp.ones(1), p["x"] ** 2, p["x"][:1] * p["x"][2:3]])
+
+    p = {"x": jnp.arange(1.0, 8.0)}
+    J = sparse_jacobian(chain, pattern).composed(inner)(p)
+    want = jax.jacfwd(lambda p: chain(inner(p)))(p)["x"]
+    np.testing.assert_allclose(J.matrix(), want, rtol=1e-6)
+    assert np.all((J.sparsity.rows, J.sparsity.cols) == np.asarray(np.nonzero(want)))
+
+
 def test_a_scipy_matrix_is_a_pattern():
     sparse = pytest.importorskip("scipy.sparse")
     pattern = sparse.diags([np.ones(8), np.ones(9), np.ones(8)], [-1, 0, 1])

@@ -138,7 +138,10 @@ def traced_functions(
     # A Jacobian that can be gone through in chunks is more than a function.
     if not is_eager((params, args, constraints)) or hasattr(jac, "fold"):
         return None
-    seen = param_shapes(parametrised(params, constraints))
+    made = parametrised(params, constraints)
+    if made.kinds and hasattr(jac, "composed"):  # with the map from what is fitted to the params
+        return None
+    seen = param_shapes(made)
     if isinstance(residual_fn, ExampleResiduals):
         batch, *rest = args
 

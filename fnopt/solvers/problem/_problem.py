@@ -21,6 +21,7 @@ from fnopt.residuals import (
     Whitening,
     box_of,
     charted,
+    composed_derivative,
     curved,
     fixed,
     flat_residual,
@@ -64,7 +65,7 @@ class Problem(NamedTuple):
         here = flat._replace(
             r=lambda head: flat.r(whole(head)),
             unravel=lambda head: flat.unravel(whole(head)),
-            derivative=flat.derivative and flat.derivative.preceded_by(whole, head),
+            derivative=flat.derivative and flat.derivative.on_chart(whole, head),
             n=self.fitted,
         )
         squares_here = None
@@ -214,8 +215,11 @@ def set_up(
 
     x, flat = flat_residual(lambda free: whiten(residuals(free)), made.free)
     if jac is not None:
-        given = given_derivative(jac, shapes, params, args, x.dtype)
-        given = _of_variables(given, flat, x, made)
+        if made.kinds and hasattr(jac, "composed"):
+            given = composed_derivative(jac, made, x, flat.unravel, args)
+        else:
+            given = given_derivative(jac, shapes, params, args, x.dtype)
+            given = _of_variables(given, flat, x, made)
         if sigma is not None or weights is not None:
             flat = _weighted(flat._replace(derivative=given), x.dtype, whiten)
         else:

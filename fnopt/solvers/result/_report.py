@@ -11,8 +11,7 @@ import numpy as np
 
 from fnopt.core import leaves_with_names
 from fnopt.jacobians import held_as_zeros
-from fnopt.manifolds import is_on
-from fnopt.residuals import in_tangents
+from fnopt.manifolds import in_tangents, is_on
 from fnopt.solvers.result._covariance import correlation_of, errors_of
 from fnopt.solvers.result._values import entry_names
 

@@ -88,7 +88,7 @@ def _solve(
         params=reached.params(reached.x),
         status=status,
         residuals=setting.problem.flat.unflatten(end.residuals),
-        tangent=reached.tangent(reached.x),
+        tangent=None if end.jacobian is None else reached.tangent(reached.x),
         dof=jnp.where(end.rank < 0, setting.dof, counted - end.rank),
         at_bound=None if setting.problem.box is None else setting.problem.box.side(reached.x),
         fixed=None if setting.problem.box is None else setting.problem.box.fixed,

@@ -228,7 +228,7 @@ def _held(solution: Solution, size: int) -> np.ndarray:
     """Which params don't move with what is fitted."""
     free = np.ones(1, bool) if solution.fixed is None else ~np.asarray(solution.fixed)
     if solution.tangent is None:
-        return np.broadcast_to(~free, (size,))
+        return np.broadcast_to(~free, (size,)) if free.size in (1, size) else np.zeros(size, bool)
     return ~np.any(np.asarray(solution.tangent) * free, axis=1)
 
 
@@ -237,8 +237,8 @@ def _bounds(solution: Solution, size: int) -> np.ndarray:
     if solution.at_bound is None:
         return np.zeros(size, int)
     sides = np.asarray(solution.at_bound)
-    if solution.tangent is None:
-        return sides
+    if solution.tangent is None:  # params are what is fitted, or too many for a matrix
+        return sides if sides.size == size else np.zeros(size, int)
     return np.sign((np.asarray(solution.tangent) != 0).astype(int) @ sides)
 
 

@@ -112,7 +112,8 @@ class Solution(NamedTuple, Generic[Params]):
         njev: How often the Jacobian was.
         status: Why it stopped, a `fnopt.Status` as int32; `message` says it in words.
         history: A `StepHistory`, if it was asked for.
-        tangent: The derivative of the params by what is fitted, `[p, n]`; None if they are it.
+        tangent: The derivative of the params by what is fitted, `[p, n]`; None if they are it,
+            or without a Jacobian.
         dof: Degrees of freedom, int32: residuals that count minus the rank.
         at_bound: -1 or 1 for each param on its lower or upper bound, int32 `[n]`; None without
             bounds.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fnopt.core import deprecated_names
 from fnopt.programs import _jaxprs as jaxprs
-from fnopt.programs._calls import is_on_one_device, jit_call, trace_and_call
+from fnopt.programs._calls import is_on_one_device, jit_call, tiered_call, trace_and_call
 from fnopt.programs._control_flow import (
     Cond,
     Control,
@@ -70,6 +70,7 @@ __all__ = [
     "is_on_one_device",
     "jaxprs",
     "jit_call",
+    "tiered_call",
     "trace_and_call",
     "trace_function",
 ]

@@ -1,4 +1,4 @@
-"""Eager calls that compile each program once, whatever function object it comes from."""
+"""Eager calls that compile each program once at most, whatever function object it comes from."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from jax.core import eval_jaxpr
 
 from fnopt.programs._keys import NoKeyError, key_of
 from fnopt.programs._packed_outputs import PackedOutputs, pack, unpack
+from fnopt.programs._tiers import TieredProgram
 from fnopt.programs._traced_function import KeyedJaxpr, TracedFunction, make_jaxpr
-from fnopt.programs._tracing import copy_function, has_tracers, is_eager
+from fnopt.programs._tracing import has_tracers, is_eager
 
 # Programs. On a CPU one of a least-squares fit takes some 310 memory mappings, and Linux gives a
 # process 65,530 by default; a compilation that gets none ends in an error or ends the process.
@@ -20,16 +21,17 @@ MAX_PROGRAMS = 32
 
 
 def trace_and_call(fn: Callable[..., Any], *args: Any) -> Any:
-    r"""Call `jax.jit(fn)(*args)`, and compile each program once.
+    r"""Call `jax.jit(fn)(*args)`, and compile each program once, if at all.
 
     `jax.jit` caches programs by the identity of a function. So it compiles every new closure of a
     user, and it misses changes of what a function reads besides its arguments. Here every call
     traces the function, so nothing can be stale, and the jaxpr is the key of the compiled program.
     Arrays that the function closes over are arguments of that program: other data of the same
-    shapes need no other compilation.
+    shapes need no other compilation. A small program that runs a few times isn't compiled
+    (:func:`tiered_call`).
 
     Under `jax.jit`, `jax.grad` and `jax.vmap` this is `jax.jit(fn)(*args)`. A program that calls
-    back to Python is compiled in every call, because the callback is usually a new object.
+    back to Python is made anew in every call, because the callback is usually a new object.
 
     Args:
         fn: A function of pytrees of arrays.
@@ -50,13 +52,13 @@ def trace_and_call(fn: Callable[..., Any], *args: Any) -> Any:
     if has_tracers(closed.consts):
         return jax.jit(fn)(*args)
     leaves = jax.tree.leaves(args)
-    call = functools.partial(jit_call, _evaluate)
+    make = _cached_program
     try:
         key = key_of(closed.jaxpr)
     except NoKeyError:
-        key, call = object(), jax.jit(copy_function(_evaluate))  # compiled for this call alone
+        key, make = object(), _program  # for this call alone
     program = TracedFunction(KeyedJaxpr(key, closed.jaxpr, leaves), tuple(closed.consts))
-    outputs = call(program, leaves)
+    outputs = _call(TieredProgram, _evaluate, (program, leaves), {}, make)
     return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
 
@@ -84,19 +86,57 @@ def jit_call(fn: Callable[..., Any], *args: Any, **static: Any) -> Any:
         >>> [float(jit_call(twice, trace_function(lambda x: x**k, x), x)) for k in (2, 3)]
         [16.0, 512.0]
     """
-    leaves, structure = jax.tree.flatten(args)
-    options = tuple(sorted(static.items()))
-    out = _jitted(fn, structure, options, is_on_one_device(leaves))(*leaves)
-    return unpack(out) if isinstance(out, PackedOutputs) else out
+    return _call(jax.jit, fn, args, static)
 
 
-@functools.lru_cache(maxsize=MAX_PROGRAMS)
-def _jitted(fn: Callable[..., Any], structure: Any, static: Any, packs: bool) -> Callable[..., Any]:
+def tiered_call(fn: Callable[..., Any], *args: Any, **static: Any) -> Any:
+    """Call `fn(*args, **static)` like :func:`jit_call`, but compile it only when that pays.
+
+    NumPy runs the program until its compilation would have cost no more: see
+    :class:`TieredProgram`. For programs that a user calls a few times with small arrays.
+
+    Args:
+        fn: A function that reads nothing but its arguments: not a closure.
+        *args: Trees of arrays, among them functions that are :class:`TracedFunction`.
+        **static: What isn't an array, and can be hashed.
+
+    Returns:
+        What `fn` returns.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.programs import tiered_call
+        >>> tiered_call(jnp.dot, jnp.ones(3), jnp.arange(3.0))
+        Array(3., dtype=float32)
+    """
+    return _call(TieredProgram, fn, args, static)
+
+
+def _program(
+    jit: Any, fn: Callable[..., Any], structure: Any, static: Any, packs: bool
+) -> Callable[..., Any]:
     def program(*leaves: Any) -> Any:
         out = fn(*jax.tree.unflatten(structure, leaves), **dict(static))
         return pack(out) if packs else out
 
-    return jax.jit(program)
+    return jit(program)
+
+
+_cached_program = functools.lru_cache(maxsize=MAX_PROGRAMS)(_program)
+
+
+def _call(
+    jit: Any,
+    fn: Callable[..., Any],
+    args: Any,
+    static: dict[str, Any],
+    make: Callable[..., Callable[..., Any]] = _cached_program,
+) -> Any:
+    leaves, structure = jax.tree.flatten(args)
+    single = is_on_one_device(leaves)
+    options = tuple(sorted(static.items()))
+    out = make(jit if single else jax.jit, fn, structure, options, single)(*leaves)
+    return unpack(out) if isinstance(out, PackedOutputs) else out
 
 
 def is_on_one_device(args: Any) -> bool:

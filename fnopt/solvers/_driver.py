@@ -13,7 +13,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import Params, check_choice, check_scalars, error_scope, explain_jax_errors
-from fnopt.programs import is_data, jit_call, trace_and_call
+from fnopt.programs import is_data, tiered_call, trace_and_call
 from fnopt.residuals import floating_start, without_operators
 from fnopt.sharding import rows_sharded_over
 from fnopt.solvers._fit import fit
@@ -231,7 +231,7 @@ def least_squares(
                 functools.partial(solve, residuals, jac), params, args, solver, most
             )
         if has_data_options:
-            return jit_call(fit, *functions, params, args, solver, most, options, **static)
+            return tiered_call(fit, *functions, params, args, solver, most, options, **static)
         # Arrays that the functions capture are arguments here too, so that new data of the same
         # shapes compile nothing.
         return trace_and_call(solve, *functions, params, args, solver, most)

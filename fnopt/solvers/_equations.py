@@ -31,7 +31,7 @@ from fnopt.programs import (
     copy_function,
     is_data,
     is_eager,
-    jit_call,
+    tiered_call,
     trace_and_call,
     trace_function,
 )
@@ -149,7 +149,7 @@ def solved(
 
     def run(solver: LeastSquaresMethod) -> Root:
         if function is not None:
-            return jit_call(_found, function, params, args, solver, tol, **static)
+            return tiered_call(_found, function, params, args, solver, tol, **static)
 
         def compiled(params: Any, args: Any, tol: Any) -> Root:
             return _found(fun, params, args, solver, tol, jac=jac, **static)

@@ -16,7 +16,7 @@ from fnopt.gradients import (
     hardest_examples,
     per_example_norms,
 )
-from fnopt.programs._calls import MAX_PROGRAMS, _jitted
+from fnopt.programs._calls import MAX_PROGRAMS, _cached_program
 from fnopt.programs._traced_function import KeyedJaxpr
 
 PARAMS = {"w": jnp.array([0.5, -0.25]), "b": np.float32(2)}
@@ -126,7 +126,7 @@ def test_programs_of_other_numbers_are_kept_up_to_a_limit():
     # A number of Python that changes in every call makes another program of every call.
     for k in range(2 * MAX_PROGRAMS):
         per_example_norms(lambda w, x, k=k: k * (x @ w), method="vmap")(PARAMS["w"], BATCH)
-    assert _jitted.cache_info().currsize == MAX_PROGRAMS
+    assert _cached_program.cache_info().currsize == MAX_PROGRAMS
     gc.collect()
     records = [x for x in gc.get_objects() if type(x) is KeyedJaxpr]
     assert len(records) <= before + MAX_PROGRAMS  # those that went are held by nothing else

@@ -7,14 +7,14 @@ import pytest
 
 import fnopt
 from fnopt.programs import trace_and_call
-from fnopt.programs._calls import _jitted
+from fnopt.programs._calls import _cached_program
 
 
 @pytest.fixture
 def compilations():
     """How many programs were compiled since the test began."""
-    _jitted.cache_clear()
-    return lambda: _jitted.cache_info().misses
+    _cached_program.cache_clear()
+    return lambda: _cached_program.cache_info().misses
 
 
 def test_other_data_of_the_same_shapes_need_no_compilation(compilations):

@@ -9,7 +9,7 @@ import pytest
 
 import fnopt
 from fnopt.programs import TracedFunction, is_data, jit_call, trace_function
-from fnopt.programs._calls import _jitted
+from fnopt.programs._calls import _cached_program
 from fnopt.residuals import RobustLoss
 from fnopt.solvers import gauss_newton
 
@@ -211,15 +211,15 @@ def twice(fn, x, *, negative=False):
 
 
 def test_equal_functions_share_a_compiled_program():
-    _jitted.cache_clear()
+    _cached_program.cache_clear()
     for k in range(3):
         data = DATA + k
         got = jit_call(twice, trace_function(lambda x, d=data: x * d, DATA), DATA)
         np.testing.assert_array_equal(got, DATA * data * data)
-    assert _jitted.cache_info().misses == 1
+    assert _cached_program.cache_info().misses == 1
     assert jit_call(twice, trace_function(lambda x: x, ONE), ONE, negative=True) == -1
     assert jit_call(twice, trace_function(lambda x: x, ONE), ONE) == 1
-    assert _jitted.cache_info().misses == 3
+    assert _cached_program.cache_info().misses == 3
 
 
 class mine(RobustLoss):
@@ -262,7 +262,7 @@ def test_fits_follow_what_changes_and_compile_once():
 
         return float(fnopt.least_squares(residuals, jnp.ones(1), solver=gauss_newton()).params[0])
 
-    _jitted.cache_clear()
+    _cached_program.cache_clear()
     assert mean() == pytest.approx(2)
     data[:] = 7  # in place
     assert mean() == pytest.approx(7)
@@ -270,4 +270,4 @@ def test_fits_follow_what_changes_and_compile_once():
     assert mean() == pytest.approx(14)
     held.shift = jnp.ones(3)
     assert mean() == pytest.approx(15)
-    assert _jitted.cache_info().misses == 1
+    assert _cached_program.cache_info().misses == 1

@@ -188,7 +188,8 @@ def test_the_compiler_gathers_no_rows(kind):
     def step(p, x, y):
         new = tx.update(None, tx.init(p), p, residual_fn=lambda p: residuals(p, x, y))[0]
         J = jacobian(p, x, y)
-        return new, covariance_factor(J, jnp.float32(1), None, None, None, False).covariance
+        factor = covariance_factor(J, jnp.float32(1), None, None, None, absolute_sigma=False)
+        return new, factor.covariance
 
     program = jax.jit(step).lower(p, x, y).compile()
     shapes = re.findall(r"f32\[([\d,]*)\][^=]* all-gather", program.as_text() or "")

@@ -22,7 +22,7 @@ from fnopt.core import (
 from fnopt.programs import (
     is_data,
     is_eager,
-    jit_call,
+    tiered_call,
     trace_and_call,
     trace_function,
 )
@@ -198,7 +198,7 @@ def minimize(
         if function is None:
             end = trace_and_call(run, params, args, method, limits, most)
         else:
-            end = jit_call(
+            end = tiered_call(
                 _minimized, function, params, args, method, options, limits, most, **static
             )
     if disp and not isinstance(end.status, Tracer):

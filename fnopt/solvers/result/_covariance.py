@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +11,7 @@ from jax import lax
 from fnopt.core import matmul, real_dtype, safe_sqrt
 from fnopt.jacobians import real_vector
 from fnopt.linear import divide, least_square_sum, norm, numerical_rank, singular_factors
+from fnopt.programs import tiered_call
 from fnopt.solvers.linear_model._scaling import initial_scale
 
 Solution = Any  # fnopt.solvers.Solution, whose report imports this file
@@ -63,8 +63,9 @@ def covariance_factor(
     residuals: Any,
     dof: Any,
     T: jax.Array | None,
-    absolute_sigma: bool,
     fixed: jax.Array | None = None,
+    *,
+    absolute_sigma: bool,
 ) -> CovarianceFactor:
     r"""Factor the covariance of the params of a fit by the singular values of the scaled Jacobian.
 
@@ -142,10 +143,12 @@ def residual_deviation(cost: jax.Array, residuals: Any, m: int, dof: jax.Array) 
 
 def factor_of(solution: Solution, absolute_sigma: bool = False) -> CovarianceFactor:
     """The covariance factor of the params of a solution, those that are held or tied included."""
-    return _factor_program(*_arguments(solution, absolute_sigma))
+    return tiered_call(
+        covariance_factor, *_arguments(solution), absolute_sigma=bool(absolute_sigma)
+    )
 
 
-def _arguments(solution: Solution, absolute_sigma: bool) -> tuple[Any, ...]:
+def _arguments(solution: Solution) -> tuple[Any, ...]:
     if solution.jacobian is None:
         raise ValueError(
             "covariance: the solver did not form the Jacobian, without which there is none. Use "
@@ -157,32 +160,29 @@ def _arguments(solution: Solution, absolute_sigma: bool) -> tuple[Any, ...]:
         solution.residuals,
         solution.dof,
         solution.tangent,
-        bool(absolute_sigma),
         solution.fixed,
     )
 
 
 def covariance_of(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
     """The covariance, infinite in the rows and columns of params that aren't determined."""
-    return _covariance_program(*_arguments(solution, absolute_sigma))
+    return tiered_call(_covariance, *_arguments(solution), absolute_sigma=bool(absolute_sigma))
 
 
 def errors_of(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
     """The standard error of every parameter, infinite where it isn't determined."""
-    return _errors(factor_of(solution, absolute_sigma))
+    return tiered_call(_errors, factor_of(solution, absolute_sigma))
 
 
 def correlation_of(solution: Solution) -> jax.Array:
     """The correlation of the params: NaN for those that aren't determined, 0 for held ones."""
-    return _correlation(factor_of(solution))
+    return tiered_call(_correlation, factor_of(solution))
 
 
-@jax.jit
 def _errors(factor: CovarianceFactor) -> jax.Array:
     return factor.errors()
 
 
-@jax.jit
 def _correlation(factor: CovarianceFactor) -> jax.Array:
     each = factor.determined()
     unit = divide(factor.root, norm(factor.root))
@@ -190,11 +190,7 @@ def _correlation(factor: CovarianceFactor) -> jax.Array:
     return jnp.where(each & each[:, None], C, jnp.full_like(C, jnp.nan))
 
 
-def _covariance(*arguments: Any) -> jax.Array:
-    factor = covariance_factor(*arguments)
+def _covariance(*arguments: Any, absolute_sigma: bool) -> jax.Array:
+    factor = covariance_factor(*arguments, absolute_sigma=absolute_sigma)
     C, each = factor.covariance, factor.determined()
     return jnp.where(each & each[:, None], C, jnp.full_like(C, jnp.inf))
-
-
-_factor_program = functools.partial(jax.jit, static_argnums=5)(covariance_factor)
-_covariance_program = functools.partial(jax.jit, static_argnums=5)(_covariance)

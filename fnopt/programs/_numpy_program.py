@@ -1,0 +1,282 @@
+"""Programs that NumPy runs, operation by operation, without compiling them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.extend import core as jex
+
+from fnopt.programs import _jaxprs as jaxprs
+from fnopt.programs._control_flow import Cond, Scan, While, call_view, control_view
+from fnopt.programs._jaxprs import SubJaxpr
+from fnopt.programs._numpy_rules import Eqn, numpy_rule
+
+# Numbers of an array. A block keeps all of its arrays until it ends: a step of 300 takes 150 MB.
+_LARGEST = 2**16
+_quiet = functools.partial(np.errstate, all="ignore")  # infinities and NaN are results, as in JAX
+_CALLBACKS = {"pure_callback", "io_callback", "debug_callback"}
+_PER_CALL = 1000  # numbers that NumPy takes through an operation in the time of a call: 1 to 2 us
+
+
+class OverBudgetError(Exception):
+    """The error of a run that has cost more than it may."""
+
+
+class NotInNumpyError(Exception):
+    """The error for a jaxpr that NumPy can't run."""
+
+
+class NumpyProgram:
+    """A jaxpr as a list of NumPy calls.
+
+    Args:
+        closed: The program.
+        structure: The structure of its results; by default a list.
+
+    Raises:
+        NotInNumpyError: If it has effects other than callbacks, or arrays that are large or not
+            NumPy's.
+    """
+
+    def __init__(self, closed: jex.ClosedJaxpr, structure: Any = None) -> None:
+        self.spent, self.budget = 0.0, np.inf
+        self.calls_back = False  # to Python, which another run would repeat
+        self.size = jaxprs.program_size(closed.jaxpr)
+        self.structure = structure
+        self.dtypes = [_dtype(aval) for aval in closed.in_avals]
+        if any(aval.weak_type for aval in closed.out_avals):
+            raise NotInNumpyError("NumPy has no weak types")
+        with _quiet():
+            self._run = _Block(self, closed.jaxpr, closed.consts)
+
+    def __call__(self, args: Sequence[Any], budget: float = np.inf) -> Any:
+        """Run the program, on the device of its arguments.
+
+        Args:
+            args: The arrays.
+            budget: The number of operations that all calls may cost together.
+
+        Raises:
+            OverBudgetError: If they cost more.
+        """
+        self.budget = np.inf if self.calls_back else budget
+        # A result may be an argument: a user may write into NumPy arrays, so they are copied.
+        copies = [np.asarray if isinstance(x, jax.Array) else np.array for x in args]
+        arrays = [copy(x, dtype) for copy, x, dtype in zip(copies, args, self.dtypes, strict=True)]
+        with _quiet():
+            out = self._run(arrays)
+        committed = (x.sharding for x in args if isinstance(x, jax.Array) and x.committed)
+        return jax.tree.unflatten(self.structure, jax.device_put(out, next(committed, None)))
+
+    def spend(self, cost: float) -> None:
+        """Count operations."""
+        self.spent += cost
+        if self.spent > self.budget:
+            raise OverBudgetError
+
+
+class _Step(NamedTuple):
+    """An operation: where its inputs stand, and where its result goes, or its results."""
+
+    fn: Callable[..., Any]
+    inputs: tuple[int, ...]
+    start: int
+    stop: int | None
+    cost: float
+    has_effects: bool
+
+
+class _Block:
+    """A jaxpr: its values stand in a list, from which each operation takes its inputs."""
+
+    def __init__(self, program: NumpyProgram, jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> None:
+        self.program = program
+        self.values: list[Any] = []
+        self.steps: list[_Step] = []
+        self.known: set[int] = set()
+        self.found: dict[Any, Any] = {}  # of operations and constants, so that none stands twice
+        self.inputs = [self._slot() for _ in jaxpr.invars]
+        self.outputs = self._add(jaxpr, consts, self.inputs)
+        self.steps = self._needed_steps()
+        self.cost = sum(step.cost for step in self.steps)
+
+    def __call__(self, args: Sequence[Any]) -> list[Any]:
+        self.program.spend(self.cost)
+        values = self.values.copy()
+        values[: len(args)] = args
+        for fn, inputs, start, stop, _, _ in self.steps:
+            out = fn(*[values[i] for i in inputs])
+            if stop is None:
+                values[start] = out
+            else:
+                values[start:stop] = out
+        return [values[i] for i in self.outputs]
+
+    def _slot(self, value: Any = None) -> int:
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def _constant(self, value: Any, aval: Any) -> int:
+        array = np.asarray(value, _dtype(aval))
+        key = array.dtype, array.shape, array.tobytes()
+        if key not in self.found:
+            self.found[key] = self._slot(array)
+            self.known.add(self.found[key])
+        return self.found[key]
+
+    def _add(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], inputs: Sequence[int]) -> list[int]:
+        """Append the steps of a jaxpr; where its results will be."""
+        slots: dict[Any, int] = dict(zip(jaxpr.invars, inputs, strict=True))
+        for var, const in zip(jaxpr.constvars, consts, strict=True):
+            slots[var] = self._constant(const, var.aval)
+
+        def slot(atom: Any) -> int:
+            literal = isinstance(atom, jex.Literal)
+            return self._constant(atom.val, atom.aval) if literal else slots[atom]
+
+        for eqn in jaxpr.eqns:
+            found = [slot(atom) for atom in eqn.invars]
+            call = call_view(eqn, found)
+            if call is not None:
+                results = self._add(call[0].jaxpr, call[0].consts, call[1])
+            else:
+                same = object() if eqn.effects else eqn.primitive  # equal to nothing else
+                key = same, *found, *map(_key, eqn.params.items())
+                results = self.found.get(key) or self._step(eqn, found)
+                self.found[key] = results
+            slots.update(zip(eqn.outvars, results, strict=True))
+        return [slot(atom) for atom in jaxpr.outvars]
+
+    def _step(self, eqn: Eqn, inputs: list[int]) -> list[int]:
+        several = eqn.primitive.multiple_results
+        fn, start = self._operation(eqn), len(self.values)
+        results = [self._slot() for _ in eqn.outvars]
+        if self.known.issuperset(inputs) and not eqn.effects:  # the same in every run
+            out = fn(*[self.values[i] for i in inputs])
+            self.values[start:] = out if several else [out]
+            self.known.update(results)
+        else:
+            largest = max((var.aval.size for var in (*eqn.invars, *eqn.outvars)), default=0)
+            stop = len(self.values) if several else None
+            cost = 1 + largest / _PER_CALL
+            self.steps.append(_Step(fn, tuple(inputs), start, stop, cost, bool(eqn.effects)))
+        return results
+
+    def _operation(self, eqn: Eqn) -> Callable[..., Any]:
+        for var in eqn.outvars:
+            _dtype(var.aval)
+            if var.aval.size > _LARGEST:
+                raise NotInNumpyError(f"{var.aval} is large")
+        view = control_view(eqn)
+        if isinstance(view, While):
+            return self._loop(view)
+        if isinstance(view, Cond):
+            return self._branches(view)
+        if isinstance(view, Scan):
+            return self._scan(view)
+        if eqn.primitive.name in _CALLBACKS and callable(eqn.params.get("callback")):
+            self.program.calls_back = True
+            return _callback(eqn)
+        if eqn.effects:
+            raise NotInNumpyError(f"{eqn.primitive.name} has effects")
+        rule = None if jaxprs.sub_jaxprs(eqn) else numpy_rule(eqn)
+        return _compiled(eqn) if rule is None else rule
+
+    def _block(self, sub: SubJaxpr) -> _Block:
+        return _Block(self.program, sub.jaxpr, sub.consts)
+
+    def _loop(self, view: While) -> Callable[..., Any]:
+        test, body = self._block(view.test), self._block(view.body)
+
+        def loop(*inputs: Any) -> list[Any]:
+            of_test, of_body, carry = view.parts(inputs)
+            while np.any(going := test([*of_test, *carry])[0]):
+                carry = _where(going, body([*of_body, *carry]), carry)
+            return carry
+
+        return loop
+
+    def _branches(self, view: Cond) -> Callable[..., Any]:
+        branches = list(map(self._block, view.branches))
+        last = len(branches) - 1
+        return lambda index, *inputs: branches[min(max(int(index), 0), last)](inputs)
+
+    def _scan(self, view: Scan) -> Callable[..., Any]:
+        body = self._block(view.body)
+        order = range(view.length)[:: -1 if view.reverse else 1]
+        like: list[Any] = view.results([v.aval for v in view.body.jaxpr.outvars])[1]
+
+        def scan(*inputs: Any) -> list[Any]:
+            consts, carry, slices = view.parts(inputs)
+            stacks = [np.empty((view.length, *a.shape), a.dtype) for a in like]
+            for i in order:
+                carry, rows = view.results(body([*consts, *carry, *(x[i] for x in slices)]))
+                for stack, row in zip(stacks, rows, strict=True):
+                    stack[i] = row
+            return [*carry, *stacks]
+
+        return scan
+
+    def _needed_steps(self) -> list[_Step]:
+        needed, steps = set(self.outputs), []
+        for step in reversed(self.steps):
+            results = range(step.start, step.stop or step.start + 1)
+            if step.has_effects or not needed.isdisjoint(results):
+                needed.update(step.inputs)
+                steps.append(step)
+        return steps[::-1]
+
+
+def _where(going: Any, new: list[Any], old: list[Any]) -> list[Any]:
+    """The new values of the loops that go on: `jax.vmap` makes one loop of many."""
+    if np.ndim(going) == 0:
+        return new
+    axes = [tuple(range(np.ndim(going), np.ndim(x))) for x in new]
+    pairs = zip(axes, new, old, strict=True)
+    return [np.where(np.expand_dims(going, axis), x, y) for axis, x, y in pairs]
+
+
+def _compiled(eqn: Eqn) -> Callable[..., Any]:
+    """An operation that NumPy doesn't have, as a program of its own."""
+    several = eqn.primitive.multiple_results
+
+    @jax.jit
+    def run(*inputs: Any) -> Any:
+        return jaxprs.bind(eqn, inputs)
+
+    def call(*inputs: Any) -> Any:
+        out = list(map(np.asarray, run(*inputs)))
+        return out if several else out[0]
+
+    return call
+
+
+def _callback(eqn: Eqn) -> Callable[..., Any]:
+    dtypes = [_dtype(var.aval) for var in eqn.outvars]
+
+    def call(*inputs: Any) -> list[Any]:
+        out = eqn.params["callback"](*map(np.asarray, inputs))
+        return [np.asarray(x, dtype) for x, dtype in zip(out or (), dtypes, strict=True)]
+
+    return call
+
+
+def _key(param: Any) -> Any:
+    """A hashable key of a parameter of an operation."""
+    try:
+        hash(param)
+    except TypeError:
+        return object()  # equal to nothing
+    return param
+
+
+def _dtype(aval: Any) -> np.dtype:
+    """The dtype of an array that NumPy has."""
+    dtype = getattr(aval, "dtype", None)
+    if not isinstance(dtype, np.dtype) or dtype.kind not in "biufc":
+        raise NotInNumpyError(f"{aval} is no array of NumPy's")
+    return dtype

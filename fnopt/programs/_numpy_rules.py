@@ -1,0 +1,339 @@
+"""NumPy's form of JAX's operations: for an equation, a function of arrays that computes it."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+Eqn = Any  # a `jax.extend.core.JaxprEqn`, whose abstract values are arrays
+Rule = Callable[..., Any]
+
+
+def numpy_rule(eqn: Eqn) -> Rule | None:
+    """A function of NumPy arrays that computes an equation.
+
+    Args:
+        eqn: An equation without jaxprs of its own.
+
+    Returns:
+        The function: it returns an array, or a sequence of them where the equation has several
+        results. None where NumPy has no such operation, or one whose results have other dtypes.
+    """
+    name = eqn.primitive.name
+    make = _RULES.get(name)
+    rule = _ELEMENTWISE.get(name) if make is None else make(eqn)
+    return rule if rule is not None and _returns_what_it_should(eqn, rule) else None
+
+
+def _returns_what_it_should(eqn: Eqn, rule: Rule) -> bool:
+    """Whether results for ones have the shapes and dtypes that JAX knows."""
+    out = rule(*(np.ones(v.aval.shape, v.aval.dtype) for v in eqn.invars))
+    found = out if eqn.primitive.multiple_results else [out]
+    expected = [(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
+    return [(np.shape(x), x.dtype) for x in found] == expected
+
+
+def _identity(x: Any) -> Any:
+    return x
+
+
+# Python's operators are five times as fast as NumPy's functions on NumPy's scalars.
+_ELEMENTWISE: dict[str, Rule] = {
+    "add": operator.add,
+    "add_any": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "neg": operator.neg,
+    "abs": operator.abs,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "and": operator.and_,
+    "or": operator.or_,
+    "xor": operator.xor,
+    "not": operator.invert,
+    "max": np.maximum,
+    "min": np.minimum,
+    "sign": np.sign,
+    "square": np.square,
+    "sqrt": np.sqrt,
+    "cbrt": np.cbrt,
+    "pow": np.power,
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "expm1": np.expm1,
+    "log": np.log,
+    "log1p": np.log1p,
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "atan2": np.arctan2,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
+    "tanh": np.tanh,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
+    "floor": np.floor,
+    "ceil": np.ceil,
+    "nextafter": np.nextafter,
+    "is_finite": np.isfinite,
+    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
+    **dict.fromkeys(["stop_gradient", "copy", "copy_p", "name", "tap", "pvary"], _identity),
+}
+
+
+def _div(eqn: Eqn) -> Rule | None:
+    # Of whole numbers JAX's quotient is truncated and NumPy's is not.
+    return operator.truediv if np.issubdtype(eqn.outvars[0].aval.dtype, np.inexact) else None
+
+
+def _integer_pow(eqn: Eqn) -> Rule | None:
+    exponent = eqn.outvars[0].aval.dtype.type(eqn.params["y"])
+    return lambda x: np.power(x, exponent)
+
+
+def _select(eqn: Eqn) -> Rule | None:
+    which = eqn.invars[0].aval
+    if len(eqn.invars) != 3 or which.dtype != np.bool_:
+        return None
+    if which.shape:
+        return lambda which, no, yes: np.where(which, yes, no)
+    return lambda which, no, yes: yes if which else no
+
+
+def _convert(eqn: Eqn) -> Rule | None:
+    old, new = eqn.invars[0].aval.dtype, eqn.params["new_dtype"]
+    if np.issubdtype(old, np.inexact) and not np.issubdtype(new, np.inexact):
+        return None  # NumPy leaves open what becomes of numbers out of range
+    if old.kind == "c" and np.dtype(new).kind != "c":
+        return lambda x: x.real.astype(new)
+    return _identity if old == new else lambda x: x.astype(new)
+
+
+def _bitcast(eqn: Eqn) -> Rule:
+    new = np.dtype(eqn.params["new_dtype"])
+    return lambda x: x.view(new)
+
+
+def _iota(eqn: Eqn) -> Rule:
+    p, shape = eqn.params, eqn.outvars[0].aval.shape
+    size = [-1 if axis == p["dimension"] else 1 for axis in range(len(shape))]
+    numbers = np.arange(shape[p["dimension"]], dtype=p["dtype"]).reshape(size)
+    return lambda: np.broadcast_to(numbers, shape)
+
+
+def _broadcast(eqn: Eqn) -> Rule:
+    shape, dims = eqn.outvars[0].aval.shape, eqn.params["broadcast_dimensions"]
+    old, dtype = eqn.invars[0].aval, eqn.outvars[0].aval.dtype
+    aligned = [1] * len(shape)
+    for axis, size in zip(dims, old.shape, strict=True):
+        aligned[axis] = size
+    if tuple(aligned) == tuple(shape):
+        return lambda x: x.reshape(shape)
+    if not old.shape:
+        return lambda x: np.full(shape, x, dtype)
+
+    def broadcast(x: Any) -> Any:
+        out = np.empty(shape, dtype)
+        out[...] = x.reshape(aligned)
+        return out
+
+    return broadcast
+
+
+def _reshape(eqn: Eqn) -> Rule | None:
+    shape = eqn.outvars[0].aval.shape
+    transposes = eqn.primitive.name == "reshape" and eqn.params.get("dimensions") is not None
+    return None if transposes else lambda x: x.reshape(shape)
+
+
+def _transpose(eqn: Eqn) -> Rule:
+    axes = eqn.params["permutation"]
+    return lambda x: x.transpose(axes)
+
+
+def _slice(eqn: Eqn) -> Rule:
+    p = eqn.params
+    strides = p["strides"] or [1] * len(p["start_indices"])
+    index = tuple(map(slice, p["start_indices"], p["limit_indices"], strides))
+    return lambda x: x[index]
+
+
+def _reverse(eqn: Eqn) -> Rule:
+    axes = eqn.params["dimensions"]
+    return lambda x: np.flip(x, axes)
+
+
+def _concatenate(eqn: Eqn) -> Rule:
+    axis = eqn.params["dimension"]
+    return lambda *parts: np.concatenate(parts, axis)
+
+
+def _split(eqn: Eqn) -> Rule:
+    p = eqn.params
+    ends = np.cumsum(p["sizes"])[:-1]
+    return lambda x: np.split(x, ends, p["axis"])
+
+
+def _pad(eqn: Eqn) -> Rule | None:
+    config, out = eqn.params["padding_config"], eqn.outvars[0].aval
+    if any(low < 0 or high < 0 or inside for low, high, inside in config):
+        return None
+    sizes = eqn.invars[0].aval.shape
+    index = tuple(slice(low, low + k) for (low, _, _), k in zip(config, sizes, strict=True))
+
+    def pad(x: Any, value: Any) -> Any:
+        padded = np.full(out.shape, value, out.dtype)
+        padded[index] = x
+        return padded
+
+    return pad
+
+
+def _window(x: Any, starts: Sequence[Any], sizes: Sequence[int]) -> tuple[slice, ...]:
+    """The part of an array from these indices on, moved so that the array holds it."""
+    limits = zip(starts, sizes, np.shape(x), strict=True)
+    first = [min(max(int(start), 0), n - size) for start, size, n in limits]
+    return tuple(slice(i, i + size) for i, size in zip(first, sizes, strict=True))
+
+
+def _dynamic_slice(eqn: Eqn) -> Rule:
+    sizes = eqn.params["slice_sizes"]
+    return lambda x, *starts: x[_window(x, starts, sizes)]
+
+
+def _dynamic_update_slice(eqn: Eqn) -> Rule:
+    def update(x: Any, part: Any, *starts: Any) -> Any:
+        out = np.array(x)
+        out[_window(x, starts, np.shape(part))] = part
+        return out
+
+    return update
+
+
+def _reduce(ufunc: Any) -> Callable[[Eqn], Rule]:
+    def make(eqn: Eqn) -> Rule:
+        axes, dtype = tuple(eqn.params["axes"]), eqn.outvars[0].aval.dtype
+        start = {}
+        if ufunc in (np.maximum, np.minimum) and 0 in eqn.invars[0].aval.shape:
+            inexact = np.issubdtype(dtype, np.inexact)
+            least, most = (
+                (-np.inf, np.inf) if inexact else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+            )
+            start = {"initial": dtype.type(least if ufunc is np.maximum else most)}
+        return lambda x: ufunc.reduce(x, axis=axes, dtype=dtype, **start)
+
+    return make
+
+
+def _cumulative(ufunc: Any) -> Callable[[Eqn], Rule | None]:
+    def make(eqn: Eqn) -> Rule | None:
+        axis, dtype = eqn.params["axis"], eqn.outvars[0].aval.dtype
+        backward = eqn.params["reverse"]
+        return None if backward else lambda x: ufunc.accumulate(x, axis=axis, dtype=dtype)
+
+    return make
+
+
+def _dot(eqn: Eqn) -> Rule | None:
+    (left, right), (batch, _) = eqn.params["dimension_numbers"]
+    if batch or len(left) != 1 or eqn.invars[1].aval.ndim > 2:
+        return None
+    # `np.dot` sums over the last axis of the first array and the first of a vector or a matrix.
+    return lambda a, b: np.dot(np.moveaxis(a, left[0], -1), np.moveaxis(b, right[0], 0))
+
+
+def _geqrf(eqn: Eqn) -> Rule | None:
+    def geqrf(a: Any) -> Any:
+        reflectors, factors = np.linalg.qr(a, mode="raw")
+        return reflectors.T, factors
+
+    return geqrf if eqn.invars[0].aval.ndim == 2 else None
+
+
+def _svd(eqn: Eqn) -> Rule | None:
+    p = eqn.params
+
+    def svd(a: Any) -> Any:
+        try:
+            out = np.linalg.svd(a, p["full_matrices"], p["compute_uv"])
+        except np.linalg.LinAlgError:  # JAX's answer for matrices that aren't finite
+            return tuple(np.full(v.aval.shape, np.nan, v.aval.dtype) for v in eqn.outvars)
+        return (out[1], out[0], out[2]) if p["compute_uv"] else (out,)
+
+    return svd if p.get("subset_by_index") is None else None
+
+
+def _cholesky(eqn: Eqn) -> Rule | None:
+    def cholesky(a: Any) -> Any:
+        try:
+            return np.linalg.cholesky(a)
+        except np.linalg.LinAlgError:  # JAX's answer for matrices that aren't positive definite
+            return np.full_like(a, np.nan)
+
+    return cholesky if eqn.invars[0].aval.ndim == 2 else None
+
+
+def _triangular_solve(eqn: Eqn) -> Rule | None:
+    p = eqn.params
+    if not p["left_side"] or p["conjugate_a"] or eqn.invars[0].aval.ndim != 2:
+        return None
+
+    def solve(a: Any, b: Any) -> Any:
+        a = a.T if p["transpose_a"] else a
+        x, n = np.array(b), len(a)
+        backward = p["lower"] == p["transpose_a"]
+        for i in range(n)[:: -1 if backward else 1]:
+            known = slice(i + 1, n) if backward else slice(0, i)
+            x[i] -= np.dot(a[i, known], x[known])
+            if not p["unit_diagonal"]:
+                x[i] /= a[i, i]
+        return x
+
+    return solve
+
+
+_RULES: dict[str, Callable[[Eqn], Rule | None]] = {
+    "div": _div,
+    "integer_pow": _integer_pow,
+    "select_n": _select,
+    "convert_element_type": _convert,
+    "bitcast_convert_type": _bitcast,
+    "iota": _iota,
+    "broadcast_in_dim": _broadcast,
+    "reshape": _reshape,
+    "squeeze": _reshape,
+    "transpose": _transpose,
+    "slice": _slice,
+    "rev": _reverse,
+    "split": _split,
+    "concatenate": _concatenate,
+    "pad": _pad,
+    "dynamic_slice": _dynamic_slice,
+    "dynamic_update_slice": _dynamic_update_slice,
+    "dot_general": _dot,
+    "reduce_sum": _reduce(np.add),
+    "reduce_prod": _reduce(np.multiply),
+    "reduce_max": _reduce(np.maximum),
+    "reduce_min": _reduce(np.minimum),
+    "reduce_and": _reduce(np.bitwise_and),
+    "reduce_or": _reduce(np.bitwise_or),
+    "cumsum": _cumulative(np.add),
+    "cumprod": _cumulative(np.multiply),
+    "cummax": _cumulative(np.maximum),
+    "cummin": _cumulative(np.minimum),
+    "geqrf": _geqrf,
+    "svd": _svd,
+    "cholesky": _cholesky,
+    "triangular_solve": _triangular_solve,
+}

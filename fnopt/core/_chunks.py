@@ -69,8 +69,8 @@ def _scanned(body: Any, carry: Any, batch: Any, size: int, chunk_size: int | Non
 
     def step(carry: Carry, i: jax.Array) -> tuple[Carry, Any]:
         # Taken out one by one: a scan over the batch turned around would need a copy of it.
-        at = lambda x: jax.lax.dynamic_index_in_dim(x, i, axis=1, keepdims=False)  # noqa: E731
-        return body(carry, jax.tree.map(at, folded))
+        take = lambda x: jax.lax.dynamic_index_in_dim(x, i, axis=1, keepdims=False)  # noqa: E731
+        return body(carry, jax.tree.map(take, folded))
 
     carry, outputs = jax.lax.scan(step, carry, jnp.arange(chunks, dtype=jnp.int32))
     outputs = jax.tree.map(unfold, outputs)

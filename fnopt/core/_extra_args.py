@@ -82,10 +82,10 @@ def check_spelling(tx: Any, given: Mapping[str, Any]) -> None:
     """Raise a TypeError for a misspelled extra argument."""
     if given.keys() <= EXTRA_ARGS.keys():
         return
-    taken = extra_arg_names(tx, given)
-    for name in () if ANY in taken else sorted(given.keys() - taken - EXTRA_ARGS.keys()):
+    known = extra_arg_names(tx, given)
+    for name in () if ANY in known else sorted(given.keys() - known - EXTRA_ARGS.keys()):
         # As many letters in common as 'valeu' and 'value' have.
-        near = difflib.get_close_matches(name, sorted(taken), n=1, cutoff=0.8)
+        near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
         if near:
             raise TypeError(
                 f"{where()}update got the extra argument {name!r}, which nothing in it takes; did "

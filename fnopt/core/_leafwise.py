@@ -172,8 +172,8 @@ class Leafwise(Transformation):
         """The update and the new slots of every leaf, and the number of the step."""
         numbers = _Numbers(self, count, staged)
         formula = self._formula(slots, [row[0] for row in rows], staged)
-        made = [formula(row[0])(numbers.for_row(row), *row) for row in rows]
-        return made, None if count is None else numbers.step
+        results = [formula(row[0])(numbers.for_row(row), *row) for row in rows]
+        return results, None if count is None else numbers.step
 
     def _formula(
         self, slots: tuple[str, ...], leaves: list[Any], staged: bool
@@ -223,8 +223,8 @@ class _Numbers:
 
     @property
     def step(self) -> Any:
-        made = next(iter(self._made.values()), None)
-        return (made or self._in_dtype(jnp.dtype(jnp.float32)))[1]
+        computed = next(iter(self._made.values()), None)
+        return (computed or self._in_dtype(jnp.dtype(jnp.float32)))[1]
 
     def _in_dtype(self, dtype: Any) -> tuple[dict[str, Any], Any]:
         if dtype not in self._made:
@@ -275,8 +275,8 @@ def _step_program(
     del axes  # norms of parts are another program
 
     def step(numbers: Any, count: Any, *row: Any) -> tuple[tuple[Any, ...], Any]:
-        (made,), t = cls._unflatten(flags, numbers)._rows(slots, count, [row], staged=True)
-        return made, t
+        (result,), t = cls._unflatten(flags, numbers)._rows(slots, count, [row], staged=True)
+        return result, t
 
     step.__name__ = f"{cls.__name__}_step"
     return jax.jit(step)

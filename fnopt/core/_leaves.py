@@ -224,8 +224,8 @@ def _map_row(
         out = fn(*args)
     first, *others = (out,) if outputs == 1 else out
     assert 1 + len(others) == outputs <= len(dtypes)
-    made = ((first, dtype), *zip(others, dtypes[1:], strict=False))
-    return tuple(lax.convert_element_type(x, d) for x, d in made)
+    targets = ((first, dtype), *zip(others, dtypes[1:], strict=False))
+    return tuple(lax.convert_element_type(x, d) for x, d in targets)
 
 
 def without_gradient(

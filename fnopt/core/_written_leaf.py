@@ -48,14 +48,14 @@ def returned_by_leaf(owner: str, out: Any, slots: tuple[str, ...], g: Any, old: 
         TypeError: If there are more or fewer than the class has slots.
         ValueError: If one has another shape than the leaf, or than the slot before.
     """
-    made = out if slots else (out,)
-    if not isinstance(made, tuple) or len(made) != 1 + len(slots):
-        found = f"{len(made)} values" if isinstance(made, tuple) else type_text(made)
+    returned = out if slots else (out,)
+    if not isinstance(returned, tuple) or len(returned) != 1 + len(slots):
+        found = f"{len(returned)} values" if isinstance(returned, tuple) else type_text(returned)
         raise TypeError(
             f"{where()}{owner}.leaf returned {found}, expected {1 + len(slots)}: the update and "
             f"the new {names_text([*slots])}."
         )
-    for what, new, was in zip(("update", *slots), made, (g, *old), strict=True):
+    for what, new, was in zip(("update", *slots), returned, (g, *old), strict=True):
         alike = getattr(new, "shape", None) == getattr(was, "shape", ())  # of arrays
         if not alike and _shapes(new) != _shapes(was):
             like = "the gradient" if what == "update" else "the slot before"
@@ -63,7 +63,7 @@ def returned_by_leaf(owner: str, out: Any, slots: tuple[str, ...], g: Any, old: 
                 f"{where()}{owner}.leaf returned {_text(new)} as the {what} of a leaf of shape "
                 f"{jnp.shape(g)}, expected {_text(was)}, as {like}."
             )
-    return made
+    return returned
 
 
 def _shapes(x: Any) -> Any:

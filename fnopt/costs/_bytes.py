@@ -53,14 +53,14 @@ def _touched(graph: Graph) -> set[Cell]:
 
 
 def _reads(graph: Graph, counted: set[Cell]) -> Iterator[tuple[tuple[str, ...], int]]:
-    left = {c: nbytes(c) for c in graph.inputs if c not in counted}
+    unread = {c: nbytes(c) for c in graph.inputs if c not in counted}
     for op in graph.ops:
         if op.name in VIEWS or moves_memory(op):
             continue
         # What is updated in place is not read: only the few elements that change are touched.
         for cell in op.inputs[1:] if op.name in IN_PLACE else op.inputs:
-            if read := min(nbytes(cell), left.get(cell.root, 0)):
-                left[cell.root] -= read
+            if read := min(nbytes(cell), unread.get(cell.root, 0)):
+                unread[cell.root] -= read
                 yield op.scope, read
 
 

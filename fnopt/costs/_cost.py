@@ -129,8 +129,8 @@ def check_arrays(what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 def _argument(name: str) -> str:
     """`0/1/w` is leaf `w` of the second positional argument, `1/x` the keyword argument `x`."""
     kind, first, *rest = name.split("/")
-    of = f"argument {first}" if kind == "0" else f"keyword argument {first!r}"
-    return f"{leaf_text('/'.join(rest))} of {of}" if rest else of
+    argument = f"argument {first}" if kind == "0" else f"keyword argument {first!r}"
+    return f"{leaf_text('/'.join(rest))} of {argument}" if rest else argument
 
 
 def compiled_cost(

@@ -147,9 +147,9 @@ class _Counter:
 
     def loop_name(self, where: _Scope, kind: str) -> str:
         name = "/".join((*where, kind))
-        taken = {loop.name for loop in self.loops}
-        later = (f"{name}_{i}" for i in range(2, len(taken) + 3))
-        return name if name not in taken else next(n for n in later if n not in taken)
+        used = {loop.name for loop in self.loops}
+        later = (f"{name}_{i}" for i in range(2, len(used) + 3))
+        return name if name not in used else next(n for n in later if n not in used)
 
 
 def _work(op: Op) -> Work | str:

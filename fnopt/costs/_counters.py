@@ -50,7 +50,7 @@ def entry_of(cell: Cell) -> Entrance:
     """Where a cell that enters a program comes from."""
     op = cell.maker
     assert op is not None
-    which, at = next(
+    which, position = next(
         (i, body.inputs.index(cell)) for i, body in enumerate(op.bodies) if cell in body.inputs
     )
     given, first, carries, body_first = list(op.inputs), 0, 0, 0
@@ -63,11 +63,13 @@ def entry_of(cell: Cell) -> Entrance:
             first, body_first, carries = loop.consts, loop.consts, loop.carry
         case Cond():
             given = given[1:]
-    outside = given[at] if at < len(given) else None
-    if not first <= at < first + carries:
+    outside = given[position] if position < len(given) else None
+    if not first <= position < first + carries:
         return Entrance(op, outside)
     body = op.bodies[-1]
-    return Entrance(op, outside, body.inputs[body_first + at - first], body.outputs[at - first])
+    return Entrance(
+        op, outside, body.inputs[body_first + position - first], body.outputs[position - first]
+    )
 
 
 def cases_of(op: Op, cell: Cell) -> Sequence[Cell | None]:
@@ -108,11 +110,11 @@ class Numbers:
         if cell.maker is None or self.depth > _DEEPEST or self.visits > _LONGEST:
             return ANY
         self.depth += 1
-        line = self.entered(cell) if cell.enters else self.made(cell.maker, cell)
+        line = self.entered(cell) if cell.enters else self.result_of(cell.maker, cell)
         self.depth -= 1
         return fitted(line, cell.aval.dtype)
 
-    def made(self, op: Op, cell: Cell) -> Line:
+    def result_of(self, op: Op, cell: Cell) -> Line:
         """The bounds of a number by the operation that makes it."""
         if op.name in _ARITHMETIC:
             a, b = map(self.line, op.inputs)

@@ -146,16 +146,16 @@ def valid_taps(
     whose elements lie `lhs_dilation` apart.
     """
     low, high = padding
-    spread = (size - 1) * lhs_dilation + 1 if size else 0
+    extent = (size - 1) * lhs_dilation + 1 if size else 0
     window = (kernel - 1) * rhs_dilation + 1
-    outputs = max(0, (low + spread + high - window) // stride + 1)
+    outputs = max(0, (low + extent + high - window) // stride + 1)
     # Every `period`-th output position meets an element, if one of the first ones does.
     period = lhs_dilation // math.gcd(stride, lhs_dilation)
     count = 0
     for k in range(kernel):
         offset = k * rhs_dilation - low
         first = max(0, -(offset // stride))
-        last = min(outputs - 1, (spread - 1 - offset) // stride)
+        last = min(outputs - 1, (extent - 1 - offset) // stride)
         hits = (
             o for o in range(first, first + period) if (o * stride + offset) % lhs_dilation == 0
         )

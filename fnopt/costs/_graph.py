@@ -185,11 +185,11 @@ def _run(
         if call is None:
             op = _operation(eqn, found, here)
             ops.append(op)
-            made = op.outputs
+            outputs = op.outputs
         else:
             sub, passed = call
-            made = _run(sub.jaxpr, passed, _constants(sub), _inside(eqn, sub, here), ops)
-        env.update(zip(eqn.outvars, made, strict=True))
+            outputs = _run(sub.jaxpr, passed, _constants(sub), _inside(eqn, sub, here), ops)
+        env.update(zip(eqn.outvars, outputs, strict=True))
     return [read(a) for a in jaxpr.outvars]
 
 

@@ -68,11 +68,13 @@ class _Conditions:
         if cell.maker is None or self.depth > _DEEPEST or self.visits > _LONGEST:
             return Spell()
         self.depth += 1
-        found = self.entered(cell, wanted) if cell.enters else self.made(cell.maker, cell, wanted)
+        found = (
+            self.entered(cell, wanted) if cell.enters else self.result_of(cell.maker, cell, wanted)
+        )
         self.depth -= 1
         return found
 
-    def made(self, op: Op, cell: Cell, wanted: bool) -> Spell:
+    def result_of(self, op: Op, cell: Cell, wanted: bool) -> Spell:
         """The spell of a condition by the operation that makes it."""
         a, b = (*op.inputs, None, None)[:2]
         parts = _parts(op)
@@ -82,7 +84,7 @@ class _Conditions:
         if op.name in SAME and a is not None:
             if a.aval.dtype == bool:
                 return self.spell(a, wanted)
-            return self.held(zero(self.numbers.line(a), not wanted), self.numbers.line(a))
+            return self.until_overflow(zero(self.numbers.line(a), not wanted), self.numbers.line(a))
         if cell.aval.dtype != bool:
             return Spell()
         if op.name == "not":
@@ -97,17 +99,17 @@ class _Conditions:
         left, right = map(self.numbers.line, op.inputs)
         reverse, strictly = _COMPARED[name]
         line = difference(right, left) if reverse else difference(left, right)
-        return self.held(positive(line, strictly), line)
+        return self.until_overflow(positive(line, strictly), line)
 
     def equal(self, a: Cell, b: Cell, wanted: bool) -> Spell:
         if a.aval.dtype != bool:
             line = difference(self.numbers.line(a), self.numbers.line(b))
-            return self.held(zero(line, wanted), line)
+            return self.until_overflow(zero(line, wanted), line)
         if a.known is not None:
             a, b = b, a
         return Spell() if b.known is None else self.spell(a, bool(b.known) == wanted)
 
-    def held(self, spell: Spell, line: Line) -> Spell:
+    def until_overflow(self, spell: Spell, line: Line) -> Spell:
         """The spell, as far as its numbers don't overflow."""
         if spell.end > line.lasts:
             return Spell(min(spell.until, line.lasts + 1))

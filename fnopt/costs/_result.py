@@ -168,9 +168,9 @@ class Cost:
         return Cost(parts, unknown, loops, None, inexact, self.choices + other.choices)
 
 
-def worse(one: Bound | None, other: Bound) -> Bound:
+def worse(bound_so_far: Bound | None, other: Bound) -> Bound:
     """What the sum of two figures is, each of which is exact (None), a bound or incomplete."""
-    return "incomplete" if one == "incomplete" else other
+    return "incomplete" if bound_so_far == "incomplete" else other
 
 
 def _shared(paths: Sequence[Sequence[str]]) -> int:

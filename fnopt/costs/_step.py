@@ -210,8 +210,8 @@ def _kept_bytes(graph: Graph, residuals: Sequence[Cell | None]) -> int:
     inputs = set(graph.inputs)
     memory: dict[Cell, int] = {}
     for cell in residuals:
-        if cell is not None and (held := _memory(cell)) not in inputs:
-            memory[held] = max(nbytes(cell), memory.get(held, 0))
+        if cell is not None and (cell_memory := _memory(cell)) not in inputs:
+            memory[cell_memory] = max(nbytes(cell), memory.get(cell_memory, 0))
     return sum(memory.values())
 
 

@@ -133,7 +133,7 @@ class BatchJacobian:
     @property
     def shape(self) -> tuple[int, int]:
         """The numbers of residuals and of params."""
-        rows = sum(part.total * part.laid.size for part in self._parts)
+        rows = sum(part.total * part.layout.size for part in self._parts)
         return rows, sum(math.prod(jnp.shape(p)) for p in jax.tree.leaves(self._params))
 
     @property
@@ -158,7 +158,7 @@ class BatchJacobian:
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
         """Numbers of examples, and of residuals of an example, by residual function."""
-        return tuple((part.total, part.laid.size) for part in self._parts)
+        return tuple((part.total, part.layout.size) for part in self._parts)
 
     def vector_at(self, params: Any) -> jax.Array:
         """The residuals at other params, end to end: a forward pass.
@@ -247,7 +247,9 @@ class BatchJacobian:
     def parts(self, residuals: Any) -> list[jax.Array]:
         """A tree like `residuals` as arrays `[n, k]`, by residual function."""
         trees = (residuals,) if self._single else residuals
-        return [jax.vmap(p.laid.flatten)(tree) for p, tree in zip(self._parts, trees, strict=True)]
+        return [
+            jax.vmap(p.layout.flatten)(tree) for p, tree in zip(self._parts, trees, strict=True)
+        ]
 
     def _parts_of(self, weights: Any) -> list[jax.Array]:
         """The weights of the residuals of every function, `[n, k]` each."""
@@ -267,7 +269,7 @@ class BatchJacobian:
 
     def _as_residuals(self, parts: Sequence[jax.Array]) -> Any:
         pairs = zip(self._parts, parts, strict=True)
-        trees = tuple(jax.vmap(part.laid.unflatten)(x) for part, x in pairs)
+        trees = tuple(jax.vmap(part.layout.unflatten)(x) for part, x in pairs)
         return trees[0] if self._single else trees
 
     def __repr__(self) -> str:

@@ -20,14 +20,14 @@ _TOO_WIDE = "fnopt.kfac takes such a loss, with sample_fn."
 class _Part(NamedTuple):
     """A model with its loss and batch."""
 
-    laid: RealVector
+    layout: RealVector
     loss_fn: Callable[[Any, Any], jax.Array]
     batch: Any
     size: int
 
     def loss(self, outputs: jax.Array, example: Any) -> jax.Array:
         """The loss of one example, from its outputs as a vector."""
-        return self.loss_fn(self.laid.unflatten(outputs), example)
+        return self.loss_fn(self.layout.unflatten(outputs), example)
 
     def mean(self, outputs: jax.Array) -> jax.Array:
         """The mean over the examples, from `[n, C]`."""
@@ -73,12 +73,12 @@ class BatchLoss:
         batches = (batch,) if single else checked_batches(batch, len(models), name)
         self.dtype, self.name, self.parts = dtype, name, []
         for model, loss, examples in zip(models, losses, batches, strict=True):
-            bound, laid = bind(model, jax.tree.map(replicate, params), examples, name)
+            bound, layout = bind(model, jax.tree.map(replicate, params), examples, name)
             # The algebra among the outputs is done by all devices of a mesh, for all examples.
             # What the loss doesn't look at is not sent.
             whole = all_gather_tree(jax.tree.map(replicate, examples), axis_name)
-            part = _Part(laid, loss, whole, bound.size * psum(1, axis_name))
-            check_loss(part.loss, laid.size, dtype, examples, name)
+            part = _Part(layout, loss, whole, bound.size * psum(1, axis_name))
+            check_loss(part.loss, layout.size, dtype, examples, name)
             self.parts.append(part)
         jacobian_at = batch_jacobian(
             model_fn, method=method, chunk_size=chunk_size, axis_name=axis_name

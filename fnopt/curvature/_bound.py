@@ -28,7 +28,7 @@ class BoundResiduals(NamedTuple):
     """
 
     bound: BoundLoss
-    laid: RealVector
+    layout: RealVector
 
 
 def bind(fn: Callable[..., Any], params: Any, batch: Any, name: str) -> BoundResiduals:
@@ -45,17 +45,17 @@ def bind(fn: Callable[..., Any], params: Any, batch: Any, name: str) -> BoundRes
         found = jax.eval_shape(fn, params, example)
     outputs = checked_outputs(found, name)
     dtype = compute_dtype(*(leaf.dtype for leaf in jax.tree.leaves(params)))
-    laid = real_vector(outputs, dtype)
-    if laid.size == 0:
+    layout = real_vector(outputs, dtype)
+    if layout.size == 0:
         raise ValueError(
             f"{name}: the function returns {type_text(jax.tree.leaves(outputs)[0])} of an example, "
             "expected at least one number."
         )
 
     def vector(params: Any, example: Any) -> tuple[jax.Array, None]:
-        return laid.flatten(fn(params, example)), None
+        return layout.flatten(fn(params, example)), None
 
-    return BoundResiduals(BoundLoss(vector, params, batch, size, params), laid)
+    return BoundResiduals(BoundLoss(vector, params, batch, size, params), layout)
 
 
 def checked_batches(batches: Any, count: int, name: str) -> tuple[Any, ...]:

@@ -84,9 +84,9 @@ class CentredJacobian:
 
     def centred(self, values: jax.Array) -> jax.Array:
         r"""The rows :math:`\sqrt{w_s} (v_s - \bar v)` of `[n, k]` or `[n k]`, as `[n k]`."""
-        laid = values.reshape(self.count, self.width)
+        rows = values.reshape(self.count, self.width)
         root = jnp.sqrt(self.weights)[:, None]
-        rest = laid - self.mean(laid)
+        rest = rows - self.mean(rows)
         return jnp.where(root > 0, root * rest, jnp.zeros_like(rest)).reshape(-1)
 
     def gram(self) -> jax.Array:
@@ -111,9 +111,9 @@ class CentredJacobian:
         return self.centred(pushed.astype(self.dtype))
 
     def _pull(self, a: jax.Array) -> Any:
-        laid = a.reshape(self.count, self.width)
+        rows = a.reshape(self.count, self.width)
         root = jnp.sqrt(self.weights)[:, None]
-        rest = root * laid - self.weights[:, None] * jnp.sum(root * laid, axis=0)
+        rest = root * rows - self.weights[:, None] * jnp.sum(root * rows, axis=0)
         return self.J.rmv(rest.reshape(-1))
 
     def _real(self, values: Any, name: str, what: str) -> jax.Array:

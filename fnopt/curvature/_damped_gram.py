@@ -111,19 +111,19 @@ def conjugate_gradients(
     start = jnp.where(jnp.isfinite(gamma), jnp.zeros_like(b), jnp.full_like(b, jnp.nan))
     first = _CGIterate(start, b, z, gamma, jnp.zeros((), jnp.int32))
 
-    def unfinished(at: _CGIterate) -> jax.Array:
-        left = jnp.dot(at.r, at.r, precision=HIGHEST)
-        return (left > small) & (at.gamma > 0) & (at.count < iterations)
+    def unfinished(state: _CGIterate) -> jax.Array:
+        residual = jnp.dot(state.r, state.r, precision=HIGHEST)
+        return (residual > small) & (state.gamma > 0) & (state.count < iterations)
 
-    def advance(at: _CGIterate) -> _CGIterate:
-        q = times(at.d)
-        bent = jnp.dot(at.d, q, precision=HIGHEST)
-        flat = bent <= 0  # which NaN isn't
-        alpha = jnp.where(flat, jnp.zeros_like(bent), at.gamma / bent)
-        x, r = at.x + alpha * at.d, at.r - alpha * q
+    def advance(state: _CGIterate) -> _CGIterate:
+        q = times(state.d)
+        curvature = jnp.dot(state.d, q, precision=HIGHEST)
+        flat = curvature <= 0  # which NaN isn't
+        alpha = jnp.where(flat, jnp.zeros_like(curvature), state.gamma / curvature)
+        x, r = state.x + alpha * state.d, state.r - alpha * q
         z = precondition(r)
-        gamma = jnp.where(flat, jnp.zeros_like(bent), jnp.dot(r, z, precision=HIGHEST))
-        return _CGIterate(x, r, z + gamma / at.gamma * at.d, gamma, at.count + 1)
+        gamma = jnp.where(flat, jnp.zeros_like(curvature), jnp.dot(r, z, precision=HIGHEST))
+        return _CGIterate(x, r, z + gamma / state.gamma * state.d, gamma, state.count + 1)
 
     end = jax.lax.while_loop(unfinished, advance, first)
     return unit * end.x, end.count

@@ -60,8 +60,8 @@ def _mean_over_probes(probe: Callable[[jax.Array], Any], key: jax.Array, samples
         found = jax.tree.map(lambda x, m: x.astype(m.dtype), found, mean)
         count = i.astype(jnp.int32) + 1
         new = jax.tree.map(lambda m, x: m + (x - m) / count.astype(m.dtype), mean, found)
-        spread = lambda s, x, m, w: s + (x - m) * (x - w)  # noqa: E731
-        return (new, jax.tree.map(spread, squares, found, mean, new)), None
+        add_deviation = lambda s, x, m, w: s + (x - m) * (x - w)  # noqa: E731
+        return (new, jax.tree.map(add_deviation, squares, found, mean, new)), None
 
     steps = jnp.arange(samples, dtype=jnp.uint32)
     (mean, squares), _ = jax.lax.scan(body, (zeros, zeros), steps)
@@ -226,12 +226,14 @@ def ggn_diagonal(
     loss = explain_errors(loss_fn, "ggn_diagonal")
 
     def diagonal(params: Any, batch: Any) -> Any:
-        bound, laid = bind(model_fn, replicate_for_batch(params, batch), batch, "ggn_diagonal")
+        bound, layout = bind(model_fn, replicate_for_batch(params, batch), batch, "ggn_diagonal")
 
         def diagonal_of_example(params: Any, example: Any) -> Any:
             f, pull = jax.vjp(lambda p: replicate(bound.loss(p, example)[0]), params)
-            curvature = jax.hessian(lambda f: loss(laid.unflatten(f), example))(f)
-            rows = jax.vmap(lambda e: pull(e)[0])(pvary_like(jnp.eye(laid.size, dtype=f.dtype), f))
+            curvature = jax.hessian(lambda f: loss(layout.unflatten(f), example))(f)
+            rows = jax.vmap(lambda e: pull(e)[0])(
+                pvary_like(jnp.eye(layout.size, dtype=f.dtype), f)
+            )
             return jax.tree.map(lambda J: _quadratic(J, curvature), rows)
 
         def total(params: Any, chunk: Any) -> Any:

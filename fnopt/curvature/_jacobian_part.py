@@ -131,7 +131,7 @@ class JacobianPart:
     def __init__(
         self, residuals: BoundResiduals, method: str, chunk_size: int | None, axis_name: Any
     ) -> None:
-        self.bound, self.laid = residuals
+        self.bound, self.layout = residuals
         self.axis_name = axis_name
         size = self.bound.size
         self.total: int = size * psum(1, axis_name)
@@ -203,7 +203,7 @@ class JacobianPart:
     def _products(self, other: JacobianPart) -> jax.Array:
         if self.chunk_size is None and other.chunk_size is None:
             return _gram(self, self.rows, other, other.rows)
-        k, width = self.laid.size, other.laid.size
+        k, width = self.layout.size, other.layout.size
 
         def block(chunk: Any) -> jax.Array:
             mine = self.take(chunk)
@@ -270,13 +270,13 @@ class JacobianPart:
         return self.over_chunks(lambda batch: self.take(batch).push(direction), self.bound.batch)
 
 
-def _gram(one: JacobianPart, rows: Any, other: JacobianPart, others: Any) -> jax.Array:
+def _gram(part: JacobianPart, rows: Any, other: JacobianPart, other_rows: Any) -> jax.Array:
     """The inner products of rows that may be known in different ways."""
-    if isinstance(rows, FormedRows) is isinstance(others, FormedRows):
-        return rows.gram(others)
+    if isinstance(rows, FormedRows) is isinstance(other_rows, FormedRows):
+        return rows.gram(other_rows)
     if isinstance(rows, FormedRows):
-        return _push_rows(others, rows)
-    return _push_rows(rows, others).T
+        return _push_rows(other_rows, rows)
+    return _push_rows(rows, other_rows).T
 
 
 def _push_rows(rows: Any, formed: FormedRows) -> jax.Array:

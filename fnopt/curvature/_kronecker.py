@@ -94,13 +94,13 @@ class KroneckerModel:
         self.spec, self.batch = spec, batch
         self.devices: int = psum(1, spec.axis_name)
         params = self.own(params)
-        self.bound, self.laid = bind(spec.model_fn, params, batch, spec.name)
+        self.bound, self.layout = bind(spec.model_fn, params, batch, spec.name)
         self.dtype = common_dtype(params)
-        check_loss(self.loss, self.laid.size, self.dtype, batch, spec.name)
+        check_loss(self.loss, self.layout.size, self.dtype, batch, spec.name)
         example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
-        self.is_softmax = is_softmax_loss(self.loss, self.laid.size, self.dtype, example)
-        rows = spec.samples or self.laid.size
-        seeds = jax.ShapeDtypeStruct((self.bound.size, rows, self.laid.size), self.dtype)
+        self.is_softmax = is_softmax_loss(self.loss, self.layout.size, self.dtype, example)
+        rows = spec.samples or self.layout.size
+        seeds = jax.ShapeDtypeStruct((self.bound.size, rows, self.layout.size), self.dtype)
 
         def residuals(params: Any, pair: Any) -> tuple[jax.Array, None]:
             example, rows = pair
@@ -116,7 +116,7 @@ class KroneckerModel:
         """Refuses more cotangents than devices can hold, wherever the examples lie."""
         of_sites = sum(map(self.ghost.plan.tap_bytes, self.ghost.plan.taps))
         # Cotangents come back, and are laid out as rows.
-        each = self.laid.size * self.dtype.itemsize + 2 * of_sites
+        each = self.layout.size * self.dtype.itemsize + 2 * of_sites
         n, most = self.bound.size, _MOST_BYTES * jax.device_count()
         if self.spec.samples is None and n * rows * each > most:
             raise ValueError(
@@ -142,7 +142,7 @@ class KroneckerModel:
 
     def loss(self, outputs: jax.Array, example: Any) -> jax.Array:
         """The loss of one example from its outputs as a vector."""
-        return self.spec.loss_fn(self.laid.unflatten(outputs), example)
+        return self.spec.loss_fn(self.layout.unflatten(outputs), example)
 
     def mean_loss(self, outputs: jax.Array) -> jax.Array:
         """This device's share of the mean over all examples, from `[n, C]`."""
@@ -209,7 +209,7 @@ class KroneckerModel:
             return output_rows(*of_all, spec.axis_name)
 
         def draw_label(key: jax.Array, f: jax.Array, example: Any) -> Any:
-            return draw(key, self.laid.unflatten(f), example)
+            return draw(key, self.layout.unflatten(f), example)
 
         of_all = self.loss, draw_label, outputs, self.batch, key, spec.samples or 1
         return drawn_rows(*of_all, spec.axis_name)

@@ -63,10 +63,10 @@ def _flip_path(search: _PathSearch, owner: jax.Array, column: jax.Array, row: An
     """The assignment with the path's columns handed on, from its end to its first row."""
 
     def hand_on(carry: Any) -> Any:
-        owner, column, at, _ = carry
-        giver = search.parent[at]
+        owner, column, end, _ = carry
+        giver = search.parent[end]
         before = column[giver]
-        return owner.at[at].set(giver), column.at[giver].set(at), before, giver != row
+        return owner.at[end].set(giver), column.at[giver].set(end), before, giver != row
 
     first = owner, column, search.last, jnp.asarray(True)
     owner, column, _, _ = jax.lax.while_loop(lambda carry: carry[3], hand_on, first)

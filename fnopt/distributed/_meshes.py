@@ -42,15 +42,15 @@ def common_mesh(params: Any, mesh: Any, name: str) -> Any:
                 "take them as whole on every device."
             )
         if not meshes:
-            there = f" ({leaf_text(placed[0][0])} has {placed[0][1]})" if placed else ""
+            example = f" ({leaf_text(placed[0][0])} has {placed[0][1]})" if placed else ""
             raise ValueError(
-                f"{name}: the params are on no mesh{there}. Put them on one with "
+                f"{name}: the params are on no mesh{example}. Put them on one with "
                 "jax.device_put(params, NamedSharding(mesh, PartitionSpec())), or give mesh=."
             )
         mesh = meshes[0]
     for path, sharding in placed:
-        there = isinstance(sharding, NamedSharding) and _same_mesh(sharding.mesh, mesh)
-        if not there:
+        is_on_mesh = isinstance(sharding, NamedSharding) and _same_mesh(sharding.mesh, mesh)
+        if not is_on_mesh:
             raise ValueError(
                 f"{name}: {leaf_text(path)} of the params has the sharding {sharding}, expected "
                 f"one on the mesh {dict(mesh.shape)} of axes "

@@ -18,7 +18,7 @@ from fnopt.gradients._sums import (
     lengths_of,
     only_where,
     scaled_rows,
-    spread_around,
+    squared_deviations,
     squares_of,
     weighted_total,
     zero_sums,
@@ -66,9 +66,9 @@ class Formed(NamedTuple):
         Args:
             counts: 1 for the examples that count, 0 for others, which have gradients of zero.
         """
-        found = [spread_around(x, counts) for x in self.leaves]
+        found = [squared_deviations(x, counts) for x in self.leaves]
         mean = jax.tree.unflatten(jax.tree.structure(self.grads), [m for m, _ in found])
-        return mean, [spread for _, spread in found]
+        return mean, [deviations for _, deviations in found]
 
     def only(self, wanted: jax.Array) -> Formed:
         """A copy with gradients of zero for all other examples, whatever they were."""
@@ -123,12 +123,12 @@ class Moments(NamedTuple):
     Attributes:
         count: How many gradients, int32.
         mean: Their mean, like the params, at least float32; zero of none.
-        spread: By leaf: the sum of the squared distances from the mean.
+        deviations: By leaf: the sum of the squared distances from the mean.
     """
 
     count: jax.Array
     mean: Any
-    spread: list[jax.Array]
+    deviations: list[jax.Array]
 
 
 class Totals(NamedTuple):
@@ -195,7 +195,7 @@ def _merge_moments(a: Moments, b: Moments) -> Moments:
     count = a.count + b.count
     # Of the first chunk nothing changes: a share of 1, no gap to what was before.
     share = b.count.astype(jnp.float32) / jnp.maximum(count, 1).astype(jnp.float32)
-    apart = a.count.astype(jnp.float32) * share
+    weight = a.count.astype(jnp.float32) * share
 
     def moved(x: jax.Array, y: jax.Array) -> jax.Array:
         y = reshard_like(y, x)
@@ -204,9 +204,9 @@ def _merge_moments(a: Moments, b: Moments) -> Moments:
     pairs = zip(*map(jax.tree.leaves, (a.mean, b.mean)), strict=True)
     gaps = [sum_of_squares(x - y.astype(x.dtype)) for x, y in pairs]
     # An infinite square isn't to be NaN for want of a gap.
-    gaps = [jnp.where(apart == 0, jnp.zeros_like(g), g * apart.astype(g.dtype)) for g in gaps]
-    spread = [s + t + g for s, t, g in zip(a.spread, b.spread, gaps, strict=True)]
-    return Moments(count, jax.tree.map(moved, a.mean, b.mean), spread)
+    gaps = [jnp.where(weight == 0, jnp.zeros_like(g), g * weight.astype(g.dtype)) for g in gaps]
+    deviations = [s + t + g for s, t, g in zip(a.deviations, b.deviations, gaps, strict=True)]
+    return Moments(count, jax.tree.map(moved, a.mean, b.mean), deviations)
 
 
 def _combine_devices(mine: Moments, axis_name: Any) -> Moments:
@@ -217,5 +217,7 @@ def _combine_devices(mine: Moments, axis_name: Any) -> Moments:
     mean = jax.tree.map(lambda total: total / jnp.maximum(count, 1).astype(total.dtype), weighted)
     pairs = zip(*map(jax.tree.leaves, (mine.mean, mean)), strict=True)
     gaps = [sum_of_squares(x - y.astype(x.dtype)) for x, y in pairs]
-    spread = [s + g * mine.count.astype(g.dtype) for s, g in zip(mine.spread, gaps, strict=True)]
-    return Moments(count, mean, jax.lax.psum(spread, axis_name))
+    deviations = [
+        s + g * mine.count.astype(g.dtype) for s, g in zip(mine.deviations, gaps, strict=True)
+    ]
+    return Moments(count, mean, jax.lax.psum(deviations, axis_name))

@@ -211,9 +211,11 @@ def _statistics(
 ) -> GradientStatistics:
     strategy = choose(method, chunk_size, bound)
     found = totals(bound, strategy, wanted, skip_nonfinite, axis_name)
-    count, mean, spread = found.moments
+    count, mean, deviations = found.moments
     treedef = jax.tree.structure(mean)
-    spreads = [_variance(m, s, count) for m, s in zip(jax.tree.leaves(mean), spread, strict=True)]
+    spreads = [
+        _variance(m, s, count) for m, s in zip(jax.tree.leaves(mean), deviations, strict=True)
+    ]
     variance, signal = ([*parts] for parts in zip(*spreads, strict=True))
     ratios = zip(signal, variance, jax.tree.leaves(mean), strict=True)
     snr = [_ratio(s, v, [m]) for s, v, m in ratios]
@@ -231,10 +233,12 @@ def _statistics(
     )
 
 
-def _variance(mean: jax.Array, spread: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _variance(
+    mean: jax.Array, deviations: jax.Array, count: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """The variance, and the squared length of the mean without what is noise in it."""
-    n, length = count.astype(spread.dtype), sum_of_squares(mean).astype(spread.dtype)
-    variance = jnp.where(count < 2, jnp.full_like(spread, jnp.nan), spread / (n - 1))
+    n, length = count.astype(deviations.dtype), sum_of_squares(mean).astype(deviations.dtype)
+    variance = jnp.where(count < 2, jnp.full_like(deviations, jnp.nan), deviations / (n - 1))
     return variance, length - variance / n
 
 

@@ -46,7 +46,7 @@ def lengths_of(x: jax.Array) -> jax.Array:
     return jax.vmap(norm_of_example)(x)
 
 
-def spread_around(x: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
+def squared_deviations(x: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The mean of the formed gradients that count, and the sum of squared distances from it."""
     x = x.astype(compute_dtype(x.dtype))
     # From one of them first: zero if all are the same, and small numbers have an exact mean.

@@ -114,9 +114,13 @@ class SparseJacobian(FromEntries):
     @property
     def entries(self) -> tuple[np.ndarray, np.ndarray, jax.Array]:
         """The rows, the columns and the values of all entries, each of shape `[entries]`."""
-        at = self.sparsity
-        values = self.sums[at.rows, at.colour[at.cols]]
-        return (at.cols, at.rows, values) if self.by_rows else (at.rows, at.cols, values)
+        sparsity = self.sparsity
+        values = self.sums[sparsity.rows, sparsity.colour[sparsity.cols]]
+        return (
+            (sparsity.cols, sparsity.rows, values)
+            if self.by_rows
+            else (sparsity.rows, sparsity.cols, values)
+        )
 
     def astype(self, dtype: Any) -> SparseJacobian:
         """A copy in another dtype."""
@@ -132,20 +136,20 @@ class SparseJacobian(FromEntries):
 
     def times_rows(self, b: jax.Array) -> SparseJacobian:
         """The rows by the factors `b`, of shape `[m]`; a row of no weight may be NaN."""
-        column, there = self.sparsity.lists
-        factors = jnp.where(there, b[column], 0) if self.by_rows else b[:, None]
+        column, exists = self.sparsity.lists
+        factors = jnp.where(exists, b[column], 0) if self.by_rows else b[:, None]
         sums = jnp.where(factors != 0, factors * self.sums, 0)
         return SparseJacobian(sums, self.sparsity, self.by_rows)
 
     def _along(self, v: jax.Array) -> jax.Array:
-        column, there = self.sparsity.lists
-        return jnp.sum(jnp.where(there, self.sums * v[column], 0), axis=1)
+        column, exists = self.sparsity.lists
+        return jnp.sum(jnp.where(exists, self.sums * v[column], 0), axis=1)
 
     def _across(self, w: jax.Array) -> jax.Array:
-        at = self.sparsity
-        rows, cols = at.by_columns
-        terms = self.sums[rows, at.colour[cols]] * w[rows]
-        return jax.ops.segment_sum(terms, cols, at.shape[1], indices_are_sorted=True)
+        sparsity = self.sparsity
+        rows, cols = sparsity.by_columns
+        terms = self.sums[rows, sparsity.colour[cols]] * w[rows]
+        return jax.ops.segment_sum(terms, cols, sparsity.shape[1], indices_are_sorted=True)
 
     def tree_flatten(self) -> tuple[tuple[Any], tuple[Sparsity, bool]]:
         """The sums; the rest is static."""

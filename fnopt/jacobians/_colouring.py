@@ -76,10 +76,10 @@ class Sparsity(ColumnColours):
     def lists(self) -> tuple[np.ndarray, np.ndarray]:
         """For every row and colour its column (0 if none), and whether there is one."""
         column = np.zeros((self.shape[0], self.colours), np.int32)
-        there = np.zeros(column.shape, bool)
-        at = (self.rows, self.colour[self.cols])
-        column[at], there[at] = self.cols, True
-        return column, there
+        exists = np.zeros(column.shape, bool)
+        index = (self.rows, self.colour[self.cols])
+        column[index], exists[index] = self.cols, True
+        return column, exists
 
     @functools.cached_property
     def by_columns(self) -> tuple[np.ndarray, np.ndarray]:
@@ -93,18 +93,18 @@ def _greedy(rows: np.ndarray, cols: np.ndarray, columns: int) -> np.ndarray:
     order = np.argsort(cols, kind="stable")
     starts = np.searchsorted(cols[order], np.arange(columns + 1))
     by_column = rows[order].tolist()
-    taken: dict[int, int] = {}  # the colours that a row has, as bits
+    used: dict[int, int] = {}  # the colours that a row has, as bits
     colour = np.full(columns, -1, np.int32)
     for j, (lo, hi) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
         if lo == hi:
             continue
         mask = 0
         for i in by_column[lo:hi]:
-            mask |= taken.get(i, 0)
+            mask |= used.get(i, 0)
         free = ~mask & (mask + 1)  # the lowest bit that isn't set
         colour[j] = free.bit_length() - 1
         for i in by_column[lo:hi]:
-            taken[i] = taken.get(i, 0) | free
+            used[i] = used.get(i, 0) | free
     return colour
 
 
@@ -162,8 +162,8 @@ class SymmetricSparsity(ColumnColours):
         """For every entry the row and the colour of the sums in which it is alone."""
         i, j = np.minimum(self.rows, self.cols), np.maximum(self.rows, self.cols)
         place = np.stack([self._place(i, j), self._place(j, i)])  # both of each
-        taken, count = np.unique(self._place(self.rows, self.cols), return_counts=True)
-        alone = count[np.searchsorted(taken, place[0])] == 1
+        sums, count = np.unique(self._place(self.rows, self.cols), return_counts=True)
+        alone = count[np.searchsorted(sums, place[0])] == 1
         found = np.where(alone, *place)  # the same one for both
         rows, colours = np.divmod(found, self.colours)
         return rows.astype(np.int32), colours.astype(np.int32)
@@ -186,17 +186,17 @@ def _star(neighbours: list[list[int]], order: Any) -> np.ndarray:
     seen: list[dict[int, int]] = [{} for _ in neighbours]  # by vertex: how often a colour is near
     near = [0] * len(neighbours)  # by vertex: the colours that are near, as bits
     for v in order:
-        taken = near[v]
+        used = near[v]
         for w in neighbours[v]:
             if known[w] < 0:
                 continue
             if seen[v][known[w]] > 1:  # v in the middle, between w and another of its colour
-                taken |= near[w]
+                used |= near[w]
                 continue
             for x in neighbours[w]:  # v at the end of v - w - x - y, with y of w's colour
                 if known[x] >= 0 and seen[x][known[w]] > 1:
-                    taken |= 1 << known[x]
-        free = ~taken & (taken + 1)  # the lowest bit that isn't set
+                    used |= 1 << known[x]
+        free = ~used & (used + 1)  # the lowest bit that isn't set
         known[v] = free.bit_length() - 1
         for w in neighbours[v]:
             seen[w][known[v]] = seen[w].get(known[v], 0) + 1

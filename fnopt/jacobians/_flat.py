@@ -143,15 +143,15 @@ def forward_from_reverse(fn: Callable[..., jax.Array]) -> Callable[..., jax.Arra
         still = (SymbolicZero, np.ndarray)  # of whole numbers the changes are NumPy's float0
         moving = [i for i, change in enumerate(changes) if not isinstance(change, still)]
 
-        def of(moved: list[Any]) -> jax.Array:
+        def of_moving(moved: list[Any]) -> jax.Array:
             new = dict(zip(moving, moved, strict=True))
             return fn(*treedef.unflatten([new.get(i, leaf) for i, leaf in enumerate(leaves)]))
 
-        value, pull = jax.vjp(of, [leaves[i] for i in moving])
+        value, pull = jax.vjp(of_moving, [leaves[i] for i in moving])
 
         def along(i: jax.Array) -> jax.Array:
-            one = jnp.zeros(value.size, value.dtype).at[i].set(1)
-            (rows,) = pull(one.reshape(value.shape))
+            unit = jnp.zeros(value.size, value.dtype).at[i].set(1)
+            (rows,) = pull(unit.reshape(value.shape))
             pairs = zip(rows, moving, strict=True)
             parts = [matmul(jnp.ravel(row), jnp.ravel(changes[j])) for row, j in pairs]
             return sum(parts, jnp.zeros((), value.dtype))

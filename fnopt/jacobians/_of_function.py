@@ -172,8 +172,8 @@ def _of_params(
     fn: Callable[..., Any], argnums: int | Sequence[int], args: tuple[Any, ...], kwargs: Any
 ) -> tuple[Callable[[Any], Any], Any]:
     """The function of its differentiated argument alone, and the value of that argument."""
-    one = isinstance(argnums, int)
-    positions = (argnums,) if one else tuple(argnums)
+    is_single = isinstance(argnums, int)
+    positions = (argnums,) if is_single else tuple(argnums)
     if not positions or any(not -len(args) <= i < len(args) for i in positions):
         raise ValueError(
             f"jacobian: argnums is {argnums}, but there are {len(args)} positional arguments."
@@ -181,9 +181,9 @@ def _of_params(
 
     def of_params(params: Any) -> Any:
         full = list(args)
-        for i, value in zip(positions, (params,) if one else params, strict=True):
+        for i, value in zip(positions, (params,) if is_single else params, strict=True):
             full[i] = value
         return fn(*full, **kwargs)
 
     values = tuple(args[i] for i in positions)
-    return of_params, values[0] if one else values
+    return of_params, values[0] if is_single else values

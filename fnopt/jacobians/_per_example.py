@@ -90,10 +90,10 @@ class PerExampleJacobian:
 
     def __call__(self, params: Any, *batch: Any, **shared: Any) -> Any:
         """The Jacobians, as blocks."""
-        size, laid, rows = self._bound(params, batch, shared)
+        size, layout, rows = self._bound(params, batch, shared)
 
         def body(carry: None, chunk: Any) -> tuple[None, Any]:
-            return carry, jax.vmap(lambda example: blocks(laid.unflatten, rows(example)))(chunk)
+            return carry, jax.vmap(lambda example: blocks(layout.unflatten, rows(example)))(chunk)
 
         return scan_chunks(body, None, batch, size, self.chunk_size)[1]
 
@@ -118,12 +118,12 @@ class PerExampleJacobian:
         Returns:
             The last carry.
         """
-        size, laid, rows = self._bound(params, batch, {})
+        size, layout, rows = self._bound(params, batch, {})
 
         def body(carry: Carry, chunk: Any) -> tuple[Carry, None]:
             examples, trees = chunk
-            parts = tuple(jnp.ravel(jax.vmap(laid.flatten)(tree)) for tree in trees)
-            J = jax.vmap(lambda example: _joined(rows(example), laid.size))(examples)
+            parts = tuple(jnp.ravel(jax.vmap(layout.flatten)(tree)) for tree in trees)
+            J = jax.vmap(lambda example: _joined(rows(example), layout.size))(examples)
             return step(carry, J.reshape(-1, J.shape[-1]), parts), None
 
         return scan_chunks(body, carry, (batch, along), size, self.chunk_size)[0]
@@ -137,19 +137,19 @@ class PerExampleJacobian:
         params, shared = replicate_for_batch((params, shared), batch)
         params = pvary_like(params, batch)  # inside shard_map: rows of this device alone
 
-        def one(params: Any, example: Any) -> Any:
+        def evaluate(params: Any, example: Any) -> Any:
             return self.fn(params, *example, **shared)
 
         example = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), batch)
         with explain_example_errors(_NAME, example, params):
-            found = jax.eval_shape(one, params, example)
+            found = jax.eval_shape(evaluate, params, example)
         outputs = checked_outputs(found, _NAME)
         x, _ = ravel(params)
-        laid = real_vector(outputs, x.dtype)
-        mode = jacobian_mode(self.mode, laid.size, x.size)
-        if (self.mode, mode) == ("auto", "forward") and lacks_forward(one, params, example):
+        layout = real_vector(outputs, x.dtype)
+        mode = jacobian_mode(self.mode, layout.size, x.size)
+        if (self.mode, mode) == ("auto", "forward") and lacks_forward(evaluate, params, example):
             mode = "reverse"
-        return size, laid, _rows_of(one, laid, params, mode)
+        return size, layout, _rows_of(evaluate, layout, params, mode)
 
 
 def _joined(rows: Any, k: int) -> jax.Array:
@@ -160,19 +160,19 @@ def _joined(rows: Any, k: int) -> jax.Array:
 
 
 def _rows_of(
-    fn: Callable[[Any, Any], Any], laid: RealVector, params: Any, mode: str
+    fn: Callable[[Any, Any], Any], layout: RealVector, params: Any, mode: str
 ) -> Callable[[Any], Any]:
     """The function from an example to a tree like the params, of its rows `[k, *param]`."""
     x, unravel = ravel(params, "params")
 
     def by_rows(example: Any) -> Any:
         # By the leaves and not by the vector: what is never laid end to end need not be cut up.
-        value, pull = jax.vjp(lambda p: laid.flatten(fn(p, example)), params)
-        units = pvary_like(jnp.eye(laid.size, dtype=value.dtype), value)
+        value, pull = jax.vjp(lambda p: layout.flatten(fn(p, example)), params)
+        units = pvary_like(jnp.eye(layout.size, dtype=value.dtype), value)
         return jax.vmap(lambda e: pull(reshard_like(e, value))[0])(units)
 
     def by_columns(example: Any) -> Any:
-        _, push = jax.linearize(lambda p: laid.flatten(fn(p, example)), params)
+        _, push = jax.linearize(lambda p: layout.flatten(fn(p, example)), params)
         units = pvary_like(jnp.eye(x.size, dtype=x.dtype), x)
         columns = jax.vmap(lambda v: push(unravel(v)), out_axes=1)(units)
         return jax.vmap(unravel)(columns)

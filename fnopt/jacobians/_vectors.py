@@ -70,9 +70,9 @@ def vector_function(fn: Callable[[Any], Any], params: Any, name: str) -> VectorF
     # Inside shard_map, so that every device has the derivatives of its own outputs.
     params = pvary_like(params, outputs)
     x, unravel = ravel(params, "params")
-    laid = real_vector(outputs, x.dtype)
+    layout = real_vector(outputs, x.dtype)
     return VectorFunction(
-        lambda x: laid.flatten(fn(unravel(x))), x, laid.size, laid.unflatten, params
+        lambda x: layout.flatten(fn(unravel(x))), x, layout.size, layout.unflatten, params
     )
 
 
@@ -103,11 +103,11 @@ def checked_outputs(outputs: Any, name: str) -> Any:
     return outputs
 
 
-def cheaper_mode(mode: str, of: VectorFunction) -> str:
+def cheaper_mode(mode: str, function: VectorFunction) -> str:
     """The mode with fewer passes; reverse where there is a `custom_vjp`, which has no forward."""
-    if mode == "auto" and of.x.size <= of.m and lacks_forward(of.fn, of.x):
+    if mode == "auto" and function.x.size <= function.m and lacks_forward(function.fn, function.x):
         return "reverse"
-    return jacobian_mode(mode, of.m, of.x.size)
+    return jacobian_mode(mode, function.m, function.x.size)
 
 
 def lacks_forward(fn: Callable[..., Any], *args: Any) -> bool:

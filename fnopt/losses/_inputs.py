@@ -150,6 +150,6 @@ def exclude_scores(where: jax.Array | None, x: jax.Array) -> jax.Array:
 def take_at_label(x: jax.Array, labels: jax.Array) -> jax.Array:
     """The entry of each row (last axis) at its label; NaN where there is no such class."""
     # A negative label would count from the end, silently.
-    beyond = jnp.where(labels < 0, jnp.full_like(labels, x.shape[-1]), labels)
-    found = jnp.take_along_axis(x, beyond[..., None], axis=-1, mode="fill", fill_value=jnp.nan)
+    safe_labels = jnp.where(labels < 0, jnp.full_like(labels, x.shape[-1]), labels)
+    found = jnp.take_along_axis(x, safe_labels[..., None], axis=-1, mode="fill", fill_value=jnp.nan)
     return found[..., 0]

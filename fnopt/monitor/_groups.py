@@ -138,11 +138,11 @@ def weights_of(names: tuple[str, ...], shapes: tuple[Shape | None, ...]) -> tupl
     found = list(range(len(names)))
     by_parent = sorted(range(len(names)), key=lambda i: _parent(names[i]))
     for _, group in itertools.groupby(by_parent, key=lambda i: _parent(names[i])):
-        beside = list(group)
-        if len(beside) > _MANY:
+        siblings = list(group)
+        if len(siblings) > _MANY:
             continue
-        for i in beside:
-            weights = [j for j in beside if _is_bias(shapes[i], shapes[j])]
+        for i in siblings:
+            weights = [j for j in siblings if _is_bias(shapes[i], shapes[j])]
             found[i] = max(weights, key=lambda j: _common_ends(names[i], names[j]), default=i)
     return tuple(found)
 
@@ -169,8 +169,8 @@ def _is_bias(bias: Shape | None, weights: Shape | None) -> bool:
     if bias is None or weights is None:
         return False
     own, others = ([n for n in shape if n != 1] for shape in (bias, weights))
-    left = iter(others)  # Equinox has [channels, 1, 1]
-    return 0 < len(own) < len(others) and all(n in left for n in own)
+    remaining = iter(others)  # Equinox has [channels, 1, 1]
+    return 0 < len(own) < len(others) and all(n in remaining for n in own)
 
 
 def _common_ends(a: str, b: str) -> int:

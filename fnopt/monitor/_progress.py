@@ -95,9 +95,9 @@ class Progress(Writer):
         return [f"{n} {record[n]:.3g}" for n in names]
 
     def _line(self, now: float, done: int, rate: float | None, shown: list[str]) -> None:
-        of = f"/{self.total} ({done / self.total:.0%})" if self.total else ""
+        total = f"/{self.total} ({done / self.total:.0%})" if self.total else ""
         speed = [] if rate is None else [f"{rate:.3g} steps/s"]
-        self._last = ", ".join([f"step {done}{of}", *speed, *shown])
+        self._last = ", ".join([f"step {done}{total}", *speed, *shown])
         if now - self._printed >= self.seconds:
             self._print()
             self._printed = now

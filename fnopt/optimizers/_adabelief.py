@@ -61,7 +61,7 @@ class scale_by_belief(AdamDirection):
         # then reads the old slot too, and copies it.
         nu = h.b2 * nu + (h.gain2 * squared_modulus(g - mu) + h.eps_root)
         direction = h.mean * mu + h.gradient * g if self.nesterov else h.mean * mu
-        return direction / (positive_root(nu) + h.beside_root), mu, nu
+        return direction / (positive_root(nu) + h.scaled_eps), mu, nu
 
 
 @recipe
@@ -152,13 +152,13 @@ class scale_by_yogi(AdamDirection):
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The scalars of Adam, and the epsilon under the root."""
         numbers = super().scalars(h, t)
-        return numbers | {"under_root": h.eps_root * numbers["seen_square"]}
+        return numbers | {"scaled_eps_root": h.eps_root * numbers["square_correction"]}
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu = ema(mu, g, h.b1, h.gain1)
         square = squared_modulus(g)
         nu = nu - h.gain2 * jnp.sign(nu - square) * square
-        return h.mean * mu / (positive_root(nu + h.under_root) + h.beside_root), mu, nu
+        return h.mean * mu / (positive_root(nu + h.scaled_eps_root) + h.scaled_eps), mu, nu
 
 
 @recipe
@@ -243,7 +243,7 @@ class scale_by_diffgrad(AdamDirection):
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any, previous: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
         friction = jax.nn.sigmoid(jnp.abs(previous - g))
-        u = friction * (h.mean * mu) / (positive_root(nu) + h.beside_root)
+        u = friction * (h.mean * mu) / (positive_root(nu) + h.scaled_eps)
         return u, mu, nu, write_after(g, u)
 
 

@@ -38,7 +38,7 @@ class _Bounded(Leafwise):
         return {
             "gain1": 1 - h.b1,
             "gain2": 1 - h.b2,
-            "seen": jnp.sqrt(bias_correction(h.b2, t)) / bias_correction(h.b1, t),
+            "correction": jnp.sqrt(bias_correction(h.b2, t)) / bias_correction(h.b1, t),
             # 1 - 1 / (x + 1) loses digits where x is small, as it is at first.
             "lower": h.final_ratio * passed / (passed + 1),
             "upper": h.final_ratio * (1 + 1 / passed),
@@ -46,7 +46,7 @@ class _Bounded(Leafwise):
 
     def bounded(self, h: Any, mu: Any, nu: Any) -> Any:
         """The mean times the factor, by the mean square that divides."""
-        factor = h.seen / (positive_root(nu) + h.eps)
+        factor = h.correction / (positive_root(nu) + h.eps)
         return jnp.clip(factor, h.lower, h.upper) * mu
 
 

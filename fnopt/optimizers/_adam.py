@@ -48,19 +48,19 @@ def adam_scalars(h: Any, t: Any, nesterov: bool = False) -> dict[str, Any]:
     """
     # (m / s1) / (sqrt(v / s2) + eps) = (sqrt(s2) / s1) m / (sqrt(v) + eps sqrt(s2))
     steps = lax.convert_element_type(t, h.b2.dtype)  # once for both corrections
-    seen_square = bias_correction(h.b2, steps)
-    seen = lax.sqrt(seen_square)
+    square_correction = bias_correction(h.b2, steps)
+    root_correction = lax.sqrt(square_correction)
     numbers = {
         "gain1": 1 - h.b1,
         "gain2": 1 - h.b2,
-        "seen": seen,
-        "seen_square": seen_square,
-        "beside_root": h.eps * seen,
+        "root_correction": root_correction,
+        "square_correction": square_correction,
+        "scaled_eps": h.eps * root_correction,
     }
     if not nesterov:
-        return numbers | {"mean": seen / bias_correction(h.b1, steps)}
+        return numbers | {"mean": root_correction / bias_correction(h.b1, steps)}
     mean, gradient = mean_weights(h.b1, t, nesterov)
-    return numbers | {"mean": mean * seen, "gradient": gradient * seen}
+    return numbers | {"mean": mean * root_correction, "gradient": gradient * root_correction}
 
 
 class AdamDirection(Leafwise):
@@ -120,13 +120,13 @@ class scale_by_adam(AdamDirection):
         numbers = super().scalars(h, t)
         if is_static_zero(h.eps_root):
             return numbers
-        return numbers | {"under_root": h.eps_root * numbers["seen_square"]}
+        return numbers | {"scaled_eps_root": h.eps_root * numbers["square_correction"]}
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
         direction = h.mean * mu + h.gradient * g if self.nesterov else h.mean * mu
-        radicand = nu + h.under_root if hasattr(h, "under_root") else nu
-        return direction / (positive_root(radicand) + h.beside_root), mu, nu
+        radicand = nu + h.scaled_eps_root if hasattr(h, "scaled_eps_root") else nu
+        return direction / (positive_root(radicand) + h.scaled_eps), mu, nu
 
 
 @recipe

@@ -107,7 +107,7 @@ class scale_by_adam_mini(AdamDirection):
         size = max(g.size // max(nu.size, 1), 1)  # an empty leaf has no mean
         square = jnp.sum(squared_modulus(g) / size, axis=axes, keepdims=True)
         mu, nu = ema(mu, g, h.b1, h.gain1), ema(nu, square, h.b2, h.gain2)
-        return h.mean * mu / (positive_root(nu) + h.beside_root), mu, nu
+        return h.mean * mu / (positive_root(nu) + h.scaled_eps), mu, nu
 
 
 def _block_zeros(p: Any, label: Any) -> jax.Array:

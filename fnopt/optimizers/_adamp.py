@@ -77,7 +77,7 @@ class scale_by_adamp(AdamDirection):
     def leaf(self, h: Any, g: Any, p: Any, mu: Any, nu: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
         direction = h.mean * mu + h.gradient * g if self.nesterov else h.mean * mu
-        direction = direction / (positive_root(nu) + h.beside_root)
+        direction = direction / (positive_root(nu) + h.scaled_eps)
         if p.ndim < 2 or not p.size:
             return direction + h.weight_decay * p, mu, nu
         outputs = _Across(p, g, tuple(range(p.ndim - 1)))

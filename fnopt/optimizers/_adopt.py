@@ -195,10 +195,10 @@ class scale_by_acprop(Leafwise):
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The bias correction of the step before."""
         before = jnp.maximum(t - 1, jnp.ones_like(t))
-        return {"later": t > 1, "seen": bias_correction(h.b2, before)}
+        return {"later": t > 1, "correction": bias_correction(h.b2, before)}
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
-        divisor = positive_root(nu / h.seen)
+        divisor = positive_root(nu / h.correction)
         divisor = jnp.where(h.later > 0, divisor, jnp.ones_like(divisor)) + h.eps
         u = g / divisor
         nu = write_after(ema(nu, squared_modulus(g - mu), h.b2) + h.eps_root, u)

@@ -165,19 +165,19 @@ def take_step(
     rate = rate(state.count) if isinstance(rate, Schedule) else rate
     tried = jnp.asarray(rate).astype(state.damping.dtype)
     length, after = _search_length(options, params, step, tried, value_at)
-    taken = finite & (length > 0) & jnp.isfinite(after)
-    moved = zero_unless(taken, _scale(length, step.direction), params)
+    accepted = finite & (length > 0) & jnp.isfinite(after)
+    moved = zero_unless(accepted, _scale(length, step.direction), params)
     gain = (step.value - after) / -(
         length * step.slope + length * length * step.second_derivative / 2
     )
     damping = current_damping(options, state)
     return moved, GaussNewtonDescentState(
         safe_increment(state.count),
-        _next_damping(options, damping, taken, gain, length < tried),
-        None if step.phi is None else zero_unless(taken, step.phi, step.phi),
-        _status(step, finite, taken, after),
+        _next_damping(options, damping, accepted, gain, length < tried),
+        None if step.phi is None else zero_unless(accepted, step.phi, step.phi),
+        _status(step, finite, accepted, after),
         step.value,
-        jnp.where(taken, length, jnp.zeros_like(length)),
+        jnp.where(accepted, length, jnp.zeros_like(length)),
     )
 
 
@@ -220,14 +220,14 @@ def _search_length(
 
 
 def _next_damping(
-    options: StepOptions, damping: jax.Array, taken: jax.Array, gain: jax.Array, cut: jax.Array
+    options: StepOptions, damping: jax.Array, accepted: jax.Array, gain: jax.Array, cut: jax.Array
 ) -> jax.Array:
     if not options.adaptive:
         return damping
     good, shrink, grow = options.damping_rule
     poor = cut | ~(gain >= _POOR)
     factor = jnp.where(~cut & (gain > good), shrink, jnp.where(poor, grow, 1.0))
-    factor = jnp.where(taken, factor, _REFUSED).astype(damping.dtype)
+    factor = jnp.where(accepted, factor, _REFUSED).astype(damping.dtype)
     # So that it comes back from where it was not needed; in the units of the first one.
     eps, first = jnp.finfo(damping.dtype).eps, jnp.asarray(options.damping).astype(damping.dtype)
     unit, one = first / _USUAL, jnp.ones_like(first)
@@ -235,11 +235,11 @@ def _next_damping(
     return jnp.clip(damping * factor, least, most)
 
 
-def zero_unless(taken: jax.Array, tree: Any, like: Any) -> Any:
+def zero_unless(accepted: jax.Array, tree: Any, like: Any) -> Any:
     """The tree in the dtypes of another; zeros if the step isn't taken."""
 
     def select_leaf(x: jax.Array, p: Any) -> jax.Array:
-        return jnp.where(taken, x, jnp.zeros_like(x)).astype(jnp.result_type(p))
+        return jnp.where(accepted, x, jnp.zeros_like(x)).astype(jnp.result_type(p))
 
     return jax.tree.map(select_leaf, tree, like)
 
@@ -248,7 +248,7 @@ def _scale(length: jax.Array, direction: Any) -> Any:
     return jax.tree.map(lambda d: length.astype(d.dtype) * d, direction)
 
 
-def _status(step: BatchStep, finite: jax.Array, taken: jax.Array, after: jax.Array) -> jax.Array:
+def _status(step: BatchStep, finite: jax.Array, accepted: jax.Array, after: jax.Array) -> jax.Array:
     """The status: that it was taken, or why not."""
     code = lambda status: status.array  # noqa: E731
     flat = -step.slope <= step.noise
@@ -256,4 +256,4 @@ def _status(step: BatchStep, finite: jax.Array, taken: jax.Array, after: jax.Arr
     refused = jnp.where(flat, code(Status.CONVERGED_COST), refused)
     started = jnp.where(step.known, code(Status.NONFINITE_STEP), code(Status.NONFINITE_START))
     failed = jnp.where(finite, refused, started)
-    return jnp.where(taken, code(Status.RUNNING), failed)
+    return jnp.where(accepted, code(Status.RUNNING), failed)

@@ -96,8 +96,8 @@ class scale_by_came(Leafwise):
         mu = ema(mu, step, h.b1, h.gain)
         if axes is None:
             return mu, mu, v, residual
-        apart = squared_modulus(step - mu) + h.eps_residual
-        residual = average_squares(residual, apart, h.b3, axes)
+        instability = squared_modulus(step - mu) + h.eps_residual
+        residual = average_squares(residual, instability, h.b3, axes)
         return divide_by_root(mu, residual, axes), mu, v, residual
 
 

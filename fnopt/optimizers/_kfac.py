@@ -261,14 +261,14 @@ class kfac(Transformation):
         looked = again | (count % self.damping_every == 0)
         adapted, lower, after = self._adapt(objective, state, moved, value, found, noise, looked)
         finite = sound & jnp.isfinite(after)
-        taken = finite & lower
+        accepted = finite & lower
         grown = jnp.where(known, jnp.minimum(_REFUSED * state.damping, _MOST), state.damping)
         momentum = cast_like(step, state.momentum)
         new = (averages.averaged, adapted, found.weights, *averages[1:], momentum)
         old = (state.averaged, grown, state.weights, *averages_of(state)[1:], state.momentum)
-        kept = jax.tree.map(lambda n, o: jnp.where(taken, n, o), new, old)
-        status = status_after(taken, whole & directions[1].finite, known, finite)
-        moved = jax.tree.map(lambda u: jnp.where(taken, u, jnp.zeros_like(u)), moved)
+        kept = jax.tree.map(lambda n, o: jnp.where(accepted, n, o), new, old)
+        status = status_after(accepted, whole & directions[1].finite, known, finite)
+        moved = jax.tree.map(lambda u: jnp.where(accepted, u, jnp.zeros_like(u)), moved)
         return moved, KfacState._make((safe_increment(count), *kept, value, status))
 
     def _averages(
@@ -342,6 +342,10 @@ class kfac(Transformation):
 
 def _combine(weights: jax.Array, directions: tuple[Any, Any]) -> tuple[Any, jax.Array]:
     """The step, and a number that is at least as large as any entry of it."""
-    one, two = (w * d.norm for w, d in zip(weights, directions, strict=True))
-    step = jax.tree.map(lambda d, m: one * d + two * m, *(d.unit for d in directions))
-    return step, jnp.abs(one) + jnp.abs(two)
+    direction_length, momentum_length = (
+        w * d.norm for w, d in zip(weights, directions, strict=True)
+    )
+    step = jax.tree.map(
+        lambda d, m: direction_length * d + momentum_length * m, *(d.unit for d in directions)
+    )
+    return step, jnp.abs(direction_length) + jnp.abs(momentum_length)

@@ -214,9 +214,9 @@ def replace_nonfinite(state: KfacState, damping: Any) -> KfacState:
 
 
 def status_after(
-    taken: jax.Array, whole: jax.Array, known: jax.Array, finite: jax.Array
+    accepted: jax.Array, whole: jax.Array, known: jax.Array, finite: jax.Array
 ) -> jax.Array:
     """The status after a step: whether the state before it was whole, or why it was refused."""
     good = jnp.where(whole, Status.RUNNING.array, Status.NONFINITE_STATE.array)
     refused = jnp.where(finite, Status.STALLED.array, Status.NONFINITE_STEP.array)
-    return jnp.where(taken, good, jnp.where(known, refused, Status.NONFINITE_START.array))
+    return jnp.where(accepted, good, jnp.where(known, refused, Status.NONFINITE_START.array))

@@ -105,9 +105,9 @@ class scale_by_lbfgs(Transformation):
         # product has no finite inverse would make it NaN. Their weight is zero: they are not used.
         usable = (state.count > 0) & (sy > 0) & (yy > 0) & jnp.isfinite(1 / _or_one(sy))
         weight = jnp.where(usable, 1 / _or_one(sy), jnp.zeros((), dtype))
-        at = jnp.mod(state.count - 1, m)
+        slot = jnp.mod(state.count - 1, m)
         s, y, weights = jax.tree.map(
-            lambda ring, new: ring.at[at].set(
+            lambda ring, new: ring.at[slot].set(
                 reshard_to(jnp.where(usable, new, jnp.zeros_like(new)), explicit_spec(ring)[1:]),
                 wrap_negative_indices=False,
             ),
@@ -162,8 +162,8 @@ def inverse_product(
         alpha = rho[i] * inner(si, q).astype(rho.dtype)
         return map_leaves(lambda a, q, d: q - a.astype(d.dtype) * d, q, hyper=alpha, y=yi), alpha
 
-    def forward(r: Any, at: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
-        i, alpha = at
+    def forward(r: Any, entry: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+        i, alpha = entry
         si, yi = pair(i)
         beta = rho[i] * inner(yi, r).astype(rho.dtype)
         return map_leaves(

@@ -89,7 +89,7 @@ class scale_by_radam(AdamDirection):
         ratio = (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)
         adapts = length >= h.threshold
         usable = adapts & (ratio > 0)  # the slope of the root of what isn't used would be NaN
-        seen = jnp.sqrt(bias_correction(h.b2, t))
+        root_correction = jnp.sqrt(bias_correction(h.b2, t))
         mean, gradient = mean_weights(h.b1, t, self.nesterov)
         return {
             "gain1": 1 - h.b1,
@@ -97,15 +97,16 @@ class scale_by_radam(AdamDirection):
             "mean": mean,
             "gradient": gradient,
             "adapts": adapts,
-            "rectified": jnp.where(usable, jnp.sqrt(jnp.where(usable, ratio, 1.0)), 0.0) * seen,
-            "under_root": h.eps_root * seen * seen,
-            "beside_root": h.eps * seen,
+            "rectified": jnp.where(usable, jnp.sqrt(jnp.where(usable, ratio, 1.0)), 0.0)
+            * root_correction,
+            "scaled_eps_root": h.eps_root * root_correction * root_correction,
+            "scaled_eps": h.eps * root_correction,
         }
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
         direction = h.mean * mu + h.gradient * g if self.nesterov else h.mean * mu
-        factor = h.rectified / (positive_root(nu + h.under_root) + h.beside_root)
+        factor = h.rectified / (positive_root(nu + h.scaled_eps_root) + h.scaled_eps)
         return jnp.where(h.adapts > 0, factor, jnp.ones_like(factor)) * direction, mu, nu
 
 

@@ -72,8 +72,8 @@ class scale_by_stable_adam(Leafwise):
     def leaf(self, h: Any, g: Any, p: Any, mu: Any, nu: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
         length = positive_root(nu)
-        growth = rms(h.seen * g / jnp.maximum(length, h.beside_root))
-        direction = h.mean * mu / (length + h.beside_root) + h.weight_decay * p
+        growth = rms(h.root_correction * g / jnp.maximum(length, h.scaled_eps))
+        direction = h.mean * mu / (length + h.scaled_eps) + h.weight_decay * p
         return direction / jnp.maximum(growth, jnp.ones_like(growth)), mu, nu
 
 

@@ -204,12 +204,12 @@ class stochastic_reconfiguration(Transformation):
         rate = rate(state.count) if isinstance(rate, Schedule) else rate
         moved = self._limit(_scale(jnp.asarray(rate), direction))
         known = all_finite((e, X.weights))
-        taken = known & all_finite((moved, direction))
+        accepted = known & all_finite((moved, direction))
         failed = jnp.where(known, Status.NONFINITE_STEP.array, Status.NONFINITE_START.array)
-        return zero_unless(taken, moved, params), StochasticReconfigurationState(
+        return zero_unless(accepted, moved, params), StochasticReconfigurationState(
             safe_increment(state.count),
-            None if self.momentum is None else zero_unless(taken, direction, state.momentum),
-            jnp.where(taken, Status.RUNNING.array, failed),
+            None if self.momentum is None else zero_unless(accepted, direction, state.momentum),
+            jnp.where(accepted, Status.RUNNING.array, failed),
             X.mean(energies)[0],
             jnp.dot(e, e, precision=HIGHEST),
         )

@@ -215,7 +215,7 @@ def _multiplier(x: Any, low: Any, high: Any, w: Any, c: Any) -> jax.Array:
     def excess(tau: jax.Array) -> jax.Array:
         return jnp.sum(w * jnp.clip(x - tau * w, low, high)) - c
 
-    def beyond(edge: jax.Array, down: jax.Array, up: jax.Array) -> jax.Array:
+    def zero_beyond(edge: jax.Array, down: jax.Array, up: jax.Array) -> jax.Array:
         open_ended = jnp.where(w > 0, jnp.isinf(down), jnp.isinf(up))
         return edge + _safe_ratio(
             excess(edge), jnp.sum(jnp.where(open_ended, w * w, 0).astype(x.dtype))
@@ -228,6 +228,9 @@ def _multiplier(x: Any, low: Any, high: Any, w: Any, c: Any) -> jax.Array:
         return jnp.where(too_much, middle, a), jnp.where(too_much, b, middle)
 
     first, last = jnp.min(kinks, initial=0), jnp.max(kinks, initial=0)
-    ends = jnp.minimum(first, beyond(first, high, low)), jnp.maximum(last, beyond(last, low, high))
+    ends = (
+        jnp.minimum(first, zero_beyond(first, high, low)),
+        jnp.maximum(last, zero_beyond(last, low, high)),
+    )
     a, b = jax.lax.fori_loop(0, jnp.finfo(x.dtype).nmant + 16, halve, ends)
     return a + (b - a) / 2

@@ -120,8 +120,8 @@ def _link(
     names = tuple(n for n in (src, dst) if isinstance(n, str))
     argnums = None if isinstance(src, str) else src
     program = trace_program(name, fn, args, kwargs, argnums, scopes=has_scopes(names))
-    start = program.one(src, lacks_cotangent) if isinstance(src, str) else None
-    end = None if dst is None else program.one(dst, lacks_cotangent)
+    start = program.only_node(src, lacks_cotangent) if isinstance(src, str) else None
+    end = None if dst is None else program.only_node(dst, lacks_cotangent)
     program = program.only({i for i in (start, end) if i is not None})
 
     def visit(node: int, value: Any, probe: Any) -> tuple[Any, Any]:

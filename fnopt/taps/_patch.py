@@ -110,7 +110,7 @@ def patch(
         def visit(node: int, value: Any, given: Any) -> tuple[Any, None]:
             name, (own, back) = program.nodes[node].name, given
             for rule, entry in zip(on_value.get(node, []), own, strict=True):
-                value = _like(value, rule(value, entry), f"the value of {name!r}")
+                value = _check_like(value, rule(value, entry), f"the value of {name!r}")
             # The last rule is the first one that the cotangent meets on its way back.
             pairs = list(zip(on_cotangent.get(node, []), back, strict=True))
             for rule, entry in reversed(pairs):
@@ -153,12 +153,12 @@ def _by_node(
 
 
 def _checked(rule: _Rule, name: str) -> Callable[[Any, Any], Any]:
-    return lambda cotangent, entry: _like(
+    return lambda cotangent, entry: _check_like(
         cotangent, rule(cotangent, entry), f"the cotangent of {name!r}"
     )
 
 
-def _like(before: Any, after: Any, what: str) -> Any:
+def _check_like(before: Any, after: Any, what: str) -> Any:
     if getattr(after, "shape", None) != before.shape or after.dtype != before.dtype:
         raise ValueError(
             f"patch: the rule made {type_text(after)} of {what}, which is {type_text(before)}; "

@@ -155,7 +155,7 @@ class TracedCall(NamedTuple):
             raise ValueError(f"{self.name}: no node is called {pattern!r}. {self._known(pattern)}")
         return found
 
-    def one(self, name: str, ask: Ask) -> int:
+    def only_node(self, name: str, ask: Ask) -> int:
         """Return the only node of a name.
 
         Raises:

@@ -154,10 +154,10 @@ class scale_by_backtracking_linesearch(Transformation):
         rate = jnp.where(usable, end.rate, jnp.zeros_like(end.rate))
         kept = None
         if self.store_grad:
-            there = jax.grad(lambda p: scalar_loss(fn(p), dtype))(
+            gradient = jax.grad(lambda p: scalar_loss(fn(p), dtype))(
                 params_after_step(params, rate, updates)
             )
-            kept = jax.tree.map(lambda g, p: g.astype(p.dtype), there, state.grad)
+            kept = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, state.grad)
         info = BacktrackingLinesearchInfo(end.count, end.error)
         new = jnp.where(usable, end.value, start)
         # A step that was refused is remembered, so that the next search goes on from it.

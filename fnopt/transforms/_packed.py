@@ -278,8 +278,8 @@ def _representatives(inner: Any, layout: Layout) -> list[int]:
     tree = layout.treedef.unflatten(layout.leaves)
     labels = [_labels(selector, tree) for selector in _selectors(inner)]
     kinds = [
-        (b, len(x.shape), *told)
-        for b, x, *told in zip(layout.buffers, layout.leaves, *labels, strict=True)
+        (b, len(x.shape), *selected)
+        for b, x, *selected in zip(layout.buffers, layout.leaves, *labels, strict=True)
     ]
     count: Counter[Any] = Counter()
     order = []

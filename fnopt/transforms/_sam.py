@@ -140,10 +140,10 @@ class sam(Transformation):
             return p, jnp.where(first, p, kept)
 
         cache = map_leaves(keep, params, outputs=2, cache=state.cache)[1]
-        at = cast_like(cache, params)
+        start = cast_like(cache, params)
 
         def move() -> tuple[Any, Any, Any]:
-            new, inner = self.optimizer.update(updates, state.inner_state, at, **extra_args)
+            new, inner = self.optimizer.update(updates, state.inner_state, start, **extra_args)
             new = map_leaves(lambda u, p, kept: kept - p + u, new, params=params, cache=cache)
             adversary = self.adv_optimizer.init(params) if self.reset_state else state.adv_state
             return new, cast_like(inner, state.inner_state), cast_like(adversary, state.adv_state)
@@ -157,19 +157,19 @@ class sam(Transformation):
 
         shapes = jax.eval_shape(move)[0]
         new, inner_state, adv_state = jax.lax.cond(
-            last, move, lambda: (cast_like((made := climb())[0], shapes), *made[1:])
+            last, move, lambda: (cast_like((moved := climb())[0], shapes), *moved[1:])
         )
         return new, SAMState(jnp.where(last, zero_count(), steps), inner_state, adv_state, cache)
 
     def _step_in_one_call(
         self, updates: Any, state: SAMState, params: Any, grad_fn: Any, extra_args: Any
     ) -> tuple[Any, SAMState]:
-        at, gradients, adversary = params, updates, state.adv_state
+        point, gradients, adversary = params, updates, state.adv_state
         extra_args = {"grad_fn": grad_fn, **extra_args}
         for i in range(self.sync_period - 1):
-            step, adversary = self.adv_optimizer.update(gradients, adversary, at, **extra_args)
-            at = apply_updates(at, map_leaves(lambda u: -u, step))
-            gradients = grad_fn(at, i)
+            step, adversary = self.adv_optimizer.update(gradients, adversary, point, **extra_args)
+            point = apply_updates(point, map_leaves(lambda u: -u, step))
+            gradients = grad_fn(point, i)
             if self.batch_axis_name is not None:
                 gradients = jax.lax.pmean(gradients, axis_name=self.batch_axis_name)
         if self.reset_state:

@@ -65,19 +65,19 @@ class strict(Wrapper):
 
 
 def _check(tx: Transformation, given: dict[str, Any]) -> None:
-    taken = extra_arg_names(tx, given)
-    unknown = [] if ANY in taken else sorted(given.keys() - taken)
+    known = extra_arg_names(tx, given)
+    unknown = [] if ANY in known else sorted(given.keys() - known)
     missing = [name for name in tx.needs if name not in given]
     if not (unknown or missing):
         return
     parts = []
     if unknown:
-        near = {name: difflib.get_close_matches(name, sorted(taken), n=1) for name in unknown}
+        near = {name: difflib.get_close_matches(name, sorted(known), n=1) for name in unknown}
         hints = [f"{found[0]!r} for {name!r}" for name, found in near.items() if found]
         hint = f" (did you mean {', '.join(hints)}?)" if hints else ""
         parts.append(f"got {names_text(unknown)}, which nothing in it takes{hint}")
     if missing:
         parts.append(f"needs {names_text(missing)}, which it did not get")
-    if unknown or not taken:
-        parts.append(f"it takes {names_text(sorted(taken - {ANY}))}" if taken else "it takes none")
+    if unknown or not known:
+        parts.append(f"it takes {names_text(sorted(known - {ANY}))}" if known else "it takes none")
     raise TypeError(f"{where()}update {'; '.join(parts)}.")

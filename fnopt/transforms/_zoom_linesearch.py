@@ -151,22 +151,22 @@ class scale_by_zoom_linesearch(Transformation):
         def try_step(carry: tuple[LineSearch, Any]) -> tuple[LineSearch, Any]:
             search, safe_grad = carry
             rate = next_rate(search, criteria)
-            new, there = differentiated(params_after_step(params, rate, updates))
-            there = jax.tree.map(lambda g, like: g.astype(like.dtype), there, safe_grad)
-            place = LinePoint(rate, new, inner(conjugate_tree(there), updates).astype(dtype))
-            search, taken = advance_search(search, criteria, place)
-            return search, chosen(taken, there, safe_grad)
+            new, gradient = differentiated(params_after_step(params, rate, updates))
+            gradient = jax.tree.map(lambda g, like: g.astype(like.dtype), gradient, safe_grad)
+            point = LinePoint(rate, new, inner(conjugate_tree(gradient), updates).astype(dtype))
+            search, is_better = advance_search(search, criteria, point)
+            return search, chosen(is_better, gradient, safe_grad)
 
         keeps = (self.initial_guess_strategy == "keep") & (state.learning_rate > 0)
         guess = jnp.where(keeps, state.learning_rate, jnp.ones((), dtype))
         start = start_search(criteria.value, criteria.slope, guess)
-        end, there = while_loop(
+        end, gradient = while_loop(
             lambda carry: ~carry[0].done, try_step, (start, conjugate_tree(grad))
         )
         info = ZoomLinesearchInfo(end.count, end.decrease_error, end.curvature_error)
         rate = end.safe.rate
         return scale_tree(rate, updates), ScaleByZoomLinesearchState(
-            rate, end.safe.value, there, info
+            rate, end.safe.value, gradient, info
         )
 
     def _criteria(self, value: jax.Array, slope: jax.Array, dtype: Any) -> LineSearchCriteria:

@@ -26,37 +26,39 @@ def repack(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) -> dict[s
         if leaf.slot is not None and is_array_like(leaf.leaf):
             slots[leaf.slot[:2]].append(leaf)
     packed: dict[str, Any] = {}
-    for (_, field), here in slots.items():
-        if any(leaf.name in matching.found for leaf in here):
+    for (_, field), fresh_slot in slots.items():
+        if any(leaf.name in matching.found for leaf in fresh_slot):
             continue
         free = [x for x in saved.leaves if x.path not in matching.used]
-        fitting = [there for there in _slots_of(field, free) if _fits(here, there)]
+        fitting = [
+            saved_slot for saved_slot in _slots_of(field, free) if _fits(fresh_slot, saved_slot)
+        ]
         if len(fitting) != 1:
             continue
-        (there,) = fitting
-        arrays = [leaf.leaf for leaf in there]
-        torn = len(there) == 1
+        (saved_slot,) = fitting
+        arrays = [leaf.leaf for leaf in saved_slot]
+        torn = len(saved_slot) == 1
         packed |= (
-            _split_vector(arrays[0], here)
+            _split_vector(arrays[0], fresh_slot)
             if torn
-            else {here[0].name: _join_leaves(arrays, here[0])}
+            else {fresh_slot[0].name: _join_leaves(arrays, fresh_slot[0])}
         )
-        for leaf in here:
-            matching.add(leaf.name, there[0])
-        matching.used.update(leaf.path for leaf in there)
+        for leaf in fresh_slot:
+            matching.add(leaf.name, saved_slot[0])
+        matching.used.update(leaf.path for leaf in saved_slot)
     return packed
 
 
-def _fits(here: list[NamedLeaf], there: list[NamedLeaf]) -> bool:
+def _fits(fresh_slot: list[NamedLeaf], saved_slot: list[NamedLeaf]) -> bool:
     """Whether one of two slots is a vector of the other."""
-    mine, theirs = ([leaf.leaf for leaf in leaves] for leaves in (here, there))
-    if len(there) == 1:
+    mine, theirs = ([leaf.leaf for leaf in leaves] for leaves in (fresh_slot, saved_slot))
+    if len(saved_slot) == 1:
         return _is_vector_of(theirs[0], mine)
     castable = all(
         jnp.can_cast(jnp.result_type(x), jnp.result_type(mine[0]), casting="same_kind")
         for x in theirs
     )
-    return len(here) == 1 and _is_vector_of(mine[0], theirs) and castable
+    return len(fresh_slot) == 1 and _is_vector_of(mine[0], theirs) and castable
 
 
 def _slots_of(field: str, saved: list[NamedLeaf]) -> list[list[NamedLeaf]]:
@@ -187,11 +189,11 @@ def match_scalars(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) ->
                 stay.add(leaf.name)
                 matching.found.pop(leaf.name, None)
             continue
-        there = [by_path.get(join_path(source, rest)) for source in sorted(sources[state])]
-        there = [other for other in there if other is not None]
+        candidates = [by_path.get(join_path(source, rest)) for source in sorted(sources[state])]
+        candidates = [other for other in candidates if other is not None]
         # Slots of several states in one, as of the groups of a partition, need equal counts.
-        if there and all(are_equal(other.leaf, there[0].leaf) for other in there):
-            for other in there:
+        if candidates and all(are_equal(other.leaf, candidates[0].leaf) for other in candidates):
+            for other in candidates:
                 matching.add(leaf.name, other)
     return stay
 

@@ -38,7 +38,7 @@ def recount(
         fresh tree has no place for, but whose number it has.
     """
     saved = {k: x for k, x in sources.items() if _is_count(k, x, other)}
-    held = {
+    wrappers = {
         k.removesuffix(_field(k))
         for k in other.intersection(sources)
         if _field(k) in _HOLD_CALLS_BACK
@@ -47,8 +47,8 @@ def recount(
     for name in counts:
         if name in sources:
             continue
-        pace = _pace(name, held)
-        near = _nearest(name, [k for k in saved if _pace(k, held) == pace])
+        pace = _pace(name, wrappers)
+        near = _nearest(name, [k for k in saved if _pace(k, wrappers) == pace])
         if given is not None:
             sources[name], filled[name] = np.int32(given), "count="
         elif near and all(are_equal(saved[near[0]], saved[k]) for k in near):
@@ -70,9 +70,9 @@ def _field(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _pace(name: str, held: Iterable[str]) -> str | None:
+def _pace(name: str, wrappers: Iterable[str]) -> str | None:
     """The place of the innermost wrapper around it that makes fewer steps than it is called."""
-    return max((place for place in held if name.startswith(place)), key=len, default=None)
+    return max((place for place in wrappers if name.startswith(place)), key=len, default=None)
 
 
 def _nearest(name: str, others: Iterable[str]) -> list[str]:
@@ -204,9 +204,9 @@ def restore(
             taken.append(name)
             leaf = _place(value, leaf)
         leaves.append(leaf)
-    left = tuple(name.removeprefix("saved ") for name in pool if name not in given)
-    alike = bool(new and left) and _have_same_leaves(target, source)
-    report = RestoreReport(tuple(taken), tuple(new), reshaped, left, counted, dropped, alike)
+    left_over = tuple(name.removeprefix("saved ") for name in pool if name not in given)
+    alike = bool(new and left_over) and _have_same_leaves(target, source)
+    report = RestoreReport(tuple(taken), tuple(new), reshaped, left_over, counted, dropped, alike)
     return target.treedef.unflatten(leaves), report
 
 

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import HIGHEST, compute_dtype, sum_of_squares
-from fnopt.gradients._sums import number, only_where, spread_around
+from fnopt.gradients._sums import number, only_where, squared_deviations
 from fnopt.gradients.ghost import _tape
 from fnopt.gradients.ghost._factors import (
     Dense,
@@ -38,12 +38,12 @@ class GroupMoments(NamedTuple):
 
     Attributes:
         mean: The mean of those that count, by param.
-        spread: The sum of their squared distances from it; of a group that isn't formed by param
-            with its first param.
+        deviations: By param, the sum of the squared distances from the mean. The sum of a group
+            that isn't formed by param stands at its first param.
     """
 
     mean: Mapping[int, jax.Array]
-    spread: Mapping[int, jax.Array]
+    deviations: Mapping[int, jax.Array]
 
 
 def moments(
@@ -55,18 +55,18 @@ def moments(
 ) -> GroupMoments:
     """The mean of the gradients that count, and how far they are from it."""
     if isinstance(formed, dict):
-        found = {i: spread_around(x, counts) for i, x in formed.items()}
+        found = {i: squared_deviations(x, counts) for i, x in formed.items()}
         return GroupMoments(
             {i: mean for i, (mean, _) in found.items()},
-            {i: spread for i, (_, spread) in found.items()},
+            {i: deviations for i, (_, deviations) in found.items()},
         )
     if group.layout is None or group.form == "none":
         return GroupMoments({}, {})
-    mean, spread = (
-        _moments(group, tape, counts) if formed is None else spread_around(formed, counts)
+    mean, deviations = (
+        _moments(group, tape, counts) if formed is None else squared_deviations(formed, counts)
     )
     by_param = pull_back(group.layout.weight, group.layout.array(mean), params)
-    return GroupMoments(by_param, {group.leaves[0]: spread})
+    return GroupMoments(by_param, {group.leaves[0]: deviations})
 
 
 def _moments(group: Group, tape: Tape, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -81,22 +81,22 @@ def _moments(group: Group, tape: Tape, counts: jax.Array) -> tuple[jax.Array, ja
         data: list[tuple[Any, jax.Array]],
     ) -> tuple[jax.Array, list[Difference]]:
         pairs = _tape.pairs_of(group, data)
-        apart = [difference(p, q) for p, q in zip(pairs, origin, strict=True)]
-        return length_squared([part for d in apart for part in d.parts]), apart
+        differences = [difference(p, q) for p, q in zip(pairs, origin, strict=True)]
+        return length_squared([part for d in differences for part in d.parts]), differences
 
-    squares, apart = jax.vmap(differences_from_first)(data)
-    pairs = zip(apart, origin, strict=True)
-    gap = sum_of(_total(one, other.left, counts, (d, k)) for one, other in pairs)
+    squares, differences = jax.vmap(differences_from_first)(data)
+    pairs = zip(differences, origin, strict=True)
+    gap = sum_of(_total(change, pair.left, counts, (d, k)) for change, pair in pairs)
     gap = gap / number(counts, gap.dtype)
     near = jnp.sum(only_where(counts > 0, squares))
     # Rounding may leave less than nothing of gradients that are all the same.
-    spread = near - sum_of_squares(gap) * number(counts, squares.dtype)
-    spread = jnp.maximum(spread, jnp.zeros_like(near))
+    deviations = near - sum_of_squares(gap) * number(counts, squares.dtype)
+    deviations = jnp.maximum(deviations, jnp.zeros_like(near))
     mean = sum_of(outer(p, (d, k), HIGHEST) for p in origin).astype(gap.dtype) + gap
     # Of finite gradients it is NaN where squares are infinite that are taken from each other; of
     # gradients that may be all the same it stays so.
-    lost = jnp.isnan(spread) & jnp.all(jnp.isfinite(mean)) & jnp.any(gap != 0)
-    return mean, jnp.where(lost, jnp.full_like(spread, jnp.inf), spread)
+    lost = jnp.isnan(deviations) & jnp.all(jnp.isfinite(mean)) & jnp.any(gap != 0)
+    return mean, jnp.where(lost, jnp.full_like(deviations, jnp.inf), deviations)
 
 
 class Difference(NamedTuple):
@@ -116,24 +116,27 @@ class Difference(NamedTuple):
         return [self.changed] if self.shifted is None else [self.changed, self.shifted]
 
 
-def difference(one: Pair, other: Pair) -> Difference:
+def difference(pair: Pair, reference: Pair) -> Difference:
     """The factors of a difference of two gradients from those of the gradients."""
-    assert isinstance(one.right, Dense)
-    assert isinstance(other.right, Dense)
-    if isinstance(one.left, OneHot):
-        assert isinstance(other.left, OneHot)
-        return Difference(_one_hot(one.left, one.right, other.left, other.right), None)
+    assert isinstance(pair.right, Dense)
+    assert isinstance(reference.right, Dense)
+    if isinstance(pair.left, OneHot):
+        assert isinstance(reference.left, OneHot)
+        return Difference(_one_hot(pair.left, pair.right, reference.left, reference.right), None)
     return Difference(
-        Pair(jax.tree.map(_subtract, one.left, other.left), jax.tree.map(_wide, one.right)),
-        Pair(jax.tree.map(_wide, other.left), jax.tree.map(_subtract, one.right, other.right)),
+        Pair(jax.tree.map(_subtract, pair.left, reference.left), jax.tree.map(_wide, pair.right)),
+        Pair(
+            jax.tree.map(_wide, reference.left),
+            jax.tree.map(_subtract, pair.right, reference.right),
+        ),
     )
 
 
-def _total(apart: Difference, left: Any, counts: jax.Array, shape: tuple[int, int]) -> jax.Array:
+def _total(change: Difference, left: Any, counts: jax.Array, shape: tuple[int, int]) -> jax.Array:
     """The sum of the differences that count, `[T, D, K]`.
 
     Args:
-        apart: The differences of all examples from one gradient.
+        change: The differences of all examples from one gradient.
         left: The left factor of that gradient.
         counts: Which examples count.
         shape: `D` and `K`.
@@ -142,12 +145,12 @@ def _total(apart: Difference, left: Any, counts: jax.Array, shape: tuple[int, in
     def zero_others(x: jax.Array) -> jax.Array:
         return x if jnp.issubdtype(x.dtype, jnp.integer) else only_where(counts > 0, x)
 
-    changed = jax.tree.map(lambda x: _tape.examples_as_positions(zero_others(x)), apart.changed)
+    changed = jax.tree.map(lambda x: _tape.examples_as_positions(zero_others(x)), change.changed)
     total = outer(changed, shape, HIGHEST)
-    if apart.shifted is None:
+    if change.shifted is None:
         return total
     # Its left factor is the same for all examples, so their right ones are summed first.
-    right = jax.tree.map(lambda x: jnp.sum(zero_others(x), axis=0), apart.shifted.right)
+    right = jax.tree.map(lambda x: jnp.sum(zero_others(x), axis=0), change.shifted.right)
     return total + outer(Pair(left, right), shape, HIGHEST)
 
 

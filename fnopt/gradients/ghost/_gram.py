@@ -44,7 +44,7 @@ class GradientPart(NamedTuple):
     factors: jax.Array | None
 
 
-def inner_matrix(group: Group, one: GradientPart, other: GradientPart) -> jax.Array | None:
+def inner_matrix(group: Group, part: GradientPart, other: GradientPart) -> jax.Array | None:
     """The inner products of the gradients of all examples of two tapes, `[n, m]`.
 
     `None` where they are zero. For two positions a product of gradients takes `D + K`
@@ -53,11 +53,11 @@ def inner_matrix(group: Group, one: GradientPart, other: GradientPart) -> jax.Ar
     """
     if group.form == "none":
         return None
-    if one.formed is not None and other.formed is not None:
-        pairs = zip(jax.tree.leaves(one.formed), jax.tree.leaves(other.formed), strict=True)
+    if part.formed is not None and other.formed is not None:
+        pairs = zip(jax.tree.leaves(part.formed), jax.tree.leaves(other.formed), strict=True)
         return sum_of(inner_products(x, y) for x, y in pairs)
     assert group.layout is not None
-    p, q = _pairs(group, one), _pairs(group, other)
+    p, q = _pairs(group, part), _pairs(group, other)
     _, d, k = group.layout.sizes
     dense = len(p) == 1 and all(isinstance(f, Dense) for f in p[0])
     if dense and _positions(p[0]) * _positions(q[0]) * (d + k) > d * k:
@@ -90,10 +90,10 @@ def _gram_of_positions(p: list[Pair], q: list[Pair]) -> jax.Array:
         return jax.vmap(lambda theirs: sum_of(inner(a, b) for a in mine for b in theirs))(q)
 
     n = jax.tree.leaves(p)[0].shape[0]
-    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), p)
-    taken = sum(_positions(a) for a in p) * sum(_positions(b) for b in q)
-    m, t = jax.tree.leaves(q)[0].shape[0], jax.tree.leaves(one)[0].shape[0]
-    fitting = max(1, BLOCK_BYTES // max(1, 4 * taken * m * t))
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), p)
+    products = sum(_positions(a) for a in p) * sum(_positions(b) for b in q)
+    m, t = jax.tree.leaves(q)[0].shape[0], jax.tree.leaves(example)[0].shape[0]
+    fitting = max(1, BLOCK_BYTES // max(1, 4 * products * m * t))
     return (
         jax.vmap(products_of_example)(p)
         if fitting >= n
@@ -115,7 +115,7 @@ def by_slices(p: Pair, q: Pair, d: int, k: int) -> jax.Array:
 
     def formed(left: jax.Array, right: Any) -> jax.Array:
         pair = Pair(Dense((left,)), Dense((_join_vectors(right),)))
-        return jax.vmap(lambda one: outer(one, (width, k), HIGHEST))(pair)
+        return jax.vmap(lambda example: outer(example, (width, k), HIGHEST))(pair)
 
     def add(total: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         return total + inner_products(formed(part[0], p.right), formed(part[1], q.right)), None

@@ -133,11 +133,11 @@ def plan_blocks(plan: Plan, max_side: int) -> tuple[KroneckerBlock, ...]:
         max_side: The largest side of a dense matrix; larger ones are cut into blocks.
     """
     blocks: list[KroneckerBlock] = []
-    left = [g for g in plan.groups if g.form == "params"]  # that may be biases
+    remaining = [g for g in plan.groups if g.form == "params"]  # that may be biases
     for group in plan.groups:
         for product in _split_by_weight(group, plan):
-            blocks.append(_block_of_product(product, left, max_side))
-            left = [g for g in left if not {*g.leaves} & {*blocks[-1].leaves}]
+            blocks.append(_block_of_product(product, remaining, max_side))
+            remaining = [g for g in remaining if not {*g.leaves} & {*blocks[-1].leaves}]
     used = {i for b in blocks for i in b.leaves}
     rest = [(g, i) for g in plan.groups for i in g.leaves if i not in used]
     blocks += [_block_without_product(g, i, plan.params[i], max_side) for g, i in rest]

@@ -91,7 +91,7 @@ def are_apart(weights: Sequence[Weight]) -> bool:
     known = [views for views in found if views is not None]
     pairs = itertools.combinations(known, 2)
     return len(known) == len(found) and not any(
-        np.shares_memory(x, y) for one, other in pairs for x in one for y in other
+        np.shares_memory(x, y) for views, other_views in pairs for x in views for y in other_views
     )
 
 

@@ -83,11 +83,11 @@ def make_plan(closed: jex.ClosedJaxpr, n_params: int) -> Plan:
 
 def _components(found: Found, n_params: int) -> Iterable[tuple[tuple[int, ...], list[Site]]]:
     """Params that enter by common sites, in their order, with these sites."""
-    of = {i: frozenset({i}) for i in range(n_params)}
+    component = {i: frozenset({i}) for i in range(n_params)}
     for site in found.sites:
-        together = frozenset().union(*(of[i] for i in site.weight.leaves))
-        of |= dict.fromkeys(together, together)
-    for leaves in dict.fromkeys(of.values()):
+        together = frozenset().union(*(component[i] for i in site.weight.leaves))
+        component |= dict.fromkeys(together, together)
+    for leaves in dict.fromkeys(component.values()):
         yield tuple(sorted(leaves)), [s for s in found.sites if s.weight.leaves <= leaves]
 
 

@@ -61,9 +61,9 @@ class GhostRows(NamedTuple):
                 found = _rows_gram.inner_matrix((group, part), common[0])
                 total = total + found.astype(total.dtype)
             elif common:
-                one = by_param(group, part, self.ghost.params)
+                leaves = by_param(group, part, self.ghost.params)
                 parts = [by_param(g, p, other.ghost.params) for g, p in common]
-                found = _rows_gram.by_leaf(one, {i: x for p in parts for i, x in p.items()})
+                found = _rows_gram.by_leaf(leaves, {i: x for p in parts for i, x in p.items()})
                 total = total + found.astype(total.dtype)
         return total
 
@@ -134,16 +134,16 @@ def record_rows(ghost: Ghost, batch: Any) -> GhostRows:
 def record_tape(ghost: Ghost, batch: Any) -> Tape:
     """The tape behind the rows: records `[n, ...]`, cotangents and gradients `[n, k, ...]`."""
     plan, params = ghost.plan, ghost.params
-    left = {i: params[i] for group in plan.groups if group.form == "vmap" for i in group.leaves}
+    formed = {i: params[i] for group in plan.groups if group.form == "vmap" for i in group.leaves}
 
     def record_example(example: Sequence[Any]) -> Tape:
-        def residuals(taps: Any, left: dict[int, Any]) -> Any:
-            inputs = [left.get(i, p) for i, p in enumerate(params)]
+        def residuals(taps: Any, formed: dict[int, Any]) -> Any:
+            inputs = [formed.get(i, p) for i, p in enumerate(params)]
             outputs, records = intercept_nodes(plan.level, [*inputs, *example], visit, taps)
             return outputs[0], (outputs, records)
 
         taps = pvary_like(tap_zeros(plan), (params, example))
-        r, pull, (outputs, records) = jax.vjp(residuals, taps, left, has_aux=True)
+        r, pull, (outputs, records) = jax.vjp(residuals, taps, formed, has_aux=True)
         cotangents, grads = jax.vmap(pull)(pvary_like(jnp.eye(r.size, dtype=r.dtype), r))
         return Tape(outputs, records, cotangents, grads)
 

@@ -62,25 +62,25 @@ def _vmap_axes(left: Any, right: Any) -> Any:
     return Pair(left, right)
 
 
-def have_same_layout(one: Group, other: Group) -> bool:
+def have_same_layout(group: Group, other: Group) -> bool:
     """Whether two groups are of the same params, with rows of the same form."""
-    if one.leaves != other.leaves:
+    if group.leaves != other.leaves:
         return False
-    if one.layout is None or other.layout is None:
+    if group.layout is None or other.layout is None:
         return False
-    return one.layout.key == other.layout.key
+    return group.layout.key == other.layout.key
 
 
-def inner_matrix(one: tuple[Group, RowsPart], other: tuple[Group, RowsPart]) -> jax.Array:
+def inner_matrix(rows: tuple[Group, RowsPart], other_rows: tuple[Group, RowsPart]) -> jax.Array:
     """The inner products of the rows of two groups with the same layout, `[n k, m l]`."""
-    (group, p), (_, q) = one, other
+    (group, p), (_, q) = rows, other_rows
     if p.formed is not None and q.formed is not None:
         assert not isinstance(p.formed, dict)
         assert not isinstance(q.formed, dict)
         return inner_products(p.formed, q.formed)
     assert group.layout is not None
     _, d, k = group.layout.sizes
-    mine, theirs = _factors(*one), _factors(*other)
+    mine, theirs = _factors(*rows), _factors(*other_rows)
     if len(mine) == len(theirs) == 1 and _are_dense([*mine, *theirs]):
         positions = _dense_blocks(mine[0].pair).shape[-2] * _dense_blocks(theirs[0].pair).shape[-2]
         if positions * (d + k) > d * k:
@@ -112,9 +112,9 @@ def _gram_of_examples(p: Factors, q: Factors) -> jax.Array:
     return reshape(total, n * k, m * width)
 
 
-def by_leaf(one: Mapping[int, jax.Array], other: Mapping[int, jax.Array]) -> jax.Array:
+def by_leaf(leaves: Mapping[int, jax.Array], other: Mapping[int, jax.Array]) -> jax.Array:
     """The inner products of rows with respect to the params that both have."""
-    return sum_of(inner_products(one[i], other[i]) for i in sorted({*one} & {*other}))
+    return sum_of(inner_products(leaves[i], other[i]) for i in sorted({*leaves} & {*other}))
 
 
 def flat(tape: Tape) -> Tape:
@@ -208,9 +208,9 @@ def _gram_of_positions(p: list[Factors], q: list[Factors]) -> jax.Array:
         products_of_example,
         jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), pairs),
     )
-    taken = math.prod(sum(_dense_blocks(f.pair).shape[-2] for f in fs) for fs in (p, q))
+    products = math.prod(sum(_dense_blocks(f.pair).shape[-2] for f in fs) for fs in (p, q))
     matrices = _dense_blocks(p[0].pair).shape[-3]
-    fitting = max(1, _gram.BLOCK_BYTES // max(1, 4 * taken * matrices * shape.size))
+    fitting = max(1, _gram.BLOCK_BYTES // max(1, 4 * products * matrices * shape.size))
     found = (
         jax.vmap(products_of_example)(pairs)
         if fitting >= n

@@ -49,16 +49,16 @@ def record(plan: Plan, params: Sequence[Any], batch: Sequence[Any]) -> Tape:
     The params themselves are not differentiated: only zeros that are added to what the sites put
     out, and the params that are left to `jax.vmap`.
     """
-    left = {i: params[i] for group in plan.groups if group.form == "vmap" for i in group.leaves}
+    formed = {i: params[i] for group in plan.groups if group.form == "vmap" for i in group.leaves}
 
-    def loss(taps: Any, left: dict[int, Any], example: Sequence[Any]) -> Any:
-        inputs = [left.get(i, p) for i, p in enumerate(params)]
+    def loss(taps: Any, formed: dict[int, Any], example: Sequence[Any]) -> Any:
+        inputs = [formed.get(i, p) for i, p in enumerate(params)]
         outputs, records = intercept_nodes(plan.level, [*inputs, *example], visit, taps)
         return outputs[0], (outputs, records)
 
     run = jax.vmap(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), (None, None, 0))
     taps = pvary_like(tap_zeros(plan), (params, batch))
-    (_, (outputs, records)), (cotangents, grads) = run(taps, left, batch)
+    (_, (outputs, records)), (cotangents, grads) = run(taps, formed, batch)
     return Tape(outputs, records, cotangents, grads)
 
 

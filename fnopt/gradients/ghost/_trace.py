@@ -45,8 +45,8 @@ class Ghost(NamedTuple):
         blocks = [0] * len(self.params) if blocks is None else blocks
         formed = []
         for group in self.plan.groups:
-            apart = len({blocks[i] for i in group.leaves}) > 1
-            form = _tape.by_param if apart else _tape.form
+            by_param = len({blocks[i] for i in group.leaves}) > 1
+            form = _tape.by_param if by_param else _tape.form
             formed.append(form(group, tape, numbered))
         return GhostMeasurements(self, tape, formed)
 
@@ -101,12 +101,14 @@ class GhostMeasurements(NamedTuple):
         numbered = dict(enumerate(self.ghost.params))
         means: dict[int, jax.Array] = {}
 
-        def spread(group: Any, formed: _tape.Formed, tape: Tape) -> dict[int, jax.Array]:
+        def deviations_of_group(
+            group: Any, formed: _tape.Formed, tape: Tape
+        ) -> dict[int, jax.Array]:
             found = _differences.moments(group, formed, tape, counts, numbered)
             means.update(found.mean)
-            return {**found.spread}
+            return {**found.deviations}
 
-        spreads = self._totals_by_leaf(spread, ())
+        spreads = self._totals_by_leaf(deviations_of_group, ())
         return self.ghost.like_params(means), spreads
 
     def scaled(self, factors: jax.Array) -> GhostMeasurements:
@@ -137,8 +139,8 @@ class GhostMeasurements(NamedTuple):
         )
         groups = zip(self.ghost.plan.groups, self.formed, formed, strict=True)
         for group, mine, theirs in groups:
-            one = _gram.GradientPart(mine, self.tape, self.factors)
-            found = _gram.inner_matrix(group, one, _gram.GradientPart(theirs, *known))
+            part = _gram.GradientPart(mine, self.tape, self.factors)
+            found = _gram.inner_matrix(group, part, _gram.GradientPart(theirs, *known))
             total = total if found is None else total + found.astype(dtype)
         return total
 

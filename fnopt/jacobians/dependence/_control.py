@@ -26,10 +26,10 @@ def branches(sets: Sets, run: Run, eqn: jex.JaxprEqn, inputs: list[Entry]) -> li
     if not isinstance(choice, Cond):
         return _unknown(sets, eqn, inputs)
     index, *operands = inputs
-    taken = [branch.closed for branch in choice.branches]
+    chosen = [branch.closed for branch in choice.branches]
     if index.known:
-        taken = [taken[min(max(int(index.value()), 0), len(taken) - 1)]]
-    first, *others = [run(branch, operands) for branch in taken]
+        chosen = [chosen[min(max(int(index.value()), 0), len(chosen) - 1)]]
+    first, *others = [run(branch, operands) for branch in chosen]
     for other in others:
         first = _joined(sets, first, other)
     return first

@@ -80,8 +80,8 @@ class Entry(NamedTuple):
             return self.value(), np.ones(self.shape, bool)
         if self.parts is not None:
             parts, axis = self.parts
-            values, there = zip(*(part.partly() for part in parts), strict=True)
-            return np.concatenate(values, axis), np.concatenate(there, axis)
+            values, known = zip(*(part.partly() for part in parts), strict=True)
+            return np.concatenate(values, axis), np.concatenate(known, axis)
         return np.zeros(self.shape, np.int32), np.zeros(self.shape, bool)
 
     def value(self) -> np.ndarray:

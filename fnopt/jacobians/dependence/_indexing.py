@@ -17,7 +17,7 @@ def dynamic_slice(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.nda
     """A part; along an axis where it isn't known which, any element may be any."""
     operand, *starts = inputs
     sizes = op.params["slice_sizes"]
-    ids = spread(sets, operand.sets, _movable(starts, operand.shape, sizes))
+    ids = union_along_axes(sets, operand.sets, _movable(starts, operand.shape, sizes))
     return [ids[_window(starts, operand.shape, sizes)]]
 
 
@@ -32,7 +32,7 @@ def dynamic_update_slice(sets: Sets, op: Operation, inputs: list[Entry]) -> list
         return [ids]
     ids = np.full(operand.shape, EMPTY, np.int32)
     ids[window] = update.sets
-    return [sets.union(operand.sets, spread(sets, ids, unknown))]
+    return [sets.union(operand.sets, union_along_axes(sets, ids, unknown))]
 
 
 def _movable(
@@ -43,7 +43,7 @@ def _movable(
     return tuple(k for k, (start, n, size) in along if not start.known and size < n)
 
 
-def spread(sets: Sets, ids: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
+def union_along_axes(sets: Sets, ids: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
     """The union of the sets along these axes, in place of each: which element it is isn't known."""
     if not axes:
         return ids
@@ -54,8 +54,8 @@ def _window(
     starts: list[Entry], shape: tuple[int, ...], sizes: tuple[int, ...]
 ) -> tuple[slice, ...]:
     """The start of a slice, 0 where it isn't known: JAX moves one that would stick out."""
-    at = [int(start.value()) if start.known else 0 for start in starts]
-    firsts = [min(max(a, 0), n - k) for a, n, k in zip(at, shape, sizes, strict=True)]
+    first_indices = [int(start.value()) if start.known else 0 for start in starts]
+    firsts = [min(max(a, 0), n - k) for a, n, k in zip(first_indices, shape, sizes, strict=True)]
     return tuple(slice(first, first + k) for first, k in zip(firsts, sizes, strict=True))
 
 
@@ -63,21 +63,21 @@ def gather(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
     """Elements by index; places out of bounds get none."""
     operand, indices = inputs
     p = op.params
-    at, unknown = _at(indices, p["dimension_numbers"].start_index_map)
+    positions, unknown = _known_indices(indices, p["dimension_numbers"].start_index_map)
     unknown = tuple(k for k in unknown if p["slice_sizes"][k] < operand.shape[k])
     names = ("dimension_numbers", "slice_sizes", "mode")
-    ids = spread(sets, operand.sets, unknown)
-    return [taken(ids, at, {name: p[name] for name in names})]
+    ids = union_along_axes(sets, operand.sets, unknown)
+    return [gather_numbers(ids, positions, {name: p[name] for name in names})]
 
 
-def _at(indices: Entry, axes: tuple[int, ...]) -> tuple[np.ndarray, tuple[int, ...]]:
+def _known_indices(indices: Entry, axes: tuple[int, ...]) -> tuple[np.ndarray, tuple[int, ...]]:
     """Indices, with zeros for those that aren't known; and the axes that these are of."""
-    value, there = indices.partly()
-    unknown = tuple(axis for k, axis in enumerate(axes) if not there[..., k].all())
-    return np.where(there[..., :], value, 0) if unknown else value, unknown
+    value, known = indices.partly()
+    unknown = tuple(axis for k, axis in enumerate(axes) if not known[..., k].all())
+    return np.where(known[..., :], value, 0) if unknown else value, unknown
 
 
-def taken(ids: np.ndarray, indices: np.ndarray, params: dict[str, Any]) -> np.ndarray:
+def gather_numbers(ids: np.ndarray, indices: np.ndarray, params: dict[str, Any]) -> np.ndarray:
     """`lax.gather` of numbers, in NumPy and out again; 0 beyond the bounds."""
     return np.asarray(lax.gather(ids, indices, fill_value=0, **params))
 
@@ -104,10 +104,10 @@ def _added(
 ) -> np.ndarray:
     """The sets added to every element of an array of this shape."""
     axes = op.params["dimension_numbers"].scatter_dims_to_operand_dims
-    at, unknown = _at(indices, axes)
-    targets, sources = _scattered(op, shape, at, updates)
+    positions, unknown = _known_indices(indices, axes)
+    targets, sources = _scattered(op, shape, positions, updates)
     ids = sets.gather(targets, sources, math.prod(shape)).reshape(shape)
-    return spread(sets, ids, unknown)
+    return union_along_axes(sets, ids, unknown)
 
 
 def _scattered(
@@ -116,9 +116,9 @@ def _scattered(
     """The places that updates go to, in an array laid end to end, and the updates."""
     # Where one goes is what a gather with the same indices finds there; 0 beyond the bounds.
     places = np.arange(1, math.prod(shape) + 1, dtype=np.int32).reshape(shape)
-    target = taken(places, indices, _as_gather(op, shape, updates.shape))
-    there = target > 0
-    return target[there] - 1, updates[there]
+    target = gather_numbers(places, indices, _as_gather(op, shape, updates.shape))
+    inside = target > 0
+    return target[inside] - 1, updates[inside]
 
 
 def _as_gather(op: Operation, shape: tuple[int, ...], updates: tuple[int, ...]) -> dict[str, Any]:

@@ -56,9 +56,9 @@ def padded(a: np.ndarray, config: Any, fill: Any) -> np.ndarray:
     """`lax.pad` in NumPy: low and high edges, which may be negative, and gaps."""
     for axis, (low, high, gap) in enumerate(config):
         size = a.shape[axis] + gap * max(a.shape[axis] - 1, 0)
-        spread = np.full(_resized(a, axis, size), fill, a.dtype)
-        spread[_along(axis, slice(None, None, gap + 1))] = a
-        a = spread[_along(axis, slice(max(-low, 0), size - max(-high, 0)))]
+        widened = np.full(_resized(a, axis, size), fill, a.dtype)
+        widened[_along(axis, slice(None, None, gap + 1))] = a
+        a = widened[_along(axis, slice(max(-low, 0), size - max(-high, 0)))]
         edges = [(0, 0)] * a.ndim
         edges[axis] = (max(low, 0), max(high, 0))
         a = np.pad(a, edges, constant_values=fill)

@@ -50,8 +50,8 @@ class Sets:
         count = self._count[ids]
         ends = np.cumsum(count)
         within = np.arange(ends[-1] if ends.size else 0) - np.repeat(ends - count, count)
-        at = np.repeat(self._start[ids], count) + within
-        return np.repeat(np.arange(ids.size), count), self._pool[at]
+        index = np.repeat(self._start[ids], count) + within
+        return np.repeat(np.arange(ids.size), count), self._pool[index]
 
     def union(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
         """The unions of two arrays of sets, element by element; they broadcast."""

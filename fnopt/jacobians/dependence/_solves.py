@@ -26,8 +26,8 @@ def tridiagonal_solve(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np
     if any(entry.ids is not None for entry in diagonals):
         return mixed(sets, op.shapes, inputs)
     axis = right.sets.ndim - 2
-    one = sets.union_along(right.sets, (axis,))
-    return [np.broadcast_to(np.expand_dims(one, axis), op.shape)]
+    union = sets.union_along(right.sets, (axis,))
+    return [np.broadcast_to(np.expand_dims(union, axis), op.shape)]
 
 
 def linear_solve(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:

@@ -67,8 +67,8 @@ def _of_rows(columns: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """The indices `[..., entries, 2]` of a BCSR array; beyond all rows where it is padded."""
     batch = columns.shape[:-1]
     starts = np.broadcast_to(starts, (*batch, starts.shape[-1])).reshape(-1, starts.shape[-1])
-    at = np.arange(columns.shape[-1])
-    rows = [np.searchsorted(one, at, side="right") - 1 for one in starts]
+    entries = np.arange(columns.shape[-1])
+    rows = [np.searchsorted(row_starts, entries, side="right") - 1 for row_starts in starts]
     return np.stack([np.reshape(rows, columns.shape), columns], axis=-1)
 
 
@@ -95,7 +95,7 @@ def _product(op: Operation, indices: np.ndarray, data: Entry, right: Entry) -> l
         """Every entry is multiplied by what it meets, and added up."""
         right = jnp.moveaxis(right, (*others_batch, *others_contracted), range(len(met)))
         rows = right[met] if met else jnp.broadcast_to(right, (inside.sum(), *right.shape))
-        entries = _laid(data, indices, shape)[inside]
+        entries = _in_order(data, indices, shape)[inside]
         terms = per_row(entries, rows).astype(rows.dtype) * rows
         if not kept:
             return jnp.sum(terms, 0)
@@ -108,13 +108,13 @@ def _dense(op: Operation, indices: np.ndarray, data: Entry) -> list[np.ndarray]:
     """The whole array by the indices of the entries."""
 
     def dense(data: jax.Array) -> jax.Array:
-        entries = _laid(data, indices, op.shape)
+        entries = _in_order(data, indices, op.shape)
         return jnp.zeros(op.shape, data.dtype).at[tuple(indices.T)].add(entries, mode="drop")
 
     return _walked(op, dense, [data])
 
 
-def _laid(data: jax.Array, indices: np.ndarray, shape: tuple[int, ...]) -> jax.Array:
+def _in_order(data: jax.Array, indices: np.ndarray, shape: tuple[int, ...]) -> jax.Array:
     """The entries in the order of their indices; axes of the batch may have length 1."""
     batch = shape[: data.ndim - 1]
     entries = indices.shape[0] // max(math.prod(batch), 1)

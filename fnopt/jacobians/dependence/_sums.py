@@ -16,8 +16,8 @@ _MOST_PRODUCTS = 2**25  # beyond, a matrix that is known isn't looked at for zer
 def mixed(sets: Sets, shapes: list[tuple[int, ...]], inputs: list[Entry]) -> list[np.ndarray]:
     """The fallback rule: any output may depend on all that the inputs depend on."""
     parts = [entry.ids.ravel() for entry in inputs if entry.ids is not None]
-    one = sets.union_along(np.concatenate(parts)[None], (1,))[0]
-    return [np.broadcast_to(one, shape) for shape in shapes]
+    union = sets.union_along(np.concatenate(parts)[None], (1,))[0]
+    return [np.broadcast_to(union, shape) for shape in shapes]
 
 
 def reduce_sum(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
@@ -45,8 +45,8 @@ def fft(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
     """Transforms along the last axes, each of a batch by itself."""
     axes = len(op.params["fft_lengths"])
     ids = inputs[0].sets
-    one = sets.union_along(ids, tuple(range(ids.ndim - axes, ids.ndim)))
-    return [np.broadcast_to(one.reshape(*one.shape, *(1,) * axes), op.shape)]
+    union = sets.union_along(ids, tuple(range(ids.ndim - axes, ids.ndim)))
+    return [np.broadcast_to(union.reshape(*union.shape, *(1,) * axes), op.shape)]
 
 
 def dot_general(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
@@ -58,14 +58,14 @@ def dot_general(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarr
     (contract_a, contract_b), (batch_a, batch_b) = op.params["dimension_numbers"]
     left, right = inputs
     if left.ids is not None and right.ids is not None:
-        rows = sets.union_along(_laid(left.ids, batch_a, contract_a), (2,))
-        columns = sets.union_along(_laid(right.ids, batch_b, contract_b), (2,))
+        rows = sets.union_along(_as_matrices(left.ids, batch_a, contract_a), (2,))
+        columns = sets.union_along(_as_matrices(right.ids, batch_b, contract_b), (2,))
         return [sets.union(rows[:, :, None], columns[:, None, :]).reshape(op.shape)]
     swapped = left.ids is None
     if swapped:
         left, right = right, left
         contract_a, contract_b, batch_a, batch_b = contract_b, contract_a, batch_b, batch_a
-    A = _laid(left.sets, batch_a, contract_a)  # [batch, rows, contracted]
+    A = _as_matrices(left.sets, batch_a, contract_a)  # [batch, rows, contracted]
     B, columns = _nonzero(right, batch_b, contract_b)
     found = _product(sets, A, B, columns)  # [batch, rows, columns]
     if swapped:
@@ -79,10 +79,10 @@ def _nonzero(
     """The nonzero entries of a matrix, `[batch, columns, contracted]`; its number of columns."""
     free = set(range(len(entry.shape))) - {*batch, *contract}
     columns = math.prod(entry.shape[k] for k in free)
-    return (_laid(entry.value() != 0, batch, contract) if entry.known else None), columns
+    return (_as_matrices(entry.value() != 0, batch, contract) if entry.known else None), columns
 
 
-def _laid(a: np.ndarray, batch: tuple[int, ...], contract: tuple[int, ...]) -> np.ndarray:
+def _as_matrices(a: np.ndarray, batch: tuple[int, ...], contract: tuple[int, ...]) -> np.ndarray:
     free = [k for k in range(a.ndim) if k not in {*batch, *contract}]
     shape = [math.prod(a.shape[k] for k in axes) for axes in (batch, free, contract)]
     return a.transpose(*batch, *free, *contract).reshape(shape)
@@ -91,8 +91,8 @@ def _laid(a: np.ndarray, batch: tuple[int, ...], contract: tuple[int, ...]) -> n
 def _product(sets: Sets, A: np.ndarray, B: np.ndarray | None, columns: int) -> np.ndarray:
     batch, rows, _ = A.shape
     if B is None or B.all() or np.count_nonzero(B) * rows > _MOST_PRODUCTS:
-        one = sets.union_along(A, (2,))
-        return np.broadcast_to(one[:, :, None], (batch, rows, columns))
+        union = sets.union_along(A, (2,))
+        return np.broadcast_to(union[:, :, None], (batch, rows, columns))
     b, column, k = np.nonzero(B)
     ids = A[b, :, k]  # [nonzeros, rows]
     groups = (b[:, None] * rows + np.arange(rows)) * columns + column[:, None]

@@ -25,11 +25,11 @@ def conv(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
     numbers, groups = p["dimension_numbers"], p["feature_group_count"]
     ids = image.sets.transpose(numbers.lhs_spec)  # [batch, channels, *space]
     size = tuple(kernel.shape[k] for k in numbers.rhs_spec[2:])
-    there = np.ones(size, bool)
+    nonzero = np.ones(size, bool)
     if kernel.known:
-        there = np.any(kernel.value().transpose(numbers.rhs_spec) != 0, axis=(0, 1))
+        nonzero = np.any(kernel.value().transpose(numbers.rhs_spec) != 0, axis=(0, 1))
     ids = padded(ids, [(0, 0, 0)] * 2 + _edges(p["padding"], p["lhs_dilation"]), EMPTY)
-    windows = _windows(ids, size, p["window_strides"], p["rhs_dilation"])[there.ravel()]
+    windows = _windows(ids, size, p["window_strides"], p["rhs_dilation"])[nonzero.ravel()]
     channels = kernel.shape[numbers.rhs_spec[0]]
     per_group = ids.shape[1] // groups
     grouped = windows.reshape(len(windows), ids.shape[0], groups, per_group, *windows.shape[3:])
@@ -44,8 +44,8 @@ def _by_kernel(sets: Sets, op: Operation, ids: np.ndarray) -> np.ndarray:
     ids = ids.transpose(numbers.rhs_spec)  # [channels, channels of the image, *space]
     shape = [1] * len(op.shape)
     shape[numbers.out_spec[1]] = ids.shape[0]
-    one = sets.union_along(ids, tuple(range(1, ids.ndim))).reshape(shape)
-    return np.broadcast_to(one, op.shape)
+    union = sets.union_along(ids, tuple(range(1, ids.ndim))).reshape(shape)
+    return np.broadcast_to(union, op.shape)
 
 
 def window_sum(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
@@ -70,8 +70,8 @@ def window_scatter(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.nd
     windows = _windows(places[None, None], p["window_dimensions"], p["window_strides"], ones)
     targets = windows[:, 0, 0]
     sources = np.broadcast_to(source.sets, targets.shape)
-    there = targets >= 0
-    return [sets.gather(targets[there], sources[there], math.prod(op.shape)).reshape(op.shape)]
+    inside = targets >= 0
+    return [sets.gather(targets[inside], sources[inside], math.prod(op.shape)).reshape(op.shape)]
 
 
 def _edges(padding: Any, dilation: Any) -> list[tuple[int, int, int]]:

@@ -45,7 +45,7 @@ class from_pair(Transformation):
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """Calls the pair's update with the extra arguments that its signature takes."""
+        """Call the pair's update with the extra arguments that its signature takes."""
         given = (updates, state, params) if _takes_params(self.update_fn) else (updates, state)
         return self.update_fn(*given, **accepted_by_foreign(self.update_fn, extra_args))
 

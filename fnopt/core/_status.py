@@ -55,7 +55,7 @@ class Status(enum.IntEnum):
     )
 
     def __new__(cls, code: int, message: str = "") -> Status:
-        """Makes a member from its code and its message."""
+        """Make a member from its code and its message."""
         self = int.__new__(cls, code)
         self._value_ = code
         self.message = message

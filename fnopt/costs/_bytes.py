@@ -45,7 +45,7 @@ def edge_traffic(graph: Graph) -> Iterator[tuple[tuple[str, ...], int]]:
 
 
 def _touched(graph: Graph) -> set[Cell]:
-    """The memory whose traffic is in `own_traffic`, or in the body of a loop."""
+    """The memory whose traffic `own_traffic` or the body of a loop counts."""
     cells: set[Cell] = set()
     for op in filter(moves_memory, graph.ops):
         cells.update(c.root for c in [*op.inputs, *op.outputs])

@@ -87,7 +87,7 @@ def cost(
 
 
 def check_all_used(trip_counts: Mapping[str, int], found: Cost) -> None:
-    """Raises a ValueError if `trip_counts` names a loop that was not met."""
+    """Raise a ValueError if `trip_counts` names a loop that was not met."""
     loops = [loop.name for loop in found.loops if loop.is_while]
     for name in set(trip_counts) - {"*", *loops}:
         raise ValueError(
@@ -108,7 +108,7 @@ def checked_trip_counts(trip_counts: TripCounts) -> dict[str, int]:
 
 
 def check_arrays(what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-    """Raises where an argument has a leaf that is no array, or whose shape isn't known."""
+    """Check that every leaf of the arguments is an array of known shape."""
     for name, leaf in leaves_with_names((args, dict(kwargs)))[0]:
         path = _argument(name)
         if isinstance(leaf, (bool, int, float, complex, np.generic)):
@@ -162,6 +162,6 @@ def compiled_cost(
 
 
 def _total(sizes: list[int]) -> int:
-    """Arguments, results and working memory, less what is donated."""
+    """Memory of arguments, results and temporaries, without donated arguments."""
     *parts, shared = sizes
     return sum(parts) - shared

@@ -1,4 +1,4 @@
-"""Adds up the work of a program, loops by their trip counts."""
+"""Sum of the work of a program, with loops by their trip counts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Tally:
     def add_all(
         self, other: _Tally, scope: _Scope, times: int = 1, bound: Bound | None = None
     ) -> None:
-        """Adds `times` runs of a program that stands in the part `scope`, or a `bound` of them."""
+        """Add `times` runs of a program that stands in the part `scope`, or a `bound` of them."""
         if times == 0:
             return
         for inner, work in other.works.items():
@@ -46,7 +46,7 @@ class _Tally:
             self.unknown[name, _path(scope, part), reason] += count * times
 
     def doubt(self, scope: _Scope, bound: Bound) -> None:
-        """Says that the work of a part is a bound, or that something is missing in it."""
+        """Mark the work of a part as a bound, or as incomplete."""
         self.inexact[scope] = worse(self.inexact.get(scope), bound)
 
     @property
@@ -70,7 +70,7 @@ def count(graph: Graph, trip_counts: dict[str, int]) -> Cost:
 
 
 class _Counter:
-    """Walks a program; remembers the loops that it met, whose names must be unique, and choices."""
+    """Walk over a program that collects work, loops and choices."""
 
     def __init__(self, trip_counts: dict[str, int]) -> None:
         self.trip_counts = trip_counts
@@ -123,7 +123,7 @@ class _Counter:
         tally.add_all(body, op.scope, trips, "at most" if loop.at_most else bound)
 
     def iterations(self, op: Op, name: str) -> Loop:
-        """A while loop: by its own name in `trip_counts`, by the program, or as all others."""
+        """The trip count of a while loop: by its name, by its program, or by `'*'`."""
         if name in self.trip_counts:
             return Loop(name, self.trip_counts[name])
         found, others = trip_count(op), self.trip_counts.get("*")
@@ -164,7 +164,7 @@ def _work(op: Op) -> Work | str:
 
 
 def _weight(tally: _Tally) -> tuple[int, int]:
-    """Which branch is the heavier: by operations, then by bytes."""
+    """Sort key of branches: operations, then bytes."""
     total = tally.total
     return total.flops + total.transcendentals, total.bytes
 

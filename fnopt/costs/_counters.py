@@ -1,4 +1,4 @@
-"""Numbers of a program that are bounded, or that change by a bounded amount in every trip."""
+"""Bounds of the numbers of a loop, and of their change per iteration."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DEEPEST, _LONGEST = 60, 5_000  # what is made of more than that is no counter
 
 
 class Entrance(NamedTuple):
-    """Where an argument of a loop's or a branch's program comes from.
+    """Origin of an argument of the program of a loop or a branch.
 
     Attributes:
         op: The loop or the choice.
@@ -47,7 +47,7 @@ class Entrance(NamedTuple):
 
 
 def entry_of(cell: Cell) -> Entrance:
-    """Where a cell that enters a program comes from."""
+    """The origin of a cell that is an argument of a program."""
     op = cell.maker
     assert op is not None
     which, position = next(
@@ -73,7 +73,7 @@ def entry_of(cell: Cell) -> Entrance:
 
 
 def cases_of(op: Op, cell: Cell) -> Sequence[Cell | None]:
-    """The cells of which an operation chooses one, if that is what it does."""
+    """The alternatives of a selection or a conditional; empty for other operations."""
     if op.name == "select_n":
         return op.inputs[1:]
     if isinstance(op.control, Cond):

@@ -1,4 +1,4 @@
-"""A traced program as a list of operations, with every plain call opened up."""
+"""A traced program as a list of operations, with calls inlined."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Cell:
 
     @property
     def root(self) -> Cell:
-        """The cell whose memory this is."""
+        """The cell that owns the memory of this one."""
         return self if self.base is None else self.base.root
 
 

@@ -1,4 +1,4 @@
-"""Bounds of numbers that change from trip to trip of a loop, and when comparisons of them end."""
+"""Linear bounds of numbers in a loop, and the iterations in which comparisons hold."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Number = int | float | Fraction  # as a float only infinite
 
 
 class Line(NamedTuple):
-    """What a number is between: `low + fall t <= x <= high + rise t` in trip `t` of a loop.
+    """Linear bounds `low + fall t <= x <= high + rise t` in iteration `t` of a loop.
 
     Attributes:
         low: The least that it is in trip 0.
@@ -44,7 +44,7 @@ ANY = Line(-math.inf, math.inf)
 
 
 class Spell(NamedTuple):
-    """When a condition holds.
+    """The iterations in which a condition holds.
 
     Attributes:
         until: It surely holds in all trips before this one.
@@ -58,18 +58,18 @@ class Spell(NamedTuple):
 
 
 def both(*spells: Spell) -> Spell:
-    """When all of some conditions hold."""
+    """The iterations in which all conditions hold."""
     return Spell(*map(min, zip(*spells, strict=True)))
 
 
 def either(*spells: Spell) -> Spell:
-    """When one of some conditions holds: it ends when all have ended for good."""
+    """The iterations in which at least one condition holds."""
     until, _, after = map(max, zip(*spells, strict=True))
     return Spell(until, after, after)
 
 
 def always(holds: bool) -> Spell:
-    """The spell of what holds in all trips, or in none."""
+    """The spell of a condition that holds in all iterations, or in none."""
     trips = math.inf if holds else 0
     return Spell(trips, trips, trips)
 
@@ -126,7 +126,7 @@ def any_of(lines: Sequence[Line]) -> Line:
 
 
 def fitted(line: Line, dtype: Any) -> Line:
-    """A line for as long as the numbers between its bounds are numbers of the dtype.
+    """Restrict bounds to the iterations in which the dtype holds their numbers.
 
     Floating-point numbers are followed while they are whole and exact.
     """
@@ -147,14 +147,14 @@ def fitted(line: Line, dtype: Any) -> Line:
 
 
 def positive(line: Line, strictly: bool) -> Spell:
-    """When a number is above zero, or at least zero."""
+    """The iterations in which a number is positive, or nonnegative."""
     until = _first_below(line.low, line.fall, strictly)
     end = _first_below(line.high, line.rise, strictly)
     return Spell(until, end, end if line.rise <= 0 else math.inf)
 
 
 def zero(line: Line, is_zero: bool) -> Spell:
-    """When a number is zero, or isn't; only where its value is known in every trip."""
+    """The iterations in which a number is zero, or nonzero, if its value is known in each."""
     low, high, fall, rise, _ = line
     if low != high or fall != rise:
         return Spell()

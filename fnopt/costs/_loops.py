@@ -1,4 +1,4 @@
-"""How often while loops run, where the program says it or says how often at most."""
+"""Trip counts of while loops, exact or as upper bounds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Trips(NamedTuple):
 
 
 def trip_count(op: Op) -> Trips | None:
-    """How often a while loop runs at most; `None` if the program doesn't say.
+    """Upper bound of the trip count of a while loop; `None` if the program gives none.
 
     Numbers that change by a known amount in a trip are followed through the condition. Where
     comparisons of them end, a conjunction ends with the first of its parts and a disjunction with
@@ -42,7 +42,7 @@ def trip_count(op: Op) -> Trips | None:
 
 
 class _Conditions:
-    """When the conditions of one loop hold, counted in its trips."""
+    """The iterations in which the conditions of a loop hold."""
 
     def __init__(self, op: Op) -> None:
         self.op = op
@@ -52,14 +52,14 @@ class _Conditions:
         self.lasts: Number = math.inf  # the last trip in which no number overflows
 
     def trips(self) -> Trips | None:
-        """The number of trips, if there is a last one."""
+        """The number of iterations, if the loop ends."""
         spell = self.spell(self.op.bodies[0].outputs[0], True)
         if spell.end > min(self.lasts, _LIMIT):
             return None
         return Trips(int(spell.end), spell.until >= spell.end)
 
     def spell(self, cell: Cell | None, wanted: bool) -> Spell:
-        """When all elements of a cell are true (or false, if that is wanted)."""
+        """The iterations in which all elements of a cell are true (or false)."""
         if cell is None:
             return Spell()
         if cell.known is not None:
@@ -110,7 +110,7 @@ class _Conditions:
         return Spell() if b.known is None else self.spell(a, bool(b.known) == wanted)
 
     def until_overflow(self, spell: Spell, line: Line) -> Spell:
-        """The spell, as far as its numbers don't overflow."""
+        """Restrict a spell to the iterations before its numbers overflow."""
         if spell.end > line.lasts:
             return Spell(min(spell.until, line.lasts + 1))
         self.lasts = min(self.lasts, line.lasts)
@@ -147,7 +147,7 @@ class _Conditions:
 
 
 def _parts(op: Op) -> Sequence[Cell]:
-    """The conditions of which a logical operation needs all, or one."""
+    """The operands of a logical operation."""
     if op.name in {"and", "or"}:
         return op.inputs
     if op.name in {"reduce_and", "reduce_or"}:

@@ -51,7 +51,7 @@ class GradCost:
 
     @property
     def at_most(self) -> bool:
-        """Whether the figures are upper bounds: all that is not known is how early loops end."""
+        """Whether the figures are upper bounds, because loops may end early."""
         bounded = all(cost.exact or cost.at_most for cost in self.phases.values())
         return bounded and not self.exact
 

@@ -1,4 +1,4 @@
-"""What a table says besides its figures: which of them are bounds, and what they leave out."""
+"""Remarks of a cost table: which figures are bounds, and what they leave out."""
 
 from __future__ import annotations
 

@@ -169,12 +169,12 @@ class Cost:
 
 
 def worse(bound_so_far: Bound | None, other: Bound) -> Bound:
-    """What the sum of two figures is, each of which is exact (None), a bound or incomplete."""
+    """The exactness of the sum of two figures: None (exact), a bound, or incomplete."""
     return "incomplete" if bound_so_far == "incomplete" else other
 
 
 def _shared(paths: Sequence[Sequence[str]]) -> int:
-    """The number of leading path parts that all have in common."""
+    """The length of the common prefix of paths."""
     if len(paths) < 2:
         return 0
     same = [len({*level}) == 1 for level in zip(*paths, strict=False)]

@@ -1,4 +1,4 @@
-"""Products with the Jacobian of a batch's residuals, and its Gram matrix, J never formed."""
+"""Products with the Jacobian of a batch's residuals, and its Gram matrix, without forming J."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ class BatchJacobian:
 
     @property
     def forms_rows(self) -> bool:
-        """Whether the rows of all functions are formed: no tape stores less."""
+        """Whether the rows of all functions are formed, because no tape is smaller."""
         return all(part.ghost is None for part in self._parts)
 
     @property

@@ -1,4 +1,4 @@
-"""The mean loss of a batch around some params, as a quadratic model in the model's outputs."""
+"""The mean loss of a batch, and its quadratic model in the outputs."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class BatchLoss:
         return self.into(self.into(K).T)
 
     def times_gram(self, x: jax.Array) -> jax.Array:
-        """The product of that with a vector, without it: a backward and a forward pass."""
+        """The product of the Gram matrix with a vector, by a backward and a forward pass."""
         pushed = self.J.mv(self.J.rmv(self.back(x)))
         return self.into(self.J.flatten(self.J.parts(pushed)).astype(self.dtype))
 
@@ -115,7 +115,7 @@ class BatchLoss:
         return self._map_parts(OutputHessian.into, x)
 
     def back(self, x: jax.Array) -> jax.Array:
-        """`Q x`, the other way."""
+        """`Q x`: the inverse of `into`."""
         return self._map_parts(OutputHessian.back, x)
 
     def rounding(self, eps: float) -> jax.Array:

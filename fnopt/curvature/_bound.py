@@ -32,7 +32,7 @@ class BoundResiduals(NamedTuple):
 
 
 def bind(fn: Callable[..., Any], params: Any, batch: Any, name: str) -> BoundResiduals:
-    """Checks one call: `fn(params, example)` returns an array, or a tree of arrays."""
+    """Check one call: `fn(params, example)` returns an array, or a tree of arrays."""
     if not callable(fn):
         raise TypeError(
             f"{name}: the function is {type(fn).__name__}, expected fn(params, example)."

@@ -71,7 +71,7 @@ class CentredJacobian:
         """What the samples count, of sum 1, `[n]`, those of all devices; NaN if one is below 0."""
 
     def mean(self, values: jax.Array) -> jax.Array:
-        """The weighted mean of `[n, ...]`; what has no weight may be NaN."""
+        """The weighted mean of `[n, ...]`; rows of weight zero may be NaN."""
         w = per_row(self.weights, values)
         return jnp.sum(jnp.where(w > 0, w * values, jnp.zeros_like(values)), axis=0)
 
@@ -95,7 +95,7 @@ class CentredJacobian:
         return jax.vmap(self.centred)(jax.vmap(self.centred, 1, 1)(K))
 
     def times_gram(self, x: jax.Array) -> jax.Array:
-        """The product of that with a vector, without it: a backward and a forward pass."""
+        """The product of the Gram matrix with a vector, by a backward and a forward pass."""
         return self._push(self._pull(x))
 
     def mv(self, direction: Any) -> jax.Array:

@@ -15,7 +15,7 @@ _LEAST = 16  # rounding units: the least factor of a preconditioner
 
 
 class Nystrom(NamedTuple):
-    r"""A matrix of low rank near a positive semidefinite one, :math:`U \Lambda U^\top`.
+    r"""Nyström approximation :math:`U \Lambda U^\top` of a positive semidefinite matrix.
 
     Attributes:
         vectors: `U`, `[N, l]`, orthonormal.
@@ -72,7 +72,7 @@ def nystrom(times: Map, size: int, rank: int, dtype: Any) -> Nystrom:
 
 
 def _largest(x: jax.Array) -> jax.Array:
-    """The largest number: a unit in which squares don't leave the range of the dtype."""
+    """The largest entry, as a unit in which squares neither overflow nor underflow."""
     top = jnp.max(jnp.abs(x), initial=0)
     return jnp.where((top > 0) & (top < jnp.inf), top, jnp.ones_like(top))
 
@@ -88,7 +88,7 @@ class _CGIterate(NamedTuple):
 def conjugate_gradients(
     times: Map, b: jax.Array, precondition: Map, tol: float, iterations: int
 ) -> tuple[jax.Array, jax.Array]:
-    r"""Solves `A x = b` for a positive definite matrix.
+    r"""Solve `A x = b` for a positive definite matrix.
 
     Args:
         times: The product with `A`.
@@ -148,7 +148,7 @@ class DampedGram(NamedTuple):
 
 
 def check_rows(count: int, what: str, dtype: Any, where: str, instead: str = "solver='cg'") -> None:
-    """Refuses more rows than are factorised, before their matrix takes memory.
+    """Check that the Gram matrix of all rows is small enough to factorise.
 
     Args:
         count: How many there are.

@@ -48,7 +48,7 @@ def _signs(key: jax.Array, like: Any) -> Any:
 
 
 def _mean_over_probes(probe: Callable[[jax.Array], Any], key: jax.Array, samples: int) -> Estimate:
-    """Welford's mean and variance, one probe in memory at a time."""
+    """Mean and variance over probes by Welford's recurrence, one probe in memory at a time."""
     shapes = jax.eval_shape(probe, key)
     zeros = jax.tree.map(
         lambda x: reshard_like(jnp.zeros(x.shape, compute_dtype(x.dtype)), x), shapes
@@ -248,7 +248,7 @@ def ggn_diagonal(
 
 
 def _quadratic(rows: jax.Array, curvature: jax.Array) -> jax.Array:
-    """The entries of `J^T H J` on its diagonal, by param."""
+    """The diagonal of `J^T H J`, by param."""
     wide = rows.astype(compute_dtype(rows.dtype))
     bent = jnp.tensordot(curvature.astype(wide.dtype), wide, 1, precision=HIGHEST)
     return jnp.sum(wide * bent, 0)

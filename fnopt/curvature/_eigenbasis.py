@@ -32,7 +32,7 @@ def is_corrected(block: _Blocks) -> bool:
 
 
 def basis_shapes(block: _Blocks) -> tuple[tuple[int, ...], ...]:
-    """The shapes of the bases; a diagonal factor's is the identity, which has no numbers."""
+    """The shapes of the eigenbases; that of a diagonal factor is empty."""
     return tuple(
         (block.matrices, s.count, s.width, s.width) if s.count else (block.matrices, 0, 0, 0)
         for s in block.sides
@@ -40,7 +40,7 @@ def basis_shapes(block: _Blocks) -> tuple[tuple[int, ...], ...]:
 
 
 def moment_shape(block: _Blocks) -> tuple[int, ...]:
-    """The shape of the second moments in the bases: sides are filled up to whole blocks."""
+    """The shape of the second moments in the bases, with sides padded to whole blocks."""
     return (block.matrices, *(s.count * s.width if s.count else s.size for s in block.sides))
 
 
@@ -71,7 +71,7 @@ def eigenbases(blocks: Sequence[BlockStack], factors: Sequence[Factors]) -> tupl
 
 
 def _pad_factor(factor: jax.Array, size: int) -> jax.Array:
-    """The factor with the smallest eigenvalues in what fills up its last block."""
+    """Pad the last block of a factor so that its padding has the smallest eigenvalues."""
     count, width = factor.shape[1:3]
     if count * width == size:
         return factor
@@ -83,7 +83,7 @@ def _pad_factor(factor: jax.Array, size: int) -> jax.Array:
 
 
 def rebase_moments(old: Factors, new: Factors, moments: jax.Array) -> jax.Array:
-    r"""The diagonal in new bases of what is diagonal in the old ones.
+    r"""Transform the diagonal second moments from the old bases to the new ones.
 
     .. math:: S'_{ij} = \sum_{kl} (Q'^\top_A Q_A)_{ik}^2 \, S_{kl} \, (Q_G^\top Q'_G)_{lj}^2
     """
@@ -97,7 +97,7 @@ def rebase_moments(old: Factors, new: Factors, moments: jax.Array) -> jax.Array:
 
 
 def _one_by_one(fn: Callable[[jax.Array, Any], jax.Array], m: jax.Array, rest: Any) -> jax.Array:
-    """The results of `fn` for one matrix `[1, D, K]` after the other, to save memory."""
+    """Map `fn` over matrices `[1, D, K]` one by one, to save memory."""
     if len(m) == 1:
         return fn(m, rest)
     return jax.lax.map(

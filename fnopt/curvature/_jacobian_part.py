@@ -143,14 +143,14 @@ class JacobianPart:
             self.ghost = self.ghost if tape_is_smaller else None
 
     def own(self, x: jax.Array) -> jax.Array:
-        """This device's rows of an array with those of all."""
+        """Select this device's rows of an array with the rows of all devices."""
         if self.axis_name is None:
             return x
         n = self.bound.size
         return jax.lax.dynamic_slice_in_dim(x, n * jax.lax.axis_index(self.axis_name), n)
 
     def take(self, batch: Any) -> GhostRows | FormedRows:
-        """The rows of some examples."""
+        """The rows of a chunk of examples."""
         if self.ghost is None:
             return form_rows(self.bound, batch)
         return record_rows(self.ghost, batch)
@@ -173,12 +173,12 @@ class JacobianPart:
         return self.over_chunks(values, self.bound.batch)
 
     def over_chunks(self, fn: Callable[[Any], Any], batch: Any) -> Any:
-        """The results of a function for all chunks, by example."""
+        """Apply a function to all chunks, and concatenate the results by example."""
         body = lambda carry, chunk: (carry, fn(chunk))  # noqa: E731
         return scan_chunks(body, None, batch, self.bound.size, self.chunk_size)[1]
 
     def of_all_devices(self) -> JacobianPart:
-        """The rows of all devices, nothing of which is computed yet."""
+        """The rows of all devices, computed on demand."""
         batch = all_gather_tree(self.bound.batch, self.axis_name)
         everywhere = copy.copy(self)
         everywhere.__dict__.pop("rows", None)
@@ -271,7 +271,7 @@ class JacobianPart:
 
 
 def _gram(part: JacobianPart, rows: Any, other: JacobianPart, other_rows: Any) -> jax.Array:
-    """The inner products of rows that may be known in different ways."""
+    """The inner products of rows, each formed or recorded on a tape."""
     if isinstance(rows, FormedRows) is isinstance(other_rows, FormedRows):
         return rows.gram(other_rows)
     if isinstance(rows, FormedRows):

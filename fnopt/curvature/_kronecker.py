@@ -1,4 +1,4 @@
-"""The Gauss-Newton matrix of a model and a loss in blocks, without registered layers or losses."""
+"""Kronecker-factored blocks of the Gauss-Newton matrix of any model and loss."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class KroneckerModel:
         self.stacks = stacked_blocks(self.blocks)
 
     def _check_memory(self, rows: int) -> None:
-        """Refuses more cotangents than devices can hold, wherever the examples lie."""
+        """Check that the cotangents of all examples fit in memory."""
         of_sites = sum(map(self.ghost.plan.tap_bytes, self.ghost.plan.taps))
         # Cotangents come back, and are laid out as rows.
         each = self.layout.size * self.dtype.itemsize + 2 * of_sites
@@ -127,13 +127,13 @@ class KroneckerModel:
             )
 
     def own(self, tree: Any) -> Any:
-        """The tree, typed as this device's own, so that derivatives are of its examples alone."""
+        """Mark the tree as device-varying, so that derivatives are of this device's examples."""
         if self.spec.axis_name is None:
             return tree
         return pvary_like(tree, jax.lax.axis_index(self.spec.axis_name))
 
     def total(self, sums: Any) -> Any:
-        """Sums over the examples of all devices, from those over this device's."""
+        """Sum over the examples of all devices."""
         return psum(sums, self.spec.axis_name)
 
     def outputs(self, params: Any) -> jax.Array:

@@ -71,7 +71,7 @@ def output_hessian(
 
 
 def check_loss(loss: OutputLoss, count: int, dtype: Any, batch: Any, name: str) -> None:
-    """Refuses a loss that isn't a real scalar of the outputs of one example."""
+    """Refuse a loss that isn't a real scalar of the outputs of one example."""
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     with explain_example_errors(name, example):
         found = jax.eval_shape(loss, jax.ShapeDtypeStruct((count,), dtype), example)

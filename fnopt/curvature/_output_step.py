@@ -51,7 +51,7 @@ def output_step(
     iterations: int | None = None,
     rank: int = 0,
 ) -> OutputStep:
-    r"""Solves for the Gauss-Newton direction among the outputs of the batch.
+    r"""Solve for the Gauss-Newton direction among the outputs of the batch.
 
     .. math:: d = v - (G + \lambda I)^{-1} (\nabla L + G v) = v - J^\top a, \qquad
               a = (H K + \lambda I)^{-1} (s + H J v)

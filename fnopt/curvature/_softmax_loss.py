@@ -132,7 +132,7 @@ def _row(piece: _Piece, weights: jax.Array, key: jax.Array, samples: int) -> jax
 def _read(
     loss: Any, f: jax.Array, example: Any, taps: Sequence[jax.Array] | None
 ) -> tuple[_Value, list[_Piece]]:
-    """Runs the loss and follows what it does with the outputs.
+    """Run the loss and follow what it does with the outputs.
 
     Args:
         loss: The loss.

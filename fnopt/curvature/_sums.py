@@ -35,7 +35,7 @@ def checked_options(reduction: str, chunk_size: int | None, name: str) -> int | 
 
 
 def check_direction(direction: Any, params: Any, name: str) -> None:
-    """Refuses params that have no gradient, and a direction that isn't like them."""
+    """Refuse params that have no gradient, and a direction that isn't like them."""
     check_real(params, name)
     check_same_tree(direction, params, f"{name}: v", "the params")
 
@@ -90,7 +90,7 @@ def sum_over_examples(
     name: str,
     axis_name: Any = None,
 ) -> Any:
-    """Adds up what `total` returns for chunks of a batch: a tree like the params, in their dtypes.
+    """Add up what `total` returns for chunks of a batch: a tree like the params, in their dtypes.
 
     Args:
         total: From params and a chunk to the sum over its examples, a tree like the params.

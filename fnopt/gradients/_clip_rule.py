@@ -84,12 +84,12 @@ class Blocks(NamedTuple):
 
     @property
     def several(self) -> bool:
-        """Whether limits were given as a tree."""
+        """Whether the limits are a tree."""
         return not jax.tree_util.treedef_is_leaf(self.tree)
 
 
 def check_limits(clip_norm: Any, name: str) -> None:
-    """Refuses what isn't one positive number, or a tree of them."""
+    """Check that limits are one positive number, or a tree of positive numbers."""
     pairs = leaves_with_names(clip_norm)[0]
     if jax.tree_util.all_leaves([clip_norm]) or not pairs:
         check_clip_norm(clip_norm, name)
@@ -130,7 +130,7 @@ def clip_factors(norms: jax.Array, clip_norm: Any, rule: str) -> jax.Array:
 
 
 def check_where(where: Any, size: int, name: str) -> jax.Array | None:
-    """A bool for every example, or `None`."""
+    """Check that `where` is a bool for every example, or `None`."""
     if where is None:
         return None
     if getattr(where, "shape", None) != (size,) or where.dtype != jnp.bool_:

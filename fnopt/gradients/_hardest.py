@@ -1,4 +1,4 @@
-"""The examples that stand out by their gradients."""
+"""The examples with the largest gradients."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def _hardest(
 def _select_hardest_of_all_devices(
     k: int, axis_name: Any, wanted: jax.Array | None, *known: Any
 ) -> HardExamples:
-    """The first of all devices' examples, with their places in the whole batch."""
+    """The hardest examples of all devices, with their positions in the whole batch."""
     if axis_name is None:
         return _select_hardest(k, wanted, *known)
     # Of each device no more than k can be among the first k of all.

@@ -1,4 +1,4 @@
-"""Whether the loss of an example depends on its neighbours in the batch."""
+"""Check that the losses of a batch do not depend on each other."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _numbers(x: Any) -> np.ndarray:
 
 
 def _pairs(batch: Any, size: int, probes: int) -> list[tuple[int, int]]:
-    """Examples spread over the batch, each with the next one that differs from it."""
+    """Pairs of different examples, at positions throughout the batch."""
     leaves = [_numbers(x) for x in jax.tree.leaves(batch)]
 
     def next_different(i: int) -> int | None:

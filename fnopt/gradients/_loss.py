@@ -97,7 +97,7 @@ def check_example_loss(output: Any, has_aux: bool, name: str) -> tuple[jax.Array
 
 
 class BoundLoss(NamedTuple):
-    """The loss in the form that all of `gradients` works on, and what to call it with.
+    """A loss with its arguments: the form that all functions of `gradients` take.
 
     Attributes:
         loss: `(params, example) -> (value, aux)`; shared arguments are inside.
@@ -114,7 +114,7 @@ class BoundLoss(NamedTuple):
     given: tuple[Any, ...]
 
     def on_its_mesh(self) -> AbstractContextManager[None]:
-        """The context of the mesh that the params or the batch are divided over, if any is."""
+        """Context of the mesh that shards the params or the batch, if any."""
         return use_mesh_of(self.given, self.batch)
 
 
@@ -147,7 +147,7 @@ class ExampleLoss:
     def bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any, axis_name: Any = None
     ) -> BoundLoss:
-        """Checks one call and splits it into params, batch and shared arguments.
+        """Check the arguments of a call, and split them into params, batch and shared ones.
 
         Args:
             args: The positional arguments.

@@ -90,7 +90,7 @@ def microbatch(
 
 
 def _accumulate(call: Any, batch: Any, size: int, part_size: int | None, rule: Any) -> Any:
-    """The parts' results: sums and means in the carry of a loop, lists beside it."""
+    """Combine the results of microbatches: sums and means in the carry, lists stacked."""
 
     def call_one(batch: Any) -> Any:
         return call(jax.tree.map(lambda x: replicate(x, 0)[:1], batch))

@@ -28,7 +28,7 @@ from fnopt.sharding import reshard_like
 
 
 class Formed(NamedTuple):
-    """Gradients that `jax.vmap(jax.grad)` has formed.
+    """Formed per-example gradients, by `jax.vmap(jax.grad)`.
 
     Attributes:
         grads: A tree like the params with a leading example axis.
@@ -61,7 +61,7 @@ class Formed(NamedTuple):
         return block_norms(squares, careful, blocks, count)
 
     def moments(self, counts: jax.Array) -> tuple[Any, list[jax.Array]]:
-        """The mean gradient, and by leaf the sum of the squared distances from it.
+        """The mean gradient, and by leaf the sum of squared deviations from the mean.
 
         Args:
             counts: 1 for the examples that count, 0 for others, which have gradients of zero.
@@ -71,7 +71,7 @@ class Formed(NamedTuple):
         return mean, [deviations for _, deviations in found]
 
     def only(self, wanted: jax.Array) -> Formed:
-        """A copy with gradients of zero for all other examples, whatever they were."""
+        """A copy with zero gradients for the other examples, also where they are NaN."""
         grads = jax.tree.map(lambda g: only_where(wanted, g), self.grads)
         return self._replace(grads=grads, again=None)
 
@@ -118,7 +118,7 @@ def measure(bound: BoundLoss, strategy: Strategy) -> Measure:
 
 
 class Moments(NamedTuple):
-    """The first two moments of some gradients.
+    """The first two moments of gradients.
 
     Attributes:
         count: How many gradients, int32.
@@ -132,7 +132,7 @@ class Moments(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Sums over the examples that count, and the figures of every example.
+    """Moments of the gradients, and loss and norm of every example.
 
     Attributes:
         moments: Of the gradients that count.
@@ -183,7 +183,7 @@ def totals(
 
 
 def _moments(seen: Measurements, counts: jax.Array | None, size: int) -> Moments:
-    """The moments of a chunk."""
+    """The moments of the gradients of a chunk."""
     if counts is not None:
         seen = seen.only(counts)
     counts = jnp.ones(size, jnp.bool_) if counts is None else counts
@@ -191,7 +191,7 @@ def _moments(seen: Measurements, counts: jax.Array | None, size: int) -> Moments
 
 
 def _merge_moments(a: Moments, b: Moments) -> Moments:
-    """The moments of two sets of gradients together (Chan, Golub and LeVeque)."""
+    """Merge the moments of two sets of gradients (Chan, Golub and LeVeque, 1983)."""
     count = a.count + b.count
     # Of the first chunk nothing changes: a share of 1, no gap to what was before.
     share = b.count.astype(jnp.float32) / jnp.maximum(count, 1).astype(jnp.float32)

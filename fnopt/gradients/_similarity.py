@@ -213,7 +213,7 @@ def gradient_similarity(
 def _compare_batch(
     bound: BoundLoss, other: Any, *, count: int, **options: Any
 ) -> GradientSimilarity:
-    """With the examples of another batch, or with each other if there is none."""
+    """Compare with the examples of another batch, or with each other without one."""
     columns = bound if other is None else bound._replace(batch=other, size=count)
     return _compare(bound, columns, other is not None, **options)
 

@@ -17,7 +17,7 @@ _NAME = "sparse_value_and_grad"
 
 
 class Table(NamedTuple):
-    """A table that stands in a program in place of an array."""
+    """Placeholder of an embedding table in a program."""
 
     name: str
     place: int  # among the leaves of the params
@@ -47,7 +47,7 @@ class Lookup(NamedTuple):
 
 
 class Lookups:
-    """Runs a program, notes every lookup, and adds a shift to what each of them gives.
+    """Interpreter that records every lookup of rows, and adds a shift to its result.
 
     Args:
         shifts: For every table the shifts of its lookups in order, or None for none.
@@ -58,7 +58,7 @@ class Lookups:
         self.found: dict[int, list[Lookup]] = {}
 
     def evaluate(self, closed: jex.ClosedJaxpr, values: Sequence[Any]) -> list[Any]:
-        """The outputs for inputs of which some are tables."""
+        """Evaluate the program for inputs, some of which are tables."""
         outs = jaxprs.interpret(closed.jaxpr, closed.consts, values, self._evaluate_equation)
         for x in outs:
             if isinstance(x, Table):
@@ -150,7 +150,7 @@ def _rows_of_slice(eqn: Any, ins: list[Any]) -> tuple[jax.Array, tuple[int, ...]
 
 
 def _clip_or_drop(index: jax.Array, size: int, clips: bool) -> jax.Array:
-    """Rows beyond an end: the row there, or the number of rows, which has no gradient."""
+    """Clip indices out of bounds, or map them to the number of rows, which has no gradient."""
     zero, n = jnp.zeros_like(index), jnp.full_like(index, size)
     if clips:
         return jnp.clip(index, zero, n - 1)
@@ -235,7 +235,7 @@ def sparse_value_and_grad(
 
 
 def _shifts(evaluate: Callable[..., Any], others: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Zeros to add to what lookups give, by table, and the ways back from their cotangents."""
+    """Zero shifts of the lookups by table, and functions from cotangents to rows."""
     seen: list[Any] = [[] for _ in others]
     backs: list[Any] = [[] for _ in others]
 
@@ -258,7 +258,7 @@ def _check_patterns(patterns: tuple[str, ...], names: list[str]) -> None:
 
 
 def _program(fun: Any, leaves: list[Any], treedef: Any, args: Any, kwargs: Any) -> Any:
-    """The program of a function of leaves, and what makes its result of the outputs."""
+    """The program of a function of leaves, and the function from its outputs to the result."""
     kept: list[Any] = []
 
     def flat(leaves: list[Any]) -> list[Any]:

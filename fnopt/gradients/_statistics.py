@@ -236,14 +236,14 @@ def _statistics(
 def _variance(
     mean: jax.Array, deviations: jax.Array, count: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The variance, and the squared length of the mean without what is noise in it."""
+    """The variance, and the squared norm of the mean without its bias by noise."""
     n, length = count.astype(deviations.dtype), sum_of_squares(mean).astype(deviations.dtype)
     variance = jnp.where(count < 2, jnp.full_like(deviations, jnp.nan), deviations / (n - 1))
     return variance, length - variance / n
 
 
 def _ratio(a: jax.Array, b: jax.Array, mean: list[jax.Array]) -> jax.Array:
-    """A ratio of squares: 0 for params that the loss ignores, NaN if squares are lost below."""
+    """Ratio of squares: 0 for params that the loss ignores, NaN if squares underflow."""
     lost = (a == 0) & (b == 0) & jnp.stack([jnp.any(m != 0) for m in mean]).any()
     return jnp.where(lost, jnp.full_like(a, jnp.nan), safe_divide(a, b))
 

@@ -40,7 +40,7 @@ class Strategy(NamedTuple):
 
 
 def checked_strategy(method: str, chunk_size: int | None, name: str) -> int | None:
-    """The chunk size; refuses a method that doesn't exist, or that contradicts it."""
+    """Check the method and the chunk size, and return the chunk size."""
     chunk_size = check_chunk_size(chunk_size, name)
     check_choice(method, METHODS, "method", name)
     if method == "vmap" and chunk_size is not None:
@@ -52,7 +52,7 @@ def checked_strategy(method: str, chunk_size: int | None, name: str) -> int | No
 
 
 def choose(method: str, chunk_size: int | None, bound: BoundLoss) -> Strategy:
-    """The strategy that was asked for; `'auto'` compares the memory of one example."""
+    """Choose the strategy; `'auto'` compares the memory of one example."""
     if method == "vmap":
         return Strategy(None, None)
     gradient = gradient_bytes(bound.params)
@@ -82,7 +82,7 @@ def gradient_bytes(params: Any) -> int:
 
 
 def run_compiled(run: Callable[..., Any], bound: BoundLoss, *args: Any, **options: Any) -> Any:
-    """Calls `run(bound, *args, **options)`; where it runs now, as a program that is kept.
+    """Call `run(bound, *args, **options)`; an eager call is compiled once and cached.
 
     Operation by operation, its loops and conditions would be compiled anew in every call.
 
@@ -110,7 +110,7 @@ def _rebound(
 def _traced_loss(
     bound: BoundLoss, args: tuple[Any, ...], options: dict[str, Any]
 ) -> TracedFunction | None:
-    """The loss as a value, if the call runs now and a program of it can be found again."""
+    """The traced loss, if the call is eager and its program can be cached."""
     given = bound.params, bound.batch, args
     static = jax.tree.structure(given), *options.values()
     if not (is_eager(given) and is_on_one_device(given) and _can_be_found(static)):

@@ -47,7 +47,7 @@ def lengths_of(x: jax.Array) -> jax.Array:
 
 
 def squared_deviations(x: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The mean of the formed gradients that count, and the sum of squared distances from it."""
+    """The mean of the gradients that count, and the sum of squared deviations from the mean."""
     x = x.astype(compute_dtype(x.dtype))
     # From one of them first: zero if all are the same, and small numbers have an exact mean.
     first = replicate(x, 0)[jnp.argmax(replicate(counts))]
@@ -109,7 +109,7 @@ def zero_sums(params: Any) -> Any:
 
 
 def like_params(sums: Any, params: Any) -> Any:
-    """Sums in the dtypes of the params and as they lie, as `jax.grad` returns them."""
+    """Cast sums to the dtypes and the sharding of the params, as `jax.grad` returns them."""
 
     def cast_leaf(total: jax.Array, leaf: Any) -> jax.Array:
         return reshard_like(total.astype(jnp.result_type(leaf)), leaf)

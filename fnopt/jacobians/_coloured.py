@@ -14,7 +14,7 @@ from fnopt.jacobians._colouring import Bicolouring, Sparsity
 
 
 class FromEntries:
-    """A sparse matrix that knows its entries, in the forms of other libraries."""
+    """Conversion of a sparse matrix to the formats of other libraries."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -27,7 +27,7 @@ class FromEntries:
         raise NotImplementedError
 
     def matrix(self) -> jax.Array:
-        """All of it, an array of shape `[m, n]`."""
+        """The dense matrix, of shape `[m, n]`."""
         rows, cols, values = self.entries
         return jnp.zeros(self.shape, values.dtype).at[rows, cols].set(values)
 
@@ -108,7 +108,7 @@ class SparseJacobian(FromEntries):
 
     @property
     def colours(self) -> int:
-        """The number of sums that it is kept by, which is the number of passes it took."""
+        """The number of colours, which is the number of derivative passes."""
         return self.sparsity.colours
 
     @property
@@ -135,7 +135,7 @@ class SparseJacobian(FromEntries):
         return self._along(w) if self.by_rows else self._across(w)
 
     def times_rows(self, b: jax.Array) -> SparseJacobian:
-        """The rows by the factors `b`, of shape `[m]`; a row of no weight may be NaN."""
+        """Scale the rows by `b`, of shape `[m]`; a row with factor zero may be NaN."""
         column, exists = self.sparsity.lists
         factors = jnp.where(exists, b[column], 0) if self.by_rows else b[:, None]
         sums = jnp.where(factors != 0, factors * self.sums, 0)
@@ -157,7 +157,7 @@ class SparseJacobian(FromEntries):
 
     @classmethod
     def tree_unflatten(cls, aux: tuple[Sparsity, bool], children: tuple[Any]) -> SparseJacobian:
-        """Undoes `tree_flatten`."""
+        """Undo `tree_flatten`."""
         return cls(children[0], *aux)
 
     def __repr__(self) -> str:
@@ -174,7 +174,7 @@ class SparseJacobian(FromEntries):
 
 @jax.tree_util.register_pytree_node_class
 class TwoWayJacobian(SparseJacobian):
-    """A sparse matrix of which some entries are kept by sums of columns, the others of rows.
+    """A sparse matrix in compressed form: some entries in sums of columns, others of rows.
 
     Args:
         sums: The sums of columns, of shape `[m, ...]`, and those of rows, `[n, ...]`.
@@ -187,17 +187,17 @@ class TwoWayJacobian(SparseJacobian):
 
     @property
     def columns(self) -> SparseJacobian:
-        """The part that is kept by sums of columns."""
+        """The entries stored in sums of columns."""
         return SparseJacobian(self.sums[0], self.parts.columns)
 
     @property
     def rows(self) -> SparseJacobian:
-        """The part that is kept by sums of rows."""
+        """The entries stored in sums of rows."""
         return SparseJacobian(self.sums[1], self.parts.rows, by_rows=True)
 
     @property
     def colours(self) -> int:
-        """The number of sums that it is kept by, of columns and rows together."""
+        """The number of colours of columns and of rows together."""
         return self.parts.colours
 
     @property
@@ -220,7 +220,7 @@ class TwoWayJacobian(SparseJacobian):
         return self.columns.rmv(w) + self.rows.rmv(w)
 
     def times_rows(self, b: jax.Array) -> TwoWayJacobian:
-        """The rows by the factors `b`, of shape `[m]`; a row of no weight may be NaN."""
+        """Scale the rows by `b`, of shape `[m]`; a row with factor zero may be NaN."""
         return TwoWayJacobian(
             (self.columns.times_rows(b).sums, self.rows.times_rows(b).sums), self.parts
         )
@@ -231,7 +231,7 @@ class TwoWayJacobian(SparseJacobian):
 
     @classmethod
     def tree_unflatten(cls, aux: Any, children: tuple[Any]) -> TwoWayJacobian:
-        """Undoes `tree_flatten`."""
+        """Undo `tree_flatten`."""
         return cls(children[0], aux)
 
     @property

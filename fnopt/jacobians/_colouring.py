@@ -11,7 +11,7 @@ import numpy as np
 
 
 class ColumnColours:
-    """Columns by colour; a subclass says which columns have which."""
+    """Base class of column colourings."""
 
     @functools.cached_property
     def colour(self) -> np.ndarray:
@@ -24,7 +24,7 @@ class ColumnColours:
         return int(self.colour.max(initial=0)) + 1
 
     def seeds(self, dtype: Any) -> np.ndarray:
-        """The sums of the unit vectors of each colour, an array of shape `[colours, columns]`."""
+        """The seed matrix `[colours, columns]`: the sum of the unit vectors of each colour."""
         return (self.colour == np.arange(self.colours)[:, None]).astype(dtype)
 
 
@@ -89,7 +89,7 @@ class Sparsity(ColumnColours):
 
 
 def _greedy(rows: np.ndarray, cols: np.ndarray, columns: int) -> np.ndarray:
-    """Gives every column the first colour that no column with a row in common has."""
+    """Greedy colouring: columns that share a row get different colours."""
     order = np.argsort(cols, kind="stable")
     starts = np.searchsorted(cols[order], np.arange(columns + 1))
     by_column = rows[order].tolist()
@@ -159,7 +159,7 @@ class SymmetricSparsity(ColumnColours):
 
     @functools.cached_property
     def places(self) -> tuple[np.ndarray, np.ndarray]:
-        """For every entry the row and the colour of the sums in which it is alone."""
+        """For every entry the row and the colour of a sum that has no other entry."""
         i, j = np.minimum(self.rows, self.cols), np.maximum(self.rows, self.cols)
         place = np.stack([self._place(i, j), self._place(j, i)])  # both of each
         sums, count = np.unique(self._place(self.rows, self.cols), return_counts=True)
@@ -180,7 +180,7 @@ class SymmetricSparsity(ColumnColours):
 
 
 def _star(neighbours: list[list[int]], order: Any) -> np.ndarray:
-    """Gives every column the first colour that leaves no path of four with two colours only."""
+    """Greedy star colouring: every path of four vertices has at least three colours."""
     colour = np.full(len(neighbours), -1, np.int32)
     known = [-1] * len(neighbours)
     seen: list[dict[int, int]] = [{} for _ in neighbours]  # by vertex: how often a colour is near
@@ -233,7 +233,7 @@ class Bicolouring:
 def bicolouring(
     rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], most: int
 ) -> Bicolouring | None:
-    """Takes the fullest rows by rows and the rest by columns, or the other way round.
+    """Choose the partition into rows and columns that takes the fewest sums.
 
     An arrow (a diagonal, a full row and a full column) has as many colours as columns, and as
     many as rows, but three so: the full row by itself, the full column, and the diagonal. A row

@@ -1,4 +1,4 @@
-"""The passes that a colouring asks for, forward, backward, or both."""
+"""Compressed Jacobians: derivative passes by a colouring, forward, backward, or both."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def colouring(
 
 
 def sparsity_of(found: Colouring) -> tuple[Sparsity, bool]:
-    """The whole pattern, and whether it is that of the transpose."""
+    """The pattern as a `Sparsity`, and whether it is transposed."""
     return (found.whole, False) if isinstance(found, Bicolouring) else found
 
 

@@ -145,7 +145,7 @@ def _level_cost(level: EliminationLevel) -> int:
 
 @functools.lru_cache(maxsize=8)
 def elimination(sparsity: Sparsity, by_rows: bool = False) -> Elimination:
-    """Plans the elimination for a sparse Jacobian.
+    """Plan the elimination for a sparse Jacobian.
 
     Args:
         sparsity: Where the Jacobian has entries; by rows, that of its transpose.

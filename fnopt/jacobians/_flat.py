@@ -96,7 +96,7 @@ def value_and_jacobian(
 
 
 def at_once(size: int, chunk_size: int | None = None) -> bool:
-    """Whether so many products with a linear map are made at once, or in chunks."""
+    """Whether products with a linear map fit in memory at once."""
     return size <= (_MOST_AT_ONCE if chunk_size is None else chunk_size)
 
 
@@ -106,7 +106,7 @@ def in_chunks(
     size: int,
     chunk_size: int | None = None,
 ) -> jax.Array:
-    """The images of the vectors `seed(0)` to `seed(size - 1)` under a linear map, one a row."""
+    """Apply a linear map to the vectors `seed(0)` to `seed(size - 1)`, in chunks; one row each."""
     batch_size = _CHUNK if chunk_size is None else chunk_size
     return lax.map(lambda i: linear(seed(i)), jnp.arange(size), batch_size=batch_size)
 
@@ -119,7 +119,7 @@ _ROWS = 64
 
 
 def forward_from_reverse(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    r"""The function, with a forward-mode derivative that is made of its reverse mode.
+    r"""Define the forward-mode derivative of a function by its reverse mode.
 
     .. math:: (J v)_i = \langle J^T e_i, v \rangle
 

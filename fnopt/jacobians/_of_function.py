@@ -15,7 +15,7 @@ from fnopt.sharding import pvary_like
 
 
 class JacobianOperator:
-    """The Jacobian of a function at a point as a linear map, which is never formed.
+    """The Jacobian of a function at a point as a linear operator; the matrix is never formed.
 
     It is traced at its first product and kept, so it lives within one `jax.jit`, or outside.
 
@@ -161,7 +161,7 @@ def jacobian(
 def tree_or_matrix(
     fn: Callable[[Any], Any], params: Any, mode: str, chunk_size: int | None, form: str, name: str
 ) -> Any:
-    """The Jacobian of a function of the params, in one of these two forms."""
+    """The Jacobian of a function of the params, as a tree or as a matrix."""
     flat = vector_function(fn, params, name)
     mode = cheaper_mode(mode, flat)
     _, J = value_and_jacobian(flat.fn, flat.x, flat.m, mode, chunk_size)

@@ -1,4 +1,4 @@
-"""One Jacobian per example: what least squares needs of a network."""
+"""Jacobians per example, as least squares needs of a network."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class PerExampleJacobian:
         batch: tuple[Any, ...],
         along: Any,
     ) -> Carry:
-        """Goes through the rows of the Jacobian, chunk by chunk, without keeping them.
+        """Fold a function over the rows of the Jacobian, chunk by chunk.
 
         Args:
             step: `step(carry, J, parts)` returns the next carry; `J` has shape `[rows, n]`, the

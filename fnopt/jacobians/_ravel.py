@@ -59,7 +59,7 @@ def ravel(tree: Any, what: str = "tree") -> tuple[jax.Array, Callable[[jax.Array
 
 
 def held_as_zeros(tree: Any) -> Any:
-    """The tree with zeros for leaves that aren't floating: those that a fit holds."""
+    """Replace leaves that aren't floating, which a fit keeps fixed, by zeros."""
     leaves, treedef = jax.tree.flatten(tree)
     dtype = compute_dtype(*(jnp.result_type(leaf) for leaf in leaves if is_inexact(leaf)))
     return jax.tree.unflatten(
@@ -128,7 +128,7 @@ def real_vector(shapes: Any, dtype: Any) -> RealVector:
 
 
 def _by_row(part: jax.Array) -> jax.Array:
-    """What is spread by row and within rows, by row alone: as rows of a Jacobian are."""
+    """Replicate all axes but the first, as the rows of a Jacobian are sharded."""
     if part.ndim < 2 or explicit_spec(part)[0] is None:
         return part
     return replicate(part, *range(1, part.ndim))

@@ -145,7 +145,7 @@ def _leaves(flat: VectorFunction) -> Shapes:
 
 
 def _colours_of(pattern: Pattern) -> Coloured:
-    """Takes the pattern anew for every trace; one that was there before isn't coloured again."""
+    """Find the pattern in every trace; colourings of known patterns are cached."""
 
     @functools.lru_cache(maxsize=4)
     def coloured(m: int, n: int, rows: bytes, cols: bytes, mode: str, leaves: Shapes) -> Colouring:

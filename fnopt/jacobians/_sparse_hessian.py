@@ -23,7 +23,7 @@ _NAME = "sparse_hessian"
 
 @jax.tree_util.register_pytree_node_class
 class SparseHessian(FromEntries):
-    """A symmetric sparse matrix `[n, n]`, kept by its entries; a pytree with these as its leaf.
+    """Symmetric sparse matrix `[n, n]` as a pytree of its entries.
 
     Args:
         values: The entries, of shape `[entries]`, in the order of `sparsity`.
@@ -42,12 +42,12 @@ class SparseHessian(FromEntries):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The number of params, twice."""
+        """The shape, `(n, n)` for `n` parameters."""
         return self.sparsity.shape
 
     @property
     def products(self) -> int:
-        """The number of Hessian-vector products that it took: that of the colours."""
+        """The number of Hessian-vector products: one for each colour."""
         return self.sparsity.colours
 
     @property
@@ -66,7 +66,7 @@ class SparseHessian(FromEntries):
 
     @classmethod
     def tree_unflatten(cls, aux: SymmetricSparsity, children: tuple[Any]) -> SparseHessian:
-        """Undoes `tree_flatten`."""
+        """Undo `tree_flatten`."""
         return cls(children[0], aux)
 
     def __repr__(self) -> str:

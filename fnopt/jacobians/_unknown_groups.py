@@ -1,4 +1,4 @@
-"""Which unknowns of a sparse problem belong together."""
+"""Groups of the unknowns of a sparse problem."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _full_rows(rows: np.ndarray, cols: np.ndarray, n: int, leaves: Shapes) -> np
 
 
 def _joined(rows: np.ndarray, cols: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Joins groups with the same neighbours, themselves included."""
+    """Join groups that are coupled to the same groups."""
     a, b = coupled(rows, group[cols])
     groups = int(group.max(initial=0)) + 1
     # A sum of random 64-bit numbers stands for a set of groups (Zobrist 1970).

@@ -53,7 +53,7 @@ def blocks(unflatten: Callable[[jax.Array], Any], rows: Any) -> Any:
 
 
 def vector_function(fn: Callable[[Any], Any], params: Any, name: str) -> VectorFunction:
-    """Lays params and outputs end to end.
+    """Convert a function of trees to a function of vectors.
 
     Args:
         fn: A function of the params.
@@ -77,7 +77,7 @@ def vector_function(fn: Callable[[Any], Any], params: Any, name: str) -> VectorF
 
 
 def check_real(params: Any, name: str) -> None:
-    """Refuses params without a real derivative."""
+    """Refuse params without a real derivative."""
     leaves = [(leaf_text(path), leaf) for path, leaf in leaves_with_names(params)[0]]
     if not leaves:
         raise TypeError(f"{name}: the params hold no array, so there is nothing to differentiate.")

@@ -37,7 +37,7 @@ def _log_probabilities(
 
 
 def _check_is_distribution(name: str, logits: Any, labels: Any) -> None:
-    """Refuses class numbers, which as many rows as classes would let pass for a distribution."""
+    """Check that labels are distributions and not class numbers."""
     if jnp.issubdtype(jnp.result_type(labels), jnp.integer) and jnp.ndim(labels) < jnp.ndim(logits):
         raise ValueError(
             f"{name}: labels are {type_text(jnp.asarray(labels))}, expected the shape of the "

@@ -39,7 +39,7 @@ def unit(x: jax.Array, epsilon: Any, axis: Any, where: Any = None) -> tuple[jax.
 
 
 def _check_lengths(name: str, a: jax.Array, b: jax.Array, axis: Any) -> None:
-    """Refuses vectors of two lengths, of which one broadcasts; other axes may."""
+    """Check that vectors have the same length; other axes may broadcast."""
     ndim = max(a.ndim, b.ndim)
     axes = range(ndim) if axis is None else ((axis,) if isinstance(axis, int) else axis)
     shapes = [(1,) * (ndim - x.ndim) + x.shape for x in (a, b)]

@@ -32,7 +32,7 @@ def floats(name: str, **arrays: Any) -> tuple[Any, ...]:
 
 
 def check_broadcast(name: str, **arrays: jax.Array | None) -> None:
-    """Refuses shapes that broadcast to something larger than each of them, or not at all."""
+    """Refuse shapes that broadcast to something larger than each of them, or not at all."""
     shapes = {k: x.shape for k, x in arrays.items() if x is not None}
     try:
         together = jnp.broadcast_shapes(*shapes.values())
@@ -74,7 +74,7 @@ def mask(where: Any, shape: Any, axis: Any) -> jax.Array | None:
 
 
 def zero_excluded(where: jax.Array | None, x: jax.Array) -> jax.Array:
-    """`x` with zeros where the mask excludes, so that nothing that stands there is seen."""
+    """Replace excluded elements by zeros, which may be NaN or infinite."""
     return x if where is None else jnp.where(where, x, jnp.zeros_like(x))
 
 

@@ -184,7 +184,7 @@ class emit_health(Transformation):
     def update(
         self, updates: Any, state: EmitHealthState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, EmitHealthState]:
-        """Returns the updates unchanged; on the chosen steps their health goes to the sink."""
+        """Return the updates unchanged; on the chosen steps their health goes to the sink."""
         if any(map(is_inexact, jax.tree.leaves(updates))):
 
             def measure() -> Health:

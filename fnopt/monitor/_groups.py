@@ -42,7 +42,7 @@ def _patterns(given: Any) -> tuple[str, ...]:
 
 
 def as_groups(given: Any) -> Groups:
-    """Brings what a user may give as `groups` to one hashable form.
+    """Convert the argument `groups` to its hashable form.
 
     Args:
         given: None for every leaf by itself; a number of path parts (1 makes a group of
@@ -88,7 +88,7 @@ def _label(path: str, groups: Groups) -> str:
 
 
 def _check_found(groups: Groups, paths: list[str]) -> None:
-    """Refuses a pattern that fits no leaf: a name is misspelled."""
+    """Check that every pattern matches a leaf."""
     if not isinstance(groups, tuple) or not paths:
         return
     every = [pattern for _, patterns in groups for pattern in patterns]
@@ -101,7 +101,7 @@ def _check_found(groups: Groups, paths: list[str]) -> None:
 
 
 def group(tree: Any, groups: Groups) -> Grouping:
-    """Sorts the floating leaves of a tree into groups, in the order of the patterns or leaves."""
+    """Sort the floating leaves of a tree into groups, in the order of the patterns or leaves."""
     pairs = leaves_with_names(tree)[0]
     paths = [path for path, _ in pairs]
     _check_found(groups, paths)

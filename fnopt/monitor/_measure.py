@@ -40,7 +40,7 @@ Rows = dict[str, jax.Array]
 
 
 def as_stats(given: Any) -> tuple[str, ...]:
-    """Checks names of statistics, and puts them into their fixed order."""
+    """Check names of statistics, and put them into their fixed order."""
     names = (given,) if isinstance(given, str) else tuple(given)
     unknown = [n for n in names if n not in STATISTICS]
     if unknown:

@@ -55,7 +55,7 @@ def _order_names(names: tuple[str, ...], order: Sequence[str] | None) -> list[st
 
 
 def _last_flags(history: History) -> np.ndarray:
-    """The last flag of every group; without recorded flags those that values alone show."""
+    """The last flag of every group; without recorded flags, those of the values alone."""
     if "flag" in history.values:
         return history.values["flag"][-1]
     norm = history.values["norm"][-1] if "norm" in history.values else np.ones(len(history.names))

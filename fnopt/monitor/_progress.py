@@ -59,7 +59,7 @@ class Progress(Writer):
         self._bar = _bar(total, tqdm, file)
 
     def __call__(self, record: Any) -> None:
-        """Takes one record, or the `StepInfo` of a solver's callback; records may skip steps."""
+        """Take one record, or the `StepInfo` of a solver's callback; records may skip steps."""
         if hasattr(record, "_asdict"):
             numbers = {k: v for k, v in record._asdict().items() if k not in ("step", "params")}
             record = {"step": record.step - 1, **numbers}
@@ -107,7 +107,7 @@ class Progress(Writer):
         self._last = ""
 
     def close(self) -> None:
-        """Shows the last state, if it isn't shown yet."""
+        """Show the last state, if it isn't shown yet."""
         if self._bar is not None:
             self._bar.close()
         elif self._last:

@@ -98,7 +98,7 @@ class record_health(Transformation):
     def update(
         self, updates: Any, state: RecordHealthState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, RecordHealthState]:
-        """Returns the updates unchanged; every `every` steps one more entry in the ring."""
+        """Return the updates unchanged; every `every` steps one more entry in the ring."""
         if params is None and "ratio" in self.stats:
             raise ValueError(
                 f"{where()}the ratio needs the params: call update(updates, state, params), or "

@@ -48,11 +48,11 @@ class Writer:
     """A sink that holds a file open: call it with records, close it in the end, or use `with`."""
 
     def __call__(self, record: Record) -> None:
-        """Takes one record."""
+        """Take one record."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Writes what is still in a buffer, and closes the file."""
+        """Write what is still in a buffer, and close the file."""
 
     def __enter__(self) -> Self:
         return self
@@ -105,7 +105,7 @@ class JsonLines(Writer):
         self._file = self.path.open("a", encoding="utf-8")
 
     def __call__(self, record: Record) -> None:
-        """Writes one line."""
+        """Write one line."""
         line = json.dumps({k: _as_json(v) for k, v in record.items()}, allow_nan=False)
         self._file.write(line + "\n")
         self._file.flush()
@@ -177,7 +177,7 @@ class TensorBoard(Writer):
         self._writer = tensorboard.SummaryWriter(str(folder))
 
     def __call__(self, record: Record) -> None:
-        """Adds one event for each entry."""
+        """Add one event for each entry."""
         for name, value in record.items():
             if name == "step":
                 continue
@@ -203,7 +203,7 @@ class TensorBoard(Writer):
         )
 
     def close(self) -> None:
-        """Writes the rest and closes the file."""
+        """Write the rest and close the file."""
         self._writer.close()
 
 

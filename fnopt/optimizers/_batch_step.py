@@ -68,7 +68,7 @@ StepOptions = Any
 
 
 def check_solver(options: Any, name: str) -> None:
-    """Refuses options of the solve among the rows of a batch that make no sense."""
+    """Refuse options of the solve among the rows of a batch that make no sense."""
     check_choice(options.solver, ("cholesky", "cg"), "solver", name)
     if options.rank != 0 and options.solver != "cg":
         raise ValueError(

@@ -48,7 +48,7 @@ class matrix_labels(Selector):
         return [self.other if numbers is None else self.matrix for numbers in found]
 
     def check(self, positions: list[str]) -> None:
-        """Refuses a rule by path that can't have been meant for these paths."""
+        """Refuse a rule by path that can't have been meant for these paths."""
         check_rule(self.rule, positions)
 
 

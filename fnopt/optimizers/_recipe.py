@@ -71,14 +71,14 @@ def _is_negative(value: Any) -> bool:
 
 
 def _check_signs(recipe: str, given: dict[str, Any]) -> None:
-    """Refuses what a part of a chain may take, for the sake of other chains, and a recipe not."""
+    """Refuse what a part of a chain may take, for the sake of other chains, and a recipe not."""
     for name in _NOT_NEGATIVE & given.keys():
         if _is_negative(given[name]):
             raise ValueError(f"{recipe}: {name} = {given[name]}, expected {name} >= 0.")
 
 
 def _check_flags(recipe: str, given: dict[str, Any]) -> None:
-    """Refuses flags that aren't, also those that another argument makes idle."""
+    """Refuse flags that aren't, also those that another argument makes idle."""
     for name, value in given.items():
         if not isinstance(value, (bool, np.bool_)):
             raise TypeError(f"{recipe}: {name} = {value!r}, expected True or False.")

@@ -30,7 +30,7 @@ def _threshold(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def simplex_of_rows(x: jax.Array, scale: jax.Array) -> jax.Array:
-    r"""Projects the rows of an array (last axis) onto :math:`\{y \ge 0, \sum y = s\}`.
+    r"""Project the rows of an array (last axis) onto :math:`\{y \ge 0, \sum y = s\}`.
 
     The derivative is that of the active set: :math:`\tau` is written once more as the mean over
     the entries that stay positive.

@@ -23,7 +23,7 @@ from fnopt.core import (
 
 
 def check_floating(name: str, tree: Any, *, allow_complex: bool = False) -> None:
-    """Refuses leaves that can't be moved to their projection."""
+    """Check that all leaves are floating."""
     for path, leaf in leaves_with_names(tree)[0]:
         if not is_inexact(leaf) or (jnp.iscomplexobj(leaf) and not allow_complex):
             kind = "floating" if allow_complex else "real floating"
@@ -33,7 +33,7 @@ def check_floating(name: str, tree: Any, *, allow_complex: bool = False) -> None
 
 
 def check_scale(name: str, scale: Any) -> None:
-    """Refuses a size below zero: there is no such set."""
+    """Check that a size is not negative."""
     check_number(scale, "scale", name)
     if not isinstance(scale, Tracer) and not scale >= 0:
         raise ValueError(f"{name}: scale = {scale}, expected one number >= 0.")

@@ -179,7 +179,7 @@ class warmup_cosine_decay_schedule(Schedule):
 
 
 def _check_order(warmup_steps: Any, decay_steps: Any) -> None:
-    """Raises a ValueError if the decay would be over before the warm-up; arrays may be traced."""
+    """Raise a ValueError if the decay would be over before the warm-up; arrays may be traced."""
     known = isinstance(warmup_steps, float) and isinstance(decay_steps, float)
     if known and decay_steps <= warmup_steps:
         raise ValueError(

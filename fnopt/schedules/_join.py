@@ -14,7 +14,7 @@ from fnopt.schedules._time import numbers, steps_since
 
 
 def _check_increasing(owner: str, boundaries: tuple[Any, ...]) -> None:
-    """Raises a ValueError if boundaries are negative or not increasing; traced ones pass."""
+    """Raise a ValueError if boundaries are negative or not increasing; traced ones pass."""
     known = [b for b in boundaries if isinstance(b, float)]
     if any(b < 0 for b in known) or any(b <= a for a, b in pairwise(known)):
         raise ValueError(
@@ -78,7 +78,7 @@ def as_pairs(owner: str, given: Any) -> tuple[tuple[Any, Any], ...]:
 
 
 def check_pairs(owner: str, pairs: tuple[tuple[Any, Any], ...]) -> None:
-    """Raises a ValueError if steps don't increase or factors are negative; traced ones pass."""
+    """Raise a ValueError if steps don't increase or factors are negative; traced ones pass."""
     _check_increasing(owner, tuple(step for step, _ in pairs))
     negative = [f for _, f in pairs if isinstance(f, float) and f < 0]
     if negative:

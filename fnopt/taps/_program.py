@@ -72,7 +72,7 @@ class TracedCall(NamedTuple):
     def run(
         self, visit: NodeFn, probes: NodeValues, diff: Sequence[Any] | None = None
     ) -> tuple[Any, NodeValues]:
-        """Runs it again: the output, and the records by node.
+        """Run it again: the output, and the records by node.
 
         Args:
             visit: What is done at each node that has been chosen with `only`.
@@ -215,7 +215,7 @@ def trace_program(
     *,
     scopes: bool = False,
 ) -> TracedCall:
-    """Traces one call of `fn`, once.
+    """Trace one call of `fn`, once.
 
     Args:
         name: The public function, for messages.

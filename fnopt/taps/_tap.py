@@ -30,7 +30,7 @@ ad.primitive_transposes[tap_p] = lambda cotangent, x, *, name: [cotangent]
 
 
 def tap(name: str, x: Tree) -> Tree:
-    """Names a value inside a function, so that `capture`, `patch` and others find it.
+    """Name a value inside a function, so that `capture`, `patch` and others find it.
 
     It is the identity. Without `capture` or `patch`, the compiled program is the same as without
     the tap, also that of the gradient. It works in any JAX code (jit, grad, vmap, scan, remat,

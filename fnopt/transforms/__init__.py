@@ -1,4 +1,4 @@
-"""Transforms: what optimizers are composed with, one idea each."""
+"""Gradient transforms, the building blocks of optimizers."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ def _where_both(tree: Any, other: Any) -> Any:
 
 
 def _fill(tree: Any, other: Any) -> Any:
-    """A tree, and what another one has in place of its None."""
+    """Replace None leaves of a tree by those of another."""
     return jax.tree.map(lambda x, y: y if x is None else x, tree, other, is_leaf=is_none)
 
 

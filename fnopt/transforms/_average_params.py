@@ -36,7 +36,7 @@ class AverageParamsState(NamedTuple):
 
 
 class _AverageParams(Transformation):
-    """A transform that passes updates on and averages the params that they lead to."""
+    """Base class of averages of the params after each step; updates pass unchanged."""
 
     needs_params = True
 
@@ -53,7 +53,7 @@ class _AverageParams(Transformation):
     def update(
         self, updates: Any, state: AverageParamsState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, AverageParamsState]:
-        """Returns the updates unchanged; the new params are averaged as they will be stored."""
+        """Return the updates unchanged; the new params are averaged as they will be stored."""
         count = safe_increment(state.count)
         kept, added = self._shares(state, count)
 
@@ -267,7 +267,7 @@ class lookahead(Wrapper):
     def update(
         self, updates: Any, state: LookaheadState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, LookaheadState]:
-        """The fast updates, or the way to where the params meet."""
+        """The fast updates, or the update to the interpolated params."""
         fast, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
         steps = safe_increment(state.steps_since_sync)
         meets = steps >= self.sync_period

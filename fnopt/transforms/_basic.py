@@ -25,7 +25,7 @@ class identity(Transformation):
     def update(
         self, updates: Any, state: EmptyState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, EmptyState]:
-        """Returns the updates unchanged."""
+        """Return the updates unchanged."""
         return updates, state
 
 

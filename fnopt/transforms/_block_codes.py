@@ -44,7 +44,7 @@ def magnitudes(signed: bool) -> np.ndarray:
 
 
 def _chance(y: jax.Array, place: jax.Array, step: jax.Array, bits: int) -> jax.Array:
-    """A number of some bits for every element, mixed from its digits, its place and the step.
+    """Pseudo-random bits for every element, hashed from its digits, its index and the step.
 
     The last digits of an average are as good as random and cost nothing to draw; the step is there
     for numbers that come back to the same code, and so to the same digits.

@@ -113,7 +113,7 @@ class Chain(Transformation):
     def update(
         self, updates: Tree, state: State, params: Any = None, **extra_args: Any
     ) -> tuple[Tree, State]:
-        """Hands the updates from member to member; extra arguments go to all of them."""
+        """Hand the updates from member to member; extra arguments go to all of them."""
         states = self._unpack_states(state)
         new_states = []
         for key, tx, member_state in zip(self._keys, self.transforms, states, strict=True):

@@ -29,7 +29,7 @@ class ConditionallyState(NamedTuple):
 
 
 class _Conditional(Wrapper):
-    """A wrapper whose inner transform works in the steps that a function names."""
+    """Base class of wrappers that apply their inner transform in selected steps."""
 
     should_transform_fn: Callable[..., Any] = static()
     forward_extra_args: bool = static(default=False)
@@ -50,7 +50,7 @@ class _Conditional(Wrapper):
     def update(
         self, updates: Any, state: ConditionallyState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ConditionallyState]:
-        """The inner updates, or what stands for them in the other steps."""
+        """The inner updates, or the replacement in the other steps."""
         known = extra_args if self.forward_extra_args else {}
         now = jnp.asarray(self.should_transform_fn(state.step, **known)).astype(bool)
         new_updates, inner_state = self._step_if(

@@ -18,7 +18,7 @@ class GroupLabels(by_pattern):
     """Labels by patterns, each of which must match something: a misspelled group is an error."""
 
     def check(self, positions: list[str]) -> None:
-        """Refuses patterns that match no leaf."""
+        """Refuse patterns that match no leaf."""
         lost = [pattern for pattern, _ in self.patterns if not self.finds(pattern, positions)]
         if lost:
             raise ValueError(

@@ -91,7 +91,7 @@ class mechanize(Wrapper):
     def update(
         self, updates: Any, state: MechanizeState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, MechanizeState]:
-        """The way from here to the scaled point."""
+        """The updates to the scaled point."""
         dtype = state.s.dtype
         h = numbers(self, dtype, skip=("inner",))
         way, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
@@ -118,7 +118,7 @@ class mechanize(Wrapper):
 
 
 def _bets(state: MechanizeState, reward: jax.Array, h: Any, n: int) -> tuple[Any, ...]:
-    """The rewards, largest products, squares and scales after a product of gradient and way."""
+    """The next rewards, largest products, squares and scales of the bets."""
     betas = jnp.asarray([1.0 - 0.1**i for i in range(1, n + 1)], reward.dtype)
     clipped = jnp.clip(reward, -state.m, state.m)
     m = jnp.maximum(betas * state.m, jnp.abs(reward) + h.eps)
@@ -182,7 +182,7 @@ class hypergradient(Wrapper):
     def update(
         self, updates: Any, state: HypergradientState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, HypergradientState]:
-        """A step along the new direction, with the rate that the last one asks for."""
+        """A step along the new direction, with the adapted rate."""
         rate = self._rate(updates, state)
         new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
         kept = map_leaves(lambda d, old: (d, d), new, outputs=2, last=state.direction)[1]

@@ -23,7 +23,7 @@ from fnopt.transforms._tree_algebra import chosen
 
 
 def with_extras(value_fn: Callable[..., Any], extra_args: dict[str, Any]) -> Callable[[Any], Any]:
-    """A function of the params alone: of the other extra arguments it gets those that it names."""
+    """Bind the extra arguments that a function names; a function of the params remains."""
     parameters = list(inspect.signature(value_fn).parameters.values())[1:]
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return functools.partial(value_fn, **extra_args)
@@ -176,7 +176,7 @@ def start_search(value: jax.Array, slope: jax.Array, guess: jax.Array) -> LineSe
 
 
 def next_rate(search: LineSearch, criteria: LineSearchCriteria) -> jax.Array:
-    """The step to try next."""
+    """The next trial step size."""
     longer = jnp.where(search.count > 0, criteria.factor * search.last.rate, search.guess)
     longer = jnp.minimum(longer, criteria.longest)
     inside = _interpolate(search.low, search.high, search.third, criteria.clips)
@@ -217,7 +217,7 @@ def _least_of_cubic(a: LinePoint, b: LinePoint, c: LinePoint) -> jax.Array:
 def advance_search(
     search: LineSearch, criteria: LineSearchCriteria, new: LinePoint
 ) -> tuple[LineSearch, jax.Array]:
-    """The search after a step was tried, and whether that is now the one to take."""
+    """Update the search by a trial step; also whether that step is the best so far."""
     decrease, curvature = criteria.decrease_error(new), criteria.curvature_error(new)
     met = jnp.maximum(decrease, curvature) <= criteria.tol
     count = search.count + jnp.ones((), jnp.int32)

@@ -211,7 +211,7 @@ class reduce_variance(Leafwise):
     max_norm: Scalar = hyper(default=1.0, gt=0, infinite=True)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The factor of the gradient's change: zero in the first step, which has none."""
+        """The weight of the change of the gradient; zero in the first step."""
         gain = h.gamma * h.b1 / (1 - h.b1)
         return {"gain": jnp.where(t > 1, gain, jnp.zeros_like(gain))}
 

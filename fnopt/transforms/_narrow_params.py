@@ -26,7 +26,7 @@ from fnopt.transforms._gradient_noise import key_words, step_key
 
 
 class RoundedWrapper(Wrapper):
-    r"""A wrapper that says which number of the params' dtype a step ends at.
+    r"""Base class of wrappers that round the params after a step to their dtype.
 
     The update is the way to that number, :math:`q - \theta` in float32, so that `apply_updates`,
     which adds in float32, lands on it exactly. A bfloat16 update could not say it: between
@@ -48,7 +48,7 @@ def rows(updates: Any, *trees: Any) -> tuple[list[tuple[Any, ...]], Any]:
 
 
 def is_rounded(p: Any, u: Any) -> bool:
-    """Whether a leaf is one of few digits that gets a floating update."""
+    """Whether a leaf has a narrow dtype and a floating update."""
     return is_inexact(u) and is_narrow(dtype_of(p))
 
 
@@ -104,7 +104,7 @@ class stochastic_rounding(RoundedWrapper):
     def update(
         self, updates: Any, state: StochasticRoundingState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, StochasticRoundingState]:
-        """The way to the numbers that were drawn."""
+        """The updates to the randomly rounded params."""
         new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
         pairs, treedef = rows(new, params)
         leaves = [u for u, _ in pairs]
@@ -169,7 +169,7 @@ class kahan(RoundedWrapper):
     def update(
         self, updates: Any, state: KahanState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, KahanState]:
-        """The step to the nearest numbers, and the rounding errors that are left."""
+        """The updates to the rounded params, and their rounding errors."""
         new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
         triples, treedef = rows(new, params, state.compensation)
         pairs = [_compensate_leaf(*triple) for triple in triples]
@@ -257,7 +257,7 @@ class master_copy(RoundedWrapper):
     def update(
         self, updates: Any, state: MasterCopyState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, MasterCopyState]:
-        """The way to the roundings of the wide params after their step."""
+        """The updates to the rounded wide params."""
         master = _wide(params, state.master)
         new, inner_state = self.inner.update(updates, state.inner_state, master, **extra_args)
         triples, treedef = rows(new, params, state.master)

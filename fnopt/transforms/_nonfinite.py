@@ -118,7 +118,7 @@ def or_zeros(condition: jax.Array, updates: Any) -> Any:
 
 
 def _everywhere(conditions: Callable[[], list[jax.Array]]) -> jax.Array:
-    """Whether conditions hold, on all devices where each has a part of the leaves."""
+    """Whether conditions hold on all devices, where leaves are sharded."""
     with sum_over_shards() as total:
         failing = [(~holds).astype(jnp.float32) for holds in conditions()]
         failed = functools.reduce(jnp.add, failing, jnp.zeros((), jnp.float32))
@@ -135,7 +135,7 @@ def all_finite(tree: Any) -> jax.Array:
 
 
 def _stays_finite(new: Any, old: Any) -> jax.Array:
-    """Whether nothing that was finite no longer is; an infinity kept on purpose stays allowed."""
+    """Whether all finite elements stay finite; intended infinities may stay."""
     pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
     floats = [(x, y) for x, y in pairs if is_inexact(x)]
     return _everywhere(lambda: [(jnp.isfinite(x) | ~jnp.isfinite(y)).all() for x, y in floats])

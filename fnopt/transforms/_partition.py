@@ -1,4 +1,4 @@
-"""A transform for every group of leaves."""
+"""Different transforms for groups of leaves."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class partition(Transformation):
 
 
 class FrozenDict(dict[Any, Any]):
-    """A dict that doesn't change, as what it is a part of doesn't."""
+    """Immutable dict of the transforms by label, a field of the immutable `partition`."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Slots of a byte an element."""
+"""Slots as 8-bit codes."""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ class sam(Transformation):
         grad_fn: Any = None,
         **extra_args: Any,
     ) -> tuple[Any, SAMState]:
-        """A step, or in the calls before it the way to the bad point."""
+        """An optimizer step, or in the calls before it an adversarial step."""
         if not self.opaque_mode:
             if grad_fn is not None:  # for a transform inside that needs it
                 extra_args["grad_fn"] = grad_fn

@@ -75,7 +75,7 @@ class schedule_free(Wrapper):
     state_dtype: Any = static(default=None, convert=as_dtype)
 
     def init(self, params: Any) -> ScheduleFreeState:
-        """All points where the params are."""
+        """All sequences start at the params."""
         dtype = real_dtype_of(params)
         weight_sum, max_lr = (jnp.zeros((), dtype) for _ in range(2))
         z, b1 = slot_copy(params, self.state_dtype), jnp.array(self.b1, dtype)
@@ -84,7 +84,7 @@ class schedule_free(Wrapper):
     def update(
         self, updates: Any, state: ScheduleFreeState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ScheduleFreeState]:
-        """The way from the last point between average and end to the next one."""
+        """The updates to the next interpolation between average and iterate."""
         dtype, count = state.weight_sum.dtype, safe_increment(state.count)
         # The paper counts from 1: a warm-up's rate of 0 has no weight.
         h = numbers(self, dtype, count, skip=("inner",))

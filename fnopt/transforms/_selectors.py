@@ -70,7 +70,7 @@ class Selector(Value):
         raise NotImplementedError(f"{type(self).__name__} must define choose(self, leaves)")
 
     def check(self, positions: list[str]) -> None:
-        """Raises a ValueError if the selector can't have been meant for a tree of these paths."""
+        """Raise a ValueError if the selector does not fit a tree of these paths."""
 
 
 class by_path(Selector):
@@ -171,7 +171,7 @@ class by_pattern(Selector):
         return any(matches(position, pattern) for position in positions)
 
     def check(self, positions: list[str]) -> None:
-        """Refuses names that nothing has, and patterns of which none matches: misspelled ones."""
+        """Check that names exist and that at least one pattern matches."""
         lost = [pattern for pattern, _ in self.patterns if not self.finds(pattern, positions)]
         names = [pattern for pattern in lost if not set("*?[") & set(pattern)]
         if self.default is not None or not (names or len(lost) == len(self.patterns)):
@@ -211,7 +211,7 @@ class Labels(Selector):
         return [labels[0] if labels else None for labels in found]
 
     def check(self, positions: list[str]) -> None:
-        """Refuses labels for leaves that the tree lacks."""
+        """Refuse labels for leaves that the tree lacks."""
         here = {branch for position in positions for branch in _branches(position)}
         # A position may also lie above the label: a whole branch that is None for now.
         above = set(positions)
@@ -224,6 +224,6 @@ class Labels(Selector):
 
 
 def _branches(path: str) -> list[str]:
-    """The path and the branches that it lies in, nearest first: `a/b`, `a` and the root."""
+    """The path and its ancestors, nearest first: `a/b`, `a` and the root."""
     parts = path.split("/") if path else []
     return ["/".join(parts[:n]) for n in range(len(parts), -1, -1)]

@@ -49,7 +49,7 @@ def _fits(pattern: str, path: str) -> bool:
 
 
 class StoredSlots(Wrapper):
-    """A wrapper whose inner state has some slots in another form.
+    """Base class of wrappers that store some slots of the inner state in another form.
 
     Slots are chosen by name, by their path where names are ambiguous (`'1/trace'`), or by a glob;
     the first of `slots` that fits says the form.

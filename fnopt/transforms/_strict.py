@@ -49,7 +49,7 @@ class strict(Wrapper):
         return self.inner.other_gradients
 
     def reads(self) -> Mapping[str, bool]:
-        """All names: it looks at each."""
+        """Any name, because `strict` checks each."""
         return {ANY: False}
 
     def init(self, params: Any) -> Any:

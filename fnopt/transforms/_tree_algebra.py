@@ -42,7 +42,7 @@ def inner(a: Any, b: Any) -> jax.Array:
 
 
 def conjugate_tree(tree: Any) -> Any:
-    """The direction in which a function rises, from what `jax.grad` gives of it, or the reverse."""
+    """The conjugate tree: the direction of steepest ascent from a gradient of `jax.grad`."""
     return jax.tree.map(jnp.conj, tree)
 
 

@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 
 def check_arrays(name: str, *trees: Any) -> None:
-    """Raises a TypeError that names the first leaf which is neither array nor number."""
+    """Raise a TypeError that names the first leaf which is neither array nor number."""
     for path, leaf in (pair for tree in trees for pair in leaves_with_names(tree)[0]):
         if not is_array_like(leaf):
             raise TypeError(
@@ -82,7 +82,7 @@ def common(leaves: list[Any]) -> Any:
 
 
 def _strong(x: Any) -> jax.Array:
-    """An array of a dtype that is said, never a weak one."""
+    """Convert to a strongly typed array."""
     return jnp.asarray(x, jnp.result_type(x))
 
 

@@ -16,7 +16,7 @@ from fnopt.tree._arithmetic import names_bad_leaf, promoted_dtype
 
 
 def _strong_dtype(leaf: Any, dtype: Any) -> Any:
-    """A dtype that is said, never a weak one."""
+    """The given dtype, strongly typed, or that of the leaf."""
     return jnp.result_type(leaf) if dtype is None else jnp.dtype(dtype)
 
 

@@ -16,7 +16,7 @@ from fnopt.tree._named_leaves import NamedLeaf, NamedLeaves, SlotPlace, join_pat
 
 
 def repack(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) -> dict[str, Any]:
-    """Brings saved slots that are trees to fresh ones that are vectors, and the other way.
+    """Convert saved slots between trees and flat vectors, as the fresh slots need.
 
     Returns:
         The arrays by the names of fresh leaves; `matching` says from where.
@@ -62,7 +62,7 @@ def _fits(fresh_slot: list[NamedLeaf], saved_slot: list[NamedLeaf]) -> bool:
 
 
 def _slots_of(field: str, saved: list[NamedLeaf]) -> list[list[NamedLeaf]]:
-    """The saved slots that may be called so."""
+    """The saved slots with this name."""
     found: dict[str, list[NamedLeaf]] = defaultdict(list)
     for leaf in saved:
         place = leaf.slot or _guess_place(field, leaf.path)
@@ -105,7 +105,7 @@ def are_equal(a: Any, b: Any) -> bool:
 
 
 class Matching(NamedTuple):
-    """The saved leaves of fresh ones.
+    """Map from fresh leaves to their saved leaves.
 
     Attributes:
         found: From the names of fresh leaves to saved leaves; one may have several.
@@ -122,7 +122,7 @@ class Matching(NamedTuple):
 
 
 def match_slots(fresh: NamedLeaves, saved: NamedLeaves) -> Matching:
-    """Finds slots by the names of slot and param, and other leaves by their path.
+    """Find slots by the names of slot and param, and other leaves by their path.
 
     A saved tree of plain dicts and lists doesn't say where its slots are. A leaf of it belongs to
     the slot and param that its path ends with, of several such ones to those of the longest name;
@@ -154,7 +154,7 @@ def match_slots(fresh: NamedLeaves, saved: NamedLeaves) -> Matching:
 def _leaves_of_highest_score(
     leaves: list[NamedLeaf], scores: list[int], number: int
 ) -> list[NamedLeaf]:
-    """The leaves of the highest scores; all, if that isn't so many of them."""
+    """The leaves of the highest scores; all, if their number differs."""
     least = sorted(scores, reverse=True)[:number][-1:]
     best = [leaf for leaf, score in zip(leaves, scores, strict=True) if [score] >= least]
     return best if len(best) == number else leaves
@@ -166,7 +166,7 @@ def _state_path(leaf: NamedLeaf, key: tuple[str, str]) -> str:
 
 
 def match_scalars(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) -> set[str]:
-    """Takes counts and other numbers of a state from where its slots came from.
+    """Match scalars of a state to the saved state that its slots came from.
 
     Returns:
         The names of leaves that stay fresh: numbers of states whose slots all do. A count without
@@ -201,7 +201,7 @@ def match_scalars(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) ->
 def match_counts(
     fresh: NamedLeaves, saved: NamedLeaves, matching: Matching, stay: set[str]
 ) -> None:
-    """Takes the other counts from their path, if that isn't another state's count."""
+    """Match the remaining counts by path, if no other state owns that count."""
     by_path = {leaf.path: leaf for leaf in saved.leaves if leaf.slot is None}
     for leaf in fresh.leaves:
         free = leaf.name in fresh.counts and leaf.name not in matching.found.keys() | stay

@@ -1,4 +1,4 @@
-"""Names by which leaves of saved and fresh trees are matched."""
+"""Name by which leaves of saved and fresh trees are matched."""
 
 from __future__ import annotations
 

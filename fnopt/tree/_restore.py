@@ -24,7 +24,7 @@ _HOLD_CALLS_BACK = (_STEPS_MADE, "step")
 def recount(
     counts: Iterable[str], other: set[str], sources: dict[str, Any], given: int | None
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Gives fresh counts the number of saved ones, and takes away those that nobody needs.
+    """Assign saved step counts to fresh ones, and drop the superfluous saved ones.
 
     Args:
         counts: The names of the fresh tree's counts.
@@ -71,12 +71,12 @@ def _field(name: str) -> str:
 
 
 def _pace(name: str, wrappers: Iterable[str]) -> str | None:
-    """The place of the innermost wrapper around it that makes fewer steps than it is called."""
+    """The path of the innermost wrapper that makes fewer steps than calls."""
     return max((place for place in wrappers if name.startswith(place)), key=len, default=None)
 
 
 def _nearest(name: str, others: Iterable[str]) -> list[str]:
-    """The names that begin most like this one: members of the same chain step together."""
+    """The names with the longest common prefix: members of a chain step together."""
     shared = {other: _common_parts(name, other) for other in others}
     return [other for other, n in shared.items() if n == max(shared.values())]
 
@@ -113,7 +113,7 @@ class RestoreReport:
 
     @property
     def complete(self) -> bool:
-        """Whether every leaf was taken, and nothing is left over but counts that are known."""
+        """Whether every leaf was restored, and nothing but known counts is left over."""
         return not (self.fresh or self.reshaped or self.left_over)
 
     def __str__(self) -> str:
@@ -232,7 +232,7 @@ def _have_same_leaves(fresh: NamedLeaves, saved: NamedLeaves) -> bool:
 
 
 def _torn_codes(targets: list[NamedLeaf], sources: dict[str, Any]) -> set[str]:
-    """Codes whose scales don't fit, and scales whose codes don't: one says nothing without both."""
+    """The 8-bit codes without matching scales, and scales without matching codes."""
     arrays = {x.name: x.leaf for x in targets if is_array_like(x.leaf)}
     torn: set[str] = set()
     for name, leaf in arrays.items():

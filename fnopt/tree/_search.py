@@ -194,7 +194,7 @@ def _match_dtype(old: Any, new: Any) -> Any:
 
 @jax.tree_util.register_pytree_node_class
 class _Params:
-    """Stands for the params; a tree without leaves, so that every `init` takes it."""
+    """Placeholder of the params: a tree without leaves."""
 
     def tree_flatten(self) -> tuple[tuple[()], None]:
         return (), None

@@ -1,4 +1,4 @@
-"""Norms and weighted sums of per-example gradients that are never written down."""
+"""Norms and weighted sums of per-example gradients without forming them."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _OUTPUTS: dict[str, Any] = {"dot": _dot.outputs, "conv": _conv.outputs}
 
 
 def bias_of(bias: Group, product: Group) -> tuple[int, ...]:
-    """The params that are a further row of a weight, for an input that is always 1; none if not.
+    """The bias params of a weight: its row for an input that is always 1; none without.
 
     Wherever they enter they must be added to the output of a product with the weight. Element `k`
     of all of them, concatenated, is added to feature `k` at all positions.

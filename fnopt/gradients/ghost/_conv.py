@@ -40,7 +40,7 @@ def outputs(site: Site, g: Any) -> Dense:
 
 
 def _window_offsets(site: Site, x: jax.Array) -> Iterator[jax.Array]:
-    """For each offset in the window, what the output's positions see there; `[N, C, ...]`."""
+    """For each offset in the window, the inputs of all output positions; `[N, C, ...]`."""
     p = site.eqn.params
     numbers = p["dimension_numbers"]
     x = x.transpose(numbers.lhs_spec)

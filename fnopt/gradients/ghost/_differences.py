@@ -1,4 +1,4 @@
-r"""Differences of gradients as sums of outer products, and the first two moments made of them.
+r"""Moments of gradients from their differences, as sums of outer products.
 
 .. math:: \sum_r a_r c_r^\top - \sum_r b_r d_r^\top
           = \sum_r (a_r - b_r) c_r^\top + \sum_r b_r (c_r - d_r)^\top
@@ -53,7 +53,7 @@ def moments(
     counts: jax.Array,
     params: Mapping[int, Any],
 ) -> GroupMoments:
-    """The mean of the gradients that count, and how far they are from it."""
+    """The mean of the gradients that count, and the sum of squared deviations."""
     if isinstance(formed, dict):
         found = {i: squared_deviations(x, counts) for i, x in formed.items()}
         return GroupMoments(
@@ -70,7 +70,7 @@ def moments(
 
 
 def _moments(group: Group, tape: Tape, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The mean as matrices, `[T, D, K]`, and the spread, from one product over the examples."""
+    """The mean `[T, D, K]` and the squared deviations, by one product over the examples."""
     assert group.layout is not None
     _, d, k = group.layout.sizes
     data = [_tape.data_of(site, tape) for site in group.sites]
@@ -112,12 +112,12 @@ class Difference(NamedTuple):
 
     @property
     def parts(self) -> list[Pair]:
-        """The gradients whose sum it is."""
+        """The terms of the difference."""
         return [self.changed] if self.shifted is None else [self.changed, self.shifted]
 
 
 def difference(pair: Pair, reference: Pair) -> Difference:
-    """The factors of a difference of two gradients from those of the gradients."""
+    """The factors of the difference of two gradients."""
     assert isinstance(pair.right, Dense)
     assert isinstance(reference.right, Dense)
     if isinstance(pair.left, OneHot):

@@ -1,4 +1,4 @@
-"""Biases, scales and all else whose derivative is hardly larger than the output."""
+"""Elementwise sites: biases, scales, and others whose derivative is as small as the output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fnopt.sharding import reshard_like
 def tangent(
     site: Site, weight: Any, change: Any, others: list[Any], around: tuple[int, ...]
 ) -> jax.Array:
-    """The change of the site's output, for one example, as its weight changes.
+    """The tangent of a site's output with respect to its weight, for one example.
 
     Args:
         site: The site.

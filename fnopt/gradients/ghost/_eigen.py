@@ -92,7 +92,7 @@ def _rotate_pair(site: Any, inputs: jax.Array, cotangents: jax.Array) -> tuple[A
 
 
 def _squares_of_lookups(sites: Sequence[Any], basis: jax.Array) -> jax.Array:
-    """Rows that an example looks up several times add up before they are squared."""
+    """Squared gradients of lookups; repeated rows of an example are added first."""
     index = jnp.concatenate([s.index for s in sites], 2)  # [n, T, R]
     g = rotate_rows(jnp.concatenate([s.cotangents for s in sites], 3), basis)
     same = (index[..., :, None] == index[..., None, :]).astype(g.dtype)

@@ -1,4 +1,4 @@
-r"""Gradients of matrices as sums of outer products, and what is known without adding them up.
+r"""Gradients of matrices as sums of outer products: norms and inner products by factors.
 
 The gradient of one example is, for each of `T` matrices, a sum over the `R` positions at which the
 matrix was used:
@@ -52,7 +52,7 @@ class Pair(NamedTuple):
 
 
 def widen_float16(x: jax.Array) -> jax.Array:
-    """In float32 if it is float16, whose range is too small for sums of products."""
+    """Cast float16 to float32: its range is too small for sums of products."""
     return x.astype(jnp.float32) if x.dtype == jnp.float16 else x
 
 
@@ -172,7 +172,7 @@ def _lengths(factor: Factor) -> jax.Array:
 
 
 def merge_pairs(pairs: Sequence[Pair]) -> Sequence[Pair]:
-    """Several uses of a matrix as one, where all vectors are dense."""
+    """Merge several uses of a matrix, where all vectors are dense."""
     dense = all(isinstance(f, Dense) for p in pairs for f in p)
     if len(pairs) == 1 or not dense or len({jax.tree.structure(p) for p in pairs}) > 1:
         return pairs
@@ -180,7 +180,7 @@ def merge_pairs(pairs: Sequence[Pair]) -> Sequence[Pair]:
 
 
 def outer(pair: Pair, shape: tuple[int, int], precision: Any = None) -> jax.Array:
-    """The gradient itself, `[T, D, K]`.
+    """Form the gradient, `[T, D, K]`.
 
     Args:
         pair: Its factors.

@@ -1,4 +1,4 @@
-"""Rows of a table: embeddings."""
+"""Lookups of rows of a table: embeddings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def layout(site: Site) -> FactorLayout:
 
 
 def pair(site: Site, indices: jax.Array, g: jax.Array) -> Pair:
-    """The gradient of a lookup has the cotangent in the row that was looked up."""
+    """The factors of a lookup: a unit vector for the row, and the cotangent."""
     _, perm = without_transposes(site.weight)
     numbers = site.eqn.params["dimension_numbers"]
     # Where the axis that is looked up isn't collapsed, it is the first one, of size 1.

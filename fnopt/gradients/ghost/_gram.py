@@ -84,7 +84,7 @@ def _positions(pair: Pair) -> int:
 
 
 def _gram_of_positions(p: list[Pair], q: list[Pair]) -> jax.Array:
-    """All pairs of positions, for as many examples at once as fit."""
+    """Inner products over all pairs of positions, for as many examples at once as fit."""
 
     def products_of_example(mine: list[Pair]) -> jax.Array:
         return jax.vmap(lambda theirs: sum_of(inner(a, b) for a in mine for b in theirs))(q)
@@ -102,7 +102,7 @@ def _gram_of_positions(p: list[Pair], q: list[Pair]) -> jax.Array:
 
 
 def by_slices(p: Pair, q: Pair, d: int, k: int) -> jax.Array:
-    """The gradients themselves, some of their `D` rows at a time."""
+    """Inner products of formed gradients, a slice of their `D` rows at a time."""
     x, y = _join_vectors(p.left), _join_vectors(q.left)
     per_row = 4 * x.shape[1] * k * (x.shape[0] + y.shape[0])
     count = math.ceil(d / min(d, max(1, BLOCK_BYTES // per_row)))
@@ -126,5 +126,5 @@ def by_slices(p: Pair, q: Pair, d: int, k: int) -> jax.Array:
 
 
 def _join_vectors(factor: Any) -> jax.Array:
-    """The vectors in one piece."""
+    """Join the blocks of vectors."""
     return jnp.concatenate(factor.blocks, axis=-1)

@@ -39,11 +39,11 @@ class Side(NamedTuple):
 
     @property
     def width(self) -> int:
-        """The side of a dense block; the last one is filled up with zeros."""
+        """The size of a dense block; the last one is padded with zeros."""
         return -(-self.size // self.count)
 
     def shape(self, matrices: int) -> tuple[int, ...]:
-        """The shape of the factors of so many matrices."""
+        """The shape of the factors of a number of matrices."""
         if not self.count:
             return (matrices, self.size)
         return (matrices, self.count, self.width, self.width)
@@ -150,7 +150,7 @@ def cotangents_left(site: Site) -> bool:
 
 
 def _split_by_weight(group: Group, plan: Plan) -> list[Group]:
-    """A group by weight, each with its layout; none, if some number enters by no product."""
+    """Split a group by weight; empty if some element enters by no product."""
     if group.form in {"vmap", "none"} or any(s.kind == "direct" for s in group.sites):
         return []
     layouts = [stacked_layout(s, plan.lengths) for s in group.sites]

@@ -173,14 +173,14 @@ def _factors(site: Site, tape: Tape) -> tuple[Factor, Factor]:
 
 
 def _expand_positions(sites: Sequence[_Rows]) -> Factors:
-    """Every position counts as an example: the mean of inputs, the sum of cotangents."""
+    """Factors of K-FAC-expand: every position counts as an example."""
     n, positions = sites[0].n, sum(s.positions for s in sites)
     inputs = sum_of(s.input_moment() for s in sites) / (n * positions)
     return inputs, sum_of(_moment(s.sides[1], _merge_rows(s.cotangents)) for s in sites) / n
 
 
 def _reduce_positions(sites: Sequence[_Rows]) -> Factors:
-    """The positions of an example are one: the mean of its inputs, the sum of its cotangents."""
+    """Factors of K-FAC-reduce: mean of inputs and sum of cotangents over positions."""
     n, positions = sites[0].n, sum(s.positions for s in sites)
     summed = [jnp.sum(s.inputs, 2, keepdims=True) for s in sites if s.inputs is not None]
     inputs = sum_of(summed) / positions

@@ -82,7 +82,7 @@ class FactorLayout(NamedTuple):
 
     @property
     def key(self) -> Any:
-        """Equal where gradients may be added as matrices."""
+        """Hashable key; gradients with equal keys can be added as matrices."""
         return (self.weight.key, self.split, self.counts, self.perm)
 
     @property

@@ -1,4 +1,4 @@
-"""Elements of the parameters in a weight that is a selection and permutation of them."""
+"""Weights that are selections or permutations of elements of parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def entry_shapes(weight: Weight) -> dict[int, tuple[int, ...]]:
 
 
 def replace_params(weight: Weight, params: Mapping[int, np.ndarray]) -> np.ndarray | None:
-    """The weight, or within scans a slice of it, of other params.
+    """Compute the weight, or within scans a slice of it, from other params.
 
     Args:
         weight: The weight.
@@ -76,7 +76,7 @@ def _is_entry(weight: Weight) -> bool:
 
 
 def are_apart(weights: Sequence[Weight]) -> bool:
-    """Whether none of the weights has a number of another one; `False` if that isn't clear.
+    """Whether weights certainly share no element.
 
     Args:
         weights: The weights; none has a number twice.

@@ -1,4 +1,4 @@
-"""For every param, how its gradients are measured and summed: decided once, from shapes alone."""
+"""Plan by which the gradients of every param are measured, from shapes alone."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Plan(NamedTuple):
 
 
 def make_plan(closed: jex.ClosedJaxpr, n_params: int) -> Plan:
-    """Decides for the traced loss of one example, whose first inputs are the params."""
+    """Make the plan for the traced loss of one example, whose first inputs are the params."""
     found = find_sites(closed, n_params)
     params = tuple(v.aval for v in closed.jaxpr.invars[:n_params])
     groups = tuple(_group(found, leaves, sites) for leaves, sites in _components(found, n_params))
@@ -82,7 +82,7 @@ def make_plan(closed: jex.ClosedJaxpr, n_params: int) -> Plan:
 
 
 def _components(found: Found, n_params: int) -> Iterable[tuple[tuple[int, ...], list[Site]]]:
-    """Params that enter by common sites, in their order, with these sites."""
+    """Connected components of params that share sites, with their sites."""
     component = {i: frozenset({i}) for i in range(n_params)}
     for site in found.sites:
         together = frozenset().union(*(component[i] for i in site.weight.leaves))

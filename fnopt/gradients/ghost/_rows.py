@@ -1,4 +1,4 @@
-r"""The Jacobian of the residuals of a batch, as the tape that its rows are made of.
+r"""The Jacobian of the residuals of a batch as a tape of factors.
 
 A row of it is the gradient of one residual of one example. All residuals of an example share what
 was recorded on the way forward; each has cotangents of its own. The products
@@ -29,7 +29,7 @@ from fnopt.sharding import pvary_like
 
 
 class GhostRows(NamedTuple):
-    """The rows of the Jacobian of `n` examples with `k` residuals each, never written down.
+    """The rows of the Jacobian of `n` examples with `k` residuals each, as factors.
 
     Attributes:
         ghost: The traced residuals of one example, and what is done with every param.
@@ -132,7 +132,7 @@ def record_rows(ghost: Ghost, batch: Any) -> GhostRows:
 
 
 def record_tape(ghost: Ghost, batch: Any) -> Tape:
-    """The tape behind the rows: records `[n, ...]`, cotangents and gradients `[n, k, ...]`."""
+    """Record the tape of the rows: records `[n, ...]`, cotangents and gradients `[n, k, ...]`."""
     plan, params = ghost.plan, ghost.params
     formed = {i: params[i] for group in plan.groups if group.form == "vmap" for i in group.leaves}
 
@@ -175,7 +175,7 @@ def _multiply_rows(rows: jax.Array, direction: jax.Array) -> jax.Array:
 def _push_site(
     site: Site, tape: Tape, params: Sequence[Any], direction: Mapping[int, jax.Array]
 ) -> jax.Array:
-    """The part of a site in `J v`: the change of its output, as the residuals see it, `[n, k]`."""
+    """The contribution of a site to `J v`, `[n, k]`."""
     numbers = sorted(site.weight.leaves)
     numbered = dict(enumerate(params))
 

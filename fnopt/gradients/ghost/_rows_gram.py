@@ -118,7 +118,7 @@ def by_leaf(leaves: Mapping[int, jax.Array], other: Mapping[int, jax.Array]) -> 
 
 
 def flat(tape: Tape) -> Tape:
-    """The tape with every residual as an example of its own."""
+    """Flatten the tape: every residual counts as an example."""
     k = tape.outputs[0].shape[1]
     return Tape(
         [tape.outputs[0].reshape(-1)],
@@ -184,7 +184,7 @@ def _flat_pair(factors: Factors) -> Pair:
 
 
 def _gram_of_positions(p: list[Factors], q: list[Factors]) -> jax.Array:
-    """All pairs of positions, for as many examples at once as fit."""
+    """Inner products over all pairs of positions, for as many examples at once as fit."""
 
     def outputs(mine: Factors, theirs: Factors) -> jax.Array:
         # What was recorded is multiplied once for all residuals of two examples.

@@ -69,7 +69,7 @@ class Site(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The result of the walk: sites, and params that have none.
+    """The sites of a loss, and the params without a site.
 
     Attributes:
         level: The loss, with taps and records as its nodes.
@@ -87,7 +87,7 @@ class Found(NamedTuple):
 
 
 def find_sites(closed: jex.ClosedJaxpr, n_params: int) -> Found:
-    """Walks the loss of one example; its first `n_params` inputs are the params."""
+    """Walk the loss of one example; its first `n_params` inputs are the params."""
     finder = _SiteFinder()
     invars = closed.jaxpr.invars
     params = [Leaf(v.aval, frozenset({i})) for i, v in enumerate(invars[:n_params])]
@@ -189,7 +189,7 @@ class _Walk:
             self.operands(i, eqn, ins)
 
     def operands(self, i: int, eqn: jex.JaxprEqn, ins: list[Weight | None]) -> None:
-        """Every weight among the operands is a site; they share the tap."""
+        """Register every weight among the operands as a site with a common tap."""
         positions = [k for k, w in enumerate(ins) if w is not None and w.differentiable]
         kinds = [site_kind(eqn, k) for k in positions]
         if len(positions) > 1:
@@ -233,7 +233,7 @@ class _Walk:
         return before
 
     def tap_before(self, eqn: jex.JaxprEqn, ins: list[Weight | None]) -> int | None:
-        """The tap of the product to which this equation adds a bias: its cotangent is the same."""
+        """The tap of the product to which this equation adds a bias."""
         name = eqn.primitive.name
         if not (name in {"add", "add_any"} or (name == "sub" and ins[0] is None)):
             return None

@@ -44,7 +44,7 @@ class Tape(NamedTuple):
 
 
 def record(plan: Plan, params: Sequence[Any], batch: Sequence[Any]) -> Tape:
-    """Runs the loss and its derivative on all examples.
+    """Run the loss and its derivative on all examples.
 
     The params themselves are not differentiated: only zeros that are added to what the sites put
     out, and the params that are left to `jax.vmap`.
@@ -63,7 +63,7 @@ def record(plan: Plan, params: Sequence[Any], batch: Sequence[Any]) -> Tape:
 
 
 def visit(node: int, value: jax.Array, tap: jax.Array | None) -> tuple[Any, Any]:
-    """The visit of a node: its value is recorded, or a zero (its tap) is added."""
+    """Record the value of a node, or add its tap, a zero."""
     return (value, value) if tap is None else (value + tap, None)
 
 
@@ -98,7 +98,7 @@ def squared_norms(group: Group, formed: Formed, tape: Tape) -> dict[int, jax.Arr
 
 
 def norms(group: Group, formed: Formed, tape: Tape) -> dict[int, jax.Array]:
-    """The norms themselves, also where their squares are out of range; another pass or two."""
+    """The norms of the gradients, also where their squares are out of range."""
     return _measure(group, formed, tape, lengths_of, length)
 
 

@@ -1,4 +1,4 @@
-"""A user's loss, traced once for one example, and what is computed with it on many."""
+"""A user's loss, traced once for one example, and its measurements on a batch."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Ghost(NamedTuple):
         return GhostMeasurements(self, tape, formed)
 
     def like_params(self, sums: Mapping[int, jax.Array]) -> Any:
-        """Sums by number of the param as a tree like the params, in wide dtypes; zeros without."""
+        """Convert sums by param number to a tree like the params; zeros where none is given."""
 
         def sum_of_param(i: int, param: Any) -> jax.Array:
             dtype = compute_dtype(param.dtype)
@@ -82,7 +82,7 @@ class GhostMeasurements(NamedTuple):
         return jax.tree.unflatten(self.ghost.out_tree, self.tape.outputs)
 
     def squares(self) -> list[jax.Array]:
-        """Squared norms, `[n]` each, by leaf; what several leaves share is with their first one."""
+        """Squared norms `[n]` by leaf; those of a group stand at its first leaf."""
         return self._totals_by_leaf(_tape.squared_norms)
 
     def norms(self, blocks: Sequence[int] | None = None, count: int = 1) -> jax.Array:
@@ -93,7 +93,7 @@ class GhostMeasurements(NamedTuple):
         return block_norms(self.squares(), lambda: self._totals_by_leaf(_tape.norms), blocks, count)
 
     def moments(self, counts: jax.Array) -> tuple[Any, list[jax.Array]]:
-        """The mean gradient, and by leaf the sum of the squared distances of the others from it.
+        """The mean gradient, and by leaf the sum of squared deviations from the mean.
 
         Args:
             counts: 1 for the examples that count, 0 for others, which have gradients of zero.
@@ -112,7 +112,7 @@ class GhostMeasurements(NamedTuple):
         return self.ghost.like_params(means), spreads
 
     def scaled(self, factors: jax.Array) -> GhostMeasurements:
-        """For inner products: the same with every gradient times a factor, `[n]`."""
+        """Scale every gradient by a factor `[n]`, for inner products."""
         formed = jax.tree.map(lambda x: scaled_rows(factors, x), self.formed)
         return self._replace(formed=formed, factors=factors)
 
@@ -145,7 +145,7 @@ class GhostMeasurements(NamedTuple):
         return total
 
     def only(self, wanted: jax.Array) -> GhostMeasurements:
-        """A copy without the figures of other examples, whose values may be NaN."""
+        """A copy with zeros for the other examples, whose values may be NaN."""
 
         def zero_others(x: jax.Array) -> jax.Array:
             return only_where(wanted, x) if is_inexact(x) else x
@@ -170,7 +170,7 @@ class GhostMeasurements(NamedTuple):
 
 
 def trace_ghost(bound: BoundLoss) -> Ghost:
-    """Traces a loss for one example, and plans."""
+    """Trace a loss for one example, and plan its measurements."""
     params, params_tree = jax.tree.flatten(bound.params)
     batch, batch_tree = jax.tree.flatten(bound.batch)
     params = [jnp.asarray(p) for p in params]

@@ -1,4 +1,4 @@
-"""Values inside a loss that the example does not change: params, and what is made of them alone."""
+"""Weights: values inside a loss that are computed from the params alone."""
 
 from __future__ import annotations
 
@@ -57,22 +57,22 @@ class Weight:
 
     @functools.cached_property
     def key(self) -> Any:
-        """Equal for weights that are computed alike."""
+        """Hashable key; equal for weights with the same computation."""
         return id(self)
 
     @functools.cached_property
     def moves_only(self) -> bool:
-        """Whether every number in it is a number of its params, up to the sign."""
+        """Whether every element is an element of the params, up to the sign."""
         return False
 
     @functools.cached_property
     def keeps_length(self) -> bool:
-        """Whether a gradient is as long with respect to the params as with respect to it."""
+        """Whether gradients in the weight and in its params have the same norm."""
         return False
 
     @property
     def differentiable(self) -> bool:
-        """Whether params can be reached through it."""
+        """Whether a gradient reaches params through the weight."""
         return bool(self.leaves) and is_inexact(self.aval)
 
     def compute(self, values: Sequence[Any], wide: bool) -> Any:
@@ -81,7 +81,7 @@ class Weight:
 
 
 class Leaf(Weight):
-    """A param itself."""
+    """A parameter of the loss."""
 
     @functools.cached_property
     def key(self) -> Any:
@@ -164,7 +164,7 @@ class ComputedWeight(Weight):
 
     @functools.cached_property
     def moves_only(self) -> bool:
-        """Whether this is a move, and all before it."""
+        """Whether the equation and all inputs only move elements."""
         avals = [self.aval, *(w.aval for w in self.inputs)]
         # The way back from complex numbers to real ones leaves half of a cotangent out.
         alike = all(map(is_inexact, avals)) and len({jnp.iscomplexobj(a) for a in avals}) == 1
@@ -173,7 +173,7 @@ class ComputedWeight(Weight):
 
     @functools.cached_property
     def keeps_length(self) -> bool:
-        """Whether no number is used twice."""
+        """Whether no element is used twice."""
         repeats = self.name in {"broadcast_in_dim", "tile"}
         if repeats and self.inputs[0].aval.size != self.aval.size:
             return False
@@ -181,7 +181,7 @@ class ComputedWeight(Weight):
         return self.moves_only and disjoint and all(w.keeps_length for w in self.inputs)
 
     def compute(self, values: Sequence[Any], wide: bool) -> Any:
-        """Runs the equation for all slices."""
+        """Run the equation for all slices."""
         if wide and self.name == "convert_element_type":
             return values[0]
 
@@ -198,7 +198,7 @@ def map_over_scans(
     axes: Sequence[Sequence[int]],
     lengths: Sequence[int] | None = None,
 ) -> Any:
-    """`fn` for all iterations of the scans around it.
+    """Map `fn` over all iterations of the surrounding scans.
 
     Args:
         fn: A function of as many arrays as `axes` has entries.

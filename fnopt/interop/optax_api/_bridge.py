@@ -131,7 +131,7 @@ def bridge(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _call(fn: Callable[..., Any], signature: inspect.Signature, given: dict[str, Any]) -> Any:
-    """Calls with arguments by name, but those by position that can't be named."""
+    """Call with arguments by name, but those by position that can't be named."""
     bound = inspect.BoundArguments(signature, {})  # pyright: ignore[reportArgumentType]
     bound.arguments.update({n: given[n] for n in signature.parameters if n in given})
     return lenient(fn(*bound.args, **bound.kwargs))

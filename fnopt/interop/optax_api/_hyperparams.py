@@ -30,7 +30,7 @@ InjectHyperparamsState = InjectStatefulHyperparamsState
 
 
 class _injected(Transformation):
-    """Makes its transform anew in every step, from the numbers in the state."""
+    """Make its transform anew in every step, from the numbers in the state."""
 
     floating_alone = True
 
@@ -89,7 +89,7 @@ def inject_hyperparams(
     static_args: str | Iterable[str] = (),
     hyperparam_dtype: Any = None,
 ) -> Callable[..., Any]:
-    """Keeps the numbers of an optimizer in its state, where a training loop may change them.
+    """Keep the numbers of an optimizer in its state, where a training loop may change them.
 
     fnopt needs none of it: there an optimizer is a pytree whose numbers are changed, traced and
     swept as they are. This is for scripts that write `state.hyperparams["learning_rate"] = ...`.

@@ -93,7 +93,7 @@ def skip_large_updates(
 
 
 class MultiSteps:
-    """Adds up gradients over several calls, then makes one step of `opt`.
+    """Add up gradients over several calls, then make one step of `opt`.
 
     Args:
         opt: The optimizer that makes the steps.

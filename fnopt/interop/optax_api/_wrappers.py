@@ -36,7 +36,7 @@ def selective_transform(optimizer: Any, *, freeze_mask: Any) -> Any:
 def partition(
     transforms: Any, param_labels: Any, *, mask_compatible_extra_args: bool = False
 ) -> Any:
-    """Applies to every leaf the transform of its label.
+    """Apply to every leaf the transform of its label.
 
     Args:
         transforms: A dict from label (anything hashable) to transform.
@@ -108,7 +108,7 @@ def stateless_with_tree_map(f: Callable[..., Any]) -> Any:
 
 
 def centralize() -> Any:
-    """Takes the mean over all axes but the first out of every array; fnopt's over all but the last.
+    """Take the mean over all axes but the first out of every array; fnopt's over all but the last.
 
     There the outputs are the last axis of a kernel, as in flax and Keras.
     """

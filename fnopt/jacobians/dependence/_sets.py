@@ -97,7 +97,7 @@ class Sets:
         return result
 
     def _joined(self, result: np.ndarray, groups: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Fills in the unions of groups, which are sorted, of several sets each."""
+        """Fill in the unions of groups, which are sorted, of several sets each."""
         if self.entries(ids) > _MOST:
             result[groups] = ALL
             return result

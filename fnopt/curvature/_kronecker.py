@@ -145,7 +145,7 @@ class KroneckerModel:
         return self.spec.loss_fn(self.layout.unflatten(outputs), example)
 
     def mean_loss(self, outputs: jax.Array) -> jax.Array:
-        """This device's share of the mean over all examples, from `[n, C]`."""
+        """This device's part of the mean loss over all examples, from `[n, C]`."""
         mean = jnp.mean(jax.vmap(self.loss)(outputs, self.batch).astype(self.dtype))
         return mean if self.devices == 1 else mean / self.devices
 
@@ -193,7 +193,7 @@ class KroneckerModel:
         )
 
     def _average(self, means: Any) -> Any:
-        """The means over all examples, from those over this device's."""
+        """Average the means of all devices."""
         means = jax.tree.map(lambda x: x.astype(self.dtype), means)
         if self.spec.axis_name is None:
             return means
@@ -219,7 +219,7 @@ class KroneckerModel:
         return inverse_factors(self.stacks, factors, damping, self.spec.axis_name)
 
     def bases(self, factors: tuple[Factors, ...], damping: jax.Array) -> tuple[Factors, ...]:
-        """Eigenbases of what has two factors, the inverses of the other damped blocks."""
+        """Eigenbases of blocks with two factors, and inverses of the other damped blocks."""
         found = eigenbases(self.stacks, factors)
         single = [i for i, b in enumerate(self.stacks) if not is_corrected(b)]
         inverses = inverse_factors(

@@ -1,4 +1,4 @@
-"""Eigenvalues at the ends of a spectrum that is known by products only."""
+"""Extreme eigenvalues of a matrix from its products, by the Lanczos method."""
 
 from __future__ import annotations
 

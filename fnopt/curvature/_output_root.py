@@ -71,7 +71,7 @@ def output_hessian(
 
 
 def check_loss(loss: OutputLoss, count: int, dtype: Any, batch: Any, name: str) -> None:
-    """Refuse a loss that isn't a real scalar of the outputs of one example."""
+    """Check that a loss is a real scalar of the outputs of one example."""
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     with explain_example_errors(name, example):
         found = jax.eval_shape(loss, jax.ShapeDtypeStruct((count,), dtype), example)
@@ -147,7 +147,7 @@ def drawn_rows(
     samples: int,
     axis_name: Any = None,
 ) -> jax.Array:
-    """The slopes of the loss at labels that are drawn from the model, `[n, samples, C]`.
+    """Gradients of the loss at labels sampled from the model, `[n, samples, C]`.
 
     Args:
         loss: A negative log-likelihood.
@@ -169,7 +169,7 @@ def drawn_rows(
 
 
 def keys_of(outputs: jax.Array, key: jax.Array, axis_name: Any = None) -> jax.Array:
-    """A key for each example, spread over devices as the outputs `[n, C]` are.
+    """A key for each example, sharded like the outputs `[n, C]`.
 
     Those of examples that are divided over a named axis are those that one device would give them.
     """
@@ -181,7 +181,7 @@ def keys_of(outputs: jax.Array, key: jax.Array, axis_name: Any = None) -> jax.Ar
 def block_size(
     loss: OutputLoss, outputs: jax.Array, batch: Any, name: str, remedy: str = SAMPLED
 ) -> int:
-    """The number of consecutive outputs that the loss mixes: 1, or a larger divisor of `C`.
+    """The block size of the Hessian in the outputs: 1, or a larger divisor of `C`.
 
     The loss of a sequence is a sum over positions, so that the Hessian has a block for each.
     """

@@ -13,7 +13,7 @@ from fnopt.curvature._damped_gram import Map, check_rows, solve_by_cg, solve_by_
 
 
 class OutputStep(NamedTuple):
-    r"""A direction by what it does to the outputs.
+    r"""A direction as its change of the outputs.
 
     Attributes:
         weights: `a`, of which the direction is :math:`-J^\top a` (besides momentum), `[N]`.

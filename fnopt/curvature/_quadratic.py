@@ -15,7 +15,7 @@ _PARALLEL = 1e-4  # the squared sine below which two directions are one
 
 
 class StackedDirection(NamedTuple):
-    """A direction in two forms; one that isn't finite counts as zero.
+    """A direction as a tree and as matrices in stacks; zero if not finite.
 
     Attributes:
         unit: Like the params, of length 1 (or zero), so that no square underflows.

@@ -1,4 +1,4 @@
-"""Inverses of many matrices of different sizes, shared out between the devices of a mesh."""
+"""Inverses of many matrices, distributed over the devices of a mesh."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _inverse(A: jax.Array) -> jax.Array:
 
 
 def _mesh_of(arrays: Sequence[Any]) -> Any:
-    """The mesh that types name, if there is work for more than one of its devices."""
+    """The mesh of the types of arrays, if several of its devices get work."""
     if sum(len(x) for x in arrays) < 2:
         return None
     mesh = jax.typeof(arrays[0]).sharding.mesh
@@ -115,7 +115,7 @@ def _own_inverses(stacks: list[jax.Array], owned: list[list[list[int]]], axes: A
 def _restore_order(
     every: jax.Array, owned: list[list[list[int]]], stacks: list[jax.Array]
 ) -> list[jax.Array]:
-    """The inverses of all devices, `[devices, length]`, where their matrices were."""
+    """Reorder the inverses of all devices, `[devices, length]`, like their matrices."""
     sizes = [x.shape[-1] for x in stacks]
     found = [[] for _ in stacks]
     for i, own in enumerate(owned):

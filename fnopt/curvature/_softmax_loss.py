@@ -1,4 +1,4 @@
-r"""Losses that are linear in scores and in logarithms of their softmax sums: cross entropies.
+r"""Detection of cross entropies: losses linear in scores and their log-sum-exps.
 
 With scores :math:`z = B f + c` that are linear in the outputs of the model, :math:`p` their softmax
 and a loss that is linear in :math:`f` and :math:`L = \log \sum_i e^{z_i}`,
@@ -48,7 +48,7 @@ _MOVES = {"broadcast_in_dim", "expand_dims", "reshape", "squeeze"}
 
 
 class _Value(NamedTuple):
-    """A value, and what is known of it.
+    """The abstract value of a variable in the program of a loss.
 
     Attributes:
         value: The value.
@@ -132,7 +132,7 @@ def _row(piece: _Piece, weights: jax.Array, key: jax.Array, samples: int) -> jax
 def _read(
     loss: Any, f: jax.Array, example: Any, taps: Sequence[jax.Array] | None
 ) -> tuple[_Value, list[_Piece]]:
-    """Run the loss and follow what it does with the outputs.
+    """Interpret the program of a loss by how it uses the outputs.
 
     Args:
         loss: The loss.
@@ -198,13 +198,13 @@ class _Reader:
 
 
 def _is_custom_rule(eqn: Any, scope: str) -> bool:
-    """Whether it is the function of `fnopt.losses` that has a derivative of its own."""
+    """Whether an equation calls a function of `fnopt.losses` with a custom derivative."""
     sub = jaxprs.called_jaxpr(eqn) if jaxprs.is_custom_rule(eqn) else None
     return sub is not None and all(scope in jaxprs.name_scopes(e) for e in sub.jaxpr.eqns)
 
 
 def _is_linear(eqn: Any, ins: list[_Value]) -> bool:
-    """Whether an equation is linear in those of its operands that are."""
+    """Whether an equation is linear in its linear operands."""
     name, varying = eqn.primitive.name, [x.kind != "constant" for x in ins]
     if name in {"add", "sub", "add_any"} or name in _LINEAR:
         return True

@@ -29,19 +29,19 @@ REDUCTIONS = ("mean", "sum")
 
 
 def checked_options(reduction: str, chunk_size: int | None, name: str) -> int | None:
-    """The chunk size; refuses options that don't exist."""
+    """Check the options, and return the chunk size."""
     check_choice(reduction, REDUCTIONS, "reduction", name)
     return check_chunk_size(chunk_size, name)
 
 
 def check_direction(direction: Any, params: Any, name: str) -> None:
-    """Refuse params that have no gradient, and a direction that isn't like them."""
+    """Check that params have a gradient, and that a direction is like them."""
     check_real(params, name)
     check_same_tree(direction, params, f"{name}: v", "the params")
 
 
 def symmetric_product(product: Callable[[Any], Any], like: Any, name: str) -> Callable[[Any], Any]:
-    """A user's product with a matrix of real numbers, which returns a tree like its argument."""
+    """Wrap a user's matrix-vector product, and check that its result is like its argument."""
     check_real(like, name)
 
     def call_checked(v: Any) -> Any:
@@ -55,7 +55,7 @@ def symmetric_product(product: Callable[[Any], Any], like: Any, name: str) -> Ca
 def explain_errors(
     fn: Callable[[Any, Any], Any], name: str, *, is_loss: bool = True
 ) -> Callable[[Any, Any], Any]:
-    """A user's function of one example, whose errors say so; a loss is a real scalar.
+    """Wrap a user's function of one example, so that its errors name the example's shapes.
 
     Args:
         fn: `fn(params, example)`, or `fn(outputs, example)`.
@@ -72,7 +72,7 @@ def explain_errors(
 
 
 def scalar(found: Any, name: str) -> jax.Array:
-    """A user's loss, checked; there is no place for more than the loss in a product."""
+    """Check that a user's loss is a scalar without auxiliary output."""
     if isinstance(found, tuple):
         raise TypeError(
             f"{name}: the loss returned {type_text(found)}, expected one floating scalar. Of "
@@ -90,7 +90,7 @@ def sum_over_examples(
     name: str,
     axis_name: Any = None,
 ) -> Any:
-    """Add up what `total` returns for chunks of a batch: a tree like the params, in their dtypes.
+    """Sum the results of `total` over chunks of a batch, cast to the dtypes of the params.
 
     Args:
         total: From params and a chunk to the sum over its examples, a tree like the params.

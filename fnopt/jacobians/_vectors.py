@@ -77,7 +77,7 @@ def vector_function(fn: Callable[[Any], Any], params: Any, name: str) -> VectorF
 
 
 def check_real(params: Any, name: str) -> None:
-    """Refuse params without a real derivative."""
+    """Check that params have a real derivative."""
     leaves = [(leaf_text(path), leaf) for path, leaf in leaves_with_names(params)[0]]
     if not leaves:
         raise TypeError(f"{name}: the params hold no array, so there is nothing to differentiate.")
@@ -104,7 +104,7 @@ def checked_outputs(outputs: Any, name: str) -> Any:
 
 
 def cheaper_mode(mode: str, function: VectorFunction) -> str:
-    """The mode with fewer passes; reverse where there is a `custom_vjp`, which has no forward."""
+    """The mode with fewer passes; reverse for a `custom_vjp`, which has no forward mode."""
     if mode == "auto" and function.x.size <= function.m and lacks_forward(function.fn, function.x):
         return "reverse"
     return jacobian_mode(mode, function.m, function.x.size)

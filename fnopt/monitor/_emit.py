@@ -1,4 +1,4 @@
-"""Metrics out of a running program, every so many steps."""
+"""Metrics of a running program, emitted every few steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Criteria of the flags: what makes a layer look dead, vanishing, exploding, or well again."""
+"""Criteria of the flags: dead, vanishing and exploding layers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def is_exploding(h: Thresholds, norm: jax.Array, usual: jax.Array) -> tuple[jax.
 
 
 def next_usual(h: Thresholds, norm: jax.Array, usual: jax.Array, exploding: jax.Array) -> jax.Array:
-    """The exponential geometric mean of the norms from the first above zero; it never falls."""
+    """Update the exponential geometric mean of the norms since the first positive one."""
     counts = (norm > 0) & jnp.isfinite(norm) & ~exploding
     one = jnp.ones((), norm.dtype)
     now = jnp.log(jnp.where(counts, norm, one))

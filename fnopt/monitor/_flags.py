@@ -1,4 +1,4 @@
-"""Dead, vanishing, exploding and non-finite layers: flags that rise and fall slowly."""
+"""Flags of dead, vanishing, exploding and non-finite layers, with hysteresis."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ def _rms_with_weights(
 def _update_flags(
     state: FlagState, wishes: dict[str, tuple[jax.Array, jax.Array]], patience: int
 ) -> dict[str, jax.Array]:
-    """Flags and streaks after one more observation, which wishes that flags rise or fall."""
+    """Update flags and streaks by the criteria of one observation."""
     changed = {}
     for kind, (enter, leave) in wishes.items():
         flag, streak = getattr(state, kind), getattr(state, f"{kind}_streak")
@@ -271,7 +271,7 @@ def _update_flags(
 def _hysteresis(
     flag: jax.Array, streak: jax.Array, enter: jax.Array, leave: jax.Array, patience: Any
 ) -> tuple[jax.Array, jax.Array]:
-    """A flag changes when the wish to change it has come `patience` times in a row."""
+    """Change a flag after its criterion differed from it `patience` times in a row."""
     wish = jnp.where(flag, leave, enter)
     streak = jnp.where(wish, streak + 1, jnp.zeros_like(streak))
     change = streak >= patience

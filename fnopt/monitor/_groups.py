@@ -125,7 +125,7 @@ _MANY = 64  # leaves side by side; a layer has a handful, a list of parameters h
 
 @functools.lru_cache(maxsize=64)
 def weights_of(names: tuple[str, ...], shapes: tuple[Shape | None, ...]) -> tuple[int, ...]:
-    """For every leaf the one that it is the bias of, as an index; itself if there is none.
+    """For every bias the index of its weights; for other leaves their own index.
 
     A bias stands beside its weights in the tree and has some of their axes: `[64]` beside
     `[128, 64]`, `[4, 16]` beside `[64, 4, 16]`. Of several such weights it is the one whose name is

@@ -1,4 +1,4 @@
-"""The health of a tree of gradients or updates: a few numbers for each leaf or group."""
+"""Statistics of a tree of gradients or updates, for each leaf or group."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Health:
         return tuple(s for s in STATISTICS if getattr(self, s) is not None)
 
     def __str__(self) -> str:
-        """The table, where the numbers of one tree are known."""
+        """The table, if the numbers are concrete."""
         return self.table() if self.stats and all(map(self._is_known, self.stats)) else repr(self)
 
     _repr_pretty_ = show_report

@@ -1,4 +1,4 @@
-"""AdaBound: Adam whose step sizes are bounded, by bounds that meet."""
+"""AdaBound: Adam with bounds on its step sizes, which converge to one value."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
 
 class _Bounded(Leafwise):
-    """A factor for every element, between two bounds that meet."""
+    """Base class: a step size for every element between two converging bounds."""
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)

@@ -42,7 +42,7 @@ Axes = tuple[int, int] | None
 
 
 def zeros_like_parts(p: jax.Array, dtype: Any, axes: Axes) -> Parts:
-    """Zeros, made from the params, so that they lie where these are."""
+    """Zeros with the sharding of the params."""
     if axes is None:
         return (jnp.zeros_like(p, dtype),)
     return tuple(jnp.zeros_like(jnp.sum(p, axis=i), dtype) for i in reversed(axes))
@@ -132,7 +132,7 @@ class scale_by_factored_rms(Leafwise):
         return None if shape[smaller] < self.min_dim_size_to_factor else (smaller, larger)
 
     def start(self, slot: str, p: Any) -> Any:
-        """Zeros, made from the params, so that they lie where these are."""
+        """Zeros with the sharding of the params."""
         dtype, axes = real_dtype(compute_dtype(p.dtype)), self._axes(p.shape)
         return zeros_like_parts(p, dtype, axes)
 

@@ -230,7 +230,7 @@ class scale_by_sm3(Leafwise):
     eps: Scalar = hyper(default=1e-8, ge=0)
 
     def start(self, slot: str, p: Any) -> Any:
-        """Zeros along every axis; made from the params, so that they lie where these are."""
+        """Zeros along every axis, with the sharding of the params."""
         dtype = real_dtype(compute_dtype(p.dtype))
         return tuple(jnp.zeros_like(x, dtype) for x in _reduce_along_axes(jnp.sum, p))
 

@@ -111,7 +111,7 @@ class scale_by_adam_mini(AdamDirection):
 
 
 def _block_zeros(p: Any, label: Any) -> jax.Array:
-    """Zeros, made from the params, so that they lie where these are."""
+    """Zeros with the sharding of the params."""
     p = jnp.asarray(p)
     kept = _block_axis(p.ndim, label)
     axes = tuple(i for i in range(p.ndim) if i != kept)

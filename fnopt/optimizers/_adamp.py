@@ -1,4 +1,4 @@
-"""AdamP: Adam whose steps don't lengthen weights of which only the direction counts."""
+"""AdamP: Adam without radial steps of scale-invariant weights."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class scale_by_adamp(AdamDirection):
 
 
 class _Across:
-    """Weights and their gradient, seen as vectors over some axes."""
+    """Weights and their gradient as vectors over some axes."""
 
     def __init__(self, p: jax.Array, g: jax.Array, axes: tuple[int, ...]) -> None:
         self.axes = axes
@@ -99,12 +99,12 @@ class _Across:
         self.gradient = g / nonzero(axis_norms(g, axes))
 
     def along(self, x: jax.Array) -> jax.Array:
-        """The component along the weights; real, as params of complex numbers have n of each."""
+        """The component along the weights, by the real inner product."""
         product = jnp.real(jnp.conj(self.unit) * x)
         return jnp.sum(product, axis=self.axes, keepdims=True)
 
     def is_invariant(self, delta: jax.Array) -> jax.Array:
-        """Whether all gradients are nearly at right angles to their weights."""
+        """Whether all gradients are nearly orthogonal to their weights."""
         cosines = jnp.abs(self.along(self.gradient))
         length = self.unit.size // cosines.size
         return jnp.max(cosines) < delta / jnp.sqrt(jnp.asarray(length, delta.dtype))

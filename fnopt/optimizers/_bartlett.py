@@ -1,4 +1,4 @@
-"""The Gauss-Newton matrix's diagonal, from labels that the model draws itself."""
+"""The Gauss-Newton diagonal from labels sampled from the model."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class gauss_newton_bartlett_estimator_diag_hessian(Transformation):
         logits_fn: Callable[[Any], Any],
         **extra_args: Any,
     ) -> tuple[Any, GaussNewtonBartlettState]:
-        """The estimate; the updates are not looked at."""
+        """Return the estimate; the updates are ignored."""
         logits, pull = jax.vjp(logits_fn, params)
         _check(logits)
         wide = logits.astype(compute_dtype(logits.dtype))

@@ -1,4 +1,4 @@
-"""A step by the quadratic model of a batch: its length, the next damping, and its status."""
+"""Damped steps by the quadratic model of a batch: length, damping and status."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ StepOptions = Any
 
 
 def check_solver(options: Any, name: str) -> None:
-    """Refuse options of the solve among the rows of a batch that make no sense."""
+    """Check the options of the solve in the space of the rows of a batch."""
     check_choice(options.solver, ("cholesky", "cg"), "solver", name)
     if options.rank != 0 and options.solver != "cg":
         raise ValueError(
@@ -159,7 +159,7 @@ def take_step(
     params: Any,
     value_at: Callable[[Any], jax.Array],
 ) -> tuple[Any, GaussNewtonDescentState]:
-    """The update along the direction, as far as the loss falls, or none; and the next state."""
+    """Take the step along the direction if the loss decreases, and update the state."""
     finite = all_finite(step._replace(phi=None))
     rate = options.learning_rate
     rate = rate(state.count) if isinstance(rate, Schedule) else rate
@@ -236,7 +236,7 @@ def _next_damping(
 
 
 def zero_unless(accepted: jax.Array, tree: Any, like: Any) -> Any:
-    """The tree in the dtypes of another; zeros if the step isn't taken."""
+    """The tree in the dtypes of another; zeros if the step is refused."""
 
     def select_leaf(x: jax.Array, p: Any) -> jax.Array:
         return jnp.where(accepted, x, jnp.zeros_like(x)).astype(jnp.result_type(p))
@@ -249,7 +249,7 @@ def _scale(length: jax.Array, direction: Any) -> Any:
 
 
 def _status(step: BatchStep, finite: jax.Array, accepted: jax.Array, after: jax.Array) -> jax.Array:
-    """The status: that it was taken, or why not."""
+    """The status of a step: accepted, or why it was refused."""
     code = lambda status: status.array  # noqa: E731
     flat = -step.slope <= step.noise
     refused = jnp.where(jnp.isfinite(after), code(Status.STALLED), code(Status.NONFINITE_STEP))

@@ -1,4 +1,4 @@
-"""CAME: Adafactor whose steps are held back where they differ from their mean."""
+"""CAME: Adafactor with smaller steps where they deviate from their mean."""
 
 from __future__ import annotations
 

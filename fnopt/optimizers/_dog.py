@@ -1,4 +1,4 @@
-"""DoG and DoWG: the step size is the distance gone, over the gradients met."""
+"""DoG and DoWG: step sizes from the distance to the start over the sum of gradients."""
 
 from __future__ import annotations
 

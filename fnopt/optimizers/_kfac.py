@@ -342,10 +342,6 @@ class kfac(Transformation):
 
 def _combine(weights: jax.Array, directions: tuple[Any, Any]) -> tuple[Any, jax.Array]:
     """The step, and a number that is at least as large as any entry of it."""
-    direction_length, momentum_length = (
-        w * d.norm for w, d in zip(weights, directions, strict=True)
-    )
-    step = jax.tree.map(
-        lambda d, m: direction_length * d + momentum_length * m, *(d.unit for d in directions)
-    )
-    return step, jnp.abs(direction_length) + jnp.abs(momentum_length)
+    a, b = (w * d.norm for w, d in zip(weights, directions, strict=True))
+    step = jax.tree.map(lambda d, m: a * d + b * m, *(d.unit for d in directions))
+    return step, jnp.abs(a) + jnp.abs(b)

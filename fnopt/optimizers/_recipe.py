@@ -71,14 +71,14 @@ def _is_negative(value: Any) -> bool:
 
 
 def _check_signs(recipe: str, given: dict[str, Any]) -> None:
-    """Refuse what a part of a chain may take, for the sake of other chains, and a recipe not."""
+    """Check the signs of the arguments of a recipe."""
     for name in _NOT_NEGATIVE & given.keys():
         if _is_negative(given[name]):
             raise ValueError(f"{recipe}: {name} = {given[name]}, expected {name} >= 0.")
 
 
 def _check_flags(recipe: str, given: dict[str, Any]) -> None:
-    """Refuse flags that aren't, also those that another argument makes idle."""
+    """Check that flags are bools, also flags without effect."""
     for name, value in given.items():
         if not isinstance(value, (bool, np.bool_)):
             raise TypeError(f"{recipe}: {name} = {value!r}, expected True or False.")

@@ -1,4 +1,4 @@
-"""Which inputs of a function an output can depend on, read from its program."""
+"""Dependence of the outputs of a function on its inputs, read from its program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loops and branches."""
+"""Dependence rules of loops and branches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Turn = Callable[[list[Entry]], list[Entry]]
 
 
 def branches(sets: Sets, run: Run, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
-    """`lax.cond` and `lax.switch`: what any of the branches may give."""
+    """`lax.cond` and `lax.switch`: the union over the branches."""
     choice = control_view(eqn)
     if not isinstance(choice, Cond):
         return _unknown(sets, eqn, inputs)
@@ -36,7 +36,7 @@ def branches(sets: Sets, run: Run, eqn: jex.JaxprEqn, inputs: list[Entry]) -> li
 
 
 def while_loop(sets: Sets, run: Run, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
-    """`lax.while_loop`: what any number of turns may give."""
+    """`lax.while_loop`: the union over any number of iterations."""
     loop = control_view(eqn)
     if not isinstance(loop, While):
         return _unknown(sets, eqn, inputs)
@@ -46,7 +46,7 @@ def while_loop(sets: Sets, run: Run, eqn: jex.JaxprEqn, inputs: list[Entry]) -> 
 
 
 def scan(sets: Sets, run: Run, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
-    """`lax.scan`: turn by turn if it is short, else what any number of turns may give."""
+    """`lax.scan`: unrolled if it is short, else the union over any number of iterations."""
     loop = control_view(eqn)
     if not isinstance(loop, Scan):
         return _unknown(sets, eqn, inputs)
@@ -69,7 +69,7 @@ def scan(sets: Sets, run: Run, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[E
 
 
 def _unknown(sets: Sets, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
-    """A loop or a choice of a form that isn't known depends on all that goes in."""
+    """Fallback for control flow of unknown form: all outputs depend on all inputs."""
     shapes = [shape_of(v) for v in eqn.outvars]
     return [dependent(ids) for ids in mixed(sets, shapes, inputs)]
 
@@ -99,7 +99,7 @@ def _row(x: Entry, i: int) -> Entry:
 
 
 def _forced(entry: Entry) -> Entry:
-    """A known value of a loop is computed at once, or a long chain would have to be kept."""
+    """Evaluate deferred constants of a carry, so that no long chain is stored."""
     if not entry.known or entry.shape:
         return entry if entry.ids is not None else Entry(entry.shape)
     return Entry((), source=(DeferredConstant(outputs=[entry.value()[()]]), 0))
@@ -112,7 +112,7 @@ def _any_row(sets: Sets, x: Entry) -> Entry:
 
 
 def _settled(sets: Sets, turn: Turn, carry: list[Entry]) -> list[Entry]:
-    """The carry after any number of turns: until nothing is added, or all is mixed."""
+    """The fixed point of the carry under the body of a loop."""
     carry = [entry if entry.ids is not None else Entry(entry.shape) for entry in carry]
     for _ in range(_ROUNDS):
         following = _joined(sets, carry, turn(carry))

@@ -31,7 +31,7 @@ class DeferredConstant:
         self.outputs = outputs
 
     def compute(self) -> list[Any]:
-        """The outputs; a chain of constants may be long, so there is no recursion."""
+        """Compute the outputs, without recursion, because a chain of constants may be long."""
         stack = [self]
         while stack:
             node = stack[-1]
@@ -75,7 +75,7 @@ class Entry(NamedTuple):
         return self.ids is None and self.source is not None
 
     def partly(self) -> tuple[np.ndarray, np.ndarray]:
-        """The values, and which of them are known."""
+        """The values, and the mask of those that are known."""
         if self.known:
             return self.value(), np.ones(self.shape, bool)
         if self.parts is not None:

@@ -1,4 +1,4 @@
-"""Elements at indices, which may be known, or not along some axes."""
+"""Dependence rules of indexing, with indices known or unknown along each axis."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fnopt.jacobians.dependence._sets import EMPTY, Sets
 
 
 def dynamic_slice(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """A part; along an axis where it isn't known which, any element may be any."""
+    """`lax.dynamic_slice`: the union over an axis with an unknown start."""
     operand, *starts = inputs
     sizes = op.params["slice_sizes"]
     ids = union_along_axes(sets, operand.sets, _movable(starts, operand.shape, sizes))
@@ -22,7 +22,7 @@ def dynamic_slice(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.nda
 
 
 def dynamic_update_slice(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """A part is overwritten; or may be, along an axis where it isn't known which."""
+    """`lax.dynamic_update_slice`: a part is overwritten, or may be if its start is unknown."""
     operand, update, *starts = inputs
     unknown = _movable(starts, operand.shape, update.shape)
     window = _window(starts, operand.shape, update.shape)
@@ -38,13 +38,13 @@ def dynamic_update_slice(sets: Sets, op: Operation, inputs: list[Entry]) -> list
 def _movable(
     starts: list[Entry], shape: tuple[int, ...], sizes: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """The axes along which it isn't known where a part is."""
+    """The axes with an unknown start of a slice."""
     along = enumerate(zip(starts, shape, sizes, strict=True))
     return tuple(k for k, (start, n, size) in along if not start.known and size < n)
 
 
 def union_along_axes(sets: Sets, ids: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-    """The union of the sets along these axes, in place of each: which element it is isn't known."""
+    """Replace every set by the union along axes with unknown indices."""
     if not axes:
         return ids
     return np.broadcast_to(np.expand_dims(sets.union_along(ids, axes), axes), ids.shape)
@@ -53,14 +53,14 @@ def union_along_axes(sets: Sets, ids: np.ndarray, axes: tuple[int, ...]) -> np.n
 def _window(
     starts: list[Entry], shape: tuple[int, ...], sizes: tuple[int, ...]
 ) -> tuple[slice, ...]:
-    """The start of a slice, 0 where it isn't known: JAX moves one that would stick out."""
+    """The slice at known starts (0 if unknown), clamped to the array as in JAX."""
     first_indices = [int(start.value()) if start.known else 0 for start in starts]
     firsts = [min(max(a, 0), n - k) for a, n, k in zip(first_indices, shape, sizes, strict=True)]
     return tuple(slice(first, first + k) for first, k in zip(firsts, sizes, strict=True))
 
 
 def gather(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Elements by index; places out of bounds get none."""
+    """`lax.gather`; indices out of bounds give empty sets."""
     operand, indices = inputs
     p = op.params
     positions, unknown = _known_indices(indices, p["dimension_numbers"].start_index_map)
@@ -71,7 +71,7 @@ def gather(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
 
 
 def _known_indices(indices: Entry, axes: tuple[int, ...]) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Indices, with zeros for those that aren't known; and the axes that these are of."""
+    """Indices with zeros for the unknown ones, and the axes of the unknown ones."""
     value, known = indices.partly()
     unknown = tuple(axis for k, axis in enumerate(axes) if not known[..., k].all())
     return np.where(known[..., :], value, 0) if unknown else value, unknown
@@ -83,13 +83,13 @@ def gather_numbers(ids: np.ndarray, indices: np.ndarray, params: dict[str, Any])
 
 
 def scatter_add(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Elements are combined with what is there, at indices."""
+    """Scatters that combine updates with the operand."""
     operand, indices, updates = inputs
     return [sets.union(operand.sets, _added(sets, op, operand.shape, indices, updates.sets))]
 
 
 def scatter(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Elements are overwritten; if it is known which, and each once."""
+    """`lax.scatter`: elements are overwritten, if the indices are known and unique."""
     operand, indices, updates = inputs
     if not (indices.known and op.params["unique_indices"]):
         return scatter_add(sets, op, inputs)
@@ -113,7 +113,7 @@ def _added(
 def _scattered(
     op: Operation, shape: tuple[int, ...], indices: np.ndarray, updates: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The places that updates go to, in an array laid end to end, and the updates."""
+    """The flat indices that updates are written to, and the updates within bounds."""
     # Where one goes is what a gather with the same indices finds there; 0 beyond the bounds.
     places = np.arange(1, math.prod(shape) + 1, dtype=np.int32).reshape(shape)
     target = gather_numbers(places, indices, _as_gather(op, shape, updates.shape))

@@ -1,4 +1,4 @@
-"""From a linear program to the sets of inputs that its outputs depend on."""
+"""Abstract interpretation of a linear program by the dependence rules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONTROL = {"cond": branches, "while": while_loop, "scan": scan}
 
 
 def dependence(linear: jex.ClosedJaxpr, size: int) -> tuple[Sets, list[np.ndarray]]:
-    r"""Which inputs each output of a program can depend on: never too few, perhaps too many.
+    r"""Sets of inputs that each output of a program can depend on, as upper bounds.
 
     The program is walked once, with a set of inputs in place of every number. An operation that
     isn't known, or has a parameter that isn't, mixes all its inputs. Index arrays and zeros of

@@ -1,4 +1,4 @@
-"""Linear operations element by element, and those that only move elements about."""
+"""Dependence rules of elementwise linear operations and of moves of elements."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def mul(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
 
 
 def select(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """One of the cases where the choice is known, else the union of all."""
+    """`lax.select_n`: the selected case if known, else the union of all cases."""
     which, *cases = inputs
     if not which.known:
         return elementwise(sets, op, cases)
@@ -45,7 +45,7 @@ def select(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
 
 
 def pad(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Edges and gaps get the padding value."""
+    """`lax.pad`: edges and gaps have the set of the padding value."""
     config = op.params["padding_config"]
     mark = padded(np.ones(inputs[0].shape, bool), config, False)
     moved = padded(inputs[0].sets, config, EMPTY)
@@ -85,7 +85,7 @@ def squeeze(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
 
 
 def broadcast_in_dim(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Copies along new axes."""
+    """`lax.broadcast_in_dim`."""
     shape, ids = op.shape, inputs[0].sets
     axes = [1] * len(shape)
     for axis, target in enumerate(op.params["broadcast_dimensions"]):
@@ -94,17 +94,17 @@ def broadcast_in_dim(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.
 
 
 def transpose(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Other axes."""
+    """`lax.transpose`."""
     return [inputs[0].sets.transpose(op.params["permutation"])]
 
 
 def rev(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Axes backwards."""
+    """`lax.rev`."""
     return [np.flip(inputs[0].sets, op.params["dimensions"])]
 
 
 def slice_(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """A part."""
+    """`lax.slice`."""
     p = op.params
     strides = p["strides"] or (1,) * len(p["start_indices"])
     bounds = zip(p["start_indices"], p["limit_indices"], strides, strict=True)
@@ -112,26 +112,26 @@ def slice_(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
 
 
 def concatenate(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Arrays end to end."""
+    """`lax.concatenate`."""
     return [np.concatenate([entry.sets for entry in inputs], op.params["dimension"])]
 
 
 def split(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """An array in pieces."""
+    """`lax.split`."""
     ends = np.cumsum(op.params["sizes"])[:-1]
     return np.split(inputs[0].sets, ends, op.params["axis"])
 
 
 def stack(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Arrays beside each other, along a new axis."""
+    """Stack arrays along a new axis."""
     return [np.stack([entry.sets for entry in inputs], op.params["axis"])]
 
 
 def unstack(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """The parts along an axis, which they haven't."""
+    """Split an array along an axis, which is removed."""
     return list(np.moveaxis(inputs[0].sets, op.params["axis"], 0))
 
 
 def tile(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """The whole array again and again."""
+    """`lax.tile`."""
     return [np.tile(inputs[0].sets, op.params["reps"])]

@@ -1,4 +1,4 @@
-"""A rule, the parameters of a primitive that it has read, and what it is given."""
+"""Dependence rules of primitives, with the parameters that each of them supports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _HARMLESS = frozenset(
 
 
 class Operation(NamedTuple):
-    """An equation, as far as a rule may look at it.
+    """The parts of an equation that a rule may read.
 
     Attributes:
         params: The parameters that the rule has said it reads, and no others.
@@ -62,7 +62,7 @@ class DependenceRule(NamedTuple):
     ignores: frozenset[str]
 
     def knows(self, eqn: jex.JaxprEqn) -> bool:
-        """Whether nothing about an equation is unknown."""
+        """Whether the rule supports all parameters of an equation."""
         rest = eqn.params.keys() - self.reads - self.ignores
         return self.reads <= eqn.params.keys() and all(eqn.params[k] is None for k in rest)
 
@@ -77,7 +77,7 @@ class DependenceRule(NamedTuple):
 
 
 def rule(derive: Derive, reads: str = "", ignores: str = "") -> DependenceRule:
-    """A rule, with the names of parameters laid out with spaces between."""
+    """Make a rule; names of parameters are separated by spaces."""
     return DependenceRule(derive, frozenset(reads.split()), _HARMLESS.union(ignores.split()))
 
 

@@ -1,4 +1,4 @@
-"""Sets of inputs, each known by a number, so that arrays of numbers are arrays of sets."""
+"""Table of sets of inputs; arrays of sets are arrays of their numbers."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Sets:
         return result
 
     def _joined(self, result: np.ndarray, groups: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Fill in the unions of groups, which are sorted, of several sets each."""
+        """Compute the unions of sorted groups of several sets."""
         if self.entries(ids) > _MOST:
             result[groups] = ALL
             return result

@@ -1,4 +1,4 @@
-"""Systems of equations."""
+"""Dependence rules of linear solves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fnopt.jacobians.dependence._sums import cumulated, mixed
 
 
 def triangular_solve(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Systems of a batch, each right side by itself, solved from one end to the other."""
+    """`triangular_solve`: forward or backward substitution for every right-hand side."""
     p, (matrix, right) = op.params, inputs
     if matrix.ids is not None:
         return mixed(sets, op.shapes, inputs)
@@ -21,7 +21,7 @@ def triangular_solve(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.
 
 
 def tridiagonal_solve(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Systems of a batch, each right side by itself."""
+    """`tridiagonal_solve`: each right-hand side by itself."""
     *diagonals, right = inputs
     if any(entry.ids is not None for entry in diagonals):
         return mixed(sets, op.shapes, inputs)
@@ -31,7 +31,7 @@ def tridiagonal_solve(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np
 
 
 def linear_solve(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`lax.custom_linear_solve`: what its own program for the solution gives."""
+    """`lax.custom_linear_solve`: the dependence of its program for the solution."""
     lengths, solve = op.params["const_lengths"], op.params["jaxprs"].solve
     count = sum(lengths)
     before = lengths.matvec + lengths.vecmat

@@ -1,4 +1,4 @@
-"""Matrices that are kept by their entries: `BCOO` and `BCSR` of `jax.experimental.sparse`."""
+"""Dependence rules of `BCOO` and `BCSR` of `jax.experimental.sparse`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def bcsr_dense(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarra
 
 
 def _places(data: Entry, indices: Entry, shape: tuple[int, ...]) -> np.ndarray | None:
-    """Where the entries of a BCOO array are, `[entries, axes]`; None where that isn't known."""
+    """The indices of the entries of a BCOO array, `[entries, axes]`; None if unknown."""
     batch = len(indices.shape) - 2
     is_number = len(data.shape) == batch + 1 and batch + indices.shape[-1] == len(shape)
     return _by_batch(indices.value(), data, shape) if indices.known and is_number else None
@@ -56,7 +56,7 @@ def _places(data: Entry, indices: Entry, shape: tuple[int, ...]) -> np.ndarray |
 def _places_of_rows(
     data: Entry, columns: Entry, starts: Entry, shape: tuple[int, ...]
 ) -> np.ndarray | None:
-    """Where the entries of a BCSR array are, `[entries, axes]`; None where that isn't known."""
+    """The indices of the entries of a BCSR array, `[entries, axes]`; None if unknown."""
     is_number = data.shape == columns.shape and len(columns.shape) + 1 == len(shape)
     if not (columns.known and starts.known and is_number):
         return None
@@ -92,7 +92,7 @@ def _product(op: Operation, indices: np.ndarray, data: Entry, right: Entry) -> l
     kept = tuple(indices[inside][:, k] for k in (*batch, *free))
 
     def product(data: jax.Array, right: jax.Array) -> jax.Array:
-        """Every entry is multiplied by what it meets, and added up."""
+        """The product with a sparse matrix, entry by entry."""
         right = jnp.moveaxis(right, (*others_batch, *others_contracted), range(len(met)))
         rows = right[met] if met else jnp.broadcast_to(right, (inside.sum(), *right.shape))
         entries = _in_order(data, indices, shape)[inside]
@@ -105,7 +105,7 @@ def _product(op: Operation, indices: np.ndarray, data: Entry, right: Entry) -> l
 
 
 def _dense(op: Operation, indices: np.ndarray, data: Entry) -> list[np.ndarray]:
-    """The whole array by the indices of the entries."""
+    """The dense array from the entries."""
 
     def dense(data: jax.Array) -> jax.Array:
         entries = _in_order(data, indices, op.shape)
@@ -122,7 +122,7 @@ def _in_order(data: jax.Array, indices: np.ndarray, shape: tuple[int, ...]) -> j
 
 
 def _walked(op: Operation, fn: Callable[..., Any], inputs: list[Entry]) -> list[np.ndarray]:
-    """The sets of the outputs of an equation that is the same as a function."""
+    """The sets of the outputs of an equation, from an equivalent function."""
     given = [jax.ShapeDtypeStruct(entry.shape, jnp.float32) for entry in inputs]
     program: jex.ClosedJaxpr = jax.make_jaxpr(fn)(*given)
     return [entry.sets for entry in op.run(program, inputs)]

@@ -1,4 +1,4 @@
-"""Linear operations that add elements up: sums, transforms, products of matrices."""
+"""Dependence rules of sums: reductions, transforms, products of matrices."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def mixed(sets: Sets, shapes: list[tuple[int, ...]], inputs: list[Entry]) -> lis
 
 
 def reduce_sum(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Sums along axes."""
+    """Reductions along axes."""
     return [sets.union_along(inputs[0].sets, op.params["axes"])]
 
 
 def cumsum(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Sums of all that come before, in as many rounds as the length has bits."""
+    """Cumulative sums along an axis, in a logarithmic number of unions."""
     return [cumulated(sets, inputs[0].sets, op.params["axis"], op.params["reverse"])]
 
 
 def cumulated(sets: Sets, ids: np.ndarray, axis: int, backwards: bool) -> np.ndarray:
-    """The unions of each element with all that come before, or after, along an axis."""
+    """Cumulative unions along an axis, forward or backward."""
     ids = np.moveaxis(ids, axis, 0)
     ids = (ids[::-1] if backwards else ids).copy()
     step = 1
@@ -42,7 +42,7 @@ def cumulated(sets: Sets, ids: np.ndarray, axis: int, backwards: bool) -> np.nda
 
 
 def fft(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Transforms along the last axes, each of a batch by itself."""
+    """`lax.fft`: the union over the last axes."""
     axes = len(op.params["fft_lengths"])
     ids = inputs[0].sets
     union = sets.union_along(ids, tuple(range(ids.ndim - axes, ids.ndim)))
@@ -50,7 +50,7 @@ def fft(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
 
 
 def dot_general(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """A product with a matrix, by the places where that isn't zero if it is known.
+    """`lax.dot_general`, by the nonzero entries of a factor if it is known.
 
     In the linear program of a derivative one factor depends on nothing; inside of a solver both may
     depend on the inputs.

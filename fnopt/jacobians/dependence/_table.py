@@ -1,4 +1,4 @@
-"""Which rule is for which primitive."""
+"""Table of the dependence rules by primitive."""
 
 from __future__ import annotations
 

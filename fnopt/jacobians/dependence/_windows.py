@@ -1,4 +1,4 @@
-"""Sums over windows that move along an array: convolutions, pooling, and their transposes."""
+"""Dependence rules of windows: convolutions, pooling, and their transposes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def conv(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
 
 
 def _by_kernel(sets: Sets, op: Operation, ids: np.ndarray) -> np.ndarray:
-    """Every channel depends on its own part of the kernel, and all of that."""
+    """Dependence on the kernel: every output channel depends on all of its filter."""
     numbers = op.params["dimension_numbers"]
     ids = ids.transpose(numbers.rhs_spec)  # [channels, channels of the image, *space]
     shape = [1] * len(op.shape)
@@ -49,7 +49,7 @@ def _by_kernel(sets: Sets, op: Operation, ids: np.ndarray) -> np.ndarray:
 
 
 def window_sum(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Sums over windows; or one of each that other numbers pick, as in the largest of a window."""
+    """Sums or maxima over windows: the union over each window."""
     p = op.params
     if any(entry.ids is not None for entry in inputs[1:]):
         return mixed(sets, op.shapes, inputs)
@@ -60,7 +60,7 @@ def window_sum(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarra
 
 
 def window_scatter(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Each source goes to one place of its window, which other numbers pick."""
+    """Transpose of a maximum over windows: a source goes to one element of its window."""
     p, (source, operand) = op.params, inputs
     if operand.ids is not None:
         return mixed(sets, op.shapes, inputs)

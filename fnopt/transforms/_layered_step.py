@@ -56,8 +56,8 @@ class layered_step(Value):
     `step(params, state, *batch)` returns the new params, the new state and the loss. The params are
     a pair `(outer, layers)`: `outer` for `first` and `last`, and `layers` with an axis of the
     layers in front of every leaf. The optimizer steps `outer` and each layer as trees of their own.
-    So norms and shapes are those of one layer, and a `clip_by_global_norm` inside clips each
-    layer alone. Donate params and state, or XLA keeps both old and new ones.
+    So norms, shapes and paths are those of one layer: a `clip_by_global_norm` inside clips each
+    layer alone, and a mask of layers is `by_pattern('kernel', default=False)`. Donate params and state, or XLA keeps both old and new ones.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.
@@ -123,6 +123,11 @@ class layered_step(Value):
         """The new params, the new state, and the loss at the old params."""
         outer, layers = _pair(params)
         depth = _depth(layers)
+        if not isinstance(state, LayeredState):
+            raise TypeError(
+                f"layered_step: the state is {type_text(state)}, expected a LayeredState: make it "
+                "by init(params) of the layered_step, not of its optimizer."
+            )
         x, pull_first = jax.vjp(lambda outer: self.first(outer, *batch), outer)
         self._check(jax.eval_shape(lambda tree: _layer_at(tree, 0), layers), x, batch)
         x, inputs = lax.scan(lambda x, p: (self.layer(p, x, *batch), x), x, layers)

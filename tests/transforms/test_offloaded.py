@@ -71,3 +71,13 @@ def test_other_memory_under_jit_is_named():
     for kind in others:
         with pytest.raises(ValueError, match="copies to 'pinned_host' only"):
             jax.jit(fnopt.offloaded(fnopt.adam(1e-2), kind).init)(PARAMS)
+
+
+def test_a_restored_state_may_be_of_numpy_arrays():
+    tx = fnopt.offloaded(fnopt.adamw(1e-2))
+    state = tx.init(PARAMS)
+    expected = tx.update(PARAMS, state, PARAMS)
+    found = tx.update(PARAMS, jax.tree.map(np.asarray, state), PARAMS)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y))
+    assert kinds(fnopt.slots(found[1])["mu"]) == {"pinned_host"}

@@ -84,13 +84,14 @@ def numbers_of(codes: jax.Array, signed: bool) -> jax.Array:
 
 
 def _divisor(n: int, most: int) -> int | None:
-    """The largest divisor of a length between half of `most` and `most`, a multiple of 8 first.
+    """`most`, or else the largest divisor of a length above half of it, a multiple of 8 first.
 
     Vectors of 8 numbers then don't cross the ends of blocks: XLA on a CPU decodes blocks of 250
     in three times the time of those of 200.
     """
     divisors = [k for k in range(most, (most - 1) // 2, -1) if n % k == 0]
-    return next((k for k in divisors if k % 8 == 0), divisors[0] if divisors else None)
+    best = [k for k in divisors if k == most or k % 8 == 0] or divisors
+    return best[0] if best else None
 
 
 def block_length(shape: tuple[int, ...], block_size: int) -> int:

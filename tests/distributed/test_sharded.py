@@ -336,7 +336,7 @@ def test_blocks_that_devices_would_share_are_their_own():
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
 def test_codes_in_other_blocks_are_rounded_anew(kind):
     """From two devices to one and back: kernels change by a step of the code, others not at all."""
-    params = on_mesh({**PARAMS, "even": RNG.randn(48).astype("f")}, kind)
+    params = on_mesh({**PARAMS, "even": RNG.randn(24).astype("f")}, kind)
     tx = _quantized(block_size=12)
     parts, grads = distributed.sharded(tx, "data"), jax.tree.map(jnp.cos, params)
     known = tx.update(grads, tx.init(params), params)[1]

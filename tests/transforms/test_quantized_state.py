@@ -135,18 +135,19 @@ def test_blocks_that_do_not_fit_and_odd_magnitudes(name):
 
 
 @pytest.mark.parametrize(
-    ("shape", "length"),
+    ("shape", "most", "length"),
     [
-        ((4, 1024), 256),
-        ((4, 320), 320),
-        ((4, 1000), 200),
-        ((4, 750), 250),
-        ((9, 7, 4), 252),
-        ((), 256),
+        ((4, 1024), 256, 256),
+        ((4, 320), 256, 320),
+        ((4, 1000), 256, 200),
+        ((4, 750), 256, 250),
+        ((9, 7, 4), 256, 252),
+        ((4, 400), 100, 100),
+        ((), 256, 256),
     ],
 )
-def test_blocks_divide_the_last_axis_and_begin_at_vectors(shape, length):
-    assert block_length(shape, 256) == length
+def test_blocks_divide_the_last_axis_and_begin_at_vectors(shape, most, length):
+    assert block_length(shape, most) == length
 
 
 def test_what_is_not_finite_spoils_its_own_block_only():

@@ -122,6 +122,41 @@ def test_a_package_is_imported_by_its_front_door(path):
         assert not private or parts[1] == layer, f"{_name(path)} reaches into {module}"
 
 
+@functools.cache
+def _used_of_packages() -> dict[str, set[str]]:
+    """The names that files of `fnopt` use of each package, besides the package's own files."""
+    used: dict[str, set[str]] = {package: set() for package in PACKAGES}
+    for path in FILES:
+        packages = {}
+        for node in _nodes(path):
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("fnopt"):
+                names = [alias.name for alias in node.names]
+                if node.module == "fnopt":
+                    packages |= {a.asname or a.name: a.name for a in node.names}
+                elif node.module.removeprefix("fnopt.") in used:
+                    used[node.module.removeprefix("fnopt.")].update(names)
+        for node in _nodes(path):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                used.get(packages.get(node.value.id, ""), set()).add(node.attr)
+    return used
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_front_door_has_public_names_and_those_of_other_packages(package):
+    # A name outside `__all__` is internal: a package hands it on only where another one needs it.
+    # `fnopt/__init__.py` gets `interop.suggest_name` by `importlib`.
+    path = ROOT / package / "__init__.py"
+    imported = {
+        alias.asname or alias.name
+        for node in _tree(path).body
+        if isinstance(node, ast.ImportFrom) and node.module.startswith(f"fnopt.{package}")
+        for alias in node.names
+    }
+    public = set(importlib.import_module(f"fnopt.{package}").__all__)
+    unused = imported - public - _used_of_packages()[package] - {"suggest_name"}
+    assert not unused, f"remove {sorted(unused)} from fnopt.{package}, or make the names public"
+
+
 @pytest.mark.parametrize("path", FILES, ids=_name)
 def test_only_jax_numpy_and_the_standard_library_at_run_time(path):
     nodes = _outside_functions(_tree(path)) if _package(path) == "interop" else _nodes(path)

@@ -117,7 +117,7 @@ from fnopt.core._slots import (
 from fnopt.core._stacks import ArrayStack, map_stacks, stack_alike
 from fnopt.core._static import static
 from fnopt.core._status import Status, is_converged, status_messages
-from fnopt.core._transformation import EmptyState, Member, Transformation, check_state, is_wide
+from fnopt.core._transformation import EmptyState, Member, Transformation, is_wide
 from fnopt.core._users_functions import (
     explain_example_errors,
     explain_jax_errors,
@@ -132,7 +132,6 @@ from fnopt.core._value import (
     call_text,
     config_name,
     hyper,
-    registry,
 )
 
 # Old names, which warn.

@@ -22,18 +22,17 @@ from fnopt.linear._system import DampedStep, System, linear_solver
 from fnopt.linear._triangle import (
     SingularFactors,
     Triangle,
+    damped_triangle,
     gauss_newton_solution,
     numerical_rank,
     singular_factors,
     triangle,
 )
-from fnopt.linear._triangle import damped_triangle as damped_triangle
 from fnopt.linear._triangle import noise_damping as noise_damping
 from fnopt.linear._triangle import row_triangle as row_triangle
 from fnopt.linear._triangle import singular_triangle as singular_triangle
 from fnopt.linear._triangle_system import LiftedSystem, TriangleSystem
 from fnopt.linear._triangle_system import cut_to_radius as cut_to_radius
-from fnopt.linear._unrolled import NormalEquations as NormalEquations
 from fnopt.linear._unrolled import Rows as Rows
 from fnopt.linear._unrolled import normal_equations as normal_equations
 from fnopt.linear._unrolled import sum_points as sum_points
@@ -59,6 +58,7 @@ __all__ = [
     "TriangleSystem",
     "WideGramSystem",
     "band_of",
+    "damped_triangle",
     "dogleg_step",
     "gauss_newton_solution",
     "gram",

@@ -51,10 +51,10 @@ from fnopt.residuals._robust import (
     custom_loss,
     huber,
     named_loss,
+    robust_slopes,
     soft_l1,
     tukey,
 )
-from fnopt.residuals._robust import robust_slopes as robust_slopes
 from fnopt.residuals._robust_cost import RobustCost as RobustCost
 from fnopt.residuals._robust_cost import robust_cost as robust_cost
 from fnopt.residuals._weights import Whitening as Whitening
@@ -73,6 +73,7 @@ __all__ = [
     "minimum_tangent",
     "named_loss",
     "positive",
+    "robust_slopes",
     "soft_l1",
     "tied",
     "tukey",

@@ -57,6 +57,7 @@ from fnopt.core._inspect import (
 )
 from fnopt.core._leafwise import Leafwise
 from fnopt.core._leaves import check_inexact, check_same_tree, check_scalars, is_none, map_leaves
+from fnopt.core._missing_attribute import missing_attribute
 from fnopt.core._moments import (
     as_dtype,
     bias_correction,
@@ -189,6 +190,7 @@ __all__ = [
     "leaves_with_names",
     "map_leaves",
     "matches",
+    "missing_attribute",
     "named",
     "nonzero",
     "periodic_update",

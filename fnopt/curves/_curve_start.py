@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,7 +42,7 @@ def start_of(
     likelihood: str | None = None,
 ) -> Start:
     """The start of a fit, with its bounds as a pair of trees."""
-    _check_kinds(f, p0)
+    check_kinds(f, p0)
     if is_model(f) and (p0 is None or isinstance(p0, dict)):
         p0 = _with_guess(f, {} if p0 is None else p0, x, y, likelihood)
         if isinstance(bounds, dict) or not checked_bounds(bounds):
@@ -82,17 +83,17 @@ def start_of(
     return Start(p0, "tree", names, box)
 
 
-def _check_kinds(f: Any, p0: Any) -> None:
+def check_kinds(f: Any, p0: Any, name: str = "curve_fit") -> None:
     """Refuses a class of models as the function, and text or another fit as the start."""
     if isinstance(f, type) and is_model(f):
         raise TypeError(
-            f"curve_fit: f is the class {f.__name__}, expected a model. Write {f.__name__}()."
+            f"{name}: f is the class {f.__name__}, expected a model. Write {f.__name__}()."
         )
     if hasattr(p0, "solution") or hasattr(p0, "certificate"):
         kind = type(p0).__name__
-        raise TypeError(f"curve_fit: p0 is a {kind}, expected params. Write p0=fit.params.")
+        raise TypeError(f"{name}: p0 is a {kind}, expected params. Write p0=fit.params.")
     if any(isinstance(leaf, str) for leaf in jax.tree.leaves(p0)):
-        raise TypeError(f"curve_fit: p0 = {p0!r:.60} has text in it, expected numbers.")
+        raise TypeError(f"{name}: p0 = {p0!r:.60} has text in it, expected numbers.")
 
 
 def _in_order_of_arguments(
@@ -277,7 +278,10 @@ def numbers_noted(noted: bool) -> Iterator[None]:
     try:
         yield
     except (IndexError, TypeError) as error:
-        if noted and not isinstance(error, (jax.errors.JAXTypeError, jax.errors.JAXIndexError)):
+        *_, (last, _) = traceback.walk_tb(error.__traceback__)
+        is_ours = last.f_globals.get("__name__", "").startswith("fnopt.")  # says all that is wrong
+        of_jax = isinstance(error, (jax.errors.JAXTypeError, jax.errors.JAXIndexError))
+        if noted and not is_ours and not of_jax:
             error.add_note(
                 "p0 isn't given, so f was called with one number for each param in its signature. "
                 f"If all params are one tree, give it as p0.{_VECTOR}"
@@ -329,6 +333,5 @@ def check_takes_tree(f: Callable[..., Any], x: Any, params: Any, name: str = "cu
             kind = f"a dict with the keys {names_text([*params])}"
         raise ValueError(
             f"{name}: p0 is {kind}, so f must take (x, params), but it takes "
-            f"{inspect.signature(f)}. For f(x, a, b, ...) give numbers in a row, p0=[1.0, 2.0], or "
-            "a dict by the names of all arguments."
+            f"{inspect.signature(f)}. For f(x, a, b, ...) give numbers in a row: p0=[1.0, 2.0]."
         )

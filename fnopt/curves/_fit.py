@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import Params, show_report
+from fnopt.core import Params, missing_attribute, show_report
 from fnopt.curves._boxed import Boxed, call_model
 from fnopt.curves._curve_data import checked_x
 from fnopt.curves._plot import plot_fit
@@ -27,20 +27,20 @@ from fnopt.solvers import Solution, report
 
 # The names of lmfit's and SciPy's results.
 _ELSEWHERE = {
-    "best_fit": "predict(fit.x)",
-    "best_values": "params",
-    "chisqr": "chi_square",
-    "conf_interval": "profile_intervals()",
-    "covar": "covariance",
-    "eval": "predict(x)",
-    "eval_uncertainty": "predict_band(x)",
-    "fit_report": "report()",
-    "fun": "residuals",
-    "redchi": "reduced_chi_square",
-    "residual": "residuals",
-    "rsquared": "r_squared",
-    "success": "converged",
-    **dict.fromkeys(("errors", "perr", "stderr"), "standard_errors"),
+    "best_fit": "fit.predict(fit.x)",
+    "best_values": "fit.params",
+    "chisqr": "fit.chi_square",
+    "conf_interval": "fit.profile_intervals()",
+    "covar": "fit.covariance",
+    "eval": "fit.predict(x)",
+    "eval_uncertainty": "fit.predict_band(x)",
+    "fit_report": "fit.report()",
+    "fun": "fit.residuals",
+    "redchi": "fit.reduced_chi_square",
+    "residual": "fit.residuals",
+    "rsquared": "fit.r_squared",
+    "success": "fit.converged",
+    **dict.fromkeys(("errors", "perr", "stderr"), "fit.standard_errors"),
 }
 
 
@@ -83,10 +83,7 @@ class Fit(tuple[Params, jax.Array]):
         raise AttributeError(f"Fit.{name}: a fit never changes. Call curve_fit again.")
 
     if not TYPE_CHECKING:  # type checkers would believe that every attribute is there
-
-        def __getattr__(self, name: str) -> NoReturn:
-            hint = f"; write fit.{_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
-            raise AttributeError(f"a Fit has no {name!r}{hint}.")
+        __getattr__ = missing_attribute("a Fit", _ELSEWHERE)
 
     def __reduce__(self) -> Any:
         return _rebuilt, (vars(self),)

@@ -51,6 +51,11 @@ class Band(NamedTuple):
 def solution_of(fit: Any, name: str) -> Solution:
     """The solution of a fit, in the messages of a function `name`."""
     solution = getattr(fit, "solution", fit)
+    if hasattr(fit, "undetermined"):
+        raise TypeError(
+            f"{name}: the fit is a {type(fit).__name__} of many fits, expected one fit. It has "
+            "fit.errors and fit.covariance; curve_fit of one data set has all else."
+        )
     if not isinstance(solution, Solution):
         kind = type_text(fit) if hasattr(fit, "dtype") else f"a {type(fit).__name__}"
         raise TypeError(
@@ -118,10 +123,9 @@ def _predicted(predict: Callable[[Any], Any], params: Any) -> jax.ShapeDtypeStru
     except (AttributeError, LookupError, TypeError) as error:
         is_dict = isinstance(params, dict)
         kind = f"a dict with the keys {names_text([*params])}" if is_dict else type_text(params)
-        name, star = ("dict", "**") if is_dict else ("array", "*")
         raise TypeError(
             f"predict_band: predict(params) fails: {type(error).__name__}: {error}. The params are "
-            f"{kind}, expected a function of this {name}, such as lambda p: f(x, {star}p). A "
+            f"{kind}, expected a function of them: lambda p: f(x, {'**' * is_dict or '*'}p). A "
             "fit of curve_fit has fit.predict_band(x)."
         ) from error
     if not hasattr(found, "shape"):

@@ -109,7 +109,8 @@ def suggest_name(name: str, homes: Mapping[str, Sequence[str]]) -> str:
     """
     if name in _ELSEWHERE:
         return f" Use {_ELSEWHERE[name]}."
-    paths = [f"fnopt.{p}.{name}" for p, names in homes.items() if p and name in names]
+    model = name.removesuffix("Model") or name  # lmfit's GaussianModel is Gaussian
+    paths = [f"fnopt.{p}.{n}" for p, ns in homes.items() if p for n in ns if n in (name, model)]
     if paths:
         return f" It is {' or '.join(paths)}."
     spellings = {n.lower().replace("_", ""): n for n in homes[""]}

@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Value, default_float, static, where
+from fnopt.core import Value, default_float, missing_attribute, static, where
 
 Bounds = dict[str, tuple[float | None, float | None]]
+
+
+# The names of lmfit's models.
+_ELSEWHERE = {
+    "fit": "fnopt.curve_fit(model, x, y)",
+    "make_params": "a dict, p0={'center': 2.0}",
+    "param_names": "model.names",
+    "eval": "model(x, params)",
+    "eval_components": "model.components(x, params)",
+}
 
 
 class Model(Value):
     """A function of x with named params, and bounds and a start for them.
 
     `model(x, **params)`, `model(x, params)` and `model(x, *values)` are its values. Models add and
-    multiply: `Gaussian("a_") + Linear("b_")`. :func:`fnopt.curve_fit` takes them as its function.
+    multiply: `Gaussian("a_") + Linear("b_")`, `sum(models)`. :func:`fnopt.curve_fit`
+    takes them as its function.
 
     Example:
         >>> import jax.numpy as jnp
@@ -29,6 +40,9 @@ class Model(Value):
         >>> model.bounds
         {'peak_sigma': (0.0, None)}
     """
+
+    if not TYPE_CHECKING:  # type checkers would believe that every attribute is there
+        __getattr__ = missing_attribute("a model", _ELSEWHERE)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -82,8 +96,14 @@ class Model(Value):
     def __add__(self, other: Model) -> Model:
         return _combine(self, other, is_product=False)
 
+    def __radd__(self, other: Any) -> Model:
+        is_start_of_sum = isinstance(other, int) and other == 0
+        return self if is_start_of_sum else _combine(self, other, is_product=False)
+
     def __mul__(self, other: Model) -> Model:
         return _combine(self, other, is_product=True)
+
+    __rmul__ = __mul__
 
 
 class Component(Model):
@@ -121,6 +141,11 @@ class Component(Model):
     def guess(self, x: Any, y: Any) -> dict[str, jax.Array]:
         """Params to start a fit from, by name."""
         x, y = (jnp.asarray(v, default_float()) for v in (x, y))
+        if x.shape != y.shape:
+            raise ValueError(
+                f"{where()}{self!r} guesses a start from x of shape {x.shape} and y of shape "
+                f"{y.shape}, expected the same shape. Do x and y have the same length?"
+            )
         try:
             found = self.start(x, y)
         except NotImplementedError:
@@ -203,7 +228,7 @@ class Combined(Model):
         return found
 
 
-def _combine(left: Model, right: Model, is_product: bool) -> Model:
+def _combine(left: Model, right: Any, is_product: bool) -> Model:
     if not isinstance(right, Model):
         raise TypeError(
             f"{where()}{right!r:.60} can't be combined with a model, expected a model. Write "

@@ -21,7 +21,7 @@ from fnopt.core import (
 from fnopt.monitor._groups import as_groups
 from fnopt.monitor._health import Health, health
 from fnopt.monitor._measure import CHEAP, as_stats
-from fnopt.monitor._writers import warn_once
+from fnopt.monitor._writers import check_sink, warn_once
 
 Sink = Callable[[dict[str, Any]], Any]
 """What takes the records: a function of one flat dict."""
@@ -96,7 +96,7 @@ def emit(sink: Sink, step: Any, metrics: Callable[[], Any], *, every: int = 1) -
         every: Sends the steps 0, `every`, 2 `every`, ...
 
     Raises:
-        TypeError: If `metrics` isn't a function, or the step isn't an integer.
+        TypeError: If `sink` or `metrics` isn't a function, or the step isn't an integer.
         ValueError: If `every` is below 1.
 
     Example:
@@ -112,6 +112,7 @@ def emit(sink: Sink, step: Any, metrics: Callable[[], Any], *, every: int = 1) -
         {'step': 0, 'x': 1.0}
         {'step': 2, 'x': 0.25}
     """
+    check_sink(sink, "emit: ")
     step = jnp.asarray(step)
     _check(metrics, step, every)
     due = step % every == 0
@@ -137,8 +138,7 @@ def _failure(sink: Any, step: Any, error: Exception) -> str:
     name = getattr(sink, "__name__", type(sink).__name__)
     return (
         f"emit: the sink {name} raised {type(error).__name__}: {error} at step {int(step)}. The "
-        "program goes on; the sink is called again for later steps, of its next failures nothing "
-        "is said."
+        "program goes on and calls the sink for later steps too. Later failures give no warning."
     )
 
 
@@ -171,7 +171,7 @@ class emit_health(Transformation):
         {'step': 0, 'norm/w': 5.0}
     """
 
-    sink: Sink = static()
+    sink: Sink = static(convert=check_sink)
     every: int = static(default=100, least=1)
     stats: tuple[str, ...] = static(default=CHEAP, convert=as_stats)
     groups: Any = static(default=None, convert=as_groups)

@@ -9,8 +9,8 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from fnopt.core import import_optional, names_text
-from fnopt.monitor._writers import Record, Writer
+from fnopt.core import check_count, import_optional, names_text
+from fnopt.monitor._writers import Record, Writer, step_of
 
 
 class Progress(Writer):
@@ -51,6 +51,8 @@ class Progress(Writer):
         tqdm: bool | None = None,
         file: TextIO | None = None,
     ) -> None:
+        if total is not None:
+            check_count(total, "total", "Progress", least=0)
         self.total, self.examples, self.seconds = total, examples, seconds
         self.show = None if show is None else tuple(show)
         self._file = file
@@ -63,7 +65,7 @@ class Progress(Writer):
         if hasattr(record, "_asdict"):
             numbers = {k: v for k, v in record._asdict().items() if k not in ("step", "params")}
             record = {"step": record.step - 1, **numbers}
-        now, done = time.monotonic(), max(self._done, int(record["step"]) + 1)
+        now, done = time.monotonic(), max(self._done, step_of(record, "Progress") + 1)
         if self._first is None:
             self._first = (now, done)
         rate, shown = self._rate(now, done), self._format(record)

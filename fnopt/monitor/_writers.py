@@ -44,6 +44,26 @@ def warn_once(source: Any, message: str) -> None:
     warn(message)
 
 
+def check_sink(sink: Any, name: str = "") -> Any:
+    """Check that a sink is a function, and return it."""
+    if not callable(sink):
+        raise TypeError(
+            f"{name}the sink is {sink!r:.60}, expected a function of one dict, such as print, "
+            "JsonLines(path) or TensorBoard(folder)."
+        )
+    return sink
+
+
+def step_of(record: Any, name: str) -> int:
+    """The number of a record's step."""
+    if not isinstance(record, Mapping) or "step" not in record:
+        raise TypeError(
+            f"{name}: the record is {record!r:.60}, expected a dict with its step, such as "
+            "{'step': 3, 'loss': 0.5}."
+        )
+    return int(record["step"])
+
+
 class Writer:
     """A sink that holds a file open: call it with records, close it in the end, or use `with`."""
 
@@ -178,13 +198,14 @@ class TensorBoard(Writer):
 
     def __call__(self, record: Record) -> None:
         """Add one event for each entry."""
+        step = step_of(record, "TensorBoard")
         for name, value in record.items():
             if name == "step":
                 continue
             if np.ndim(value) == 0:
-                self._writer.add_scalar(name, float(value), record["step"])
+                self._writer.add_scalar(name, float(value), step)
             elif np.shape(value) == (exponents.BINS,) and "histogram" in name.split("/"):
-                self._histogram(name, np.asarray(value, np.float64), record["step"])
+                self._histogram(name, np.asarray(value, np.float64), step)
 
     def _histogram(self, name: str, counts: np.ndarray, step: int) -> None:
         edges = np.log2(exponents.histogram_edges())
@@ -224,6 +245,8 @@ def tee(*sinks: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], N
         >>> records
         [{'step': 0, 'loss': 0.5}]
     """
+    for sink in sinks:
+        check_sink(sink, "tee: ")
 
     def every(record: dict[str, Any]) -> None:
         for sink in sinks:

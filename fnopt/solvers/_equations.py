@@ -21,6 +21,7 @@ from fnopt.core import (
     explain_jax_errors,
     is_converged,
     matmul,
+    missing_attribute,
     real_dtype,
     show_report,
     status_messages,
@@ -53,7 +54,6 @@ from fnopt.solvers.problem._call import (
     with_a_derivative_that_is_there,
 )
 from fnopt.solvers.result._report import batch_report
-from fnopt.solvers.result._scipy_names import explained
 from fnopt.solvers.result._values import value_lines
 
 _OF_EQUATIONS = {
@@ -99,7 +99,7 @@ class Root(NamedTuple, Generic[Params]):
     _repr_pretty_ = show_report
 
     if not TYPE_CHECKING:
-        __getattr__ = explained("a Root", _SCIPY)
+        __getattr__ = missing_attribute("a Root", _SCIPY)
 
     def __str__(self) -> str:
         if isinstance(self.status, Tracer):

@@ -175,6 +175,22 @@ def test_names_of_lmfit_and_uncalled_models_are_explained():
             of(fitted().solution)
 
 
+def test_a_batch_is_refused_where_one_fit_is_expected():
+    fit = fnopt.curve_fit_batch(curve, X, np.stack([Y, Y]), [1.0, 1.0, 1.0])
+    with pytest.raises(TypeError, match=r"standard_errors: the fit is a BatchFit.*fit\.errors"):
+        fnopt.standard_errors(fit)
+    with pytest.raises(AttributeError, match=r"a BatchFit has no 'popt'; write fit\.params"):
+        _ = fit.popt
+    with pytest.raises(TypeError, match="curve_fit_batch: p0 is a Fit, expected params"):
+        fnopt.curve_fit_batch(curve, X, np.stack([Y, Y]), fitted())
+
+
+def test_the_note_on_p0_stands_only_at_faults_of_the_function():
+    with pytest.raises(TypeError, match="ftol = '1e-8' is a str") as caught:
+        fnopt.curve_fit(curve, X, Y, ftol="1e-8")
+    assert not [note for note in getattr(caught.value, "__notes__", []) if "p0" in note]
+
+
 def test_params_bounds_and_constraints_by_name():
     fit = fnopt.curve_fit(curve, X, Y, p0={"a": 1, "b": 1, "c": 0.0}, bounds={"a": (None, 2.4)})
     assert "a  2.400   (at its upper bound)" in str(fit)

@@ -92,6 +92,11 @@ def test_gauss2_of_nist_without_a_start(x64):
     assert list(parts) == ["e_", "a_", "b_"]
 
 
+def test_the_sum_of_a_list_of_models():
+    peaks = [models.Gaussian(f"{i}_") for i in "ab"]
+    assert sum(peaks) == peaks[0] + peaks[1]
+
+
 def test_bounds_ties_and_a_changed_start_by_name():
     rng = np.random.default_rng(0)
     y = 4 * special.voigt_profile(X - 5, 0.6, 0.6) + 0.2 * X + 0.01 * rng.standard_normal(60)
@@ -189,6 +194,12 @@ def test_mistakes_are_named():
         peak + peak
     with pytest.raises(TypeError, match=r"1\.0 can't be combined with a model"):
         peak + 1.0
+    with pytest.raises(TypeError, match="2 can't be combined with a model"):
+        2 * peak
+    with pytest.raises(AttributeError, match=r"a model has no 'fit'; write fnopt\.curve_fit"):
+        peak.fit(X, X)
+    with pytest.raises(ValueError, match=r"x of shape \(60,\) and y of shape \(59,\)"):
+        fnopt.curve_fit(peak, X, X[1:])
     with pytest.raises(TypeError, match=r"takes the params \['amplitude', .* but got 2 numbers"):
         peak(X, 1.0, 2.0)
     with pytest.raises(TypeError, match=r"but got \['height'\]"):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fnopt import monitor
 from fnopt.monitor import (
     JsonLines,
     TensorBoard,
@@ -100,3 +101,24 @@ def test_json_is_valid_for_strict_parsers(tmp_path):
 
     line = (tmp_path / "run.jsonl").read_text()
     assert json.loads(line, parse_constant=refuse) == {"step": 0, "x": [None, 1.0], "y": None}
+
+
+@pytest.mark.parametrize(
+    "of",
+    [
+        lambda: monitor.emit_health("runs"),
+        lambda: monitor.emit("runs", 0, dict),
+        lambda: monitor.tee(print, "runs"),
+    ],
+)
+def test_a_sink_that_is_no_function_is_refused(of):
+    with pytest.raises(TypeError, match="the sink is 'runs', expected a function of one dict"):
+        of()
+
+
+@pytest.mark.parametrize("record", [{"loss": 1.0}, 0.5])
+def test_a_record_without_its_step_is_refused(record):
+    with pytest.raises(TypeError, match=r"Progress: the record is .*, expected a dict with its st"):
+        monitor.Progress(3, tqdm=False)(record)
+    with pytest.raises(TypeError, match="Progress: total is '3', expected an int"):
+        monitor.Progress("3")

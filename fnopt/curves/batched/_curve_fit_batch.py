@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import check_count, check_tolerance, per_row
+from fnopt.curves._curve_start import check_kinds
 from fnopt.curves._residuals import check_enough
-from fnopt.curves.batched._data import BatchData, checked_y, split
+from fnopt.curves.batched._data import NAME, BatchData, checked_y, split
 from fnopt.curves.batched._fit import BatchFit, no_fits
 from fnopt.curves.batched._fitted import fitted
 from fnopt.curves.batched._model import (
@@ -160,6 +161,7 @@ def curve_fit_batch(
         )
     if not callable(f):
         raise TypeError(f"curve_fit_batch: f is {f!r:.60}, expected a function f(x, a, b, ...).")
+    check_kinds(f, p0, NAME)
     y = checked_y(y)
     shared, own = split(x, y, sigma, mask, x_per_fit)
     x0, layout = checked_start(p0, own.x if x_per_fit else shared.x, y)

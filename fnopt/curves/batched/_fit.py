@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Status, is_converged, show_report, status_messages
+from fnopt.core import Status, is_converged, missing_attribute, show_report, status_messages
+
+# The names of a single fit and of SciPy's pair.
+_ELSEWHERE = {
+    "popt": "fit.params",
+    "pcov": "fit.covariance",
+    "standard_errors": "fit.errors",
+    "report": "print(fit)",
+    "success": "fit.converged",
+}
 
 
 class BatchFit(NamedTuple):
@@ -41,6 +50,9 @@ class BatchFit(NamedTuple):
     status: jax.Array
     undetermined: jax.Array
     certified: jax.Array
+
+    if not TYPE_CHECKING:  # type checkers would believe that every attribute is there
+        __getattr__ = missing_attribute("a BatchFit", _ELSEWHERE)
 
     @property
     def converged(self) -> jax.Array:

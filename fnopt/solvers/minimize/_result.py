@@ -8,9 +8,15 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import Params, Status, is_converged, show_report, status_messages
+from fnopt.core import (
+    Params,
+    Status,
+    is_converged,
+    missing_attribute,
+    show_report,
+    status_messages,
+)
 from fnopt.solvers.result._report import batch_report
-from fnopt.solvers.result._scipy_names import explained
 from fnopt.solvers.result._solution import StepHistory
 from fnopt.solvers.result._values import value_lines
 
@@ -69,7 +75,7 @@ class Minimum(NamedTuple, Generic[Params]):
     _repr_pretty_ = show_report
 
     if not TYPE_CHECKING:
-        __getattr__ = explained("a Minimum", _SCIPY)
+        __getattr__ = missing_attribute("a Minimum", _SCIPY)
 
     def __str__(self) -> str:
         if isinstance(self.status, Tracer):

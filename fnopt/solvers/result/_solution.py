@@ -10,9 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Params, is_converged, show_report, status_messages
+from fnopt.core import (
+    Params,
+    is_converged,
+    missing_attribute,
+    show_report,
+    status_messages,
+)
 from fnopt.solvers.result._report import batch_report, listed, named_entries, report
-from fnopt.solvers.result._scipy_names import explained
 
 
 class StepHistory(NamedTuple):
@@ -64,7 +69,7 @@ class StepInfo(NamedTuple):
     accepted: jax.Array
 
     if not TYPE_CHECKING:
-        __getattr__ = explained("a StepInfo", {"x": "params", "fun": "cost", "nit": "step"})
+        __getattr__ = missing_attribute("a StepInfo", {"x": "params", "fun": "cost", "nit": "step"})
 
     def __str__(self) -> str:
         if isinstance(self.cost, Tracer):
@@ -177,7 +182,7 @@ class Solution(NamedTuple, Generic[Params]):
     _repr_pretty_ = show_report
 
     if not TYPE_CHECKING:
-        __getattr__ = explained("a Solution", _SCIPY)
+        __getattr__ = missing_attribute("a Solution", _SCIPY)
 
     def __str__(self) -> str:
         if isinstance(self.status, Tracer):

@@ -1,9 +1,9 @@
 """The command: `python -m benchmarks [CASE ...] [--smoke] [--json OUT] [--baseline FILE]`.
 
 `python -m benchmarks training ...` is the training comparison, which takes the better part of an
-hour, and `python -m benchmarks pinns ...` that of equations solved by networks, which takes half of
-one; both have options of their own. `python -m benchmarks paths` draws every optimizer's way down a
-valley.
+hour; `training validation ...` measures steps to a validation target. `python -m benchmarks pinns
+...` compares methods for equations solved by networks, which takes half an hour. All have options
+of their own. `python -m benchmarks paths` draws every optimizer's way down a valley.
 """
 
 from __future__ import annotations

@@ -38,12 +38,13 @@ def of_parts(*parts):
 
 cap = fnopt.cap_spectral_norm(1.0)
 descend = fnopt.scale_by_learning_rate(0.1)
+contra = fnopt.subtract_direction(fnopt.scale(1.0))
 METHODS = {
     "normuon": (ALL, lambda: fnopt.normuon(0.1, weight_dimension_numbers=RULE)),
     "soap": (FEW, lambda: fnopt.soap(0.1, weight_dimension_numbers=AXES)),
     "shampoo": (FEW, lambda: of_parts(fnopt.scale_by_shampoo(block_size=3), descend)),
     "dion": (FEW, lambda: of_parts(fnopt.scale_by_dion(0.5), descend)),
-    "hyperball": (FEW, lambda: of_parts(fnopt.hyperball(0.1, "output"), cap)),
+    "hyperball": (FEW, lambda: of_parts(contra, fnopt.hyperball(0.1, "output"), cap)),
     "psgd_kron": (FEW, lambda: fnopt.psgd_kron(0.1, weight_dimension_numbers=AXES)),
     "galore": (FEW, lambda: fnopt.galore(0.1, 2, weight_dimension_numbers=AXES)),
 }

@@ -71,7 +71,7 @@ def _numbers(x: np.ndarray, name: str) -> np.ndarray:
         raise TypeError(f"curve_fit: {name} hold what is no number: {error}.") from None
 
 
-def _warn_if_coarse(given: Any, dtype: Any, name: str) -> None:
+def warn_if_coarse(given: Any, dtype: Any, name: str, caller: str = "curve_fit") -> None:
     """Warns where the dtype that is computed in hardly tells the data apart, such as timestamps."""
     if not isinstance(given, np.ndarray):
         return
@@ -80,12 +80,12 @@ def _warn_if_coarse(given: Any, dtype: Any, name: str) -> None:
     with np.errstate(invalid="ignore"):
         off, span = np.max(np.abs(given - given.astype(dtype))), np.ptp(given)
         noise = 1e3 * np.finfo(float).eps * np.max(np.abs(given))  # of data that are all alike
-        apart: Any = np.diff(np.unique(given)) if name == "xdata" else np.empty(0)
+        apart: Any = np.diff(np.unique(given)) if name in ("xdata", "x") else np.empty(0)
         # Positions are even only if two units in the last place, 4 roundings, lie between them.
         is_close = apart.size and np.median(apart) < 4 * off
     if (off > _COARSE * span or is_close) and span > noise:
         warnings.warn(
-            f"curve_fit: {name} are rounded to {dtype} by up to {off:.2g}, of a range of "
+            f"{caller}: {name} are rounded to {dtype} by up to {off:.2g}, of a range of "
             f"{span:.4g}. Count from another origin ({name} - {name}[0]), or switch on "
             "jax_enable_x64.",
             OptimizeWarning,
@@ -110,7 +110,7 @@ def checked_x(xdata: Any, check_finite: bool) -> Any:
         return xdata
     given = _read(xdata, "xdata")
     x = as_floating(given)
-    _warn_if_coarse(given, x.dtype, "xdata")
+    warn_if_coarse(given, x.dtype, "xdata")
     if check_finite:
         _check_finite(x, "xdata")
     return x
@@ -154,7 +154,7 @@ def checked_y(ydata: Any, check_finite: bool) -> jax.Array:
         )
     given = _read(ydata, "ydata")
     y = as_floating(given)
-    _warn_if_coarse(given, y.dtype, "ydata")
+    warn_if_coarse(given, y.dtype, "ydata")
     if y.size == 0:
         raise ValueError("curve_fit: ydata are empty, expected at least one point.")
     if check_finite:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fnopt.core import (
     compute_dtype,
@@ -37,8 +38,9 @@ from fnopt.sharding import concatenate, reshape
 def without_operators(jac: Any) -> Any:
     """Make a `jac` that returns a linear operator return arrays.
 
-    An operator is what has a product `mv` (or SciPy's `matvec`), of a tree like the params, or a
-    sparse array of JAX.
+    An operator is what has a product `mv` or `matvec` of a tree like the params, or a sparse array
+    of JAX. SciPy's sparse arrays and linear operators compute outside of JAX: their Jacobian is
+    constant.
 
     Args:
         jac: The user's function; all else is left as it is, for others to judge.
@@ -56,11 +58,18 @@ def without_operators(jac: Any) -> Any:
 
     def blocks(params: Any, *args: Any) -> Any:
         with explain_jax_errors("least_squares", "jac", is_another=True):
-            J = jac(params, *args)
+            J = _formed(jac(params, *args))
         product = None if isinstance(J, SparseJacobian) else _product(J)
         return J if product is None else jax.jacfwd(product)(params)
 
     return blocks
+
+
+def _formed(J: Any) -> Any:
+    """SciPy's sparse arrays and linear operators as matrices, all else as it is."""
+    if callable(getattr(J, "toarray", None)):
+        return J.toarray()
+    return J.matmat(np.eye(J.shape[1])) if callable(getattr(J, "matmat", None)) else J
 
 
 def _product(J: Any) -> Callable[[Any], Any] | None:

@@ -11,6 +11,7 @@ _STEPS = ("maxfev", "maxiter")
 # The last ones have no meaning here: the method doesn't depend on the units of the params.
 _OPTIONS = ("xtol", "ftol", *_STEPS, *("eps", "epsfcn", "factor", "diag", "band", "col_deriv"))
 _INSTEAD = {
+    "bracket": "Give the middle of it as params; scipy.optimize.brentq keeps within a bracket",
     "func": "Call it fun, or give it first",
     "x0": "Call it params, or give it second",
     "fprime": f"Leave it out: {EXACT}",

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.sparse.linalg
 from jax.experimental.sparse import BCOO
 
 import fnopt
@@ -221,3 +222,17 @@ def test_the_jacobian_may_be_an_operator_or_sparse(jac):
     end = fnopt.least_squares(chain, jnp.ones(4), jac=jac)
     assert bool(end.converged), end.message
     assert float(end.cost) < 1e-10
+
+
+MATRIX = scipy.sparse.coo_array(np.eye(6, 4) + np.eye(6, 4, -2))
+
+
+@pytest.mark.parametrize("form", [scipy.sparse.csr_array, scipy.sparse.linalg.aslinearoperator])
+def test_the_constant_jacobian_may_be_one_of_scipys(form):
+    A, b = MATRIX.toarray(), np.arange(6.0)
+    end = jax.jit(
+        lambda x: fnopt.least_squares(
+            lambda x: jnp.asarray(A) @ x - b, x, jac=lambda x: form(MATRIX)
+        )
+    )(jnp.ones(4))
+    np.testing.assert_allclose(end.params, np.linalg.lstsq(A, b)[0], rtol=1e-5, atol=1e-6)

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import leaf_text, leaves_with_names, per_row
-from fnopt.curves._curve_data import as_floating
+from fnopt.core import default_float, leaf_text, leaves_with_names, per_row
+from fnopt.curves._curve_data import as_floating, warn_if_coarse
 from fnopt.residuals import Box, as_vector
 from fnopt.sharding import explicit_spec, replicate, reshard_to, varying_axes
 
@@ -70,7 +70,7 @@ def one_fit(data: BatchData) -> tuple[tuple[Any, ...], Points]:
 
 def checked_y(y: Any) -> jax.Array:
     """The data as an array of shape `[fits, ...]`."""
-    y = as_floating(y)
+    given, y = y, as_floating(y)
     if y.ndim < 2 or 0 in y.shape[1:]:
         raise ValueError(
             f"{NAME}: y has shape {y.shape}, expected [fits, points] with at least one point. "
@@ -80,12 +80,21 @@ def checked_y(y: Any) -> jax.Array:
         raise TypeError(
             f"{NAME}: y is {y.dtype}, expected real data. Stack real and imaginary part as points."
         )
+    _warn_if_coarse(given, y.dtype, "y", per_fit=True)
     return y
+
+
+def _warn_if_coarse(given: Any, dtype: Any, name: str, per_fit: bool) -> None:
+    """Warns where the dtype hardly tells the data of a fit apart; the first fit stands for all."""
+    if isinstance(given, np.ndarray) and len(given):
+        warn_if_coarse(given[0] if per_fit else given, dtype, name, NAME)
 
 
 def split(x: Any, y: jax.Array, sigma: Any, mask: Any, x_per_fit: bool) -> tuple[Points, Points]:
     """The data that all fits share, and those of each (with a leading axis)."""
-    x = jax.tree.map(jnp.asarray, as_vector(x))
+    given, x = x, jax.tree.map(jnp.asarray, as_vector(x))
+    if isinstance(x, jax.Array):
+        _warn_if_coarse(given, default_float(), "x", x_per_fit)
     if x_per_fit:
         _check_leading(x, y.shape[0], "x")
     if sigma is not None:

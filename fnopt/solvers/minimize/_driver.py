@@ -310,6 +310,6 @@ def _result(
     value, x = end.value, end.x
     if has_half_precision(params):
         value, x, nfev = setting.rounded(x, nfev)
-    found = setting.params(x)
+    found, at_bound = setting.params(x), setting.at_bound(x)
     aux = setting.value(found)[1] if has_aux else None
-    return Minimum(found, value, end.gradient, steps, nfev, status, aux, history)
+    return Minimum(found, value, end.gradient, steps, nfev, status, aux, history, at_bound)

@@ -89,6 +89,7 @@ class FlatObjective(NamedTuple):
     params: Callable[[jax.Array], Any]  # the user's params at a vector, in their dtypes
     value: Callable[[Any], Any]  # the user's function of these
     rounding: Callable[[jax.Array], jax.Array]  # the vector as params of 16 bits round it
+    at_bound: Callable[[jax.Array], Any]  # -1 and 1 for params on a bound; None without any
 
     def traced(self) -> FlatObjective:
         """The same with the function traced, once."""
@@ -169,7 +170,26 @@ def set_up(
         project = _projection(projection, laid, flat, free, made)
     box = _box(bounds, held_as_zeros(wide), made, dtype)
     problem = SmoothObjective(f, box, project, laid.unflatten, flat)
-    return FlatObjective(flat(free), problem, narrowed, lambda p: fn(p, *args), rounding)
+    at_bound = _sides(box, params, made)
+    return FlatObjective(flat(free), problem, narrowed, lambda p: fn(p, *args), rounding, at_bound)
+
+
+def _sides(box: Box | None, params: Any, made: Parametrisation) -> Callable[[jax.Array], Any]:
+    """What says which params of the user are on a bound."""
+    leaves, tree = jax.tree.flatten(params)
+
+    def sides(x: jax.Array) -> Any:
+        if box is None:
+            return None
+        side, at, found = box.side(x), 0, []
+        for leaf, kind in zip(leaves, made.kinds or (None,) * len(leaves), strict=True):
+            size = 0 if isinstance(kind, (fixed, tied)) else np.size(leaf)
+            zeros = jnp.zeros(np.shape(leaf), jnp.int32)
+            found.append(side[at : at + size].reshape(zeros.shape) if size else zeros)
+            at += size
+        return tree.unflatten(found)
+
+    return sides
 
 
 def _rounded_like(x: jax.Array, param: Any) -> jax.Array:

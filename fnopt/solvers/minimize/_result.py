@@ -51,6 +51,8 @@ class Minimum(NamedTuple, Generic[Params]):
         status: Why it stopped, a `fnopt.Status` as int32; `message` says it in words.
         aux: What the function returned besides, at the params.
         history: A `fnopt.solvers.StepHistory`, if it was asked for.
+        at_bound: -1 or 1 for each param on its lower or upper bound, else 0: a tree of int32 like
+            the params; None without bounds.
     """
 
     params: Params
@@ -61,6 +63,7 @@ class Minimum(NamedTuple, Generic[Params]):
     status: jax.Array
     aux: Any = None
     history: StepHistory | None = None
+    at_bound: Any = None
 
     @property
     def message(self) -> Any:
@@ -87,4 +90,4 @@ class Minimum(NamedTuple, Generic[Params]):
             f"  value {float(self.value):.6g}, gradient {float(self.gradient_norm):.2g}",
             f"  {int(self.steps)} steps, {int(self.nfev)} evaluations",
         ]
-        return "\n".join(lines + value_lines(self.params))
+        return "\n".join(lines + value_lines(self.params, self.at_bound))

@@ -13,7 +13,7 @@ from fnopt.core import leaves_with_names
 from fnopt.jacobians import held_as_zeros
 from fnopt.manifolds import in_tangents, is_on
 from fnopt.solvers.result._covariance import correlation_of, errors_of
-from fnopt.solvers.result._values import entry_names
+from fnopt.solvers.result._values import bound_note, entry_names
 
 Solution = Any  # fnopt.solvers.Solution, whose file imports this one
 _MOST_SHOWN = 40  # parameters with a line of their own
@@ -214,7 +214,7 @@ def _notes(solution: Solution, errors: np.ndarray, alike: list[list[int]]) -> li
         if held[i]:
             notes.append("   (held)")
         elif bounds[i]:
-            notes.append(f"   (at its {'lower' if bounds[i] < 0 else 'upper'} bound)")
+            notes.append(bound_note(bounds[i]))
         elif np.isinf(error):
             notes.append("   (not determined)")
         elif i in together:

@@ -13,16 +13,37 @@ from fnopt.core import leaves_with_names
 _MOST = 10  # numbers with a line of their own, where no error says which of them matter
 
 
-def value_lines(params: Any) -> list[str]:
-    """The lines of a report with the values of params; of many only how many they are."""
-    pairs = [(path, leaf) for path, leaf in leaves_with_names(params)[0] if _is_number(leaf)]
-    size = sum(np.size(leaf) for _, leaf in pairs)
-    if size > _MOST:
-        return [f"  {size} params in {len(pairs)} leaves"]
-    names = [name for path, leaf in pairs for name in entry_names(path, np.shape(leaf))]
-    values = [value for _, leaf in pairs for value in np.ravel(_wide(leaf)).tolist()]
+def value_lines(params: Any, at_bound: Any = None) -> list[str]:
+    """The lines of a report with the values of params; of many only how many they are.
+
+    Args:
+        params: The params.
+        at_bound: A tree like them, with -1 and 1 for those on their lower and upper bound.
+    """
+    leaves = leaves_with_names(params)[0]
+    bounds = [0] * len(leaves) if at_bound is None else jax.tree.leaves(at_bound)
+    of_leaves = [
+        (path, leaf, np.broadcast_to(side, np.shape(leaf)))
+        for (path, leaf), side in zip(leaves, bounds, strict=True)
+        if _is_number(leaf)
+    ]
+    sides = [side for _, _, part in of_leaves for side in np.ravel(part).tolist()]
+    if len(sides) > _MOST:
+        held = sum(map(bool, sides))
+        note = f", {held} on a bound" if held else ""
+        return [f"  {len(sides)} params in {len(of_leaves)} leaves{note}"]
+    names = [name for path, leaf, _ in of_leaves for name in entry_names(path, np.shape(leaf))]
+    values = [value for _, leaf, _ in of_leaves for value in np.ravel(_wide(leaf)).tolist()]
     width = max(map(len, names), default=0)
-    return [f"  {name:<{width}}  {v:.6g}" for name, v in zip(names, values, strict=True)]
+    return [
+        f"  {name:<{width}}  {v:.6g}{bound_note(side)}"
+        for name, v, side in zip(names, values, sides, strict=True)
+    ]
+
+
+def bound_note(side: int) -> str:
+    """Which bound a param is on, in words."""
+    return f"   (at its {'lower' if side < 0 else 'upper'} bound)" if side else ""
 
 
 def entry_names(path: str, shape: tuple[int, ...]) -> list[str]:

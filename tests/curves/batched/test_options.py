@@ -9,6 +9,7 @@ import pytest
 
 import fnopt
 from fnopt.core import Status
+from fnopt.curves import OptimizeWarning
 from fnopt.curves.batched import curve_fit_batch
 from fnopt.curves.batched._start import checked_box, checked_start
 
@@ -166,3 +167,14 @@ def test_fewer_data_than_params_are_refused_as_by_curve_fit():
         curve_fit_batch(decay, T[:1], Y[:, :1], P0)
     inside = curve_fit_batch(decay, T[:1], Y[:, :1], P0, bounds=(0, 10))
     assert bool(jnp.all(inside.rank < 2))
+
+
+@pytest.mark.parametrize("per_fit", [False, True])
+def test_data_that_float32_cannot_tell_apart(per_fit):
+    t = 1.6e9 + np.arange(12)
+    x = np.stack([t] * 3) if per_fit else t
+    text = r"curve_fit_batch: x are rounded to float32 by up to 1\d, of a range of 11"
+    with pytest.warns(OptimizeWarning, match=text):
+        curve_fit_batch(lambda x, a: a + 0 * x, x, Y, np.ones(1), x_per_fit=per_fit)
+    with pytest.warns(OptimizeWarning, match="y are rounded to float32"):
+        curve_fit_batch(lambda x, a: a + 0 * x, T, 1e10 + Y, np.ones(1))

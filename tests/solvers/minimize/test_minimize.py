@@ -325,3 +325,23 @@ def test_a_function_is_traced_once(bounds):
 
     jax.eval_shape(lambda x: fnopt.minimize(fun, x, bounds=bounds), jnp.zeros(3))
     assert len(traces) == 1
+
+
+def test_a_param_on_its_bound_is_named():
+    def fun(p):
+        return (p["a"] - 3) ** 2 + jnp.sum((p["b"] + 1) ** 2) + p["n"]
+
+    start = {"a": 0.0, "b": jnp.zeros(2), "n": 5.0}
+    sides = [{"a": -1.0, "b": jnp.asarray([0.0, -5.0]), "n": None}, {"a": 1.0, "b": 5.0, "n": None}]
+    end = fnopt.minimize(fun, start, bounds=tuple(sides), constraints={"n": fnopt.fixed()})
+    assert jax.tree.map(np.ndarray.tolist, jax.tree.map(np.asarray, end.at_bound)) == {
+        "a": 1,
+        "b": [-1, 0],
+        "n": 0,
+    }
+    lines = str(end).splitlines()
+    assert lines[-4:-1] == [
+        "  a     1   (at its upper bound)",
+        "  b[0]  0   (at its lower bound)",
+        "  b[1]  -1",
+    ]

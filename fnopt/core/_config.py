@@ -103,7 +103,7 @@ def from_config(config: Any) -> Any:
     imported by a configuration.
 
     Args:
-        config: What `to_config` gave, possibly through JSON.
+        config: The result of `to_config`, possibly through JSON.
 
     Returns:
         A value equal to the one described.

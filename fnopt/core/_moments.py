@@ -37,7 +37,7 @@ def ema(mean: jax.Array, x: jax.Array, decay: jax.Array, gain: jax.Array | None 
 
     Args:
         mean: :math:`m`, the average so far.
-        x: What is averaged, of the same shape.
+        x: The array to average, of the same shape.
         decay: :math:`\beta`, a scalar.
         gain: :math:`1-\beta`, if it was computed once for all leaves (see `Leafwise.scalars`).
 

@@ -133,7 +133,7 @@ def deprecated_names(package: str, new_names: Mapping[str, str]) -> Callable[[st
 
     Args:
         package: The package, `'fnopt.core'`.
-        new_names: From an old name to the new one in the same package, or to a dotted path.
+        new_names: A mapping from old names to new ones in the same package, or to dotted paths.
 
     Returns:
         A function that warns and returns what the new name stands for.

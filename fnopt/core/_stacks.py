@@ -57,7 +57,7 @@ def map_stacks(
 
     Args:
         stacks: What `stack_alike` made of the arrays; at least one.
-        fn: From an array, and a number for each of `numbers`, to an array.
+        fn: Function of an array, and of a number for each of `numbers`; returns an array.
         numbers: Of each, one for every array.
     """
     found = [stack.map(fn, *numbers) for stack in stacks]

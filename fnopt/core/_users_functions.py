@@ -31,8 +31,9 @@ class NotForJaxError(TypeError):
     """The error that is raised: a TypeError, whose cause is JAX's own.
 
     Args:
-        message: What it says.
-        is_of_another: Whether the function at fault is none that calls or is called by others.
+        message: Its text.
+        is_of_another: Whether the function at fault is outside of the chain of functions that call
+            each other.
     """
 
     def __init__(self, message: str, is_of_another: bool = False) -> None:
@@ -98,7 +99,7 @@ def explain_missing_keys(params: Any) -> Iterator[None]:
     """Add the keys of the params to a KeyError of a user's function.
 
     Args:
-        params: What the function gets; looked at where it is a dict.
+        params: The params that the function gets; read if they are a dict.
     """
     try:
         yield
@@ -120,7 +121,7 @@ def explain_example_errors(name: str, example: Any, params: Any = None) -> Itera
     Args:
         name: What the user called.
         example: An example of the batch, without the axis of these.
-        params: What the function gets beside it.
+        params: The params that the function also gets.
     """
     try:
         with explain_jax_errors(name, "the function"), explain_missing_keys(params):

@@ -24,7 +24,7 @@ class Network:
         bandwidth: Bytes per second that a device sends while it receives as many, over the slowest
             link.
         latency: Seconds until a message has reached the next device.
-        name: What to call it in tables.
+        name: Its name in tables.
 
     Raises:
         ValueError: The bandwidth is not above 0, or the latency is negative.
@@ -58,8 +58,8 @@ class DeviceCost:
         params_bytes: Params that stay on the device.
         grads_bytes: Their gradients.
         state_bytes: The optimizer's state on the device.
-        kept_bytes: What the forward pass keeps for the backward pass.
-        sent_bytes: What the device sends in a step; it receives as much.
+        kept_bytes: Bytes that the forward pass keeps for the backward pass.
+        sent_bytes: Bytes that the device sends in a step; it receives as many.
         gradient_seconds: The roofline time of the forward and the backward pass.
         update_seconds: The roofline time of the update.
         network_seconds: The time of the messages, if nothing is computed meanwhile.

@@ -20,7 +20,7 @@ class GradCost:
     Attributes:
         forward: The forward pass, as it runs when a backward pass will follow.
         backward: The backward pass; with `jax.checkpoint`, also what is computed again.
-        residual_bytes: What the forward pass keeps for the backward pass, besides the arguments.
+        residual_bytes: Bytes that the forward pass keeps for the backward pass, besides arguments.
         compiled: The compiler's figures for both together, if they were asked for.
     """
 
@@ -102,7 +102,7 @@ class StepCost(GradCost):
     Attributes:
         forward: The forward pass, as it runs when a backward pass will follow.
         backward: The backward pass; with `jax.checkpoint`, also what is computed again.
-        residual_bytes: What the forward pass keeps for the backward pass, besides the arguments.
+        residual_bytes: Bytes that the forward pass keeps for the backward pass, besides arguments.
         update: The optimizer: from gradients to new params and state.
         params_bytes: Size of the params.
         state_bytes: Size of the optimizer's state.

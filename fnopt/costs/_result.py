@@ -20,7 +20,7 @@ class Cost:
     Attributes:
         parts: Work per part: the path of `jax.named_scope`s and of the user's jitted functions,
             `''` for what is in none. The parts add up to `total`.
-        unknown: What is not in the figures; empty when everything was counted.
+        unknown: Operations that the figures leave out; empty if all were counted.
         loops: The loops and how often each runs.
         compiled: The compiler's figures, if they were asked for.
         inexact: The parts whose figures aren't exact: `'at most'` where a loop counts as often as

@@ -29,7 +29,7 @@ class Hardware:
         flops: Matrix-product rate in FLOP/s, for the dtype in use.
         bandwidth: Memory bandwidth in byte/s.
         vector_flops: Rate of all other arithmetic in FLOP/s; that of matrix products if not given.
-        name: What to call it in tables.
+        name: Its name in tables.
 
     Raises:
         ValueError: A rate is not above 0.

@@ -51,7 +51,7 @@ class BatchLoss:
         dtype: That of the algebra between outputs.
         method: As in `batch_jacobian`.
         chunk_size: Likewise.
-        name: What the user called, for messages.
+        name: The name of the function that the user called, for messages.
         axis_name: The named axis that a larger batch is divided over, if it is.
     """
 

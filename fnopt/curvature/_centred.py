@@ -21,7 +21,8 @@ class CentredJacobian:
     Complex numbers are pairs of real ones throughout. Each part of a complex param is a param, and
     each part of a complex row is a row. The Gram matrices in real and in complex numbers solve the
     same problem. For a function that is holomorphic in its params, :math:`X^\top X` represents the
-    complex :math:`S = X^\dagger X`; for another one it is the real part, which is the right one.
+    complex :math:`S = X^\dagger X`; for any other function it represents the real part of
+    :math:`S`.
 
     Args:
         log_amplitude_fn: `log_psi(params, sample)`, a real or complex scalar, of ONE sample.
@@ -32,7 +33,7 @@ class CentredJacobian:
         method: As in `batch_jacobian`.
         chunk_size: Likewise.
         axis_name: Likewise.
-        name: What the user called, for messages.
+        name: The name of the function that the user called, for messages.
     """
 
     def __init__(

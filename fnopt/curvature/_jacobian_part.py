@@ -95,7 +95,7 @@ def rows_of_all_devices(
     In every round the rows move on by one device, so that none ever has those of more than two.
 
     Args:
-        product: From rows to the products of this device's with them, `[n, m]`.
+        product: Function that returns the products of this device's rows with others, `[n, m]`.
         rows: What this device sends.
         axis_name: The named axis of the devices.
     """

@@ -65,7 +65,7 @@ class KroneckerSpec(NamedTuple):
         sharing: `'expand'` or `'reduce'`.
         max_side: The largest side of a dense factor.
         eigenbasis: Whether blocks are corrected in their eigenbases.
-        name: What the user called, for messages.
+        name: The name of the function that the user called, for messages.
         axis_name: The named axis that a larger batch is divided over, if it is.
     """
 

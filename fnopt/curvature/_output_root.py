@@ -62,7 +62,7 @@ def output_hessian(
         loss: The loss.
         outputs: `[n, C]`.
         batch: The examples.
-        name: What the user called, for messages.
+        name: The name of the function that the user called, for messages.
         remedy: What to do about a loss that mixes too many outputs.
     """
     size = block_size(loss, outputs, batch, name, remedy)
@@ -101,7 +101,7 @@ def output_rows(
         batch: The examples.
         key: For the random signs.
         samples: How many random rows an example gets; `None` for an exact root of `C` rows.
-        name: What the user called, for messages.
+        name: The name of the function that the user called, for messages.
         axis_name: The named axis that a larger batch is divided over, if it is.
     """
     size = block_size(loss, outputs, batch, name)
@@ -151,7 +151,8 @@ def drawn_rows(
 
     Args:
         loss: A negative log-likelihood.
-        draw: From a key, the outputs of an example and the example to it with another label.
+        draw: Function of a key, the outputs of an example and the example; returns the example
+            with another label.
         outputs: `[n, C]`.
         batch: The examples.
         key: The key.

@@ -81,7 +81,7 @@ def best_combination(
         directions: `d` and `m`; the second one may be zero.
         damping: :math:`\lambda`.
         l2: :math:`\eta`.
-        total: From a sum over this device's examples to that over all.
+        total: Function that returns the sum over all examples from the sum of this device.
 
     Returns:
         The weights; NaN where the model has no minimum.

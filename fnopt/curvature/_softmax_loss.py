@@ -76,7 +76,7 @@ def is_softmax_loss(loss: Any, count: int, dtype: Any, example: Any) -> bool:
     """Whether the Hessian in `count` outputs is that of softmaxes, for all outputs and examples.
 
     Args:
-        loss: From the outputs of one example as a vector, and the example, to a number.
+        loss: Function of one example's outputs, a vector, and the example; returns a number.
         count: How many outputs there are.
         dtype: Of the outputs.
         example: Shapes and dtypes of an example.

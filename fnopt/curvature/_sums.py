@@ -93,7 +93,8 @@ def sum_over_examples(
     """Sum the results of `total` over chunks of a batch, cast to the dtypes of the params.
 
     Args:
-        total: From params and a chunk to the sum over its examples, a tree like the params.
+        total: Function of params and a chunk that returns its sum over examples, a tree like
+            params.
         params: The params.
         batch: The examples.
         reduction: `'mean'` or `'sum'` over the examples.

@@ -172,8 +172,9 @@ def curve_fit(
         method: `'lm'`, `'trf'` and `'dogbox'` are understood, as in SciPy, but the method is
             always Levenberg-Marquardt in a trust region, projected onto the bounds.
         jac: The Jacobian `jac(x, a, b, ...)` of shape `[m, n]`, written with `jax.numpy`, if it is
-            cheaper than what `f` itself gives. Then `f` is never differentiated, and steps are
-            straight. SciPy's names of difference schemes are accepted and not needed.
+            cheaper than what `f` itself gives. Then `f` is never differentiated, and steps
+            have no geodesic acceleration. SciPy's names of difference schemes are accepted and not
+            needed.
         full_output: Whether to return more.
         nan_policy: What to do with NaN in the data: `'raise'`, or `'omit'` these points.
         loss: A robust loss, or its name; see :func:`fnopt.least_squares`.

@@ -55,7 +55,7 @@ class Fit(tuple[Params, jax.Array]):
             if its leaves aren't one number for each argument of the model.
         pcov: Their covariance `[n, n]`.
         names: The names of the `n` numbers, in the order of `pcov`.
-        solution: What :func:`fnopt.least_squares` returned: status, steps, certificate.
+        solution: The result of :func:`fnopt.least_squares`: status, steps, certificate.
         y: The data.
         sigma: Standard deviations of the data, or their covariance matrix; None if not given.
         absolute_sigma: Whether the variance of the data is known.

@@ -21,7 +21,7 @@ def plot_fit(fit: Any, *, level: float = 0.95, axes: Any = None) -> Any:
     given, so that two thirds of them should lie between -1 and 1. `fit.plot()` is the same.
 
     Args:
-        fit: What :func:`fnopt.curve_fit` returned, of one independent variable.
+        fit: The result of :func:`fnopt.curve_fit` with one independent variable.
         level: The fraction of such bands that hold the truth, at each point.
         axes: Two axes to draw into; by default those of a new figure.
 

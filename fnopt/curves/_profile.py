@@ -30,7 +30,7 @@ def profile_intervals(fit: Any, level: float = 0.95) -> dict[str, tuple[float, f
     unlike :func:`fnopt.confidence_intervals`. lmfit calls this `conf_interval`.
 
     Args:
-        fit: What :func:`fnopt.curve_fit` returned, without `constraints`.
+        fit: The result of :func:`fnopt.curve_fit` without `constraints`.
         level: The fraction of such intervals that hold the truth.
 
     Returns:

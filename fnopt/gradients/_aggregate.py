@@ -73,7 +73,7 @@ def trimmed_mean(grads: Any, fraction: float) -> Any:
 
     Args:
         grads: A tree of per-example gradients with a leading example axis.
-        fraction: What to leave out at either end, at least 0 and less than 1/2.
+        fraction: The fraction to leave out at either end, at least 0 and below 1/2.
 
     Returns:
         The tree without the example axis, in the same dtypes.

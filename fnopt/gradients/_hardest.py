@@ -26,7 +26,7 @@ class HardExamples(NamedTuple):
     Attributes:
         index: Their places in the batch, int32 `[k]`; -1 where fewer than `k` count,
             and then the rest of the entry means nothing.
-        score: What they were chosen by, `[k]`.
+        score: The score that they were selected by, `[k]`.
         loss: Their losses, `[k]`.
         norm: The norms of their gradients, `[k]`.
         aux: The auxiliary output of the loss for them; else `None`.

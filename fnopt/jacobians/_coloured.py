@@ -127,7 +127,7 @@ class SparseJacobian(FromEntries):
         return SparseJacobian(self.sums.astype(dtype), self.sparsity, self.by_rows)
 
     def mv(self, v: jax.Array) -> jax.Array:
-        """The product with a vector of shape `[n]`, of shape `[m]`."""
+        """The product, of shape `[m]`, with a vector of shape `[n]`."""
         return self._across(v) if self.by_rows else self._along(v)
 
     def rmv(self, w: jax.Array) -> jax.Array:
@@ -212,7 +212,7 @@ class TwoWayJacobian(SparseJacobian):
         return TwoWayJacobian((columns.astype(dtype), rows.astype(dtype)), self.parts)
 
     def mv(self, v: jax.Array) -> jax.Array:
-        """The product with a vector of shape `[n]`, of shape `[m]`."""
+        """The product, of shape `[m]`, with a vector of shape `[n]`."""
         return self.columns.mv(v) + self.rows.mv(v)
 
     def rmv(self, w: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Steps from a triangle: the most accurate ones, for problems that aren't large."""
+"""Steps from a triangular (QR) factor: the most accurate ones, for small and medium problems."""
 
 from __future__ import annotations
 

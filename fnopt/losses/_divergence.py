@@ -34,8 +34,8 @@ def kl_divergence(
         log_predictions: :math:`\log q`, floating.
         targets: :math:`p`, of the same shape.
         axis: The axis or axes of the distribution; None for all.
-        where: Bools: which elements take part. Either of the shape of the targets, or without
-            `axis`.
+        where: A bool mask of the elements that count. Either of the shape of the targets, or
+            without `axis`.
 
     Returns:
         The divergences, without `axis`; at least float32.
@@ -68,8 +68,8 @@ def kl_divergence_with_log_targets(
         log_predictions: :math:`\log q`, floating.
         log_targets: :math:`\log p`, of the same shape.
         axis: The axis or axes of the distribution; None for all.
-        where: Bools: which elements take part. Either of the shape of the targets, or without
-            `axis`.
+        where: A bool mask of the elements that count. Either of the shape of the targets, or
+            without `axis`.
 
     Returns:
         The divergences, without `axis`; at least float32.
@@ -108,8 +108,8 @@ def generalized_kl_divergence(
         log_predictions: :math:`\log q`, floating.
         targets: :math:`p`, of the same shape.
         axis: The axis or axes of the measure; None for all.
-        where: Bools: which elements take part. Either of the shape of the targets, or without
-            `axis`.
+        where: A bool mask of the elements that count. Either of the shape of the targets, or
+            without `axis`.
 
     Returns:
         The divergences, without `axis`; at least float32.

@@ -76,7 +76,7 @@ def cosine_similarity(
         targets: :math:`y`, vectors too; the other axes may broadcast.
         epsilon: The least squared length to divide by.
         axis: The axis or axes of the vectors; None for all.
-        where: Bools: which elements take part.
+        where: A bool mask of the elements that count.
 
     Returns:
         The cosines, without `axis`; at least float32.
@@ -107,7 +107,7 @@ def cosine_distance(
         targets: :math:`y`, vectors too; the other axes may broadcast.
         epsilon: The least squared length to divide by.
         axis: The axis or axes of the vectors; None for all.
-        where: Bools: which elements take part.
+        where: A bool mask of the elements that count.
 
     Returns:
         The distances, without `axis`; at least float32.

@@ -110,7 +110,7 @@ class Component(Model):
     """A model of one function, whose arguments after x are its params.
 
     Args:
-        prefix: What the names of its params begin with.
+        prefix: The prefix of the names of its params.
     """
 
     prefix: str = static(default="")
@@ -169,7 +169,7 @@ def model(fn: Callable[..., Any], prefix: str = "") -> Model:
 
     Args:
         fn: `fn(x, a, b, ...)`, written with `jax.numpy`; its arguments name the params.
-        prefix: What the names of the params begin with.
+        prefix: The prefix of the names of the params.
 
     Returns:
         The model. It guesses no start: give `p0` for its params.

@@ -68,7 +68,7 @@ class Gaussian(_Peak):
     Its params are `amplitude` (the area :math:`A`), `center` and `sigma`.
 
     Args:
-        prefix: What the names of its params begin with.
+        prefix: The prefix of the names of its params.
 
     Example:
         >>> from fnopt.models import Gaussian
@@ -95,7 +95,7 @@ class Lorentzian(_Peak):
     of the maximum.
 
     Args:
-        prefix: What the names of its params begin with.
+        prefix: The prefix of the names of its params.
 
     Example:
         >>> from fnopt.models import Lorentzian
@@ -122,7 +122,7 @@ class Voigt(_Peak):
     `constraints={"gamma": fnopt.tied(lambda p: p["sigma"])}` for the same.
 
     Args:
-        prefix: What the names of its params begin with.
+        prefix: The prefix of the names of its params.
 
     Example:
         >>> from fnopt.models import Voigt
@@ -149,7 +149,7 @@ class PseudoVoigt(_Peak):
     the maximum, and `fraction` (:math:`\eta`, between 0 and 1).
 
     Args:
-        prefix: What the names of its params begin with.
+        prefix: The prefix of the names of its params.
 
     Example:
         >>> from fnopt.models import PseudoVoigt

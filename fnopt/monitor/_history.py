@@ -22,8 +22,8 @@ class History:
     Attributes:
         names: The name of every group.
         steps: The numbers of the steps, ascending, `[times]`.
-        values: From statistic to array `[times, groups]` (histograms `[times, groups, 32]`).
-            `'flag'`, where it was recorded, holds `Flag` codes.
+        values: A dict from statistics to arrays `[times, groups]` (histograms have a
+            last axis of 32). `'flag'`, where it was recorded, holds `Flag` codes.
     """
 
     names: tuple[str, ...]

@@ -104,7 +104,7 @@ def plot_gradient_flow(
 
     Args:
         history: From `health_history` or `history_of`.
-        stat: What to draw: `'norm'`, `'rms'`, `'ratio'`, `'max'`; `'mean'`, `'zeros'` and
+        stat: The statistic to draw: `'norm'`, `'rms'`, `'ratio'`, `'max'`; `'mean'`, `'zeros'` and
             `'nonfinite'` are drawn without logarithm.
         order: Patterns of names from top to bottom (`['embedding', 'layers', 'head']`); what fits
             none comes last. By default the order of the tree, numbered layers by number.

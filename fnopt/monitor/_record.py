@@ -33,8 +33,8 @@ class RecordHealthState(NamedTuple):
     Attributes:
         count: How many updates have passed, int32.
         flags: The state of the flags.
-        ring: From statistic to array `[size, groups, ...]`; entry `i` of the ring holds the
-            recordings `i`, `i + size`, ..., whichever is the last. `'flag'` holds `Flag` codes.
+        ring: A dict from statistics to arrays `[size, groups, ...]`; entry `i` of the ring holds
+            the recordings `i`, `i + size`, ..., whichever is the last. `'flag'` holds `Flag` codes.
     """
 
     count: jax.Array

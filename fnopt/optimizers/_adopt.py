@@ -58,7 +58,7 @@ class scale_by_adopt(Leafwise):
         mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
         nesterov: Whether to look ahead.
         use_clipping: Whether the normalised gradient is clipped.
-        clip_value_fn: From the number of steps before (a floating scalar) to the bound.
+        clip_value_fn: Function that returns the bound from the count of steps, a floating scalar.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -132,7 +132,7 @@ def adopt(
         mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
         nesterov: Whether to look ahead.
         use_clipping: Whether the normalised gradient is clipped.
-        clip_value_fn: From the number of steps before to the bound.
+        clip_value_fn: Function that returns the bound from the number of earlier steps.
 
     Returns:
         A chain of `scale_by_adopt` and `scale_by_learning_rate`, with the slots `mu` and `nu`.

@@ -33,7 +33,7 @@ class scale_by_cocob(Leafwise):
 
     Args:
         alpha: :math:`\alpha`, how cautious the first bets are.
-        eps: What :math:`L` begins with.
+        eps: The initial :math:`L`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

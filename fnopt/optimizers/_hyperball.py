@@ -49,8 +49,8 @@ class hyperball(Matrixwise):
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        norm_of: What keeps its norm: every `'matrix'` (Frobenius), or every `'output'` of it, the
-            columns of a kernel.
+        norm_of: The arrays whose norms are kept: every `'matrix'` (Frobenius), or every `'output'`
+            of it, the columns of a kernel.
         tangent: Whether :math:`d` is projected on the tangent space of the sphere first.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 

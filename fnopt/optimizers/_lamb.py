@@ -178,7 +178,7 @@ def fromage(learning_rate: ScalarOrSchedule, min_norm: Scalar = 1e-6) -> Chain:
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        min_norm: What both norms are at least.
+        min_norm: A lower bound of both norms.
 
     Returns:
         A chain of `scale_by_trust_ratio` and `scale_by_fromage`; it has no slots.

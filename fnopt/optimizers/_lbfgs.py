@@ -197,7 +197,8 @@ def lbfgs(
         learning_rate: :math:`\eta`, a number or a `Schedule`, before the line search; by default 1.
         memory_size: How many differences of params and gradients are remembered.
         scale_init_precond: Whether the recursion starts from the last curvature, or from 1.
-        linesearch: What scales the step, such as :class:`fnopt.scale_by_zoom_linesearch` or
+        linesearch: The transform that scales the step, such as
+            :class:`fnopt.scale_by_zoom_linesearch` or
             :class:`fnopt.scale_by_backtracking_linesearch`; None for none.
 
     Returns:

@@ -45,7 +45,7 @@ def matrix_axes(
 
     Args:
         loss_fn: `loss_fn(params, *args, **kwargs) -> scalar`, of a batch or of one example.
-        changes: From patterns on leaf paths to False (no matrix) or to the `split` of the columns.
+        changes: A mapping from patterns on leaf paths to False (no matrix) or a `split` of columns.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
 
     Returns:

@@ -43,7 +43,8 @@ def muon(
         nesterov: Whether the mean looks ahead, also AdamW's.
         consistent_rms: Scales updates to this root mean square in place of :math:`s`; 0.2 takes
             the rates of AdamW.
-        orthogonalizer: What makes :math:`U V^\top` of the mean; None for `orthogonalize()`.
+        orthogonalizer: The transform that computes :math:`U V^\top` of the mean; None for
+            `orthogonalize()`.
         weight_dimension_numbers: Which leaves are matrices, and along which axes. What
             `matrix_axes` finds in the program of the loss, or another tree of
             `MatrixDimensionNumbers` with None for the other leaves; one of these for all leaves
@@ -103,7 +104,8 @@ def normuon(
         b2: Decay of the mean squares.
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
         consistent_rms: The root mean square of an update, as in the paper; None for Muon's factor.
-        orthogonalizer: What makes :math:`U V^\top` of the mean; None for `orthogonalize()`.
+        orthogonalizer: The transform that computes :math:`U V^\top` of the mean; None for
+            `orthogonalize()`.
         weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
         others: The optimizer of the other leaves; None for AdamW with the same learning rate.
 

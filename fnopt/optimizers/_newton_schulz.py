@@ -96,7 +96,7 @@ def orthogonalize_matrices(
     Args:
         x: Real or complex matrices `[k, m, n]` with `m <= n`.
         coefficients: `(a, b, c)` for every step.
-        eps: What the norms are at least, a scalar of the real dtype.
+        eps: A lower bound of the norms, a scalar of the real dtype.
         preconditioning: How singular values are brought below 1 before the first step.
 
     Returns:

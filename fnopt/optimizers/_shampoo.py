@@ -83,7 +83,7 @@ class scale_by_shampoo(Matrixwise):
     Args:
         b1: Decay of the mean gradient.
         b2: :math:`\beta_2`, decay of the factors; 1 for the sums of the first paper.
-        eps: What is added to eigenvalues, in units of the largest.
+        eps: A constant added to eigenvalues, relative to the largest.
         exponent: :math:`e`; 1/4 in the first paper, 1/2 is what the theory of 2024 says.
         precondition_frequency: How many steps the roots are kept.
         block_size: The longest side of a block; None for whole matrices.
@@ -194,7 +194,7 @@ def shampoo(
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: Decay of the mean gradient.
         b2: Decay of the factors; 1 for sums.
-        eps: What is added to eigenvalues, in units of the largest.
+        eps: A constant added to eigenvalues, relative to the largest.
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
         precondition_frequency: How many steps the roots are kept.
         weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.

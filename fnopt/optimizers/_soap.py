@@ -74,10 +74,10 @@ class scale_by_soap(Matrixwise):
         L_t &= \beta L_{t-1} + (1-\beta)\, G_t G_t^\top, \qquad
         R_t = \beta R_{t-1} + (1-\beta)\, G_t^\top G_t
 
-    The first step only fills the factors: its update is zero, so that no gradient is seen in a
-    basis made from itself. Then the bases are refreshed every `precondition_frequency` steps by one
-    power iteration and a QR factorisation. Matrices of one shape are worked on together, and a step
-    without refresh does without it.
+    The first step only fills the factors: its update is zero, because the bases would come from
+    the gradient that they transform. Then the bases are refreshed every `precondition_frequency`
+    steps by one power iteration and a QR factorisation. Matrices of one shape are worked on
+    together, and a step without refresh does without it.
 
     For a matrix `[m, n]`, the state has `2 m n` numbers for Adam and `2 (m^2 + n^2)` for the
     rotated sides. A gradient that isn't finite doesn't change factors and bases. It makes the

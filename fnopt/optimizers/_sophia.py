@@ -229,13 +229,13 @@ def sophia(
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: Decay of the mean gradient.
         b2: Decay of the curvature.
-        eps: What the divisor is at least.
+        eps: A lower bound of the divisor.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
         weight_decay_mask: Which leaves decay; see `add_decayed_weights`. None for all.
         gamma: :math:`\gamma`: the smaller, the more elements are clipped.
         clip_threshold: :math:`c`; None for no clipping.
         update_interval: Every how many steps the curvature is estimated.
-        hessian_diagonal_fn: What estimates it; see `scale_by_sophia`.
+        hessian_diagonal_fn: The function that estimates it; see `scale_by_sophia`.
         mu_dtype: Storage dtype of the mean.
 
     Returns:

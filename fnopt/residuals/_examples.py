@@ -84,7 +84,7 @@ class ExampleResiduals(Value):
         """The residuals as functions of the free variables and an example.
 
         Args:
-            assemble: From these to the params.
+            assemble: Function that returns the params from the free ones.
             batch: The examples.
             args: Further arguments.
         """

@@ -45,8 +45,8 @@ class Certificate(NamedTuple):
             not help: a minimum whose Jacobian is singular, or a valley to infinity.
         least_curvature: The least eigenvalue of the scaled Hessian of the cost,
             :math:`D^{-1} H D^{-1}` with :math:`D_j = \|J_j\|`, over the params that aren't held on
-            bounds; None unless `certify='full'`. A negative one along which the cost decreases by
-            more than a negligible share is followed.
+            bounds; None unless `certify='full'`. If it is negative and the cost decreases along its
+            eigenvector by more than a negligible share, the fit goes on there.
     """
 
     optimality: jax.Array

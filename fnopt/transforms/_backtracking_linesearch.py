@@ -51,8 +51,8 @@ class scale_by_backtracking_linesearch(Transformation):
     Args:
         max_backtracking_steps: How often a step is shortened at most.
         slope_rtol: :math:`c`, the part of the predicted decrease that is asked for.
-        decrease_factor: What a step that is refused is multiplied by.
-        increase_factor: What the last step is multiplied by to give the next first one. Infinity
+        decrease_factor: The factor that shortens a refused step.
+        increase_factor: The ratio of the next first step to the last step. Infinity
             starts at `max_learning_rate` always; with 1 or less, steps never grow.
         max_learning_rate: The longest step.
         atol: :math:`\epsilon`, an absolute tolerance.

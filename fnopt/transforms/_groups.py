@@ -44,7 +44,7 @@ def param_groups(
 
     Args:
         recipe: A function that makes an optimizer, such as `fnopt.adamw`.
-        groups: From a pattern on the leaf path to the arguments that are different there. The
+        groups: A mapping from patterns on leaf paths to the arguments that differ there. The
             first pattern that matches decides.
         *args: The arguments for all other leaves, and for what a group doesn't name.
         **kwargs: The same by name.
@@ -94,7 +94,7 @@ def scale_by_group(
     Behind an optimizer it makes learning rates of leaves, decoupled weight decay included.
 
     Args:
-        factors: From a pattern on the leaf path to a number or a `Schedule`. The first pattern
+        factors: A mapping from patterns on leaf paths to numbers or `Schedule`s. The first pattern
             that matches decides.
         default: The factor of all other leaves.
 

@@ -57,7 +57,8 @@ class layered_step(Value):
     a pair `(outer, layers)`: `outer` for `first` and `last`, and `layers` with an axis of the
     layers in front of every leaf. The optimizer steps `outer` and each layer as trees of their own.
     So norms, shapes and paths are those of one layer: a `clip_by_global_norm` inside clips each
-    layer alone, and a mask of layers is `by_pattern('kernel', default=False)`. Donate params and state, or XLA keeps both old and new ones.
+    layer alone, and a mask of layers is `by_pattern('kernel', default=False)`. Donate params and
+    state, or XLA keeps both old and new ones.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.

@@ -56,7 +56,7 @@ class mechanize(Wrapper):
         inner: The optimizer, fnopt's or any (init, update) pair.
         weight_decay: Pulls towards zero, in units of the gradient's norm over that of the params.
         eps: Keeps quotients finite.
-        s_init: What the scales begin with.
+        s_init: The initial scales.
         num_betas: How many scales there are; their decays are :math:`1 - 10^{-i}`.
 
     Example:

@@ -234,8 +234,8 @@ def where(condition: Any, tree_x: Any, tree_y: Any) -> Any:
 
     Args:
         condition: A bool, or bools that broadcast against every leaf.
-        tree_x: What is taken where it is true.
-        tree_y: What is taken where it is false.
+        tree_x: The tree to take where it is true.
+        tree_y: The tree to take where it is false.
 
     Returns:
         A tree in the leaves' common dtypes.

@@ -39,8 +39,8 @@ class GhostReport(NamedTuple):
     Attributes:
         params: One entry for each param.
         coverage: Which part of the numbers in the params is handled without `'vmap'`.
-        bytes_per_example: What is stored for one example until its gradient is summed.
-        gradient_bytes: What its gradient would take.
+        bytes_per_example: Bytes stored for one example until its gradient is summed.
+        gradient_bytes: The bytes of its gradient.
     """
 
     params: tuple[ParamRule, ...]

@@ -68,7 +68,7 @@ class GhostMeasurements(NamedTuple):
         ghost: The loss.
         tape: What the gradients are made of.
         formed: By group: the gradients, where they are formed.
-        factors: What the gradients are multiplied by in inner products, `[n]`; `None` for 1.
+        factors: Factors of the gradients in inner products, `[n]`; `None` for 1.
     """
 
     ghost: Ghost

@@ -176,8 +176,8 @@ def micro_grad(
         keep_batch_dim: Whether `fun` sees that axis, of one example, or none.
         microbatch_size: How many examples at once.
         accumulator: How the results of `transform_fn` are put together.
-        transform_fn: What is made of an example's gradient.
-        metrics_fn: What is told of an example's gradient.
+        transform_fn: A function of one example's gradient.
+        metrics_fn: A function of one example's gradient that returns its metrics.
         num_real_microbatches: How many parts are computed, where not all.
 
     Returns:

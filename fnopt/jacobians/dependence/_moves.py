@@ -21,7 +21,7 @@ def elementwise(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarr
 
 
 def each_by_itself(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Operations with as many outputs as inputs, each a copy of its own."""
+    """Copies of every input as its own output."""
     return [entry.sets for entry in inputs]
 
 

@@ -271,7 +271,7 @@ def curve_fit(
             **as_weights(sigma),
         )
         if likelihood == "poisson":
-            assert solution.jacobian is not None, "a fit of a curve forms its Jacobian"
+            assert isinstance(solution.jacobian, jax.Array), "a fit of a curve forms its Jacobian"
             mu = call_model(f, passing, solution.params, x)
             J = fisher_rows(solution.jacobian, solution.residuals, mu, y)
             solution = solution._replace(jacobian=J)

@@ -23,6 +23,7 @@ from fnopt.sharding import reshape
 from fnopt.solvers import (
     Solution,
     correlation_of,
+    covariance_along,
     covariance_of,
     errors_of,
     factor_of,
@@ -185,23 +186,35 @@ def correlation(fit: AnyFit) -> jax.Array:
     return correlation_of(solution_of(fit, "correlation"))
 
 
-def covariance(fit: AnyFit, absolute_sigma: bool = False) -> jax.Array:
-    r"""The covariance matrix of fitted params.
+def covariance(
+    fit: AnyFit,
+    absolute_sigma: bool = False,
+    *,
+    of: Callable[[Any], jax.Array] | None = None,
+) -> jax.Array:
+    r"""The covariance matrix of fitted params, or of a function of them.
 
     .. math:: C = s^2 (J^T J)^+, \qquad s^2 = \frac{\|r\|^2}{m - k}
 
-    with `k` the rank: how many directions of the params the data determine.
+    with `k` the rank: how many directions of the params the data determine. The covariance of a
+    function is :math:`G C G^T` with its derivative `G`. After a fit with a sparse Jacobian it comes
+    from a sparse Cholesky factor, a solve for each number that the function returns, and `C` is
+    not formed: such are the marginals of a few poses of a graph.
 
     Args:
         fit: What :func:`fnopt.curve_fit` or :func:`fnopt.least_squares` returned.
         absolute_sigma: Whether the residuals are in units of known standard deviations; then
             :math:`s^2 = 1`.
+        of: `of(params)` returns an array of `q` numbers, such as
+            `lambda p: SE3.local(T, p["T"].value[7])` for the tangent of a pose whose value is `T`;
+            None for all params.
 
     Returns:
-        An array of shape `[n, n]`, for the params laid end to end in the order of their leaves;
-        infinite in the rows and columns of those that the data don't determine, and everywhere
-        without a degree of freedom. Params that are held have zeros. A parameter on a manifold
-        counts by the coordinates of its tangent space at the solution.
+        An array of shape `[q, q]`, infinite in the rows and columns of what the data don't
+        determine, and everywhere without a degree of freedom. Without `of` one of shape `[n, n]`,
+        for the params laid end to end in the order of their leaves. Params that are held have
+        zeros. A parameter on a manifold counts by the coordinates of its tangent space at the
+        solution.
 
     Raises:
         ValueError: If the solver formed no Jacobian.
@@ -214,8 +227,32 @@ def covariance(fit: AnyFit, absolute_sigma: bool = False) -> jax.Array:
         >>> print(fnopt.covariance(fit).round(4))
         [[ 0.0063 -0.0027]
          [-0.0027  0.0018]]
+        >>> print(fnopt.covariance(fit, of=lambda p: p["a"] + 2 * p["b"]).round(4))
+        [[0.0027]]
     """
-    return covariance_of(solution_of(fit, "covariance"), knows_sigma(fit, absolute_sigma))
+    solution, known = solution_of(fit, "covariance"), knows_sigma(fit, absolute_sigma)
+    if of is None:
+        return covariance_of(solution, known)
+    return covariance_along(solution, known, _linearised(of, fit, solution)[1])
+
+
+def _linearised(
+    predict: Callable[[Any], Any], fit: AnyFit, solution: Solution
+) -> tuple[jax.Array, jax.Array]:
+    """What a function of the params returns, `[q]`, and its derivative by tangents, `[q, p]`."""
+    x, tangents = ravel_with_held(in_tangents(solution.params))
+    size = _predicted(predict, as_params(fit, solution.params)).size
+
+    def flat(x: jax.Array) -> jax.Array:
+        params = along_tangents(solution.params, tangents(x))
+        return reshape(jnp.asarray(predict(as_params(fit, params))), -1).astype(x.dtype)
+
+    try:
+        return value_and_jacobian(flat, x, size)
+    except TypeError as wrong:
+        if not is_about_forward_mode(wrong):
+            raise
+        return value_and_jacobian(flat, x, size, "reverse")
 
 
 def standard_errors(fit: AnyFit, absolute_sigma: bool = False) -> Any:
@@ -327,22 +364,11 @@ def predict_band(
         )
     solution = solution_of(fit, "predict_band")
     known = knows_sigma(fit, absolute_sigma)
-    x, tangents = ravel_with_held(in_tangents(solution.params))
     shape = _predicted(predict, as_params(fit, solution.params))
-
-    def flat(x: jax.Array) -> jax.Array:
-        params = along_tangents(solution.params, tangents(x))
-        return reshape(jnp.asarray(predict(as_params(fit, params))), -1).astype(x.dtype)
-
-    try:
-        value, J = value_and_jacobian(flat, x, shape.size)
-    except TypeError as wrong:
-        if not is_about_forward_mode(wrong):
-            raise
-        value, J = value_and_jacobian(flat, x, shape.size, "reverse")
+    value, J = _linearised(predict, fit, solution)
     error = factor_of(solution, known).errors(J)
     if noise is not False:
-        spread = _data_deviation(solution) if noise is True else jnp.asarray(noise, x.dtype)
+        spread = _data_deviation(solution) if noise is True else jnp.asarray(noise, value.dtype)
         error = jnp.hypot(error, jnp.ravel(jnp.broadcast_to(spread, shape.shape)))
     half_width = quantile_of(solution, level, known) * error
     return Band(

@@ -46,9 +46,9 @@ def sparse_jacobian(
     along the band, if :math:`J^T J` has a narrow one in some order of the params, or else by
     elimination of params that no residual couples (the points of a bundle adjustment, the poses of
     a graph, which may be on manifolds). `print(sparse_jacobian(fn).plan(params))` shows what is
-    eliminated. Where the factor
-    is too large, steps come from products alone, by conjugate gradients. The solution has no
-    matrix and no covariance; `linear_solver` says otherwise.
+    eliminated. :func:`fnopt.covariance` takes the covariance of a few params from this factor.
+    Where the factor is too large, steps come from products alone, by conjugate gradients. Then the
+    solution has no matrix and no covariance; `linear_solver` says otherwise.
 
     `sparsity_pattern` finds the possible entries by tracing `fn`. Your own pattern may be tighter,
     and must contain every entry that can be nonzero: a missing entry is added to another one,

@@ -46,7 +46,8 @@ class BandLayout:
         sums = jax.ops.segment_sum(
             terms, self._target, int(np.prod(shape)), indices_are_sorted=True
         )
-        return sums.reshape(shape)
+        filled = np.arange(J.shape[1] - (self.blocks - 1) * self.size, self.size)
+        return sums.reshape(shape).at[-1, 0, filled, filled].set(1)  # so that it has an inverse
 
     def scaled(self, G: jax.Array, scale: jax.Array) -> jax.Array:
         r"""The blocks of :math:`D^{-1} G D^{-1}`, with the diagonal of `D` by column."""

@@ -148,6 +148,18 @@ class SparseGramSystem(TallGramSystem):
         r"""The square :math:`\|A v\|^2`."""
         return jnp.sum(jnp.square(self.push(v)))
 
+    def half_solver(self) -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
+        r"""The map :math:`b \mapsto L^{-1} b` of :math:`A^T A = L L^T`, and the least pivot.
+
+        The pivots are the squares of the diagonal of `L`; NaN where there is no factor.
+        """
+        factor = self._factor(jnp.zeros((), self.g.dtype))
+        return self._solvers(factor).forward, jnp.square(jnp.min(self._diagonal(factor)))
+
+    def _diagonal(self, factor: Any) -> jax.Array:
+        """The diagonal of `L`."""
+        raise NotImplementedError
+
     @property
     def _least(self) -> jax.Array:
         # Rounding adds up over the entries of a row of the factor.

@@ -299,7 +299,7 @@ def _judged(
     r, x = end.residuals, end.params
     tol = jnp.asarray(jnp.finfo(r.dtype).eps ** (2 / 3) if tol is None else tol, r.dtype)
     left, size = jnp.abs(r), jnp.zeros_like(r)
-    if end.jacobian is not None:
+    if isinstance(end.jacobian, jax.Array):
         size = matmul(jnp.abs(end.jacobian), jnp.abs(x))
     hold = (left <= tol * size) & jnp.isfinite(size)  # all is small beside what overflows
     settled = is_converged(end.status) | (end.status == Status.STALLED.value)

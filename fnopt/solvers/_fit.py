@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import is_converged
+from fnopt.jacobians import SparseJacobian
 from fnopt.residuals import ExampleResiduals
 from fnopt.sharding import pvary_for
 from fnopt.solvers._bounded import within_bounds
@@ -88,7 +89,9 @@ def _solve(
         params=reached.params(reached.x),
         status=status,
         residuals=setting.problem.flat.unflatten(end.residuals),
-        tangent=None if end.jacobian is None else reached.tangent(reached.x),
+        tangent=None
+        if end.jacobian is None
+        else reached.tangent(reached.x, isinstance(end.jacobian, SparseJacobian)),
         dof=jnp.where(end.rank < 0, setting.dof, counted - end.rank),
         at_bound=None if setting.problem.box is None else setting.problem.box.side(reached.x),
         fixed=None if setting.problem.box is None else setting.problem.box.fixed,

@@ -152,13 +152,14 @@ def _tangent(
         return of_whole(data).on_chart(whole)[0]
 
     x = of_whole(data).on_chart(whole)[1]
-    units = end_units(rebuilt(data), end.residuals, end.jacobian)
+    full = end.jacobian if isinstance(end.jacobian, jax.Array) else None
+    units = end_units(rebuilt(data), end.residuals, full)
 
     def cost(x: jax.Array, data: Data) -> jax.Array:
         return units.cost(rebuilt(data), x)
 
     def derived(x: jax.Array, data: Data) -> tuple[Any, Any, Any]:
-        return _derived(rebuilt(data), x, mode, end.jacobian is not None)
+        return _derived(rebuilt(data), x, mode, full is not None)
 
     problem, axes = rebuilt(data), row_axes()
     in_mode = "forward" if mode == "forward" else "auto"
@@ -178,11 +179,12 @@ def _tangent(
         (_, _, J), (cost_change, r, dJ) = pushed(derived, *there, in_mode)
     if axes:
         cost_change = psum_rows(cost_change)
-        dJ = None if dJ is None else _triangle_change(end.jacobian, J, dJ)
+        dJ = None if dJ is None else _triangle_change(full, J, dJ)
     still = jax.custom_derivatives.zero_from_primal(end)
     still_bases = jnp.zeros_like(whole[x.size :])  # the coordinates move the points
     dx = jnp.concatenate([dx, still_bases]) if still_bases.size else dx
-    return still._replace(params=dx, cost=cost_change, residuals=r, jacobian=dJ)
+    moved = still._replace(params=dx, cost=cost_change, residuals=r)
+    return moved if full is None else moved._replace(jacobian=dJ)  # a sparse one counts as constant
 
 
 def _derived(problem: Problem, x: jax.Array, mode: str, with_jacobian: bool) -> tuple[Any, ...]:

@@ -7,6 +7,7 @@ import pytest
 from jax.flatten_util import ravel_pytree
 
 import fnopt
+from fnopt.jacobians import SparseJacobian
 from fnopt.manifolds import SE2, on
 
 
@@ -51,8 +52,14 @@ def test_a_large_ill_conditioned_fit_with_gaps_is_solved_in_little_memory(x64):
     fit = compiled(jnp.zeros(n))
     assert bool(fit.converged)
     np.testing.assert_allclose(fit.params, solved(w, y, np.sqrt(2) * stiffness), atol=1e-6)
-    assert fit.jacobian is None
+    assert isinstance(fit.jacobian, SparseJacobian)
     assert fit.rank == -1
+    # One column of the inverse of the banded normal equations.
+    unit = np.zeros(n)
+    unit[4000] = 1 / max(w[4000], 1)
+    variance = solved(w, unit, np.sqrt(2) * stiffness)[4000]
+    C = fnopt.covariance(fit, absolute_sigma=True, of=lambda z: z[4000])
+    np.testing.assert_allclose(C, [[variance]], rtol=1e-7)
 
 
 def rotated(w, x):
@@ -97,7 +104,7 @@ def test_bounds_with_elimination_end_where_the_conditions_of_a_minimum_hold(x64,
     bounds = {"camera": None, "point": -1.5}, {"camera": None, "point": 1.5}
     fit = fnopt.least_squares(residuals, start, jac=jac, bounds=bounds)
     assert bool(fit.converged)
-    assert fit.jacobian is None  # not by a full matrix, with bounds neither
+    assert isinstance(fit.jacobian, SparseJacobian)  # not by a full matrix, with bounds neither
 
     @jax.jit
     def gradients(params):
@@ -169,6 +176,50 @@ def test_params_on_manifolds_fixed_and_tied_are_eliminated(x64, monkeypatch):
         np.max(np.abs(jax.grad(cost)(jnp.zeros((89, 3)), p))) for p in (start, fit.params)
     )
     assert flat < 1e-6 * steep
+
+    # Marginals against the dense inverse, in tangents of the poses and the unit.
+    def moved(x):
+        rest = on(SE2, SE2.retract(fit.params["rest"].value, x[:-1].reshape(89, 3)))
+        unit = fit.params["unit"] + x[-1]
+        return {"first": start["first"], "metres": unit, "rest": rest, "unit": unit}
+
+    def robust(x):  # by the curvature of the loss at the solution
+        r = residuals(moved(x))
+        z = jax.lax.stop_gradient(r["edges"]) ** 2
+        weight = jnp.sqrt(jnp.maximum((1 - z) / (1 + z) ** 2, 0))
+        return jnp.concatenate([(weight * r["edges"]).ravel(), r["unit"][None], r["at"].ravel()])
+
+    J = jax.jacfwd(robust)(jnp.zeros(268))
+    T = fit.params["rest"].value[40]
+
+    def chosen(p):
+        pose = SE2.local(T, p["rest"].value[40])
+        held = SE2.local(start["first"].value, p["first"].value)
+        return jnp.concatenate([pose, held, (p["metres"] * 2)[None]])
+
+    G = jax.jacfwd(lambda x: chosen(moved(x)))(jnp.zeros(268))
+    s2 = 2 * fit.cost / (J.shape[0] - 268)
+    want = s2 * G @ np.linalg.inv(J.T @ J) @ G.T
+    got = fnopt.covariance(fit, of=chosen)
+    np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-10 * np.max(want))
+    np.testing.assert_array_equal(got[3:6], 0)
+    band = fnopt.predict_band(chosen, fit)
+    np.testing.assert_allclose(band.error, np.sqrt(np.diag(want)), rtol=1e-8, atol=1e-12)
+    with pytest.raises(ValueError, match=r"268 variables is sparse.*covariance\(fit, of=function"):
+        fnopt.covariance(fit)
+    assert "first/tangent[0]     0   (held)" in str(fit)
+
+
+def test_covariance_without_a_gauge_is_infinite(x64):
+    # Differences alone don't fix the place; a difference of two places is determined.
+    i = np.arange(300)
+
+    def steps(x):
+        return jnp.concatenate([x[i + 1] - x[i] - 1, (x[i[5:]] - x[i[:-5]] - 5)])
+
+    fit = fnopt.least_squares(steps, jnp.zeros(301), jac=fnopt.sparse_jacobian(steps))
+    C = fnopt.covariance(fit, absolute_sigma=True, of=lambda x: x[:2])
+    assert np.all(np.isinf(C))
 
 
 def test_many_equations_by_their_sparse_jacobian(x64):

@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from fnopt.jacobians import elimination
+from fnopt.jacobians import SparseJacobian, Sparsity, elimination
 from fnopt.linear import (
     BandedGramSystem,
     BlockLayout,
@@ -17,9 +18,12 @@ from fnopt.linear import (
     band_of,
 )
 from fnopt.residuals import FlatResidual
-from fnopt.sharding import psum_rows
+from fnopt.sharding import psum_rows, row_axes
 from fnopt.solvers.linear_model._base import LinearModel, Map
 from fnopt.solvers.linear_model._linearization import Linearization, half_square
+from fnopt.solvers.linear_model._scaling import initial_scale
+
+Algebra = type[BandedGramSystem] | type[EliminatedGramSystem]
 
 _WIDEST = 128  # unknowns in a block of a band; beyond, conjugate gradients may be faster
 _SHORTEST = 4  # blocks; a shorter band is a full matrix
@@ -32,14 +36,40 @@ def sparse_gram_model(
     given = flat.derivative
     if given is None or given.compressed is None or flat.rows < flat.n:
         return None
-    _, sparsity, by_rows = given.compressed
-    band = band_of(sparsity, by_rows, min(_WIDEST, flat.n // _SHORTEST))
+    found = _layout(*given.compressed[1:])
+    return found and SparseGramModel(flat, mode, chunk_size, *found)
+
+
+def _layout(sparsity: Sparsity, by_rows: bool) -> tuple[Any, Algebra] | None:
+    """The blocks of the Gram matrix, and what factorises them; None if neither is affordable."""
+    band = band_of(sparsity, by_rows, min(_WIDEST, sparsity.shape[not by_rows] // _SHORTEST))
     if band is not None:
-        return SparseGramModel(flat, mode, chunk_size, band, BandedGramSystem)
+        return band, BandedGramSystem
     plan = elimination(sparsity, by_rows)
-    if not plan.is_affordable:
-        return None
-    return SparseGramModel(flat, mode, chunk_size, BlockLayout(plan), EliminatedGramSystem)
+    return (BlockLayout(plan), EliminatedGramSystem) if plan.is_affordable else None
+
+
+def inverse_root(J: SparseJacobian, rows: jax.Array) -> jax.Array:
+    r"""The rows `B` times an inverse root of the Gram matrix: :math:`Y Y^T = B (J^T J)^{-1} B^T`.
+
+    Args:
+        J: The Jacobian, `[m, n]`.
+        rows: The rows, `[q, n]`.
+
+    Returns:
+        `Y`, `[q, n]`; infinite where the matrix is singular up to rounding.
+    """
+    found = _layout(J.sparsity, J.by_rows)
+    assert found is not None, "a solution keeps a sparse Jacobian that was factorised"
+    layout, algebra = found
+    G = layout.gram(J)
+    scale = initial_scale(jnp.sqrt(layout.diagonal(G)))
+    zero = jnp.zeros((), rows.dtype)
+    system = algebra(layout.scaled(G, scale), 0 * scale, zero, J.rmv, J.mv, layout)
+    half, pivot = system.half_solver()
+    Y = lax.map(lambda b: half(b).ravel(), rows / scale)
+    # The diagonal is 1: a pivot of the size of its rounding is none.
+    return jnp.where(pivot > J.shape[1] * jnp.finfo(Y.dtype).eps, Y, jnp.inf)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +77,7 @@ class SparseGramModel(LinearModel):
     """The model that keeps both the Jacobian, for its products, and its sparse Gram matrix."""
 
     layout: Any
-    algebra: type[BandedGramSystem] | type[EliminatedGramSystem]
+    algebra: Algebra
 
     has_matrix: ClassVar[bool] = False
 
@@ -78,3 +108,10 @@ class SparseGramModel(LinearModel):
             lambda v: push(v / scale),
             self.layout,
         )
+
+    def jacobian(self, point: Linearization) -> SparseJacobian | None:
+        """The sparse Jacobian; None where rows are divided over devices."""
+        given = self.flat.derivative
+        assert given is not None
+        assert given.compressed is not None
+        return None if row_axes() else given.compressed.of(point.J[0])

@@ -10,7 +10,13 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.core import Value, leaf_text, leaves_with_names, matmul
-from fnopt.jacobians import ravel, ravel_with_held, value_and_jacobian
+from fnopt.jacobians import (
+    SparseJacobian,
+    ravel,
+    ravel_with_held,
+    sparse_jacobian,
+    value_and_jacobian,
+)
 from fnopt.residuals import (
     Box,
     Derivative,
@@ -131,13 +137,16 @@ class Problem(NamedTuple):
             pulled = point.r * matmul(point.J, step)
         return self.losses.reduction(before, after, pulled)
 
-    def curved(self, J: jax.Array | None, r: jax.Array) -> jax.Array | None:
+    def curved(self, J: Any, r: jax.Array) -> Any:
         r"""The model's Jacobian without the floor under its curvature, for the covariance.
 
         .. math:: \sqrt{\max(0, \rho' + 2 z \rho'')}\, J
         """
         if self.losses is None or J is None:
             return J
+        if isinstance(J, SparseJacobian):
+            used, kept = (self.losses.corrections(r, **floor)[1] for floor in ({}, {"floor": 0.0}))
+            return J.times_rows(jnp.where(used > 0, kept / jnp.where(used > 0, used, 1), 0))
         used = self.losses.corrections(r)[1][:, None]
         J = jnp.where(used > 0, J / jnp.where(used > 0, used, jnp.ones_like(used)), 0 * J)
         return self.weighed(J, r)
@@ -173,7 +182,7 @@ class Setting(NamedTuple):
         assert charts is not None
         return ravel(charts.rebase(self.problem.flat.unravel(x)))[0]
 
-    def tangent(self, x: jax.Array) -> jax.Array | None:
+    def tangent(self, x: jax.Array, is_sparse: bool) -> jax.Array | SparseJacobian | None:
         """The derivative of the raveled params by the vector; None if they are the vector.
 
         Params on manifolds count by their tangent coordinates.
@@ -187,6 +196,8 @@ class Setting(NamedTuple):
                 self.params(x) if charts is None else charts.tangent(self.problem.flat.unravel(x))
             )[0]
 
+        if is_sparse:
+            return sparse_jacobian(laid)(x)
         size = jax.eval_shape(laid, x).size
         return value_and_jacobian(laid, x, size, "forward")[1]
 

@@ -105,7 +105,7 @@ def restored(values: Any, unit: jax.Array, powers: dict[str, int]) -> Any:
         if value is None:
             return None
         for _ in range(power):  # one by one: the square of a unit may overflow
-            value = value * whole
+            value = jax.tree.map(lambda part: part * whole, value)
         return value
 
     fields = {name: back(getattr(values, name), power) for name, power in powers.items()}

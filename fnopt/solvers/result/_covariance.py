@@ -9,10 +9,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from fnopt.core import matmul, real_dtype, safe_sqrt
-from fnopt.jacobians import real_vector
+from fnopt.jacobians import SparseJacobian, real_vector
 from fnopt.linear import divide, least_square_sum, norm, numerical_rank, singular_factors
 from fnopt.programs import tiered_call
 from fnopt.solvers.linear_model._scaling import initial_scale
+from fnopt.solvers.linear_model._sparse_gram import inverse_root
 
 Solution = Any  # fnopt.solvers.Solution, whose report imports this file
 
@@ -33,6 +34,11 @@ class CovarianceFactor(NamedTuple):
     def covariance(self) -> jax.Array:
         """The covariance `[p, p]` of the part that the data determine."""
         return matmul(self.root.T, self.root)
+
+    def along(self, change: jax.Array) -> jax.Array:
+        r"""The covariance `[q, q]` of :math:`G \theta`; infinite where it isn't determined."""
+        root = matmul(self.root, change.T)
+        return _finite_where(self.determined(change), matmul(root.T, root))
 
     def errors(self, change: jax.Array | None = None) -> jax.Array:
         r"""The standard errors of :math:`g^T \theta`, for the rows `g` of `change`, `[q, p]`.
@@ -55,6 +61,30 @@ class CovarianceFactor(NamedTuple):
         rest = whole - jnp.sum(jnp.square(matmul(g, self.seen.T)), axis=1)
         share = jnp.asarray(jnp.finfo(g.dtype).eps ** 0.5, g.dtype)
         return self.has_variance & (rest <= share * whole)
+
+
+class SparseCovarianceFactor(NamedTuple):
+    """The covariance of the params by a sparse factor, for a few combinations of them."""
+
+    J: SparseJacobian  # [m, n]
+    tangent: SparseJacobian | None  # [p, n]
+    deviation: jax.Array  # of the data; infinite without degrees of freedom
+
+    def along(self, change: jax.Array) -> jax.Array:
+        r"""The covariance `[q, q]` of :math:`G \theta`; infinite where it isn't determined."""
+        root = self._root(change)
+        each = jnp.isfinite(jnp.sum(root, axis=1))
+        return _finite_where(each, matmul(root, root.T))
+
+    def errors(self, change: jax.Array) -> jax.Array:
+        """The standard errors of the rows of `change`, infinite where not determined."""
+        root = self._root(change)
+        error = norm(root.T)
+        return jnp.where(jnp.isfinite(error), error, jnp.inf)
+
+    def _root(self, change: jax.Array) -> jax.Array:
+        rows = change if self.tangent is None else jax.vmap(self.tangent.rmv)(change)
+        return self.deviation * inverse_root(self.J, rows)
 
 
 def covariance_factor(
@@ -141,14 +171,34 @@ def residual_deviation(cost: jax.Array, residuals: Any, m: int, dof: jax.Array) 
     return jnp.where(usable, deviation, norm(flat.flatten(residuals)) / jnp.sqrt(dof))
 
 
-def factor_of(solution: Solution, absolute_sigma: bool = False) -> CovarianceFactor:
+def factor_of(
+    solution: Solution, absolute_sigma: bool = False
+) -> CovarianceFactor | SparseCovarianceFactor:
     """The covariance factor of the params of a solution, those that are held or tied included."""
+    if not isinstance(solution.jacobian, SparseJacobian):
+        return _dense_factor(solution, absolute_sigma)
+    J = solution.jacobian
+    if solution.fixed is not None:  # what equal bounds fix has a column of zeros
+        J = jax.tree.map(lambda a: jnp.where(jnp.any(solution.fixed), jnp.nan, a), J)
+    deviation = jnp.ones((), solution.cost.dtype)
+    if not absolute_sigma:
+        deviation = residual_deviation(solution.cost, solution.residuals, J.shape[0], solution.dof)
+        deviation = jnp.where(solution.dof > 0, deviation, jnp.inf)
+    return SparseCovarianceFactor(J, solution.tangent, deviation)
+
+
+def _dense_factor(solution: Solution, absolute_sigma: bool = False) -> CovarianceFactor:
     return tiered_call(
         covariance_factor, *_arguments(solution), absolute_sigma=bool(absolute_sigma)
     )
 
 
 def _arguments(solution: Solution) -> tuple[Any, ...]:
+    if isinstance(solution.jacobian, SparseJacobian):
+        raise ValueError(
+            f"covariance: the Jacobian of {solution.jacobian.shape[1]} variables is sparse, but "
+            "the covariance of all is full. Ask for that of a few: covariance(fit, of=function)."
+        )
     if solution.jacobian is None:
         raise ValueError(
             "covariance: the solver did not form the Jacobian, without which there is none. Use "
@@ -169,14 +219,24 @@ def covariance_of(solution: Solution, absolute_sigma: bool = False) -> jax.Array
     return tiered_call(_covariance, *_arguments(solution), absolute_sigma=bool(absolute_sigma))
 
 
+def covariance_along(solution: Solution, absolute_sigma: bool, change: jax.Array) -> jax.Array:
+    r"""The covariance `[q, q]` of combinations :math:`G \theta` of the params."""
+    return _along(factor_of(solution, absolute_sigma), change)
+
+
 def errors_of(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
     """The standard error of every parameter, infinite where it isn't determined."""
-    return tiered_call(_errors, factor_of(solution, absolute_sigma))
+    return tiered_call(_errors, _dense_factor(solution, absolute_sigma))
 
 
 def correlation_of(solution: Solution) -> jax.Array:
     """The correlation of the params: NaN for those that aren't determined, 0 for held ones."""
-    return tiered_call(_correlation, factor_of(solution))
+    return tiered_call(_correlation, _dense_factor(solution))
+
+
+@jax.jit
+def _along(factor: CovarianceFactor | SparseCovarianceFactor, change: jax.Array) -> jax.Array:
+    return factor.along(change)
 
 
 def _errors(factor: CovarianceFactor) -> jax.Array:
@@ -192,5 +252,8 @@ def _correlation(factor: CovarianceFactor) -> jax.Array:
 
 def _covariance(*arguments: Any, absolute_sigma: bool) -> jax.Array:
     factor = covariance_factor(*arguments, absolute_sigma=absolute_sigma)
-    C, each = factor.covariance, factor.determined()
+    return _finite_where(factor.determined(), factor.covariance)
+
+
+def _finite_where(each: jax.Array, C: jax.Array) -> jax.Array:
     return jnp.where(each & each[:, None], C, jnp.full_like(C, jnp.inf))

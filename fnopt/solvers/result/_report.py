@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fnopt.core import leaves_with_names
-from fnopt.jacobians import held_as_zeros
+from fnopt.jacobians import SparseJacobian, held_as_zeros
 from fnopt.manifolds import in_tangents, is_on
 from fnopt.solvers.result._covariance import correlation_of, errors_of
 from fnopt.solvers.result._values import bound_note, entry_names
@@ -108,7 +108,7 @@ def _params(solution: Solution, names: Sequence[str] | None, absolute_sigma: boo
     names = named_entries(solution.params) if names is None else list(names)
     values = np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for _, leaf in pairs])
     rank, n = int(solution.rank), fitted_count(solution)
-    if solution.jacobian is None:
+    if not isinstance(solution.jacobian, jax.Array):
         lost = f"  rank {rank} of {n}: the data don't determine all params"
         errors, alike = np.full(values.size, np.nan), []
         lines = [lost] if 0 <= rank < n else []
@@ -229,7 +229,14 @@ def _held(solution: Solution, size: int) -> np.ndarray:
     free = np.ones(1, bool) if solution.fixed is None else ~np.asarray(solution.fixed)
     if solution.tangent is None:
         return np.broadcast_to(~free, (size,)) if free.size in (1, size) else np.zeros(size, bool)
-    return ~np.any(np.asarray(solution.tangent) * free, axis=1)
+    return _moving(solution.tangent, np.broadcast_to(free, solution.tangent.shape[1:])) == 0
+
+
+def _moving(tangent: jax.Array | SparseJacobian, counts: np.ndarray) -> np.ndarray:
+    """The sum of `counts` over the variables that move each parameter."""
+    v = jnp.asarray(counts, jnp.int32)
+    moves = jax.tree.map(lambda a: (a != 0).astype(jnp.int32), tangent)
+    return np.asarray(moves.mv(v) if isinstance(moves, SparseJacobian) else moves @ v)
 
 
 def _bounds(solution: Solution, size: int) -> np.ndarray:
@@ -239,7 +246,7 @@ def _bounds(solution: Solution, size: int) -> np.ndarray:
     sides = np.asarray(solution.at_bound)
     if solution.tangent is None:  # params are what is fitted, or too many for a matrix
         return sides if sides.size == size else np.zeros(size, int)
-    return np.sign((np.asarray(solution.tangent) != 0).astype(int) @ sides)
+    return np.sign(_moving(solution.tangent, sides))
 
 
 def _error(error: float) -> str:

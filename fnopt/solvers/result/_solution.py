@@ -17,6 +17,7 @@ from fnopt.core import (
     show_report,
     status_messages,
 )
+from fnopt.jacobians import SparseJacobian
 from fnopt.solvers.result._report import batch_report, listed, named_entries, report
 
 
@@ -107,8 +108,9 @@ class Solution(NamedTuple, Generic[Params]):
         params: The best params found, as they were given: tree, shapes, dtypes.
         cost: Half the sum of squares at the solution, or the robust cost.
         residuals: The residuals there, as `residual_fn` returns them.
-        jacobian: The Jacobian there, `[m, n]`, residuals and params laid end to end; None if it
-            isn't formed. Over a named axis it is the triangle `[n, n]` with the same
+        jacobian: The Jacobian there, `[m, n]`, residuals and params laid end to end; a
+            :class:`fnopt.jacobians.SparseJacobian` if steps came from a sparse factor, by what is
+            fitted; None if it isn't formed. Over a named axis it is the triangle `[n, n]` with the same
             :math:`J^T J`, which is all that a covariance needs of it.
         gradient_norm: The Euclidean norm of :math:`J^T r`.
         rank: How many directions of the params the data determine, int32.
@@ -131,7 +133,7 @@ class Solution(NamedTuple, Generic[Params]):
     params: Params
     cost: jax.Array
     residuals: Any
-    jacobian: jax.Array | None
+    jacobian: jax.Array | SparseJacobian | None
     gradient_norm: jax.Array
     rank: jax.Array
     steps: jax.Array
@@ -139,7 +141,7 @@ class Solution(NamedTuple, Generic[Params]):
     njev: jax.Array
     status: jax.Array
     history: StepHistory | None = None
-    tangent: jax.Array | None = None
+    tangent: jax.Array | SparseJacobian | None = None
     dof: jax.Array | None = None
     at_bound: jax.Array | None = None
     nhev: jax.Array | None = None

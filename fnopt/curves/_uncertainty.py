@@ -8,18 +8,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import names_text, type_text
+from fnopt.core import type_text
+from fnopt.curves._prediction import as_params, linearised_prediction, predicted_shape
 from fnopt.curves._t_quantile import t_quantile
 from fnopt.jacobians import (
     held_as_zeros,
-    is_about_forward_mode,
     ravel,
     ravel_with_held,
-    value_and_jacobian,
 )
-from fnopt.manifolds import along_tangents, in_tangents
-from fnopt.programs import copy_function
-from fnopt.sharding import reshape
+from fnopt.manifolds import in_tangents
 from fnopt.solvers import (
     Solution,
     correlation_of,
@@ -86,11 +83,6 @@ def knows_sigma(fit: Any, absolute_sigma: bool) -> bool:
     return absolute_sigma or getattr(fit, "absolute_sigma", False)
 
 
-def as_params(fit: Any, params: Any) -> Any:
-    """Params as `fit.params` has them, of the solution's tree."""
-    return fit.named(params) if hasattr(fit, "named") else params
-
-
 def _data_deviation(solution: Solution) -> jax.Array:
     """The standard deviation of the data, infinite without degrees of freedom."""
     assert solution.jacobian is not None, "errors of params were had from a Jacobian"
@@ -113,26 +105,6 @@ def degrees_of_freedom(solution: Solution) -> jax.Array:
         return solution.dof
     assert solution.jacobian is not None, "a solution without degrees of freedom has a Jacobian"
     return jnp.asarray(solution.jacobian.shape[-2], jnp.int32) - solution.rank
-
-
-def _predicted(predict: Callable[[Any], Any], params: Any) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of a prediction; explains why a function can't take the params."""
-    try:
-        found = jax.eval_shape(copy_function(predict), params)
-    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
-        raise
-    except (AttributeError, LookupError, TypeError) as error:
-        is_dict = isinstance(params, dict)
-        kind = f"a dict with the keys {names_text([*params])}" if is_dict else type_text(params)
-        raise TypeError(
-            f"predict_band: predict(params) fails: {type(error).__name__}: {error}. The params are "
-            f"{kind}, expected a function of them: lambda p: f(x, {'**' * is_dict or '*'}p). A "
-            "fit of curve_fit has fit.predict_band(x)."
-        ) from error
-    if not hasattr(found, "shape"):
-        kind = type(found).__name__
-        raise TypeError(f"predict_band: predict returned a {kind}, expected one array. Stack it.")
-    return found
 
 
 def reduced_chi_square(fit: AnyFit) -> jax.Array:
@@ -233,26 +205,7 @@ def covariance(
     solution, known = solution_of(fit, "covariance"), knows_sigma(fit, absolute_sigma)
     if of is None:
         return covariance_of(solution, known)
-    return covariance_along(solution, known, _linearised(of, fit, solution)[1])
-
-
-def _linearised(
-    predict: Callable[[Any], Any], fit: AnyFit, solution: Solution
-) -> tuple[jax.Array, jax.Array]:
-    """What a function of the params returns, `[q]`, and its derivative by tangents, `[q, p]`."""
-    x, tangents = ravel_with_held(in_tangents(solution.params))
-    size = _predicted(predict, as_params(fit, solution.params)).size
-
-    def flat(x: jax.Array) -> jax.Array:
-        params = along_tangents(solution.params, tangents(x))
-        return reshape(jnp.asarray(predict(as_params(fit, params))), -1).astype(x.dtype)
-
-    try:
-        return value_and_jacobian(flat, x, size)
-    except TypeError as wrong:
-        if not is_about_forward_mode(wrong):
-            raise
-        return value_and_jacobian(flat, x, size, "reverse")
+    return covariance_along(solution, known, linearised_prediction(of, fit, solution)[1])
 
 
 def standard_errors(fit: AnyFit, absolute_sigma: bool = False) -> Any:
@@ -364,8 +317,8 @@ def predict_band(
         )
     solution = solution_of(fit, "predict_band")
     known = knows_sigma(fit, absolute_sigma)
-    shape = _predicted(predict, as_params(fit, solution.params))
-    value, J = _linearised(predict, fit, solution)
+    shape = predicted_shape(predict, as_params(fit, solution.params))
+    value, J = linearised_prediction(predict, fit, solution)
     error = factor_of(solution, known).errors(J)
     if noise is not False:
         spread = _data_deviation(solution) if noise is True else jnp.asarray(noise, value.dtype)

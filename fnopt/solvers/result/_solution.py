@@ -108,10 +108,10 @@ class Solution(NamedTuple, Generic[Params]):
         params: The best params found, as they were given: tree, shapes, dtypes.
         cost: Half the sum of squares at the solution, or the robust cost.
         residuals: The residuals there, as `residual_fn` returns them.
-        jacobian: The Jacobian there, `[m, n]`, residuals and params laid end to end; a
-            :class:`fnopt.jacobians.SparseJacobian` if steps came from a sparse factor, by what is
-            fitted; None if it isn't formed. Over a named axis it is the triangle `[n, n]` with the same
-            :math:`J^T J`, which is all that a covariance needs of it.
+        jacobian: The Jacobian there, `[m, n]`, residuals and params laid end to end; None if it
+            isn't formed. If steps came from a sparse factor it is a
+            :class:`fnopt.jacobians.SparseJacobian`, by what is fitted. Over a named axis it is the
+            triangle `[n, n]` with the same :math:`J^T J`, which is all that a covariance needs.
         gradient_norm: The Euclidean norm of :math:`J^T r`.
         rank: How many directions of the params the data determine, int32.
         steps: Number of steps, refused ones too.

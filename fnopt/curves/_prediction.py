@@ -1,0 +1,60 @@
+"""A function of fitted params, and its derivative by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import names_text, type_text
+from fnopt.jacobians import is_about_forward_mode, ravel_with_held, value_and_jacobian
+from fnopt.manifolds import along_tangents, in_tangents
+from fnopt.programs import copy_function
+from fnopt.sharding import reshape
+from fnopt.solvers import Solution
+
+
+def as_params(fit: Any, params: Any) -> Any:
+    """Params as `fit.params` has them, of the solution's tree."""
+    return fit.named(params) if hasattr(fit, "named") else params
+
+
+def predicted_shape(predict: Callable[[Any], Any], params: Any) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of a prediction; explains why a function can't take the params."""
+    try:
+        found = jax.eval_shape(copy_function(predict), params)
+    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+        raise
+    except (AttributeError, LookupError, TypeError) as error:
+        is_dict = isinstance(params, dict)
+        kind = f"a dict with the keys {names_text([*params])}" if is_dict else type_text(params)
+        raise TypeError(
+            f"predict_band: predict(params) fails: {type(error).__name__}: {error}. The params are "
+            f"{kind}, expected a function of them: lambda p: f(x, {'**' * is_dict or '*'}p). A "
+            "fit of curve_fit has fit.predict_band(x)."
+        ) from error
+    if not hasattr(found, "shape"):
+        kind = type(found).__name__
+        raise TypeError(f"predict_band: predict returned a {kind}, expected one array. Stack it.")
+    return found
+
+
+def linearised_prediction(
+    predict: Callable[[Any], Any], fit: Any, solution: Solution
+) -> tuple[jax.Array, jax.Array]:
+    """What a function of the params returns, `[q]`, and its derivative by tangents, `[q, p]`."""
+    x, tangents = ravel_with_held(in_tangents(solution.params))
+    size = predicted_shape(predict, as_params(fit, solution.params)).size
+
+    def flat(x: jax.Array) -> jax.Array:
+        params = along_tangents(solution.params, tangents(x))
+        return reshape(jnp.asarray(predict(as_params(fit, params))), -1).astype(x.dtype)
+
+    try:
+        return value_and_jacobian(flat, x, size)
+    except TypeError as wrong:
+        if not is_about_forward_mode(wrong):
+            raise
+        return value_and_jacobian(flat, x, size, "reverse")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax.numpy as jnp
 
@@ -44,29 +43,16 @@ _WINDOWS = {"reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_w
 _COMPLEX = {"mul": 6, "div": 11, "square": 5, "one_minus_square": 3, "polynomial": 4}
 
 
-def _is_float(aval: Any) -> bool:
-    return jnp.issubdtype(aval.dtype, jnp.inexact)
-
-
 def _arithmetic(op: Op, count: int) -> Work:
     """`count` operations, if they are on floating-point numbers."""
-    if not any(_is_float(a) for a in [*op.avals, op.out]):
+    if not any(jnp.issubdtype(a.dtype, jnp.inexact) for a in [*op.avals, op.out]):
         return Work()
     complex_valued = any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in op.avals)
     return Work(elementwise_flops=count * (_COMPLEX.get(op.name, 2) if complex_valued else 1))
 
 
-def _free(op: Op) -> Work:
-    del op
-    return Work()
-
-
 def _elementwise(op: Op) -> Work:
     return _arithmetic(op, op.out.size)
-
-
-def _transcendental(op: Op) -> Work:
-    return Work(transcendentals=op.out.size)
 
 
 def _integer_pow(op: Op) -> Work:
@@ -76,59 +62,37 @@ def _integer_pow(op: Op) -> Work:
     return _arithmetic(op, op.out.size * (products + (y < 0)))
 
 
-def _one_minus_square(op: Op) -> Work:
-    return _arithmetic(op, 2 * op.out.size)
-
-
-def _polynomial(op: Op) -> Work:
-    # Horner: one product and one sum for each coefficient after the first.
-    return _arithmetic(op, 2 * op.out.size * (len(op.inputs) - 2))
-
-
-def _reduction(op: Op) -> Work:
-    return _arithmetic(op, max(op.avals[0].size - op.out.size, 0))
-
-
 def _cumulative(op: Op) -> Work:
     n = op.avals[0].shape[op.params["axis"]]
     return _arithmetic(op, op.avals[0].size // max(n, 1) * max(n - 1, 0))
 
 
-def _cumulative_logsumexp(op: Op) -> Work:
-    return Work(elementwise_flops=2 * op.out.size, transcendentals=2 * op.out.size)
-
-
-def _window(op: Op) -> Work:
-    return _arithmetic(op, op.out.size * (math.prod(op.params["window_dimensions"]) - 1))
-
-
-def _window_gather(op: Op) -> Work:
-    return _arithmetic(op, op.out.size * math.prod(op.params["window_dimensions"]))
-
-
-def _window_scatter(op: Op) -> Work:
-    source = op.avals[0].size
-    return _arithmetic(op, source * math.prod(op.params["window_dimensions"]))
-
-
-def _scatter(op: Op) -> Work:
-    return _arithmetic(op, op.avals[2].size)
+def _window_size(op: Op) -> int:
+    return math.prod(op.params["window_dimensions"])
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_FREE, _free),
+    **dict.fromkeys(_FREE, lambda op: Work()),
     **dict.fromkeys(_ELEMENTWISE, _elementwise),
-    **dict.fromkeys(_TRANSCENDENTAL, _transcendental),
-    **dict.fromkeys(_REDUCTIONS, _reduction),
+    **dict.fromkeys(_TRANSCENDENTAL, lambda op: Work(transcendentals=op.out.size)),
+    **dict.fromkeys(
+        _REDUCTIONS, lambda op: _arithmetic(op, max(op.avals[0].size - op.out.size, 0))
+    ),
     **dict.fromkeys(_CUMULATIVE, _cumulative),
-    **dict.fromkeys(_WINDOWS, _window),
-    **dict.fromkeys(IN_PLACE - {"dynamic_update_slice", "scatter"}, _scatter),
+    **dict.fromkeys(_WINDOWS, lambda op: _arithmetic(op, op.out.size * (_window_size(op) - 1))),
+    **dict.fromkeys(
+        IN_PLACE - {"dynamic_update_slice", "scatter"},
+        lambda op: _arithmetic(op, op.avals[2].size),
+    ),
     "integer_pow": _integer_pow,
-    "one_minus_square": _one_minus_square,
-    "polynomial": _polynomial,
-    "cumlogsumexp": _cumulative_logsumexp,
-    "select_and_gather_add": _window_gather,
-    "select_and_scatter_add": _window_scatter,
+    "one_minus_square": lambda op: _arithmetic(op, 2 * op.out.size),
+    # Horner: one product and one sum for each coefficient after the first.
+    "polynomial": lambda op: _arithmetic(op, 2 * op.out.size * (len(op.inputs) - 2)),
+    "cumlogsumexp": lambda op: Work(
+        elementwise_flops=2 * op.out.size, transcendentals=2 * op.out.size
+    ),
+    "select_and_gather_add": lambda op: _arithmetic(op, op.out.size * _window_size(op)),
+    "select_and_scatter_add": lambda op: _arithmetic(op, op.avals[0].size * _window_size(op)),
     "dot_general": flops.dot_general,
     "ragged_dot_general": flops.ragged_dot_general,
     "conv_general_dilated": flops.conv_general_dilated,

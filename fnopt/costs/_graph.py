@@ -176,7 +176,7 @@ def _run(
     )
 
     def read(atom: Any) -> Cell:
-        return Cell(atom.aval, number(atom.val)) if _is_literal(atom) else env[atom]
+        return Cell(atom.aval, number(atom.val)) if isinstance(atom, jex.Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
         found = [read(a) for a in eqn.invars]
@@ -191,10 +191,6 @@ def _run(
             outputs = _run(sub.jaxpr, passed, _constants(sub), _inside(eqn, sub, here), ops)
         env.update(zip(eqn.outvars, outputs, strict=True))
     return [read(a) for a in jaxpr.outvars]
-
-
-def _is_literal(atom: Any) -> bool:
-    return isinstance(atom, jex.Literal)
 
 
 def _operation(eqn: jex.JaxprEqn, inputs: list[Cell], scope: tuple[str, ...]) -> Op:

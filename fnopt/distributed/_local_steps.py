@@ -181,7 +181,11 @@ class diloco(Transformation):
             some = total > 0
             share = weight / jnp.where(some, total, jnp.ones_like(total))
             heard = jax.tree.map(
-                lambda x: jnp.where(weight > 0, x, jnp.zeros_like(x)) * _as(share, x), moved
+                lambda x: (
+                    jnp.where(weight > 0, x, jnp.zeros_like(x))
+                    * share.astype(jnp.finfo(x.dtype).dtype)
+                ),
+                moved,
             )
             if self.block_size is None:
                 return jax.lax.psum(heard, self.axis), None, some
@@ -238,7 +242,3 @@ def _outer_gradient(anchor: Any, params: Any, own: Any) -> Any:
         return begun - (p.astype(a.dtype) + u)
 
     return jax.tree.map(change, anchor, params, own)
-
-
-def _as(share: jax.Array, x: jax.Array) -> jax.Array:
-    return share.astype(jnp.finfo(x.dtype).dtype)

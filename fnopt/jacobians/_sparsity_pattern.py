@@ -66,19 +66,13 @@ def found_pattern(flat: VectorFunction, name: str = _NAME) -> tuple[np.ndarray, 
     """The rows and columns of the entries of the Jacobian of a vector function."""
     x = jax.ShapeDtypeStruct(flat.x.shape, flat.x.dtype)
     if not lacks_forward(flat.fn, flat.x):
-        return _members(jax.make_jaxpr(_pushed(flat))(x, x), flat.x.size, flat, name)
+        program = jax.make_jaxpr(lambda x, v: jax.jvp(flat.fn, (x,), (v,))[1])(x, x)
+        return _members(program, flat.x.size, flat, name)
     w = jax.ShapeDtypeStruct((flat.m,), flat.x.dtype)
-    cols, rows = _members(jax.make_jaxpr(_pulled(flat))(x, w), flat.m, flat, name)
+    program = jax.make_jaxpr(lambda x, w: jax.vjp(flat.fn, x)[1](w)[0])(x, w)
+    cols, rows = _members(program, flat.m, flat, name)
     order = np.lexsort((cols, rows))
     return rows[order], cols[order]
-
-
-def _pushed(flat: VectorFunction) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    return lambda x, v: jax.jvp(flat.fn, (x,), (v,))[1]
-
-
-def _pulled(flat: VectorFunction) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    return lambda x, w: jax.vjp(flat.fn, x)[1](w)[0]
 
 
 def _members(

@@ -32,35 +32,15 @@ def _rms(x: jax.Array) -> jax.Array:
     return scale * jnp.sqrt(jnp.sum(jnp.square(magnitude / scale)) / max(x.size, 1))
 
 
-def _max(x: jax.Array) -> jax.Array:
-    return jnp.max(jnp.abs(_wide(x)), initial=0.0)
-
-
-def _zeros(x: jax.Array) -> jax.Array:
-    return _mean(x == 0)
-
-
-def _dead(x: jax.Array) -> jax.Array:
-    # A vector has features only, no examples.
-    return _mean(jnp.all(x == 0, axis=tuple(range(x.ndim - 1))))
-
-
-def _nonfinite(x: jax.Array) -> jax.Array:
-    return _mean(~jnp.isfinite(x))
-
-
-def _histogram(x: jax.Array) -> jax.Array:
-    return exponents.histogram(jnp.abs(_wide(x)))
-
-
 REDUCTIONS: dict[str, Reduction] = {
     "mean": _mean,
     "rms": _rms,
-    "max": _max,
-    "zeros": _zeros,
-    "dead": _dead,
-    "nonfinite": _nonfinite,
-    "histogram": _histogram,
+    "max": lambda x: jnp.max(jnp.abs(_wide(x)), initial=0.0),
+    "zeros": lambda x: _mean(x == 0),
+    # A vector has features only, no examples.
+    "dead": lambda x: _mean(jnp.all(x == 0, axis=tuple(range(x.ndim - 1)))),
+    "nonfinite": lambda x: _mean(~jnp.isfinite(x)),
+    "histogram": lambda x: exponents.histogram(jnp.abs(_wide(x))),
 }
 
 

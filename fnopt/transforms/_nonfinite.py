@@ -194,8 +194,7 @@ class zero_nans(Transformation):
         found = jax.tree.map(
             lambda g: jnp.any(jnp.isnan(g)) if is_inexact(g) else jnp.zeros((), bool), updates
         )
-        return jax.tree.map(_without_nan, updates), ZeroNansState(found)
-
-
-def _without_nan(g: Any) -> Any:
-    return jnp.where(jnp.isnan(g), jnp.zeros_like(g), g) if is_inexact(g) else g
+        kept = jax.tree.map(
+            lambda g: jnp.where(jnp.isnan(g), jnp.zeros_like(g), g) if is_inexact(g) else g, updates
+        )
+        return kept, ZeroNansState(found)

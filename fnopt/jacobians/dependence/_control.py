@@ -116,7 +116,7 @@ def _settled(sets: Sets, turn: Turn, carry: list[Entry]) -> list[Entry]:
     carry = [entry if entry.ids is not None else Entry(entry.shape) for entry in carry]
     for _ in range(_ROUNDS):
         following = _joined(sets, carry, turn(carry))
-        if _same(carry, following):
+        if all(map(np.array_equal, (c.sets for c in carry), (f.sets for f in following))):
             return carry
         carry = following
     return [dependent(np.full(c.shape, ALL, np.int32)) for c in carry]
@@ -129,7 +129,3 @@ def _joined(sets: Sets, a: list[Entry], b: list[Entry]) -> list[Entry]:
         return dependent(sets.union(x.sets, y.sets))
 
     return [union(x, y) for x, y in zip(a, b, strict=True)]
-
-
-def _same(a: list[Entry], b: list[Entry]) -> bool:
-    return all(np.array_equal(x.sets, y.sets) for x, y in zip(a, b, strict=True))

@@ -58,13 +58,13 @@ def required_by(update: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(name for name, required in read_by(update).items() if required)
 
 
-def parameter_names(fn: Callable[..., Any], skip: int = 1) -> frozenset[str]:
-    """The names of a function's parameters, without the first `skip`; `'*'` if it takes any."""
+def parameter_names(fn: Callable[..., Any]) -> frozenset[str]:
+    """The names of a function's parameters after the first; `'*'` if it takes any."""
     parameters = list(inspect.signature(fn).parameters.values())
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return frozenset({ANY})
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return frozenset(p.name for p in parameters[skip:] if p.kind in kinds)
+    return frozenset(p.name for p in parameters[1:] if p.kind in kinds)
 
 
 def names_read(tx: Any) -> frozenset[str]:

@@ -162,10 +162,13 @@ def brief(value: Any) -> str:
     return repr(value)
 
 
-def call_text(name: str, parts: list[str], width: int = 96) -> str:
+_LINE_WIDTH = 96  # a line of a source file, indented by one level
+
+
+def call_text(name: str, parts: list[str]) -> str:
     """Text of the call `name(a, b)`, on one line or on one line for each argument."""
     flat = f"{name}({', '.join(parts)})"
-    if len(flat) <= width and "\n" not in flat:
+    if len(flat) <= _LINE_WIDTH and "\n" not in flat:
         return flat
     inside = ",\n".join(parts).replace("\n", "\n    ")
     return f"{name}(\n    {inside},\n)"

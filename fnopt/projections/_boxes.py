@@ -11,23 +11,23 @@ from fnopt.core import is_none
 from fnopt.projections._trees import check_floating, check_scale
 
 
-def _apply_bound(name: str, tree: Any, bound: Any, side: str) -> Any:
+def _apply_bound(tree: Any, bound: Any, side: str) -> Any:
     """A tree with one bound applied: a number, or a tree whose leaves stand for whole branches."""
 
     def branch(b: Any, part: Any) -> Any:
         if b is None:
             return part
-        return jax.tree.map(lambda x: _clip_leaf(name, jnp.asarray(x), b, side), part)
+        return jax.tree.map(lambda x: _clip_leaf(jnp.asarray(x), b, side), part)
 
     return jax.tree.map(branch, bound, tree, is_leaf=is_none)
 
 
-def _clip_leaf(name: str, x: jax.Array, bound: Any, side: str) -> jax.Array:
+def _clip_leaf(x: jax.Array, bound: Any, side: str) -> jax.Array:
     b = jnp.asarray(bound).astype(x.dtype)
     if jnp.broadcast_shapes(b.shape, x.shape) != x.shape:
         raise ValueError(
-            f"{name}: a bound of shape {b.shape} for a leaf of shape {x.shape}, expected one that "
-            "broadcasts to it."
+            f"projection_box: a bound of shape {b.shape} for a leaf of shape {x.shape}, expected "
+            "one that broadcasts to it."
         )
     return jnp.clip(x, min=b) if side == "lower" else jnp.clip(x, max=b)
 
@@ -54,8 +54,8 @@ def projection_box(tree: Any, lower: Any, upper: Any) -> Any:
         {'w': Array([-1. ,  0.5,  1. ], dtype=float32)}
     """
     check_floating("projection_box", tree)
-    above = _apply_bound("projection_box", tree, lower, "lower")
-    return _apply_bound("projection_box", above, upper, "upper")
+    above = _apply_bound(tree, lower, "lower")
+    return _apply_bound(above, upper, "upper")
 
 
 def projection_hypercube(tree: Any, scale: Any = 1) -> Any:

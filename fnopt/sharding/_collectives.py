@@ -19,19 +19,18 @@ from fnopt.sharding._explicit import axis_names
 from fnopt.sharding._varying import pvary_like, varying_axes
 
 
-def check_axis_name(axis_name: Any, what: str = "axis_name") -> None:
+def check_axis_name(axis_name: Any) -> None:
     """Refuse a named axis that is not in scope.
 
     Args:
         axis_name: A name, or a tuple of names; None for no axis.
-        what: The name of the argument, for the message.
     """
     for name in axis_names(axis_name):
         try:
             jax.lax.psum(1, name)
         except NameError:
             raise ValueError(
-                f"{what} = {axis_name!r}, but no axis {name!r} is in scope here. Call it "
+                f"axis_name = {axis_name!r}, but no axis {name!r} is in scope here. Call it "
                 "inside jax.shard_map over a mesh that has this axis, or inside jax.vmap with "
                 "this axis_name; under plain jax.jit leave it out, for sums are over all devices "
                 "there."

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from fnopt.jacobians._pairs import distinct
+
 EMPTY, ALL = 0, 1
 _MOST = 2**25  # members that are looked at together; what has more is taken to depend on all
 
@@ -88,7 +90,7 @@ class Sets:
         whole[groups[ids == ALL]] = True
         result = np.where(whole, ALL, EMPTY).astype(np.int32)
         open_ = (ids != EMPTY) & ~whole[groups]
-        pairs = _distinct(groups[open_].astype(np.int64) << 32 | ids[open_])
+        pairs = distinct(groups[open_].astype(np.int64) << 32 | ids[open_])
         groups, ids = pairs >> 32, (pairs & 0xFFFFFFFF).astype(np.int32)
         result[groups] = ids  # right for groups of one set
         several = np.bincount(groups, minlength=count)[groups] > 1
@@ -102,7 +104,7 @@ class Sets:
             result[groups] = ALL
             return result
         which, members = self.members(ids)
-        keys = _distinct(groups[which] * self.size + members)
+        keys = distinct(groups[which] * self.size + members)
         owner, members = np.divmod(keys, self.size)
         found, start, count = np.unique(owner, return_index=True, return_counts=True)
         most = np.zeros_like(count)
@@ -126,9 +128,3 @@ class Sets:
         self._count = np.concatenate([self._count, count])
         self._used = needed
         return np.arange(first, first + count.size, dtype=np.int32)
-
-
-def _distinct(keys: np.ndarray) -> np.ndarray:
-    """The keys in order, each once; by sorting, for `np.unique` of integers may be slower."""
-    keys = np.sort(keys)
-    return keys[np.r_[True, keys[1:] != keys[:-1]]] if keys.size else keys

@@ -118,6 +118,7 @@ class scale_by_amsbound(_Bounded):
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any, nu_max: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
+        # The maximum of uncorrected means, as in the authors' program: `correction` is one factor.
         nu_max = jnp.maximum(nu_max, nu)
         return self.bounded(h, mu, nu_max), mu, nu, nu_max
 

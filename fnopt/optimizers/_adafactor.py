@@ -45,6 +45,7 @@ def zeros_like_parts(p: jax.Array, dtype: Any, axes: Axes) -> Parts:
     """Zeros with the sharding of the params."""
     if axes is None:
         return (jnp.zeros_like(p, dtype),)
+    # Like the sums of the params: so the slots have the sharding that means of gradients will have.
     return tuple(jnp.zeros_like(jnp.sum(p, axis=i), dtype) for i in reversed(axes))
 
 

@@ -236,11 +236,14 @@ class scale_by_sm3(Leafwise):
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The weight of a new square."""
+        # With b2 = 1 squares are summed, as in Adagrad and the paper; below, they are averaged.
         return {"gain": jnp.where(h.b2 == 1, jnp.ones_like(h.b2), 1 - h.b2)}
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
+        # SM3-II: the least of the sums along the axes bounds the sum of squares of an element.
         covers = [_expand_axis(v, i, g.ndim) for i, v in enumerate(mu)]
         squares = h.b2 * functools.reduce(jnp.minimum, covers) + h.gain * squared_modulus(g)
+        # With eps = 0, the root of a zero sum has an infinite reciprocal, and times zero it is NaN.
         seen = squares > 0
         unit = jax.lax.rsqrt(jnp.where(seen, squares, jnp.ones_like(squares)) + h.eps)
         nu = ema(nu, jnp.where(seen, unit, jnp.zeros_like(unit)) * g, h.b1)

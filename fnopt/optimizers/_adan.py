@@ -88,6 +88,7 @@ class scale_by_adan(Leafwise):
         v = ema(v, change, h.b2, h.gain2)
         n = ema(n, squared_modulus(g + h.b2 * change), h.b3, h.gain3)
         u = (h.mean * m + h.change * v) / (positive_root(h.square * n + h.eps_root) + h.eps)
+        # The old slot is read by v and by n: after both, XLA can overwrite it in place.
         return u, m, v, n, write_after(write_after(g, v), n)
 
 

@@ -85,6 +85,8 @@ class scale_by_adopt(Leafwise):
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The decays of this step, and the bound."""
+        # As in the paper, the first gradient makes no step: it sets nu (decay 0), and mu stays zero
+        # (decay 1).
         later = t > 1
         decay1 = jnp.where(later, h.b1, jnp.ones_like(h.b1))
         decay2 = jnp.where(later, h.b2, jnp.zeros_like(h.b2))
@@ -199,6 +201,7 @@ class scale_by_acprop(Leafwise):
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         divisor = positive_root(nu / h.correction)
+        # The first step has no second moment before it, so that the gradient is not divided.
         divisor = jnp.where(h.later > 0, divisor, jnp.ones_like(divisor)) + h.eps
         u = g / divisor
         nu = write_after(ema(nu, squared_modulus(g - mu), h.b2) + h.eps_root, u)

@@ -119,6 +119,7 @@ def _average(scalars: Any, updates: Any, state: ScaleByDadaptAdamwState) -> Any:
     """The new averages and sums, and the inner product of the gradients with the sum before."""
 
     def average_leaf(h: Any, g: Any, m: Any, v: Any, s: Any) -> Any:
+        # The square of a finite gradient may be infinite, and would stay so in the second moment.
         g = clip_squarable(g)
         product = jnp.conj(g) * (s / (positive_root(v) + h["eps"]))
         scaled = h["step"] * g

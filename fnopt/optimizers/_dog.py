@@ -111,6 +111,7 @@ class scale_by_dog(Transformation):
         farthest = jnp.maximum(state.max_dist, _distance(state.init_params, params))
         norm = global_norm(updates).astype(farthest.dtype)
         norm = joint_norm([state.norm_grads, norm])  # its square may not be a number
+        # sqrt(G + eps) as a joint norm of both roots, because G may overflow.
         eps = safe_sqrt(jnp.asarray(self.eps, norm.dtype))
         factor = farthest / nonzero(joint_norm([norm, eps]))
         kind, value = self.init_step

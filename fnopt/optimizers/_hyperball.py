@@ -79,6 +79,7 @@ class hyperball(Matrixwise):
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
         p, axes = slots.params, _AXES[self.norm_of]
+        # A matrix of zeros has the radius zero, and stays zero.
         radius = frobenius_norm(p, axes)
         if self.tangent:
             unit = p / nonzero(radius)
@@ -119,6 +120,7 @@ class cap_spectral_norm(Matrixwise):
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
         moved = slots.params + g
         size = frobenius_norm(moved, (1, 2))  # squares of what isn't divided by it may overflow
+        # The squared singular values, as eigenvalues of the Gram matrix, cost less than an SVD.
         largest = size * safe_sqrt(jnp.linalg.eigvalsh(gram(moved / nonzero(size)))[:, -1:, None])
         shrink = jnp.minimum(h.limit / nonzero(largest), jnp.ones_like(largest))
         return moved * shrink - slots.params, {}
@@ -223,6 +225,7 @@ class qk_clip(Transformation):
             )
         dtype = compute_dtype(u.dtype, p.dtype)
         top, tau, alpha = (jnp.asarray(x).astype(dtype) for x in (top, self.tau, self.alpha))
+        # Heads whose logits are below tau have the factor 1, in every bit.
         factor = (tau / jnp.maximum(top, tau)) ** alpha
         p = p.astype(dtype)
         return (p + u.astype(dtype)) * jnp.expand_dims(factor, range(1, u.ndim - axis)) - p

@@ -115,6 +115,7 @@ class scale_by_lbfgs(Transformation):
             (s, y, weight),
         )
         gamma = self._gamma(usable, sy / _or_one(yy), state.count, g)
+        # The newest pair is in slot count - 1 (modulo m), so that the oldest is in slot count.
         order = jnp.mod(state.count + jnp.arange(m, dtype=jnp.int32), m)
         direction = inverse_product(g, s, y, weights, gamma, order)
         return direction, ScaleByLBFGSState(safe_increment(state.count), x, g, s, y, weights)

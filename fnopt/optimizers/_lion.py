@@ -188,6 +188,8 @@ class scale_by_rprop(Leafwise):
         grown = jnp.clip(
             size * jnp.where(agree > 0, h.eta_plus, h.eta_minus), h.min_step_size, h.max_step_size
         )
+        # After a change of sign the stored update is zero. So the next step keeps the size, and one
+        # change of sign shrinks it once.
         size = jnp.where(agree == 0, size, grown)
         # An infinite gradient has a sign, too; the sum gives NaN instead.
         u = jnp.where(agree < 0, jnp.zeros_like(g), size * jnp.sign(g)) + 0 * g

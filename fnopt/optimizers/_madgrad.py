@@ -76,6 +76,7 @@ class scale_by_madgrad(Leafwise):
     def leaf(self, h: Any, g: Any, p: Any, v: Any, s: Any, x0: Any) -> Any:
         v = v + h.weight * squared_modulus(g)
         s = s + h.weight * g
+        # With eps = 0, an element without a gradient so far would be 0 / 0.
         z = x0 - s / nonzero(_cube_root(v) + h.eps)
         return h.gain * (z - p), v, s, x0
 

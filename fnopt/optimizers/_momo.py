@@ -112,6 +112,7 @@ class momo(Transformation):
     ) -> tuple[Any, MomoState]:
         """A step of momentum, as long as the model of the loss says."""
         h = numbers(self, state.barf.dtype, state.count)
+        # The first averages are the first values, so that momo needs no bias correction.
         beta = jnp.where(state.count == 0, jnp.zeros_like(h.beta), h.beta)
         d, seen = _first_moments(beta, value, updates, state, params)
         square = inner(d, d).astype(seen.barf.dtype)
@@ -247,6 +248,8 @@ def _move(h: Any, tau: jax.Array, direction: Any, params: Any) -> Any:
         return -h["decay"] * p - h["tau"] * d
 
     decay = h.learning_rate * h.weight_decay
+    # p - decay / (1 + decay) p = p / (1 + decay): the proximal step of the penalty, which is stable
+    # for every learning rate.
     scalars = {"decay": decay / (1 + decay), "tau": tau}
     return map_leaves(move_leaf, direction, hyper=scalars, params=params)
 

@@ -79,6 +79,7 @@ class scale_by_novograd(Leafwise):
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The roots of the weights: in the first step there is nothing to average with."""
+        # The first step takes the norm of its own gradient, as in the paper.
         zero = jnp.zeros_like(h.b2)
         decay = jnp.where(t > 1, h.b2, zero)
         return {

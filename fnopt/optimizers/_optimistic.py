@@ -51,6 +51,7 @@ class scale_by_optimistic_gradient(Leafwise):
 
     def leaf(self, h: Any, g: Any, previous: Any) -> Any:
         u = h.alpha * g + h.change * (g - previous)
+        # The old gradient is read by u: after it, XLA can overwrite the slot in place.
         return u, write_after(g, u)
 
 

@@ -136,6 +136,7 @@ def _average(scalars: Any, updates: Any, state: ScaleByProdigyState, params: Any
     """The new averages and sums, and the inner product of the gradients with the way so far."""
 
     def average_leaf(h: Any, g: Any, m: Any, v: Any, s: Any, p0: Any, p: Any) -> Any:
+        # The square of a finite gradient may be infinite, and would stay so in the second moment.
         scaled = clip_squarable(h["d"] * g)
         product = jnp.conj(g) * (p0 - p)
         m = ema(m, scaled, h["b1"])

@@ -32,6 +32,7 @@ def _length(b2: Any, t: Any) -> tuple[Any, Any]:
     (2/L)(1 - x/(e^x-1))`, whose second term has a series, and whose first is small.
     """
     of_b2: Any = np if isinstance(b2, np.floating) else jnp  # known numbers stay known
+    # The logarithm of b2 = 0 is infinite; with 1e-6 the length differs from 1 by 2e-6.
     b2 = of_b2.maximum(b2, np.asarray(1e-6, b2.dtype)[()])
     gap = 1 - b2
     rate = -of_b2.log1p(-gap)

@@ -71,6 +71,7 @@ def width_scaled(
         if wide is not None and narrow is not None:
             ratio = sum(narrow.heights) / sum(wide.heights)
         factors.append(ratio)
+    # Leaves with one factor share a transform: the program does not grow with the leaves.
     labels = [f"{factor:.6g}" for factor in factors]
     scales = {label: scale(factor) for label, factor in zip(labels, factors, strict=True)}
     return chain(tx, partition(scales, treedef.unflatten(labels)))

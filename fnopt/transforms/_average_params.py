@@ -121,6 +121,7 @@ class params_ema(_AverageParams):
         h = numbers(self, state.weight.dtype, state.count)
         decay = h.decay
         if self.warmup:
+            # (1 + n) / (10 + n) after n updates, as TensorFlow's ExponentialMovingAverage.
             t = (state.count + 1).astype(decay.dtype)
             decay = jnp.minimum(decay, t / (9 + t))
         moves = count % jnp.round(h.every).astype(count.dtype) == 0

@@ -20,6 +20,7 @@ from fnopt.core._abstract import (
     zeros_for,
 )
 from fnopt.core._apply import Params, apply_updates, cast_like
+from fnopt.core._batching import ArrayStack, check_chunk_size, map_stacks, scan_chunks, stack_alike
 from fnopt.core._checks import (
     accepts_args,
     check_batch,
@@ -33,7 +34,6 @@ from fnopt.core._checks import (
     is_integer,
     type_text,
 )
-from fnopt.core._chunks import check_chunk_size, scan_chunks
 from fnopt.core._config import from_config, to_config
 from fnopt.core._display import show_report, show_shapes, table_lines
 from fnopt.core._errors import error_scope, import_optional, names_text, where
@@ -57,7 +57,6 @@ from fnopt.core._inspect import (
 )
 from fnopt.core._leafwise import Leafwise
 from fnopt.core._leaves import check_inexact, check_same_tree, check_scalars, is_none, map_leaves
-from fnopt.core._missing_attribute import missing_attribute
 from fnopt.core._moments import (
     as_dtype,
     bias_correction,
@@ -93,7 +92,7 @@ from fnopt.core._numbers import (
     weighted_rows,
     zero_slope_at_zero,
 )
-from fnopt.core._other_libraries import deprecated_names, wrong_arguments
+from fnopt.core._other_libraries import deprecated_names, missing_attribute, wrong_arguments
 from fnopt.core._paths import leaf_paths, leaf_text, leaves_with_names, matches, path_name
 from fnopt.core._rounding import (
     is_narrow,
@@ -115,7 +114,6 @@ from fnopt.core._slots import (
     slot_copy,
     slot_zeros,
 )
-from fnopt.core._stacks import ArrayStack, map_stacks, stack_alike
 from fnopt.core._static import static
 from fnopt.core._status import Status, is_converged, status_messages
 from fnopt.core._transformation import EmptyState, Member, Transformation, is_wide

@@ -18,9 +18,9 @@ from fnopt.core._abstract import (
     is_traced,
     real_dtype,
 )
+from fnopt.core._batching import stack_alike
 from fnopt.core._leaves import check_inexact
 from fnopt.core._numbers import nonzero, range_divisor, safe_sqrt, squared_modulus, sum_of_squares
-from fnopt.core._stacks import stack_alike
 from fnopt.sharding import shard_axes, sharded_full_like, sum_over_shards
 
 # From how many elements on a temporary of that size is avoided.

@@ -7,9 +7,8 @@ from fnopt.costs._distributed import DeviceCost, DistributedCost, Network, distr
 from fnopt.costs._phases import GradCost, StepCost
 from fnopt.costs._remarks import Compiled, Loop, Unknown
 from fnopt.costs._result import Cost
-from fnopt.costs._roofline import Hardware, measure_hardware
+from fnopt.costs._roofline import Hardware, Work, measure_hardware
 from fnopt.costs._step import grad_cost, step_cost
-from fnopt.costs._work import Work
 
 __all__ = [
     "Compiled",

@@ -12,7 +12,7 @@ from fnopt.costs._graph import Graph, Op
 from fnopt.costs._loops import trip_count
 from fnopt.costs._remarks import Bound, Loop, Unknown
 from fnopt.costs._result import Cost, worse
-from fnopt.costs._work import Work
+from fnopt.costs._roofline import Work
 from fnopt.programs import Cond, Control, Scan, ShardMap, While
 
 _Scope = tuple[str, ...]

@@ -8,9 +8,8 @@ from typing import Any
 
 from fnopt.core import check_count, names_text, show_report
 from fnopt.costs._phases import StepCost
-from fnopt.costs._roofline import Hardware
+from fnopt.costs._roofline import Hardware, Work
 from fnopt.costs._table import aligned, binary, seconds
-from fnopt.costs._work import Work
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from fnopt.costs._graph import Op
-from fnopt.costs._work import Work
+from fnopt.costs._roofline import Work
 
 
 def _count(op: Op, per_matrix: float, batch: int) -> Work:

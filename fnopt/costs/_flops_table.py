@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from fnopt.costs import _flops as flops
 from fnopt.costs._graph import IN_PLACE, VIEWS, Op, names
-from fnopt.costs._work import Work
+from fnopt.costs._roofline import Work
 
 Rule = Callable[[Op], Work]
 

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from fnopt.core import show_report
 from fnopt.costs._remarks import Compiled, compiler_notes, labelled, notes
 from fnopt.costs._result import Cost
-from fnopt.costs._roofline import Hardware
+from fnopt.costs._roofline import Hardware, Work
 from fnopt.costs._table import Row, binary, work_table
-from fnopt.costs._work import Work
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -8,9 +8,8 @@ from typing import Any
 
 from fnopt.core import show_report
 from fnopt.costs._remarks import Bound, Compiled, Loop, Unknown, compiler_notes, labelled, notes
-from fnopt.costs._roofline import Hardware
+from fnopt.costs._roofline import Hardware, Work
 from fnopt.costs._table import Row, work_table
-from fnopt.costs._work import Work
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

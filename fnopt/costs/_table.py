@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fnopt.costs._roofline import Hardware
-from fnopt.costs._work import Work
+from fnopt.costs._roofline import Hardware, Work
 
 _HEADER = ("", "matmul FLOP", "other FLOP", "transcend.", "bytes", "FLOP/byte", "share")
 

@@ -11,8 +11,11 @@ from fnopt.gradients._loss import BoundLoss as BoundLoss
 from fnopt.gradients._loss import check_example_loss as check_example_loss
 from fnopt.gradients._microbatch import micro_vmap, microbatch
 from fnopt.gradients._noise import NoiseInfo, PoissonBatch, add_noise, poisson_batch, sensitivity
-from fnopt.gradients._norms import per_example_norms
-from fnopt.gradients._per_example import per_example_grads, value_and_per_example_grads
+from fnopt.gradients._per_example import (
+    per_example_grads,
+    per_example_norms,
+    value_and_per_example_grads,
+)
 from fnopt.gradients._similarity import GradientSimilarity, gradient_similarity
 from fnopt.gradients._sparse_rows import sparse_value_and_grad
 from fnopt.gradients._statistics import GradientStatistics, gradient_statistics, noise_scale

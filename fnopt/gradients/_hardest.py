@@ -12,7 +12,7 @@ from fnopt.core import check_choice, check_count
 from fnopt.gradients._clip_rule import check_where
 from fnopt.gradients._loss import BoundLoss, ExampleLoss, check_not_empty
 from fnopt.gradients._moments import totals
-from fnopt.gradients._norms import losses_and_norms
+from fnopt.gradients._per_example import losses_and_norms
 from fnopt.gradients._similarity import alignment_with_others
 from fnopt.gradients._strategy import checked_strategy, choose, run_compiled
 from fnopt.sharding import all_gather_tree, psum, replicate

@@ -1,14 +1,17 @@
-"""Per-example gradients."""
+"""Per-example gradients and their norms."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from fnopt.core import check_chunk_size, scan_chunks
-from fnopt.gradients._loss import ExampleLoss
+from fnopt.gradients._clip_rule import LeafGroups, groups_of
+from fnopt.gradients._loss import BoundLoss, ExampleLoss
+from fnopt.gradients._moments import measure
+from fnopt.gradients._strategy import Strategy, checked_strategy, choose, run_compiled
 
 
 def per_example_grads(
@@ -120,3 +123,111 @@ def _per_example_grads(
         return spec.outputs(losses, aux, grads, with_value)
 
     return grads_fn
+
+
+def per_example_norms(
+    loss_fn: Callable[..., Any],
+    *,
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    batch_argnums: int | Sequence[int] | None = None,
+    method: str = "auto",
+    chunk_size: int | None = None,
+    groups: str | Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    r"""The norm of the gradient of every example, of all params together or by leaf.
+
+    .. math:: \lVert g_i \rVert = \Bigl(\sum_k \lVert \nabla_{\theta_k}\,
+              \ell(\theta, x_i) \rVert^2\Bigr)^{1/2}
+
+    Large norms point at the hardest, the mislabelled and the broken examples. No more than a
+    chunk of gradients is in memory at a time, and with `method='ghost'` hardly any.
+
+    For a matrix that is used at `R` positions with inputs `a_r`, whose outputs have cotangents
+    `c_r`, the norm is that of a sum of outer products, known from inner products alone:
+
+    .. math:: \Bigl\lVert \sum_r a_r c_r^\top \Bigr\rVert^2
+              = \sum_{r,s} (a_r \cdot a_s)(c_r \cdot c_s)
+
+    Args:
+        loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
+        argnums: Which positional arguments to differentiate; the norm is over all of them.
+        has_aux: Whether `loss_fn` returns `(value, aux)`.
+        batch_argnums: Which positional arguments have a leading example axis; by default all
+            after the last of `argnums`.
+        method: `'ghost'` finds where each param enters and computes norms from activations and
+            cotangents, without forming the gradients of matrices that are larger than them
+            (`ghost_report` shows which); `'vmap'` takes all gradients at once; `'chunked'` takes
+            them chunk by chunk. `'auto'` is `'ghost'` where that stores less for an example than
+            its gradient, else `'chunked'`.
+        chunk_size: How many examples to take at once; `None` lets the sizes decide.
+        groups: `'leaf'` for the norms of every leaf by itself, or a dict from names to patterns of
+            paths (:func:`fnopt.core.matches`) for those of groups of leaves: a leaf counts in the
+            first group that it fits, and those that fit none are left out.
+
+    Returns:
+        A function `(params, batch, ..., key=None)` -> the norms, `[n]`, at least float32; or
+        `(norms, aux)` with `has_aux`. With `groups='leaf'` they are a tree like the params of such
+        arrays, with a dict of groups a dict.
+
+    Raises:
+        TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
+        ValueError: If the example axes disagree or are empty, or an option makes no sense.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.gradients import per_example_norms
+        >>> x = jnp.array([[3.0, 4.0], [0.0, 1.0]])
+        >>> per_example_norms(lambda w, x: w @ x)(jnp.zeros(2), x).tolist()
+        [5.0, 1.0]
+        >>> loss = lambda p, x: p["w"] @ x + p["b"]
+        >>> params = {"w": jnp.zeros(2), "b": jnp.zeros(())}
+        >>> {k: v.tolist() for k, v in per_example_norms(loss, groups="leaf")(params, x).items()}
+        {'b': [1.0, 1.0], 'w': [5.0, 1.0]}
+
+    Reference:
+        Goodfellow, 2015, "Efficient Per-Example Gradient Computations", arXiv:1510.01799. Li et
+        al., 2021, "Large Language Models Can Be Strong Differentially Private Learners",
+        arXiv:2110.05679.
+    """
+    spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "per_example_norms")
+    chunk_size = checked_strategy(method, chunk_size, spec.name)
+
+    def norms_fn(*args: Any, key: Any = None, **kwargs: Any) -> Any:
+        bound = spec.bind(args, kwargs, key)
+        params = spec.like_argnums(bound.params)
+        found = None if groups is None else groups_of(params, groups, spec.name)
+        options = {"method": method, "chunk_size": chunk_size, "groups": found}
+        each, aux = run_compiled(_group_norms, bound, **options)
+        norms = each[0] if found is None else found.result(list(each))
+        return (norms, aux) if has_aux else norms
+
+    return norms_fn
+
+
+def losses_and_norms(bound: BoundLoss, strategy: Strategy) -> tuple[jax.Array, jax.Array, Any]:
+    """The loss, the norm of the gradient and the aux of every example."""
+    loss, (norms,), aux = _losses_and_group_norms(bound, strategy, None)
+    return loss, norms, aux
+
+
+def _group_norms(
+    bound: BoundLoss, *, method: str, chunk_size: int | None, groups: LeafGroups | None
+) -> tuple[tuple[jax.Array, ...], Any]:
+    strategy = choose(method, chunk_size, bound)
+    return _losses_and_group_norms(bound, strategy, groups)[1:]
+
+
+def _losses_and_group_norms(
+    bound: BoundLoss, strategy: Strategy, groups: LeafGroups | None
+) -> tuple[jax.Array, tuple[jax.Array, ...], Any]:
+    take = measure(bound, strategy)
+
+    def body(carry: None, chunk: Any) -> tuple[None, Any]:
+        blocks = None if groups is None else groups.of_leaf
+        seen = take(chunk, blocks)
+        loss, aux = seen.loss_and_aux
+        norms = seen.norms(blocks, 1 if groups is None else groups.count)
+        return carry, (loss, tuple(norms), aux)
+
+    return scan_chunks(body, None, bound.batch, bound.size, strategy.chunk_size)[1]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fnopt.core import nonzero, norm_of_leaves, safe_sqrt, scan_chunks
 from fnopt.gradients._loss import BoundLoss, ExampleLoss, check_not_empty
 from fnopt.gradients._moments import Measure, Totals, measure
-from fnopt.gradients._norms import losses_and_norms
+from fnopt.gradients._per_example import losses_and_norms
 from fnopt.gradients._strategy import Strategy, checked_strategy, choose, run_compiled
 from fnopt.programs import jaxprs
 from fnopt.sharding import all_gather_tree, pvary_like, replicate, use_mesh_of

@@ -7,8 +7,7 @@ libraries are imported inside the functions that need them.
 
 from __future__ import annotations
 
-from fnopt.interop._flax_points import register_flax_points
-from fnopt.interop._nnx import nnx_optimizer
+from fnopt.interop._flax import nnx_optimizer, register_flax_points
 from fnopt.interop._optax import from_optax, to_optax
 from fnopt.interop._other_names import suggest_name as suggest_name
 from fnopt.interop._privacy import calibrated_noise, privacy_epsilon

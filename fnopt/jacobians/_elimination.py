@@ -9,8 +9,14 @@ from typing import NamedTuple
 import numpy as np
 
 from fnopt.jacobians._colouring import Sparsity
-from fnopt.jacobians._pairs import ManyPairsError, coupled, distinct_edges, row_pairs
-from fnopt.jacobians._unknown_groups import Shapes, unknown_groups
+from fnopt.jacobians._pairs import (
+    ManyPairsError,
+    Shapes,
+    coupled,
+    distinct_edges,
+    row_pairs,
+    unknown_groups,
+)
 
 Sizes = tuple[int, int]
 """The shape of a block of a matrix: the size of the later group, then of the earlier one."""

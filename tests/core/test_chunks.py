@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fnopt.core._chunks import scan_chunks
+from fnopt.core._batching import scan_chunks
 from fnopt.gradients._loss import BoundLoss
 from fnopt.gradients._strategy import choose
 

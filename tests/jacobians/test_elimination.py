@@ -7,7 +7,7 @@ import pytest
 import fnopt
 from fnopt.jacobians import Sparsity, elimination
 from fnopt.jacobians import _pairs as pairing
-from fnopt.jacobians._unknown_groups import unknown_groups
+from fnopt.jacobians._pairs import unknown_groups
 
 CAMERA, POINT = np.repeat(np.arange(20), 20), np.tile(np.arange(400), 1)
 

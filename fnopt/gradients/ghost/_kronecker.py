@@ -1,8 +1,8 @@
-r"""Blocks of a Gauss-Newton matrix, by param: Kronecker products, small dense ones, diagonals.
+r"""Blocks of a Gauss-Newton matrix by param: Kronecker products, small dense ones, diagonals.
 
 The gradient with respect to a weight is a sum of outer products of inputs and cotangents,
 :math:`\sum_r a_r c_r^\top`, and its second moment is near :math:`E[a a^\top] \otimes E[c c^\top]`.
-Which block a param gets is decided from shapes alone.
+The shapes alone decide which block a param gets. A bias is a further row of the weight.
 """
 
 from __future__ import annotations
@@ -15,13 +15,60 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.gradients.ghost import _dot
-from fnopt.gradients.ghost._bias import bias_of
+from fnopt.gradients.ghost import _conv, _dot
 from fnopt.gradients.ghost._pairs import FactorLayout
-from fnopt.gradients.ghost._parts import are_apart
+from fnopt.gradients.ghost._parts import are_apart, entry_shapes, replace_params
 from fnopt.gradients.ghost._plan import Group, Plan, stacked_layout
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._weights import evaluate, pull_back
+
+_OUTPUTS: dict[str, Any] = {"dot": _dot.outputs, "conv": _conv.outputs}
+
+
+def bias_of(bias: Group, product: Group) -> tuple[int, ...]:
+    """The bias params of a weight: its row for an input that is always 1; none without.
+
+    Wherever they enter they must be added to the output of a product with the weight. Element `k`
+    of all of them, concatenated, is added to feature `k` at all positions.
+
+    Args:
+        bias: The param, or those that enter joined.
+        product: The products with the weight, and how matrices make it up.
+
+    Returns:
+        Their numbers in the order in which they are joined.
+    """
+    orders = {tuple(entry_shapes(s.weight)) for s in bias.sites}
+    return orders.pop() if len(orders) == 1 and _is_row(bias, product) else ()
+
+
+def _is_row(bias: Group, product: Group) -> bool:
+    assert product.layout is not None
+    axes = product.layout.weight.axes
+    sites = {s.tap: s for s in product.sites if s.kind in _OUTPUTS}
+    return all(
+        s.eqn.primitive.name in {"add", "add_any"}
+        and s.tap in sites
+        and s.weight.axes == sites[s.tap].weight.axes == axes
+        and _fits(s, sites[s.tap])
+        for s in bias.sites
+    )
+
+
+def _fits(bias: Site, product: Site) -> bool:
+    shapes = entry_shapes(bias.weight)
+    ends = np.cumsum([0, *map(math.prod, shapes.values())])
+    own = {
+        i: start + np.arange(math.prod(shape)).reshape(shape)
+        for (i, shape), start in zip(shapes.items(), ends[:-1].tolist(), strict=True)
+    }
+    numbers = replace_params(bias.weight, own)
+    if numbers is None:
+        return False
+    (rows,) = _OUTPUTS[product.kind](product, numbers).blocks
+    t, _, k = rows.shape
+    return bool(t * k == ends[-1] and np.all(rows == np.arange(t * k).reshape(t, 1, k)))
+
 
 _DENSE_BLOCKS = 16  # of what has no Kronecker form, a leaf gets at most so many dense blocks
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from jax.extend import core as jex
 
-from fnopt.jacobians.dependence._entry import DeferredConstant, Entry, dependent
-from fnopt.jacobians.dependence._rule import shape_of
+from fnopt.jacobians.dependence._rule import DeferredConstant, Entry, dependent, shape_of
 from fnopt.jacobians.dependence._sets import ALL, Sets
 from fnopt.jacobians.dependence._sums import mixed
 from fnopt.programs import Cond, Scan, While, control_view

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from fnopt.jacobians.dependence._entry import Entry
-from fnopt.jacobians.dependence._rule import Operation
+from fnopt.jacobians.dependence._rule import Entry, Operation
 from fnopt.jacobians.dependence._sets import EMPTY, Sets
 
 

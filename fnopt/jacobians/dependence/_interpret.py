@@ -9,8 +9,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from fnopt.jacobians.dependence._control import branches, scan, while_loop
-from fnopt.jacobians.dependence._entry import Entry, dependent, entry_of, outputs_of
-from fnopt.jacobians.dependence._rule import shape_of
+from fnopt.jacobians.dependence._rule import Entry, dependent, entry_of, outputs_of, shape_of
 from fnopt.jacobians.dependence._sets import ALL, Sets
 from fnopt.jacobians.dependence._sums import mixed
 from fnopt.jacobians.dependence._table import RULES

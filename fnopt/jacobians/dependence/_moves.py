@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fnopt.jacobians.dependence._entry import Entry
-from fnopt.jacobians.dependence._rule import Operation
+from fnopt.jacobians.dependence._rule import Entry, Operation
 from fnopt.jacobians.dependence._sets import EMPTY, Sets
 
 

@@ -12,8 +12,7 @@ import numpy as np
 from jax.extend import core as jex
 
 from fnopt.core import per_row
-from fnopt.jacobians.dependence._entry import Entry
-from fnopt.jacobians.dependence._rule import Operation
+from fnopt.jacobians.dependence._rule import Entry, Operation
 from fnopt.jacobians.dependence._sets import Sets
 from fnopt.jacobians.dependence._sums import mixed
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from fnopt.jacobians.dependence import (
     _indexing,
     _moves,
-    _solves,
     _sparse_matrices,
     _sums,
     _windows,
@@ -72,10 +71,10 @@ RULES: dict[str, DependenceRule] = {
     ),
     "select_and_scatter_add": rule(_windows.window_scatter, _WINDOW, "select_prim"),
     "triangular_solve": rule(
-        _solves.triangular_solve, "left_side lower transpose_a", "conjugate_a unit_diagonal"
+        _sums.triangular_solve, "left_side lower transpose_a", "conjugate_a unit_diagonal"
     ),
-    "tridiagonal_solve": rule(_solves.tridiagonal_solve, "", "perturb_singular"),
-    "custom_linear_solve": rule(_solves.linear_solve, "const_lengths jaxprs"),
+    "tridiagonal_solve": rule(_sums.tridiagonal_solve, "", "perturb_singular"),
+    "custom_linear_solve": rule(_sums.linear_solve, "const_lengths jaxprs"),
     "bcoo_dot_general": rule(_sparse_matrices.bcoo_product, "dimension_numbers lhs_spinfo"),
     "bcsr_dot_general": rule(_sparse_matrices.bcsr_product, "dimension_numbers lhs_spinfo"),
     "bcoo_todense": rule(_sparse_matrices.bcoo_dense, "", "spinfo"),

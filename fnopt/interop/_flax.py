@@ -1,4 +1,4 @@
-"""flax's `nnx.Optimizer` with the numbers of its optimizer as data."""
+"""flax: the optimizer of nnx with its numbers as data, and params on manifolds in its bytes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import as_transformation, default_float
+from fnopt.manifolds import on
 
 
 def nnx_optimizer(model: Any, tx: Any, *, wrt: Any) -> Any:
@@ -61,3 +62,30 @@ def _as_arrays(tx: Any) -> Any:
         return jnp.asarray(x, default_float()) if isinstance(x, float) else x
 
     return jax.tree.map(convert_leaf, tx)
+
+
+def register_flax_points() -> None:
+    """Let `flax.serialization` save params made by :func:`fnopt.manifolds.on`.
+
+    flax knows the classes that are registered with it alone. The bytes hold the array; the manifold
+    comes from the tree that they are restored into. Pickle and orbax need no registration.
+
+    Example:
+        >>> import flax.serialization, fnopt, jax.numpy as jnp
+        >>> from fnopt.manifolds import SO2, on
+        >>> fnopt.interop.register_flax_points()
+        >>> params = on(SO2, jnp.eye(2))
+        >>> saved = flax.serialization.to_bytes(params)
+        >>> flax.serialization.from_bytes(params, saved) == params
+        True
+    """
+    from flax import serialization
+
+    def read(target: on, state: Any) -> on:
+        # Slots of an optimizer hold tangents, which aren't on the manifold.
+        value = serialization.from_state_dict(target.value, state["value"])
+        return jax.tree.unflatten(jax.tree.structure(target), [value])
+
+    serialization.register_serialization_state(
+        on, lambda point: {"value": point.value}, read, override=True
+    )

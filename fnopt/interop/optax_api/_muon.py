@@ -27,7 +27,9 @@ def scale_by_muon(
     rule = weight_dimension_numbers
     return transforms.chain(
         transforms.ema(beta, accumulator_dtype=mu_dtype, nesterov=nesterov),
-        optimizers.orthogonalize(ns_coeffs, ns_steps, eps, preconditioning, adaptive, None, rule),
+        optimizers.orthogonalize(
+            ns_coeffs, ns_steps, eps, preconditioning, adaptive, weight_dimension_numbers=rule
+        ),
     )
 
 

@@ -143,8 +143,8 @@ def check_count(value: Any, what: str, name: str, least: int = 1, otherwise: str
     return operator.index(value)
 
 
-def check_choice(value: Any, choices: tuple[str, ...], what: str, name: str) -> None:
-    """Check that a string option is one of the choices."""
+def check_choice(value: Any, choices: tuple[Any, ...], what: str, name: str) -> None:
+    """Check that an option is one of the choices."""
     if value not in choices:
         expected = ", ".join(map(repr, choices))
         raise ValueError(f"{name}: {what} is {value!r}, expected one of {expected}.")

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from fnopt.core import compute_dtype, real_dtype
 from fnopt.sharding import UnshardedLeaves, all_gather, varying_axes
-from fnopt.transforms import decode, encode
+from fnopt.transforms import SIGNED, decode, encode
 
 
 def split_in_shards(x: Any, n: int) -> jax.Array:
@@ -178,9 +178,9 @@ def _unpack(packed: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
 
 def _encode_rows(x: jax.Array, block: int, count: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Encode rows as bytes, codes and then scales; returns the bytes and their decoded values."""
-    codes, scales = encode(x, True, block, count)
+    codes, scales = encode(x, SIGNED, block, count)
     as_bytes = jax.lax.bitcast_convert_type(scales, jnp.uint8).reshape(x.shape[0], -1)
-    sent = decode(codes, scales, True, block)
+    sent = decode(codes, scales, SIGNED, block)
     return jnp.concatenate([codes, as_bytes], axis=1), sent
 
 
@@ -189,4 +189,4 @@ def _decode_rows(message: jax.Array, length: int, block: int, dtype: Any) -> jax
     codes, as_bytes = message[:, :length], message[:, length:]
     blocks = () if length == block else (length // block,)
     as_bytes = as_bytes.reshape(len(message), *blocks, dtype.itemsize)
-    return decode(codes, jax.lax.bitcast_convert_type(as_bytes, dtype), True, block)
+    return decode(codes, jax.lax.bitcast_convert_type(as_bytes, dtype), SIGNED, block)

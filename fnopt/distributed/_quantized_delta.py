@@ -22,7 +22,7 @@ from fnopt.core import (
     zero_count,
 )
 from fnopt.distributed._packing import as_pairs, from_pairs
-from fnopt.transforms import decode, encode
+from fnopt.transforms import SIGNED, decode, encode
 
 
 class Codes(NamedTuple):
@@ -110,7 +110,7 @@ class quantized_delta(Value):
 
         def encode_leaf(p: Any, x: Any, e: jax.Array) -> tuple[Codes, jax.Array]:
             owed = as_pairs(_wide(p, e.dtype) - _wide(x, e.dtype) + e)
-            codes = Codes(*encode(owed, True, self.block_size, state.count))
+            codes = Codes(*encode(owed, SIGNED, self.block_size, state.count))
             return codes, from_pairs(owed - self._decoded(codes), e.dtype)
 
         leaves, treedef = jax.tree.flatten(start)
@@ -158,7 +158,7 @@ class quantized_delta(Value):
         )
 
     def _decoded(self, leaf: Codes) -> jax.Array:
-        return decode(*leaf, True, self.block_size)
+        return decode(*leaf, SIGNED, self.block_size)
 
 
 def _wide(x: Any, dtype: Any) -> jax.Array:

@@ -15,6 +15,7 @@ from fnopt.transforms._basic import (
     set_to_zero,
     stateless,
 )
+from fnopt.transforms._block_codes import SIGNED as SIGNED
 from fnopt.transforms._block_codes import decode as decode
 from fnopt.transforms._block_codes import encode as encode
 from fnopt.transforms._cautious import cautious

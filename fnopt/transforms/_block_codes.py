@@ -1,4 +1,4 @@
-"""Arrays of floats as 8-bit codes, in blocks with a scale each; also for shards of a leaf.
+"""Arrays of floats as 8-bit or 4-bit codes, in blocks with a scale each; also for shards of a leaf.
 
 A code is the leading bits of a float: those of a size, as a part of the largest of its block, plus
 a bias. Sizes below the bias are evenly spaced and larger ones logarithmically, as in the mu-law of
@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,27 +21,64 @@ import numpy as np
 
 from fnopt.sharding import UnshardedLeaves, replicate, reshape, shard_axes, unsharded_leaves
 
-OCTAVES = 15  # from the bias to the largest size: more need more than 128 codes of three bits
-BIAS = 2.0**-OCTAVES  # the octave of the smallest code, so that it stands for zero
-_BIAS_BITS = int(np.float32(BIAS).view(np.int32))
+
+class Code(NamedTuple):
+    """A format of codes.
+
+    Attributes:
+        bits: Of a code.
+        signed: Whether one of them is the sign.
+        octaves: From the bias to the largest size.
+        digits: The bits behind those of the octave.
+    """
+
+    bits: int
+    signed: bool
+    octaves: int
+    digits: int
+
+    @property
+    def bias(self) -> float:
+        """The octave of the smallest code, so that it stands for zero."""
+        return 2.0**-self.octaves
+
+    @property
+    def bias_bits(self) -> int:
+        """The bits of the bias."""
+        return int(np.float32(self.bias).view(np.int32))
+
+    @property
+    def dropped_bits(self) -> int:
+        """The bits of a float32 behind those of its code."""
+        return int(np.finfo(np.float32).nmant) - self.digits
+
+    @property
+    def largest(self) -> int:
+        """The code of one."""
+        return self.octaves << self.digits
+
+    @property
+    def sign(self) -> int:
+        """The bit of negative numbers."""
+        return 1 << (self.bits - 1)
 
 
-def _digits(signed: bool) -> int:
-    """The bits of a code behind those of its octave; one less where a bit is the sign."""
-    return 3 if signed else 4
-
-
-def _dropped_bits(signed: bool) -> int:
-    """The bits of a float32 behind those of its code."""
-    return int(np.finfo(np.float32).nmant) - _digits(signed)
+# As many digits as leave enough octaves in the codes: 15 for 8 bits, 7 for 4 bits.
+SIGNED, UNSIGNED = Code(8, True, 15, 3), Code(8, False, 15, 4)
+CODES = {
+    ("signed", 8): SIGNED,
+    ("unsigned", 8): UNSIGNED,
+    ("signed", 4): Code(4, True, 7, 0),
+    ("unsigned", 4): Code(4, False, 7, 1),
+}
 
 
 @functools.cache
-def magnitudes(signed: bool) -> np.ndarray:
+def magnitudes(code: Code) -> np.ndarray:
     """The magnitudes of the codes from 0 on, from zero to one."""
-    codes = np.arange((OCTAVES << _digits(signed)) + 1, dtype=np.int32)
-    biased = (_BIAS_BITS + (codes << _dropped_bits(signed))).view(np.float32)
-    return (biased.astype(np.float64) - BIAS) / (1 - BIAS)
+    codes = np.arange(code.largest + 1, dtype=np.int32)
+    biased = (code.bias_bits + (codes << code.dropped_bits)).view(np.float32)
+    return (biased.astype(np.float64) - code.bias) / (1 - code.bias)
 
 
 def _chance(y: jax.Array, place: jax.Array, step: jax.Array, bits: int) -> jax.Array:
@@ -56,31 +94,33 @@ def _chance(y: jax.Array, place: jax.Array, step: jax.Array, bits: int) -> jax.A
     return (word >> (32 - bits)).astype(jnp.int32)
 
 
-def codes_of(y: jax.Array, place: jax.Array, signed: bool, step: jax.Array) -> jax.Array:
-    """Codes of float32 numbers in units of `1 / (1 - BIAS)`, rounded at random to a neighbour.
+def codes_of(y: jax.Array, place: jax.Array, code: Code, step: jax.Array) -> jax.Array:
+    """Codes of float32 numbers in units of `1 / (1 - bias)`, rounded at random to a neighbour.
 
     The nearer code is more likely, so that numbers are right on average. Rounded to the nearest, a
     mean square that changes by a thousandth in a step would never change. `place` is the place of
     every number in its block.
     """
-    size = jnp.abs(y) if signed else y
-    bits = jax.lax.bitcast_convert_type(size + np.float32(BIAS), jnp.int32) - _BIAS_BITS
-    code = (bits + _chance(y, place, step, _dropped_bits(signed))) >> _dropped_bits(signed)
-    code = jnp.minimum(code, jnp.full_like(code, OCTAVES << _digits(signed)))
-    if signed:
-        code = code | jnp.where(y < 0, jnp.full_like(code, 128), jnp.zeros_like(code))
+    size = jnp.abs(y) if code.signed else y
+    bits = jax.lax.bitcast_convert_type(size + code.bias, jnp.int32) - code.bias_bits
+    found = (bits + _chance(y, place, step, code.dropped_bits)) >> code.dropped_bits
+    found = jnp.minimum(found, jnp.full_like(found, code.largest))
+    if code.signed:
+        found = found | jnp.where(y < 0, jnp.full_like(found, code.sign), jnp.zeros_like(found))
     else:  # A mean square becomes zero only where it is zero: the step divides by its root.
-        code = jnp.maximum(code, (y > 0).astype(jnp.int32))
-    return code.astype(jnp.uint8)
+        found = jnp.maximum(found, (y > 0).astype(jnp.int32))
+    return found.astype(jnp.uint8 if code.bits == 8 else jnp.int4)
 
 
-def numbers_of(codes: jax.Array, signed: bool) -> jax.Array:
-    """Decode 8-bit codes to float32 numbers in units of `1 / (1 - BIAS)`."""
-    code = codes.astype(jnp.int32)
-    size = (code & 127) if signed else code
-    biased = jax.lax.bitcast_convert_type((size << _dropped_bits(signed)) + _BIAS_BITS, jnp.float32)
-    number = biased - np.float32(BIAS)
-    return jnp.where(code > 127, -number, number) if signed else number
+def numbers_of(codes: jax.Array, code: Code) -> jax.Array:
+    """Decode codes to float32 numbers in units of `1 / (1 - bias)`."""
+    found = codes.astype(jnp.int32)
+    if code.bits == 4:  # checkpoints of TensorStore know int4 and not uint4
+        found = found & 15
+    size = (found & (code.sign - 1)) if code.signed else found
+    bits = (size << code.dropped_bits) + code.bias_bits
+    number = jax.lax.bitcast_convert_type(bits, jnp.float32) - code.bias
+    return jnp.where(found >= code.sign, -number, number) if code.signed else number
 
 
 def _divisor(n: int, most: int) -> int | None:
@@ -154,7 +194,7 @@ def _over_blocks(x: jax.Array, shape: tuple[int, ...], block_size: int) -> jax.A
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def encode_with(
-    x: jax.Array, scales: jax.Array, signed: bool, block_size: int, count: jax.Array
+    x: jax.Array, scales: jax.Array, code: Code, block_size: int, count: jax.Array
 ) -> jax.Array:
     """Codes of the array's shape for the scales of its blocks; `count` is the number of the step.
 
@@ -162,7 +202,7 @@ def encode_with(
     nothing is hidden.
     """
     usable = (scales >= jnp.finfo(scales.dtype).tiny) & jnp.isfinite(scales)
-    unit = jnp.where(usable, (1 - BIAS) / scales, jnp.zeros_like(scales))
+    unit = jnp.where(usable, (1 - code.bias) / scales, jnp.zeros_like(scales))
     length = block_length(x.shape, block_size)
     place = jax.lax.broadcasted_iota(jnp.uint32, (*scales.shape, length), scales.ndim)
     unit, place = (_over_blocks(part, x.shape, block_size) for part in (unit[..., None], place))
@@ -171,29 +211,29 @@ def encode_with(
     on_cpu = jax.default_backend() == "cpu"
     if on_cpu:
         x, unit, place = (jnp.expand_dims(part, 0) for part in (x, unit, place))
-    codes = codes_of((x * unit).astype(jnp.float32), place, signed, count.astype(jnp.uint32))
+    codes = codes_of((x * unit).astype(jnp.float32), place, code, count.astype(jnp.uint32))
     return jnp.squeeze(codes, 0) if on_cpu else codes
 
 
 def encode(
-    x: jax.Array, signed: bool, block_size: int, count: jax.Array
+    x: jax.Array, code: Code, block_size: int, count: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Codes of the array's shape, and a scale for every block."""
     scales = block_scales(x, block_size)
-    return encode_with(x, scales, signed, block_size, count), scales
+    return encode_with(x, scales, code, block_size, count), scales
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
-def decode(codes: jax.Array, scales: jax.Array, signed: bool, block_size: int) -> jax.Array:
+def decode(codes: jax.Array, scales: jax.Array, code: Code, block_size: int) -> jax.Array:
     """The numbers that codes and scales stand for, in the dtype of the scales."""
-    unit = _over_blocks((scales * (1 + BIAS))[..., None], codes.shape, block_size)
-    return numbers_of(codes, signed).astype(scales.dtype) * unit
+    unit = _over_blocks((scales * (1 / (1 - code.bias)))[..., None], codes.shape, block_size)
+    return numbers_of(codes, code).astype(scales.dtype) * unit
 
 
 def encode_part(
     x: jax.Array,
     shape: tuple[int, ...],
-    signed: bool,
+    code: Code,
     block_size: int,
     count: jax.Array,
     scales_of: Callable[[jax.Array, int], jax.Array],
@@ -203,14 +243,14 @@ def encode_part(
     Args:
         x: A slot's part, or the parts of all devices in a row, `[..., length]`.
         shape: The shape of the whole leaf.
-        signed: As in `encode`.
+        code: As in `encode`.
         block_size: As in `encode`.
         count: As in `encode`.
         scales_of: From an array and `block_size` to the scales of its blocks.
     """
     blocks = _blocks(x, shape, block_size)
     scales = scales_of(blocks, block_size)
-    codes = encode_with(blocks, scales, signed, block_size, count)
+    codes = encode_with(blocks, scales, code, block_size, count)
     codes = _without_blocks(codes, shape)
     if shard_axes():
         return codes.reshape(x.shape), scales.reshape(*x.shape[:-1], -1)
@@ -222,12 +262,12 @@ def decode_part(
     codes: jax.Array,
     scales: jax.Array,
     shape: tuple[int, ...],
-    signed: bool,
+    code: Code,
     block_size: int,
 ) -> jax.Array:
     """The numbers that a part's codes and scales stand for."""
     blocks = _blocks(codes, shape, block_size)
-    numbers = decode(blocks, scales.reshape(blocks.shape[:-1]), signed, block_size)
+    numbers = decode(blocks, scales.reshape(blocks.shape[:-1]), code, block_size)
     return _without_blocks(numbers, shape).reshape(codes.shape)
 
 

@@ -18,6 +18,7 @@ from fnopt.core import (
 )
 from fnopt.sharding import unsharded_leaves
 from fnopt.transforms._block_codes import (
+    CODES,
     block_scales,
     decode,
     decode_part,
@@ -36,7 +37,7 @@ class QuantizedStateState(NamedTuple):
 
 
 class quantized_state(StoredSlots):
-    r"""Keep slots as 8-bit codes, with one float32 scale for every block of them.
+    r"""Keep slots as 8-bit or 4-bit codes, with one float32 scale for every block of them.
 
     .. math:: s_i \approx \max_{j \in \mathrm{block}} |s_j| \cdot q(c_i), \qquad
               E[q(c_i)] = \frac{s_i}{\max_j |s_j|}
@@ -44,9 +45,10 @@ class quantized_state(StoredSlots):
     An Adam whose mean and mean square are stored so needs 2.03 bytes of state a param, instead of
     8. A code is the leading bits of a float with a small bias, as in the mu-law of ITU-T G.711. It
     has three bits behind the octave for signed slots, four for others. Sizes below 2^-15 of the
-    largest of a block are evenly spaced. A mean square that isn't zero is never rounded to zero,
-    because the step is divided by its root. Small leaves (norms, biases) stay float32. Embeddings
-    train stably because few rows share the scale of a block.
+    largest of a block are evenly spaced. With `bits=4` there are no bits behind the octave for
+    signed slots, and one for others; even spacing begins below 2^-7. A mean square that isn't zero
+    is never rounded to zero, because the step is divided by its root. Small leaves (norms, biases)
+    stay float32. Embeddings train stably because few rows share the scale of a block.
 
     A number is rounded to one of its two neighbours, to the nearer one more often. The random bits
     are mixed from its own last digits and the number of the step. Rounded to the nearest, a mean
@@ -64,10 +66,12 @@ class quantized_state(StoredSlots):
             last axis, and all of a last axis of less than twice as many. 256 costs 4/256 byte an
             element.
         min_size: Leaves of fewer elements aren't quantized.
+        bits: Of a code, 8 or 4. Four bits are `jnp.int4`, two of which XLA keeps in a byte; blocks
+            of 128 (Li et al.) make 1.06 bytes of state a param for Adam. Files hold a byte each.
 
     Raises:
         TypeError: If `slots` isn't a dict.
-        ValueError: If no slot has one of the names, or a form is neither.
+        ValueError: If no slot has one of the names, a form is neither, or `bits` are others.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -81,17 +85,19 @@ class quantized_state(StoredSlots):
 
     Reference:
         Dettmers et al., 2021, arXiv:2110.02861, for block-wise 8-bit states; the codes there are a
-        decimal tree, rounded to the nearest.
+        decimal tree, rounded to the nearest. Li et al., 2023, arXiv:2309.01507, for 4-bit states.
     """
 
     slots: Any = static(default=(("mu", "signed"), ("nu", "unsigned")), convert=pattern_items)
     block_size: int = static(default=256, least=1)
     min_size: int = static(default=4096, least=1)
+    bits: int = static(default=8)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, form in self.slots:
             check_choice(form, ("signed", "unsigned"), f"slots[{name!r}]", "quantized_state")
+        check_choice(self.bits, (8, 4), "bits", "quantized_state")
 
     def init(self, params: Any) -> QuantizedStateState:
         """The inner state, with its slots quantised."""
@@ -135,11 +141,11 @@ class quantized_state(StoredSlots):
             if jnp.iscomplexobj(x) or size < self.min_size:
                 return x
             wide = x.astype(compute_dtype(x.dtype))
-            signed, size = form == "signed", self.block_size
+            code, size = CODES[form, self.bits], self.block_size
             if shape is not None:
-                return encode_part(wide, shape, signed, size, count, scales_of)
+                return encode_part(wide, shape, code, size, count, scales_of)
             scales = scales_of(wide, size)
-            return encode_with(wide, scales, signed, size, count), scales
+            return encode_with(wide, scales, code, size, count), scales
 
         state = self._map_slots(lambda form, slot: self._map_leaves(encode_leaf, form, slot), state)
         return QuantizedStateState(count, state)
@@ -148,10 +154,10 @@ class quantized_state(StoredSlots):
         def decode_leaf(form: str, x: Any, shape: Any) -> Any:
             if not is_coded(x):
                 return x
-            codes, scales = x
+            (codes, scales), code = x, CODES[form, self.bits]
             if shape is None:
-                return decode(codes, scales, form == "signed", self.block_size)
-            return decode_part(codes, scales, shape, form == "signed", self.block_size)
+                return decode(codes, scales, code, self.block_size)
+            return decode_part(codes, scales, shape, code, self.block_size)
 
         return self._map_leaves(decode_leaf, form, slot)
 

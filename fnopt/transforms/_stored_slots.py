@@ -40,8 +40,9 @@ def pattern_items(given: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def is_coded(x: Any) -> bool:
-    """Whether a node of a slot is 8-bit codes with their scales."""
-    return isinstance(x, tuple) and len(x) == 2 and getattr(x[0], "dtype", None) == jnp.uint8
+    """Whether a node of a slot is codes with their scales."""
+    dtypes = jnp.uint8, jnp.int4
+    return isinstance(x, tuple) and len(x) == 2 and getattr(x[0], "dtype", None) in dtypes
 
 
 def _fits(pattern: str, path: str) -> bool:

@@ -232,14 +232,16 @@ def _have_same_leaves(fresh: NamedLeaves, saved: NamedLeaves) -> bool:
 
 
 def _torn_codes(targets: list[NamedLeaf], sources: dict[str, Any]) -> set[str]:
-    """The 8-bit codes without matching scales, and scales without matching codes."""
+    """The codes without matching scales, and scales without matching codes."""
     arrays = {x.name: x.leaf for x in targets if is_array_like(x.leaf)}
     torn: set[str] = set()
     for name, leaf in arrays.items():
         start, _, end = name.rpartition("/")
         both = name, f"{start}/1"
-        if end == "0" and jnp.result_type(leaf) == jnp.uint8 and both[1] in arrays:
+        dtype = jnp.result_type(leaf)
+        if end == "0" and dtype in (jnp.uint8, jnp.int4) and both[1] in arrays:
             fits = [k in sources and _fits(sources[k], arrays[k]) for k in both]
+            fits.append(name in sources and jnp.result_type(sources[name]) == dtype)
             torn |= set() if all(fits) else {*both}
     return torn
 

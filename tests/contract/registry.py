@@ -176,13 +176,14 @@ def _narrow_params() -> Any:
 
 
 def _stored_in_less() -> Any:
-    """Slots of 16 and of 8 bits, each for some leaves."""
+    """Slots of 16, 8 and 4 bits, each for some leaves."""
     policy = {"mu": "bfloat16", "nu": "float16"}
     parts = {
         "a": fnopt.quantized_state(fnopt.adamw(1e-2), block_size=4, min_size=1),
         "b": fnopt.precision_policy(fnopt.adam(1e-2), policy, key=1),
+        "c": fnopt.quantized_state(fnopt.adam(1e-2), block_size=4, min_size=1, bits=4),
     }
-    return fnopt.partition(parts, fnopt.by_pattern({"*kernel": "a", "*bias": "b"}, default="a"))
+    return fnopt.partition(parts, fnopt.by_pattern({"*kernel": "a", "*bias": "b"}, default="c"))
 
 
 CASES = [

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,9 @@ import pytest
 import fnopt
 from fnopt.transforms import _quantized_state
 from fnopt.transforms._block_codes import (
-    BIAS,
+    CODES,
+    SIGNED,
+    UNSIGNED,
     block_length,
     codes_of,
     decode,
@@ -23,41 +26,45 @@ from tests.contract.trees import assert_identical, signature
 STEP = jnp.uint32(3)
 
 
-def values(signed):
-    m = magnitudes(signed)
-    return np.concatenate([m, np.full(128 - m.size, np.nan), -m]) if signed else m
+CODE = pytest.mark.parametrize("code", CODES.values(), ids=[f"{f}{b}" for f, b in CODES])
+
+
+def values(code):
+    m = magnitudes(code)
+    return np.concatenate([m, np.full(code.sign - m.size, np.nan), -m]) if code.signed else m
 
 
 @functools.lru_cache
-def coded(signed):
+def coded(code):
     """Every code's number and back, and numbers of all sizes with their codes."""
     rng = np.random.default_rng(0)
     x = np.clip(rng.standard_normal(4000) * 10.0 ** rng.uniform(-8, 0, 4000), -1, 1)
-    x = np.abs(x) if not signed else x
+    x = np.abs(x) if not code.signed else x
     x = np.concatenate([x, [0.0, 1.0]]).astype(np.float32)
-    codes = jnp.asarray(np.flatnonzero(np.isfinite(values(signed))), jnp.uint8)
+    codes = jnp.asarray(np.flatnonzero(np.isfinite(values(code))), jnp.uint8)
 
     @jax.jit
     def run():
-        numbers = numbers_of(codes, signed)
+        numbers = numbers_of(codes, code)
         place = jnp.arange(x.size, dtype=jnp.uint32)
-        back = codes_of(numbers, place[: codes.size], signed, STEP) - codes
-        found = codes_of(jnp.asarray(x) * (1 - BIAS), place, signed, STEP)
-        return numbers * (1 + BIAS), back, found
+        back = codes_of(numbers, place[: codes.size], code, STEP)
+        found = codes_of(jnp.asarray(x) * (1 - code.bias), place, code, STEP)
+        back, found = (c.astype(jnp.uint8) & (2**code.bits - 1) for c in (back, found))
+        return numbers / (1 - code.bias), back - codes, found
 
     return x, *map(np.asarray, run())
 
 
-@pytest.mark.parametrize("signed", [True, False])
-def test_codes_are_a_neighbour_among_the_magnitudes(signed):
-    x, numbers, back, found = coded(signed)
-    table = values(signed)
+@CODE
+def test_codes_are_a_neighbour_among_the_magnitudes(code):
+    x, numbers, back, found = coded(code)
+    table = values(code)
     np.testing.assert_allclose(numbers, table[np.isfinite(table)], rtol=3e-7, atol=1e-12)
     np.testing.assert_array_equal(back[numbers != 0], 0)  # there are two zeros
     ordered = np.unique(table[np.isfinite(table)])
     above = np.clip(np.searchsorted(ordered, x), 1, len(ordered) - 1)
     low, high = ordered[above - 1], ordered[above]
-    low = np.where((x > 0) & (low == 0) & (not signed), high, low)  # never to zero
+    low = np.where((x > 0) & (low == 0) & (not code.signed), high, low)  # never to zero
     rounded = table[found]
     assert (np.isclose(rounded, low, rtol=1e-6) | np.isclose(rounded, high, rtol=1e-6)).all()
     # Right on average: each error is within a gap, so the mean is near zero.
@@ -76,22 +83,23 @@ def test_a_mean_square_decays_though_no_step_reaches_the_next_code():
 
     def run():
         state = tx.init(start)
-        inner = state.inner_state._replace(nu=encode(start, False, 256, STEP))
+        inner = state.inner_state._replace(nu=encode(start, UNSIGNED, 256, STEP))
         return jax.lax.fori_loop(0, 300, body, state._replace(inner_state=inner))
 
     codes, scale = fnopt.slots(jax.jit(run)())["nu"]
-    found = np.asarray(decode(codes, scale, False, 256))[:255]
+    found = np.asarray(decode(codes, scale, UNSIGNED, 256))[:255]
     ratio = found / (np.asarray(start)[:255] * 0.999**300)
     assert abs(ratio.mean() - 1) < 0.02
 
 
-@pytest.mark.parametrize(("signed", "digits"), [(True, 3), (False, 4)])
-def test_magnitudes_are_floats_with_a_bias(signed, digits):
+@CODE
+def test_magnitudes_are_floats_with_a_bias(code):
     # Octave n above the bias begins at 2^n of it, and has 2^digits evenly spaced numbers.
-    octave, part = np.divmod(np.arange(15 * 2**digits + 1), 2**digits)
-    expected = (2.0**octave * (1 + part / 2**digits) - 1) / (2**15 - 1)
-    np.testing.assert_allclose(magnitudes(signed), expected, rtol=1e-12)
-    assert magnitudes(signed)[-1] == 1
+    octave, part = np.divmod(np.arange(code.octaves * 2**code.digits + 1), 2**code.digits)
+    expected = (2.0**octave * (1 + part / 2**code.digits) - 1) / (2**code.octaves - 1)
+    np.testing.assert_allclose(magnitudes(code), expected, rtol=1e-6)
+    assert magnitudes(code)[-1] == 1
+    assert code.largest < (code.sign if code.signed else 2**code.bits)
 
 
 @pytest.mark.parametrize("inner", [fnopt.adamw(1e-2), fnopt.lion(1e-2)], ids=["adamw", "lion"])
@@ -121,7 +129,9 @@ ODD = {
 @functools.lru_cache
 def round_trips():
     def run():
-        return {k: decode(*encode(jnp.asarray(x), True, 4, STEP), True, 4) for k, x in ODD.items()}
+        return {
+            k: decode(*encode(jnp.asarray(x), SIGNED, 4, STEP), SIGNED, 4) for k, x in ODD.items()
+        }
 
     return jax.jit(run)()
 
@@ -152,7 +162,7 @@ def test_blocks_divide_the_last_axis_and_begin_at_vectors(shape, most, length):
 
 def test_what_is_not_finite_spoils_its_own_block_only():
     x = jnp.asarray([1.0, jnp.nan, 1, 1, 1, jnp.inf, 1, 1, 1, 1, 1, 1], jnp.float32)
-    y = np.asarray(decode(*encode(x, True, 4, STEP), True, 4))
+    y = np.asarray(decode(*encode(x, SIGNED, 4, STEP), SIGNED, 4))
     assert not np.isfinite(y[:8]).any()
     np.testing.assert_array_equal(y[8:], 1)
 
@@ -166,6 +176,15 @@ def test_an_initial_state_is_computed_when_the_program_runs():
     tx = fnopt.quantized_state(fnopt.adamw(1e-3))
     program = jax.jit(tx.init).lower({"w": jnp.ones((8, 1024))}).compile()
     assert "reduce(" in program.as_text()
+
+
+def test_four_bits_are_kept_in_half_a_byte():
+    tx, params = (
+        fnopt.quantized_state(fnopt.adamw(1e-3), bits=4, block_size=128),
+        {"w": PARAMS["w"]},
+    )
+    memory: Any = jax.jit(tx.init).lower(params).compile().memory_analysis()
+    assert memory.output_size_in_bytes / params["w"].size < 2 * (0.5 + 4 / 128) + 0.01
 
 
 def test_two_bytes_a_param_for_both_slots():
@@ -198,11 +217,12 @@ def test_no_temporary_in_float32_but_one_leaf():
 
 
 SEEDS = 6
+BITS = (256, 8), (128, 4)
 
 
 @functools.lru_cache
 def trained_on_digits():
-    """Losses and accuracies of several seeds, in float32 and with 8-bit slots, in one program."""
+    """Losses and accuracies of several seeds, in float32, with 8-bit and with 4-bit slots."""
     datasets = pytest.importorskip("sklearn.datasets")
     digits = datasets.load_digits()
     x, y = jnp.asarray(digits.data / 16, jnp.float32), jnp.asarray(digits.target, jnp.int32)
@@ -233,22 +253,23 @@ def trained_on_digits():
         return loss(params, x[1200:], y[1200:]), right.mean(dtype=jnp.float32)
 
     adamw = fnopt.adamw(fnopt.cosine_decay_schedule(1e-2, 300))
-    both = adamw, fnopt.quantized_state(adamw, min_size=1)
+    codes = [fnopt.quantized_state(adamw, block_size=b, min_size=1, bits=n) for b, n in BITS]
 
     @jax.jit
     def run(keys):
-        return [jax.vmap(functools.partial(train, tx))(keys) for tx in both]
+        return [jax.vmap(functools.partial(train, tx))(keys) for tx in (adamw, *codes)]
 
     return jax.tree.map(np.asarray, run(jax.random.split(jax.random.key(0), SEEDS)))
 
 
 def test_training_is_as_good_as_in_float32_within_noise():
-    (plain_loss, plain_right), (loss, right) = trained_on_digits()
+    (plain_loss, plain_right), *others = trained_on_digits()
     assert plain_right.mean() > 0.9
     # The standard error of the mean difference over seeds is what noise is.
-    for ours, theirs in ((loss, plain_loss), (1 - right, 1 - plain_right)):
-        noise = np.hypot(ours.std(ddof=1), theirs.std(ddof=1)) / np.sqrt(SEEDS)
-        assert ours.mean() < theirs.mean() + 3 * noise
+    for loss, right in others:
+        for ours, theirs in ((loss, plain_loss), (1 - right, 1 - plain_right)):
+            noise = np.hypot(ours.std(ddof=1), theirs.std(ddof=1)) / np.sqrt(SEEDS)
+            assert ours.mean() < theirs.mean() + 3 * noise
 
 
 def test_wrong_names_and_forms():
@@ -256,6 +277,8 @@ def test_wrong_names_and_forms():
         fnopt.quantized_state(fnopt.sgd(0.1, momentum=0.9)).init(LARGE)
     with pytest.raises(ValueError, match="'signed', 'unsigned'"):
         fnopt.quantized_state(fnopt.adam(0.1), {"mu": "int8"})
+    with pytest.raises(ValueError, match="bits is 3, expected one of 8, 4"):
+        fnopt.quantized_state(fnopt.adam(0.1), bits=3)
     with pytest.raises(TypeError, match="slots = 'mu', expected a dict"):
         fnopt.quantized_state(fnopt.adam(0.1), "mu")
     with pytest.raises(ValueError, match="no slot is named 'm'"):
@@ -298,12 +321,13 @@ def types_after(tx, params):
         fnopt.master_copy(fnopt.quantized_state(fnopt.adamw(1e-3))),
         fnopt.quantized_state(fnopt.sgd(0.1, momentum=0.9), {"*trace": "signed"}),
         fnopt.quantized_state(fnopt.freeze(fnopt.adam(1e-3), "b")),
+        fnopt.accumulate(fnopt.quantized_state(fnopt.adam(1e-3), bits=4), 2),
     ],
     ids=lambda tx: repr(tx)[:24],
 )
 def test_composes(tx):
     state, _ = types_after(tx, LARGE)
-    codes = [x for x in jax.tree.leaves(state) if x.dtype == jnp.uint8]
+    codes = [x for x in jax.tree.leaves(state) if x.dtype in (jnp.uint8, jnp.int4)]
     assert {x.shape for x in codes} == {PARAMS["w"].shape, PARAMS["odd"].shape}
 
 

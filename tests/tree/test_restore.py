@@ -198,3 +198,15 @@ def test_codes_in_other_blocks_are_not_taken_without_their_scales():
     assert {"mu/w/0", "mu/w/1", "nu/w/0", "nu/w/1"} == {*report.reshaped}
     assert not fnopt.slots(found)["mu"]["w"][0].any()
     assert tree.restore(tx.init(params), saved)[1].complete
+
+
+def test_codes_of_other_bits_are_not_taken():
+    params = {"w": jnp.arange(16.0)}
+    wide, narrow = (
+        fnopt.quantized_state(fnopt.adam(0.1), block_size=8, min_size=4, bits=bits)
+        for bits in (8, 4)
+    )
+    for tx, other in ((wide, narrow), (narrow, wide)):
+        saved = tx.update(params, tx.init(params), params)[1]
+        found, _ = tree.restore(other.init(params), saved)
+        assert not fnopt.slots(found)["mu"]["w"][1].any()

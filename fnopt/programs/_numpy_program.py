@@ -15,9 +15,8 @@ from fnopt.programs._control_flow import Cond, Scan, While, call_view, control_v
 from fnopt.programs._jaxprs import SubJaxpr
 from fnopt.programs._numpy_rules import Eqn, numpy_rule
 
-# Numbers of an array. A block keeps all of its arrays until it ends: a step of 300 takes 150 MB.
-_LARGEST = 2**16
 _quiet = functools.partial(np.errstate, all="ignore")  # infinities and NaN are results, as in JAX
+_MEMORY = 2**24  # numbers that a block may hold until it ends: 128 MB of float64
 _CALLBACKS = {"pure_callback", "io_callback", "debug_callback"}
 _PER_CALL = 1000  # numbers that NumPy takes through an operation in the time of a call: 1 to 2 us
 
@@ -47,7 +46,7 @@ class NumpyProgram:
         self.calls_back = False  # to Python, which another run would repeat
         self.size = jaxprs.program_size(closed.jaxpr)
         self.structure = structure
-        self.dtypes = [_dtype(aval) for aval in closed.in_avals]
+        self.avals = closed.in_avals
         if any(aval.weak_type for aval in closed.out_avals):
             raise NotInNumpyError("NumPy has no weak types")
         with _quiet():
@@ -64,11 +63,8 @@ class NumpyProgram:
             OverBudgetError: If they cost more.
         """
         self.budget = np.inf if self.calls_back else budget
-        # A result may be an argument: a user may write into NumPy arrays, so they are copied.
-        copies = [np.asarray if isinstance(x, jax.Array) else np.array for x in args]
-        arrays = [copy(x, dtype) for copy, x, dtype in zip(copies, args, self.dtypes, strict=True)]
         with _quiet():
-            out = self._run(arrays)
+            out = self._run(list(map(_array, args, self.avals)))
         committed = (x.sharding for x in args if isinstance(x, jax.Array) and x.committed)
         return jax.tree.unflatten(self.structure, jax.device_put(out, next(committed, None)))
 
@@ -86,7 +82,7 @@ class _Step(NamedTuple):
     inputs: tuple[int, ...]
     start: int
     stop: int | None
-    cost: float
+    numbers: int  # in its results
     has_effects: bool
 
 
@@ -102,7 +98,10 @@ class _Block:
         self.inputs = [self._slot() for _ in jaxpr.invars]
         self.outputs = self._add(jaxpr, consts, self.inputs)
         self.steps = self._needed_steps()
-        self.cost = sum(step.cost for step in self.steps)
+        numbers = sum(step.numbers for step in self.steps)
+        if numbers > _MEMORY:
+            raise NotInNumpyError(f"{numbers} numbers would stand in memory at a time")
+        self.cost = len(self.steps) + numbers / _PER_CALL
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         self.program.spend(self.cost)
@@ -121,8 +120,8 @@ class _Block:
         return len(self.values) - 1
 
     def _constant(self, value: Any, aval: Any) -> int:
-        array = np.asarray(value, _dtype(aval))
-        key = array.dtype, array.shape, array.tobytes()
+        array = _array(value, aval)
+        key = (aval.dtype, array.tobytes()) if np.shape(array) == () and _dtype(aval) else object()
         if key not in self.found:
             self.found[key] = self._slot(array)
             self.known.add(self.found[key])
@@ -160,17 +159,12 @@ class _Block:
             self.values[start:] = out if several else [out]
             self.known.update(results)
         else:
-            largest = max((var.aval.size for var in (*eqn.invars, *eqn.outvars)), default=0)
             stop = len(self.values) if several else None
-            cost = 1 + largest / _PER_CALL
-            self.steps.append(_Step(fn, tuple(inputs), start, stop, cost, bool(eqn.effects)))
+            numbers = sum(var.aval.size for var in eqn.outvars)
+            self.steps.append(_Step(fn, tuple(inputs), start, stop, numbers, bool(eqn.effects)))
         return results
 
     def _operation(self, eqn: Eqn) -> Callable[..., Any]:
-        for var in eqn.outvars:
-            _dtype(var.aval)
-            if var.aval.size > _LARGEST:
-                raise NotInNumpyError(f"{var.aval} is large")
         view = control_view(eqn)
         if isinstance(view, While):
             return self._loop(view)
@@ -183,7 +177,8 @@ class _Block:
             return _callback(eqn)
         if eqn.effects:
             raise NotInNumpyError(f"{eqn.primitive.name} has effects")
-        rule = None if jaxprs.sub_jaxprs(eqn) else numpy_rule(eqn)
+        extended = not all(map(_dtype, (v.aval for v in (*eqn.invars, *eqn.outvars))))
+        rule = None if extended or jaxprs.sub_jaxprs(eqn) else numpy_rule(eqn)
         return _compiled(eqn) if rule is None else rule
 
     def _block(self, sub: SubJaxpr) -> _Block:
@@ -242,15 +237,16 @@ def _where(going: Any, new: list[Any], old: list[Any]) -> list[Any]:
 
 def _compiled(eqn: Eqn) -> Callable[..., Any]:
     """An operation that NumPy doesn't have, as a program of its own."""
-    several = eqn.primitive.multiple_results
+    dtypes = [_dtype(var.aval) for var in eqn.outvars]
 
     @jax.jit
     def run(*inputs: Any) -> Any:
         return jaxprs.bind(eqn, inputs)
 
     def call(*inputs: Any) -> Any:
-        out = list(map(np.asarray, run(*inputs)))
-        return out if several else out[0]
+        pairs = zip(run(*inputs), dtypes, strict=True)
+        out = [x if dtype is None else np.asarray(x) for x, dtype in pairs]
+        return out if eqn.primitive.multiple_results else out[0]
 
     return call
 
@@ -274,9 +270,20 @@ def _key(param: Any) -> Any:
     return param
 
 
-def _dtype(aval: Any) -> np.dtype:
-    """The dtype of an array that NumPy has."""
+def _dtype(aval: Any) -> np.dtype | None:
+    """The dtype of an array; None for keys of random numbers, which stay JAX's."""
     dtype = getattr(aval, "dtype", None)
-    if not isinstance(dtype, np.dtype) or dtype.kind not in "biufc":
-        raise NotInNumpyError(f"{aval} is no array of NumPy's")
+    if not isinstance(dtype, np.dtype):
+        return None
+    if dtype.kind not in "biufc":
+        raise NotInNumpyError(f"NumPy has no {dtype}")
     return dtype
+
+
+def _array(value: Any, aval: Any) -> Any:
+    """An array for NumPy; one of JAX's own dtypes as it is."""
+    dtype = _dtype(aval)
+    if dtype is None:
+        return value
+    # A result may be an argument: a user may write into NumPy arrays, so they are copied.
+    return (np.asarray if isinstance(value, jax.Array) else np.array)(value, dtype)

@@ -103,10 +103,9 @@ def _integer_pow(eqn: Eqn) -> Rule | None:
 
 
 def _select(eqn: Eqn) -> Rule | None:
-    which = eqn.invars[0].aval
-    if len(eqn.invars) != 3 or which.dtype != np.bool_:
+    if len(eqn.invars) != 3:
         return None
-    if which.shape:
+    if eqn.invars[0].aval.shape:
         return lambda which, no, yes: np.where(which, yes, no)
     return lambda which, no, yes: yes if which else no
 
@@ -245,20 +244,27 @@ def _cumulative(ufunc: Any) -> Callable[[Eqn], Rule | None]:
     return make
 
 
-def _dot(eqn: Eqn) -> Rule | None:
-    (left, right), (batch, _) = eqn.params["dimension_numbers"]
-    if batch or len(left) != 1 or eqn.invars[1].aval.ndim > 2:
-        return None
-    # `np.dot` sums over the last axis of the first array and the first of a vector or a matrix.
-    return lambda a, b: np.dot(np.moveaxis(a, left[0], -1), np.moveaxis(b, right[0], 0))
+def _dot(eqn: Eqn) -> Rule:
+    (left, right), (batch_left, batch_right) = eqn.params["dimension_numbers"]
+    ranks = [var.aval.ndim for var in eqn.invars]
+    if not batch_left and len(left) == 1 and ranks[1] <= 2:
+        # `np.dot` sums over the last axis of the first array and the first of a matrix.
+        return lambda a, b: np.dot(np.moveaxis(a, left[0], -1), np.moveaxis(b, right[0], 0))
+    first = list(range(ranks[0]))
+    second = list(range(ranks[0], sum(ranks)))
+    for i, j in zip((*batch_left, *left), (*batch_right, *right), strict=True):
+        second[j] = first[i]
+    free = [i for i in first if i not in (*batch_left, *left)]
+    out = [*batch_left, *free, *(j for j in second if j >= ranks[0])]
+    return lambda a, b: np.einsum(a, first, b, second, out)
 
 
-def _geqrf(eqn: Eqn) -> Rule | None:
+def _geqrf(eqn: Eqn) -> Rule:
     def geqrf(a: Any) -> Any:
         reflectors, factors = np.linalg.qr(a, mode="raw")
-        return reflectors.T, factors
+        return np.swapaxes(reflectors, -1, -2), factors
 
-    return geqrf if eqn.invars[0].aval.ndim == 2 else None
+    return geqrf
 
 
 def _svd(eqn: Eqn) -> Rule | None:
@@ -286,18 +292,18 @@ def _cholesky(eqn: Eqn) -> Rule | None:
 
 def _triangular_solve(eqn: Eqn) -> Rule | None:
     p = eqn.params
-    if not p["left_side"] or p["conjugate_a"] or eqn.invars[0].aval.ndim != 2:
+    if not p["left_side"] or p["conjugate_a"]:
         return None
 
     def solve(a: Any, b: Any) -> Any:
-        a = a.T if p["transpose_a"] else a
-        x, n = np.array(b), len(a)
+        a = np.swapaxes(a, -1, -2) if p["transpose_a"] else a
+        x, n = np.array(b), a.shape[-1]
         backward = p["lower"] == p["transpose_a"]
         for i in range(n)[:: -1 if backward else 1]:
-            known = slice(i + 1, n) if backward else slice(0, i)
-            x[i] -= np.dot(a[i, known], x[known])
+            row, known = slice(i, i + 1), slice(i + 1, n) if backward else slice(0, i)
+            x[..., row, :] -= np.matmul(a[..., row, known], x[..., known, :])
             if not p["unit_diagonal"]:
-                x[i] /= a[i, i]
+                x[..., row, :] /= a[..., row, row]
         return x
 
     return solve

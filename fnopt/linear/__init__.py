@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from fnopt.linear._band import BandLayout, band_of, reverse_cuthill_mckee
-from fnopt.linear._band_system import BandedGramSystem
-from fnopt.linear._block_layout import BlockLayout
-from fnopt.linear._dogleg import dogleg_step
-from fnopt.linear._eliminated_system import EliminatedGramSystem
+from fnopt.linear._band import BandedGramSystem, BandLayout, band_of, reverse_cuthill_mckee
+from fnopt.linear._eliminated_system import BlockLayout, EliminatedGramSystem
 from fnopt.linear._gram_system import TallGramSystem, WideGramSystem, gram
-from fnopt.linear._inverse_root import matrix_inverse_pth_root
 from fnopt.linear._krylov_system import KrylovSystem
+from fnopt.linear._matrix_functions import matrix_inverse_pth_root, power_iteration
 from fnopt.linear._norms import are_squares_safe as are_squares_safe
 from fnopt.linear._norms import divide as divide
 from fnopt.linear._norms import least_square_sum as least_square_sum
 from fnopt.linear._norms import length as length
 from fnopt.linear._norms import norm
 from fnopt.linear._norms import row_norm as row_norm
-from fnopt.linear._power_iteration import power_iteration
+from fnopt.linear._secular import dogleg_step
 from fnopt.linear._secular import rounding_damping as rounding_damping
 from fnopt.linear._system import DampedStep, System, linear_solver
 from fnopt.linear._triangle import (

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from fnopt.models._combined import Datasets
 from fnopt.models._model import Model, model
-from fnopt.models._peaks import Gaussian, Lorentzian, PseudoVoigt, Voigt
+from fnopt.models._peaks import Gaussian, Lorentzian, PseudoVoigt, Voigt, faddeeva
 from fnopt.models._shapes import (
     Constant,
     DampedOscillation,
@@ -20,7 +20,6 @@ from fnopt.models._shapes import (
     PowerLaw,
     Step,
 )
-from fnopt.models._voigt import faddeeva
 
 __all__ = [
     "Constant",

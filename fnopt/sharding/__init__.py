@@ -13,19 +13,19 @@ from fnopt.sharding._collectives import (
     all_gather_tree,
     any_row,
     check_axis_name,
+    cond,
     local_rows,
     pmax_rows,
     psum,
     psum_rows,
+    pvary_for,
+    pvary_like,
     pvary_over_rows,
     row_axes,
     row_shards,
     rows_sharded_over,
-)
-from fnopt.sharding._divided_slots import (
-    is_on_explicit_mesh,
-    reshard_leaves_like,
-    step_with_divided_slots,
+    varying_axes,
+    while_loop,
 )
 from fnopt.sharding._explicit import (
     axis_names,
@@ -42,7 +42,6 @@ from fnopt.sharding._explicit import (
     sharded_full_like,
     use_mesh_of,
 )
-from fnopt.sharding._loops import cond, pvary_for, while_loop
 from fnopt.sharding._sequential import sequential, wait_for
 from fnopt.sharding._shards import (
     SHARD_SUM,
@@ -52,8 +51,14 @@ from fnopt.sharding._shards import (
     sum_over_shards,
     unsharded_leaves,
 )
-from fnopt.sharding._state import fits_param, match_params, place_state
-from fnopt.sharding._varying import pvary_like, varying_axes
+from fnopt.sharding._state import (
+    fits_param,
+    is_on_explicit_mesh,
+    match_params,
+    place_state,
+    reshard_leaves_like,
+    step_with_divided_slots,
+)
 
 __all__ = [
     "concatenate",

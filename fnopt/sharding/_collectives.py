@@ -1,4 +1,10 @@
-"""Collectives over a named axis, which is None where there is none.
+"""Device-varying arrays: collectives over a named axis or None, loops and conditionals.
+
+Inside `jax.shard_map` with `check_vma=True` (the default) JAX sums a derivative by params that are
+the same on all devices over the devices. That sum is wrong for the gradient of one example: it
+would add up examples of different devices. Likewise, the carry of a loop has to vary over the same
+axes before and after, and so do the results of both branches of a conditional. Elsewhere these are
+the functions of `jax.lax`.
 
 A solver whose residuals are sharded over named axes declares them once (`rows_sharded_over`); the
 functions of rows do nothing outside of it.
@@ -9,14 +15,69 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.core import ShapedArray
 
 from fnopt.sharding._explicit import axis_names
-from fnopt.sharding._varying import pvary_like, varying_axes
+
+
+def varying_axes(x: Any) -> frozenset[str]:
+    """The named axes over which an array (or its type) varies; none where types don't say."""
+    aval = x if isinstance(x, (jax.ShapeDtypeStruct, ShapedArray)) else jax.typeof(x)
+    axes = getattr(aval, "vma", None)  # before JAX 0.10
+    axes = axes or getattr(getattr(aval, "manual_axis_type", None), "varying", None)
+    return frozenset(axes or ())
+
+
+def pvary_like(tree: Any, like: Any) -> Any:
+    """Mark arrays as varying over all named axes over which a leaf of `like` does."""
+    axes = {a for x in jax.tree.leaves(like) if hasattr(x, "dtype") for a in varying_axes(x)}
+    if not axes:
+        return tree
+
+    def pvary_leaf(x: Any) -> Any:
+        lacking = tuple(sorted(axes - varying_axes(x)))
+        return _pvary(x, lacking) if lacking else x
+
+    return jax.tree.map(pvary_leaf, tree)
+
+
+def _pvary(x: Any, axes: tuple[str, ...]) -> Any:
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(x, axes, to="varying")
+    return jax.lax.pvary(x, axes)  # pyright: ignore[reportAttributeAccessIssue]  before JAX 0.9
+
+
+def while_loop(cond_fun: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:
+    """`jax.lax.while_loop` whose whole carry varies over the devices over which part of it does."""
+    # Sums over the rows of all devices have types that say what is the same on all of them.
+    if row_axes() or not any(map(varying_axes, jax.tree.leaves(init))):
+        return lax.while_loop(cond_fun, body, init)
+
+    def varying_body(carry: Any) -> Any:
+        return pvary_like(body(carry), init)
+
+    return lax.while_loop(cond_fun, varying_body, pvary_like(init, init))
+
+
+def cond(pred: Any, true_fun: Callable[[], Any], false_fun: Callable[[], Any]) -> Any:
+    """`jax.lax.cond` whose results vary over the devices over which the predicate does."""
+    if row_axes() or not varying_axes(pred):
+        return lax.cond(pred, true_fun, false_fun)
+    return lax.cond(pred, *(lambda fn=fn: pvary_like(fn(), pred) for fn in (true_fun, false_fun)))
+
+
+def pvary_for(fn: Callable[..., Any], params: Any, *args: Any) -> Any:
+    """Mark params as varying over the devices over which `fn(params, *args)` does."""
+    axes = tuple(getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ()))
+    if row_axes() or not axes or not varying_axes(lax.axis_index(axes)):
+        return params
+    return pvary_like(params, jax.eval_shape(fn, params, *args))
 
 
 def check_axis_name(axis_name: Any) -> None:

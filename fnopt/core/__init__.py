@@ -118,6 +118,7 @@ from fnopt.core._static import static
 from fnopt.core._status import Status, is_converged, status_messages
 from fnopt.core._transformation import EmptyState, Member, Transformation, is_wide
 from fnopt.core._users_functions import (
+    NotForJaxError,
     explain_example_errors,
     explain_jax_errors,
     explain_missing_keys,
@@ -159,6 +160,7 @@ __all__ = [
     "EmptyState",
     "Leafwise",
     "Member",
+    "NotForJaxError",
     "RealSlot",
     "Rows",
     "Scalar",

@@ -7,7 +7,7 @@ import linecache
 import re
 import traceback
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 from jax.core import Tracer
@@ -28,7 +28,7 @@ _OURS = {"scipy": "jax.scipy.", "special": "jax.scipy.special."}  # all else is 
 
 
 class NotForJaxError(TypeError):
-    """The error that is raised: a TypeError, whose cause is JAX's own.
+    """Error of a user's function that isn't written for JAX; its cause is JAX's own error.
 
     Args:
         message: Its text.
@@ -39,6 +39,11 @@ class NotForJaxError(TypeError):
     def __init__(self, message: str, is_of_another: bool = False) -> None:
         super().__init__(message)
         self.is_of_another = is_of_another
+
+
+def _is_of_jax(error: Any) -> TypeGuard[BaseException]:
+    # A call of `math` ends in a TypeError of JAX that has no class of its own.
+    return isinstance(error, _OF_JAX) or "can be converted to Python scalars" in str(error)
 
 
 @contextlib.contextmanager
@@ -52,11 +57,11 @@ def explain_jax_errors(name: str, fn: str = "f", is_another: bool = False) -> It
     """
     try:
         yield
-    except (*_OF_JAX, NotForJaxError, ValueError) as found:
+    except (*_OF_JAX, NotForJaxError, TypeError, ValueError) as found:
         # Of functions that call each other, the outermost is the one that the user knows. NumPy
         # hides JAX's error behind one of its own where an entry of an array is written.
-        error = found if isinstance(found, _OF_JAX) else found.__cause__
-        if not isinstance(error, _OF_JAX) or getattr(found, "is_of_another", False):
+        error = found if _is_of_jax(found) else found.__cause__
+        if not _is_of_jax(error) or getattr(found, "is_of_another", False):
             raise
         line, called = _cause(found if isinstance(found, ValueError) else error)
         argument = _ARGUMENT.search(str(error))

@@ -162,6 +162,11 @@ def _by_name(bounds: Any, params: Any) -> Any:
     for name, pair in pairs.items():
         if not _is_pair(pair):
             raise ValueError(f"curve_fit: bounds[{name!r}] = {pair!r}, expected (lower, upper).")
+        if _is_crossed(pair):
+            raise ValueError(
+                f"curve_fit: bounds[{name!r}] = {pair!r}, expected lower < upper. To "
+                "hold a param write constraints={...: fnopt.fixed()}."
+            )
     open_ends = (-jnp.inf, jnp.inf)
     return tuple(
         _ordered_like(

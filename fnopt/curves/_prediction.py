@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import names_text, type_text
+from fnopt.core import NotForJaxError, explain_jax_errors, names_text, type_text
 from fnopt.jacobians import is_about_forward_mode, ravel_with_held, value_and_jacobian
 from fnopt.manifolds import along_tangents, in_tangents
 from fnopt.programs import copy_function
@@ -24,8 +24,9 @@ def as_params(fit: Any, params: Any) -> Any:
 def predicted_shape(predict: Callable[[Any], Any], params: Any) -> jax.ShapeDtypeStruct:
     """The shape and dtype of a prediction; explains why a function can't take the params."""
     try:
-        found = jax.eval_shape(copy_function(predict), params)
-    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+        with explain_jax_errors("predict_band", "predict"):
+            found = jax.eval_shape(copy_function(predict), params)
+    except NotForJaxError:
         raise
     except (AttributeError, LookupError, TypeError) as error:
         is_dict = isinstance(params, dict)

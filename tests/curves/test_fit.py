@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import pickle
 import warnings
 
@@ -131,6 +132,8 @@ def test_what_is_no_fit_is_refused_by_what_to_give(of, given):
         (lambda p: p["k"] * X, "KeyError: 'k'"),
         (curve, "missing 3 required positional"),
         (lambda p: p, "returned a dict, expected one array"),
+        (lambda p: np.exp(p["a"]) * X, r"calls np\.exp; write jnp\.exp"),
+        (lambda p: math.exp(p["a"] * X), r"calls math\.exp; write jnp\.exp"),
     ],
 )
 def test_a_prediction_that_cannot_take_the_params_is_explained(predict, text):
@@ -189,6 +192,18 @@ def test_the_note_on_p0_stands_only_at_faults_of_the_function():
     with pytest.raises(TypeError, match="ftol = '1e-8' is a str") as caught:
         fnopt.curve_fit(curve, X, Y, ftol="1e-8")
     assert not [note for note in getattr(caught.value, "__notes__", []) if "p0" in note]
+
+
+@pytest.mark.parametrize(
+    ("keywords", "text"),
+    [
+        ({"bounds": {"a": (5, 1)}}, r"bounds\['a'\] = \(5, 1\), expected lower < upper"),
+        ({"f": lambda x, a, b: a * math.exp(-b * x)}, r"f calls math\.exp; write jnp\.exp"),
+    ],
+)
+def test_crossed_bounds_and_functions_of_math_are_explained(keywords, text):
+    with pytest.raises((TypeError, ValueError), match=text):
+        fnopt.curve_fit(**{"f": curve, "xdata": X, "ydata": Y, **keywords})
 
 
 def test_params_bounds_and_constraints_by_name():

@@ -127,7 +127,7 @@ BAD = [
     ({"ydata": Y[:-1]}, ValueError, r"shape \(50,\).*ydata have shape \(49,\).*same length"),
     ({"p0": [1.0, 2.0]}, ValueError, r"p0 has 2 numbers, but f takes 3 params after x"),
     ({"p0": []}, ValueError, r"p0 has 0 numbers, but f takes 3"),
-    ({"p0": "abc"}, TypeError, r"p0: the only leaf is str"),
+    ({"p0": "abc"}, TypeError, r"p0 = 'abc' has text in it"),
     ({"xdata": [], "ydata": []}, ValueError, r"ydata are empty"),
     ({"ydata": np.where(X > 3, np.nan, Y)}, ValueError, r"ydata hold 13 NaN or infinite"),
     ({"xdata": np.where(X > 3, np.inf, X)}, ValueError, r"xdata hold 13 NaN or infinite"),

@@ -54,6 +54,7 @@ def eigenbases(blocks: Sequence[BlockStack], factors: Sequence[Factors]) -> tupl
                 stacks.setdefault(side.width, []).append((i, j))
             else:
                 found[i, j] = jnp.zeros((block.matrices, 0, 0, 0), factors[i][j].dtype)
+    # One batch after the other: on a CPU, concurrent batches of LAPACK calls can deadlock.
     vectors_of = sequential(lambda x: jnp.linalg.eigh(x)[1])
     for width, places in stacks.items():
         padded = [_pad_factor(factors[i][j], blocks[i].sides[j].size) for i, j in places]
@@ -110,6 +111,7 @@ def _mix(m: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
     t, count, width = old.shape[:3]
     if not count:
         return m
+    # The diagonal of Q^T diag(m) Q is a mean of m with squared cosines as weights.
     cosines = jnp.einsum("tbki,tbkj->tbij", old, new, precision=HIGHEST)
     cut = m.reshape(*m.shape[:2], count, width)
     found = jnp.einsum("trbi,tbij->trbj", cut, cosines**2, precision=HIGHEST)

@@ -114,6 +114,7 @@ def _shifts(block: BlockStack, factors: Factors, damping: jax.Array) -> Factors:
     means = [factor_traces(x) / s.size for x, s in zip(factors, block.sides, strict=True)]
     some = (means[0] > 0) & (means[1] > 0)
     safe = [jnp.where(some, m, jnp.ones_like(m)) for m in means]
+    # The quotient of the roots, because that of the means may overflow.
     pi = jnp.sqrt(safe[0]) / jnp.sqrt(safe[1])
     root = jnp.sqrt(damping)
     return pi * root, root / pi

@@ -57,6 +57,7 @@ def median_of_means(grads: Any, groups: int) -> Any:
             raise ValueError(
                 f"median_of_means: groups is {groups}, expected between 1 and the {n} examples."
             )
+        # Consecutive examples, in groups whose sizes differ by one at most.
         group = jnp.arange(n) * groups // n
         counts = jnp.bincount(group, length=groups).astype(x.dtype)
         sums = jax.ops.segment_sum(x, group, groups)

@@ -192,6 +192,7 @@ def _moments(seen: Measurements, counts: jax.Array | None, size: int) -> Moments
 
 def _merge_moments(a: Moments, b: Moments) -> Moments:
     """Merge the moments of two sets of gradients (Chan, Golub and LeVeque, 1983)."""
+    # Deviations from the means are merged, because a difference of sums of squares would cancel.
     count = a.count + b.count
     # Of the first chunk nothing changes: a share of 1, no gap to what was before.
     share = b.count.astype(jnp.float32) / jnp.maximum(count, 1).astype(jnp.float32)

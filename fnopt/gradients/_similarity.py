@@ -51,6 +51,7 @@ def alignment_with_others(bound: BoundLoss, found: Totals, chunk_size: int | Non
         own = jnp.where(found.counts, relative, jnp.zeros_like(relative))
     # For an example that counts `along` is its own part too, for the others it is not.
     mine = (own / nonzero(relative)) * along
+    # The norm of S - g, by |S|^2 - 2 <S, g> + |g|^2; rounding may leave less than zero.
     others = safe_sqrt(total**2 - 2 * total * mine + own**2)
     cosine = (total * along - own**2) / nonzero(relative * others)
     return jnp.where(relative * others == 0, jnp.zeros_like(cosine), jnp.clip(cosine, -1, 1))

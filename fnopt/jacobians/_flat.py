@@ -115,7 +115,7 @@ def _units(size: int, like: jax.Array) -> Callable[[jax.Array], jax.Array]:
     return lambda i: pvary_like((jnp.arange(size) == i).astype(like.dtype), like)
 
 
-_ROWS = 64
+_ROWS = 64  # rows at once, so that a large Jacobian fits in memory
 
 
 def forward_from_reverse(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

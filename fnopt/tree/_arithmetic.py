@@ -170,6 +170,7 @@ def div(tree_x: Any, tree_y: Any) -> Any:
 
     def divide_leaf(x: Any, y: Any) -> jax.Array:
         dtype = promoted_dtype(x, y)
+        # The quotient of integers is a float, as that of the operator `/`.
         whole = not jnp.issubdtype(dtype, jnp.inexact)
         return compute_wide(operator.truediv, default_float() if whole else dtype, x, y)
 

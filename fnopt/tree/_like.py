@@ -252,6 +252,7 @@ def random_like(
         >>> tree.random_like(jax.random.key(0), {"w": jnp.ones((2, 3))})["w"].shape
         (2, 3)
     """
+    # Samplers of `jax.random` take a sharding; a user's own sampler may not.
     sharded = "out_sharding" in inspect.signature(sampler).parameters
 
     def sample_leaf(leaf: Any, key: Any) -> jax.Array:

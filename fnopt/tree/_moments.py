@@ -84,6 +84,7 @@ def update_moment_per_elem_norm(updates: Any, moments: Any, decay: Any, order: A
     def update_norm(g: jax.Array, m: jax.Array, real: Any) -> jax.Array:
         if not jnp.iscomplexobj(g):
             return _average(m, _power(g, order), decay, real)
+        # From the square of the modulus, as in optax: its root has no derivative at zero.
         square = jnp.square(jnp.real(g)) + jnp.square(jnp.imag(g))
         return _average(m, _power(square, order / 2), decay, real)
 

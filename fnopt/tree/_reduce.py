@@ -120,6 +120,7 @@ def _size(x: Any) -> jax.Array:
 
 
 def _extreme(tree: Any, fn: Callable[..., Any], pick: Callable[..., Any], none: float) -> jax.Array:
+    # A leaf without elements has no largest and no smallest one.
     leaves = [x for x in jax.tree.leaves(tree) if getattr(x, "size", 1)]
     dtype = common(leaves)
     if not leaves:

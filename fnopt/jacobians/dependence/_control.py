@@ -13,7 +13,7 @@ from fnopt.jacobians.dependence._sums import mixed
 from fnopt.programs import Cond, Scan, While, control_view
 
 _UNROLLED = 20_000  # equations; a loop of more is taken as one of any number of turns
-_ROUNDS = 32
+_ROUNDS = 32  # iterations to a fixed point; a carry that still changes depends on all inputs
 
 Run = Callable[[jex.ClosedJaxpr, list[Entry]], list[Entry]]
 Turn = Callable[[list[Entry]], list[Entry]]

@@ -46,7 +46,7 @@ def scan_chunks(
             leading axis over the examples of the chunk.
         carry: The first carry; its shapes and dtypes stay.
         batch: A tree whose leaves have a leading axis of `size` examples.
-        size: How many examples there are.
+        size: Number of examples.
         chunk_size: How many examples the body sees at once; `None` for all.
 
     Returns:

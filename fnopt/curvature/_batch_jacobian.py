@@ -54,7 +54,7 @@ def batch_jacobian(
         method: `'ghost'` as above; params that it cannot follow
             (:func:`fnopt.gradients.ghost_report` says which) have their rows formed. `'formed'`
             forms all rows by `jax.vmap`. `'auto'` takes the one that stores less for an example.
-        chunk_size: How many examples to take at once; `None` for all. With `c` chunks the Gram
+        chunk_size: Number of examples to take at once; `None` for all. With `c` chunks the Gram
             matrix takes `c (c + 1)` passes over a chunk instead of one.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
             is divided over, or several. `residuals` and `mv` are those of this device's examples;

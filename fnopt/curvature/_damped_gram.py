@@ -46,7 +46,7 @@ def nystrom(times: Map, size: int, rank: int, dtype: Any) -> Nystrom:
     Args:
         times: The product with the matrix.
         size: The number `N` of its rows.
-        rank: How many products are taken, one after the other; `N` at most.
+        rank: Number of products that are taken, one after the other; `N` at most.
         dtype: The dtype of the vectors.
 
     Returns:
@@ -151,7 +151,7 @@ def check_rows(count: int, what: str, dtype: Any, where: str, instead: str = "so
     """Check that the Gram matrix of all rows is small enough to factorise.
 
     Args:
-        count: How many there are.
+        count: The number of them.
         what: Their name in the plural.
         dtype: The dtype of the matrix.
         where: How the message begins.

@@ -89,7 +89,7 @@ def hessian_diagonal(
         fn: As in `hvp`.
         samples: How many probes; each costs a product.
         reduction: `'mean'` or `'sum'` over the examples.
-        chunk_size: How many examples to differentiate at once; `None` for all.
+        chunk_size: Number of examples to differentiate at once; `None` for all.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
             is divided over, or several: sums run over all of its devices, and the result is the
             same on all. `None` for the examples of this call.
@@ -199,7 +199,7 @@ def ggn_diagonal(
         model_fn: `f(params, example) -> outputs` for ONE example, an array or a tree.
         loss_fn: `loss(outputs, example) -> scalar`.
         reduction: `'mean'` or `'sum'` over the examples.
-        chunk_size: How many examples to differentiate at once; `None` for all.
+        chunk_size: Number of examples to differentiate at once; `None` for all.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
             is divided over, or several: sums run over all of its devices, and the result is the
             same on all. `None` for the examples of this call.

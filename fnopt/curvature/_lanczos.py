@@ -54,7 +54,7 @@ def top_eigenvalues(
             its params and batch.
         like: The tree, of floating arrays; its values don't matter.
         key: A PRNG key for the first vector.
-        k: How many eigenvalues.
+        k: Number of eigenvalues.
         iterations: `m`, how many products; at most the number of params. `m` vectors are kept.
         which: `'largest'`, `'smallest'` or `'magnitude'`.
 

@@ -38,7 +38,7 @@ def hvp(
         fn: `fn(params) -> scalar`; or, with a batch, `fn(params, example) -> scalar` for ONE
             example, whose values are averaged.
         reduction: `'mean'` or `'sum'` over the examples.
-        chunk_size: How many examples to differentiate at once; `None` for all.
+        chunk_size: Number of examples to differentiate at once; `None` for all.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
             is divided over, or several: sums run over all of its devices, and the result is the
             same on all. `None` for the examples of this call.
@@ -104,7 +104,7 @@ def ggn_vp(
         model_fn: `f(params, example) -> outputs` for ONE example, an array or a tree.
         loss_fn: `loss(outputs, example) -> scalar`.
         reduction: `'mean'` or `'sum'` over the examples.
-        chunk_size: How many examples to differentiate at once; `None` for all.
+        chunk_size: Number of examples to differentiate at once; `None` for all.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
             is divided over, or several: sums run over all of its devices, and the result is the
             same on all. `None` for the examples of this call.
@@ -169,7 +169,7 @@ def fisher_vp(
     Args:
         loss_fn: `loss_fn(params, example) -> scalar` for ONE example.
         reduction: `'mean'` or `'sum'` over the examples.
-        chunk_size: How many examples to differentiate at once; `None` for all.
+        chunk_size: Number of examples to differentiate at once; `None` for all.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
             is divided over, or several: sums run over all of its devices, and the result is the
             same on all. `None` for the examples of this call.

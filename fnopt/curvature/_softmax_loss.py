@@ -77,7 +77,7 @@ def is_softmax_loss(loss: Any, count: int, dtype: Any, example: Any) -> bool:
 
     Args:
         loss: Function of one example's outputs, a vector, and the example; returns a number.
-        count: How many outputs there are.
+        count: Number of outputs.
         dtype: Of the outputs.
         example: Shapes and dtypes of an example.
     """

@@ -98,7 +98,7 @@ def sum_over_examples(
         params: The params.
         batch: The examples.
         reduction: `'mean'` or `'sum'` over the examples.
-        chunk_size: How many examples at once.
+        chunk_size: Number of examples at once.
         name: The public function that the user called, for messages.
         axis_name: The named axis that a larger batch is divided over, if it is.
     """

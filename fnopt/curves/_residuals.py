@@ -96,8 +96,8 @@ def check_enough(size: int, n: int, box: Any, name: str, instead: str, of: str =
     """Refuses fewer data than params, as SciPy does without bounds.
 
     Args:
-        size: How many data there are.
-        n: How many params.
+        size: Number of data.
+        n: Number of params.
         box: The bounds, or None.
         name: The function that was called.
         instead: What to take for one of the many solutions.

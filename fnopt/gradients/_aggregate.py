@@ -34,7 +34,7 @@ def median_of_means(grads: Any, groups: int) -> Any:
     Args:
         grads: A tree of per-example gradients with a leading example axis, as
             `per_example_grads` gives them.
-        groups: How many groups, between 1 and the number of examples.
+        groups: Number of groups, between 1 and the number of examples.
 
     Returns:
         The tree without the example axis, in the same dtypes.

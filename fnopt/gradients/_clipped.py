@@ -82,7 +82,7 @@ def clipped_grad(
             (`ghost_report` shows which); `'vmap'` takes all gradients at once; `'chunked'` takes
             them chunk by chunk. `'auto'` is `'ghost'` where that stores less for an example than
             its gradient, else `'chunked'`.
-        chunk_size: How many examples to take at once; `None` lets the sizes decide.
+        chunk_size: Number of examples to take at once; `None` lets the sizes decide.
         rule: `'clip'` as above; `'automatic'` scales every gradient by `C / (norm + 0.01)`, so
             that `C` is a factor of the learning rate and needs no tuning.
         skip_nonfinite: Whether an example with a gradient or a loss that isn't finite counts as

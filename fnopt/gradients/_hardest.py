@@ -63,7 +63,7 @@ def hardest_examples(
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
-        k: How many examples, between 1 and the size of the whole batch.
+        k: Number of examples, between 1 and the size of the whole batch.
         by: `'norm'`, `'loss'` or `'disagreement'`; the last takes a second, forward-mode pass. In
             that an id beyond the end of a table counts as its last row, as `jax.jvp` has it; in
             `jax.grad`, and in norms here, it counts for no row.
@@ -72,7 +72,7 @@ def hardest_examples(
         batch_argnums: Which positional arguments have a leading example axis; by default all
             after the last of `argnums`.
         method: As in `per_example_norms`.
-        chunk_size: How many examples to take at once; `None` lets the sizes decide.
+        chunk_size: Number of examples to take at once; `None` lets the sizes decide.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
             is divided over, or several: the hardest of all devices are found, the same on all, and
             `index` is their place in the whole batch.

@@ -42,7 +42,7 @@ def check_examples_independent(
             `([n], aux)`.
         batch_argnums: Which positional arguments have a leading example axis.
         has_aux: Whether `losses_fn` returns `(losses, aux)`.
-        probes: How many examples to replace.
+        probes: Number of examples to replace.
 
     Returns:
         A function of the arguments of `losses_fn` that returns `None`. It runs `losses_fn`

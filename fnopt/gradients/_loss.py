@@ -103,7 +103,7 @@ class BoundLoss(NamedTuple):
         loss: `(params, example) -> (value, aux)`; shared arguments are inside.
         params: A tuple of what is differentiated.
         batch: A tree; every leaf has a leading axis of `size` examples.
-        size: How many examples there are.
+        size: Number of examples.
         given: The params as they came: sums over the examples lie as they do.
     """
 

@@ -150,7 +150,7 @@ def micro_vmap(
         in_axes: The axis of the examples, an int for all arguments or a sequence with None for
             arguments that all share.
         out_axes: The axis of the examples in the results.
-        microbatch_size: How many examples at once; None for all.
+        microbatch_size: Number of examples at once; None for all.
 
     Returns:
         The function of a batch.

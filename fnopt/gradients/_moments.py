@@ -121,7 +121,7 @@ class Moments(NamedTuple):
     """The first two moments of gradients.
 
     Attributes:
-        count: How many gradients, int32.
+        count: Number of gradients, int32.
         mean: Their mean, like the params, at least float32; zero of none.
         deviations: By leaf: the sum of the squared distances from the mean.
     """

@@ -179,7 +179,7 @@ class PoissonBatch(NamedTuple):
     Attributes:
         index: The places of the examples in the data set, int32 `[capacity]`; 0 in the padding.
         where: Which entries are examples, not padding, bool `[capacity]`.
-        count: How many examples were drawn, int32; more than the capacity if they don't fit.
+        count: Number of examples that were drawn, int32; more than the capacity if they don't fit.
         overflow: How many of them did not fit, int32. Unless it is 0, the batch is not the sample
             that an accountant assumes: do not use it.
     """

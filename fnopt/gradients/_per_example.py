@@ -35,7 +35,7 @@ def per_example_grads(
         batch_argnums: Which positional arguments have a leading example axis on every leaf. By
             default all that come after the last of `argnums`. The others, and every keyword
             argument, are passed to all examples unchanged.
-        chunk_size: How many examples to differentiate at once, which bounds the memory of
+        chunk_size: Number of examples to differentiate at once, which bounds the memory of
             activations; the result is the same. It need not divide the batch, but a remainder
             costs a copy of the result. `None` for all.
 
@@ -82,7 +82,7 @@ def value_and_per_example_grads(
         has_aux: Whether `loss_fn` returns `(value, aux)`.
         batch_argnums: Which positional arguments have a leading example axis; by default all
             after the last of `argnums`.
-        chunk_size: How many examples to differentiate at once; `None` for all.
+        chunk_size: Number of examples to differentiate at once; `None` for all.
 
     Returns:
         A function `(params, batch, ..., key=None)` -> `(losses, gradients)`, or
@@ -160,7 +160,7 @@ def per_example_norms(
             (`ghost_report` shows which); `'vmap'` takes all gradients at once; `'chunked'` takes
             them chunk by chunk. `'auto'` is `'ghost'` where that stores less for an example than
             its gradient, else `'chunked'`.
-        chunk_size: How many examples to take at once; `None` lets the sizes decide.
+        chunk_size: Number of examples to take at once; `None` lets the sizes decide.
         groups: `'leaf'` for the norms of every leaf by itself, or a dict from names to patterns of
             paths (:func:`fnopt.core.matches`) for those of groups of leaves: a leaf counts in the
             first group that it fits, and those that fit none are left out.

@@ -31,7 +31,7 @@ def alignment_with_others(bound: BoundLoss, found: Totals, chunk_size: int | Non
     Args:
         bound: The loss and the batch.
         found: The sums of one pass over the batch.
-        chunk_size: How many examples to take at once.
+        chunk_size: Number of examples to take at once.
     """
     norm, mean = found.norm, found.moments.mean
     length = norm_of_leaves(jax.tree.leaves(mean)).astype(norm.dtype)
@@ -156,7 +156,7 @@ def gradient_similarity(
         batch_argnums: Which positional arguments have a leading example axis; by default all
             after the last of `argnums`.
         method: As in `per_example_norms`.
-        chunk_size: How many examples to take at once. `None` for all: the batch is passed through
+        chunk_size: Number of examples to take at once. `None` for all: the batch is passed through
             once, and what the ghost method records (or, with the others, the gradients) is in
             memory for all of it. With `k` chunks there are `k (k + 1)` passes over a chunk.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch

@@ -89,12 +89,12 @@ class GradientStatistics(NamedTuple):
             Zero for a param that the loss ignores, infinite where all gradients are the same, NaN
             where gradients are so large or so small that their squares are infinite or zero.
         noise_scale: The simple noise scale of all params, `sum(variance) / |mean|^2` with the same
-            estimate: the batch size from which on larger batches hardly help.
+            estimate: the batch size above which larger batches hardly help.
         loss: The loss of every example, `[n]`.
         norm: The global norm of every example's gradient, `[n]`. A value that isn't finite says
             which example has a bad gradient.
         aux: The auxiliary output of the loss; else `None`.
-        count: How many examples count, int32.
+        count: Number of examples that count, int32.
         alignment: With `alignment=True`: the cosine of the angle between the gradient of every
             example and the mean of those of all others, `[n]`; else `None`.
     """
@@ -144,7 +144,7 @@ def gradient_statistics(
         batch_argnums: Which positional arguments have a leading example axis; by default all
             after the last of `argnums`.
         method: As in `per_example_norms`.
-        chunk_size: How many examples to take at once; `None` lets the sizes decide.
+        chunk_size: Number of examples to take at once; `None` lets the sizes decide.
         alignment: Whether to make the second pass; for ids beyond the end of a table see
             `by='disagreement'` of :func:`fnopt.hardest_examples`.
         skip_nonfinite: Whether an example with a gradient or a loss that isn't finite is left out

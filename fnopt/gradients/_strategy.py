@@ -32,7 +32,7 @@ class Strategy(NamedTuple):
 
     Attributes:
         ghost: The traced loss, if gradients are measured without being formed.
-        chunk_size: How many examples are taken at once; `None` for all.
+        chunk_size: Number of examples that are taken at once; `None` for all.
     """
 
     ghost: Ghost | None

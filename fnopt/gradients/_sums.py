@@ -70,7 +70,7 @@ def block_norms(
         squares: Squared norms by leaf; out of range if the norms are below 1e-19 or above 1e19.
         careful: Gives the norms by leaf in another way; only run where sums are out of range.
         blocks: By leaf, the number of its block.
-        count: How many blocks there are; one without a leaf has norm 0.
+        count: Number of blocks; one without a leaf has norm 0.
     """
     members = [[i for i, b in enumerate(blocks) if b == block] for block in range(count)]
     plain = jnp.stack([_sum([squares[i] for i in own], squares[0]) for own in members])

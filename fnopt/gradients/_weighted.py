@@ -42,7 +42,7 @@ def weighted_grad(
             after the last of `argnums`.
         reduction: `'sum'`, or `'mean'`, which divides by the number of examples (not by the sum
             of the weights).
-        chunk_size: How many examples to differentiate at once; gradients are accumulated over
+        chunk_size: Number of examples to differentiate at once; gradients are accumulated over
             chunks in float32 or wider. `None` for all.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
             is divided over, or several: sums run over all of its devices, and the result is the
@@ -90,7 +90,7 @@ def value_and_weighted_grad(
         batch_argnums: Which positional arguments have a leading example axis; by default all
             after the last of `argnums`.
         reduction: `'sum'`, or `'mean'`, which divides by the number of examples.
-        chunk_size: How many examples to differentiate at once; `None` for all.
+        chunk_size: Number of examples to differentiate at once; `None` for all.
         axis_name: As in `weighted_grad`.
 
     Returns:

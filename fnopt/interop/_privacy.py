@@ -21,7 +21,7 @@ def privacy_epsilon(
     Args:
         noise_multiplier: The standard deviation of the noise, in units of the sensitivity.
         sampling_rate: The probability of each example to be in a batch.
-        steps: How many steps there are.
+        steps: Number of steps.
         delta: The :math:`\delta`; well below one over the number of examples.
 
     Returns:
@@ -62,7 +62,7 @@ def calibrated_noise(epsilon: float, sampling_rate: float, steps: int, delta: fl
     Args:
         epsilon: The :math:`\epsilon` that may be spent.
         sampling_rate: The probability of each example to be in a batch.
-        steps: How many steps there are.
+        steps: Number of steps.
         delta: The :math:`\delta`; well below one over the number of examples.
 
     Returns:

@@ -244,7 +244,7 @@ def bicolouring(
         rows: The row of every entry.
         cols: Its column.
         shape: The numbers of rows and of columns.
-        most: How many colours are too many.
+        most: The least number of colours that is too many.
 
     Returns:
         The partition with the fewest colours that were found; None if all have too many.

@@ -23,8 +23,8 @@ def jacobian_mode(mode: str, m: int, n: int, what: str = "jacobian") -> str:
 
     Args:
         mode: `'auto'`, `'forward'` or `'reverse'`.
-        m: How many outputs there are.
-        n: How many inputs there are.
+        m: Number of outputs.
+        n: Number of inputs.
         what: What the option is called, for the message.
 
     Returns:

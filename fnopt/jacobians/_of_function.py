@@ -116,7 +116,7 @@ def jacobian(
             end; `'operator'` never forms it and only multiplies by it.
         mode: `'forward'`, `'reverse'`, or `'auto'` for the one with fewer passes (`'reverse'`
             where a `custom_vjp` allows nothing else).
-        chunk_size: How many passes are made at once; by default all up to 256, else 64.
+        chunk_size: Number of passes that are made at once; by default all up to 256, else 64.
 
     Returns:
         A function of the arguments of `fn` that returns `J`:

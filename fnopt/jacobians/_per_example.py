@@ -46,7 +46,7 @@ def per_example_jacobian(
         fn: `fn(params, example, ...)` for ONE example returns an array, or a pytree of arrays.
         mode: `'reverse'` makes a pass for each output of an example, `'forward'` one for each
             param; `'auto'` takes the fewer.
-        chunk_size: How many examples are differentiated at once, which bounds the memory of
+        chunk_size: Number of examples that are differentiated at once, which bounds the memory of
             activations; `None` for all. Least squares with normal equations (`'cholesky'`) then
             adds `J^T J` up chunk by chunk, so that `J` never exists as a whole (unless `sigma` is a
             matrix); the solution has no covariance.
@@ -81,7 +81,7 @@ class PerExampleJacobian:
     Args:
         fn: The function of params and one example.
         mode: `'auto'`, `'forward'` or `'reverse'`.
-        chunk_size: How many examples are differentiated at once; `None` for all.
+        chunk_size: Number of examples that are differentiated at once; `None` for all.
     """
 
     fn: Callable[..., Any]

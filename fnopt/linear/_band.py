@@ -78,7 +78,7 @@ class BandLayout:
 
 @functools.lru_cache(maxsize=8)
 def band_of(sparsity: Sparsity, by_rows: bool, widest: int) -> BandLayout | None:
-    """The band of the Gram matrix of a sparse Jacobian; None if it is wider than that.
+    """The band of the Gram matrix of a sparse Jacobian; None if it is too wide.
 
     Args:
         sparsity: Where the Jacobian has entries; by rows, that of its transpose.
@@ -145,7 +145,7 @@ def reverse_cuthill_mckee(rows: np.ndarray, cols: np.ndarray, n: int) -> np.ndar
     Args:
         rows: One end of every edge, both directions and loops or not, int array of shape `[k]`.
         cols: The other ends.
-        n: How many nodes there are.
+        n: Number of nodes.
 
     Returns:
         The nodes in their new order, an int array of shape `[n]`.

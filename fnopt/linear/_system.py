@@ -70,8 +70,8 @@ def linear_solver(name: str, m: int, n: int) -> str:
 
     Args:
         name: `'auto'`, `'qr'`, `'cholesky'` or `'cg'`.
-        m: How many residuals there are.
-        n: How many params there are.
+        m: Number of residuals.
+        n: Number of params.
 
     Returns:
         `'qr'`, `'cholesky'` or `'cg'`.

@@ -20,7 +20,7 @@ class Datasets(Model):
 
     Args:
         model: The model of one set.
-        count: How many sets there are.
+        count: Number of sets.
         shared: The names of the params that all sets share, or one name.
 
     Raises:

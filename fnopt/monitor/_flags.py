@@ -140,7 +140,7 @@ class health_flags(Value):
         release: How far beyond the threshold an observation must be to count as recovered.
         decay: Decay of the usual norm for each observation.
         vanishing: :math:`v`, fraction of the largest root mean square.
-        zeros: Fraction of zeros from which on a group is half dead.
+        zeros: Fraction of zeros above which a group is half dead.
         patience: Number of observations in a row that raise or lower a flag.
 
     Example:

@@ -31,7 +31,7 @@ class RecordHealthState(NamedTuple):
     """State of `record_health`: step count, current flags, ring buffer of measurements.
 
     Attributes:
-        count: How many updates have passed, int32.
+        count: Number of updates that have passed, int32.
         flags: The state of the flags.
         ring: A dict from statistics to arrays `[size, groups, ...]`; entry `i` of the ring holds
             the recordings `i`, `i + size`, ..., whichever is the last. `'flag'` holds `Flag` codes.
@@ -52,7 +52,7 @@ class record_health(Transformation):
     `jax.vmap`. It is saved with the rest of the optimizer's state. `health_history` reads it.
 
     Args:
-        size: How many recordings are kept.
+        size: Number of recordings that are kept.
         every: Records the updates 0, `every`, 2 `every`, ...; between them nothing is computed.
         stats: The statistics, as for `health`; the norm is always among them.
         groups: Which leaves form a group, as for `health`.

@@ -99,7 +99,7 @@ class scale_by_factored_rms(Leafwise):
     Args:
         factored: Whether matrices are factored at all.
         decay_rate: :math:`e`.
-        step_offset: How many steps are taken off the count (of an earlier training).
+        step_offset: Number of steps that are taken off the count (of an earlier training).
         min_dim_size_to_factor: From which size of both axes on a leaf is factored.
         epsilon: Added to squared gradients.
         decay_rate_fn: The decay from the number of steps before and `decay_rate`.
@@ -175,7 +175,7 @@ def adafactor(
         learning_rate: :math:`\eta`, a number or a `Schedule`; None for 1.
         min_dim_size_to_factor: From which size of both axes on a leaf is factored.
         decay_rate: The exponent of the decay.
-        decay_offset: How many steps are taken off the count.
+        decay_offset: Number of steps that are taken off the count.
         multiply_by_parameter_scale: Whether steps are in proportion to the params.
         clipping_threshold: :math:`c`; None for no clipping.
         momentum: The decay of a mean of the updates; None for none.

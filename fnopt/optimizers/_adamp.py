@@ -32,8 +32,8 @@ class scale_by_adamp(AdamDirection):
               d_t + \lambda_t\, \theta_t & \text{otherwise} \end{cases}
 
     The gradient of weights in front of a normalisation is at right angles to them; that is how
-    they are told. It is looked at output by output first (the largest of the cosines counts; the
-    last axis is that of the outputs), then over the whole leaf; :math:`n` is the number of weights
+    they are told. The cosine is tested for each output first (the largest counts; the
+    last axis is that of the outputs), then for the whole leaf; :math:`n` is the number of weights
     of an output, or of the leaf. Leaves of fewer than two axes are left to Adam.
 
     Args:

@@ -35,7 +35,7 @@ class GaussNewtonDescentState(NamedTuple):
     """Steps so far, the damping, the last direction, how the last step went.
 
     Attributes:
-        count: How many updates were made.
+        count: Number of updates that were made.
         damping: The damping of the next step, where it adapts.
         momentum: The direction of the last step, like the params; `None` without momentum.
         status: A `Status`: `RUNNING`, or why the last step was refused.

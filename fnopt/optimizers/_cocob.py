@@ -29,7 +29,7 @@ class scale_by_cocob(Leafwise):
         R = \max(R - \langle g_t, \theta_t - \theta_0 \rangle, 0), \quad C = C - g_t \\
         u_t &= \theta_0 + \frac{C}{L\, \max(G + L,\, \alpha L)}\, (L + R) - \theta_t
 
-    The minus sign of descent is in it.
+    Updates have the minus sign of descent.
 
     Args:
         alpha: :math:`\alpha`, how cautious the first bets are.

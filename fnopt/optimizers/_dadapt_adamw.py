@@ -52,7 +52,7 @@ class scale_by_dadapt_adamw(Transformation):
         d_{t+1} &= \max\Big(d_t,\, \frac{r_t}{(1-b)\, \lVert s_t \rVert_1}\Big), \qquad
         u_t = -\frac{m_t}{\sqrt{v_t} + \epsilon} - \lambda\, \gamma_t\, \theta_t
 
-    The minus sign of descent is in it.
+    Updates have the minus sign of descent.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule` that begins with 1.

@@ -235,7 +235,7 @@ def galore(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        rank: How many directions.
+        rank: Number of directions.
         update_proj_gap: How many steps they are kept.
         scale: :math:`\alpha`.
         base_optimizer: The inner optimizer, which must not read the params; None for

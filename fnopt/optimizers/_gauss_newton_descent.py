@@ -65,7 +65,7 @@ class gauss_newton_descent(Transformation):
             they were published), without a further evaluation if the damping doesn't adapt.
         method: `'auto'`, `'ghost'` or `'formed'`, as in :func:`fnopt.curvature.batch_jacobian`;
             with the latter two the step is solved among the residuals, however many there are.
-        chunk_size: How many examples to take at once; `None` for all.
+        chunk_size: Number of examples to take at once; `None` for all.
         axis_name: Inside `jax.shard_map`, the named axis that the batch is divided over, as in
             :func:`fnopt.curvature.batch_jacobian`: the step is that of the whole batch, the same
             on all devices.

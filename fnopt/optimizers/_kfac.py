@@ -98,7 +98,7 @@ class kfac(Transformation):
             `jax.random.categorical(key, outputs)` for a cross-entropy.
         sharing: What is done with a weight that is used at many positions of an example: `'expand'`
             counts each as an example, `'reduce'` adds them up.
-        statistics_every: How many steps there are between two updates of the factors.
+        statistics_every: Number of steps between two updates of the factors.
         inverse_every: Likewise, of their inverses.
         model_every: Likewise, of :math:`\alpha` and :math:`\mu`.
         damping_every: Likewise, of the damping; a multiple of `model_every`.

@@ -18,7 +18,7 @@ class Averages(NamedTuple):
     """A part of `KfacState`.
 
     Attributes:
-        averaged: How many batches there are in them.
+        averaged: Number of batches in them.
         factors: By stack of blocks, their factors.
         inverses: Of the damped factors; the bases where moments are kept.
         moments: By stack, the second moments in its bases; none without them.
@@ -169,7 +169,7 @@ class KfacState(NamedTuple):
     """Averages of the factors, their inverses, and the last step.
 
     Attributes:
-        count: How many updates were made.
+        count: Number of updates that were made.
         averaged: How many batches the factors are averages of.
         damping: The damping of the next step.
         weights: What the last direction and the last step were multiplied with, `[2]`.

@@ -134,7 +134,7 @@ class scale_by_fromage(Leafwise):
     .. math:: u_t = c\,(\theta_t - \eta_t\, g_t) - \theta_t, \qquad
               c = \frac{1}{\sqrt{1 + \eta_t^2}}
 
-    The minus sign of descent is in it.
+    Updates have the minus sign of descent.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.

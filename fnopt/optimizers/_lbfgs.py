@@ -55,7 +55,7 @@ class scale_by_lbfgs(Transformation):
     direction (once negated).
 
     Args:
-        memory_size: How many pairs are remembered.
+        memory_size: Number of pairs that are remembered.
         scale_init_precond: Whether to use :math:`\gamma`, or 1.
 
     Raises:

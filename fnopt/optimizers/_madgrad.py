@@ -39,7 +39,7 @@ class scale_by_madgrad(Leafwise):
         z_t &= \theta_0 - \frac{s_t}{\sqrt[3]{v_t} + \epsilon}, \qquad
         u_t = (1-\beta)\, (z_t - \theta_t)
 
-    The minus sign of descent is in it.
+    Updates have the minus sign of descent.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.

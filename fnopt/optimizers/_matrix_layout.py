@@ -29,7 +29,7 @@ class MatrixLayout:
     Attributes:
         shape: That of the leaf.
         order: Its axes as batch, rows, columns.
-        batch: How many matrices there are before they are cut.
+        batch: Number of matrices before they are cut.
         heights: The rows of every part.
         widths: The columns of every part; parts of one shape are stacked, too.
     """

@@ -64,7 +64,7 @@ class momo(Transformation):
         \langle d_t, \theta_t \rangle\big)_+}{\lVert d_t \rVert^2}\Big), \qquad
         u_t = -\frac{\eta_t \lambda}{1 + \eta_t \lambda}\, \theta_t - \tau_t\, d_t
 
-    `update` needs the loss as the extra argument `value`. The minus sign of descent is in it.
+    `update` needs the loss as the extra argument `value`. Updates have the minus sign of descent.
 
     Args:
         learning_rate: :math:`\eta`, the largest step, a number or a `Schedule`.
@@ -131,8 +131,8 @@ class momo_adam(Transformation):
         u_t &= -\frac{\eta_t \lambda}{1 + \eta_t \lambda}\, \theta_t - \tau_t\, D_t^{-1} d_t, \qquad
         D_t = \epsilon + \sqrt{\hat v_t}
 
-    Averages are those of `momo`. `update` needs the loss as the extra argument `value`. The minus
-    sign of descent is in it.
+    Averages are those of `momo`. `update` needs the loss as the extra argument `value`. Updates
+    have the minus sign of descent.
 
     Args:
         learning_rate: :math:`\eta`, the largest step, a number or a `Schedule`.

@@ -83,7 +83,7 @@ class natural_gradient(Transformation):
         adaptive: Whether the damping adapts.
         halvings: How often a step may be halved; 0 takes every finite step.
         method: `'auto'`, `'ghost'` or `'formed'`, as in :func:`fnopt.curvature.batch_jacobian`.
-        chunk_size: How many examples to take at once; `None` for all.
+        chunk_size: Number of examples to take at once; `None` for all.
         solver: `'cholesky'` factorises a matrix with a row for each of the batch's :math:`nC`
             outputs, in :math:`16 (nC)^2` bytes (of float32) and :math:`(nC)^3 / 3` operations, up
             to 32,768 of them; `'cg'` has no such matrix and takes conjugate gradients, each a

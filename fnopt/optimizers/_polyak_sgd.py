@@ -28,7 +28,7 @@ class LowerBound(NamedTuple):
     Attributes:
         best_value: The smallest loss so far; infinity before the first.
         margin: By how much the estimate is below `best_value`.
-        below_count: How many losses were below the bound. Above 0 a given bound is wrong.
+        below_count: Number of losses that were below the bound. Above 0 a given bound is wrong.
     """
 
     best_value: jax.Array

@@ -56,7 +56,7 @@ class scale_by_prodigy(Transformation):
         u_t &= -\gamma_t d_t \left(\frac{m_t}{\sqrt{v_t} + d_{t+1} \epsilon} + \lambda\,
         \theta_t\right)
 
-    The minus sign of descent is in it.
+    Updates have the minus sign of descent.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule` that begins with 1.

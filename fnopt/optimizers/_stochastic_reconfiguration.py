@@ -36,7 +36,7 @@ class StochasticReconfigurationState(NamedTuple):
     """Steps so far, the last direction, and what the samples of the last step said.
 
     Attributes:
-        count: How many updates were made.
+        count: Number of updates that were made.
         momentum: The direction of the last step, like the params; `None` without momentum.
         status: A `Status`: `RUNNING`, or why the last step was refused.
         energy: The mean of the local energies before the last step, its real part.
@@ -90,7 +90,7 @@ class stochastic_reconfiguration(Transformation):
         momentum: :math:`\mu`; `None` for none, 0.99 in the paper on SPRING.
         max_norm: The longest update, SPRING's constraint; `None` for none.
         method: `'auto'`, `'ghost'` or `'formed'`, as in :func:`fnopt.curvature.batch_jacobian`.
-        chunk_size: How many samples to take at once; `None` for all.
+        chunk_size: Number of samples to take at once; `None` for all.
         axis_name: Inside `jax.shard_map`, the named axis that samples, energies and weights are
             divided over: the step is that of all samples, the same on all devices.
         solver: `'cholesky'` factorises a matrix with a row for each sample (two for a complex

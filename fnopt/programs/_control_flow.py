@@ -23,7 +23,7 @@ class Scan(NamedTuple):
     Attributes:
         body: One iteration: constants, carry and slices in; carry and rows out.
         consts: How many of the inputs are the same in all iterations; they come first.
-        carry: How many inputs come next, which each iteration replaces.
+        carry: Number of inputs that come next, which each iteration replaces.
         length: The number of iterations.
         reverse: Whether the last slice is the first to be used.
         options: How it is compiled: further keyword arguments of `jax.lax.scan`.
@@ -52,7 +52,7 @@ class While(NamedTuple):
         test: Constants of its own and the carry in, whether to go on out.
         body: Constants of its own and the carry in, the carry out.
         test_consts: How many of the inputs are constants of the test; they come first.
-        body_consts: How many inputs come next, which are constants of the body.
+        body_consts: Number of inputs that come next, which are constants of the body.
     """
 
     test: SubJaxpr
@@ -80,7 +80,7 @@ class ShardMap(NamedTuple):
 
     Attributes:
         body: What one device runs.
-        devices: How many devices run it.
+        devices: Number of devices that run it.
     """
 
     body: SubJaxpr

@@ -207,7 +207,7 @@ def by_example(
         solver: The name of the linear solver.
         method: How the rows are known where steps come from their Gram matrix; see
             :func:`fnopt.curvature.batch_jacobian`.
-        chunk_size: How many examples are taken at once; `None` for all.
+        chunk_size: Number of examples that are taken at once; `None` for all.
 
     Returns:
         With the Gram matrix of the rows, where that is all that steps need and a tape of the

@@ -92,7 +92,7 @@ def linearise_gram(
         flat: The residual function.
         x: The point, of shape `[n]`.
         mode: `'auto'`, `'forward'` or `'reverse'`.
-        chunk_size: How many derivatives are taken at once; None for all.
+        chunk_size: Number of derivatives that are taken at once; None for all.
 
     Returns:
         Arrays of shapes `[m]`, `[n, n]`, `[n]` and `[n]`.

@@ -94,7 +94,7 @@ class cauchy(RobustLoss):
     Not convex: there may be several minima, so the start matters.
 
     Args:
-        scale: The residual from which on the influence decreases, in units of the residuals.
+        scale: The residual above which the influence decreases, in units of the residuals.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -120,7 +120,7 @@ class arctan(RobustLoss):
     Not convex: there may be several minima, so the start matters.
 
     Args:
-        scale: The residual from which on the influence decreases, in units of the residuals.
+        scale: The residual above which the influence decreases, in units of the residuals.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -145,7 +145,7 @@ class tukey(RobustLoss):
     :class:`huber` for instance.
 
     Args:
-        scale: The residual from which on data are ignored; 4.685 standard deviations keep 95 %
+        scale: The residual above which data are ignored; 4.685 standard deviations keep 95 %
             of the efficiency of least squares on normal data.
 
     Example:
@@ -237,8 +237,8 @@ class custom_loss(RobustLoss):
         fn: `fn(z)` for `z` of shape `[m]`, elementwise and written with `jax.numpy`; returns an
             array of the same shape, or three. With :math:`\rho(0) = 0` and :math:`\rho'(0) = 1`
             small residuals cost what they cost in least squares.
-        scale: The residual :math:`c` from which on it bends, in units of the residuals: SciPy's
-            `f_scale`.
+        scale: The residual :math:`c` above which the loss is no longer quadratic, in units of the
+            residuals: SciPy's `f_scale`.
 
     Raises:
         ValueError: When used, if `fn` returns another shape.

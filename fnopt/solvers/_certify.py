@@ -67,7 +67,7 @@ class Spectrum(NamedTuple):
 
 
 class Certified(NamedTuple):
-    """A certificate, and what follows from it."""
+    """A certificate and the tests derived from it."""
 
     certificate: Certificate
     rank: jax.Array

@@ -89,7 +89,7 @@ def search_lanes(
         method: The method.
         tolerances: Its numbers.
         max_steps: The most steps of a problem.
-        lanes: How many problems are worked on at once.
+        lanes: Number of problems that are worked on at once.
     """
     fits, n = x0.shape
 

@@ -34,7 +34,7 @@ def starting_points(x: jax.Array, box: Box | None, count: int) -> jax.Array:
     Args:
         x: The start, of shape `[n]`.
         box: The bounds.
-        count: How many points.
+        count: Number of points.
 
     Returns:
         The points, of shape `[count, n]`.

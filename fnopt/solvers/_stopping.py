@@ -180,7 +180,7 @@ def checked_status(
         status: The status by the tests of convergence.
         moved: Whether any param moves any residual that counts.
         cost: The cost.
-        counted: How many residuals count.
+        counted: Number of residuals that count.
 
     Returns:
         The status, of the same shape.

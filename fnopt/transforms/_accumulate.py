@@ -63,7 +63,7 @@ class accumulate(Wrapper):
 
     Args:
         inner: The transform that makes the steps, fnopt's or any (init, update) pair.
-        k: How many gradients make a step, a whole number, or a `Schedule` over emitted steps.
+        k: Number of gradients that make a step, a whole number, or a `Schedule` over emitted steps.
         use_grad_mean: Whether the inner transform gets the mean of the gradients, or their sum
             (of the products with the weights).
 

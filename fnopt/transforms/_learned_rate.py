@@ -57,7 +57,7 @@ class mechanize(Wrapper):
         weight_decay: Pulls towards zero, in units of the gradient's norm over that of the params.
         eps: Keeps quotients finite.
         s_init: The initial scales.
-        num_betas: How many scales there are; their decays are :math:`1 - 10^{-i}`.
+        num_betas: Number of scales; their decays are :math:`1 - 10^{-i}`.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -147,7 +147,7 @@ class hypergradient(Wrapper):
 
     The loss after the last step has the derivative :math:`-\langle g_t, d_{t-1} \rangle` with
     respect to the rate of that step. The rate grows while steps agree, and shrinks where they turn
-    back. The minus sign of descent is in it. A rate below zero, which the paper allows, is zero
+    back. Updates have the minus sign of descent. A rate below zero, which the paper allows, is zero
     here; a product that isn't finite doesn't change the rate.
 
     Args:

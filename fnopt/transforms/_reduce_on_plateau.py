@@ -48,7 +48,7 @@ class reduce_on_plateau(Transformation):
             PyTorch's `ReduceLROnPlateau` it shrinks one later: its `patience` is :math:`p - 1`.
         rtol: :math:`r`, the relative decrease that counts, of the modulus of the best loss.
         atol: :math:`a`, the absolute decrease that counts.
-        cooldown: How many means are not counted after the factor has shrunk.
+        cooldown: Number of means that are not counted after the factor has shrunk.
         accumulation_size: Over how many losses a mean is taken.
         min_scale: :math:`c_{min}`.
 

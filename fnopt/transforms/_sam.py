@@ -50,7 +50,7 @@ class sam(Transformation):
     Args:
         optimizer: The optimizer, fnopt's or any (init, update) pair.
         adv_optimizer: The adversary.
-        sync_period: How many gradients make a step.
+        sync_period: Number of gradients that make a step.
         reset_state: Whether the adversary is reset in every step.
         opaque_mode: Whether one call makes the whole step; it needs the extra argument
             `grad_fn(params, i)`, the gradient at other params, where `i` counts the adversary's

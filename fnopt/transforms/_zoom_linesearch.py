@@ -61,7 +61,7 @@ class scale_by_zoom_linesearch(Transformation):
     It stands behind transforms that make a descent direction, the minus sign included.
 
     Args:
-        max_linesearch_steps: How many steps are tried at most.
+        max_linesearch_steps: Number of steps that are tried at most.
         max_learning_rate: The longest step; by default there is none.
         tol: :math:`\epsilon`.
         increase_factor: By which factor steps grow; with 1 or less they never do.

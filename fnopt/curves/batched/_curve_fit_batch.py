@@ -122,7 +122,7 @@ def curve_fit_batch(
             power or a bad start of a rate. Each takes milliseconds, where the batch takes
             microseconds, so by default (None) up to 1,000 fits have it, and more have not. Its
             program is compiled when a fit fails; under `jax.jit` always.
-        chunk: How many fits are worked on at once; by default as many as stay in a CPU core's
+        chunk: Number of fits that are worked on at once; by default as many as stay in a CPU core's
             cache (128), or 65,536 on an accelerator.
 
     Returns:

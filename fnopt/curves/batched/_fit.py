@@ -33,7 +33,7 @@ class BatchFit(NamedTuple):
         errors: Their standard errors, `[fits, n]`, the roots of its diagonal; they are in range
             where the squares in `covariance` underflow or overflow.
         cost: Half the sum of squares, `[fits]`; infinite if the start isn't finite.
-        rank: How many params the data determine, int32 `[fits]`.
+        rank: Number of params that the data determine, int32 `[fits]`.
         steps: Number of steps, refused ones too, int32 `[fits]`.
         status: Why each stopped, a `fnopt.Status` as int32 `[fits]`.
         undetermined: Which params the data don't determine, bool `[fits, n]`, as in

@@ -43,7 +43,7 @@ def implicitly(
         task: The functions of a fit.
         data: Starts, data and bounds.
         settings: A tree of arrays that isn't differentiated.
-        chunk: How many fits are differentiated at once.
+        chunk: Number of fits that are differentiated at once.
     """
     # Each device has fits of its own.
     data = data._replace(x0=pvary_like(data.x0, (data.shared, data.own)))

@@ -115,7 +115,7 @@ class KroneckerBlock(NamedTuple):
         group: Where they enter.
         layout: How matrices make up the weight.
         taps: Where the bias is added; elsewhere the homogeneous coordinate is 0.
-        matrices: How many matrices there are: `T`.
+        matrices: Number of matrices: `T`.
         sizes: Rows and columns of each; its numbers where it has less than two factors.
         sides: Of each factor; of a Kronecker product left and right.
         why: The reason.

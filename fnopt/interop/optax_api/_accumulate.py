@@ -36,7 +36,7 @@ def as_accumulator(rule: Any, parts: Any, like: Any) -> Accumulator:
 
     Args:
         rule: One, or its name.
-        parts: How many parts there are.
+        parts: Number of parts.
         like: The shapes and dtypes of a part's result.
     """
     if isinstance(rule, Accumulator):

@@ -19,7 +19,7 @@ def nnls(A: Any, b: Any, iters: int, unroll: int | bool = 1, L: Any = None) -> j
     Args:
         A: A matrix `[m, n]`.
         b: A vector `[m]`, or a matrix `[m, k]` of several.
-        iters: How many steps.
+        iters: Number of steps.
         unroll: That of `jax.lax.scan`.
         L: A bound of the largest eigenvalue of `A.T @ A`.
 

@@ -43,12 +43,12 @@ def microbatch(
     Args:
         fun: The function.
         argnums: Which arguments have an axis of examples.
-        microbatch_size: How many examples a part has; it divides their number. None for all.
+        microbatch_size: Number of examples of a part; it divides the number of all. None for all.
         accumulator: An `AccumulationType`, an `Accumulator`, or a tree of these that is a prefix
             of the results.
         argnames: Which keyword arguments have one.
         in_axes: That axis, for all or for each of `argnums` and then of `argnames`.
-        num_real_microbatches: How many parts are computed, where not all; it may be traced.
+        num_real_microbatches: Number of parts that are computed, where not all; it may be traced.
     """
     if microbatch_size is None:
         return fun
@@ -174,11 +174,11 @@ def micro_grad(
         argnums: What to differentiate with respect to.
         batch_argnums: Which arguments have an axis of examples.
         keep_batch_dim: Whether `fun` sees that axis, of one example, or none.
-        microbatch_size: How many examples at once.
+        microbatch_size: Number of examples at once.
         accumulator: How the results of `transform_fn` are put together.
         transform_fn: A function of one example's gradient.
         metrics_fn: A function of one example's gradient that returns its metrics.
-        num_real_microbatches: How many parts are computed, where not all.
+        num_real_microbatches: Number of parts that are computed, where not all.
 
     Returns:
         A function of the same arguments: gradients, and values, metrics and aux by example.

@@ -17,7 +17,7 @@ class Sets:
     stand for equal sets; a union that is one of its parts has the number of that part.
 
     Args:
-        size: How many inputs there are.
+        size: Number of inputs.
 
     Example:
         >>> import numpy as np
@@ -81,7 +81,7 @@ class Sets:
         Args:
             groups: The group of every set, from 0 to `count - 1`, of shape `[k]`.
             ids: The sets, of shape `[k]`.
-            count: How many groups there are.
+            count: Number of groups.
 
         Returns:
             A set for every group, of shape `[count]`; `EMPTY` for one without sets.

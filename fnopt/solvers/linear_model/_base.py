@@ -25,7 +25,7 @@ class LinearModel:
     Args:
         flat: The residual function of a vector.
         mode: `'auto'`, `'forward'` or `'reverse'`.
-        chunk_size: How many derivatives are taken at once, or None.
+        chunk_size: Number of derivatives that are taken at once, or None.
     """
 
     flat: FlatResidual

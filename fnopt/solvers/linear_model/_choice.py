@@ -28,7 +28,7 @@ def linear_model(flat: FlatResidual, solver: str, mode: str, chunk_size: int | N
         flat: The residual function of a vector.
         solver: `'auto'`, `'qr'`, `'cholesky'` or `'cg'`.
         mode: `'auto'`, `'forward'` or `'reverse'`.
-        chunk_size: How many derivatives are taken at once, or None.
+        chunk_size: Number of derivatives that are taken at once, or None.
 
     Returns:
         The model.

@@ -24,7 +24,7 @@ class NormalMatrix(NamedTuple):
 
 
 class Linearization(NamedTuple):
-    """A point with its residual and Jacobian, and what follows from them."""
+    """A point with its residual, its Jacobian and quantities derived from them."""
 
     x: jax.Array  # [n]
     r: jax.Array  # [m]

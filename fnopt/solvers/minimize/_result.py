@@ -46,7 +46,7 @@ class Minimum(NamedTuple, Generic[Params]):
         params: The best params found, as they were given: tree, shapes, dtypes.
         value: The function's value there.
         gradient_norm: The largest entry of the gradient there, without what bounds hold.
-        steps: How many points were tried, int32.
+        steps: Number of points that were tried, int32.
         nfev: How often the function and its gradient were evaluated.
         status: Why it stopped, a `fnopt.Status` as int32; `message` says it in words.
         aux: What the function returned besides, at the params.

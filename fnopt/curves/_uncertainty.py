@@ -171,7 +171,8 @@ def covariance(
     with `k` the rank: how many directions of the params the data determine. The covariance of a
     function is :math:`G C G^T` with its derivative `G`. After a fit with a sparse Jacobian it comes
     from a sparse Cholesky factor, a solve for each number that the function returns, and `C` is
-    not formed: such are the marginals of a few poses of a graph.
+    not formed: such are the marginals of a few poses of a graph. This factor exists if the data
+    determine all params; else all is infinite.
 
     Args:
         fit: What :func:`fnopt.curve_fit` or :func:`fnopt.least_squares` returned.

@@ -103,11 +103,14 @@ def box_of(bounds: Any, params: Any, dtype: Any, *, may_be_equal: bool = False) 
         ]
         for side, end in zip(bounds, (-jnp.inf, jnp.inf), strict=True)
     )
-    boxes = list(map(Box, lower, upper))
-    for box, (path, leaf) in zip(boxes, pairs, strict=True):
-        _check(box, jnp.asarray(leaf, dtype), path, may_be_equal)
-    rows = zip(boxes, manifolds_of(params), pairs, strict=True)
-    return [box if on is None else _of_tangent(box, on, *pair) for box, on, pair in rows]
+    boxes = []
+    for box, on, (path, leaf) in zip(
+        map(Box, lower, upper), manifolds_of(params), pairs, strict=True
+    ):
+        if on is None:
+            _check(box, jnp.asarray(leaf, dtype), path, may_be_equal)
+        boxes.append(box if on is None else _of_tangent(box, on, path, leaf))
+    return boxes
 
 
 def _of_tangent(box: Box, manifold: Manifold, path: str, leaf: Any) -> Box:

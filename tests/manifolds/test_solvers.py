@@ -192,6 +192,7 @@ def test_a_mixed_tree_keeps_bounds_ties_and_held_points():
     np.testing.assert_allclose(least.params["R"].value, ROTATIONS[0], atol=1e-5)
     for options, message in [
         ({"bounds": (0.0, None)}, "R/value' has bounds and is on SO3, expected no bounds"),
+        ({"bounds": (None, 0.5)}, "R/value' has bounds and is on SO3, expected no bounds"),
         ({"constraints": {"R": fnopt.positive()}}, "R/value' is on SO3 and is positive()"),
         ({"starts": 3}, "starts = 3 with params on manifolds"),
     ]:

@@ -20,6 +20,7 @@ from fnopt.core import (
     where,
 )
 from fnopt.jacobians import held_as_zeros, real_vector
+from fnopt.manifolds import in_tangents
 from fnopt.programs import convert_closure
 from fnopt.residuals import Box, Parametrisation, box_of, fixed, parametrised, tied, value_and_slope
 from fnopt.sharding import replicate
@@ -175,8 +176,8 @@ def set_up(
 
 
 def _sides(box: Box | None, params: Any, made: Parametrisation) -> Callable[[jax.Array], Any]:
-    """What says which params of the user are on a bound."""
-    leaves, tree = jax.tree.flatten(params)
+    """What says which params of the user are on a bound; points on manifolds by tangents."""
+    leaves, tree = jax.tree.flatten(in_tangents(params))
 
     def sides(x: jax.Array) -> Any:
         if box is None:

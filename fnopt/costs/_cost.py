@@ -12,8 +12,7 @@ import numpy as np
 
 from fnopt.core import is_integer, leaf_text, leaves_with_names
 from fnopt.costs._count import count
-from fnopt.costs._graph import trace_graph
-from fnopt.costs._live import prune
+from fnopt.costs._graph import prune, trace_graph
 from fnopt.costs._remarks import Compiled
 from fnopt.costs._result import Cost
 

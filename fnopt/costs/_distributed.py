@@ -7,9 +7,9 @@ import math
 from typing import Any
 
 from fnopt.core import check_count, names_text, show_report
-from fnopt.costs._phases import StepCost
+from fnopt.costs._remarks import aligned, binary, seconds
+from fnopt.costs._result import StepCost
 from fnopt.costs._roofline import Hardware, Work
-from fnopt.costs._table import aligned, binary, seconds
 
 
 @dataclasses.dataclass(frozen=True)

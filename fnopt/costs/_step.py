@@ -18,10 +18,8 @@ from fnopt.costs._cost import (
     compiled_cost,
 )
 from fnopt.costs._count import count
-from fnopt.costs._graph import Cell, Graph, trace_graph
-from fnopt.costs._live import prune
-from fnopt.costs._phases import GradCost, StepCost
-from fnopt.costs._result import Cost
+from fnopt.costs._graph import Cell, Graph, prune, trace_graph
+from fnopt.costs._result import Cost, GradCost, StepCost
 
 
 def grad_cost(

@@ -14,9 +14,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fnopt.core import Transformation, leaf_text, leaves_with_names
-from fnopt.distributed._meshes import put
+from fnopt.distributed._meshes import init_sharded, put, state_sharding
 from fnopt.distributed._sharded import mesh_of, shapes_by_name, sharded
-from fnopt.distributed._state_sharding import init_sharded, state_sharding
 from fnopt.sharding import UnshardedLeaves, replicate, shards_over
 from fnopt.transforms import is_coded, quantized_state
 from fnopt.transforms.states import QuantizedStateState

@@ -7,8 +7,12 @@ from fnopt.jacobians._coloured import SparseJacobian
 from fnopt.jacobians._colouring import Sparsity, SymmetricSparsity
 from fnopt.jacobians._elimination import Elimination, elimination
 from fnopt.jacobians._elimination import EliminationLevel as EliminationLevel
+from fnopt.jacobians._flat import check_real as check_real
+from fnopt.jacobians._flat import checked_outputs as checked_outputs
 from fnopt.jacobians._flat import forward_from_reverse as forward_from_reverse
+from fnopt.jacobians._flat import is_about_forward_mode as is_about_forward_mode
 from fnopt.jacobians._flat import jacobian_mode, value_and_jacobian
+from fnopt.jacobians._flat import lacks_forward as lacks_forward
 from fnopt.jacobians._of_function import JacobianOperator, jacobian
 from fnopt.jacobians._of_function import tree_or_matrix as tree_or_matrix
 from fnopt.jacobians._pairs import distinct_edges as distinct_edges
@@ -21,10 +25,6 @@ from fnopt.jacobians._sparse import SparseJacobianFunction as SparseJacobianFunc
 from fnopt.jacobians._sparse import sparse_jacobian
 from fnopt.jacobians._sparse_hessian import SparseHessian, sparse_hessian
 from fnopt.jacobians._sparsity_pattern import sparsity_pattern
-from fnopt.jacobians._vectors import check_real as check_real
-from fnopt.jacobians._vectors import checked_outputs as checked_outputs
-from fnopt.jacobians._vectors import is_about_forward_mode as is_about_forward_mode
-from fnopt.jacobians._vectors import lacks_forward as lacks_forward
 
 __all__ = [
     "Elimination",

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from fnopt.jacobians._flat import vector_function
 from fnopt.jacobians._sparse import sparse_jacobian
-from fnopt.jacobians._vectors import vector_function
 
 _NAME = "check_sparsity"
 _SLACK = 1e3  # of the rounding unit: a row of a large Jacobian adds many numbers up

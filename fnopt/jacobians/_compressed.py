@@ -11,9 +11,8 @@ import numpy as np
 
 from fnopt.jacobians._coloured import SparseJacobian, TwoWayJacobian
 from fnopt.jacobians._colouring import Bicolouring, Sparsity, SymmetricSparsity, bicolouring
-from fnopt.jacobians._flat import at_once, in_chunks
+from fnopt.jacobians._flat import VectorFunction, at_once, in_chunks, lacks_forward
 from fnopt.jacobians._pairs import Shapes
-from fnopt.jacobians._vectors import VectorFunction, lacks_forward
 from fnopt.sharding import pvary_like, reshard_like
 
 Colouring = tuple[Sparsity, bool] | Bicolouring

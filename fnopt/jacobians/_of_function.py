@@ -9,8 +9,13 @@ from typing import Any
 import jax
 
 from fnopt.core import check_choice, check_chunk_size
-from fnopt.jacobians._flat import jacobian_mode, value_and_jacobian
-from fnopt.jacobians._vectors import VectorFunction, cheaper_mode, vector_function
+from fnopt.jacobians._flat import (
+    VectorFunction,
+    cheaper_mode,
+    jacobian_mode,
+    value_and_jacobian,
+    vector_function,
+)
 from fnopt.sharding import pvary_like
 
 

@@ -18,9 +18,8 @@ from fnopt.core import (
     leaves_with_names,
     scan_chunks,
 )
-from fnopt.jacobians._flat import jacobian_mode
+from fnopt.jacobians._flat import blocks, check_real, checked_outputs, jacobian_mode, lacks_forward
 from fnopt.jacobians._ravel import RealVector, ravel, real_vector
-from fnopt.jacobians._vectors import blocks, check_real, checked_outputs, lacks_forward
 from fnopt.sharding import pvary_like, replicate_for_batch, reshard_like
 
 _NAME = "per_example_jacobian"

@@ -19,11 +19,10 @@ from fnopt.jacobians._compressed import (
     sparsity_of,
 )
 from fnopt.jacobians._elimination import Elimination, elimination
-from fnopt.jacobians._flat import jacobian_mode
+from fnopt.jacobians._flat import VectorFunction, jacobian_mode, vector_function
 from fnopt.jacobians._pairs import Shapes, pattern_product
 from fnopt.jacobians._ravel import held_as_zeros
 from fnopt.jacobians._sparsity_pattern import found_pattern
-from fnopt.jacobians._vectors import VectorFunction, vector_function
 from fnopt.manifolds import along_tangents, in_tangents, is_on
 
 _NAME = "sparse_jacobian"

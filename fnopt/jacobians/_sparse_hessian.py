@@ -14,9 +14,9 @@ from fnopt.core import type_text
 from fnopt.jacobians._coloured import FromEntries
 from fnopt.jacobians._colouring import SymmetricSparsity
 from fnopt.jacobians._compressed import product_sums
+from fnopt.jacobians._flat import VectorFunction, vector_function
 from fnopt.jacobians._sparse import check_fit, pattern_entries
 from fnopt.jacobians._sparsity_pattern import found_pattern
-from fnopt.jacobians._vectors import VectorFunction, vector_function
 
 _NAME = "sparse_hessian"
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fnopt.jacobians._vectors import VectorFunction, lacks_forward, vector_function
+from fnopt.jacobians._flat import VectorFunction, lacks_forward, vector_function
 from fnopt.jacobians.dependence import dependence
 
 _NAME = "sparsity_pattern"

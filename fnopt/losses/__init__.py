@@ -20,17 +20,15 @@ from fnopt.losses._divergence import (
 from fnopt.losses._embeddings import cosine_distance, cosine_similarity, ntxent, triplet_margin_loss
 from fnopt.losses._margin import (
     hinge_loss,
+    make_fenchel_young_loss,
     multiclass_hinge_loss,
     multiclass_perceptron_loss,
+    multiclass_sparsemax_loss,
     perceptron_loss,
     ranking_softmax_loss,
-)
-from fnopt.losses._regression import huber_loss, l2_loss, log_cosh, squared_error
-from fnopt.losses._sparsemax import (
-    make_fenchel_young_loss,
-    multiclass_sparsemax_loss,
     sparsemax_loss,
 )
+from fnopt.losses._regression import huber_loss, l2_loss, log_cosh, squared_error
 
 __all__ = [
     "binary_dice_loss",

@@ -23,6 +23,13 @@ from fnopt.optimizers._adagrad import (
 )
 from fnopt.optimizers._adam import adam, adamw, nadam, nadamw, scale_by_adam
 from fnopt.optimizers._adam_mini import adam_mini, scale_by_adam_mini
+from fnopt.optimizers._adam_variants import (
+    mars,
+    qhadam,
+    scale_by_qhadam,
+    scale_by_stable_adam,
+    stable_adamw,
+)
 from fnopt.optimizers._adamp import adamp, scale_by_adamp
 from fnopt.optimizers._adan import adan, scale_by_adan
 from fnopt.optimizers._ademamix import (
@@ -35,7 +42,6 @@ from fnopt.optimizers._adopt import acprop, adopt, scale_by_acprop, scale_by_ado
 from fnopt.optimizers._amsgrad import adamax, adamaxw, amsgrad, scale_by_adamax, scale_by_amsgrad
 from fnopt.optimizers._bartlett import gauss_newton_bartlett_estimator_diag_hessian
 from fnopt.optimizers._came import came, scale_by_came
-from fnopt.optimizers._cocob import cocob, scale_by_cocob
 from fnopt.optimizers._dadapt_adamw import dadapt_adamw, scale_by_dadapt_adamw
 from fnopt.optimizers._dion import scale_by_dion
 from fnopt.optimizers._dog import dog, dowg, scale_by_dog, scale_by_dowg
@@ -48,7 +54,7 @@ from fnopt.optimizers._lamb import fromage, lamb, lars, scale_by_fromage
 from fnopt.optimizers._lbfgs import inverse_product as inverse_product
 from fnopt.optimizers._lbfgs import lbfgs, scale_by_lbfgs
 from fnopt.optimizers._lion import lion, rprop, scale_by_lion, scale_by_rprop
-from fnopt.optimizers._madgrad import madgrad, scale_by_madgrad
+from fnopt.optimizers._madgrad import cocob, madgrad, scale_by_cocob, scale_by_madgrad
 from fnopt.optimizers._matrix_axes import matrix_axes
 from fnopt.optimizers._matrix_report import MatrixReport, MatrixRow, matrix_report
 from fnopt.optimizers._matrix_rule import MatrixDimensionNumbers
@@ -69,7 +75,6 @@ from fnopt.optimizers._polyak_sgd import polyak_sgd, scale_by_polyak
 from fnopt.optimizers._precondition_by_inputs import precondition_by_inputs
 from fnopt.optimizers._prodigy import prodigy, scale_by_prodigy
 from fnopt.optimizers._psgd_kron import psgd_kron, scale_by_psgd_kron
-from fnopt.optimizers._qhadam import qhadam, scale_by_qhadam
 from fnopt.optimizers._radam import radam, scale_by_radam
 from fnopt.optimizers._rmsprop import rmsprop, scale_by_rms, scale_by_stddev
 from fnopt.optimizers._schedule_free import schedule_free_adamw, schedule_free_sgd
@@ -77,7 +82,6 @@ from fnopt.optimizers._sgd import accumulated_sgd, noisy_sgd, sgd, sgdr, sign_sg
 from fnopt.optimizers._shampoo import scale_by_shampoo, shampoo
 from fnopt.optimizers._soap import scale_by_soap, soap
 from fnopt.optimizers._sophia import hutchinson_estimator_diag_hessian, scale_by_sophia, sophia
-from fnopt.optimizers._stable_adamw import mars, scale_by_stable_adam, stable_adamw
 from fnopt.optimizers._stochastic_reconfiguration import stochastic_reconfiguration
 from fnopt.optimizers._subtract_direction import subtract_direction
 from fnopt.optimizers._width_scaled import width_scaled

@@ -1,4 +1,4 @@
-"""MADGRAD: dual averaging with momentum and a cube root."""
+"""Steps from the initial parameters: MADGRAD and COCOB."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fnopt.core import (
     squared_modulus,
 )
 from fnopt.optimizers._recipe import recipe
-from fnopt.transforms import Chain, add_decayed_weights, chain
+from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_schedule
 
 
 class ScaleByMadgradState(NamedTuple):
@@ -122,3 +122,98 @@ def madgrad(
         Defazio and Jelassi, 2021, arXiv:2101.11075.
     """
     return chain(add_decayed_weights(weight_decay), scale_by_madgrad(learning_rate, momentum, eps))
+
+
+class ScaleByCocobState(NamedTuple):
+    """The start, the sum of gradients, their largest and summed moduli, and the reward."""
+
+    init_particles: Slot
+    cumulative_gradients: Slot
+    scale: RealSlot
+    subgradients: RealSlot
+    reward: RealSlot
+
+
+class scale_by_cocob(Leafwise):
+    r"""Coin betting: steps in proportion to the reward of the steps before.
+
+    .. math::
+        L &= \max(L, |g_t|), \quad G = G + |g_t|, \quad
+        R = \max(R - \langle g_t, \theta_t - \theta_0 \rangle, 0), \quad C = C - g_t \\
+        u_t &= \theta_0 + \frac{C}{L\, \max(G + L,\, \alpha L)}\, (L + R) - \theta_t
+
+    Updates have the minus sign of descent.
+
+    Args:
+        alpha: :math:`\alpha`, how cautious the first bets are.
+        eps: The initial :math:`L`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.scale_by_cocob(alpha=10.0), {"w": jnp.ones(2)}
+        >>> tx.update({"w": jnp.full(2, 3.0)}, tx.init(params), params)[0]["w"].round(3)
+        Array([-0.1, -0.1], dtype=float32)
+
+    Reference:
+        Orabona and Tommasi, 2017, arXiv:1705.07795.
+    """
+
+    State = ScaleByCocobState
+    carrier = "cumulative_gradients"
+    needs_params = True
+
+    alpha: Scalar = hyper(default=100.0, gt=0)
+    eps: Scalar = hyper(default=1e-8, gt=0)
+
+    def fill(self, slot: str) -> Any:
+        """The first params, and the smallest scale."""
+        return {"init_particles": "params", "scale": self.eps}.get(slot, 0.0)
+
+    def leaf(self, h: Any, g: Any, p: Any, p0: Any, c: Any, scale: Any, total: Any, r: Any) -> Any:
+        size = jnp.abs(g)
+        scale, total = jnp.maximum(scale, size), total + size
+        r = jnp.maximum(r - jnp.real(jnp.conj(g) * (p - p0)), jnp.zeros_like(r))
+        c = c - g
+        # Quotients first: the product of two scales underflows for gradients of 1e-20.
+        bet = c / jnp.maximum(total + scale, h.alpha * scale) * (1 + r / scale)
+        return p0 - p + bet, p0, c, scale, total, r
+
+
+@recipe
+def cocob(
+    learning_rate: ScalarOrSchedule = 1.0,
+    alpha: Scalar = 100.0,
+    eps: Scalar = 1e-8,
+    weight_decay: ScalarOrSchedule = 0.0,
+    mask: Any = None,
+) -> Chain:
+    r"""COCOB: coin betting, which needs no learning rate.
+
+    .. math:: u_t = \theta_0 + \frac{C_t}{L_t \max(G_t + L_t,\, \alpha L_t)}\, (L_t + R_t) -
+              \theta_t
+
+    Args:
+        learning_rate: A factor of the gradients, a number or a `Schedule`.
+        alpha: :math:`\alpha`, how cautious the first bets are.
+        eps: The smallest scale of gradients.
+        weight_decay: A multiple of the params that is added to gradients.
+        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+
+    Returns:
+        A chain of `add_decayed_weights`, `scale_by_schedule` and `scale_by_cocob`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.cocob(alpha=10.0), {"w": jnp.ones(2)}
+        >>> updates, _ = tx.update({"w": jnp.full(2, 3.0)}, tx.init(params), params)
+        >>> print(*(f"{x:.3f}" for x in fnopt.apply_updates(params, updates)["w"]))
+        0.900 0.900
+
+    Reference:
+        Orabona and Tommasi, 2017, arXiv:1705.07795.
+    """
+    return chain(
+        add_decayed_weights(weight_decay, mask),
+        scale_by_schedule(learning_rate),
+        scale_by_cocob(alpha, eps),
+    )

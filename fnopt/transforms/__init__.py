@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fnopt.transforms import states as states
 from fnopt.transforms._accumulate import accumulate, apply_every, has_updated
+from fnopt.transforms._adaptive_scale import dynamic_loss_scale, loss_scale, reduce_on_plateau
 from fnopt.transforms._average_params import averaged_params, lookahead, params_ema, params_mean
 from fnopt.transforms._backtracking_linesearch import scale_by_backtracking_linesearch
 from fnopt.transforms._basic import (
@@ -18,7 +19,6 @@ from fnopt.transforms._basic import (
 from fnopt.transforms._block_codes import SIGNED as SIGNED
 from fnopt.transforms._block_codes import decode as decode
 from fnopt.transforms._block_codes import encode as encode
-from fnopt.transforms._cautious import cautious
 from fnopt.transforms._chain import Chain, chain
 from fnopt.transforms._chain import Wrapper as Wrapper
 from fnopt.transforms._clip import (
@@ -36,7 +36,6 @@ from fnopt.transforms._conditionally import (
     conditionally_transform,
     skip_large_updates,
 )
-from fnopt.transforms._dynamic_loss_scale import dynamic_loss_scale, loss_scale
 from fnopt.transforms._flatten import flatten, split_real_and_imaginary
 from fnopt.transforms._gradient_noise import add_gradient_noise
 from fnopt.transforms._groups import layer_decay, param_groups, scale_by_group
@@ -63,7 +62,6 @@ from fnopt.transforms._normalize import centralize, normalize_by_update_norm, sc
 from fnopt.transforms._packed import packed
 from fnopt.transforms._partition import partition
 from fnopt.transforms._quantized_state import quantized_state
-from fnopt.transforms._reduce_on_plateau import reduce_on_plateau
 from fnopt.transforms._sam import sam
 from fnopt.transforms._schedule_free import schedule_free, schedule_free_eval_params
 from fnopt.transforms._select import as_labels as as_labels
@@ -80,6 +78,7 @@ from fnopt.transforms._tree_algebra import real_dtype_of as real_dtype_of
 from fnopt.transforms._tree_algebra import real_sum as real_sum
 from fnopt.transforms._weight_decay import (
     add_decayed_weights,
+    cautious,
     cautious_weight_decay,
     decay_to_anchor,
     independent_weight_decay,

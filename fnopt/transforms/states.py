@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from fnopt.core import show_shapes
 from fnopt.transforms._accumulate import AccumulateState, ApplyEveryState
+from fnopt.transforms._adaptive_scale import DynamicLossScaleState, ReduceOnPlateauState
 from fnopt.transforms._average_params import AverageParamsState, LookaheadState
 from fnopt.transforms._backtracking_linesearch import (
     BacktrackingLinesearchInfo,
     ScaleByBacktrackingLinesearchState,
 )
 from fnopt.transforms._basic import ScaleByLearningRateState, ScaleByScheduleState
-from fnopt.transforms._cautious import CautiousState
 from fnopt.transforms._conditionally import ConditionallyState, SkipLargeUpdatesState
-from fnopt.transforms._dynamic_loss_scale import DynamicLossScaleState
 from fnopt.transforms._flatten import FlattenState, SplitRealAndImaginaryState
 from fnopt.transforms._gradient_noise import AddGradientNoiseState
 from fnopt.transforms._layered_step import LayeredState
@@ -26,12 +25,11 @@ from fnopt.transforms._momentum import EmaState, GrokfastState, ReduceVarianceSt
 from fnopt.transforms._narrow_params import KahanState, MasterCopyState, StochasticRoundingState
 from fnopt.transforms._nonfinite import ApplyIfFiniteState, ZeroNansState
 from fnopt.transforms._quantized_state import QuantizedStateState
-from fnopt.transforms._reduce_on_plateau import ReduceOnPlateauState
 from fnopt.transforms._sam import SAMState
 from fnopt.transforms._schedule_free import ScheduleFreeState
 from fnopt.transforms._sparse_rows import SparseRowsState
 from fnopt.transforms._stored_slots import PrecisionPolicyState
-from fnopt.transforms._weight_decay import AddDecayedWeightsState, DecayToAnchorState
+from fnopt.transforms._weight_decay import AddDecayedWeightsState, CautiousState, DecayToAnchorState
 from fnopt.transforms._zoom_linesearch import ScaleByZoomLinesearchState, ZoomLinesearchInfo
 
 __all__ = [

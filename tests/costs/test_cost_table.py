@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import pytest
 
 from fnopt.costs import Cost, Hardware, Work, cost, measure_hardware
-from fnopt.costs._table import binary, seconds, si
+from fnopt.costs._remarks import binary, seconds, si
 from tests.costs.cost_models import f32
 
 

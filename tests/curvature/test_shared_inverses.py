@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fnopt.curvature._shared_inverses import inverses_of_all, shares
+from fnopt.curvature._kronecker_inverse import inverses_of_all, shares
 from fnopt.programs import jaxprs
 from tests.distributed import messages
 

@@ -9,8 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.gradients.ghost._factors import Dense, Pair
-from fnopt.gradients.ghost._pairs import FactorLayout
+from fnopt.gradients.ghost._factors import Dense, FactorLayout, Pair
 from fnopt.gradients.ghost._sites import Site
 
 

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fnopt.gradients.ghost._factors import Dense, Pair
-from fnopt.gradients.ghost._pairs import FactorLayout
+from fnopt.gradients.ghost._factors import Dense, FactorLayout, Pair
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._weights import Weight, without_transposes
 

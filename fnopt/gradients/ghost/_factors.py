@@ -1,4 +1,4 @@
-r"""Gradients of matrices as sums of outer products: norms and inner products by factors.
+r"""Gradients of matrices as sums of outer products: factors, norms, inner products and layout.
 
 The gradient of one example is, for each of `T` matrices, a sum over the `R` positions at which the
 matrix was used:
@@ -10,7 +10,8 @@ matrix was used:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -18,6 +19,8 @@ import jax.numpy as jnp
 
 from fnopt.core import HIGHEST, compute_dtype, real_dtype, safe_sqrt, sum_of_squares
 from fnopt.gradients._sums import unit_of
+from fnopt.gradients.ghost._sites import Site
+from fnopt.gradients.ghost._weights import Weight
 from fnopt.sharding import product_sharding
 
 
@@ -197,3 +200,88 @@ def outer(pair: Pair, shape: tuple[int, int], precision: Any = None) -> jax.Arra
         case Pair(Dense((left,)), Dense(right)):
             return jnp.concatenate([product(left, x, 1, precision) for x in right], axis=2)
     raise AssertionError(pair)
+
+
+def site_pair(rule: Any, site: Site, x: jax.Array, g: jax.Array) -> Pair:
+    """The factors of one example's gradient with respect to the site's stacked weight.
+
+    Iterations that share the weight are further positions; those that have a slice of their own
+    are further matrices.
+
+    Args:
+        rule: The module with the `pair` of one iteration.
+        site: The site.
+        x: The other operand, with a leading axis for every scan around the site.
+        g: The cotangent of the output, likewise.
+    """
+
+    def pair_once(x: jax.Array, g: jax.Array) -> Pair:
+        return rule.pair(site, x, g)
+
+    for _ in site.axes:
+        pair_once = jax.vmap(pair_once)
+    return jax.tree.map(lambda a: _fold_scans(a, site), pair_once(x, g))
+
+
+def _fold_scans(a: jax.Array, site: Site) -> jax.Array:
+    """Reshape `[scans..., T, R, ...]` to `[slicing scans and T, other scans and R, ...]`."""
+    n = len(site.axes)
+    slicing = [i for i, number in enumerate(site.axes) if number in site.weight.axes]
+    sharing = [i for i in range(n) if i not in slicing]
+    rest = range(n + 2, a.ndim)
+    t = math.prod(a.shape[i] for i in (*slicing, n))
+    r = math.prod(a.shape[i] for i in (*sharing, n + 1))
+    moved = a.transpose(*slicing, n, *sharing, n + 1, *rest)
+    return moved.reshape(t, r, *(a.shape[i] for i in rest))
+
+
+def pair_shapes(
+    rule: Any,
+    site: Site,
+    nodes: Mapping[int, tuple[Any, tuple[int, ...]]],
+    lengths: Mapping[int, int],
+) -> Pair:
+    """The shapes of a site's factors."""
+    (other,) = site.others
+    assert isinstance(other, int)
+
+    def shape(number: int) -> jax.ShapeDtypeStruct:
+        aval, axes = nodes[number]
+        return jax.ShapeDtypeStruct((*(lengths[n] for n in axes), *aval.shape), aval.dtype)
+
+    return jax.eval_shape(lambda x, g: site_pair(rule, site, x, g), shape(other), shape(site.tap))
+
+
+class FactorLayout(NamedTuple):
+    """The positions of the entries of `[T, D, K]` in the stacked value of a weight.
+
+    Attributes:
+        weight: The weight.
+        split: The sizes of the axes of `T`, `D` and `K`, in this order.
+        counts: How many axes `T`, `D` and `K` have.
+        perm: Which of these axes come one after the other in the weight.
+        shape: The shape of the weight's stacked value.
+    """
+
+    weight: Weight
+    split: tuple[int, ...]
+    counts: tuple[int, int, int]
+    perm: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def key(self) -> Any:
+        """Hashable key; gradients with equal keys can be added as matrices."""
+        return (self.weight.key, self.split, self.counts, self.perm)
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """`T`, `D` and `K`."""
+        n, m, _ = self.counts
+        cuts = self.split[:n], self.split[n : n + m], self.split[n + m :]
+        t, d, k = map(math.prod, cuts)
+        return t, d, k
+
+    def array(self, matrices: jax.Array) -> jax.Array:
+        """Reshape `[T, D, K]` to the stacked value of the weight."""
+        return matrices.reshape(self.split).transpose(self.perm).reshape(self.shape)

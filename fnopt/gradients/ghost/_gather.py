@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.lax import GatherScatterMode
 
-from fnopt.gradients.ghost._factors import Dense, OneHot, Pair
-from fnopt.gradients.ghost._pairs import FactorLayout
+from fnopt.gradients.ghost._factors import Dense, FactorLayout, OneHot, Pair
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._weights import without_transposes
 

@@ -18,9 +18,9 @@ from fnopt.gradients.ghost._factors import (
     merge_pairs,
     outer,
     scale_pair,
+    site_pair,
     sum_of,
 )
-from fnopt.gradients.ghost._pairs import site_pair
 from fnopt.gradients.ghost._plan import RULES, Group
 from fnopt.gradients.ghost._tape import Tape
 from fnopt.sharding import pvary_like

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fnopt.gradients.ghost import _conv, _dot
-from fnopt.gradients.ghost._pairs import FactorLayout
+from fnopt.gradients.ghost._factors import FactorLayout
 from fnopt.gradients.ghost._parts import are_apart, entry_shapes, replace_params
 from fnopt.gradients.ghost._plan import Group, Plan, stacked_layout
 from fnopt.gradients.ghost._sites import Site

@@ -12,9 +12,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from fnopt.core import HIGHEST, compute_dtype, per_row
 from fnopt.gradients.ghost import _rows_gram, _tape
 from fnopt.gradients.ghost._eigen import rotate_rows, squares_of_sites
-from fnopt.gradients.ghost._factors import Factor, OneHot, sum_of
+from fnopt.gradients.ghost._factors import Factor, OneHot, site_pair, sum_of
 from fnopt.gradients.ghost._kronecker import KroneckerBlock, Side, cotangents_left
-from fnopt.gradients.ghost._pairs import site_pair
 from fnopt.gradients.ghost._plan import RULES
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._tape import Tape

@@ -9,8 +9,7 @@ import jax
 from jax.extend import core as jex
 
 from fnopt.gradients.ghost import _conv, _dot, _gather
-from fnopt.gradients.ghost._factors import OneHot, rows
-from fnopt.gradients.ghost._pairs import FactorLayout, pair_shapes
+from fnopt.gradients.ghost._factors import FactorLayout, OneHot, pair_shapes, rows
 from fnopt.gradients.ghost._sites import Found, Site, find_sites
 from fnopt.programs import JaxprNodes
 

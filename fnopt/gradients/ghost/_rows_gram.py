@@ -12,9 +12,8 @@ import jax.numpy as jnp
 
 from fnopt.gradients._sums import inner_products
 from fnopt.gradients.ghost import _gram, _tape
-from fnopt.gradients.ghost._factors import Dense, Pair, inner, sum_of
+from fnopt.gradients.ghost._factors import Dense, Pair, inner, site_pair, sum_of
 from fnopt.gradients.ghost._kronecker import cotangents_left
-from fnopt.gradients.ghost._pairs import site_pair
 from fnopt.gradients.ghost._plan import RULES, Group
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._tape import Tape

@@ -16,10 +16,10 @@ from fnopt.gradients.ghost._factors import (
     length,
     length_squared,
     outer,
+    site_pair,
     sum_of,
     widen_float16,
 )
-from fnopt.gradients.ghost._pairs import site_pair
 from fnopt.gradients.ghost._plan import RULES, Group, Plan, tap_zeros
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._weights import Weight, evaluate, pull_back

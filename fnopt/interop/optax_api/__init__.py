@@ -14,19 +14,20 @@ import sys
 from typing import Any
 
 from fnopt.interop.optax_api import _names
-from fnopt.interop.optax_api._accumulate import Accumulator
 from fnopt.interop.optax_api._functions import multi_normal, nnls
 from fnopt.interop.optax_api._hyperparams import (
     InjectHyperparamsState,
     InjectStatefulHyperparamsState,
     inject_hyperparams,
 )
-from fnopt.interop.optax_api._linesearch import (
-    scale_by_backtracking_linesearch,
-    scale_by_zoom_linesearch,
-)
 from fnopt.interop.optax_api._lookahead import LookaheadParams, LookaheadState, lookahead
-from fnopt.interop.optax_api._micro import micro_grad, micro_vmap, microbatch, reshape_batch_axis
+from fnopt.interop.optax_api._micro import (
+    Accumulator,
+    micro_grad,
+    micro_vmap,
+    microbatch,
+    reshape_batch_axis,
+)
 from fnopt.interop.optax_api._monitor import (
     MonitorState,
     SnapshotState,
@@ -78,8 +79,10 @@ from fnopt.interop.optax_api._wrappers import (
     nadamw,
     noisy_sgd,
     partition,
+    scale_by_backtracking_linesearch,
     scale_by_learning_rate,
     scale_by_schedule,
+    scale_by_zoom_linesearch,
     selective_transform,
     stateless_with_tree_map,
 )

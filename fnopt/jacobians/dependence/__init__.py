@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fnopt.jacobians.dependence._interpret import dependence
+from fnopt.jacobians.dependence._interpret import RULES, dependence
 from fnopt.jacobians.dependence._sets import ALL, EMPTY, Sets
-from fnopt.jacobians.dependence._table import RULES
 
 __all__ = ["ALL", "EMPTY", "RULES", "Sets", "dependence"]

@@ -1,13 +1,22 @@
-"""The tests for accelerators: files that exist, a deadline, and the names of failures."""
+"""The tests for accelerators (files, a deadline, names of failures), and counts of traffic."""
 
 from __future__ import annotations
 
 import pathlib
 from types import SimpleNamespace
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from benchmarks.accelerator.without_card import traffic
 from tests import accelerator
+
+
+def test_the_traffic_of_a_program_is_that_of_its_arrays():
+    x, y = jnp.ones(1000), jnp.ones(1000, jnp.bfloat16)
+    program = jax.jit(lambda x, y: 2 * x + y.astype(x.dtype)).lower(x, y).compile()
+    assert traffic(program.as_text() or "") == 1000 * (4 + 2 + 4)
 
 
 @pytest.mark.parametrize("name", accelerator.SELECTED)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -177,19 +176,20 @@ def _plain(tx: Any) -> Callable[..., Any]:
     return step
 
 
+def layered_variants(tx: Any) -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
+    """The plain step of stacked layers and that of `layered_step`, each with its `init`."""
+    step = fnopt.layered_step(tx, first=_first, layer=_layer, last=_last)
+    return {
+        "plain": (_plain(tx), tx.init),
+        "layered": (lambda p, s, x: step(p, s, x)[:2], step.init),
+    }
+
+
 def layered(run: Run, optimizers: dict[str, Any]) -> list[dict[str, Any]]:
     """The step inside the backward pass, beside the plain step."""
     width = run.pick(2048, 64)
     params = jnp.ones(width), normal(0, (run.pick(LAYERS, 4), width, width))
     x = normal(1, (run.pick(64, 2), width))
-    make = functools.partial(fnopt.layered_step, first=_first, layer=_layer, last=_last)
-    variants = {"plain, adamw": (_plain(fnopt.adamw(1e-3)), fnopt.adamw(1e-3).init, params, (x,))}
-    for name, tx in optimizers.items():
-        step = make(tx)
-        variants[f"layered, {name}"] = (
-            lambda p, s, x, step=step: step(p, s, x)[:2],
-            step.init,
-            params,
-            (x,),
-        )
-    return steps(run, variants)
+    chosen = {"plain, adamw": layered_variants(fnopt.adamw(1e-3))["plain"]}
+    chosen |= {f"layered, {n}": layered_variants(tx)["layered"] for n, tx in optimizers.items()}
+    return steps(run, {n: (*variant, params, (x,)) for n, variant in chosen.items()})

@@ -170,20 +170,21 @@ def _join_blocks(blocks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=1)
 def block_scales(x: jax.Array, block_size: int) -> jax.Array:
     """The largest size in every block, which is infinite or NaN where something in it is."""
-    blocks = _as_blocks(x, block_size)
+    sizes = jnp.abs(_as_blocks(x, block_size))
+    # A state begins as zeros. XLA would fold their maxima, number by number: 9 s for a million.
+    zero = jax.lax.optimization_barrier(jnp.zeros((), sizes.dtype))
+    if jax.default_backend() != "cpu":
+        return jax.lax.reduce(sizes, zero, jax.lax.max, (sizes.ndim - 1,))
     # The bits of floats without a sign are in their order, infinity and NaN last. XLA on a CPU
     # hands a maximum of floats to a library, and makes two of a long one of integers; what goes in
     # would be kept. Two maxima of integers at once are fused with what they are of.
-    integer = {32: jnp.int32, 64: jnp.int64}[jnp.finfo(blocks.dtype).bits]
-    bits = jax.lax.bitcast_convert_type(jnp.abs(blocks), integer)
+    integer = {32: jnp.int32, 64: jnp.int64}[jnp.finfo(sizes.dtype).bits]
+    bits, zero = (jax.lax.bitcast_convert_type(part, integer) for part in (sizes, zero))
     half = bits.shape[-1] // 2
     halves = bits[..., : bits.shape[-1] - half], bits[..., half:]
-    # A state begins as zeros. XLA would fold their maxima, number by number: 9 s for a million.
-    zero = jax.lax.optimization_barrier(jnp.zeros((), integer))
     larger = lambda a, b: tuple(map(jnp.maximum, a, b))  # noqa: E731
     pair = jax.lax.reduce(halves, (zero, zero), larger, (bits.ndim - 1,))
-    bits = jnp.maximum(*pair)
-    return jax.lax.bitcast_convert_type(bits, blocks.dtype)
+    return jax.lax.bitcast_convert_type(jnp.maximum(*pair), sizes.dtype)
 
 
 def _over_blocks(x: jax.Array, shape: tuple[int, ...], block_size: int) -> jax.Array:

@@ -15,9 +15,11 @@ from fnopt.transforms._block_codes import (
     SIGNED,
     UNSIGNED,
     block_length,
+    block_scales,
     codes_of,
     decode,
     encode,
+    encode_with,
     magnitudes,
     numbers_of,
 )
@@ -114,6 +116,21 @@ def test_a_step_computed_twice_is_the_same(inner, monkeypatch):
         return jax.jit(lambda g, s, p: tx.update(g, s, p))(params, state, params)
 
     assert_identical(run(True), run(False))
+
+
+@pytest.mark.parametrize("shape", [(8, 512), (8, 320), (4000,), (9, 7, 5)])
+def test_codes_and_scales_for_accelerators_are_those_for_cpus(shape, monkeypatch):
+    x = np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+    x[:1], x.ravel()[-1] = 0, np.inf
+
+    def run():
+        scales = jax.jit(lambda x: block_scales.__wrapped__(x, 256))(x)
+        coded = lambda x, s: encode_with.__wrapped__(x, s, SIGNED, 256, STEP)  # noqa: E731
+        return scales, jax.jit(coded)(x, scales)
+
+    expected = run()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert_identical(run(), expected)
 
 
 FORMS = {"mu": "signed", "nu": "unsigned"}

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
 
 from fnopt.costs._flops_table import MEMORY_BOUND_BY_ITSELF, RULES
 from fnopt.costs._graph import IN_PLACE, VIEWS, Cell, Graph, Op
@@ -11,8 +14,14 @@ from fnopt.costs._graph import IN_PLACE, VIEWS, Cell, Graph, Op
 
 def nbytes(cell: Cell) -> int:
     """The size of a value in memory; 0 for tokens and the like."""
-    itemsize = getattr(getattr(cell.aval, "dtype", None), "itemsize", 0)
-    return math.prod(getattr(cell.aval, "shape", ())) * itemsize
+    return bytes_of(cell.aval)
+
+
+def bytes_of(array: Any) -> int:
+    """The size of an array or abstract value in memory; 0 for tokens and the like."""
+    dtype = getattr(array, "dtype", None)
+    size = math.prod(getattr(array, "shape", ())) * getattr(dtype, "itemsize", 0)
+    return -(-size // 2) if dtype in (jnp.int4, jnp.uint4) else size  # two in a byte
 
 
 def own_traffic(op: Op) -> int:

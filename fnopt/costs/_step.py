@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from fnopt.core import apply_updates, as_transformation
-from fnopt.costs._bytes import nbytes
+from fnopt.costs._bytes import bytes_of, nbytes
 from fnopt.costs._cost import (
     TripCounts,
     check_all_used,
@@ -221,4 +221,4 @@ def _memory(cell: Cell) -> Cell:
 
 
 def _size(tree: Any) -> int:
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+    return sum(map(bytes_of, jax.tree.leaves(tree)))

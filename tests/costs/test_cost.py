@@ -309,6 +309,11 @@ def test_elementwise_work_moves_its_edges_only():
     assert rows.bytes == pytest.approx(2 * 4 * 5 * 8, abs=4 * 5 * 3)  # and the indices
 
 
+def test_two_numbers_of_four_bits_are_a_byte():
+    codes = jax.ShapeDtypeStruct((1000,), jnp.int4)
+    assert cost(lambda c: c.astype(jnp.float32))(codes).bytes == 500 + 4000
+
+
 def test_an_activation_after_a_product_is_fused_into_it():
     x, w = f32(8, 16), f32(16, 4)
     edges = 4 * (8 * 16 + 16 * 4 + 8 * 4)

@@ -58,6 +58,7 @@ class Progress(Writer):
         self._file = file
         self._first: tuple[float, int] | None = None
         self._done, self._printed, self._last = 0, -np.inf, ""
+        self._stride = 1  # the largest number of steps between two records
         self._bar = _bar(total, tqdm, file)
 
     def __call__(self, record: Any) -> None:
@@ -76,6 +77,7 @@ class Progress(Writer):
         else:
             self._bar.set_postfix_str(", ".join(shown), refresh=False)
             self._bar.update(done - self._done)
+        self._stride = max(self._stride, done - self._done)
         self._done = done
 
     def _rate(self, now: float, done: int) -> float | None:
@@ -108,9 +110,15 @@ class Progress(Writer):
         print(self._last, file=self._file or sys.stderr, flush=True)
         self._last = ""
 
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        self._stride = self._stride if error is None else 0  # the steps after it were not taken
+        super().__exit__(kind, error, trace)
+
     def close(self) -> None:
         """Show the last state, if it isn't shown yet."""
         if self._bar is not None:
+            left = (self.total or 0) - self._done
+            self._bar.update(left if 0 < left < self._stride else 0)  # steps without a record
             self._bar.close()
         elif self._last:
             self._print()

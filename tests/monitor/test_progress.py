@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import re
 import sys
@@ -63,6 +64,18 @@ def test_tqdm():
     last = re.split(r"[\r\n]+", file.getvalue().strip())[-1]
     assert "4/4" in last
     assert "loss 0.5" in last
+
+
+@pytest.mark.parametrize(("error", "end"), [(None, "20/20"), (KeyError, "16/20")])
+def test_a_bar_of_every_fifth_step_ends_with_the_loop(error, end):
+    pytest.importorskip("tqdm")
+    file = io.StringIO()
+    with contextlib.suppress(KeyError), Progress(20, tqdm=True, file=file) as progress:
+        for i in range(0, 20, 5):
+            progress({"step": i})
+        if error:
+            raise error
+    assert end in re.split(r"[\r\n]+", file.getvalue().strip())[-1]
 
 
 def test_without_tqdm(monkeypatch):

@@ -75,6 +75,8 @@ def wrong_arguments(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
         unknown = [name for name in kwargs if name not in known]
         hint = _hint(fn.__name__, unknown[0], known) if unknown else ""
         what = f"unknown argument {unknown[0]!r}" if unknown else str(error)
+    if fn.__name__ == "fixed":  # lmfit's Parameter(value=0.5, vary=False)
+        hint = " The start has the value: p0={'a': 0.5}."
     return f"{fn.__name__}: {what}; it takes {_signature_text(signature)}.{hint}"
 
 

@@ -247,9 +247,10 @@ def _cumulative(ufunc: Any) -> Callable[[Eqn], Rule | None]:
 def _dot(eqn: Eqn) -> Rule:
     (left, right), (batch_left, batch_right) = eqn.params["dimension_numbers"]
     ranks = [var.aval.ndim for var in eqn.invars]
-    if not batch_left and len(left) == 1 and ranks[1] <= 2:
-        # `np.dot` sums over the last axis of the first array and the first of a matrix.
-        return lambda a, b: np.dot(np.moveaxis(a, left[0], -1), np.moveaxis(b, right[0], 0))
+    if not batch_left and len(left) == 1 and max(ranks) <= 2:
+        # `np.dot` sums over the last axis of the first array and the first of the second.
+        a_turned, b_turned = left[0] < ranks[0] - 1, right[0] > 0
+        return lambda a, b: np.dot(a.T if a_turned else a, b.T if b_turned else b)
     first = list(range(ranks[0]))
     second = list(range(ranks[0], sum(ranks)))
     for i, j in zip((*batch_left, *left), (*batch_right, *right), strict=True):

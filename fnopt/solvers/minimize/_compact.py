@@ -135,7 +135,7 @@ def cauchy_point(B: CompactMatrix, box: Box, point: Evaluation) -> CauchyPoint:
         The Cauchy point.
     """
     x, g = point.x, point.gradient
-    t, d = breakpoints(box, x, g)
+    t, d = _breakpoints(box, x, g)
     order = jnp.argsort(t)
     t_sorted, d_sorted, W = t[order], d[order], B.W[order]
     zero = jnp.zeros((1,), t.dtype)
@@ -165,7 +165,7 @@ def cauchy_point(B: CompactMatrix, box: Box, point: Evaluation) -> CauchyPoint:
     return CauchyPoint(there, (there > box.lower) & (there < box.upper))
 
 
-def breakpoints(box: Box, x: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _breakpoints(box: Box, x: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
     """When every param reaches its bound on the way down the gradient, and how fast it moves."""
     room = jnp.where(g < 0, box.upper - x, x - box.lower)
     moves = (g != 0) & (room > 0)

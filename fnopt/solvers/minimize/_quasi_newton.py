@@ -7,10 +7,8 @@ import jax.numpy as jnp
 
 from fnopt.core import matmul, static
 from fnopt.optimizers import inverse_product
-from fnopt.residuals import Box
 from fnopt.solvers.minimize._compact import (
     CorrectionPairs,
-    breakpoints,
     cauchy_point,
     compact,
     free_step,
@@ -22,15 +20,9 @@ from fnopt.solvers.minimize._method import (
     MinimizeMethod,
     dot,
     first_step,
-    largest,
-    rounding_of,
     secant_pair,
 )
 from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
-
-# Times the magnitude of the params, the unit of a first step: Moré and Thuente (1994), section 4,
-# let a step grow by that at once.
-_REACH = 4.0
 
 
 def newton_like(point: Evaluation, step: jax.Array, known: jax.Array) -> Direction:
@@ -126,15 +118,9 @@ class lbfgsb(MinimizeMethod):
     takes_bounds = True
 
     def begin(self, problem: SmoothObjective, point: Evaluation) -> CorrectionPairs:
-        """No pairs. Between finite bounds the first model is linear: its minimum is a corner."""
-        rate = first_step(point)
-        if problem.box is not None:
-            times, d = breakpoints(problem.box, point.x, point.gradient)
-            # Where the slope up to the bound is lost in rounding, the param's gradient is zero.
-            moves = times * jnp.square(d) > rounding_of(point.value)
-            corner = jnp.max(times, initial=0, where=moves)
-            rate = jnp.where(jnp.isfinite(corner) & (corner > 0), corner, rate)
-        return no_pairs(self.memory_size, point.x, 1 / rate)
+        """No pairs."""
+        del problem
+        return no_pairs(self.memory_size, point.x, 1 / first_step(point))
 
     def learn(
         self, memory: CorrectionPairs, before: Evaluation, after: Evaluation, fresh: jax.Array
@@ -153,7 +139,7 @@ class lbfgsb(MinimizeMethod):
             step = inverse_product(point.gradient, memory.S, memory.Y, memory.rho, gamma, order)
             return newton_like(point, -step, ~fresh), memory
         box, B = problem.box, compact(memory)
-        cauchy = cauchy_point(B, _within_reach(box, point.x, fresh), point)
+        cauchy = cauchy_point(B, box, point)
         step = free_step(B, cauchy.free, point.gradient + B.times(cauchy.x - point.x))
         target = box.nearest(cauchy.x + step)
         # Morales and Nocedal: where the projected step leads uphill, the step is cut instead.
@@ -165,13 +151,6 @@ class lbfgsb(MinimizeMethod):
         direction = newton_like(point, step, ~fresh)
         longest = _largest_part(box.lower, box.upper, point.x, step)
         return direction._replace(longest=jnp.maximum(longest, 1)), memory
-
-
-def _within_reach(box: Box, x: jax.Array, fresh: jax.Array) -> Box:
-    """The bounds of a step; those of a first one, which knows no curvature, are nearer."""
-    far = jnp.asarray(_REACH, x.dtype) * largest(x)
-    reach = jnp.where(fresh, far, jnp.asarray(jnp.inf, x.dtype))
-    return Box(jnp.maximum(box.lower, x - reach), jnp.minimum(box.upper, x + reach))
 
 
 def _largest_part(lower: jax.Array, upper: jax.Array, x: jax.Array, d: jax.Array) -> jax.Array:

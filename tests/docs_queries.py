@@ -95,6 +95,7 @@ QUERIES = {
     "memory usage": ["guides/cost"],
     "out of memory": ["guides/when_it_does_not_fit"],
     "offload optimizer state": ["guides/when_it_does_not_fit"],
+    "4-bit adam": ["guides/precision"],
     "freeze layer": ["faq", "guides/trained_or_state"],
     "trainable variables": ["guides/trained_or_state"],
     "lstm weights initial": ["guides/recurrent"],

@@ -203,4 +203,7 @@ QUERIES = {
     "baseline subtraction": ["gallery/peaks"],
     "bootstrap": ["guides/fit_a_curve", "guides/batched_fits"],
     "degrees of freedom": ["guides/fit_a_curve"],
+    "kfac-jax": ["coming_from/opacus_kfac_jax"],
+    "make_private": ["coming_from/opacus_kfac_jax"],
+    "tensorflow privacy": ["coming_from/opacus_kfac_jax", "guides/private_training"],
 }

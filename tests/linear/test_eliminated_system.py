@@ -62,6 +62,8 @@ def jacobian_of(name, by_rows=False):
 )
 def test_damped_steps_are_those_of_dense_algebra(name, by_rows, x64, monkeypatch):
     monkeypatch.setattr(planning, "_LEVEL", 5000)  # of such small problems a dense factor is all
+    if name == "bundle_adjustment":  # in chunks
+        monkeypatch.setattr("fnopt.linear._eliminated_system._AT_ONCE", 1000)
     A, J = jacobian_of(name, by_rows)
     plan = elimination(J.sparsity, by_rows)
     assert plan.levels

@@ -11,7 +11,15 @@ from scipy import stats
 
 from benchmarks.training import validation
 from benchmarks.training.space import BASELINES, DECADES, METHODS, MOMENTUM, numbers, points
-from benchmarks.training.validation import RECORD, TARGET, TASKS, Clock, Session, study_points
+from benchmarks.training.validation import (
+    RECORD,
+    SKIPPED,
+    TARGET,
+    TASKS,
+    Clock,
+    Session,
+    study_points,
+)
 from benchmarks.training.validation_table import margin, reached, tables, target_runs, verdict
 
 RNG = np.random.default_rng(0)
@@ -93,8 +101,8 @@ def test_the_committed_record_is_whole_and_small():
     assert RECORD.stat().st_size < 300_000
     assert record
     assert {*record} <= {*TASKS}
-    for task in record.values():
-        assert {*task["methods"]} == {*METHODS}
+    for name, task in record.items():
+        assert {*task["methods"]} == {*METHODS} - SKIPPED.get(name, set())
         seeds = {len(m["runs"]) for m in (*task["methods"].values(), task[TARGET])}
         assert len(seeds) == 1
     assert tables(record).count("`optax.muon`") == len(record)

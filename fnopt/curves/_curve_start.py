@@ -11,16 +11,20 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.core import Tracer
 
 from fnopt.core import accepts_args, default_float, matches, names_text
+from fnopt.curves._curve_bounds import (
+    Bounds,
+    bounds_as_lists,
+    bounds_by_name,
+    checked_bounds,
+    is_numbers,
+    is_scalar,
+)
 from fnopt.curves._curve_data import as_floating
 from fnopt.jacobians import ravel
-from fnopt.residuals import bounds_pair, floating_start
+from fnopt.residuals import floating_start
 from fnopt.solvers import named_entries
-
-Bounds = tuple[Any, Any]
 
 
 class Start(NamedTuple):
@@ -56,16 +60,16 @@ def start_of(
             }
     elif p0 is None:
         names = argument_names(f, _count_parameters(f))
-        p0 = _default_start(checked_bounds(_as_lists(bounds, names)), len(names))
-    elif not _is_plain(p0):
+        p0 = _default_start(checked_bounds(bounds_as_lists(bounds, names)), len(names))
+    elif not is_numbers(p0):
         p0 = floating_start(p0, constraints)
-    if _is_plain(p0):
+    if is_numbers(p0):
         p = as_floating(p0)
         p = p if p.ndim else p[None]
         check_count_of_params(f, p.size)
         names = argument_names(f, p.size)
         if not constraints:
-            return Start(p, "numbers", names, checked_bounds(_as_lists(bounds, names)))
+            return Start(p, "numbers", names, checked_bounds(bounds_as_lists(bounds, names)))
         p0 = dict(zip(names, p, strict=True))
     p0 = floating_start(p0, constraints)
     if not constraints:
@@ -74,9 +78,9 @@ def start_of(
     is_named = is_named and (is_model(f) or len(p0) > 1)  # f(x, p) may take a tree {"p": ...}
     if is_named:
         check_count_of_params(f, len(p0))
-    if is_named and all(map(_is_scalar, p0.values())):
+    if is_named and all(map(is_scalar, p0.values())):
         return _in_order_of_arguments(p0, argument_names(f, len(p0)), bounds, constraints)
-    box, names = checked_bounds(_by_name(bounds, p0)), tuple(named_entries(p0))
+    box, names = checked_bounds(bounds_by_name(bounds, p0)), tuple(named_entries(p0))
     if is_named:
         return Start(p0, "names", names, box)
     check_takes_tree(f, None, p0)
@@ -103,9 +107,9 @@ def _in_order_of_arguments(
     if constraints or len({jnp.asarray(value).dtype for value in p0.values()}) > 1:
         # JAX sorts the keys of a dict, but not of an OrderedDict.
         ordered = OrderedDict((name, p0[name]) for name in names)
-        return Start(ordered, "names", names, checked_bounds(_by_name(bounds, ordered)))
+        return Start(ordered, "names", names, checked_bounds(bounds_by_name(bounds, ordered)))
     row = jnp.stack([jnp.asarray(p0[name]) for name in names])
-    return Start(row, "numbers", names, checked_bounds(_as_lists(bounds, names)))
+    return Start(row, "numbers", names, checked_bounds(bounds_as_lists(bounds, names)))
 
 
 def as_numbers(params: dict[str, Any], names: tuple[str, ...]) -> Any:
@@ -149,85 +153,6 @@ def _positive_guess(model: Any, x: Any, y: jax.Array) -> dict[str, Any]:
     return model.guess(x, mean + share * (y - mean))
 
 
-def _by_name(bounds: Any, params: Any) -> Any:
-    """Bounds of a dict, `{"a": (0, 1)}`, as a pair of trees like the params."""
-    if _is_pair(bounds) and isinstance(params, OrderedDict):
-        return tuple(_ordered_like(side, params) for side in bounds)
-    if not isinstance(bounds, dict):
-        return bounds
-    unknown = sorted(set(bounds) - set(params if isinstance(params, dict) else ()))
-    if unknown:
-        raise ValueError(f"curve_fit: bounds name {unknown}, expected params of {sorted(params)}.")
-    pairs = {name: bounds.get(name, (None, None)) for name in params}
-    for name, pair in pairs.items():
-        if not _is_pair(pair):
-            raise ValueError(f"curve_fit: bounds[{name!r}] = {pair!r}, expected (lower, upper).")
-        if _is_crossed(pair):
-            raise ValueError(
-                f"curve_fit: bounds[{name!r}] = {pair!r}, expected lower < upper. To "
-                "hold a param write constraints={...: fnopt.fixed()}."
-            )
-    open_ends = (-jnp.inf, jnp.inf)
-    return tuple(
-        _ordered_like(
-            {name: end if pair[i] is None else pair[i] for name, pair in pairs.items()}, params
-        )
-        for i, end in enumerate(open_ends)
-    )
-
-
-def _ordered_like(side: Any, params: Any) -> Any:
-    """One side of the bounds, ordered if the params are."""
-    if isinstance(params, OrderedDict) and isinstance(side, dict) and set(side) == set(params):
-        return OrderedDict((name, side[name]) for name in params)
-    return side
-
-
-def _as_lists(bounds: Any, names: tuple[str, ...]) -> Any:
-    """Bounds by name as a pair of lists in the order of the names."""
-    if _is_pair(bounds) and all(isinstance(s, dict) and set(s) == set(names) for s in bounds):
-        bounds = {name: (bounds[0][name], bounds[1][name]) for name in names}
-    if not isinstance(bounds, dict):
-        return bounds
-    return tuple([side[name] for name in names] for side in _by_name(bounds, dict.fromkeys(names)))
-
-
-def checked_bounds(bounds: Any) -> Bounds | None:
-    """The bounds as a pair; None where they bound nothing."""
-    if bounds is None:
-        return None
-    bounds = bounds_pair(bounds, "curve_fit: ")
-    if all(map(_is_pair, bounds)) and any(_is_crossed(pair) for pair in zip(*bounds, strict=True)):
-        raise ValueError(
-            f"curve_fit: bounds = {bounds!r} are read as (lower, upper), and lower isn't below "
-            "upper. Pairs for each param are tuple(zip(*bounds))."
-        )
-    lower, upper = (_as_array(side) for side in bounds)
-    leaves = jax.tree.leaves((lower, upper))
-    if all(map(_is_infinite, leaves)):
-        return None
-    return lower, upper
-
-
-def _is_pair(side: Any) -> bool:
-    return isinstance(side, (tuple, list)) and len(side) == 2
-
-
-def _is_crossed(pair: tuple[Any, Any]) -> bool:
-    lower, upper = pair
-    known = not isinstance(lower, Tracer) and not isinstance(upper, Tracer)
-    return known and lower is not None and upper is not None and not np.all(lower < upper)
-
-
-def _is_infinite(bound: Any) -> bool:
-    return not isinstance(bound, Tracer) and bool(np.all(np.isinf(np.asarray(bound, float))))
-
-
-def _as_array(side: Any) -> Any:
-    """One side of the bounds; numbers in a row as an array."""
-    return jnp.asarray(side, default_float()) if _is_plain(side) and not _is_scalar(side) else side
-
-
 def _default_start(bounds: Bounds | None, n: int) -> jax.Array:
     r"""SciPy's start: 1, in the middle of two bounds, or 1 from the only one."""
     dtype = default_float()
@@ -245,17 +170,6 @@ def _default_start(bounds: Bounds | None, n: int) -> jax.Array:
     start = jnp.where(jnp.isfinite(upper), upper - 1, start)
     both = jnp.isfinite(lower) & jnp.isfinite(upper)
     return jnp.where(both, lower / 2 + upper / 2, start)
-
-
-def _is_plain(p0: Any) -> bool:
-    """Whether `p0` is numbers in a row, as SciPy takes them."""
-    if isinstance(p0, (list, tuple)) and not hasattr(p0, "_fields"):
-        return all(map(_is_scalar, p0))
-    return _is_scalar(p0) or getattr(p0, "ndim", None) == 1
-
-
-def _is_scalar(v: Any) -> bool:
-    return isinstance(v, (int, float)) or getattr(v, "ndim", None) == 0
 
 
 def _count_parameters(f: Callable[..., Any]) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import compute_dtype, is_inexact, leaf_text, leaves_with_names
-from fnopt.curves._curve_start import checked_bounds
+from fnopt.curves._curve_bounds import checked_bounds
 from fnopt.curves.batched._data import NAME
 from fnopt.residuals import Box, broadcast_prefix
 

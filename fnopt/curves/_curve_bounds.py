@@ -1,0 +1,108 @@
+"""The bounds of a curve fit, as SciPy and lmfit write them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from fnopt.core import default_float
+from fnopt.residuals import bounds_pair
+
+Bounds = tuple[Any, Any]
+
+
+def bounds_by_name(bounds: Any, params: Any) -> Any:
+    """Bounds of a dict, `{"a": (0, 1)}`, as a pair of trees like the params."""
+    if _is_pair(bounds) and isinstance(params, OrderedDict):
+        return tuple(_ordered_like(side, params) for side in bounds)
+    if not isinstance(bounds, dict):
+        return bounds
+    unknown = sorted(set(bounds) - set(params if isinstance(params, dict) else ()))
+    if unknown:
+        raise ValueError(f"curve_fit: bounds name {unknown}, expected params of {sorted(params)}.")
+    pairs = {name: bounds.get(name, (None, None)) for name in params}
+    for name, pair in pairs.items():
+        if not _is_pair(pair):
+            raise ValueError(f"curve_fit: bounds[{name!r}] = {pair!r}, expected (lower, upper).")
+        if _is_crossed(pair):
+            raise ValueError(
+                f"curve_fit: bounds[{name!r}] = {pair!r}, expected lower < upper. To "
+                "hold a param write constraints={...: fnopt.fixed()}."
+            )
+    open_ends = (-jnp.inf, jnp.inf)
+    return tuple(
+        _ordered_like(
+            {name: end if pair[i] is None else pair[i] for name, pair in pairs.items()}, params
+        )
+        for i, end in enumerate(open_ends)
+    )
+
+
+def _ordered_like(side: Any, params: Any) -> Any:
+    """One side of the bounds, ordered if the params are."""
+    if isinstance(params, OrderedDict) and isinstance(side, dict) and set(side) == set(params):
+        return OrderedDict((name, side[name]) for name in params)
+    return side
+
+
+def bounds_as_lists(bounds: Any, names: tuple[str, ...]) -> Any:
+    """Bounds by name as a pair of lists in the order of the names."""
+    if _is_pair(bounds) and all(isinstance(s, dict) and set(s) == set(names) for s in bounds):
+        bounds = {name: (bounds[0][name], bounds[1][name]) for name in names}
+    if not isinstance(bounds, dict):
+        return bounds
+    return tuple(
+        [side[name] for name in names] for side in bounds_by_name(bounds, dict.fromkeys(names))
+    )
+
+
+def checked_bounds(bounds: Any) -> Bounds | None:
+    """The bounds as a pair; None where they bound nothing."""
+    if bounds is None:
+        return None
+    bounds = bounds_pair(bounds, "curve_fit: ")
+    if all(map(_is_pair, bounds)) and any(_is_crossed(pair) for pair in zip(*bounds, strict=True)):
+        raise ValueError(
+            f"curve_fit: bounds = {bounds!r} are read as (lower, upper), and lower isn't below "
+            "upper. Pairs for each param are tuple(zip(*bounds))."
+        )
+    lower, upper = (_as_array(side) for side in bounds)
+    leaves = jax.tree.leaves((lower, upper))
+    if all(map(_is_infinite, leaves)):
+        return None
+    return lower, upper
+
+
+def _is_pair(side: Any) -> bool:
+    return isinstance(side, (tuple, list)) and len(side) == 2
+
+
+def _is_crossed(pair: tuple[Any, Any]) -> bool:
+    lower, upper = pair
+    known = not isinstance(lower, Tracer) and not isinstance(upper, Tracer)
+    return known and lower is not None and upper is not None and not np.all(lower < upper)
+
+
+def _is_infinite(bound: Any) -> bool:
+    return not isinstance(bound, Tracer) and bool(np.all(np.isinf(np.asarray(bound, float))))
+
+
+def _as_array(side: Any) -> Any:
+    """One side of the bounds; numbers in a row as an array."""
+    return jnp.asarray(side, default_float()) if is_numbers(side) and not is_scalar(side) else side
+
+
+def is_numbers(p0: Any) -> bool:
+    """Whether `p0` is numbers in a row, as SciPy takes them."""
+    if isinstance(p0, (list, tuple)) and not hasattr(p0, "_fields"):
+        return all(map(is_scalar, p0))
+    return is_scalar(p0) or getattr(p0, "ndim", None) == 1
+
+
+def is_scalar(v: Any) -> bool:
+    return isinstance(v, (int, float)) or getattr(v, "ndim", None) == 0

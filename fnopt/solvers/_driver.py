@@ -90,7 +90,8 @@ def least_squares(
             whose leaves are trees like the params, of arrays of shape `residual.shape +
             param.shape`; for one array of residuals and one vector of params that is `[m, n]`. Or a
             linear operator, with a product `mv` of a tree like the params, which is formed as a
-            matrix. SciPy's sparse arrays and operators are constants to JAX. It may also be a list, tuple or dict of functions, like `residual_fn`. See
+            matrix. SciPy's sparse arrays and operators are constants to JAX. It may also be a
+            list, tuple or dict of functions, like `residual_fn`. See
             :func:`fnopt.per_example_jacobian` and :func:`fnopt.sparse_jacobian`. With
             `levenberg_marquardt(geodesic=False)`, or a method other than Levenberg-Marquardt, the
             residual function need not have derivatives (unless you ask for those of the solution).

@@ -57,7 +57,7 @@ def trace_and_call(fn: Callable[..., Any], *args: Any) -> Any:
         key = key_of(closed.jaxpr)
     except NoKeyError:
         key, make = object(), _program  # for this call alone
-    program = TracedFunction(KeyedJaxpr(key, closed.jaxpr, leaves), tuple(closed.consts))
+    program = TracedFunction(KeyedJaxpr(key, closed.jaxpr, None), tuple(closed.consts))
     outputs = _call(TieredProgram, _evaluate, (program, leaves), {}, make)
     return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
@@ -116,7 +116,8 @@ def _program(
     jit: Any, fn: Callable[..., Any], structure: Any, static: Any, packs: bool
 ) -> Callable[..., Any]:
     def program(*leaves: Any) -> Any:
-        out = fn(*jax.tree.unflatten(structure, leaves), **dict(static))
+        options = {name: value for name, _, value in static}
+        out = fn(*jax.tree.unflatten(structure, leaves), **options)
         return pack(out) if packs else out
 
     return jit(program)
@@ -134,7 +135,8 @@ def _call(
 ) -> Any:
     leaves, structure = jax.tree.flatten(args)
     single = is_on_one_device(leaves)
-    options = tuple(sorted(static.items()))
+    # With their types: 1, 1.0 and True are equal.
+    options = tuple((name, type(static[name]), static[name]) for name in sorted(static))
     out = make(jit if single else jax.jit, fn, structure, options, single)(*leaves)
     return unpack(out) if isinstance(out, PackedOutputs) else out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -16,8 +17,11 @@ from fnopt.programs._jaxprs import SubJaxpr
 from fnopt.programs._numpy_rules import Eqn, numpy_rule
 
 _quiet = functools.partial(np.errstate, all="ignore")  # infinities and NaN are results, as in JAX
-_MEMORY = 2**24  # numbers that a block may hold until it ends: 128 MB of float64
+# Numbers that the operations of a block may take and return: the results stay until it ends. With
+# float64 they take 128 MB at most.
+_MOST_WORK = 2**24
 _CALLBACKS = {"pure_callback", "io_callback", "debug_callback"}
+_FACTORISATIONS = {"geqrf", "householder_product", "svd", "eigh", "cholesky", "lu"}
 _PER_CALL = 1000  # numbers that NumPy takes through an operation in the time of a call: 1 to 2 us
 
 
@@ -34,26 +38,28 @@ class NumpyProgram:
 
     Args:
         closed: The program.
-        structure: The structure of its results; by default a list.
+        structure: The structure of its results.
+        device: Where its results go, if its arguments are committed to a device.
 
     Raises:
         NotInNumpyError: If it has effects other than callbacks, or arrays that are large or not
             NumPy's.
     """
 
-    def __init__(self, closed: jex.ClosedJaxpr, structure: Any = None) -> None:
+    def __init__(self, closed: jex.ClosedJaxpr, structure: Any, device: Any = None) -> None:
         self.spent, self.budget = 0.0, np.inf
         self.calls_back = False  # to Python, which another run would repeat
         self.size = jaxprs.program_size(closed.jaxpr)
-        self.structure = structure
-        self.avals = closed.in_avals
+        self.structure, self.device, self.avals = structure, device, closed.in_avals
+        for aval in self.avals:
+            _dtype(aval)
         if any(aval.weak_type for aval in closed.out_avals):
             raise NotInNumpyError("NumPy has no weak types")
         with _quiet():
             self._run = _Block(self, closed.jaxpr, closed.consts)
 
     def __call__(self, args: Sequence[Any], budget: float = np.inf) -> Any:
-        """Run the program, on the device of its arguments.
+        """Run the program.
 
         Args:
             args: The arrays.
@@ -65,8 +71,7 @@ class NumpyProgram:
         self.budget = np.inf if self.calls_back else budget
         with _quiet():
             out = self._run(list(map(_array, args, self.avals)))
-        committed = (x.sharding for x in args if isinstance(x, jax.Array) and x.committed)
-        return jax.tree.unflatten(self.structure, jax.device_put(out, next(committed, None)))
+        return jax.tree.unflatten(self.structure, jax.device_put(out, self.device))
 
     def spend(self, cost: float) -> None:
         """Count operations."""
@@ -82,7 +87,7 @@ class _Step(NamedTuple):
     inputs: tuple[int, ...]
     start: int
     stop: int | None
-    numbers: int  # in its results
+    work: int  # in numbers: the time that NumPy takes for one
     has_effects: bool
 
 
@@ -96,12 +101,10 @@ class _Block:
         self.known: set[int] = set()
         self.found: dict[Any, Any] = {}  # of operations and constants, so that none stands twice
         self.inputs = [self._slot() for _ in jaxpr.invars]
+        self.work = 0
         self.outputs = self._add(jaxpr, consts, self.inputs)
         self.steps = self._needed_steps()
-        numbers = sum(step.numbers for step in self.steps)
-        if numbers > _MEMORY:
-            raise NotInNumpyError(f"{numbers} numbers would stand in memory at a time")
-        self.cost = len(self.steps) + numbers / _PER_CALL
+        self.cost = len(self.steps) + sum(step.work for step in self.steps) / _PER_CALL
 
     def __call__(self, args: Sequence[Any]) -> list[Any]:
         self.program.spend(self.cost)
@@ -151,21 +154,28 @@ class _Block:
         return [slot(atom) for atom in jaxpr.outvars]
 
     def _step(self, eqn: Eqn, inputs: list[int]) -> list[int]:
-        several = eqn.primitive.multiple_results
+        several, work = eqn.primitive.multiple_results, _work(eqn)
+        self.work += work
+        if self.work > _MOST_WORK:
+            raise NotInNumpyError("its arrays are large")
         fn, start = self._operation(eqn), len(self.values)
         results = [self._slot() for _ in eqn.outvars]
-        if self.known.issuperset(inputs) and not eqn.effects:  # the same in every run
+        # The same in every run; a loop may be long.
+        if self.known.issuperset(inputs) and not jaxprs.sub_jaxprs(eqn) and not eqn.effects:
             out = fn(*[self.values[i] for i in inputs])
             self.values[start:] = out if several else [out]
             self.known.update(results)
         else:
             stop = len(self.values) if several else None
-            numbers = sum(var.aval.size for var in eqn.outvars)
-            self.steps.append(_Step(fn, tuple(inputs), start, stop, numbers, bool(eqn.effects)))
+            self.steps.append(_Step(fn, tuple(inputs), start, stop, work, bool(eqn.effects)))
         return results
 
     def _operation(self, eqn: Eqn) -> Callable[..., Any]:
         view = control_view(eqn)
+        avals = [var.aval for var in (*eqn.invars, *eqn.outvars)]
+        has_keys = not all(map(_dtype, avals))
+        if has_keys and view is not None:
+            raise NotInNumpyError("a loop or branch has keys of random numbers")
         if isinstance(view, While):
             return self._loop(view)
         if isinstance(view, Cond):
@@ -177,8 +187,7 @@ class _Block:
             return _callback(eqn)
         if eqn.effects:
             raise NotInNumpyError(f"{eqn.primitive.name} has effects")
-        extended = not all(map(_dtype, (v.aval for v in (*eqn.invars, *eqn.outvars))))
-        rule = None if extended or jaxprs.sub_jaxprs(eqn) else numpy_rule(eqn)
+        rule = None if has_keys or jaxprs.sub_jaxprs(eqn) else numpy_rule(eqn)
         return _compiled(eqn) if rule is None else rule
 
     def _block(self, sub: SubJaxpr) -> _Block:
@@ -252,13 +261,38 @@ def _compiled(eqn: Eqn) -> Callable[..., Any]:
 
 
 def _callback(eqn: Eqn) -> Callable[..., Any]:
-    dtypes = [_dtype(var.aval) for var in eqn.outvars]
+    avals = [var.aval for var in eqn.outvars]
 
     def call(*inputs: Any) -> list[Any]:
-        out = eqn.params["callback"](*map(np.asarray, inputs))
-        return [np.asarray(x, dtype) for x, dtype in zip(out or (), dtypes, strict=True)]
+        with np.errstate(all="warn"):  # as usual for a user's function
+            out = list(map(np.asarray, eqn.params["callback"](*jax.device_put(inputs)) or ()))
+        for x, aval in zip(out, avals, strict=True):
+            if (x.shape, x.dtype) != (aval.shape, aval.dtype):
+                raise ValueError(
+                    f"A callback returned {x.dtype}{list(x.shape)}, expected "
+                    f"{aval.dtype}{list(aval.shape)} as in its result_shape_dtypes."
+                )
+        return out
 
     return call
+
+
+def _work(eqn: Eqn) -> int:
+    """The numbers that an operation reads and writes; of a product a tenth of its terms, if more.
+
+    A product of matrices by BLAS takes about a tenth of a nanosecond for a term, other operations
+    a nanosecond for a number.
+    """
+    avals = [var.aval for var in (*eqn.invars, *eqn.outvars)]
+    sizes = [getattr(aval, "size", 1) for aval in avals]
+    if eqn.primitive.name == "dot_general":
+        (left, _), _ = eqn.params["dimension_numbers"]
+        terms = sizes[-1] * math.prod(avals[0].shape[axis] for axis in left)
+    elif eqn.primitive.name in _FACTORISATIONS:
+        terms = sizes[0] * avals[0].shape[-1]
+    else:
+        terms = 0
+    return max(sum(sizes), terms // 10)
 
 
 def _key(param: Any) -> Any:
@@ -275,7 +309,7 @@ def _dtype(aval: Any) -> np.dtype | None:
     dtype = getattr(aval, "dtype", None)
     if not isinstance(dtype, np.dtype):
         return None
-    if dtype.kind not in "biufc":
+    if dtype.isbuiltin != 1:
         raise NotInNumpyError(f"NumPy has no {dtype}")
     return dtype
 

@@ -23,17 +23,20 @@ def numpy_rule(eqn: Eqn) -> Rule | None:
         results. None where NumPy has no such operation, or one whose results have other dtypes.
     """
     name = eqn.primitive.name
-    make = _RULES.get(name)
-    rule = _ELEMENTWISE.get(name) if make is None else make(eqn)
-    return rule if rule is not None and _returns_what_it_should(eqn, rule) else None
+    try:
+        make = _RULES.get(name)
+        rule = _ELEMENTWISE.get(name) if make is None else make(eqn)
+        return rule if rule is not None and _has_known_results(eqn, rule) else None
+    except (TypeError, ValueError, OverflowError):  # NumPy refuses the dtypes
+        return None
 
 
-def _returns_what_it_should(eqn: Eqn, rule: Rule) -> bool:
+def _has_known_results(eqn: Eqn, rule: Rule) -> bool:
     """Whether results for ones have the shapes and dtypes that JAX knows."""
     out = rule(*(np.ones(v.aval.shape, v.aval.dtype) for v in eqn.invars))
-    found = out if eqn.primitive.multiple_results else [out]
+    results = out if eqn.primitive.multiple_results else [out]
     expected = [(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
-    return [(np.shape(x), x.dtype) for x in found] == expected
+    return [(np.shape(x), x.dtype) for x in results] == expected
 
 
 def _identity(x: Any) -> Any:
@@ -60,7 +63,7 @@ _ELEMENTWISE: dict[str, Rule] = {
     "not": operator.invert,
     "max": np.maximum,
     "min": np.minimum,
-    "sign": np.sign,
+    "sign": lambda x: np.where(x == 0, x, np.sign(x)),  # of -0 it is -0
     "square": np.square,
     "sqrt": np.sqrt,
     "cbrt": np.cbrt,
@@ -249,8 +252,8 @@ def _dot(eqn: Eqn) -> Rule:
     ranks = [var.aval.ndim for var in eqn.invars]
     if not batch_left and len(left) == 1 and max(ranks) <= 2:
         # `np.dot` sums over the last axis of the first array and the first of the second.
-        a_turned, b_turned = left[0] < ranks[0] - 1, right[0] > 0
-        return lambda a, b: np.dot(a.T if a_turned else a, b.T if b_turned else b)
+        transposes = left[0] < ranks[0] - 1, right[0] > 0
+        return lambda a, b: np.dot(a.T if transposes[0] else a, b.T if transposes[1] else b)
     first = list(range(ranks[0]))
     second = list(range(ranks[0], sum(ranks)))
     for i, j in zip((*batch_left, *left), (*batch_right, *right), strict=True):
@@ -278,7 +281,8 @@ def _svd(eqn: Eqn) -> Rule | None:
             return tuple(np.full(v.aval.shape, np.nan, v.aval.dtype) for v in eqn.outvars)
         return (out[1], out[0], out[2]) if p["compute_uv"] else (out,)
 
-    return svd if p.get("subset_by_index") is None else None
+    single = eqn.invars[0].aval.ndim == 2 and p.get("subset_by_index") is None
+    return svd if single else None
 
 
 def _cholesky(eqn: Eqn) -> Rule | None:

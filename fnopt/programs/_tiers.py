@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.sharding import SingleDeviceSharding
 
 from fnopt.programs._numpy_program import NotInNumpyError, NumpyProgram, OverBudgetError
 
@@ -14,6 +15,7 @@ _CONFIG: Any = jax.config  # its fields are made at run time
 # have cost the same. Whoever then changes from renting to buying pays at most twice what the best
 # choice in hindsight costs (the ski-rental problem: Karlin, Manasse, Rudolph and Sleator 1988).
 _RUNS = 1000
+_SETTINGS = ("jax_enable_x64", "jax_default_device", "jax_debug_nans", "jax_debug_infs")
 
 
 class TieredProgram:
@@ -32,9 +34,11 @@ class TieredProgram:
 
     def __call__(self, *arrays: Any) -> Any:
         """Call the function."""
-        key = _CONFIG.jax_enable_x64, *map(jax.typeof, arrays)
+        placements = {x.sharding for x in arrays if isinstance(x, jax.Array) and x.committed}
+        settings = tuple(getattr(_CONFIG, name) for name in _SETTINGS)
+        key = settings, frozenset(placements), *map(jax.typeof, arrays)
         if key not in self.in_numpy:
-            self.in_numpy[key] = self._program(arrays)
+            self.in_numpy[key] = self._program(arrays, placements)
         program = self.in_numpy[key]
         if program is not None:
             try:
@@ -43,12 +47,24 @@ class TieredProgram:
                 self.in_numpy[key] = None
         return self.compiled(*arrays)
 
-    def _program(self, arrays: tuple[Any, ...]) -> NumpyProgram | None:
-        devices = {d.platform for x in arrays if isinstance(x, jax.Array) for d in x.devices()}
-        if _CONFIG.jax_debug_nans or (devices or {jax.default_backend()}) != {"cpu"}:
+    def _program(self, arrays: tuple[Any, ...], placements: set[Any]) -> NumpyProgram | None:
+        if _CONFIG.jax_debug_nans or _CONFIG.jax_debug_infs or not _is_on_cpu(placements):
             return None
         traced = self.compiled.trace(*arrays)
+        device = next(iter(placements), None)
         try:
-            return NumpyProgram(traced.jaxpr, jax.tree.structure(traced.out_info))
+            return NumpyProgram(traced.jaxpr, jax.tree.structure(traced.out_info), device)
         except NotInNumpyError:
             return None
+
+
+def _is_on_cpu(placements: set[Any]) -> bool:
+    """Whether a program of arrays that are committed to these placements runs on a CPU."""
+    if not placements:
+        device = _CONFIG.jax_default_device
+        return (getattr(device, "platform", device) or jax.default_backend()) == "cpu"
+    return all(
+        isinstance(placement, SingleDeviceSharding)
+        and {device.platform for device in placement.device_set} == {"cpu"}
+        for placement in placements
+    )

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +14,7 @@ from jax import lax
 from jax.experimental import io_callback
 from jax.extend.core import ClosedJaxpr
 
-from fnopt.programs import tiered_call
+from fnopt.programs import tiered_call, trace_and_call
 from fnopt.programs._numpy_program import NotInNumpyError, NumpyProgram, OverBudgetError
 from fnopt.programs._numpy_rules import _ELEMENTWISE, _RULES
 from fnopt.programs._tiers import TieredProgram
@@ -20,6 +24,8 @@ SPECIAL = np.asarray([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-30, 3.5, -2.5], np.
 INTEGERS = np.asarray([7, -7, 3, -2, 0], np.int32)
 SQUARE = np.asarray([[2.0, 0.3, -0.1], [0.3, 1.5, 0.2], [-0.1, 0.2, 1.0]], np.float32)
 FLAGS = np.asarray([[True, False, True], [False, False, True]])
+
+KEY = jax.random.key(0)
 
 UNARY = [
     *("neg", "abs", "sign", "square", "sqrt", "cbrt", "exp", "exp2", "expm1", "log", "log1p"),
@@ -247,6 +253,79 @@ def test_every_rule_is_used_by_these_tests(monkeypatch):
         "add_any",
         "cummin",
     }
+
+
+@pytest.mark.parametrize(
+    ("fn", "args"),
+    [
+        (lambda x: (lax.exp2(lax.complex(x, x)), lax.integer_pow(x, 70)), [X]),
+        (lambda i: lax.integer_pow(i, 200), [np.asarray([1, -1], np.int8)]),
+        (lambda x: lax.bitcast_convert_type(x, jnp.uint8), [np.float32(1)]),
+        (lambda b: jnp.max(b, axis=1, initial=False), [np.zeros((2, 0), bool)]),
+        (lambda a: jnp.linalg.svd(a, compute_uv=False), [np.stack([SQUARE, np.nan * SQUARE])]),
+        (lambda x: 1 / lax.sign(x), [SPECIAL]),
+    ],
+)
+def test_what_numpy_computes_otherwise_or_not_at_all(fn, args):
+    check(fn, *args)
+
+
+@pytest.mark.parametrize(
+    ("fn", "args"),
+    [
+        (lambda x, unused: x + 1, [X, jnp.ones(3, jnp.bfloat16)]),
+        (lambda x: x + lax.fori_loop(0, 10**9, lambda i, c: c * 0.5 + 1, 0.0)[None], [X]),
+        (lambda x: x + jnp.sum(jnp.zeros((20_000, 20_000)) + 1), [X]),
+        (
+            lambda x: lax.scan(
+                lambda k, _: (jax.random.split(k)[0], x), jax.random.key(0), None, 3
+            ),
+            [X],
+        ),
+    ],
+)
+def test_what_is_not_run_at_all_while_the_program_is_made(fn, args):
+    jaxpr = jax.make_jaxpr(fn)(*args)
+    with contextlib.suppress(NotInNumpyError):
+        NumpyProgram(jaxpr, None)
+
+
+def test_the_first_data_of_a_program_are_not_kept():
+    x = jnp.arange(12.0)
+    reference = weakref.ref(x)
+    trace_and_call(lambda x: x.sum() * 7.5, x)
+    del x
+    gc.collect()
+    assert reference() is None
+
+
+def test_options_that_are_equal_and_of_other_types_are_other_programs():
+    assert tiered_call(_full, np.float32(3), value=2).dtype == np.int32
+    assert tiered_call(_full, np.float32(3), value=2.0).dtype == np.float32
+
+
+def _full(x, value):
+    return jnp.full((2,), value, dtype=type(value)) + jnp.zeros_like(x, dtype=type(value))
+
+
+def test_settings_are_read_in_every_call():
+    x = jnp.float32(-1)
+    assert jnp.isnan(tiered_call(jnp.log, x))
+    with jax.debug_nans(True), pytest.raises(FloatingPointError):
+        tiered_call(jnp.log, x)
+
+
+def test_a_mesh_of_one_device():
+    mesh = jax.make_mesh((1,), ("d",), (jax.sharding.AxisType.Auto,))
+    x = jax.device_put(X, jax.NamedSharding(mesh, jax.P("d", None)))
+    assert float(tiered_call(jnp.sum, x)) == pytest.approx(X.sum())
+
+
+def test_a_callback_returns_what_it_said():
+    shape = jax.ShapeDtypeStruct((3,), np.float32)
+    run = program(lambda x: jax.pure_callback(lambda x: np.float32(1), shape, x), X)
+    with pytest.raises(ValueError, match=r"returned float32\[\], expected float32\[3\]"):
+        run([X])
 
 
 def test_results_share_no_memory_with_arrays_that_a_user_may_change():

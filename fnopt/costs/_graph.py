@@ -53,7 +53,7 @@ _TRANSFORMED = re.compile(r"^(?:jvp|transpose|vmap)\((.*)\)$")
 
 @dataclasses.dataclass(eq=False)
 class Cell:
-    """One value of the program.
+    """Node of the computation graph: one value of the program.
 
     Attributes:
         aval: Its shape and dtype.

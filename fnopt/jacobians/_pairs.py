@@ -22,7 +22,7 @@ def coupled(rows: np.ndarray, cols: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def row_pairs(owner: np.ndarray, most: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """All pairs of positions of equal values of a sorted array, each once, with itself too.
+    """Index pairs `i <= j` of equal values in a sorted array.
 
     Args:
         owner: The array.

@@ -145,7 +145,7 @@ class scale_by_yogi(AdamDirection):
     initial_accumulator_value: Scalar = hyper(default=1e-6, ge=0)
 
     def fill(self, slot: str) -> Any:
-        """Both averages start at `initial_accumulator_value`."""
+        """Initialize both averages with `initial_accumulator_value`."""
         del slot
         return self.initial_accumulator_value
 

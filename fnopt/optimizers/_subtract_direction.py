@@ -58,7 +58,7 @@ class subtract_direction(Wrapper):
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """The inner updates less the direction."""
+        """Subtract the direction from the inner updates."""
         inner, state = self.inner.update(updates, state, params, **extra_args)
         part = _Subtract(self.strength, self.power_steps, self.weight_dimension_numbers)
         return part.update(inner, part.init(updates), updates)[0], state

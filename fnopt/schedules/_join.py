@@ -65,7 +65,7 @@ class piecewise_constant_schedule(Schedule):
 
 
 def as_pairs(owner: str, given: Any) -> tuple[tuple[Any, Any], ...]:
-    """A dict from step to factor, or pairs, as pairs in order."""
+    """Convert a dict from step to factor, or pairs, to a tuple of pairs."""
     if isinstance(given, dict):
         given = sorted(given.items())
     try:

@@ -21,7 +21,7 @@ from fnopt.schedules._time import (
 
 
 def _steps_after_warmup(count: Any, steps: Any) -> jax.Array:
-    """The time since the end of a warm-up, 0 before it."""
+    """Number of steps since the end of a warm-up; 0 before it."""
     return jnp.maximum(steps_since(count, steps), 0)
 
 

@@ -194,7 +194,7 @@ def _certified(
     idle: jax.Array,
     max_steps: int,
 ) -> tuple[_Lanes, LaneEnds]:
-    """Tests the ends of searches: those that the certificate refutes begin another one there."""
+    """Certify finished searches, and restart those whose certificate fails."""
 
     def end(state: SearchState, box: Box | None) -> Any:
         point, free = state.point, free_point(state.point, box)

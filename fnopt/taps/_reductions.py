@@ -14,7 +14,7 @@ Reduction = Callable[[Any], Any]
 
 
 def _wide(x: jax.Array) -> jax.Array:
-    """At least float32 (integers and booleans too)."""
+    """Promote an array to at least float32, integers and booleans too."""
     if jnp.issubdtype(x.dtype, jnp.inexact):
         return x.astype(compute_dtype(x.dtype))
     return x.astype(jnp.float32)

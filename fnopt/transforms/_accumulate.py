@@ -227,7 +227,7 @@ def has_updated(state: AccumulateState) -> jax.Array:
 
 
 class ApplyEveryState(NamedTuple):
-    """Steps so far, and the sum of the updates since the last that were handed on."""
+    """State: step count, and the sum of the updates since the last emitted one."""
 
     count: jax.Array
     grad_acc: Slot

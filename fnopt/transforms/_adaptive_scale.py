@@ -138,7 +138,7 @@ class reduce_on_plateau(Transformation):
 
 
 class DynamicLossScaleState(NamedTuple):
-    """The scale, good steps since it changed, skipped steps in all, and the inner state."""
+    """State: scale, finite steps since its last change, skipped steps, and the inner state."""
 
     scale: jax.Array
     good_steps: jax.Array

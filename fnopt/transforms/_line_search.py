@@ -1,4 +1,4 @@
-"""The line search of all methods: one trial step of a search for a strong Wolfe point.
+"""The line search of all methods: one trial step towards the strong Wolfe conditions.
 
 A caller evaluates the objective at `next_rate` and hands the result to `advance_search`, until the
 search is done. So a loop can hold the function once, whatever else it does with an evaluation.

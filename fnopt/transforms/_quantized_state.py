@@ -1,4 +1,4 @@
-"""Slots as 8-bit codes."""
+"""Slots as codes of eight or four bits."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ def have_same_layout(group: Group, other: Group) -> bool:
 
 
 def inner_matrix(rows: tuple[Group, RowsPart], other_rows: tuple[Group, RowsPart]) -> jax.Array:
-    """The inner products of the rows of two groups with the same layout, `[n k, m l]`."""
+    """Compute the Gram block of two groups of rows with one layout, `[n k, m l]`."""
     (group, p), (_, q) = rows, other_rows
     if p.formed is not None and q.formed is not None:
         assert not isinstance(p.formed, dict)
@@ -112,7 +112,7 @@ def _gram_of_examples(p: Factors, q: Factors) -> jax.Array:
 
 
 def by_leaf(leaves: Mapping[int, jax.Array], other: Mapping[int, jax.Array]) -> jax.Array:
-    """The inner products of rows with respect to the params that both have."""
+    """Compute inner products of rows over the params that both groups share."""
     return sum_of(inner_products(leaves[i], other[i]) for i in sorted({*leaves} & {*other}))
 
 

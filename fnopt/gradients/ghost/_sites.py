@@ -233,7 +233,7 @@ class _Walk:
         return before
 
     def tap_before(self, eqn: jex.JaxprEqn, ins: list[Weight | None]) -> int | None:
-        """The tap of the product to which this equation adds a bias."""
+        """Find the tap of the product whose bias this equation adds."""
         name = eqn.primitive.name
         if not (name in {"add", "add_any"} or (name == "sub" and ins[0] is None)):
             return None

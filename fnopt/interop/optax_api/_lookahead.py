@@ -52,7 +52,7 @@ class _lookahead(Transformation):
     inner: transforms.lookahead
 
     def init(self, params: Any) -> LookaheadState:
-        """The state of the fast optimizer; of params that are no pair, with a warning, as there."""
+        """Initialize the fast optimizer; params that are no pair give a warning, as in optax."""
         state = self.inner.init(_fast(params))
         return LookaheadState(state.inner_state, state.steps_since_sync)
 

@@ -120,7 +120,7 @@ def centralize() -> Any:
 
 
 def join_schedules(schedules: Any, boundaries: Any) -> Any:
-    """One schedule after another; plain functions are taken too."""
+    """Join schedules at boundaries; they may be plain functions."""
     from fnopt.schedules import join_schedules
 
     return join_schedules(tuple(map(as_schedule, schedules)), tuple(boundaries))
@@ -181,7 +181,7 @@ class WrappedSchedule(StatefulSchedule):
     schedule_fn: Callable[[Any], Any]
 
     def init(self) -> WrappedScheduleState:
-        """No step."""
+        """State with a step count of zero."""
         return WrappedScheduleState(zero_count())
 
     def update(self, state: WrappedScheduleState, **extra_args: Any) -> WrappedScheduleState:

@@ -25,27 +25,26 @@ def cost(
     r"""Count the FLOPs and bytes of a function without running it.
 
     The function is traced for the shapes of its arguments, unused operations are dropped, and the
-    others are added up. The body of a scan counts as often as its length, the body of a while loop
-    as often as its number of iterations. A cond counts the larger figure of its branches, for FLOPs
-    and bytes separately; if the branches differ, the result is `at_most`. A matrix product of `[m,
-    k]` and `[k, n]` is `2 m k n` FLOPs, a convolution 2 for every tap that meets an element, and
-    everything else on floating-point numbers 1 for each element of the result. A reduction of `n`
-    numbers to one takes `n - 1` FLOPs, as in the compiler's count, also for comparisons (max,
-    argmax). exp, log, tanh, sqrt, ... are counted separately. Casts and integer operations aren't
-    counted.
+    others are added up. The body of a loop counts as often as it runs. A cond counts the larger
+    figure of its branches, for FLOPs and bytes separately; if the branches differ, the result is
+    `at_most`. A matrix product of `[m, k]` and `[k, n]` takes `2 m k n` FLOPs. A convolution takes
+    2 FLOPs for each product of a kernel entry and an input element. Other floating-point operations
+    take 1 FLOP for each element of the result. A reduction of `n` numbers to one takes `n - 1`
+    FLOPs, as in the compiler's count, also for comparisons (max, argmax). exp, log, tanh, sqrt, ...
+    are counted separately. Casts and integer operations aren't counted.
 
-    Bytes assume that all elementwise operations are fused. They count operands and results of
-    matrix products, convolutions, sorts and factorisations, in every iteration of a loop, and the
-    other arguments and results once.
+    The count of bytes assumes that all elementwise operations are fused. It includes operands and
+    results of matrix products, convolutions, sorts and factorisations, in every iteration of a
+    loop. Other arguments and results of `fn` count once.
 
     Args:
         fn: Any function of arrays that JAX can trace; jitted, a gradient, a whole training step.
-        trip_counts: How often while loops run whose number of iterations isn't in the program: one
-            number for all of them, or numbers by the names that the result gives the loops. A
-            loop of `jax.lax.fori_loop` with known bounds needs none; integers among the arguments
-            are known bounds. Loops that end early, `(error > tol) & (i < 50)`, count with their
-            limit if none is given, and the result is `at_most`; others count once, and it is
-            neither that nor `exact`.
+        trip_counts: Number of iterations of the while loops whose number isn't in the program: one
+            number for all of them, or a dict by the names that the result gives the loops. A
+            `jax.lax.fori_loop` with known bounds needs no number; integers among the arguments
+            are known bounds. Without a number, a loop that may end early, such as
+            `(error > tol) & (i < 50)`, counts with its limit, and the result is `at_most`. Any
+            other loop then counts once, and the result is neither `at_most` nor `exact`.
         compile: Whether to ask the compiler too, for memory use and for its own count of FLOPs
             (which counts the body of every loop once).
 

@@ -100,7 +100,7 @@ class DistributedCost:
 
     Attributes:
         devices: Number of devices.
-        ways: By name, what each of them costs on every device.
+        ways: The cost of each distribution strategy on one device, by its name.
     """
 
     devices: int
@@ -112,7 +112,7 @@ class DistributedCost:
         return self.ways[name]
 
     def table(self) -> str:
-        """The figures as text, a line for every way."""
+        """Table of the costs as text, with one row for each distribution strategy."""
         head = (f"{self.devices} devices", "memory", "of it state", "sent a step")
         head = (*head, "step", "overlapped", "update")
         rows = [head, *(_row(name, way) for name, way in self.ways.items())]
@@ -168,7 +168,7 @@ def distributed_cost(
             enough.
         devices: :math:`N`.
         hardware: The rates of a device.
-        network: That between devices.
+        network: The network between devices.
         every: :math:`H`, the steps between meetings of `diloco`.
         block_size: As in `fnopt.distributed.diloco`: None for messages of floats, else how many
             8-bit codes share a scale.

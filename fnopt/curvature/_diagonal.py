@@ -136,8 +136,8 @@ def trace_estimate(
     .. math:: \operatorname{tr}(A) = \mathbb{E}[v^\top A v], \qquad v_j = \pm 1
 
     Args:
-        product: `v -> A v`, from a tree to a tree like it.
-        like: The tree, of floating arrays; its values don't matter.
+        product: The matrix product `v -> A v`; its result has the structure and shapes of `v`.
+        like: A tree of floating arrays with the structure and shapes of `v`; values don't matter.
         key: One PRNG key.
         samples: How many probes; each costs a product.
 

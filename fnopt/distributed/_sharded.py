@@ -70,7 +70,7 @@ class sharded(Transformation):
         inner: An optimizer that works element by element, apart from norms and inner products, or
             on matrices.
         axis: The name of the mesh axis (or names of several) that gradients are averaged over.
-        mean: Whether the mean of the devices' gradients is taken, or their sum. Gradients whose
+        mean: Whether to average the devices' gradients; if False, add them. Gradients whose
             type says that they are equal on all devices aren't summed: with `check_vma=True`,
             `jax.grad` has summed them already, so the loss has to be a mean over devices
             (`jax.lax.pmean`). `check_vma=False` sends less.

@@ -130,10 +130,10 @@ def gradient_statistics(
               s = \lVert g \rVert^2 - \frac vn, \qquad
               \mathrm{snr} = \frac sv, \qquad B_\mathrm{simple} = \frac vs
 
-    No gradient of an example is kept, so it costs little more than the mean gradient. Squares are
-    taken around one gradient of each chunk, and chunks are merged by their means. So a spread that
-    is small relative to the mean keeps its digits. A second pass (one forward-mode derivative along
-    the mean) says which examples disagree with the others:
+    Per-example gradients aren't kept, so the cost is little more than that of the mean gradient.
+    Squared deviations are taken from one gradient of each chunk, and chunks are merged by their
+    means. So a variance that is small relative to the mean keeps its digits. A second pass (one
+    forward-mode derivative along the mean) shows which examples disagree with the others:
 
     .. math:: \mathrm{alignment}_i = \cos\Bigl(g_i, \sum_{j \ne i} g_j\Bigr)
 
@@ -154,8 +154,9 @@ def gradient_statistics(
             same on all. `None` for the examples of this call.
 
     Returns:
-        A function `(params, batch, ..., key=None, where=None)` -> `GradientStatistics`. `where`,
-        bool `[n]`, says which examples count, whatever is in the others. At least two have to.
+        A function `(params, batch, ..., key=None, where=None)` -> `GradientStatistics`. The
+        bool array `where` of shape `[n]` selects the examples that count; the others may contain
+        anything. At least two examples must be selected.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.

@@ -203,7 +203,7 @@ def triplet_margin_loss(
         eps: :math:`\epsilon`, which keeps the derivative finite where two vectors meet.
 
     Returns:
-        The losses, without `axis`; at least float32.
+        The losses, of the shape of `anchors` without `axis`; float32 or wider.
 
     Raises:
         TypeError: If the anchors aren't floating.

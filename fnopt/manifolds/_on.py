@@ -20,16 +20,17 @@ class on(Value):
     `grad`, `scan` and checkpoints treat it as an array. Functions of the params read `.value`.
 
     :func:`fnopt.least_squares`, :func:`fnopt.minimize` and :func:`fnopt.root` move it along the
-    manifold. In a training loop :class:`fnopt.manifolds.riemannian` does.
+    manifold. In a training loop :class:`fnopt.manifolds.riemannian` moves it.
 
     Args:
         manifold: The manifold, such as `fnopt.manifolds.SO3`.
-        value: An array of points: the last axes hold a point, others count them. Where its entries
-            are known they have to be on the manifold, up to half of the digits of the dtype.
+        value: An array of points: the last axes hold one point, the leading axes are batch axes.
+            If its entries are known (not traced), they must be on the manifold, up to half of the
+            digits of the dtype.
 
     Raises:
-        TypeError: If `manifold` is none, or the array isn't real and floating.
-        ValueError: If the shape isn't one of points, or the array is off the manifold.
+        TypeError: If `manifold` isn't a manifold, or the array isn't real and floating.
+        ValueError: If the array doesn't have the shape of points, or is off the manifold.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -30,8 +30,9 @@ class riemannian(Wrapper):
 
     Leaves made by :func:`fnopt.manifolds.on` move along their manifold; the inner optimizer trains
     the others. It gets Riemannian gradients, as tangents, and tangents at 0 for the params, so that
-    weight decay leaves points alone. Updates are still added: the sum is the point that the
-    retraction gives, up to rounding, and each step starts from the manifold anew.
+    weight decay leaves points alone. `fnopt.apply_updates` adds the updates; the sum is the point
+    of the retraction, up to rounding. Each step returns to the manifold, so rounding errors don't
+    accumulate.
 
     Slots that average gradients (momentum, `mu`) are transported to the point first, which makes
     SGD with momentum exact. Averages of squares are kept as they are, entry by entry. Methods such

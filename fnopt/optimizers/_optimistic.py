@@ -27,7 +27,7 @@ class scale_by_optimistic_gradient(Leafwise):
 
     Args:
         alpha: :math:`\alpha`, the weight of the gradient; a number or a `Schedule`.
-        beta: :math:`\beta`, the weight of its change; a number or a `Schedule`.
+        beta: :math:`\beta`, the weight of the gradient's change; a number or a `Schedule`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -68,7 +68,7 @@ def optimistic_gradient_descent(
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         alpha: :math:`\alpha`, the weight of the gradient; a number or a `Schedule`.
-        beta: :math:`\beta`, the weight of its change; a number or a `Schedule`.
+        beta: :math:`\beta`, the weight of the gradient's change; a number or a `Schedule`.
 
     Returns:
         A chain of `scale_by_optimistic_gradient` and `scale_by_learning_rate`, with the slot
@@ -101,7 +101,7 @@ def optimistic_adam_v2(
     mu_dtype: Any = None,
     nesterov: bool = True,
 ) -> Chain:
-    r"""Optimistic Adam for games (minimax problems): its direction, extrapolated by its change.
+    r"""Optimistic Adam for games (minimax problems): step along Adam's extrapolated direction.
 
     .. math:: u_t = -\eta_t\, \big((\alpha + \beta)\, d_t - \beta\, d_{t-1}\big), \qquad
               d_t = \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
@@ -109,7 +109,7 @@ def optimistic_adam_v2(
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         alpha: :math:`\alpha`, the weight of the direction; a number or a `Schedule`.
-        beta: :math:`\beta`, the weight of its change; a number or a `Schedule`.
+        beta: :math:`\beta`, the weight of the direction's change; a number or a `Schedule`.
         b1: Decay of the mean gradient.
         b2: Decay of the mean square.
         eps: Added to the root.

@@ -86,7 +86,7 @@ def accumulated_sgd(
         nesterov: Whether to look ahead.
         accumulator_dtype: Storage dtype of the momentum; by default the params' own, but at least
             float32.
-        use_grad_mean: Whether to step along the mean of the gradients, or their sum.
+        use_grad_mean: Whether to step along the mean of the gradients; if False, along their sum.
 
     Returns:
         `accumulate` around `sgd`, with the slots `acc` and, with momentum, `trace`.

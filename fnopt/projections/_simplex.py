@@ -107,11 +107,11 @@ def projection_simplex(tree: Any, scale: Any = 1) -> Any:
 
 
 def projection_l1_sphere(tree: Any, scale: Any = 1) -> Any:
-    r"""The nearest point whose moduli sum to `scale`.
+    r"""The nearest point whose absolute values sum to `scale`.
 
     .. math:: \operatorname*{argmin}_y \|x - y\|_2 \quad \text{with} \quad \|y\|_1 = s
 
-    Where several are nearest (at zero) it is the one of positive entries.
+    If several points are nearest (at zero), the result is the one with positive entries.
 
     Args:
         tree: :math:`x`, a tree of real floating arrays, taken as one vector.
@@ -137,11 +137,11 @@ def projection_l1_sphere(tree: Any, scale: Any = 1) -> Any:
 
 
 def projection_l1_ball(tree: Any, scale: Any = 1) -> Any:
-    r"""The nearest point whose moduli sum to at most `scale`.
+    r"""The nearest point whose absolute values sum to at most `scale`.
 
     .. math:: \operatorname*{argmin}_y \|x - y\|_2 \quad \text{with} \quad \|y\|_1 \le s
 
-    A point inside is unchanged, in every bit.
+    A point inside the ball is returned unchanged, bit by bit.
 
     Args:
         tree: :math:`x`, a tree of real floating arrays, taken as one vector.
@@ -219,7 +219,7 @@ def projection_l2_ball(tree: Any, scale: Any = 1) -> Any:
 
     .. math:: x\, \min\left( 1, \frac{s}{\|x\|_2} \right)
 
-    A point inside is unchanged, in every bit.
+    A point inside the ball is returned unchanged, bit by bit.
 
     Args:
         tree: :math:`x`, a tree of floating or complex arrays, taken as one vector.

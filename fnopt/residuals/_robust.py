@@ -15,7 +15,7 @@ class RobustLoss(Value):
     r"""The cost of a residual: :math:`\tfrac12 c^2 \rho(r^2 / c^2)`, with :math:`c` its `scale`.
 
     A subclass defines :math:`\rho`, with :math:`\rho(0) = 0` and :math:`\rho'(0) = 1`, so that
-    small residuals have the cost of least squares. Its derivatives are taken from it.
+    small residuals have the cost of least squares. JAX differentiates :math:`\rho`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -27,7 +27,7 @@ class RobustLoss(Value):
     """
 
     def rho(self, z: jax.Array) -> jax.Array:
-        """The loss as a function of the scaled square, elementwise, for `z >= 0`."""
+        """The loss `rho(z)` of `z = (r / scale) ** 2`, elementwise, for `z >= 0`."""
         raise NotImplementedError(f"{type(self).__name__} must define rho(self, z)")
 
     @property
@@ -56,7 +56,7 @@ class soft_l1(RobustLoss):
     scale: float | jax.Array = hyper(default=1.0, gt=0, infinite=True)
 
     def rho(self, z: jax.Array) -> jax.Array:
-        """The loss of the scaled square."""
+        """The loss `rho(z)` of the squared, scaled residual `z = (r / scale) ** 2`."""
         return 2 * z / (1 + jnp.sqrt(1 + z))  # without the cancellation of the formula
 
 
@@ -80,14 +80,14 @@ class huber(RobustLoss):
     scale: float | jax.Array = hyper(default=1.0, gt=0, infinite=True)
 
     def rho(self, z: jax.Array) -> jax.Array:
-        """The loss of the scaled square."""
+        """The loss `rho(z)` of the squared, scaled residual `z = (r / scale) ** 2`."""
         beyond = z > 1
         root = jnp.sqrt(jnp.where(beyond, z, jnp.ones_like(z)))
         return jnp.where(beyond, 2 * root - 1, z)
 
 
 class cauchy(RobustLoss):
-    r"""Grows as the logarithm: a far outlier hardly pulls.
+    r"""Cauchy's loss: grows logarithmically, so a far outlier has little influence.
 
     .. math:: \rho(z) = \ln(1 + z)
 
@@ -108,12 +108,12 @@ class cauchy(RobustLoss):
     scale: float | jax.Array = hyper(default=1.0, gt=0, infinite=True)
 
     def rho(self, z: jax.Array) -> jax.Array:
-        """The loss of the scaled square."""
+        """The loss `rho(z)` of the squared, scaled residual `z = (r / scale) ** 2`."""
         return jnp.log1p(z)
 
 
 class arctan(RobustLoss):
-    r"""Levels off: an outlier costs at most :math:`\tfrac{\pi}{4}` squares of the scale.
+    r"""Bounded loss: an outlier costs at most :math:`\tfrac{\pi}{4}` squares of the scale.
 
     .. math:: \rho(z) = \arctan(z)
 
@@ -131,7 +131,7 @@ class arctan(RobustLoss):
     scale: float | jax.Array = hyper(default=1.0, gt=0, infinite=True)
 
     def rho(self, z: jax.Array) -> jax.Array:
-        """The loss of the scaled square."""
+        """The loss `rho(z)` of the squared, scaled residual `z = (r / scale) ** 2`."""
         return jnp.arctan(z)
 
 
@@ -161,7 +161,7 @@ class tukey(RobustLoss):
     scale: float | jax.Array = hyper(default=1.0, gt=0, infinite=True)
 
     def rho(self, z: jax.Array) -> jax.Array:
-        """The loss of the scaled square."""
+        """The loss `rho(z)` of the squared, scaled residual `z = (r / scale) ** 2`."""
         t = jnp.minimum(z, jnp.ones_like(z))
         return t * (1 - t * (1 - t / 3))  # = (1 - (1 - t)^3) / 3, without its cancellation
 
@@ -194,7 +194,7 @@ class barron(RobustLoss):
     scale: float | jax.Array = hyper(default=1.0, gt=0, infinite=True)
 
     def rho(self, z: jax.Array) -> jax.Array:
-        """The loss of the scaled square."""
+        """The loss `rho(z)` of the squared, scaled residual `z = (r / scale) ** 2`."""
         alpha = jnp.asarray(self.alpha, z.dtype)
         # At 2, where squares are chosen, z / 0 would make the derivative NaN all the same; so would
         # the infinite alpha of Welsch's loss below.
@@ -255,11 +255,11 @@ class custom_loss(RobustLoss):
     scale: float | jax.Array = hyper(default=1.0, gt=0, infinite=True)
 
     def rho(self, z: jax.Array) -> jax.Array:
-        """The loss of the scaled square."""
+        """The loss `rho(z)` of the squared, scaled residual `z = (r / scale) ** 2`."""
         if not accepts_args(self.fn, z):
             raise TypeError(
-                f"{where()}loss: the function can't be called as loss(z), expected one of the "
-                "scaled squares alone. Let it close over what else it needs."
+                f"{where()}loss: the function can't be called as loss(z), expected a "
+                "function of the scaled squares alone. Let it close over other values."
             )
         with explain_jax_errors("loss", "the function", is_another=True):
             given = self.fn(z)

@@ -35,7 +35,7 @@ def varying_axes(x: Any) -> frozenset[str]:
 
 
 def pvary_like(tree: Any, like: Any) -> Any:
-    """Mark arrays as varying over all named axes over which a leaf of `like` does."""
+    """Mark arrays as varying over each named axis over which a leaf of `like` varies."""
     axes = {a for x in jax.tree.leaves(like) if hasattr(x, "dtype") for a in varying_axes(x)}
     if not axes:
         return tree
@@ -54,7 +54,7 @@ def _pvary(x: Any, axes: tuple[str, ...]) -> Any:
 
 
 def while_loop(cond_fun: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:
-    """`jax.lax.while_loop` whose whole carry varies over the devices over which part of it does."""
+    """`jax.lax.while_loop` whose carry varies over each axis over which a part of it varies."""
     # Sums over the rows of all devices have types that say what is the same on all of them.
     if row_axes() or not any(map(varying_axes, jax.tree.leaves(init))):
         return lax.while_loop(cond_fun, body, init)
@@ -66,14 +66,14 @@ def while_loop(cond_fun: Callable[[Any], Any], body: Callable[[Any], Any], init:
 
 
 def cond(pred: Any, true_fun: Callable[[], Any], false_fun: Callable[[], Any]) -> Any:
-    """`jax.lax.cond` whose results vary over the devices over which the predicate does."""
+    """`jax.lax.cond` whose results vary over each axis over which the predicate varies."""
     if row_axes() or not varying_axes(pred):
         return lax.cond(pred, true_fun, false_fun)
     return lax.cond(pred, *(lambda fn=fn: pvary_like(fn(), pred) for fn in (true_fun, false_fun)))
 
 
 def pvary_for(fn: Callable[..., Any], params: Any, *args: Any) -> Any:
-    """Mark params as varying over the devices over which `fn(params, *args)` does."""
+    """Mark params as varying over each axis over which `fn(params, *args)` varies."""
     axes = tuple(getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ()))
     if row_axes() or not axes or not varying_axes(lax.axis_index(axes)):
         return params

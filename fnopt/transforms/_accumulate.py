@@ -64,8 +64,8 @@ class accumulate(Wrapper):
     Args:
         inner: The transform that makes the steps, fnopt's or any (init, update) pair.
         k: Number of gradients that make a step, a whole number, or a `Schedule` over emitted steps.
-        use_grad_mean: Whether the inner transform gets the mean of the gradients, or their sum
-            (of the products with the weights).
+        use_grad_mean: Whether the inner transform gets the weighted mean of the gradients; if
+            False, their weighted sum.
 
     Raises:
         ValueError: If `k` is less than 1 or not whole.

@@ -204,8 +204,8 @@ def _types(tree: Any) -> Any:
 def _pair(params: Any) -> tuple[Any, Any]:
     if not isinstance(params, tuple) or len(params) != 2:
         raise ValueError(
-            f"layered_step: params are {type_text(params)}, expected a pair (outer, layers) of the "
-            "params for first and last, and of the layers' params, stacked."
+            f"layered_step: params are {type_text(params)}, expected a pair (outer, layers): "
+            "the params of first and last, and the stacked params of the layers."
         )
     return params
 

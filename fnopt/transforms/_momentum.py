@@ -182,13 +182,13 @@ class reduce_variance(Leafwise):
     .. math:: c_t = g_t + \gamma\, \frac{\beta_1}{1-\beta_1}\, (g_t - g_{t-1}), \qquad
               u_t = \frac{c_t}{\max(1,\, \lVert c_t \rVert / r)}
 
-    In front of a method that averages gradients with decay :math:`\beta_1` it makes MARS of it:
-    `mars` is `chain(reduce_variance(), adamw(...))`, and `lion` or `shampoo` can stand there too.
-    The norm is that of a leaf. The change is that between batches (the approximate form of the
-    paper, one gradient a step); nothing is added in the first step.
+    Chain it in front of a method that averages gradients with decay :math:`\beta_1`: `mars` is
+    `chain(reduce_variance(), adamw(...))`, and `lion` or `shampoo` can replace `adamw`. Each leaf
+    is clipped by its own norm. The two gradients come from successive batches, as in the
+    approximate form of the paper, with one gradient per step. The first step adds nothing.
 
     Args:
-        b1: :math:`\beta_1`, the decay of the mean behind it.
+        b1: :math:`\beta_1`, the decay of the mean in the method that follows.
         gamma: :math:`\gamma`, how much of the change is added; 0 for none of it.
         max_norm: :math:`r`, the largest norm of a leaf that passes unchanged; infinity for no
             bound.

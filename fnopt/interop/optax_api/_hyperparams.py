@@ -89,10 +89,10 @@ def inject_hyperparams(
     static_args: str | Iterable[str] = (),
     hyperparam_dtype: Any = None,
 ) -> Callable[..., Any]:
-    """Keep the numbers of an optimizer in its state, where a training loop may change them.
+    """Keep the hyper-parameters of an optimizer in its state, where a loop can change them.
 
-    fnopt needs none of it: there an optimizer is a pytree whose numbers are changed, traced and
-    swept as they are. This is for scripts that write `state.hyperparams["learning_rate"] = ...`.
+    Use it for scripts that write `state.hyperparams["learning_rate"] = ...`. An optimizer of fnopt
+    doesn't need it: such an optimizer is a pytree whose numbers can be changed, traced and swept.
 
     Args:
         inner_factory: A function that makes an optimizer.
@@ -102,8 +102,8 @@ def inject_hyperparams(
     Returns:
         A function of the same arguments, whose result has the state
         `InjectStatefulHyperparamsState`. Numbers, functions of the step and instances of
-        `schedules.StatefulSchedule` are kept, all else is left alone, and so are whole numbers for
-        an argument that takes no others (a key, an interval): they are a part of the program.
+        `schedules.StatefulSchedule` are kept in the state. All other arguments are constants of
+        the program, also whole numbers for an argument that takes only these (a key, an interval).
 
     Raises:
         ValueError: If the factory has no argument of a name in `static_args`.

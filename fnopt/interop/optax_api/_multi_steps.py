@@ -99,7 +99,7 @@ class MultiSteps:
         opt: The optimizer that makes the steps.
         every_k_schedule: Number of gradients that make a step, a number or a function of the steps
             made.
-        use_grad_mean: Whether `opt` gets the mean of the gradients, or their sum.
+        use_grad_mean: Whether `opt` gets the mean of the gradients; if False, their sum.
         should_skip_update_fn: `f(updates, gradient_step, params)` returns whether to leave these
             gradients out, and a tree that is kept as `skip_state`; such as `skip_not_finite`.
         accumulator_dtype: Not read: sums are float32 at least.

@@ -123,9 +123,9 @@ def minimize(
             times 1 if that is smaller.
         xtol: Relative tolerance of the largest param: the last step and the next one are shorter.
             By default the rounding unit to the power 2/3.
-        gtol: Absolute tolerance of the largest entry of the gradient of the free params. If you
-            give it, a gradient below it ends the search, as in SciPy. By default only a gradient of
-            zero does.
+        gtol: Absolute tolerance of the largest entry of the gradient of the free params. The search
+            ends at a gradient below `gtol`, as in SciPy. By default the search ends only at a
+            gradient of zero.
         max_steps: The most points to try. Another number compiles nothing, nor do other
             tolerances.
         history: Whether to keep value, gradient norm, length and acceptance of every step.

@@ -45,7 +45,7 @@ def predicted_shape(predict: Callable[[Any], Any], params: Any) -> jax.ShapeDtyp
 def linearised_prediction(
     predict: Callable[[Any], Any], fit: Any, solution: Solution
 ) -> tuple[jax.Array, jax.Array]:
-    """What a function of the params returns, `[q]`, and its derivative by tangents, `[q, p]`."""
+    """Evaluate a function of the params, `[q]`, and its derivative by tangents, `[q, p]`."""
     x, tangents = ravel_with_held(in_tangents(solution.params))
     size = predicted_shape(predict, as_params(fit, solution.params)).size
 

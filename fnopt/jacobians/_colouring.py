@@ -274,7 +274,7 @@ def bicolouring(
 def _splits(
     rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int]
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Which rows count as full, in some ways, and how many colours that takes at least."""
+    """Yield candidate sets of full rows, each with a lower bound on the number of colours."""
     degree = np.bincount(rows, minlength=shape[0])
     counts = np.unique(degree[degree > 0])[:-1]  # the fullest of the others
     for count in counts[:_LOOKED_AT].tolist():

@@ -22,7 +22,8 @@ class TieredProgram:
     """A function of arrays that NumPy runs at first, and XLA once that is cheaper.
 
     Compiling a small fit takes a second or two, running it takes NumPy some milliseconds. Programs
-    of other devices than CPUs, of large arrays, or with effects are compiled at once.
+    of other devices than CPUs, of large arrays, or with effects other than callbacks are compiled
+    at once.
 
     Args:
         fn: The function.

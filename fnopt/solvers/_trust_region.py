@@ -92,7 +92,7 @@ class Outcome(NamedTuple):
 
 
 class RadiusRule(NamedTuple):
-    """How far a step may go: a trust-region radius, an inverse damping, or a fraction of a step.
+    """Rule for the radius: that of a trust region, an inverse damping, or a fraction of a step.
 
     A refused step at least halves the radius, so every rule ends. Only a step that is lost in
     rounding, and refused for that, grows the radius of a region.

@@ -220,7 +220,7 @@ def states_of(state: Any, kind: type) -> list[Any]:
 
 
 def find_state(state: Any, kind: type, who: str, maker: str) -> Any:
-    """The one state of a class inside a state.
+    """Find the only state of a class inside a state.
 
     Raises:
         ValueError: If there is none, or more than one.

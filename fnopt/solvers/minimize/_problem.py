@@ -176,7 +176,7 @@ def set_up(
 
 
 def _sides(box: Box | None, params: Any, made: Parametrisation) -> Callable[[jax.Array], Any]:
-    """What says which params of the user are on a bound; points on manifolds by tangents."""
+    """Make the function that marks params on a bound; points on manifolds count by tangents."""
     leaves, tree = jax.tree.flatten(in_tangents(params))
 
     def sides(x: jax.Array) -> Any:

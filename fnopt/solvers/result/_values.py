@@ -42,7 +42,7 @@ def value_lines(params: Any, at_bound: Any = None) -> list[str]:
 
 
 def bound_note(side: int) -> str:
-    """Which bound a param is on, in words."""
+    """Note for a report that a param is on its lower or upper bound."""
     return f"   (at its {'lower' if side < 0 else 'upper'} bound)" if side else ""
 
 

@@ -633,3 +633,18 @@ def test_a_line_search_prints_where_it_fails(name, capsys):
 
     assert printed(-x) == ""  # a step of 1 ends at the minimum
     assert printed(x).startswith(f"{name}: no step meets the criteria. Step ")
+
+
+def test_microbatches_that_an_explicit_mesh_shards():
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    kind = optax_api.microbatching.AccumulationType
+
+    def double_and_sum(x: Any) -> Any:
+        return 2 * x, jnp.sum(x)
+
+    in_parts = optax_api.microbatching.microbatch(double_and_sum, 0, 2, (kind.CONCAT, kind.SUM))
+    x = jax.device_put(jnp.arange(4.0), jax.sharding.NamedSharding(mesh, jax.P("d")))
+    with jax.sharding.use_mesh(mesh) if hasattr(jax.sharding, "use_mesh") else jax.set_mesh(mesh):
+        results, expected = in_parts(x), double_and_sum(x)
+    assert jax.tree.map(jax.typeof, results) == jax.tree.map(jax.typeof, expected)
+    jax.tree.map(np.testing.assert_array_equal, results, expected)

@@ -90,7 +90,12 @@ def _update_mean(mean: jax.Array, y: jax.Array, i: Any) -> jax.Array:
 
 
 def _empty_list(parts: Any) -> Callable[[Any], jax.Array]:
-    return lambda like: jnp.zeros((parts, *like.shape), like.dtype)
+    # `vmap` adds the axis of parts to an array that an explicit mesh shards.
+    def stack(like: Any) -> jax.Array:
+        zeros = functools.partial(jnp.zeros, like.shape, like.dtype, device=like.sharding)
+        return jax.vmap(lambda _: zeros())(jnp.arange(parts))
+
+    return stack
 
 
 def _store(listed: jax.Array, y: jax.Array, i: Any) -> jax.Array:

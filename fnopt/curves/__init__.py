@@ -1,4 +1,4 @@
-"""Fitting curves to data: one fit or many at once, with covariance, intervals and bands."""
+"""Fit curves to data, one fit or many at once, with covariances, intervals and bands."""
 
 from __future__ import annotations
 

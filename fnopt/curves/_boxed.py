@@ -1,4 +1,4 @@
-"""Any object as a pytree: its arrays are leaves, everything else is static."""
+"""Pytrees of objects of any kind: arrays are leaves, everything else is static."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Boxed(Value):
     tree: Any
 
     def opened(self) -> Any:
-        """The tree as it was given."""
+        """The original tree."""
         is_static = lambda node: isinstance(node, _Static)  # noqa: E731
         return jax.tree.map(
             lambda node: node.value if is_static(node) else node, self.tree, is_leaf=is_static
@@ -37,7 +37,7 @@ class Boxed(Value):
 
 
 def boxed(tree: Any) -> Boxed:
-    """Separate arrays from what JAX can't take as an argument."""
+    """Make leaves that JAX can't take as arguments static."""
     return Boxed(jax.tree.map(lambda leaf: leaf if is_array_like(leaf) else _Static(leaf), tree))
 
 

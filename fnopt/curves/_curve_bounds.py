@@ -1,4 +1,4 @@
-"""The bounds of a curve fit, as SciPy and lmfit write them."""
+"""Bounds of a curve fit, in SciPy's or lmfit's form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Bounds = tuple[Any, Any]
 
 
 def bounds_by_name(bounds: Any, params: Any) -> Any:
-    """Bounds of a dict, `{"a": (0, 1)}`, as a pair of trees like the params."""
+    """Convert bounds in a dict, `{"a": (0, 1)}`, to a pair of trees like the params."""
     if _is_pair(bounds) and isinstance(params, OrderedDict):
         return tuple(_ordered_like(side, params) for side in bounds)
     if not isinstance(bounds, dict):
@@ -44,14 +44,14 @@ def bounds_by_name(bounds: Any, params: Any) -> Any:
 
 
 def _ordered_like(side: Any, params: Any) -> Any:
-    """One side of the bounds, ordered if the params are."""
+    """One side of the bounds, in the order of the params."""
     if isinstance(params, OrderedDict) and isinstance(side, dict) and set(side) == set(params):
         return OrderedDict((name, side[name]) for name in params)
     return side
 
 
 def bounds_as_lists(bounds: Any, names: tuple[str, ...]) -> Any:
-    """Bounds by name as a pair of lists in the order of the names."""
+    """Convert bounds by name to a pair of lists in the order of the names."""
     if _is_pair(bounds) and all(isinstance(s, dict) and set(s) == set(names) for s in bounds):
         bounds = {name: (bounds[0][name], bounds[1][name]) for name in names}
     if not isinstance(bounds, dict):
@@ -62,7 +62,7 @@ def bounds_as_lists(bounds: Any, names: tuple[str, ...]) -> Any:
 
 
 def checked_bounds(bounds: Any) -> Bounds | None:
-    """The bounds as a pair; None where they bound nothing."""
+    """Check the bounds and return them as a pair; None if all are infinite."""
     if bounds is None:
         return None
     bounds = bounds_pair(bounds, "curve_fit: ")
@@ -93,12 +93,12 @@ def _is_infinite(bound: Any) -> bool:
 
 
 def _as_array(side: Any) -> Any:
-    """One side of the bounds; numbers in a row as an array."""
+    """One side of the bounds, with a list or tuple of numbers as an array."""
     return jnp.asarray(side, default_float()) if is_numbers(side) and not is_scalar(side) else side
 
 
 def is_numbers(p0: Any) -> bool:
-    """Whether `p0` is numbers in a row, as SciPy takes them."""
+    """Whether `p0` is a list, tuple or vector of numbers, as in SciPy."""
     if isinstance(p0, (list, tuple)) and not hasattr(p0, "_fields"):
         return all(map(is_scalar, p0))
     return is_scalar(p0) or getattr(p0, "ndim", None) == 1

@@ -1,4 +1,4 @@
-"""The data of a curve fit, and the checks of them."""
+"""Data of a curve fit, and their checks."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _COARSE = 1e-3  # of the range of some data: what their rounding may be at most
 
 
 def as_weights(sigma: jax.Array | None) -> dict[str, Any]:
-    """The argument of `least_squares` for `sigma`: weights where a point is left out."""
+    """Convert `sigma` to an argument of `least_squares`: weights if an entry is infinite."""
     if sigma is None or not _is_known(sigma) or not np.any(np.isinf(np.asarray(sigma))):
         return {"sigma": sigma}
     return {"weights": 1 / jnp.square(sigma)}
 
 
 def _read(x: Any, name: str) -> Any:
-    """Data on the host as numbers of NumPy's, in all their digits; JAX's arrays as they are.
+    """Convert data on the host to NumPy arrays at full precision; return JAX arrays unchanged.
 
-    As in SciPy these may be integers, or numbers in a column of objects or strings.
+    Integers are allowed, and columns of objects or strings that hold numbers, as in SciPy.
     """
     if x is None:
         raise TypeError(f"curve_fit: {name} is None, expected an array of numbers.")
@@ -43,7 +43,7 @@ def _read(x: Any, name: str) -> Any:
 
 
 def as_floating(x: Any) -> jax.Array:
-    """An array of JAX as it is if it is floating, else as floats."""
+    """Convert a JAX array to floats unless it is floating."""
     if not isinstance(x, jax.Array) and all(map(_is_known, jax.tree.leaves(x))):
         # NumPy converts: a conversion by JAX is a program to compile.
         x = np.asarray(x)
@@ -56,7 +56,7 @@ def as_floating(x: Any) -> jax.Array:
 
 
 def _numbers(x: np.ndarray, name: str) -> np.ndarray:
-    """The data as numbers, if they can be taken as such."""
+    """Convert data to an array of numbers if possible."""
     if x.dtype.kind in "mM":
         since = "(x - x[0]) / np.timedelta64(1, 's')" if x.dtype.kind == "M" else "x / unit"
         raise TypeError(
@@ -72,7 +72,7 @@ def _numbers(x: np.ndarray, name: str) -> np.ndarray:
 
 
 def warn_if_coarse(given: Any, dtype: Any, name: str, caller: str = "curve_fit") -> None:
-    """Warns where the dtype that is computed in hardly tells the data apart, such as timestamps."""
+    """Warn if the compute dtype can't resolve the spacing of the data, such as timestamps."""
     if not isinstance(given, np.ndarray):
         return
     if given.dtype.itemsize <= dtype.itemsize or given.dtype.kind not in "iuf" or not given.size:
@@ -103,7 +103,7 @@ def _check_finite(x: jax.Array, name: str) -> None:
 
 
 def checked_x(xdata: Any, check_finite: bool) -> Any:
-    """`xdata` as a floating array if it is one, or a data frame's column; else as it is."""
+    """Convert `xdata` to a floating array if it is an array, list or data frame column."""
     if not isinstance(xdata, (list, tuple)) and not hasattr(xdata, "__array__"):
         return xdata
     if isinstance(xdata, (list, tuple)) and not _is_array(xdata):
@@ -117,7 +117,7 @@ def checked_x(xdata: Any, check_finite: bool) -> Any:
 
 
 def _is_array(xdata: Any) -> bool:
-    """Whether the entries of a list have one shape, and those of a tuple are numbers besides."""
+    """Whether a list has entries of one shape, or a tuple holds numbers."""
     if _is_ragged(xdata):
         return False
     return isinstance(xdata, list) or all(
@@ -131,7 +131,7 @@ def _is_ragged(data: list[Any] | tuple[Any, ...]) -> bool:
 
 
 def checked_counts(y: jax.Array) -> None:
-    """Refuses data that can't be counts: negative, NaN or infinite ones."""
+    """Refuse data that aren't counts: negative, NaN or infinite numbers."""
     if not _is_known(y):
         return
     counts = np.asarray(y)
@@ -146,7 +146,7 @@ def checked_counts(y: jax.Array) -> None:
 
 
 def checked_y(ydata: Any, check_finite: bool) -> jax.Array:
-    """`ydata` as a floating array."""
+    """Check `ydata` and convert it to a floating array."""
     if isinstance(ydata, (list, tuple)) and _is_ragged(ydata):
         raise ValueError(
             f"curve_fit: ydata are {len(ydata)} arrays of different shapes, expected one array. "
@@ -163,7 +163,7 @@ def checked_y(ydata: Any, check_finite: bool) -> jax.Array:
 
 
 def without_nan(x: Any, y: jax.Array, sigma: Any, policy: str | None) -> tuple[Any, Any, Any]:
-    """Data and sigma without the points at which `xdata` or `ydata` are NaN, if that is asked."""
+    """Remove the points with a NaN in `xdata` or `ydata` if `nan_policy` is `'omit'`."""
     if policy is None:
         return x, y, sigma
     if policy not in {"raise", "omit"}:
@@ -198,7 +198,7 @@ def is_matrix(sigma: jax.Array | None, y: jax.Array) -> bool:
 
 
 def checked_sigma(sigma: Any, y: jax.Array) -> jax.Array | None:
-    """`sigma` as a floating array."""
+    """Check `sigma` and convert it to a floating array."""
     if sigma is None:
         return None
     sigma, square = as_floating(_read(sigma, "sigma")), (y.size, y.size)

@@ -1,4 +1,4 @@
-"""Curve fitting in SciPy's spelling."""
+"""Curve fits with SciPy's arguments."""
 
 from __future__ import annotations
 
@@ -138,83 +138,83 @@ def curve_fit(
     starts: int = 1,
     **scipy_options: Any,
 ) -> Any:
-    r"""Fit a function to data: `scipy.optimize.curve_fit`, with a report, bands and a picture.
+    r"""Fit a function to data, as `scipy.optimize.curve_fit`, with a report, bands and a plot.
 
     .. math:: \min_p \sum_i \left( \frac{f(x_i, p) - y_i}{\sigma_i} \right)^2, \qquad
         C = s^2 (J^T J)^{-1}
 
     `fit = curve_fit(f, x, y)` is a :class:`fnopt.curves.Fit`: `print(fit)`, `fit.params`,
-    `fit.standard_errors`, `fit.predict_band(x)`, `fit.plot()`. `popt, pcov = fit` is SciPy's pair
-    in the order of `fit.names`, which is the order of the arguments of `f`. Derivatives are exact,
-    so there is no need for `jac`. It also works under `jax.jit` and `jax.vmap`; there it can't
-    raise, so look at `fit.converged`.
+    `fit.standard_errors`, `fit.predict_band(x)`, `fit.plot()`. `popt, pcov = fit` unpacks SciPy's
+    pair in the order of `fit.names`, which is the order of the arguments of `f`. JAX computes exact
+    derivatives, so `jac` isn't needed. Under `jax.jit` and `jax.vmap` a fit can't raise an error:
+    check `fit.converged`.
 
     Args:
         f: The model, `f(x, a, b, ...)`, written with `jax.numpy`, or one of
-            :mod:`fnopt.models`; it returns an array of the shape of `ydata`.
-        xdata: Where the data were taken: an array, or anything that `f` takes. Lists and tuples
-            become arrays where that is possible.
-        ydata: The data, an array of shape `[m]` (or any other); a number counts for all of `f`,
-            as in `ydata=0`.
-        p0: Where to start: a sequence of numbers or an array of shape `[n]`; by default ones, as
-            many as `f` has parameters. A dict by the names of the parameters is passed by name,
-            `f(x, **p)`; any other pytree as one argument, `f(x, p)`. A model of
-            :mod:`fnopt.models` guesses its start; a dict changes some of it.
+            :mod:`fnopt.models`. It returns an array of the shape of `ydata`.
+        xdata: The positions of the data: an array, or any other argument for `f`. Lists and tuples
+            of numbers become arrays.
+        ydata: The data, an array of shape `[m]` (or any other). A number stands for an array of
+            the shape that `f` returns, as in `ydata=0`.
+        p0: The start: a sequence of numbers or an array of shape `[n]`; by default a one for each
+            parameter of `f`. `f` gets a dict by the names of the parameters as keyword arguments,
+            `f(x, **p)`, and any other pytree as one argument, `f(x, p)`. A model of
+            :mod:`fnopt.models` guesses its start, and a dict overrides parts of the guess.
         sigma: Standard deviations of the data: a scalar, an array like `ydata`, or a covariance
-            matrix of shape `[m, m]`. An infinite one leaves a point out.
-        absolute_sigma: Whether `sigma` is in the units of the data. Otherwise only its ratios
-            count, and the covariance is scaled by the reduced chi-square.
-        check_finite: Whether to refuse data that hold NaN or infinity; by default yes, unless
-            there is a `nan_policy`.
-        bounds: `(lower, upper)`, each a number or one for every parameter, or a SciPy `Bounds`; for
-            a `p0` that is a tree, trees like it. Or a dict of bounds by name, `{"a": (0, 1)}`; None
-            means no bound.
-        method: `'lm'`, `'trf'` and `'dogbox'` are understood, as in SciPy, but the method is
-            always Levenberg-Marquardt in a trust region, projected onto the bounds.
+            matrix of shape `[m, m]`. A point with infinite `sigma` is ignored.
+        absolute_sigma: Whether `sigma` is in the units of the data. If False, only the ratios of
+            `sigma` matter, and the covariance is multiplied by the reduced chi-square.
+        check_finite: Whether to refuse data with NaN or infinity; by default True unless
+            `nan_policy` is given.
+        bounds: `(lower, upper)`, each a number or one number for every parameter, or a SciPy
+            `Bounds`. If `p0` is a tree, each may be a tree like `p0`. A dict gives bounds by name,
+            `{"a": (0, 1)}`; None means no bound.
+        method: `'lm'`, `'trf'` or `'dogbox'`, as in SciPy. All select Levenberg-Marquardt in a
+            trust region, projected onto the bounds.
         jac: The Jacobian `jac(x, a, b, ...)` of shape `[m, n]`, written with `jax.numpy`, if it is
-            cheaper than what `f` itself gives. Then `f` is never differentiated, and steps
-            have no geodesic acceleration. SciPy's names of difference schemes are accepted and not
-            needed.
-        full_output: Whether to return more.
-        nan_policy: What to do with NaN in the data: `'raise'`, or `'omit'` these points.
+            cheaper than automatic differentiation. `f` is then never differentiated, and steps
+            have no geodesic acceleration. SciPy's names of difference schemes have no
+            effect.
+        full_output: Whether to return SciPy's tuple of five results.
+        nan_policy: `'raise'` refuses NaN in the data, `'omit'` leaves these points out.
         loss: A robust loss, or its name; see :func:`fnopt.least_squares`.
-        f_scale: The scale of a loss that is given by name.
+        f_scale: The scale of a loss given by name.
         ftol: Relative tolerance of the cost; see :class:`fnopt.levenberg_marquardt`.
         xtol: Relative tolerance of the params.
         gtol: Tolerance of the gradient.
-        maxfev: The most evaluations of the model, by default 1000.
-        max_nfev: The same, by SciPy's other name.
-        check_jac: Whether to compare `jac` with the derivative of `f`, where that has one.
-        axis_name: Inside `jax.shard_map`, the named axis that the data are divided over; see
-            :func:`fnopt.least_squares`. Params and covariance are those of all data, and the
-            pair is all that is returned.
+        maxfev: Maximum number of evaluations of the model, by default 1000.
+        max_nfev: SciPy's other name of `maxfev`.
+        check_jac: Whether to compare `jac` with the derivative of `f`, if `f` has one.
+        axis_name: Inside `jax.shard_map`, the named axis along which the data are sharded; see
+            :func:`fnopt.least_squares`. Params and covariance then refer to all data, and
+            `curve_fit` returns only the pair `(popt, pcov)`.
         constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)` by the names of
             params; see :func:`fnopt.least_squares`.
-        likelihood: `'poisson'` for counts: the fit maximises their likelihood, and the covariance
-            is the inverse Fisher information. Counts may be fractions, as in generalized linear
+        likelihood: `'poisson'` maximises the likelihood of counts, and the covariance is then the
+            inverse Fisher information. Counts may be fractions, as in generalized linear
             models, but not negative.
-        starts: From how many points around `p0`, or between the bounds, to search at once; see
-            :func:`fnopt.least_squares`.
-        **scipy_options: What SciPy's solvers take besides: `verbose`, `callback` and `factor`
-            (the first trust radius) mean the same here; `x_scale`, `diag`, `epsfcn`,
-            `diff_step`, `tr_solver`, `tr_options` and `workers` are accepted and not needed.
+        starts: Number of start points, around `p0` or between the bounds, that are searched in
+            one call; see :func:`fnopt.least_squares`.
+        **scipy_options: Other arguments of SciPy's solvers. `verbose`, `callback` and `factor`
+            (the first trust radius) mean the same; `x_scale`, `diag`, `epsfcn`,
+            `diff_step`, `tr_solver`, `tr_options` and `workers` have no effect.
 
     Returns:
         A :class:`fnopt.curves.Fit`. Its `pcov` is infinite for params that the data don't
-        determine. With `full_output` the tuple of SciPy: `popt`, `pcov`, `infodict` (with `nfev`,
-        `fvec`, `njev` and the whole `solution`), the message, and a number that is 1 to 4 if the
+        determine. With `full_output`, SciPy's tuple: `popt`, `pcov`, `infodict` (with `nfev`,
+        `fvec`, `njev` and the whole `solution`), the message, and a number from 1 to 4 if the
         fit succeeded.
 
     Raises:
         ValueError: If the data are empty, not finite, or of shapes that don't fit; if counts are
             negative; if `sigma` is not positive; if `p0` has the wrong length or is outside the
-            bounds; if the bounds are crossed; or if an option is none of its values.
+            bounds; if the bounds are crossed; or if an option has an unknown value.
         TypeError: If `f` isn't a function or isn't written with `jax.numpy`, if `p0` isn't made
             of numbers, if there are fewer data than params (without bounds and `method='trf'`),
-            or for a keyword that isn't known.
+            or if a keyword is unknown.
         FitError: If the fit doesn't converge (not under `jax.jit`): a `RuntimeError` with the last
             `popt`, `pcov` and `solution`. If only rounding prevents convergence, far less than a
-            standard error from the minimum, there is an `OptimizeWarning` instead.
+            standard error from the minimum, `curve_fit` warns with `OptimizeWarning` instead.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -310,7 +310,7 @@ def _check_function(f: Any) -> None:
 
 
 def _knows_variance(likelihood: str | None, absolute_sigma: bool, sigma: Any, loss: Any) -> bool:
-    """Whether the variance of the data is known; refuses what doesn't go together."""
+    """Whether the variance of the data is known; refuse contradictory options."""
     if likelihood not in LIKELIHOODS:
         raise ValueError(f"curve_fit: likelihood = {likelihood!r}, expected one of {LIKELIHOODS}.")
     if likelihood is None:

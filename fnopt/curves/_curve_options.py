@@ -1,4 +1,4 @@
-"""Types of `curve_fit`'s arguments, and the keywords that SciPy hands on to its solvers."""
+"""Types of `curve_fit`'s arguments, and SciPy's keywords for its solvers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Numbers = Sequence[float] | list[float | jax.Array] | np.ndarray | jax.Array | f
 
 
 class CurveFitOptions(TypedDict, total=False):
-    """The keywords of `curve_fit` that have no say in what it returns."""
+    """Keywords of `curve_fit` that don't change the type of its result."""
 
     nan_policy: str | None
     loss: Any
@@ -72,11 +72,11 @@ _TABLE = ScipyTable(
 
 
 def read_keywords(given: dict[str, Any]) -> dict[str, Any]:
-    """SciPy's keywords, without those that are None.
+    """Check SciPy's keywords and return those that aren't None.
 
     Raises:
-        TypeError: If one isn't SciPy's, or `callback` isn't a function.
-        ValueError: If one isn't supported, or has a value that isn't expected.
+        TypeError: If a keyword is unknown, or `callback` isn't a function.
+        ValueError: If a keyword isn't supported, or has an unknown value.
     """
     for name in ("args", "kwargs"):  # a ValueError in SciPy, too
         if name in given:
@@ -97,7 +97,7 @@ def read_keywords(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_method(method: str | None, box: Any) -> None:
-    """Refuses a method that SciPy doesn't know, or one that takes no bounds."""
+    """Refuse an unknown method, and a method that takes no bounds."""
     if method not in METHODS:
         raise ValueError(f"curve_fit: method = {method!r}, expected None, 'lm', 'trf' or 'dogbox'.")
     if method == "lm" and box is not None:

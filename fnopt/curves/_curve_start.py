@@ -1,4 +1,4 @@
-"""The start of a curve fit, its bounds, and how the model takes its params."""
+"""The start of a curve fit, its bounds, and the calling convention of the model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from fnopt.solvers import named_entries
 
 
 class Start(NamedTuple):
-    """Where a fit starts, and how its model takes the params."""
+    """Start of a fit, with the calling convention of its model."""
 
     params: Any
     passing: str  # see `call_model`
@@ -88,7 +88,7 @@ def start_of(
 
 
 def check_kinds(f: Any, p0: Any, name: str = "curve_fit") -> None:
-    """Refuses a class of models as the function, and text or another fit as the start."""
+    """Refuse a class of models as `f`, and text or another fit as `p0`."""
     if isinstance(f, type) and is_model(f):
         raise TypeError(
             f"{name}: f is the class {f.__name__}, expected a model. Write {f.__name__}()."
@@ -103,7 +103,7 @@ def check_kinds(f: Any, p0: Any, name: str = "curve_fit") -> None:
 def _in_order_of_arguments(
     p0: dict[str, Any], names: tuple[str, ...], bounds: Any, constraints: Any
 ) -> Start:
-    """The start with numbers by name, as an array where no constraint needs the names."""
+    """Order numbers by name like the arguments; as an array unless a constraint needs the names."""
     if constraints or len({jnp.asarray(value).dtype for value in p0.values()}) > 1:
         # JAX sorts the keys of a dict, but not of an OrderedDict.
         ordered = OrderedDict((name, p0[name]) for name in names)
@@ -123,14 +123,14 @@ def is_model(f: Any) -> bool:
 
 
 def _is_constrained(name: str, constraints: Any) -> bool:
-    """Whether a param has a constraint, with which its model's own bounds don't go."""
+    """Whether any param of a model has a constraint, which replaces the model's own bounds."""
     return isinstance(constraints, dict) and any(matches(name, key) for key in constraints)
 
 
 def _with_guess(
     model: Any, p0: dict[str, Any], x: Any, y: jax.Array, likelihood: str | None
 ) -> dict[str, Any]:
-    """`p0`, completed by the model's guess of the other params."""
+    """Complete `p0` by the model's guess of the other params."""
     unknown = sorted(set(p0) - set(model.names))
     if unknown:
         raise ValueError(f"curve_fit: p0 names {unknown}, expected params of {list(model.names)}.")
@@ -141,10 +141,10 @@ def _with_guess(
 
 
 def _positive_guess(model: Any, x: Any, y: jax.Array) -> dict[str, Any]:
-    """The guess from counts; from counts nearer to their mean if its curve isn't positive.
+    """Guess from counts; if the curve isn't positive, from counts moved towards their mean.
 
-    A guess by linear least squares moves towards the mean with the counts; its least value is then
-    half the mean.
+    A guess by linear least squares moves towards the mean with the counts, so its least value
+    becomes half the mean.
     """
     guess = model.guess(x, y)
     least, mean = jnp.min(model(x, guess)), jnp.mean(y)
@@ -154,7 +154,7 @@ def _positive_guess(model: Any, x: Any, y: jax.Array) -> dict[str, Any]:
 
 
 def _default_start(bounds: Bounds | None, n: int) -> jax.Array:
-    r"""SciPy's start: 1, in the middle of two bounds, or 1 from the only one."""
+    r"""SciPy's start: 1, the middle of two finite bounds, or 1 away from a single bound."""
     dtype = default_float()
     one = jnp.ones(n, dtype)
     if bounds is None:
@@ -190,9 +190,9 @@ _VECTOR = " For one vector write lambda x, *p: f(x, jnp.stack(p)), and p0."
 
 @contextmanager
 def numbers_noted(noted: bool) -> Iterator[None]:
-    """Adds a note to errors of `f`: without `p0` its params were numbers.
+    """Add a note to errors of `f`: without `p0` its params were numbers.
 
-    What JAX says of functions that it can't trace has nothing to do with that.
+    Errors of JAX about functions that it can't trace get no note.
     """
     try:
         yield
@@ -217,7 +217,7 @@ def positional(f: Callable[..., Any]) -> tuple[int, int, bool]:
 
 
 def argument_names(f: Callable[..., Any], n: int) -> tuple[str, ...]:
-    """The names of `n` params of `f`: those of its arguments after x, `p0`, `p1` of others."""
+    """Names of `n` params of `f`: of its arguments after x, or else `p0`, `p1` and so on."""
     names = tuple(getattr(f, "names", ()))
     if not names:
         try:
@@ -229,7 +229,7 @@ def argument_names(f: Callable[..., Any], n: int) -> tuple[str, ...]:
 
 
 def check_count_of_params(f: Callable[..., Any], n: int, name: str = "curve_fit") -> None:
-    """Refuses a function of another number of params than the start has."""
+    """Refuse a function whose number of params differs from the start's."""
     try:
         required, most, any_number = positional(f)
     except ValueError:  # a function without a signature, such as a NumPy ufunc
@@ -245,7 +245,7 @@ def check_count_of_params(f: Callable[..., Any], n: int, name: str = "curve_fit"
 
 
 def check_takes_tree(f: Callable[..., Any], x: Any, params: Any, name: str = "curve_fit") -> None:
-    """Refuses a function that can't be called with a tree of params."""
+    """Refuse a function that can't be called with a tree of params."""
     if not accepts_args(f, x, params):
         kind = "one array" if hasattr(params, "shape") else f"a tree ({type(params).__name__})"
         if isinstance(params, dict):

@@ -1,4 +1,4 @@
-"""Errors and warnings of fits that failed."""
+"""Errors and warnings about failed fits."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ _ADVICE = {
 
 
 class OptimizeWarning(UserWarning):
-    """The warning of a fit whose result or covariance is unreliable."""
+    """Warn that the result or the covariance of a fit is unreliable."""
 
 
 class FitError(RuntimeError):
-    """The error of a fit that did not converge, with its last `popt`, `pcov` and `solution`.
+    """A fit did not converge; the error has its last `popt`, `pcov` and `solution`.
 
     Args:
-        text: What is wrong.
-        popt: The best params that were found.
+        text: The message.
+        popt: The best params found.
         pcov: Their covariance.
         solution: The whole solution.
 
@@ -70,14 +70,14 @@ def report_failures(
     absolute_sigma: bool,
     likelihood: str | None,
 ) -> None:
-    """Raise or warn where a fit isn't good, if that is known by now.
+    """Raise an error or warn if a fit failed, unless its values are traced.
 
     Args:
         solution: The fit.
         popt: Its params, as they are returned.
         pcov: Its covariance.
         names: The names of the params.
-        plain: Whether the cost is that of plain squares.
+        plain: Whether the cost is the sum of squares, without a robust loss.
         absolute_sigma: Whether the variance of the data is known.
         likelihood: The distribution of the data; None for normal errors.
     """
@@ -113,7 +113,7 @@ def report_failures(
 def _warning_text(
     solution: Solution, pcov: np.ndarray, names: tuple[str, ...], absolute_sigma: bool
 ) -> str:
-    """The warning about a converged fit that isn't certified or has no covariance; or `''`."""
+    """Text of the warning about a converged fit without certificate or covariance, or `''`."""
     certificate = solution.certificate
     tiny = np.finfo(pcov.dtype).tiny  # smaller variances have lost digits, on a CPU all
     usable = np.isfinite(np.diag(pcov)) & (np.diag(pcov) >= tiny)
@@ -143,8 +143,8 @@ def _warning_text(
 def _distance_in_errors(solution: Solution) -> float:
     """A bound on the distance to the linear model's minimum, in standard errors of any param.
 
-    That is the norm of the projection of the residuals on the range of the Jacobian, over their
-    standard deviation.
+    The bound is the norm of the projection of the residuals onto the range of the Jacobian, over
+    their standard deviation.
     """
     assert solution.dof is not None, "curve_fit counts degrees of freedom"
     share, dof = float(solution.certificate.decrement), int(solution.dof)

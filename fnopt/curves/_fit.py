@@ -1,4 +1,4 @@
-"""The result of `curve_fit`: SciPy's pair, and all that can be asked about a fit."""
+"""The result of `curve_fit`: SciPy's pair, statistics, predictions and the report."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ _ELSEWHERE = {
 class Fit(tuple[Params, jax.Array]):
     r"""The result of :func:`fnopt.curve_fit`; `popt, pcov = fit` unpacks SciPy's pair.
 
-    `print(fit)` gives the report. A fit is a pytree: it passes `jax.jit` and `jax.vmap`. Functions
-    that take a :class:`fnopt.solvers.Solution` take a `Fit` too.
+    `print(fit)` prints the report. A fit is a pytree, so functions under `jax.jit` and `jax.vmap`
+    can return it. Functions that take a :class:`fnopt.solvers.Solution` also take a `Fit`.
 
     Attributes:
-        popt: The params: an array of shape `[n]` in the order of `names`, or the tree that `p0` is
+        popt: The params: an array of shape `[n]` in the order of `names`; or a tree like `p0`
             if its leaves aren't one number for each argument of the model.
         pcov: Their covariance `[n, n]`.
         names: The names of the `n` numbers, in the order of `pcov`.
@@ -95,32 +95,32 @@ class Fit(tuple[Params, jax.Array]):
 
     @property
     def params(self) -> Any:
-        """The params: a dict by the names of the model's arguments, or the tree that `p0` is."""
+        """The params: a dict by the names of the model's arguments, or a tree like `p0`."""
         return self.named(self.solution.params)
 
     def named(self, params: Any) -> Any:
-        """Params as the solution has them, by the names of the model's arguments."""
+        """Name the params of a solution by the model's arguments."""
         if self.passing == "numbers":
             return {name: params[..., i] for i, name in enumerate(self.names)}
         return dict(params) if self.passing == "names" else params
 
     @property
     def standard_errors(self) -> Any:
-        """The standard error of every param, a tree like `params`."""
+        """Standard error of every param, a tree like `params`."""
         return standard_errors(self)
 
     @property
     def covariance(self) -> jax.Array:
-        """The covariance matrix, `[n, n]`."""
+        """Covariance matrix, `[n, n]`."""
         return self.pcov
 
     @property
     def correlations(self) -> jax.Array:
-        """The correlation matrix, `[n, n]`."""
+        """Correlation matrix, `[n, n]`."""
         return correlation(self)
 
     def confidence_intervals(self, level: float = 0.95) -> tuple[Any, Any]:
-        """The ends of the params' intervals; see :func:`fnopt.confidence_intervals`."""
+        """Confidence intervals of the params; see :func:`fnopt.confidence_intervals`."""
         return confidence_intervals(self, level)
 
     def profile_intervals(self, level: float = 0.95) -> dict[str, tuple[float, float]]:
@@ -128,18 +128,18 @@ class Fit(tuple[Params, jax.Array]):
         return profile_intervals(self, level)
 
     def evaluate(self, params: Any, x: Any) -> jax.Array:
-        """The model at `x` with other params, given as `params` is."""
+        """Values of the model at `x` with other params, in the form of `params`."""
         solution_of(self, "predict")
         if self.passing == "numbers":
             params = [params[name] for name in self.names]
         return call_model(self.model.opened(), self.passing, params, x)
 
     def predict(self, x: Any) -> jax.Array:
-        """The model at `x`."""
+        """Values of the fitted model at `x`."""
         return self.evaluate(self.params, checked_x(x, check_finite=False))
 
     def predict_band(self, x: Any, level: float = 0.95, *, noise: Any = False) -> Band:
-        """The model at `x` with its confidence band; see :func:`fnopt.predict_band`."""
+        """Values of the model at `x` with a confidence band; see :func:`fnopt.predict_band`."""
         x = checked_x(x, check_finite=False)
         return predict_band(lambda params: self.evaluate(params, x), self, level, noise=noise)
 
@@ -154,18 +154,18 @@ class Fit(tuple[Params, jax.Array]):
 
     @property
     def size(self) -> jax.Array:
-        """The number of data with a finite `sigma`, int32."""
+        """Number of data with a finite `sigma`, int32."""
         assert self.solution.dof is not None, "curve_fit counts degrees of freedom"
         return self.solution.dof + self.solution.rank
 
     def _counts(self) -> tuple[jax.Array, jax.Array]:
-        """Data and determined params, in the dtype of the fit."""
+        """Numbers of data and of determined params, in the dtype of the fit."""
         dtype = self.pcov.dtype
         return self.size.astype(dtype), self.solution.rank.astype(dtype)
 
     @property
     def chi_square(self) -> jax.Array:
-        r"""The sum of squares of the residuals over `sigma`; of counts the deviance."""
+        r"""Sum of squares of the residuals over `sigma`; for counts the deviance."""
         leaves = jax.tree.leaves(solution_of(self, "chi_square").residuals)
         return sum(
             (jnp.sum(jnp.square(jnp.abs(r))) for r in leaves), jnp.zeros((), self.pcov.dtype)
@@ -178,7 +178,7 @@ class Fit(tuple[Params, jax.Array]):
 
     @property
     def deviance(self) -> jax.Array:
-        r"""Minus twice the log-likelihood, but for a constant.
+        r"""Minus twice the log-likelihood, up to a constant.
 
         :math:`\chi^2` if the variance of the data is known, else :math:`m \ln(\chi^2 / m)`.
         """
@@ -194,13 +194,13 @@ class Fit(tuple[Params, jax.Array]):
 
     @property
     def bic(self) -> jax.Array:
-        """The Bayesian criterion, `deviance + k ln m`."""
+        """Bayesian information criterion, `deviance + k ln m`."""
         m, k = self._counts()
         return self.deviance + jnp.log(m) * k
 
     @property
     def r_squared(self) -> jax.Array:
-        r"""The share of the variance that the model explains, :math:`R^2`, weighted by `sigma`."""
+        r"""Fraction of the variance that the model explains, :math:`R^2`, weighted by `sigma`."""
         whiten = whitened(self.y, self.sigma)
         one, y = jnp.ravel(whiten(jnp.ones_like(self.y))), jnp.ravel(whiten(self.y))
         mean = jnp.sum(one * y) / jnp.sum(jnp.square(one))
@@ -209,16 +209,16 @@ class Fit(tuple[Params, jax.Array]):
 
     @property
     def converged(self) -> jax.Array:
-        """Whether a convergence test was met."""
+        """Whether the fit passed a convergence test."""
         return self.solution.converged
 
     @property
     def message(self) -> Any:
-        """Why the fit ended, in words."""
+        """Reason why the fit stopped."""
         return self.solution.worded(self.names)
 
     def report(self) -> str:
-        """The params with their errors, how good the fit is, and what is wrong with it."""
+        """Report of the params with standard errors, the quality of the fit, and its problems."""
         name = "deviance" if self.likelihood else "chi-square"
         lines = [
             f"  {name} {float(self.chi_square):.6g}, R² {float(self.r_squared):.6g}, "

@@ -1,4 +1,4 @@
-"""A fit as a picture: the data, the curve with its band, and the residuals."""
+"""Plot of a fit: data, curve with band, and residuals."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _POINTS = 400  # of the curve: smooth at the width of a page
 def plot_fit(fit: Any, *, level: float = 0.95, axes: Any = None) -> Any:
     r"""Draw data, fitted curve, its confidence band and the residuals; needs matplotlib.
 
-    The band is that of :func:`fnopt.predict_band`. Residuals are divided by `sigma` where it is
-    given, so that two thirds of them should lie between -1 and 1. `fit.plot()` is the same.
+    The band comes from :func:`fnopt.predict_band`. Residuals are divided by `sigma` if it is
+    given; two thirds of them should then lie between -1 and 1. `fit.plot()` is the same.
 
     Args:
         fit: The result of :func:`fnopt.curve_fit` with one independent variable.
-        level: The fraction of such bands that hold the truth, at each point.
+        level: The probability that the band contains the true curve, at each point.
         axes: Two axes to draw into; by default those of a new figure.
 
     Returns:
@@ -80,7 +80,7 @@ def plot_fit(fit: Any, *, level: float = 0.95, axes: Any = None) -> Any:
 
 
 def _bars(sigma: Any) -> Any:
-    """The standard deviations of the data, by the diagonal of a covariance matrix."""
+    """Standard deviations of the data, from the diagonal if `sigma` is a covariance matrix."""
     if sigma is None:
         return None
     sigma = np.asarray(sigma)

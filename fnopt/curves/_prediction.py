@@ -1,4 +1,4 @@
-"""A function of fitted params, and its derivative by them."""
+"""A function of fitted params, and its derivative with respect to them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from fnopt.solvers import Solution
 
 
 def as_params(fit: Any, params: Any) -> Any:
-    """Params as `fit.params` has them, of the solution's tree."""
+    """Convert the tree of the solution to the form of `fit.params`."""
     return fit.named(params) if hasattr(fit, "named") else params
 
 
 def predicted_shape(predict: Callable[[Any], Any], params: Any) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of a prediction; explains why a function can't take the params."""
+    """Shape and dtype of a prediction; explain why a function can't take the params."""
     try:
         with explain_jax_errors("predict_band", "predict"):
             found = jax.eval_shape(copy_function(predict), params)
@@ -45,7 +45,7 @@ def predicted_shape(predict: Callable[[Any], Any], params: Any) -> jax.ShapeDtyp
 def linearised_prediction(
     predict: Callable[[Any], Any], fit: Any, solution: Solution
 ) -> tuple[jax.Array, jax.Array]:
-    """Evaluate a function of the params, `[q]`, and its derivative by tangents, `[q, p]`."""
+    """Value of a function of the params, `[q]`, and its derivative along tangents, `[q, p]`."""
     x, tangents = ravel_with_held(in_tangents(solution.params))
     size = predicted_shape(predict, as_params(fit, solution.params)).size
 

@@ -21,22 +21,23 @@ _MOST_REFITS = 30  # doubling the distance so often reaches 1e9 standard errors
 
 
 def profile_intervals(fit: Any, level: float = 0.95) -> dict[str, tuple[float, float]]:
-    r"""Intervals of all values at which the fit of the other params is acceptable.
+    r"""Compute confidence intervals by the profile likelihood, with the other params refitted.
 
     .. math:: \{ c : \chi^2(c) - \chi^2_{\min} \le t_p^2 s^2 \}, \qquad
         \chi^2(c) = \min_{\theta : \theta_j = c} \chi^2(\theta)
 
-    They are not symmetric where the model is curved, and don't depend on how it is parametrised,
-    unlike :func:`fnopt.confidence_intervals`. lmfit calls this `conf_interval`.
+    Where the model is nonlinear, the intervals aren't symmetric. Unlike those of
+    :func:`fnopt.confidence_intervals` they don't depend on the parametrisation. lmfit calls this
+    function `conf_interval`.
 
     Args:
         fit: The result of :func:`fnopt.curve_fit` without `constraints`.
-        level: The fraction of such intervals that hold the truth.
+        level: The probability that an interval contains the true value.
 
     Returns:
-        The lower and upper end for each name; infinite if no value is bad enough, and the bound
-        where a bound comes first. An end is exact to 1e-3 of its distance from the best value,
-        about as many standard errors.
+        The lower and upper end for each name. An end is infinite if no value reaches the
+        threshold, and the bound if it comes first. The distance of an end
+        from the best value has a relative error of 1e-3.
 
     Raises:
         ValueError: If the fit was made under `jax.jit` or `jax.vmap`, has constraints, or `level`
@@ -75,7 +76,7 @@ def profile_intervals(fit: Any, level: float = 0.95) -> dict[str, tuple[float, f
     errors = np.asarray(errors_of(solution, fit.absolute_sigma), float)
 
     def distance(j: int, value: float, start: jax.Array) -> tuple[float, jax.Array]:
-        """The root of the rise of chi-square over the variance, and the params there."""
+        """The square root of the increase of chi-square over the variance, and the params."""
         lower, upper = (unravel(end.at[j].set(value)) for end in ends)
         found = least_squares(
             residuals,

@@ -1,4 +1,4 @@
-"""The residuals of a curve fit, their Jacobian, and the checks of what a model returns."""
+"""Residuals of a curve fit, their Jacobian, and checks of the values of a model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def curve_residuals(
 
     Args:
         f: The model.
-        passing: How it takes the params; see :func:`call_model`.
+        passing: The calling convention of the model; see :func:`call_model`.
         likelihood: The distribution of the data; None for normal errors.
         as_vector: Whether the residuals are raveled, for a covariance matrix.
     """
@@ -39,12 +39,12 @@ def curve_residuals(
 
 
 def deviance_residuals(mu: jax.Array, y: jax.Array) -> jax.Array:
-    r"""Residuals whose squares sum to the Poisson deviance.
+    r"""Residuals whose sum of squares is the Poisson deviance.
 
     .. math:: r = \operatorname{sign}(\mu - y) \sqrt{2 (\mu - y - y \ln(\mu / y))}
 
     NaN where `y` or :math:`\mu` is negative, or where :math:`\mu = 0` and `y` isn't. Near
-    :math:`\mu = y` the root is that of the series
+    :math:`\mu = y` the square root uses the series
     :math:`t - \ln(1 + t) = t s - 2 \sum_k s^{2k+1} / (2k + 1)`, with :math:`t = \mu / y - 1` and
     :math:`s = t / (2 + t)`.
 
@@ -69,11 +69,11 @@ def deviance_residuals(mu: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def fisher_rows(J: jax.Array, r: jax.Array, mu: jax.Array, y: jax.Array) -> jax.Array:
-    r"""The Jacobian whose Gram matrix is the Fisher information, from that of deviance residuals.
+    r"""The Jacobian whose Gram matrix is the Fisher information.
 
-    A row of `J` is :math:`(1 - y / \mu) / r` times the derivative of :math:`\mu`, which the
-    information :math:`\sum_i \nabla \mu_i \nabla \mu_i^T / \mu_i` divides by
-    :math:`\sqrt{\mu}`.
+    A row of the Jacobian of deviance residuals is :math:`(1 - y / \mu) / r` times the derivative
+    of :math:`\mu`. In the Fisher information
+    :math:`\sum_i \nabla \mu_i \nabla \mu_i^T / \mu_i` the factor is :math:`1 / \sqrt{\mu}`.
     """
     mu, r, y = (jnp.ravel(v) for v in (jnp.broadcast_to(mu, y.shape), r, y))
     root = jnp.sqrt(mu)
@@ -85,7 +85,7 @@ def fisher_rows(J: jax.Array, r: jax.Array, mu: jax.Array, y: jax.Array) -> jax.
 
 
 def as_wide_as(model: Any, start: Any, x: Any, y: jax.Array) -> jax.Array:
-    """The data; a single number as often as the model has values."""
+    """Broadcast data that are a single number to the shape of the model's values."""
     if y.ndim:
         return y
     value = jax.eval_shape(copy_function(model), start, x)
@@ -93,15 +93,15 @@ def as_wide_as(model: Any, start: Any, x: Any, y: jax.Array) -> jax.Array:
 
 
 def check_enough(size: int, n: int, box: Any, name: str, instead: str, of: str = "") -> None:
-    """Refuses fewer data than params, as SciPy does without bounds.
+    """Refuse fewer data than params, as SciPy does without bounds.
 
     Args:
         size: Number of data.
         n: Number of params.
         box: The bounds, or None.
-        name: The function that was called.
-        instead: What to take for one of the many solutions.
-        of: What the data and params belong to, with a space in front.
+        name: The function that was called, for the message.
+        instead: The function that returns one of the many solutions, for the message.
+        of: The owner of the data and params, such as `' of a fit'`, for the message.
     """
     if size < n and box is None:
         raise TypeError(
@@ -112,7 +112,7 @@ def check_enough(size: int, n: int, box: Any, name: str, instead: str, of: str =
 
 
 def checked_values(values: Any, params: Any, x: Any, y: jax.Array) -> Any:
-    """The model's result, if its shape fits the data."""
+    """Check that the shape of the model's values fits the data, and return them."""
     if isinstance(values, (list, tuple)):
         values = jnp.stack([jnp.asarray(value, y.dtype) for value in values])
     if not hasattr(values, "shape"):
@@ -143,15 +143,15 @@ def checked_values(values: Any, params: Any, x: Any, y: jax.Array) -> Any:
 
 
 def residual_jacobian(jac: Any, passing: str, matrix: bool) -> Callable[..., jax.Array] | None:
-    """The Jacobian of the residuals, `(p, x, y) -> J`, from that of the model.
+    """The Jacobian of the residuals, `(p, x, y) -> J`, from the Jacobian of the model.
 
     Args:
-        jac: `jac(x, a, b, ...)` of shape `[m, n]`, or what stands for none.
-        passing: How the model takes the params; numbers in a row are expected.
-        matrix: Whether the residuals are laid end to end, for a covariance matrix.
+        jac: `jac(x, a, b, ...)` of shape `[m, n]`, or None or a name of SciPy.
+        passing: The calling convention of the model, for a vector of params.
+        matrix: Whether the residuals are raveled, for a covariance matrix.
 
     Returns:
-        The function; None if there is no `jac`.
+        The function; None without `jac`.
     """
     if not callable(jac):
         if jac not in (None, *SCHEMES):

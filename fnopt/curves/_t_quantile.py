@@ -15,18 +15,18 @@ _NEARLY_NORMAL = 1e6  # degrees of freedom from which on the normal distribution
 
 
 def t_quantile(level: float | jax.Array, dof: float | jax.Array) -> jax.Array:
-    r"""The two-sided quantile of Student's distribution, in standard errors.
+    r"""Compute the two-sided quantile of Student's t distribution.
 
     .. math:: P(|T| < t) = I_{t^2 / (\nu + t^2)}\!\left( \tfrac12, \tfrac{\nu}{2} \right) = p
 
-    is solved for `t` by bisection of its logarithm.
+    The equation is solved for `t` by bisection in its logarithm.
 
     Args:
-        level: The fraction `p`, between 0 and 1.
+        level: The probability `p`, between 0 and 1.
         dof: The degrees of freedom :math:`\nu`; infinite for the normal distribution.
 
     Returns:
-        A scalar, infinite where there are no degrees of freedom.
+        A scalar; infinite without degrees of freedom.
 
     Example:
         >>> from fnopt.curves import t_quantile

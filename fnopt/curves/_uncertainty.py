@@ -1,4 +1,4 @@
-"""The uncertainty of a fit: intervals, bands, correlation, goodness of fit."""
+"""Uncertainty of a fit: intervals, bands, correlation, chi-square."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ AnyFit = Any  # a Solution, or a Fit, whose file imports this one
 
 
 class Band(NamedTuple):
-    """A prediction and how well it is known; each an array like the prediction.
+    """A prediction with a confidence band; each field is an array like the prediction.
 
     Attributes:
         value: The prediction.
-        lower: The lower end of its interval.
+        lower: The lower end of the band.
         upper: The upper end.
-        error: One standard error.
+        error: The standard error.
     """
 
     value: jax.Array
@@ -47,7 +47,7 @@ class Band(NamedTuple):
 
 
 def solution_of(fit: Any, name: str) -> Solution:
-    """The solution of a fit, in the messages of a function `name`."""
+    """Solution of a fit; `name` is the calling function, for messages."""
     solution = getattr(fit, "solution", fit)
     if hasattr(fit, "undetermined"):
         raise TypeError(
@@ -69,7 +69,7 @@ def solution_of(fit: Any, name: str) -> Solution:
 
 
 def curve_of(fit: Any, name: str) -> Any:
-    """The fit, which has a curve, in the messages of a function `name`."""
+    """Check that a fit has a curve; `name` is the calling function, for messages."""
     if solution_of(fit, name) is fit:
         raise TypeError(
             f"{name}: the fit is a Solution of least_squares, which has no data and no curve; "
@@ -84,7 +84,7 @@ def knows_sigma(fit: Any, absolute_sigma: bool) -> bool:
 
 
 def _data_deviation(solution: Solution) -> jax.Array:
-    """The standard deviation of the data, infinite without degrees of freedom."""
+    """Standard deviation of the data; infinite without degrees of freedom."""
     assert solution.jacobian is not None, "errors of params were had from a Jacobian"
     dof, m = degrees_of_freedom(solution), solution.jacobian.shape[-2]
     deviation = residual_deviation(solution.cost, solution.residuals, m, dof)
@@ -92,7 +92,7 @@ def _data_deviation(solution: Solution) -> jax.Array:
 
 
 def quantile_of(solution: Solution, level: float, absolute_sigma: bool) -> jax.Array:
-    """The quantile; the normal one where the data's standard deviations are known."""
+    """Student's quantile, or the normal one if the data's standard deviations are known."""
     if not hasattr(level, "__float__") or not 0 < level < 1:
         raise ValueError(f"level = {level!r}, expected a fraction between 0 and 1, such as 0.95.")
     dof = jnp.inf if absolute_sigma else degrees_of_freedom(solution)
@@ -100,7 +100,7 @@ def quantile_of(solution: Solution, level: float, absolute_sigma: bool) -> jax.A
 
 
 def degrees_of_freedom(solution: Solution) -> jax.Array:
-    """The number of residuals that count, minus the number of params that they determine; int32."""
+    """Number of residuals with nonzero weight minus the number of determined params; int32."""
     if solution.dof is not None:
         return solution.dof
     assert solution.jacobian is not None, "a solution without degrees of freedom has a Jacobian"
@@ -108,17 +108,17 @@ def degrees_of_freedom(solution: Solution) -> jax.Array:
 
 
 def reduced_chi_square(fit: AnyFit) -> jax.Array:
-    r"""The sum of squares for each degree of freedom.
+    r"""Compute the reduced chi-square, the sum of squares per degree of freedom.
 
     .. math:: \chi^2_\nu = \frac{\|r\|^2}{m - k}
 
-    with `k` the rank: how many directions of the params the data determine.
+    Here `k` is the rank of the Jacobian.
 
-    With residuals in units of known standard deviations (`sigma`) it is near 1 if the model and
-    these are right; much more says that one of them isn't.
+    With residuals in units of known standard deviations (`sigma`), it is near 1 if both the model
+    and the standard deviations are right. A much larger value shows that one of them is wrong.
 
     Args:
-        fit: What :func:`fnopt.curve_fit` or :func:`fnopt.least_squares` returned.
+        fit: The result of :func:`fnopt.curve_fit` or :func:`fnopt.least_squares`.
 
     Returns:
         A scalar; infinite without degrees of freedom.
@@ -138,14 +138,14 @@ def reduced_chi_square(fit: AnyFit) -> jax.Array:
 
 
 def correlation(fit: AnyFit) -> jax.Array:
-    r"""The correlation of fitted params, :math:`C_{ij} / \sqrt{C_{ii} C_{jj}}`.
+    r"""Compute the correlation matrix of fitted params, :math:`C_{ij} / \sqrt{C_{ii} C_{jj}}`.
 
     Args:
-        fit: What :func:`fnopt.curve_fit` or :func:`fnopt.least_squares` returned.
+        fit: The result of :func:`fnopt.curve_fit` or :func:`fnopt.least_squares`.
 
     Returns:
-        An array of shape `[n, n]` for the params laid end to end; NaN for those that the data
-        don't determine, 0 for those that are held.
+        An array of shape `[n, n]` for the concatenated params; NaN for params that the data
+        don't determine, 0 for fixed params.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -164,30 +164,29 @@ def covariance(
     *,
     of: Callable[[Any], jax.Array] | None = None,
 ) -> jax.Array:
-    r"""The covariance matrix of fitted params, or of a function of them.
+    r"""Compute the covariance matrix of fitted params, or of a function of them.
 
     .. math:: C = s^2 (J^T J)^+, \qquad s^2 = \frac{\|r\|^2}{m - k}
 
-    with `k` the rank: how many directions of the params the data determine. The covariance of a
-    function is :math:`G C G^T` with its derivative `G`. After a fit with a sparse Jacobian it comes
-    from a sparse Cholesky factor, a solve for each number that the function returns, and `C` is
-    not formed: such are the marginals of a few poses of a graph. This factor exists if the data
-    determine all params; else all is infinite.
+    Here `k` is the rank of the Jacobian. The covariance of a function with derivative `G` is
+    :math:`G C G^T`. After a fit with a sparse Jacobian it comes from a sparse Cholesky factor,
+    with one solve for each number that the function returns, and `C` isn't formed. Use this
+    for the marginal covariances of a few poses of a graph. If the data leave a param
+    undetermined, all entries are then infinite.
 
     Args:
-        fit: What :func:`fnopt.curve_fit` or :func:`fnopt.least_squares` returned.
+        fit: The result of :func:`fnopt.curve_fit` or :func:`fnopt.least_squares`.
         absolute_sigma: Whether the residuals are in units of known standard deviations; then
             :math:`s^2 = 1`.
-        of: `of(params)` returns an array of `q` numbers, such as
-            `lambda p: SE3.local(T, p["T"].value[7])` for the tangent of a pose whose value is `T`;
+        of: A function `of(params)` that returns an array of `q` numbers, such as
+            `lambda p: SE3.local(T, p["T"].value[7])` for the tangent of a pose with value `T`;
             None for all params.
 
     Returns:
-        An array of shape `[q, q]`, infinite in the rows and columns of what the data don't
-        determine, and everywhere without a degree of freedom. Without `of` one of shape `[n, n]`,
-        for the params laid end to end in the order of their leaves. Params that are held have
-        zeros. A parameter on a manifold counts by the coordinates of its tangent space at the
-        solution.
+        An array of shape `[q, q]`, or `[n, n]` without `of`, for the concatenated leaves.
+        Rows and columns are infinite for numbers that the data don't determine, and zero for
+        fixed params. All entries are infinite without degrees of freedom. A param on a manifold
+        has the coordinates of its tangent space at the solution.
 
     Raises:
         ValueError: If the solver formed no Jacobian.
@@ -210,14 +209,14 @@ def covariance(
 
 
 def standard_errors(fit: AnyFit, absolute_sigma: bool = False) -> Any:
-    r"""The standard error of every fitted parameter: :math:`\sqrt{C_{jj}}`.
+    r"""Compute the standard error of every fitted param, :math:`\sqrt{C_{jj}}`.
 
     Args:
-        fit: What :func:`fnopt.curve_fit` or :func:`fnopt.least_squares` returned.
+        fit: The result of :func:`fnopt.curve_fit` or :func:`fnopt.least_squares`.
         absolute_sigma: Whether the residuals are in units of known standard deviations.
 
     Returns:
-        A tree like the params. The errors of a parameter on a manifold are those of its tangent
+        A tree like the params. A param on a manifold has a standard error for each of its tangent
         coordinates, `[..., dimension]`: see :mod:`fnopt.manifolds`.
 
     Example:
@@ -235,17 +234,17 @@ def standard_errors(fit: AnyFit, absolute_sigma: bool = False) -> Any:
 def confidence_intervals(
     fit: AnyFit, level: float = 0.95, absolute_sigma: bool = False
 ) -> tuple[Any, Any]:
-    r"""The intervals :math:`\theta_j \pm t_p \sqrt{C_{jj}}` around fitted params.
+    r"""Compute confidence intervals :math:`\theta_j \pm t_p \sqrt{C_{jj}}` of fitted params.
 
     Args:
-        fit: What :func:`fnopt.curve_fit` or :func:`fnopt.least_squares` returned.
-        level: The fraction of such intervals that hold the truth, if the model is right and
-            nearly linear over their width.
+        fit: The result of :func:`fnopt.curve_fit` or :func:`fnopt.least_squares`.
+        level: The probability that an interval contains the true value, if the model is right and
+            nearly linear within the interval.
         absolute_sigma: Whether the residuals are in units of known standard deviations.
 
     Returns:
-        The lower and the upper ends, two trees like the params; infinite for those that the data
-        don't determine. Those of a parameter on a manifold are tangent coordinates around 0.
+        The lower and the upper ends, two trees like the params; infinite for params that the data
+        don't determine. For a param on a manifold they are tangent coordinates around 0.
 
     Raises:
         ValueError: If `level` isn't between 0 and 1.
@@ -274,26 +273,26 @@ def predict_band(
     noise: float | jax.Array | bool = False,
     absolute_sigma: bool = False,
 ) -> Band:
-    r"""A prediction with the band that the uncertainty of the params makes around it.
+    r"""Compute a prediction from fitted params, with its confidence band.
 
     .. math:: f(\hat\theta) \pm t_p \sqrt{g^T C g + s^2}, \qquad
         g = \nabla_\theta f(\hat\theta)
 
     Args:
-        predict: `predict(params)` returns the prediction, an array; of a `Fit` it gets
+        predict: A function `predict(params)` that returns an array. For a `Fit` its argument is
             `fit.params`.
-        fit: What :func:`fnopt.curve_fit` or :func:`fnopt.least_squares` returned.
-        level: The fraction of such bands that hold the truth, at each point.
-        noise: The standard deviation :math:`s` of new data, in the units of the prediction, for a
-            band that holds these; True takes :math:`s^2 = \|r\|^2 / (m - n)` from the fit, which
-            is in these units only if it had neither `sigma` nor `weights`. False is the band of
-            the curve itself.
+        fit: The result of :func:`fnopt.curve_fit` or :func:`fnopt.least_squares`.
+        level: The probability that the band contains the true value, at each point.
+        noise: The standard deviation :math:`s` of new data, in the units of the prediction; the
+            band then contains new data with probability `level`. True uses
+            :math:`s^2 = \|r\|^2 / (m - n)` of the fit, which has these units only without
+            `sigma` and `weights`. False gives the band of the curve itself.
         absolute_sigma: Whether the residuals are in units of known standard deviations.
 
     Returns:
         The prediction, the ends of the band, and the standard error; infinite where the data
-        don't determine the prediction. It may be determined though its params are not: their sum,
-        say.
+        don't determine the prediction. A prediction may be determined although its params aren't,
+        such as their sum.
 
     Raises:
         TypeError: If `predict` isn't a function of the params that returns an array.

@@ -1,4 +1,4 @@
-"""Ready-made models of curves: functions of x with named params, that add and multiply."""
+"""Ready-made models of curves: functions of x with named params, closed under + and *."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> NoReturn:
-    """Only called for unknown names: `GaussianModel` is lmfit's."""
+    """Explain unknown names, such as lmfit's `GaussianModel`."""
     spellings = {known.lower(): known for known in __all__}
     plain = name.replace("_", "").lower()
     near = difflib.get_close_matches(plain.removesuffix("model") or plain, spellings, n=1)

@@ -13,15 +13,15 @@ from fnopt.models._model import Bounds, Model
 
 
 class Datasets(Model):
-    """A model of several data sets, with shared params and others of each set.
+    """A model of several data sets, with shared and separate params.
 
-    Fit it to a tuple of positions and the concatenated data. A param `a` of the sets is called
-    `a_0`, `a_1` and so on; a shared one keeps its name.
+    Fit it to a tuple of positions and the concatenated data. A separate param `a` is named
+    `a_0`, `a_1` and so on; a shared param keeps its name.
 
     Args:
-        model: The model of one set.
-        count: Number of sets.
-        shared: The names of the params that all sets share, or one name.
+        model: The model of one data set.
+        count: Number of data sets.
+        shared: The names of the shared params, or one name.
 
     Raises:
         ValueError: If the model has no param of a shared name, or positions aren't those of
@@ -63,18 +63,18 @@ class Datasets(Model):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the params of all sets, shared ones once."""
+        """Names of the params of all data sets; shared names occur once."""
         return tuple(dict.fromkeys(n for i in range(self.count) for n in self._names_of(i)))
 
     @property
     def bounds(self) -> Bounds:
-        """The bounds of the model, for every set."""
+        """Bounds of the model, for every data set."""
         sets = [zip(self._names_of(i), self.model.names, strict=True) for i in range(self.count)]
         known = self.model.bounds
         return {new: known[old] for pairs in sets for new, old in pairs if old in known}
 
     def values(self, x: Any, *values: Any) -> jax.Array:
-        """The values of all sets, concatenated."""
+        """Values of all data sets, concatenated."""
         self._check(x)
         params = dict(zip(self.names, values, strict=True))
         each = [[params[name] for name in self._names_of(i)] for i in range(self.count)]
@@ -83,7 +83,7 @@ class Datasets(Model):
         )
 
     def guess(self, x: Any, y: Any) -> dict[str, jax.Array]:
-        """The guesses of the sets; the mean of those of a shared param."""
+        """Guesses of the data sets; for a shared param their mean."""
         self._check(x)
         ends = np.cumsum([np.size(xi) for xi in x])[:-1].tolist()
         guesses = [self.model.guess(*pair) for pair in zip(x, jnp.split(y, ends), strict=True)]

@@ -25,11 +25,11 @@ _ELSEWHERE = {
 
 
 class Model(Value):
-    """A function of x with named params, and bounds and a start for them.
+    """A function of x with named params, their bounds and a guess of their start.
 
-    `model(x, **params)`, `model(x, params)` and `model(x, *values)` are its values. Models add and
-    multiply: `Gaussian("a_") + Linear("b_")`, `sum(models)`. :func:`fnopt.curve_fit`
-    takes them as its function.
+    Call a model as `model(x, **params)`, `model(x, params)` or `model(x, *values)`. Add and
+    multiply models: `Gaussian("a_") + Linear("b_")`, `sum(models)`. :func:`fnopt.curve_fit`
+    takes a model as its function.
 
     Example:
         >>> import jax.numpy as jnp
@@ -46,35 +46,35 @@ class Model(Value):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the params, in the order of `values`."""
+        """Names of the params, in the order of `values`."""
         raise NotImplementedError
 
     @property
     def bounds(self) -> Bounds:
-        """The lower and upper bound of the params that have them; None for no bound."""
+        """Lower and upper bound of each bounded param; None for no bound."""
         return {}
 
     def values(self, x: Any, *values: Any) -> jax.Array:
-        """The values of the model, with params in the order of `names`."""
+        """Values of the model, with params in the order of `names`."""
         raise NotImplementedError
 
     def guess(self, x: Any, y: Any) -> dict[str, jax.Array]:
-        """Params to start a fit from, by name."""
+        """Guess of the params, by name."""
         raise ValueError(
             f"{where()}{self!r} can't guess where to start; give p0, a dict with {self.names}."
         )
 
     @property
     def is_peak(self) -> bool:
-        """Whether it vanishes far away: a guess of a sum takes what others leave."""
+        """Whether the model vanishes far away; a sum guesses its peaks last."""
         return False
 
     def parts(self) -> tuple[Model, ...]:
-        """The terms of a sum."""
+        """Terms of a sum."""
         return (self,)
 
     def components(self, x: Any, params: dict[str, Any]) -> dict[str, jax.Array]:
-        """The values of every term of a sum, by its prefix, or its class if it has none."""
+        """Values of every term of a sum, by its prefix, or its class if it has none."""
         return {
             getattr(part, "prefix", "") or type(part).__name__: part(x, params)
             for part in self.parts()
@@ -110,7 +110,7 @@ class Component(Model):
     """A model of one function, whose arguments after x are its params.
 
     Args:
-        prefix: The prefix of the names of its params.
+        prefix: Prefix of the names of the params.
     """
 
     prefix: str = static(default="")
@@ -119,27 +119,27 @@ class Component(Model):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the params, in the order of the function's arguments."""
+        """Names of the params, in the order of the function's arguments."""
         return tuple(
             self.prefix + name for name in list(inspect.signature(self.curve).parameters)[1:]
         )
 
     @property
     def bounds(self) -> Bounds:
-        """0 as the lower bound of scales."""
+        """Lower bound 0 for scales."""
         return {self.prefix + name: (0.0, None) for name in self.positive}
 
     def values(self, x: Any, *values: Any) -> jax.Array:
-        """The function's values."""
+        """Values of the function."""
         return self.curve(jnp.asarray(x), *values)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """The guess, in the order of `names`."""
+        """Guess, in the order of `names`."""
         del x, y
         raise NotImplementedError
 
     def guess(self, x: Any, y: Any) -> dict[str, jax.Array]:
-        """Params to start a fit from, by name."""
+        """Guess of the params, by name."""
         x, y = (jnp.asarray(v, default_float()) for v in (x, y))
         if x.shape != y.shape:
             raise ValueError(
@@ -160,19 +160,19 @@ class Function(Component):
 
     @property
     def curve(self) -> Callable[..., jax.Array]:  # pyright: ignore
-        """The function."""
+        """The user's function."""
         return self.fn
 
 
 def model(fn: Callable[..., Any], prefix: str = "") -> Model:
-    """A model of your own function, to add to others.
+    """Make a model of your own function, for example to add it to others.
 
     Args:
         fn: `fn(x, a, b, ...)`, written with `jax.numpy`; its arguments name the params.
-        prefix: The prefix of the names of the params.
+        prefix: Prefix of the names of the params.
 
     Returns:
-        The model. It guesses no start: give `p0` for its params.
+        The model. It makes no guess: give `p0` for its params.
 
     Example:
         >>> import jax.numpy as jnp
@@ -193,31 +193,31 @@ class Combined(Model):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of both."""
+        """Names of the params of both models."""
         return self.left.names + self.right.names
 
     @property
     def bounds(self) -> Bounds:
-        """The bounds of both."""
+        """Bounds of both models."""
         return self.left.bounds | self.right.bounds
 
     @property
     def is_peak(self) -> bool:
-        """Whether it vanishes far away."""
+        """Whether the model vanishes far away."""
         return self.left.is_peak or self.right.is_peak
 
     def values(self, x: Any, *values: Any) -> jax.Array:
-        """The sum or product of the values of both."""
+        """Sum or product of the values of both models."""
         n = len(self.left.names)
         left, right = self.left(x, *values[:n]), self.right(x, *values[n:])
         return left * right if self.is_product else left + right
 
     def parts(self) -> tuple[Model, ...]:
-        """The terms of a sum."""
+        """Terms of a sum."""
         return (self,) if self.is_product else self.left.parts() + self.right.parts()
 
     def guess(self, x: Any, y: Any) -> dict[str, jax.Array]:
-        """The guess of every term from what the terms before leave, peaks last."""
+        """Guess of every term from the data minus previous terms, peaks last."""
         if self.is_product:
             return super().guess(x, y)
         found, rest = {}, jnp.asarray(y, default_float())

@@ -1,4 +1,4 @@
-"""Peaks; `amplitude` is the area, `center` the position, and `sigma` the width, as in lmfit."""
+"""Models of peaks: `amplitude` is the area, `center` the position, `sigma` the width (lmfit)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TERMS = 32  # 12 digits by Weideman (1994), table 1
 
 @functools.cache
 def _coefficients(terms: int) -> tuple[float, np.ndarray]:
-    """The scale L of the conformal map, and the coefficients, highest power first."""
+    """Scale L of the conformal map, and the coefficients, highest power first."""
     scale = np.sqrt(terms / np.sqrt(2))  # eq. 38
     points = 4 * terms
     angle = np.pi * np.arange(-points // 2 + 1, points // 2) / (points // 2)
@@ -28,7 +28,7 @@ def _coefficients(terms: int) -> tuple[float, np.ndarray]:
 
 
 def faddeeva(x: jax.Array, y: jax.Array) -> jax.Array:
-    r"""The real part of the Faddeeva function, :math:`\Re e^{-z^2} \operatorname{erfc}(-i z)`.
+    r"""Real part of the Faddeeva function, :math:`\Re e^{-z^2} \operatorname{erfc}(-i z)`.
 
     .. math:: w(z) \approx \frac{2}{(L - i z)^2} \sum_{k=0}^{31} a_k Z^k
         + \frac{1}{\sqrt \pi (L - i z)}, \qquad Z = \frac{L + i z}{L - i z}
@@ -40,7 +40,7 @@ def faddeeva(x: jax.Array, y: jax.Array) -> jax.Array:
         y: The imaginary part, at least 0.
 
     Returns:
-        An array of the shape to which both broadcast.
+        An array of the broadcast shape.
 
     Example:
         >>> from fnopt.models import faddeeva
@@ -61,7 +61,7 @@ def faddeeva(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _width(sigma: Any) -> jax.Array:
-    """A width that isn't 0, which its bound allows."""
+    """A nonzero width; the bound of a width allows 0."""
     sigma = jnp.asarray(sigma)
     return jnp.maximum(sigma, jnp.finfo(sigma.dtype).tiny ** 0.5)
 
@@ -86,7 +86,7 @@ def _voigt(x: jax.Array, amplitude: Any, center: Any, sigma: Any, gamma: Any) ->
 def highest(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Height, position and full width at half maximum of the highest peak, or deepest dip.
 
-    The width is twice that of the narrower side, since another peak may stand on the other.
+    The width is twice that of the narrower side, because another peak may overlap the wider side.
     """
     up = jnp.max(y) - jnp.median(y) >= jnp.median(y) - jnp.min(y)
     base = jnp.where(up, jnp.min(y), jnp.max(y))
@@ -106,7 +106,7 @@ class _Peak(Component):
 
     @property
     def is_peak(self) -> bool:
-        """A peak vanishes far away."""
+        """True: a peak vanishes far away."""
         return True
 
 
@@ -130,7 +130,7 @@ class Gaussian(_Peak):
     curve = staticmethod(_gaussian)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """The highest peak."""
+        """Guess of the highest peak."""
         height, center, width = highest(x, y)
         sigma = width / math.sqrt(8 * math.log(2))
         return height * sigma * math.sqrt(2 * math.pi), center, sigma
@@ -154,7 +154,7 @@ class Lorentzian(_Peak):
     curve = staticmethod(_lorentzian)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """The highest peak."""
+        """Guess of the highest peak."""
         height, center, width = highest(x, y)
         return height * width * math.pi / 2, center, width / 2
 
@@ -166,8 +166,8 @@ class Voigt(_Peak):
         \frac{x - \mu + i \gamma}{\sigma \sqrt 2} \right)
 
     with the Faddeeva function :func:`fnopt.models.faddeeva`. Its params are `amplitude` (the area
-    :math:`A`), `center`, `sigma` and `gamma`. lmfit ties `gamma` to `sigma`: write
-    `constraints={"gamma": fnopt.tied(lambda p: p["sigma"])}` for the same.
+    :math:`A`), `center`, `sigma` and `gamma`. lmfit ties `gamma` to `sigma`; in fnopt write
+    `constraints={"gamma": fnopt.tied(lambda p: p["sigma"])}`.
 
     Args:
         prefix: The prefix of the names of its params.
@@ -182,7 +182,7 @@ class Voigt(_Peak):
     curve = staticmethod(_voigt)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """The highest peak, with `gamma` equal to `sigma`."""
+        """Guess of the highest peak, with `gamma` equal to `sigma`."""
         height, center, width = highest(x, y)
         sigma = width / 3.6013  # Olivero and Longbothum (1977) at gamma = sigma
         return height * sigma / _voigt(jnp.zeros(()), 1.0, 0.0, 1.0, 1.0), center, sigma, sigma
@@ -207,17 +207,17 @@ class PseudoVoigt(_Peak):
 
     @staticmethod
     def curve(x: jax.Array, amplitude: Any, center: Any, sigma: Any, fraction: Any) -> jax.Array:
-        """The weighted sum."""
+        """Weighted sum of both curves."""
         gaussian = _gaussian(x, amplitude, center, sigma / math.sqrt(2 * math.log(2)))
         return (1 - fraction) * gaussian + fraction * _lorentzian(x, amplitude, center, sigma)
 
     @property
     def bounds(self) -> dict[str, tuple[float | None, float | None]]:
-        """0 as the lower bound of `sigma`, and 0 and 1 as those of `fraction`."""
+        """Lower bound 0 for `sigma`, and bounds 0 and 1 for `fraction`."""
         return super().bounds | {f"{self.prefix}fraction": (0.0, 1.0)}
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """The highest peak, half of it a Lorentzian."""
+        """Guess of the highest peak, with a `fraction` of 0.5."""
         height, center, width = highest(x, y)
         unit = self.curve(jnp.zeros(()), 1.0, 0.0, 1.0, 0.5)
         return height * width / 2 / unit, center, width / 2, 0.5

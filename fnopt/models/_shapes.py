@@ -1,4 +1,4 @@
-"""Decays, steps, saturation, oscillation, polynomials."""
+"""Models of decays, steps, saturation, oscillations, and polynomials."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _LEAST = 1e-15  # of |y| in a logarithm, as in lmfit's guesses
 
 
 def _line(x: jax.Array, y: jax.Array, degree: int = 1, weights: Any = None) -> jax.Array:
-    """The coefficients of the polynomial of least squares, constant first."""
+    """Coefficients of the least-squares polynomial, constant first."""
     found: Any = jnp.polyfit(x, y, degree, w=weights)
     return found[::-1]
 
 
 def _log_line(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Factor and rate of an exponential, by the line through the logarithm.
+    """Factor and rate of an exponential, by a straight line through the logarithm.
 
-    Squares have the weight :math:`|y|`, that of the logarithm of a count.
+    Squares have the weight :math:`|y|`, as for the logarithm of a count.
     """
     size = jnp.abs(y)
     height, rate = _line(x, jnp.log(size + _LEAST), weights=jnp.sqrt(size))
@@ -32,7 +32,7 @@ def _log_line(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _nearest(x: jax.Array, y: jax.Array, value: jax.Array) -> jax.Array:
-    """The position at which the data are nearest to a value."""
+    """Position at which the data are nearest to a value."""
     return x[jnp.argmin(jnp.abs(y - value))]
 
 
@@ -50,11 +50,11 @@ class Constant(Component):
 
     @staticmethod
     def curve(x: jax.Array, c: Any) -> jax.Array:
-        """The constant, once for every x."""
+        """The constant for every x."""
         return jnp.broadcast_to(c, x.shape)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """The median."""
+        """Median of the data."""
         return (jnp.median(y),)
 
 
@@ -72,11 +72,11 @@ class Linear(Component):
 
     @staticmethod
     def curve(x: jax.Array, slope: Any, intercept: Any) -> jax.Array:
-        """The line."""
+        """Values of the line."""
         return slope * x + intercept
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """The line of least squares."""
+        """Least-squares line."""
         intercept, slope = _line(x, y)
         return slope, intercept
 
@@ -98,19 +98,19 @@ class Polynomial(Component):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of the coefficients."""
+        """Names of the coefficients."""
         return tuple(f"{self.prefix}c{k}" for k in range(self.degree + 1))
 
     @staticmethod
     def curve(x: jax.Array, *coefficients: Any) -> jax.Array:
-        """The polynomial, by Horner's rule."""
+        """Values of the polynomial, by Horner's rule."""
         total = jnp.zeros_like(x)
         for c in reversed(coefficients):
             total = total * x + c
         return total
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """The polynomial of least squares."""
+        """Least-squares polynomial."""
         return tuple(_line(x, y, self.degree))
 
 
@@ -128,11 +128,11 @@ class Exponential(Component):
 
     @staticmethod
     def curve(x: jax.Array, amplitude: Any, decay: Any) -> jax.Array:
-        """The decay."""
+        """Values of the decay."""
         return amplitude * jnp.exp(-x / decay)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """The line of least squares of the logarithm."""
+        """Least-squares line through the logarithm."""
         amplitude, rate = _log_line(x, y)
         return amplitude, -1 / rate
 
@@ -153,12 +153,12 @@ class PowerLaw(Component):
 
     @staticmethod
     def curve(x: jax.Array, amplitude: Any, exponent: Any) -> jax.Array:
-        """The power; its derivative by the exponent has a logarithm of `x`."""
+        """Values of the power; its derivative by the exponent contains the logarithm of `x`."""
         power = jnp.where(x > 0, x, 1.0) ** exponent
         return jnp.where(x > 0, amplitude * power, 0.0)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """The line of least squares of the logarithms."""
+        """Least-squares line through the logarithms."""
         return _log_line(jnp.log(jnp.maximum(x, _LEAST)), y)
 
 
@@ -166,7 +166,7 @@ class _Rise(Component):
     positive = ("sigma",)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """Guess a step over the range of the values, a seventh of the range wide (lmfit)."""
+        """Guess of a step over the range of the values, a seventh of the range wide (lmfit)."""
         low, high = jnp.min(y), jnp.max(y)
         return high - low, _nearest(x, y, (low + high) / 2), (jnp.max(x) - jnp.min(x)) / 7
 
@@ -187,7 +187,7 @@ class Step(_Rise):
 
     @staticmethod
     def curve(x: jax.Array, amplitude: Any, center: Any, sigma: Any) -> jax.Array:
-        """The step."""
+        """Values of the step."""
         return amplitude / 2 * (1 + erf((x - center) / sigma))
 
 
@@ -207,14 +207,14 @@ class Logistic(_Rise):
 
     @staticmethod
     def curve(x: jax.Array, amplitude: Any, center: Any, sigma: Any) -> jax.Array:
-        """The step."""
+        """Values of the step."""
         return amplitude * jax.nn.sigmoid((x - center) / sigma)
 
 
 class DampedOscillation(Component):
     r"""A damped oscillation, :math:`A e^{-x / \tau} \sin(\omega x + \phi)`.
 
-    Its params are `amplitude`, `decay`, `frequency` (an angle a unit of x) and `shift`.
+    Its params are `amplitude`, `decay`, `frequency` (in radians per unit of x) and `shift`.
 
     Args:
         prefix: Prefix of the names of its params.
@@ -229,11 +229,11 @@ class DampedOscillation(Component):
 
     @staticmethod
     def curve(x: jax.Array, amplitude: Any, decay: Any, frequency: Any, shift: Any) -> jax.Array:
-        """The oscillation."""
+        """Values of the oscillation."""
         return amplitude * jnp.exp(-x / decay) * jnp.sin(frequency * x + shift)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """The largest entry of the periodogram."""
+        """Guess by the largest entry of the periodogram."""
         span = jnp.max(x) - jnp.min(x)
         # Half a cycle apart, up to the mean sampling's Nyquist frequency (Lomb, 1976).
         frequencies = jnp.pi / span * jnp.arange(2, x.size + 1, dtype=x.dtype)
@@ -247,7 +247,7 @@ class DampedOscillation(Component):
 
 
 class MichaelisMenten(Component):
-    r"""Saturation, :math:`V x / (K + x)`, with params `vmax` and `km`.
+    r"""Michaelis-Menten saturation, :math:`V x / (K + x)`, with params `vmax` and `km`.
 
     Args:
         prefix: Prefix of the names of its params.
@@ -262,11 +262,11 @@ class MichaelisMenten(Component):
 
     @staticmethod
     def curve(x: jax.Array, vmax: Any, km: Any) -> jax.Array:
-        """The saturation."""
+        """Values of the saturation curve."""
         return vmax * x / (km + x)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """The largest value, and where half of it is reached."""
+        """Largest value, and the position of half of it."""
         top = y[jnp.argmax(jnp.abs(y))]
         return top, _nearest(x, y, top / 2)
 
@@ -287,11 +287,11 @@ class Hill(Component):
 
     @staticmethod
     def curve(x: jax.Array, vmax: Any, k: Any, n: Any) -> jax.Array:
-        """The law as a logistic function of the logarithm, in which no power overflows."""
+        """Values, by a logistic function of the logarithm, in which no power overflows."""
         ratio = n * (jnp.log(jnp.where(x > 0, x, 1.0)) - jnp.log(k))
         return jnp.where(x > 0, vmax * jax.nn.sigmoid(ratio), 0.0)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """The largest value, and where half of it is reached."""
+        """Largest value, and the position of half of it."""
         top = y[jnp.argmax(jnp.abs(y))]
         return top, _nearest(x, y, top / 2), 1.0

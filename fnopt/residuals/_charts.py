@@ -1,4 +1,4 @@
-"""Params on manifolds as tangent coordinates and base points, which move."""
+"""Params on manifolds as tangent coordinates with movable base points."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from fnopt.residuals._parameters import fixed, parametrised, tied
 
 
 def charted(params: Any, constraints: Any = None) -> Parametrisation:
-    """Separate what is fitted, with the base points of manifolds as arguments of `assemble`.
+    """Separate the free variables; base points of manifolds are arguments of `assemble`.
 
     Args:
         params: As in :func:`parametrised`.
-        constraints: Likewise.
+        constraints: As in :func:`parametrised`.
 
     Returns:
+        The same as :func:`parametrised`; with params on manifolds, base points end the free tree.
         As :func:`parametrised` does; the free tree of params on manifolds ends with base points.
 
     Example:

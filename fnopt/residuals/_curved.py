@@ -13,21 +13,21 @@ from fnopt.manifolds import Manifold, check_point, is_on
 
 
 class curved(Value):
-    """Fits points of a manifold by coordinates of the tangent space at their start.
+    """Fit points of a manifold by coordinates of the tangent space at their start.
 
-    The coordinates count from 1, so that a tolerance relative to a parameter is relative to a
+    The coordinates have origin 1, so a relative tolerance is relative to a
     tangent of length 1: a radian, for a rotation.
     """
 
     manifold: Manifold = static()
 
     def start(self, x: jax.Array) -> jax.Array:
-        """The coordinates of the base points."""
+        """Coordinates of the base points."""
         batch = x.shape[: x.ndim - self.manifold.axes]
         return jnp.ones((*batch, self.manifold.dimension(x.shape)), x.dtype)
 
     def point(self, x: jax.Array, coordinates: jax.Array) -> jax.Array:
-        """The points, from the base points."""
+        """Points at some coordinates, from the base points."""
         tangent = self.manifold.from_coordinates(x, coordinates - 1)
         return self.manifold.retract(x, tangent)
 
@@ -36,7 +36,7 @@ class curved(Value):
 
 
 class Charts(NamedTuple):
-    """What moves the base points of params on manifolds."""
+    """Functions that move the base points of params on manifolds."""
 
     fitted: int  # how many numbers are fitted; base points follow them
     leaves: int  # how many leaves of the free tree they are
@@ -45,7 +45,7 @@ class Charts(NamedTuple):
 
 
 class Parametrisation(NamedTuple):
-    """Params as a function of what is fitted."""
+    """Params as a function of the free variables."""
 
     free: Any  # a tree of the variables that are fitted, then of base points on manifolds
     assemble: Callable[[Any], Any]  # from such a tree to the params
@@ -54,7 +54,7 @@ class Parametrisation(NamedTuple):
 
 
 def manifolds_of(params: Any) -> list[Manifold | None]:
-    """The manifold of every leaf; None for leaves that are on none."""
+    """Manifold of every leaf; None for leaves without one."""
     return [
         node.manifold if is_on(node) else None
         for node in jax.tree.leaves(params, is_leaf=is_on)
@@ -63,7 +63,7 @@ def manifolds_of(params: Any) -> list[Manifold | None]:
 
 
 def on_its_manifold(kind: Value | None, manifold: Manifold, path: str, leaf: Any) -> curved:
-    """The constraint of a point on a manifold; refuses another one."""
+    """Constraint of a point on a manifold; refuse any other constraint."""
     if kind is not None:
         raise ValueError(
             f"{where()}{leaf_text(path)} is on {manifold!r} and is {kind!r} as well; expected "

@@ -1,4 +1,4 @@
-"""A given Jacobian, scaled and composed as the residuals are."""
+"""A user's Jacobian, transformed like the residuals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Given `*maps` as well, it is that of the matrix whose rows are those of `J` afte
 
 
 class Compressed(NamedTuple):
-    """Access to the entries of a sparse Jacobian, and their places."""
+    """Access to the entries of a sparse Jacobian and their indices."""
 
     of: Callable[[Any], SparseJacobian]  # J -> its entries
     sparsity: Sparsity
@@ -29,11 +29,11 @@ class Compressed(NamedTuple):
 
 
 class Derivative(NamedTuple):
-    """The derivative of a function from `[n]` to `[m]`, known without differentiating it.
+    """The derivative of a function from `[n]` to `[m]`, without automatic differentiation.
 
-    What stands for the Jacobian at a point is a tree of arrays, so that it can be kept: the
-    matrix, or something else that its products can be made from. All that depends on data is in
-    that tree; the three functions that read it close over no array.
+    `at` represents the Jacobian at a point as a tree of arrays, such as the matrix, which a
+    solver can keep. This tree contains everything that depends on data; the three functions that
+    read it close over no array.
     """
 
     at: Callable[[jax.Array], Any]  # x -> J, a tree of arrays
@@ -45,7 +45,7 @@ class Derivative(NamedTuple):
     compressed: Compressed | None = None  # if it is kept by the colours of its columns or rows
 
     def scaled(self, factors: Map) -> Derivative:
-        r"""The derivative of :math:`b_i f_i`, where the factors `b(x)` count as constants.
+        r"""The derivative of :math:`b_i f_i`, with the factors `b(x)` as constants.
 
         Rows with `b = 0` may be NaN.
         """
@@ -61,7 +61,7 @@ class Derivative(NamedTuple):
         )
 
     def followed_by(self, outer: Map, r: jax.Array) -> Derivative:
-        r""":math:`A J`, that of :math:`A f(x)` for a linear map of vectors such as `r`."""
+        r"""The derivative :math:`A J` of :math:`A f(x)`, for a linear map `A`."""
         apply, consts = convert_closure(outer, r)
 
         def transposed(consts: Any, w: jax.Array) -> jax.Array:
@@ -77,11 +77,11 @@ class Derivative(NamedTuple):
         )
 
     def on_chart(self, whole: Map, head: jax.Array) -> Derivative:
-        """The derivative by what is fitted, where base points of manifolds follow as constants.
+        """The derivative with respect to the free variables, with base points as constants.
 
         Args:
-            whole: From what is fitted to the vector with base points.
-            head: What is fitted.
+            whole: From the free variables to the vector with base points.
+            head: The free variables.
         """
         if self.compressed is None:
             return self.preceded_by(whole, head)
@@ -89,7 +89,7 @@ class Derivative(NamedTuple):
         return self._replace(at=lambda x: self.at(whole(x)))
 
     def preceded_by(self, inner: Map, x: jax.Array) -> Derivative:
-        r""":math:`J T`, that of :math:`f(g(x))` with :math:`T = \partial g / \partial x`."""
+        r"""The derivative :math:`J T` of :math:`f(g(x))`, :math:`T = \partial g / \partial x`."""
         apply, consts = convert_closure(inner, x)
 
         def push(consts: Any, x: jax.Array, v: jax.Array) -> jax.Array:
@@ -132,7 +132,7 @@ def counted(b: jax.Array, a: jax.Array) -> jax.Array:
 
 
 def scaled_rows(gram: Any, factors: Callable[[jax.Array], jax.Array]) -> Any:
-    r"""The Gram matrix :math:`b_i K_{ij} b_j` of rows times factors `b(x)`; `None` for none."""
+    r"""Gram matrix :math:`b_i K_{ij} b_j` of rows times factors `b(x)`; `None` without one."""
     if gram is None:
         return None
 
@@ -144,7 +144,7 @@ def scaled_rows(gram: Any, factors: Callable[[jax.Array], jax.Array]) -> Any:
 
 
 def mixed_rows(gram: Any, mix: Callable[[jax.Array], jax.Array]) -> Any:
-    r"""The Gram matrix :math:`A K A^\top` of rows mixed by a linear map; `None` for none."""
+    r"""Gram matrix :math:`A K A^\top` of rows mixed by a linear map; `None` without one."""
     if gram is None:
         return None
 

@@ -1,4 +1,4 @@
-"""Residuals of a batch given by functions of one example, as the linear algebra takes them."""
+"""Residuals of a batch by functions of one example, in the form of the linear algebra."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ _SHARED = (
 
 
 class ExampleResiduals(Value):
-    """Functions of one example as one function of the batch, `(params, batch, *args)`.
+    """Functions of one example as a single function of the batch, `(params, batch, *args)`.
 
-    As a pytree its children are the functions, where they are values.
+    If the functions are values, they are children of the pytree.
 
     Args:
-        fns: `fn(params, example, *args)` each.
-        structure: The container in which the user gave them, that of a single leaf for one.
+        fns: Functions `fn(params, example, *args)`.
+        structure: The user's container of the functions; that of a leaf for one function.
     """
 
     fns: tuple[Function, ...]
     structure: Any = static()
 
     def __call__(self, params: Any, batch: Any, *args: Any) -> Any:
-        """The residuals of all examples, in a container like that of the functions."""
+        """Residuals of all examples, in a container like that of the functions."""
         axes = (None, 0, *(None for _ in args))
         pairs = zip(self.fns, self.batches(batch), strict=True)
         found = []
@@ -57,7 +57,7 @@ class ExampleResiduals(Value):
         return jax.tree.unflatten(self.structure, found)
 
     def batches(self, batch: Any) -> list[Any]:
-        """The batch of each function."""
+        """Batch of each function."""
         if jax.tree_util.treedef_is_leaf(self.structure):
             return [batch]
         if isinstance(batch, dict):
@@ -81,10 +81,10 @@ class ExampleResiduals(Value):
     def of_free(
         self, assemble: Callable[[Any], Any], batch: Any, args: tuple[Any, ...]
     ) -> Examples:
-        """The residuals as functions of the free variables and an example.
+        """Residuals as functions of the free variables and an example.
 
         Args:
-            assemble: Function that returns the params from the free ones.
+            assemble: Function from the free variables to the params.
             batch: The examples.
             args: Further arguments.
         """
@@ -101,7 +101,7 @@ def _example(batch: Any) -> Any:
 
 
 class Examples(NamedTuple):
-    """Functions of params and one example, with the batches that they are for."""
+    """Functions of params and one example, with their batches."""
 
     residuals: ExampleResiduals
     batches: list[Any]
@@ -128,11 +128,11 @@ class Examples(NamedTuple):
         return list(zip(rows, self.batches, strict=True))
 
     def gram(self, params: Any, factor: Any = None) -> jax.Array:
-        r""":math:`J J^\top`, in the order in which the residuals are laid end to end.
+        r""":math:`J J^\top`, in the order of the concatenated residuals.
 
         Args:
             params: The params.
-            factor: What the residuals are multiplied by before, so that nothing overflows.
+            factor: Factor of the residuals, which prevents overflow.
         """
         params = replicate_for_batch(params, self.batches)
         K = self.jacobian(params, factor).gram()
@@ -140,7 +140,7 @@ class Examples(NamedTuple):
         return K if np.array_equal(order, np.arange(order.size)) else K[order[:, None], order]
 
     def jacobian(self, params: Any, factor: Any = None) -> Any:
-        """Jacobian by example: its rows, or a tape from which their products are made."""
+        """Jacobian by example: its rows, or a tape of the functions for its products."""
         from fnopt.curvature import batch_jacobian  # an import that other methods needn't wait for
 
         def times(fn: Function) -> Function:
@@ -155,7 +155,7 @@ class Examples(NamedTuple):
         return rows(params, tuple(self.batches))
 
     def _order(self, params: Any) -> list[np.ndarray]:
-        """Indices of the residuals, leaf by leaf, in the order of example after example."""
+        """Indices of the residuals, leaf by leaf, in the order of the examples."""
         found, start = [], 0
         for fn, batch in zip(self.residuals.fns, self.batches, strict=True):
             size = jax.tree.leaves(batch)[0].shape[0]
@@ -201,17 +201,18 @@ def by_example(
     """Add the Gram matrix, or the Jacobian by chunks of examples, to the flat residuals.
 
     Args:
-        flat: Those of the batch, by the free variables.
+        flat: The residuals of the batch, as a function of the free variables.
         x: A point.
-        examples: The examples, by the free variables.
+        examples: The examples, as functions of the free variables.
         solver: The name of the linear solver.
-        method: How the rows are known where steps come from their Gram matrix; see
+        method: How rows are computed for their Gram matrix; see
             :func:`fnopt.curvature.batch_jacobian`.
-        chunk_size: Number of examples that are taken at once; `None` for all.
+        chunk_size: Number of examples that are processed at once; `None` for all.
 
     Returns:
-        With the Gram matrix of the rows, where that is all that steps need and a tape of the
-        functions stores less than the rows; else with the rows, or neither for products alone.
+        The residuals with the Gram matrix of the rows, if steps need nothing else and a tape of
+        the functions takes less memory than the rows. Otherwise with the rows, or with neither
+        if products are enough.
     """
     examples = examples._replace(method=method, chunk_size=chunk_size)
     name, wide = linear_solver(solver, flat.rows, flat.n), flat.rows < flat.n
@@ -236,7 +237,7 @@ def by_example(
 
 
 def _has_short_tape(flat: FlatResidual, x: jax.Array, examples: Examples) -> bool:
-    """Whether a tape of the functions stores less than the rows of their Jacobian."""
+    """Whether a tape of the functions takes less memory than the rows of their Jacobian."""
     auto = examples._replace(method="auto", chunk_size=None)
     forms_rows: list[bool] = []
 

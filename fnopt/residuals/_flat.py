@@ -37,14 +37,14 @@ class FlatResidual(NamedTuple):
 def flat_residual(
     residual_fn: Any, params: Any, args: tuple[Any, ...] = ()
 ) -> tuple[jax.Array, FlatResidual]:
-    r"""Flattens a residual function of pytrees.
+    r"""Flatten a residual function of pytrees.
 
     Args:
         residual_fn: `residual_fn(params, *args)` that returns the residuals as an array or a
-            pytree of arrays; or a list, tuple or dict of such functions, whose residuals are laid
-            end to end. A complex residual counts as two real ones, its real and imaginary part.
+            pytree of arrays; or a list, tuple or dict of such functions, whose residuals are
+            concatenated. A complex residual counts as two real ones, its real and imaginary part.
         params: A pytree of real floating arrays.
-        args: Further arguments, passed on as they are.
+        args: Further arguments, passed on unchanged.
 
     Returns:
         The params as a vector `x` of shape `[n]`, in their common dtype (at least float32), and
@@ -84,7 +84,7 @@ def flat_residual(
 
 
 def param_shapes(made: Parametrisation) -> Any:
-    """The shapes and dtypes of the params as a residual function sees them."""
+    """Shapes and dtypes of the params that a residual function receives."""
     free = _checked_params(made.free)
     check_inexact(free, "params", fitted=True)
     if made.kinds:
@@ -102,7 +102,7 @@ _WHAT = {
 
 
 def joined_function(given: Any, name: str = "residual_fn") -> Callable[..., Any]:
-    """One function from a list, tuple or dict of residual functions (or of `jac`)."""
+    """Combine a list, tuple or dict of residual functions (or of `jac`) into one function."""
     if callable(given):
         return given
     functions, treedef = jax.tree.flatten(given)

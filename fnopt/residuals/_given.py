@@ -1,4 +1,4 @@
-"""A Jacobian function of the user as the derivative of a function of a vector."""
+"""A user's Jacobian as the derivative of a function of a vector."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from fnopt.sharding import concatenate, reshape
 def without_operators(jac: Any) -> Any:
     """Make a `jac` that returns a linear operator return arrays.
 
-    An operator is what has a product `mv` or `matvec` of a tree like the params, or a sparse array
-    of JAX. SciPy's sparse arrays and linear operators compute outside of JAX: their Jacobian is
-    constant.
+    An operator is an object with a product `mv` or `matvec` of a tree like the params, or a sparse
+    array of JAX. SciPy's sparse arrays and linear operators compute outside of JAX, so their
+    Jacobian is constant.
 
     Args:
-        jac: The user's function; all else is left as it is, for others to judge.
+        jac: The user's function; anything else is returned unchanged, for later checks.
 
     Example:
         >>> import fnopt, jax.numpy as jnp
@@ -66,7 +66,7 @@ def without_operators(jac: Any) -> Any:
 
 
 def _formed(J: Any) -> Any:
-    """SciPy's sparse arrays and linear operators as matrices, all else as it is."""
+    """Convert SciPy's sparse arrays and linear operators to matrices."""
     if callable(getattr(J, "toarray", None)):
         return J.toarray()
     return J.matmat(np.eye(J.shape[1])) if callable(getattr(J, "matmat", None)) else J
@@ -87,17 +87,17 @@ def given_derivative(
     Args:
         jac: `jac(params, *args)` returns what `jax.jacfwd` of the residual function would, or a
             :class:`fnopt.jacobians.SparseJacobian`.
-        residuals: The residuals that it belongs to, or their shapes and dtypes.
+        residuals: The residuals, or their shapes and dtypes.
         params: The params.
         args: Further arguments.
         dtype: The dtype to compute in.
 
     Returns:
-        The derivative, by the params laid end to end.
+        The derivative with respect to the concatenated params.
 
     Raises:
-        TypeError: If `jac` is no function, or what it returns isn't floating.
-        ValueError: If what it returns has another structure or shape.
+        TypeError: If `jac` isn't a function, or its result isn't floating.
+        ValueError: If its result has another structure or shape.
 
     Example:
         >>> import jax.numpy as jnp
@@ -131,17 +131,17 @@ def composed_derivative(
     unravel: Callable[[jax.Array], Any],
     args: tuple[Any, ...],
 ) -> Derivative:
-    """The derivative by what is fitted, as a sparse Jacobian of the composition.
+    """The derivative with respect to the free variables, as a sparse Jacobian of the composition.
 
     Args:
-        jac: What :func:`fnopt.sparse_jacobian` returned.
-        made: The params as a function of what is fitted.
-        x: The vector of what is fitted, then of base points on manifolds, which are constants.
+        jac: The result of :func:`fnopt.sparse_jacobian`.
+        made: The params as a function of the free variables.
+        x: The vector of the free variables, then of constant base points on manifolds.
         unravel: From this vector to the free tree.
         args: Further arguments.
 
     Returns:
-        The derivative, `[m, fitted]`.
+        The derivative, `[m, free]`.
     """
     fitted = len(made.free) if made.charts is None else made.charts.leaves
 
@@ -162,7 +162,7 @@ def _sparse_derivative(evaluate: Callable[[jax.Array], Any], shape: SparseJacobi
 def _gram_in_chunks(
     jac: Any, unravel: Callable[[jax.Array], Any], residuals: Any, args: Any, dtype: Any
 ) -> Gram | None:
-    """The Gram matrix of a Jacobian that is taken in chunks."""
+    """Gram matrix of a Jacobian that is computed in chunks."""
     if getattr(jac, "fold", None) is None or jac.chunk_size is None:
         return None
     wide = jax.tree.map(
@@ -198,7 +198,7 @@ def _check_shape(J: SparseJacobian, residuals: Any, n: int) -> None:
 
 
 def _laid_out(blocks: Any, residuals: Any, params: Any, dtype: Any) -> jax.Array:
-    """The matrix whose rows are residuals and whose columns are params, all laid end to end."""
+    """Matrix with the concatenated residuals as rows and the concatenated params as columns."""
     pairs, treedef = leaves_with_names(residuals)
     if are_in_a_row(residuals) and hasattr(blocks, "shape"):
         blocks = type(residuals)(blocks)
@@ -208,7 +208,7 @@ def _laid_out(blocks: Any, residuals: Any, params: Any, dtype: Any) -> jax.Array
 
 
 def _rows(branch: Any, residual: Any, residual_path: str, params: Any, dtype: Any) -> jax.Array:
-    """The rows of one leaf of the residuals; a complex one has real rows, then imaginary ones."""
+    """Rows of one leaf of the residuals; a complex leaf has real rows, then imaginary ones."""
     pairs, treedef = leaves_with_names(params)
     rows = f"{leaf_text(residual_path)} of the residuals"
     numbers = type(params) in (list, tuple)

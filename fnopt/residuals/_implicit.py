@@ -20,16 +20,16 @@ _MATRIX = 1000  # params up to which the Hessian is formed: its eigenvalues take
 def pushed(
     fn: Callable[..., Any], primals: Any, tangents: Any, mode: str = "auto"
 ) -> tuple[Any, Any]:
-    """Value and tangent of a function: `jax.jvp`, in reverse mode too.
+    """Value and tangent of a function: `jax.jvp`, also in reverse mode.
 
     Args:
         fn: A function of several arguments.
         primals: The arguments.
-        tangents: Their changes.
-        mode: `'reverse'` where the function has no forward-mode derivative.
+        tangents: Their tangents.
+        mode: `'reverse'` if the function has no forward-mode derivative.
 
     Returns:
-        The value and its change.
+        The value and its tangent.
 
     Example:
         >>> from fnopt.residuals import pushed
@@ -66,22 +66,21 @@ def minimum_tangent(
         \qquad H = \nabla_x^2 f(x, d),
 
     with the exact second derivatives of the cost. Flat directions don't move. With
-    more than a thousand params the Hessian is never formed: its products are enough for conjugate
-    gradients.
+    more than a thousand params the Hessian is never formed; conjugate gradients use its products.
 
     Args:
         cost: `cost(x, data)`, a scalar.
         x: The minimum, of shape `[n]`.
         data: A pytree of floating arrays.
-        change: The change of the data, a tree like it.
-        fixed: A mask of `[n]` of params that follow a bound, and how far they move; or None.
-        mode: `'forward'` where the cost has no reverse-mode derivative, `'reverse'` where it has
-            that only.
-        total: From a sum over the rows of this device to that over all, where `cost` is only the
-            former.
+        change: The tangent of the data, a tree like the data.
+        fixed: A mask `[n]` of params that follow a bound, and their tangents; or None.
+        mode: `'forward'` if the cost has no reverse-mode derivative, `'reverse'` if it has no
+            other.
+        total: Function from a sum over the rows of this device to the sum over all devices, if
+            `cost` is a sum over this device.
 
     Returns:
-        The change of the minimum, of shape `[n]`; linear in `change`.
+        The tangent of the minimum, of shape `[n]`; linear in `change`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -123,7 +122,7 @@ def _gradient(cost: Callable[..., jax.Array], mode: str) -> Callable[..., jax.Ar
 
 
 def _hessian_solve(times: Any, H: jax.Array | None, b: jax.Array) -> jax.Array:
-    """Solve with a Hessian; by conjugate gradients where only its products are known."""
+    """Solve with a Hessian, by conjugate gradients if only its products are known."""
     if H is None:
         tol = 10 * float(jnp.finfo(b.dtype).eps)
         # Without rounding as many iterations as params are enough; a singular Hessian has no end.
@@ -142,13 +141,13 @@ def root_tangent(
     .. math:: \dot x = -J^{-1} \frac{\partial F}{\partial d}\, \dot d
 
     Args:
-        fn: `fn(x, data)`, as many equations as `x` has numbers.
+        fn: `fn(x, data)`, with as many equations as `x` has numbers.
         x: The root, of shape `[n]`.
         data: A pytree of arrays.
-        change: The change of the data, a tree like it.
+        change: The tangent of the data, a tree like the data.
 
     Returns:
-        The change of the root, of shape `[n]`; linear in `change`.
+        The tangent of the root, of shape `[n]`; linear in `change`.
     """
     _, moved = pushed(lambda d: fn(x, d), (data,), (change,))
     return -_square_solve(jax.jacfwd(fn)(x, data), moved)
@@ -157,10 +156,10 @@ def root_tangent(
 def after_newton(
     fn: Callable[[jax.Array], jax.Array], x: jax.Array, steps: int = 10
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Take some Newton steps; return their end, the first step and the last one.
+    """Take some Newton steps; return their end, the first step and the last step.
 
-    Near a root the steps shrink. Where equations vanish only at infinity, as `exp(x)` and `1 / x`
-    do, the equations get small, too, but the steps don't.
+    Near a root the steps shrink. Equations that vanish only at infinity, as `exp(x)` and `1 / x`
+    do, get small too, but the steps don't.
     """
 
     def newton_step(x: jax.Array) -> jax.Array:
@@ -177,9 +176,9 @@ def after_newton(
 
 
 def off_flat_places(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
-    """Move the params whose Jacobian column is zero by a little, except at a root.
+    """Perturb the params whose Jacobian column is zero, except at a root.
 
-    No step would move such a param: x in x^2 - 4 at 0.
+    No step would move such a param, for example x in x^2 - 4 at 0.
     """
     left, J = _linearised(fn, x)
     still = jnp.all(J == 0, axis=0) & jnp.any(left != 0)
@@ -189,7 +188,7 @@ def off_flat_places(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.A
 
 
 def _linearised(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The equations and their Jacobian by unsharded params."""
+    """The equations and their Jacobian with respect to unsharded params."""
     return value_and_jacobian(lambda y: fn(reshard_like(y, x)), replicate(x), x.size, "forward")
 
 
@@ -203,25 +202,25 @@ def projected_tangent(
 ) -> jax.Array:
     r"""Tangent of a minimum over a convex set with respect to the data.
 
-    The minimum is where :math:`x = P(x - \lambda g(x, d), d)`, for any :math:`\lambda > 0`. So
+    The minimum satisfies :math:`x = P(x - \lambda g(x, d), d)` for any :math:`\lambda > 0`. So
 
     .. math:: \bigl(I - P' (I - \lambda H)\bigr)\, \dot x
               = \Bigl(\frac{\partial P}{\partial d} - \lambda P' \frac{\partial g}{\partial d}\Bigr)
               \dot d
 
-    with the derivative :math:`P'` of the projection there. Directions in which nothing decides
-    don't move.
+    with the derivative :math:`P'` of the projection at this point. Undetermined directions don't
+    move.
 
     Args:
         cost: `cost(x, data)`, a scalar.
         projection: `projection(x, data)`, the nearest point of the set.
         x: The minimum, of shape `[n]`.
         data: A pytree of arrays.
-        change: The change of the data, a tree like it.
-        mode: `'reverse'` where the cost has reverse-mode derivatives only.
+        change: The tangent of the data, a tree like the data.
+        mode: `'reverse'` if the cost has reverse-mode derivatives only.
 
     Returns:
-        The change of the minimum, of shape `[n]`; linear in `change`.
+        The tangent of the minimum, of shape `[n]`; linear in `change`.
     """
     gradient = _gradient(cost, mode)
     H = jax.jacfwd(gradient)(x, data)
@@ -236,7 +235,7 @@ def projected_tangent(
 
 
 def _square_solve(A: jax.Array, b: jax.Array) -> jax.Array:
-    """Solve with a square matrix whose rows and columns have any units."""
+    """Solve with a square matrix whose rows and columns have any scale."""
     if not A.size:
         return b
     A, b = replicate(A), replicate(b)
@@ -254,13 +253,13 @@ def _pseudo_solve(
     rounding: int,
     hermitian: bool = False,
 ) -> jax.Array:
-    """Solve with a square matrix; directions about which it says nothing get 0.
+    """Solve with a square matrix; the solution is 0 in directions of singular values near zero.
 
     Args:
         A: The matrix `[n, n]`.
         b: The right side `[n]`.
-        rows: The size of every row: what is taken for zero depends on no unit.
-        columns: The size of every column.
+        rows: The scale of every row, so that the rank doesn't depend on units.
+        columns: The scale of every column.
         rounding: Rounding units, relative to the largest singular value, that count as zero.
         hermitian: Whether the matrix is symmetric.
 

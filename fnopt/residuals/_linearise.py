@@ -24,13 +24,13 @@ def linearise(
 ) -> tuple[jax.Array, jax.Array]:
     r"""The residual and its Jacobian :math:`J_{ij} = \partial r_i / \partial x_j` at a point.
 
-    A Jacobian that the user brings is used; else it comes from the function.
+    A user's Jacobian is used if there is one; otherwise the function is differentiated.
 
     Args:
         flat: The residual function.
         x: The point, of shape `[n]`.
         mode: `'auto'`, `'forward'` or `'reverse'`.
-        chunk_size: How many tangents or cotangents are pushed at once; see
+        chunk_size: Number of tangents or cotangents that are propagated at once; see
             :func:`fnopt.jacobians.value_and_jacobian`.
 
     Returns:
@@ -82,17 +82,16 @@ def linearise_gram(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     r"""The residual, :math:`U^{-1} J^T J\, U^{-1}`, :math:`J^T r` and `U` at a point.
 
-    `U` are units of the columns, powers of two, in which their squares neither overflow nor vanish:
-    1 almost always. Where the Gram matrix is added up without a Jacobian none are known.
-
-    In reverse mode with a `chunk_size` only that many rows of the Jacobian exist at a time; else
-    (and if the user brings it) it is formed and dropped.
+    `U` are scales of the columns, powers of two, with which their squares neither overflow nor
+    underflow: almost always 1. They are 1 if the Gram matrix is summed without a Jacobian.
+    In reverse mode with a `chunk_size`, only that many rows of the Jacobian exist at a time.
+    Otherwise, and for a user's Jacobian, the whole Jacobian exists for a moment.
 
     Args:
         flat: The residual function.
         x: The point, of shape `[n]`.
         mode: `'auto'`, `'forward'` or `'reverse'`.
-        chunk_size: Number of derivatives that are taken at once; None for all.
+        chunk_size: Number of derivatives that are computed at once; None for all.
 
     Returns:
         Arrays of shapes `[m]`, `[n, n]`, `[n]` and `[n]`.
@@ -122,7 +121,7 @@ def linearise_gram(
 
 
 def _safe_units(J: jax.Array) -> jax.Array:
-    """Scales of the columns, 1 where their squares can be added up as they are."""
+    """Scales of the columns; 1 if the sum of their squares is in range."""
     largest = pmax_rows(jnp.max(jnp.abs(J), axis=0, initial=0))
     unit = floor_power_of_two(largest)
     return jnp.where(are_squares_safe(largest), jnp.ones_like(unit), unit)
@@ -147,7 +146,7 @@ def _gram_by_rows(
 
 
 def linearise_products(r: Map, x: jax.Array) -> tuple[jax.Array, Map, Map]:
-    r"""The residual at a point, and the products with the Jacobian there and its transpose.
+    r"""The residual at a point, and the products with its Jacobian and the transpose.
 
     Args:
         r: A function from `[n]` to `[m]`.
@@ -170,7 +169,7 @@ def linearise_products(r: Map, x: jax.Array) -> tuple[jax.Array, Map, Map]:
 
 
 def linearise_pull(r: Map, x: jax.Array) -> tuple[jax.Array, Map]:
-    """The residual at a point, and the product with the transpose of the Jacobian there."""
+    """The residual at a point, and the product with the transpose of its Jacobian."""
     value, pull = jax.vjp(r, pvary_over_rows(x))
     return value, lambda w: psum_rows(pull(reshard_like(pvary_like(w, value), value))[0])
 
@@ -180,8 +179,8 @@ def probed_columns(pull: Map, r: jax.Array) -> jax.Array:
 
     .. math:: E\left[ (J^T w)_j^2 \right] = \|J_j\|^2 \quad\text{for } w \sim N(0, I)
 
-    Eight probes, always the same ones, are right to about 25 %: enough for a scaling. A column
-    of zeros gives exactly 0.
+    Eight fixed probes are accurate to about 25 %, which is enough for a scaling. The estimate for a
+    column of zeros is exactly 0.
 
     Args:
         pull: :math:`w \mapsto J^T w`.
@@ -214,12 +213,12 @@ def linearise_lanes(
 ) -> tuple[list[jax.Array], jax.Array]:
     r"""The residuals of many problems, and the columns of their Jacobians.
 
-    Problems lie along the last axis. That is where vector instructions want them: a model in
-    plain arithmetic becomes the same arithmetic on whole rows of problems.
+    Problems are along the last axis, as vector instructions need: a model in
+    plain arithmetic becomes the same arithmetic on rows of problems.
 
     Args:
-        r: The residual of one problem, `r(x, data)`: from a tuple of `n` scalars and the
-            problem's data to `[m]`.
+        r: The residual of one problem, `r(x, data)`, of shape `[m]`: a function of a tuple of `n`
+            scalars and the problem's data.
         x: The points: `n` arrays of shape `[lanes]`.
         data: A pytree of arrays whose last axis is the lanes.
 
@@ -268,7 +267,7 @@ def value_and_slope(f: Map, x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def hessian_product(f: Map, x: jax.Array) -> Callable[[jax.Array], jax.Array]:
-    """The products of the Hessian at a point with vectors; it is never formed.
+    """The products of the Hessian at a point with vectors, without forming the Hessian.
 
     Args:
         f: The function, `[n]` to a scalar.

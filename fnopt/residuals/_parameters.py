@@ -1,4 +1,4 @@
-"""The start of a fit: params that are fitted, fixed, tied to others, or transformed."""
+"""Params of a fit: free, fixed, tied to others, or transformed."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from fnopt.residuals._prefix import first_bad
 
 
 class Constraint(Value):
-    """Prior knowledge of a parameter. The kinds: fixed, tied, positive, interval."""
+    """Constraint of a parameter: fixed, tied, positive or interval."""
 
 
 class fixed(Constraint):
-    """Fix a parameter at its start; any dtype is allowed, an integer for instance.
+    """Fix a parameter at its start; any dtype is allowed, such as an integer.
 
     Example:
         >>> from fnopt.residuals import fixed, parametrised
@@ -48,8 +48,8 @@ class tied(Constraint):
     """Compute a parameter from the others.
 
     Args:
-        fn: `fn(params)` returns the parameter, from a tree like the params; it may use any of the
-            others, tied ones too, as long as they don't lead back to it.
+        fn: `fn(params)` returns the parameter, from a tree like the params. It may use all
+            other params; ties between params must not form a cycle.
 
     Example:
         >>> from fnopt.residuals import parametrised, tied
@@ -79,15 +79,15 @@ class positive(Constraint):
         return jnp.exp(u)
 
     def allows(self, value: Any) -> Any:
-        """Whether it is above zero."""
+        """Whether all entries are positive."""
         return value > 0
 
 
 class interval(Constraint):
     r"""Fit the logit of the position in an interval: :math:`\theta = a + (b - a) / (1 + e^{-u})`.
 
-    The ends are never reached: a fit that runs to one marks it as undetermined. For a parameter
-    whose best value may lie on the edge, give `bounds` to the solver instead.
+    The ends are never reached. If a fit runs to an end, the parameter is marked as undetermined.
+    Use `bounds` instead if the best value may lie on an end.
 
     Args:
         lower: The lower end :math:`a`.
@@ -126,7 +126,7 @@ class interval(Constraint):
         return a + (b - a) * jax.nn.sigmoid(u)
 
     def allows(self, value: Any) -> Any:
-        """Whether it is strictly inside."""
+        """Whether all entries are strictly inside."""
         return (value > self.lower) & (value < self.upper)
 
 
@@ -134,19 +134,18 @@ def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
     """Separate the free variables from fixed and tied params.
 
     Args:
-        params: The params to start from, a pytree of real floating arrays; those that are fixed
-            may have another dtype.
-        constraints: A constraint for all of them, or a tree of constraints; a dict may be nested
-            like the params, or name leaves by their paths or patterns of these (`'*/bias'`), or
-            branches, whose leaves all get it. The first that matches a leaf decides.
+        params: The start, a pytree of real floating arrays; fixed params may have another dtype.
+        constraints: A constraint for all params, or a tree of constraints. A dict may be nested
+            like the params. Its keys may also be paths of leaves, patterns of paths (`'*/bias'`),
+            or branches, whose leaves all get the constraint. The first match of a leaf wins.
 
     Returns:
-        The free variables, and the function that takes them to params.
+        The free variables, and the function from these to params.
 
     Raises:
-        TypeError: If a constraint is none.
-        ValueError: If one matches no leaf, nothing is left to fit, or a start isn't in the range
-            that its constraint allows.
+        TypeError: If a constraint isn't one of the four.
+        ValueError: If a constraint matches no leaf, no param is free, or a start is outside the
+            range of its constraint.
 
     Example:
         >>> from fnopt.residuals import fixed, parametrised
@@ -186,7 +185,7 @@ def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
 
 
 def _tie_order(kinds: tuple[Any, ...], pairs: list[tuple[str, Any]], treedef: Any) -> list[int]:
-    """The tied leaves, each after those on which the program of its function depends."""
+    """Tied leaves in the order in which their functions depend on each other."""
     ties = [i for i, kind in enumerate(kinds) if isinstance(kind, tied)]
     if not ties:
         return ties
@@ -225,7 +224,7 @@ def _expression(kind: Any, params: Any, path: str, start: Any) -> jax.Array:
 
 
 def _kinds(constraints: Any, paths: list[str]) -> tuple[Constraint | None, ...]:
-    """The constraint of every leaf, by the paths of these."""
+    """Constraint of every leaf, by path."""
     named, _ = leaves_with_names(constraints, is_leaf=lambda node: isinstance(node, Constraint))
     for pattern, kind in named:
         if not isinstance(kind, Constraint):
@@ -255,7 +254,7 @@ def _start(kind: Value | None, leaf: Any, path: str) -> Any:
 
 
 def _value(kind: Constraint | curved | None, leaf: Any, rest: Any) -> Any:
-    """The value of a leaf; of a tied one its start, until it is computed from the others."""
+    """Value of a leaf; of a tied leaf its start, until it is computed from the others."""
     if isinstance(kind, (fixed, tied)):
         return _as_array(leaf)
     value = next(rest)
@@ -269,24 +268,23 @@ def _as_array(leaf: Any) -> jax.Array:
 
 
 def floating_start(params: Any, constraints: Any = None) -> Any:
-    """Convert a start: a list of numbers to a vector, integers that are fitted to floats.
+    """Convert a start: a list of numbers to a vector, free integers to floats.
 
-    People write `x0=[1, 1]`, and functions of an array. Constraints are by leaf: with them the
-    numbers of a list stay leaves. What is held keeps its dtype. Flags and unsigned integers, which
-    keys of random generators are, are no numbers to fit: they stay as they are, for others to
-    refuse.
+    Users write `x0=[1, 1]` for a function of an array. With constraints, the numbers of a list stay
+    separate leaves, because constraints refer to leaves. Fixed params keep their dtype. Booleans
+    and unsigned integers, such as keys of random generators, stay unchanged, for later checks.
 
     Args:
         params: The params, a pytree.
         constraints: As in :func:`parametrised`.
 
     Returns:
-        The same tree, in which Python's integers and arrays of signed ones are default floats; an
+        The same tree, with floats in place of Python integers and signed integer arrays; an
         array of shape `[n]` for a list or tuple of numbers.
 
     Raises:
-        TypeError: If a constraint is none.
-        ValueError: If one matches no leaf.
+        TypeError: If a constraint isn't one of the four.
+        ValueError: If a constraint matches no leaf.
 
     Example:
         >>> from fnopt.residuals import fixed, floating_start
@@ -310,7 +308,7 @@ def floating_start(params: Any, constraints: Any = None) -> Any:
 
 
 def as_vector(tree: Any) -> Any:
-    """Convert a list or tuple of numbers to an array, as NumPy does; return other trees as is."""
+    """Convert a list or tuple of numbers to an array; return other trees unchanged."""
     if not are_in_a_row(tree):
         return tree
     with jax.numpy_dtype_promotion("standard"):  # in a list kinds are mixed without thinking
@@ -318,7 +316,7 @@ def as_vector(tree: Any) -> Any:
 
 
 def are_in_a_row(tree: Any) -> bool:
-    """Whether a tree is a plain list or tuple of numbers."""
+    """Whether a tree is a list or tuple of numbers."""
     return type(tree) in (list, tuple) and len(tree) > 0 and all(map(_is_number, tree))
 
 

@@ -1,4 +1,4 @@
-"""Prefix trees: one value for a whole branch."""
+"""Prefix trees: one value for a whole branch of a tree."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from fnopt.core import leaf_text, leaves_with_names, names_text, where
 def broadcast_prefix(
     prefix: Any, tree: Any, what: str, is_leaf: Callable[[Any], bool] | None = None
 ) -> list[Any]:
-    """A value for every leaf of a tree, from a tree that may end at its branches.
+    """Broadcast a tree that may end at branches to the leaves of another tree.
 
     Args:
-        prefix: A single value, or a tree whose structure is the top of that of `tree`. `None`
-            counts as a value. Numbers in a list or tuple are an array if `tree` is one.
+        prefix: A single value, or a tree that is a prefix of `tree`. `None`
+            counts as a value. A list or tuple of numbers is an array if `tree` is an array.
         tree: The tree.
-        what: What the values are (`'loss'`), and of what, for the message if they don't fit.
-        is_leaf: What else is a value of `prefix`, not a branch; by default values are numbers.
+        what: Names of a value (`'loss'`) and of the tree, for messages.
+        is_leaf: Whether a node of `prefix` is a value and not a branch; by default for numbers.
 
     Returns:
         A list in the order of the leaves of `tree`.
 
     Raises:
-        ValueError: If `prefix` isn't the top of `tree`.
+        ValueError: If `prefix` isn't a prefix of `tree`.
 
     Example:
         >>> from fnopt.residuals._prefix import broadcast_prefix

@@ -12,10 +12,10 @@ from fnopt.core import Value, accepts_args, explain_jax_errors, hyper, static, w
 
 
 class RobustLoss(Value):
-    r"""The cost of a residual: :math:`\tfrac12 c^2 \rho(r^2 / c^2)`, with :math:`c` its `scale`.
+    r"""Base class of the costs :math:`\tfrac12 c^2 \rho(r^2 / c^2)` of a residual, `c` = `scale`.
 
     A subclass defines :math:`\rho`, with :math:`\rho(0) = 0` and :math:`\rho'(0) = 1`, so that
-    small residuals have the cost of least squares. JAX differentiates :math:`\rho`.
+    small residuals cost as much as in least squares. JAX differentiates :math:`\rho`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -32,17 +32,17 @@ class RobustLoss(Value):
 
     @property
     def size(self) -> Any:
-        """The scale; 1 for a loss that has no such field."""
+        """Scale of the loss; 1 for a loss without one."""
         return getattr(self, "scale", 1.0)
 
 
 class soft_l1(RobustLoss):
-    r"""A smooth absolute value: quadratic for small residuals, linear for large ones.
+    r"""Smooth absolute value: quadratic for small residuals, linear for large ones.
 
     .. math:: \rho(z) = 2 (\sqrt{1 + z} - 1)
 
     Args:
-        scale: The residual at which the quadratic turns into the line, in units of the residuals.
+        scale: The residual at which the loss changes from quadratic to linear, in its units.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -61,12 +61,12 @@ class soft_l1(RobustLoss):
 
 
 class huber(RobustLoss):
-    r"""Squares up to `scale`, straight lines beyond.
+    r"""Huber's loss: quadratic up to `scale`, linear beyond.
 
     .. math:: \rho(z) = \begin{cases} z & z \le 1 \\ 2 \sqrt{z} - 1 & z > 1 \end{cases}
 
     Args:
-        scale: The largest residual that counts fully, in units of the residuals.
+        scale: The largest residual with full weight, in units of the residuals.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -87,11 +87,11 @@ class huber(RobustLoss):
 
 
 class cauchy(RobustLoss):
-    r"""Cauchy's loss: grows logarithmically, so a far outlier has little influence.
+    r"""Cauchy's loss, which grows logarithmically, so a far outlier has little influence.
 
     .. math:: \rho(z) = \ln(1 + z)
 
-    Not convex: there may be several minima, so the start matters.
+    The loss isn't convex: a fit may have several minima, so the start matters.
 
     Args:
         scale: The residual above which the influence decreases, in units of the residuals.
@@ -117,7 +117,7 @@ class arctan(RobustLoss):
 
     .. math:: \rho(z) = \arctan(z)
 
-    Not convex: there may be several minima, so the start matters.
+    The loss isn't convex: a fit may have several minima, so the start matters.
 
     Args:
         scale: The residual above which the influence decreases, in units of the residuals.
@@ -141,11 +141,11 @@ class tukey(RobustLoss):
     .. math:: \rho(z) = \begin{cases} \tfrac13 \left( 1 - (1 - z)^3 \right) & z \le 1 \\
         \tfrac13 & z > 1 \end{cases}
 
-    Not convex, and blind beyond `scale`: start near the solution, from a fit with
-    :class:`huber` for instance.
+    The loss isn't convex, and its gradient is zero beyond `scale`. Start near the solution, for
+    example from a fit with :class:`huber`.
 
     Args:
-        scale: The residual above which data are ignored; 4.685 standard deviations keep 95 %
+        scale: The residual above which data are ignored. 4.685 standard deviations keep 95 %
             of the efficiency of least squares on normal data.
 
     Example:
@@ -167,18 +167,18 @@ class tukey(RobustLoss):
 
 
 class barron(RobustLoss):
-    r"""A family with a shape: squares, soft L1, Cauchy, Geman-McClure, Welsch and all between.
+    r"""Barron's family of losses: squares, soft L1, Cauchy, Geman-McClure, Welsch and others.
 
     .. math:: \rho(z) = \frac{2 b}{\alpha}
         \left( \left( \frac{z}{b} + 1 \right)^{\alpha / 2} - 1 \right), \qquad b = |\alpha - 2|
 
-    and its limits: :math:`\alpha = 2` are squares, 1 is soft L1, 0 is Cauchy
-    (:math:`2 \ln(1 + z / 2)`), -2 is Geman-McClure, :math:`-\infty` is Welsch
-    (:math:`2 - 2 e^{-z/2}`). Not convex below 1.
+    and its limits: :math:`\alpha = 2` gives squares, 1 soft L1, 0 Cauchy
+    (:math:`2 \ln(1 + z / 2)`), -2 Geman-McClure, :math:`-\infty` Welsch
+    (:math:`2 - 2 e^{-z/2}`). The loss isn't convex for :math:`\alpha < 1`.
 
     Args:
-        alpha: The shape, at most 2. Smaller ones care less about outliers.
-        scale: The residual at which the loss bends, in units of the residuals.
+        alpha: The shape, at most 2. A smaller shape reduces the influence of outliers.
+        scale: The residual at which the loss stops being quadratic, in units of the residuals.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -227,17 +227,17 @@ def _powered(t: jax.Array, a: jax.Array) -> jax.Array:
 
 
 class custom_loss(RobustLoss):
-    r"""A loss by its function :math:`\rho(z)` of the scaled squares :math:`z = r^2 / c^2`.
+    r"""Make a loss from a function :math:`\rho(z)` of the scaled squares :math:`z = r^2 / c^2`.
 
-    A function among the options of a fit is taken as this, with a scale of 1. Its derivatives are
-    JAX's, unless it gives them: as in SciPy it may return :math:`\rho, \rho', \rho''`, as an array
-    of shape `[3, m]` or three arrays.
+    Options of a fit convert a function to a `custom_loss` with a scale of 1. JAX differentiates
+    the function. As in SciPy it may return its derivatives, :math:`\rho, \rho', \rho''`, as an
+    array of shape `[3, m]` or three arrays.
 
     Args:
         fn: `fn(z)` for `z` of shape `[m]`, elementwise and written with `jax.numpy`; returns an
             array of the same shape, or three. With :math:`\rho(0) = 0` and :math:`\rho'(0) = 1`
-            small residuals cost what they cost in least squares.
-        scale: The residual :math:`c` above which the loss is no longer quadratic, in units of the
+            small residuals cost as much as in least squares.
+        scale: The residual :math:`c` above which the loss isn't quadratic, in units of the
             residuals: SciPy's `f_scale`.
 
     Raises:
@@ -307,17 +307,17 @@ def robust_slopes(loss: RobustLoss, z: jax.Array) -> tuple[jax.Array, jax.Array,
 
 
 def named_loss(name: str, scale: Any = 1.0) -> RobustLoss | None:
-    """The loss of a SciPy name; None for `'linear'`.
+    """The loss with a name of SciPy; None for `'linear'`.
 
     Args:
         name: `'linear'`, `'soft_l1'`, `'huber'`, `'cauchy'`, `'arctan'`, or one of fnopt's own.
-        scale: Its scale, which SciPy calls `f_scale`.
+        scale: Its scale, SciPy's `f_scale`.
 
     Returns:
         The loss.
 
     Raises:
-        ValueError: If there is none of that name.
+        ValueError: If no loss has this name.
 
     Example:
         >>> from fnopt.residuals import named_loss

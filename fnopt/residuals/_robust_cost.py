@@ -1,4 +1,4 @@
-"""The cost of a vector of residuals whose blocks have losses of their own."""
+"""Cost of a vector of residuals whose blocks have different losses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FAR = 100.0
 
 
 class _Squares(RobustLoss):
-    """Plain squares: a loss without a scale."""
+    """Squares: a loss without a scale."""
 
     @property
     def size(self) -> float:
@@ -39,9 +39,9 @@ class RobustCost(Value):
     r"""The cost :math:`f = \sum_i \tfrac12 c_i^2 \rho_i(r_i^2 / c_i^2)` of a residual vector.
 
     Args:
-        losses: A loss, or None for plain squares, for each block of the vector.
-        sizes: How many residuals each block has.
-        unit: What the scales of the losses are multiplied by, as the residuals are.
+        losses: A loss, or None for squares, for each block of the vector.
+        sizes: Number of residuals of each block.
+        unit: Factor of the scales of the losses, equal to that of the residuals.
 
     Example:
         >>> import jax.numpy as jnp
@@ -63,13 +63,13 @@ class RobustCost(Value):
         return RobustCost(self.losses, self.sizes, unit * self.unit)
 
     def cost(self, r: jax.Array) -> jax.Array:
-        """The cost; infinite where a residual isn't finite."""
+        """The cost; infinite if a residual isn't finite."""
         return _finite_sum(self._map(_costs, r), r, jnp.inf)
 
     def felt_cost(self, r: jax.Array) -> jax.Array:
-        """The cost in which no residual counts as more than a hundred times its loss's scale.
+        """Cost with each residual clipped to a hundred times the scale of its loss.
 
-        The cost of an outlier beyond that hides those of the others: its pull is constant, or less.
+        Without clipping, rounding of a huge residual would hide the cost of the others.
         """
 
         def cut(loss: RobustLoss, c: jax.Array, r: jax.Array) -> jax.Array:
@@ -78,7 +78,7 @@ class RobustCost(Value):
         return self.cost(self._map(cut, r))
 
     def cost_of_squares(self, squares: jax.Array) -> jax.Array:
-        """The cost of residuals whose squares are known."""
+        """The cost of residuals with known squares."""
         costs = self._map(lambda loss, c, s: _unscaled(loss, c, s / (c * c), s), squares)
         return jnp.asarray(0.5, squares.dtype) * psum_rows(jnp.sum(costs))
 
@@ -89,24 +89,24 @@ class RobustCost(Value):
 
         Args:
             before: The residuals at the point, of shape `[m]`.
-            after: Those at the end of a step `p`.
+            after: The residuals at the end of a step `p`.
             pulled: The slopes of their costs along the step, :math:`\rho' r\, (J p)`, if known.
-                Outliers that are far out count by these, as they do in the gradient: of what their
-                cost changes by, rounding leaves few digits.
+                They replace the reduction of far outliers, whose cost loses too many digits to
+                rounding.
         """
         rows = (before, after) if pulled is None else (before, after, pulled)
         return _finite_sum(self._map(_reductions, *rows), after, -jnp.inf)
 
     def corrections(self, r: jax.Array, floor: float = _FLOOR) -> tuple[jax.Array, jax.Array]:
-        r"""The factors of residuals and rows of the Jacobian that match the cost to second order.
+        r"""Factors of residuals and Jacobian rows that match the cost to second order.
 
         .. math:: \hat r = \frac{\rho'}{\sqrt w}\, r, \qquad \hat J = \sqrt w\, J, \qquad
             w = \max(\rho' + 2 z \rho'', \delta \rho')
 
         Then :math:`\hat J^T \hat r` is the exact gradient of the cost, and :math:`\hat J^T \hat J`
-        its Gauss-Newton matrix with the loss's own curvature. Where that is negative, or nearly,
-        it is kept at a fraction of the slope: the matrix stays positive semidefinite, and
-        no residual is blown up by a division by next to nothing.
+        its Gauss-Newton matrix with the loss's own curvature. The bound :math:`\delta \rho'` keeps
+        the matrix positive semidefinite where this curvature is negative, and bounds the
+        factor of the residuals.
 
         Args:
             r: The residuals, of shape `[m]`.
@@ -128,10 +128,10 @@ class RobustCost(Value):
         return jnp.where(curved, slope / root, zero), jnp.where(curved, root, zero)
 
     def corrected(self, r: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
-        r"""The function whose value is :math:`\hat r` and whose Jacobian is :math:`\hat J`.
+        r"""The function with value :math:`\hat r` and Jacobian :math:`\hat J`.
 
         The factors count as constants, so its second derivative along a direction is
-        :math:`\sqrt w\, r''_{vv}`, which is what a step by :math:`\hat J` needs.
+        :math:`\sqrt w\, r''_{vv}`, as a step by :math:`\hat J` requires.
         """
 
         def function(x: jax.Array) -> jax.Array:
@@ -161,10 +161,10 @@ def _finite_sum(terms: jax.Array, r: jax.Array, otherwise: float) -> jax.Array:
 
 
 def _scaled_square(c: jax.Array, r: jax.Array) -> tuple[jax.Array, jax.Array]:
-    r"""Scaled square of a clipped residual, and the share that clipping leaves of it.
+    r"""Scaled square of a clipped residual, and the fraction that clipping leaves of it.
 
-    No residual but the one that is cut has digits beside :math:`\epsilon^{-1.6}` scales, whose
-    square is in range.
+    A residual beyond :math:`\epsilon^{-1.6}` scales is clipped, because its square would leave
+    the range and hide all other residuals.
     """
     most = jnp.asarray(jnp.finfo(r.dtype).eps ** -1.6, r.dtype)
     size = jnp.abs(r / c)
@@ -177,7 +177,7 @@ def _costs(loss: RobustLoss, c: jax.Array, r: jax.Array) -> jax.Array:
 
 
 def _unscaled(loss: RobustLoss, c: jax.Array, z: jax.Array, squares: jax.Array) -> jax.Array:
-    r""":math:`c^2 \rho(z)`, which is the square itself where that is far below :math:`c^2`."""
+    r""":math:`c^2 \rho(z)`; the square itself if it is far below :math:`c^2`."""
     below = z < jnp.asarray(jnp.finfo(z.dtype).eps, z.dtype)  # c^2 may be out of range, z be 0
     return jnp.where(below, squares, jnp.where(below, jnp.ones_like(c), c * c) * loss.rho(z))
 
@@ -199,9 +199,9 @@ def _reductions(
 ) -> jax.Array:
     r"""Twice the reduction of every residual's cost; of far outliers by its slope, if known.
 
-    :math:`r^2 - r_+^2 = (r - r_+)(r + r_+)` keeps the digits that the residuals themselves have.
-    For a loss, so does the slope in the middle times that, where the two are near: its error is
-    :math:`(z - z_+)^2`, that of a difference of costs :math:`\epsilon / (z - z_+)`.
+    :math:`r^2 - r_+^2 = (r - r_+)(r + r_+)` keeps all digits of the residuals.
+    For a loss, this times the slope at the midpoint does so if both residuals are near: its error
+    is :math:`(z - z_+)^2`, that of a difference of costs :math:`\epsilon / (z - z_+)`.
     """
     z, z_after = _scaled_square(c, r)[0], _scaled_square(c, after)[0]
     fall = (r - after) * (r + after)
@@ -217,16 +217,16 @@ def robust_cost(loss: Any, residuals: Any) -> RobustCost | None:
     """Assign losses to the blocks of the residuals.
 
     Args:
-        loss: A loss, its name, its function, or None for plain squares; or a tree of these like
-            the residuals, or like their top: a list of losses for a list of residual functions.
+        loss: A loss, its name, its function, or None for squares; or a tree of these that is a
+            prefix of the residuals, such as a list of losses for a list of residual functions.
         residuals: The residuals, or their shapes and dtypes.
 
     Returns:
-        The cost; None if all of it is plain squares.
+        The cost; None if all losses are squares.
 
     Raises:
-        TypeError: If a loss is none.
-        ValueError: If the tree doesn't fit, or there is no loss of that name.
+        TypeError: If a loss has another type.
+        ValueError: If the tree doesn't fit, or no loss has this name.
 
     Example:
         >>> import jax.numpy as jnp

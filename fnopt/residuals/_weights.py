@@ -18,7 +18,7 @@ Whitener = Callable[[jax.Array], jax.Array]
 
 
 class Whitening(NamedTuple):
-    """A linear map of residuals, leaf by leaf: a function."""
+    """Linear map of residuals, leaf by leaf."""
 
     maps: tuple[Whitener, ...]  # none if residuals stay as they are
     weights: Any = None  # a tree like the residuals, of real arrays of their shapes, if given
@@ -33,18 +33,18 @@ class Whitening(NamedTuple):
 
 
 def whitened(residuals: Any, sigma: Any = None, weights: Any = None) -> Whitening:
-    r"""The function that brings residuals to unit variance.
+    r"""Make the function that scales residuals to unit variance.
 
     .. math:: r_i / \sigma_i, \qquad \sqrt{w_i}\, r_i, \qquad\text{or}\quad L^{-1} r
         \text{ for a covariance matrix } \Sigma = L L^T
 
     Args:
         residuals: The residuals, or their shapes and dtypes.
-        sigma: Standard deviations: one for all, or a tree like the residuals, or like their top,
-            of arrays that broadcast to them. For an array of shape `[m]` also a covariance matrix
-            of shape `[m, m]`. None leaves residuals as they are.
-        weights: Factors of the squares, :math:`w = 1 / \sigma^2`, given alike; 0 leaves a
-            residual out, NaN or not. Not together with `sigma`.
+        sigma: Standard deviations: a number, or a tree of arrays that broadcast to the
+            residuals. The tree is like the residuals or a prefix of them. An array of shape `[m]`
+            may have a covariance matrix `[m, m]`. None leaves residuals unchanged.
+        weights: Factors of the squares, :math:`w = 1 / \sigma^2`, in the same form; 0 excludes a
+            residual, even if it is NaN. Exclusive with `sigma`.
 
     Returns:
         A function from residuals to residuals.
@@ -73,7 +73,7 @@ def whitened(residuals: Any, sigma: Any = None, weights: Any = None) -> Whitenin
 
 
 def _by_leaf(fn: Callable[..., Any], given: Any, residuals: Any, what: str) -> list[Any]:
-    """`fn(value, leaf, path)` for every leaf of the residuals."""
+    """Apply `fn(value, leaf, path)` to every leaf of the residuals."""
     values, (pairs, _) = broadcast_prefix(given, residuals, what), leaves_with_names(residuals)
     return [fn(value, leaf, path) for value, (path, leaf) in zip(values, pairs, strict=True)]
 

@@ -1,4 +1,4 @@
-"""Many small fits at once."""
+"""Many small fits in one call."""
 
 from __future__ import annotations
 

@@ -58,81 +58,82 @@ def curve_fit_batch(
     fallback: bool | None = None,
     chunk: int | None = None,
 ) -> BatchFit:
-    r"""Fits one function to many sets of data: thousands to millions of small fits at once.
+    r"""Fit one function to many data sets in one call: thousands to millions of small fits.
 
     .. math:: \min_{p_k} \tfrac12 \sum_i \left( \frac{f(x_i, p_k) - y_{ki}}{\sigma_{ki}} \right)^2
         \quad \text{for every } k, \qquad C_k = s_k^2 (J_k^T J_k)^{-1}
 
-    `f` is written for one fit, `f(x, a, b, ...)`, as for :func:`fnopt.curve_fit`. A failing fit
-    doesn't disturb the others, and `status` says why it failed. The fits run in chunks in bounded
-    memory; one that is done makes room for another.
+    Write `f` for one fit, `f(x, a, b, ...)`, as for :func:`fnopt.curve_fit`. A failed fit
+    doesn't change the others, and `status` says why it failed. The fits run in chunks in bounded
+    memory, and waiting fits replace finished ones.
 
     The method is that of :func:`fnopt.least_squares` without acceleration, with normal equations
-    and an unrolled Cholesky factorisation in place of QR: it loses digits where the params are
-    strongly correlated, about :math:`\kappa^2 \epsilon` instead of :math:`\kappa \epsilon`, with
-    :math:`\kappa` the condition of the Jacobian with columns of length one. Trust region, bounds,
-    stopping tests and certificate are the same. Fits that fail fall back on
-    :func:`fnopt.least_squares`, unless there are very many. The algebra is unrolled, so it is meant
-    for up to a dozen params.
+    and an unrolled Cholesky factorisation in place of QR. Trust region, bounds, stopping tests and
+    certificate are the same. If params are strongly correlated, the error is about
+    :math:`\kappa^2 \epsilon` instead of :math:`\kappa \epsilon`, where :math:`\kappa` is the
+    condition number of the Jacobian with columns of unit length. Up to 1,000 fits,
+    :func:`fnopt.least_squares` repeats those that fail. The unrolled algebra suits up to a dozen
+    params.
 
     Params, cost, covariance and errors have derivatives with respect to data, bounds, the scale of
-    the loss, and what `f` closes over, by the implicit function theorem.
+    the loss, and arrays that `f` closes over, by the implicit function theorem.
 
     Fits run on the devices that hold their data: in an eager call, on an explicit mesh, or inside
-    `jax.shard_map`. In your own `jax.jit` on an automatic mesh, types have no sharding and every
-    device runs all fits: use `jax.shard_map` there.
+    `jax.shard_map`. In your own `jax.jit` on an automatic mesh, every device would run all fits,
+    because types have no sharding: use `jax.shard_map` there.
 
-    It computes in the common dtype of `x`, `y` and `p0`, at least float32. In float32, a fit with
-    data or start below 1e-6 or above 1e6 is rescaled, because squares leave the range of the dtype
-    beyond 1e-19 and 1e19. A covariance may leave this range, but the standard errors `errors`
-    don't.
+    The compute dtype is the common dtype of `x`, `y` and `p0`, at least float32. In float32, a fit
+    with data or start below 1e-6 or above 1e6 is rescaled, because squares leave the range of the
+    dtype beyond 1e-19 and 1e19. The covariance may leave this range, but the standard errors
+    `errors` don't.
 
     Args:
-        f: The model, `f(x, a, b, ...)`, written with `jax.numpy` for one fit; it returns an array
+        f: The model, `f(x, a, b, ...)`, written with `jax.numpy` for one fit. It returns an array
             of the shape of one fit's data.
-        x: Where the data were taken: an array or any pytree of arrays, the same for all fits.
+        x: The positions of the data: an array or any pytree of arrays, the same for all fits.
         y: The data, of shape `[fits, points]` (or `[fits, ...]`).
-        p0: Where to start: an array of shape `[n]` for all fits or `[fits, n]`; or a sequence with
+        p0: The start: an array of shape `[n]` for all fits or `[fits, n]`; or a sequence with
             an entry for each param, which is a number for all fits or an array of shape `[fits]`.
-            Any other pytree is passed to `f` as one argument, `f(x, p)`; its leaves are numbers,
+            `f` gets any other pytree as one argument, `f(x, p)`; its leaves are numbers,
             or arrays with a leading axis of length `fits`.
-        sigma: Standard deviations of the data: anything that broadcasts to `y`.
-        absolute_sigma: Whether `sigma` is in the units of the data. Otherwise only its ratios
-            count, and the covariance is scaled by the reduced chi-square.
-        mask: Which points count, a bool array that broadcasts to `y`: fits may have different
-            numbers of points. What `x` and `y` hold at the others doesn't matter.
-        x_per_fit: Whether `x` has a leading axis too, one entry for each fit.
-        bounds: `(lower, upper)`: each a number for all, or like `p0`: an array of shape `[n]` or
-            `[fits, n]`, a sequence with an entry for each param, or a tree.
+        sigma: Standard deviations of the data, broadcast to `y`.
+        absolute_sigma: Whether `sigma` is in the units of the data. If False, only the ratios of
+            `sigma` matter, and the covariance is multiplied by the reduced chi-square.
+        mask: Mask of the valid points, a bool array broadcast to `y`, for fits with different
+            numbers of points. Other entries of `x` and `y` may have any value.
+        x_per_fit: Whether `x` has a leading axis of fits.
+        bounds: `(lower, upper)`, each a number for all, an array of shape `[n]` or
+            `[fits, n]`, a sequence with an entry for each param, or a tree like `p0`.
         loss: A robust loss, its name, or its function; see :func:`fnopt.least_squares`.
-        f_scale: The scale of a loss that is given by name.
+        f_scale: The scale of a loss given by name.
         jac: The Jacobian of one fit, `jac(x, a, b, ...)` of shape `[points, n]`, written with
-            `jax.numpy`, if it is cheaper than what `f` itself gives. It is compared with a
-            derivative of `f`, where that has one, at the start of the first fit.
+            `jax.numpy`, if it is cheaper than automatic differentiation. It is compared with a
+            derivative of `f`, if `f` has one, at the start of the first fit.
         ftol: Relative tolerance of the cost; by default the rounding unit, in float32 1e-10.
         xtol: Relative tolerance of the params; by default 4 rounding units.
         gtol: Tolerance of the cosine between the residual and the Jacobian's columns; by default
             the rounding unit.
         radius: The first trust radius, in units of :math:`\|D x\|`; see
             :class:`fnopt.levenberg_marquardt`.
-        damping: Has no effect any more: the trust region sets the damping.
-        max_steps: The most steps of a fit; the fallback has as many again.
+        damping: Has no effect any more: the trust region determines the damping.
+        max_steps: Maximum number of steps of a fit. The fallback has the same maximum.
         fallback: Whether :func:`fnopt.least_squares` repeats failed fits from their starts, one
             after the other. It solves fits that need QR or acceleration, such as those with a steep
             power or a bad start of a rate. Each takes milliseconds, where the batch takes
-            microseconds, so by default (None) up to 1,000 fits have it, and more have not. Its
-            program is compiled when a fit fails; under `jax.jit` always.
-        chunk: Number of fits that are worked on at once; by default as many as stay in a CPU core's
+            microseconds. By default (None) it is on for up to 1,000 fits. It is compiled when a
+            fit fails; under `jax.jit` always.
+        chunk: Number of fits that are processed at once; by default as many as fit into a CPU
+            core's cache (128), or 65,536 on an accelerator.
             cache (128), or 65,536 on an accelerator.
 
     Returns:
         A `BatchFit` with `params`, `covariance`, `errors`, `cost`, `rank`, `steps`, `status`,
-        `undetermined` and `certified` of every fit. Params are finite where `p0` is; a fit
+        `undetermined` and `certified` of every fit. Params are finite if `p0` is; a fit
         whose start isn't finite keeps its `p0`.
 
     Raises:
         ValueError: If shapes don't fit, there are no params or more than 16, `sigma` is not
-            positive, a tolerance is negative, bounds are crossed, or `p0` is outside of them.
+            positive, a tolerance is negative, bounds are crossed, or `p0` is outside the bounds.
         TypeError: If `f` isn't a function, `mask` isn't bool, data or params aren't real, or there
             are fewer data than params (without bounds).
 
@@ -200,7 +201,7 @@ def curve_fit_batch(
 
 
 def _by_rows(task: Task) -> Task:
-    """The task with derivatives in reverse mode, for a model that has no others."""
+    """The task with reverse-mode derivatives, for a model without forward-mode derivatives."""
     warnings.warn(
         "curve_fit_batch: f has a custom_vjp in it, so it has no forward-mode derivative: the "
         "Jacobian is taken in reverse mode, in as many passes as a fit has points. With "
@@ -211,9 +212,9 @@ def _by_rows(task: Task) -> Task:
 
 
 def _once_needed(run: Callable[[bool], tuple[BatchFit, jax.Array]]) -> BatchFit:
-    """Fits with their fallback, whose program isn't compiled where no fit needs it.
+    """Run fits with their fallback; compile the fallback only if a fit needs it.
 
-    The others keep what they have, to the last bit.
+    The results of the other fits don't change, bit for bit.
     """
     fits, failed = run(False)
     if not bool(jnp.any(failed)):
@@ -228,7 +229,7 @@ def _losses(loss: Any, f_scale: Any, y: jax.Array) -> RobustCost | None:
 
 
 def _method(dtype: Any, ftol: Any, xtol: Any, gtol: Any, radius: Any) -> levenberg_marquardt:
-    """The method of the batch, whose numbers are arrays: others compile nothing."""
+    """The method of the batch, with its options as arrays, so other values compile nothing."""
     given = {"ftol": ftol, "xtol": xtol, "gtol": gtol, "radius": radius}
     for name, value in given.items():
         check_tolerance(value, name, "curve_fit_batch")

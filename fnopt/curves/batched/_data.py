@@ -1,4 +1,4 @@
-"""The arrays of many fits: what belongs to each fit, and what they share."""
+"""The arrays of many fits: those of each fit, and those that all fits share."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ NAME = "curve_fit_batch"
 
 
 class FitUnits(NamedTuple):
-    """The units of every fit, where they aren't the user's."""
+    """Scale factors of every fit; None for the user's own units."""
 
     params: jax.Array  # [fits, n], what a number of the algorithm is multiplied by
     residuals: jax.Array  # [fits], what a residual is multiplied by
 
 
 class Points(NamedTuple):
-    """Data of curve fits; a field that is not given is None."""
+    """Data of curve fits; a missing field is None."""
 
     x: Any
     y: Any = None
@@ -44,19 +44,19 @@ class BatchData(NamedTuple):
     box: Box | None  # bounds of shape [fits, n]
 
     def fit(self, row: Callable[[jax.Array], Any]) -> BatchData:
-        """One fit's arrays, each of which `row` takes from those of all fits."""
+        """The arrays of one fit; `row` selects them from those of all fits."""
         return jax.tree.map(row, self._replace(shared=Points(None)))._replace(shared=self.shared)
 
     @property
     def points(self) -> Points:
-        """The points of fits from what they share and their own."""
+        """The points of a fit, from its own arrays and the shared ones."""
         return joined(self.shared, self.own)
 
 
 def one_fit(data: BatchData) -> tuple[tuple[Any, ...], Points]:
-    """Stand-ins for the numbers and points of one fit, to trace functions with.
+    """Placeholders for the numbers and points of one fit, to trace functions with.
 
-    Shapes don't say that arrays differ by device; where they do, the first fit stands for all.
+    Shapes don't show that arrays vary over devices; then the first fit stands for all.
     """
 
     def row(a: jax.Array) -> Any:
@@ -69,7 +69,7 @@ def one_fit(data: BatchData) -> tuple[tuple[Any, ...], Points]:
 
 
 def checked_y(y: Any) -> jax.Array:
-    """The data as an array of shape `[fits, ...]`."""
+    """Check the data and convert them to an array of shape `[fits, ...]`."""
     given, y = y, as_floating(y)
     if y.ndim < 2 or 0 in y.shape[1:]:
         raise ValueError(
@@ -85,13 +85,13 @@ def checked_y(y: Any) -> jax.Array:
 
 
 def _warn_if_coarse(given: Any, dtype: Any, name: str, per_fit: bool) -> None:
-    """Warns where the dtype hardly tells the data of a fit apart; the first fit stands for all."""
+    """Warn if the dtype can't resolve the data of a fit; only the first fit is tested."""
     if isinstance(given, np.ndarray) and len(given):
         warn_if_coarse(given[0] if per_fit else given, dtype, name, NAME)
 
 
 def split(x: Any, y: jax.Array, sigma: Any, mask: Any, x_per_fit: bool) -> tuple[Points, Points]:
-    """The data that all fits share, and those of each (with a leading axis)."""
+    """Separate data that all fits share from the data of each fit (with a leading axis)."""
     given, x = x, jax.tree.map(jnp.asarray, as_vector(x))
     if isinstance(x, jax.Array):
         _warn_if_coarse(given, default_float(), "x", x_per_fit)
@@ -117,7 +117,7 @@ def split(x: Any, y: jax.Array, sigma: Any, mask: Any, x_per_fit: bool) -> tuple
 
 
 def _whole_fits(x: jax.Array) -> jax.Array:
-    """The array, spread along its leading axis at most: a device has all points of a fit."""
+    """Shard an array along its leading axis at most, so each device has all points of a fit."""
     return reshard_to(x, (*explicit_spec(x)[:1], *(None,) * (x.ndim - 1)))
 
 
@@ -160,15 +160,15 @@ def _as_mask(mask: Any) -> jax.Array:
 
 
 def joined(shared: Points, own: Points) -> Points:
-    """The points of one fit from what it shares and its own."""
+    """The points of one fit, from its own arrays and the shared ones."""
     given = {name: value for name, value in own._asdict().items() if value is not None}
     return shared._replace(**given)
 
 
 def filled(points: Points) -> Points:
-    """The points of one fit, those that don't count at the place of one that does.
+    """The points of one fit, with a valid point in place of each masked one.
 
-    What they hold may be NaN, which has no derivative of zero.
+    Masked points may be NaN, and a NaN has no derivative of zero.
     """
     y, given = points.y, points.mask
     if given is None:

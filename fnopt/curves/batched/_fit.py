@@ -22,21 +22,22 @@ _ELSEWHERE = {
 
 
 class BatchFit(NamedTuple):
-    """The result of :func:`fnopt.curve_fit_batch`; `print` says how many fits ended how.
+    """The result of :func:`fnopt.curve_fit_batch`; `print` shows the number of fits by status.
 
-    It is a pytree of arrays whose first axis is the fits, so it comes out of `jax.jit` like any
-    other, and `jax.tree.map(lambda a: a[i], fit)` is one of them.
+    A `BatchFit` is a pytree of arrays with a leading axis of fits, so functions under `jax.jit`
+    can return it, and `jax.tree.map(lambda a: a[i], fit)` selects one fit.
 
     Attributes:
         params: The params, `[fits, n]`, or a tree like `p0` whose leaves have a leading axis.
-        covariance: Their covariance, `[fits, n, n]`; infinite where the data don't determine all.
-        errors: Their standard errors, `[fits, n]`, the roots of its diagonal; they are in range
-            where the squares in `covariance` underflow or overflow.
+        covariance: Their covariance, `[fits, n, n]`; infinite if the data leave a param
+            undetermined.
+        errors: Their standard errors, `[fits, n]`, the roots of the diagonal of the covariance.
+            They are in range even if the squares in `covariance` underflow or overflow.
         cost: Half the sum of squares, `[fits]`; infinite if the start isn't finite.
         rank: Number of params that the data determine, int32 `[fits]`.
-        steps: Number of steps, refused ones too, int32 `[fits]`.
-        status: Why each stopped, a `fnopt.Status` as int32 `[fits]`.
-        undetermined: Which params the data don't determine, bool `[fits, n]`, as in
+        steps: Number of steps, with refused ones, int32 `[fits]`.
+        status: Reason why each fit stopped, a `fnopt.Status` as int32 `[fits]`.
+        undetermined: Mask of params that the data don't determine, bool `[fits, n]`, as in
             :class:`fnopt.solvers.Certificate`.
         certified: Whether the Gauss-Newton decrement is negligible, bool `[fits]`, likewise.
     """
@@ -56,12 +57,12 @@ class BatchFit(NamedTuple):
 
     @property
     def converged(self) -> jax.Array:
-        """Which fits met a convergence test, `bool[fits]`."""
+        """Mask of the fits that passed a convergence test, `bool[fits]`."""
         return is_converged(self.status)
 
     @property
     def message(self) -> list[str]:
-        """Why each fit ended, in words. Outside `jax.jit` only."""
+        """Reason why each fit stopped, as text; not under `jax.jit`."""
         return status_messages(np.ravel(np.asarray(self.status)))
 
     _repr_pretty_ = show_report
@@ -71,7 +72,7 @@ class BatchFit(NamedTuple):
 
 
 def no_fits(x0: jax.Array) -> BatchFit:
-    """The result of fitting no data, from starts of shape `[0, n]`."""
+    """The result for no data sets, with starts of shape `[0, n]`."""
     count = jnp.zeros(0, jnp.int32)
     covariance = jnp.zeros((0, x0.shape[1], x0.shape[1]), x0.dtype)
     none = jnp.zeros(x0.shape, bool)

@@ -1,4 +1,4 @@
-"""The program behind a batch: units, the search, the fallback, derivatives, and the covariance."""
+"""The program of a batch: scaling, search, fallback, derivatives, covariances."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fitted(
     split: Split | None,
     **settings: Any,
 ) -> tuple[BatchFit, jax.Array]:
-    """Fits on the devices that hold their data, and which of them need the fallback."""
+    """Fits on the devices that hold their data, and a mask of those that need the fallback."""
 
     def run(task: Task, shared: Points, method: levenberg_marquardt, own: BatchData) -> Any:
         return _fit_here(task, own._replace(shared=shared), method, **settings)
@@ -100,7 +100,7 @@ def _fit_here(
 def _needs_fallback(ends: LaneEnds) -> jax.Array:
     """Mask of the fits that failed or aren't certified, but may be solved by other steps.
 
-    Where only the squares overflow at the start, :func:`fnopt.least_squares` has other units.
+    :func:`fnopt.least_squares` also rescales a fit if only its squares overflow at the start.
     """
     failed = functools.reduce(jnp.logical_or, [ends.status == code.value for code in _UNSOLVED])
     failed |= is_converged(ends.status) & ~ends.certified
@@ -108,10 +108,9 @@ def _needs_fallback(ends: LaneEnds) -> jax.Array:
 
 
 def _refitted(task: Task, data: BatchData, ends: LaneEnds, max_steps: int) -> LaneEnds:
-    """The ends with unsolved fits made again from their starts, one after the other.
+    """Repeat unsolved fits from their starts with `least_squares`, one after the other.
 
-    The steps are those of :func:`fnopt.least_squares`, with QR and acceleration, which would be
-    dear in lanes; so many of them at most, beside those of the batch.
+    QR and acceleration would be too expensive for all lanes.
     """
     failed = _needs_fallback(ends)
     order = jnp.nonzero(failed, size=len(data.x0), fill_value=0)[0]
@@ -159,9 +158,9 @@ def _fit_alone(task: Task, fit: BatchData, max_steps: int) -> LaneEnds:
 def _covariances(
     ends: LaneEnds, points: jax.Array, absolute_sigma: bool, units: FitUnits | None
 ) -> tuple[jax.Array, jax.Array]:
-    """The covariances of fits and the roots of their diagonals, which underflow later.
+    """Covariances of fits, and the standard errors, which underflow later.
 
-    Both are infinite where the data don't determine all params.
+    Both are infinite if the data leave a param undetermined.
     """
     n = ends.x.shape[1]
     known = (ends.rank == n) & jnp.isfinite(ends.cost)

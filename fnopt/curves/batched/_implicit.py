@@ -32,14 +32,14 @@ def implicitly(
     settings: Any,
     chunk: int,
 ) -> LaneEnds:
-    """Fits whose results are differentiated by the implicit function theorem.
+    """Differentiate the results of fits by the implicit function theorem.
 
     Params, sums of squares and covariances have derivatives with respect to data, bounds, scales
-    of losses, and what the model closes over. Where they start has none. What isn't finite has a
-    derivative of zero.
+    of losses, and arrays that the model closes over, but not to starts. Results that aren't finite
+    have a derivative of zero.
 
     Args:
-        iterate: `iterate(task, data, settings)` returns where the fits end.
+        iterate: `iterate(task, data, settings)` returns the results of the fits.
         task: The functions of a fit.
         data: Starts, data and bounds.
         settings: A tree of arrays that isn't differentiated.
@@ -62,7 +62,7 @@ def implicitly(
 
 
 def _opened(task: Task, data: BatchData) -> tuple[Callable[[Closed], Task], Any]:
-    """The task as a function of what it closes over, and what its functions close over."""
+    """The task as a function of the arrays in its closures, and these arrays."""
     numbers, points = one_fit(data)
     predict, consts = convert_closure(task.predict, numbers, points.x)
     given = task.jacobian
@@ -81,7 +81,7 @@ def _with(fn: Callable[..., Any], more: Any) -> Callable[..., Any]:
 
 
 class _BatchLeaves(NamedTuple):
-    """The leaves of a tree that have derivatives, and the others."""
+    """Leaves of a tree with derivatives, and the others."""
 
     inexact: list[jax.Array]
     others: list[jax.Array]
@@ -104,7 +104,7 @@ def _leaves(tree: Any) -> _BatchLeaves:
 
 
 def _changes(tangent: Any) -> list[jax.Array]:
-    """The leaves of a tangent whose primals can be differentiated."""
+    """Leaves of a tangent whose primals can be differentiated."""
     return [leaf for leaf in jax.tree.leaves(tangent) if leaf.dtype != jax.dtypes.float0]
 
 

@@ -1,4 +1,4 @@
-"""The model of a curve fit, as the batch needs it."""
+"""The model of a batch of fits."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ Jacobian = Callable[[Params, Any], jax.Array]
 def checked_model(
     f: Callable[..., Any], layout: ParamLayout, data: BatchData
 ) -> Predict | TracedFunction:
-    """A user's function of one fit's numbers, as a value where that can be had.
+    """Convert a user's function of one fit to a value if possible.
 
-    It is traced for one fit, to say what is wrong in terms of one fit.
+    Tracing it for one fit gives error messages about one fit.
     """
     numbers, points = one_fit(data)
     n, at = len(numbers), points.x
@@ -61,7 +61,7 @@ def checked_model(
 def checked_jacobian(
     jac: Any, layout: ParamLayout, data: BatchData
 ) -> Jacobian | TracedFunction | None:
-    """A user's Jacobian of one fit's numbers, as a value where that can be had."""
+    """Convert a user's Jacobian of one fit to a value if possible."""
     if not callable(jac):
         if jac not in (None, *SCHEMES):
             raise ValueError(f"{NAME}: jac = {jac!r}, expected a function jac(x, a, b, ...).")
@@ -88,7 +88,7 @@ def checked_jacobian(
 
 
 def has_no_forward_mode(predict: Predict | TracedFunction, data: BatchData) -> bool:
-    """Whether there is a `custom_vjp` in the model."""
+    """Whether the model contains a `custom_vjp`."""
     if isinstance(predict, TracedFunction):  # a function with a `custom_vjp` is never one
         return False
     numbers, points = one_fit(data)
@@ -96,7 +96,7 @@ def has_no_forward_mode(predict: Predict | TracedFunction, data: BatchData) -> b
 
 
 def _can_be_recorded(data: BatchData) -> bool:
-    """Whether the call is eager and no mesh is set, whose types differ from those of a device."""
+    """Whether the call is eager and outside a mesh, whose types differ from those of a device."""
     return is_eager(data) and jax.sharding.get_abstract_mesh().empty
 
 

@@ -1,4 +1,4 @@
-"""Fits that are spread over devices: every device has a queue of its own, and stops by itself."""
+"""Fits sharded over devices; every device has its own queue and stops by itself."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fnopt.sharding import explicit_spec, is_sharded, replicate
 
 
 class Split(NamedTuple):
-    """The mesh, and which of its axes the fits are spread over; it can be hashed."""
+    """A mesh, and the axes over which the fits are sharded; hashable."""
 
     mesh: Any
     axis: Any
@@ -21,10 +21,10 @@ class Split(NamedTuple):
 
 
 def split_of(arrays: Any) -> Split | None:
-    """The sharding of the leading axis of the first array that is spread; None if none is.
+    """Sharding of the leading axis of the first sharded array; None if there is none.
 
-    On a mesh with automatic axes the arrays themselves say it, not traced ones: under `jax.jit`
-    the compiler decides.
+    Concrete arrays have a sharding on a mesh with automatic axes; traced ones don't, because under
+    `jax.jit` the compiler chooses it.
     """
     for x in jax.tree.leaves(arrays):
         if is_sharded(x) and explicit_spec(x)[0]:
@@ -38,16 +38,16 @@ def split_of(arrays: Any) -> Split | None:
 def by_device(
     fn: Callable[..., Any], split: Split | None, common: tuple[Any, ...], own: tuple[Any, ...]
 ) -> Any:
-    """`fn(*common, *own)`, run by every device for its part of the leading axis of `own`.
+    """Run `fn(*common, *own)` on every device with its part of the leading axis of `own`.
 
     Args:
         fn: The function; the leading axis of its outputs is that of `own`.
-        split: How that axis lies; None runs the function as it is.
-        common: Trees of arrays that all devices have whole.
+        split: The sharding of this axis; None calls the function directly.
+        common: Trees of arrays that are replicated on all devices.
         own: Trees of arrays with the leading axis.
 
     Returns:
-        The outputs, spread as `own` is.
+        The outputs, sharded like `own`.
     """
     if split is None:
         return fn(*common, *own)
@@ -66,6 +66,6 @@ def by_device(
 
 
 def laid_first(x: jax.Array, split: Split) -> jax.Array:
-    """The array with its leading axis spread, and no other."""
+    """Shard an array along its leading axis only."""
     sharding = NamedSharding(split.mesh, PartitionSpec(split.axis, *[None] * (x.ndim - 1)))
     return jax.sharding.reshard(x, sharding)

@@ -1,4 +1,4 @@
-"""The starts of many fits, and the layout of their params in rows of numbers."""
+"""Starts of many fits, and the layout of their params in rows."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from fnopt.residuals import Box, broadcast_prefix
 
 
 class ParamLayout(NamedTuple):
-    """The layout of the numbers of one fit as its params."""
+    """Layout of the params of one fit in a row of numbers."""
 
     unpacked: bool  # whether the params are arguments of f, or one tree
     shapes: Any = None  # of a tree: jax.ShapeDtypeStruct as leaves
 
     def params(self, x: tuple[jax.Array, ...]) -> Any:
-        """One fit's params from its `n` numbers."""
+        """The params of one fit from its `n` numbers."""
         if self.unpacked:
             return x
         leaves, treedef = jax.tree.flatten(self.shapes)
@@ -37,7 +37,7 @@ class ParamLayout(NamedTuple):
         return jax.tree.unflatten(treedef, arrays)
 
     def tree(self, x: jax.Array) -> Any:
-        """All fits' params from an array of shape `[fits, n]`."""
+        """The params of all fits from an array of shape `[fits, n]`."""
         if self.unpacked:
             return x
         leaves, treedef = jax.tree.flatten(self.shapes)
@@ -49,15 +49,15 @@ class ParamLayout(NamedTuple):
 
 
 def checked_start(p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, ParamLayout]:
-    """Lays the starting params of every fit in a row, in the dtype that is computed in.
+    """Convert the starts of all fits to rows in the compute dtype.
 
     Args:
-        p0: Where to start, as a user says it.
-        x: Where the data were taken.
+        p0: The start, in the user's form.
+        x: The positions of the data.
         y: The data, of shape `[fits, ...]`.
 
     Returns:
-        An array of shape `[fits, n]`, and how a row of it makes up one fit's params.
+        An array of shape `[fits, n]`, and the layout of its rows.
     """
     fits = y.shape[0]
     columns = _columns(p0, fits, "p0")
@@ -89,13 +89,13 @@ def _stacked(columns: list[Any], fits: int, dtype: Any) -> jax.Array:
 
 
 def checked_box(bounds: Any, p0: Any, x0: jax.Array, layout: ParamLayout) -> Box | None:
-    """Lays bounds beside the starting params; None where they bound nothing.
+    """Convert bounds to rows like the starts; None if all are infinite.
 
     Args:
-        bounds: `(lower, upper)`, as a user says it: each a number, or like `p0`.
-        p0: Where to start, as a user says it.
-        x0: The same in rows, of shape `[fits, n]`.
-        layout: How a row makes up one fit's params.
+        bounds: `(lower, upper)`, in the user's form: each a number, or like `p0`.
+        p0: The start, in the user's form.
+        x0: The starts in rows, of shape `[fits, n]`.
+        layout: The layout of a row.
 
     Returns:
         Bounds of shape `[fits, n]`.
@@ -181,6 +181,6 @@ def _tree_start(p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, ParamLayout]:
 
 
 def _dtype(x: Any, y: jax.Array, leaves: list[Any]) -> Any:
-    """The common dtype of all that is floating; Python numbers follow the arrays."""
+    """Common dtype of all floating arrays; Python numbers follow the arrays."""
     dtypes = [a.dtype for a in [*jax.tree.leaves(x), *leaves] if _is_array(a) and is_inexact(a)]
     return compute_dtype(y.dtype, *dtypes)

@@ -19,7 +19,7 @@ from fnopt.solvers import LaneProblems, LeastSquaresMethod, Problem, disagrees, 
 
 
 class Task(NamedTuple):
-    """The functions of one fit, and what its residuals cost."""
+    """The functions of one fit, and its losses."""
 
     predict: Predict | TracedFunction
     jacobian: Jacobian | TracedFunction | None
@@ -29,7 +29,7 @@ class Task(NamedTuple):
 
     @property
     def is_value(self) -> bool:
-        """Whether it is a tree of arrays, and does what its structure says."""
+        """Whether the task is a tree of arrays whose structure determines what it computes."""
         functions = [fn for fn in (self.predict, self.jacobian) if fn is not None]
         return all(isinstance(fn, TracedFunction) for fn in functions) and is_data(self.losses)
 
@@ -40,7 +40,7 @@ class Task(NamedTuple):
         return jnp.ravel(_weighted(values - points.y.astype(dtype), points))
 
     def columns(self, x: Params, points: Points) -> tuple[jax.Array, ...]:
-        """The columns of the Jacobian that is given, each `[m]`."""
+        """The columns of the user's Jacobian, each `[m]`."""
         assert self.jacobian is not None
         J = self.jacobian(_in_user_units(x, points), points.x).astype(x[0].dtype)
         if points.units is not None:
@@ -54,7 +54,7 @@ class Task(NamedTuple):
         return matmul(r, r) / 2 if losses is None else losses.cost(r)
 
     def losses_of(self, points: Points) -> RobustCost | None:
-        """The losses in the units of the fits, if there are any."""
+        """The losses in the scale of the fits; None without losses."""
         if self.losses is None or points.units is None:
             return self.losses
         return self.losses.in_unit(points.units.residuals)
@@ -83,13 +83,13 @@ class Task(NamedTuple):
         return LaneProblems(linearise, self.losses_of)
 
     def jacobian_of(self, points: Points) -> Callable[[jax.Array], jax.Array] | None:
-        """The Jacobian that is given, as a function of one fit's vector."""
+        """The user's Jacobian as a function of one fit's vector."""
         if self.jacobian is None:
             return None
         return lambda x: jnp.stack(self.columns(tuple(x), points), axis=1)
 
     def is_wrong(self, x: jax.Array, points: Points) -> jax.Array | None:
-        """Whether the Jacobian that is given disagrees with a derivative of the model, if any."""
+        """Whether the user's Jacobian disagrees with the derivative of the model, if it has one."""
         J = self.jacobian_of(points)
         assert J is not None
 
@@ -111,7 +111,7 @@ def _in_user_units(x: Params, points: Points) -> Params:
 
 
 def _weighted(r: jax.Array, points: Points) -> jax.Array:
-    """In units of the standard deviations and of the fit; zero where there is no point."""
+    """Divide by standard deviations and the scale of the fit; zero at masked points."""
     if points.sigma is not None:
         r = r / points.sigma.astype(r.dtype)
     if points.units is not None:

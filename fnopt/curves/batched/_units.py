@@ -1,4 +1,4 @@
-"""Units of the params and the residuals of a fit, in which their squares are in range."""
+"""Scaling of the params and residuals of a fit that keeps their squares in range."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _ORDINARY, _SMALL, _LARGE = 2.0**20, 2.0**-36, 2.0**48
 
 
 def needs_units(data: BatchData, losses: RobustCost | None) -> bool:
-    """Whether a fit needs units of its own: where the numbers aren't known, it may in float32.
+    """Whether fits need scaling: in float32, unless known numbers are in range.
 
-    The squares of float64 are in range from 1e-154 to 1e154.
+    Squares in float64 are in range from 1e-154 to 1e154.
     """
     if data.x0.dtype == jnp.float64:
         return False
@@ -38,10 +38,10 @@ def _has_units(data: BatchData, losses: RobustCost | None) -> jax.Array:
 
 
 def in_units(data: BatchData, losses: RobustCost | None) -> BatchData:
-    """Starts, data and bounds in units of powers of two, by which nothing is rounded.
+    """Scale starts, data and bounds by powers of two, which is exact.
 
-    In float32 squares overflow beyond 1.8e19 and vanish below 1e-19. A parameter counts in units
-    of its start, the residuals in those of the data, or of the scale of their loss if that is less.
+    In float32 squares overflow beyond 1.8e19 and underflow below 1e-19. The unit of a parameter is
+    its start. The unit of the residuals is that of the data, or the scale of their loss if smaller.
     """
     units = lax.stop_gradient(_units(data, losses))
     x0, box = jax.tree.map(lambda a: a / units.params, (data.x0, data.box))

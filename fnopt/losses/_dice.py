@@ -26,14 +26,6 @@ def _align(name: str, predictions: Any, targets: Any) -> tuple[jax.Array, jax.Ar
     return predictions, targets
 
 
-def _probabilities(predictions: jax.Array, apply: bool) -> jax.Array:
-    if not apply:
-        return predictions
-    if predictions.shape[-1] == 1:
-        return jax.nn.sigmoid(predictions)
-    return jax.nn.softmax(predictions, axis=-1)
-
-
 def _ratio(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
     """A coefficient; two empty regions overlap perfectly."""
     empty = denominator == 0
@@ -92,7 +84,9 @@ def dice_loss(
     """
     check_choice(reduction, ("mean", "sum", "none"), "reduction", "dice_loss")
     predictions, targets = _align("dice_loss", predictions, targets)
-    p, dtype = _probabilities(predictions, apply_softmax), predictions.dtype
+    p, dtype = predictions, predictions.dtype
+    if apply_softmax:  # one class is present or absent
+        p = jax.nn.sigmoid(p) if p.shape[-1] == 1 else jax.nn.softmax(p, axis=-1)
     axis = tuple(range(1, p.ndim - 1)) if axis is None else axis
     smooth, alpha, beta = (jnp.asarray(x, dtype) for x in (smooth, alpha, beta))
     both = jnp.sum(p * targets, axis=axis)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -108,10 +109,7 @@ def move_axes_last(x: jax.Array, axis: Any) -> jax.Array:
     reduced = _axes(axis, x.ndim)
     others = tuple(a for a in range(x.ndim) if a not in reduced)
     moved = x.transpose(others + reduced)
-    size = 1
-    for a in reduced:
-        size *= x.shape[a]
-    return moved.reshape(*moved.shape[: len(others)], size)
+    return moved.reshape(*moved.shape[: len(others)], math.prod(x.shape[a] for a in reduced))
 
 
 @jax.custom_jvp

@@ -226,13 +226,11 @@ def make_fenchel_young_loss(max_fun: Callable[..., Any]) -> Callable[..., jax.Ar
     def fenchel_young_loss(scores: Any, targets: Any, *args: Any, **kwargs: Any) -> jax.Array:
         scores, targets = floats("fenchel_young_loss", scores=scores, targets=targets)
 
-        def maximum_of_row(x: jax.Array) -> jax.Array:
-            return jnp.asarray(max_fun(x, *args, **kwargs)).astype(scores.dtype)
-
         # Summed rather than as a matrix product, which an accelerator rounds.
-        return jnp.vectorize(maximum_of_row, signature="(n)->()")(scores) - jnp.sum(
-            targets * scores, -1
-        )
+        return jnp.vectorize(
+            lambda x: jnp.asarray(max_fun(x, *args, **kwargs)).astype(scores.dtype),
+            signature="(n)->()",
+        )(scores) - jnp.sum(targets * scores, -1)
 
     return fenchel_young_loss
 
@@ -296,8 +294,7 @@ def multiclass_sparsemax_loss(scores: Any, labels: Any) -> jax.Array:
         Martins and Astudillo, 2016, arXiv:1602.02068.
     """
     (scores,) = floats("multiclass_sparsemax_loss", scores=scores)
-    labels = class_labels("multiclass_sparsemax_loss", labels, scores.shape[:-1])
-    ahead = scores - take_at_label(scores, labels)[..., None]
+    ahead, _ = _margins("multiclass_sparsemax_loss", scores, labels)
     p = simplex_of_rows(scores, jnp.ones((), scores.dtype))
     # Classes without probability may have a score of minus infinity.
     terms = jnp.where(p > 0, p * jnp.where(p > 0, ahead, jnp.zeros_like(p)), jnp.zeros_like(p))

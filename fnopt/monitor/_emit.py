@@ -56,12 +56,12 @@ def record_of(step: Any, metrics: Any) -> dict[str, Any]:
         {'step': 7, 'loss': 0.5, 'grads/norm/w': 5.0, 'grads/nonfinite/w': 0.0}
     """
     values = {k: np.asarray(v) for k, v in _entries(metrics, "")}
-    numbers = {k: v if v.ndim else v.item() for k, v in values.items()}
-    return {"step": int(step)} | {k: v for k, v in numbers.items() if not _is_ratio_to_zero(k, v)}
-
-
-def _is_ratio_to_zero(name: str, value: Any) -> bool:
-    return "ratio" in name.split("/") and np.ndim(value) == 0 and bool(np.isinf(value))
+    record = {"step": int(step)}
+    for name, value in values.items():
+        # The ratio to params of zero is infinite and says nothing.
+        if value.ndim or "ratio" not in name.split("/") or not np.isinf(value):
+            record[name] = value if value.ndim else value.item()
+    return record
 
 
 def _check(metrics: Any, step: jax.Array, every: int) -> None:
@@ -123,23 +123,19 @@ def emit(sink: Sink, step: Any, metrics: Callable[[], Any], *, every: int = 1) -
                 sink(record_of(step, values))
             except Exception as error:
                 # From inside a callback it would end the program: a full disk the training.
-                warn_once(sink, _failure(sink, step, error))
+                name = getattr(sink, "__name__", type(sink).__name__)
+                warn_once(
+                    sink,
+                    f"emit: the sink {name} raised {type(error).__name__}: {error} at step "
+                    f"{int(step)}. The program goes on and calls the sink for later steps too. "
+                    "Later failures give no warning.",
+                )
 
-    def send() -> None:
-        jax.debug.callback(deliver, due, step, metrics())
-
+    send = lambda: jax.debug.callback(deliver, due, step, metrics())  # noqa: E731
     if every == 1:
         send()
     else:
         jax.lax.cond(due, send, lambda: None)
-
-
-def _failure(sink: Any, step: Any, error: Exception) -> str:
-    name = getattr(sink, "__name__", type(sink).__name__)
-    return (
-        f"emit: the sink {name} raised {type(error).__name__}: {error} at step {int(step)}. The "
-        "program goes on and calls the sink for later steps too. Later failures give no warning."
-    )
 
 
 class EmitHealthState(NamedTuple):
@@ -178,7 +174,6 @@ class emit_health(Transformation):
 
     def init(self, params: Any) -> EmitHealthState:
         """A count of zero."""
-        del params
         return EmitHealthState(zero_count())
 
     def update(
@@ -186,9 +181,6 @@ class emit_health(Transformation):
     ) -> tuple[Any, EmitHealthState]:
         """Return the updates unchanged; on the chosen steps their health goes to the sink."""
         if any(map(is_inexact, jax.tree.leaves(updates))):
-
-            def measure() -> Health:
-                return health(updates, params, stats=self.stats, groups=self.groups)
-
+            measure = lambda: health(updates, params, stats=self.stats, groups=self.groups)  # noqa: E731
             emit(self.sink, state.count, measure, every=self.every)
         return updates, EmitHealthState(safe_increment(state.count))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -175,8 +175,5 @@ def _is_bias(bias: Shape | None, weights: Shape | None) -> bool:
 
 def _common_ends(a: str, b: str) -> int:
     """Length of the common prefix and suffix of two names."""
-
-    def count_equal(pairs: Iterable[tuple[str, str]]) -> int:
-        return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-    return count_equal(zip(a, b, strict=False)) + count_equal(zip(a[::-1], b[::-1], strict=False))
+    both = zip(a, b, strict=False), zip(a[::-1], b[::-1], strict=False)
+    return sum(len([*itertools.takewhile(lambda pair: pair[0] == pair[1], x)]) for x in both)

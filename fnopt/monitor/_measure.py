@@ -68,11 +68,9 @@ class _Leaves:
 
     def _map_leaves(self, fn: Callable[[jax.Array], jax.Array]) -> jax.Array:
         """`fn` of every leaf in its compute dtype: 16 bits would lose the sums."""
-
-        def measure_leaf(x: jax.Array) -> jax.Array:
-            return fn(x.astype(compute_dtype(x.dtype))).astype(self.dtype)
-
-        return map_stacks(self.leaves, measure_leaf)
+        return map_stacks(
+            self.leaves, lambda x: fn(x.astype(compute_dtype(x.dtype))).astype(self.dtype)
+        )
 
     def join(self, values: jax.Array, add: Callable[..., Any] = jnp.sum) -> jax.Array:
         """Reduce values to one for every group, over the shards of the leaves."""
@@ -139,12 +137,9 @@ class _Leaves:
         # A norm is finite only if every element is. So the elements are looked at only when some
         # norm is not, and a healthy step pays nothing.
         healthy = jnp.all(jnp.isfinite(self.length))
-
-        def count() -> jax.Array:
-            bad = self._map_leaves(lambda x: jnp.sum(~jnp.isfinite(x), dtype=jnp.int32))
-            return self.join(bad)
-
-        return jax.lax.cond(healthy, lambda: jnp.zeros(len(self.grouping.names), self.dtype), count)
+        bad = lambda x: jnp.sum(~jnp.isfinite(x), dtype=jnp.int32)  # noqa: E731
+        zeros = lambda: jnp.zeros(len(self.grouping.names), self.dtype)  # noqa: E731
+        return jax.lax.cond(healthy, zeros, lambda: self.join(self._map_leaves(bad)))
 
 
 def common_dtype(leaves: list[Any]) -> Any:

@@ -189,18 +189,18 @@ class snapshot(Transformation):
     def init(self, params: Any) -> SnapshotState:
         """Zeros of the measurement's shapes."""
         shapes = jax.eval_shape(self.measure, params)
-
-        def zeros() -> Any:
-            return jax.tree.map(lambda s: jnp.zeros(s.shape, self._dtype(s.dtype)), shapes)
-
-        average = () if self.decay is None else zeros()
-        return SnapshotState(zero_count(), {self.measure_name: zeros()}, average)
+        # The measurement and its average are two arrays: a donated state may not hold one twice.
+        zeros, average = (
+            jax.tree.map(lambda s: jnp.zeros(s.shape, self._dtype(s.dtype)), shapes)
+            for _ in range(2)
+        )
+        average = () if self.decay is None else average
+        return SnapshotState(zero_count(), {self.measure_name: zeros}, average)
 
     def update(
         self, updates: Any, state: SnapshotState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, SnapshotState]:
         """The updates as they came."""
-        del params, extra_args
         now, count = self.measure(updates), safe_increment(state.count)
         now = jax.tree.map(
             lambda x, old: jnp.asarray(x).astype(old.dtype), now, state.measured[self.measure_name]

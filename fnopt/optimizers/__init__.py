@@ -12,7 +12,7 @@ from fnopt.optimizers._adabelief import (
     yogi,
 )
 from fnopt.optimizers._adabound import adabound, amsbound, scale_by_adabound, scale_by_amsbound
-from fnopt.optimizers._adafactor import adafactor, scale_by_factored_rms
+from fnopt.optimizers._adafactor import adafactor, came, scale_by_came, scale_by_factored_rms
 from fnopt.optimizers._adagrad import (
     adadelta,
     adagrad,
@@ -31,7 +31,14 @@ from fnopt.optimizers._adam_variants import (
     stable_adamw,
 )
 from fnopt.optimizers._adamp import adamp, scale_by_adamp
-from fnopt.optimizers._adan import adan, scale_by_adan
+from fnopt.optimizers._adan import (
+    adan,
+    optimistic_adam,
+    optimistic_adam_v2,
+    optimistic_gradient_descent,
+    scale_by_adan,
+    scale_by_optimistic_gradient,
+)
 from fnopt.optimizers._ademamix import (
     ademamix,
     scale_by_ademamix,
@@ -41,8 +48,6 @@ from fnopt.optimizers._ademamix import (
 from fnopt.optimizers._adopt import acprop, adopt, scale_by_acprop, scale_by_adopt
 from fnopt.optimizers._amsgrad import adamax, adamaxw, amsgrad, scale_by_adamax, scale_by_amsgrad
 from fnopt.optimizers._bartlett import gauss_newton_bartlett_estimator_diag_hessian
-from fnopt.optimizers._came import came, scale_by_came
-from fnopt.optimizers._dadapt_adamw import dadapt_adamw, scale_by_dadapt_adamw
 from fnopt.optimizers._dion import scale_by_dion
 from fnopt.optimizers._dog import dog, dowg, scale_by_dog, scale_by_dowg
 from fnopt.optimizers._galore import galore, scale_by_galore
@@ -50,7 +55,14 @@ from fnopt.optimizers._gauss_newton_descent import gauss_newton_descent
 from fnopt.optimizers._hyperball import cap_spectral_norm, floor_update_ratio, hyperball, qk_clip
 from fnopt.optimizers._kfac import kfac
 from fnopt.optimizers._kl_shampoo import kl_shampoo, scale_by_kl_shampoo
-from fnopt.optimizers._lamb import fromage, lamb, lars, scale_by_fromage
+from fnopt.optimizers._lamb import (
+    fromage,
+    lamb,
+    lars,
+    novograd,
+    scale_by_fromage,
+    scale_by_novograd,
+)
 from fnopt.optimizers._lbfgs import inverse_product as inverse_product
 from fnopt.optimizers._lbfgs import lbfgs, scale_by_lbfgs
 from fnopt.optimizers._lion import lion, rprop, scale_by_lion, scale_by_rprop
@@ -62,23 +74,24 @@ from fnopt.optimizers._matrix_scale import normalize_neurons, scale_by_matrix_sh
 from fnopt.optimizers._momo import momo, momo_adam
 from fnopt.optimizers._muon import muon, normuon
 from fnopt.optimizers._natural_gradient import natural_gradient
-from fnopt.optimizers._novograd import novograd, scale_by_novograd
-from fnopt.optimizers._optimistic import (
-    optimistic_adam,
-    optimistic_adam_v2,
-    optimistic_gradient_descent,
-    scale_by_optimistic_gradient,
-)
 from fnopt.optimizers._orthogonalize import orthogonalize
 from fnopt.optimizers._partition_matrices import matrix_labels, partition_matrices
 from fnopt.optimizers._polyak_sgd import polyak_sgd, scale_by_polyak
 from fnopt.optimizers._precondition_by_inputs import precondition_by_inputs
-from fnopt.optimizers._prodigy import prodigy, scale_by_prodigy
+from fnopt.optimizers._prodigy import dadapt_adamw, prodigy, scale_by_dadapt_adamw, scale_by_prodigy
 from fnopt.optimizers._psgd_kron import psgd_kron, scale_by_psgd_kron
 from fnopt.optimizers._radam import radam, scale_by_radam
 from fnopt.optimizers._rmsprop import rmsprop, scale_by_rms, scale_by_stddev
-from fnopt.optimizers._schedule_free import schedule_free_adamw, schedule_free_sgd
-from fnopt.optimizers._sgd import accumulated_sgd, noisy_sgd, sgd, sgdr, sign_sgd, signum
+from fnopt.optimizers._sgd import (
+    accumulated_sgd,
+    noisy_sgd,
+    schedule_free_adamw,
+    schedule_free_sgd,
+    sgd,
+    sgdr,
+    sign_sgd,
+    signum,
+)
 from fnopt.optimizers._shampoo import scale_by_shampoo, shampoo
 from fnopt.optimizers._soap import scale_by_soap, soap
 from fnopt.optimizers._sophia import hutchinson_estimator_diag_hessian, scale_by_sophia, sophia

@@ -20,8 +20,8 @@ from fnopt.core import (
     static,
 )
 from fnopt.optimizers._adam import AdamDirection, adam_means
-from fnopt.optimizers._recipe import recipe, write_after
-from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
+from fnopt.optimizers._recipe import descend, recipe, write_after
+from fnopt.transforms import Chain
 
 
 class scale_by_belief(AdamDirection):
@@ -107,10 +107,7 @@ def adabelief(
         Zhuang et al., 2020, arXiv:2010.07468.
     """
     direction = scale_by_belief(b1, b2, eps, eps_root, nesterov)
-    step = scale_by_learning_rate(learning_rate)
-    if weight_decay is None:
-        return chain(direction, step)
-    return chain(direction, add_decayed_weights(weight_decay, weight_decay_mask), step)
+    return descend(direction, learning_rate, weight_decay, weight_decay_mask)
 
 
 class scale_by_yogi(AdamDirection):
@@ -146,7 +143,6 @@ class scale_by_yogi(AdamDirection):
 
     def fill(self, slot: str) -> Any:
         """Initialize both averages with `initial_accumulator_value`."""
-        del slot
         return self.initial_accumulator_value
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
@@ -193,7 +189,7 @@ def yogi(
     Reference:
         Zaheer, Reddi, Sachan, Kale and Kumar, 2018, Adaptive methods for nonconvex optimization.
     """
-    return chain(scale_by_yogi(b1, b2, eps), scale_by_learning_rate(learning_rate))
+    return descend(scale_by_yogi(b1, b2, eps), learning_rate)
 
 
 class ScaleByDiffgradState(NamedTuple):
@@ -282,4 +278,4 @@ def diffgrad(
     Reference:
         Dubey, Chakraborty, Roy, Mukherjee, Singh and Chaudhuri, 2019, arXiv:1909.11015.
     """
-    return chain(scale_by_diffgrad(b1, b2, eps, mu_dtype), scale_by_learning_rate(learning_rate))
+    return descend(scale_by_diffgrad(b1, b2, eps, mu_dtype), learning_rate)

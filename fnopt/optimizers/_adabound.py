@@ -18,8 +18,8 @@ from fnopt.core import (
 )
 from fnopt.optimizers._adam import ScaleByAdamState, adam_means
 from fnopt.optimizers._amsgrad import ScaleByAmsgradState
-from fnopt.optimizers._recipe import recipe
-from fnopt.transforms import Chain, chain, scale_by_learning_rate
+from fnopt.optimizers._recipe import descend, recipe
+from fnopt.transforms import Chain
 
 
 class _Bounded(Leafwise):
@@ -164,7 +164,7 @@ def adabound(
         Luo, Xiong, Liu and Sun, 2019, arXiv:1902.09843.
     """
     direction = scale_by_adabound(b1, b2, final_ratio, gamma, eps, mu_dtype)
-    return chain(direction, scale_by_learning_rate(learning_rate))
+    return descend(direction, learning_rate)
 
 
 @recipe
@@ -207,4 +207,4 @@ def amsbound(
         Luo, Xiong, Liu and Sun, 2019, arXiv:1902.09843.
     """
     direction = scale_by_amsbound(b1, b2, final_ratio, gamma, eps, mu_dtype)
-    return chain(direction, scale_by_learning_rate(learning_rate))
+    return descend(direction, learning_rate)

@@ -22,7 +22,7 @@ from fnopt.core import (
     real_dtype,
     squared_modulus,
 )
-from fnopt.optimizers._recipe import recipe
+from fnopt.optimizers._recipe import descend, recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
 
@@ -59,7 +59,6 @@ class scale_by_rss(Leafwise):
 
     def fill(self, slot: str) -> Any:
         """The sum starts at `initial_accumulator_value`."""
-        del slot
         return self.initial_accumulator_value
 
     def leaf(self, h: Any, g: Any, total: Any) -> Any:
@@ -96,9 +95,7 @@ def adagrad(
     Reference:
         Duchi, Hazan and Singer, 2011, Adaptive subgradient methods.
     """
-    return chain(
-        scale_by_rss(initial_accumulator_value, eps), scale_by_learning_rate(learning_rate)
-    )
+    return descend(scale_by_rss(initial_accumulator_value, eps), learning_rate)
 
 
 class ScaleByAdadeltaState(NamedTuple):
@@ -241,7 +238,10 @@ class scale_by_sm3(Leafwise):
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         # SM3-II: the least of the sums along the axes bounds the sum of squares of an element.
-        covers = [_expand_axis(v, i, g.ndim) for i, v in enumerate(mu)]
+        covers = [
+            jnp.expand_dims(v, tuple(j for j in range(g.ndim) if j != i)) if g.ndim > 1 else v
+            for i, v in enumerate(mu)
+        ]
         squares = h.b2 * functools.reduce(jnp.minimum, covers) + h.gain * squared_modulus(g)
         # With eps = 0, the root of a zero sum has an infinite reciprocal, and times zero it is NaN.
         seen = squares > 0
@@ -257,11 +257,6 @@ def _reduce_along_axes(reduce: Any, x: jax.Array) -> tuple[jax.Array, ...]:
         return (x,)
     axes = range(x.ndim)
     return tuple(reduce(x, axis=tuple(j for j in axes if j != i)) for i in axes)
-
-
-def _expand_axis(v: jax.Array, axis: int, ndim: int) -> jax.Array:
-    others = tuple(j for j in range(ndim) if j != axis)
-    return v if ndim < 2 else jnp.expand_dims(v, others)
 
 
 @recipe
@@ -291,4 +286,4 @@ def sm3(learning_rate: ScalarOrSchedule, momentum: Scalar = 0.9) -> Chain:
     Reference:
         Anil, Gupta, Koren and Singer, 2019, arXiv:1901.11150.
     """
-    return chain(scale_by_sm3(momentum), scale_by_learning_rate(learning_rate))
+    return descend(scale_by_sm3(momentum), learning_rate)

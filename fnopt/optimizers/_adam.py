@@ -23,8 +23,8 @@ from fnopt.core import (
     squared_modulus,
     static,
 )
-from fnopt.optimizers._recipe import recipe
-from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
+from fnopt.optimizers._recipe import descend, recipe
+from fnopt.transforms import Chain
 
 
 class ScaleByAdamState(NamedTuple):
@@ -170,10 +170,7 @@ def adam(
     Reference:
         Kingma and Ba, 2014, arXiv:1412.6980.
     """
-    return chain(
-        scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov),
-        scale_by_learning_rate(learning_rate),
-    )
+    return descend(scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov), learning_rate)
 
 
 @recipe
@@ -262,10 +259,8 @@ def adamw(
     Reference:
         Loshchilov and Hutter, 2019, arXiv:1711.05101.
     """
-    return chain(
-        scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov),
-        add_decayed_weights(weight_decay, mask),
-        scale_by_learning_rate(learning_rate),
+    return descend(
+        scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov), learning_rate, weight_decay, mask
     )
 
 

@@ -25,14 +25,11 @@ from fnopt.core import (
 )
 from fnopt.core import slot_zeros as zeros
 from fnopt.optimizers._adam import AdamDirection
-from fnopt.optimizers._recipe import recipe
+from fnopt.optimizers._recipe import descend, recipe
 from fnopt.transforms import (
     Chain,
-    add_decayed_weights,
     as_labels,
     by_pattern,
-    chain,
-    scale_by_learning_rate,
     select,
 )
 
@@ -179,8 +176,6 @@ def adam_mini(
     Reference:
         Zhang et al., 2024, arXiv:2406.16793.
     """
-    return chain(
-        scale_by_adam_mini(b1, b2, eps, blocks, mu_dtype),
-        add_decayed_weights(weight_decay, mask),
-        scale_by_learning_rate(learning_rate),
+    return descend(
+        scale_by_adam_mini(b1, b2, eps, blocks, mu_dtype), learning_rate, weight_decay, mask
     )

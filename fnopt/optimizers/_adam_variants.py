@@ -20,8 +20,8 @@ from fnopt.core import (
     squared_modulus,
     static,
 )
-from fnopt.optimizers._adam import ScaleByAdamState, adam_means, adam_scalars, scale_by_adam
-from fnopt.optimizers._recipe import recipe
+from fnopt.optimizers._adam import AdamDirection, adam_means, scale_by_adam
+from fnopt.optimizers._recipe import descend, recipe
 from fnopt.transforms import (
     Chain,
     add_decayed_weights,
@@ -32,7 +32,7 @@ from fnopt.transforms import (
 )
 
 
-class scale_by_stable_adam(Leafwise):
+class scale_by_stable_adam(AdamDirection):
     r"""Adam's direction, shorter where a leaf's gradient is large for its mean square.
 
     .. math:: u_t = \frac{1}{\max(1,\, \mathrm{RMS}_t)} \left(\frac{\hat\mu_t}
@@ -61,18 +61,13 @@ class scale_by_stable_adam(Leafwise):
         Wortsman et al., 2023, arXiv:2304.13013.
     """
 
-    State = ScaleByAdamState
     needs_params = True
+    carrier = None  # the growth carries an infinite gradient already
 
-    b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.99, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-6, ge=0)
     weight_decay: ScalarOrSchedule = hyper(default=0.0, ge=0, schedule=True)
     mu_dtype: Any = static(default=None, convert=as_dtype)
-
-    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The scalars of Adam."""
-        return adam_scalars(h, t)
 
     def leaf(self, h: Any, g: Any, p: Any, mu: Any, nu: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
@@ -123,10 +118,7 @@ def stable_adamw(
     Reference:
         Wortsman et al., 2023, arXiv:2304.13013.
     """
-    return chain(
-        scale_by_stable_adam(b1, b2, eps, weight_decay, mu_dtype),
-        scale_by_learning_rate(learning_rate),
-    )
+    return descend(scale_by_stable_adam(b1, b2, eps, weight_decay, mu_dtype), learning_rate)
 
 
 @recipe
@@ -290,6 +282,4 @@ def qhadam(
     Reference:
         Ma and Yarats, 2018, arXiv:1810.06801.
     """
-    return chain(
-        scale_by_qhadam(b1, b2, v1, v2, eps, mu_dtype), scale_by_learning_rate(learning_rate)
-    )
+    return descend(scale_by_qhadam(b1, b2, v1, v2, eps, mu_dtype), learning_rate)

@@ -18,8 +18,8 @@ from fnopt.core import (
     static,
 )
 from fnopt.optimizers._adam import AdamDirection, adam_means, adam_scalars
-from fnopt.optimizers._recipe import recipe
-from fnopt.transforms import Chain, chain, scale_by_learning_rate
+from fnopt.optimizers._recipe import descend, recipe
+from fnopt.transforms import Chain
 
 
 class scale_by_adamp(AdamDirection):
@@ -161,4 +161,4 @@ def adamp(
     """
     numbers = (b1, b2, eps, weight_decay, delta, wd_ratio)
     direction = scale_by_adamp(*numbers, nesterov, mu_dtype)
-    return chain(direction, scale_by_learning_rate(learning_rate))
+    return descend(direction, learning_rate)

@@ -20,8 +20,8 @@ from fnopt.core import (
     squared_modulus,
     static,
 )
-from fnopt.optimizers._recipe import recipe
-from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
+from fnopt.optimizers._recipe import descend, recipe
+from fnopt.transforms import Chain
 
 
 class ScaleByAdemamixState(NamedTuple):
@@ -191,10 +191,11 @@ def ademamix(
     Reference:
         Pagliardini, Ablin and Grangier, 2024, arXiv:2409.03137.
     """
-    return chain(
+    return descend(
         scale_by_ademamix(b1, b2, b3, alpha, eps, eps_root, mu_dtype),
-        add_decayed_weights(weight_decay, mask),
-        scale_by_learning_rate(learning_rate),
+        learning_rate,
+        weight_decay,
+        mask,
     )
 
 
@@ -241,8 +242,9 @@ def simplified_ademamix(
     Reference:
         Morwani, Vyas, Zhang and Kakade, 2025, arXiv:2502.02431.
     """
-    return chain(
+    return descend(
         scale_by_simplified_ademamix(b1, b2, alpha, eps, eps_root),
-        add_decayed_weights(weight_decay, mask),
-        scale_by_learning_rate(learning_rate),
+        learning_rate,
+        weight_decay,
+        mask,
     )

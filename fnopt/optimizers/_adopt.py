@@ -23,8 +23,8 @@ from fnopt.core import (
     static,
 )
 from fnopt.optimizers._adam import ScaleByAdamState
-from fnopt.optimizers._recipe import clip_modulus, recipe, write_after
-from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
+from fnopt.optimizers._recipe import clip_modulus, descend, recipe, write_after
+from fnopt.transforms import Chain
 
 
 def fourth_root(count: jax.Array) -> jax.Array:
@@ -150,7 +150,7 @@ def adopt(
         Taniguchi et al., 2024, arXiv:2411.02853.
     """
     direction = scale_by_adopt(b1, b2, eps, mu_dtype, nesterov, use_clipping, clip_value_fn)
-    return chain(direction, scale_by_learning_rate(learning_rate))
+    return descend(direction, learning_rate)
 
 
 class scale_by_acprop(Leafwise):
@@ -249,8 +249,4 @@ def acprop(
     Reference:
         Zhuang et al., 2021, arXiv:2110.05454.
     """
-    return chain(
-        scale_by_acprop(b1, b2, eps, eps_root),
-        add_decayed_weights(weight_decay, mask),
-        scale_by_learning_rate(learning_rate),
-    )
+    return descend(scale_by_acprop(b1, b2, eps, eps_root), learning_rate, weight_decay, mask)

@@ -21,8 +21,8 @@ from fnopt.core import (
     static,
 )
 from fnopt.optimizers._adam import AdamDirection, adam_means
-from fnopt.optimizers._recipe import recipe
-from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
+from fnopt.optimizers._recipe import descend, recipe
+from fnopt.transforms import Chain
 
 
 class ScaleByAmsgradState(NamedTuple):
@@ -137,7 +137,7 @@ def amsgrad(
     direction = scale_by_amsgrad(
         b1, b2, eps, eps_root, mu_dtype, bias_correction_mu, bias_correction_nu
     )
-    return chain(direction, scale_by_learning_rate(learning_rate))
+    return descend(direction, learning_rate)
 
 
 class ScaleByAdamaxState(NamedTuple):
@@ -218,7 +218,7 @@ def adamax(
     Reference:
         Kingma and Ba, 2014, arXiv:1412.6980, section 7.1.
     """
-    return chain(scale_by_adamax(b1, b2, eps), scale_by_learning_rate(learning_rate))
+    return descend(scale_by_adamax(b1, b2, eps), learning_rate)
 
 
 @recipe
@@ -257,8 +257,4 @@ def adamaxw(
     Reference:
         Kingma and Ba, 2014, arXiv:1412.6980; Loshchilov and Hutter, 2019, arXiv:1711.05101.
     """
-    return chain(
-        scale_by_adamax(b1, b2, eps),
-        add_decayed_weights(weight_decay, mask),
-        scale_by_learning_rate(learning_rate),
-    )
+    return descend(scale_by_adamax(b1, b2, eps), learning_rate, weight_decay, mask)

@@ -117,10 +117,8 @@ class scale_by_dog(Transformation):
         kind, value = self.init_step
         if kind == "learning_rate":
             factor = jnp.where(state.count == 0, jnp.full_like(factor, value), factor)
-        count = safe_increment(state.count)
-        return _scale_updates(factor, updates), ScaleByDogState(
-            count, state.init_params, farthest, norm
-        )
+        state = ScaleByDogState(safe_increment(state.count), state.init_params, farthest, norm)
+        return map_leaves(lambda h, g: h * g, updates, hyper=factor), state
 
 
 class scale_by_dowg(Transformation):
@@ -165,15 +163,12 @@ class scale_by_dowg(Transformation):
         norm = global_norm(updates).astype(farthest.dtype)
         norm = joint_norm([state.weighted_norm_grads, safe_sqrt(farthest) * norm])
         factor = farthest / nonzero(norm + h.eps)
-        return _scale_updates(factor, updates), ScaleByDowgState(state.init_params, norm, farthest)
+        state = ScaleByDowgState(state.init_params, norm, farthest)
+        return map_leaves(lambda h, g: h * g, updates, hyper=factor), state
 
 
 def _distance(start: Any, params: Any) -> jax.Array:
     return global_norm(map_leaves(lambda p, p0: p - p0, params, start=start))
-
-
-def _scale_updates(factor: jax.Array, updates: Any) -> Any:
-    return map_leaves(lambda h, g: h * g, updates, hyper=factor)
 
 
 def _decay(weight_decay: Any, mask: Any) -> list[Any]:

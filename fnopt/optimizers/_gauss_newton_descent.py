@@ -142,8 +142,6 @@ class gauss_newton_descent(Transformation):
         """Take a step that lowers the loss of the batch, or refuse the step."""
         from fnopt.curvature import batch_jacobian  # `import fnopt` needs no curvature
 
-        del updates, extra_args
-
         def jacobian(method: str) -> BatchJacobian:
             options = {"chunk_size": self.chunk_size, "axis_name": self.axis_name}
             return batch_jacobian(residual_fn, method=method, **options)(params, batch)

@@ -225,7 +225,6 @@ class kfac(Transformation):
         self, updates: Any, state: KfacState, params: Any = None, *, batch: Any, **extra_args: Any
     ) -> tuple[Any, KfacState]:
         """The best combination of the preconditioned gradient and the last step, or none."""
-        del updates, extra_args
         with use_mesh_of(batch, params):
             whole = jax.tree.map(replicate, params)
             momentum = jax.tree.map(replicate, state.momentum)

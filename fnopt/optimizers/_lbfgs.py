@@ -95,7 +95,6 @@ class scale_by_lbfgs(Transformation):
         self, updates: Any, state: ScaleByLBFGSState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ScaleByLBFGSState]:
         """The gradient times the approximate inverse Hessian."""
-        del extra_args
         m, dtype = self.memory_size, state.weights_memory.dtype
         x, g = _as_slot(params, state.params), _as_slot(updates, state.updates)
         s = map_leaves(jnp.subtract, x, last=state.params)

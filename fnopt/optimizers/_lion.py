@@ -13,13 +13,12 @@ from fnopt.core import (
     ScalarOrSchedule,
     Slot,
     as_dtype,
-    check_choice,
     ema,
     hyper,
     static,
 )
-from fnopt.optimizers._recipe import recipe
-from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
+from fnopt.optimizers._recipe import descend, one_of, recipe
+from fnopt.transforms import Chain
 
 MODES = ("hard", "smooth", "refined")
 
@@ -63,16 +62,11 @@ class scale_by_lion(Leafwise):
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.99, gt=0, lt=1)
     mu_dtype: Any = static(default=None, convert=as_dtype)
-    mode: str = static(default="hard")
+    mode: str = static(default="hard", convert=one_of(MODES, "mode", "scale_by_lion"))
     smooth_beta: Scalar = hyper(default=1.0, gt=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(self.mode, MODES, "mode", "scale_by_lion")
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The step's weights of the new mean and of the gradient."""
-        del t
         past = h.b1 / h.b2
         return {"gain2": 1 - h.b2, "past": past, "present": 1 - past}
 
@@ -127,11 +121,7 @@ def lion(
     Reference:
         Chen et al., 2023, arXiv:2302.06675.
     """
-    return chain(
-        scale_by_lion(b1, b2, mu_dtype),
-        add_decayed_weights(weight_decay, mask),
-        scale_by_learning_rate(learning_rate),
-    )
+    return descend(scale_by_lion(b1, b2, mu_dtype), learning_rate, weight_decay, mask)
 
 
 class ScaleByRpropState(NamedTuple):
@@ -231,7 +221,6 @@ def rprop(
     Reference:
         Riedmiller and Braun, 1993; Igel and Hüsken, 2003.
     """
-    return chain(
-        scale_by_rprop(learning_rate, eta_minus, eta_plus, min_step_size, max_step_size),
-        scale_by_learning_rate(1.0),
+    return descend(
+        scale_by_rprop(learning_rate, eta_minus, eta_plus, min_step_size, max_step_size), 1.0
     )

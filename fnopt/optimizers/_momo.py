@@ -243,15 +243,13 @@ def _first_moments(beta: Any, value: Any, updates: Any, state: Any, params: Any)
 
 def _move(h: Any, tau: jax.Array, direction: Any, params: Any) -> Any:
     """The step along a direction, with the decay of the params."""
-
-    def move_leaf(h: Any, d: Any, p: Any) -> Any:
-        return -h["decay"] * p - h["tau"] * d
-
     decay = h.learning_rate * h.weight_decay
     # p - decay / (1 + decay) p = p / (1 + decay): the proximal step of the penalty, which is stable
     # for every learning rate.
     scalars = {"decay": decay / (1 + decay), "tau": tau}
-    return map_leaves(move_leaf, direction, hyper=scalars, params=params)
+    return map_leaves(
+        lambda h, d, p: -h["decay"] * p - h["tau"] * d, direction, hyper=scalars, params=params
+    )
 
 
 def _steps(

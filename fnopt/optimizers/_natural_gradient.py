@@ -172,7 +172,6 @@ class natural_gradient(Transformation):
         """A step that lowers the loss of the batch, or none."""
         from fnopt.curvature import BatchLoss  # `import fnopt` needs no curvature
 
-        del updates, extra_args
         with use_mesh_of(batch, params):
             loss = BatchLoss(
                 self.model_fn,

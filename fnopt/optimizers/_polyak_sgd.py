@@ -19,7 +19,8 @@ from fnopt.core import (
     static,
     zero_count,
 )
-from fnopt.transforms import Chain, chain, real_dtype_of, scale_by_learning_rate
+from fnopt.optimizers._recipe import descend
+from fnopt.transforms import Chain, real_dtype_of
 
 
 class LowerBound(NamedTuple):
@@ -205,6 +206,4 @@ def polyak_sgd(
     Reference:
         Loizou, Vaswani, Laradji and Lacoste-Julien, 2020, arXiv:2002.10542.
     """
-    return chain(
-        scale_by_polyak(f_min, max_learning_rate, eps, variant), scale_by_learning_rate(scaling)
-    )
+    return descend(scale_by_polyak(f_min, max_learning_rate, eps, variant), scaling)

@@ -17,8 +17,8 @@ from fnopt.core import (
     static,
 )
 from fnopt.optimizers._adam import AdamDirection, adam_means
-from fnopt.optimizers._recipe import recipe
-from fnopt.transforms import Chain, chain, scale_by_learning_rate
+from fnopt.optimizers._recipe import descend, recipe
+from fnopt.transforms import Chain
 
 
 def _length(b2: Any, t: Any) -> tuple[Any, Any]:
@@ -152,7 +152,4 @@ def radam(
     Reference:
         Liu et al., 2020, arXiv:1908.03265.
     """
-    return chain(
-        scale_by_radam(b1, b2, eps, eps_root, threshold, nesterov),
-        scale_by_learning_rate(learning_rate),
-    )
+    return descend(scale_by_radam(b1, b2, eps, eps_root, threshold, nesterov), learning_rate)

@@ -12,8 +12,9 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from fnopt.core import as_number, check_choice, error_scope, wrong_arguments
+from fnopt.core import Transformation, as_number, check_choice, error_scope, wrong_arguments
 from fnopt.sharding import sharded_full_like
+from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
 _Recipe = TypeVar("_Recipe", bound=Callable[..., Any])
 
@@ -37,12 +38,10 @@ def recipe(fn: _Recipe) -> _Recipe:
     @functools.wraps(fn)
     def make(*args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(parameters, args, strict=False)), **kwargs}
-        _check_signs(fn.__name__, given)
-        _check_flags(fn.__name__, {name: given[name] for name in flags & given.keys()})
+        _check_arguments(fn.__name__, given, flags)
         try:
-            with error_scope(
-                fn.__name__
-            ):  # an error of a member says whose it is: `sgd > trace: decay`
+            # The error of a member says whose it is: `sgd > trace: decay`.
+            with error_scope(fn.__name__):
                 return fn(*args, **kwargs)
         except TypeError:
             message = wrong_arguments(fn, args, kwargs)
@@ -63,25 +62,26 @@ def _refuse(recipe: str, method: str, *_: Any, **__: Any) -> None:
     )
 
 
-def _is_negative(value: Any) -> bool:
-    """Whether a number, or an entry of an array, is below zero; False for traced ones."""
-    value = as_number(value)
-    is_known = isinstance(value, (float, jax.Array)) and not isinstance(value, Tracer)
-    return is_known and bool(np.any(np.asarray(value) < 0))
-
-
-def _check_signs(recipe: str, given: dict[str, Any]) -> None:
-    """Check the signs of the arguments of a recipe."""
+def _check_arguments(recipe: str, given: dict[str, Any], flags: set[str]) -> None:
+    """Check the signs of numbers, and that flags are bools, also flags without effect."""
     for name in _NOT_NEGATIVE & given.keys():
-        if _is_negative(given[name]):
+        value = as_number(given[name])
+        # A traced number has no value yet.
+        is_known = isinstance(value, (float, jax.Array)) and not isinstance(value, Tracer)
+        if is_known and np.any(np.asarray(value) < 0):
             raise ValueError(f"{recipe}: {name} = {given[name]}, expected {name} >= 0.")
+    for name in flags & given.keys():
+        if not isinstance(given[name], (bool, np.bool_)):
+            raise TypeError(f"{recipe}: {name} = {given[name]!r}, expected True or False.")
 
 
-def _check_flags(recipe: str, given: dict[str, Any]) -> None:
-    """Check that flags are bools, also flags without effect."""
-    for name, value in given.items():
-        if not isinstance(value, (bool, np.bool_)):
-            raise TypeError(f"{recipe}: {name} = {value!r}, expected True or False.")
+def descend(
+    direction: Transformation, learning_rate: Any, weight_decay: Any = None, mask: Any = None
+) -> Chain:
+    """Chain a direction, decoupled weight decay unless it is None, and the learning rate."""
+    # Decay after the direction and before the rate: decoupled (Loshchilov and Hutter, 2019).
+    decay = () if weight_decay is None else (add_decayed_weights(weight_decay, mask),)
+    return chain(direction, *decay, scale_by_learning_rate(learning_rate))
 
 
 def one_of(options: tuple[str, ...], field: str, owner: str) -> Callable[[Any], str]:

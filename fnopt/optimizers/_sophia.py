@@ -26,8 +26,8 @@ from fnopt.core import (
     static,
     zero_count,
 )
-from fnopt.optimizers._recipe import clip_modulus, recipe
-from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
+from fnopt.optimizers._recipe import clip_modulus, descend, recipe
+from fnopt.transforms import Chain
 
 
 class HutchinsonState(NamedTuple):
@@ -64,7 +64,6 @@ class hutchinson_estimator_diag_hessian(Transformation):
 
     def init(self, params: Any) -> HutchinsonState:
         """A zero count."""
-        del params
         return HutchinsonState(zero_count())
 
     def update(
@@ -256,8 +255,4 @@ def sophia(
     direction = scale_by_sophia(
         b1, b2, eps, gamma, clip_threshold, update_interval, hessian_diagonal_fn, mu_dtype
     )
-    return chain(
-        direction,
-        add_decayed_weights(weight_decay, weight_decay_mask),
-        scale_by_learning_rate(learning_rate),
-    )
+    return descend(direction, learning_rate, weight_decay, weight_decay_mask)

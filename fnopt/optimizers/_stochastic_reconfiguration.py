@@ -172,7 +172,6 @@ class stochastic_reconfiguration(Transformation):
         **extra_args: Any,
     ) -> tuple[Any, StochasticReconfigurationState]:
         """A step of imaginary time, or none."""
-        del updates, extra_args
         with use_mesh_of(batch, params):
             return self._step(state, params, batch, local_energies, weights)
 

@@ -7,8 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import real_dtype
-from fnopt.projections._trees import check_floating, check_scale, length, project_wide
+from fnopt.projections._trees import length, project_wide
 
 
 def _threshold(x: jax.Array, scale: jax.Array) -> jax.Array:
@@ -99,11 +98,7 @@ def projection_simplex(tree: Any, scale: Any = 1) -> Any:
     Reference:
         Held, Wolfe and Crowder, 1974, Mathematical Programming 6; Duchi et al., 2008, ICML.
     """
-    check_floating("projection_simplex", tree)
-    check_scale("projection_simplex", scale)
-    return project_wide(
-        lambda x, dtype: _project_leaves_together(x, jnp.asarray(scale).astype(dtype)), tree
-    )
+    return project_wide("projection_simplex", _project_leaves_together, tree, scale)
 
 
 def projection_l1_sphere(tree: Any, scale: Any = 1) -> Any:
@@ -129,11 +124,7 @@ def projection_l1_sphere(tree: Any, scale: Any = 1) -> Any:
         >>> projection_l1_sphere(jnp.asarray([-0.25, 0.25]))
         Array([-0.5,  0.5], dtype=float32)
     """
-    check_floating("projection_l1_sphere", tree)
-    check_scale("projection_l1_sphere", scale)
-    return project_wide(
-        lambda x, dtype: _project_to_sphere(x, jnp.asarray(scale).astype(dtype)), tree
-    )
+    return project_wide("projection_l1_sphere", _project_to_sphere, tree, scale)
 
 
 def projection_l1_ball(tree: Any, scale: Any = 1) -> Any:
@@ -162,22 +153,17 @@ def projection_l1_ball(tree: Any, scale: Any = 1) -> Any:
     Reference:
         Duchi et al., 2008, ICML, doi:10.1145/1390156.1390191.
     """
-    check_floating("projection_l1_ball", tree)
-    check_scale("projection_l1_ball", scale)
 
-    def nearest(x: Any, dtype: Any) -> Any:
-        s = jnp.asarray(scale).astype(dtype)
-        total = sum((jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(x)), jnp.zeros((), dtype))
-        outside = _project_to_sphere(x, s)
-        return jax.tree.map(lambda a, b: jnp.where(total <= s, a, b), x, outside)
+    def project(x: Any, s: jax.Array) -> Any:
+        total = sum((jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(x)), jnp.zeros_like(s))
+        return jax.tree.map(lambda a, b: jnp.where(total <= s, a, b), x, _project_to_sphere(x, s))
 
-    return project_wide(nearest, tree)
+    return project_wide("projection_l1_ball", project, tree, scale)
 
 
-def _scale_to_sphere(tree: Any, scale: Any, dtype: Any) -> tuple[Any, jax.Array]:
+def _scale_to_sphere(tree: Any, s: jax.Array) -> tuple[Any, jax.Array]:
     """The nearest point of the sphere, and whether the tree is inside it."""
-    s = jnp.asarray(scale).astype(real_dtype(dtype))
-    size, unit, top = length(tree, dtype)
+    size, unit, top = length(tree, s.dtype)
     zero = size == 0
     count = sum(x.size for x in jax.tree.leaves(tree))
     factor = s / jnp.where(zero, jnp.ones_like(size), size)
@@ -209,9 +195,8 @@ def projection_l2_sphere(tree: Any, scale: Any = 1) -> Any:
         >>> projection_l2_sphere(jnp.asarray([3e30, 4e30]))
         Array([0.6, 0.8], dtype=float32)
     """
-    check_floating("projection_l2_sphere", tree, allow_complex=True)
-    check_scale("projection_l2_sphere", scale)
-    return project_wide(lambda x, dtype: _scale_to_sphere(x, scale, dtype)[0], tree)
+    project = lambda x, s: _scale_to_sphere(x, s)[0]  # noqa: E731
+    return project_wide("projection_l2_sphere", project, tree, scale, allow_complex=True)
 
 
 def projection_l2_ball(tree: Any, scale: Any = 1) -> Any:
@@ -237,11 +222,9 @@ def projection_l2_ball(tree: Any, scale: Any = 1) -> Any:
         >>> projection_l2_ball(jnp.asarray([3.0, 4.0]))
         Array([0.6, 0.8], dtype=float32)
     """
-    check_floating("projection_l2_ball", tree, allow_complex=True)
-    check_scale("projection_l2_ball", scale)
 
-    def nearest(x: Any, dtype: Any) -> Any:
-        on, inside = _scale_to_sphere(x, scale, dtype)
+    def project(x: Any, s: jax.Array) -> Any:
+        on, inside = _scale_to_sphere(x, s)
         return jax.tree.map(lambda a, b: jnp.where(inside, a, b), x, on)
 
-    return project_wide(nearest, tree)
+    return project_wide("projection_l2_ball", project, tree, scale, allow_complex=True)

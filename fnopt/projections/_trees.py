@@ -60,25 +60,26 @@ def restore_dtypes(tree: Any, like: Any) -> Any:
     return jax.tree.map(lambda x, old: x.astype(jnp.result_type(old)), tree, like)
 
 
-def project_wide(fn: Callable[[Any, Any], Any], tree: Any, *more: Any) -> Any:
-    """`fn(widened tree, dtype)`, back in the dtypes of the tree."""
-    dtype = common_dtype(tree, *more)
-    return restore_dtypes(fn(widen(tree, dtype), dtype), tree)
-
-
-def reduce_leaves(
-    fn: Callable[..., Any], tree: Any, start: Any, combine: Callable[..., Any]
+def project_wide(
+    name: str,
+    project: Callable[[Any, jax.Array], Any],
+    tree: Any,
+    scale: Any,
+    *,
+    allow_complex: bool = False,
 ) -> Any:
-    """Reduce all leaves to one scalar."""
-    return functools.reduce(combine, [fn(x) for x in jax.tree.leaves(tree)], start)
+    """Check a tree and a size, and return `project(widened tree, size)` in the tree's dtypes."""
+    check_floating(name, tree, allow_complex=allow_complex)
+    check_scale(name, scale)
+    dtype = common_dtype(tree)
+    size = jnp.asarray(scale).astype(real_dtype(dtype))
+    return restore_dtypes(project(widen(tree, dtype), size), tree)
 
 
 def largest_modulus(tree: Any, real: Any) -> jax.Array:
     """The largest modulus, as a number to divide by."""
-    zero = jnp.zeros((), real)
-    return range_divisor(
-        reduce_leaves(lambda x: jnp.max(jnp.abs(x), initial=0), tree, zero, jnp.maximum)
-    )
+    tops = [jnp.max(jnp.abs(x), initial=0) for x in jax.tree.leaves(tree)]
+    return range_divisor(functools.reduce(jnp.maximum, tops, jnp.zeros((), real)))
 
 
 def divide(tree: Any, by: jax.Array) -> Any:

@@ -11,12 +11,13 @@ from fnopt.schedules._decay import (
     warmup_constant_schedule,
     warmup_cosine_decay_schedule,
 )
-from fnopt.schedules._interpolate import (
+from fnopt.schedules._piecewise import (
     cosine_onecycle_schedule,
+    join_schedules,
     linear_onecycle_schedule,
+    piecewise_constant_schedule,
     piecewise_interpolate_schedule,
 )
-from fnopt.schedules._join import join_schedules, piecewise_constant_schedule
 from fnopt.schedules._warmup import (
     inverse_sqrt_schedule,
     warmup_exponential_decay_schedule,

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Scalar, Schedule, default_float, hyper, static, where
-from fnopt.schedules._join import join_schedules
-from fnopt.schedules._time import after_warmup, cosine, fraction, interpolate, numbers, steps_since
+from fnopt.schedules._basic import after_warmup, cosine, fraction, interpolate, numbers, steps_since
+from fnopt.schedules._piecewise import join_schedules
 
 
 class exponential_decay(Schedule):
@@ -168,7 +168,14 @@ class warmup_cosine_decay_schedule(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_order(self.warmup_steps, self.decay_steps)
+        whole, warmup = self.decay_steps, self.warmup_steps
+        # Only numbers can be compared here: arrays may be traced.
+        if isinstance(warmup, float) and isinstance(whole, float) and whole <= warmup:
+            raise ValueError(
+                f"{where()}warmup_cosine_decay_schedule: decay_steps = {whole}, warmup_steps = "
+                f"{warmup}, expected decay_steps > warmup_steps: it is the length of the whole "
+                "schedule, warm-up included, and nothing would be left to decay in."
+            )
 
     def __call__(self, count: Any) -> jax.Array:
         """The value after `count` updates."""
@@ -176,17 +183,6 @@ class warmup_cosine_decay_schedule(Schedule):
         phase = fraction(count, h.warmup_steps, h.decay_steps - h.warmup_steps)
         decaying = interpolate(h.peak_value, h.end_value, cosine(phase, h.exponent))
         return after_warmup(h, count, decaying)
-
-
-def _check_order(warmup_steps: Any, decay_steps: Any) -> None:
-    """Raise a ValueError if the decay would be over before the warm-up; arrays may be traced."""
-    known = isinstance(warmup_steps, float) and isinstance(decay_steps, float)
-    if known and decay_steps <= warmup_steps:
-        raise ValueError(
-            f"{where()}warmup_cosine_decay_schedule: decay_steps = {decay_steps}, warmup_steps = "
-            f"{warmup_steps}, expected decay_steps > warmup_steps: it is the length of the whole "
-            "schedule, warm-up included, and nothing would be left to decay in."
-        )
 
 
 def _cycles_length(n: jax.Array, growth: jax.Array) -> jax.Array:

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Scalar, Schedule, check_choice, hyper, static
-from fnopt.schedules._decay import decay_from
-from fnopt.schedules._time import (
+from fnopt.schedules._basic import (
     after_warmup,
     cosine,
     fraction,
@@ -18,6 +17,7 @@ from fnopt.schedules._time import (
     power,
     steps_since,
 )
+from fnopt.schedules._decay import decay_from
 
 
 def _steps_after_warmup(count: Any, steps: Any) -> jax.Array:
@@ -123,14 +123,11 @@ class warmup_stable_decay_schedule(Schedule):
         # Two Python numbers have an exact sum, whatever float32 makes of it.
         begin = self.warmup_steps + self.stable_steps
         phase = fraction(count, begin, h.decay_steps)
-        decaying = interpolate(h.peak_value, h.end_value, _cooldown_weight(self.decay_type, phase))
-        return after_warmup(h, count, decaying)
-
-
-def _cooldown_weight(kind: str, phase: jax.Array) -> jax.Array:
-    if kind == "cosine":
-        return cosine(phase)
-    return 1 - (power(phase, 0.5) if kind == "sqrt" else phase)
+        if self.decay_type == "cosine":
+            weight = cosine(phase)
+        else:
+            weight = 1 - (power(phase, 0.5) if self.decay_type == "sqrt" else phase)
+        return after_warmup(h, count, interpolate(h.peak_value, h.end_value, weight))
 
 
 class inverse_sqrt_schedule(Schedule):
@@ -166,7 +163,5 @@ class inverse_sqrt_schedule(Schedule):
         """The value after `count` updates."""
         h = numbers(self)
         tau = jnp.maximum(h.warmup_steps, 1) if h.timescale is None else h.timescale
-        decaying = h.peak_value * jnp.sqrt(
-            tau / (tau + _steps_after_warmup(count, self.warmup_steps))
-        )
-        return after_warmup(h, count, decaying)
+        ahead = _steps_after_warmup(count, self.warmup_steps)
+        return after_warmup(h, count, h.peak_value * jnp.sqrt(tau / (tau + ahead)))

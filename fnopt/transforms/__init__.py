@@ -6,13 +6,15 @@ from fnopt.transforms import states as states
 from fnopt.transforms._accumulate import accumulate, apply_every, has_updated
 from fnopt.transforms._adaptive_scale import dynamic_loss_scale, loss_scale, reduce_on_plateau
 from fnopt.transforms._average_params import averaged_params, lookahead, params_ema, params_mean
-from fnopt.transforms._backtracking_linesearch import scale_by_backtracking_linesearch
 from fnopt.transforms._basic import (
+    centralize,
     identity,
+    normalize_by_update_norm,
     scale,
     scale_by_learning_rate,
     scale_by_schedule,
     scale_by_sign,
+    scale_by_trust_ratio,
     set_to_zero,
     stateless,
 )
@@ -31,10 +33,14 @@ from fnopt.transforms._clip import (
 )
 from fnopt.transforms._clip import clipped_rms as clipped_rms
 from fnopt.transforms._clip import rms as rms
+from fnopt.transforms._conditionally import all_finite as all_finite
 from fnopt.transforms._conditionally import (
+    apply_if_finite,
     conditionally_mask,
     conditionally_transform,
+    keep_params_nonnegative,
     skip_large_updates,
+    zero_nans,
 )
 from fnopt.transforms._flatten import flatten, split_real_and_imaginary
 from fnopt.transforms._gradient_noise import add_gradient_noise
@@ -53,20 +59,19 @@ from fnopt.transforms._line_search import find_kept as find_kept
 from fnopt.transforms._line_search import next_rate as next_rate
 from fnopt.transforms._line_search import start_search as start_search
 from fnopt.transforms._line_search import value_and_grad_from_state
-from fnopt.transforms._masked import freeze, masked
+from fnopt.transforms._linesearch_transforms import (
+    scale_by_backtracking_linesearch,
+    scale_by_zoom_linesearch,
+)
+from fnopt.transforms._masked import freeze, masked, partition
 from fnopt.transforms._momentum import ema, grokfast, reduce_variance, trace
 from fnopt.transforms._narrow_params import kahan, master_copy, master_params, stochastic_rounding
-from fnopt.transforms._nonfinite import all_finite as all_finite
-from fnopt.transforms._nonfinite import apply_if_finite, keep_params_nonnegative, zero_nans
-from fnopt.transforms._normalize import centralize, normalize_by_update_norm, scale_by_trust_ratio
 from fnopt.transforms._packed import packed
-from fnopt.transforms._partition import partition
 from fnopt.transforms._quantized_state import quantized_state
 from fnopt.transforms._sam import sam
 from fnopt.transforms._schedule_free import schedule_free, schedule_free_eval_params
+from fnopt.transforms._select import Labels, Selector, by_path, by_pattern, select
 from fnopt.transforms._select import as_labels as as_labels
-from fnopt.transforms._select import select
-from fnopt.transforms._selectors import Labels, Selector, by_path, by_pattern
 from fnopt.transforms._sparse_rows import sparse_rows
 from fnopt.transforms._stored_slots import is_coded as is_coded
 from fnopt.transforms._stored_slots import offloaded, precision_policy
@@ -83,7 +88,6 @@ from fnopt.transforms._weight_decay import (
     decay_to_anchor,
     independent_weight_decay,
 )
-from fnopt.transforms._zoom_linesearch import scale_by_zoom_linesearch
 
 __all__ = [
     "Chain",

@@ -149,19 +149,15 @@ class accumulate(Wrapper):
         # the sum of one gradient is that gradient in every bit.
         first = state.mini_step == 0
 
-        def add_leaf(g: Any, acc: Any) -> Any:
+        def add_leaf(*row: Any) -> Any:
+            *weight, g, acc = row
+            for w in weight:  # a mean over no tokens may be NaN
+                g = jnp.where(w == 0, jnp.zeros_like(g), w * g)
             return g, jnp.where(first, g, acc + g)
-
-        def add_weighted_leaf(w: Any, g: Any, acc: Any) -> Any:
-            # A mean over no tokens is no number.
-            return add_leaf(jnp.where(w == 0, jnp.zeros_like(g), w * g), acc)
 
         summed = _where_both(updates, state.acc)
         known = _where_both(state.acc, summed)
-        if weight is None:
-            acc = map_leaves(add_leaf, summed, outputs=2, acc=known)[1]
-        else:
-            acc = map_leaves(add_weighted_leaf, summed, hyper=weight, outputs=2, acc=known)[1]
+        acc = map_leaves(add_leaf, summed, hyper=weight, outputs=2, acc=known)[1]
         return _fill(acc, state.acc)
 
     def _finish(self, updates: Any, acc: Any, total: jax.Array) -> Any:

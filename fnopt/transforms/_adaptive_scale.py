@@ -22,7 +22,7 @@ from fnopt.core import (
     zero_count,
 )
 from fnopt.transforms._chain import Wrapper, find_state
-from fnopt.transforms._nonfinite import all_finite, or_zeros
+from fnopt.transforms._conditionally import all_finite, or_zeros
 
 
 class ReduceOnPlateauState(NamedTuple):
@@ -86,7 +86,6 @@ class reduce_on_plateau(Transformation):
 
     def init(self, params: Any) -> ReduceOnPlateauState:
         """A factor of one, and an infinite loss."""
-        del params
         dtype = default_float()
         one, zero = jnp.ones((), dtype), jnp.zeros((), dtype)
         return ReduceOnPlateauState(
@@ -208,8 +207,13 @@ class dynamic_loss_scale(Wrapper):
         finite = all_finite(updates)
 
         def unscale(updates: Any) -> Any:
-            # The inner transform never meets what is thrown away under vmap.
-            return _unscale(or_zeros(finite, updates), state.scale)
+            # Zeros, because under vmap the inner step is computed also where it is thrown away.
+            leaves, treedef = jax.tree.flatten(or_zeros(finite, updates))
+            # Frozen params may be whole numbers, whose updates stay as they are.
+            return treedef.unflatten(
+                map_leaves(lambda s, g: g / s, g, hyper=state.scale) if is_inexact(g) else g
+                for g in leaves
+            )
 
         new, inner_state = self._step_if(
             finite, updates, state.inner_state, params, extra_args, prepare=unscale
@@ -226,16 +230,6 @@ class dynamic_loss_scale(Wrapper):
         less = jnp.maximum(state.scale * h["backoff_factor"], h["min_scale"])
         scale = jnp.where(finite, jnp.where(grows, more, state.scale), less)
         return scale, jnp.where(grows, zero_count(), good)
-
-
-def _unscale(updates: Any, scale: jax.Array) -> Any:
-    """The quotient in at least float32; what is frozen may be whole numbers and stays."""
-
-    def unscale_leaf(g: Any) -> Any:
-        return map_leaves(lambda s, g: g / s, g, hyper=scale) if is_inexact(g) else g
-
-    leaves, treedef = jax.tree.flatten(updates)
-    return treedef.unflatten(map(unscale_leaf, leaves))
 
 
 def loss_scale(state: Any) -> jax.Array:

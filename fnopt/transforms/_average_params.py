@@ -192,15 +192,8 @@ def averaged_params(state: Any, params: Any) -> Any:
         >>> fnopt.averaged_params(tx.init(params), params)
         {'w': Array([3.], dtype=float32)}
     """
-    mean = read_slot(
-        params,
-        state,
-        AverageParamsState,
-        "average",
-        _read,
-        "averaged_params",
-        "params_ema or params_mean",
-    )
+    who, maker = "averaged_params", "params_ema or params_mean"
+    mean = read_slot(params, state, AverageParamsState, "average", _read, who, maker)
     return cast_like(mean, params)
 
 

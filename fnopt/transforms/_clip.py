@@ -24,7 +24,7 @@ from fnopt.core import (
     type_text,
     where,
 )
-from fnopt.transforms._normalize import divide_by_norm
+from fnopt.transforms._basic import divide_by_norm
 
 
 class clip(Transformation):
@@ -52,10 +52,9 @@ class clip(Transformation):
         if any(map(jnp.iscomplexobj, jax.tree.leaves(updates))):
             raise _complex_refused(updates)
 
-        def clip_leaf(h: Any, g: Any) -> Any:
-            return jnp.clip(g, -h.max_delta, h.max_delta)
-
-        return map_leaves(clip_leaf, updates, hyper=self), state
+        return map_leaves(
+            lambda h, g: jnp.clip(g, -h.max_delta, h.max_delta), updates, hyper=self
+        ), state
 
 
 def _complex_refused(updates: Any) -> TypeError:

@@ -145,7 +145,6 @@ def _join(tree: Any) -> Any:
     def is_pair(x: Any) -> bool:
         return isinstance(x, RealAndImaginary)
 
-    def join_leaf(x: Any) -> Any:
-        return jax.lax.complex(x.real, x.imaginary) if is_pair(x) else x
-
-    return jax.tree.map(join_leaf, tree, is_leaf=is_pair)
+    return jax.tree.map(
+        lambda x: jax.lax.complex(x.real, x.imaginary) if is_pair(x) else x, tree, is_leaf=is_pair
+    )

@@ -89,7 +89,6 @@ class add_gradient_noise(Transformation):
 
     def init(self, params: Any) -> AddGradientNoiseState:
         """A zero count."""
-        del params
         return AddGradientNoiseState(zero_count())
 
     def update(

@@ -8,8 +8,8 @@ from typing import Any
 
 from fnopt.core import ScalarOrSchedule, names_text, where
 from fnopt.transforms._basic import scale_by_schedule
-from fnopt.transforms._partition import partition
-from fnopt.transforms._selectors import by_pattern
+from fnopt.transforms._masked import partition
+from fnopt.transforms._select import by_pattern
 
 _REST = "others"
 

@@ -263,7 +263,6 @@ class scale_by_distance_over_gradients(Leafwise):
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The scalars beside the norms."""
-        del t
         return {"least": safe_sqrt(h.eps)}
 
     def leaf(self, h: Any, g: Any, p: Any, farthest: Any, norm: Any, start: Any) -> Any:

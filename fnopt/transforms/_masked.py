@@ -1,17 +1,31 @@
-"""Transforms for selected leaves, and frozen parameters."""
+"""Transforms of selected leaves: masks, frozen parameters and partitions."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import dtype_of, is_array_like, is_inexact, static, translate_extra_args
+from fnopt.core import (
+    Member,
+    Transformation,
+    as_transformation,
+    dtype_of,
+    error_scope,
+    is_array_like,
+    is_inexact,
+    leaves_with_names,
+    names_text,
+    static,
+    translate_extra_args,
+    where,
+)
 from fnopt.transforms._chain import Wrapper
-from fnopt.transforms._select import as_mask, select_mask
+from fnopt.transforms._select import as_label, as_labels, as_mask, select, select_mask
 
 
 class MaskedState(NamedTuple):
@@ -162,3 +176,163 @@ def _no_update(g: Any, p: Any) -> Any:
     if dtype == jax.dtypes.float0 or jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return np.zeros(jnp.shape(p), jax.dtypes.float0)
     return jnp.zeros_like(p, dtype=dtype)
+
+
+class partition(Transformation):
+    r"""Apply to every leaf the transform of its label.
+
+    .. math:: u_\ell = \mathrm{tx}_{c(\ell)}(g)_\ell
+
+    Every transform sees the leaves with its label, `None` in place of the others, and keeps state
+    for its leaves only. Extra arguments go to all transforms.
+
+    Args:
+        transforms: A dict from label to transform, fnopt's or any (init, update) pair. Labels are
+            strings, ints, or anything but fractions with a hash and a text of its own, such as
+            members of an enum: the states have the text. A label that no leaf has is fine.
+        labels: The label of every leaf: a tree of labels with the structure of the params or a
+            prefix of it, `by_pattern`, `by_path`, or one label for all leaves.
+
+    Raises:
+        TypeError: If `transforms` isn't a dict of optimizers, or `labels` a bare function.
+        ValueError: In use, if leaves have no label, or a label without a transform; the message
+        lists them.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx = fnopt.partition(
+        ...     {"slow": fnopt.sgd(0.1), "fast": fnopt.sgd(1.0)},
+        ...     fnopt.by_pattern({"*/bias": "fast"}, default="slow"),
+        ... )
+        >>> grads = {"kernel": jnp.ones(2), "bias": jnp.ones(2)}
+        >>> tx.update(grads, tx.init(grads))[0]
+        {'bias': Array([-1., -1.], dtype=float32), 'kernel': Array([-0.1, -0.1], dtype=float32)}
+    """
+
+    transforms: dict[Any, Any]
+    labels: Any = static(convert=as_labels)
+
+    def __post_init__(self) -> None:
+        self._set("transforms", _check_transforms(self.transforms))
+        super().__post_init__()
+
+    def init(self, params: Any) -> dict[Any, Any]:
+        """A dict from label to the state of its transform."""
+        labels = self._labels(params)
+        states = {}
+        for label, tx in self.transforms.items():
+            with error_scope(f"[{label}]"):
+                states[label] = tx.init(_select_label(labels, label, params))
+        return states
+
+    def update(
+        self, updates: Any, state: dict[Any, Any], params: Any = None, **extra_args: Any
+    ) -> tuple[Any, dict[Any, Any]]:
+        """The updates of every label's transform, put together."""
+        self._check_state(state)
+        if updates is None and jax.tree.leaves(params):
+            raise ValueError(
+                f"{where()}the gradients are None, expected the tree of the params. A method that "
+                "takes none belongs into fnopt.freeze or fnopt.masked."
+            )
+        labels = self._labels(updates if params is None else params)
+        new_state, merged = {}, updates
+        for label, tx in self.transforms.items():
+            inward = functools.partial(_select_label, labels, label)
+            mine, extras = None, extra_args
+            if params is not None:
+                mine = inward(params)
+                outward = functools.partial(_replace_label, labels, label, old=params)
+                extras = translate_extra_args(extra_args, inward, outward)
+            with error_scope(f"[{label}]"):
+                new, new_state[label] = tx.update(inward(updates), state[label], mine, **extras)
+            merged = _replace_label(labels, label, new, merged)
+        return merged, new_state
+
+    def left_out(self, params: Any) -> Any:
+        """Mask of the leaves that stay as they are, from every label's transform."""
+        found = labels = self._labels(params)
+        for label, tx in self.transforms.items():
+            out = tx.left_out(_select_label(labels, label, params))
+            found = _replace_label(labels, label, out, found)
+        return found
+
+    def members(self, state: Any = None) -> tuple[Member, ...]:
+        """The transforms, by label."""
+        states = dict.fromkeys(self.transforms) if state is None else state
+        return tuple(Member(str(label), tx, states[label]) for label, tx in self.transforms.items())
+
+    def _labels(self, tree: Any) -> Any:
+        by_text = {str(k): k for k in self.transforms}  # as labels of several kinds are known
+        labels = jax.tree.map(lambda x: by_text.get(str(x), x), select(self.labels, tree))
+        found = leaves_with_names(labels)[0]
+        unknown = [path for path, label in found if label not in self.transforms]
+        if unknown:
+            names = sorted({repr(label) for _, label in found if label not in self.transforms})
+            raise ValueError(
+                f"{where()}leaves {names_text(unknown)} have the labels [{', '.join(names)}], but "
+                f"there are transforms for {names_text(sorted(map(str, self.transforms)))} only."
+            )
+        return labels
+
+    def _check_state(self, state: Any) -> None:
+        if isinstance(state, dict) and state.keys() == self.transforms.keys():
+            return
+        came = (
+            names_text(sorted(map(str, state))) if isinstance(state, dict) else type(state).__name__
+        )
+        raise TypeError(
+            f"{where()}the state is {came}, expected a dict with the labels "
+            f"{names_text(sorted(map(str, self.transforms)))}. It looks like the state of another "
+            "optimizer: use the one that init(params) gave."
+        )
+
+
+class FrozenDict(dict[Any, Any]):
+    """Immutable dict of the transforms by label, a field of the immutable `partition`."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise TypeError(
+            f"transforms[{key!r}] = ...: an fnopt value never changes. Make another one: "
+            "partition({**old.transforms, label: new}, old.labels)."
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FrozenDict, (dict(self),)
+
+
+jax.tree_util.register_pytree_with_keys(
+    FrozenDict,
+    lambda d: (tuple((jax.tree_util.DictKey(k), v) for k, v in d.items()), tuple(d)),
+    lambda keys, values: FrozenDict(zip(keys, values, strict=True)),
+)
+
+
+def _check_transforms(transforms: Any) -> FrozenDict:
+    if not isinstance(transforms, Mapping):
+        raise TypeError(
+            f"{where()}partition: transforms = {transforms!r}, expected a dict from label to "
+            "optimizer."
+        )
+    named: dict[Any, Any] = {as_label(k, "partition: a label"): tx for k, tx in transforms.items()}
+    if not any(all(isinstance(k, kind) for k in named) for kind in (str, int)):
+        named = {str(label): tx for label, tx in named.items()}
+    if len(named) < len(transforms):
+        raise ValueError(
+            f"{where()}partition: two of the labels {list(transforms)} have the same text."
+        )
+    # sorted, as JAX sorts the keys of a dict: the order of the keys is no difference of two values
+    labels = sorted(named)
+    return FrozenDict(
+        (k, as_transformation(named[k], f"partition: transforms[{k!r}]")) for k in labels
+    )
+
+
+def _select_label(labels: Any, label: Any, tree: Any) -> Any:
+    mine = only(jax.tree.map(lambda x: x == label, labels), tree)
+    # A tree that is one leaf, of another label: `None` would say that there are no params.
+    return () if mine is None and tree is not None else mine
+
+
+def _replace_label(labels: Any, label: Any, new: Any, old: Any) -> Any:
+    return jax.tree.map(lambda x, n, o: n if x == label else o, labels, new, old)

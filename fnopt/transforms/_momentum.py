@@ -51,7 +51,6 @@ class trace(Leafwise):
 
     def storage(self, slot: str) -> Any:
         """`accumulator_dtype`."""
-        del slot
         return self.accumulator_dtype
 
     def leaf(self, h: Any, g: Any, m: Any) -> Any:
@@ -107,7 +106,6 @@ class ema(Leafwise):
 
     def storage(self, slot: str) -> Any:
         """`accumulator_dtype`."""
-        del slot
         return self.accumulator_dtype
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
@@ -161,7 +159,6 @@ class grokfast(Leafwise):
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The weight of the new gradient."""
-        del t
         return {"gain": 1 - h.alpha}
 
     def leaf(self, h: Any, g: Any, mean: Any) -> Any:

@@ -302,12 +302,6 @@ def master_params(state: Any, params: Any) -> Any:
         >>> fnopt.master_params(tx.init(params), params)
         {'w': Array([1.], dtype=float32)}
     """
-    return read_slot(
-        params,
-        state,
-        MasterCopyState,
-        "master",
-        lambda kept, p, master: master,
-        "master_params",
-        "master_copy",
-    )
+    read = lambda kept, p, master: master  # noqa: E731
+    who, maker = "master_params", "master_copy"
+    return read_slot(params, state, MasterCopyState, "master", read, who, maker)

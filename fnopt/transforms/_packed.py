@@ -23,8 +23,7 @@ from fnopt.core import (
 )
 from fnopt.sharding import concatenate, is_tracing, replicate, reshape
 from fnopt.transforms._chain import Wrapper
-from fnopt.transforms._select import as_labels, select
-from fnopt.transforms._selectors import Selector
+from fnopt.transforms._select import Selector, as_labels, select
 
 # In these steps a probe compares the tree and its buffers: wrappers act every few steps.
 _STEPS = 8

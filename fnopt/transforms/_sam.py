@@ -136,10 +136,9 @@ class sam(Transformation):
         steps = safe_increment(state.steps_since_sync)
         last = steps >= self.sync_period
 
-        def keep(p: Any, kept: Any) -> Any:
-            return p, jnp.where(first, p, kept)
-
-        cache = map_leaves(keep, params, outputs=2, cache=state.cache)[1]
+        cache = map_leaves(
+            lambda p, kept: (p, jnp.where(first, p, kept)), params, outputs=2, cache=state.cache
+        )[1]
         start = cast_like(cache, params)
 
         def move() -> tuple[Any, Any, Any]:

@@ -103,11 +103,15 @@ class sparse_rows(Wrapper):
         near = None if params is None else take_rows("params", params)
         inner_state = map_slots(take_rows, state.inner_state)
         new, inner_state = self.inner.update(small, inner_state, near, **extra_args)
-        old = _slots_of(state.inner_state)
+        old: dict[str, Any] = {}
+        map_slots(old.setdefault, state.inner_state)
 
         def put_back(path: str, slot: Any) -> Any:
-            parts = zip(nodes, treedef.flatten_up_to(slot), old[path](treedef), strict=True)
-            return treedef.unflatten([_put_rows(*part) for part in parts])
+            columns = treedef.flatten_up_to(slot), treedef.flatten_up_to(old[path])
+            return treedef.unflatten(
+                node.into(whole, part) if is_rows(node) and part is not None else part
+                for node, part, whole in zip(nodes, *columns, strict=True)
+            )
 
         inner_state = map_slots(put_back, inner_state)
         new = _restore_rows(nodes, treedef, new, None if is_wide(self) else like)
@@ -142,22 +146,6 @@ def _take_rows(what: str, node: Any, part: Any) -> Any:
             "does not treat rows by themselves, or stores them in another form (quantized_state)."
         )
     return node.of(part)
-
-
-def _put_rows(node: Any, part: Any, old: Any) -> Any:
-    return node.into(old, part) if is_rows(node) and part is not None else part
-
-
-def _slots_of(state: Any) -> dict[str, Any]:
-    """The functions, by path, that flatten a slot as a tree of gradients is flattened."""
-    found: dict[str, Any] = {}
-
-    def keep(path: str, slot: Any) -> Any:
-        found[path] = lambda treedef: treedef.flatten_up_to(slot)
-        return slot
-
-    map_slots(keep, state)
-    return found
 
 
 def _restore_rows(nodes: list[Any], treedef: Any, new: Any, like: Any) -> Any:

@@ -60,11 +60,9 @@ class StoredSlots(Wrapper):
 
     def _map(self, fn: Callable[[Any, Any], Any], state: Any) -> Any:
         """The inner state with `fn(form, leaf)` in place of the leaves of the chosen slots."""
-
-        def map_leaves(form: Any, tree: Any) -> Any:
-            return jax.tree.map(lambda x: fn(form, x), tree, is_leaf=is_coded)
-
-        return self._map_slots(map_leaves, state)
+        return self._map_slots(
+            lambda form, tree: jax.tree.map(lambda x: fn(form, x), tree, is_leaf=is_coded), state
+        )
 
     def _map_slots(self, fn: Callable[[Any, Any], Any], state: Any) -> Any:
         """The inner state with `fn(form, slot)` in place of the chosen slots."""

@@ -29,10 +29,6 @@ class AddDecayedWeightsState(NamedTuple):
     count: jax.Array | None
 
 
-def _as_mask(mask: Any) -> Any:
-    return None if mask is None else as_mask(mask)
-
-
 class add_decayed_weights(Leafwise):
     r"""Add a multiple of the parameters to the updates: :math:`u_t = g_t + \lambda_t\, \theta_t`.
 
@@ -69,7 +65,7 @@ class add_decayed_weights(Leafwise):
     reads_step = False
 
     weight_decay: ScalarOrSchedule = hyper(default=0.0, schedule=True)
-    mask: Any = static(default=None, convert=_as_mask)
+    mask: Any = static(default=None, convert=lambda mask: None if mask is None else as_mask(mask))
 
     def init(self, params: Any) -> AddDecayedWeightsState:
         """A zero count, if one is needed."""

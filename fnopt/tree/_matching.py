@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -11,8 +11,112 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import is_array_like
-from fnopt.tree._named_leaves import NamedLeaf, NamedLeaves, SlotPlace, join_path
+from fnopt.core import is_array_like, leaves_with_names, slots, step_counts
+
+
+class SlotPlace(NamedTuple):
+    """The place of a leaf in a slot: the path of the state, the slot's field, the param's name."""
+
+    state: str
+    field: str
+    param: str
+
+
+class NamedLeaf(NamedTuple):
+    """A leaf with its name; in slots the name is that of slot and param, else it is the path."""
+
+    name: str
+    path: str
+    leaf: Any
+    slot: SlotPlace | None
+
+
+class NamedLeaves(NamedTuple):
+    """The leaves of a tree by name.
+
+    Attributes:
+        leaves: The leaves in their order.
+        treedef: The structure of the tree.
+        counts: The names of its step counts.
+    """
+
+    leaves: list[NamedLeaf]
+    treedef: Any
+    counts: list[str]
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all leaves."""
+        return {leaf.name for leaf in self.leaves}
+
+
+def named_leaves(tree: Any, rename: Mapping[str, str] | None = None) -> NamedLeaves:
+    """All leaves of a tree; slots and counts are looked for in its NamedTuples."""
+    leaves, treedef = leaves_with_names(tree)
+    # Objects that are in one place only, to be known again by their identity.
+    shapes = [_shape(x) if is_array_like(x) else x for _, x in leaves]
+    nodes = jax.tree.leaves(treedef.unflatten(shapes), is_leaf=is_named_tuple)
+    states = tuple(node for node in nodes if is_named_tuple(node))
+    ends: dict[int, tuple[str, str]] = {}
+    for slot, part in slots(states).items():
+        field = slot.rpartition("/")[2]
+        ends |= {id(x): (field, param) for param, x in leaves_with_names(part)[0]}
+    places = [_place(path, ends.get(id(x))) for x, (path, _) in zip(shapes, leaves, strict=True)]
+    times = Counter(field for _, field in {place[:2] for place in places if place is not None})
+    named = [
+        _name_leaf(path, leaf, place, times, rename or {})
+        for (path, leaf), place in zip(leaves, places, strict=True)
+    ]
+    steps = {*map(id, step_counts(states))}
+    counts = [y.name for y, x in zip(named, shapes, strict=True) if id(x) in steps]
+    return NamedLeaves(named, treedef, counts)
+
+
+def is_named_tuple(node: Any) -> bool:
+    """Whether a node of a tree is a NamedTuple, as states are."""
+    return isinstance(node, tuple) and hasattr(node, "_fields")
+
+
+def _place(path: str, end: tuple[str, str] | None) -> SlotPlace | None:
+    if end is None:
+        return None
+    return SlotPlace(path.removesuffix(join_path(*end)).rstrip("/"), *end)
+
+
+def _name_leaf(
+    path: str,
+    leaf: Any,
+    place: SlotPlace | None,
+    times: Mapping[str, int],
+    rename: Mapping[str, str],
+) -> NamedLeaf:
+    path = rename_path(path, rename)
+    if place is None:
+        return NamedLeaf(path, path, leaf, None)
+    slot = place.field if times[place.field] == 1 else join_path(place.state, place.field)
+    name = rename_path(join_path(slot, place.param), rename)
+    param = name.removeprefix(f"{slot}/") if name.startswith(f"{slot}/") else place.param
+    state = rename_path(place.state, rename) if place.state else place.state
+    return NamedLeaf(name, path, leaf, SlotPlace(state, place.field, param))
+
+
+def join_path(*parts: str) -> str:
+    """A path of parts, of which some may be empty."""
+    return "/".join(filter(None, parts))
+
+
+def rename_path(name: str, rename: Mapping[str, str]) -> str:
+    """The name with its beginning replaced, the longest that fits."""
+    parts = name.split("/")
+    for i in range(len(parts), 0, -1):
+        start = "/".join(parts[:i])
+        if start in rename:
+            return "/".join([*filter(None, [rename[start]]), *parts[i:]])
+    return name
+
+
+def _shape(x: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
 
 
 def repack(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) -> dict[str, Any]:
@@ -36,13 +140,15 @@ def repack(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) -> dict[s
         if len(fitting) != 1:
             continue
         (saved_slot,) = fitting
-        arrays = [leaf.leaf for leaf in saved_slot]
-        torn = len(saved_slot) == 1
-        packed |= (
-            _split_vector(arrays[0], fresh_slot)
-            if torn
-            else {fresh_slot[0].name: _join_leaves(arrays, fresh_slot[0])}
-        )
+        arrays = [jnp.asarray(leaf.leaf) for leaf in saved_slot]
+        if len(saved_slot) == 1:
+            ends = np.cumsum([jnp.size(x.leaf) for x in fresh_slot])[:-1]
+            parts = zip(fresh_slot, jnp.split(arrays[0], ends.tolist()), strict=True)
+            packed |= {x.name: part.reshape(jnp.shape(x.leaf)) for x, part in parts}
+        else:
+            dtype = jnp.result_type(fresh_slot[0].leaf)
+            vector = jnp.concatenate([jnp.ravel(x).astype(dtype) for x in arrays])
+            packed[fresh_slot[0].name] = vector
         for leaf in fresh_slot:
             matching.add(leaf.name, saved_slot[0])
         matching.used.update(leaf.path for leaf in saved_slot)
@@ -65,22 +171,13 @@ def _slots_of(field: str, saved: list[NamedLeaf]) -> list[list[NamedLeaf]]:
     """The saved slots with this name."""
     found: dict[str, list[NamedLeaf]] = defaultdict(list)
     for leaf in saved:
-        place = leaf.slot or _guess_place(field, leaf.path)
+        # A plain dict doesn't say where its slots are: the path names state, field and param.
+        before, here, after = f"/{leaf.path}/".partition(f"/{field}/")
+        guess = SlotPlace(before.strip("/"), field, after.strip("/")) if here else None
+        place = leaf.slot or guess
         if place is not None and place.field == field:
             found[place.state].append(leaf._replace(slot=place))
     return [*found.values()]
-
-
-def _guess_place(field: str, path: str) -> SlotPlace | None:
-    """The place in a slot of a leaf that was saved in a plain dict."""
-    before, here, after = f"/{path}/".partition(f"/{field}/")
-    return SlotPlace(before.strip("/"), field, after.strip("/")) if here else None
-
-
-def _split_vector(vector: Any, leaves: list[NamedLeaf]) -> dict[str, Any]:
-    ends = np.cumsum([jnp.size(x.leaf) for x in leaves])[:-1]
-    parts = jnp.split(jnp.asarray(vector), ends.tolist())
-    return {x.name: p.reshape(jnp.shape(x.leaf)) for x, p in zip(leaves, parts, strict=True)}
 
 
 def _is_vector_of(x: Any, leaves: list[Any]) -> bool:
@@ -88,13 +185,9 @@ def _is_vector_of(x: Any, leaves: list[Any]) -> bool:
     return jnp.shape(x) == (sum(map(jnp.size, leaves)),)
 
 
-def _join_leaves(leaves: list[Any], like: NamedLeaf) -> jax.Array:
-    dtype = jnp.result_type(like.leaf)
-    return jnp.concatenate([jnp.ravel(jnp.asarray(x)).astype(dtype) for x in leaves])
-
-
-# Fields of a state with slots that count steps for others too: those inside of it.
-_STEPS_MADE = ("gradient_step", "step")
+# The step counts of wrappers that don't pass every call on: `accumulate`, `conditionally_mask`.
+# Optimizers inside count only the steps that reach them.
+WRAPPER_COUNTS = ("gradient_step", "step")
 
 
 def are_equal(a: Any, b: Any) -> bool:
@@ -176,8 +269,10 @@ def match_scalars(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) ->
     sources: dict[str, set[str]] = defaultdict(set)
     for leaf in fresh.leaves:
         if leaf.slot is not None:
-            known = matching.found.get(leaf.name)
-            sources[leaf.slot.state] |= set() if known is None else {_state_of(leaf, known)}
+            known, states = matching.found.get(leaf.name), sources[leaf.slot.state]
+            if known is not None:
+                slot = known.slot
+                states.add(slot.state if slot else _state_path(known, leaf.slot[1:]))
     stay: set[str] = set()
     for leaf in fresh.leaves:
         state = _nearest(leaf.path, sources) if leaf.slot is None else None
@@ -185,7 +280,7 @@ def match_scalars(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) ->
             continue
         rest = leaf.path.removeprefix(state).lstrip("/")
         if not sources[state]:
-            if "/" not in rest and rest not in _STEPS_MADE:
+            if "/" not in rest and rest not in WRAPPER_COUNTS:
                 stay.add(leaf.name)
                 matching.found.pop(leaf.name, None)
             continue
@@ -236,14 +331,6 @@ def _assign(wanted: list[NamedLeaf], candidates: list[NamedLeaf], matching: Matc
     for leaf in wanted:
         if leaf.path in by_path:
             matching.add(leaf.name, by_path[leaf.path])
-
-
-def _state_of(leaf: NamedLeaf, saved: NamedLeaf) -> str:
-    """The path of the state that a saved leaf of a slot is in."""
-    if saved.slot is not None:
-        return saved.slot.state
-    assert leaf.slot is not None
-    return _state_path(saved, leaf.slot[1:])
 
 
 def _nearest(path: str, states: Iterable[str]) -> str | None:

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, is_none, real_dtype
+from fnopt.core import bias_correction as weight_sum
+from fnopt.core import compute_dtype, ema, is_none, real_dtype
 
 
 def _update_moments(fn: Callable[..., Any], updates: Any, moments: Any) -> Any:
@@ -24,11 +25,6 @@ def _update_moments(fn: Callable[..., Any], updates: Any, moments: Any) -> Any:
         return fn(g, m, real_dtype(dtype)).astype(stored)
 
     return jax.tree.map(update_leaf, updates, moments, is_leaf=is_none)
-
-
-def _average(m: jax.Array, x: jax.Array, decay: Any, real: Any) -> jax.Array:
-    decay = jnp.asarray(decay, real)
-    return decay * m + (1 - decay) * x
 
 
 def _power(x: jax.Array, order: Any) -> jax.Array:
@@ -54,7 +50,7 @@ def update_moment(updates: Any, moments: Any, decay: Any, order: Any) -> Any:
         {'w': Array([0.20000...], dtype=float32)}
     """
     return _update_moments(
-        lambda g, m, real: _average(m, _power(g, order), decay, real), updates, moments
+        lambda g, m, real: ema(m, _power(g, order), jnp.asarray(decay, real)), updates, moments
     )
 
 
@@ -83,10 +79,10 @@ def update_moment_per_elem_norm(updates: Any, moments: Any, decay: Any, order: A
 
     def update_norm(g: jax.Array, m: jax.Array, real: Any) -> jax.Array:
         if not jnp.iscomplexobj(g):
-            return _average(m, _power(g, order), decay, real)
+            return ema(m, _power(g, order), jnp.asarray(decay, real))
         # From the square of the modulus, as in optax: its root has no derivative at zero.
         square = jnp.square(jnp.real(g)) + jnp.square(jnp.imag(g))
-        return _average(m, _power(square, order / 2), decay, real)
+        return ema(m, _power(square, order / 2), jnp.asarray(decay, real))
 
     return _update_moments(update_norm, updates, moments)
 
@@ -112,11 +108,12 @@ def update_infinity_moment(updates: Any, moments: Any, decay: Any, eps: Any) -> 
     Reference:
         Kingma and Ba, 2014, arXiv:1412.6980, section 7.
     """
-
-    def update_maximum(g: jax.Array, m: jax.Array, real: Any) -> jax.Array:
-        return jnp.maximum(jnp.abs(g) + jnp.asarray(eps, real), jnp.asarray(decay, real) * m)
-
-    return _update_moments(update_maximum, updates, moments)
+    number = jnp.asarray
+    return _update_moments(
+        lambda g, m, real: jnp.maximum(jnp.abs(g) + number(eps, real), number(decay, real) * m),
+        updates,
+        moments,
+    )
 
 
 def bias_correction(moment: Any, decay: Any, count: Any) -> Any:
@@ -142,16 +139,7 @@ def bias_correction(moment: Any, decay: Any, count: Any) -> Any:
     def correct_leaf(m: Any) -> jax.Array:
         m = jnp.asarray(m)
         dtype = compute_dtype(m.dtype)
-        return (m.astype(dtype) / _weight_sum(decay, count, real_dtype(dtype))).astype(m.dtype)
+        weight = weight_sum(jnp.asarray(decay, real_dtype(dtype)), jnp.asarray(count))
+        return (m.astype(dtype) / weight).astype(m.dtype)
 
     return jax.tree.map(correct_leaf, moment)
-
-
-def _weight_sum(decay: Any, count: Any, real: Any) -> jax.Array:
-    """`1 - decay ** count`, without losing the digits of a decay near one."""
-    decay, count = jnp.asarray(decay, real), jnp.asarray(count).astype(real)
-    positive = decay > 0
-    # A decay of 0 has no logarithm: another number stands in its place, which is not chosen below,
-    # or derivatives would be NaN.
-    rest = jnp.where(positive, decay - 1, jnp.full_like(decay, -0.5))
-    return jnp.where(positive, -jnp.expm1(count * jnp.log1p(rest)), 1 - decay**count)

@@ -63,16 +63,16 @@ def vdot(tree_x: Any, tree_y: Any) -> jax.Array:
     xs, treedef = jax.tree.flatten(tree_x)
     ys = treedef.flatten_up_to(tree_y)
     dtype = common([*xs, *ys])
-    products = [_product(x, y, dtype) for x, y in zip(xs, ys, strict=True)]
-    return _add(products, jnp.zeros((), dtype))
-
-
-def _product(x: Any, y: Any, dtype: Any) -> jax.Array:
-    x, y = jnp.asarray(x).astype(dtype), jnp.asarray(y).astype(dtype)
-    if x.shape != y.shape:
-        raise ValueError(f"tree.vdot: leaves of shapes {x.shape} and {y.shape}, expected the same.")
-    # Not as a matrix product, which accelerators make of rounded factors.
-    return jnp.sum(jnp.conj(x) * y)
+    total = jnp.zeros((), dtype)
+    for x, y in zip(xs, ys, strict=True):
+        x, y = jnp.asarray(x).astype(dtype), jnp.asarray(y).astype(dtype)
+        if x.shape != y.shape:
+            raise ValueError(
+                f"tree.vdot: leaves of shapes {x.shape} and {y.shape}, expected the same."
+            )
+        # Not as a matrix product, which accelerators compute from rounded factors.
+        total = total + jnp.sum(jnp.conj(x) * y)
+    return total
 
 
 @names_bad_leaf

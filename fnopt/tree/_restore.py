@@ -13,12 +13,17 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import is_array_like, names_text, show_report, type_text
-from fnopt.tree._matching import are_equal, match_counts, match_scalars, match_slots, repack
-from fnopt.tree._named_leaves import NamedLeaf, NamedLeaves, named_leaves
-
-# The fields of wrappers that don't pass every call on: `accumulate`, `conditionally_mask`.
-_STEPS_MADE = "gradient_step"
-_HOLD_CALLS_BACK = (_STEPS_MADE, "step")
+from fnopt.tree._matching import (
+    WRAPPER_COUNTS,
+    NamedLeaf,
+    NamedLeaves,
+    are_equal,
+    match_counts,
+    match_scalars,
+    match_slots,
+    named_leaves,
+    repack,
+)
 
 
 def recount(
@@ -41,7 +46,7 @@ def recount(
     wrappers = {
         k.removesuffix(_field(k))
         for k in other.intersection(sources)
-        if _field(k) in _HOLD_CALLS_BACK
+        if _field(k) in WRAPPER_COUNTS
     }
     filled: dict[str, str] = {}
     for name in counts:
@@ -62,7 +67,7 @@ def recount(
 
 
 def _is_count(name: str, x: Any, other: set[str]) -> bool:
-    counts = _field(name) == _STEPS_MADE or (_field(name) == "count" and name not in other)
+    counts = _field(name) == "gradient_step" or (_field(name) == "count" and name not in other)
     return counts and jnp.issubdtype(jnp.result_type(x), jnp.integer)
 
 
@@ -77,13 +82,11 @@ def _pace(name: str, wrappers: Iterable[str]) -> str | None:
 
 def _nearest(name: str, others: Iterable[str]) -> list[str]:
     """The names with the longest common prefix: members of a chain step together."""
-    shared = {other: _common_parts(name, other) for other in others}
+    shared = {}
+    for other in others:
+        same = [a == b for a, b in zip(name.split("/"), other.split("/"), strict=False)]
+        shared[other] = (*same, False).index(False)
     return [other for other, n in shared.items() if n == max(shared.values())]
-
-
-def _common_parts(a: str, b: str) -> int:
-    same = [x == y for x, y in zip(a.split("/"), b.split("/"), strict=False)]
-    return (*same, False).index(False)
 
 
 @dataclasses.dataclass(frozen=True)

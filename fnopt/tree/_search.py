@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import tree_util
 
 from fnopt.core import Value, path_name
-from fnopt.tree._named_leaves import is_named_tuple
+from fnopt.tree._matching import is_named_tuple
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,7 +201,6 @@ class _Params:
 
     @classmethod
     def tree_unflatten(cls, aux: Any, children: Any) -> _Params:
-        del aux, children
         return cls()
 
 

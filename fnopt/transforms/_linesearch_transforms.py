@@ -1,0 +1,341 @@
+"""Line searches as transforms: strong Wolfe conditions, and backtracking (Armijo)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Scalar, Slot, Transformation, hyper, scalar_loss, static, where, zero_count
+from fnopt.sharding import while_loop
+from fnopt.transforms._line_search import (
+    LinePoint,
+    LineSearch,
+    LineSearchCriteria,
+    advance_search,
+    next_rate,
+    start_search,
+    with_extras,
+)
+from fnopt.transforms._tree_algebra import (
+    chosen,
+    conjugate_tree,
+    inner,
+    numbers,
+    params_after_step,
+    real_dtype_of,
+    scale_tree,
+)
+
+
+class ZoomLinesearchInfo(NamedTuple):
+    """The outcome of a search: evaluations made, and by how much the two criteria are missed."""
+
+    num_linesearch_steps: jax.Array  # int32
+    decrease_error: jax.Array
+    curvature_error: jax.Array
+
+
+class ScaleByZoomLinesearchState(NamedTuple):
+    """The step of the last search, and what is known where it ended."""
+
+    learning_rate: jax.Array
+    value: jax.Array
+    grad: Slot
+    info: ZoomLinesearchInfo
+
+
+class scale_by_zoom_linesearch(Transformation):
+    r"""Find a step that meets the strong Wolfe conditions.
+
+    .. math:: f(\theta + \eta u) \le f(\theta) + c_1 \eta \langle u, \nabla f(\theta) \rangle +
+              \epsilon, \qquad
+              |\langle u, \nabla f(\theta + \eta u) \rangle| \le c_2 |\langle u, \nabla f(\theta)
+              \rangle| + \epsilon
+
+    Steps grow until an interval must hold such a step; that is then narrowed by interpolation.
+    Where values differ by less than :math:`c_3 |f|`, the slope decides instead of the value, which
+    rounding has blurred. If no step lowers the value, the update is zero.
+
+    It stands behind transforms that make a descent direction, the minus sign included.
+
+    Args:
+        max_linesearch_steps: Number of steps that are tried at most.
+        max_learning_rate: The longest step; by default there is none.
+        tol: :math:`\epsilon`.
+        increase_factor: By which factor steps grow; with 1 or less they never do.
+        slope_rtol: :math:`c_1`.
+        curv_rtol: :math:`c_2`.
+        approx_dec_rtol: :math:`c_3`; None leaves the rule out.
+        stepsize_precision: The length of an interval that is narrow enough.
+        initial_guess_strategy: `'keep'` starts with the last step, `'one'` with 1, which is right
+            for methods that know the curvature.
+
+    Raises:
+        ValueError: If the strategy is neither of the two.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> def f(x): return jnp.sum(x**4)
+        >>> tx = fnopt.chain(fnopt.sgd(1.0), fnopt.scale_by_zoom_linesearch(20))
+        >>> x = jnp.asarray([1.0, 2.0])
+        >>> value, grad = jax.value_and_grad(f)(x)
+        >>> u, state = tx.update(grad, tx.init(x), x, value=value, grad=grad, value_fn=f)
+        >>> bool(f(x + u) < value)
+        True
+
+    Reference:
+        Nocedal and Wright (2006), Numerical Optimization, algorithms 3.5 and 3.6; Hager and Zhang
+        (2006), Algorithm 851: CG_DESCENT.
+    """
+
+    max_linesearch_steps: Scalar = hyper(ge=1)
+    max_learning_rate: Scalar | None = hyper(default=None, gt=0, infinite=True)
+    tol: Scalar = hyper(default=0.0, ge=0)
+    increase_factor: Scalar = hyper(default=2.0, gt=0)
+    slope_rtol: Scalar = hyper(default=1e-4, ge=0)
+    curv_rtol: Scalar = hyper(default=0.9, ge=0)
+    approx_dec_rtol: Scalar | None = 1e-6
+    stepsize_precision: Scalar = hyper(default=1e-5, ge=0)
+    initial_guess_strategy: str = static(default="keep")
+
+    needs_params = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.initial_guess_strategy not in ("keep", "one"):
+            raise ValueError(
+                f"{where()}scale_by_zoom_linesearch: initial_guess_strategy = "
+                f"{self.initial_guess_strategy!r}, expected 'keep' or 'one'."
+            )
+
+    def init(self, params: Any) -> ScaleByZoomLinesearchState:
+        """A first step of 1, and nothing known."""
+        dtype = real_dtype_of(params)
+        value, *errors = (jnp.full((), jnp.inf, dtype) for _ in range(3))
+        info = ZoomLinesearchInfo(zero_count(), *errors)
+        grad = jax.tree.map(jnp.zeros_like, params)
+        return ScaleByZoomLinesearchState(jnp.ones((), dtype), value, grad, info)
+
+    def update(
+        self,
+        updates: Any,
+        state: ScaleByZoomLinesearchState,
+        params: Any = None,
+        *,
+        value: Any,
+        grad: Any,
+        value_fn: Callable[..., Any],
+        **extra_args: Any,
+    ) -> tuple[Any, ScaleByZoomLinesearchState]:
+        """The updates times the step that was found.
+
+        Args:
+            updates: A descent direction.
+            state: The state.
+            params: The params.
+            value: The value of the function at the params.
+            grad: Its gradient there.
+            value_fn: The function; it gets those of the other extra arguments that it names.
+            **extra_args: Further arguments of `value_fn`.
+
+        Returns:
+            The scaled updates and the state.
+        """
+        fn, dtype = with_extras(value_fn, extra_args), state.value.dtype
+        grad = jax.tree.map(lambda g, like: jnp.asarray(g, like.dtype), grad, state.grad)
+        criteria = self._criteria(scalar_loss(value, dtype), inner(grad, updates), dtype)
+        differentiated = jax.value_and_grad(lambda p: scalar_loss(fn(p), dtype))
+
+        def try_step(carry: tuple[LineSearch, Any]) -> tuple[LineSearch, Any]:
+            search, safe_grad = carry
+            rate = next_rate(search, criteria)
+            new, gradient = differentiated(params_after_step(params, rate, updates))
+            gradient = jax.tree.map(lambda g, like: g.astype(like.dtype), gradient, safe_grad)
+            point = LinePoint(rate, new, inner(conjugate_tree(gradient), updates).astype(dtype))
+            search, is_better = advance_search(search, criteria, point)
+            return search, chosen(is_better, gradient, safe_grad)
+
+        keeps = (self.initial_guess_strategy == "keep") & (state.learning_rate > 0)
+        guess = jnp.where(keeps, state.learning_rate, jnp.ones((), dtype))
+        start = start_search(criteria.value, criteria.slope, guess)
+        end, gradient = while_loop(
+            lambda carry: ~carry[0].done, try_step, (start, conjugate_tree(grad))
+        )
+        info = ZoomLinesearchInfo(end.count, end.decrease_error, end.curvature_error)
+        rate = end.safe.rate
+        return scale_tree(rate, updates), ScaleByZoomLinesearchState(
+            rate, end.safe.value, gradient, info
+        )
+
+    def _criteria(self, value: jax.Array, slope: jax.Array, dtype: Any) -> LineSearchCriteria:
+        h = numbers(self, dtype)
+        # Without a bound steps may grow to infinity, which `jnp.minimum` with it allows.
+        longest = (
+            jnp.asarray(jnp.inf, dtype) if h.max_learning_rate is None else h.max_learning_rate
+        )
+        return LineSearchCriteria(
+            value=value,
+            slope=slope.astype(dtype),
+            tol=h.tol,
+            c1=h.slope_rtol,
+            c2=h.curv_rtol,
+            rise=None if h.approx_dec_rtol is None else h.approx_dec_rtol * jnp.abs(value),
+            factor=h.increase_factor,
+            longest=longest,
+            narrow=h.stepsize_precision,
+            most=h.max_linesearch_steps,
+        )
+
+
+class BacktrackingLinesearchInfo(NamedTuple):
+    """The outcome of a search: evaluations made, and by how much the criterion is missed."""
+
+    num_linesearch_steps: jax.Array  # int32
+    decrease_error: jax.Array
+
+
+class ScaleByBacktrackingLinesearchState(NamedTuple):
+    """The last step that was tried, and what is known where the search ended."""
+
+    learning_rate: jax.Array
+    value: jax.Array
+    grad: Slot | None
+    info: BacktrackingLinesearchInfo
+
+
+class _Trial(NamedTuple):
+    rate: jax.Array
+    value: jax.Array
+    error: jax.Array
+    count: jax.Array
+
+
+class scale_by_backtracking_linesearch(Transformation):
+    r"""Shorten a step until the value falls enough (Armijo's criterion).
+
+    .. math:: f(\theta + \eta u) \le f(\theta) + \delta\, |f(\theta)| + \eta\, c\, \langle u,
+              \nabla f \rangle + \epsilon
+
+    It stands behind transforms that make a descent direction, the minus sign included, such as
+    `fnopt.sgd(1.0)`. The first step that is tried is `increase_factor` times the last one. If no
+    step lowers the value, the update is zero.
+
+    Args:
+        max_backtracking_steps: How often a step is shortened at most.
+        slope_rtol: :math:`c`, the part of the predicted decrease that is asked for.
+        decrease_factor: The factor that shortens a refused step.
+        increase_factor: The ratio of the next first step to the last step. Infinity
+            starts at `max_learning_rate` always; with 1 or less, steps never grow.
+        max_learning_rate: The longest step.
+        atol: :math:`\epsilon`, an absolute tolerance.
+        rtol: :math:`\delta`, a relative tolerance, of the modulus of the value.
+        store_grad: Whether to keep the gradient at the end for
+            :func:`fnopt.value_and_grad_from_state`.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fnopt
+        >>> def f(x): return jnp.sum(x**4)
+        >>> tx = fnopt.chain(fnopt.sgd(1.0), fnopt.scale_by_backtracking_linesearch(20))
+        >>> x = jnp.asarray([1.0, 2.0])
+        >>> value, grad = jax.value_and_grad(f)(x)
+        >>> u, state = tx.update(grad, tx.init(x), x, value=value, grad=grad, value_fn=f)
+        >>> bool(f(x + u) < value)
+        True
+
+    Reference:
+        Vaswani et al. (2019), Painless stochastic gradient, arXiv:1905.09997; Nocedal and Wright
+        (2006), Numerical Optimization, section 3.1.
+    """
+
+    max_backtracking_steps: Scalar = hyper(ge=0)
+    slope_rtol: Scalar = hyper(default=1e-4, ge=0)
+    decrease_factor: Scalar = hyper(default=0.8, gt=0, lt=1)
+    increase_factor: Scalar = hyper(default=1.5, gt=0, infinite=True)
+    max_learning_rate: Scalar = hyper(default=1.0, gt=0, infinite=True)
+    atol: Scalar = hyper(default=0.0, ge=0)
+    rtol: Scalar = hyper(default=0.0, ge=0)
+    store_grad: bool = static(default=False)
+
+    needs_params = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        both = self.increase_factor, self.max_learning_rate
+        if all(isinstance(x, float) and math.isinf(x) for x in both):
+            raise ValueError(
+                f"{where()}scale_by_backtracking_linesearch: increase_factor and max_learning_rate "
+                "are infinite, expected one of them finite: the first step would have no length."
+            )
+
+    def init(self, params: Any) -> ScaleByBacktrackingLinesearchState:
+        """A first step of 1, and nothing known."""
+        dtype = real_dtype_of(params)
+        value, error = (jnp.full((), jnp.inf, dtype) for _ in range(2))
+        grad = jax.tree.map(jnp.zeros_like, params) if self.store_grad else None
+        info = BacktrackingLinesearchInfo(zero_count(), error)
+        return ScaleByBacktrackingLinesearchState(jnp.ones((), dtype), value, grad, info)
+
+    def update(
+        self,
+        updates: Any,
+        state: ScaleByBacktrackingLinesearchState,
+        params: Any = None,
+        *,
+        value: Any,
+        grad: Any,
+        value_fn: Callable[..., Any],
+        **extra_args: Any,
+    ) -> tuple[Any, ScaleByBacktrackingLinesearchState]:
+        """The updates times the step that was found.
+
+        Args:
+            updates: A descent direction.
+            state: The state.
+            params: The params.
+            value: The value of the function at the params.
+            grad: Its gradient there.
+            value_fn: The function; it gets those of the other extra arguments that it names.
+            **extra_args: Further arguments of `value_fn`.
+
+        Returns:
+            The scaled updates and the state.
+        """
+        fn, dtype = with_extras(value_fn, extra_args), state.value.dtype
+        h = jax.tree.map(lambda x: jnp.asarray(x, dtype), self)
+        start, slope = scalar_loss(value, dtype), inner(grad, updates).astype(dtype)
+
+        def error(rate: jax.Array, new: jax.Array) -> jax.Array:
+            over = new - start - h.rtol * jnp.abs(start) - h.slope_rtol * rate * slope
+            return jnp.where(jnp.isnan(over), jnp.inf, jnp.maximum(over, 0)).astype(dtype)
+
+        def unfinished(trial: _Trial) -> jax.Array:
+            refused = ~(trial.error <= h.atol)
+            return refused & (trial.count.astype(dtype) <= h.max_backtracking_steps)
+
+        def shorten(trial: _Trial) -> _Trial:
+            rate = jnp.where(trial.count > 0, h.decrease_factor * trial.rate, trial.rate)
+            new = scalar_loss(fn(params_after_step(params, rate, updates)), dtype)
+            return _Trial(rate, new, error(rate, new), trial.count + jnp.ones((), jnp.int32))
+
+        grown = h.increase_factor * state.learning_rate
+        # Infinity times a step that has underflowed is no number.
+        first = jnp.where(grown <= h.max_learning_rate, grown, h.max_learning_rate)
+        begin = _Trial(first, start, jnp.asarray(jnp.inf, dtype), zero_count())
+        end = while_loop(unfinished, shorten, begin)
+        usable = (end.error <= h.atol) | (end.value < start)
+        rate = jnp.where(usable, end.rate, jnp.zeros_like(end.rate))
+        kept = None
+        if self.store_grad:
+            gradient = jax.grad(lambda p: scalar_loss(fn(p), dtype))(
+                params_after_step(params, rate, updates)
+            )
+            kept = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, state.grad)
+        info = BacktrackingLinesearchInfo(end.count, end.error)
+        new = jnp.where(usable, end.value, start)
+        # A step that was refused is remembered, so that the next search goes on from it.
+        after = ScaleByBacktrackingLinesearchState(end.rate, new, kept, info)
+        return scale_tree(rate, updates), after

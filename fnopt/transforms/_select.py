@@ -46,15 +46,13 @@ def as_selector(given: Any, what: str = "labels") -> Selector:
 
 
 def as_mask(given: Any) -> Selector:
-    """The user's `mask` as a selector; a bare string is a pattern, several are a list of them.
+    """Selector of the `mask` argument; a bare string is a pattern, several are a list of them.
 
     Args:
-        given: A selector, a tree of bools with the structure of the params or a prefix of it, or
-            a pattern such as `'*/bias'`, or several.
+        given: A selector, a tree of bools or a prefix of one, or patterns such as `'*/bias'`.
 
     Returns:
-        A selector. Use it as `convert` of a static field, and `select_mask` in `init` and
-        `update`.
+        A selector, for `convert` of a static field; `init` and `update` call `select_mask`.
 
     Raises:
         TypeError: For a bare function, and for a leaf that isn't a bool.
@@ -70,7 +68,7 @@ def as_mask(given: Any) -> Selector:
 
 
 def as_labels(given: Any) -> Selector:
-    """The user's `labels` of a partition as a selector; one label is for all leaves."""
+    """Selector of the `labels` argument of a partition; one label is for all leaves."""
     if isinstance(given, str) and set("*?[/") & set(given):
         raise TypeError(
             f"labels = {given!r} looks like a pattern, expected a tree of labels, fnopt.by_path(fn)"

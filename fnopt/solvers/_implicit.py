@@ -13,7 +13,7 @@ from jax import lax
 from fnopt.core import matmul
 from fnopt.jacobians import lacks_forward
 from fnopt.programs import convert_closure
-from fnopt.residuals import Derivative, linearise, minimum_tangent, pushed
+from fnopt.residuals import linearise, minimum_tangent, pushed
 from fnopt.sharding import (
     psum,
     psum_rows,
@@ -23,7 +23,7 @@ from fnopt.sharding import (
     rows_sharded_over,
 )
 from fnopt.solvers._bounded import shifted
-from fnopt.solvers.problem._problem import Problem, Squares
+from fnopt.solvers.problem._problem import Problem
 from fnopt.solvers.problem._units import end_units, in_unit
 from fnopt.solvers.result._solution import Solution
 
@@ -54,21 +54,28 @@ def implicitly(
     Returns:
         What `iterate` returns.
     """
-    # What the residuals close over becomes an argument, so that it can have a derivative.
-    r, consts = convert_closure(problem.flat.r, pvary_over_rows(x))
-    given, at_consts = _opened(problem.flat.derivative, x, problem.flat.m)
-    gram, gram_consts = _opened_gram(problem.flat.gram, x)
-    squares, more = _opened_squares(problem.squares, pvary_over_rows(x))
+    # What the functions close over becomes an argument, so that it can have a derivative.
+    flat, one = problem.flat, jnp.ones((), x.dtype)
+    given, ones = flat.derivative, pvary_over_rows(jnp.ones(flat.m, x.dtype))
+    opened = (
+        _opened(flat.r, x, mark=pvary_over_rows),
+        _opened(problem.squares, x, one, mark=pvary_over_rows),
+        _opened(flat.gram, x, one),
+        _opened(given and given.at, x),
+        _opened(given and given.gram, x, ones, ones),
+    )
+    closed_over = tuple(consts for _, consts in opened)
     axes, mode = row_axes(), getattr(solver, "jacobian", "auto")
 
     def rebuilt(data: Data) -> Problem:
-        (consts, at_consts, gram_consts, more), losses, box = data
-        flat = problem.flat._replace(
-            r=lambda v: r(pvary_over_rows(v), *consts), gram=gram(gram_consts)
+        closed_over, losses, box = data
+        r, squares, gram, at, chunks = (
+            of_consts(consts) for (of_consts, _), consts in zip(opened, closed_over, strict=True)
         )
-        if given is not None:
-            flat = flat._replace(derivative=given(at_consts))
-        return Problem(flat, losses, box, squares(more), problem.fitted)
+        by_factor = gram and (lambda x, by=None: gram(x, one if by is None else by))
+        derivative = given and given._replace(at=at, gram=chunks)
+        whole = flat._replace(r=r, gram=by_factor, derivative=derivative)
+        return Problem(whole, losses, box, squares, problem.fitted)
 
     @jax.custom_jvp
     def run(x: jax.Array, data: Data, solver: Any, max_steps: jax.Array) -> Solution:
@@ -82,7 +89,6 @@ def implicitly(
             moved = _tangent(rebuilt, end, data, change, mode)
         return end._replace(params=_on_mesh_of(end.params, moved.params)), moved
 
-    closed_over = consts, at_consts, gram_consts, more
     return run(x, (closed_over, problem.losses, problem.box), solver, max_steps)
 
 
@@ -96,51 +102,14 @@ def _on_mesh_of(x: jax.Array, like: jax.Array) -> jax.Array:
     return x + jnp.zeros_like(like)
 
 
-def _opened_gram(gram: Any, x: jax.Array) -> tuple[Callable[[list[Any]], Any], list[Any]]:
-    if gram is None:
-        return lambda consts: None, []
-    function, consts = convert_closure(gram, x, jnp.ones((), x.dtype))
-
-    def rebuilt(consts: list[Any]) -> Any:
-        def at(x: jax.Array, factor: Any = None) -> jax.Array:
-            return function(x, jnp.ones((), x.dtype) if factor is None else factor, *consts)
-
-        return at
-
-    return rebuilt, consts
-
-
-def _opened_squares(
-    squares: Squares | None, x: jax.Array
-) -> tuple[Callable[[list[Any]], Squares | None], list[Any]]:
-    if squares is None:
-        return lambda consts: None, []
-    function, consts = convert_closure(squares, x, jnp.ones((), x.dtype))
-    return (
-        lambda consts: lambda v, unit: function(pvary_over_rows(v), pvary_over_rows(unit), *consts),
-        consts,
-    )
-
-
 def _opened(
-    given: Derivative | None, x: jax.Array, m: int
-) -> tuple[Callable[[Any], Derivative] | None, list[Any]]:
-    """The user's Jacobian as a function of what it closes over, and that."""
-    if given is None:
-        return None, []
-    at, consts = convert_closure(given.at, x)
-    if given.gram is None:
-        return lambda consts: given._replace(at=lambda v: at(v, *consts)), consts
-    one = pvary_over_rows(jnp.ones(m, x.dtype))
-    gram, more = convert_closure(given.gram, x, one, one)
-
-    def rebuilt(consts: Any) -> Derivative:
-        first, second = consts[: len(consts) - len(more)], consts[len(consts) - len(more) :]
-        return given._replace(
-            at=lambda v: at(v, *first), gram=lambda v, d, w: gram(v, d, w, *second)
-        )
-
-    return rebuilt, [*consts, *more]
+    fn: Any, x: jax.Array, *rest: jax.Array, mark: Callable[[jax.Array], jax.Array] = lambda x: x
+) -> tuple[Callable[[list[Any]], Any], list[Any]]:
+    """A function as one of what it closes over, and these values; None stays None."""
+    if fn is None:
+        return lambda consts: None, []
+    function, consts = convert_closure(fn, mark(x), *rest)
+    return lambda consts: lambda x, *rest: function(mark(x), *rest, *consts), consts
 
 
 def _tangent(
@@ -153,10 +122,10 @@ def _tangent(
 
     x = of_whole(data).on_chart(whole)[1]
     full = end.jacobian if isinstance(end.jacobian, jax.Array) else None
-    units = end_units(rebuilt(data), end.residuals, full)
+    unit, scale = end_units(rebuilt(data), end.residuals, full)
 
     def cost(x: jax.Array, data: Data) -> jax.Array:
-        return units.cost(rebuilt(data), x)
+        return in_unit(rebuilt(data), unit).cost_at(scale * x)
 
     def derived(x: jax.Array, data: Data) -> tuple[Any, Any, Any]:
         return _derived(rebuilt(data), x, mode, full is not None)
@@ -167,14 +136,14 @@ def _tangent(
         in_mode = "reverse"
     held = None
     if problem.box is not None:
-        gradient = psum_rows(_gradient(in_unit(problem, units.residuals), x, mode))
+        gradient = psum_rows(_gradient(in_unit(problem, unit), x, mode))
         mask, shift = shifted(problem.box, x, gradient, change[2])
-        held = mask, shift / units.params
-    here = pvary_over_rows(x / units.params)
+        held = mask, shift / scale
+    here = pvary_over_rows(x / scale)
     with rows_sharded_over(()):  # of this device's rows alone
         total = functools.partial(psum, axis_name=axes) if axes else None
         dx = minimum_tangent(cost, here, data, change, held, in_mode, total)
-        dx = units.params * dx
+        dx = scale * dx
         there = (pvary_over_rows(x), data), (pvary_like(dx, here), change)
         (_, _, J), (cost_change, r, dJ) = pushed(derived, *there, in_mode)
     if axes:

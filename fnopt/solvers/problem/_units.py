@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,52 +48,32 @@ def _felt(problem: Problem, r: jax.Array) -> jax.Array:
 
 def in_unit(problem: Problem, unit: jax.Array) -> Problem:
     """The problem whose residuals, and their Jacobian, are multiplied by a number."""
-    flat = problem.flat
-    given = flat.derivative
-    if given is not None:
-        given = given.scaled(lambda x: jnp.full(flat.m, unit, x.dtype))
-    gram = flat.gram
-    if gram is not None:
+    flat, losses = problem.flat, problem.losses
+    given, gram, squares = flat.derivative, flat.gram, problem.squares
+    scaled = flat._replace(
+        r=lambda x: unit * flat.r(x),
+        derivative=given and given.scaled(lambda x: jnp.full(flat.m, unit, x.dtype)),
         # Before the rows are multiplied, for the products may overflow.
-        gram = _gram_in_unit(gram, unit)
-    scaled = flat._replace(r=lambda x: unit * flat.r(x), derivative=given, gram=gram)
-    losses = None if problem.losses is None else problem.losses.in_unit(unit)
-    squares = problem.squares
-    if squares is not None:
-        squares = functools.partial(_squares_in_unit, squares, unit)
-    return problem._replace(flat=scaled, losses=losses, squares=squares)
+        gram=gram and (lambda x, by=None: gram(x, unit if by is None else unit * by)),
+    )
+    return problem._replace(
+        flat=scaled,
+        losses=losses and losses.in_unit(unit),
+        squares=squares and (lambda x, other: squares(x, unit * other)),
+    )
 
 
-def _squares_in_unit(squares: Any, unit: jax.Array, x: jax.Array, other: jax.Array) -> jax.Array:
-    return squares(x, unit * other)
+def end_units(problem: Problem, r: jax.Array, J: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """Units of the residuals and of every param, in which second derivatives are about 1.
 
-
-class EndUnits(NamedTuple):
-    """Units of the residuals and of every param, in which second derivatives are about 1."""
-
-    residuals: jax.Array  # what they are multiplied by
-    params: jax.Array  # [n], what is 1
-
-    def cost(self, problem: Problem, x: jax.Array) -> jax.Array:
-        """The cost at a point in these units."""
-        return in_unit(problem, self.residuals).cost_at(self.params * x)
-
-
-def end_units(problem: Problem, r: jax.Array, J: jax.Array | None) -> EndUnits:
-    """The units for derivatives at the end of a fit, from its residuals and their Jacobian."""
+    Residuals are multiplied by theirs; a scaled param of 1 is one of the unit.
+    """
     felt = pmax_rows(jnp.max(_felt(problem, r), initial=0))
     unit = 1 / floor_power_of_two(felt)
     if J is None:
-        return EndUnits(unit, jnp.ones((problem.flat.n,), r.dtype))
+        return unit, jnp.ones((problem.flat.n,), r.dtype)
     columns = pmax_rows(jnp.max(jnp.abs(unit * J), axis=0, initial=0))
-    return lax.stop_gradient(EndUnits(unit, 1 / floor_power_of_two(columns)))
-
-
-def _gram_in_unit(gram: Any, unit: jax.Array) -> Any:
-    def scaled(x: jax.Array, factor: jax.Array | None = None) -> jax.Array:
-        return gram(x, unit if factor is None else unit * factor)
-
-    return scaled
+    return lax.stop_gradient((unit, 1 / floor_power_of_two(columns)))
 
 
 def restored(values: Any, unit: jax.Array, powers: dict[str, int]) -> Any:

@@ -48,11 +48,12 @@ def report(
     if not any(_in_range(size, solution.cost.dtype) for size in (cost, total)):
         plain, cost = True, total
     of = f"half the sum of {m} squares" if plain else f"the loss of {m} residuals"
+    seconds = f", {int(solution.nhev)} second derivatives r''" if solution.nhev else ""
     lines = [
         f"{title}: {solution.worded(names)}",
         f"  cost {cost:.6g} ({of}), gradient norm {float(solution.gradient_norm):.2g}",
         f"  {int(solution.steps)} steps, {int(solution.nfev)} residual and "
-        f"{int(solution.njev)} Jacobian evaluations{_seconds(solution)}",
+        f"{int(solution.njev)} Jacobian evaluations{seconds}",
     ]
     if plain and np.isfinite(cost) and solution.dof is not None and int(solution.dof) > 0:
         chi2 = 2 * cost / int(solution.dof)
@@ -69,11 +70,6 @@ def batch_report(name: str, result: Any) -> str:
     for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
         lines.append(f"  {count:>6}  {result._replace(status=code).message}")
     return "\n".join(lines)
-
-
-def _seconds(solution: Any) -> str:
-    count = 0 if solution.nhev is None else int(solution.nhev)
-    return f", {count} second derivatives r''" if count else ""
 
 
 def _is_plain(residuals: list[np.ndarray], cost: float, total: float) -> bool:
@@ -98,34 +94,35 @@ def fitted_count(solution: Solution) -> int:
 
 def named_entries(params: Any) -> list[str]:
     """The names of the numbers of a tree, in the order of its leaves."""
-    pairs, _ = leaves_with_names(_numbers(_named_tangents(params)))
-    return [name for path, leaf in pairs for name in entry_names(path, np.shape(leaf))]
+    return [name for path, leaf in _entries(params) for name in entry_names(path, np.shape(leaf))]
 
 
 def _params(solution: Solution, names: Sequence[str] | None, absolute_sigma: bool) -> list[str]:
     """The lines about the params: first their problems, then each value."""
-    pairs, _ = leaves_with_names(_numbers(_named_tangents(solution.params)))
     names = named_entries(solution.params) if names is None else list(names)
-    values = np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for _, leaf in pairs])
+    values = np.concatenate(
+        [np.ravel(np.asarray(leaf, np.float64)) for _, leaf in _entries(solution.params)]
+    )
     rank, n = int(solution.rank), fitted_count(solution)
-    if not isinstance(solution.jacobian, jax.Array):
-        lost = f"  rank {rank} of {n}: the data don't determine all params"
-        errors, alike = np.full(values.size, np.nan), []
-        lines = [lost] if 0 <= rank < n else []
-    else:
-        errors = np.array(
-            errors_of(solution, absolute_sigma), np.float64
-        )  # its own: it is written to
-        corr = np.abs(np.asarray(correlation_of(solution), np.float64))
-        alike = _alike(corr, values, np.where(_moves_freely(solution, values.size), errors, 0))
-        lines = [_undetermined(solution, names, errors)] if 0 <= rank < n else []
+    errors, correlated = np.full(values.size, np.nan), np.zeros(values.size, bool)
+    missing, lines = "all params", []
+    if isinstance(solution.jacobian, jax.Array):
+        # A copy, for it is written to.
+        errors = np.array(errors_of(solution, absolute_sigma), np.float64)
+        infinite = [name for name, error in zip(names, errors, strict=True) if np.isinf(error)]
+        missing = listed(infinite) if 0 < len(infinite) < len(names) else missing
+        correlated, most = _correlated(solution, values, errors)
         if rank == n and solution.dof is not None and int(solution.dof) == 0:
             # Determined, by as many equations: what is missing is a scatter to judge errors by.
             errors = np.where(np.isinf(errors), np.nan, errors)
             lines.append("  no degrees of freedom, so no standard errors")
-        lines += [_names_alike(names, group, corr) for group in alike]
-    notes = _notes(solution, errors, alike)
-    errors[[i for group in alike for i in group]] = np.nan  # too large to round by
+        if correlated.any():
+            which = listed([names[i] for i in np.flatnonzero(correlated)])
+            lines.append(f"  cannot be told apart: {which} (correlation {most:.3f})")
+    if 0 <= rank < n:
+        lines.insert(0, f"  rank {rank} of {n}: the data don't determine {missing}")
+    notes = _notes(solution, errors, correlated)
+    errors[correlated] = np.nan  # too large to round by
     order = np.arange(values.size)
     if values.size > _MOST_SHOWN:
         size = np.where(values != 0, np.abs(values), 1)
@@ -141,32 +138,34 @@ def _params(solution: Solution, names: Sequence[str] | None, absolute_sigma: boo
     ]
 
 
-def _named_tangents(params: Any) -> Any:
-    """The params, with tangents that are called so in place of points on manifolds."""
+def _correlated(
+    solution: Solution, values: np.ndarray, errors: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """Which params have errors above their size and a correlation of 1, and the largest one."""
+    corr = np.abs(np.asarray(correlation_of(solution), np.float64)) - np.eye(values.size)
+    counted = np.isfinite(errors) & (errors > np.abs(values))
+    if solution.tangent is not None:  # not those tied to others, which stand for them
+        moves = np.asarray(solution.tangent) != 0
+        moves &= np.sum(moves, axis=1, keepdims=True) == 1  # what follows one variable alone
+        counted &= np.any(moves, axis=1)
+        counted &= np.isin(np.arange(values.size), np.argmax(moves, axis=0))
+    near = (corr >= _ALIKE) & counted & counted[:, None]  # never where it is NaN
+    return np.any(near, axis=0), np.max(corr, where=near, initial=0)
 
-    def one(node: Any) -> Any:
+
+def _entries(params: Any) -> list[tuple[str, Any]]:
+    """The leaves by name: tangents for points on manifolds, zeros for what is no number."""
+
+    def with_tangent(node: Any) -> Any:
         return {"tangent": node.value} if is_on(node) else node
 
-    return jax.tree.map(one, in_tangents(params), is_leaf=is_on)
-
-
-def _numbers(params: Any) -> Any:
-    """The params, with zeros for what is no number, such as the key of a generator."""
-    pairs = zip(jax.tree.leaves(params), jax.tree.leaves(held_as_zeros(params)), strict=True)
-    kept = [z if jnp.issubdtype(_dtype(p), jax.dtypes.extended) else p for p, z in pairs]
-    return jax.tree.unflatten(jax.tree.structure(params), kept)
-
-
-def _dtype(leaf: Any) -> Any:
-    return getattr(leaf, "dtype", np.float32)
-
-
-def _undetermined(solution: Solution, names: list[str], errors: np.ndarray) -> str:
-    which = [name for name, error in zip(names, errors, strict=True) if np.isinf(error)]
-    what = listed(which) if 0 < len(which) < len(names) else "all params"
-    return (
-        f"  rank {int(solution.rank)} of {fitted_count(solution)}: the data don't determine {what}"
-    )
+    tree = jax.tree.map(with_tangent, in_tangents(params), is_leaf=is_on)
+    pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(held_as_zeros(tree)), strict=True)
+    numbers = [
+        zero if jnp.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.extended) else leaf
+        for leaf, zero in pairs
+    ]
+    return leaves_with_names(jax.tree.unflatten(jax.tree.structure(tree), numbers))[0]
 
 
 def listed(names: list[str]) -> str:
@@ -175,40 +174,9 @@ def listed(names: list[str]) -> str:
     return ", ".join(names[:6]) + more
 
 
-def _alike(corr: np.ndarray, values: np.ndarray, errors: np.ndarray) -> list[list[int]]:
-    """Groups of params with a correlation of 1, whose errors are larger than themselves."""
-    usable = np.isfinite(errors) & (errors > 0)
-    near = (corr >= _ALIKE) & usable  # never where it is NaN
-    groups, left = [], set(np.flatnonzero(usable & (errors > np.abs(values))).tolist())
-    while left:
-        group, new = set(), {left.pop()}
-        while new:
-            group |= new
-            new = {int(j) for i in new for j in np.flatnonzero(near[i])} - group
-        left -= group
-        if len(group) > 1:
-            groups.append(sorted(group))
-    return groups
-
-
-def _moves_freely(solution: Solution, size: int) -> np.ndarray:
-    """Which params the data decide: not those tied to others, which stand for them."""
-    if solution.tangent is None:
-        return np.ones(size, bool)
-    moves = np.asarray(solution.tangent) != 0
-    moves &= np.sum(moves, axis=1, keepdims=True) == 1  # what follows one variable alone
-    return np.any(moves, axis=1) & np.isin(np.arange(size), np.argmax(moves, axis=0))
-
-
-def _names_alike(names: list[str], group: list[int], corr: np.ndarray) -> str:
-    most = np.max(corr[np.ix_(group, group)] - np.eye(len(group)))
-    return f"  cannot be told apart: {listed([names[i] for i in group])} (correlation {most:.3f})"
-
-
-def _notes(solution: Solution, errors: np.ndarray, alike: list[list[int]]) -> list[str]:
+def _notes(solution: Solution, errors: np.ndarray, correlated: np.ndarray) -> list[str]:
     """The notes behind the value of each parameter."""
     held, bounds = _held(solution, errors.size), _bounds(solution, errors.size)
-    together = {i for group in alike for i in group}
     notes = []
     for i, error in enumerate(errors):
         if held[i]:
@@ -217,7 +185,7 @@ def _notes(solution: Solution, errors: np.ndarray, alike: list[list[int]]) -> li
             notes.append(bound_note(bounds[i]))
         elif np.isinf(error):
             notes.append("   (not determined)")
-        elif i in together:
+        elif correlated[i]:
             notes.append("   (not alone)")
         else:
             notes.append("" if np.isnan(error) else f" ± {_error(error)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from fnopt.core import matmul
 from fnopt.linear import DampedStep, System, divide, length
 from fnopt.sharding import psum_rows
-from fnopt.solvers._trust_region import Trial, straight
+from fnopt.solvers._trust_region import Trial, linear_step
 from fnopt.solvers.linear_model._linearization import Linearization
 
 # Of a step. As in line searches (Dennis and Schnabel 1983, section 6.3.2) a length below a third
@@ -24,7 +25,7 @@ def accelerated(
     scale: jax.Array,
     radius: jax.Array,
     curvature: Callable[[jax.Array], jax.Array],
-    ratio: jax.Array,
+    ratio: Any,
     step: DampedStep,
 ) -> Trial:
     r"""The step of the linear model, corrected to second order in its length and direction.
@@ -57,7 +58,7 @@ def accelerated(
         Transtrum and Sethna (2012), Improvements to the Levenberg-Marquardt algorithm for
         nonlinear least-squares minimization, arXiv:1201.5885.
     """
-    linear = straight(point, scale, step)
+    linear = linear_step(point, scale, step)
     bend = curvature(linear.step)
     rest = psum_rows(matmul(point.r, bend))
     t = _best_length(linear, rest + step.model_norm, radius)
@@ -67,7 +68,9 @@ def accelerated(
     p, solution = t * step.p, system.pull_back(bend, step)
     if solution is not None:
         a = half * t * t * solution
-        small = 2 * length(a) <= ratio * t * linear.length  # false if any of it is NaN
+        small = (
+            2 * length(a) <= jnp.asarray(ratio, t.dtype) * t * linear.length
+        )  # false if any of it is NaN
         p = p - jnp.where(small, a, jnp.zeros_like(a))
     v = p / scale
     return linear._replace(

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
-import jax.numpy as jnp
 
 from fnopt.core import hyper
 from fnopt.linear import dogleg_step
-from fnopt.residuals import FlatResidual
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers._stopping import Tolerances
-from fnopt.solvers._trust_region import Trial, straight
+from fnopt.solvers._trust_region import Trial, initial_radius, linear_step
 from fnopt.solvers.linear_model._base import LinearModel
 from fnopt.solvers.linear_model._linearization import Linearization
 
@@ -50,22 +45,18 @@ class dogleg(LeastSquaresMethod):
 
     radius: float | jax.Array = hyper(default=0.6, gt=0, infinite=True)
 
-    def tolerances(self, params: Any, dtype: Any) -> Tolerances:
-        """The hyper-parameters in the dtype of the computation, with the defaults filled in."""
-        radius = jnp.asarray(self.radius, dtype)
-        return super().tolerances(params, dtype)._replace(radius=radius)
+    def first_radius(self, scale: jax.Array, x: jax.Array, cost: jax.Array) -> jax.Array:
+        """The radius of the first step, from the scaling, the params and their cost."""
+        return initial_radius(self.radius, scale, x, cost)
 
     def propose(
         self,
-        flat: FlatResidual,
         model: LinearModel,
         point: Linearization,
         scale: jax.Array,
         radius: jax.Array,
         lam: jax.Array,
-        tolerances: Tolerances,
     ) -> Trial:
         """The step along the dogleg path."""
-        del flat, tolerances
         system = model.system(point, scale, lam)
-        return straight(point, scale, dogleg_step(system, point.gradient / scale, radius))
+        return linear_step(point, scale, dogleg_step(system, point.gradient / scale, radius))

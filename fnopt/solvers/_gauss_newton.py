@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from fnopt.core import hyper
 from fnopt.linear import DampedStep
-from fnopt.residuals import FlatResidual
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers._stopping import Tolerances
-from fnopt.solvers._trust_region import FRACTION, RadiusRule, Trial, straight
+from fnopt.solvers._trust_region import FRACTION, RadiusRule, Trial, linear_step
 from fnopt.solvers.linear_model._base import LinearModel
 from fnopt.solvers.linear_model._linearization import Linearization
 
@@ -59,25 +57,21 @@ class gauss_newton(LeastSquaresMethod):
 
     rule: ClassVar[RadiusRule] = FRACTION
 
-    def tolerances(self, params: Any, dtype: Any) -> Tolerances:
-        """The hyper-parameters in the dtype of the computation, with the defaults filled in."""
-        radius = jnp.asarray(self.step_size, dtype)
-        return super().tolerances(params, dtype)._replace(radius=radius)
+    def first_radius(self, scale: jax.Array, x: jax.Array, cost: jax.Array) -> jax.Array:
+        """The radius of the first step, from the scaling, the params and their cost."""
+        return jnp.full_like(cost, self.step_size)
 
     def propose(
         self,
-        flat: FlatResidual,
         model: LinearModel,
         point: Linearization,
         scale: jax.Array,
         radius: jax.Array,
         lam: jax.Array,
-        tolerances: Tolerances,
     ) -> Trial:
         """A fraction of the full step."""
-        del flat, tolerances
         full = model.system(point, scale, lam).gauss_newton()
-        return straight(point, scale, _part(full, radius))
+        return linear_step(point, scale, _part(full, radius))
 
 
 def _part(full: DampedStep, t: jax.Array) -> DampedStep:

@@ -32,7 +32,7 @@ from fnopt.solvers._certify import Spectrum
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._loop import SearchState, after_step, metric
 from fnopt.solvers._stopping import Tolerances
-from fnopt.solvers._trust_region import Trial, straight
+from fnopt.solvers._trust_region import Trial, linear_step
 from fnopt.solvers.linear_model._linearization import Linearization, NormalMatrix
 from fnopt.solvers.linear_model._scaling import initial_scale
 
@@ -179,7 +179,7 @@ def _propose(point: Linearization, scale: jax.Array, radius: jax.Array, lam: jax
         full=jnp.sqrt(square),
         rise=divide(square, inner),
     )
-    return straight(point, scale, cut_to_radius(step, radius))
+    return linear_step(point, scale, cut_to_radius(step, radius))
 
 
 def _scaled_rows(point: Linearization, scale: jax.Array) -> Any:

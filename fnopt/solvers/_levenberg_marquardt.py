@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from fnopt.core import hyper, static, where
-from fnopt.residuals import FlatResidual, curvature_along
+from fnopt.residuals import curvature_along
 from fnopt.solvers._acceleration import accelerated
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers._stopping import Tolerances
 from fnopt.solvers._trust_region import (
     MARQUARDT,
     NIELSEN,
     TRUST_REGION,
     RadiusRule,
     Trial,
-    straight,
+    initial_radius,
+    linear_step,
 )
 from fnopt.solvers.linear_model._base import LinearModel
 from fnopt.solvers.linear_model._linearization import Linearization
@@ -129,35 +127,32 @@ class levenberg_marquardt(LeastSquaresMethod):
         """Whether a step takes the second derivative of the residuals along it."""
         return self.geodesic
 
-    def tolerances(self, params: Any, dtype: Any) -> Tolerances:
-        """The hyper-parameters in the dtype of the computation, with the defaults filled in."""
-        radius = self.radius if self.is_trust_region else 1 / self.lam
-        numbers = super().tolerances(params, dtype)
-        acceleration = jnp.asarray(self.acceleration, dtype)
-        return numbers._replace(radius=jnp.asarray(radius, dtype), acceleration=acceleration)
+    def first_radius(self, scale: jax.Array, x: jax.Array, cost: jax.Array) -> jax.Array:
+        """The radius of the first step, from the scaling, the params and their cost."""
+        if self.is_trust_region:
+            return initial_radius(self.radius, scale, x, cost)
+        return jnp.full_like(cost, 1 / self.lam)
 
     def propose(
         self,
-        flat: FlatResidual,
         model: LinearModel,
         point: Linearization,
         scale: jax.Array,
         radius: jax.Array,
         lam: jax.Array,
-        tolerances: Tolerances,
     ) -> Trial:
         """The step within the trust radius, corrected to second order."""
         system = model.system(point, scale, lam)
         trusts = self.is_trust_region
         step = system.trust_region(radius) if trusts else system.damped(1 / radius)
         if not self.geodesic:
-            return straight(point, scale, step)
+            return linear_step(point, scale, step)
         return accelerated(
             point,
             system,
             scale,
             radius,
-            lambda v: curvature_along(flat.r, point.x, v),
-            tolerances.acceleration,
+            lambda v: curvature_along(model.flat.r, point.x, v),
+            self.acceleration,
             step,
         )

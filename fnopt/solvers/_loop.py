@@ -15,10 +15,16 @@ from fnopt.linear import divide
 from fnopt.residuals import Box
 from fnopt.sharding import cond, row_axes, while_loop
 from fnopt.solvers._bounded import bounded_step, free_point
-from fnopt.solvers._judgement import judge, stopping_status
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers._stopping import Tolerances, first_of, is_stationary
-from fnopt.solvers._trust_region import Trial
+from fnopt.solvers._stopping import (
+    Tolerances,
+    cost_rounding,
+    first_of,
+    is_nearer,
+    is_stationary,
+    stopping_status,
+)
+from fnopt.solvers._trust_region import Trial, evaluate_step, next_damping
 from fnopt.solvers.linear_model._base import LinearModel
 from fnopt.solvers.linear_model._linearization import Linearization, is_finite
 from fnopt.solvers.linear_model._scaling import grown_scale, initial_scale, with_relative_bound
@@ -106,7 +112,7 @@ def iterate(
     def advance(state: SearchState) -> SearchState:
         point, first = state.point, state.radius <= 0
         scale = metric(state, sized)
-        trial, x = _propose(problem, method, model, tolerances, state, scale)
+        trial, x = _propose(problem, method, model, state, scale)
         there, r = problem.evaluate(model, lax.select(first, point.x, x))
         before = point.r if state.residuals is None else state.residuals
         actual = problem.reduction(point, before, r, trial.step)
@@ -168,40 +174,34 @@ def after_step(
         radius: The first radius of a trust region; 0 for that of the method.
     """
     point, first, finite = state.point, state.radius <= 0, is_finite(there)
+    before, after = _free_slopes(point, box), _free_slopes(there, box)
     actual = jnp.where(finite, actual, -jnp.inf)
-    judged = judge(
-        method.rule,
-        _free_slopes(point, box),
-        _free_slopes(there, box),
-        trial,
-        actual,
-        state.radius,
-        state.rejections,
-        tolerances,
-    )
-    accepted = first | judged.accepted
+    noise = cost_rounding(before, tolerances.eps)
+    step = evaluate_step(state, trial, actual, noise, is_nearer(after, before))
+    accepted = first | step.accepted
     columns = grown_scale(state.scale, there.columns)
-    radius_there = method.rule.first(tolerances.radius, initial_scale(columns), there.x, there.cost)
+    first_radius = method.first_radius(initial_scale(columns), there.x, there.cost)
     if method.is_trust_region:
-        radius_there = lax.select(radius > 0, radius, radius_there)
-    moved = there, None if state.residuals is None else r, columns
-    stayed = point, state.residuals, state.scale
-    reached, residuals, columns = _select(accepted, moved, stayed)
+        first_radius = lax.select(radius > 0, radius, first_radius)
+    next_radius = method.rule.radius_after(step)
+    new = there, None if state.residuals is None else r, columns
+    old = point, state.residuals, state.scale
+    reached, residuals, columns = _select(accepted, new, old)
     free = free_point(reached, box)
     start = first_of(
         (~finite, Status.NONFINITE_START),
         (is_stationary(free, tolerances.gtol), Status.CONVERGED_GRADIENT),
     )
-    status = stopping_status(free, point, trial, actual, judged, scale, tolerances)
+    zero = jnp.zeros_like(state.rejections)
     state = state._replace(
         point=reached,
         residuals=residuals,
         scale=columns,
         steepest=jnp.maximum(state.steepest, relative_columns(reached)),
-        radius=lax.select(first, radius_there, judged.radius),
-        lam=lax.select(first, jnp.zeros_like(judged.lam), judged.lam),
-        rejections=lax.select(first, state.rejections, judged.rejections),
-        status=lax.select(first, start, status),
+        radius=lax.select(first, first_radius, next_radius),
+        lam=jnp.where(first, 0, next_damping(trial, next_radius)),
+        rejections=jnp.where(accepted, zero, state.rejections + 1),
+        status=lax.select(first, start, stopping_status(free, point, step, scale, tolerances)),
         steps=safe_increment(state.steps),
     )
     return state, accepted
@@ -223,15 +223,13 @@ def _propose(
     problem: Problem,
     method: LeastSquaresMethod,
     model: LinearModel,
-    tolerances: Tolerances,
     state: SearchState,
     scale: jax.Array,
 ) -> tuple[Trial, jax.Array]:
     """A step, and where it ends."""
-    flat = problem.model
 
     def propose(point: Linearization, lam: jax.Array) -> Trial:
-        return method.propose(flat, model, point, scale, state.radius, lam, tolerances)
+        return method.propose(model, point, scale, state.radius, lam)
 
     if problem.box is None:
         trial = propose(state.point, state.lam)

@@ -35,9 +35,20 @@ from fnopt.residuals import (
     given_derivative,
 )
 from fnopt.sharding import row_axes, rows_sharded_over, use_mesh_of, varying_axes
-from fnopt.solvers._judgement import judge, stopping_status
-from fnopt.solvers._stopping import Tolerances, default_tolerances
-from fnopt.solvers._trust_region import TRUST_REGION, RadiusRule, Trial, actual_reduction
+from fnopt.solvers._stopping import (
+    Tolerances,
+    cost_rounding,
+    default_tolerances,
+    stopping_status,
+)
+from fnopt.solvers._trust_region import (
+    TRUST_REGION,
+    RadiusRule,
+    Trial,
+    actual_reduction,
+    evaluate_step,
+    next_damping,
+)
 from fnopt.solvers.linear_model._base import LinearModel
 from fnopt.solvers.linear_model._choice import linear_model
 from fnopt.solvers.linear_model._linearization import Linearization, half_square, is_finite
@@ -176,37 +187,39 @@ class LeastSquaresMethod(Transformation):
         x, flat = self._flat(params, residual_fn, batch, jac)
         tolerances, model = self.tolerances(params, x.dtype), self.model(flat)
         point = model.evaluate(x)
-        fresh = state.radius <= 0
-        columns = grown_scale(ravel(state.scale)[0], point.columns)
+        old_columns, unravel_scale = ravel(state.scale)
+        columns = grown_scale(old_columns, point.columns)
         scale = initial_scale(columns)
-        first = self.rule.first(tolerances.radius, scale, x, point.cost)
-        radius = jnp.where(fresh, first, state.radius)
-        trial = self.propose(flat, model, point, scale, radius, state.lam, tolerances)
+        first = self.first_radius(scale, x, point.cost)
+        here = state._replace(radius=jnp.where(state.radius <= 0, first, state.radius))
+        trial = self.propose(model, point, scale, here.radius, state.lam)
         updates = flat.unravel(trial.step)
         # The cost is that of the params as apply_updates will round them.
         arrived, _ = ravel(apply_updates(params, updates))
         r = flat.r(arrived)
         actual = actual_reduction(point.r, r)
-        judged = judge(self.rule, point, None, trial, actual, radius, state.rejections, tolerances)
-        status = stopping_status(point, point, trial, actual, judged, scale, tolerances)
+        noise = cost_rounding(point, tolerances.eps)
+        step = evaluate_step(here, trial, actual, noise, actual >= 0)
+        radius = self.rule.radius_after(step)
         usable = is_finite(point)
-        accepted = judged.accepted & usable
+        accepted = step.accepted & usable
         # -0.0, not 0.0: it is the number that changes no other, -0.0 included.
         updates = jax.tree.map(
             lambda u: jnp.where(accepted, u, jnp.asarray(-0.0, u.dtype)), updates
         )
-
-        def kept(new: jax.Array, old: jax.Array) -> jax.Array:
-            return jnp.where(usable, new, old)
-
-        return updates, LeastSquaresState(
+        new = state._replace(
+            radius=radius,
+            rejections=jnp.where(step.accepted, 0, state.rejections + 1),
+            lam=next_damping(trial, radius),
+            status=stopping_status(point, point, step, scale, tolerances),
+        )
+        old = state._replace(status=Status.NONFINITE_START.array)
+        new, old = new._replace(scale=columns), old._replace(scale=old_columns)
+        state = jax.tree.map(lambda new, old: jnp.where(usable, new, old), new, old)
+        return updates, state._replace(
             count=safe_increment(state.count),
-            radius=kept(judged.radius, state.radius),
-            scale=ravel(state.scale)[1](kept(columns, ravel(state.scale)[0])),
-            rejections=kept(judged.rejections, state.rejections),
-            lam=kept(judged.lam, state.lam),
+            scale=unravel_scale(state.scale),
             cost=jnp.where(accepted, half_square(r), point.cost),
-            status=jnp.where(usable, status, Status.NONFINITE_START.array),
         )
 
     def _flat(
@@ -234,8 +247,11 @@ class LeastSquaresMethod(Transformation):
             default if value is None else value
             for value, default in zip(given, default_tolerances(eps), strict=True)
         )
-        numbers = (*filled, eps, 1.0, 0.0)
-        return Tolerances(*(jnp.asarray(number, dtype) for number in numbers))
+        return Tolerances(*(jnp.asarray(number, dtype) for number in (*filled, eps)))
+
+    def first_radius(self, scale: jax.Array, x: jax.Array, cost: jax.Array) -> jax.Array:
+        """The radius of the first step, from the scaling, the params and their cost."""
+        raise NotImplementedError(f"{type(self).__name__} must define first_radius")
 
     @property
     def takes_second_derivatives(self) -> bool:
@@ -258,24 +274,20 @@ class LeastSquaresMethod(Transformation):
 
     def propose(
         self,
-        flat: FlatResidual,
         model: LinearModel,
         point: Linearization,
         scale: jax.Array,
         radius: jax.Array,
         lam: jax.Array,
-        tolerances: Tolerances,
     ) -> Trial:
         """A step, and what the model says of it.
 
         Args:
-            flat: The residual function.
-            model: Its linear model.
+            model: The linear model of the residuals.
             point: Where the step starts.
             scale: The scaling `D`, of shape `[n]`.
             radius: The radius of a step.
             lam: A guess of the damping.
-            tolerances: The numbers.
 
         Returns:
             The step.

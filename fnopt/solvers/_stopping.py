@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fnopt.core import Status, is_converged
 from fnopt.linear import divide, length
 from fnopt.sharding import row_shards
+from fnopt.solvers._trust_region import StepEvaluation
 from fnopt.solvers.linear_model._linearization import Linearization
 
 # Of the cost. A relative decrease d is a change of the params by sqrt(d (m - n)) standard errors,
@@ -35,8 +37,6 @@ class Tolerances(NamedTuple):
     xtol: jax.Array
     gtol: jax.Array
     eps: jax.Array  # rounding unit of the params
-    radius: jax.Array  # factor of the first radius
-    acceleration: jax.Array  # the largest one, relative to the step
 
     @property
     def share(self) -> jax.Array:
@@ -108,11 +108,6 @@ def within_range(point: Linearization) -> jax.Array:
     return length(point.triangle.c)
 
 
-def is_lost_in_rounding(actual: jax.Array, predicted: jax.Array, noise: jax.Array) -> jax.Array:
-    """Whether neither the actual nor the predicted reduction is above rounding."""
-    return (predicted <= noise) & (jnp.abs(actual) <= noise)
-
-
 def is_nearer(after: Linearization, before: Linearization) -> jax.Array:
     r"""Whether the residual norm within the range of the Jacobian decreased clearly.
 
@@ -149,9 +144,7 @@ def is_flat(point: Linearization, tolerances: Tolerances) -> jax.Array:
     return alone <= negligible_decrease(point, tolerances)
 
 
-def cost_converged(
-    actual: jax.Array, predicted: jax.Array, cost: jax.Array, ftol: jax.Array, noise: jax.Array
-) -> jax.Array:
+def cost_converged(step: StepEvaluation, cost: jax.Array, ftol: jax.Array) -> jax.Array:
     r"""Whether the model promises, and the step gained, next to nothing (MINPACK's ftol).
 
     .. math:: \delta f_\text{predicted} \le \epsilon_f f \quad\text{and}\quad
@@ -160,12 +153,47 @@ def cost_converged(
     The prediction is exact to rounding, so it is what is tested sharply; the actual reduction is a
     difference of nearly equal numbers and only has to be as small as its noise allows.
     """
-    return (predicted <= ftol * cost) & (jnp.abs(actual) <= jnp.maximum(ftol * cost, noise))
+    small = ftol * cost
+    return (step.trial.predicted <= small) & (
+        jnp.abs(step.actual) <= jnp.maximum(small, step.noise)
+    )
 
 
-def step_converged(step: jax.Array, params: jax.Array, xtol: jax.Array) -> jax.Array:
-    r"""Whether the step is tiny against the params: :math:`\|D p\| \le \epsilon_x \|D x\|`."""
-    return step <= xtol * params
+def stopping_status(
+    reached: Linearization,
+    before: Linearization,
+    step: StepEvaluation,
+    scale: jax.Array,
+    tolerances: Tolerances,
+) -> jax.Array:
+    r"""The status after a step, `RUNNING` where no stopping test holds.
+
+    A step is tiny against the params if :math:`\|D p\| \le \epsilon_x \|D x\|` (MINPACK's xtol).
+
+    Args:
+        reached: Where the search is after the step.
+        before: Where the step started.
+        step: The step.
+        scale: The scaling, of shape `[n]`.
+        tolerances: The numbers of the method.
+    """
+    is_minimum = is_flat(reached, tolerances)
+    exhausted = step.flat & ~step.accepted
+    small = exhausted | cost_converged(step, before.cost, tolerances.ftol)
+    tiny = step.trial.length <= tolerances.xtol * length(scale * before.x)
+    newton = (step.trial.lam <= 0) & step.accepted
+    # The radius shrinks at least by half with every refusal: so often, until steps that were longer
+    # than the params by 1 / eps are as short as rounding.
+    most = 2 * int(-np.log2(float(jnp.finfo(step.actual.dtype).eps)))
+    refused = ~step.accepted & (step.rejections >= most)
+    stuck = tiny | refused | (exhausted & step.interior)
+    return first_of(
+        (is_stationary(reached, tolerances.gtol), Status.CONVERGED_GRADIENT),
+        (small & is_minimum, Status.CONVERGED_COST),
+        (tiny & (is_minimum | newton), Status.CONVERGED_STEP),
+        (stuck & ~jnp.isfinite(step.actual), Status.NONFINITE_STEP),
+        (stuck, Status.STALLED),
+    )
 
 
 def checked_status(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,22 +16,24 @@ LEAST_GAIN = 1e-4  # Moré (1978), p0: less than this fraction of the prediction
 _POOR, _GOOD = 0.25, 0.75  # Moré (1978), section 7: gain ratios that shrink and grow the radius
 # Of the residuals' length: the least first radius, so that a start at tiny params gets anywhere.
 _LEAST_RADIUS = 1e-3
+# Times the radius, where a step at its edge gains no more than rounding: the region is too small.
+_WIDER = 10.0
 
 
 class Trial(NamedTuple):
-    """A proposed step, and what the model says of it."""
+    """A proposed step, and its properties by the linear model."""
 
     step: jax.Array  # [n]
     length: jax.Array  # ||D p||
     slope: jax.Array  # g^T p
     predicted: jax.Array  # reduction of the cost
     lam: jax.Array  # damping
-    full: jax.Array  # ||D p|| before the step was cut to the radius
-    rise: jax.Array  # Hebden's rise of the damping for a solution half as long
+    solution_length: jax.Array  # ||D p|| before the step was cut to the radius
+    hebden: jax.Array  # Hebden's increase of the damping for a solution half as long
 
 
-def straight(point: Linearization, scale: jax.Array, step: DampedStep) -> Trial:
-    """The step of the linear model as it is."""
+def linear_step(point: Linearization, scale: jax.Array, step: DampedStep) -> Trial:
+    """The step of the linear model without a second-order correction."""
     p = step.p / scale
     size = length(step.p)
     return Trial(
@@ -40,14 +42,14 @@ def straight(point: Linearization, scale: jax.Array, step: DampedStep) -> Trial:
         slope=jnp.sum(point.gradient * p, axis=0),
         predicted=step.predicted,
         lam=step.lam,
-        full=size if step.full is None else step.full,
-        rise=jnp.zeros_like(size) if step.rise is None else step.rise,
+        solution_length=size if step.full is None else step.full,
+        hebden=jnp.zeros_like(size) if step.rise is None else step.rise,
     )
 
 
 def next_damping(trial: Trial, radius: jax.Array) -> jax.Array:
     """The damping for a radius by Hebden's formula, from the solution for another one."""
-    lam = trial.lam + (divide(trial.full, radius) - 1) * trial.rise
+    lam = trial.lam + (divide(trial.solution_length, radius) - 1) * trial.hebden
     return jnp.where(jnp.isfinite(lam), jnp.maximum(lam, jnp.zeros_like(lam)), 10 * trial.lam)
 
 
@@ -78,36 +80,78 @@ def gain_ratio(actual: jax.Array, predicted: jax.Array) -> jax.Array:
     return jnp.where(predicted > 0, actual / safe, -jnp.ones_like(actual))
 
 
-class Outcome(NamedTuple):
-    """The outcome of a step, as a rule sees it."""
+class StepEvaluation(NamedTuple):
+    """A trial step and the cost at its end."""
 
+    trial: Trial
+    actual: jax.Array  # reduction of the cost; minus infinity where the end isn't finite
+    noise: jax.Array  # bound on the rounding error of the reduction
+    gain: jax.Array  # actual over predicted reduction
+    accepted: jax.Array
     radius: jax.Array  # before the step
     rejections: jax.Array  # int32, refused steps in a row before it
-    length: jax.Array  # ||D p||
-    slope: jax.Array  # g^T p
-    actual: jax.Array  # reduction of the cost
-    gain: jax.Array  # actual over predicted
-    full: jax.Array  # whether the step was undamped
-    accepted: jax.Array
+
+    @property
+    def flat(self) -> jax.Array:
+        """Whether neither the actual nor the predicted reduction is above rounding."""
+        return (self.trial.predicted <= self.noise) & (jnp.abs(self.actual) <= self.noise)
+
+    @property
+    def interior(self) -> jax.Array:
+        """Whether the step is the undamped one, within the radius."""
+        return (self.trial.lam <= 0) & (self.trial.solution_length <= self.radius)
+
+
+def evaluate_step(
+    state: Any, trial: Trial, actual: jax.Array, noise: jax.Array, decreased: jax.Array
+) -> StepEvaluation:
+    """Compares a step with its prediction.
+
+    Args:
+        state: What has the radius and the number of rejections before the step.
+        trial: The step.
+        actual: The reduction of the cost; minus infinity where the end isn't finite.
+        noise: Bound on its rounding error.
+        decreased: Whether to accept a step whose cost is flat to rounding.
+    """
+    gain = gain_ratio(actual, trial.predicted)
+    enough = (actual >= 0) & (gain > jnp.asarray(LEAST_GAIN, gain.dtype))
+    step = StepEvaluation(trial, actual, noise, gain, enough, state.radius, state.rejections)
+    accepted = jnp.isfinite(actual) & jnp.where(step.flat, decreased, enough)
+    return step._replace(accepted=_once(accepted) if accepted.ndim else accepted)
+
+
+def _once(condition: jax.Array) -> jax.Array:
+    """A condition of many problems that the compiler computes once, and not anew for each user.
+
+    XLA merges cheap arithmetic into everything that uses it. It never does that to a square root.
+    """
+    return jnp.sqrt(condition.astype(jnp.float32)) > 0
 
 
 class RadiusRule(NamedTuple):
     """Rule for the radius: that of a trust region, an inverse damping, or a fraction of a step.
 
-    A refused step at least halves the radius, so every rule ends. Only a step that is lost in
+    A refused step at least halves the radius, so every rule ends. Only a step that is flat to
     rounding, and refused for that, grows the radius of a region.
     """
 
-    first: Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
-    """At the start: (option, scale, x, cost)."""
-    next: Callable[[Outcome], jax.Array]
+    next: Callable[[StepEvaluation], jax.Array]
     is_region: bool = False
     """Whether the radius bounds the length of the step."""
 
+    def radius_after(self, step: StepEvaluation) -> jax.Array:
+        """The radius of the next step."""
+        radius = self.next(step)
+        if self.is_region:
+            wide = jnp.asarray(_WIDER, radius.dtype) * step.radius
+            radius = jnp.where(step.flat, jnp.where(step.interior, step.radius, wide), radius)
+        # Where a factorisation failed the step is NaN: like one that was too long.
+        radius = jnp.where(jnp.isnan(radius), step.radius / 2, radius)
+        return jnp.maximum(radius, jnp.asarray(jnp.finfo(radius.dtype).tiny, radius.dtype))
 
-def _initial_radius(
-    factor: jax.Array, scale: jax.Array, x: jax.Array, cost: jax.Array
-) -> jax.Array:
+
+def initial_radius(factor: Any, scale: jax.Array, x: jax.Array, cost: jax.Array) -> jax.Array:
     r"""The first radius, in the units of the residuals (Moré 1978, section 7).
 
     .. math:: \Delta = c \max(\|D x\|, 10^{-3} \|r\|), \quad
@@ -117,7 +161,7 @@ def _initial_radius(
     residual = jnp.sqrt(2 * cost)
     least = jnp.asarray(_LEAST_RADIUS, residual.dtype) * residual
     size = jnp.where(size > 0, jnp.maximum(size, least), residual)
-    return factor * jnp.where(size > 0, size, jnp.ones_like(size))
+    return jnp.asarray(factor, size.dtype) * jnp.where(size > 0, size, jnp.ones_like(size))
 
 
 def _shrink_factor(actual: jax.Array, slope: jax.Array) -> jax.Array:
@@ -139,7 +183,7 @@ def _shrink_factor(actual: jax.Array, slope: jax.Array) -> jax.Array:
     return jnp.where(actual >= 0, half, mu)
 
 
-def _trust_region(outcome: Outcome) -> jax.Array:
+def _trust_region(step: StepEvaluation) -> jax.Array:
     r"""Shrinks after a poor step, grows after a good one.
 
     .. math:: \Delta \leftarrow \begin{cases}
@@ -154,28 +198,28 @@ def _trust_region(outcome: Outcome) -> jax.Array:
     Reference:
         Moré (1978), section 7, and MINPACK's `lmder`.
     """
-    radius, reached = outcome.radius, outcome.length
+    radius, reached = step.radius, step.trial.length
     dtype = radius.dtype
-    shrink = _shrink_factor(outcome.actual, outcome.slope)
+    shrink = _shrink_factor(step.actual, step.trial.slope)
     smaller = shrink * jnp.minimum(radius, jnp.asarray(10, dtype) * reached)
-    good = (outcome.gain > jnp.asarray(_GOOD, dtype)) | outcome.full
-    good &= outcome.rejections == 0
+    good = (step.gain > jnp.asarray(_GOOD, dtype)) | (step.trial.lam <= 0)
+    good &= step.rejections == 0
     larger = jnp.maximum(radius, jnp.asarray(2, dtype) * reached)
     kept = jnp.where(good, larger, radius)
-    return jnp.where(outcome.gain < jnp.asarray(_POOR, dtype), smaller, kept)
+    return jnp.where(step.gain < jnp.asarray(_POOR, dtype), smaller, kept)
 
 
-def _marquardt(outcome: Outcome) -> jax.Array:
+def _marquardt(step: StepEvaluation) -> jax.Array:
     r"""Ten times less damping after a step that is accepted, ten times more after a refused one.
 
     Reference:
         Marquardt (1963), An algorithm for least-squares estimation of nonlinear parameters.
     """
-    ten = jnp.asarray(10, outcome.radius.dtype)
-    return _bounded(jnp.where(outcome.accepted, outcome.radius * ten, outcome.radius / ten))
+    ten = jnp.asarray(10, step.radius.dtype)
+    return _bounded(jnp.where(step.accepted, step.radius * ten, step.radius / ten))
 
 
-def _nielsen(outcome: Outcome) -> jax.Array:
+def _nielsen(step: StepEvaluation) -> jax.Array:
     r"""Damping by how well the model predicted, without a jump between good and poor.
 
     .. math:: \lambda \leftarrow \lambda \max(\tfrac13, 1 - (2 \rho - 1)^3)
@@ -186,23 +230,11 @@ def _nielsen(outcome: Outcome) -> jax.Array:
         Nielsen (1999), Damping parameter in Marquardt's method; Madsen, Nielsen and Tingleff
         (2004), Methods for non-linear least squares problems, section 3.2.
     """
-    dtype = outcome.radius.dtype
-    good = nielsen_shrink(outcome.gain, 1 / 3)
-    nu = jnp.asarray(2, dtype) ** (1 + outcome.rejections).astype(dtype)
-    return _bounded(outcome.radius / jnp.where(outcome.accepted, good, nu))
-
-
-def nielsen_shrink(gain: jax.Array, least: float) -> jax.Array:
-    r"""What is left of a damping after an accepted step.
-
-    .. math:: \max(\nu, 1 - (2 \rho - 1)^3)
-
-    Args:
-        gain: The gain ratio :math:`\rho`.
-        least: :math:`\nu`.
-    """
-    t = 2 * jnp.clip(gain, 0, 1) - 1
-    return jnp.maximum(jnp.asarray(least, gain.dtype), 1 - t * t * t)
+    dtype = step.radius.dtype
+    t = 2 * jnp.clip(step.gain, 0, 1) - 1
+    good = jnp.maximum(jnp.asarray(1 / 3, dtype), 1 - t * t * t)
+    nu = jnp.asarray(2, dtype) ** (1 + step.rejections).astype(dtype)
+    return _bounded(step.radius / jnp.where(step.accepted, good, nu))
 
 
 def _bounded(radius: jax.Array) -> jax.Array:
@@ -212,18 +244,14 @@ def _bounded(radius: jax.Array) -> jax.Array:
     return jnp.clip(radius, least, jnp.asarray(1 / limits.eps, radius.dtype))
 
 
-def _fraction(outcome: Outcome) -> jax.Array:
+def _fraction(step: StepEvaluation) -> jax.Array:
     """The whole step again after one that is accepted, a part of it after a refused one."""
-    shrink = _shrink_factor(outcome.actual, outcome.slope)
-    one = jnp.ones_like(outcome.radius)
-    return jnp.where(outcome.accepted, one, shrink * outcome.radius)
+    shrink = _shrink_factor(step.actual, step.trial.slope)
+    one = jnp.ones_like(step.radius)
+    return jnp.where(step.accepted, one, shrink * step.radius)
 
 
-def _given(option: jax.Array, *_: jax.Array) -> jax.Array:
-    return option
-
-
-TRUST_REGION = RadiusRule(_initial_radius, _trust_region, is_region=True)
-MARQUARDT = RadiusRule(_given, _marquardt)
-NIELSEN = RadiusRule(_given, _nielsen)
-FRACTION = RadiusRule(_given, _fraction)
+TRUST_REGION = RadiusRule(_trust_region, is_region=True)
+MARQUARDT = RadiusRule(_marquardt)
+NIELSEN = RadiusRule(_nielsen)
+FRACTION = RadiusRule(_fraction)

@@ -16,7 +16,7 @@ from fnopt.linear import (
     linear_solver,
     triangle,
 )
-from fnopt.solvers._trust_region import next_damping, straight
+from fnopt.solvers._trust_region import linear_step, next_damping
 
 SHAPES = [(9, 4), (3, 7)]
 
@@ -159,7 +159,7 @@ def test_next_damping_converges_to_that_of_the_radius(x64, shape):
     radius, lam, scale = 0.3 * np.linalg.norm(np.linalg.lstsq(A, -r, rcond=None)[0]), 0.0, 1.0
     for _ in range(8):
         step = trust_region_steps(A, r, radius, lam)["qr"]
-        lam = next_damping(straight(Gradient(jnp.asarray(A.T @ r)), scale, step), radius)
+        lam = next_damping(linear_step(Gradient(jnp.asarray(A.T @ r)), scale, step), radius)
     np.testing.assert_allclose(np.linalg.norm(damped(A, r, float(lam))), radius, rtol=1e-9)
 
 

@@ -141,6 +141,7 @@ def hungarian_algorithm(cost_matrix: Any) -> tuple[jax.Array, jax.Array]:
             f"hungarian_algorithm: the costs are {type_text(cost)}, expected real numbers."
         )
     whole = not jnp.issubdtype(cost.dtype, jnp.floating)
+    # The assignment is piecewise constant in the costs.
     cost = jax.lax.stop_gradient(
         cost.astype(compute_dtype() if whole else compute_dtype(cost.dtype))
     )
@@ -149,6 +150,7 @@ def hungarian_algorithm(cost_matrix: Any) -> tuple[jax.Array, jax.Array]:
         return jnp.zeros(0, jnp.int32), jnp.zeros(0, jnp.int32)
     if n <= m:
         return jnp.arange(n, dtype=jnp.int32), _solve(cost)
+    # The search adds a row at a time, for which there must be a column.
     rows = _solve(cost.T)
     order = jnp.argsort(rows)
     return rows[order], order.astype(jnp.int32)

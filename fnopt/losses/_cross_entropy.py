@@ -27,23 +27,19 @@ def _log_probabilities(
     name: str, logits: Any, labels: Any, axis: Any, where: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """Log-probabilities, labels and mask with the classes on the last axis."""
-    _check_is_distribution(name, logits, labels)
-    logits, labels = pairs(name, logits=logits, labels=labels)
-    shape = jnp.broadcast_shapes(logits.shape, labels.shape)
-    logits, labels = (move_axes_last(jnp.broadcast_to(x, shape), axis) for x in (logits, labels))
-    where = mask(where, shape, axis)
-    where = where if where is None else move_axes_last(where, axis)
-    return log_softmax(exclude_scores(where, logits)), zero_excluded(where, labels), where
-
-
-def _check_is_distribution(name: str, logits: Any, labels: Any) -> None:
-    """Check that labels are distributions and not class numbers."""
+    # Class numbers would broadcast against the logits without an error.
     if jnp.issubdtype(jnp.result_type(labels), jnp.integer) and jnp.ndim(labels) < jnp.ndim(logits):
         raise ValueError(
             f"{name}: labels are {type_text(jnp.asarray(labels))}, expected the shape of the "
             f"logits, {jnp.shape(logits)}: probabilities, or one-hot rows. For class numbers see "
             "fnopt.losses.softmax_cross_entropy_with_integer_labels."
         )
+    logits, labels = pairs(name, logits=logits, labels=labels)
+    shape = jnp.broadcast_shapes(logits.shape, labels.shape)
+    logits, labels = (move_axes_last(jnp.broadcast_to(x, shape), axis) for x in (logits, labels))
+    where = mask(where, shape, axis)
+    where = where if where is None else move_axes_last(where, axis)
+    return log_softmax(exclude_scores(where, logits)), zero_excluded(where, labels), where
 
 
 def softmax_cross_entropy(logits: Any, labels: Any, axis: Any = -1, where: Any = None) -> jax.Array:
@@ -154,6 +150,7 @@ def poly_loss_cross_entropy(
     """
     name = "poly_loss_cross_entropy"
     log_p, labels, _ = _log_probabilities(name, logits, labels, axis, where)
+    # 1 - p by expm1: the difference would lose the digits of p near 1.
     missed = jnp.sum(labels * -jnp.expm1(log_p), axis=-1)
     entropy = jnp.sum(multiply(labels, -log_p), axis=-1)
     return entropy + jnp.asarray(epsilon, entropy.dtype) * missed
@@ -236,6 +233,7 @@ def sigmoid_focal_loss(
     wrong = jnp.logaddexp(
         jax.nn.log_sigmoid(logits) + _log(1 - labels), jax.nn.log_sigmoid(-logits) + _log(labels)
     )
+    # `wrong` is the logarithm of the probability of the other answer.
     loss = _cross_entropy(logits, labels) * jnp.exp(jnp.asarray(gamma, logits.dtype) * wrong)
     if alpha is None:
         return loss

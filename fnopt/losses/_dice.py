@@ -139,6 +139,7 @@ def multiclass_generalized_dice_loss(
     """
     predictions, targets = _align("multiclass_generalized_dice_loss", predictions, targets)
     sizes = jnp.sum(targets, axis=tuple(range(targets.ndim - 1)))
+    # Sudre et al. (2017); 1e-7 keeps the weight of an absent class finite.
     weights = 1 / (jnp.square(sizes) + jnp.asarray(1e-7, sizes.dtype))
     losses = dice_loss(
         predictions,

@@ -160,6 +160,7 @@ def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> jax.Array:
             "expected [B, D] and [B]."
         )
     z, _ = unit(z, jnp.finfo(z.dtype).eps, axis=-1)
+    # bfloat16 factors err by 0.4 %, which the temperature 0.07 (Wu et al., 2018) makes 6 %.
     scores = jnp.matmul(z, z.T, precision="highest") / jnp.asarray(temperature, z.dtype)
     same = labels[:, None] == labels
     positive = same & ~jnp.eye(len(z), dtype=bool)

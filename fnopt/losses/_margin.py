@@ -102,6 +102,7 @@ def multiclass_hinge_loss(scores: Any, labels: Any) -> jax.Array:
         Crammer and Singer, 2001, Journal of Machine Learning Research 2.
     """
     margins, others = _margins("multiclass_hinge_loss", scores, labels)
+    # A label's own margin is 0, so that the loss is never negative.
     return jnp.max(margins + others.astype(margins.dtype), axis=-1)
 
 

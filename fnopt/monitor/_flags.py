@@ -289,6 +289,7 @@ def is_dead(h: Thresholds, rms: jax.Array, present: jax.Array) -> tuple[jax.Arra
 def is_vanishing(h: Thresholds, rms: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Whether each group is negligible relative to the largest, and whether it clearly is not."""
     counts = present & jnp.isfinite(rms)
+    # Relative to the largest: gradients of all layers grow and shrink with the loss.
     largest = jnp.max(jnp.where(counts, rms, jnp.zeros_like(rms)), initial=0)
     bound = h.vanishing * largest
     return counts & (rms <= bound) & (largest > 0), rms > h.release * bound
@@ -330,5 +331,6 @@ def next_usual(h: Thresholds, norm: jax.Array, usual: jax.Array, exploding: jax.
     one = jnp.ones((), norm.dtype)
     now = jnp.log(jnp.where(counts, norm, one))
     past = jnp.where(usual > 0, jnp.log(jnp.where(usual > 0, usual, one)), now)
+    # Geometric: norms of a training range over orders of magnitude.
     mean = jnp.exp(h.decay * past + (one - h.decay) * now)
     return jnp.where(counts, jnp.maximum(mean, usual), usual)

@@ -128,6 +128,7 @@ class JsonLines(Writer):
         """Write one line."""
         line = json.dumps({k: _as_json(v) for k, v in record.items()}, allow_nan=False)
         self._file.write(line + "\n")
+        # A killed training keeps all of its records.
         self._file.flush()
 
     def close(self) -> None:

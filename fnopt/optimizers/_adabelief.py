@@ -51,6 +51,8 @@ class scale_by_belief(AdamDirection):
         Zhuang et al., 2020, arXiv:2010.07468.
     """
 
+    # The distance from the mean may be far below the gradient, so epsilon is 1e-16 (Zhuang et al.,
+    # 2020).
     eps: Scalar = hyper(default=1e-16, ge=0)
     eps_root: Scalar = hyper(default=1e-16, ge=0)
     nesterov: bool = static(default=False)
@@ -153,6 +155,8 @@ class scale_by_yogi(AdamDirection):
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu = ema(mu, g, h.b1, h.gain1)
         square = squared_modulus(g)
+        # The sign bounds the change by the new square: a small one can't make `nu` fall at once, as
+        # an exponential average would (Zaheer et al., 2018).
         nu = nu - h.gain2 * jnp.sign(nu - square) * square
         return h.mean * mu / (positive_root(nu + h.scaled_eps_root) + h.scaled_eps), mu, nu
 

@@ -44,8 +44,9 @@ Axes = tuple[int, int] | None
 """The axis that rows keep and the one that columns keep; None for no factors."""
 
 
-def zeros_like_parts(p: jax.Array, dtype: Any, axes: Axes) -> Parts:
-    """Zeros with the sharding of the params."""
+def zeros_like_parts(p: jax.Array, axes: Axes) -> Parts:
+    """Zeros with the sharding of the params, at least float32."""
+    dtype = real_dtype(compute_dtype(p.dtype))
     if axes is None:
         return (jnp.zeros_like(p, dtype),)
     # Like the sums of the params: so the slots have the sharding that means of gradients will have.
@@ -102,7 +103,7 @@ class scale_by_factored_rms(Leafwise):
     Args:
         factored: Whether matrices are factored at all.
         decay_rate: :math:`e`.
-        step_offset: Number of steps that are taken off the count (of an earlier training).
+        step_offset: The steps of an earlier training, which are subtracted from the count.
         min_dim_size_to_factor: From which size of both axes on a leaf is factored.
         epsilon: Added to squared gradients.
         decay_rate_fn: The decay from the number of steps before and `decay_rate`.
@@ -125,6 +126,7 @@ class scale_by_factored_rms(Leafwise):
     decay_rate: Scalar = hyper(default=0.8, gt=0)
     step_offset: Scalar = hyper(default=0)
     min_dim_size_to_factor: int = static(default=128, least=1)
+    # Shazeer and Stern (2018), section 4: added to squares, so that no row or column is all zeros.
     epsilon: Scalar = hyper(default=1e-30, ge=0)
     decay_rate_fn: Callable[[Any, Any], Any] = static(default=power_decay)
 
@@ -132,13 +134,13 @@ class scale_by_factored_rms(Leafwise):
         """The two largest axes, the smaller one first, if they are to be factored."""
         if not self.factored or len(shape) < 2:
             return None
+        # A stable sort: of equal axes the later ones, as in optax.
         *_, smaller, larger = (int(i) for i in np.argsort(shape, kind="stable"))
         return None if shape[smaller] < self.min_dim_size_to_factor else (smaller, larger)
 
     def start(self, slot: str, p: Any) -> Any:
         """Zeros with the sharding of the params."""
-        dtype, axes = real_dtype(compute_dtype(p.dtype)), self._axes(p.shape)
-        return zeros_like_parts(p, dtype, axes)
+        return zeros_like_parts(p, self._axes(p.shape))
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The decay of this step."""
@@ -183,8 +185,7 @@ def adafactor(
         clipping_threshold: :math:`c`; None for no clipping.
         momentum: The decay of a mean of the updates; None for none.
         dtype_momentum: The storage dtype of that mean.
-        weight_decay_rate: :math:`\lambda`, a number or a `Schedule`; it is not multiplied by the
-            learning rate. None for none.
+        weight_decay_rate: :math:`\lambda`, not times the learning rate; None for none.
         eps: Added to squared gradients.
         factored: Whether matrices are factored at all.
         weight_decay_mask: Which leaves decay; see `add_decayed_weights`. None for all.
@@ -213,6 +214,7 @@ def adafactor(
         members.append(scale_by_param_block_rms())
     if momentum is not None:
         members.append(mean_of_updates(momentum, debias=False, accumulator_dtype=dtype_momentum))
+    # After the rates, which it doesn't depend on, and before the sign, as in optax.
     if weight_decay_rate is not None:
         members.append(add_decayed_weights(weight_decay_rate, weight_decay_mask))
     return chain(*members, scale(-1.0))
@@ -275,9 +277,7 @@ class scale_by_came(Leafwise):
     def start(self, slot: str, p: Any) -> Any:
         """Zeros for rows and columns; no residuals of what isn't factored."""
         axes = _last_axes(p.shape)
-        if slot == "residual" and axes is None:
-            return ()
-        return zeros_like_parts(p, real_dtype(compute_dtype(p.dtype)), axes)
+        return () if slot == "residual" and axes is None else zeros_like_parts(p, axes)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The weight of the new step."""
@@ -289,6 +289,7 @@ class scale_by_came(Leafwise):
         step = clipped_rms(divide_by_root(g, v, axes), h.clipping_threshold)
         mu = ema(mu, step, h.b1, h.gain)
         if axes is None:
+            # As in the authors' code: leaves without factors have no confidence.
             return mu, mu, v, residual
         instability = squared_modulus(step - mu) + h.eps_residual
         residual = average_squares(residual, instability, h.b3, axes)
@@ -317,8 +318,7 @@ def came(
 
     .. math:: u_t = -\eta_t \left(\frac{\mu_t}{\sqrt{\hat S_t}} + \lambda_t\, \theta_t\right)
 
-    with the mean step :math:`\mu` and the factored mean square :math:`\hat S` of the steps'
-    distances from it; see `scale_by_came`. The second moments take next to no memory.
+    Confidence :math:`\hat S` and mean step :math:`\mu` are those of `scale_by_came`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
@@ -330,7 +330,7 @@ def came(
         clipping_threshold: The largest root mean square of a leaf's step.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
         mask: Which leaves decay; see `add_decayed_weights`. None for all.
-        mu_dtype: Storage dtype of the mean step; by default the params', at least float32.
+        mu_dtype: Storage dtype of `mu`; by default the params', at least float32.
 
     Returns:
         A chain of `scale_by_came`, `add_decayed_weights` and `scale_by_learning_rate`, with the
@@ -346,5 +346,5 @@ def came(
     Reference:
         Luo et al., 2023, arXiv:2307.02047.
     """
-    numbers = (b1, b2, b3, eps, eps_residual, clipping_threshold)
-    return descend(scale_by_came(*numbers, mu_dtype), learning_rate, weight_decay, mask)
+    direction = scale_by_came(b1, b2, b3, eps, eps_residual, clipping_threshold, mu_dtype)
+    return descend(direction, learning_rate, weight_decay, mask)

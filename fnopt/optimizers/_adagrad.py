@@ -54,6 +54,7 @@ class scale_by_rss(Leafwise):
 
     State = ScaleByRssState
 
+    # The default of TensorFlow and optax: the first steps are shorter than those of the paper.
     initial_accumulator_value: Scalar = hyper(default=0.1, ge=0)
     eps: Scalar = hyper(default=1e-7, ge=0)
 
@@ -62,6 +63,7 @@ class scale_by_rss(Leafwise):
         return self.initial_accumulator_value
 
     def leaf(self, h: Any, g: Any, total: Any) -> Any:
+        # Epsilon stands under the root as in optax; Duchi et al. (2011) add it to the root.
         total = total + squared_modulus(g)
         return g / positive_root(total + h.eps), total
 
@@ -179,6 +181,7 @@ def adadelta(
         Zeiler, 2012, arXiv:1212.5701.
     """
     return chain(
+        # In front: L2 regularization, as in optax and PyTorch.
         add_decayed_weights(weight_decay, weight_decay_mask),
         scale_by_adadelta(rho, eps),
         scale_by_learning_rate(learning_rate),

@@ -67,8 +67,10 @@ class AdamDirection(Leafwise):
     """Base of Adam and the methods derived from it: their decays, epsilon and bias corrections."""
 
     State = ScaleByAdamState
+    # Squares are capped, so `nu` would hide an infinite gradient from the update: `mu` carries it.
     carrier = "mu"
 
+    # The defaults of Kingma and Ba (2014), algorithm 1.
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-8, ge=0)
@@ -118,6 +120,7 @@ class scale_by_adam(AdamDirection):
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The scalars of Adam, and the epsilon under the root."""
         numbers = super().scalars(h, t)
+        # A zero that is known while tracing costs no addition per element.
         if is_static_zero(h.eps_root):
             return numbers
         return numbers | {"scaled_eps_root": h.eps_root * numbers["square_correction"]}
@@ -125,6 +128,7 @@ class scale_by_adam(AdamDirection):
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
         direction = h.mean * mu + h.gradient * g if self.nesterov else h.mean * mu
+        # `nu` is not divided by its correction, so the epsilon under the root is multiplied by it.
         radicand = nu + h.scaled_eps_root if hasattr(h, "scaled_eps_root") else nu
         return direction / (positive_root(radicand) + h.scaled_eps), mu, nu
 

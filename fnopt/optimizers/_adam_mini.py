@@ -33,6 +33,7 @@ from fnopt.transforms import (
     select,
 )
 
+# Each token of an embedding is a block (Zhang et al., 2024): rare tokens have small squares.
 _RULE = by_pattern({"*embed*": "rows"}, default="auto")
 
 
@@ -88,6 +89,7 @@ class scale_by_adam_mini(AdamDirection):
     """
 
     State = ScaleByAdamMiniState
+    # A `CustomSlot` doesn't say that it holds squares of gradients.
     keeps_squares = True
 
     blocks: Any = static(default=None, convert=_as_blocks)
@@ -102,6 +104,7 @@ class scale_by_adam_mini(AdamDirection):
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         axes = tuple(i for i, n in enumerate(nu.shape) if n == 1)
         size = max(g.size // max(nu.size, 1), 1)  # an empty leaf has no mean
+        # The division comes first: the sum over a large block would overflow.
         square = jnp.sum(squared_modulus(g) / size, axis=axes, keepdims=True)
         mu, nu = ema(mu, g, h.b1, h.gain1), ema(nu, square, h.b2, h.gain2)
         return h.mean * mu / (positive_root(nu) + h.scaled_eps), mu, nu
@@ -112,6 +115,7 @@ def _block_zeros(p: Any, label: Any) -> jax.Array:
     p = jnp.asarray(p)
     kept = _block_axis(p.ndim, label)
     axes = tuple(i for i in range(p.ndim) if i != kept)
+    # Like a sum of the params, which has the sharding that means of gradients will have.
     dtype = real_dtype(compute_dtype(p.dtype))
     return jnp.zeros_like(jnp.sum(p, axis=axes, keepdims=True), dtype)
 

@@ -71,6 +71,8 @@ class scale_by_stable_adam(AdamDirection):
 
     def leaf(self, h: Any, g: Any, p: Any, mu: Any, nu: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
+        # Wortsman et al. (2023), algorithm 2: the root mean square of g / sqrt(nu) is the growth of
+        # the gradient beyond its own mean square.
         length = positive_root(nu)
         growth = rms(h.root_correction * g / jnp.maximum(length, h.scaled_eps))
         direction = h.mean * mu / (length + h.scaled_eps) + h.weight_decay * p
@@ -219,6 +221,7 @@ class scale_by_qhadam(Leafwise):
 
     State = ScaleByQhadamState
 
+    # Ma and Yarats (2018) recommend these four numbers where nothing is tuned.
     b1: Scalar = hyper(default=0.995, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)
     v1: Scalar = hyper(default=0.7, ge=0, le=1)
@@ -238,6 +241,7 @@ class scale_by_qhadam(Leafwise):
         }
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
+        # With v1 = v2 = 1 this is Adam, with v1 = 0 a method without momentum.
         square = squared_modulus(g)
         mu, nu = adam_means(h, g, mu, nu)
         length = positive_root(h.square * square + h.mean_square * nu) + h.eps

@@ -78,8 +78,12 @@ class scale_by_adamp(AdamDirection):
         mu, nu = adam_means(h, g, mu, nu)
         direction = h.mean * mu + h.gradient * g if self.nesterov else h.mean * mu
         direction = direction / (positive_root(nu) + h.scaled_eps)
+        # Biases and gains are not scale-invariant: the authors' code projects arrays of two axes
+        # on.
         if p.ndim < 2 or not p.size:
             return direction + h.weight_decay * p, mu, nu
+        # By output where these are invariant, else by leaf, as in the authors' code. JAX's outputs
+        # are the last axis, PyTorch's the first.
         outputs = _Across(p, g, tuple(range(p.ndim - 1)))
         whole = _Across(p, g, tuple(range(p.ndim)))
         by_output, by_leaf = outputs.is_invariant(h.delta), whole.is_invariant(h.delta)

@@ -75,6 +75,7 @@ class scale_by_ademamix(Leafwise):
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)
+    # Half of the weight is on gradients older than log(2) / 1e-4 = 6,900 steps.
     b3: ScalarOrSchedule = hyper(default=0.9999, ge=0, lt=1, schedule=True)
     alpha: ScalarOrSchedule = hyper(default=6.0, ge=0, schedule=True)
     eps: Scalar = hyper(default=1e-8, ge=0)
@@ -140,6 +141,7 @@ class scale_by_simplified_ademamix(Leafwise):
         return {"gain2": 1 - h.b2, "square": 1 / bias_correction(h.b2, t)}
 
     def leaf(self, h: Any, g: Any, m: Any, n: Any) -> Any:
+        # A sum, not a mean: `alpha` weighs the gradient against it.
         m = h.b1 * m + g
         n = ema(n, squared_modulus(g), h.b2, h.gain2)
         divisor = positive_root(h.square * n + h.eps_root) + h.eps

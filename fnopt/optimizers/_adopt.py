@@ -100,10 +100,12 @@ class scale_by_adopt(Leafwise):
         }
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
+        # The maximum with epsilon, as in the paper (Taniguchi et al., 2024), instead of the sum.
         step = g / jnp.maximum(positive_root(nu), h.eps)
         if self.use_clipping:
             step = clip_modulus(step, h.bound)
         mu = ema(mu, step, h.decay1, h.gain1)
+        # The step reads the old `nu`: after `mu` XLA can overwrite the slot in place.
         nu = write_after(ema(nu, squared_modulus(g), h.decay2, h.gain2), mu)
         return (ema(mu, step, h.decay1, h.gain1) if self.nesterov else mu), mu, nu
 

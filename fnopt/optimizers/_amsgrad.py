@@ -181,6 +181,8 @@ class scale_by_adamax(AdamDirection):
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu = ema(mu, g, h.b1, h.gain)
+        # A maximum has no bias toward zero (Kingma and Ba, section 7.1); epsilon is added inside as
+        # in optax.
         nu = jnp.maximum(jnp.abs(g) + h.eps, h.b2 * nu)
         # Without an epsilon an element that never saw a gradient is 0 / 0.
         return h.mean * mu / nonzero(nu), mu, nu

@@ -12,7 +12,7 @@ from fnopt.core import Schedule, Status, check_choice, safe_increment, slot_zero
 from fnopt.transforms import all_finite, real_dtype_of
 
 _DECREASE = 1e-4  # of what the slope promises: Armijo's condition
-_POOR = 0.25  # a gain below which the damping was too small
+_POOR = 0.25  # a gain below which the damping was too small: Nocedal and Wright, algorithm 4.1
 _REFUSED = 8.0  # what damping is multiplied by
 _USUAL = 1e-3  # a first damping of losses of size 1
 
@@ -101,14 +101,6 @@ def current_damping(options: StepOptions, state: GaussNewtonDescentState) -> jax
     return jnp.asarray(options.damping).astype(state.damping.dtype)
 
 
-def _warm_up(options: StepOptions, state: GaussNewtonDescentState, dtype: Any) -> jax.Array:
-    r""":math:`(1 - \mu^{2t})^{-1/2}`, by which momentum's first directions are too short."""
-    if options.momentum is None:
-        return jnp.ones((), dtype)
-    mu = jnp.asarray(options.momentum).astype(dtype)
-    return jax.lax.rsqrt(1 - mu ** (2 * (state.count + 1)).astype(dtype))
-
-
 def momentum_change(
     options: StepOptions, state: GaussNewtonDescentState, J: Any
 ) -> jax.Array | None:
@@ -137,10 +129,13 @@ def batch_step(
 ) -> BatchStep:
     """The step along momentum less `pulled`, with the quadratic model along it."""
     phi = jax.tree.map(jnp.negative, pulled)
+    longer = jnp.ones((), value.dtype)
     if options.momentum is not None:
         mu = jnp.asarray(options.momentum)
         phi = jax.tree.map(lambda p, m: p + mu.astype(m.dtype) * m, phi, state.momentum)
-    longer = _warm_up(options, state, value.dtype)
+        # Momentum starts at zero, so the first directions are too short by sqrt(1 - mu^2t).
+        power = mu.astype(value.dtype) ** (2 * (state.count + 1)).astype(value.dtype)
+        longer = jax.lax.rsqrt(1 - power)
     return BatchStep(
         jax.tree.map(lambda p: p * longer.astype(p.dtype), phi),
         longer * slope,
@@ -166,7 +161,9 @@ def take_step(
     tried = jnp.asarray(rate).astype(state.damping.dtype)
     length, after = _search_length(options, params, step, tried, value_at)
     accepted = finite & (length > 0) & jnp.isfinite(after)
+    # A refused step is zeros, which leave the params bit-identical.
     moved = zero_unless(accepted, _scale(length, step.direction), params)
+    # The ratio of actual to predicted reduction (Nocedal and Wright, 2006, eq. 4.4).
     gain = (step.value - after) / -(
         length * step.slope + length * length * step.second_derivative / 2
     )

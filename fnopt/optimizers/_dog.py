@@ -100,6 +100,7 @@ class scale_by_dog(Transformation):
         zero = jnp.zeros((), real_dtype_of(params))
         kind, value = self.init_step
         first = jnp.array(0.0 if kind == "learning_rate" else value, zero.dtype)
+        # Ivgi et al. (2023), section 3: 1e-6 (1 + |x|) by default.
         if kind == "heuristic":
             first = first * (1 + global_norm(params).astype(first.dtype))
         return ScaleByDogState(zero_count(), slot_copy(params), first, zero)
@@ -161,6 +162,7 @@ class scale_by_dowg(Transformation):
         distance = _distance(state.init_params, params).astype(state.estim_sq_dist.dtype)
         farthest = jnp.maximum(state.estim_sq_dist, distance * distance)
         norm = global_norm(updates).astype(farthest.dtype)
+        # Roots of squares are kept, because the squares themselves overflow.
         norm = joint_norm([state.weighted_norm_grads, safe_sqrt(farthest) * norm])
         factor = farthest / nonzero(norm + h.eps)
         state = ScaleByDowgState(state.init_params, norm, farthest)

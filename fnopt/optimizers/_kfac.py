@@ -21,7 +21,7 @@ from fnopt.core import (
     zero_count,
 )
 from fnopt.optimizers._batch_step import step_dtype
-from fnopt.optimizers._kfac_objective import ExampleShapes, Objective, example_shapes
+from fnopt.optimizers._kfac_objective import Objective, example_shapes
 from fnopt.optimizers._kfac_state import (
     Averages,
     KfacState,
@@ -42,10 +42,6 @@ if TYPE_CHECKING:
 
 _LEAST, _MOST = 1e-30, 1e30  # damping, in the units of the loss
 _REFUSED = 8.0  # what it is multiplied by after a step that was too long
-
-
-def _shapes(batch: Any) -> ExampleShapes:
-    return example_shapes(batch, "kfac")
 
 
 class kfac(Transformation):
@@ -144,7 +140,7 @@ class kfac(Transformation):
 
     model_fn: Callable[[Any, Any], Any] = static()
     loss_fn: Callable[[Any, Any], Any] = static()
-    batch: Any = static(convert=_shapes)
+    batch: Any = static(convert=example_shapes)
     damping: Scalar = hyper(default=1.0, gt=0)
     l2: Scalar = hyper(default=0.0, ge=0)
     decay: Scalar = hyper(default=0.95, ge=0, lt=1)
@@ -300,9 +296,7 @@ class kfac(Transformation):
         """The weights of the directions, and the predicted change."""
         from fnopt.curvature import Combination
 
-        def best() -> Combination:
-            return objective.best(gradient, directions, state.damping)
-
+        best = lambda: objective.best(gradient, directions, state.damping)  # noqa: E731
         if self.model_every == 1:
             return best()
         zero = jnp.zeros_like(state.value)
@@ -330,6 +324,7 @@ class kfac(Transformation):
             gain = (after - value) / jnp.where(clear, found.change, -jnp.ones_like(value))
             factor = jnp.asarray(self.damping_decay).astype(value.dtype) ** self.damping_every
             one = jnp.ones_like(factor)
+            # The Levenberg-Marquardt rule of Martens and Grosse (2015), section 6.5.
             change = jnp.where(gain > 0.75, factor, jnp.where(gain < 0.25, 1 / factor, one))
             # A step whose gain drowns in rounding tells nothing, unless damping is what made it so.
             change = jnp.where(clear, change, jnp.where(found.share < 0.01, factor, one))

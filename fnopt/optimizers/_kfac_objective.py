@@ -93,11 +93,11 @@ class ExampleShapes(NamedTuple):
         return jax.tree.unflatten(self.tree, leaves)
 
 
-def example_shapes(batch: Any, name: str) -> ExampleShapes:
+def example_shapes(batch: Any) -> ExampleShapes:
     """The shapes of one example, from a batch or the shapes of a batch."""
     if isinstance(batch, ExampleShapes):
         return batch
     batch = jax.tree.map(lambda x: x if hasattr(x, "dtype") else jnp.asarray(x), batch)
-    check_batch([(leaf_text(path), leaf) for path, leaf in leaves_with_names(batch)[0]], name)
+    check_batch([(leaf_text(path), leaf) for path, leaf in leaves_with_names(batch)[0]], "kfac")
     leaves, tree = jax.tree.flatten(batch)
     return ExampleShapes(tree, tuple((tuple(x.shape[1:]), x.dtype) for x in leaves))

@@ -134,6 +134,8 @@ def _update_eigenbases(
 
 def _weight(old: Averages, decay: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
     number = safe_increment(old.averaged)
+    # A plain mean until 1 - 1/n reaches the decay: as in Martens and Grosse (2015), section 5, no
+    # average starts at zero.
     return number, jnp.minimum(1 - 1 / number.astype(dtype), decay)
 
 

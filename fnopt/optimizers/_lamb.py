@@ -78,6 +78,7 @@ def lamb(
         You et al., 2020, arXiv:1904.00962.
     """
     return chain(
+        # The decay stands before the ratio, whose norm includes it (You et al., 2019, algorithm 2).
         scale_by_adam(b1, b2, eps, eps_root),
         add_decayed_weights(weight_decay, mask),
         scale_by_trust_ratio(),
@@ -134,6 +135,8 @@ def lars(
         add_decayed_weights(weight_decay, weight_decay_mask),
         masked(ratio, trust_ratio_mask),
         scale_by_learning_rate(learning_rate),
+        # Momentum sums steps, not gradients: a new learning rate acts on new gradients only (You et
+        # al., 2017, algorithm 1).
         trace(momentum, nesterov),
     )
 
@@ -277,6 +280,7 @@ class scale_by_novograd(Leafwise):
         nu = joint_norm([h.old * nu, h.new * global_norm(g).astype(nu.dtype)])
         length = _root_of_sum(nu, h.eps_root, h.least)
         unit = g / add_epsilon(length, h.eps)
+        # Without the factor 1 - b1, as in Ginsburg et al. (2019), algorithm 1.
         mu = h.b1 * mu + unit + h.weight_decay * p
         return mu, mu, nu
 

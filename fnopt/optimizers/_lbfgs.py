@@ -75,6 +75,7 @@ class scale_by_lbfgs(Transformation):
         Nocedal and Wright (2006), Numerical Optimization, algorithm 7.4.
     """
 
+    # Nocedal and Wright (2006), section 7.2: 3 to 20 pairs are enough.
     memory_size: int = static(default=10, least=1)
     scale_init_precond: bool = static(default=True)
 
@@ -108,6 +109,7 @@ class scale_by_lbfgs(Transformation):
         s, y, weights = jax.tree.map(
             lambda ring, new: ring.at[slot].set(
                 reshard_to(jnp.where(usable, new, jnp.zeros_like(new)), explicit_spec(ring)[1:]),
+                # `slot` is never negative: without this JAX adds a select for negative indices.
                 wrap_negative_indices=False,
             ),
             (state.diff_params_memory, state.diff_updates_memory, state.weights_memory),
@@ -175,6 +177,7 @@ def inverse_product(
     return jax.lax.scan(forward, r, (order, alphas))[0]
 
 
+# The line search of optax.lbfgs. A first step of 1 is Newton's.
 _ZOOM = scale_by_zoom_linesearch(max_linesearch_steps=20, initial_guess_strategy="one")
 
 

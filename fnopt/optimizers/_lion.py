@@ -67,6 +67,7 @@ class scale_by_lion(Leafwise):
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The step's weights of the new mean and of the gradient."""
+        # b1 mu + (1 - b1) g, written with the new mean b2 mu + (1 - b2) g.
         past = h.b1 / h.b2
         return {"gain2": 1 - h.b2, "past": past, "present": 1 - past}
 
@@ -163,6 +164,7 @@ class scale_by_rprop(Leafwise):
     keeps_squares = False
 
     learning_rate: Scalar = hyper(ge=0)
+    # The four numbers of Riedmiller and Braun (1993).
     eta_minus: Scalar = hyper(default=0.5, gt=0, le=1)
     eta_plus: Scalar = hyper(default=1.2, ge=1)
     min_step_size: Scalar = hyper(default=1e-6, ge=0)

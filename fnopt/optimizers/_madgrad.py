@@ -70,6 +70,7 @@ class scale_by_madgrad(Leafwise):
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The weight of this gradient, and the share of the way that is gone."""
+        # Epsilon in the rate as in the authors' code: a step with rate 0 keeps a weight.
         steps = jnp.sqrt(t.astype(h.eps.dtype))
         return {"weight": (h.learning_rate + h.eps) * steps, "gain": 1 - h.momentum}
 
@@ -121,6 +122,8 @@ def madgrad(
     Reference:
         Defazio and Jelassi, 2021, arXiv:2101.11075.
     """
+    # L2 regularization: a step goes toward a point that is computed from the start, which would
+    # undo a decay of the params.
     return chain(add_decayed_weights(weight_decay), scale_by_madgrad(learning_rate, momentum, eps))
 
 
@@ -162,6 +165,7 @@ class scale_by_cocob(Leafwise):
     carrier = "cumulative_gradients"
     needs_params = True
 
+    # Orabona and Tommasi (2017), algorithm 2.
     alpha: Scalar = hyper(default=100.0, gt=0)
     eps: Scalar = hyper(default=1e-8, gt=0)
 

@@ -194,6 +194,7 @@ class natural_gradient(Transformation):
         before = momentum_change(self, state, loss.J)
         iterations = self.iterations if self.solver == "cg" else None
         found = output_step(loss, current_damping(self, state), before, iterations, self.rank)
+        # Outputs have the rounding error of the widest-spaced dtype among the params.
         eps = max(float(jnp.finfo(jnp.result_type(p)).eps) for p in jax.tree.leaves(params))
         return batch_step(
             self,

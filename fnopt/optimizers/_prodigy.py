@@ -111,9 +111,11 @@ class scale_by_prodigy(Transformation):
         """A step of the estimated size, and the new estimate."""
         d, count = state.estim_lr, safe_increment(state.count)
         h = numbers(self, d.dtype, state.count)
+        # The default of the authors' code.
         beta3 = jnp.sqrt(h.b2) if h.beta3 is None else h.beta3
         gain = jnp.sqrt(bias_correction(h.b2, count)) / bias_correction(h.b1, count)
         step = d * h.learning_rate * gain
+        # Divided by d0, as in the authors' code; the factor cancels in the estimate.
         weight = (d / h.estim_lr0) * (d if self.safeguard_warmup else step)
 
         def average_leaf(h: Any, g: Any, m: Any, v: Any, s: Any, p0: Any, p: Any) -> Any:

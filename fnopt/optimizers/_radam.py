@@ -81,6 +81,7 @@ class scale_by_radam(AdamDirection):
     """
 
     eps_root: Scalar = hyper(default=0.0, ge=0)
+    # Liu et al. (2019) rectify above a length of 4; 5 is in their code and in optax.
     threshold: Scalar = hyper(default=5.0, infinite=True)
     nesterov: bool = static(default=False)
 

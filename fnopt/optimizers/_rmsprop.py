@@ -64,6 +64,7 @@ class _RunningMeanSquare(Leafwise):
 
     def divisor(self, h: Any, variance: jax.Array) -> jax.Array:
         """The root of a variance, with the epsilon under or beside the root."""
+        # Under the root as in TensorFlow and optax, beside it as in PyTorch.
         if self.eps_in_sqrt:
             return positive_root(variance + h.eps)
         return positive_root(variance) + h.eps
@@ -189,4 +190,5 @@ def rmsprop(
         direction(decay, eps, initial_scale, eps_in_sqrt, bias_correction),
         scale_by_learning_rate(learning_rate),
     ]
+    # Momentum sums scaled steps, as in optax; PyTorch scales the sum.
     return chain(*parts) if momentum is None else chain(*parts, trace(momentum, nesterov))

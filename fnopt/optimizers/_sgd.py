@@ -179,6 +179,7 @@ def noisy_sgd(
     Reference:
         Neelakantan et al., 2015, arXiv:1511.06807.
     """
+    # Neelakantan et al. (2015) found gamma = 0.55, and eta between 0.01 and 1.
     return descend(add_gradient_noise(eta, gamma, key), learning_rate)
 
 
@@ -235,6 +236,7 @@ def signum(
         Bernstein, Wang, Azizzadenesheli and Anandkumar, 2018, arXiv:1802.04434.
     """
     return chain(
+        # A correction is positive: it would not change the sign.
         ema(beta, debias=False, accumulator_dtype=accumulator_dtype),
         scale_by_sign(),
         scale_by_learning_rate(learning_rate),
@@ -338,5 +340,7 @@ def schedule_free_adamw(
         Defazio et al., 2024, arXiv:2405.15682.
     """
     rate = _add_warmup(learning_rate, warmup_steps)
+    # Without a mean of gradients: the interpolation of the iterates takes its place (Defazio et
+    # al., 2024).
     tx = descend(scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True), rate, weight_decay)
     return schedule_free(tx, rate, b1, weight_lr_power, state_dtype)

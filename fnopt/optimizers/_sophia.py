@@ -142,6 +142,7 @@ class scale_by_sophia(Transformation):
 
     needs_params = True
 
+    # The defaults of Liu et al. (2023): b1, b2, gamma and the interval of 10 steps.
     b1: Scalar = hyper(default=0.965, ge=0, lt=1)
     b2: Scalar = hyper(default=0.99, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-8, gt=0)
@@ -176,6 +177,7 @@ class scale_by_sophia(Transformation):
         numbers = {"b1": self.b1, "eps": self.eps, "gamma": self.gamma}
         if self.clip_threshold is not None:
             numbers["most"] = self.clip_threshold
+        # The correction is computed once; `map_leaves` casts it to the dtype of each leaf.
         b1 = jnp.asarray(self.b1, jnp.result_type(float))
         numbers["seen"] = bias_correction(b1, count)
 

@@ -201,7 +201,11 @@ class stochastic_reconfiguration(Transformation):
         direction = self._direction(X, e, state)
         rate = self.learning_rate
         rate = rate(state.count) if isinstance(rate, Schedule) else rate
-        moved = self._limit(_scale(jnp.asarray(rate), direction))
+        moved = _scale(jnp.asarray(rate), direction)
+        if self.max_norm is not None:
+            size = global_norm(moved)
+            most = jnp.asarray(self.max_norm).astype(size.dtype)
+            moved = _scale(jnp.where(size > most, most / size, jnp.ones_like(size)), moved)
         known = all_finite((e, X.weights))
         accepted = known & all_finite((moved, direction))
         failed = jnp.where(known, Status.NONFINITE_STEP.array, Status.NONFINITE_START.array)
@@ -219,6 +223,7 @@ class stochastic_reconfiguration(Transformation):
         K = self._gram(X)
         if self.momentum is None:
             return jax.tree.map(jnp.negative, X.rmv(K.inverse(e)))
+        # SPRING (Goldshlager et al., 2024): of all solutions the one nearest to the last step.
         before = _scale(jnp.asarray(self.momentum), state.momentum)
         pulled = X.rmv(K.inverse(e + X.mv(before)))
         return jax.tree.map(lambda m, p: m - p.astype(m.dtype), before, pulled)
@@ -231,13 +236,6 @@ class stochastic_reconfiguration(Transformation):
             return solve_by_cg(X.times_gram, X.rows, X.dtype, damping, self.iterations, self.rank)
         check_rows(X.rows, "rows of log-derivatives", X.dtype, f"{_NAME}: ")
         return solve_by_cholesky(X.gram(), damping)
-
-    def _limit(self, moved: Any) -> Any:
-        if self.max_norm is None:
-            return moved
-        size = global_norm(moved)
-        most = jnp.asarray(self.max_norm).astype(size.dtype)
-        return _scale(jnp.where(size > most, most / size, jnp.ones_like(size)), moved)
 
 
 def _scale(factor: jax.Array, tree: Any) -> Any:

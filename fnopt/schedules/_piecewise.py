@@ -219,6 +219,7 @@ class piecewise_interpolate_schedule(Schedule):
 def _share_of_steps(fraction_of_all: Any, steps: Any) -> Any:
     """A fraction of the steps, rounded down; 0.29 of 100 steps are 29 in any precision."""
     part = numbers(fraction_of_all) * numbers(steps)
+    # Four units in the last place: two products have rounded.
     part = part * (1 + 4 * float(jnp.finfo(default_float()).eps))
     return float(math.floor(part)) if isinstance(part, float) else jnp.floor(part)
 
@@ -251,6 +252,7 @@ class linear_onecycle_schedule(Schedule):
 
     transition_steps: Scalar = hyper(gt=0)
     peak_value: Scalar = hyper()
+    # The defaults of PyTorch's OneCycleLR, and of optax for the last phase.
     pct_start: Scalar = hyper(default=0.3, ge=0, le=1)
     pct_final: Scalar = hyper(default=0.85, ge=0, le=1)
     div_factor: Scalar = hyper(default=25.0, gt=0)

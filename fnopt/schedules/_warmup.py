@@ -162,6 +162,7 @@ class inverse_sqrt_schedule(Schedule):
     def __call__(self, count: Any) -> jax.Array:
         """The value after `count` updates."""
         h = numbers(self)
+        # P sqrt(W / t) as in Vaswani et al. (2017); at least 1, because W may be 0.
         tau = jnp.maximum(h.warmup_steps, 1) if h.timescale is None else h.timescale
         ahead = _steps_after_warmup(count, self.warmup_steps)
         return after_warmup(h, count, h.peak_value * jnp.sqrt(tau / (tau + ahead)))

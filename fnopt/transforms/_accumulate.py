@@ -124,6 +124,7 @@ class accumulate(Wrapper):
         """
         count = safe_increment(state.mini_step)
         k = self.at(state.gradient_step).k
+        # `k` may be a schedule, whose values are floats.
         emits = count.astype(default_float()) >= jnp.asarray(k, default_float())
         one = jnp.ones_like(state.weight)
         now = one if weight is None else _as_weight(weight, one.dtype)

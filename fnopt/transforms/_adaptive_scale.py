@@ -68,6 +68,7 @@ class reduce_on_plateau(Transformation):
         {'w': Array([0.5], dtype=float32)}
     """
 
+    # The defaults of PyTorch's ReduceLROnPlateau.
     factor: Scalar = hyper(default=0.1, gt=0, lt=1)
     patience: Scalar = hyper(default=10, ge=1, infinite=True)
     rtol: Scalar = hyper(default=1e-4, ge=0, le=1)
@@ -130,6 +131,7 @@ class reduce_on_plateau(Transformation):
             jnp.where(shrinks, smaller, state.scale),
             jnp.where(better, state.avg_value, state.best_value),
             jnp.where(resting | shrinks, zero_count(), waited),
+            # Hyper-parameters are floats, also where they count steps.
             jnp.where(shrinks, jnp.round(now.cooldown).astype(rest.dtype), rest),
             zero_count(),
             jnp.zeros_like(state.avg_value),
@@ -188,6 +190,7 @@ class dynamic_loss_scale(Wrapper):
         Micikevicius et al., 2017, arXiv:1710.03740.
     """
 
+    # Doubled after 2,000 finite steps, halved at once: Micikevicius et al. (2018), jmp, PyTorch.
     init_scale: Scalar = hyper(default=2.0**15, gt=0)
     growth_interval: Scalar = hyper(default=2000, ge=1, infinite=True)
     growth_factor: Scalar = hyper(default=2.0, ge=1)
@@ -197,6 +200,7 @@ class dynamic_loss_scale(Wrapper):
 
     def init(self, params: Any) -> DynamicLossScaleState:
         """The first scale, and the inner state."""
+        # A sum is a copy: a donated state must not delete the number that the optimizer holds.
         scale = jnp.asarray(self.init_scale, jnp.float32) + jnp.zeros((), jnp.float32)
         return DynamicLossScaleState(scale, zero_count(), zero_count(), self.inner.init(params))
 

@@ -198,6 +198,7 @@ def averaged_params(state: Any, params: Any) -> Any:
 
 
 def _read(kept: AverageParamsState, p: Any, average: Any) -> Any:
+    # Before the first average there is none: the params are read.
     some = kept.weight > 0
     weight = jnp.where(some, kept.weight, jnp.ones_like(kept.weight))
 
@@ -273,6 +274,7 @@ class lookahead(Wrapper):
         new, _, slow = map_leaves(
             step_leaf, fast, hyper=self.slow_step_size, outputs=3, params=params, slow=state.slow
         )
+        # The types of a state never change: a loop would refuse other ones.
         inner_state = cast_like(inner_state, state.inner_state)
         if self.reset_state:
             fresh = self.inner.init(params)

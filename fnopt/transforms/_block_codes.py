@@ -160,13 +160,6 @@ def _as_blocks(x: jax.Array, block_size: int) -> jax.Array:
     return jnp.pad(flat, (0, -x.size % length)).reshape(-1, length)
 
 
-def _join_blocks(blocks: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    size = int(np.prod(shape))
-    if blocks.size == size:
-        return reshape(blocks, *shape)
-    return blocks.reshape(-1)[:size].reshape(shape)
-
-
 @functools.partial(jax.jit, static_argnums=1)
 def block_scales(x: jax.Array, block_size: int) -> jax.Array:
     """The largest size in every block, which is infinite or NaN where something in it is."""
@@ -190,7 +183,10 @@ def block_scales(x: jax.Array, block_size: int) -> jax.Array:
 def _over_blocks(x: jax.Array, shape: tuple[int, ...], block_size: int) -> jax.Array:
     """An array of a shape with the numbers `[..., blocks, block or 1]` of its blocks."""
     length = block_length(shape, block_size)
-    return _join_blocks(jnp.broadcast_to(x, (*x.shape[:-1], length)), shape)
+    blocks, size = jnp.broadcast_to(x, (*x.shape[:-1], length)), math.prod(shape)
+    if blocks.size == size:
+        return reshape(blocks, *shape)
+    return blocks.reshape(-1)[:size].reshape(shape)
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))

@@ -60,6 +60,7 @@ class Wrapper(Transformation):
             return new, cast_like(inner, inner_state)
 
         def skip() -> tuple[Any, Any]:
+            # `cond` wants equal types of both branches; `eval_shape` computes nothing.
             shapes, _ = jax.eval_shape(step)
             other = jax.tree.map(jnp.zeros_like, shapes) if otherwise is None else otherwise
             return cast_like(other, shapes), inner_state

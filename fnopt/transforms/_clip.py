@@ -50,20 +50,17 @@ class clip(Transformation):
     ) -> tuple[Any, EmptyState]:
         """The clipped updates."""
         if any(map(jnp.iscomplexobj, jax.tree.leaves(updates))):
-            raise _complex_refused(updates)
+            named = leaves_with_names(updates)[0]
+            path, g = next((path, g) for path, g in named if jnp.iscomplexobj(g))
+            raise TypeError(
+                f"{where()}{leaf_text(path)} is {type_text(g)}, expected a real array: complex "
+                "numbers have no order. Clip by their norm (fnopt.clip_by_global_norm), or put "
+                "fnopt.split_real_and_imaginary around it."
+            )
 
         return map_leaves(
             lambda h, g: jnp.clip(g, -h.max_delta, h.max_delta), updates, hyper=self
         ), state
-
-
-def _complex_refused(updates: Any) -> TypeError:
-    path, g = next((path, g) for path, g in leaves_with_names(updates)[0] if jnp.iscomplexobj(g))
-    return TypeError(
-        f"{where()}{leaf_text(path)} is {type_text(g)}, expected a real array: complex numbers "
-        "have no order. Clip by their norm (fnopt.clip_by_global_norm), or put "
-        "fnopt.split_real_and_imaginary around it."
-    )
 
 
 class clip_by_global_norm(Transformation):

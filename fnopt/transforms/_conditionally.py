@@ -198,6 +198,7 @@ class apply_if_finite(Wrapper):
         (Array([0., 0.], dtype=float32), Array(1, dtype=int32), Array(False, dtype=bool))
     """
 
+    # Without a bound a training whose params are bad stops moving, but is not made worse.
     max_consecutive_errors: Scalar | None = hyper(default=None, ge=0, infinite=True)
 
     def init(self, params: Any) -> ApplyIfFiniteState:
@@ -253,6 +254,7 @@ def or_zeros(condition: jax.Array, updates: Any) -> Any:
 def _everywhere(conditions: Callable[[], list[jax.Array]]) -> jax.Array:
     """Whether conditions hold on all devices, where leaves are sharded."""
     with sum_over_shards() as total:
+        # Numbers, because a sum over shards adds numbers and not bools.
         failing = [(~holds).astype(jnp.float32) for holds in conditions()]
         failed = functools.reduce(jnp.add, failing, jnp.zeros((), jnp.float32))
         failed = total(failed) if shard_axes() else failed

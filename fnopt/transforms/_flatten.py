@@ -77,6 +77,7 @@ def _split_vector(vector: jax.Array, like: Any) -> Any:
     for leaf in leaves:
         size = jnp.size(leaf)
         part = vector[start : start + size].reshape(jnp.shape(leaf))
+        # A single complex leaf makes the whole vector complex.
         real = is_inexact(leaf) and not jnp.iscomplexobj(leaf)
         parts.append(reshard_like(jnp.real(part) if real else part, leaf))
         start += size

@@ -149,7 +149,8 @@ class layered_step(Value):
                 gradient, slope = pull(slope)
                 norm = None if self.max_norm is None else global_norm(gradient)
                 if stepped:
-                    stack = _write_layer(stack, self._step(gradient, own, p, factor), i)
+                    write = lambda x, y: lax.dynamic_update_index_in_dim(x, y, i, 0)  # noqa: E731
+                    stack = jax.tree.map(write, stack, self._step(gradient, own, p, factor))
                 # The next layer is read after this one is written, and carried: if a fused loop
                 # read it from the stack, XLA would copy the stack before it writes to it.
                 return (slope, stack, _layer_at(stack, lax.max(i - 1, 0))), norm
@@ -232,7 +233,3 @@ def _depth(layers: Any) -> int:
 def _layer_at(tree: Any, i: Any) -> Any:
     """A layer of stacked arrays, in the memory of the device."""
     return on_device(jax.tree.map(lambda x: lax.dynamic_index_in_dim(x, i, keepdims=False), tree))
-
-
-def _write_layer(tree: Any, new: Any, i: Any) -> Any:
-    return jax.tree.map(lambda x, y: lax.dynamic_update_index_in_dim(x, y, i, 0), tree, new)

@@ -119,6 +119,7 @@ class mechanize(Wrapper):
 
 def _bets(state: MechanizeState, reward: jax.Array, h: Any, n: int) -> tuple[Any, ...]:
     """The next rewards, largest products, squares and scales of the bets."""
+    # Cutkosky et al. (2023): 0.9, 0.99, ..., of which the best one wins without a choice.
     betas = jnp.asarray([1.0 - 0.1**i for i in range(1, n + 1)], reward.dtype)
     clipped = jnp.clip(reward, -state.m, state.m)
     m = jnp.maximum(betas * state.m, jnp.abs(reward) + h.eps)
@@ -197,6 +198,7 @@ class hypergradient(Wrapper):
         else:
             product = inner_product(gradients, state.direction).astype(before.dtype)
             rate = before + h.hyper_rate * product
+        # A rate that is not a number once would stay so.
         return jnp.where(jnp.isfinite(rate), jnp.maximum(rate, jnp.zeros_like(rate)), before)
 
 
@@ -241,6 +243,7 @@ class scale_by_distance_over_gradients(Leafwise):
     State = ScaleByDistanceOverGradientsState
     needs_params = True
 
+    # Ivgi et al. (2023), section 3: the first distance is 1e-6 (1 + |x|).
     reps_rel: Scalar = hyper(default=1e-6, ge=0)
     eps: Scalar = hyper(default=1e-8, ge=0)
     param_dtype: Any = static(default=None, convert=as_dtype)

@@ -96,8 +96,10 @@ class scale_by_zoom_linesearch(Transformation):
     max_learning_rate: Scalar | None = hyper(default=None, gt=0, infinite=True)
     tol: Scalar = hyper(default=0.0, ge=0)
     increase_factor: Scalar = hyper(default=2.0, gt=0)
+    # Nocedal and Wright (2006), section 3.1: c1 = 1e-4, and c2 = 0.9 for Newton-like directions.
     slope_rtol: Scalar = hyper(default=1e-4, ge=0)
     curv_rtol: Scalar = hyper(default=0.9, ge=0)
+    # The approximate Wolfe condition of Hager and Zhang (2005), with their epsilon.
     approx_dec_rtol: Scalar | None = 1e-6
     stepsize_precision: Scalar = hyper(default=1e-5, ge=0)
     initial_guess_strategy: str = static(default="keep")
@@ -153,6 +155,8 @@ class scale_by_zoom_linesearch(Transformation):
         def try_step(carry: tuple[LineSearch, Any]) -> tuple[LineSearch, Any]:
             search, safe_grad = carry
             rate = next_rate(search, criteria)
+            # The trial point is rounded as the caller will store it: the value found is the value
+            # there.
             new, gradient = differentiated(params_after_step(params, rate, updates))
             gradient = jax.tree.map(lambda g, like: g.astype(like.dtype), gradient, safe_grad)
             point = LinePoint(rate, new, inner(conjugate_tree(gradient), updates).astype(dtype))
@@ -253,6 +257,7 @@ class scale_by_backtracking_linesearch(Transformation):
 
     max_backtracking_steps: Scalar = hyper(ge=0)
     slope_rtol: Scalar = hyper(default=1e-4, ge=0)
+    # The factors of optax.
     decrease_factor: Scalar = hyper(default=0.8, gt=0, lt=1)
     increase_factor: Scalar = hyper(default=1.5, gt=0, infinite=True)
     max_learning_rate: Scalar = hyper(default=1.0, gt=0, infinite=True)

@@ -54,6 +54,7 @@ class trace(Leafwise):
         return self.accumulator_dtype
 
     def leaf(self, h: Any, g: Any, m: Any) -> Any:
+        # A sum, not a mean: the convention of optax, and of PyTorch without dampening.
         m = h.decay * m + g
         return (g + h.decay * m if self.nesterov else m), m
 
@@ -154,6 +155,7 @@ class grokfast(Leafwise):
 
     State = GrokfastState
 
+    # The defaults of Lee et al. (2024) for averages.
     alpha: Scalar = hyper(default=0.98, ge=0, lt=1)
     lamb: Scalar = hyper(default=2.0, ge=0)
 

@@ -181,6 +181,7 @@ def _no_loss(p: Any) -> Any:
     if not is_inexact(p):
         return None
     dtype = dtype_of(p)
+    # An 8-bit float has no digits for a rounding error of an 8-bit float.
     return jnp.zeros_like(p, jnp.float16 if jnp.finfo(dtype).bits < 16 else dtype)
 
 

@@ -90,6 +90,7 @@ class quantized_state(StoredSlots):
 
     slots: Any = static(default=(("mu", "signed"), ("nu", "unsigned")), convert=pattern_items)
     block_size: int = static(default=256, least=1)
+    # Small leaves save no memory; bitsandbytes (Dettmers et al., 2022) has the same bound.
     min_size: int = static(default=4096, least=1)
     bits: int = static(default=8)
 

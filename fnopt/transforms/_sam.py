@@ -154,6 +154,7 @@ class sam(Transformation):
             new = map_leaves(lambda u: -u, new)
             return new, state.inner_state, cast_like(adversary, state.adv_state)
 
+        # `cond` wants equal dtypes; those of the optimizer's updates are the ones to return.
         shapes = jax.eval_shape(move)[0]
         new, inner_state, adv_state = jax.lax.cond(
             last, move, lambda: (cast_like((moved := climb())[0], shapes), *moved[1:])

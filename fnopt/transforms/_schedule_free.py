@@ -98,6 +98,7 @@ class schedule_free(Wrapper):
 
         def step_leaf(h: Any, u: Any, y: Any, z: Any) -> Any:
             b1, share = h["b1"], h["share"]
+            # The average x is not stored: y and z determine it, which saves a copy of the params.
             x = (y - (1 - b1) * z) / b1
             z = z + u
             x = x + share * (z - x)

@@ -103,10 +103,6 @@ class PrecisionPolicyState(NamedTuple):
     inner_state: Any
 
 
-def _parse_dtypes(given: Any) -> tuple[tuple[str, Any], ...]:
-    return tuple((name, as_dtype(dtype)) for name, dtype in pattern_items(given))
-
-
 class precision_policy(StoredSlots):
     r"""Set the storage dtypes of slots, by name, and the compute dtype of an optimizer.
 
@@ -142,7 +138,9 @@ class precision_policy(StoredSlots):
         Zamirai et al., 2020, arXiv:2010.06192.
     """
 
-    slots: Any = static(default=(), convert=_parse_dtypes)
+    slots: Any = static(
+        default=(), convert=lambda given: tuple((k, as_dtype(x)) for k, x in pattern_items(given))
+    )
     compute_dtype: Any = static(default=None, convert=as_dtype)
     key: Any = static(default=None, convert=lambda key: None if key is None else key_words(key))
 

@@ -34,6 +34,7 @@ def inner(a: Any, b: Any) -> jax.Array:
     def product_of_leaf(x: Any, y: Any) -> jax.Array:
         wide = compute_dtype(jnp.result_type(x), jnp.result_type(y))
         x, y = jnp.asarray(x, wide), jnp.asarray(y, wide)
+        # No `dot`: accelerators compute it from rounded factors.
         return jnp.sum(jnp.real(jnp.conj(x) * y)).astype(dtype)
 
     with sum_over_shards() as total:

@@ -149,6 +149,7 @@ class cautious_weight_decay(add_decayed_weights):
     """
 
     def leaf(self, h: Any, g: Any, p: Any) -> Any:
+        # Signs first: the product of small numbers would vanish.
         same = (jnp.sign(g) * jnp.conj(jnp.sign(p))).real >= 0
         return g + h.weight_decay * jnp.where(same, p, jnp.zeros_like(p))
 
@@ -231,6 +232,7 @@ class cautious(Wrapper):
         Liang, Chen, Liu and Liu, 2024, arXiv:2411.16085.
     """
 
+    # The least share in the code of Liang et al. (2024): no step grows a thousandfold.
     eps: Scalar = hyper(default=1e-3, gt=0, le=1)
 
     def init(self, params: Any) -> CautiousState:

@@ -174,8 +174,16 @@ def dtype(tree: Any, mixed_dtype_handler: str | None = None) -> Any:
     found = {name: jnp.asarray(x).dtype for name, x in leaves_with_names(tree)[0]}
     if not found:
         return default_float()
+    first = next(iter(found))
     if mixed_dtype_handler is None:
-        return _common_dtype(found)
+        for name, dt in found.items():
+            if dt != found[first]:
+                raise ValueError(
+                    f"tree.dtype: {leaf_text(name)} is {dt}, {leaf_text(first)} is "
+                    f"{found[first]}, expected one dtype (or say what to do with "
+                    "mixed_dtype_handler)."
+                )
+        return found[first]
     check_choice(
         mixed_dtype_handler, ("promote", "highest", "lowest"), "mixed_dtype_handler", "tree.dtype"
     )
@@ -184,17 +192,6 @@ def dtype(tree: Any, mixed_dtype_handler: str | None = None) -> Any:
     return functools.reduce(
         lambda a, b: _sort_dtypes(a, b)[mixed_dtype_handler == "highest"], found.values()
     )
-
-
-def _common_dtype(found: dict[str, Any]) -> Any:
-    first, *_ = found
-    for name, dt in found.items():
-        if dt != found[first]:
-            raise ValueError(
-                f"tree.dtype: {leaf_text(name)} is {dt}, {leaf_text(first)} is {found[first]}, "
-                "expected one dtype (or say what to do with mixed_dtype_handler)."
-            )
-    return found[first]
 
 
 def _sort_dtypes(a: Any, b: Any) -> tuple[Any, Any]:

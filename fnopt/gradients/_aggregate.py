@@ -1,4 +1,4 @@
-"""Robust means of the gradients of examples: a few bad ones do not spoil them."""
+"""Robust means of per-example gradients, which a few bad examples don't spoil."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ def _aggregate(grads: Any, name: str, fn: Callable[[jax.Array, int], jax.Array])
 
 
 def median_of_means(grads: Any, groups: int) -> Any:
-    r"""Elementwise median of the means of groups of examples.
+    r"""Compute the elementwise median of the means of groups of examples.
 
-    Consecutive examples form a group; the sizes of groups differ by at most one. With `groups = n`
-    it is the median, with 1 the mean; it withstands fewer than `groups / 2` bad examples.
+    Consecutive examples form a group; the sizes of groups differ by at most one. One group gives
+    the mean, `n` groups give the median. The result tolerates fewer than `groups / 2` bad examples.
 
     Args:
-        grads: A tree of per-example gradients with a leading example axis, as
-            `per_example_grads` gives them.
+        grads: A tree of per-example gradients with a leading example axis, from
+            `per_example_grads`.
         groups: Number of groups, between 1 and the number of examples.
 
     Returns:
         The tree without the example axis, in the same dtypes.
 
     Raises:
-        ValueError: If there are not that many examples, or their numbers disagree.
+        ValueError: If there are too few examples, or their numbers disagree.
 
     Example:
         >>> from fnopt.gradients import median_of_means
@@ -67,10 +67,10 @@ def median_of_means(grads: Any, groups: int) -> Any:
 
 
 def trimmed_mean(grads: Any, fraction: float) -> Any:
-    r"""Elementwise mean without the smallest and the largest examples.
+    r"""Compute the elementwise mean without the smallest and the largest examples.
 
-    :math:`\lfloor \beta n \rfloor` examples are left out at either end, for the fraction
-    :math:`\beta`. It tolerates as many bad examples as are removed at one end.
+    It omits :math:`\lfloor \beta n \rfloor` examples at each end, for the fraction
+    :math:`\beta`, and tolerates as many bad examples as it omits at one end.
 
     Args:
         grads: A tree of per-example gradients with a leading example axis.
@@ -102,16 +102,16 @@ def trimmed_mean(grads: Any, fraction: float) -> Any:
 
 
 def sign_agreement(grads: Any, threshold: float = 0.5) -> Any:
-    r"""Mean gradient, with zeros where too few examples agree on the sign.
+    r"""Compute the mean gradient, with zeros where too few examples agree on the sign.
 
     .. math:: \bar g \cdot \mathbf 1\Bigl[ \Bigl\lvert \tfrac1n \sum_i \mathrm{sign}(g_i)
               \Bigr\rvert \ge \tau \Bigr]
 
-    Entries on which the examples disagree are considered memorised, and set to zero.
+    Entries on which the examples disagree count as memorised, and are set to zero.
 
     Args:
         grads: A tree of per-example gradients with a leading example axis.
-        threshold: `tau`, between 0 (the mean) and 1 (all have to agree).
+        threshold: `tau`, between 0 (the mean) and 1 (all examples have to agree).
 
     Returns:
         The tree without the example axis, in the same dtypes.

@@ -1,4 +1,4 @@
-"""Clipping rules: groups of leaves with one norm, and the scale factor for a norm."""
+"""Clipping rules: groups of leaves that share a norm, and the scale factor for a norm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LeafGroups(NamedTuple):
     tree: Any  # the structure of the result
 
     def result(self, norms: list[jax.Array]) -> Any:
-        """The container of the norms of the groups; leaves of no group are left out."""
+        """Put the norms of the groups into the container; omit leaves without a group."""
         return jax.tree.unflatten(self.tree, norms[: self.tree.num_leaves])
 
 
@@ -73,9 +73,9 @@ class Blocks(NamedTuple):
     """Groups of parameters that share a norm and a scale.
 
     Attributes:
-        of_leaf: The number of the block of every leaf.
-        limits: The largest norm of every block.
-        tree: The structure of the limits as they were given.
+        of_leaf: Block index of every leaf.
+        limits: Largest norm of every block.
+        tree: Structure of the given limits.
     """
 
     of_leaf: tuple[int, ...]
@@ -103,7 +103,7 @@ def blocks_of(params: Any, clip_norm: Any, name: str) -> Blocks:
 
     Args:
         params: The differentiated argument (a tuple for several).
-        clip_norm: A number, or a tree of numbers that the params continue.
+        clip_norm: A number, or a tree of numbers that is a prefix of the params.
         name: The public function, for messages.
     """
     limits, tree = jax.tree.flatten(clip_norm)
@@ -119,7 +119,7 @@ def blocks_of(params: Any, clip_norm: Any, name: str) -> Blocks:
 
 
 def clip_factors(norms: jax.Array, clip_norm: Any, rule: str) -> jax.Array:
-    """The scale factor of a gradient of this norm."""
+    """Scale factor of a gradient with this norm."""
     limit = jnp.asarray(clip_norm).astype(norms.dtype)
     if rule == "automatic":
         return limit / (norms + jnp.asarray(_GAMMA, norms.dtype))

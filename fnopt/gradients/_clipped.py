@@ -1,4 +1,4 @@
-"""Sums of gradients that are clipped example by example."""
+"""Sums of per-example gradients after clipping each."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class ExampleInfo(NamedTuple):
     Attributes:
         loss: The loss of every example, `[n]`.
         norm: The global norm of every example's gradient before clipping, `[n]`, at least
-            float32. A value that isn't finite says which example has a bad gradient.
+            float32. A non-finite norm identifies an example with a bad gradient.
         aux: The auxiliary output of the loss, with a leading example axis; else `None`.
-        parts: Where `clip_norm` is a tree: the norms of the parts, a tree of `[n]`; else `None`.
+        parts: If `clip_norm` is a tree, the norms of the parts, a tree of `[n]`; else `None`.
     """
 
     loss: jax.Array
@@ -55,52 +55,52 @@ def clipped_grad(
     skip_nonfinite: bool = False,
     axis_name: Any = None,
 ) -> Callable[..., tuple[Any, ExampleInfo]]:
-    r"""The sum of the examples' gradients, each clipped to a global norm first.
+    r"""Sum the gradients of the examples, each clipped to a global norm.
 
     .. math:: g = \sum_{i=1}^n g_i \min\Bigl(1, \frac{C}{\lVert g_i \rVert}\Bigr),
               \qquad g_i = \nabla_\theta\, \ell(\theta, x_i)
 
-    No single example changes the sum by more than `C`, up to rounding. Robust training and
-    differentially private SGD rely on this: see `add_noise`. An example whose gradient isn't finite
-    makes the sum not finite, unless it is skipped; `info.norm` says which one. In float32 a
+    A single example changes the sum by at most `C`, up to rounding. Robust training and
+    differentially private SGD rely on this: see `add_noise`. A non-finite gradient of an example
+    makes the sum non-finite, unless it is skipped; `info.norm` identifies the example. In float32 a
     gradient longer than 8e37 times `C` adds nothing, because its factor underflows.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
         clip_norm: The largest norm `C` > 0 of one example's gradient; a number or a scalar array,
-            which may be traced. Infinity doesn't clip. Or a tree of such numbers that the params
-            continue, such as `{'encoder': 1.0, 'head': 0.1}`: every part is clipped by itself.
+            which may be traced. Infinity doesn't clip. Or a tree of such numbers that is a prefix
+            of the params, such as `{'encoder': 1.0, 'head': 0.1}`, to clip each part separately.
         argnums: Which positional arguments to differentiate; the norm is over all of them.
         has_aux: Whether `loss_fn` returns `(value, aux)`; `aux` is then in the info.
         batch_argnums: Which positional arguments have a leading example axis; by default all
             after the last of `argnums`.
-        reduction: `'sum'`, or `'mean'`, which divides by the number of examples; with `where` by
-            that of those it names (a skipped example counts, with a gradient of zero). For
+        reduction: `'sum'`, or `'mean'`, which divides by the number of examples, or of those that
+            `where` selects (a skipped example counts, with a gradient of zero). For
             private training divide the sum by the expected number instead.
-        method: `'ghost'` finds where each param enters and computes norms from activations and
-            cotangents, without forming the gradients of matrices that are larger than them
-            (`ghost_report` shows which); `'vmap'` takes all gradients at once; `'chunked'` takes
-            them chunk by chunk. `'auto'` is `'ghost'` where that stores less for an example than
-            its gradient, else `'chunked'`.
-        chunk_size: Number of examples to take at once; `None` lets the sizes decide.
+        method: `'ghost'` computes norms from activations and cotangents, and forms the gradient
+            of a matrix only if it is smaller than these (`ghost_report` shows which); `'vmap'`
+            forms all gradients at once; `'chunked'` forms them chunk by chunk. `'auto'` is
+            `'ghost'` if activations and cotangents of an example take less memory than its
+            gradient, else `'chunked'`.
+        chunk_size: Number of examples to process at once; `None` chooses it from the sizes.
         rule: `'clip'` as above; `'automatic'` scales every gradient by `C / (norm + 0.01)`, so
             that `C` is a factor of the learning rate and needs no tuning.
-        skip_nonfinite: Whether an example with a gradient or a loss that isn't finite counts as
+        skip_nonfinite: Whether an example with a non-finite gradient or loss counts as
             one with a gradient of zero.
-        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
-            is divided over, or several: sums run over all of its devices, and the result is the
-            same on all. `None` for the examples of this call.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
+            the batch is sharded, or several axes. Sums then cover all devices, and all get the
+            same result. `None` sums over the examples of this call.
 
     Returns:
         A function `(params, batch, ..., key=None, where=None)` -> `(gradient, info)`. The gradient
         is like the params (summed in float32 or wider), `info` is an `ExampleInfo` with the loss
-        and the norm of every example. `where`, bool `[n]`, says which examples count; the others
-        (the padding of a batch whose size is random, say) are as if they had a gradient of zero,
-        whatever is in them.
+        and the norm of every example. The bool array `where` of shape `[n]` selects examples. The
+        other ones, such as the padding of a batch, count as examples with a gradient of zero,
+        whatever their values.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
-        ValueError: If the example axes disagree or are empty, or an option makes no sense.
+        ValueError: If the example axes disagree or are empty, or an option is invalid.
 
     Example:
         >>> import jax.numpy as jnp
@@ -166,9 +166,9 @@ class Clip(NamedTuple):
     """The treatment of one example's gradient.
 
     Attributes:
-        blocks: Which params are scaled together, and their limits.
-        rule: How they are scaled.
-        skip_nonfinite: Whether examples that aren't finite are left out.
+        blocks: Blocks of params that share a scale factor, and their limits.
+        rule: The clipping rule.
+        skip_nonfinite: Whether non-finite examples are skipped.
     """
 
     blocks: Blocks
@@ -178,7 +178,7 @@ class Clip(NamedTuple):
     def apply(
         self, info: ExampleInfo, norms: Sequence[jax.Array], wanted: jax.Array | None
     ) -> tuple[list[jax.Array], jax.Array | None, ExampleInfo]:
-        """The weights by leaf, which examples count (`None` for all), and the norms."""
+        """Weights by leaf, a mask of the examples that count (`None` for all), and norms."""
         if self.skip_nonfinite:
             finite = jnp.isfinite(info.norm) & jnp.isfinite(info.loss)
             wanted = finite if wanted is None else wanted & finite

@@ -24,12 +24,12 @@ class HardExamples(NamedTuple):
     """The `k` hardest examples of a batch, the hardest first.
 
     Attributes:
-        index: Their places in the batch, int32 `[k]`; -1 where fewer than `k` count,
-            and then the rest of the entry means nothing.
-        score: The score that they were selected by, `[k]`.
+        index: Their positions in the batch, int32 `[k]`; -1 if fewer than `k` examples count,
+            and then the other fields of this entry have no meaning.
+        score: The score by which they were selected, `[k]`.
         loss: Their losses, `[k]`.
         norm: The norms of their gradients, `[k]`.
-        aux: The auxiliary output of the loss for them; else `None`.
+        aux: Their auxiliary output of the loss; else `None`.
     """
 
     index: jax.Array
@@ -58,33 +58,33 @@ def hardest_examples(
     .. math:: \lVert g_i \rVert, \qquad \ell(\theta, x_i) \qquad\text{or}\qquad
               -\cos\Bigl(g_i, \sum_{j \ne i} g_j\Bigr)
 
-    Once a model fits most of the data, the mislabelled examples are among the first. The batch
-    may be a whole data set: no more than a chunk of gradients is in memory at a time.
+    When a model fits most of the data, mislabelled examples are among the first. The batch
+    may be a whole data set, because only a chunk of gradients is in memory at a time.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
         k: Number of examples, between 1 and the size of the whole batch.
-        by: `'norm'`, `'loss'` or `'disagreement'`; the last takes a second, forward-mode pass. In
-            that an id beyond the end of a table counts as its last row, as `jax.jvp` has it; in
-            `jax.grad`, and in norms here, it counts for no row.
+        by: `'norm'`, `'loss'` or `'disagreement'`. The last takes a second, forward-mode pass, in
+            which an id beyond the end of a table counts as its last row, as in `jax.jvp`. In
+            `jax.grad`, and in norms, it counts for no row.
         argnums: Which positional arguments to differentiate; the norm is over all of them.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
         batch_argnums: Which positional arguments have a leading example axis; by default all
             after the last of `argnums`.
         method: As in `per_example_norms`.
-        chunk_size: Number of examples to take at once; `None` lets the sizes decide.
-        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
-            is divided over, or several: the hardest of all devices are found, the same on all, and
-            `index` is their place in the whole batch.
+        chunk_size: Number of examples to process at once; `None` chooses it from the sizes.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
+            the batch is sharded, or several axes. All devices then get the hardest examples of the
+            whole batch, and `index` is the position in the whole batch.
 
     Returns:
-        A function `(params, batch, ..., key=None, where=None)` -> `HardExamples`. Where a score is
-        NaN, the example comes first: a NaN norm counts as infinite. (By disagreement such examples
-        are left out of the sum.) `where`, bool `[n]`, says which examples count.
+        A function `(params, batch, ..., key=None, where=None)` -> `HardExamples`. Examples with a
+        NaN score come first, and a NaN norm counts as infinite. For `'disagreement'` the sum omits
+        such examples. The bool array `where` of shape `[n]` selects examples.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
-        ValueError: If there aren't `k` examples, their axes disagree, or an option makes no sense.
+        ValueError: If there aren't `k` examples, their axes disagree, or an option is invalid.
 
     Example:
         >>> from fnopt.gradients import hardest_examples

@@ -1,4 +1,4 @@
-"""Check that the losses of a batch do not depend on each other."""
+"""Check that the losses of a batch don't depend on each other."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def check_examples_independent(
     has_aux: bool = False,
     probes: int = 2,
 ) -> Callable[..., None]:
-    r"""Check by trial that the losses of a batch do not depend on each other.
+    r"""Check by trial that the losses of a batch don't depend on each other.
 
-    A gradient per example only makes sense if
+    Per-example gradients require that
 
     .. math:: \ell_i(\theta, x_1, \dots, x_n) = \ell(\theta, x_i)
 
-    Batch norm in training mode breaks this. So does anything else that is computed over the batch
-    axis: a contrastive loss, or a capacity shared by the tokens of all examples. Here a few
-    examples are replaced by others, one at a time, and the losses of all others have to stay.
+    Batch norm in training mode breaks this, and so does anything else that is computed over the
+    batch axis: a contrastive loss, or a capacity shared by the tokens of all examples. The check
+    replaces a few examples, one at a time, and requires that all other losses stay the same.
 
     `per_example_grads` and similar functions call the loss with *one* example. A batch norm inside
-    the loss then sees a batch of one, so the loss isn't the function that you train. Check the
-    batched loss before you write the other.
+    the loss then sees a batch of one, so the loss isn't the function that you train. Therefore
+    check the loss of a batch before you write the loss of one example.
 
     Args:
         losses_fn: `losses_fn(params, batch, ...) -> [n]`, the loss of every example of a batch, or
@@ -46,12 +46,12 @@ def check_examples_independent(
 
     Returns:
         A function of the arguments of `losses_fn` that returns `None`. It runs `losses_fn`
-        `probes + 1` times and looks at the numbers, so call it outside of `jit`.
+        `probes + 1` times and compares numbers, so call it outside of `jit`.
 
     Raises:
-        ValueError: If the losses of other examples moved; or if they have another shape than `[n]`,
-            aren't finite, or the batch has no two different examples.
-        TypeError: If it is called on traced values.
+        ValueError: If the losses of other examples change; or if they have another shape than
+            `[n]`, aren't finite, or the batch has no two different examples.
+        TypeError: If the arguments are traced.
 
     Example:
         >>> from fnopt.gradients import check_examples_independent

@@ -1,4 +1,4 @@
-"""A user's loss of one example: its checks, and one call of it on a batch."""
+"""A user's loss of one example: checks, and its binding to a batch."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ def check_example_loss(output: Any, has_aux: bool, name: str) -> tuple[jax.Array
 
 
 class BoundLoss(NamedTuple):
-    """A loss with its arguments: the form that all functions of `gradients` take.
+    """A loss with its arguments, the common form of all functions of `gradients`.
 
     Attributes:
-        loss: `(params, example) -> (value, aux)`; shared arguments are inside.
-        params: A tuple of what is differentiated.
+        loss: `(params, example) -> (value, aux)`; closes over the shared arguments.
+        params: A tuple of the differentiated arguments.
         batch: A tree; every leaf has a leading axis of `size` examples.
         size: Number of examples.
-        given: The params as they came: sums over the examples lie as they do.
+        given: The user's params, whose sharding the sums get.
     """
 
     loss: Callable[[Any, Any], tuple[jax.Array, Any]]
@@ -120,12 +120,12 @@ class BoundLoss(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class ExampleLoss:
-    """A loss of one example, with the roles of its arguments: differentiated, batched, shared.
+    """A loss of one example, with its differentiated, batched and shared arguments.
 
     Attributes:
         fn: The loss of ONE example.
         argnums: The arguments to differentiate, as in `jax.grad`.
-        batch_argnums: The arguments with a leading example axis; `None` for all that come after
+        batch_argnums: The arguments with a leading example axis; `None` for all after
             the last differentiated one.
         has_aux: Whether `fn` returns `(value, aux)`.
         name: The public function that the user called, for messages.
@@ -151,9 +151,9 @@ class ExampleLoss:
 
         Args:
             args: The positional arguments.
-            kwargs: What all examples share.
+            kwargs: Arguments that all examples share.
             key: A PRNG key, from which every example gets its own.
-            axis_name: The named axis that a larger batch is divided over, if it is.
+            axis_name: The named axis along which a larger batch is sharded, if any.
         """
         argnums, batch_argnums = self._positions(len(args))
         given = tuple(args[i] for i in argnums)
@@ -198,7 +198,7 @@ class ExampleLoss:
             )
 
     def batch_of(self, args: tuple[Any, ...]) -> Any:
-        """The batch, as `with_batch` takes it."""
+        """The batch, in the form of `with_batch`."""
         batch = tuple(args[i] for i in self._positions(len(args))[1])
         return batch[0] if len(batch) == 1 else batch
 
@@ -260,7 +260,7 @@ class ExampleLoss:
 
 
 def named_leaves(args: Mapping[int, Any]) -> list[tuple[str, Any]]:
-    """The leaves of positional arguments, with the names that messages give them."""
+    """Leaves of positional arguments, with their names in messages."""
     return [
         (f"argument {i}, {leaf_text(path)}", leaf)
         for i, arg in args.items()

@@ -1,4 +1,4 @@
-"""Functions of a batch, a few examples at a time."""
+"""Apply a function of a batch to a few examples at a time."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def microbatch(
     argnames: str | Sequence[str] = (),
     in_axes: int = 0,
 ) -> Callable[..., Any]:
-    r"""Apply a function of a batch to microbatches in turn, and combine the results.
+    r"""Apply a function of a batch to microbatches, one after the other, and combine the results.
 
     .. math:: f(x_1, \ldots, x_B) = \sum_k f(x_{(k-1)m+1}, \ldots, x_{km})
 
-    The memory is that of one part of :math:`m` examples, for the time of a loop. The last part may
+    This needs the memory of one part of :math:`m` examples, and runs as a loop. The last part may
     be shorter.
 
     Args:
         fun: A function of a batch whose results are sums, means or lists over its examples.
         argnums: Which positional arguments are batched.
-        microbatch_size: :math:`m`, how many examples at once; None for all.
+        microbatch_size: :math:`m`, the number of examples at once; None for all.
         accumulator: `'sum'` (of the parts' results), `'mean'` (weighted by their sizes) or
             `'concat'` (along the first axis, in the order of the examples); one for all results,
-            or a tree of them that is a prefix of the results.
+            or a tree that is a prefix of the results.
         argnames: Which keyword arguments are batched.
         in_axes: The axis of the examples.
 
@@ -53,7 +53,7 @@ def microbatch(
 
     Raises:
         ValueError: If the batched arguments disagree in size, or the accumulator is unknown.
-        TypeError: If the mean of integers is asked for.
+        TypeError: If the accumulator of an integer is `'mean'`.
 
     Example:
         >>> import fnopt
@@ -148,7 +148,7 @@ def micro_vmap(
     Args:
         fun: A function of one example.
         in_axes: The axis of the examples, an int for all arguments or a sequence with None for
-            arguments that all share.
+            shared arguments.
         out_axes: The axis of the examples in the results.
         microbatch_size: Number of examples at once; None for all.
 

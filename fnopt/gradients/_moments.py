@@ -1,4 +1,4 @@
-"""Moments of the gradients of a batch, measured a chunk of examples at a time."""
+"""Moments of the gradients of a batch, computed chunk by chunk."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Formed(NamedTuple):
     Attributes:
         grads: A tree like the params with a leading example axis.
         loss_and_aux: The loss's results, with a leading example axis.
-        again: Forms the gradients once more; `None` if they have changed since.
+        again: Function that forms the gradients again; `None` if they have changed since.
     """
 
     grads: Any
@@ -64,24 +64,24 @@ class Formed(NamedTuple):
         """The mean gradient, and by leaf the sum of squared deviations from the mean.
 
         Args:
-            counts: 1 for the examples that count, 0 for others, which have gradients of zero.
+            counts: 1 for the examples that count, 0 for the others, whose gradients are zero.
         """
         found = [squared_deviations(x, counts) for x in self.leaves]
         mean = jax.tree.unflatten(jax.tree.structure(self.grads), [m for m, _ in found])
         return mean, [deviations for _, deviations in found]
 
     def only(self, wanted: jax.Array) -> Formed:
-        """A copy with zero gradients for the other examples, also where they are NaN."""
+        """A copy with zero gradients for the other examples, even if they are NaN."""
         grads = jax.tree.map(lambda g: only_where(wanted, g), self.grads)
         return self._replace(grads=grads, again=None)
 
     def scaled(self, factors: jax.Array) -> Formed:
-        """The gradients times a factor each, `[n]`: for inner products."""
+        """The gradients times factors `[n]`, for inner products."""
         grads = jax.tree.map(lambda g: scaled_rows(factors, g), self.grads)
         return self._replace(grads=grads, again=None)
 
     def weighted_sum(self, weights: Sequence[jax.Array]) -> Any:
-        """The sum of the gradients times weights; by leaf the weights, `[n]`."""
+        """The sum of the gradients times weights `[n]`, given by leaf."""
         sums = [weighted_total(w, g) for w, g in zip(weights, self.leaves, strict=True)]
         return jax.tree.unflatten(jax.tree.structure(self.grads), sums)
 
@@ -104,7 +104,7 @@ Measure = Callable[..., Measurements]
 
 
 def measure(bound: BoundLoss, strategy: Strategy) -> Measure:
-    """The function that measures the gradients of a chunk, by one forward and one backward pass."""
+    """The function that reduces the gradients of a chunk in one forward and one backward pass."""
     if strategy.ghost is not None:
         return strategy.ghost.measure
 
@@ -122,8 +122,8 @@ class Moments(NamedTuple):
 
     Attributes:
         count: Number of gradients, int32.
-        mean: Their mean, like the params, at least float32; zero of none.
-        deviations: By leaf: the sum of the squared distances from the mean.
+        mean: Their mean, like the params, at least float32; zero without gradients.
+        deviations: By leaf, the sum of the squared distances from the mean.
     """
 
     count: jax.Array
@@ -132,11 +132,11 @@ class Moments(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Moments of the gradients, and loss and norm of every example.
+    """Moments of the gradients, with loss and norm of every example.
 
     Attributes:
-        moments: Of the gradients that count.
-        counts: Which examples count, bool `[n]`; `None` for all.
+        moments: Moments of the gradients that count.
+        counts: Mask of the examples that count, bool `[n]`; `None` for all.
         loss: The loss of every example, `[n]`.
         norm: The norm of every example's gradient, `[n]`.
         aux: The auxiliary output of the loss.
@@ -156,7 +156,7 @@ def totals(
     skip_nonfinite: bool,
     axis_name: Any,
 ) -> Totals:
-    """The moments of the gradients of a batch, of all devices of a named axis if there is one."""
+    """Moments of the gradients of a batch, over all devices of a named axis if there is one."""
     take, leaves = measure(bound, strategy), jax.tree.leaves(bound.params)
 
     def body(moments: Moments, chunk: tuple[Any, jax.Array | None]) -> tuple[Moments, Any]:

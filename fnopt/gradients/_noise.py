@@ -1,4 +1,4 @@
-"""The random parts of differentially private training: noise on the sum, Poisson sampling."""
+"""Random parts of differentially private training: noise on the sum, Poisson sampling."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class NoiseInfo(NamedTuple):
 
     Attributes:
         stddev: The standard deviation of the noise on every number.
-        sensitivity: The most that one example moves the gradient, in the Euclidean norm.
+        sensitivity: The largest change of the gradient by one example, in the Euclidean norm.
     """
 
     stddev: jax.Array
@@ -48,24 +48,24 @@ def add_noise(
     .. math:: \tilde g = g + \sigma S \xi, \quad \xi \sim \mathcal N(0, I), \qquad
               S = \Bigl(\sum_k C_k^2\Bigr)^{1/2} \; [\,/\, B\,]
 
-    where `S` is the sensitivity of a sum of gradients that were clipped to `C` (or part by part to
-    `C_k`) when an example is added or removed. An accounting library computes the privacy over many
-    steps from the noise multiplier, the sampling rate and the number of steps. The result holds if
-    batches are sampled as the accountant assumes, and if nothing else that depends on the data
+    `S` is the sensitivity: the largest change of a sum of gradients, clipped to `C` (or part by
+    part to `C_k`), when an example is added or removed. An accounting library computes the privacy
+    of many steps from the noise multiplier, the sampling rate and the number of steps. Its result
+    holds if batches are sampled as it assumes, and if nothing else that depends on the data
     (losses, norms, skipped examples) is published. The noise comes from JAX's generator in floating
-    point, which is neither cryptographically secure nor free of the known weaknesses of
-    floating-point noise. On several devices add it to the sum of all (`clipped_grad` with
-    `axis_name`), with the same key on every device: it is then added once.
+    point. This generator isn't cryptographically secure, and floating-point noise has known
+    weaknesses. On several devices, add the noise to the sum over all devices (`clipped_grad` with
+    `axis_name`), with the same key on every device, so that it is added once.
 
     Args:
-        grads: A clipped sum from `clipped_grad`, or that divided by `batch_size`.
+        grads: The clipped sum of `clipped_grad`, or this sum divided by `batch_size`.
         key: One PRNG key.
         noise_multiplier: `sigma` >= 0; a number or a scalar array.
-        clip_norm: The `clip_norm` that the gradients were clipped to, a number or a tree of them.
+        clip_norm: The `clip_norm` of the gradients, a number or a tree of numbers.
         step: The step number, folded into the key so that one key serves a whole training; `None`
             uses the key itself: never use a key twice.
-        batch_size: What the sum was divided by, if it was. Divide by the *expected* size of a
-            batch: its actual size is itself a secret.
+        batch_size: The divisor of the sum, if any. Divide by the *expected* size of a
+            batch, because its actual size is itself a secret.
 
     Returns:
         The noisy gradients, in the dtypes of `grads`, and a `NoiseInfo`.
@@ -100,16 +100,17 @@ def add_noise(
 
 
 def sensitivity(clip_norm: Any, *, batch_size: Any = None) -> jax.Array:
-    r"""The sensitivity of a clipped sum: the most that adding or removing one example moves it.
+    r"""Compute the largest change of a clipped sum when one example is added or removed.
 
     .. math:: S = \Bigl(\sum_k C_k^2\Bigr)^{1/2} \; [\,/\, B\,]
 
     Args:
-        clip_norm: The `clip_norm` of `clipped_grad`, a number or a tree of them, one for each part.
-        batch_size: What the sum was divided by, if it was.
+        clip_norm: The `clip_norm` of `clipped_grad`, a number or a tree of numbers, one for each
+            part.
+        batch_size: The divisor of the sum, if any.
 
     Returns:
-        A scalar: what the noise multiplier of `add_noise` is a multiple of.
+        A scalar, the unit of the noise multiplier of `add_noise`.
 
     Raises:
         ValueError: If a clip norm isn't positive and finite, or the batch size isn't positive.
@@ -177,11 +178,11 @@ class PoissonBatch(NamedTuple):
     """A random subset of a data set, padded to a fixed size.
 
     Attributes:
-        index: The places of the examples in the data set, int32 `[capacity]`; 0 in the padding.
-        where: Which entries are examples, not padding, bool `[capacity]`.
-        count: Number of examples that were drawn, int32; more than the capacity if they don't fit.
-        overflow: How many of them did not fit, int32. Unless it is 0, the batch is not the sample
-            that an accountant assumes: do not use it.
+        index: The positions of the examples in the data set, int32 `[capacity]`; 0 in the padding.
+        where: Mask of the examples, False for padding, bool `[capacity]`.
+        count: Number of examples drawn, int32; larger than the capacity if they don't fit.
+        overflow: Number of examples that don't fit, int32. Unless it is 0, the batch isn't the
+            sample that an accountant assumes: don't use it.
     """
 
     index: jax.Array
@@ -193,13 +194,13 @@ class PoissonBatch(NamedTuple):
 def poisson_batch(
     key: Any, size: int, rate: Any, *, capacity: int | None = None, step: Any = None
 ) -> PoissonBatch:
-    r"""Draw every one of `size` examples with probability `rate`, independently.
+    r"""Draw each of `size` examples with probability `rate`, independently.
 
-    The sampling that the accounting of differentially private training assumes. The number of
-    examples is random, about `n q`; under `jit` a batch needs a fixed size, so it is padded. Hand
-    `where` on to `clipped_grad`, and divide by the *expected* size `n q`.
+    The accounting of differentially private training assumes this sampling. The number of
+    examples is random, about `n q`. Under `jit` a batch needs a fixed size, so it is padded. Pass
+    `where` to `clipped_grad`, and divide by the *expected* size `n q`.
 
-    The default capacity `C` is too small in less than one of 10^10 batches, by Bernstein's
+    The default capacity `C` is too small for less than one of 10^10 batches, by Bernstein's
     inequality:
 
     .. math:: P\bigl(\mathrm{Binomial}(n, q) \ge n q + t\bigr) \le
@@ -209,7 +210,7 @@ def poisson_batch(
         key: One PRNG key.
         size: `n`, the number of examples in the data set.
         rate: `q`, the probability of each; a number, or a scalar array, which may be traced.
-        capacity: The size of the padded batch, at most `size`. It has to be given if the rate is
+        capacity: The size of the padded batch, at most `size`. It is required if the rate is
             traced.
         step: The step number, folded into the key so that one key serves a whole training; `None`
             uses the key itself: never use a key twice.
@@ -219,7 +220,7 @@ def poisson_batch(
 
     Raises:
         TypeError: If the size or the step isn't an integer, or the key is not one PRNG key.
-        ValueError: If the rate isn't between 0 and 1, or a size makes no sense.
+        ValueError: If the rate isn't between 0 and 1, or a size is invalid.
 
     Example:
         >>> from fnopt.gradients import poisson_batch
@@ -229,8 +230,8 @@ def poisson_batch(
 
     Reference:
         Abadi et al., 2016, "Deep Learning with Differential Privacy", arXiv:1607.00133. Chua et
-        al., 2024, "How Private are DP-SGD Implementations?", arXiv:2403.17673, on what is lost by
-        shuffling instead.
+        al., 2024, "How Private are DP-SGD Implementations?", arXiv:2403.17673, on the loss of
+        privacy by shuffling.
     """
     check_count(size, "size", "poisson_batch")
     _check_rate(rate)

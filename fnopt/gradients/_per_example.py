@@ -22,7 +22,7 @@ def per_example_grads(
     batch_argnums: int | Sequence[int] | None = None,
     chunk_size: int | None = None,
 ) -> Callable[..., Any]:
-    r"""The gradient of the loss of every example, not summed over the batch.
+    r"""Compute the gradient of the loss of every example, not summed over the batch.
 
     .. math:: g_i = \nabla_\theta\, \ell(\theta, x_i), \qquad i = 1, \dots, n
 
@@ -33,22 +33,22 @@ def per_example_grads(
         argnums: Which positional arguments to differentiate, as in `jax.grad`.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
         batch_argnums: Which positional arguments have a leading example axis on every leaf. By
-            default all that come after the last of `argnums`. The others, and every keyword
+            default all after the last of `argnums`. The others, and every keyword
             argument, are passed to all examples unchanged.
         chunk_size: Number of examples to differentiate at once, which bounds the memory of
-            activations; the result is the same. It need not divide the batch, but a remainder
+            activations; the result is the same. If it doesn't divide the batch, the remainder
             costs a copy of the result. `None` for all.
 
     Returns:
         A function `(params, batch, ..., key=None)` -> the gradients: a tree like `params` whose
         leaves have a leading axis of `n` examples, in the dtype of the params (a tuple of trees
-        for a sequence `argnums`). With `has_aux`, `(gradients, aux)`, with the example axis in
-        front of every leaf of `aux` too. If `key` is given, example `i` calls the loss with
+        for a sequence `argnums`). With `has_aux` it returns `(gradients, aux)`, and leaves of
+        `aux` also have a leading example axis. If `key` is given, example `i` calls the loss with
         `key=jax.random.fold_in(key, i)`, independent of the chunk size.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
-        ValueError: If the example axes disagree or are empty, or an option makes no sense.
+        ValueError: If the example axes disagree or are empty, or an option is invalid.
 
     Example:
         >>> import jax.numpy as jnp
@@ -72,9 +72,9 @@ def value_and_per_example_grads(
     batch_argnums: int | Sequence[int] | None = None,
     chunk_size: int | None = None,
 ) -> Callable[..., Any]:
-    r"""The loss and the gradient of every example.
+    r"""Compute the loss and the gradient of every example.
 
-    As `per_example_grads`, with the values beside the gradients.
+    See `per_example_grads`; this function also returns the losses.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar`, or `(scalar, aux)` with `has_aux`.
@@ -90,7 +90,7 @@ def value_and_per_example_grads(
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
-        ValueError: If the example axes disagree or are empty, or an option makes no sense.
+        ValueError: If the example axes disagree or are empty, or an option is invalid.
 
     Example:
         >>> import jax.numpy as jnp
@@ -135,16 +135,16 @@ def per_example_norms(
     chunk_size: int | None = None,
     groups: str | Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    r"""The norm of the gradient of every example, of all params together or by leaf.
+    r"""Compute the norm of the gradient of every example, over all params or by leaf.
 
     .. math:: \lVert g_i \rVert = \Bigl(\sum_k \lVert \nabla_{\theta_k}\,
               \ell(\theta, x_i) \rVert^2\Bigr)^{1/2}
 
-    Large norms point at the hardest, the mislabelled and the broken examples. No more than a
+    The hardest, mislabelled and broken examples have large norms. Only a
     chunk of gradients is in memory at a time, and with `method='ghost'` hardly any.
 
-    For a matrix that is used at `R` positions with inputs `a_r`, whose outputs have cotangents
-    `c_r`, the norm is that of a sum of outer products, known from inner products alone:
+    Take a matrix that is used at `R` positions with inputs `a_r`, whose outputs have cotangents
+    `c_r`. Its gradient is a sum of outer products, whose norm follows from inner products:
 
     .. math:: \Bigl\lVert \sum_r a_r c_r^\top \Bigr\rVert^2
               = \sum_{r,s} (a_r \cdot a_s)(c_r \cdot c_s)
@@ -155,24 +155,24 @@ def per_example_norms(
         has_aux: Whether `loss_fn` returns `(value, aux)`.
         batch_argnums: Which positional arguments have a leading example axis; by default all
             after the last of `argnums`.
-        method: `'ghost'` finds where each param enters and computes norms from activations and
-            cotangents, without forming the gradients of matrices that are larger than them
-            (`ghost_report` shows which); `'vmap'` takes all gradients at once; `'chunked'` takes
-            them chunk by chunk. `'auto'` is `'ghost'` where that stores less for an example than
-            its gradient, else `'chunked'`.
-        chunk_size: Number of examples to take at once; `None` lets the sizes decide.
-        groups: `'leaf'` for the norms of every leaf by itself, or a dict from names to patterns of
-            paths (:func:`fnopt.core.matches`) for those of groups of leaves: a leaf counts in the
-            first group that it fits, and those that fit none are left out.
+        method: `'ghost'` computes norms from activations and cotangents, and forms the gradient
+            of a matrix only if it is smaller than these (`ghost_report` shows which); `'vmap'`
+            forms all gradients at once; `'chunked'` forms them chunk by chunk. `'auto'` is
+            `'ghost'` if activations and cotangents of an example take less memory than its
+            gradient, else `'chunked'`.
+        chunk_size: Number of examples to process at once; `None` chooses it from the sizes.
+        groups: `'leaf'` for the norm of every leaf, or a dict from names to patterns of
+            paths (:func:`fnopt.core.matches`) for the norms of groups of leaves. A leaf belongs to
+            the first group that matches it; leaves without a group are omitted.
 
     Returns:
         A function `(params, batch, ..., key=None)` -> the norms, `[n]`, at least float32; or
-        `(norms, aux)` with `has_aux`. With `groups='leaf'` they are a tree like the params of such
-        arrays, with a dict of groups a dict.
+        `(norms, aux)` with `has_aux`. With `groups='leaf'` the norms are a tree like the params,
+        and with a dict of groups a dict.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
-        ValueError: If the example axes disagree or are empty, or an option makes no sense.
+        ValueError: If the example axes disagree or are empty, or an option is invalid.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Similarity of the gradients of the examples of a batch, to each other and to their mean."""
+"""Similarity of the gradients of examples to each other and to their mean."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from fnopt.sharding import all_gather_tree, pvary_like, replicate, use_mesh_of
 
 
 def alignment_with_others(bound: BoundLoss, found: Totals, chunk_size: int | None) -> jax.Array:
-    r"""The cosine between every gradient and the sum `S` of those of the others, `[n]`.
+    r"""Cosine between every gradient and the sum of all other gradients, `[n]`.
 
     .. math:: \cos(g_i, S - g_i) = \frac{\langle g_i, S \rangle - \lVert g_i \rVert^2}
               {\lVert g_i \rVert \, (\lVert S \rVert^2 - 2 \langle g_i, S \rangle
               + \lVert g_i \rVert^2)^{1/2}}
 
-    With itself in the sum, a single huge gradient would seem to agree best of all. It is zero
-    where there is no direction to compare.
+    If the sum included the example itself, a single huge gradient would seem to agree best of all.
+    The cosine is zero if a direction is undefined.
 
     Args:
         bound: The loss and the batch.
         found: The sums of one pass over the batch.
-        chunk_size: Number of examples to take at once.
+        chunk_size: Number of examples to process at once.
     """
     norm, mean = found.norm, found.moments.mean
     length = norm_of_leaves(jax.tree.leaves(mean)).astype(norm.dtype)
@@ -58,7 +58,7 @@ def alignment_with_others(bound: BoundLoss, found: Totals, chunk_size: int | Non
 
 
 def derivatives_along(bound: BoundLoss, direction: Any, chunk_size: int | None) -> jax.Array:
-    """The inner product of every example's gradient with a direction like the params, `[n]`."""
+    """Inner product of every example's gradient with a direction like the params, `[n]`."""
     derive = _reverse if _has_custom_vjp(bound) else _forward
 
     def body(carry: None, chunk: Any) -> tuple[None, jax.Array]:
@@ -100,13 +100,13 @@ def _has_custom_vjp(bound: BoundLoss) -> bool:
 
 
 class GradientSimilarity(NamedTuple):
-    """Inner products and cosines of the gradients of `n` examples with `m` others or each other.
+    """Inner products and cosines of the gradients of `n` examples with `m` other gradients.
 
     Attributes:
         inner: The inner products, `[n, m]`, at least float32; of a batch with itself the Gram
             matrix.
-        cosine: The cosines of the angles, `[n, m]`: zero for a gradient of zero, which has no
-            direction. Right for gradients whose inner products overflow or underflow, too.
+        cosine: The cosines of the angles, `[n, m]`; zero for a gradient of zero, which has no
+            direction. They are correct even if inner products overflow or underflow.
         norm: The norm of every example's gradient, `[n]`.
         loss: The loss of every example, `[n]`.
         aux: The auxiliary output of the loss; else `None`.
@@ -133,21 +133,21 @@ def gradient_similarity(
     chunk_size: int | None = None,
     axis_name: Any = None,
 ) -> Callable[..., GradientSimilarity]:
-    r"""Inner products and cosines between the gradients of all examples, or of two batches.
+    r"""Compute inner products and cosines between the gradients of all examples, or two batches.
 
     .. math:: K_{ij} = \langle g_i, g_j \rangle, \qquad
               \cos_{ij} = \frac{K_{ij}}{\lVert g_i \rVert \lVert g_j \rVert}
 
-    Examples with a negative cosine pull against each other; near-duplicates have one near 1. `K`
-    is the neural tangent kernel of the losses on the batch. For a matrix that is used at
+    Examples with a negative cosine work against each other; near-duplicates have a cosine near 1.
+    `K` is the neural tangent kernel of the losses on the batch. For a matrix that is used at
     positions `r` with inputs `a_r` and cotangents `c_r` it is
-    :math:`\sum_{r,s} (a_{ir} \cdot a_{js}) (c_{ir} \cdot c_{js})`, so that no gradient has to be
-    formed; where there are so many positions that forming is cheaper, slices of the gradients are
+    :math:`\sum_{r,s} (a_{ir} \cdot a_{js}) (c_{ir} \cdot c_{js})`, so no gradient is
+    formed. With very many positions forming is cheaper, and slices of the gradients are
     formed one after the other.
 
     With a test batch as `other`, a step of length `lr` on training example `i` changes the loss of
-    test example `j` by `-lr * inner[i, j]`, to first order. Summed over checkpoints of a training
-    it says which examples a prediction was learnt from.
+    test example `j` by `-lr * inner[i, j]`, to first order. The sum over checkpoints of a training
+    estimates the influence of training examples on a prediction.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
@@ -156,23 +156,23 @@ def gradient_similarity(
         batch_argnums: Which positional arguments have a leading example axis; by default all
             after the last of `argnums`.
         method: As in `per_example_norms`.
-        chunk_size: Number of examples to take at once. `None` for all: the batch is passed through
-            once, and what the ghost method records (or, with the others, the gradients) is in
-            memory for all of it. With `k` chunks there are `k (k + 1)` passes over a chunk.
-        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
-            is divided over, or several: rows are the examples of this device, columns those of
-            all, which are gathered and not their gradients. So is `other`, if it is given.
+        chunk_size: Number of examples to process at once. `None` for all: one pass over the
+            batch, with all recorded factors (or, with other methods, all gradients) in
+            memory. With `k` chunks there are `k (k + 1)` passes over a chunk.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
+            the batch (and `other`) is sharded, or several axes. Rows are then the examples of this
+            device, and columns all examples. Examples are gathered, not their gradients.
 
     Returns:
         A function `(params, batch, ..., key=None, other=None)` -> a `GradientSimilarity`. `other`
-        is a second batch for the columns, of any size: like the batched argument, or a tuple of
-        such if there are several. An example with a gradient that isn't finite spoils its own row
-        and column only.
+        is a second batch for the columns, of any size: like the batched argument, or a tuple if
+        there are several. A non-finite gradient affects only the row and column of its
+        example.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
         ValueError: If there are no params, the example axes disagree or are empty, or an option
-            makes no sense.
+            is invalid.
 
     Example:
         >>> from fnopt.gradients import gradient_similarity

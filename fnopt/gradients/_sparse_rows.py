@@ -1,4 +1,4 @@
-"""Row-sparse gradients of embedding tables whose rows are looked up in a program."""
+"""Row-sparse gradients of embedding tables."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Lookup(NamedTuple):
     """A lookup of rows in the program.
 
     Attributes:
-        indices: The rows, each at least 0; the number of rows where a row has no gradient.
-        kind: Shape and dtype of what comes out, before it is cast.
-        back: The axes of what comes out that run over a row, in order.
+        indices: The rows, each at least 0; the number of rows for a row without a gradient.
+        kind: Shape and dtype of the result, before casts.
+        back: The axes of the result that run over a row, in order.
     """
 
     indices: jax.Array
@@ -50,7 +50,7 @@ class Lookups:
     """Interpreter that records every lookup of rows, and adds a shift to its result.
 
     Args:
-        shifts: For every table the shifts of its lookups in order, or None for none.
+        shifts: For every table the shifts of its lookups in order; None without shifts.
     """
 
     def __init__(self, shifts: Sequence[Sequence[Any]] | None) -> None:
@@ -163,21 +163,21 @@ _FUNCTION = "sparse_value_and_grad"
 def sparse_value_and_grad(
     fun: Callable[..., Any], tables: str | tuple[str, ...], has_aux: bool = False
 ) -> Callable[..., Any]:
-    r"""Value and gradient of a loss, with row-sparse gradients of embedding tables.
+    r"""Compute value and gradient of a loss, with row-sparse gradients of embedding tables.
 
     .. math:: \frac{\partial L}{\partial \theta_i} = \sum_{j:\, \mathrm{ids}_j = i}
               \frac{\partial L}{\partial r_j}, \qquad r_j = \theta_{\mathrm{ids}_j}
 
     The loss is differentiated with respect to the rows that it looks up: by `table[ids]`,
     `jnp.take(table, ids, axis=0)`, or an embedding layer of flax or Equinox. An array of the
-    table's size is never formed. Rows that were looked up several times are summed.
+    table's size is never formed. Gradients of repeated rows are summed.
 
-    Any other use of a table raises an error: a product with all of it (tied output weights), or a
-    lookup inside of `scan`, `cond` or `jax.checkpoint`. So a gradient is never incomplete.
+    Any other use of a table raises an error: a product with the whole table (tied output weights),
+    or a lookup inside `scan`, `cond` or `jax.checkpoint`. A gradient is therefore never incomplete.
 
     Args:
         fun: A loss `fun(params, *args) -> scalar`, or `(scalar, aux)`.
-        tables: The leaf path of a table, or a glob such as `'*/embedding'`, or several.
+        tables: The leaf path of a table, a glob such as `'*/embedding'`, or several of them.
         has_aux: Whether `fun` returns `(scalar, aux)`.
 
     Returns:
@@ -185,8 +185,8 @@ def sparse_value_and_grad(
         has `fnopt.core.Rows` in place of the tables, for `fnopt.sparse_rows`.
 
     Raises:
-        ValueError: If a name fits no leaf of the params.
-        TypeError: If a table is used for anything but lookups of rows.
+        ValueError: If a name matches no leaf of the params.
+        TypeError: If a table is used other than by lookups of rows.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

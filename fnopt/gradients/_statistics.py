@@ -21,26 +21,26 @@ from fnopt.sharding import psum
 def noise_scale(
     small_norm: Any, big_norm: Any, small_size: int, big_size: int, *, axis_name: Any = None
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    r"""The gradient noise scale from the norms of gradients on batches of two sizes.
+    r"""Estimate the gradient noise scale from the norms of gradients on batches of two sizes.
 
     .. math:: \lvert G \rvert^2 \approx \frac{B \lvert g_B \rvert^2 - b \lvert g_b \rvert^2}
               {B - b}, \qquad
               \mathrm{tr}\,\Sigma \approx \frac{\lvert g_b \rvert^2 - \lvert g_B \rvert^2}
               {1/b - 1/B}, \qquad B_\mathrm{simple} = \frac{\mathrm{tr}\,\Sigma}{\lvert G \rvert^2}
 
-    In data-parallel training both come for free: the gradient of one device, and their mean. The
-    two estimates are noisy but unbiased, their ratio is not: average the estimates over steps and
-    divide the averages.
+    Data-parallel training already computes both: the gradient of one device, and their mean. The
+    two estimates are noisy but unbiased; their ratio is biased. Therefore average the estimates
+    over steps, and then divide the averages.
 
     Args:
-        small_norm: The norm of a mean gradient over `small_size` examples; or several of them,
+        small_norm: The norm of a mean gradient over `small_size` examples; or several norms,
             `[k]`, whose squares are averaged.
         big_norm: The norm of a mean gradient over `big_size` examples.
         small_size: `b`.
         big_size: `B > b`.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis of the
-            devices, or several, whose squares of `small_norm` are averaged: it is then the norm of
-            this device's mean gradient, and `big_norm` that of the mean of all.
+            devices, or several, over which squares of `small_norm` are averaged. `small_norm` is
+            then the norm of this device's mean gradient, and `big_norm` that of the overall mean.
 
     Returns:
         `(noise_scale, grad_sq, trace)`: the ratio, and the estimates of `|G|^2` and of the trace.
@@ -81,21 +81,22 @@ class GradientStatistics(NamedTuple):
 
     Attributes:
         mean: The mean gradient, like the params.
-        variance: By leaf: the variance summed over all numbers in it, the trace of the covariance
-            of one example's gradient; unbiased. NaN where fewer than two examples count, infinite
-            where squares of finite gradients are.
-        snr: By leaf: the signal-to-noise ratio, `|mean|^2 / variance`, where `|mean|^2` is
-            estimated without the part that is noise; may be negative if there is hardly a signal.
-            Zero for a param that the loss ignores, infinite where all gradients are the same, NaN
-            where gradients are so large or so small that their squares are infinite or zero.
+        variance: By leaf, the sum of the variances of its numbers, which is the trace of the
+            covariance of one example's gradient; unbiased. NaN with fewer than two examples,
+            infinite if squares of finite gradients overflow.
+        snr: By leaf, the signal-to-noise ratio `|mean|^2 / variance`, with an unbiased estimate of
+            `|mean|^2`, so it may be negative if the signal is weak.
+            Zero for a param that the loss ignores, infinite if all gradients are equal, NaN
+            if squares of the gradients overflow or underflow.
         noise_scale: The simple noise scale of all params, `sum(variance) / |mean|^2` with the same
             estimate: the batch size above which larger batches hardly help.
         loss: The loss of every example, `[n]`.
-        norm: The global norm of every example's gradient, `[n]`. A value that isn't finite says
-            which example has a bad gradient.
+        norm: The global norm of every example's gradient, `[n]`. A non-finite norm identifies
+            an example with a bad gradient.
         aux: The auxiliary output of the loss; else `None`.
         count: Number of examples that count, int32.
-        alignment: With `alignment=True`: the cosine of the angle between the gradient of every
+        alignment: With `alignment=True`, the cosine of the angle between the gradient of every
+            example and the mean of all other gradients, `[n]`; else `None`.
             example and the mean of those of all others, `[n]`; else `None`.
     """
 
@@ -122,7 +123,7 @@ def gradient_statistics(
     skip_nonfinite: bool = False,
     axis_name: Any = None,
 ) -> Callable[..., GradientStatistics]:
-    r"""Mean, variance and signal-to-noise ratio of per-example gradients, in one pass.
+    r"""Compute mean, variance and signal-to-noise ratio of per-example gradients, in one pass.
 
     With the mean gradient :math:`g` of :math:`n` examples, for every leaf and for all together:
 
@@ -131,8 +132,8 @@ def gradient_statistics(
               \mathrm{snr} = \frac sv, \qquad B_\mathrm{simple} = \frac vs
 
     Per-example gradients aren't kept, so the cost is little more than that of the mean gradient.
-    Squared deviations are taken from one gradient of each chunk, and chunks are merged by their
-    means. So a variance that is small relative to the mean keeps its digits. A second pass (one
+    Squared deviations refer to one gradient of each chunk, and chunks are merged by their
+    means, so a variance that is small relative to the mean keeps its digits. A second pass (one
     forward-mode derivative along the mean) shows which examples disagree with the others:
 
     .. math:: \mathrm{alignment}_i = \cos\Bigl(g_i, \sum_{j \ne i} g_j\Bigr)
@@ -144,14 +145,14 @@ def gradient_statistics(
         batch_argnums: Which positional arguments have a leading example axis; by default all
             after the last of `argnums`.
         method: As in `per_example_norms`.
-        chunk_size: Number of examples to take at once; `None` lets the sizes decide.
+        chunk_size: Number of examples to process at once; `None` chooses it from the sizes.
         alignment: Whether to make the second pass; for ids beyond the end of a table see
             `by='disagreement'` of :func:`fnopt.hardest_examples`.
-        skip_nonfinite: Whether an example with a gradient or a loss that isn't finite is left out
-            of all sums. Without it, one such example makes them NaN.
-        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
-            is divided over, or several: sums run over all of its devices, and the result is the
-            same on all. `None` for the examples of this call.
+        skip_nonfinite: Whether an example with a non-finite gradient or loss is left out
+            of all sums. Otherwise, one such example makes them NaN.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
+            the batch is sharded, or several axes. Sums then cover all devices, and all get the
+            same result. `None` sums over the examples of this call.
 
     Returns:
         A function `(params, batch, ..., key=None, where=None)` -> `GradientStatistics`. The

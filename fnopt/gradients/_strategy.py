@@ -31,8 +31,8 @@ class Strategy(NamedTuple):
     """The strategy by which the gradients of a batch are reduced.
 
     Attributes:
-        ghost: The traced loss, if gradients are measured without being formed.
-        chunk_size: Number of examples that are taken at once; `None` for all.
+        ghost: The traced loss, if gradients are reduced without forming them.
+        chunk_size: Number of examples to process at once; `None` for all.
     """
 
     ghost: Ghost | None
@@ -84,13 +84,13 @@ def gradient_bytes(params: Any) -> int:
 def run_compiled(run: Callable[..., Any], bound: BoundLoss, *args: Any, **options: Any) -> Any:
     """Call `run(bound, *args, **options)`; an eager call is compiled once and cached.
 
-    Operation by operation, its loops and conditions would be compiled anew in every call.
+    Operation by operation, loops and conditions would be compiled again in every call.
 
     Args:
-        run: A function that reads nothing but its arguments: not a closure.
-        bound: The loss, and what it is called with.
+        run: A function that depends only on its arguments, not a closure.
+        bound: The loss with its arguments.
         *args: Trees of arrays and numbers.
-        **options: What isn't an array.
+        **options: Arguments that aren't arrays.
     """
     loss = _traced_loss(bound, args, options)
     if loss is None:

@@ -36,7 +36,7 @@ def unit_of(x: jax.Array) -> jax.Array:
 
 
 def lengths_of(x: jax.Array) -> jax.Array:
-    """The norms of formed gradients, `[n]`, by a scale for each of them: one more pass."""
+    """The norms of formed gradients, `[n]`, with a scale for each, in one more pass."""
 
     def norm_of_example(x: jax.Array) -> jax.Array:
         unit = unit_of(x)
@@ -57,7 +57,7 @@ def squared_deviations(x: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.
 
 
 def number(counts: jax.Array, dtype: Any) -> jax.Array:
-    """The number of examples that count, at least 1: a divisor."""
+    """Number of examples that count, at least 1, as a divisor."""
     return jnp.maximum(jnp.sum(counts), 1).astype(dtype)
 
 
@@ -68,9 +68,10 @@ def block_norms(
 
     Args:
         squares: Squared norms by leaf; out of range if the norms are below 1e-19 or above 1e19.
-        careful: Gives the norms by leaf in another way; only run where sums are out of range.
+        careful: Function that computes the norms by leaf without squares; called only if squares
+            are out of range.
         blocks: By leaf, the number of its block.
-        count: Number of blocks; one without a leaf has norm 0.
+        count: Number of blocks; a block without leaves has norm 0.
     """
     members = [[i for i, b in enumerate(blocks) if b == block] for block in range(count)]
     plain = jnp.stack([_sum([squares[i] for i in own], squares[0]) for own in members])
@@ -99,7 +100,7 @@ REDUCTIONS = ("sum", "mean")
 
 
 def zero_sums(params: Any) -> Any:
-    """Zeros like the params, at least float32: sums over many chunks lose digits in bfloat16."""
+    """Zeros like the params, at least float32, because long sums lose digits in bfloat16."""
 
     def zeros(leaf: Any) -> jax.Array:
         zero = jnp.zeros(jnp.shape(leaf), compute_dtype(jnp.result_type(leaf)))
@@ -126,7 +127,7 @@ def weighted_total(weights: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def only_where(wanted: jax.Array, x: jax.Array) -> jax.Array:
-    """Zero for the examples that do not count: a weight of zero would not hide a NaN."""
+    """Set the examples that don't count to zero; a weight of zero would keep a NaN."""
     return jnp.where(per_row(wanted, x), x, jnp.zeros((), x.dtype))
 
 

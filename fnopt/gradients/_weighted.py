@@ -1,4 +1,4 @@
-"""Gradients with weights: a factor for every example, and a scaled identity."""
+"""Weighted gradients: a factor for every example, and an identity that scales gradients."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def weighted_grad(
     chunk_size: int | None = None,
     axis_name: Any = None,
 ) -> Callable[..., Any]:
-    r"""The gradient of a weighted sum of the examples' losses.
+    r"""Compute the gradient of a weighted sum of the examples' losses.
 
     .. math:: g = \sum_{i=1}^n w_i \nabla_\theta\, \ell(\theta, x_i)
               \qquad\text{or}\qquad \frac1n \sum_{i=1}^n w_i \nabla_\theta\, \ell(\theta, x_i)
 
-    The weights are the cotangents of one backward pass over the batch, so it costs what a plain
-    gradient costs. You can differentiate it with respect to the weights, for influence functions,
-    data reweighting and meta-learning. A weight of zero doesn't exclude an example whose gradient
-    isn't finite.
+    The weights are the cotangents of one backward pass over the batch, so the cost is that of a
+    plain gradient. You can differentiate it with respect to the weights, for influence functions,
+    data reweighting and meta-learning. A weight of zero doesn't exclude an example with a
+    non-finite gradient.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
@@ -44,14 +44,14 @@ def weighted_grad(
             of the weights).
         chunk_size: Number of examples to differentiate at once; gradients are accumulated over
             chunks in float32 or wider. `None` for all.
-        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
-            is divided over, or several: sums run over all of its devices, and the result is the
-            same on all. `None` for the examples of this call.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
+            the batch is sharded, or several axes. Sums then cover all devices, and all get the
+            same result. `None` sums over the examples of this call.
 
     Returns:
         A function `(params, batch, ..., weights, key=None)` -> the gradient, like `params`, or
-        `(gradient, aux)` with `has_aux`, where `aux` has a leading example axis. `weights`, of
-        shape `[n]`, real (bool and integer masks too), is the last positional argument.
+        `(gradient, aux)` with `has_aux`; `aux` has a leading example axis. The last positional
+        argument `weights` has shape `[n]` and is real, bool or integer.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
@@ -78,10 +78,10 @@ def value_and_weighted_grad(
     chunk_size: int | None = None,
     axis_name: Any = None,
 ) -> Callable[..., Any]:
-    r"""The loss of every example, and the gradient of their weighted sum.
+    r"""Compute the loss of every example, and the gradient of their weighted sum.
 
-    As `weighted_grad`. The losses are neither weighted nor summed: `weights @ losses` is the
-    function that the gradient belongs to.
+    See `weighted_grad`. The losses are neither weighted nor summed: the gradient is that of
+    `weights @ losses`.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
@@ -188,7 +188,7 @@ def scale_gradient(inputs: Any, scale: Any) -> Any:
     .. math:: y = x, \qquad \frac{\partial L}{\partial x} = s\, \frac{\partial L}{\partial y}
 
     Zero stops the gradient, a negative number reverses it (Ganin and Lempitsky, 2014,
-    arXiv:1409.7495). Forward-mode derivatives are scaled likewise.
+    arXiv:1409.7495). Forward-mode derivatives are scaled in the same way.
 
     Args:
         inputs: A tree of floating or complex arrays.

@@ -14,7 +14,7 @@ from fnopt.gradients.ghost._sites import Site
 
 
 def layout(site: Site) -> FactorLayout:
-    """`T` are the groups, `D` has the window and the input channels, `K` the output channels."""
+    """Layout: `T` are the groups, `D` window and input channels, `K` output channels."""
     numbers, groups = site.eqn.params["dimension_numbers"], site.eqn.params["feature_group_count"]
     out, own, *window = numbers.rhs_spec
     shape = site.weight.aval.shape
@@ -33,7 +33,7 @@ def pair(site: Site, x: jax.Array, g: jax.Array) -> Pair:
 
 
 def outputs(site: Site, g: Any) -> Dense:
-    """An array of the output's shape as rows, one for each position."""
+    """Reshape an array of the output's shape to rows, one for each position."""
     numbers, groups = site.eqn.params["dimension_numbers"], site.eqn.params["feature_group_count"]
     return Dense((_rows(g.transpose(numbers.out_spec), groups),))
 

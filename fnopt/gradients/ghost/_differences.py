@@ -37,9 +37,9 @@ class GroupMoments(NamedTuple):
     """The first two moments of the gradients of a group of leaves.
 
     Attributes:
-        mean: The mean of those that count, by param.
-        deviations: By param, the sum of the squared distances from the mean. The sum of a group
-            that isn't formed by param stands at its first param.
+        mean: The mean over the gradients that count, by param.
+        deviations: By param, the sum of the squared distances from the mean. For a group
+            that isn't formed by param, it stands at the first param.
     """
 
     mean: Mapping[int, jax.Array]
@@ -104,7 +104,7 @@ class Difference(NamedTuple):
 
     Attributes:
         changed: The part with a left factor of its own.
-        shifted: The part whose left factor is that of the gradient that is taken away, if any.
+        shifted: The part with the left factor of the subtracted gradient, if any.
     """
 
     changed: Pair

@@ -1,4 +1,4 @@
-"""Elementwise sites: biases, scales, and others whose derivative is as small as the output."""
+"""Elementwise sites: biases, scales, and others with a derivative as small as the output."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ def tangent(
     Args:
         site: The site.
         weight: The stacked value of its weight.
-        change: The change of it.
-        others: The other operands; of the example with an axis for every scan, weights stacked.
+        change: The tangent of the weight.
+        others: The other operands; those of the example have an axis for every scan, weights are
+            stacked.
         around: The shape of the output, which begins with the lengths of the scans.
     """
     whole = _map_over_scans(site, around)
@@ -34,7 +35,8 @@ def gradient(site: Site, weight: Any, others: list[Any], g: jax.Array) -> jax.Ar
     Args:
         site: The site.
         weight: The stacked value of its weight.
-        others: The other operands; of the example with an axis for every scan, weights stacked.
+        others: The other operands; those of the example have an axis for every scan, weights are
+            stacked.
         g: The cotangent of the output.
     """
     whole = _map_over_scans(site, g.shape)

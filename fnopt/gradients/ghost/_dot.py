@@ -29,7 +29,7 @@ class _Axes(NamedTuple):
 
     @property
     def swapped(self) -> bool:
-        """Whether the free axes stand for `D`: the first axis always does, so that uses agree."""
+        """Whether the free axes stand for `D`; `D` has the first axis, so that uses agree."""
         _, contracted, free = self.weight
         return bool(free) and (not contracted or free[0] < contracted[0])
 
@@ -57,7 +57,7 @@ def _axes(site: Site) -> _Axes:
 
 
 def layout(site: Site) -> FactorLayout:
-    """`T` has the batched axes of the weight, `D` and `K` the contracted and the free ones."""
+    """Layout: `T` has the batched axes of the weight, `D` the contracted and `K` the free ones."""
     axes = _axes(site)
     batched, contracted, free = axes.weight
     parts = (batched, free, contracted) if axes.swapped else (batched, contracted, free)
@@ -85,7 +85,7 @@ def pair(site: Site, x: jax.Array, g: jax.Array) -> Pair:
 
 
 def outputs(site: Site, g: Any) -> Dense:
-    """An array of the output's shape as rows, one for each position."""
+    """Reshape an array of the output's shape to rows, one for each position."""
     axes = _axes(site)
     return _rows(g, axes.out[0], axes.out[1])
 

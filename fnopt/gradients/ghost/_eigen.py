@@ -24,7 +24,7 @@ def rotate_rows(x: jax.Array, basis: jax.Array) -> jax.Array:
             blocks stand for the identity.
 
     Returns:
-        `[..., T, R, blocks * width]`; the last block may be filled up.
+        `[..., T, R, blocks * width]`; the last block may be padded.
     """
     count, width = basis.shape[1:3]
     if not count:
@@ -50,8 +50,8 @@ def squares_of_sites(sites: Sequence[Any], bases: tuple[jax.Array, ...]) -> jax.
     """The sum over examples and residuals of the squared gradients of a weight, `[T, D, K]`.
 
     Args:
-        sites: Where it enters: inputs `[n, T, R, d]` and cotangents `[n, k, T, R, d]`.
-        bases: Of the left and of the right side.
+        sites: The sites of the weight: inputs `[n, T, R, d]` and cotangents `[n, k, T, R, d]`.
+        bases: The bases of the left and of the right side.
     """
     left, right = bases
     if sites[0].lookup:

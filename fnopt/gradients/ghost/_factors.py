@@ -38,7 +38,7 @@ class OneHot(NamedTuple):
     """Unit vectors.
 
     Attributes:
-        index: Where their one is, `[T, R]`.
+        index: Position of the one, `[T, R]`.
     """
 
     index: jax.Array
@@ -55,7 +55,7 @@ class Pair(NamedTuple):
 
 
 def widen_float16(x: jax.Array) -> jax.Array:
-    """Cast float16 to float32: its range is too small for sums of products."""
+    """Cast float16 to float32, because its range is too small for sums of products."""
     return x.astype(jnp.float32) if x.dtype == jnp.float16 else x
 
 
@@ -74,7 +74,7 @@ def product(a: jax.Array, b: jax.Array, axis: int, precision: Any) -> jax.Array:
 
 
 def gram(a: Factor, b: Factor) -> jax.Array:
-    """The inner products of all vectors of one with all of the other, `[T, R, R']`."""
+    """Inner products of all vectors of two arrays, `[T, R, R']`."""
     match a, b:
         case OneHot(), OneHot():
             same = a.index[:, :, None] == b.index[:, None, :]
@@ -122,7 +122,7 @@ def length_squared(pairs: Sequence[Pair]) -> jax.Array:
 
 
 def length(pairs: Sequence[Pair]) -> jax.Array:
-    """The norm of a sum of gradients, of factors that are scaled to 1 at most first."""
+    """Norm of a sum of gradients, whose factors are first scaled to 1 at most."""
     # The squares are of the fourth power in the factors: they leave float32 long before the norm.
     left, right = _unit([p.left for p in pairs]), _unit([p.right for p in pairs])
     scaled = [Pair(_divide(p.left, left), _divide(p.right, right)) for p in pairs]
@@ -131,7 +131,7 @@ def length(pairs: Sequence[Pair]) -> jax.Array:
 
 
 def scale_pair(pair: Pair, factor: jax.Array) -> Pair:
-    """A gradient times a number, with a left factor that is scaled to 1 at most."""
+    """Multiply a gradient by a number, with a left factor scaled to 1 at most."""
     unit = _unit([pair.left])
 
     def rescale(x: jax.Array) -> jax.Array:
@@ -175,7 +175,7 @@ def _lengths(factor: Factor) -> jax.Array:
 
 
 def merge_pairs(pairs: Sequence[Pair]) -> Sequence[Pair]:
-    """Merge several uses of a matrix, where all vectors are dense."""
+    """Merge several uses of a matrix if all vectors are dense."""
     dense = all(isinstance(f, Dense) for p in pairs for f in p)
     if len(pairs) == 1 or not dense or len({jax.tree.structure(p) for p in pairs}) > 1:
         return pairs
@@ -188,7 +188,7 @@ def outer(pair: Pair, shape: tuple[int, int], precision: Any = None) -> jax.Arra
     Args:
         pair: Its factors.
         shape: `D` and `K`.
-        precision: The precision of the product in the model.
+        precision: The precision of this product in the model.
     """
     match pair:
         case Pair(OneHot(index), Dense((block,))):
@@ -205,14 +205,14 @@ def outer(pair: Pair, shape: tuple[int, int], precision: Any = None) -> jax.Arra
 def site_pair(rule: Any, site: Site, x: jax.Array, g: jax.Array) -> Pair:
     """The factors of one example's gradient with respect to the site's stacked weight.
 
-    Iterations that share the weight are further positions; those that have a slice of their own
+    Iterations that share the weight are further positions; iterations with separate slices
     are further matrices.
 
     Args:
         rule: The module with the `pair` of one iteration.
         site: The site.
         x: The other operand, with a leading axis for every scan around the site.
-        g: The cotangent of the output, likewise.
+        g: The cotangent of the output, with the same leading axes.
     """
 
     def pair_once(x: jax.Array, g: jax.Array) -> Pair:
@@ -253,13 +253,13 @@ def pair_shapes(
 
 
 class FactorLayout(NamedTuple):
-    """The positions of the entries of `[T, D, K]` in the stacked value of a weight.
+    """Positions of the entries of `[T, D, K]` in the stacked value of a weight.
 
     Attributes:
         weight: The weight.
         split: The sizes of the axes of `T`, `D` and `K`, in this order.
-        counts: How many axes `T`, `D` and `K` have.
-        perm: Which of these axes come one after the other in the weight.
+        counts: Number of axes of `T`, `D` and `K`.
+        perm: The order of these axes in the weight.
         shape: The shape of the weight's stacked value.
     """
 

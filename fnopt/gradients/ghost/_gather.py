@@ -13,7 +13,7 @@ from fnopt.gradients.ghost._weights import without_transposes
 
 
 def layout(site: Site) -> FactorLayout:
-    """`D` is the axis that is looked up, `K` has all others."""
+    """Layout: `D` is the axis of the lookup, `K` has all others."""
     base, perm = without_transposes(site.weight)
     order = [perm[0], *sorted(perm[1:])]
     shape = base.aval.shape

@@ -33,10 +33,10 @@ class GradientPart(NamedTuple):
     """The gradients of a group of leaves, as factors or formed.
 
     Attributes:
-        formed: The gradients, where they are formed.
-        tape: What they are made of.
-        factors: What the gradients of the examples are multiplied by, `[n]`; what is formed
-            has them in it.
+        formed: The formed gradients, if they are formed.
+        tape: The factors of the gradients.
+        factors: Factors of the examples' gradients, `[n]`; formed gradients already contain
+            them.
     """
 
     formed: _tape.Formed
@@ -47,8 +47,8 @@ class GradientPart(NamedTuple):
 def inner_matrix(group: Group, part: GradientPart, other: GradientPart) -> jax.Array | None:
     """The inner products of the gradients of all examples of two tapes, `[n, m]`.
 
-    `None` where they are zero. For two positions a product of gradients takes `D + K`
-    multiplications, and there are `R^2` pairs of positions; where forming the `D x K` gradients is
+    `None` if they are zero. For two positions a product of gradients takes `D + K`
+    multiplications, and there are `R^2` pairs of positions. If forming the `D x K` gradients is
     cheaper, they are formed slice by slice.
     """
     if group.form == "none":

@@ -1,8 +1,8 @@
-r"""Blocks of a Gauss-Newton matrix by param: Kronecker products, small dense ones, diagonals.
+r"""Blocks of a Gauss-Newton matrix by param: Kronecker products, dense blocks, diagonals.
 
 The gradient with respect to a weight is a sum of outer products of inputs and cotangents,
 :math:`\sum_r a_r c_r^\top`, and its second moment is near :math:`E[a a^\top] \otimes E[c c^\top]`.
-The shapes alone decide which block a param gets. A bias is a further row of the weight.
+The shapes alone determine the block of a param. A bias is a further row of the weight.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ _OUTPUTS: dict[str, Any] = {"dot": _dot.outputs, "conv": _conv.outputs}
 
 
 def bias_of(bias: Group, product: Group) -> tuple[int, ...]:
-    """The bias params of a weight: its row for an input that is always 1; none without.
+    """Bias params of a weight, the row for an input that is always 1; empty without a bias.
 
-    Wherever they enter they must be added to the output of a product with the weight. Element `k`
-    of all of them, concatenated, is added to feature `k` at all positions.
+    All uses of the bias must add it to the output of a product with the weight. Element `k`
+    of the concatenated biases is added to feature `k` at all positions.
 
     Args:
-        bias: The param, or those that enter joined.
-        product: The products with the weight, and how matrices make it up.
+        bias: The param, or the params that are concatenated.
+        product: The products with the weight, with its layout.
 
     Returns:
+        Indices of the params in the order of concatenation.
         Their numbers in the order in which they are joined.
     """
     orders = {tuple(entry_shapes(s.weight)) for s in bias.sites}
@@ -77,8 +78,8 @@ class Side(NamedTuple):
     """Shape of a Kronecker factor.
 
     Attributes:
-        size: Its side, the homogeneous coordinate included.
-        count: Into how many dense blocks on its diagonal it is cut; 0 for a diagonal factor.
+        size: Its side, including the homogeneous coordinate.
+        count: Number of dense blocks on its diagonal; 0 for a diagonal factor.
     """
 
     size: int
@@ -104,20 +105,20 @@ class Side(NamedTuple):
 class KroneckerBlock(NamedTuple):
     """The block of a param, or of a weight and its bias.
 
-    A weight may be several params that are joined before they are multiplied. It may be a part of
-    one that is cut before; then other blocks have the other parts.
+    A weight may be several params that are concatenated before the product. It may also be a part
+    of a param that is split before the product; other blocks then have the other parts.
 
     Attributes:
         kind: `'kronecker'`, `'dense'`, `'diagonal'` or `'none'`. A `'kronecker'` block without a
-            layout is of rows that are formed.
-        leaves: The numbers of the params: those of the weight, then those of its bias.
-        biases: The numbers of those of its bias, in the order of its features.
-        group: Where they enter.
-        layout: How matrices make up the weight.
-        taps: Where the bias is added; elsewhere the homogeneous coordinate is 0.
+            layout has formed rows.
+        leaves: Indices of the params: those of the weight, then those of its bias.
+        biases: Indices of the bias params, in the order of the features.
+        group: The sites of the weight.
+        layout: The layout of the weight as matrices.
+        taps: The sites where the bias is added; elsewhere the homogeneous coordinate is 0.
         matrices: Number of matrices: `T`.
-        sizes: Rows and columns of each; its numbers where it has less than two factors.
-        sides: Of each factor; of a Kronecker product left and right.
+        sizes: Rows and columns of each matrix; number of entries with less than two factors.
+        sides: Sides of each factor; of a Kronecker product left and right.
         why: The reason.
     """
 
@@ -134,7 +135,7 @@ class KroneckerBlock(NamedTuple):
 
     @property
     def bias_left(self) -> bool:
-        """Whether the homogeneous coordinate belongs to the left factor: inputs are there."""
+        """Whether the left factor has the homogeneous coordinate, because inputs are there."""
         return not cotangents_left(self.group.sites[0])
 
     def matrix(self, leaves: Sequence[Any]) -> jax.Array:
@@ -152,10 +153,10 @@ class KroneckerBlock(NamedTuple):
         return jnp.concatenate([m, jnp.expand_dims(row, axis)], axis)
 
     def leaves_of(self, m: jax.Array, like: Sequence[Any]) -> dict[int, jax.Array]:
-        """Parameters of a matrix, by number; the rest of a parameter with several blocks is zero.
+        """Parameters of a matrix, by index; the rest of a parameter with several blocks is zero.
 
         Args:
-            m: What `matrix` returns.
+            m: The result of `matrix`.
             like: The params.
         """
         if self.layout is None:
@@ -176,7 +177,7 @@ def plan_blocks(plan: Plan, max_side: int) -> tuple[KroneckerBlock, ...]:
     """The block of every param.
 
     Args:
-        plan: Where the params enter.
+        plan: The plan of the params.
         max_side: The largest side of a dense matrix; larger ones are cut into blocks.
     """
     blocks: list[KroneckerBlock] = []

@@ -29,11 +29,11 @@ def block_factors(
     """The factors of every block: means over the examples, float32 or wider.
 
     Args:
-        ghost: A function of one example that returns a vector of residuals, traced; the matrix is
+        ghost: A traced function of one example that returns a vector of residuals; the matrix is
             the mean of `J^T J`.
         blocks: The blocks of its params.
-        tape: Of the examples, by `record_tape`.
-        sharing: `'expand'` or `'reduce'`: what is done with a weight that is used at many
+        tape: The tape of the examples, from `record_tape`.
+        sharing: `'expand'` or `'reduce'`, for weights that are used at many
             positions.
     """
     flat = _rows_gram.flat(tape)
@@ -62,11 +62,11 @@ def block_moments(
     Args:
         ghost: As for `block_factors`.
         blocks: The blocks of its params.
-        tape: Of the examples.
-        bases: Of every block with two sides the two bases; the others are not looked at.
+        tape: The tape of the examples.
+        bases: The two bases of every block with two sides; other entries are ignored.
 
     Returns:
-        Of every block with two sides an array `[T, D, K]` (widths of the bases), else nothing.
+        For every block with two sides an array `[T, D, K]` (widths of the bases), else None.
     """
     flat, n = _rows_gram.flat(tape), tape.outputs[0].shape[0]
     formed: dict[int, Any] = {}

@@ -12,9 +12,9 @@ from fnopt.programs import jaxprs
 
 
 def entry_shapes(weight: Weight) -> dict[int, tuple[int, ...]]:
-    """The shapes of its params by number, in the order in which they are joined.
+    """Shapes of the params of a weight by index, in the order of concatenation.
 
-    Of those that are scanned it is that of one slice.
+    For a scanned param it is the shape of one slice.
     """
     if isinstance(weight, Leaf) or _is_entry(weight):
         (number,) = weight.leaves
@@ -27,10 +27,10 @@ def replace_params(weight: Weight, params: Mapping[int, np.ndarray]) -> np.ndarr
 
     Args:
         weight: The weight.
-        params: By number, of the shapes that `entry_shapes` says.
+        params: Params by index, with the shapes of `entry_shapes`.
 
     Returns:
-        A view where NumPy has one; `None` where the weight is more than numbers in an order.
+        A view if possible; `None` if the weight isn't a selection of elements.
     """
     if isinstance(weight, Leaf) or _is_entry(weight):
         (number,) = weight.leaves
@@ -79,7 +79,7 @@ def are_apart(weights: Sequence[Weight]) -> bool:
     """Whether weights certainly share no element.
 
     Args:
-        weights: The weights; none has a number twice.
+        weights: The weights; each has distinct elements.
     """
     shapes: dict[int, tuple[int, ...]] = {}
     for w in weights:

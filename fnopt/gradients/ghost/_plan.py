@@ -1,4 +1,4 @@
-"""Plan by which the gradients of every param are measured, from shapes alone."""
+"""Plan for the gradients of every param, from shapes alone."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _FORM_FACTOR = 4
 
 
 class Group(NamedTuple):
-    """Params whose gradients are handled together, because they enter by common sites.
+    """Params whose gradients are handled together, because they share sites.
 
     Attributes:
-        leaves: The numbers of the params.
-        sites: Where they enter.
+        leaves: Indices of the params.
+        sites: Their sites.
         form: `'gram'` never forms a gradient, `'matrix'` forms it as a matrix, `'params'` forms
-            it like the params, `'vmap'` leaves it to `jax.vmap(jax.grad)`, `'none'` knows that it
-            is zero.
-        layout: How matrices make up the weight, for the first two forms.
+            it like the params, `'vmap'` uses `jax.vmap(jax.grad)`, `'none'` is for a zero
+            gradient.
+        layout: The layout of the weight as matrices, for the first two forms.
         why: The reason for the form.
     """
 
@@ -42,15 +42,15 @@ class Group(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The plan for a loss: which params are measured at which sites.
+    """The plan for a loss: the sites and the form of the gradient of every param.
 
     Attributes:
         level: The loss of one example with its taps and records.
         groups: All params.
-        taps: By number of the node: shape and dtype of the output, and the scans around it.
-        lengths: How many iterations the scans have, by number.
+        taps: By index of the node: shape and dtype of the output, and the scans around it.
+        lengths: Number of iterations of the scans, by index.
         params: Shapes and dtypes of the params.
-        bytes: How much is stored for one example until its gradient is summed.
+        bytes: Bytes stored for one example until its gradient is summed.
     """
 
     level: JaxprNodes

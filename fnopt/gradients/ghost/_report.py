@@ -20,9 +20,9 @@ class ParamRule(NamedTuple):
         shape: Its shape.
         rule: `'gram'`: never formed, the norm comes from inner products of activations and of
             cotangents. `'matrix'`, `'params'`: formed from activations and cotangents, because
-            that is cheap. `'vmap'`: not understood, so formed by `jax.vmap(jax.grad)`, for this
-            param only. `'none'`: the loss does not use it.
-        enters: The operations by which it enters, such as `('gather', 'dot_general')`.
+            this is cheap. `'vmap'`: formed by `jax.vmap(jax.grad)`, because no rule applies, for
+            this param only. `'none'`: the loss doesn't use it.
+        enters: The operations that use it, such as `('gather', 'dot_general')`.
         why: The reason for the rule.
     """
 
@@ -38,7 +38,7 @@ class GhostReport(NamedTuple):
 
     Attributes:
         params: One entry for each param.
-        coverage: Which part of the numbers in the params is handled without `'vmap'`.
+        coverage: Fraction of the numbers in the params that is handled without `'vmap'`.
         bytes_per_example: Bytes stored for one example until its gradient is summed.
         gradient_bytes: The bytes of its gradient.
     """
@@ -69,7 +69,7 @@ def ghost_report(
 ) -> Callable[..., GhostReport]:
     """Report how the per-example gradient norms of each parameter are computed, and why.
 
-    It traces the loss for one example and computes nothing.
+    The report needs one trace of the loss for one example, and computes nothing.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.

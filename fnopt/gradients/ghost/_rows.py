@@ -1,11 +1,11 @@
 r"""The Jacobian of the residuals of a batch as a tape of factors.
 
-A row of it is the gradient of one residual of one example. All residuals of an example share what
-was recorded on the way forward; each has cotangents of its own. The products
+A row is the gradient of one residual of one example. All residuals of an example share the records
+of the forward pass, and each has its own cotangents. The products
 
 .. math:: K = J J^\top, \qquad J^\top a, \qquad J v
 
-are made from these, and no row is written down but for params whose rows are small anyway.
+are computed from these. A row is formed only for params with small rows.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class GhostRows(NamedTuple):
     """The rows of the Jacobian of `n` examples with `k` residuals each, as factors.
 
     Attributes:
-        ghost: The traced residuals of one example, and what is done with every param.
-        tape: What the rows are made of; cotangents and gradients are `[n, k, ...]`.
-        formed: By group: the rows, where they are formed, `[n k, ...]`.
+        ghost: The traced residuals of one example, and the plan of every param.
+        tape: The factors of the rows; cotangents and gradients are `[n, k, ...]`.
+        formed: By group, the formed rows, `[n k, ...]`.
     """
 
     ghost: Ghost
@@ -49,8 +49,8 @@ class GhostRows(NamedTuple):
     def gram(self, other: GhostRows) -> jax.Array:
         r"""The inner products of all rows with those of another tape, `[n k, m l]`.
 
-        The other may be of other residuals of the same params. Where both see a param in the same
-        way, the product is made from the tapes, else from rows with respect to this param.
+        The other tape may be of other residuals of the same params. For params with the same
+        layout in both, the product is computed from the tapes, else from formed rows.
         """
         mine, theirs = self._parts(), other._parts()
         n, m = (rows.residuals.size for rows in (self, other))
@@ -120,7 +120,7 @@ def record_rows(ghost: Ghost, batch: Any) -> GhostRows:
     """Record the rows by one forward pass, and one backward pass for each residual of an example.
 
     Args:
-        ghost: A function of one example that returns a vector, traced.
+        ghost: A traced function of one example that returns a vector.
         batch: The examples.
     """
     tape = record_tape(ghost, batch)

@@ -24,8 +24,8 @@ class RowsPart(NamedTuple):
     """The rows of the Jacobian of a group of leaves, as factors or formed.
 
     Attributes:
-        formed: The rows, where they are formed, `[n k, ...]`.
-        tape: What they are made of; cotangents are `[n, k, ...]`.
+        formed: The formed rows, `[n k, ...]`, if they are formed.
+        tape: The factors of the rows; cotangents are `[n, k, ...]`.
     """
 
     formed: _tape.Formed
@@ -36,8 +36,8 @@ class Factors(NamedTuple):
     """The rows of one site.
 
     Attributes:
-        pair: What was recorded, `[n, T, R, d]`, and cotangents `[n, k, T, R, d]`.
-        axes: By side of the pair: `None` for what was recorded, 0 for the cotangents.
+        pair: Records `[n, T, R, d]`, and cotangents `[n, k, T, R, d]`.
+        axes: By side of the pair: `None` for records, 0 for cotangents.
     """
 
     pair: Pair
@@ -45,7 +45,7 @@ class Factors(NamedTuple):
 
     @property
     def is_single(self) -> bool:
-        """Whether there is one matrix, used at one position, in one block."""
+        """Whether the site has one matrix, used at one position, in one block."""
         blocks = [f.blocks for f in self.pair if isinstance(f, Dense)]
         single = all(len(b) == 1 and b[0].shape[-3:-1] == (1, 1) for b in blocks)
         return len(blocks) == 2 and single
@@ -62,7 +62,7 @@ def _vmap_axes(left: Any, right: Any) -> Any:
 
 
 def have_same_layout(group: Group, other: Group) -> bool:
-    """Whether two groups are of the same params, with rows of the same form."""
+    """Whether two groups have the same params, with rows of the same form."""
     if group.leaves != other.leaves:
         return False
     if group.layout is None or other.layout is None:

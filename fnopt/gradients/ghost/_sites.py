@@ -1,8 +1,8 @@
-"""The sites at which params meet the example: an abstract walk of the loss of one example.
+"""Sites at which params meet the example: an abstract walk of the loss of one example.
 
-The loss is traced for a single example, so no batch axis has to be followed. A value that depends
-on the params but not on the example is a *weight*; it stays one through casts, transposes, jit,
-remat and slicing by scans. An equation in which a weight meets anything else is a *site*. The
+The loss is traced for a single example, so there is no batch axis. A value that depends
+on the params but not on the example is a *weight*, also after casts, transposes, jit,
+remat and slicing by scans. An equation in which a weight meets any other value is a *site*. The
 gradient with respect to the weight follows from the equation's other inputs and from the cotangent
 of its output.
 """
@@ -52,11 +52,11 @@ class Site(NamedTuple):
     Attributes:
         kind: `'dot'`, `'conv'`, `'gather'` or `'direct'`.
         eqn: The equation.
-        position: Which operand the weight is.
+        position: Index of the weight among the operands.
         weight: The weight.
-        others: The other operands: weights, or the numbers of records.
-        tap: The number of the node that has the cotangent of the output.
-        axes: The numbers of the scans around it, outermost first.
+        others: The other operands: weights, or indices of records.
+        tap: Index of the node that has the cotangent of the output.
+        axes: Indices of the scans around it, outermost first.
     """
 
     kind: str
@@ -73,10 +73,10 @@ class Found(NamedTuple):
 
     Attributes:
         level: The loss, with taps and records as its nodes.
-        sites: Where params meet the example.
-        lost: Params of which not all sites are known, and why.
-        nodes: By number: shape and dtype of a tap or record in one iteration, and the scans.
-        lengths: How many iterations the scans have, by number.
+        sites: The sites of the params.
+        lost: Params with unknown sites, and the reason.
+        nodes: By index: shape and dtype of a tap or record in one iteration, and the scans.
+        lengths: Number of iterations of the scans, by index.
     """
 
     level: JaxprNodes

@@ -34,7 +34,7 @@ class Tape(NamedTuple):
         outputs: The loss, and the leaves of aux.
         records: By node: operands of sites.
         cotangents: By node: cotangents of the outputs of sites.
-        grads: By number of the param: gradients, where no other way is known.
+        grads: By index of the param: gradients of params without a rule.
     """
 
     outputs: list[jax.Array]
@@ -46,8 +46,8 @@ class Tape(NamedTuple):
 def record(plan: Plan, params: Sequence[Any], batch: Sequence[Any]) -> Tape:
     """Run the loss and its derivative on all examples.
 
-    The params themselves are not differentiated: only zeros that are added to what the sites put
-    out, and the params that are left to `jax.vmap`.
+    The params themselves are not differentiated, except those left to `jax.vmap`. The others get
+    their gradients from zeros that are added to the outputs of the sites.
     """
     formed = {i: params[i] for group in plan.groups if group.form == "vmap" for i in group.leaves}
 
@@ -72,7 +72,7 @@ Formed = jax.Array | dict[int, jax.Array] | None
 
 
 def form(group: Group, tape: Tape, params: Mapping[int, Any]) -> Formed:
-    """The gradients of all examples, where the plan is to form them."""
+    """The formed gradients of all examples; None if the plan doesn't form them."""
     if group.form == "vmap":
         return {i: tape.grads[i] for i in group.leaves}
     if group.form == "matrix":
@@ -83,7 +83,7 @@ def form(group: Group, tape: Tape, params: Mapping[int, Any]) -> Formed:
 
 
 def by_param(group: Group, tape: Tape, params: Mapping[int, Any]) -> dict[int, jax.Array]:
-    """The gradients of all examples like the params, however the plan handles them."""
+    """The gradients of all examples like the params, for any plan."""
     if group.form == "vmap":
         return {i: tape.grads[i] for i in group.leaves}
     return {} if group.form == "none" else _gradients_by_param(group, tape, params)
@@ -92,13 +92,13 @@ def by_param(group: Group, tape: Tape, params: Mapping[int, Any]) -> dict[int, j
 def squared_norms(group: Group, formed: Formed, tape: Tape) -> dict[int, jax.Array]:
     """The squared norms of the examples' gradients, `[n]`; of all params of a group together.
 
-    By param where gradients are formed like the params, else with the first param of the group.
+    By param if gradients are formed like the params, else with the first param of the group.
     """
     return _measure(group, formed, tape, squares_of, length_squared)
 
 
 def norms(group: Group, formed: Formed, tape: Tape) -> dict[int, jax.Array]:
-    """The norms of the gradients, also where their squares are out of range."""
+    """The norms of the gradients, even if their squares are out of range."""
     return _measure(group, formed, tape, lengths_of, length)
 
 

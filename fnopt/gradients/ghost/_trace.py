@@ -1,4 +1,4 @@
-"""A user's loss, traced once for one example, and its measurements on a batch."""
+"""A user's loss, traced once for one example, and the reduction of its gradients on a batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Ghost(NamedTuple):
     """A traced loss.
 
     Attributes:
-        plan: How the gradient of every param is measured and summed.
+        plan: How the gradient of every param is reduced and summed.
         params: The leaves of the params.
         params_tree: Their structure.
         out_tree: The structure of `(loss, aux)`.
@@ -37,8 +37,8 @@ class Ghost(NamedTuple):
 
         Args:
             batch: The examples.
-            blocks: By leaf of the params, the block that it is measured with; all together if
-                `None`. Params that enter together but are in different blocks are formed.
+            blocks: By leaf of the params, the block of its norm; all together if `None`. Params
+                that share sites but are in different blocks are formed.
         """
         tape = record(self.plan, self.params, jax.tree.leaves(batch))
         numbered = dict(enumerate(self.params))
@@ -51,7 +51,7 @@ class Ghost(NamedTuple):
         return GhostMeasurements(self, tape, formed)
 
     def like_params(self, sums: Mapping[int, jax.Array]) -> Any:
-        """Convert sums by param number to a tree like the params; zeros where none is given."""
+        """Convert sums by param index to a tree like the params, with zeros for missing ones."""
 
         def sum_of_param(i: int, param: Any) -> jax.Array:
             dtype = compute_dtype(param.dtype)
@@ -62,12 +62,13 @@ class Ghost(NamedTuple):
 
 
 class GhostMeasurements(NamedTuple):
-    """Measurements of the gradients of a batch.
+    """Norms, sums and products of the gradients of a batch.
 
     Attributes:
         ghost: The loss.
-        tape: What the gradients are made of.
-        formed: By group: the gradients, where they are formed.
+        tape: The factors of the gradients.
+        formed: By group, the formed gradients, if they are formed.
+        factors: Factors of the gradients in inner products, `[n]`; `None` for 1.
         factors: Factors of the gradients in inner products, `[n]`; `None` for 1.
     """
 
@@ -96,7 +97,7 @@ class GhostMeasurements(NamedTuple):
         """The mean gradient, and by leaf the sum of squared deviations from the mean.
 
         Args:
-            counts: 1 for the examples that count, 0 for others, which have gradients of zero.
+            counts: 1 for the examples that count, 0 for the others, whose gradients are zero.
         """
         numbered = dict(enumerate(self.ghost.params))
         means: dict[int, jax.Array] = {}

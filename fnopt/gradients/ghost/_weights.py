@@ -40,14 +40,14 @@ _MOVES = {
 class Weight:
     """A value that is the same for every example.
 
-    Inside a scan it may be a slice of a larger one. Then its *stacked* value, with a leading axis
-    for every scan that slices it, is what is computed and differentiated here.
+    Inside a scan it may be a slice of a larger value. The *stacked* value, with a leading axis
+    for every scan that slices it, is then computed and differentiated.
 
     Attributes:
         aval: Shape and dtype of one slice.
-        leaves: The params that its derivative reaches; a constant has none.
-        axes: The numbers of the scans that slice it, outermost first.
-        inputs: What it is computed from.
+        leaves: The params on which it depends differentiably; none for a constant.
+        axes: Indices of the scans that slice it, outermost first.
+        inputs: The weights from which it is computed.
     """
 
     aval: Any
@@ -101,7 +101,7 @@ class Leaf(Weight):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ConstantWeight(Weight):
-    """A value that is in the program.
+    """A constant of the program.
 
     Attributes:
         value: The value.
@@ -115,21 +115,21 @@ class ConstantWeight(Weight):
 
 
 class Slice(Weight):
-    """An entry of a weight that a scan runs over; the stacked value is the whole weight."""
+    """A slice of a weight that a scan runs over; the stacked value is the whole weight."""
 
     @functools.cached_property
     def key(self) -> Any:
-        """The scan, and what is sliced."""
+        """The scan, and the sliced weight."""
         return ("slice", self.axes[-1], self.inputs[0].key)
 
     @functools.cached_property
     def moves_only(self) -> bool:
-        """The answer of the whole weight."""
+        """Whether the whole weight only moves elements."""
         return self.inputs[0].moves_only
 
     @functools.cached_property
     def keeps_length(self) -> bool:
-        """The answer of the whole weight."""
+        """Whether the whole weight keeps the norm."""
         return self.inputs[0].keeps_length
 
     def compute(self, values: Sequence[Any], wide: bool) -> Any:
@@ -143,7 +143,7 @@ class ComputedWeight(Weight):
 
     Attributes:
         eqn: The equation.
-        index: Which of its outputs.
+        index: Index of the output.
     """
 
     eqn: Any = None
@@ -156,7 +156,7 @@ class ComputedWeight(Weight):
 
     @functools.cached_property
     def key(self) -> Any:
-        """The primitive with its parameters, and the inputs; only moves are compared."""
+        """The primitive with its parameters, and the inputs; for moves of elements only."""
         if not self.moves_only:
             return id(self)
         params = tuple((k, str(v)) for k, v in sorted(self.eqn.params.items()))
@@ -164,7 +164,7 @@ class ComputedWeight(Weight):
 
     @functools.cached_property
     def moves_only(self) -> bool:
-        """Whether the equation and all inputs only move elements."""
+        """Whether the equation and all its inputs only move elements."""
         avals = [self.aval, *(w.aval for w in self.inputs)]
         # The way back from complex numbers to real ones leaves half of a cotangent out.
         alike = all(map(is_inexact, avals)) and len({jnp.iscomplexobj(a) for a in avals}) == 1
@@ -202,9 +202,9 @@ def map_over_scans(
 
     Args:
         fn: A function of as many arrays as `axes` has entries.
-        around: The numbers of the scans, outermost first.
-        axes: For each argument, which of these scans it has a leading axis for.
-        lengths: How many iterations the scans have; not needed where some argument has the axis.
+        around: Indices of the scans, outermost first.
+        axes: For each argument, the scans for which it has a leading axis.
+        lengths: Number of iterations of the scans; not needed if an argument has the axis.
     """
     for i, number in reversed([*enumerate(around)]):
         where = tuple(0 if number in own else None for own in axes)
@@ -229,8 +229,8 @@ def evaluate(weight: Weight, leaves: Mapping[int, Any], wide: bool = False) -> A
 
     Args:
         weight: The weight.
-        leaves: The params by number.
-        wide: Whether casts are left out.
+        leaves: The params by index.
+        wide: Whether casts are omitted.
     """
     memo: dict[int, Any] = {}
 
@@ -248,8 +248,8 @@ def evaluate(weight: Weight, leaves: Mapping[int, Any], wide: bool = False) -> A
 def pull_back(weight: Weight, cotangent: Any, leaves: Mapping[int, Any]) -> dict[int, Any]:
     """Pull a gradient with respect to a weight's stacked value back to its params.
 
-    Where the weight is a permutation of params, the dtype of the cotangent is kept. So a sum over a
-    batch isn't rounded to the dtype that the model computes in.
+    If the weight is a permutation of params, the dtype of the cotangent is kept. A sum over a
+    batch is then not rounded to the compute dtype of the model.
     """
     numbers = sorted(weight.leaves)
     if isinstance(weight, Leaf):

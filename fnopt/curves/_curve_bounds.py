@@ -78,6 +78,39 @@ def checked_bounds(bounds: Any) -> Bounds | None:
     return lower, upper
 
 
+def spread(bounds: Bounds, start: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Broadcast bounds to one number for each param."""
+    try:
+        sides = (jnp.broadcast_to(jnp.asarray(s, start.dtype), start.shape) for s in bounds)
+        lower, upper = sides
+    except ValueError:
+        raise ValueError(
+            f"curve_fit: bounds have shapes {[jnp.shape(side) for side in bounds]}, expected one "
+            f"number for each of the {start.size} params of f."
+        ) from None
+    return lower, upper
+
+
+def bounds_of_numbers(bounds: Any, start: jax.Array, names: tuple[str, ...]) -> Bounds | None:
+    """Bounds of a vector of params; refuse crossed bounds, and a start outside, by name."""
+    box = checked_bounds(bounds_as_lists(bounds, names))
+    if box is None or any(isinstance(a, Tracer) for a in (start, *jax.tree.leaves(box))):
+        return box
+    lower, upper = map(np.asarray, spread(box, start))
+    for name, x, low, high in zip(names, np.asarray(start), lower, upper, strict=True):
+        if low > high:
+            raise ValueError(
+                f"curve_fit: bounds of {name} are crossed: lower {low} and upper {high}. To hold a "
+                f"param write constraints={{{name!r}: fnopt.fixed()}}."
+            )
+        if not low <= x <= high:
+            raise ValueError(
+                f"curve_fit: {name} starts at {x:.6g}, outside its bounds [{low}, {high}]. Start "
+                "inside them."
+            )
+    return box
+
+
 def _is_pair(side: Any) -> bool:
     return isinstance(side, (tuple, list)) and len(side) == 2
 

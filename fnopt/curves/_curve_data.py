@@ -28,18 +28,18 @@ def as_weights(sigma: jax.Array | None) -> dict[str, Any]:
     return {"weights": 1 / jnp.square(sigma)}
 
 
-def _read(x: Any, name: str) -> Any:
+def read(x: Any, name: str, caller: str = "curve_fit") -> Any:
     """Convert data on the host to NumPy arrays at full precision; return JAX arrays unchanged.
 
     Integers are allowed, and columns of objects or strings that hold numbers, as in SciPy.
     """
     if x is None:
-        raise TypeError(f"curve_fit: {name} is None, expected an array of numbers.")
+        raise TypeError(f"{caller}: {name} is None, expected an array of numbers.")
     if isinstance(x, jax.Array) or not all(map(_is_known, jax.tree.leaves(x))):
         return x
     if isinstance(x, np.ma.MaskedArray):  # what is masked is left out by `nan_policy`
         x = np.ma.filled(x.astype(float), np.nan)
-    return _numbers(np.asarray(x), name)
+    return _numbers(np.asarray(x), name, caller)
 
 
 def as_floating(x: Any) -> jax.Array:
@@ -55,12 +55,12 @@ def as_floating(x: Any) -> jax.Array:
     return x if is_inexact(x) else x.astype(default_float())
 
 
-def _numbers(x: np.ndarray, name: str) -> np.ndarray:
+def _numbers(x: np.ndarray, name: str, caller: str) -> np.ndarray:
     """Convert data to an array of numbers if possible."""
     if x.dtype.kind in "mM":
         since = "(x - x[0]) / np.timedelta64(1, 's')" if x.dtype.kind == "M" else "x / unit"
         raise TypeError(
-            f"curve_fit: {name} are {x.dtype}, expected numbers. Count in a unit from a start that "
+            f"{caller}: {name} are {x.dtype}, expected numbers. Count in a unit from a start that "
             f"you choose, such as {since}."
         )
     if x.dtype.kind not in "OUS":
@@ -68,7 +68,7 @@ def _numbers(x: np.ndarray, name: str) -> np.ndarray:
     try:
         return x.astype(float)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"curve_fit: {name} hold what is no number: {error}.") from None
+        raise TypeError(f"{caller}: {name} hold entries that are no numbers: {error}.") from None
 
 
 def warn_if_coarse(given: Any, dtype: Any, name: str, caller: str = "curve_fit") -> None:
@@ -108,7 +108,7 @@ def checked_x(xdata: Any, check_finite: bool) -> Any:
         return xdata
     if isinstance(xdata, (list, tuple)) and not _is_array(xdata):
         return xdata
-    given = _read(xdata, "xdata")
+    given = read(xdata, "xdata")
     x = as_floating(given)
     warn_if_coarse(given, x.dtype, "xdata")
     if check_finite:
@@ -152,7 +152,7 @@ def checked_y(ydata: Any, check_finite: bool) -> jax.Array:
             f"curve_fit: ydata are {len(ydata)} arrays of different shapes, expected one array. "
             "Concatenate them: jnp.concatenate(ydata)."
         )
-    given = _read(ydata, "ydata")
+    given = read(ydata, "ydata")
     y = as_floating(given)
     warn_if_coarse(given, y.dtype, "ydata")
     if y.size == 0:
@@ -201,7 +201,7 @@ def checked_sigma(sigma: Any, y: jax.Array) -> jax.Array | None:
     """Check `sigma` and convert it to a floating array."""
     if sigma is None:
         return None
-    sigma, square = as_floating(_read(sigma, "sigma")), (y.size, y.size)
+    sigma, square = as_floating(read(sigma, "sigma")), (y.size, y.size)
     if sigma.shape not in {(), y.shape, square}:
         raise ValueError(
             f"curve_fit: sigma has shape {sigma.shape}, expected (), {y.shape} for standard "

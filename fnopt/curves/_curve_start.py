@@ -17,9 +17,11 @@ from fnopt.curves._curve_bounds import (
     Bounds,
     bounds_as_lists,
     bounds_by_name,
+    bounds_of_numbers,
     checked_bounds,
     is_numbers,
     is_scalar,
+    spread,
 )
 from fnopt.curves._curve_data import as_floating
 from fnopt.jacobians import ravel
@@ -69,13 +71,12 @@ def start_of(
         check_count_of_params(f, p.size)
         names = argument_names(f, p.size)
         if not constraints:
-            return Start(p, "numbers", names, checked_bounds(bounds_as_lists(bounds, names)))
+            return Start(p, "numbers", names, bounds_of_numbers(bounds, p, names))
         p0 = dict(zip(names, p, strict=True))
     p0 = floating_start(p0, constraints)
     if not constraints:
         ravel(p0, "p0")  # refuses what isn't a tree of floating arrays
-    is_named = isinstance(p0, dict) and set(p0) == set(argument_names(f, len(p0)))
-    is_named = is_named and (is_model(f) or len(p0) > 1)  # f(x, p) may take a tree {"p": ...}
+    is_named = takes_names(f, p0)
     if is_named:
         check_count_of_params(f, len(p0))
     if is_named and all(map(is_scalar, p0.values())):
@@ -85,6 +86,12 @@ def start_of(
         return Start(p0, "names", names, box)
     check_takes_tree(f, None, p0)
     return Start(p0, "tree", names, box)
+
+
+def takes_names(f: Any, p0: Any) -> bool:
+    """Whether the keys of `p0` are the params of `f`; `f(x, p)` may take a tree `{"p": ...}`."""
+    is_named = isinstance(p0, dict) and set(p0) == set(argument_names(f, len(p0)))
+    return is_named and (is_model(f) or len(p0) > 1)
 
 
 def check_kinds(f: Any, p0: Any, name: str = "curve_fit") -> None:
@@ -109,7 +116,7 @@ def _in_order_of_arguments(
         ordered = OrderedDict((name, p0[name]) for name in names)
         return Start(ordered, "names", names, checked_bounds(bounds_by_name(bounds, ordered)))
     row = jnp.stack([jnp.asarray(p0[name]) for name in names])
-    return Start(row, "numbers", names, checked_bounds(bounds_as_lists(bounds, names)))
+    return Start(row, "numbers", names, bounds_of_numbers(bounds, row, names))
 
 
 def as_numbers(params: dict[str, Any], names: tuple[str, ...]) -> Any:
@@ -155,17 +162,10 @@ def _positive_guess(model: Any, x: Any, y: jax.Array) -> dict[str, Any]:
 
 def _default_start(bounds: Bounds | None, n: int) -> jax.Array:
     r"""SciPy's start: 1, the middle of two finite bounds, or 1 away from a single bound."""
-    dtype = default_float()
-    one = jnp.ones(n, dtype)
+    one = jnp.ones(n, default_float())
     if bounds is None:
         return one
-    try:
-        lower, upper = (jnp.broadcast_to(jnp.asarray(side, dtype), (n,)) for side in bounds)
-    except ValueError:
-        raise ValueError(
-            f"curve_fit: bounds have shapes {[jnp.shape(side) for side in bounds]}, expected one "
-            f"number for each of the {n} params of f."
-        ) from None
+    lower, upper = spread(bounds, one)
     start = jnp.where(jnp.isfinite(lower), lower + 1, one)
     start = jnp.where(jnp.isfinite(upper), upper - 1, start)
     both = jnp.isfinite(lower) & jnp.isfinite(upper)

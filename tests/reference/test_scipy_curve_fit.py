@@ -146,7 +146,7 @@ BAD = [
     ({"f": lambda x, a: None}, TypeError, r"f returned None.* Is there a return"),
     ({"f": lambda x, a: a * x[:, None]}, ValueError, r"f returned shape .*Ravel both of them"),
     ({"xdata": np.arange(50).astype("M8[s]")}, TypeError, r"xdata are datetime64.*timedelta64"),
-    ({"xdata": ["one"] * 50}, TypeError, r"xdata hold what is no number: .*'one'"),
+    ({"xdata": ["one"] * 50}, TypeError, r"xdata hold entries that are no numbers: .*'one'"),
 ]
 
 

@@ -94,8 +94,9 @@ def curve_fit_batch(
         y: The data, of shape `[fits, points]` (or `[fits, ...]`).
         p0: The start: an array of shape `[n]` for all fits or `[fits, n]`; or a sequence with
             an entry for each param, which is a number for all fits or an array of shape `[fits]`.
-            `f` gets any other pytree as one argument, `f(x, p)`; its leaves are numbers,
-            or arrays with a leading axis of length `fits`.
+            `f` gets a dict by the names of its params as keyword arguments, `f(x, **p)`, and any
+            other pytree as one argument, `f(x, p)`; leaves are numbers, or arrays with a leading
+            axis of length `fits`.
         sigma: Standard deviations of the data, broadcast to `y`.
         absolute_sigma: Whether `sigma` is in the units of the data. If False, only the ratios of
             `sigma` matter, and the covariance is multiplied by the reduced chi-square.
@@ -103,7 +104,8 @@ def curve_fit_batch(
             numbers of points. Other entries of `x` and `y` may have any value.
         x_per_fit: Whether `x` has a leading axis of fits.
         bounds: `(lower, upper)`, each a number for all, an array of shape `[n]` or
-            `[fits, n]`, a sequence with an entry for each param, or a tree like `p0`.
+            `[fits, n]`, a sequence with an entry for each param, or a tree like `p0`. If `p0` has
+            names, also a dict of bounds by name, `{"a": (0, 1)}`; None means no bound.
         loss: A robust loss, its name, or its function; see :func:`fnopt.least_squares`.
         f_scale: The scale of a loss given by name.
         jac: The Jacobian of one fit, `jac(x, a, b, ...)` of shape `[points, n]`, written with
@@ -165,7 +167,7 @@ def curve_fit_batch(
     check_kinds(f, p0, NAME)
     y = checked_y(y)
     shared, own = split(x, y, sigma, mask, x_per_fit)
-    x0, layout = checked_start(p0, own.x if x_per_fit else shared.x, y)
+    x0, layout = checked_start(f, p0, own.x if x_per_fit else shared.x, y)
     data = BatchData(x0, shared, own, checked_box(bounds, p0, x0, layout))
     points, n = math.prod(y.shape[1:]), x0.shape[1]
     check_enough(points, n, data.box, "curve_fit_batch", "bounds", " in a fit")

@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import default_float, leaf_text, leaves_with_names, per_row
-from fnopt.curves._curve_data import as_floating, warn_if_coarse
+from fnopt.curves._curve_data import as_floating, read, warn_if_coarse
 from fnopt.residuals import Box, as_vector
 from fnopt.sharding import explicit_spec, replicate, reshard_to, varying_axes
 
@@ -70,7 +70,8 @@ def one_fit(data: BatchData) -> tuple[tuple[Any, ...], Points]:
 
 def checked_y(y: Any) -> jax.Array:
     """Check the data and convert them to an array of shape `[fits, ...]`."""
-    given, y = y, as_floating(y)
+    given = read(y, "y", NAME)
+    y = as_floating(given)
     if y.ndim < 2 or 0 in y.shape[1:]:
         raise ValueError(
             f"{NAME}: y has shape {y.shape}, expected [fits, points] with at least one point. "
@@ -92,7 +93,8 @@ def _warn_if_coarse(given: Any, dtype: Any, name: str, per_fit: bool) -> None:
 
 def split(x: Any, y: jax.Array, sigma: Any, mask: Any, x_per_fit: bool) -> tuple[Points, Points]:
     """Separate data that all fits share from the data of each fit (with a leading axis)."""
-    given, x = x, jax.tree.map(jnp.asarray, as_vector(x))
+    given = read(x, "x", NAME) if hasattr(x, "__array__") else x
+    x = jax.tree.map(jnp.asarray, as_vector(given))
     if isinstance(x, jax.Array):
         _warn_if_coarse(given, default_float(), "x", x_per_fit)
     if x_per_fit:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import explain_jax_errors, explain_missing_keys
+from fnopt.curves._boxed import call_model
 from fnopt.curves._curve_start import check_count_of_params, check_takes_tree
 from fnopt.curves.batched._data import NAME, BatchData, one_fit
 from fnopt.curves.batched._start import ParamLayout
@@ -45,12 +46,12 @@ def checked_model(
     def predict(x: Params, at: Any) -> Any:
         params = layout.params(x)
         with explain_missing_keys(params):
-            return f(at, *params) if layout.unpacked else f(at, params)
+            return call_model(f, layout.passing, params, at)
 
-    if layout.unpacked:
-        check_count_of_params(f, n, NAME)
-    else:
+    if layout.passing == "tree":
         check_takes_tree(f, at, layout.shapes, NAME)
+    else:
+        check_count_of_params(f, len(layout.names), NAME)
     with explain_jax_errors(NAME):
         found = trace_function(predict, numbers, at) if _can_be_recorded(data) else None
         value = jax.eval_shape(predict, numbers, at) if found is None else found.returns
@@ -66,7 +67,7 @@ def checked_jacobian(
         if jac not in (None, *SCHEMES):
             raise ValueError(f"{NAME}: jac = {jac!r}, expected a function jac(x, a, b, ...).")
         return None
-    if not layout.unpacked:
+    if layout.passing != "numbers":
         raise ValueError(f"{NAME}: jac is given, but p0 is a tree; expected numbers in a row.")
     numbers, points = one_fit(data)
     m, n, at = math.prod(points.y.shape), len(numbers), points.x

@@ -11,7 +11,8 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import compute_dtype, is_inexact, leaf_text, leaves_with_names
-from fnopt.curves._curve_bounds import checked_bounds
+from fnopt.curves._curve_bounds import bounds_by_name, checked_bounds
+from fnopt.curves._curve_start import argument_names, takes_names
 from fnopt.curves.batched._data import NAME
 from fnopt.residuals import Box, broadcast_prefix
 
@@ -19,12 +20,13 @@ from fnopt.residuals import Box, broadcast_prefix
 class ParamLayout(NamedTuple):
     """Layout of the params of one fit in a row of numbers."""
 
-    unpacked: bool  # whether the params are arguments of f, or one tree
+    passing: str  # see `call_model`
+    names: tuple[str, ...] = ()  # of the numbers, if they are the arguments of f
     shapes: Any = None  # of a tree: jax.ShapeDtypeStruct as leaves
 
     def params(self, x: tuple[jax.Array, ...]) -> Any:
         """The params of one fit from its `n` numbers."""
-        if self.unpacked:
+        if self.passing == "numbers":
             return x
         leaves, treedef = jax.tree.flatten(self.shapes)
         numbers = iter(x)
@@ -38,7 +40,7 @@ class ParamLayout(NamedTuple):
 
     def tree(self, x: jax.Array) -> Any:
         """The params of all fits from an array of shape `[fits, n]`."""
-        if self.unpacked:
+        if self.passing == "numbers":
             return x
         leaves, treedef = jax.tree.flatten(self.shapes)
         ends = np.cumsum([leaf.size for leaf in leaves])
@@ -48,10 +50,11 @@ class ParamLayout(NamedTuple):
         return jax.tree.unflatten(treedef, arrays)
 
 
-def checked_start(p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, ParamLayout]:
+def checked_start(f: Any, p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, ParamLayout]:
     """Convert the starts of all fits to rows in the compute dtype.
 
     Args:
+        f: The model.
         p0: The start, in the user's form.
         x: The positions of the data.
         y: The data, of shape `[fits, ...]`.
@@ -62,10 +65,11 @@ def checked_start(p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, ParamLayout
     fits = y.shape[0]
     columns = _columns(p0, fits, "p0")
     if columns is None:
-        return _tree_start(p0, x, y)
+        return _tree_start(f, p0, x, y)
     if not columns:
         raise ValueError(f"{NAME}: p0 holds no numbers, expected at least one param to fit.")
-    return _stacked(columns, fits, _dtype(x, y, columns)), ParamLayout(unpacked=True)
+    layout = ParamLayout("numbers", argument_names(f, len(columns)))
+    return _stacked(columns, fits, _dtype(x, y, columns)), layout
 
 
 def _columns(given: Any, fits: int, what: str) -> list[Any] | None:
@@ -100,12 +104,12 @@ def checked_box(bounds: Any, p0: Any, x0: jax.Array, layout: ParamLayout) -> Box
     Returns:
         Bounds of shape `[fits, n]`.
     """
-    pair = checked_bounds(bounds)
+    pair = checked_bounds(bounds_by_name(bounds, p0) if layout.passing == "names" else bounds)
     if pair is None:
         return None
     box = Box(*(_side(side, p0, x0, layout) for side in pair))
     if not any(isinstance(a, Tracer) for a in (*box, x0)):
-        _check_box(np.asarray(box.lower), np.asarray(box.upper), np.asarray(x0))
+        _check_box(*map(np.asarray, (*box, x0)), layout.names)
     return box
 
 
@@ -113,7 +117,7 @@ def _side(side: Any, p0: Any, x0: jax.Array, layout: ParamLayout) -> jax.Array:
     fits, n = x0.shape
     if _is_number(side):
         return jnp.full(x0.shape, side, x0.dtype)
-    if not layout.unpacked:
+    if layout.passing != "numbers":
         parts = broadcast_prefix(side, p0, "bounds")
         leaves = [
             jnp.broadcast_to(jnp.asarray(part, x0.dtype), (fits, *shape.shape)).reshape(
@@ -135,15 +139,18 @@ def _is_number(side: Any) -> bool:
     return isinstance(side, (int, float)) or (_is_array(side) and jnp.ndim(side) == 0)
 
 
-def _check_box(lower: np.ndarray, upper: np.ndarray, x0: np.ndarray) -> None:
+def _check_box(
+    lower: np.ndarray, upper: np.ndarray, x0: np.ndarray, names: tuple[str, ...]
+) -> None:
     for bad, words in (
         (~(lower < upper), "the bounds leave no room: expected lower < upper"),
         ((x0 < lower) | (x0 > upper), "p0 is outside its bounds: start inside them"),
     ):
         if np.any(bad):
             fit, param = (int(i[0]) for i in np.nonzero(bad))
+            name = names[param] if len(names) == x0.shape[1] else f"Param {param}"
             raise ValueError(
-                f"{NAME}: {words}. Param {param} of fit {fit} starts at {x0[fit, param]} within "
+                f"{NAME}: {words}. {name} of fit {fit} starts at {x0[fit, param]} within "
                 f"[{lower[fit, param]}, {upper[fit, param]}]."
             )
 
@@ -162,8 +169,8 @@ def _per_fit(path: str, leaf: Any, fits: int, what: str) -> Any:
     )
 
 
-def _tree_start(p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, ParamLayout]:
-    fits = y.shape[0]
+def _tree_start(f: Any, p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, ParamLayout]:
+    fits, is_named = y.shape[0], takes_names(f, p0)
     pairs, treedef = leaves_with_names(p0)
     leaves = [_per_fit(path, leaf, fits, "p0") for path, leaf in pairs]
     if not leaves:
@@ -176,7 +183,8 @@ def _tree_start(p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, ParamLayout]:
         whole = jnp.broadcast_to(jnp.asarray(leaf, dtype), (fits, *inner))
         rows.append(whole.reshape(fits, math.prod(inner)))  # -1 can't be told for no fits
         shapes.append(jax.ShapeDtypeStruct(inner, kept))
-    layout = ParamLayout(unpacked=False, shapes=jax.tree.unflatten(treedef, shapes))
+    passing, names = ("names", tuple(sorted(p0))) if is_named else ("tree", ())
+    layout = ParamLayout(passing, names, jax.tree.unflatten(treedef, shapes))
     return jnp.concatenate(rows, axis=1), layout
 
 

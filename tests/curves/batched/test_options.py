@@ -79,7 +79,11 @@ def test_spellings_of_bounds(x64):
     np.testing.assert_array_equal(by_param.params, rows.params)
     assert np.all(rows.params[:, 0] <= upper)
     tree = {"a": 1.0, "b": 1.0, "c": 0.0}
-    x0, layout = checked_start(tree, jnp.asarray(T), jnp.asarray(Y))
+    by_name = {"b": (0, 1.0), "a": (0, upper), "c": (-0.1, 0.4)}
+    named = curve_fit_batch(decay, np.asarray(T, object), Y, tree, SIGMA, bounds=by_name)
+    for i, name in enumerate("abc"):
+        np.testing.assert_allclose(named.params[name], rows.params[:, i], rtol=1e-12)
+    x0, layout = checked_start(lambda t, p: p, tree, jnp.asarray(T), jnp.asarray(Y))
     sides = {"a": 0.0, "b": 0.0, "c": -0.1}, {"a": upper, "b": 1.0, "c": 0.4}
     box = checked_box(sides, tree, x0, layout)
     np.testing.assert_array_equal(box.lower, lower_rows)
@@ -100,16 +104,17 @@ def test_curve_fit_names_the_function_for_a_batch():
 @pytest.mark.parametrize(
     ("change", "error", "words"),
     [
-        ({"bounds": (0.5, 2.0)}, ValueError, "Param 2 of fit 0 starts at 0"),
+        ({"bounds": (0.5, 2.0)}, ValueError, "c of fit 0 starts at 0"),
         ({"bounds": (3.0, 2.0)}, ValueError, "expected lower < upper"),
         ({"bounds": ([0, 0], 9.0)}, ValueError, "of 3 params"),
+        ({"x": np.asarray(["1", "late"])}, TypeError, "x hold entries that are no numbers"),
         ({"jac": lambda t, *p: derivative(t, *p).T}, ValueError, r"expected \(12, 3\)"),
         ({"loss": "tukeys"}, ValueError, "expected one of"),
     ],
 )
 def test_wrong_options_are_named(change, error, words):
     with pytest.raises(error, match=words):
-        curve_fit_batch(decay, T, Y, P0, **change)
+        curve_fit_batch(**{"f": decay, "x": T, "y": Y, "p0": P0, **change})
 
 
 def test_derivatives_are_those_of_the_minima(x64):

@@ -1,11 +1,13 @@
 """Functional optimizers for JAX: every optimizer is an (init, update) pair of pure functions.
 
-The names of `fnopt` itself are what a training loop or a fit calls: the contract, every
-optimizer, transform and schedule, gradients, taps, Jacobians, fits. What these return, what checks
-or inspects a result, and the tools for people who write methods of their own are in their packages.
+`fnopt` itself has the names that a training loop or a fit calls: the contract, every
+optimizer, transform and schedule, gradients, taps, Jacobians, fits. Results, checks, and tools for
+authors of methods are in their packages.
 
-Fits, gradients per example and all that a training loop seldom needs are imported when their name
-is first used.
+`from fnopt import *` brings fewer names: no packages, no `scale_by_*`, and no everyday words such
+as `clip`, `scale` and `trace`, which other modules have too.
+
+Packages that a training loop seldom needs are imported when one of their names is first used.
 """
 
 import importlib
@@ -18,9 +20,9 @@ from fnopt.transforms import *
 
 __version__ = "0.1.0"
 
-# The one list of names: from a package to what `fnopt` has of it, beside the `__all__` of the three
-# packages above. Type checkers and editors can't follow it: they read `__init__.pyi`, which
-# `python -m tests.top_level_stub` makes of it, and a test holds that it is current.
+# Names that `fnopt` takes from each package, besides the `__all__` of the three packages above.
+# Type checkers and editors read `__init__.pyi`, which `python -m tests.top_level_stub` generates
+# from this list; a test compares them.
 _LATER: dict[str, tuple[str, ...]] = {
     "core": (
         "Schedule",
@@ -139,15 +141,20 @@ def _unknown(name: str) -> AttributeError:
         rooms = ("optimizers.states", "transforms.states", *_LATER)
         homes = {room: importlib.import_module(f"fnopt.{room}").__all__ for room in rooms}
         interop = importlib.import_module("fnopt.interop")
-        message += interop.suggest_name(name, {"": __all__, **homes})
+        message += interop.suggest_name(name, {"": _NAMES, **homes})
     return AttributeError(message)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_NAMES})
 
 
-__all__ = sorted([*_LATER, *_HOMES, "optimizers", "schedules", "transforms"])  # pyright: ignore[reportUnsupportedDunderAll]
-__all__ += optimizers.__all__
-__all__ += schedules.__all__
-__all__ += transforms.__all__
+_PACKAGES = {*_LATER, "optimizers", "schedules", "transforms"}
+_NAMES = sorted({*_PACKAGES, *_HOMES, *optimizers.__all__, *schedules.__all__, *transforms.__all__})
+_EVERYDAY = {
+    *("clip", "ema", "fixed", "flatten", "freeze", "hyper", "identity", "interval", "jacobian"),
+    *("masked", "named", "nodes", "packed", "partition", "patch", "positive", "root", "scale"),
+    *("schedule", "select", "static", "strict", "tied", "trace"),
+}
+
+__all__ = [n for n in _NAMES if n not in _PACKAGES | _EVERYDAY and not n.startswith("scale_by_")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -20,12 +20,14 @@ LATER: dict[str, tuple[str, ...]] = fnopt._LATER
 def test_type_checkers_and_python_see_the_same_names():
     assert STUB.read_text() == stub(), "run python -m tests.top_level_stub"
     starred = {n for package in AT_ONCE for n in getattr(fnopt, package).__all__}
-    assert {*fnopt.__all__} == starred | {*AT_ONCE} | {*LATER} | {*chain(*LATER.values())}
+    assert {*fnopt._NAMES} == starred | {*AT_ONCE} | {*LATER} | {*chain(*LATER.values())}
+    assert {"adamw", "curve_fit", "least_squares", "per_example_grads"} <= {*fnopt.__all__}
+    assert not {"clip", "trace", "tree", "scale_by_adam"} & {*fnopt.__all__}
 
 
 def test_every_name_is_there_and_listed():
     assert len(set(fnopt.__all__)) == len(fnopt.__all__)
-    assert set(dir(fnopt)) >= set(fnopt.__all__)
+    assert set(dir(fnopt)) >= {*fnopt._NAMES} > {*fnopt.__all__}
     for package, names in LATER.items():
         for name in names:
             assert getattr(fnopt, name) is getattr(getattr(fnopt, package), name)

@@ -29,7 +29,8 @@ def stub() -> str:
             lines.append(f"from fnopt.{package} import *")
         names = sorted(later.get(package, ()), key=_order)
         lines += [f"from fnopt.{package} import {n} as {n}" for n in names]
-    return "\n".join([*lines, "", "__version__: str", ""])
+    starred = ["__all__ = ["] + [f'    "{name}",' for name in fnopt.__all__] + ["]"]
+    return "\n".join([*lines, "", *starred, "", "__version__: str", ""])
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def abstract_step(case: Any, kind: str, grads_kind: str) -> Any:
 
 def test_every_public_transform_is_registered():
     used = {type(m) for case in CASES for m in _all_parts(case.make())}
-    names = {fnopt: fnopt.__all__, fnopt.monitor: fnopt.monitor.__all__}
+    names = {fnopt: fnopt._NAMES, fnopt.monitor: fnopt.monitor.__all__}
     public = [getattr(place, name) for place, all_ in names.items() for name in all_]
     transforms = {c for c in public if inspect.isclass(c) and issubclass(c, fnopt.Transformation)}
     assert {c.__name__ for c in transforms - used} <= NOT_IN_REGISTRY

@@ -117,7 +117,7 @@ def _same_name(names: tuple[str, ...]) -> str | None:
             return f"{room}.{name}"
     for full in names:
         name = full.split(".")[-1]
-        if name in fnopt.__all__ and name not in PACKAGES:
+        if name in fnopt._NAMES and name not in PACKAGES:
             return name
         for package in OURS:
             if name in _lookup(package).__all__:

@@ -34,8 +34,8 @@ def batch_jacobian(
     .. math:: J_{(i,c),\theta} = \frac{\partial r_c(\theta, x_i)}{\partial \theta}, \qquad
               K = J J^\top \in \mathbb{R}^{nk \times nk}
 
-    With more params than residuals, everything about `J` that Gauss-Newton and natural gradient
-    need is in `K`: :math:`(J^\top J + \lambda I)^{-1} J^\top r = J^\top (K + \lambda I)^{-1} r`.
+    With more params than residuals, Gauss-Newton and natural gradient need only `K`, not `J`:
+    :math:`(J^\top J + \lambda I)^{-1} J^\top r = J^\top (K + \lambda I)^{-1} r`.
     `K` is also the empirical neural tangent kernel of `residual_fn`.
 
     One forward pass, and one backward pass for every residual of an example, record the inputs and
@@ -44,23 +44,23 @@ def batch_jacobian(
 
     .. math:: K_{ij} = \sum_{s,t} (a_{is} \cdot a_{jt}) (c_{is} \cdot c_{jt}),
 
-    so that no row of `J` is written down. It works through derivatives inside the residuals
-    (the Laplacian of a network) as through any other function.
+    so no row of `J` is formed. This works for any function, also with derivatives inside the
+    residuals (the Laplacian of a network).
 
     Args:
         residual_fn: `fn(params, example)` for ONE example returns an array or a tree of arrays.
-            A sequence of such functions, each with a batch of its own (interior and boundary
-            points), is one Jacobian with their rows end to end.
-        method: `'ghost'` as above; params that it cannot follow
-            (:func:`fnopt.gradients.ghost_report` says which) have their rows formed. `'formed'`
-            forms all rows by `jax.vmap`. `'auto'` takes the one that stores less for an example.
-        chunk_size: Number of examples to take at once; `None` for all. With `c` chunks the Gram
+            A sequence of such functions, each with its own batch (interior and boundary
+            points), gives one Jacobian with concatenated rows.
+        method: `'ghost'` as above; it forms the rows of params without a rule
+            (:func:`fnopt.gradients.ghost_report` lists them). `'formed'` forms all rows by
+            `jax.vmap`. `'auto'` chooses the method that stores less for an example.
+        chunk_size: Number of examples to process at once; `None` for all. With `c` chunks the Gram
             matrix takes `c (c + 1)` passes over a chunk instead of one.
-        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
-            is divided over, or several. `residuals` and `mv` are those of this device's examples;
-            `vector`, `vector_at`, `gram`, `rmv`, `sizes` and `shape` are of all devices, in their
-            order. Devices pass the factors of the products around a ring, and each computes its
-            rows of the Gram matrix. With chunks, the examples are gathered instead.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
+            the batch is sharded, or several axes. `residuals` and `mv` then refer to this device's
+            examples; `vector`, `vector_at`, `gram`, `rmv`, `sizes` and `shape` refer to all
+            devices, in their order. Devices pass the factors of the products around a ring, and
+            each computes its rows of the Gram matrix. With chunks, the examples are gathered.
 
     Returns:
         A function `(params, batch)` -> a `BatchJacobian`. The leaves of the batch have a leading
@@ -68,7 +68,7 @@ def batch_jacobian(
 
     Raises:
         TypeError: If params or residuals aren't floating, or params are complex.
-        ValueError: If the example axes disagree or are empty, or an option makes no sense.
+        ValueError: If the example axes disagree or are empty, or an option is invalid.
 
     Example:
         >>> import jax.numpy as jnp
@@ -112,9 +112,9 @@ def batch_jacobian(
 
 
 class BatchJacobian:
-    """The Jacobian of a batch's residuals as a linear map; `batch_jacobian` makes it.
+    """The Jacobian of a batch's residuals as a linear map, returned by `batch_jacobian`.
 
-    It is recorded at its first product and kept, so it lives within one `jax.jit`, or outside.
+    Its first product stores it for later products, so use it within a single `jax.jit`, or eagerly.
 
     Example:
         >>> import jax.numpy as jnp
@@ -132,7 +132,7 @@ class BatchJacobian:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """The numbers of residuals and of params."""
+        """Numbers of residuals and of params."""
         rows = sum(part.total * part.layout.size for part in self._parts)
         return rows, sum(math.prod(jnp.shape(p)) for p in jax.tree.leaves(self._params))
 
@@ -148,7 +148,7 @@ class BatchJacobian:
 
     @property
     def vector(self) -> jax.Array:
-        """The residuals end to end, example by example: the order of the rows of `gram`."""
+        """The concatenated residuals, example by example, in the order of the rows of `gram`."""
         return self.flatten(self._values())
 
     def _values(self) -> list[jax.Array]:
@@ -161,7 +161,7 @@ class BatchJacobian:
         return tuple((part.total, part.layout.size) for part in self._parts)
 
     def vector_at(self, params: Any) -> jax.Array:
-        """The residuals at other params, end to end: a forward pass.
+        """The concatenated residuals at other params, by a forward pass.
 
         Args:
             params: A tree like the params.
@@ -184,14 +184,14 @@ class BatchJacobian:
     def normal(self, weights: Sequence[float] | None = None) -> jax.Array:
         r""":math:`\sum_f w_f J_f^\top J_f` over the residual functions, `[P, P]`, symmetric.
 
-        With fewer params than residuals this is the smaller matrix. The rows are formed for it, a
+        With fewer params than residuals this is the smaller matrix. It forms the rows, a
         chunk at a time if there are chunks.
 
         Args:
             weights: A number for each residual function; by default 1.
 
         Returns:
-            The matrix, float32 or wider, in the order of the params' leaves end to end.
+            The matrix, float32 or wider, in the order of the concatenated leaves of the params.
         """
         weights = [1.0] * len(self._parts) if weights is None else weights
         with self._mesh():
@@ -199,7 +199,7 @@ class BatchJacobian:
             return functools.reduce(jnp.add, [w * part.normal() for part, w in pairs])
 
     def ravel(self, tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
-        """A tree like the params as a vector in the order of `normal`, and the way back.
+        """Flatten a tree like the params to a vector in the order of `normal`.
 
         Args:
             tree: A tree like the params.
@@ -240,12 +240,12 @@ class BatchJacobian:
         return use_mesh_of([part.bound.batch for part in self._parts], self._params)
 
     def flatten(self, parts: Sequence[jax.Array]) -> jax.Array:
-        """Arrays `[n, k]` of each function end to end, of all devices."""
+        """Concatenate arrays `[n, k]` of each function, over all devices."""
         flat = [replicate(x).reshape(-1) for x in parts]
         return jnp.concatenate([all_gather_tree(x, self._axis_name) for x in flat])
 
     def parts(self, residuals: Any) -> list[jax.Array]:
-        """A tree like `residuals` as arrays `[n, k]`, by residual function."""
+        """Reshape a tree like `residuals` to arrays `[n, k]`, by residual function."""
         trees = (residuals,) if self._single else residuals
         return [
             jax.vmap(p.layout.flatten)(tree) for p, tree in zip(self._parts, trees, strict=True)
@@ -260,7 +260,7 @@ class BatchJacobian:
         return self.parts(weights)
 
     def split(self, x: jax.Array) -> list[jax.Array]:
-        """An array with a row for every residual as arrays `[n, k, ...]`, by residual function."""
+        """Split an array with a row for every residual into arrays `[n, k, ...]`, by function."""
         found, start = [], 0
         for n, k in self.sizes:
             found.append(x[start : start + n * k].reshape(n, k, *x.shape[1:]))

@@ -41,18 +41,18 @@ class BatchLoss:
     .. math:: L = \sum_m \frac{1}{n_m} \sum_i \ell_m(f_m(\theta, x_{mi}), x_{mi}), \qquad
               \nabla L = J^\top \frac{\partial L}{\partial f}, \qquad G = J^\top H J
 
-    All `N` outputs are one vector, and so are derivatives in them.
+    All `N` outputs, and derivatives with respect to them, form one vector.
 
     Args:
-        model_fn: `f(params, example) -> outputs` of ONE example, or a tuple of such.
+        model_fn: `f(params, example) -> outputs` of ONE example, or a tuple of such functions.
         loss_fn: `loss(outputs, example) -> scalar`, or a tuple of as many.
         params: The params.
         batch: The examples, or as many batches.
-        dtype: That of the algebra between outputs.
+        dtype: The dtype of the algebra between outputs.
         method: As in `batch_jacobian`.
-        chunk_size: Likewise.
-        name: The name of the function that the user called, for messages.
-        axis_name: The named axis that a larger batch is divided over, if it is.
+        chunk_size: As in `batch_jacobian`.
+        name: The public function that the user called, for messages.
+        axis_name: The named axis along which a larger batch is sharded, if any.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class BatchLoss:
         """The eigenvalues of `H`, `[N]`."""
 
     def value_at(self, params: Any) -> jax.Array:
-        """The loss at other params: a forward pass."""
+        """The loss at other params, by a forward pass."""
         return self._mean(self.J.vector_at(params).astype(self.dtype))
 
     def gram(self) -> jax.Array:
-        r""":math:`Q^\top J J^\top Q`, in the coordinates in which `H` is diagonal."""
+        r""":math:`Q^\top J J^\top Q`, in coordinates in which `H` is diagonal."""
         K = self.J.gram().astype(self.dtype)
         return self.into(self.into(K).T)
 

@@ -23,8 +23,8 @@ class BoundResiduals(NamedTuple):
     """Residuals as a function of params and one example that returns a vector.
 
     Attributes:
-        bound: The function, and what to call it with.
-        laid: How the residuals of an example are laid out.
+        bound: The function with its arguments.
+        laid: The layout of the residuals of an example.
     """
 
     bound: BoundLoss
@@ -32,7 +32,7 @@ class BoundResiduals(NamedTuple):
 
 
 def bind(fn: Callable[..., Any], params: Any, batch: Any, name: str) -> BoundResiduals:
-    """Check one call: `fn(params, example)` returns an array, or a tree of arrays."""
+    """Check the arguments of a call; `fn(params, example)` returns an array or a tree of arrays."""
     if not callable(fn):
         raise TypeError(
             f"{name}: the function is {type(fn).__name__}, expected fn(params, example)."
@@ -59,7 +59,7 @@ def bind(fn: Callable[..., Any], params: Any, batch: Any, name: str) -> BoundRes
 
 
 def checked_batches(batches: Any, count: int, name: str) -> tuple[Any, ...]:
-    """A batch for each of several functions."""
+    """Check that there is a batch for each of several functions."""
     if not isinstance(batches, (list, tuple)) or len(batches) != count:
         raise TypeError(
             f"{name}: the batch is {type_text(batches)}, expected a sequence of {count} batches: "

@@ -1,4 +1,4 @@
-"""Centred log-derivatives of a wave function at samples, as a linear map that isn't formed."""
+"""Centred log-derivatives of a wave function at samples, as a linear map."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ class CentredJacobian:
     .. math:: O_{s\theta} = \frac{\partial \log \psi_\theta(s)}{\partial \theta}, \qquad
               \bar O = \sum_s w_s O_s
 
-    Complex numbers are pairs of real ones throughout. Each part of a complex param is a param, and
-    each part of a complex row is a row. The Gram matrices in real and in complex numbers solve the
-    same problem. For a function that is holomorphic in its params, :math:`X^\top X` represents the
-    complex :math:`S = X^\dagger X`; for any other function it represents the real part of
+    Complex numbers are represented as pairs of real ones. Each part of a complex param is a param,
+    and each part of a complex row is a row. The Gram matrices in real and in complex numbers solve
+    the same problem. For a function that is holomorphic in its params, :math:`X^\top X` represents
+    the complex :math:`S = X^\dagger X`; for any other function it represents the real part of
     :math:`S`.
 
     Args:
         log_amplitude_fn: `log_psi(params, sample)`, a real or complex scalar, of ONE sample.
         params: The params, real or complex.
         samples: Arrays with a leading axis of `n` samples.
-        weights: How often each sample counts, `[n]`; `None` for alike.
-        dtype: That of the algebra between samples.
+        weights: Weight of each sample, `[n]`; `None` for equal weights.
+        dtype: The dtype of the algebra between samples.
         method: As in `batch_jacobian`.
-        chunk_size: Likewise.
-        axis_name: Likewise.
-        name: The name of the function that the user called, for messages.
+        chunk_size: As in `batch_jacobian`.
+        axis_name: As in `batch_jacobian`.
+        name: The public function that the user called, for messages.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class CentredJacobian:
         return jnp.sum(jnp.where(w > 0, w * values, jnp.zeros_like(values)), axis=0)
 
     def energies(self, values: Any, name: str) -> jax.Array:
-        """Local energies as `[n, k]`: of a real amplitude only the real part matters."""
+        """Local energies as `[n, k]`; a real amplitude uses only their real part."""
         parts = [self._real(jnp.real(values), name, "local_energies")]
         if self.width == 2:
             parts.append(self._real(jnp.imag(values), name, "local_energies"))

@@ -1,4 +1,4 @@
-"""Solves with a damped Gram matrix: by a factorization, or by conjugate gradients."""
+"""Solves with a damped Gram matrix, by a factorisation or by conjugate gradients."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Nystrom(NamedTuple):
 
     Attributes:
         vectors: `U`, `[N, l]`, orthonormal.
-        values: The diagonal of :math:`\Lambda`, `[l]`, falling.
+        values: The diagonal of :math:`\Lambda`, `[l]`, in decreasing order.
     """
 
     vectors: jax.Array
     values: jax.Array
 
     def preconditioner(self, damping: jax.Array) -> Map:
-        r"""The product with :math:`P^{-1}`, near a multiple of :math:`(A + \mu I)^{-1}`.
+        r"""Preconditioner :math:`P^{-1}`, near a multiple of :math:`(A + \mu I)^{-1}`.
 
         .. math:: P^{-1} = (\lambda_l + \mu)\, U (\Lambda + \mu)^{-1} U^\top + (I - U U^\top)
         """
@@ -39,18 +39,18 @@ class Nystrom(NamedTuple):
 
 
 def nystrom(times: Map, size: int, rank: int, dtype: Any) -> Nystrom:
-    r"""A randomised Nyström approximation of a positive semidefinite matrix.
+    r"""Compute a randomised Nyström approximation of a positive semidefinite matrix.
 
     .. math:: \hat A = (A \Omega) (\Omega^\top A \Omega)^{+} (A \Omega)^\top
 
     Args:
         times: The product with the matrix.
         size: The number `N` of its rows.
-        rank: Number of products that are taken, one after the other; `N` at most.
+        rank: Number of products, one after the other; at most `N`.
         dtype: The dtype of the vectors.
 
     Returns:
-        The approximation, which is exact for a matrix of that rank.
+        The approximation, which is exact for a matrix of this rank.
 
     Reference:
         Frangella, Tropp and Udell, 2021, "Randomized Nyström preconditioning", arXiv:2110.02820.
@@ -93,14 +93,14 @@ def conjugate_gradients(
     Args:
         times: The product with `A`.
         b: The right-hand side, `[N]`.
-        precondition: The product with a positive definite matrix near a multiple of the inverse.
-        tol: The residual at which it ends, of the length of `b`.
-        iterations: The most products.
+        precondition: The product with the preconditioner, a positive definite matrix.
+        tol: Relative residual at which the iteration ends.
+        iterations: Maximum number of products.
 
     Returns:
-        The solution, and how many products it took. It is NaN if the right-hand side or what the
-        preconditioner makes of it isn't finite; where rounding finds a direction along which the
-        matrix isn't positive, it is what was found before.
+        The solution, and the number of products. The solution is NaN if the right-hand side or its
+        preconditioned form isn't finite. If rounding finds a direction of negative curvature, the
+        iteration ends with its last solution.
     """
     unit = _largest(b)
     b = b / unit
@@ -134,12 +134,12 @@ _MATRICES = 4  # of the Gram matrix's size: itself, in other coordinates, damped
 
 
 class DampedGram(NamedTuple):
-    r"""A damped Gram matrix :math:`K + \lambda I`: its products and those of its inverse.
+    r"""A damped Gram matrix :math:`K + \lambda I`, by products with it and with its inverse.
 
     Attributes:
         times: The product with `K`.
         inverse: The product with :math:`(K + \lambda I)^{-1}`.
-        lam: The damping, large enough for rounding.
+        lam: The damping, at least the rounding error.
     """
 
     times: Map
@@ -151,10 +151,10 @@ def check_rows(count: int, what: str, dtype: Any, where: str, instead: str = "so
     """Check that the Gram matrix of all rows is small enough to factorise.
 
     Args:
-        count: The number of them.
-        what: Their name in the plural.
+        count: Number of rows.
+        what: Their name in the plural, for the message.
         dtype: The dtype of the matrix.
-        where: How the message begins.
+        where: The beginning of the message.
         instead: The option that needs no matrix.
     """
     if count > _MOST:
@@ -182,11 +182,11 @@ def solve_by_cg(
 
     Args:
         times: The product with `K`.
-        size: How many rows it has.
+        size: Number of rows.
         dtype: The dtype of the vectors.
         damping: The damping.
-        iterations: How many at most.
-        rank: That of Nyström's preconditioner, which takes as many products; 0 for none.
+        iterations: Maximum number of iterations.
+        rank: Rank of the Nyström preconditioner, which takes as many products; 0 for none.
     """
     eps = float(jnp.finfo(dtype).eps)
     lam, precondition = damping, lambda r: r

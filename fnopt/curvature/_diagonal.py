@@ -1,4 +1,4 @@
-"""Diagonals and traces of curvature matrices: estimated by probes, or exact."""
+"""Diagonals and traces of curvature matrices, estimated by probes or exact."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Estimate(NamedTuple):
 
     Attributes:
         value: The estimate, unbiased.
-        variance: The variance of the estimate, from the spread of the probes: its square root is
-            the standard error. NaN for a single probe, which has no spread; 0 or infinite where
-            squares of the values leave the range of their dtype (below 1e-19 in float32, say).
+        variance: The variance of the estimate, from the spread of the probes; its square root is
+            the standard error. NaN for a single probe; 0 or infinite if squares of the values
+            leave the range of their dtype (below 1e-19 in float32, for example).
     """
 
     value: Any
@@ -78,21 +78,21 @@ def hessian_diagonal(
     chunk_size: int | None = None,
     axis_name: Any = None,
 ) -> Callable[..., Estimate]:
-    r"""The diagonal of the Hessian by Hutchinson's estimator, with its variance.
+    r"""Estimate the diagonal of the Hessian by Hutchinson's estimator, with its variance.
 
     .. math:: \operatorname{diag}(H) = \mathbb{E}[v \odot H v], \qquad v_j = \pm 1
 
-    Exact for a diagonal Hessian; else the variance of one probe is
+    The estimate is exact for a diagonal Hessian; otherwise the variance of one probe is
     :math:`\sum_{k \ne j} H_{jk}^2` in entry `j`.
 
     Args:
         fn: As in `hvp`.
-        samples: How many probes; each costs a product.
+        samples: Number of probes; each costs a product.
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: Number of examples to differentiate at once; `None` for all.
-        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
-            is divided over, or several: sums run over all of its devices, and the result is the
-            same on all. `None` for the examples of this call.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
+            the batch is sharded, or several axes. Sums then cover all devices, and all get the
+            same result. `None` sums over the examples of this call.
 
     Returns:
         A function `(params, key, batch=None)` -> an `Estimate` of trees like the params, float32
@@ -139,7 +139,7 @@ def trace_estimate(
         product: The matrix product `v -> A v`; its result has the structure and shapes of `v`.
         like: A tree of floating arrays with the structure and shapes of `v`; values don't matter.
         key: One PRNG key.
-        samples: How many probes; each costs a product.
+        samples: Number of probes; each costs a product.
 
     Returns:
         An `Estimate` of two scalars, float32 or wider.
@@ -170,7 +170,7 @@ def trace_estimate(
 
 
 def tree_dot(a: Any, b: Any) -> jax.Array:
-    """The inner product of two trees, float32 or wider."""
+    """Inner product of two trees, float32 or wider."""
     pairs = list(zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
     dtype = compute_dtype(*(jnp.result_type(x) for x, _ in pairs if is_inexact(x)))
     total = jnp.zeros((), dtype)
@@ -188,21 +188,21 @@ def ggn_diagonal(
     chunk_size: int | None = None,
     axis_name: Any = None,
 ) -> Callable[[Any, Any], Any]:
-    r"""The exact diagonal of the generalized Gauss-Newton matrix.
+    r"""Compute the exact diagonal of the generalized Gauss-Newton matrix.
 
     .. math:: \operatorname{diag}(G)_j = \frac1n \sum_i \sum_{c,d} J_{icj} H_{icd} J_{idj}
 
-    One backward pass over the batch for every output of an example; the rows of a chunk of
-    examples are in memory at a time.
+    This takes one backward pass over the batch for every output of an example. Only the rows of a
+    chunk of examples are in memory at a time.
 
     Args:
         model_fn: `f(params, example) -> outputs` for ONE example, an array or a tree.
         loss_fn: `loss(outputs, example) -> scalar`.
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: Number of examples to differentiate at once; `None` for all.
-        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
-            is divided over, or several: sums run over all of its devices, and the result is the
-            same on all. `None` for the examples of this call.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
+            the batch is sharded, or several axes. Sums then cover all devices, and all get the
+            same result. `None` sums over the examples of this call.
 
     Returns:
         A function `(params, batch)` -> a tree like the params.

@@ -1,12 +1,12 @@
 r"""Blocks of a Gauss-Newton matrix in the eigenbases of their Kronecker factors.
 
-With :math:`A = Q_A \Lambda Q_A^\top` and :math:`G` likewise, the best diagonal in their basis has
-the second moments of the gradients `M` there,
+With :math:`A = Q_A \Lambda Q_A^\top` and the same for :math:`G`, the best diagonal in this basis
+consists of the second moments of the gradients `M`,
 
 .. math:: A \otimes G \to (Q_A \otimes Q_G) \operatorname{diag} S (Q_A \otimes Q_G)^\top,
     \qquad S = E[(Q_A^\top M Q_G)^2]
 
-in place of the products of eigenvalues.
+instead of the products of eigenvalues.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _Blocks = KroneckerBlock | BlockStack
 
 
 def is_corrected(block: _Blocks) -> bool:
-    """Whether a block has a basis: it has two factors."""
+    """Whether a block has an eigenbasis, because it has two factors."""
     return len(block.sides) == 2
 
 
 def basis_shapes(block: _Blocks) -> tuple[tuple[int, ...], ...]:
-    """The shapes of the eigenbases; that of a diagonal factor is empty."""
+    """Shapes of the eigenbases; empty for a diagonal factor."""
     return tuple(
         (block.matrices, s.count, s.width, s.width) if s.count else (block.matrices, 0, 0, 0)
         for s in block.sides
@@ -40,12 +40,12 @@ def basis_shapes(block: _Blocks) -> tuple[tuple[int, ...], ...]:
 
 
 def moment_shape(block: _Blocks) -> tuple[int, ...]:
-    """The shape of the second moments in the bases, with sides padded to whole blocks."""
+    """Shape of the second moments in the bases, with sides padded to whole blocks."""
     return (block.matrices, *(s.count * s.width if s.count else s.size for s in block.sides))
 
 
 def eigenbases(blocks: Sequence[BlockStack], factors: Sequence[Factors]) -> tuple[Factors, ...]:
-    """Eigenvectors of the factors of every block with two; those of one width are batched."""
+    """Eigenvectors of the factors of every block with two factors, batched by width."""
     found: dict[tuple[int, int], jax.Array] = {}
     stacks: dict[int, list[tuple[int, int]]] = {}
     for i, block in enumerate(blocks):

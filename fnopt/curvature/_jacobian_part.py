@@ -19,7 +19,7 @@ from fnopt.sharding import all_gather_tree, explicit_spec, psum, pvary_like, rep
 
 
 class FormedRows(NamedTuple):
-    """The rows of `n` examples with `k` residuals each.
+    """Formed rows of `n` examples with `k` residuals each.
 
     Attributes:
         residuals: The residuals, `[n, k]`.
@@ -43,7 +43,7 @@ class FormedRows(NamedTuple):
         return total
 
     def matrix(self) -> jax.Array:
-        """All rows with the params end to end, `[n k, P]`, float32 or wider."""
+        """Matrix of all rows, with the params concatenated, `[n k, P]`, float32 or wider."""
         found = [_matrix(rows) for rows in jax.tree.leaves(self.rows)]
         dtype = compute_dtype(*(x.dtype for x in found))
         return jnp.concatenate([x.astype(dtype) for x in found], axis=1)
@@ -92,11 +92,11 @@ def rows_of_all_devices(
 ) -> jax.Array:
     """The products with the rows of all devices side by side, `[n, devices m]`.
 
-    In every round the rows move on by one device, so that none ever has those of more than two.
+    In every round each device passes rows to the next one, so it holds those of at most two.
 
     Args:
         product: Function that returns the products of this device's rows with others, `[n, m]`.
-        rows: What this device sends.
+        rows: The rows of this device.
         axis_name: The named axis of the devices.
     """
     count, here = jax.lax.psum(1, axis_name), jax.lax.axis_index(axis_name)
@@ -119,13 +119,13 @@ def rows_of_all_devices(
 
 
 class JacobianPart:
-    """The rows of one residual function, for the examples of this device.
+    """Rows of one residual function, for the examples of this device.
 
     Args:
         residuals: The function, with params and a batch.
         method: As in `batch_jacobian`.
-        chunk_size: Likewise.
-        axis_name: Likewise.
+        chunk_size: As in `batch_jacobian`.
+        axis_name: As in `batch_jacobian`.
     """
 
     def __init__(
@@ -150,14 +150,14 @@ class JacobianPart:
         return jax.lax.dynamic_slice_in_dim(x, n * jax.lax.axis_index(self.axis_name), n)
 
     def take(self, batch: Any) -> GhostRows | FormedRows:
-        """The rows of a chunk of examples."""
+        """Rows of a chunk of examples."""
         if self.ghost is None:
             return form_rows(self.bound, batch)
         return record_rows(self.ghost, batch)
 
     @functools.cached_property
     def rows(self) -> GhostRows | FormedRows:
-        """The rows of all examples."""
+        """Rows of all examples."""
         return self.take(self.bound.batch)
 
     @functools.cached_property
@@ -178,7 +178,7 @@ class JacobianPart:
         return scan_chunks(body, None, batch, self.bound.size, self.chunk_size)[1]
 
     def of_all_devices(self) -> JacobianPart:
-        """The rows of all devices, computed on demand."""
+        """Rows of all devices, computed on demand."""
         batch = all_gather_tree(self.bound.batch, self.axis_name)
         everywhere = copy.copy(self)
         everywhere.__dict__.pop("rows", None)
@@ -241,7 +241,7 @@ class JacobianPart:
         return scan_chunks(body, zeros, chunks, self.bound.size, self.chunk_size)[0]
 
     def normal(self) -> jax.Array:
-        r""":math:`J^\top J`, `[P, P]`, of rows that are formed, summed over devices."""
+        r""":math:`J^\top J`, `[P, P]`, from formed rows, summed over devices."""
 
         def square(rows: FormedRows) -> jax.Array:
             matrix = rows.matrix()

@@ -1,4 +1,4 @@
-"""The report of `kfac`: each param's block of the Gauss-Newton matrix, and what is kept for it."""
+"""The report of `kfac`: the Gauss-Newton block of each param, and its state."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class KfacRule(NamedTuple):
         shape: Its shape.
         block: `'kronecker'`, `'dense'`, `'diagonal'`, or `'none'` for a param that the model
             doesn't use.
-        factors: The sides of its factors: `'785 x 128'`, or `'bias of w'` for a param that is a
-            further row of a weight, `'joined to w'` for one that is multiplied together with
-            another. `'2 x 512'` is a factor that was cut into blocks. A param that is cut before
-            it is multiplied has several such.
+        factors: The sides of its factors: `'785 x 128'`; `'bias of w'` for a param that is a
+            further row of a weight; `'joined to w'` for a param that is concatenated with
+            another before the product. `'2 x 512'` is a factor that was cut into blocks. A param
+            that is split before the product has several factors.
         why: The reason.
-        bytes: How much of the state is for it: momentum, factors, and what divides by them. What
-            several params have in common is counted with the first one.
+        bytes: Bytes of its state: momentum, factors and inverses. Shared state of
+            several params is counted with the first one.
     """
 
     name: str
@@ -45,9 +45,9 @@ class KfacReport(NamedTuple):
 
     Attributes:
         params: One entry for each param.
-        coverage: Which part of the numbers in the params is in no diagonal block.
-        numbers: How many numbers the factors have, beside those of the params.
-        bytes: How large the state of `fnopt.kfac` is, but for a few scalars.
+        coverage: Fraction of the numbers in the params that have no diagonal block.
+        numbers: Number of entries of the factors.
+        bytes: Bytes of the state of `fnopt.kfac`, except for a few scalars.
     """
 
     params: tuple[KfacRule, ...]
@@ -73,12 +73,12 @@ def kfac_report(
 ) -> Callable[[Any, Any], KfacReport]:
     """Report which curvature block `fnopt.kfac` uses for each parameter, and why.
 
-    It traces the model for one example and computes nothing.
+    The report needs one trace of the model for one example, and computes nothing.
 
     Args:
         model_fn: `f(params, example) -> outputs` of ONE example.
         max_side: As in `fnopt.kfac`.
-        eigenbasis: As in `fnopt.kfac`; bases and moments count as state then.
+        eigenbasis: As in `fnopt.kfac`; bases and moments then count as state.
 
     Returns:
         A function `(params, batch)` -> a `KfacReport`.

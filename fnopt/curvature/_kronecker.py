@@ -60,13 +60,14 @@ class KroneckerSpec(NamedTuple):
     Attributes:
         model_fn: `f(params, example) -> outputs` of ONE example.
         loss_fn: `loss(outputs, example) -> scalar`.
-        samples: How many random rows of the root of the output Hessian; `None` for all.
-        sample_fn: Draws a label from the model, `(key, outputs, example) -> example`; or `None`.
+        samples: Number of random rows of the root of the output Hessian; `None` for all.
+        sample_fn: Function that draws a label from the model, `(key, outputs, example) -> example`;
+            or `None`.
         sharing: `'expand'` or `'reduce'`.
         max_side: The largest side of a dense factor.
         eigenbasis: Whether blocks are corrected in their eigenbases.
-        name: The name of the function that the user called, for messages.
-        axis_name: The named axis that a larger batch is divided over, if it is.
+        name: The public function that the user called, for messages.
+        axis_name: The named axis along which a larger batch is sharded, if any.
     """
 
     model_fn: Callable[[Any, Any], Any]
@@ -81,12 +82,12 @@ class KroneckerSpec(NamedTuple):
 
 
 class KroneckerModel:
-    """A spec at some params, with a batch; it lives within one trace.
+    """A spec with params and a batch, within one trace.
 
     Args:
         spec: The spec.
         params: The params, arrays.
-        batch: The examples; shapes and dtypes do for `blocks`.
+        batch: The examples; for `blocks` only shapes and dtypes.
     """
 
     def __init__(self, spec: KroneckerSpec, params: Any, batch: Any) -> None:
@@ -127,7 +128,7 @@ class KroneckerModel:
             )
 
     def own(self, tree: Any) -> Any:
-        """Mark the tree as device-varying, so that derivatives are of this device's examples."""
+        """Mark a tree as device-varying, so that derivatives refer to this device's examples."""
         if self.spec.axis_name is None:
             return tree
         return pvary_like(tree, jax.lax.axis_index(self.spec.axis_name))
@@ -160,7 +161,7 @@ class KroneckerModel:
         return lambda v: jax.jvp(slope, (outputs,), (v,))[1]
 
     def factors(self, outputs: jax.Array, key: jax.Array) -> tuple[Factors, ...]:
-        """The factors of all stacks, from the outputs at the params."""
+        """Factors of all stacks, from the outputs at the params."""
         return self.factors_of(self.tape(outputs, key))
 
     def tape(self, outputs: jax.Array, key: jax.Array) -> Any:
@@ -171,12 +172,12 @@ class KroneckerModel:
         return record_tape(self.ghost, (self.batch, rows))
 
     def factors_of(self, tape: Any) -> tuple[Factors, ...]:
-        """The factors of all stacks."""
+        """Factors of all stacks."""
         found = block_factors(self.ghost, self.blocks, tape, self.spec.sharing)
         return self._average(self._join_stacks(found))
 
     def moments(self, tape: Any, bases: tuple[Factors, ...]) -> tuple[Factors, ...]:
-        """The second moments in the bases, of every stack that has some."""
+        """Second moments in the bases, for every stack with bases."""
         own: dict[int, Factors] = {}
         for stack, pair in zip(self.stacks, bases, strict=True):
             each = zip(*map(stack.parts, pair), strict=True) if pair else [()] * len(stack.blocks)
@@ -215,7 +216,7 @@ class KroneckerModel:
         return drawn_rows(*of_all, spec.axis_name)
 
     def inverses(self, factors: tuple[Factors, ...], damping: jax.Array) -> tuple[Factors, ...]:
-        """The inverses of all damped factors."""
+        """Inverses of all damped factors."""
         return inverse_factors(self.stacks, factors, damping, self.spec.axis_name)
 
     def bases(self, factors: tuple[Factors, ...], damping: jax.Array) -> tuple[Factors, ...]:
@@ -232,7 +233,7 @@ class KroneckerModel:
         return tuple(others.get(i, bases) for i, bases in enumerate(found))
 
     def matrices(self, tree: Any) -> Matrices:
-        """A tree like the params as matrices, by stack."""
+        """Convert a tree like the params to matrices, by stack."""
         leaves = [x.astype(self.dtype) for x in jax.tree.leaves(tree)]
         return tuple(stack.matrix(leaves) for stack in self.stacks)
 
@@ -253,13 +254,13 @@ class KroneckerModel:
         damping: jax.Array,
         moments: tuple[Factors, ...] = (),
     ) -> Matrices:
-        """The product of the inverse with matrices, as `matrices` returns them.
+        """The product of the inverse with matrices, in the form of `matrices`.
 
         Args:
             matrices: By stack.
-            inverses: What `inverses` returns, or `bases`.
-            damping: As there.
-            moments: In these bases.
+            inverses: The result of `inverses` or `bases`.
+            damping: The damping of these inverses.
+            moments: Second moments in these bases.
         """
         each = zip(matrices, inverses, moments or ((),) * len(inverses), strict=True)
         return tuple(
@@ -271,12 +272,12 @@ class KroneckerModel:
 
 
 def common_dtype(params: Any) -> Any:
-    """The dtype that all is computed in."""
+    """The compute dtype."""
     return compute_dtype(*(jnp.result_type(p) for p in jax.tree.leaves(params)))
 
 
 def planned_blocks(spec: KroneckerSpec, params: Any, batch: Any) -> tuple[KroneckerBlock, ...]:
-    """The blocks, from shapes alone; nothing is computed."""
+    """The blocks, from shapes alone."""
     check_real(params, spec.name)
     spec = spec._replace(axis_name=None)  # of whatever examples
     found: list[KroneckerBlock] = []

@@ -23,10 +23,10 @@ from fnopt.sharding import all_gather, concatenate, psum, pvary_like, replicate,
 
 
 def inverses_of_all(stacks: Sequence[jax.Array], axis_name: Any = None) -> list[jax.Array]:
-    """The inverses of positive definite matrices, `[k, n, n]` each.
+    """Inverses of positive definite matrices, `[k, n, n]` each.
 
-    Those of one size are inverted together. On a mesh every device inverts its share, by the cube
-    of the size, and all get all: one all-gather. So do the devices of a named axis.
+    Matrices of one size are inverted together. On a mesh, or along a named axis, every device
+    inverts its share, measured by the cube of the size; one all-gather then gives all of them.
     """
     sizes = sorted({x.shape[-1] for x in stacks}, reverse=True)
     by_size = [[i for i, x in enumerate(stacks) if x.shape[-1] == n] for n in sizes]
@@ -67,7 +67,7 @@ def _mesh_of(arrays: Sequence[Any]) -> Any:
 def shares(counts: Sequence[int], sizes: Sequence[int], devices: int) -> list[list[list[int]]]:
     """Indices of the matrices of each device, by size.
 
-    The next one, in the order of size, goes to the device with the least work so far.
+    The next matrix, in the order of size, goes to the device with the least work so far.
     """
     work, found = [0] * devices, [[[] for _ in sizes] for _ in range(devices)]
     for group in sorted(range(len(sizes)), key=lambda j: -sizes[j]):
@@ -141,10 +141,10 @@ def _restore_order(
 class BlockStack(NamedTuple):
     """Blocks that are inverted and multiplied together.
 
-    A program grows by this with the number of different sides, and not with that of layers.
+    With stacks, the program size grows with the number of different sides instead of layers.
 
     Attributes:
-        numbers: Which blocks they are.
+        numbers: Indices of the blocks.
         blocks: The blocks.
     """
 
@@ -153,7 +153,7 @@ class BlockStack(NamedTuple):
 
     @property
     def sides(self) -> tuple[Side, ...]:
-        """The sides of each."""
+        """Sides of each matrix."""
         return self.blocks[0].sides
 
     @property
@@ -171,13 +171,13 @@ class BlockStack(NamedTuple):
         return jnp.split(x, ends) if ends else [x]
 
     def leaves_of(self, m: jax.Array, like: Sequence[Any]) -> list[dict[int, jax.Array]]:
-        """Parameters of the matrices, by block and number; a cut parameter's part."""
+        """Parameters of the matrices, by block and index; for a split parameter its part."""
         parts = zip(self.blocks, self.parts(m), strict=True)
         return [block.leaves_of(part, like) for block, part in parts]
 
 
 def stacked_blocks(blocks: Sequence[KroneckerBlock]) -> tuple[BlockStack, ...]:
-    """The blocks by their sides, in the order of the first ones."""
+    """Blocks by their sides, in the order of first occurrence."""
     stacks: dict[Any, list[int]] = {}
     for i, block in enumerate(blocks):
         stacks.setdefault((block.sides, block.sizes), []).append(i)
@@ -193,16 +193,16 @@ def inverse_factors(
     damping: jax.Array,
     axis_name: Any = None,
 ) -> tuple[Factors, ...]:
-    """The inverses of the damped factors of all blocks, of the same shapes.
+    """Inverses of the damped factors of all blocks, with the shapes of the factors.
 
-    Those of one width are inverted together; where the factors are on a mesh, each of its devices
-    inverts some.
+    Factors of one width are inverted together. If the factors are on a mesh, each device
+    inverts some of them.
 
     Args:
         stacks: The blocks.
         factors: `[T, blocks, width, width]` each, `[T, size]` if diagonal.
         damping: A number.
-        axis_name: The named axis of devices that each invert some, if there is one.
+        axis_name: The named axis of devices that share the work, if any.
     """
     numbers = [_shifts(b, f, damping) for b, f in zip(stacks, factors, strict=True)]
     leaves, treedef = jax.tree.flatten(tuple(factors))
@@ -242,8 +242,8 @@ def times_inverse(inverses: Factors, damping: jax.Array, m: jax.Array) -> jax.Ar
     """The product with the inverses of blocks.
 
     Args:
-        inverses: Of one stack, what `inverse_factors` returns.
-        damping: What is divided by where a block has no curvature.
+        inverses: The result of `inverse_factors` for one stack.
+        damping: The divisor of blocks without curvature.
         m: The matrices, `[T, D, K]`, or `[T, D]` with less than two factors.
     """
     if not inverses:

@@ -20,9 +20,9 @@ class Eigenpairs(NamedTuple):
     """Eigenvalues with their eigenvectors.
 
     Attributes:
-        values: The eigenvalues, `[k]`, the wanted end first.
+        values: The eigenvalues, `[k]`, beginning with the requested end of the spectrum.
         vectors: The eigenvectors of length 1, a tree with a leading axis of `k`.
-        errors: The lengths of `A q - value q`, `[k]`: there is an eigenvalue within that distance.
+        errors: Residual norms `|A q - value q|`, `[k]`, which bound the distance to an eigenvalue.
     """
 
     values: jax.Array
@@ -39,23 +39,23 @@ def top_eigenvalues(
     iterations: int = 32,
     which: str = "largest",
 ) -> Eigenpairs:
-    r"""Extreme eigenvalues of a symmetric matrix, by Lanczos' method.
+    r"""Compute extreme eigenvalues of a symmetric matrix by Lanczos' method.
 
-    With `m` products it finds the matrix restricted to the space that these span,
+    From `m` products it computes the matrix restricted to their Krylov space,
 
     .. math:: T = Q^\top A Q, \qquad Q = [q, A q, \dots, A^{m-1} q] \text{ orthonormal},
 
-    whose extreme eigenvalues are close to those of `A` long before `m` is its size. Every vector is
+    whose extreme eigenvalues approximate those of `A` for `m` far below its size. Every vector is
     orthogonalised twice against all previous ones, so there are no spurious copies of eigenvalues.
     A multiple eigenvalue usually appears once.
 
     Args:
         product: `v -> A v`, from a tree to a tree like it: a :func:`hvp` or :func:`ggn_vp` with
             its params and batch.
-        like: The tree, of floating arrays; its values don't matter.
+        like: The tree, of floating arrays; its values are ignored.
         key: A PRNG key for the first vector.
         k: Number of eigenvalues.
-        iterations: `m`, how many products; at most the number of params. `m` vectors are kept.
+        iterations: Number of products `m`, at most the number of params. `m` vectors are stored.
         which: `'largest'`, `'smallest'` or `'magnitude'`.
 
     Returns:
@@ -64,7 +64,7 @@ def top_eigenvalues(
     Raises:
         TypeError: If a leaf isn't real and floating, or `key` isn't one PRNG key.
         ValueError: If there are not `k` eigenvalues in `m` iterations, the product isn't like its
-            argument, or an option makes no sense.
+            argument, or an option is invalid.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -1,6 +1,6 @@
 r"""Square roots of the Hessian of a loss in the outputs of the model.
 
-With rows `V` of an example such that :math:`E[V^\top V]` is the Hessian :math:`H` of its loss in
+If :math:`E[V^\top V]` of the rows `V` of an example is the Hessian :math:`H` of its loss in
 the outputs `f`, the Gauss-Newton matrix is the mean of the squares of the gradients of `V f`.
 """
 
@@ -31,7 +31,7 @@ class OutputHessian(NamedTuple):
     r"""The Hessian :math:`Q h Q^\top` of a loss in the outputs of `n` examples, in blocks.
 
     Attributes:
-        values: `h`, what bends down left out, `[n, C / size, size]`.
+        values: `h`, with negative eigenvalues set to zero, `[n, C / size, size]`.
         vectors: `Q`, `[n, C / size, size, size]`.
     """
 
@@ -56,14 +56,14 @@ class OutputHessian(NamedTuple):
 def output_hessian(
     loss: OutputLoss, outputs: jax.Array, batch: Any, name: str, remedy: str
 ) -> OutputHessian:
-    """The Hessian of every example.
+    """Compute the Hessian of every example.
 
     Args:
         loss: The loss.
         outputs: `[n, C]`.
         batch: The examples.
-        name: The name of the function that the user called, for messages.
-        remedy: What to do about a loss that mixes too many outputs.
+        name: The public function that the user called, for messages.
+        remedy: Advice for a loss that mixes too many outputs, for messages.
     """
     size = block_size(loss, outputs, batch, name, remedy)
     found = jax.vmap(lambda f, example: _eigen(loss, f, example, size))(outputs, batch)
@@ -99,10 +99,10 @@ def output_rows(
         loss: The loss.
         outputs: `[n, C]`.
         batch: The examples.
-        key: For the random signs.
-        samples: How many random rows an example gets; `None` for an exact root of `C` rows.
-        name: The name of the function that the user called, for messages.
-        axis_name: The named axis that a larger batch is divided over, if it is.
+        key: A key for the random signs.
+        samples: Number of random rows of an example; `None` for an exact root of `C` rows.
+        name: The public function that the user called, for messages.
+        axis_name: The named axis along which a larger batch is sharded, if any.
     """
     size = block_size(loss, outputs, batch, name)
     root = jax.vmap(lambda f, example: _root(loss, f, example, size))(outputs, batch)
@@ -125,7 +125,7 @@ def output_curvature(
 ) -> Callable[[jax.Array], jax.Array] | None:
     """The product with the Hessian of a loss that is a sum over outputs, `[n, C]`; else `None`.
 
-    Where it bends down it counts as flat, as in `output_rows`.
+    Negative curvature counts as zero, as in `output_rows`.
     """
     if block_size(loss, outputs, batch, name) > 1:
         return None
@@ -156,8 +156,8 @@ def drawn_rows(
         outputs: `[n, C]`.
         batch: The examples.
         key: The key.
-        samples: How many labels an example gets.
-        axis_name: The named axis that a larger batch is divided over, if it is.
+        samples: Number of labels of an example.
+        axis_name: The named axis along which a larger batch is sharded, if any.
     """
 
     def draw_rows(f: jax.Array, example: Any, key: jax.Array) -> jax.Array:
@@ -172,7 +172,7 @@ def drawn_rows(
 def keys_of(outputs: jax.Array, key: jax.Array, axis_name: Any = None) -> jax.Array:
     """A key for each example, sharded like the outputs `[n, C]`.
 
-    Those of examples that are divided over a named axis are those that one device would give them.
+    Keys of examples sharded along a named axis equal those on a single device.
     """
     keys = jax.random.split(key, outputs.shape[0] * psum(1, axis_name))
     keys = local_rows(keys, axis_name)
@@ -184,7 +184,7 @@ def block_size(
 ) -> int:
     """The block size of the Hessian in the outputs: 1, or a larger divisor of `C`.
 
-    The loss of a sequence is a sum over positions, so that the Hessian has a block for each.
+    The loss of a sequence is a sum over positions, so the Hessian has a block for each position.
     """
     count = outputs.shape[1]
     example = jax.tree.map(lambda x: replicate(x, 0)[0], batch)

@@ -1,4 +1,4 @@
-"""The Gauss-Newton direction of a batch, solved among the outputs of the model."""
+"""The Gauss-Newton direction of a batch, solved in the space of the outputs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fnopt.curvature._damped_gram import Map, check_rows, solve_by_cg, solve_by_
 
 
 class OutputStep(NamedTuple):
-    r"""A direction as its change of the outputs.
+    r"""A direction, represented by its weights on the outputs.
 
     Attributes:
-        weights: `a`, of which the direction is :math:`-J^\top a` (besides momentum), `[N]`.
+        weights: `a` of the direction :math:`-J^\top a` (without momentum), `[N]`.
         slope: The derivative of the loss along the direction.
-        second_derivative: That of the Gauss-Newton model of the loss.
+        second_derivative: The second derivative of the Gauss-Newton model along it.
         known: Whether the loss and its derivatives are finite.
     """
 
@@ -51,27 +51,27 @@ def output_step(
     iterations: int | None = None,
     rank: int = 0,
 ) -> OutputStep:
-    r"""Solve for the Gauss-Newton direction among the outputs of the batch.
+    r"""Solve for the Gauss-Newton direction in the space of the outputs of the batch.
 
     .. math:: d = v - (G + \lambda I)^{-1} (\nabla L + G v) = v - J^\top a, \qquad
               a = (H K + \lambda I)^{-1} (s + H J v)
 
-    with :math:`K = J J^\top` and :math:`s = \partial L / \partial f`. In coordinates in which `H`
-    is diagonal, `h`, and with :math:`M = \sqrt h K \sqrt h + \lambda I`, each component of `s` may
-    be taken as :math:`\sqrt h u`, or be left over as `t`:
+    with :math:`K = J J^\top` and :math:`s = \partial L / \partial f`. Use coordinates in which `H`
+    is diagonal, `h`, and let :math:`M = \sqrt h K \sqrt h + \lambda I`. Each component of `s` is
+    written either as :math:`\sqrt h u` or as `t`:
 
     .. math:: a = \tfrac1\lambda t + \sqrt h\, M^{-1} \big(u + \sqrt h (J v - \tfrac1\lambda K t)
               \big).
 
-    The first is exact where `h` is large beside :math:`\lambda`, the other where `h` is small or 0.
-    It is 0 for an example that a classifier is sure about, even if it is wrong.
+    The first form is accurate if `h` is large relative to :math:`\lambda`, the second if `h` is
+    small or 0, as for a confident prediction of a classifier, even a wrong one.
 
     Args:
         loss: The loss.
         damping: :math:`\lambda`, positive.
         before: `J v`, `[N]`; `None` for no `v`.
-        iterations: How many conjugate gradients to take at most, without `K`; `None` to factorise.
-        rank: That of their Nyström preconditioner; 0 for none.
+        iterations: Maximum number of conjugate gradient steps, without `K`; `None` to factorise.
+        rank: Rank of their Nyström preconditioner; 0 for none.
 
     Returns:
         The direction.

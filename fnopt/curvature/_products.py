@@ -27,21 +27,21 @@ def hvp(
     chunk_size: int | None = None,
     axis_name: Any = None,
 ) -> Callable[..., Any]:
-    r"""The Hessian-vector product of a scalar function.
+    r"""Make the Hessian-vector product of a scalar function.
 
     .. math:: H v = \nabla^2 f(\theta)\, v
               = \tfrac{d}{dt} \nabla f(\theta + t v) \big|_{t=0}
 
-    by forward over reverse mode: about two gradients, and no matrix.
+    by forward over reverse mode, at the cost of about two gradients, without a matrix.
 
     Args:
         fn: `fn(params) -> scalar`; or, with a batch, `fn(params, example) -> scalar` for ONE
             example, whose values are averaged.
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: Number of examples to differentiate at once; `None` for all.
-        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
-            is divided over, or several: sums run over all of its devices, and the result is the
-            same on all. `None` for the examples of this call.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
+            the batch is sharded, or several axes. Sums then cover all devices, and all get the
+            same result. `None` sums over the examples of this call.
 
     Returns:
         A function `(params, v, batch=None)` -> `H v`; `v` and `H v` are trees like the params.
@@ -90,7 +90,7 @@ def ggn_vp(
     chunk_size: int | None = None,
     axis_name: Any = None,
 ) -> Callable[[Any, Any, Any], Any]:
-    r"""The product with the generalized Gauss-Newton matrix.
+    r"""Make the product with the generalized Gauss-Newton matrix.
 
     .. math:: G v = \frac1n \sum_i J_i^\top H_i J_i v, \qquad
               J_i = \frac{\partial f(\theta, x_i)}{\partial \theta}, \quad
@@ -105,9 +105,9 @@ def ggn_vp(
         loss_fn: `loss(outputs, example) -> scalar`.
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: Number of examples to differentiate at once; `None` for all.
-        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
-            is divided over, or several: sums run over all of its devices, and the result is the
-            same on all. `None` for the examples of this call.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
+            the batch is sharded, or several axes. Sums then cover all devices, and all get the
+            same result. `None` sums over the examples of this call.
 
     Returns:
         A function `(params, v, batch)` -> `G v`; `v` and `G v` are trees like the params.
@@ -157,22 +157,22 @@ def fisher_vp(
     chunk_size: int | None = None,
     axis_name: Any = None,
 ) -> Callable[[Any, Any, Any], Any]:
-    r"""The product with the Fisher matrix of the labels in the batch.
+    r"""Make the product with the Fisher matrix of the labels in the batch.
 
     .. math:: F v = \frac1n \sum_i g_i\, (g_i \cdot v), \qquad
               g_i = \nabla_\theta\, \ell(\theta, x_i)
 
-    for a loss that is a negative log-likelihood. With labels that were *drawn from the model* it
-    is an unbiased estimate of the Fisher matrix; with the labels of the data it is what is called
-    the empirical Fisher, which is not the same matrix.
+    for a loss that is a negative log-likelihood. With labels *drawn from the model* it
+    is an unbiased estimate of the Fisher matrix. With the labels of the data it is the
+    empirical Fisher matrix, a different matrix.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar` for ONE example.
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: Number of examples to differentiate at once; `None` for all.
-        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis that the batch
-            is divided over, or several: sums run over all of its devices, and the result is the
-            same on all. `None` for the examples of this call.
+        axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
+            the batch is sharded, or several axes. Sums then cover all devices, and all get the
+            same result. `None` sums over the examples of this call.
 
     Returns:
         A function `(params, v, batch)` -> `F v`; `v` and `F v` are trees like the params.

@@ -15,14 +15,14 @@ _PARALLEL = 1e-4  # the squared sine below which two directions are one
 
 
 class StackedDirection(NamedTuple):
-    """A direction as a tree and as matrices in stacks; zero if not finite.
+    """A direction as a tree and as stacked matrices; zero if not finite.
 
     Attributes:
         unit: Like the params, of length 1 (or zero), so that no square underflows.
-        matrices: Likewise, for inner products: there are fewer of them than of params.
-        norm: The length; 1 where it is zero.
-        some: Whether it isn't zero.
-        finite: Whether it is finite.
+        matrices: The same as stacked matrices, for inner products over fewer arrays.
+        norm: The length; 1 if it is zero.
+        some: Whether the length isn't zero.
+        finite: Whether the direction is finite.
     """
 
     unit: Any
@@ -47,12 +47,12 @@ def direction(tree: Any, matrices: Any) -> StackedDirection:
 
 
 class Combination(NamedTuple):
-    """The weights of the directions, and the predicted change.
+    """Weights of the directions, and the predicted change.
 
     Attributes:
         weights: `[2]`.
         change: The change of the objective by the model, without damping.
-        share: The curvature's part of what bends the damped model; the rest is damping.
+        share: The fraction of the damped model's second derivative that is curvature, not damping.
     """
 
     weights: jax.Array
@@ -69,7 +69,7 @@ def best_combination(
     l2: jax.Array,
     total: Callable[[Any], Any] = lambda sums: sums,
 ) -> Combination:
-    r"""The minimum of the damped model over a span.
+    r"""Minimise the damped model over a span.
 
     .. math:: M(u) = g^\top u + \tfrac12 u^\top (G + (\eta + \lambda) I)\, u,
               \qquad u = \alpha d + \mu m
@@ -81,10 +81,10 @@ def best_combination(
         directions: `d` and `m`; the second one may be zero.
         damping: :math:`\lambda`.
         l2: :math:`\eta`.
-        total: Function that returns the sum over all examples from the sum of this device.
+        total: Function from the sum over this device to the sum over all examples.
 
     Returns:
-        The weights; NaN where the model has no minimum.
+        The weights; NaN if the model has no minimum.
     """
     units = [d.matrices for d in directions]
     outputs = [push(d.unit) for d in directions]

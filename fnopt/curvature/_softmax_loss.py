@@ -1,14 +1,14 @@
 r"""Detection of cross entropies: losses linear in scores and their log-sum-exps.
 
-With scores :math:`z = B f + c` that are linear in the outputs of the model, :math:`p` their softmax
-and a loss that is linear in :math:`f` and :math:`L = \log \sum_i e^{z_i}`,
+Let scores :math:`z = B f + c` be linear in the outputs of the model, :math:`p` their softmax,
+and the loss linear in :math:`f` and :math:`L = \log \sum_i e^{z_i}`. Then
 
 .. math:: \nabla^2 \ell = B^\top w \left(\operatorname{diag} p - p p^\top\right) B = V V^\top,
     \qquad V = B^\top \sqrt w \left(\operatorname{diag} \sqrt p - p \sqrt p^\top\right),
-    \qquad w = \frac{\partial \ell}{\partial L}
+    \qquad w = \frac{\partial \ell}{\partial L},
 
-so that a root of the Hessian costs as much as the loss does: no eigenvalue problem for every
-position. Whether a loss is one is read from its program.
+so a root of the Hessian costs as much as the loss, without an eigenvalue problem for every
+position. Such losses are recognised from their program.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def is_softmax_loss(loss: Any, count: int, dtype: Any, example: Any) -> bool:
     Args:
         loss: Function of one example's outputs, a vector, and the example; returns a number.
         count: Number of outputs.
-        dtype: Of the outputs.
+        dtype: The dtype of the outputs.
         example: Shapes and dtypes of an example.
     """
     kinds: list[bool] = []
@@ -95,11 +95,11 @@ def softmax_rows(loss: Any, f: jax.Array, example: Any, key: jax.Array, samples:
     r"""Random combinations :math:`V \epsilon` of the columns of the root, `[samples, C]`.
 
     Args:
-        loss: One that `is_softmax_loss`.
+        loss: A loss for which `is_softmax_loss` is true.
         f: The outputs of one example, `[C]`.
         example: The example.
-        key: For the signs :math:`\epsilon`.
-        samples: How many.
+        key: A key for the signs :math:`\epsilon`.
+        samples: Number of combinations.
     """
 
     def scores(f: jax.Array) -> list[jax.Array]:

@@ -1,4 +1,4 @@
-"""Products that are sums over the examples of a batch, a chunk at a time."""
+"""Products that are sums over the examples of a batch, computed chunk by chunk."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def checked_options(reduction: str, chunk_size: int | None, name: str) -> int | 
 
 
 def check_direction(direction: Any, params: Any, name: str) -> None:
-    """Check that params have a gradient, and that a direction is like them."""
+    """Check that params have a gradient, and that a direction has their structure and shapes."""
     check_real(params, name)
     check_same_tree(direction, params, f"{name}: v", "the params")
 
@@ -60,7 +60,7 @@ def explain_errors(
     Args:
         fn: `fn(params, example)`, or `fn(outputs, example)`.
         name: The public function that the user called, for messages.
-        is_loss: Whether it is one.
+        is_loss: Whether the function is a loss.
     """
 
     def call_with_context(first: Any, example: Any) -> Any:
@@ -100,7 +100,7 @@ def sum_over_examples(
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: Number of examples at once.
         name: The public function that the user called, for messages.
-        axis_name: The named axis that a larger batch is divided over, if it is.
+        axis_name: The named axis along which a larger batch is sharded, if any.
     """
     size = check_batch(
         [(leaf_text(path), leaf) for path, leaf in leaves_with_names(batch)[0]], name

@@ -57,7 +57,7 @@ def per_example_jacobian(
 
     Raises:
         TypeError: If params or outputs aren't floating, or params are complex.
-        ValueError: If the example axes disagree or are empty, or an option makes no sense.
+        ValueError: If the example axes disagree or are empty, or an option is invalid.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -1,4 +1,4 @@
-"""Parameters on manifolds: where a parameter lives, and the tangent that an optimizer sees."""
+"""Manifolds of parameters, with the tangents that optimizers and solvers use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positive definite matrices and probabilities: open sets that a change of variable makes flat."""
+"""Positive definite matrices and probabilities: open sets with flat coordinates."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class PositiveDefiniteMatrices(Manifold):
     r"""Symmetric positive definite matrices, `[..., n, n]`, in the log-Cholesky metric.
 
     With :math:`X = L L^\top` a tangent holds the changes of :math:`\log L_{ii}`, then of the
-    entries of `L` below the diagonal, `[..., n (n + 1) / 2]`. In these numbers the set is flat. No
-    step leaves it, `local` is a difference, the mean of matrices is that of the numbers, and
-    `transport` changes nothing.
+    entries of `L` below the diagonal, `[..., n (n + 1) / 2]`. In these coordinates the set is flat:
+    steps don't leave it, `local` is a difference, the mean of matrices is the mean of the
+    coordinates, and `transport` is the identity.
 
     Example:
         >>> import jax.numpy as jnp
@@ -39,11 +39,11 @@ class PositiveDefiniteMatrices(Manifold):
         return len(shape) > 1 and shape[-1] == shape[-2]
 
     def tangent_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """A vector of n (n + 1) / 2 numbers."""
+        """Shape of a vector of n (n + 1) / 2 numbers."""
         return (*shape[:-2], shape[-1] * (shape[-1] + 1) // 2)
 
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
-        """The matrix with the Cholesky factor that a tangent leads to."""
+        """Move the Cholesky factor along a tangent."""
         n = x.shape[-1]
         L, below = jnp.linalg.cholesky(x), jnp.tril_indices(n, -1)
         growth = jnp.eye(n, dtype=v.dtype) * jnp.exp(v[..., :n])[..., None]
@@ -52,14 +52,14 @@ class PositiveDefiniteMatrices(Manifold):
         return matmul(L, jnp.swapaxes(L, -1, -2))
 
     def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """The differences of the Cholesky factors, of the diagonals by logarithm."""
+        """Differences of the Cholesky factors, with logarithms of the diagonals."""
         L, M = jnp.linalg.cholesky(x), jnp.linalg.cholesky(y)
         below = jnp.tril_indices(x.shape[-1], -1)
         grown = jnp.diagonal(M, axis1=-2, axis2=-1) / jnp.diagonal(L, axis1=-2, axis2=-1)
         return jnp.concatenate([jnp.log(grown), (M - L)[..., below[0], below[1]]], axis=-1)
 
     def nearest(self, y: jax.Array) -> jax.Array:
-        """The symmetric part, with eigenvalues of at least the rounding unit of the largest."""
+        """Symmetric part, with eigenvalues of at least the rounding unit of the largest."""
         values, Q = jnp.linalg.eigh((y + jnp.swapaxes(y, -1, -2)) / 2)
         floor = jnp.max(jnp.abs(values), axis=-1, keepdims=True)
         floor = jnp.asarray(y.shape[-1] * jnp.finfo(y.dtype).eps, y.dtype) * floor
@@ -67,7 +67,7 @@ class PositiveDefiniteMatrices(Manifold):
         return matmul(Q * values[..., None, :], jnp.swapaxes(Q, -1, -2))
 
     def distance(self, x: jax.Array) -> jax.Array:
-        """Distance of any manifold; infinite where a matrix has no Cholesky factor."""
+        """Distance of any manifold; infinite if a matrix has no Cholesky factor."""
         diagonal = jnp.diagonal(jnp.linalg.cholesky(x), axis1=-2, axis2=-1)
         return jnp.where(jnp.all(diagonal > 0), super().distance(x), jnp.inf)
 
@@ -80,8 +80,8 @@ class Probabilities(Manifold):
 
     .. math:: \mathrm{retract}(x, v)_i = x_i e^{v_i} \Big/ \sum_j x_j e^{v_j}
 
-    The metric is Aitchison's, of log-ratios, in which the simplex is flat. A step never reaches 0;
-    a solution at 0 is approached, and its numbers are reported as not determined.
+    The metric is Aitchison's, of log-ratios, in which the simplex is flat. A step never reaches 0.
+    A solution with zeros is approached, and these numbers are reported as undetermined.
 
     Example:
         >>> import jax.numpy as jnp
@@ -95,30 +95,30 @@ class Probabilities(Manifold):
     """
 
     def dimension(self, shape: tuple[int, ...]) -> int:
-        """One less than the length of the last axis."""
+        """Length of the last axis minus one."""
         return shape[-1] - 1
 
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
-        """The probabilities with these changes of their logarithms, which stay finite."""
+        """Probabilities with these changes of their logarithms, bounded to stay finite."""
         p = jax.nn.softmax(jnp.log(x) + v, axis=-1)
         return jnp.maximum(p, jnp.finfo(p.dtype).tiny)
 
     def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """The difference of the logarithms, less its mean."""
+        """Difference of the logarithms, minus its mean."""
         change = jnp.log(y) - jnp.log(x)
         return change - jnp.mean(change, axis=-1, keepdims=True)
 
     def nearest(self, y: jax.Array) -> jax.Array:
-        """The numbers, each at least the rounding unit, over their sum."""
+        """Entries of at least the rounding unit, divided by their sum."""
         y = jnp.maximum(y, jnp.asarray(jnp.finfo(y.dtype).eps, y.dtype))
         return y / jnp.sum(y, axis=-1, keepdims=True)
 
     def distance(self, x: jax.Array) -> jax.Array:
-        """Distance of any manifold; infinite where an entry isn't positive."""
+        """Distance of any manifold; infinite if an entry isn't positive."""
         return jnp.where(jnp.any(x <= 0), jnp.inf, super().distance(x))
 
     def from_coordinates(self, x: jax.Array, c: jax.Array) -> jax.Array:
-        """The log-ratios with orthonormal coordinates."""
+        """Log-ratios with orthonormal coordinates."""
         n = x.shape[-1]
         even = jnp.full((*x.shape[:-1], n, 1), n**-0.5, x.dtype)
         return complement(even, c[..., None])[..., 0]

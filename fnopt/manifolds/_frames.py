@@ -20,12 +20,12 @@ class Sphere(Manifold):
 
     .. math:: \mathrm{retract}(x, v) = \cos(\|v\| / r)\, x + \sin(\|v\| / r)\, r v / \|v\|
 
-    the exponential map, after `v` has been projected on the tangent space, :math:`v^\top x = 0`.
-    `local` is its inverse, of the length of the arc. At the opposite point it has no value, and
-    returns a finite one. `transport` projects.
+    This is the exponential map, after `v` has been projected onto the tangent space
+    :math:`v^\top x = 0`. `local` is its inverse, of the length of the arc. The inverse is undefined
+    at the opposite point, where `local` returns a finite value. `transport` projects.
 
     Args:
-        radius: The length of the vectors; None lets each vector keep the length it begins with, as
+        radius: The length of the vectors; None lets each vector keep its initial length, as
             for the rows of a weight matrix (`Oblique`).
 
     Example:
@@ -51,18 +51,18 @@ class Sphere(Manifold):
             )
 
     def dimension(self, shape: tuple[int, ...]) -> int:
-        """One less than the length of the last axis."""
+        """Length of the last axis minus one."""
         return shape[-1] - 1
 
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
-        """The point at the end of the arc that begins along `v`."""
+        """End of the arc that begins along `v`."""
         x, square = self._normalize(x)
         v = _tangent(x, v, square)
         t = jnp.sum(v * v, axis=-1, keepdims=True) / square
         return cosine(t) * x + sine_ratio(t) * v
 
     def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """The tangent along the arc from `x` to `y`, as long as the arc."""
+        """Tangent along the arc from `x` to `y`, with the length of the arc."""
         x, square = self._normalize(x)
         y, _ = self._normalize(y)
         normal = _tangent(x, y, square)
@@ -70,22 +70,22 @@ class Sphere(Manifold):
         return angle_ratio(jnp.sum(normal * normal, axis=-1, keepdims=True) / square, c) * normal
 
     def nearest(self, y: jax.Array) -> jax.Array:
-        """The vector in the same direction; for the vector 0, along the first axis."""
+        """Vector in the same direction; for the zero vector, along the first axis."""
         first = jnp.eye(1, y.shape[-1], dtype=y.dtype)[0]
         is_zero = jnp.sum(y * y, axis=-1, keepdims=True) == 0
         return self._normalize(jnp.where(is_zero, first, y))[0]
 
     def from_coordinates(self, x: jax.Array, c: jax.Array) -> jax.Array:
-        """The tangent with coordinates in the basis of a reflection that maps an axis to `x`."""
+        """Tangent with coordinates in the basis of a reflection that maps an axis to `x`."""
         x, square = self._normalize(x)
         return complement((x / jnp.sqrt(square))[..., None], c[..., None])[..., 0]
 
     def gradient(self, x: jax.Array, g: jax.Array) -> jax.Array:
-        """The projection on the tangent space."""
+        """Projection onto the tangent space."""
         return self.transport(x, g)
 
     def transport(self, x: jax.Array, v: jax.Array) -> jax.Array:
-        """The projection on the tangent space."""
+        """Projection onto the tangent space."""
         x, square = self._normalize(x)
         return _tangent(x, v, square)
 
@@ -115,7 +115,7 @@ class OrthonormalFrames(Manifold):
     .. math:: Y_1 = (I - A / 2 + S)^{-1} (I + A / 2 - S), \qquad
         \mathrm{retract}(X, V) = X Y_1 + N (I + Y_1) / 2
 
-    which takes one solve of size `p`, exists for every `V`, and is a geodesic to second order.
+    It takes one solve of size `p`, exists for every `V`, and is a geodesic to second order.
     `local` is its inverse. `transport` projects.
 
     Example:
@@ -144,7 +144,7 @@ class OrthonormalFrames(Manifold):
         return n * p - p * (p + 1) // 2
 
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
-        """The Cayley transform along a tangent."""
+        """Cayley transform along a tangent."""
         x = orthonormalize(x)
         A, normal = _frame_parts(x, v)
         eye = jnp.eye(x.shape[-1], dtype=x.dtype)
@@ -153,7 +153,7 @@ class OrthonormalFrames(Manifold):
         return matmul(x, inner) + matmul(normal, eye + inner) / 2
 
     def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """The tangent whose Cayley transform leads to `y`."""
+        """Tangent whose Cayley transform leads to `y`."""
         inner = matmul(_transpose(x), y)
         normal = y - matmul(x, inner)
         eye = jnp.eye(x.shape[-1], dtype=x.dtype)
@@ -162,12 +162,12 @@ class OrthonormalFrames(Manifold):
         return matmul(x, A) + N
 
     def nearest(self, y: jax.Array) -> jax.Array:
-        """The orthogonal factor of the polar decomposition."""
+        """Orthogonal factor of the polar decomposition."""
         U, _, Vt = jnp.linalg.svd(y, full_matrices=False)
         return matmul(U, Vt)
 
     def from_coordinates(self, x: jax.Array, c: jax.Array) -> jax.Array:
-        """The tangent with coordinates in the basis of a block reflection."""
+        """Tangent with coordinates in the basis of a block reflection."""
         n, p = x.shape[-2:]
         inside, outside = c[..., : p * (p - 1) // 2], c[..., p * (p - 1) // 2 :]
         rows, columns = jnp.tril_indices(p, -1)
@@ -176,11 +176,11 @@ class OrthonormalFrames(Manifold):
         return matmul(x, A) + complement(x, outside.reshape(*c.shape[:-1], n - p, p))
 
     def gradient(self, x: jax.Array, g: jax.Array) -> jax.Array:
-        """The projection on the tangent space."""
+        """Projection onto the tangent space."""
         return self.transport(x, g)
 
     def transport(self, x: jax.Array, v: jax.Array) -> jax.Array:
-        """The projection on the tangent space."""
+        """Projection onto the tangent space."""
         A, normal = _frame_parts(x, v)
         return matmul(x, A) + normal
 
@@ -205,8 +205,8 @@ def complement(x: jax.Array, b: jax.Array) -> jax.Array:
     r""":math:`X_\perp B` for an orthonormal basis :math:`X_\perp` of the complement of `x`.
 
     The basis is that of a block reflection :math:`I - W (I + H)^{-1} W^\top`, which maps `x` to the
-    first unit vectors, with :math:`U H` the polar decomposition of the first rows of `x` and `U`
-    added to these in `W`. The basis counts as constant.
+    first unit vectors. :math:`U H` is the polar decomposition of the first rows of `x`, and `W` is
+    `x` with `U` added to these rows. The basis counts as constant.
 
     Args:
         x: Orthonormal columns, `[..., n, p]`.

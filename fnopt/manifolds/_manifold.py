@@ -1,4 +1,4 @@
-"""The interface of a manifold: a set that is curved, and its tangents, which are flat."""
+"""Interface of a manifold: a curved set with flat tangent spaces."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fnopt.core import Value
 
 
 class Manifold(Value):
-    r"""A set on which a parameter lives; the last axes of an array hold a point, others count them.
+    r"""A set of points; the last axes of an array hold a point, leading axes are batch axes.
 
     A point `x` moves by `retract(x, v)`, where `v` is a tangent, an array of `tangent_shape`.
-    Tangents are flat, so optimizers and solvers work on them as on any array. A subclass defines
+    Tangents form a vector space, so optimizers and solvers use them as arrays. A subclass defines
 
     - `retract(x, v)`, with :math:`R_x(0) = x`, smooth, which stays on the set for every `v`;
     - `local(x, y)`, the tangent that leads from `x` to `y`: :math:`R_x(\mathrm{local}(x, y)) = y`;
@@ -23,7 +23,7 @@ class Manifold(Value):
     - `tangent_shape(shape)` and `accepts(shape)`, and `axes`, the number of axes of a point.
 
     These are enough if the entries of a tangent are orthonormal coordinates. A manifold whose
-    tangents have the shape of the points (a vector at right angles to the point, for a sphere)
+    tangents have the shape of the points (such as vectors orthogonal to the point of a sphere)
     also defines `dimension(shape)`, `from_coordinates(x, c)` and `transport(x, v)`.
 
     Example:
@@ -48,15 +48,15 @@ class Manifold(Value):
     axes: ClassVar[int] = 1
 
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
-        """The point that a tangent leads to."""
+        """Move a point along a tangent."""
         raise NotImplementedError(f"{type(self).__name__} must define retract(self, x, v)")
 
     def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """The tangent at `x` that leads to `y`."""
+        """Tangent at `x` that leads to `y`."""
         raise NotImplementedError(f"{type(self).__name__} must define local(self, x, y)")
 
     def nearest(self, y: jax.Array) -> jax.Array:
-        """A point on the set close to an array."""
+        """Point on the set close to an array."""
         raise NotImplementedError(f"{type(self).__name__} must define nearest(self, y)")
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
@@ -64,34 +64,34 @@ class Manifold(Value):
         return len(shape) >= self.axes
 
     def tangent_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of tangents at an array of points of a shape."""
+        """Shape of tangents at an array of points of a shape."""
         return tuple(shape)
 
     def dimension(self, shape: tuple[int, ...]) -> int:
-        """The dimension of the set, for one point."""
+        """Dimension of the set, for one point."""
         return math.prod(self.tangent_shape(shape)[len(shape) - self.axes :])
 
     def from_coordinates(self, x: jax.Array, c: jax.Array) -> jax.Array:
-        """The tangent with the orthonormal coordinates `c`, `[..., dimension]`."""
+        """Tangent with the orthonormal coordinates `c`, `[..., dimension]`."""
         return c.reshape(self.tangent_shape(x.shape))
 
     def transport(self, x: jax.Array, v: jax.Array) -> jax.Array:
-        """The tangent at `x` closest to `v`, a tangent of a point nearby."""
+        """Tangent at `x` closest to `v`, a tangent of a point nearby."""
         del x
         return v
 
     def gradient(self, x: jax.Array, g: jax.Array) -> jax.Array:
-        r"""The Riemannian gradient, as a tangent, from the Euclidean one `g`.
+        r"""Riemannian gradient, as a tangent, from the Euclidean gradient `g`.
 
         .. math:: \mathrm{grad} f = DR_x(0)^\top g
 
-        Since coordinates are orthonormal in the metric, this is the direction of steepest descent.
+        Coordinates are orthonormal in the metric, so this is the direction of steepest ascent.
         """
         zero = jnp.zeros(self.tangent_shape(x.shape), x.dtype)
         return jax.vjp(lambda v: self.retract(x, v), zero)[1](g.astype(x.dtype))[0]
 
     def distance(self, x: jax.Array) -> jax.Array:
-        """The largest entry of what separates an array from the set."""
+        """Largest entry of the difference between an array and the nearest point of the set."""
         return jnp.max(jnp.abs(x - self.nearest(x)), initial=0)
 
     def __hash__(self) -> int:  # of every leaf, whenever a jitted function is called

@@ -17,8 +17,8 @@ class RigidMotions(Manifold):
 
     Tangents are `(u, omega)`, a shift and a rotation vector in the frame of the pose: `[..., 6]` in
     space, `[..., 3]` in the plane. To first order the retraction equals the exponential map of the
-    group, so covariances of tangents are those of the group. `local` is its inverse; it measures a
-    pose relative to another as g2o and GTSAM's `Pose2` do.
+    group, so both have the same covariances of tangents. `local` is its inverse; it measures a
+    relative pose as g2o and GTSAM's `Pose2` do.
 
     Args:
         size: The dimension of the space, 2 or 3.
@@ -41,7 +41,7 @@ class RigidMotions(Manifold):
 
     @property
     def rotations(self) -> Rotations:
-        """The rotations of the space."""
+        """Rotations of the space."""
         return Rotations(self.size)
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
@@ -49,33 +49,33 @@ class RigidMotions(Manifold):
         return shape[-2:] == (self.size + 1, self.size + 1)
 
     def tangent_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """A vector of 6 numbers in space, of 3 in the plane."""
+        """Shape of a vector of 6 numbers in space, of 3 in the plane."""
         return (*shape[:-2], self.size + (3 if self.size == 3 else 1))
 
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
-        """The pose moved in its own frame."""
+        """Move a pose in its own frame."""
         R, p = self.parts(x)
         u, turn = v[..., : self.size], v[..., self.size :]
         return self.of(self.rotations.retract(R, turn), p + _rotate_vector(R, u))
 
     def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """The shift and the rotation vector from `x` to `y`, in the frame of `x`."""
+        """Shift and rotation vector from `x` to `y`, in the frame of `x`."""
         (R, p), (S, q) = self.parts(x), self.parts(y)
         shift = _rotate_vector(jnp.swapaxes(R, -1, -2), q - p)
         return jnp.concatenate([shift, self.rotations.local(R, S)], axis=-1)
 
     def nearest(self, y: jax.Array) -> jax.Array:
-        """The pose with the nearest rotation."""
+        """Pose with the nearest rotation."""
         R, p = self.parts(y)
         return self.of(self.rotations.nearest(R), p)
 
     def parts(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """The rotation `[..., n, n]` and the position `[..., n]`."""
+        """Rotation `[..., n, n]` and position `[..., n]`."""
         n = self.size
         return x[..., :n, :n], x[..., :n, n]
 
     def of(self, R: jax.Array, p: jax.Array) -> jax.Array:
-        """The pose with a rotation and a position."""
+        """Pose with a rotation and a position."""
         shape = jnp.broadcast_shapes(R.shape[:-2], p.shape[:-1])
         R = jnp.broadcast_to(R, (*shape, self.size, self.size))
         p = jnp.broadcast_to(p, (*shape, self.size))
@@ -84,7 +84,7 @@ class RigidMotions(Manifold):
         return jnp.concatenate([jnp.concatenate([R, p[..., None]], axis=-1), last], axis=-2)
 
     def inverse(self, x: jax.Array) -> jax.Array:
-        """The inverse pose, without a solve."""
+        """Inverse pose, without a solve."""
         R, p = self.parts(x)
         back = jnp.swapaxes(R, -1, -2)
         return self.of(back, -_rotate_vector(back, p))

@@ -1,4 +1,4 @@
-"""The pytree node of a parameter that lives on a manifold."""
+"""Pytree node of a parameter on a manifold."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from fnopt.manifolds._manifold import Manifold
 
 
 class on(Value):
-    """A parameter on a manifold: one array, and the set it stays on.
+    """Mark an array as a parameter on a manifold.
 
-    It is a pytree node with the array as its only leaf. So `jax.tree` functions, `jit`, `vmap`,
-    `grad`, `scan` and checkpoints treat it as an array. Functions of the params read `.value`.
+    The result is a pytree node with the array as its only leaf. `jax.tree` functions, `jit`,
+    `vmap`, `grad`, `scan` and checkpoints treat it as an array. Functions of the params read
+    `.value`.
 
     :func:`fnopt.least_squares`, :func:`fnopt.minimize` and :func:`fnopt.root` move it along the
-    manifold. In a training loop :class:`fnopt.manifolds.riemannian` moves it.
+    manifold. In a training loop use :class:`fnopt.manifolds.riemannian`.
 
     Args:
         manifold: The manifold, such as `fnopt.manifolds.SO3`.
@@ -77,7 +78,7 @@ on(SO3, SO3.nearest(value)).
 
 
 def check_point(manifold: Manifold, value: Any, name: str, caller: str) -> None:
-    """Refuses an array that isn't on its manifold; what isn't known yet passes."""
+    """Refuse an array that isn't on its manifold; traced arrays pass."""
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise TypeError(
             f"{where()}{caller}: {name} is {value.dtype}, expected a real float array. Convert it: "
@@ -111,7 +112,7 @@ def map_points(fn: Any, params: Any, *rest: Any) -> Any:
     Args:
         fn: The function.
         params: A tree.
-        rest: Trees of its structure. The leaves of the last one stay where there is no manifold.
+        rest: Trees with its structure. Leaves without a manifold come from the last tree.
     """
 
     def map_node(node: Any, *others: Any) -> Any:
@@ -124,7 +125,7 @@ def map_points(fn: Any, params: Any, *rest: Any) -> Any:
 
 
 def in_tangents(params: Any) -> Any:
-    """Zeros in the shape of tangent coordinates in place of points on manifolds."""
+    """Replace points on manifolds by zeros in the shape of tangent coordinates."""
 
     def zeros(manifold: Manifold, x: Any) -> jax.Array:
         x = jnp.asarray(x)
@@ -135,7 +136,7 @@ def in_tangents(params: Any) -> Any:
 
 
 def along_tangents(params: Any, tangents: Any) -> Any:
-    """The params, moved along tangent coordinates where these stand in place of points."""
+    """Move params along tangent coordinates, which replace points on manifolds in the tangent."""
 
     def moved(manifold: Manifold, x: Any, c: Any) -> jax.Array:
         x = jnp.asarray(x)

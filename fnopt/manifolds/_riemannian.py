@@ -1,4 +1,4 @@
-"""Any optimizer on parameters that live on manifolds."""
+"""Any optimizer on parameters on manifolds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fnopt.transforms import Wrapper
 
 
 class RiemannianState(NamedTuple):
-    """The inner state, whose slots are tangents."""
+    """State of `riemannian`: the inner state, whose slots are tangents."""
 
     inner_state: Any
 
@@ -23,22 +23,23 @@ class RiemannianState(NamedTuple):
 class riemannian(Wrapper):
     r"""Run an optimizer in the tangent spaces of parameters on manifolds.
 
-    Make it the outermost transform: any other one after it, as in
-    `chain(riemannian(sgd), scale(0.5))`, moves the params off their manifold and isn't detected.
+    Make it the outermost transform. A transform after it, as in
+    `chain(riemannian(sgd), scale(0.5))`, moves the params off their manifold, and fnopt can't
+    detect this.
 
     .. math:: v = \mathrm{inner}(DR_x(0)^\top g), \qquad u = R_x(v) - x
 
     Leaves made by :func:`fnopt.manifolds.on` move along their manifold; the inner optimizer trains
-    the others. It gets Riemannian gradients, as tangents, and tangents at 0 for the params, so that
-    weight decay leaves points alone. `fnopt.apply_updates` adds the updates; the sum is the point
-    of the retraction, up to rounding. Each step returns to the manifold, so rounding errors don't
-    accumulate.
+    all other leaves as usual. For points it gets Riemannian gradients, and zero tangents as
+    params, so weight decay doesn't change points. `fnopt.apply_updates` adds the updates; the sum
+    is the point of the retraction, up to rounding. Each step returns to the manifold, so rounding
+    errors don't accumulate.
 
     Slots that average gradients (momentum, `mu`) are transported to the point first, which makes
-    SGD with momentum exact. Averages of squares are kept as they are, entry by entry. Methods such
-    as Adam are thereby an approximation of the ones of Bécigneul and Ganea, who have one average of
-    squares for a whole point. In another library's state nothing is transported: its momentum is
-    projected when it is used.
+    SGD with momentum exact. Averages of squares are kept unchanged, entry by entry. Methods such
+    as Adam therefore approximate those of Bécigneul and Ganea, which have one average of
+    squares for a whole point. In the state of another library nothing is transported; its momentum
+    is projected when it is used.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.
@@ -67,13 +68,13 @@ class riemannian(Wrapper):
     wide_updates = True
 
     def init(self, params: Any) -> RiemannianState:
-        """The inner state for tangents."""
+        """Make the inner state for tangents."""
         return RiemannianState(self.inner.init(_origin(params)))
 
     def update(
         self, updates: Any, state: RiemannianState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, RiemannianState]:
-        """The differences to the points that the inner updates lead to."""
+        """Return the differences to the points that the inner updates lead to."""
 
         def inward(gradients: Any) -> Any:
             return map_points(_gradient, params, gradients)

@@ -50,19 +50,19 @@ class Rotations(Manifold):
         return shape[-2:] == (self.size, self.size)
 
     def tangent_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """A vector of 3 numbers for a rotation of space, of 1 in the plane."""
+        """Shape of a vector of 3 numbers in space, of 1 in the plane."""
         return (*shape[:-2], 3 if self.size == 3 else 1)
 
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
-        """The rotation followed by that of `v`, in its own frame."""
+        """Rotate by `v` in the frame of `x`."""
         return orthonormalize(matmul(x, rotation(v)))
 
     def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """The rotation vector from `x` to `y`."""
+        """Rotation vector from `x` to `y`."""
         return rotation_vector(matmul(jnp.swapaxes(x, -1, -2), y))
 
     def nearest(self, y: jax.Array) -> jax.Array:
-        """The nearest rotation (Arun, Huang and Blostein 1987; Umeyama 1991)."""
+        """Nearest rotation (Arun, Huang and Blostein 1987; Umeyama 1991)."""
         U, _, Vt = jnp.linalg.svd(y, full_matrices=False)
         sign = jnp.linalg.det(matmul(U, Vt))[..., None]
         return matmul(U.at[..., -1].multiply(sign), Vt)
@@ -82,7 +82,7 @@ def orthonormalize(x: jax.Array) -> jax.Array:
 
 
 def rotation(v: jax.Array) -> jax.Array:
-    r"""The rotation matrix of a rotation vector, :math:`I + a \hat v + b \hat v^2` (Rodrigues)."""
+    r"""Rotation matrix of a rotation vector, :math:`I + a \hat v + b \hat v^2` (Rodrigues)."""
     if v.shape[-1] == 1:
         c, s = jnp.cos(v[..., 0]), jnp.sin(v[..., 0])
         return _matrix([[c, -s], [s, c]])
@@ -94,7 +94,7 @@ def rotation(v: jax.Array) -> jax.Array:
 
 
 def rotation_vector(R: jax.Array) -> jax.Array:
-    """The rotation vector of a rotation matrix, of an angle up to pi."""
+    """Rotation vector of a rotation matrix, with an angle up to pi."""
     if R.shape[-1] == 2:
         s, c = R[..., 1, 0] - R[..., 0, 1], R[..., 0, 0] + R[..., 1, 1]
         return jnp.arctan2(s, c)[..., None]
@@ -104,7 +104,7 @@ def rotation_vector(R: jax.Array) -> jax.Array:
 
 
 def quaternion(R: jax.Array) -> jax.Array:
-    r"""The unit quaternion `[..., 4]`, real part first and not negative.
+    r"""Unit quaternion `[..., 4]`, with a nonnegative real part first.
 
     :math:`4 q q^\top` is linear in the matrix; its longest column is a multiple of :math:`q`.
     """

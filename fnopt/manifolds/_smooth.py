@@ -1,4 +1,4 @@
-"""Functions of squared lengths that are smooth at 0, with all of their derivatives."""
+"""Functions of squared lengths that are smooth at 0, with all derivatives."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def cosine_ratio(t: jax.Array) -> jax.Array:
 def angle_ratio(s: jax.Array, c: jax.Array) -> jax.Array:
     r"""The angle over its sine, from the square of the sine and the cosine.
 
-    At a straight angle it has no value; a finite number is returned.
+    It is undefined for a straight angle, where it returns a finite number.
     """
     # The series is that of arcsin(x) / x; its next term is below the rounding unit.
     small = (s <= jnp.asarray(jnp.finfo(s.dtype).eps ** 0.25, s.dtype)) & (c > 0)

@@ -109,7 +109,7 @@ def checked_box(bounds: Any, p0: Any, x0: jax.Array, layout: ParamLayout) -> Box
         return None
     box = Box(*(_side(side, p0, x0, layout) for side in pair))
     if not any(isinstance(a, Tracer) for a in (*box, x0)):
-        _check_box(*map(np.asarray, (*box, x0)), layout.names)
+        _check_box(np.asarray(box.lower), np.asarray(box.upper), np.asarray(x0), layout.names)
     return box
 
 

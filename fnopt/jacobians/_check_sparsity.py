@@ -1,4 +1,4 @@
-"""The check of a sparsity pattern against derivatives."""
+"""Check of a sparsity pattern against derivatives."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ def check_sparsity(
 ) -> Callable[..., None]:
     r"""Check by trial that the Jacobian of a function has no entry outside of a pattern.
 
-    `sparse_jacobian` adds an entry that the pattern lacks to another one, without a warning. But it
-    changes products: here one with a random vector is compared with the exact one. All entries that
-    aren't zero at these params are found, at any position.
+    `sparse_jacobian` adds a missing entry to another one, without a warning. The check
+    compares a product with a random vector with the exact product. It finds all entries that
+    aren't zero at these params, at any position.
 
     Args:
         fn: `fn(params, ...)`, as for `sparse_jacobian`.
-        pattern: Where the Jacobian may have entries, as for `sparse_jacobian`.
+        pattern: The possible entries of the Jacobian, as for `sparse_jacobian`.
         mode: As for `sparse_jacobian`.
 
     Returns:
-        A function of the arguments of `fn` that returns `None`. It looks at numbers, so call it
-        outside of `jit`, at params where nothing happens to be zero.
+        A function of the arguments of `fn` that returns `None`. It compares numbers, so call it
+        outside of `jit`, at params where no entry is zero by chance.
 
     Raises:
         ValueError: If there are entries outside of the pattern; the message names outputs and
-            params that have some.
-        TypeError: If it is called on traced values.
+            params with such entries.
+        TypeError: If the arguments are traced.
 
     Example:
         >>> import numpy as np

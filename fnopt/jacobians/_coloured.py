@@ -1,4 +1,4 @@
-"""Sparse Jacobians: in compressed form, with a column for every colour, and by entries."""
+"""Sparse Jacobians, in compressed form with a column for every colour, or as entries."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class FromEntries:
         raise NotImplementedError
 
     def matrix(self) -> jax.Array:
-        """The dense matrix, of shape `[m, n]`."""
+        """Dense matrix, of shape `[m, n]`."""
         rows, cols, values = self.entries
         return jnp.zeros(self.shape, values.dtype).at[rows, cols].set(values)
 
     def to_bcoo(self) -> Any:
-        """This matrix as a `jax.experimental.sparse.BCOO`, also under `jax.jit`.
+        """Convert to a `jax.experimental.sparse.BCOO`, also under `jax.jit`.
 
         Example:
             >>> J = fnopt.sparse_jacobian(lambda x: x[1:] - x[:-1] ** 2)(jnp.ones(4))
@@ -46,11 +46,11 @@ class FromEntries:
         return sparse.BCOO((values, indices), shape=self.shape, unique_indices=True)
 
     def to_scipy(self) -> Any:
-        """This matrix as a `scipy.sparse.csr_array`.
+        """Convert to a `scipy.sparse.csr_array`.
 
         Raises:
             ImportError: If SciPy isn't installed.
-            TypeError: Under `jax.jit` and the like, where it has no numbers.
+            TypeError: Under `jax.jit` and other transformations, where the values are traced.
 
         Example:
             >>> J = fnopt.sparse_jacobian(lambda x: x[1:] - x[:-1] ** 2)(jnp.ones(4))
@@ -73,18 +73,18 @@ class FromEntries:
 class SparseJacobian(FromEntries):
     r"""Sparse matrix `[m, n]`, compressed to one sum of columns (or rows) for each colour.
 
-    A row has at most one entry a colour, so the sums hold every entry, in an array of shape
-    `[m, colours]`, and products with the matrix need nothing else. It is a pytree whose only leaf
-    is that array.
+    A row has at most one entry of each colour, so the sums hold every entry, in an array of shape
+    `[m, colours]`, and products with the matrix need only this array. It is the only leaf of the
+    pytree.
 
-    Where `sparse_jacobian` sums columns for some of the entries and rows for the others, there are
-    two such arrays, and `sparsity` is that of the whole.
+    `sparse_jacobian` may sum columns for some of the entries and rows for the others. There are
+    then two such arrays, and `sparsity` describes the whole matrix.
 
     Args:
         sums: The sums, of shape `[m, colours]`; by rows, `[n, colours]`.
-        sparsity: Where the matrix has entries, and which columns have which colour; by rows, that
-            of its transpose.
-        by_rows: Whether rows were summed rather than columns.
+        sparsity: The positions of the entries, and the colours of the columns; by rows, those
+            of the transpose.
+        by_rows: Whether rows were summed instead of columns.
 
     Example:
         >>> import numpy as np
@@ -108,7 +108,7 @@ class SparseJacobian(FromEntries):
 
     @property
     def colours(self) -> int:
-        """The number of colours, which is the number of derivative passes."""
+        """Number of colours, equal to the number of derivative passes."""
         return self.sparsity.colours
 
     @property
@@ -127,11 +127,11 @@ class SparseJacobian(FromEntries):
         return SparseJacobian(self.sums.astype(dtype), self.sparsity, self.by_rows)
 
     def mv(self, v: jax.Array) -> jax.Array:
-        """The product, of shape `[m]`, with a vector of shape `[n]`."""
+        """Product with a vector of shape `[n]`, of shape `[m]`."""
         return self._across(v) if self.by_rows else self._along(v)
 
     def rmv(self, w: jax.Array) -> jax.Array:
-        """The product of the transpose with a vector of shape `[m]`, of shape `[n]`."""
+        """Product of the transpose with a vector of shape `[m]`, of shape `[n]`."""
         return self._along(w) if self.by_rows else self._across(w)
 
     def times_rows(self, b: jax.Array) -> SparseJacobian:
@@ -177,8 +177,8 @@ class TwoWayJacobian(SparseJacobian):
     """A sparse matrix in compressed form: some entries in sums of columns, others of rows.
 
     Args:
-        sums: The sums of columns, of shape `[m, ...]`, and those of rows, `[n, ...]`.
-        parts: Which entries are in which.
+        sums: The sums of columns, of shape `[m, ...]`, and the sums of rows, `[n, ...]`.
+        parts: The partition of the entries.
     """
 
     def __init__(self, sums: tuple[Any, Any], parts: Bicolouring) -> None:
@@ -197,7 +197,7 @@ class TwoWayJacobian(SparseJacobian):
 
     @property
     def colours(self) -> int:
-        """The number of colours of columns and of rows together."""
+        """Number of colours of columns and rows together."""
         return self.parts.colours
 
     @property
@@ -212,11 +212,11 @@ class TwoWayJacobian(SparseJacobian):
         return TwoWayJacobian((columns.astype(dtype), rows.astype(dtype)), self.parts)
 
     def mv(self, v: jax.Array) -> jax.Array:
-        """The product, of shape `[m]`, with a vector of shape `[n]`."""
+        """Product with a vector of shape `[n]`, of shape `[m]`."""
         return self.columns.mv(v) + self.rows.mv(v)
 
     def rmv(self, w: jax.Array) -> jax.Array:
-        """The product of the transpose with a vector of shape `[m]`, of shape `[n]`."""
+        """Product of the transpose with a vector of shape `[m]`, of shape `[n]`."""
         return self.columns.rmv(w) + self.rows.rmv(w)
 
     def times_rows(self, b: jax.Array) -> TwoWayJacobian:

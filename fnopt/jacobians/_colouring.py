@@ -1,4 +1,4 @@
-"""Colourings of sparsity patterns: by columns, by columns and rows, and of symmetric ones."""
+"""Colourings of sparsity patterns: of columns, of columns and rows, and of symmetric patterns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ColumnColours:
 
     @functools.cached_property
     def colour(self) -> np.ndarray:
-        """The colour of every column; -1 for one without entries."""
+        """Colour of every column; -1 for a column without entries."""
         raise NotImplementedError
 
     @functools.cached_property
@@ -24,22 +24,22 @@ class ColumnColours:
         return int(self.colour.max(initial=0)) + 1
 
     def seeds(self, dtype: Any) -> np.ndarray:
-        """The seed matrix `[colours, columns]`: the sum of the unit vectors of each colour."""
+        """Seed matrix `[colours, columns]`: the sum of the unit vectors of each colour."""
         return (self.colour == np.arange(self.colours)[:, None]).astype(dtype)
 
 
 class Sparsity(ColumnColours):
     """The sparsity pattern of a matrix, and a colouring of its columns.
 
-    Columns of one colour have no row in common. So the sums of the columns of each colour, one
-    column a colour, hold all entries: that of row `i` and column `j` is in row `i` of the sums,
-    under the colour of `j`.
+    Columns of one colour have no row in common. The sums of the columns of each colour
+    therefore hold all entries: the entry of row `i` and column `j` is in row `i` of the sum
+    with the colour of `j`.
 
-    It is compared by identity: one object belongs to one compiled program.
+    Patterns are compared by identity: one object belongs to one compiled program.
 
     Args:
         rows: The row of every entry, int array of shape `[entries]`.
-        cols: Its column.
+        cols: The column of every entry.
         shape: The numbers of rows and of columns.
         leaves: The shapes of the params' leaves, whose rows are eliminated together.
 
@@ -69,12 +69,12 @@ class Sparsity(ColumnColours):
 
     @functools.cached_property
     def colour(self) -> np.ndarray:
-        """The colour of every column; -1 for one without entries."""
+        """Colour of every column; -1 for a column without entries."""
         return _greedy(self.rows, self.cols, self.shape[1])
 
     @functools.cached_property
     def lists(self) -> tuple[np.ndarray, np.ndarray]:
-        """For every row and colour its column (0 if none), and whether there is one."""
+        """For every row and colour its column (0 if none), and a mask of those with an entry."""
         column = np.zeros((self.shape[0], self.colours), np.int32)
         exists = np.zeros(column.shape, bool)
         index = (self.rows, self.colour[self.cols])
@@ -83,7 +83,7 @@ class Sparsity(ColumnColours):
 
     @functools.cached_property
     def by_columns(self) -> tuple[np.ndarray, np.ndarray]:
-        """The rows and columns of all entries, those of a column together."""
+        """Rows and columns of all entries, in the order of the columns."""
         order = np.argsort(self.cols, kind="stable")
         return self.rows[order], self.cols[order]
 
@@ -111,17 +111,17 @@ def _greedy(rows: np.ndarray, cols: np.ndarray, columns: int) -> np.ndarray:
 class SymmetricSparsity(ColumnColours):
     """The sparsity pattern of a symmetric matrix, and a star colouring of its columns.
 
-    An entry stands in the matrix twice, so one place where it is alone is enough: in row `i` of the
-    sum of the columns of `j`'s colour, or in row `j` of the sum of those of `i`'s. In a star
-    colouring each has such a place: columns with an entry in common differ, and so does one of
-    every four in a row that are connected one after the other.
+    An entry appears twice in the matrix, so it is enough if it is alone in one of two sums: in row
+    `i` of the sum of the columns of `j`'s colour, or in row `j` of the sum of `i`'s colour. A star
+    colouring has this property: columns with an entry in common have different colours, and a path
+    of four connected columns has at least three colours.
 
-    It is compared by identity: one object belongs to one compiled program.
+    Patterns are compared by identity: one object belongs to one compiled program.
 
     Args:
         rows: The row of every entry, int array of shape `[entries]`; one of the two triangles is
             enough.
-        cols: Its column.
+        cols: The column of every entry.
         size: The number of rows and of columns.
 
     Example:
@@ -146,7 +146,7 @@ class SymmetricSparsity(ColumnColours):
 
     @functools.cached_property
     def colour(self) -> np.ndarray:
-        """The colour of every column; -1 for one without entries."""
+        """Colour of every column; -1 for a column without entries."""
         neighbours = self._neighbours()
         natural = range(self.shape[0])
         fullest = sorted(natural, key=lambda v: -len(neighbours[v]))
@@ -159,7 +159,7 @@ class SymmetricSparsity(ColumnColours):
 
     @functools.cached_property
     def places(self) -> tuple[np.ndarray, np.ndarray]:
-        """For every entry the row and the colour of a sum that has no other entry."""
+        """For every entry the row and the colour of a sum in which it is alone."""
         i, j = np.minimum(self.rows, self.cols), np.maximum(self.rows, self.cols)
         place = np.stack([self._place(i, j), self._place(j, i)])  # both of each
         sums, count = np.unique(self._place(self.rows, self.cols), return_counts=True)
@@ -209,13 +209,13 @@ _TRIED, _LOOKED_AT = 4, 64
 
 
 class Bicolouring:
-    """A partition of a pattern: entries found by columns, and entries found by rows.
+    """Partition of a pattern into entries found by columns and entries found by rows.
 
-    It is compared by identity, as :class:`Sparsity` is.
+    Partitions are compared by identity, as :class:`Sparsity` is.
 
     Args:
-        columns: The entries that sums of columns show, of shape `[m, n]`.
-        rows: The transposes of those that sums of rows show, of shape `[n, m]`.
+        columns: The entries that sums of columns give, of shape `[m, n]`.
+        rows: The transposes of the entries that sums of rows give, of shape `[n, m]`.
     """
 
     def __init__(self, columns: Sparsity, rows: Sparsity) -> None:
@@ -226,7 +226,7 @@ class Bicolouring:
 
     @property
     def colours(self) -> int:
-        """The number of sums, of columns and of rows."""
+        """Number of sums, of columns and of rows."""
         return self.columns.colours + self.rows.colours
 
 
@@ -236,18 +236,18 @@ def bicolouring(
     """Choose the partition into rows and columns that takes the fewest sums.
 
     An arrow (a diagonal, a full row and a full column) has as many colours as columns, and as
-    many as rows, but three so: the full row by itself, the full column, and the diagonal. A row
-    that isn't summed shows nothing in the sums of rows, and in the sums of columns nobody looks at
-    the full rows, so that both parts are coloured as if they were all.
+    many as rows, but only three with a partition: the full row alone, the full column alone, and
+    the diagonal. Entries of a row that isn't summed don't appear in sums of rows, and full rows are
+    ignored in sums of columns. Each part is therefore coloured as if it were the whole.
 
     Args:
         rows: The row of every entry.
-        cols: Its column.
+        cols: The column of every entry.
         shape: The numbers of rows and of columns.
-        most: The least number of colours that is too many.
+        most: The smallest number of colours that is too many.
 
     Returns:
-        The partition with the fewest colours that were found; None if all have too many.
+        The partition with the fewest colours found; None if all have too many.
 
     Reference:
         Coleman and Verma (1998), The efficient computation of sparse Jacobian matrices using

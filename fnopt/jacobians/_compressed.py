@@ -22,7 +22,7 @@ Colouring = tuple[Sparsity, bool] | Bicolouring
 def colouring(
     rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode: str, leaves: Shapes = ()
 ) -> Colouring:
-    """The colouring with the fewest passes; in one direction, if the mode says so."""
+    """Colouring with the fewest passes, in one direction if the mode requires it."""
     found = _colouring(rows, cols, shape, mode)
     sparsity_of(found)[0].leaves = leaves
     return found
@@ -50,7 +50,7 @@ def _colouring(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode:
 def best_colouring(
     flat: VectorFunction, coloured: Callable[[str], Colouring], mode: str
 ) -> Colouring:
-    """The colouring in the modes of differentiation that a function has."""
+    """Colouring in the modes of differentiation that a function has."""
     if mode == "auto" and lacks_forward(flat.fn, flat.x):
         mode = "reverse"
     found = coloured(mode)
@@ -62,12 +62,12 @@ def best_colouring(
 def compressed(
     flat: VectorFunction, coloured: Callable[[str], Colouring], mode: str
 ) -> SparseJacobian:
-    """The Jacobian of a function by a colouring in the modes of differentiation that it has.
+    """Jacobian of a function by a colouring in the modes of differentiation that it has.
 
     Args:
         flat: The function.
         coloured: The colouring for a mode.
-        mode: Which one is asked for.
+        mode: The requested mode.
 
     Returns:
         The Jacobian.
@@ -87,7 +87,7 @@ def compressed(
 
 
 def product_sums(gradient: VectorFunction, sparsity: SymmetricSparsity) -> jax.Array:
-    """The sums of the columns of each colour of a Hessian, `[n, colours]`, by its gradient."""
+    """Sums of the columns of each colour of a Hessian, `[n, colours]`, by its gradient."""
     if lacks_forward(gradient.fn, gradient.x):
         return _sums(_pull(gradient), sparsity, gradient.x)
     return _sums(jax.linearize(gradient.fn, gradient.x)[1], sparsity, gradient.x)

@@ -31,19 +31,19 @@ _MOST_AT_ONCE, _CHUNK = 256, 64  # matrix products are as fast in such chunks, a
 
 
 def jacobian_mode(mode: str, m: int, n: int, what: str = "jacobian") -> str:
-    """Choose forward (`n` tangents) or reverse (`m` cotangents): whichever is fewer.
+    """Choose forward mode (`n` tangents) or reverse mode (`m` cotangents), whichever has fewer.
 
     Args:
         mode: `'auto'`, `'forward'` or `'reverse'`.
         m: Number of outputs.
         n: Number of inputs.
-        what: What the option is called, for the message.
+        what: Name of the option, for the message.
 
     Returns:
         `'forward'` or `'reverse'`.
 
     Raises:
-        ValueError: If `mode` is something else.
+        ValueError: If `mode` has another value.
 
     Example:
         >>> from fnopt.jacobians import jacobian_mode
@@ -64,25 +64,25 @@ def value_and_jacobian(
     mode: str = "auto",
     chunk_size: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    r"""The value of a function and its Jacobian :math:`J_{ij} = \partial f_i / \partial x_j`.
+    r"""Compute a function and its Jacobian :math:`J_{ij} = \partial f_i / \partial x_j`.
 
-    The function is traced once: forward mode pushes the `n` unit tangents through its linear map,
-    reverse mode pulls the `m` unit cotangents back.
+    The function is traced once: forward mode propagates the `n` unit tangents through its linear
+    map, reverse mode propagates the `m` unit cotangents back.
 
     Args:
         fn: A function from `[n]` to `[m]`.
         x: The point, of shape `[n]`.
         m: The number of outputs.
         mode: `'auto'`, `'forward'` or `'reverse'`.
-        chunk_size: How many tangents or cotangents are pushed at once, to bound the memory of
-            what lies between inputs and outputs; by default all of them up to 256, else 64 at
+        chunk_size: Number of tangents or cotangents that are propagated at once, to bound the
+            memory of intermediate values; by default all up to 256, else 64 at
             a time.
 
     Returns:
         `fn(x)` of shape `[m]` and the Jacobian of shape `[m, n]`.
 
     Raises:
-        ValueError: If `mode` is none of the three.
+        ValueError: If `mode` has another value.
 
     Example:
         >>> import jax.numpy as jnp
@@ -135,8 +135,8 @@ def forward_from_reverse(fn: Callable[..., jax.Array]) -> Callable[..., jax.Arra
 
     .. math:: (J v)_i = \langle J^T e_i, v \rangle
 
-    A `jax.custom_vjp` has no forward mode. This one takes as many passes as the function has
-    outputs, however many tangents there are: as many as the Jacobian in reverse mode.
+    A `jax.custom_vjp` has no forward mode. This derivative takes one pass for each output of the
+    function, for any number of tangents, like the Jacobian in reverse mode.
 
     Args:
         fn: A function of trees of arrays that returns an array.
@@ -185,7 +185,7 @@ class VectorFunction(NamedTuple):
     params: Any
 
     def tree(self, J: jax.Array) -> Any:
-        """The blocks of a matrix `[m, n]`: a tree like the outputs of trees like the params."""
+        """Blocks of a matrix `[m, n]`: a tree like the outputs of trees like the params."""
         leaves, treedef = jax.tree.flatten(self.params)
         columns, start = [], 0
         for leaf in leaves:
@@ -196,7 +196,7 @@ class VectorFunction(NamedTuple):
 
 
 def blocks(unflatten: Callable[[jax.Array], Any], rows: Any) -> Any:
-    """A tree like the outputs of trees like the params, from one of rows `[m, *param]`."""
+    """Convert rows `[m, *param]` to a tree like the outputs of trees like the params."""
     by_param, params = jax.tree.flatten(rows)
     pieces = [unflatten(part) for part in by_param]
     outputs = jax.tree.structure(pieces[0])
@@ -243,7 +243,7 @@ def check_real(params: Any, name: str) -> None:
 
 
 def checked_outputs(outputs: Any, name: str) -> Any:
-    """Outputs (their shapes and dtypes) that have a derivative."""
+    """Check that outputs (their shapes and dtypes) have a derivative, and return them."""
     pairs, _ = leaves_with_names(outputs)
     if not pairs:
         raise TypeError(f"{name}: the function returned {outputs!r}, expected arrays.")
@@ -256,14 +256,14 @@ def checked_outputs(outputs: Any, name: str) -> Any:
 
 
 def cheaper_mode(mode: str, function: VectorFunction) -> str:
-    """The mode with fewer passes; reverse for a `custom_vjp`, which has no forward mode."""
+    """Mode with fewer passes; reverse for a `custom_vjp`, which has no forward mode."""
     if mode == "auto" and function.x.size <= function.m and lacks_forward(function.fn, function.x):
         return "reverse"
     return jacobian_mode(mode, function.m, function.x.size)
 
 
 def lacks_forward(fn: Callable[..., Any], *args: Any) -> bool:
-    """Whether there is a `custom_vjp` in the function, which only has a reverse mode."""
+    """Whether the function contains a `custom_vjp`, which has only a reverse mode."""
     equations = jaxprs.equations(jax.make_jaxpr(fn)(*args).jaxpr)
     return any(eqn.primitive.name.startswith("custom_vjp") for eqn in equations)
 

@@ -1,4 +1,4 @@
-"""The Jacobian of any function in its params: as a tree, as a matrix, or as an operator."""
+"""Jacobian of any function with respect to its params, as a tree, matrix or operator."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fnopt.sharding import pvary_like
 class JacobianOperator:
     """The Jacobian of a function at a point as a linear operator; the matrix is never formed.
 
-    It is traced at its first product and kept, so it lives within one `jax.jit`, or outside.
+    Its first product traces and stores it, so use it within a single `jax.jit`, or eagerly.
 
     Args:
         fn: A function of the params.
-        params: Where to take it.
-        mode: How `matrix` forms it.
-        chunk_size: How many passes `matrix` makes at once.
+        params: The point.
+        mode: The mode of `matrix`.
+        chunk_size: Number of passes of `matrix` at once.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -107,7 +107,7 @@ def jacobian(
     mode: str = "auto",
     chunk_size: int | None = None,
 ) -> Callable[..., Any]:
-    r"""The Jacobian of the outputs of a function with respect to its params.
+    r"""Compute the Jacobian of the outputs of a function with respect to its params.
 
     .. math:: J_{ij} = \frac{\partial f_i}{\partial \theta_j}
 
@@ -117,24 +117,24 @@ def jacobian(
     Args:
         fn: `fn(params, ...)` returns an array, or a pytree of arrays, real or complex.
         argnums: Which positional arguments to differentiate, as in `jax.jacobian`.
-        form: `'tree'` is what `jax.jacobian` returns; `'matrix'` lays outputs and params end to
-            end; `'operator'` never forms it and only multiplies by it.
-        mode: `'forward'`, `'reverse'`, or `'auto'` for the one with fewer passes (`'reverse'`
-            where a `custom_vjp` allows nothing else).
-        chunk_size: Number of passes that are made at once; by default all up to 256, else 64.
+        form: `'tree'` returns the same as `jax.jacobian`; `'matrix'` concatenates outputs and
+            params; `'operator'` multiplies by the Jacobian without forming it.
+        mode: `'forward'`, `'reverse'`, or `'auto'` for the mode with fewer passes (`'reverse'`
+            for a function with a `custom_vjp`).
+        chunk_size: Number of simultaneous passes; by default all up to 256, else 64.
 
     Returns:
         A function of the arguments of `fn` that returns `J`:
 
         - as a tree like the outputs whose leaves are trees like the params, of arrays of shape
           `output.shape + param.shape` in the dtype of the output;
-        - as an array of shape `[m, n]`, in the params' common dtype (at least float32), where a
+        - as an array of shape `[m, n]`, in the params' common dtype (at least float32); a
           complex output has rows for its real part, then for its imaginary part;
         - as a :class:`JacobianOperator`.
 
     Raises:
         TypeError: If params or outputs aren't floating, or params are complex.
-        ValueError: If an option is none of its values.
+        ValueError: If an option has an unknown value.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

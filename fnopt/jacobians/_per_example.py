@@ -1,4 +1,4 @@
-"""Jacobians per example, as least squares needs of a network."""
+"""Jacobians per example, for least squares with networks."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ Carry = TypeVar("Carry")
 def per_example_jacobian(
     fn: Callable[..., Any], *, mode: str = "auto", chunk_size: int | None = None
 ) -> PerExampleJacobian:
-    r"""The Jacobian of the outputs for every example with respect to the params.
+    r"""Compute the Jacobian of the outputs for every example with respect to the params.
 
     .. math:: J_i = \frac{\partial f(\theta, x_i)}{\partial \theta}, \qquad i = 1, \dots, b
 
-    The outputs for an example depend on no other example, so `k` backward passes over the batch
-    give all `b k` rows of the Jacobian, with `k` the number of outputs of ONE example; that is
-    what makes it cheaper than the Jacobian of the batch as a whole.
+    The outputs for an example depend on no other example. Therefore `k` backward passes over the
+    batch give all `b k` rows of the Jacobian, for `k` outputs of ONE example. The Jacobian of a
+    function of the whole batch would take `b k` passes.
 
-    It is what `least_squares` takes as `jac` where the residuals are mapped over examples:
+    Pass it as `jac` to `least_squares` if the residuals are mapped over examples:
     `least_squares(jax.vmap(fn, (None, 0)), params, args=(batch,), jac=per_example_jacobian(fn))`.
 
     Args:
         fn: `fn(params, example, ...)` for ONE example returns an array, or a pytree of arrays.
         mode: `'reverse'` makes a pass for each output of an example, `'forward'` one for each
-            param; `'auto'` takes the fewer.
+            param; `'auto'` takes the mode with fewer passes.
         chunk_size: Number of examples that are differentiated at once, which bounds the memory of
             activations; `None` for all. Least squares with normal equations (`'cholesky'`) then
-            adds `J^T J` up chunk by chunk, so that `J` never exists as a whole (unless `sigma` is a
-            matrix); the solution has no covariance.
+            sums `J^T J` chunk by chunk and never forms `J` (unless `sigma` is a
+            matrix), so the solution has no covariance.
 
     Returns:
         A function `(params, batch, ...)` that returns a tree like the outputs of trees like the
@@ -75,7 +75,7 @@ def per_example_jacobian(
 
 @dataclasses.dataclass(frozen=True)
 class PerExampleJacobian:
-    """The result of `per_example_jacobian`: a function, whose rows can also be taken in chunks.
+    """Jacobian per example as a function, whose rows can also be computed in chunks.
 
     Args:
         fn: The function of params and one example.
@@ -107,8 +107,8 @@ class PerExampleJacobian:
         """Fold a function over the rows of the Jacobian, chunk by chunk.
 
         Args:
-            step: `step(carry, J, parts)` returns the next carry; `J` has shape `[rows, n]`, the
-                params laid end to end, and `parts` is `along` for these rows.
+            step: `step(carry, J, parts)` returns the next carry; `J` has shape `[rows, n]`, for
+                the concatenated params, and `parts` is `along` for these rows.
             carry: The first carry.
             params: The params.
             batch: The batched arguments.

@@ -18,11 +18,11 @@ def ravel(tree: Any, what: str = "tree") -> tuple[jax.Array, Callable[[jax.Array
 
     Args:
         tree: A pytree of floating arrays of any shapes.
-        what: What the tree is (`'params'`), for the message if a leaf isn't floating.
+        what: Name of the tree (`'params'`), for the message if a leaf isn't floating.
 
     Returns:
-        The vector of shape `[n]`, in the leaves' common dtype (at least float32), and the function
-        that takes such a vector back to the tree's structure, shapes and dtypes.
+        The vector of shape `[n]`, in the leaves' common dtype (at least float32), and the inverse
+        function to a tree with the original structure, shapes and dtypes.
 
     Raises:
         TypeError: If a leaf is not floating; the message names it.
@@ -69,13 +69,13 @@ def held_as_zeros(tree: Any) -> Any:
 
 
 def ravel_with_held(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
-    """The vector of :func:`ravel`, with zeros for leaves that aren't floating and are held.
+    """Flatten like :func:`ravel`, with zeros for fixed leaves that aren't floating.
 
     Args:
         tree: A pytree of arrays.
 
     Returns:
-        The vector, and the function back to the tree.
+        The vector, and the inverse function to the tree.
     """
     x, unravel = ravel(held_as_zeros(tree))
     leaves, treedef = jax.tree.flatten(tree)
@@ -88,7 +88,7 @@ def ravel_with_held(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
 
 
 class RealVector(NamedTuple):
-    """The layout of a tree as a real vector; complex leaves as real, then imaginary part."""
+    """Layout of a tree as a real vector; complex leaves as real, then imaginary part."""
 
     size: int
     flatten: Callable[[Any], jax.Array]  # the tree -> [size]
@@ -103,7 +103,7 @@ def real_vector(shapes: Any, dtype: Any) -> RealVector:
         dtype: The real dtype of the vector.
 
     Returns:
-        Its length, and the functions there and back.
+        The length of the vector, and the functions that flatten and unflatten.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The Jacobian of a function whose outputs depend on a few params each."""
+"""Jacobian of a function whose outputs depend on a few params each."""
 
 from __future__ import annotations
 
@@ -31,34 +31,34 @@ _NAME = "sparse_jacobian"
 def sparse_jacobian(
     fn: Callable[..., Any], pattern: Any = None, *, mode: str = "auto"
 ) -> SparseJacobianFunction:
-    r"""Sparse Jacobian of a function, from one JVP or VJP for each colour.
+    r"""Compute a sparse Jacobian, from one JVP or VJP for each colour.
 
     One pass computes several columns that have no row in common, because each entry of their sum
     belongs to one column. A greedy colouring, made once, groups the columns: 3 passes for a
-    tridiagonal Jacobian of any size, instead of `n`. Nothing of shape `[m, n]` is formed. Where a
-    few rows are full, as in an arrow, these are found by sums of rows and the rest by sums of
-    columns, if that takes fewer passes together; a few full columns likewise.
+    tridiagonal Jacobian of any size, instead of `n`. Nothing of shape `[m, n]` is formed. A few
+    full rows, as in an arrow, come from sums of rows and the other entries from sums of columns, if
+    this takes fewer passes in total; a few full columns are treated likewise.
 
-    It is what `least_squares` takes as `jac` for large problems with local coupling. With more
-    than 256 of both residuals and params its steps then come from a sparse Cholesky factorisation:
-    along the band, if :math:`J^T J` has a narrow one in some order of the params, or else by
-    elimination of params that no residual couples (the points of a bundle adjustment, the poses of
-    a graph, which may be on manifolds). `print(sparse_jacobian(fn).plan(params))` shows what is
-    eliminated. :func:`fnopt.covariance` takes the covariance of a few params from this factor.
-    Where the factor is too large, steps come from products alone, by conjugate gradients. Then the
-    solution has no matrix and no covariance; `linear_solver` says otherwise.
+    Pass the result as `jac` to `least_squares` for large problems with local coupling. With more
+    than 256 residuals and more than 256 params, its steps come from a sparse Cholesky
+    factorisation: along the band, if :math:`J^T J` has a narrow one in some order of the params, or
+    else by elimination of params that no residual couples (the points of a bundle adjustment, the
+    poses of a graph, also on manifolds). `print(sparse_jacobian(fn).plan(params))` shows the
+    elimination. :func:`fnopt.covariance` computes the covariance of a few params from this factor.
+    If the factor is too large, steps come from products, by conjugate gradients. The solution then
+    has no matrix and no covariance; `linear_solver` overrides this choice.
 
-    `sparsity_pattern` finds the possible entries by tracing `fn`. Your own pattern may be tighter,
-    and must contain every entry that can be nonzero: a missing entry is added to another one,
-    without a warning. `check_sparsity` finds such entries.
+    `sparsity_pattern` finds the possible entries by tracing `fn`. Your own pattern may have fewer
+    entries, but must contain every entry that can be nonzero: a missing entry is added to another
+    one, without a warning. `check_sparsity` finds such entries.
 
     Args:
         fn: `fn(params, ...)` returns an array, or a pytree of arrays.
-        pattern: Where the Jacobian may have entries, outputs and params each laid end to end: a
+        pattern: The possible entries of the Jacobian, with concatenated outputs and params: a
             boolean array of shape `[m, n]`, a pair `(rows, cols)` of int arrays, or a SciPy sparse
             matrix. A complex output has rows for its real part, then for its imaginary part. None
-            to find it.
-        mode: `'forward'` colours columns, `'reverse'` rows, `'auto'` takes what needs the fewest
+            finds the pattern.
+        mode: `'forward'` colours columns, `'reverse'` rows, `'auto'` chooses the fewest
             passes, of columns, rows or both, in the modes that `fn` has.
 
     Returns:
@@ -67,9 +67,9 @@ def sparse_jacobian(
         same arguments, returns the :class:`Elimination` of its normal equations.
 
     Raises:
-        TypeError: If the pattern is none of these, or params or outputs aren't floating.
-        ValueError: If the pattern doesn't fit the function, or has too many entries where it is
-            found, or `mode` is something else.
+        TypeError: If the pattern has another type, or params or outputs aren't floating.
+        ValueError: If the pattern doesn't fit the function, if the program's pattern has too many
+            entries, or if `mode` has an unknown value.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -94,7 +94,7 @@ def sparse_jacobian(
 
 
 class SparseJacobianFunction(Protocol):
-    """The function that `sparse_jacobian` returns."""
+    """Function that computes a sparse Jacobian, with the plan of its elimination."""
 
     plan: Callable[..., Elimination]
     """The elimination that `least_squares` takes from these arguments."""
@@ -180,7 +180,7 @@ def _given(entries: tuple[np.ndarray, np.ndarray, Any]) -> Pattern:
 def pattern_entries(
     pattern: Any, name: str, shape: str = "[m, n]"
 ) -> tuple[np.ndarray, np.ndarray, tuple[int, int] | None]:
-    """Rows and columns of the entries; the shape where the pattern has one."""
+    """Rows and columns of the entries, and the shape if the pattern has one."""
     if hasattr(pattern, "tocoo"):
         coo = pattern.tocoo()
         m, n = coo.shape
@@ -207,7 +207,7 @@ def check_fit(
     shape: tuple[int, int],
     name: str,
 ) -> None:
-    """Refuses a pattern of another shape than the function's."""
+    """Refuse a pattern with another shape than the function's."""
     if given is not None and given != shape:
         raise ValueError(
             f"{name}: the pattern has shape {given}, but the function has {shape[0]} outputs of "

@@ -27,7 +27,7 @@ class SparseHessian(FromEntries):
 
     Args:
         values: The entries, of shape `[entries]`, in the order of `sparsity`.
-        sparsity: Where they are, and which columns have which colour.
+        sparsity: The positions of the entries, and the colours of the columns.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -47,16 +47,16 @@ class SparseHessian(FromEntries):
 
     @property
     def products(self) -> int:
-        """The number of Hessian-vector products: one for each colour."""
+        """Number of Hessian-vector products, one for each colour."""
         return self.sparsity.colours
 
     @property
     def entries(self) -> tuple[np.ndarray, np.ndarray, jax.Array]:
-        """The rows, the columns and the values of all entries, row by row."""
+        """Rows, columns and values of all entries, row by row."""
         return self.sparsity.rows, self.sparsity.cols, self.values
 
     def mv(self, v: jax.Array) -> jax.Array:
-        """The product with a vector of shape `[n]`."""
+        """Product with a vector of shape `[n]`."""
         rows, cols, values = self.entries
         return jax.ops.segment_sum(values * v[cols], rows, self.shape[0], indices_are_sorted=True)
 
@@ -76,34 +76,34 @@ class SparseHessian(FromEntries):
 
 
 def sparse_hessian(fn: Callable[..., Any], pattern: Any = None) -> Callable[..., SparseHessian]:
-    r"""Sparse Hessian of a scalar function, from one Hessian-vector product for each colour.
+    r"""Compute the sparse Hessian of a scalar function, one product for each colour.
 
     .. math:: H_{ij} = \frac{\partial^2 f}{\partial \theta_i \partial \theta_j}
 
-    A product with the sum of some unit vectors is the sum of these columns. Since an entry stands
-    in the matrix twice, only one of its two places has to be free of others, so that a star
-    colouring does: 3 products for a tridiagonal Hessian of any size, 2 for an arrow (a diagonal, a
+    A product with the sum of some unit vectors is the sum of these columns. An entry appears twice
+    in the matrix, and must be alone in only one of the two sums, so a star colouring is enough:
+    3 products for a tridiagonal Hessian of any size, 2 for an arrow (a diagonal, a
     full row and a full column) instead of `n`. Nothing of shape `[n, n]` is formed.
 
-    Where it may have entries is read from the program of the gradient, as by
-    :func:`fnopt.sparsity_pattern`, which says what it can tell. Your own pattern may be tighter,
-    and must contain every entry that can be nonzero (one triangle is enough): a missing entry is
+    The possible entries are read from the program of the gradient, with the rules and limits of
+    :func:`fnopt.sparsity_pattern`. Your own pattern may have fewer entries,
+    but must contain every entry that can be nonzero (one triangle is enough): a missing entry is
     added to another one, without a warning.
 
     Args:
         fn: `fn(params, ...)` returns a real scalar and can be differentiated twice.
-        pattern: Where the Hessian may have entries, the params laid end to end: a boolean array of
-            shape `[n, n]`, a pair `(rows, cols)` of int arrays, or a SciPy sparse matrix. None to
-            have it found.
+        pattern: The possible entries of the Hessian, with concatenated params: a boolean array of
+            shape `[n, n]`, a pair `(rows, cols)` of int arrays, or a SciPy sparse matrix. None
+            reads them from the program.
 
     Returns:
         A function of the arguments of `fn` that returns a :class:`SparseHessian`, which has `mv`,
-        `matrix`, `to_scipy` and `to_bcoo`, and says how many `products` it took.
+        `matrix`, `to_scipy` and `to_bcoo`, and the number of `products`.
 
     Raises:
-        TypeError: If `fn` returns no real scalar, the pattern is none of these, or params aren't
-            real floating arrays.
-        ValueError: If the pattern doesn't fit, or has too many entries where it is found.
+        TypeError: If `fn` doesn't return a real scalar, the pattern has another type, or params
+            aren't real floating arrays.
+        ValueError: If the pattern doesn't fit, or the program's pattern has too many entries.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

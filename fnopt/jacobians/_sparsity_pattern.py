@@ -1,4 +1,4 @@
-"""The sparsity pattern of a function's Jacobian, read from its program."""
+"""Sparsity pattern of a function's Jacobian, read from its program."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ _MOST = 2**26  # entries; that many take half a gigabyte, and weeks to colour
 
 
 def sparsity_pattern(fn: Callable[..., Any]) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
-    r"""The sparsity pattern of a function's Jacobian, valid for all params.
+    r"""Find the sparsity pattern of a function's Jacobian, valid for all params.
 
     .. math:: \{ (i, j) : \partial f_i / \partial x_j \text{ isn't known to be zero} \}
 
-    The derivative of `fn` is traced once, not run, and walked with a set of params in place of
-    every number. The pattern never lacks an entry. It is exact for what moves elements about or
-    combines them in fixed places (stencils, differences, indexing, convolutions, products with a
-    constant matrix, of whose zeros it makes use), and may hold too much where that depends on the
-    numbers: sorting, loops of unknown length, and operations that it doesn't know, which count as
-    mixing all their inputs.
+    The derivative of `fn` is traced once, not run, and interpreted with a set of params in place of
+    every number. The pattern never lacks an entry. It is exact for operations that move elements or
+    combine them at fixed positions (stencils, differences, indexing, convolutions, products with
+    the nonzeros of a constant matrix). It may have too many entries if positions depend on
+    values (sorting), for loops of unknown length, and for unknown operations, which
+    count as mixing all their inputs.
 
-    Index arrays and matrices are looked at where the program has them as constants: those that
-    `fn` closes over, and arguments outside of `jax.jit`. Traced ones are unknown, and so are those
-    in the `args` of `least_squares`.
+    Index arrays and matrices are used if they are constants of the program: arrays that
+    `fn` closes over, and arguments outside of `jax.jit`. Traced arrays, such as the `args` of
+    `least_squares`, have unknown values.
 
     Args:
         fn: `fn(params, ...)` returns an array, or a pytree of arrays.
 
     Returns:
         A function of the arguments of `fn` that returns `(rows, cols)`, two int32 NumPy arrays,
-        also under `jax.jit`: the outputs and the params, each laid end to end, of every entry, row
-        by row. It is what `sparse_jacobian` takes as a pattern. A complex output has rows for its
+        also under `jax.jit`: the indices of the concatenated outputs and params of every entry, row
+        by row. It is a valid pattern for `sparse_jacobian`. A complex output has rows for its
         real part, then for its imaginary part.
 
     Raises:
@@ -63,7 +63,7 @@ def sparsity_pattern(fn: Callable[..., Any]) -> Callable[..., tuple[np.ndarray, 
 
 
 def found_pattern(flat: VectorFunction, name: str = _NAME) -> tuple[np.ndarray, np.ndarray]:
-    """The rows and columns of the entries of the Jacobian of a vector function."""
+    """Rows and columns of the entries of the Jacobian of a vector function."""
     x = jax.ShapeDtypeStruct(flat.x.shape, flat.x.dtype)
     if not lacks_forward(flat.fn, flat.x):
         program = jax.make_jaxpr(lambda x, v: jax.jvp(flat.fn, (x,), (v,))[1])(x, x)

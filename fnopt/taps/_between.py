@@ -31,27 +31,27 @@ def grad_between(
     *,
     select: Callable[[Any], Any] | None = None,
 ) -> Callable[..., Any]:
-    r"""The gradient of one node (or one number made of it) with respect to another.
+    r"""Compute the gradient of one node (or a number made of it) with respect to another.
 
     .. math:: \frac{\partial\, s(\text{dst})}{\partial\, \text{src}}
 
-    The class score behind a saliency map, the activation of a unit with respect to the params:
-    one backward pass, from `dst` to `src`.
+    Examples are the class score for a saliency map, and the activation of a unit with respect to
+    the params. The cost is one backward pass from `dst` to `src`.
 
     Args:
         fn: Any JAX function.
         src: The name of one node (as in `capture`), or the positional arguments to differentiate
-            with respect to: an int, or a sequence of them.
+            with respect to: an int, or a sequence of ints.
         dst: The name of one node, or `None` for the function's output.
         select: Makes a real scalar of the value at `dst`, such as `lambda scores: scores[0, 3]`;
-            without one, `dst` has to be a scalar.
+            without `select`, `dst` must be a scalar.
 
     Returns:
-        A function of the arguments of `fn` that gives the gradient, like the value at `src`: with
-        the iterations of scans in front, zero where `dst` doesn't depend on it.
+        A function of the arguments of `fn` that returns the gradient, like the value at `src`, with
+        leading axes for iterations of scans; zero if `dst` doesn't depend on `src`.
 
     Raises:
-        ValueError: If a name matches no node, or several, or one without a derivative.
+        ValueError: If a name matches no node, several nodes, or a node without a derivative.
         TypeError: If there is no real scalar to differentiate.
 
     Example:
@@ -78,7 +78,7 @@ def grad_between(
 def jacobian_between(
     fn: Callable[..., Any], src: Source, dst: str | None = None, *, mode: str = "auto"
 ) -> Callable[..., Any]:
-    r"""The Jacobian of one node with respect to another, or to the arguments.
+    r"""Compute the Jacobian of one node with respect to another, or to the arguments.
 
     .. math:: J = \frac{\partial\, \text{dst}}{\partial\, \text{src}}
 
@@ -87,15 +87,15 @@ def jacobian_between(
         src: The name of one node (as in `capture`), or positional arguments.
         dst: The name of one node, or `None` for the function's output.
         mode: `'forward'` takes one pass per element of `src`, `'reverse'` one per element of
-            `dst`, all at once by `vmap`; `'auto'` takes the fewer, and `'reverse'` where a
-            `custom_vjp` allows nothing else.
+            `dst`, all at once by `vmap`; `'auto'` takes the mode with fewer passes, or `'reverse'`
+            for a function with a `custom_vjp`.
 
     Returns:
-        A function of the arguments of `fn` that gives `J`, of shape `[*dst.shape, *src.shape]`
-        with the iterations of scans first in each (trees as with `jax.jacobian`).
+        A function of the arguments of `fn` that returns `J`, of shape `[*dst.shape, *src.shape]`,
+        each with leading axes for iterations of scans (trees as with `jax.jacobian`).
 
     Raises:
-        ValueError: If a name matches no node, or several, or one without a derivative.
+        ValueError: If a name matches no node, several nodes, or a node without a derivative.
 
     Example:
         >>> from fnopt.taps import jacobian_between, tap

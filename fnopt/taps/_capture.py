@@ -27,7 +27,7 @@ class Captured(NamedTuple):
     """The values and cotangents captured at the nodes of a function.
 
     Attributes:
-        values: The value at each node, or what a reduction made of it, by the node's name.
+        values: The value at each node, or its reduction, by the node's name.
         cotangents: The derivative of the loss with respect to each node, or its reduction.
         grads: The gradient with respect to the arguments in `argnums`; `None` without them.
     """
@@ -52,44 +52,45 @@ def capture(
     .. math:: h, \qquad \bar h = \frac{\partial\, \text{loss}}{\partial h}, \qquad
               \frac{\partial\, \text{loss}}{\partial\theta}
 
-    Nothing is threaded through the model by hand. One forward pass, and one backward pass if
-    cotangents or gradients are wanted, gives everything; wrap it in `jax.jit` like `jax.grad`.
+    The model needs no changes besides taps. One forward pass, and one backward pass for
+    cotangents or gradients, gives everything; wrap it in `jax.jit` like `jax.grad`.
 
-    A node inside a scan has one entry per iteration, stacked in front (entry `t` belongs to
+    A node inside a scan has a leading axis of iterations (entry `t` belongs to
     `xs[t]`). In a branch of `cond` that isn't taken, values and cotangents are zero; a name that is
-    tapped in several branches, with one shape, is that of the branch taken. Inside a
-    `while_loop` the value is that of the last iteration; there is no cotangent. Inside a function
-    with its own derivative rule there is a value but no cotangent.
+    tapped in several branches, with one shape, has the value of the branch taken. Inside a
+    `while_loop` the value is that of the last iteration, and there is no cotangent. Inside a
+    function with its own derivative rule there is a value but no cotangent.
 
     Args:
-        fn: Any JAX function; a scalar loss where cotangents or gradients are wanted.
-        names: Which nodes, several or one: the name of a `tap`, of one of several taps of that name
+        fn: Any JAX function; a scalar loss for cotangents or gradients.
+        names: The nodes, one or several: the name of a `tap`, of one of several taps of that name
             (`'attention#2'`), of a tapped tree or of a leaf of it (`'state/h'`), or a glob
             (`'layer_*'`; `*` matches slashes too). `'scope:Model/Dense_0'` is a `jax.named_scope`,
-            as flax and Equinox modules open them: the last floating value that leaves it. `None`
-            is all taps.
+            which flax and Equinox modules open: the last floating value that leaves it. `None`
+            selects all taps.
         values: Whether to return the nodes' values.
         cotangents: Whether to return their cotangents. Nodes without a cotangent are omitted if a
             name matches several nodes, and for `None`.
-        argnums: Positional arguments whose gradients are wanted too, as in `jax.grad`.
+        argnums: Positional arguments whose gradients are also returned, as in `jax.grad`.
         has_aux: Whether `fn` returns `(loss, aux)`; matters for cotangents and gradients.
-        reduce: What to keep of each value and cotangent: a function of one array that returns an
+        reduce: The reduction of each value and cotangent: a function of one array that returns an
             array or a tree of arrays; `'rms'`, `'mean'`, `'max'` (of magnitudes), `'zeros'` (their
             fraction), `'dead'` (the fraction of features, on the last axis, that are zero for all
             examples), `'nonfinite'` (their fraction), or `'histogram'` (32 counts of magnitudes,
             bin `k` from :math:`2^{-42+2k}` to :math:`2^{-40+2k}`, all smaller ones in the first,
             all larger ones in the last, as in `fnopt.monitor`);
-            or several, as a sequence or a dict. It runs inside scans, so that nothing big is
+            or several, as a sequence or a dict. Reductions run inside scans, so large arrays
+            aren't stacked.
             stacked.
 
     Returns:
-        A function of the arguments of `fn` that gives `(output of fn, Captured)`. A cotangent has
+        A function of the arguments of `fn` that returns `(output of fn, Captured)`. A cotangent has
         the shape and dtype of its value.
 
     Raises:
         ValueError: If a name matches no node, or only nodes without a cotangent; the message lists
-            the nodes that there are.
-        TypeError: If cotangents are asked of a function that isn't a real scalar.
+            the available nodes.
+        TypeError: If cotangents are requested and `fn` doesn't return a real scalar.
 
     Example:
         >>> from fnopt.taps import capture, tap
@@ -156,7 +157,7 @@ def _backward(
 
 
 def cotangent_shape(node: Node, reduction: Reduction | None) -> Any:
-    """The shape and dtype of a node's cotangent as it is kept: reduced, or whole."""
+    """Shape and dtype of a node's cotangent as it is stored: reduced, or whole."""
     whole = jax.ShapeDtypeStruct(node.shape, node.dtype)
     if reduction is None:
         return whole
@@ -193,8 +194,8 @@ def nodes(fn: Callable[..., Any], *, scopes: bool = False) -> Callable[..., tupl
         scopes: Whether to list its named scopes too, besides the taps.
 
     Returns:
-        A function of the arguments of `fn` (arrays or `jax.ShapeDtypeStruct`s) that gives a tuple
-        of `Node`s in the order of the program: name, shape, dtype, and a note where a node has no
+        A function of the arguments of `fn` (arrays or `jax.ShapeDtypeStruct`s) that returns a tuple
+        of `Node`s in the order of the program: name, shape, dtype, and a note if a node has no
         cotangent.
 
     Example:

@@ -1,4 +1,4 @@
-"""Changing what flows through a node, for experiments."""
+"""Change values or cotangents at a node, for experiments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Rule(NamedTuple):
         return jnp.broadcast_to(entry.astype(value.dtype), value.shape)
 
     def by_iteration(self, node: Node) -> Any:
-        """The array with the axes of the scans around the node in front, as `capture` gives it."""
+        """An array with leading axes for the scans around the node, as `capture` returns it."""
         if self.function is not None:
             return None
         array, inner = jnp.asarray(self.array), node.shape[len(node.axes) :]
@@ -64,8 +64,8 @@ def patch(
 
     .. math:: h \leftarrow r(h) \qquad\text{or}\qquad \bar h \leftarrow r(\bar h)
 
-    For experiments: clip the gradient inside a recurrent cell, stop it at a node, ablate a unit,
-    put another run's activation in place of this one's.
+    Use it for experiments: clip the gradient inside a recurrent cell, stop it at a node, ablate a
+    unit, or insert an activation of another run.
 
     Args:
         fn: Any JAX function.
@@ -73,16 +73,16 @@ def patch(
             differentiable function of the value (such as `jax.lax.stop_gradient`), or an array that
             broadcasts to it. Inside a scan of `T` iterations an array may also have one entry for
             each of them, `[T, ...]`, as `capture` returns it.
-        cotangents: By name, what stands instead of the node's cotangent on the way back: a function
+        cotangents: The replacement of a node's cotangent in the backward pass, by name: a function
             of the cotangent, such as `lambda g: jnp.clip(g, -1, 1)` or `jnp.zeros_like`, or an
-            array. The value stays. Reverse mode only.
+            array. The value stays the same. Reverse mode only.
 
     Returns:
-        A function like `fn`, for `jax.grad`, `jax.jit`, `capture` and all others. A node inside a
-        scan is patched in every iteration, with what one iteration has. Several names that match
-        one node act in their order; the cotangent is that of the patched value. Looking at a tap of
-        the patched function shows what the rest of it sees: the patched value, and the loss's
-        derivative with respect to that, before the rule for the cotangent.
+        A function like `fn`, for `jax.grad`, `jax.jit`, `capture` and others. A node inside a
+        scan is patched in every iteration, with the value of this iteration. Several names that
+        match one node apply in their order; the cotangent is that of the patched value. A tap of
+        the patched function has the patched value, and the loss's derivative with respect to this
+        value, before the cotangent rule.
 
     Raises:
         ValueError: If a name matches no node, or a node that can't be patched; or if a rule changes

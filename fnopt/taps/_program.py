@@ -1,4 +1,4 @@
-"""One call of a user's function, traced, with the nodes that were asked for."""
+"""One traced call of a user's function, with the requested nodes."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class TracedCall(NamedTuple):
     Attributes:
         name: The public function that the user called, for messages.
         level: The jaxpr with its nodes.
-        nodes: All nodes, by number.
-        inputs: The arrays that it was called with.
-        diff: The positions among `inputs` of what is differentiated.
+        nodes: All nodes, by index.
+        inputs: The arrays of the call.
+        diff: The positions of the differentiated arrays among `inputs`.
         diff_tree: The structure of the differentiated arguments (a tuple for a sequence of them).
         out_tree: The structure of the output.
     """
@@ -72,10 +72,10 @@ class TracedCall(NamedTuple):
     def run(
         self, visit: NodeFn, probes: NodeValues, diff: Sequence[Any] | None = None
     ) -> tuple[Any, NodeValues]:
-        """Run it again: the output, and the records by node.
+        """Run it again; return the output, and the records by node.
 
         Args:
-            visit: What is done at each node that has been chosen with `only`.
+            visit: Function that is called at each node selected by `only`.
             probes: Extra inputs of `visit`, by node.
             diff: Other values for the differentiated inputs.
         """
@@ -97,8 +97,8 @@ class TracedCall(NamedTuple):
     def by_name(self, records: NodeValues) -> dict[str, Any]:
         """Records under the names of their nodes, in the order of the program.
 
-        Nodes that share a name and of which only one can run, in the branches of a `cond`, are one:
-        what isn't run has recorded zeros.
+        Nodes with one name of which only one can run, in the branches of a `cond`, are one node:
+        branches that don't run record zeros.
         """
         found: dict[str, Any] = {}
         for i in sorted(records):
@@ -111,13 +111,13 @@ class TracedCall(NamedTuple):
         return found
 
     def select(self, names: Names, ask: Ask) -> list[int]:
-        """The numbers of the nodes of these names that have a value (or a cotangent).
+        """Indices of the nodes of these names that have a value (or a cotangent).
 
-        A pattern, or `None`, passes over nodes that haven't; but each must find one.
+        A pattern, or `None`, skips nodes without one; but each must match at least one node.
 
         Raises:
             ValueError: If a name matches nothing, or nothing that has it; the message lists
-                what there is, or says why.
+                the available nodes, or gives the reason.
         """
         groups = [self._all_taps()] if names is None else [self.matches(n) for n in names]
         chosen: set[int] = set()
@@ -136,7 +136,7 @@ class TracedCall(NamedTuple):
         return taps
 
     def matches(self, pattern: str) -> list[int]:
-        """The nodes of one name: exactly so called, else members of a tree, else by glob."""
+        """Nodes of one name: by exact name, else members of a tree, else by glob."""
         full = [node.name for node in self.nodes]
         base = [_base(name) for name in full]
         pairs = list(enumerate(zip(full, base, strict=True)))
@@ -159,7 +159,7 @@ class TracedCall(NamedTuple):
         """Return the only node of a name.
 
         Raises:
-            ValueError: If the name matches none, or several, or one without what is asked for.
+            ValueError: If the name matches none or several nodes, or one without the request.
         """
         found = self.select((name,), ask)
         if len(found) > 1:
@@ -276,7 +276,7 @@ def has_scopes(names: Names) -> bool:
 
 
 def checked_names(name: str, names: Any) -> Names:
-    """One name, or several, as a tuple; `None` stays."""
+    """Convert one name, or several, to a tuple; keep `None`."""
     if names is None:
         return None
     if callable(names):
@@ -291,10 +291,10 @@ def checked_names(name: str, names: Any) -> Names:
 
 
 def lacks_value(node: Node) -> str:
-    """Why a node's value is out of reach, or `''`."""
+    """Reason why a node's value can't be captured, or `''`."""
     return "" if node.visible else f"no value to show: it is {node.note}"
 
 
 def lacks_cotangent(node: Node) -> str:
-    """Why a node has no cotangent, or `''`."""
+    """Reason why a node has no cotangent, or `''`."""
     return f"no cotangent: it is {node.note}" if node.note else ""

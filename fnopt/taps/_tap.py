@@ -30,27 +30,27 @@ ad.primitive_transposes[tap_p] = lambda cotangent, x, *, name: [cotangent]
 
 
 def tap(name: str, x: Tree) -> Tree:
-    """Name a value inside a function, so that `capture`, `patch` and others find it.
+    """Name a value inside a function for `capture`, `patch` and related functions.
 
-    It is the identity. Without `capture` or `patch`, the compiled program is the same as without
-    the tap, also that of the gradient. It works in any JAX code (jit, grad, vmap, scan, remat,
+    A tap is the identity. Without `capture` or `patch`, the compiled program is the same as without
+    the tap, also that of the gradient. A tap works in any JAX code (jit, grad, vmap, scan, remat,
     branches, custom derivative rules) and in the modules of any framework.
 
-    `capture` also finds values that are named by `jax.ad_checkpoint.checkpoint_name`. This function
-    also marks values for rematerialisation policies, and stays in a differentiated function, but it
-    may cost memory. `jax.grad(loss)` has no taps: capture the loss.
+    `capture` also finds values named by `jax.ad_checkpoint.checkpoint_name`. That function
+    also marks values for rematerialisation policies, and keeps names in a differentiated function,
+    but it may cost memory. `jax.grad(loss)` has no taps: capture the loss.
 
     Args:
-        name: What the value is called; slashes are welcome (`'layer_3/attention'`). Where one name
+        name: The name of the value, with slashes if you like (`'layer_3/attention'`). If one name
             is used several times, the nodes are `name#0`, `name#1`, … in the order of the program.
-        x: An array, or a tree, whose leaves are then called `name/path`.
+        x: An array, or a tree, whose leaves are then named `name/path`.
 
     Returns:
         `x`.
 
     Raises:
         TypeError: If the name isn't a string.
-        ValueError: If the name is empty, has one of `*?[]#` in it, or begins with `scope:`.
+        ValueError: If the name is empty, contains one of `*?[]#`, or begins with `scope:`.
 
     Example:
         >>> from fnopt.taps import capture, tap
@@ -83,10 +83,10 @@ def _check_name(name: Any) -> None:
 
 @jax.custom_jvp
 def listened(x: jax.Array, probe: jax.Array) -> jax.Array:
-    """The value `x`, whose cotangent is also that of the probe.
+    """Return `x`; its cotangent is also that of the probe.
 
-    As `x + probe` at `probe = 0`, but the probe's zeros are never read, so that the compiler drops
-    them, and `x` keeps its bits.
+    This equals `x + probe` at `probe = 0`, but the probe's zeros are never read. The compiler
+    removes them, and `x` doesn't change by a bit.
     """
     return x
 
@@ -97,7 +97,7 @@ def _listened_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[
 
 
 def listened_reduced(reduce: Callable[[Any], Any], x: jax.Array, probe: Any) -> jax.Array:
-    """The value `x`; the probe's "cotangent" is `reduce(cotangent of x)`: no more is kept."""
+    """Return `x`; the probe's cotangent is `reduce(cotangent of x)`, and nothing else is stored."""
 
     @jax.custom_vjp
     def identity(x: jax.Array, probe: Any) -> jax.Array:
@@ -111,7 +111,7 @@ def listened_reduced(reduce: Callable[[Any], Any], x: jax.Array, probe: Any) -> 
 
 
 def with_cotangent_rule(rule: Callable[[Any, Any], Any], x: jax.Array, given: Any) -> jax.Array:
-    """The value `x`, whose cotangent goes through `rule(cotangent, given)` on the way back."""
+    """Return `x`, with the cotangent `rule(cotangent, given)` in the backward pass."""
 
     @jax.custom_vjp
     def identity(x: jax.Array, given: Any) -> jax.Array:
@@ -126,7 +126,7 @@ def with_cotangent_rule(rule: Callable[[Any, Any], Any], x: jax.Array, given: An
 
 
 def probe_dtype(dtype: Any) -> Any:
-    """The dtype in which a reduction travels as a cotangent: counts travel as float32."""
+    """Dtype of a reduction as a cotangent: float32 for counts."""
     return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.dtype(jnp.float32)
 
 

@@ -1,4 +1,4 @@
-"""Dependence rules of indexing, with indices known or unknown along each axis."""
+"""Dependence rules of indexing, with known or unknown indices along each axis."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _known_indices(indices: Entry, axes: tuple[int, ...]) -> tuple[np.ndarray, t
 
 
 def gather_numbers(ids: np.ndarray, indices: np.ndarray, params: dict[str, Any]) -> np.ndarray:
-    """`lax.gather` of numbers, in NumPy and out again; 0 beyond the bounds."""
+    """`lax.gather` of numbers in NumPy; 0 for indices out of bounds."""
     return np.asarray(lax.gather(ids, indices, fill_value=0, **params))
 
 

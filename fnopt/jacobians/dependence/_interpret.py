@@ -103,19 +103,20 @@ _CONTROL = {"cond": branches, "while": while_loop, "scan": scan}
 
 
 def dependence(linear: jex.ClosedJaxpr, size: int) -> tuple[Sets, list[np.ndarray]]:
-    r"""Sets of inputs that each output of a program can depend on, as upper bounds.
+    r"""Upper bounds of the sets of inputs on which each output of a program can depend.
 
-    The program is walked once, with a set of inputs in place of every number. An operation that
-    isn't known, or has a parameter that isn't, mixes all its inputs. Index arrays and zeros of
-    matrices count where the program has them as constants. What is written into mutable arrays
-    (`jax.new_ref`) isn't followed: then every output depends on all inputs.
+    The program is interpreted once, with a set of inputs in place of every number. An unknown
+    operation, or one with an unknown parameter, mixes all its inputs. Index arrays and zeros of
+    matrices are used if they are constants of the program. Writes to mutable arrays
+    (`jax.new_ref`) aren't followed: every output then depends on all inputs.
 
     Args:
-        linear: A program that is linear in its last argument, a vector of shape `[size]`. Of the
-            other arguments nothing is known.
+        linear: A program that is linear in its last argument, a vector of shape `[size]`. The
+            other arguments have unknown values.
         size: The length of that vector.
 
     Returns:
+        The table of sets, and for each output of the program an array of set indices.
         The sets, and for each output of the program an array of them.
 
     Example:

@@ -11,7 +11,7 @@ from fnopt.jacobians.dependence._sets import EMPTY, Sets
 
 
 def elementwise(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Every output element depends on the input elements in its place."""
+    """Every output element depends on the input elements at its position."""
     ids = np.zeros(op.shape, np.int32)
     for entry in inputs:
         if entry.ids is not None:
@@ -25,7 +25,7 @@ def each_by_itself(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.nd
 
 
 def mul(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """A product with a constant has no dependence where that is zero."""
+    """A product with a constant; elements with a zero constant have no dependence."""
     (ids,) = elementwise(sets, op, inputs)
     for entry in inputs:
         if entry.known:
@@ -73,7 +73,7 @@ def _along(axis: int, part: slice) -> tuple[slice, ...]:
 
 
 def reshape(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`lax.reshape`: the elements in their order, after `dimensions` has permuted the axes."""
+    """`lax.reshape`: the elements in order, after `dimensions` has permuted the axes."""
     ids, dimensions = inputs[0].sets, op.params["dimensions"]
     return [(ids if dimensions is None else ids.transpose(dimensions)).reshape(op.shape)]
 

@@ -14,12 +14,12 @@ from fnopt.programs import jaxprs
 
 
 class DeferredConstant:
-    """A value that depends on nothing, computed when it is first needed.
+    """A value that depends on no input, computed when it is first needed.
 
     Args:
-        eqn: The equation that it comes from; None for one that is there.
-        inputs: The constants that the equation takes.
-        outputs: The values of the equation, once they are there.
+        eqn: The equation that computes it; None for a given value.
+        inputs: The constant inputs of the equation.
+        outputs: The values of the equation, after they are computed.
     """
 
     def __init__(
@@ -51,14 +51,14 @@ class DeferredConstant:
 
 
 class Entry(NamedTuple):
-    """A variable: sets if it depends on inputs; else its value, if that can be known.
+    """A variable: sets if it depends on inputs; else its value, if known.
 
     Attributes:
         shape: Its shape.
         ids: The sets; None if it depends on no input.
-        source: Where its value comes from, if that can be known.
-        parts: Of one laid together from others, of which some are known: these, and the axis. So
-            are the indices of `x[known, unknown]`.
+        source: The source of its value, if known.
+        parts: For a concatenation of known and unknown parts: the parts, and the axis. Indices of
+            `x[known, unknown]` have this form.
     """
 
     shape: tuple[int, ...]
@@ -68,16 +68,16 @@ class Entry(NamedTuple):
 
     @property
     def sets(self) -> np.ndarray:
-        """The sets; empty ones if it depends on nothing."""
+        """The sets; empty sets if it depends on no input."""
         return np.zeros(self.shape, np.int32) if self.ids is None else self.ids
 
     @property
     def known(self) -> bool:
-        """Whether its value can be known."""
+        """Whether its value is known."""
         return self.ids is None and self.source is not None
 
     def partly(self) -> tuple[np.ndarray, np.ndarray]:
-        """The values, and the mask of those that are known."""
+        """The values, and a mask of the known ones."""
         if self.known:
             return self.value(), np.ones(self.shape, bool)
         if self.parts is not None:
@@ -87,14 +87,14 @@ class Entry(NamedTuple):
         return np.zeros(self.shape, np.int32), np.zeros(self.shape, bool)
 
     def value(self) -> np.ndarray:
-        """The value, which has to be known."""
+        """The value, which must be known."""
         assert self.source is not None
         constant, position = self.source
         return np.asarray(constant.compute()[position])
 
 
 def entry_of(value: Any) -> Entry:
-    """The abstract value of a constant of a jaxpr; unknown for an outer tracer."""
+    """Abstract value of a constant of a jaxpr; unknown for an outer tracer."""
     shape = tuple(np.shape(value))
     if isinstance(value, Tracer):
         return Entry(shape)
@@ -102,12 +102,12 @@ def entry_of(value: Any) -> Entry:
 
 
 def dependent(ids: np.ndarray) -> Entry:
-    """A variable with these sets, `int32` in its shape."""
+    """Variable with these sets, `int32` in its shape."""
     return Entry(ids.shape, ids)
 
 
 def outputs_of(eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
-    """The outputs of an equation whose inputs depend on nothing."""
+    """Outputs of an equation whose inputs depend on no input of the program."""
     shapes = [tuple(getattr(v.aval, "shape", ())) for v in eqn.outvars]
     if eqn.effects or not all(entry.known for entry in inputs):
         axis = eqn.params.get("dimension") if eqn.primitive.name == "concatenate" else None
@@ -130,10 +130,10 @@ class Operation(NamedTuple):
     """The parts of an equation that a rule may read.
 
     Attributes:
-        params: The parameters that the rule has said it reads, and no others.
+        params: The declared parameters of the rule.
         shapes: The shapes of the outputs.
         given: The shapes and dtypes of the inputs.
-        run: Walks another program with these inputs.
+        run: Function that interprets another program with these inputs.
     """
 
     params: dict[str, Any]
@@ -153,15 +153,15 @@ Derive = Callable[[Sets, Operation, list[Entry]], list[np.ndarray]]
 class DependenceRule(NamedTuple):
     """The rule of a primitive: the sets of its outputs from those of its inputs.
 
-    JAX adds parameters to its primitives. A rule that doesn't know one may lose entries without a
-    word, as one did that didn't know `dimensions` of a reshape. So it counts only for equations all
-    of whose parameters it reads or knows to be harmless; for others all inputs mix. A parameter
-    that is None says nothing.
+    JAX adds parameters to its primitives. A rule that doesn't know a parameter may silently lose
+    entries, as once with `dimensions` of a reshape. A rule therefore applies only to equations all
+    of whose parameters it reads or ignores; other equations mix all their inputs. A parameter
+    that is None doesn't count.
 
     Attributes:
         derive: The sets of the outputs, for sets of the inputs.
-        reads: The parameters that it makes use of; an equation has to have them.
-        ignores: Those that don't matter for it.
+        reads: The parameters that it uses; an equation must have them.
+        ignores: The parameters that don't matter.
     """
 
     derive: Derive
@@ -189,5 +189,5 @@ def rule(derive: Derive, reads: str = "", ignores: str = "") -> DependenceRule:
 
 
 def shape_of(variable: Any) -> tuple[int, ...]:
-    """The shape of a variable; that of a token or the like is `()`."""
+    """Shape of a variable; `()` for a token."""
     return tuple(getattr(variable.aval, "shape", ()))

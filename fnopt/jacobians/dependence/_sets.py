@@ -1,4 +1,4 @@
-"""Table of sets of inputs; arrays of sets are arrays of their numbers."""
+"""Table of sets of inputs; arrays of sets are arrays of their indices in the table."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _MOST = 2**25  # members that are looked at together; what has more is taken to 
 
 
 class Sets:
-    r"""Subsets of `{0, ..., size - 1}` by number; `EMPTY` and `ALL` are the same in every table.
+    r"""Subsets of `{0, ..., size - 1}` by index; `EMPTY` and `ALL` are the same in every table.
 
-    Unions are of many sets at once, and never of single ones in a loop of Python. Two numbers may
-    stand for equal sets; a union that is one of its parts has the number of that part.
+    Unions are computed for many sets at once, not in a Python loop. Two indices may
+    stand for equal sets; a union that equals one of its parts has the index of that part.
 
     Args:
         size: Number of inputs.
@@ -38,13 +38,13 @@ class Sets:
 
     @property
     def inputs(self) -> np.ndarray:
-        """The sets of one input each, an array of shape `[size]`."""
+        """Sets of one input each, an array of shape `[size]`."""
         return (
             np.arange(2, 2 + self.size, dtype=np.int32) if self.size > 1 else np.ones(1, np.int32)
         )
 
     def entries(self, ids: np.ndarray) -> int:
-        """The total number of members of the sets."""
+        """Total number of members of the sets."""
         return int(self._count[ids].sum())
 
     def members(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -56,7 +56,7 @@ class Sets:
         return np.repeat(np.arange(ids.size), count), self._pool[index]
 
     def union(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        """The unions of two arrays of sets, element by element; they broadcast."""
+        """Unions of two arrays of sets, element by element; they broadcast."""
         a, b = np.broadcast_arrays(a, b)
         result = np.where(a == EMPTY, b, a)
         mixed = (a != b) & (a != EMPTY) & (b != EMPTY)
@@ -68,7 +68,7 @@ class Sets:
         return result
 
     def union_along(self, ids: np.ndarray, axes: tuple[int, ...]) -> np.ndarray:
-        """The unions of sets along axes, which the result hasn't."""
+        """Unions of sets along axes, which are removed."""
         kept = [k for k in range(ids.ndim) if k not in axes]
         shape = tuple(ids.shape[k] for k in kept)
         rows = ids.transpose(*kept, *axes).reshape(int(np.prod(shape)), -1)
@@ -76,7 +76,7 @@ class Sets:
         return self.gather(groups, rows.ravel(), rows.shape[0]).reshape(shape)
 
     def gather(self, groups: np.ndarray, ids: np.ndarray, count: int) -> np.ndarray:
-        """The unions of the sets of each group.
+        """Unions of the sets of each group.
 
         Args:
             groups: The group of every set, from 0 to `count - 1`, of shape `[k]`.
@@ -84,7 +84,7 @@ class Sets:
             count: Number of groups.
 
         Returns:
-            A set for every group, of shape `[count]`; `EMPTY` for one without sets.
+            A set for every group, of shape `[count]`; `EMPTY` for a group without sets.
         """
         whole = np.zeros(count, bool)
         whole[groups[ids == ALL]] = True

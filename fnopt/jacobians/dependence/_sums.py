@@ -16,7 +16,7 @@ _MOST_PRODUCTS = 2**25  # beyond, a matrix that is known isn't looked at for zer
 
 
 def mixed(sets: Sets, shapes: list[tuple[int, ...]], inputs: list[Entry]) -> list[np.ndarray]:
-    """The fallback rule: any output may depend on all that the inputs depend on."""
+    """The fallback rule: any output may depend on everything on which an input depends."""
     parts = [entry.ids.ravel() for entry in inputs if entry.ids is not None]
     union = sets.union_along(np.concatenate(parts)[None], (1,))[0]
     return [np.broadcast_to(union, shape) for shape in shapes]
@@ -54,7 +54,7 @@ def fft(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
 def dot_general(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
     """`lax.dot_general`, by the nonzero entries of a factor if it is known.
 
-    In the linear program of a derivative one factor depends on nothing; inside of a solver both may
+    In the linear program of a derivative one factor is constant; inside a solver both may
     depend on the inputs.
     """
     (contract_a, contract_b), (batch_a, batch_b) = op.params["dimension_numbers"]
@@ -113,7 +113,7 @@ def triangular_solve(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.
 
 
 def tridiagonal_solve(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`tridiagonal_solve`: each right-hand side by itself."""
+    """`tridiagonal_solve`: each right-hand side separately."""
     *diagonals, right = inputs
     if any(entry.ids is not None for entry in diagonals):
         return mixed(sets, op.shapes, inputs)

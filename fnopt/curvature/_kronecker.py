@@ -225,7 +225,7 @@ class KroneckerModel:
         single = [i for i, b in enumerate(self.stacks) if not is_corrected(b)]
         inverses = inverse_factors(
             [self.stacks[i] for i in single],
-            [tuple(wait_for(x, found) for x in factors[i]) for i in single],
+            [wait_for(factors[i], found) for i in single],
             damping,
             self.spec.axis_name,
         )

@@ -19,7 +19,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.sharding import concatenate, replicate, reshape, reshard_like
+from fnopt.sharding import concatenate, is_sharded, replicate, reshape, reshard_like, wait_for
+
+# A stack of matrices and its result are temporaries. In sixteen portions, one after the other, they
+# are an eighth of the matrices' size.
+_MOST_PORTIONS = 16
+# The numbers of a portion: 256 kB in float32 outweigh the calls of a program of their own.
+_LEAST = 2**16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +173,7 @@ def by_shape(fn: Callable[[Any], Any], rows: list[list[Any]]) -> list[list[Any]]
 
     Args:
         fn: From a tree of arrays with a leading axis, along which it works on each by itself, to
-            another such tree.
+            another such tree. It is called for a portion of the matrices after the other.
         rows: For every leaf its parts; a part is a tree of arrays with as many matrices along the
             leading axis. Parts of equal structure, shapes and dtypes are given to `fn` stacked.
 
@@ -175,8 +181,11 @@ def by_shape(fn: Callable[[Any], Any], rows: list[list[Any]]) -> list[list[Any]]
         What `fn` gives, in the same places.
     """
     out: list[list[Any]] = [[None] * len(row) for row in rows]
-    for places in groups(rows):
-        into_places(out, places, rows, fn(stack(rows, places)))
+    for group in groups(rows):
+        result = None
+        for places in _portions(rows, group):
+            result = fn(stack(rows, places, result))
+            into_places(out, places, rows, result)
     return out
 
 
@@ -195,9 +204,18 @@ def groups(rows: list[list[Any]]) -> list[Places]:
     return list(found.values())
 
 
-def stack(rows: list[list[Any]], places: Places) -> Any:
-    """These parts as one, along the leading axes of their arrays."""
-    parts = [rows[i][j] for i, j in places]
+def _portions(rows: list[list[Any]], group: Places) -> list[Places]:
+    """A group in portions of about one size."""
+    i, j = group[0]
+    x = jax.tree.leaves(rows[i][j])[-1]
+    count = 1 if is_sharded(x) else min(_MOST_PORTIONS, max(1, len(group) * x.size // _LEAST))
+    size = math.ceil(len(group) / count)
+    return [group[start : start + size] for start in range(0, len(group), size)]
+
+
+def stack(rows: list[list[Any]], places: Places, before: Any = None) -> Any:
+    """These parts as one, along the leading axes of their arrays, made after other arrays."""
+    parts = [wait_for(rows[i][j], before) for i, j in places]
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *x: concatenate([*x]), *parts)
 
 

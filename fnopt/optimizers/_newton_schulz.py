@@ -108,7 +108,12 @@ def orthogonalize_matrices(
     count = _batch_size(x.shape)
     if count == len(x):
         return several(x)
-    return jax.lax.map(several, x.reshape(-1, count, *x.shape[1:])).reshape(x.shape)
+
+    def write(i: Any, x: jax.Array) -> jax.Array:  # in place: the loop needs no second stack
+        part = jax.lax.dynamic_slice_in_dim(x, count * i, count)
+        return jax.lax.dynamic_update_slice_in_dim(x, several(part), count * i, 0)
+
+    return jax.lax.fori_loop(0, len(x) // count, write, x)
 
 
 def _batch_size(shape: tuple[int, ...]) -> int:

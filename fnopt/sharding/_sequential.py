@@ -31,12 +31,14 @@ def sequential(fn: Callable[..., Any]) -> Callable[..., Any]:
     return call_after_last
 
 
-def wait_for(x: jax.Array, before: Any) -> jax.Array:
-    """Delay the array `x` until all (floating) arrays of another tree are computed."""
+def wait_for(tree: Any, before: Any) -> Any:
+    """Delay the arrays of a tree until all (floating) arrays of another tree are computed."""
     heads = [y[(0,) * y.ndim] for y in jax.tree.leaves(before) if y.size]
     if not heads:
-        return x
+        return tree
     # 0 or 1, shifted away: zero, but XLA's passes can't know it. They remove optimization barriers
-    # before the order of execution is chosen.
-    zeros = [jnp.isnan(h).astype(jnp.int32) >> 1 for h in heads]
-    return jnp.where(sum(zeros[1:], zeros[0]) > 0, jnp.zeros_like(x), x)
+    # before the order of execution is chosen. A sort is never fused: in a fusion with the delayed
+    # arrays the heads would keep what they are computed from.
+    flags = jnp.stack([jnp.isnan(h).astype(jnp.int32) for h in heads] * 2)
+    never = jax.lax.sort(flags)[0] >> 1 > 0
+    return jax.tree.map(lambda x: jnp.where(never, jnp.zeros_like(x), x), tree)

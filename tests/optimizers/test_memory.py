@@ -101,3 +101,10 @@ def test_clipping_by_value():
     params = big()
     tx = fnopt.chain(fnopt.clip(1.0), fnopt.adam(1e-3))
     assert temporary(tx, params) < limit(params)
+
+
+def test_muon_of_twelve_layers_keeps_a_quarter_of_the_params():
+    square, wide = jnp.ones((128, 128)), jnp.ones((128, 512))
+    layer = {**dict.fromkeys("qkvo", square), "up": wide, "down": wide.T}
+    params = {f"layer_{i}": layer for i in range(12)}
+    assert temporary(fnopt.muon(0.1), params) < 25 * limit(params)

@@ -60,7 +60,7 @@ def _shortest_path(
 
 
 def _flip_path(search: _PathSearch, owner: jax.Array, column: jax.Array, row: Any) -> Any:
-    """The assignment with the path's columns handed on, from its end to its first row."""
+    """Augment the assignment along the path, from its end to its first row."""
 
     def hand_on(carry: Any) -> Any:
         owner, column, end, _ = carry
@@ -74,7 +74,7 @@ def _flip_path(search: _PathSearch, owner: jax.Array, column: jax.Array, row: An
 
 
 def _solve(cost: jax.Array) -> jax.Array:
-    """The column of every row; there are at least as many columns as rows."""
+    """Column of every row, for at least as many columns as rows."""
     n, m = cost.shape
 
     def add(row: Any, carry: Any) -> Any:

@@ -12,7 +12,7 @@ from fnopt.losses._inputs import floats
 
 
 def _align(name: str, predictions: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
-    """Both with a class axis at the end."""
+    """Predictions and targets with the classes on the last axis."""
     predictions, targets = floats(name, predictions=predictions, targets=targets)
     if predictions.ndim == targets.ndim - 1:
         predictions = predictions[..., None]
@@ -27,7 +27,7 @@ def _align(name: str, predictions: Any, targets: Any) -> tuple[jax.Array, jax.Ar
 
 
 def _ratio(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
-    """A coefficient; two empty regions overlap perfectly."""
+    """Overlap coefficient; 1 for two empty regions."""
     empty = denominator == 0
     one = jnp.ones_like(denominator)
     return jnp.where(empty, one, numerator / jnp.where(empty, one, denominator))

@@ -11,7 +11,7 @@ from fnopt.losses._inputs import floats
 
 
 def _scale(x: jax.Array, axis: Any, where: Any) -> tuple[jax.Array, jax.Array]:
-    """A vector over its largest entry, and that entry (no part of the derivative)."""
+    """Divide a vector by its largest entry, which is constant for derivatives; return both."""
     shown = jnp.abs(x) if where is None else jnp.where(where, jnp.abs(x), jnp.zeros_like(x))
     top = jax.lax.stop_gradient(jnp.max(shown, axis=axis, keepdims=True, initial=0))
     top = jnp.where((top > 0) & jnp.isfinite(top), top, jnp.ones_like(top))
@@ -172,7 +172,7 @@ def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> jax.Array:
 
 
 def _logsumexp(x: jax.Array, where: jax.Array) -> jax.Array:
-    """Over the last axis; a number far below all others where there is nothing to sum."""
+    """Masked logsumexp over the last axis; very negative for an empty mask."""
     some = jnp.any(where, axis=-1)
     shown = where | ~some[:, None]
     total = jax.nn.logsumexp(jnp.where(shown, x, -jnp.inf), axis=-1)

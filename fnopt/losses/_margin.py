@@ -71,7 +71,7 @@ def perceptron_loss(predictor_outputs: Any, targets: Any) -> jax.Array:
 
 
 def _margins(name: str, scores: Any, labels: Any) -> tuple[jax.Array, jax.Array]:
-    """The margin of every class over the labelled one, and which are others."""
+    """Margins of all classes over the labelled one, and the mask of the other classes."""
     (scores,) = floats(name, scores=scores)
     labels = class_labels(name, labels, scores.shape[:-1])
     others = jnp.arange(scores.shape[-1], dtype=labels.dtype) != labels[..., None]

@@ -240,7 +240,7 @@ def _check(health: Health, state: FlagState) -> None:
 def _rms_with_weights(
     norm: jax.Array, sizes: tuple[int, ...], weights: tuple[int, ...]
 ) -> jax.Array:
-    """The root mean square of each group, or of the weights beside it if that is larger."""
+    """Root mean square of each group, or of its weights if that is larger."""
     rms = norm / jnp.sqrt(jnp.asarray([max(n, 1) for n in sizes], norm.dtype))
     is_alone = weights == tuple(range(len(weights)))
     return rms if is_alone else jnp.maximum(rms, rms[np.asarray(weights)])

@@ -25,7 +25,7 @@ from fnopt.sharding import axis_names, check_axis_name, shards_over
 )
 @dataclasses.dataclass(frozen=True, eq=False)
 class Health:
-    """The measurements of `health`: for each statistic an array over the groups, or None.
+    """Measurements of `health`: for each statistic an array over the groups, or None.
 
     It is a pytree whose names are static, so `jax.jit`, `jax.vmap` and `jax.lax.scan` give it back
     with further axes in front.
@@ -85,7 +85,7 @@ class Health:
         }
 
     def table(self) -> str:
-        """The numbers as a table that a person reads; a histogram shows its outer bins."""
+        """Table of the statistics; a histogram shows its outer bins."""
         columns = [("", [*self.names])]
         for stat in self.stats:
             values = np.asarray(getattr(self, stat))

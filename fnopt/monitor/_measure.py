@@ -54,7 +54,7 @@ def as_stats(given: Any) -> tuple[str, ...]:
 
 
 def in_parts() -> int:
-    """The number of devices that have a part of every leaf."""
+    """Number of shards of every leaf."""
     return jax.lax.psum(1, shard_axes()) if shard_axes() else 1
 
 
@@ -107,7 +107,7 @@ class _Leaves:
 
     @functools.cached_property
     def length(self) -> jax.Array:
-        """The norms, once for all statistics that need them."""
+        """Norms of the groups, computed once for all statistics."""
         return self.norms_of(self.leaves)
 
     def norm(self) -> jax.Array:

@@ -24,7 +24,7 @@ MOST_LABELS = 50  # of 8 points, which are legible on the tallest figure (18.8 i
 
 
 def by_depth(names: Sequence[str]) -> list[str]:
-    """The given order, but numbered siblings by their number: `layer_2` before `layer_10`."""
+    """Sort numbered siblings by their number, `layer_2` before `layer_10`; else keep the order."""
     ranks: dict[tuple[str, str], int] = {}
 
     def key(name: str) -> list[tuple[int, list[int]]]:
@@ -76,7 +76,7 @@ def _layers(history: History, stat: str, rows: list[int]) -> tuple[np.ndarray, n
 
 
 def _edges(steps: np.ndarray) -> np.ndarray:
-    """The borders of the columns, half way between the steps."""
+    """Edges of the columns, half way between the steps."""
     if len(steps) == 1:
         return np.asarray([steps[0] - 0.5, steps[0] + 0.5])
     middles = (steps[1:] + steps[:-1]) / 2

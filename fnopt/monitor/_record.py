@@ -98,7 +98,7 @@ class record_health(Transformation):
     def update(
         self, updates: Any, state: RecordHealthState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, RecordHealthState]:
-        """Return the updates unchanged; every `every` steps one more entry in the ring."""
+        """Return the updates unchanged; every `every` steps the ring buffer gets one entry."""
         if params is None and "ratio" in self.stats:
             raise ValueError(
                 f"{where()}the ratio needs the params: call update(updates, state, params), or "
@@ -200,7 +200,7 @@ class snapshot(Transformation):
     def update(
         self, updates: Any, state: SnapshotState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, SnapshotState]:
-        """The updates as they came."""
+        """Return the updates unchanged, and measure them."""
         now, count = self.measure(updates), safe_increment(state.count)
         now = jax.tree.map(
             lambda x, old: jnp.asarray(x).astype(old.dtype), now, state.measured[self.measure_name]

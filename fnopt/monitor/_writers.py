@@ -87,7 +87,7 @@ class Writer:
 
 
 def _as_json(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they are null."""
+    """Value for JSON, which has null in place of NaN and infinity."""
     if isinstance(value, np.ndarray):
         return [_as_json(x) for x in value.tolist()]
     if isinstance(value, list):
@@ -132,7 +132,7 @@ class JsonLines(Writer):
         self._file.flush()
 
     def close(self) -> None:
-        """Closes the file; on a full disk there is a warning that records are lost."""
+        """Close the file; on a full disk warn that records are lost."""
         try:
             self._file.close()
         except OSError as error:  # raised, it would end the program after all of its training

@@ -13,7 +13,6 @@ from fnopt.core import (
     ScalarOrSchedule,
     Slot,
     as_dtype,
-    ema,
     hyper,
     positive_root,
     squared_modulus,
@@ -57,13 +56,11 @@ class scale_by_belief(AdamDirection):
     eps_root: Scalar = hyper(default=1e-16, ge=0)
     nesterov: bool = static(default=False)
 
-    def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
-        mu = ema(mu, g, h.b1, h.gain1)
+    def second_moment(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
+        """The average of the squared distance of the gradient from its mean."""
         # Adding a number last would make XLA repeat the whole sum in the loop of the update, which
         # then reads the old slot too, and copies it.
-        nu = h.b2 * nu + (h.gain2 * squared_modulus(g - mu) + h.eps_root)
-        direction = h.mean * mu + h.gradient * g if self.nesterov else h.mean * mu
-        return direction / (positive_root(nu) + h.scaled_eps), mu, nu
+        return h.b2 * nu + (h.gain2 * squared_modulus(g - mu) + h.eps_root)
 
 
 @recipe
@@ -148,17 +145,16 @@ class scale_by_yogi(AdamDirection):
         return self.initial_accumulator_value
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The scalars of Adam, and the epsilon under the root."""
+        """Scalars of Adam, and the epsilon under the root."""
         numbers = super().scalars(h, t)
         return numbers | {"scaled_eps_root": h.eps_root * numbers["square_correction"]}
 
-    def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
-        mu = ema(mu, g, h.b1, h.gain1)
+    def second_moment(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
+        """The old second moment, moved toward the new square by a multiple of that square."""
         square = squared_modulus(g)
         # The sign bounds the change by the new square: a small one can't make `nu` fall at once, as
         # an exponential average would (Zaheer et al., 2018).
-        nu = nu - h.gain2 * jnp.sign(nu - square) * square
-        return h.mean * mu / (positive_root(nu + h.scaled_eps_root) + h.scaled_eps), mu, nu
+        return nu - h.gain2 * jnp.sign(nu - square) * square
 
 
 @recipe
@@ -243,7 +239,9 @@ class scale_by_diffgrad(AdamDirection):
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any, previous: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
         friction = jax.nn.sigmoid(jnp.abs(previous - g))
+        # Not friction times Adam's quotient, for which XLA keeps a temporary of the params' size.
         u = friction * (h.mean * mu) / (positive_root(nu) + h.scaled_eps)
+        # The step reads the old gradient: after it XLA can overwrite the slot in place.
         return u, mu, nu, write_after(g, u)
 
 

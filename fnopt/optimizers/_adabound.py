@@ -25,6 +25,8 @@ from fnopt.transforms import Chain
 class _Bounded(Leafwise):
     """Base class: a step size for every element between two converging bounds."""
 
+    carrier = "mu"
+
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)
     final_ratio: Scalar = hyper(default=100.0, gt=0)
@@ -33,7 +35,7 @@ class _Bounded(Leafwise):
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The correction for the start, and the bounds."""
+        """Bias correction of the step size, and its bounds."""
         passed = h.gamma * t.astype(h.gamma.dtype)
         return {
             "gain1": 1 - h.b1,
@@ -45,7 +47,7 @@ class _Bounded(Leafwise):
         }
 
     def bounded(self, h: Any, mu: Any, nu: Any) -> Any:
-        """The mean times the factor, by the mean square that divides."""
+        """Mean gradient times the clipped step size."""
         factor = h.correction / (positive_root(nu) + h.eps)
         return jnp.clip(factor, h.lower, h.upper) * mu
 
@@ -82,7 +84,6 @@ class scale_by_adabound(_Bounded):
     """
 
     State = ScaleByAdamState
-    carrier = "mu"
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
@@ -114,7 +115,6 @@ class scale_by_amsbound(_Bounded):
     """
 
     State = ScaleByAmsgradState
-    carrier = "mu"
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any, nu_max: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)

@@ -78,7 +78,7 @@ def divide_by_root(x: jax.Array, v: Parts, axes: Axes) -> jax.Array:
 
 
 def power_decay(step: jax.Array, exponent: jax.Array) -> jax.Array:
-    """The decay of the paper: :math:`1 - t^{-e}` in step :math:`t`, after `step` others."""
+    """Decay of the paper in step :math:`t`, after `step` others: :math:`1 - t^{-e}`."""
     t = jnp.maximum(step + 1, jnp.ones_like(step))
     return -jnp.expm1(-exponent * jnp.log(t))  # 1 - t^-e would lose digits
 
@@ -131,7 +131,7 @@ class scale_by_factored_rms(Leafwise):
     decay_rate_fn: Callable[[Any, Any], Any] = static(default=power_decay)
 
     def _axes(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
-        """The two largest axes, the smaller one first, if they are to be factored."""
+        """The two largest axes, the smaller one first; None for leaves that aren't factored."""
         if not self.factored or len(shape) < 2:
             return None
         # A stable sort: of equal axes the later ones, as in optax.
@@ -275,7 +275,7 @@ class scale_by_came(Leafwise):
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
     def start(self, slot: str, p: Any) -> Any:
-        """Zeros for rows and columns; no residuals of what isn't factored."""
+        """Zeros for rows and columns; no residuals without factors."""
         axes = _last_axes(p.shape)
         return () if slot == "residual" and axes is None else zeros_like_parts(p, axes)
 
@@ -297,7 +297,7 @@ class scale_by_came(Leafwise):
 
 
 def _last_axes(shape: tuple[int, ...]) -> Axes:
-    """The axes that CAME factors: the last two, of an array with elements."""
+    """Axes that CAME factors: the last two of a nonempty array."""
     return (len(shape) - 2, len(shape) - 1) if len(shape) > 1 and 0 not in shape else None
 
 

@@ -230,7 +230,7 @@ class scale_by_sm3(Leafwise):
     eps: Scalar = hyper(default=1e-8, ge=0)
 
     def start(self, slot: str, p: Any) -> Any:
-        """Zeros along every axis, with the sharding of the params."""
+        """Zeros for each axis, with the sharding of the params."""
         dtype = real_dtype(compute_dtype(p.dtype))
         return tuple(jnp.zeros_like(x, dtype) for x in _reduce_along_axes(jnp.sum, p))
 
@@ -255,7 +255,7 @@ class scale_by_sm3(Leafwise):
 
 
 def _reduce_along_axes(reduce: Any, x: jax.Array) -> tuple[jax.Array, ...]:
-    """The maxima along each axis over all others; a scalar has itself."""
+    """Reduction over all other axes, for each axis; the array itself below two axes."""
     if x.ndim < 2:
         return (x,)
     axes = range(x.ndim)

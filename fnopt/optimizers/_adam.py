@@ -36,12 +36,12 @@ class ScaleByAdamState(NamedTuple):
 
 
 def adam_means(h: Any, g: Any, mu: Any, nu: Any) -> tuple[Any, Any]:
-    """The averages of the gradient and of its square, of Adam and the methods derived from it."""
+    """Update the moving averages of the gradient and of its square."""
     return ema(mu, g, h.b1, h.gain1), ema(nu, squared_modulus(g), h.b2, h.gain2)
 
 
 def adam_scalars(h: Any, t: Any, nesterov: bool = False) -> dict[str, Any]:
-    """The scalars of a step of Adam and its descendants: decays and bias corrections.
+    """Scalars of a step of Adam and the methods derived from it: decays and bias corrections.
 
     The correction of the mean square stands at the mean and the epsilon. So a leaf is scaled once,
     and a small mean square is not divided by a small number.
@@ -64,7 +64,7 @@ def adam_scalars(h: Any, t: Any, nesterov: bool = False) -> dict[str, Any]:
 
 
 class AdamDirection(Leafwise):
-    """Base of Adam and the methods derived from it: their decays, epsilon and bias corrections."""
+    """Base class of Adam and the methods derived from it, which define their second moment."""
 
     State = ScaleByAdamState
     # Squares are capped, so `nu` would hide an infinite gradient from the update: `mu` carries it.
@@ -76,8 +76,20 @@ class AdamDirection(Leafwise):
     eps: Scalar = hyper(default=1e-8, ge=0)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The scalars of Adam, with the look-ahead of a `nesterov` field."""
+        """Scalars of Adam, with the look-ahead of a `nesterov` field."""
         return adam_scalars(h, t, getattr(self, "nesterov", False))
+
+    def second_moment(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
+        """The new value of `nu`; `mu` includes the gradient already."""
+        return ema(nu, squared_modulus(g), h.b2, h.gain2)
+
+    def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
+        mu = ema(mu, g, h.b1, h.gain1)
+        nu = self.second_moment(h, g, mu, nu)
+        direction = h.mean * mu + h.gradient * g if hasattr(h, "gradient") else h.mean * mu
+        # `nu` is not divided by its correction, so the epsilon under the root is multiplied by it.
+        radicand = nu + h.scaled_eps_root if hasattr(h, "scaled_eps_root") else nu
+        return direction / (positive_root(radicand) + h.scaled_eps), mu, nu
 
 
 class scale_by_adam(AdamDirection):
@@ -118,19 +130,12 @@ class scale_by_adam(AdamDirection):
     nesterov: bool = static(default=False)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The scalars of Adam, and the epsilon under the root."""
+        """Scalars of Adam, and the epsilon under the root."""
         numbers = super().scalars(h, t)
         # A zero that is known while tracing costs no addition per element.
         if is_static_zero(h.eps_root):
             return numbers
         return numbers | {"scaled_eps_root": h.eps_root * numbers["square_correction"]}
-
-    def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
-        mu, nu = adam_means(h, g, mu, nu)
-        direction = h.mean * mu + h.gradient * g if self.nesterov else h.mean * mu
-        # `nu` is not divided by its correction, so the epsilon under the root is multiplied by it.
-        radicand = nu + h.scaled_eps_root if hasattr(h, "scaled_eps_root") else nu
-        return direction / (positive_root(radicand) + h.scaled_eps), mu, nu
 
 
 @recipe

@@ -16,7 +16,6 @@ from fnopt.core import (
     check_inexact,
     compute_dtype,
     ema,
-    positive_root,
     real_dtype,
     squared_modulus,
     static,
@@ -101,13 +100,13 @@ class scale_by_adam_mini(AdamDirection):
         nu = jax.tree.map(_block_zeros, params, select(self.blocks, params))
         return ScaleByAdamMiniState(zero_count(), zeros(params, self.mu_dtype), nu)
 
-    def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
+    def second_moment(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
+        """The average of the mean square of each block."""
         axes = tuple(i for i, n in enumerate(nu.shape) if n == 1)
         size = max(g.size // max(nu.size, 1), 1)  # an empty leaf has no mean
         # The division comes first: the sum over a large block would overflow.
         square = jnp.sum(squared_modulus(g) / size, axis=axes, keepdims=True)
-        mu, nu = ema(mu, g, h.b1, h.gain1), ema(nu, square, h.b2, h.gain2)
-        return h.mean * mu / (positive_root(nu) + h.scaled_eps), mu, nu
+        return ema(nu, square, h.b2, h.gain2)
 
 
 def _block_zeros(p: Any, label: Any) -> jax.Array:
@@ -121,7 +120,7 @@ def _block_zeros(p: Any, label: Any) -> jax.Array:
 
 
 def _block_axis(ndim: int, label: Any) -> int | None:
-    """The axis with a block for each of its indices; None for a single block."""
+    """Axis that has a block for each index; None for a single block."""
     if label == "auto":
         label = "outputs" if ndim > 1 else "leaf"
     named = {"leaf": None, "rows": 0, "outputs": ndim - 1}

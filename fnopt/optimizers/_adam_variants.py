@@ -230,7 +230,7 @@ class scale_by_qhadam(Leafwise):
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The shares, with the bias corrections multiplied in."""
+        """Weights of gradient and mean, times the bias corrections."""
         return {
             "gain1": 1 - h.b1,
             "gain2": 1 - h.b2,

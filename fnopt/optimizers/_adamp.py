@@ -14,16 +14,15 @@ from fnopt.core import (
     axis_norms,
     hyper,
     nonzero,
-    positive_root,
     static,
 )
-from fnopt.optimizers._adam import AdamDirection, adam_means, adam_scalars
+from fnopt.optimizers._adam import AdamDirection, adam_scalars
 from fnopt.optimizers._recipe import descend, recipe
 from fnopt.transforms import Chain
 
 
 class scale_by_adamp(AdamDirection):
-    r"""Adam's direction without its part along the weights, where these are scale-invariant.
+    r"""Project Adam's direction orthogonally to the weights, where these are scale-invariant.
 
     .. math:: d_t = \frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon}, \qquad
               u_t = \begin{cases} d_t - \dfrac{\theta_t \langle \theta_t, d_t \rangle}
@@ -67,7 +66,7 @@ class scale_by_adamp(AdamDirection):
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The scalars of Adam; the look-ahead has the bias correction of the mean."""
+        """Scalars of Adam; the look-ahead has the bias correction of the mean."""
         numbers = adam_scalars(h, t)
         if self.nesterov:
             mean = numbers["mean"]
@@ -75,9 +74,7 @@ class scale_by_adamp(AdamDirection):
         return numbers
 
     def leaf(self, h: Any, g: Any, p: Any, mu: Any, nu: Any) -> Any:
-        mu, nu = adam_means(h, g, mu, nu)
-        direction = h.mean * mu + h.gradient * g if self.nesterov else h.mean * mu
-        direction = direction / (positive_root(nu) + h.scaled_eps)
+        direction, mu, nu = super().leaf(h, g, mu, nu)
         # Biases and gains are not scale-invariant: the authors' code projects arrays of two axes
         # on.
         if p.ndim < 2 or not p.size:
@@ -103,7 +100,7 @@ class _Across:
         self.gradient = g / nonzero(axis_norms(g, axes))
 
     def along(self, x: jax.Array) -> jax.Array:
-        """The component along the weights, by the real inner product."""
+        """Component along the weights, by the real inner product."""
         product = jnp.real(jnp.conj(self.unit) * x)
         return jnp.sum(product, axis=self.axes, keepdims=True)
 

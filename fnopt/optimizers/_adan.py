@@ -73,7 +73,7 @@ class scale_by_adan(Leafwise):
     eps_root: Scalar = hyper(default=0.0, ge=0)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Bias corrections, and whether there is a gradient before this one."""
+        """Bias corrections, and whether a previous gradient exists."""
         return {
             "gain1": 1 - h.b1,
             "gain2": 1 - h.b2,
@@ -174,7 +174,7 @@ class scale_by_optimistic_gradient(Leafwise):
     beta: ScalarOrSchedule = hyper(default=1.0, ge=0, schedule=True)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The weight of the change; zero at the first step, which knows of none."""
+        """Weight of the change; zero in the first step, which has no previous gradient."""
         return {"change": jnp.where(t > 1, h.beta, jnp.zeros_like(h.beta))}
 
     def leaf(self, h: Any, g: Any, previous: Any) -> Any:

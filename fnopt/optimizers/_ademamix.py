@@ -87,7 +87,7 @@ class scale_by_ademamix(Leafwise):
         return None if slot == "nu" else self.mu_dtype
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Bias corrections; the slow mean has none, so that it comes in by degrees."""
+        """Bias corrections; the slow mean has none, so that its weight grows from zero."""
         return {
             "gain1": 1 - h.b1,
             "gain2": 1 - h.b2,

@@ -78,7 +78,7 @@ class scale_by_amsgrad(AdamDirection):
         return self.bias_correction_mu or self.bias_correction_nu
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The bias corrections that are asked for."""
+        """The requested bias corrections."""
         return {
             "gain1": 1 - h.b1,
             "gain2": 1 - h.b2,
@@ -176,7 +176,7 @@ class scale_by_adamax(AdamDirection):
     State = ScaleByAdamaxState
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The bias correction of the mean; a maximum needs none."""
+        """Bias correction of the mean; a maximum needs none."""
         return {"gain": 1 - h.b1, "mean": 1 / bias_correction(h.b1, t)}
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:

@@ -32,7 +32,7 @@ class DampingRule(NamedTuple):
 
 
 class GaussNewtonDescentState(NamedTuple):
-    """Steps so far, the damping, the last direction, how the last step went.
+    """Step count, damping, last direction, and the outcome of the last step.
 
     Attributes:
         count: Number of updates that were made.
@@ -68,7 +68,7 @@ StepOptions = Any
 
 
 def check_solver(options: Any, name: str) -> None:
-    """Check the options of the solve in the space of the rows of a batch."""
+    """Check the options of the solver in the space of the batch's rows."""
     check_choice(options.solver, ("cholesky", "cg"), "solver", name)
     if options.rank != 0 and options.solver != "cg":
         raise ValueError(
@@ -185,7 +185,7 @@ def _search_length(
     tried: jax.Array,
     value_at: Callable[[Any], jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
-    """The first of the halved lengths that lowers the loss enough, or 0; and the loss there."""
+    """Backtrack by halves to a sufficient decrease; the step length (0 if none), and the loss."""
     if options.halvings == 0 and not options.adaptive:
         return tried, step.value
 
@@ -233,7 +233,7 @@ def _next_damping(
 
 
 def zero_unless(accepted: jax.Array, tree: Any, like: Any) -> Any:
-    """The tree in the dtypes of another; zeros if the step is refused."""
+    """Cast a tree to the dtypes of another; zeros if the step is refused."""
 
     def select_leaf(x: jax.Array, p: Any) -> jax.Array:
         return jnp.where(accepted, x, jnp.zeros_like(x)).astype(jnp.result_type(p))

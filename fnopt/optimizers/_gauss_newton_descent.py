@@ -186,7 +186,7 @@ class gauss_newton_descent(Transformation):
     def _among_residuals(
         self, J: BatchJacobian, scale: jax.Array, b: jax.Array, damping: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array]:
-        """The vector `J^T (J J^T + lam I)^-1 b`, what it adds to the residuals, and the damping."""
+        """Solve among the residuals: `J^T (J J^T + lam I)^-1 b`, its image by `J`, the damping."""
         K = self._gram(J, scale, damping)
         a = K.inverse(b)
         return J.rmv(scale * a), K.times(a), K.lam
@@ -211,7 +211,7 @@ class gauss_newton_descent(Transformation):
 def _among_params(
     J: BatchJacobian, scale: jax.Array, b: jax.Array, damping: jax.Array
 ) -> tuple[Any, jax.Array, jax.Array]:
-    """The same as `(J^T J + lam I)^-1 J^T b`, and the squares of all columns."""
+    """Solve among the params: `(J^T J + lam I)^-1 J^T b`, and the squares of all columns."""
     from fnopt.curvature import solve_by_cholesky
 
     G = J.normal([1 / n for n, _ in J.sizes]).astype(scale.dtype)

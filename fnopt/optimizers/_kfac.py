@@ -220,7 +220,7 @@ class kfac(Transformation):
     def update(
         self, updates: Any, state: KfacState, params: Any = None, *, batch: Any, **extra_args: Any
     ) -> tuple[Any, KfacState]:
-        """The best combination of the preconditioned gradient and the last step, or none."""
+        """Step along the best combination of preconditioned gradient and last step, or refuse."""
         with use_mesh_of(batch, params):
             whole = jax.tree.map(replicate, params)
             momentum = jax.tree.map(replicate, state.momentum)
@@ -275,7 +275,7 @@ class kfac(Transformation):
         now: jax.Array,
         sound: list[jax.Array],
     ) -> Averages:
-        """The averages with this batch, and their inverses, where they are due."""
+        """Update the averages by this batch, and their inverses, where they are due."""
         count, decay = state.count, jnp.asarray(self.decay).astype(model.dtype)
         statistics = (count % self.statistics_every == 0) | (state.averaged == 0)
         due = When(statistics, (count % self.inverse_every == 0) | now)
@@ -335,7 +335,7 @@ class kfac(Transformation):
 
 
 def _combine(weights: jax.Array, directions: tuple[Any, Any]) -> tuple[Any, jax.Array]:
-    """The step, and a number that is at least as large as any entry of it."""
+    """The step, and an upper bound of its entries."""
     a, b = (w * d.norm for w, d in zip(weights, directions, strict=True))
     step = jax.tree.map(lambda d, m: a * d + b * m, *(d.unit for d in directions))
     return step, jnp.abs(a) + jnp.abs(b)

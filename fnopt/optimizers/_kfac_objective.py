@@ -30,7 +30,7 @@ class Objective:
         self.wide = jax.tree.map(lambda p: p.astype(model.dtype), params)
 
     def value_and_gradient(self) -> tuple[jax.Array, Any, jax.Array]:
-        """The gradient is float32 or wider; last, how far rounding moves the value."""
+        """Value, gradient (float32 or wider), and the rounding error of the value."""
         value, slope = jax.value_and_grad(self.model.mean_loss)(self.outputs)
         (gradient,) = jax.linear_transpose(self._push, self._own)(slope)
         gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, self.wide)
@@ -40,7 +40,7 @@ class Objective:
         return value + self._penalty(self.wide), gradient, self._noise(value, slope)
 
     def _noise(self, value: jax.Array, slope: jax.Array) -> jax.Array:
-        """The rounding of sums and of the model's outputs in its dtype, which are independent."""
+        """Rounding error of sums and of the model's outputs, which are independent."""
         dtypes = [jnp.result_type(p) for p in jax.tree.leaves(self.params)]
         eps = max(float(jnp.finfo(d).eps) for d in dtypes)
         size = self.outputs.size * self.model.devices

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Averages(NamedTuple):
-    """A part of `KfacState`.
+    """Running averages of K-FAC, a part of `KfacState`.
 
     Attributes:
         averaged: Number of batches in them.
@@ -111,7 +111,7 @@ def _update_eigenbases(
     decay: jax.Array,
     sound: list[jax.Array],
 ) -> Averages:
-    """Moments are taken over into new bases, so that bases follow factors in the same step."""
+    """Update factors, bases and moments in one step; the moments are rebased into the new bases."""
     from fnopt.curvature import rebase_moments
 
     def rebase(factors: Any) -> tuple[Any, Any]:
@@ -151,12 +151,12 @@ def find_finite_blocks(averages: Averages) -> list[jax.Array]:
 
 
 def are_all(sound: list[jax.Array]) -> jax.Array:
-    """Whether all blocks are."""
+    """Whether all blocks are finite."""
     return jnp.concatenate([jnp.ones(1, bool), *sound]).all()
 
 
 def _mean(weight: jax.Array, old: Any, new: Any, sound: list[jax.Array]) -> Any:
-    """The running averages of every stack; one that isn't sound begins with this batch."""
+    """Running averages of every stack; an average that isn't finite restarts with this batch."""
 
     def average(o: jax.Array, n: jax.Array, sound: jax.Array) -> jax.Array:
         return jnp.where(per_row(sound, o), weight * o + (1 - weight) * n, n)

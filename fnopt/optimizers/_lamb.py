@@ -265,7 +265,7 @@ class scale_by_novograd(Leafwise):
         return jnp.zeros((), real_dtype(compute_dtype(p.dtype)))
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The roots of the weights: in the first step there is nothing to average with."""
+        """Roots of the averaging weights; the first step averages nothing."""
         # The first step takes the norm of its own gradient, as in the paper.
         zero = jnp.zeros_like(h.b2)
         decay = jnp.where(t > 1, h.b2, zero)
@@ -286,7 +286,7 @@ class scale_by_novograd(Leafwise):
 
 
 def _root_of_sum(norm: jax.Array, number: jax.Array, its_root: jax.Array) -> jax.Array:
-    """`sqrt(norm^2 + number)`, with a slope where the number is 0, unlike with its root."""
+    """Return `sqrt(norm^2 + number)`, differentiable in `number` at 0."""
     info = jnp.finfo(norm.dtype)
     # The slope is `1 / (2 norm)` times that of the quotient, which is `norm^-2`.
     large = norm > 2.0 ** (info.minexp // 3)

@@ -31,7 +31,7 @@ from fnopt.transforms import (
 
 
 class ScaleByLBFGSState(NamedTuple):
-    """The last point and gradient, and the last differences of both, in a ring."""
+    """The last point and gradient, and a ring buffer of differences of both."""
 
     count: jax.Array  # int32
     params: Slot

@@ -66,7 +66,7 @@ class scale_by_lion(Leafwise):
     smooth_beta: Scalar = hyper(default=1.0, gt=0)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The step's weights of the new mean and of the gradient."""
+        """Weights of the new mean and of the gradient."""
         # b1 mu + (1 - b1) g, written with the new mean b2 mu + (1 - b2) g.
         past = h.b1 / h.b2
         return {"gain2": 1 - h.b2, "past": past, "present": 1 - past}

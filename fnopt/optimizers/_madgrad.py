@@ -69,7 +69,7 @@ class scale_by_madgrad(Leafwise):
         return "params" if slot == "x0" else 0.0
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The weight of this gradient, and the share of the way that is gone."""
+        """Weight of this gradient, and the interpolation weight of the step."""
         # Epsilon in the rate as in the authors' code: a step with rate 0 keeps a weight.
         steps = jnp.sqrt(t.astype(h.eps.dtype))
         return {"weight": (h.learning_rate + h.eps) * steps, "gain": 1 - h.momentum}

@@ -110,7 +110,7 @@ class momo(Transformation):
         value: Any,
         **extra_args: Any,
     ) -> tuple[Any, MomoState]:
-        """A step of momentum, as long as the model of the loss says."""
+        """Momentum times the step size from the model of the loss."""
         h = numbers(self, state.barf.dtype, state.count)
         # The first averages are the first values, so that momo needs no bias correction.
         beta = jnp.where(state.count == 0, jnp.zeros_like(h.beta), h.beta)
@@ -183,7 +183,7 @@ class momo_adam(Transformation):
         value: Any,
         **extra_args: Any,
     ) -> tuple[Any, MomoAdamState]:
-        """A step of AdamW, as long as the model of the loss says."""
+        """AdamW's direction times the step size from the model of the loss."""
         count = safe_increment(state.count)
         h = numbers(self, state.barf.dtype, state.count)
         d, seen = _first_moments(h.b1, value, updates, state, params)
@@ -255,7 +255,7 @@ def _move(h: Any, tau: jax.Array, direction: Any, params: Any) -> Any:
 def _steps(
     tx: Any, h: Any, beta: Any, seen: _Seen, square: Any, weight: Any
 ) -> tuple[Any, Any, LowerBound]:
-    """The step to the bound of the model, and the new bounds; averages have seen `weight`."""
+    """Step size at which the model reaches its lower bound, and the new bounds."""
     grown = 1 + h.learning_rate * h.weight_decay
     lowest, known = next_lower_bound(h.lower_bound, seen.value, seen.lower_bound, beta)
     bound = lowest

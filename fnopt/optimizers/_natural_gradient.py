@@ -169,7 +169,7 @@ class natural_gradient(Transformation):
         batch: Any,
         **extra_args: Any,
     ) -> tuple[Any, GaussNewtonDescentState]:
-        """A step that lowers the loss of the batch, or none."""
+        """Take a step that lowers the loss of the batch, or refuse the step."""
         from fnopt.curvature import BatchLoss  # `import fnopt` needs no curvature
 
         with use_mesh_of(batch, params):

@@ -108,7 +108,7 @@ class scale_by_prodigy(Transformation):
     def update(
         self, updates: Any, state: ScaleByProdigyState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ScaleByProdigyState]:
-        """A step of the estimated size, and the new estimate."""
+        """Step with the estimated step size, and update the estimate."""
         d, count = state.estim_lr, safe_increment(state.count)
         h = numbers(self, d.dtype, state.count)
         # The default of the authors' code.
@@ -262,7 +262,7 @@ class scale_by_dadapt_adamw(Transformation):
     def update(
         self, updates: Any, state: ScaleByDadaptAdamwState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ScaleByDadaptAdamwState]:
-        """A step of the estimated size, and the new estimate."""
+        """Step with the estimated step size, and update the estimate."""
         d, count = state.estim_lr, safe_increment(state.count)
         h = numbers(self, d.dtype, state.count)
         gain = jnp.sqrt(bias_correction(h.b2, count)) / bias_correction(h.b1, count)

@@ -22,7 +22,7 @@ from fnopt.transforms import Chain
 
 
 def _length(b2: Any, t: Any) -> tuple[Any, Any]:
-    r"""The length of the simple average that :math:`\nu_t` is worth, and its limit.
+    r"""Length of the simple moving average that approximates :math:`\nu_t`, and its limit.
 
     .. math:: \rho_\infty = \frac{2}{1-\beta_2} - 1, \qquad
               \rho_t = \rho_\infty - \frac{2 t \beta_2^t}{1-\beta_2^t}
@@ -86,7 +86,7 @@ class scale_by_radam(AdamDirection):
     nesterov: bool = static(default=False)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Bias corrections, and the rectification; zero where it is not used yet."""
+        """Bias corrections, and the rectification term; zero while it is not used."""
         length, limit = _length(h.b2, t)
         ratio = (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)
         adapts = length >= h.threshold

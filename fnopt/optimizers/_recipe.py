@@ -55,7 +55,7 @@ def recipe(fn: _Recipe) -> _Recipe:
 
 
 def _refuse(recipe: str, method: str, *_: Any, **__: Any) -> None:
-    """The error for `fnopt.adam.init(params)`: a recipe in place of the optimizer it makes."""
+    """Raise the error for `fnopt.adam.init(params)`: a recipe in place of an optimizer."""
     raise TypeError(
         f"{recipe}.{method}: {recipe} is a function that makes an optimizer. "
         f"Call it first: tx = {recipe}(...), then tx.{method}(...)."

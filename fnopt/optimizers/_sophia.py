@@ -75,7 +75,7 @@ class hutchinson_estimator_diag_hessian(Transformation):
         obj_fn: Any,
         **extra_args: Any,
     ) -> tuple[Any, HutchinsonState]:
-        """The estimate; the updates are not looked at."""
+        """Return the estimate; the updates are ignored."""
         check_inexact(params, "params")
         key = jax.random.fold_in(jax.random.key(self.random_seed), state.count)
         leaves, treedef = jax.tree.flatten(params)
@@ -172,7 +172,7 @@ class scale_by_sophia(Transformation):
     def update(
         self, updates: Any, state: ScaleBySophiaState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ScaleBySophiaState]:
-        """The clipped steps by the curvature before this one, which is then estimated anew."""
+        """Clipped steps by the previous curvature, which is estimated every few steps."""
         count = safe_increment(state.count)
         numbers = {"b1": self.b1, "eps": self.eps, "gamma": self.gamma}
         if self.clip_threshold is not None:

@@ -33,7 +33,7 @@ _NAME = "stochastic_reconfiguration"
 
 
 class StochasticReconfigurationState(NamedTuple):
-    """Steps so far, the last direction, and what the samples of the last step said.
+    """Step count, the last direction, and the energy and variance of the last samples.
 
     Attributes:
         count: Number of updates that were made.
@@ -171,7 +171,7 @@ class stochastic_reconfiguration(Transformation):
         weights: Any = None,
         **extra_args: Any,
     ) -> tuple[Any, StochasticReconfigurationState]:
-        """A step of imaginary time, or none."""
+        """Take a step of imaginary time, or refuse the step."""
         with use_mesh_of(batch, params):
             return self._step(state, params, batch, local_energies, weights)
 

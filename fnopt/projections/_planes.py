@@ -21,7 +21,7 @@ from fnopt.projections._trees import (
 
 
 def _normal(name: str, x: Any, a: Any) -> tuple[Any, Any, jax.Array, jax.Array, Any]:
-    """Both trees widened, `a` over its largest entry, which is returned, and its square."""
+    """Widen both trees, and divide the normal `a` by its largest entry."""
     check_floating(name, x, allow_complex=True)
     check_floating(name, a, allow_complex=True)
     dtype = common_dtype(x, a)
@@ -204,7 +204,7 @@ def projection_box_section(x: Any, lower: Any, upper: Any, w: Any, c: Any) -> ja
 
 
 def _multiplier(x: Any, low: Any, high: Any, w: Any, c: Any) -> jax.Array:
-    """Bisection of a function that falls, between the smallest and the largest of its kinks.
+    """Multiplier of the plane, by bisection between the breakpoints of a decreasing function.
 
     Where bounds are infinite it goes on falling beyond them, as straight as it is there.
     """
@@ -239,7 +239,7 @@ def _multiplier(x: Any, low: Any, high: Any, w: Any, c: Any) -> jax.Array:
 
 
 def _apply_bound(tree: Any, bound: Any, side: str) -> Any:
-    """A tree with one bound applied: a number, or a tree whose leaves stand for whole branches."""
+    """Apply one bound: a number, or a tree prefix of bounds."""
 
     def branch(b: Any, part: Any) -> Any:
         if b is None:

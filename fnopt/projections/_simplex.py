@@ -53,7 +53,7 @@ def simplex_of_rows(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def _project_leaves_together(tree: Any, scale: jax.Array) -> Any:
-    """The simplex of all leaves together."""
+    """Project all leaves together onto the simplex."""
     leaves, treedef = jax.tree.flatten(tree)
     if not leaves:
         return tree
@@ -162,7 +162,7 @@ def projection_l1_ball(tree: Any, scale: Any = 1) -> Any:
 
 
 def _scale_to_sphere(tree: Any, s: jax.Array) -> tuple[Any, jax.Array]:
-    """The nearest point of the sphere, and whether the tree is inside it."""
+    """Project onto the 2-norm sphere; also whether the tree is inside it."""
     size, unit, top = length(tree, s.dtype)
     zero = size == 0
     count = sum(x.size for x in jax.tree.leaves(tree))

@@ -60,7 +60,7 @@ def decay_from(h: Any, start: jax.Array, ahead: jax.Array) -> jax.Array:
 
 
 def _largest_power(rate: jax.Array) -> jax.Array:
-    """The largest power to take of a rate that grows: beyond it derivatives would be NaN."""
+    """Largest exponent for a growing rate; beyond it derivatives would be NaN."""
     # A tenth of the exponents is left for the start value and for derivatives.
     largest = 0.9 * jnp.log(jnp.asarray(jnp.finfo(rate.dtype).max, rate.dtype))
     return jax.lax.stop_gradient(largest / jnp.maximum(jnp.log(rate), 1e-30))

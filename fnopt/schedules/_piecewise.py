@@ -144,7 +144,7 @@ class join_schedules(Schedule):
         _check_increasing("join_schedules", boundaries)
 
     def __call__(self, count: Any) -> jax.Array:
-        """The value of the schedule whose turn it is."""
+        """Value of the schedule that is active at `count`."""
         first, *others = self.schedules
         value = first(count)
         for boundary, schedule in zip(self.boundaries, others, strict=True):

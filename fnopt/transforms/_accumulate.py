@@ -29,7 +29,7 @@ from fnopt.transforms._chain import Wrapper
 
 
 class AccumulateState(NamedTuple):
-    """Calls since the last emitting step, emitting steps, sums of weights and of gradients."""
+    """Calls since the last step, number of steps, sums of weights and of gradients."""
 
     mini_step: jax.Array
     gradient_step: jax.Array
@@ -106,7 +106,7 @@ class accumulate(Wrapper):
         weight: Any = None,
         **extra_args: Any,
     ) -> tuple[Any, AccumulateState]:
-        """Zeros, until enough gradients are in the sum; then the inner updates for it.
+        """Zeros, until the sum has enough gradients; then the inner updates for it.
 
         Args:
             updates: The gradients.
@@ -183,7 +183,7 @@ def _as_weight(weight: Any, dtype: Any) -> jax.Array:
 
 
 def _where_both(tree: Any, other: Any) -> Any:
-    """The leaves of `tree` where `other` has one, too; all, if they differ, for the message.
+    """Leaves of `tree` where `other` has one, too; all, if structures differ, for the message.
 
     What an inner `freeze` keeps may have no sum (counters), or no gradient (None).
     """
@@ -260,7 +260,7 @@ class apply_every(Leafwise):
     k: int = static(default=1, least=1)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Whether the sum begins anew, and whether it is handed on."""
+        """Whether the sum restarts, and whether it is returned."""
         return {"begins": (t - 1) % self.k == 0, "emits": t % self.k == 0}
 
     def leaf(self, h: Any, g: Any, acc: Any) -> Any:

@@ -26,7 +26,7 @@ from fnopt.transforms._conditionally import all_finite, or_zeros
 
 
 class ReduceOnPlateauState(NamedTuple):
-    """The factor, the best loss, steps without a better one, of rest, in the mean; the mean."""
+    """Scale, best loss, plateau, cooldown and averaging counts, and the average loss."""
 
     scale: jax.Array
     best_value: jax.Array
@@ -102,7 +102,7 @@ class reduce_on_plateau(Transformation):
         value: Any,
         **extra_args: Any,
     ) -> tuple[Any, ReduceOnPlateauState]:
-        """The scaled updates; the factor is that after this loss."""
+        """The updates times the scale after this loss."""
         dtype = state.avg_value.dtype
         seen = safe_increment(state.count)
         value = scalar_loss(value, dtype)
@@ -115,7 +115,7 @@ class reduce_on_plateau(Transformation):
         return map_leaves(lambda c, g: c * g, updates, hyper=new.scale), new
 
     def _compare_mean(self, state: ReduceOnPlateauState) -> ReduceOnPlateauState:
-        """The state after a whole mean."""
+        """Compare a completed average with the best loss."""
         dtype = state.avg_value.dtype
         now = jax.tree.map(lambda x: jnp.asarray(x, dtype), self)
         # Of the modulus: (1 - r) times a negative best loss is a threshold above it.
@@ -207,7 +207,7 @@ class dynamic_loss_scale(Wrapper):
     def update(
         self, updates: Any, state: DynamicLossScaleState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, DynamicLossScaleState]:
-        """The inner step on the unscaled gradient if that is finite, else zeros."""
+        """Step on the unscaled gradient if it is finite, else return zeros."""
         finite = all_finite(updates)
 
         def unscale(updates: Any) -> Any:

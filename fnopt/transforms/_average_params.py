@@ -28,7 +28,7 @@ from fnopt.transforms._tree_algebra import numbers, real_dtype_of
 
 
 class AverageParamsState(NamedTuple):
-    """Steps, the weight that the average has, and the average times it."""
+    """Step count, the weight of the average, and the average times its weight."""
 
     count: jax.Array
     weight: jax.Array
@@ -209,7 +209,7 @@ def _read(kept: AverageParamsState, p: Any, average: Any) -> Any:
 
 
 class LookaheadState(NamedTuple):
-    """Steps since the params met, the slow params, and the state of the fast optimizer."""
+    """Steps since the last synchronization, the slow params, and the fast optimizer's state."""
 
     steps_since_sync: jax.Array
     slow: Slot

@@ -104,7 +104,7 @@ class stateless(Transformation):
     def update(
         self, updates: Any, state: EmptyState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, EmptyState]:
-        """The function's result for the updates."""
+        """Apply the function to updates and params."""
         return self.fn(updates, params), state
 
 
@@ -183,7 +183,7 @@ class scale_by_learning_rate(Leafwise):
     learning_rate: ScalarOrSchedule = hyper(ge=0, schedule=True)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The factor, with its sign."""
+        """The negative learning rate."""
         return {"step": -h.learning_rate}
 
     def leaf(self, h: Any, g: Any) -> Any:

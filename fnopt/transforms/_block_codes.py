@@ -124,7 +124,7 @@ def numbers_of(codes: jax.Array, code: Code) -> jax.Array:
 
 
 def _divisor(n: int, most: int) -> int | None:
-    """`most`, or else the largest divisor of a length above half of it, a multiple of 8 first.
+    """Largest divisor of `n` between half of `most` and `most`, preferably a multiple of 8.
 
     Vectors of 8 numbers then don't cross the ends of blocks: XLA on a CPU decodes blocks of 250
     in three times the time of those of 200.

@@ -52,7 +52,7 @@ class Wrapper(Transformation):
         otherwise: Any = None,
         prepare: Callable[[Any], Any] = lambda updates: updates,
     ) -> tuple[Any, Any]:
-        """The inner step if a condition holds; else other updates (zeros) and the old state."""
+        """Take the inner step if a condition holds; else return other updates and the old state."""
 
         def step() -> tuple[Any, Any]:
             gradients = prepare(updates)

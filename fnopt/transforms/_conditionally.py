@@ -54,7 +54,7 @@ class _Conditional(Wrapper):
     def update(
         self, updates: Any, state: ConditionallyState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ConditionallyState]:
-        """The inner updates, or the replacement in the other steps."""
+        """The inner updates in selected steps, else unchanged updates or zeros."""
         known = extra_args if self.forward_extra_args else {}
         now = jnp.asarray(self.should_transform_fn(state.step, **known)).astype(bool)
         other = updates if self.others_pass else None  # None stands for zeros
@@ -148,7 +148,7 @@ class skip_large_updates(Wrapper):
     def update(
         self, updates: Any, state: SkipLargeUpdatesState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, SkipLargeUpdatesState]:
-        """The inner step, or zeros and the state as it was."""
+        """Take the inner step, or return zeros and the old state."""
         # Roots are compared: the square of a norm may overflow where the norm doesn't.
         norm = global_norm(updates)
         most = jnp.sqrt(jnp.asarray(self.max_squared_norm, default_float())).astype(norm.dtype)
@@ -161,7 +161,7 @@ class skip_large_updates(Wrapper):
 
 
 class ApplyIfFiniteState(NamedTuple):
-    """Bad steps in a row, whether the last step was good, bad steps in all, the inner state."""
+    """Consecutive and total nonfinite steps, whether the last step was finite, the inner state."""
 
     notfinite_count: jax.Array
     last_finite: jax.Array
@@ -210,7 +210,7 @@ class apply_if_finite(Wrapper):
     def update(
         self, updates: Any, state: ApplyIfFiniteState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ApplyIfFiniteState]:
-        """The inner step if all is finite, else zeros and the state as it was."""
+        """Take the inner step if all is finite, else return zeros and the old state."""
         bad_so_far = safe_increment(state.notfinite_count)
         anyway = jnp.zeros((), bool)
         if self.max_consecutive_errors is not None:
@@ -252,7 +252,7 @@ def or_zeros(condition: jax.Array, updates: Any) -> Any:
 
 
 def _everywhere(conditions: Callable[[], list[jax.Array]]) -> jax.Array:
-    """Whether conditions hold on all devices, where leaves are sharded."""
+    """Whether conditions hold on all shards."""
     with sum_over_shards() as total:
         # Numbers, because a sum over shards adds numbers and not bools.
         failing = [(~holds).astype(jnp.float32) for holds in conditions()]
@@ -325,7 +325,7 @@ class zero_nans(Transformation):
     def update(
         self, updates: Any, state: ZeroNansState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ZeroNansState]:
-        """The updates without NaN, and where there was one."""
+        """Updates without NaN, and the leaves that had one."""
         found = jax.tree.map(
             lambda g: jnp.any(jnp.isnan(g)) if is_inexact(g) else jnp.zeros((), bool), updates
         )

@@ -50,7 +50,7 @@ class flatten(Wrapper):
     def update(
         self, updates: Any, state: FlattenState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, FlattenState]:
-        """The inner updates, taken apart."""
+        """Split the inner updates of the vector into leaves."""
         vector = None
         if params is not None:
             vector = _vector(params)
@@ -123,7 +123,7 @@ class split_real_and_imaginary(Wrapper):
     def update(
         self, updates: Any, state: SplitRealAndImaginaryState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, SplitRealAndImaginaryState]:
-        """The inner updates of the parts, put together."""
+        """Join the inner updates of the parts into complex leaves."""
         parts, inner_state = self.inner.update(
             _split(updates),
             state.inner_state,

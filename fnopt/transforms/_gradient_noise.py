@@ -94,7 +94,7 @@ class add_gradient_noise(Transformation):
     def update(
         self, updates: Any, state: AddGradientNoiseState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, AddGradientNoiseState]:
-        """The updates and noise."""
+        """Add the noise of this step."""
         check_inexact(updates, "gradients")
         count = safe_increment(state.count)
         key = step_key(self.key, state.count)

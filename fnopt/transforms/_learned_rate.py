@@ -32,7 +32,7 @@ from fnopt.transforms._tree_algebra import numbers, real_dtype_of, real_sum, sca
 
 
 class MechanizeState(NamedTuple):
-    """Bets of several decays: rewards, largest products, their squares, scales; the start."""
+    """Rewards, largest products, squares and scales of the bets; the initial params."""
 
     r: jax.Array
     m: jax.Array
@@ -91,7 +91,7 @@ class mechanize(Wrapper):
     def update(
         self, updates: Any, state: MechanizeState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, MechanizeState]:
-        """The updates to the scaled point."""
+        """Updates that lead to the scaled point."""
         dtype = state.s.dtype
         h = numbers(self, dtype, skip=("inner",))
         way, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
@@ -118,7 +118,7 @@ class mechanize(Wrapper):
 
 
 def _bets(state: MechanizeState, reward: jax.Array, h: Any, n: int) -> tuple[Any, ...]:
-    """The next rewards, largest products, squares and scales of the bets."""
+    """Update the rewards, largest products, squares and scales of the bets."""
     # Cutkosky et al. (2023): 0.9, 0.99, ..., of which the best one wins without a choice.
     betas = jnp.asarray([1.0 - 0.1**i for i in range(1, n + 1)], reward.dtype)
     clipped = jnp.clip(reward, -state.m, state.m)
@@ -265,7 +265,7 @@ class scale_by_distance_over_gradients(Leafwise):
         return jnp.asarray(self.reps_rel, dtype) * (1 + global_norm(p).astype(dtype))
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The scalars beside the norms."""
+        """Root of epsilon, because norms and not squares are added."""
         return {"least": safe_sqrt(h.eps)}
 
     def leaf(self, h: Any, g: Any, p: Any, farthest: Any, norm: Any, start: Any) -> Any:

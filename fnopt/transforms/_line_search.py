@@ -184,7 +184,7 @@ def next_rate(search: LineSearch, criteria: LineSearchCriteria) -> jax.Array:
 
 
 def _interpolate(low: LinePoint, high: LinePoint, third: LinePoint, clips: bool) -> jax.Array:
-    """A step inside an interval: the least of a cubic, else of a parabola, else safeguarded."""
+    """Safeguarded minimum of a cubic, else of a parabola, inside an interval."""
     width = high.rate - low.rate
     cubic = (_least_of_cubic(low, high, third) - low.rate) / width
     parabola = (_least_of_parabola(low, high) - low.rate) / width
@@ -249,7 +249,7 @@ def advance_search(
 def _widen(
     search: LineSearch, criteria: LineSearchCriteria, new: LinePoint, decrease: jax.Array
 ) -> LineSearch:
-    """Algorithm 3.5: whether the last two steps have a good one between them."""
+    """Bracketing phase (algorithm 3.5): whether the last two steps enclose an acceptable one."""
     last = search.last
     too_far = (decrease > 0) | (criteria.is_higher(new, last) & (search.count > 0))
     past = (new.slope >= 0) & ~too_far
@@ -260,7 +260,7 @@ def _widen(
 def _narrow(
     search: LineSearch, criteria: LineSearchCriteria, new: LinePoint, decrease: jax.Array
 ) -> LineSearch:
-    """Algorithm 3.6: the part of the interval that has a good step in it."""
+    """Zoom phase (algorithm 3.6): the subinterval that contains an acceptable step."""
     low, high = search.low, search.high
     too_far = (decrease > 0) | criteria.is_higher(new, low)
     turned = ~too_far & (new.slope * (high.rate - low.rate) >= 0)

@@ -40,7 +40,7 @@ class ZoomLinesearchInfo(NamedTuple):
 
 
 class ScaleByZoomLinesearchState(NamedTuple):
-    """The step of the last search, and what is known where it ended."""
+    """Step size of the last search; value, gradient and report at its end."""
 
     learning_rate: jax.Array
     value: jax.Array
@@ -203,7 +203,7 @@ class BacktrackingLinesearchInfo(NamedTuple):
 
 
 class ScaleByBacktrackingLinesearchState(NamedTuple):
-    """The last step that was tried, and what is known where the search ended."""
+    """Last trial step size; value, gradient and report at the end of the search."""
 
     learning_rate: jax.Array
     value: jax.Array

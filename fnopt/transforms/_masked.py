@@ -29,7 +29,7 @@ from fnopt.transforms._select import as_label, as_labels, as_mask, select, selec
 
 
 class MaskedState(NamedTuple):
-    """The state of the inner transform, which knows of the leaves that it works on only."""
+    """State of the inner transform, for its own leaves only."""
 
     inner_state: Any
 
@@ -56,11 +56,11 @@ class Selective(Wrapper):
     mask: Any = static(convert=as_mask)
 
     def _select(self, tree: Any) -> Any:
-        """A tree of bools: which leaves the inner transform works on."""
+        """Mask of the leaves of the inner transform."""
         return select_mask(self.mask, tree)
 
     def _updates_of_others(self, updates: Any, params: Any) -> Any:
-        """The updates of the leaves that the inner transform doesn't work on, as a tree."""
+        """Updates of the leaves outside of the inner transform, as a tree."""
         raise NotImplementedError
 
     def left_out(self, params: Any) -> Any:
@@ -76,7 +76,7 @@ class Selective(Wrapper):
     def update(
         self, updates: Any, state: MaskedState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, MaskedState]:
-        """The inner updates where the inner transform works, and the others' own."""
+        """Inner updates of the selected leaves, joined with the updates of the others."""
         # The params decide if they are given: `init` saw their dtypes; gradients may have others.
         chosen = self._select(updates if params is None else params)
         inward = functools.partial(only, chosen)
@@ -165,7 +165,7 @@ class freeze(Selective):
 
 
 def _no_update(g: Any, p: Any) -> Any:
-    """Zeros to add: in the gradient's dtype for floating params, in the param's own for others.
+    """Zero update: in the gradient's dtype for floating params, in the param's own for others.
 
     For a key of `jax.random`, to which nothing can be added, they are what
     `jax.grad(allow_int=True)` says of one: zeros of no bits. For what is no array, None.
@@ -228,7 +228,7 @@ class partition(Transformation):
     def update(
         self, updates: Any, state: dict[Any, Any], params: Any = None, **extra_args: Any
     ) -> tuple[Any, dict[Any, Any]]:
-        """The updates of every label's transform, put together."""
+        """Join the updates of every label's transform."""
         self._check_state(state)
         if updates is None and jax.tree.leaves(params):
             raise ValueError(

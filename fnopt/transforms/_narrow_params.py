@@ -202,7 +202,7 @@ def _compensate_leaf(u: Any, p: Any, c: Any) -> tuple[Any, Any]:
 
 
 class MasterCopyState(NamedTuple):
-    """The wide params, `None` where the params are as wide themselves, and the inner state."""
+    """Wide params, `None` where the params are as wide themselves, and the inner state."""
 
     master: Slot
     inner_state: Any

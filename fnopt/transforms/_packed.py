@@ -271,7 +271,7 @@ class _Probe:
 
 
 def _representatives(inner: Any, layout: Layout) -> list[int]:
-    """The leaves to probe: one of each kind first, and a second, until there are enough.
+    """Leaves to probe: one of each kind first, then a second one, up to the limit.
 
     A kind is a buffer, a number of axes, and what the selectors in the optimizer say.
     """
@@ -310,7 +310,7 @@ def _labels(selector: Selector, tree: Any) -> list[str]:
 
 
 def _differing(some: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> list[str]:
-    """The buffers whose numbers move differently."""
+    """Names of the buffers whose elements move differently."""
 
     def close(x: np.ndarray | None, y: np.ndarray | None) -> bool:
         if x is None or y is None:

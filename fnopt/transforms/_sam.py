@@ -25,7 +25,7 @@ from fnopt.core import (
 
 
 class SAMState(NamedTuple):
-    """Steps since the params moved, both inner states, and the params to come back to."""
+    """Calls since the last step, both inner states, and the params before the ascent."""
 
     steps_since_sync: jax.Array
     inner_state: Any
@@ -117,7 +117,7 @@ class sam(Transformation):
         grad_fn: Any = None,
         **extra_args: Any,
     ) -> tuple[Any, SAMState]:
-        """An optimizer step, or in the calls before it an adversarial step."""
+        """Take an optimizer step, or in the calls before it an adversarial step."""
         if not self.opaque_mode:
             if grad_fn is not None:  # for a transform inside that needs it
                 extra_args["grad_fn"] = grad_fn

@@ -25,7 +25,7 @@ from fnopt.transforms._tree_algebra import numbers, real_dtype_of
 
 
 class ScheduleFreeState(NamedTuple):
-    """Steps, the weight of the mean so far, the largest rate, :math:`b_1`, the inner point."""
+    """Step count, weight sum, largest learning rate, :math:`b_1`, and the inner iterate."""
 
     count: jax.Array
     weight_sum: jax.Array
@@ -84,7 +84,7 @@ class schedule_free(Wrapper):
     def update(
         self, updates: Any, state: ScheduleFreeState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ScheduleFreeState]:
-        """The updates to the next interpolation between average and iterate."""
+        """Updates to the next interpolation between average and iterate."""
         dtype, count = state.weight_sum.dtype, safe_increment(state.count)
         # The paper counts from 1: a warm-up's rate of 0 has no weight.
         h = numbers(self, dtype, count, skip=("inner",))

@@ -77,7 +77,7 @@ class sparse_rows(Wrapper):
     def update(
         self, updates: Any, state: SparseRowsState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, SparseRowsState]:
-        """The inner step of the rows, and of all other leaves."""
+        """Take the inner step of the rows, and of all other leaves."""
         nodes, treedef = jax.tree.flatten(updates, is_leaf=is_rows)
         like = params if params is not None else updates
         if not any(map(is_rows, nodes)):

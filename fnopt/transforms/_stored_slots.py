@@ -280,7 +280,7 @@ def on_device(tree: Any) -> Any:
 
 
 def _move_array(x: Any, kind: str | None) -> Any:
-    """An array in the memory of a kind, None for the device's own, with its sharding."""
+    """Move an array to a kind of memory (None: the device's own), with its sharding."""
     if not isinstance(x, Tracer):
         x = jnp.asarray(x)  # checkpoints are restored as NumPy's arrays
         own = next(iter(x.sharding.device_set)).default_memory().kind

@@ -59,7 +59,7 @@ class strict(Wrapper):
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """The inner updates, if all names are right."""
+        """The inner updates, if all argument names are known."""
         _check(self.inner, extra_args)
         return self.inner.update(updates, state, params, **extra_args)
 

@@ -242,7 +242,7 @@ class cautious(Wrapper):
     def update(
         self, updates: Any, state: CautiousState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, CautiousState]:
-        """The inner step where it agrees with the gradient."""
+        """Mask the inner step where its sign disagrees with descent, and rescale it."""
         new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
 
         def mask_leaf(u: Any, gradient: Any) -> Any:

@@ -51,7 +51,7 @@ class NamedLeaves(NamedTuple):
 
 
 def named_leaves(tree: Any, rename: Mapping[str, str] | None = None) -> NamedLeaves:
-    """All leaves of a tree; slots and counts are looked for in its NamedTuples."""
+    """Name all leaves of a tree; its NamedTuples say which are slots and counts."""
     leaves, treedef = leaves_with_names(tree)
     # Objects that are in one place only, to be known again by their identity.
     shapes = [_shape(x) if is_array_like(x) else x for _, x in leaves]
@@ -101,12 +101,12 @@ def _name_leaf(
 
 
 def join_path(*parts: str) -> str:
-    """A path of parts, of which some may be empty."""
+    """Join the nonempty parts of a path."""
     return "/".join(filter(None, parts))
 
 
 def rename_path(name: str, rename: Mapping[str, str]) -> str:
-    """The name with its beginning replaced, the longest that fits."""
+    """Replace the longest known prefix of a name."""
     parts = name.split("/")
     for i in range(len(parts), 0, -1):
         start = "/".join(parts[:i])
@@ -181,7 +181,7 @@ def _slots_of(field: str, saved: list[NamedLeaf]) -> list[list[NamedLeaf]]:
 
 
 def _is_vector_of(x: Any, leaves: list[Any]) -> bool:
-    """Whether an array has the numbers of these in a row, as `fnopt.flatten` lays them."""
+    """Whether an array has the size of all leaves together, as `fnopt.flatten` joins them."""
     return jnp.shape(x) == (sum(map(jnp.size, leaves)),)
 
 
@@ -254,7 +254,7 @@ def _leaves_of_highest_score(
 
 
 def _state_path(leaf: NamedLeaf, key: tuple[str, str]) -> str:
-    """The path of the state that a leaf is in, if it is in this slot of it."""
+    """Path of the state whose slot `key` contains the leaf."""
     return leaf.path.removesuffix(join_path(*key)).rstrip("/")
 
 
@@ -334,6 +334,6 @@ def _assign(wanted: list[NamedLeaf], candidates: list[NamedLeaf], matching: Matc
 
 
 def _nearest(path: str, states: Iterable[str]) -> str | None:
-    """The innermost of some states that a leaf is in."""
+    """Innermost state that contains a leaf."""
     inside = [state for state in states if not state or path.startswith(f"{state}/")]
     return max(inside, key=len, default=None)

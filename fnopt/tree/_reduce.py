@@ -113,7 +113,7 @@ def norm(tree: Any, ord: Any = None, squared: bool = False) -> jax.Array:
 
 
 def _size(x: Any) -> jax.Array:
-    """The modulus, floating."""
+    """Modulus of an array, as floating numbers."""
     x = jnp.asarray(x)
     floating = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(default_float())
     return jnp.abs(floating)

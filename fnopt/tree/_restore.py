@@ -76,7 +76,7 @@ def _field(name: str) -> str:
 
 
 def _pace(name: str, wrappers: Iterable[str]) -> str | None:
-    """The path of the innermost wrapper that makes fewer steps than calls."""
+    """Path of the innermost wrapper that makes fewer steps than calls."""
     return max((place for place in wrappers if name.startswith(place)), key=len, default=None)
 
 

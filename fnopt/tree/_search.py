@@ -36,7 +36,7 @@ _Filter = Callable[[_Path, Any], bool]
 
 
 def _children(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
-    """The children of a node, with keys, and the structure of this one level."""
+    """Children of a node with their keys, and the structure of this level."""
     if node is None or tree_util.all_leaves([node]):
         return [], None
     pairs, treedef = tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
@@ -48,24 +48,24 @@ def _children(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
 
 
 def _is_absent(key: Any, child: Any) -> bool:
-    """Whether a state doesn't have the field: the count of a constant rate is None."""
+    """Whether a state lacks the field, as the count of a constant rate."""
     return child is None and isinstance(key, NamedTupleKey)
 
 
 def _name(key: Any) -> Any:
-    """The name of a key; places in lists and tuples have none."""
+    """Name of a key; None for indices of lists and tuples."""
     if isinstance(key, (NamedTupleKey, tree_util.GetAttrKey)):
         return key.name
     return key.key if isinstance(key, tree_util.DictKey) else None
 
 
 def _class_name(node: Any) -> str | None:
-    """States and transforms are found by their class too."""
+    """Class name of a state or transform; None for other nodes."""
     return type(node).__name__ if is_named_tuple(node) or isinstance(node, Value) else None
 
 
 def _walk(node: Any, path: _Path = ()) -> Iterator[tuple[Any, _Path, Any]]:
-    """All named things below a node: name, path, thing."""
+    """Iterate over all named nodes below a node: name, path, node."""
     if (name := _class_name(node)) is not None:
         yield name, path, node
     for key, child in _children(node)[0]:

@@ -27,6 +27,7 @@ from fnopt.optimizers._matrix_parts import cut, whole
 from fnopt.optimizers._matrix_rule import as_rule, layouts_of
 from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.optimizers._recipe import one_of
+from fnopt.sharding import is_on_mesh, unsharded_leaves
 
 
 class scale_by_matrix_shape(Transformation):
@@ -136,6 +137,24 @@ class normalize_neurons(Matrixwise):
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> jax.Array:
         """A zero for each neuron."""
         return jnp.zeros((shape[0], shape[3 - self._axis(shape)]), real_dtype(dtype))
+
+    def init(self, params: Any) -> NormalizeNeuronsState:
+        """A zero for each neuron, sharded like the neurons of the params."""
+        state, (leaves, treedef) = super().init(params), jax.tree.flatten(params)
+        if unsharded_leaves() is not None or not any(map(is_on_mesh, leaves)):
+            return state
+        # Sums over the params are sharded like their neurons; the compiler can't know that none is
+        # taken.
+        never = jax.lax.optimization_barrier(jnp.zeros((), bool))
+
+        def zeros(p: Any, layout: MatrixLayout, nu: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+            parts = cut(layout, p, wide=False, gathers=False)
+            sums = [jnp.sum(jnp.abs(x), axis=self._axis(x.shape)) for x in parts]
+            sums = [x.astype(old.dtype) for x, old in zip(sums, nu, strict=True)]
+            return tuple(jnp.where(never, x, jnp.zeros_like(x)) for x in sums)
+
+        rows = leaves, self.layouts(params), treedef.flatten_up_to(state.nu)
+        return NormalizeNeuronsState(treedef.unflatten(map(zeros, *rows)))
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
         squares, axis = squared_modulus(g), self._axis(g.shape)

@@ -145,7 +145,7 @@ class Matrixwise(Transformation):
         fields: dict[str, Any] = dict.fromkeys(self.unused())
         for n in names:
             new = [[part[n] for part in row] for row in out]
-            put = (lambda _, row, __: store_slot(tuple(row))) if n in own else self._whole
+            put = _stored if n in own else self._whole
             fields[n] = treedef.unflatten(map(put, layouts, new, columns[n]))
         new = [[part["u"] for part in row] for row in out]
         updates = treedef.unflatten(map(self._whole, layouts, new, leaves))
@@ -170,6 +170,11 @@ class Matrixwise(Transformation):
         """The slots of one name, for each part of a leaf."""
         pairs = zip(slots, self._shapes(layout), strict=True)
         return [load_slot(x, functools.partial(self.start, name, s, jnp.float32)) for x, s in pairs]
+
+
+def _stored(_: MatrixLayout, row: list[Any], old: Any) -> Any:
+    """A slot for matrices, sharded like the old one."""
+    return jax.tree.map(reshard_like, store_slot(tuple(row)), old)
 
 
 def _number(rows: list[list[dict[str, Any]]]) -> None:

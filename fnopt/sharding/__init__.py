@@ -54,6 +54,7 @@ from fnopt.sharding._shards import (
 from fnopt.sharding._state import (
     fits_param,
     is_on_explicit_mesh,
+    is_on_mesh,
     match_params,
     place_state,
     reshard_leaves_like,

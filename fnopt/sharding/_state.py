@@ -197,11 +197,20 @@ def reshard_leaves_like(leaves: list[Any], others: list[Any]) -> list[Any]:
     return [*map(reshard_like, leaves, others)] if is_on_explicit_mesh(others) else leaves
 
 
+def is_on_mesh(x: Any) -> bool:
+    """Whether an array is placed on a mesh."""
+    return _axis_types(x) != ()
+
+
 def is_on_explicit_mesh(leaves: list[Any]) -> bool:
     """Whether types say how leaves are sharded, by the first of them."""
-    if not leaves or not isinstance(leaves[0], jax.Array):
-        return False
+    return bool(leaves) and AxisType.Explicit in _axis_types(leaves[0])
+
+
+def _axis_types(x: Any) -> tuple[AxisType, ...]:
+    """The types of the mesh axes of an array; empty without a mesh."""
+    if not isinstance(x, jax.Array):
+        return ()
     # The sharding of an array is known sooner than its type, which eager steps would wait for.
-    x = leaves[0]
     sharding = jax.typeof(x).sharding if isinstance(x, Tracer) else x.sharding
-    return isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
+    return sharding.mesh.axis_types if isinstance(sharding, NamedSharding) else ()

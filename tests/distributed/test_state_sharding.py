@@ -7,6 +7,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -238,3 +239,20 @@ def test_steps_of_slots_that_are_divided_further_are_those_of_one_device():
     for x, y in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
         assert jnp.allclose(jax.device_get(x), y, rtol=1e-6, atol=1e-7)
     assert fnopt.slots(found[1])["mu"]["kernel"].addressable_shards[0].data.shape == (3, 4)
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_mean_squares_of_neurons_are_sharded_like_the_neurons(kind):
+    mesh, tx = mesh_of((2, 1), ("data", "model"), kind=kind), fnopt.normalize_neurons()
+    with jax.set_mesh(mesh):
+        # The compiler of automatic meshes shards a stack of several leaves alike.
+        params = {"w": jnp.ones((4, 6)), "v": jnp.ones((4, 6 if kind == "Explicit" else 5))}
+        places = {"w": NamedSharding(mesh, P(None, "data")), "v": NamedSharding(mesh, P())}
+        params = jax.device_put(params, places)
+        state = tx.init(params)
+        assert _spec(state.nu["w"][0]) == (None, "data")
+        after = jax.jit(tx.update)(params, state)[1]
+        assert jax.tree.map(_spec, after) == jax.tree.map(_spec, state)
+        assert jax.tree.map(_spec, jax.jit(tx.init)(params)) == jax.tree.map(_spec, state)
+        expected = tx.update(*jax.device_get((params, state)))[1]
+    jax.tree.map(np.testing.assert_allclose, after, expected)

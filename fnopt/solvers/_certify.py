@@ -75,7 +75,7 @@ class Certified(NamedTuple):
     x: jax.Array  # [n], where a restart begins
     radius: jax.Array  # of a restart: the length of the Gauss-Newton step; 0 for the method's own
     unit: jax.Array  # of a restart
-    refuted: jax.Array  # whether to restart
+    failed: jax.Array  # whether a check failed, so that the search restarts
 
 
 def uncertified(x: jax.Array, full: bool) -> Certified:
@@ -95,7 +95,7 @@ def certify(
     unit: jax.Array,
     full: bool,
 ) -> Certified:
-    """Tests the end of a loop, and says from what to restart if a test fails.
+    """Tests the end of a loop, and where to restart if a test fails.
 
     Args:
         problem: The problem, in its unit.
@@ -110,10 +110,10 @@ def certify(
         fixed = problem.box.fixed
         point = without(point, fixed)
     free = free_point(point, problem.box)
-    whole = _spectrum(model, point)
-    part = whole if problem.box is None else _spectrum(model, free)
+    spectrum = _spectrum(model, point)
+    free_spectrum = spectrum if problem.box is None else _spectrum(model, free)
     bound = negligible_decrease(free, tolerances)
-    end = certified_end(state, point, free, whole, part, bound, tolerances)
+    end = certified_end(state, point, free, spectrum, free_spectrum, bound, tolerances)
     residuals = point.r if state.residuals is None else state.residuals
     finer, rescaled = finer_unit(problem, point.cost, residuals, unit)
     rescaled &= _has_ended(state.status) | (state.status == Status.NONFINITE_START.value)
@@ -121,7 +121,7 @@ def certify(
     unit = jnp.where(rescaled, finer, unit)
     certificate = end.certificate._replace(undetermined=end.certificate.undetermined & ~fixed)
     end = end._replace(
-        certificate=certificate, radius=radius, unit=unit, refuted=rescaled | end.refuted
+        certificate=certificate, radius=radius, unit=unit, failed=rescaled | end.failed
     )
     curvature = least_curvature(problem, point, bound) if full else None
     if curvature is None:
@@ -134,7 +134,7 @@ def certify(
         ),
         x=jnp.where(falls, curvature.x, end.x),
         radius=jnp.where(falls, jnp.zeros_like(radius), radius),
-        refuted=end.refuted | falls,
+        failed=end.failed | falls,
     )
 
 
@@ -142,8 +142,8 @@ def certified_end(
     state: SearchState,
     point: Linearization,
     free: Linearization,
-    whole: Spectrum,
-    part: Spectrum,
+    spectrum: Spectrum,
+    free_spectrum: Spectrum,
     bound: jax.Array,
     tolerances: Tolerances,
 ) -> Certified:
@@ -153,32 +153,32 @@ def certified_end(
         state: The loop at its end.
         point: Its point.
         free: The point without the params that are held on bounds.
-        whole: The spectrum at the point.
-        part: The spectrum without those params.
+        spectrum: The spectrum at the point.
+        free_spectrum: The spectrum without those params.
         bound: The largest decrement that is negligible.
         tolerances: The numbers of the method.
     """
-    optimal = part.decrement <= bound  # false where a factorisation failed
+    optimal = free_spectrum.decrement <= bound  # false where a factorisation failed
     stalled = state.status == Status.STALLED.value
     size = jnp.sqrt(psum_rows(jnp.sum(jnp.square(point.r))))
     # Beside the residuals the square of such a column is below the rounding of what it was.
     root = jnp.asarray(float(jnp.finfo(bound.dtype).eps) ** 0.5, bound.dtype)
-    gone = (relative_columns(point) <= root * state.steepest) & (point.cost > 0)
+    negligible = (relative_columns(point) <= root * state.max_columns) & (point.cost > 0)
     certificate = Certificate(
         optimality=divide(jnp.max(slopes(free), initial=0), size),
-        decrement=divide(2 * part.decrement, jnp.square(size)),
+        decrement=divide(2 * free_spectrum.decrement, jnp.square(size)),
         rounding=divide(cost_rounding(free, tolerances.eps), point.cost),
-        undetermined=whole.null | (gone & (state.steepest > 0)) | (point.columns <= 0),
+        undetermined=spectrum.null | (negligible & (state.max_columns > 0)) | (point.columns <= 0),
         certified=optimal,
     )
     return Certified(
         certificate=certificate,
-        rank=whole.rank,
+        rank=spectrum.rank,
         status=jnp.where(stalled & optimal, Status.CONVERGED_STEP.array, state.status),
         x=point.x,
-        radius=part.length,
+        radius=free_spectrum.length,
         unit=jnp.ones_like(bound),
-        refuted=_has_ended(state.status) & ~optimal,
+        failed=_has_ended(state.status) & ~optimal,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
@@ -241,6 +240,7 @@ def _implicitly(
 ) -> tuple[jax.Array, jax.Array, tuple[Any, ...]]:
     """The root of a function of a vector, whose derivative is that of a root."""
     f, consts = convert_closure(fn, x)
+    J: Any
     J, of_jac = (None, []) if jac is None else convert_closure(jac, x)
     if solver.jacobian == "reverse" and not getattr(solver, "geodesic", False):
         f = forward_from_reverse(f)
@@ -250,13 +250,11 @@ def _implicitly(
         def r(v: jax.Array) -> jax.Array:
             return f(v, *consts)
 
-        if J is not None:
-            at = functools.partial(_with_consts, J, of_jac)
-            end = least_squares(r, x, jac=at, solver=solver, max_steps=max_steps)
-            status = _judged_by_entries(at(end.params), x, end, tol)
-            return end.params, (end.residuals, end.steps, end.nfev, status)
-        end = least_squares(r, off_flat_places(r, x), solver=solver, max_steps=max_steps)
-        found, left, status = _judged(r, end, tol)
+        at = None if J is None else (lambda v: J(v, *of_jac))
+        start = off_flat_places(r, x) if J is None else x
+        end = least_squares(r, start, jac=at, solver=solver, max_steps=max_steps)
+        sparse = None if at is None else at(end.params)
+        found, left, status = _certified_root(r, x, end, sparse, tol)
         return found, (left, end.steps, end.nfev, status)
 
     @run.defjvp
@@ -270,48 +268,41 @@ def _implicitly(
     return end, left, tuple(kept)
 
 
-def _with_consts(fn: Callable[..., Any], consts: list[Any], x: jax.Array) -> Any:
-    return fn(x, *consts)
-
-
-def _judged_by_entries(J: SparseJacobian, start: jax.Array, end: Any, tol: Any) -> jax.Array:
-    """The status, from what is left beside the larger params of the start and the end."""
-    rows, cols, values = J.entries
-    tol = jnp.asarray(jnp.finfo(values.dtype).eps ** (2 / 3) if tol is None else tol, values.dtype)
-    x = jnp.maximum(jnp.abs(start), jnp.abs(end.params))
-    size = jax.ops.segment_sum(jnp.abs(values) * x[cols], rows, x.size)
-    hold = jnp.all((jnp.abs(end.residuals) <= tol * size) & jnp.isfinite(size))
-    settled = is_converged(end.status) | (end.status == Status.STALLED.value)
-    status = jnp.where(settled, Status.STALLED.array, end.status)
-    return jnp.where(hold, Status.CONVERGED_COST.array, status)
-
-
-def _judged(
-    r_of: Callable[[jax.Array], jax.Array], end: Any, tol: Any
+def _certified_root(
+    r_of: Callable[[jax.Array], jax.Array],
+    start: jax.Array,
+    end: Any,
+    sparse: SparseJacobian | None,
+    tol: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The root, what the equations leave there, and the status.
 
     A minimum that is no root hasn't converged. How large the equations were elsewhere says
     nothing: from far enough away, 1 is small. What is left is small beside what the params make
     of the equations, or Newton's steps take it away. Then the root is where they lead: beside a
-    large equation the sum of squares doesn't see what is left of a small one.
+    large equation the sum of squares doesn't see what is left of a small one. Of a sparse Jacobian
+    the params are the larger ones of the start and the end, and no Newton steps are made.
     """
     r, x = end.residuals, end.params
     tol = jnp.asarray(jnp.finfo(r.dtype).eps ** (2 / 3) if tol is None else tol, r.dtype)
     left, size = jnp.abs(r), jnp.zeros_like(r)
-    if isinstance(end.jacobian, jax.Array):
+    if sparse is not None:
+        size = jax.tree.map(jnp.abs, sparse).mv(jnp.maximum(jnp.abs(start), jnp.abs(x)))
+    elif isinstance(end.jacobian, jax.Array):
         size = matmul(jnp.abs(end.jacobian), jnp.abs(x))
-    hold = (left <= tol * size) & jnp.isfinite(size)  # all is small beside what overflows
+    small = (left <= tol * size) & jnp.isfinite(size)  # all is small beside what overflows
+    holds = jnp.all(small)
     settled = is_converged(end.status) | (end.status == Status.STALLED.value)
-    there, first, last = after_newton(r_of, x)
-    r_there = r_of(there)
-    shrinks = jnp.abs(last) <= jnp.maximum(jnp.abs(first) / 2, tol * jnp.abs(there))
-    goes = (jnp.abs(r_there) <= jnp.asarray(1e-3, r.dtype) * left) & jnp.all(shrinks)
-    better = jnp.all(jnp.abs(r_there) <= jnp.maximum(left, tol * size)) & ~jnp.all(hold)
-    hold = jnp.all(hold | (settled & goes))
-    status = jnp.where(settled, Status.STALLED.array, end.status)
     ill = (end.status == Status.ILL_POSED.value) & jnp.all(jnp.isfinite(r))
-    status = jnp.where(ill, Status.STALLED.array, status)
-    status = jnp.where(hold, Status.CONVERGED_COST.array, status)
-    taken = hold & better
-    return jnp.where(taken, there, x), jnp.where(taken, r_there, r), status
+    status = jnp.where(settled | ill, Status.STALLED.array, end.status)
+    if sparse is not None:
+        return x, r, jnp.where(holds, Status.CONVERGED_COST.array, status)
+    new, first, last = after_newton(r_of, x)
+    new_r = r_of(new)
+    shrinks = jnp.abs(last) <= jnp.maximum(jnp.abs(first) / 2, tol * jnp.abs(new))
+    goes = (jnp.abs(new_r) <= jnp.asarray(1e-3, r.dtype) * left) & jnp.all(shrinks)
+    better = jnp.all(jnp.abs(new_r) <= jnp.maximum(left, tol * size)) & ~holds
+    holds = jnp.all(small | (settled & goes))
+    status = jnp.where(holds, Status.CONVERGED_COST.array, status)
+    taken = holds & better
+    return jnp.where(taken, new, x), jnp.where(taken, new_r, r), status

@@ -15,7 +15,7 @@ from fnopt.solvers._bounded import within_bounds
 from fnopt.solvers._charts import through_charts
 from fnopt.solvers._implicit import implicitly
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers._search import SearchOptions, search, watching
+from fnopt.solvers._search import SearchOptions, search
 from fnopt.solvers._starts import lowest, starting_points
 from fnopt.solvers._stopping import checked_status
 from fnopt.solvers.problem._jacobian_check import checked_jacobian
@@ -49,19 +49,21 @@ def _solve(
     setting: Setting,
     solver: LeastSquaresMethod,
     max_steps: jax.Array,
-    asked: SearchOptions,
+    options: SearchOptions,
 ) -> Solution:
     def run(
         problem: Problem, solver: LeastSquaresMethod, x: jax.Array, max_steps: jax.Array
     ) -> Solution:
         def solve(x: jax.Array, max_steps: jax.Array) -> Solution:
-            here = setting.on_chart(x)
-            watch = watching(here, solver, asked.callback)
-            local, x = problem.on_chart(x)
-            box = local.box
-            x = x if box is None else jnp.where(box.is_feasible(), box.nearest(x), x)
-            end = search(local, solver, here.made.free, x, max_steps, asked, watch)
-            return checked_jacobian(local, solver, x, end) if asked.check_jac else end
+            chart = setting._replace(problem=problem).on_chart(x)
+            box = chart.problem.box
+            if box is not None:
+                x = jnp.where(box.is_feasible(), box.nearest(chart.x), chart.x)
+                chart = chart._replace(x=x)
+            end = search(chart, solver, max_steps, options)
+            if options.check_jac:
+                end = checked_jacobian(chart.problem, solver, chart.x, end)
+            return end
 
         if problem.fitted is None:
             return solve(x, max_steps)
@@ -72,14 +74,14 @@ def _solve(
     def solve(x: jax.Array) -> Solution:
         return implicitly(run, problem, solver, x, max_steps)
 
-    if asked.starts > 1 and problem.fitted is not None:
+    if options.starts > 1 and problem.fitted is not None:
         raise ValueError(
-            f"least_squares: starts = {asked.starts} with params on manifolds, expected 1."
+            f"least_squares: starts = {options.starts} with params on manifolds, expected 1."
         )
-    if asked.starts == 1:
+    if options.starts == 1:
         end = solve(setting.x)
     else:
-        end = lowest(solve, starting_points(setting.x, problem.box, asked.starts))
+        end = lowest(solve, starting_points(setting.x, problem.box, options.starts))
     reached = setting.on_chart(end.params)  # `run` is traced again for derivatives
     counted = setting.dof + reached.x.size
     status = checked_status(end.status, counted > 0, end.cost, counted)

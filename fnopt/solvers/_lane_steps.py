@@ -127,10 +127,10 @@ def step(
     else:
         trial, x = over_lanes(_propose_within)(search, scale, box)
     x = jnp.where(search.radius <= 0, search.point.x, x)
-    there, r = evaluate(problems, x, data, dense=box is not None)
+    end, r = evaluate(problems, x, data, dense=box is not None)
     rows: Any = search.residuals
     if r is None:
-        before, after = search.point.r, there.r
+        before, after = search.point.r, end.r
         actual = sum_points([(before - after) * (before + after)])[0] / 2
     else:
         pulled = search.point.r * sum(c * p for c, p in zip(rows.columns, trial.step, strict=True))
@@ -140,7 +140,7 @@ def step(
     running = search.status == Status.RUNNING.value
     # A lane that is done takes no step.
     actual = jnp.where(running, actual, -jnp.inf)
-    after, _ = after_step(method, tolerances, box, search, scale, trial, there, r, actual, restart)
+    after, _ = after_step(method, tolerances, box, search, scale, trial, end, r, actual, restart)
     small = {
         name: jnp.where(running, getattr(after, name), getattr(search, name))
         for name in ("radius", "lam", "rejections", "status", "steps")

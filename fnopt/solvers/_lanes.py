@@ -175,7 +175,7 @@ def _fresh(problems: LaneProblems, x: jax.Array, data: Any, dense: bool) -> Sear
         point=point._replace(x=x),
         residuals=r,
         scale=jnp.zeros_like(x),
-        steepest=jnp.zeros_like(x),
+        max_columns=jnp.zeros_like(x),
         radius=blank,
         lam=blank,
         rejections=count,
@@ -207,10 +207,10 @@ def _certified(
     search, rounds = lanes.search, lanes.rounds + 1
     certified, inverse = over_lanes(end)(search, box)
     cost = search.point.cost
-    helped = (lanes.rounds == 0) | (cost < (1 - tolerances.share) * lanes.cost)
-    refuted = certified.refuted & helped
-    restarts = idle & refuted & (rounds < ROUNDS) & (search.steps < max_steps)
-    status = final_status(search.status, certified, helped)
+    decreased = (lanes.rounds == 0) | (cost < (1 - tolerances.share) * lanes.cost)
+    failed = certified.failed & decreased
+    restarts = idle & failed & (rounds < ROUNDS) & (search.steps < max_steps)
+    status = final_status(search.status, certified, decreased)
     if search.residuals is not None:
         cost, inverse = lane_summary(problems, search.point.x, data)
     if box is not None:
@@ -223,7 +223,7 @@ def _certified(
         undetermined=certified.certificate.undetermined,
         certified=certified.certificate.certified,
         steps=search.steps,
-        status=checked_status(status, jnp.any(search.steepest > 0, axis=0), cost),
+        status=checked_status(status, jnp.any(search.max_columns > 0, axis=0), cost),
     )
     again = _Lanes(restarted(search), lanes.index, rounds, search.point.cost, certified.radius)
     return _choose(restarts, again, lanes), ends

@@ -38,7 +38,7 @@ class SearchState(NamedTuple):
     point: Linearization  # where the search is
     residuals: jax.Array | None  # [m], where those of the linear model are weighted by a loss
     scale: jax.Array  # [n], the norms of the Jacobian's columns, with a fading memory
-    steepest: jax.Array  # [n], the largest of them over the length of the residuals, so far
+    max_columns: jax.Array  # [n], the largest of them over the residual norm, so far
     radius: jax.Array  # of the trust region; 0 before the first evaluation
     lam: jax.Array  # damping of the next step
     rejections: jax.Array  # int32, refused steps in a row
@@ -71,7 +71,7 @@ def blank_state(
         point=point._replace(x=x),
         residuals=None if problem.losses is None else r,
         scale=jnp.zeros_like(x),
-        steepest=jnp.zeros_like(x),
+        max_columns=jnp.zeros_like(x),
         radius=zero,
         lam=zero,
         rejections=none,
@@ -113,11 +113,11 @@ def iterate(
         point, first = state.point, state.radius <= 0
         scale = metric(state, sized)
         trial, x = _propose(problem, method, model, state, scale)
-        there, r = problem.evaluate(model, lax.select(first, point.x, x))
+        end, r = problem.evaluate(model, lax.select(first, point.x, x))
         before = point.r if state.residuals is None else state.residuals
         actual = problem.reduction(point, before, r, trial.step)
         state, accepted = after_step(
-            method, tolerances, problem.box, state, scale, trial, there, r, actual, radius
+            method, tolerances, problem.box, state, scale, trial, end, r, actual, radius
         )
         return watch(problem, state, accepted, first)
 
@@ -152,7 +152,7 @@ def after_step(
     state: SearchState,
     scale: jax.Array,
     trial: Trial,
-    there: Linearization,
+    end: Linearization,
     r: jax.Array | None,
     actual: jax.Array,
     radius: jax.Array,
@@ -168,23 +168,23 @@ def after_step(
         state: The state before the step; a radius of 0 says that its point wasn't evaluated.
         scale: The scaling of the step.
         trial: The step.
-        there: Where the step ends.
-        r: The residuals there, not weighted by a loss.
+        end: Where the step ends.
+        r: The residuals at the end, not weighted by a loss.
         actual: The reduction of the cost.
         radius: The first radius of a trust region; 0 for that of the method.
     """
-    point, first, finite = state.point, state.radius <= 0, is_finite(there)
-    before, after = _free_slopes(point, box), _free_slopes(there, box)
+    point, first, finite = state.point, state.radius <= 0, is_finite(end)
+    before, after = _free_slopes(point, box), _free_slopes(end, box)
     actual = jnp.where(finite, actual, -jnp.inf)
     noise = cost_rounding(before, tolerances.eps)
     step = evaluate_step(state, trial, actual, noise, is_nearer(after, before))
     accepted = first | step.accepted
-    columns = grown_scale(state.scale, there.columns)
-    first_radius = method.first_radius(initial_scale(columns), there.x, there.cost)
+    columns = grown_scale(state.scale, end.columns)
+    first_radius = method.first_radius(initial_scale(columns), end.x, end.cost)
     if method.is_trust_region:
         first_radius = lax.select(radius > 0, radius, first_radius)
     next_radius = method.rule.radius_after(step)
-    new = there, None if state.residuals is None else r, columns
+    new = end, None if state.residuals is None else r, columns
     old = point, state.residuals, state.scale
     reached, residuals, columns = _select(accepted, new, old)
     free = free_point(reached, box)
@@ -197,7 +197,7 @@ def after_step(
         point=reached,
         residuals=residuals,
         scale=columns,
-        steepest=jnp.maximum(state.steepest, relative_columns(reached)),
+        max_columns=jnp.maximum(state.max_columns, relative_columns(reached)),
         radius=lax.select(first, first_radius, next_radius),
         lam=jnp.where(first, 0, next_damping(trial, next_radius)),
         rejections=jnp.where(accepted, zero, state.rejections + 1),

@@ -17,6 +17,7 @@ from fnopt.jacobians import (
     sparse_jacobian,
     value_and_jacobian,
 )
+from fnopt.linear import divide
 from fnopt.residuals import (
     Box,
     Derivative,
@@ -74,9 +75,7 @@ class Problem(NamedTuple):
             derivative=flat.derivative and flat.derivative.on_chart(whole, head),
             n=self.fitted,
         )
-        squares_here = None
-        if squares is not None:
-            squares_here = lambda head, unit: squares(whole(head), unit)  # noqa: E731
+        squares_here = squares and (lambda head, unit: squares(whole(head), unit))
         return self._replace(flat=here, squares=squares_here, fitted=None), head
 
     @property
@@ -101,10 +100,6 @@ class Problem(NamedTuple):
     def cost(self, r: jax.Array) -> jax.Array:
         """The cost of residuals."""
         return half_square(r) if self.losses is None else self.losses.cost(r)
-
-    def whole_cost(self, point: Linearization, r: jax.Array) -> jax.Array:
-        """The cost at a point with residuals `r`, whose own is the felt one."""
-        return point.cost if self.losses is None else self.losses.cost(r)
 
     def cost_at(self, x: jax.Array) -> jax.Array:
         r"""The cost at a point, for derivatives.
@@ -144,12 +139,9 @@ class Problem(NamedTuple):
         """
         if self.losses is None or J is None:
             return J
-        if isinstance(J, SparseJacobian):
-            used, kept = (self.losses.corrections(r, **floor)[1] for floor in ({}, {"floor": 0.0}))
-            return J.times_rows(jnp.where(used > 0, kept / jnp.where(used > 0, used, 1), 0))
-        used = self.losses.corrections(r)[1][:, None]
-        J = jnp.where(used > 0, J / jnp.where(used > 0, used, jnp.ones_like(used)), 0 * J)
-        return self.weighed(J, r)
+        used, kept = (self.losses.corrections(r, **floor)[1] for floor in ({}, {"floor": 0.0}))
+        factors = divide(kept, used)
+        return J.times_rows(factors) if isinstance(J, SparseJacobian) else J * factors[:, None]
 
     def weighed(self, J: jax.Array, r: jax.Array) -> jax.Array:
         """The rows of the residuals' Jacobian by the roots of the curvatures of their losses."""
@@ -241,8 +233,19 @@ def set_up(
     dof = jnp.asarray(flat.rows - (flat.n if fitted is None else fitted), jnp.int32)
     if whiten.weights is None:
         return Setting(x, Problem(flat, losses, box, fitted=fitted), made, dof, whiten)
-    w = flat.flatten(jax.tree.map(_both_parts, whiten.weights, shapes))
-    squares = _weighted_squares(lambda x: flat.flatten(residuals(flat.unravel(x))), w)
+
+    def both_parts(w: jax.Array, shape: Any) -> jax.Array:
+        """The weights of a leaf, for the real and the imaginary part if it is complex."""
+        return lax.complex(w, w) if jnp.issubdtype(shape.dtype, jnp.complexfloating) else w
+
+    w = flat.flatten(jax.tree.map(both_parts, whiten.weights, shapes))
+
+    def squares(x: jax.Array, unit: jax.Array) -> jax.Array:
+        value = unit * flat.flatten(residuals(flat.unravel(x)))
+        # Where there is no datum, more weight doesn't help either.
+        counts = (w > 0) | jnp.isfinite(value)
+        return w * jnp.square(jnp.where(counts, value, jnp.zeros_like(value)))
+
     dof = dof - psum_rows(jnp.sum(w == 0, dtype=jnp.int32))
     return Setting(x, Problem(flat, losses, box, squares, fitted), made, dof, whiten)
 
@@ -296,21 +299,6 @@ def by_example(
     if setting.whiten.maps:
         flat = _weighted(flat, setting.x.dtype, setting.whiten)
     return setting._replace(problem=setting.problem._replace(flat=flat))
-
-
-def _both_parts(w: jax.Array, shape: Any) -> jax.Array:
-    """The weights of a leaf, for the real and the imaginary part if it is complex."""
-    return lax.complex(w, w) if jnp.issubdtype(shape.dtype, jnp.complexfloating) else w
-
-
-def _weighted_squares(r: Callable[[jax.Array], jax.Array], w: jax.Array) -> Squares:
-    def squares(x: jax.Array, unit: jax.Array) -> jax.Array:
-        value = unit * r(x)
-        # Where there is no datum, more weight doesn't help either.
-        counts = (w > 0) | jnp.isfinite(value)
-        return w * jnp.square(jnp.where(counts, value, jnp.zeros_like(value)))
-
-    return squares
 
 
 def _box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box | None:

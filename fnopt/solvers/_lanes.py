@@ -27,7 +27,7 @@ from fnopt.solvers._lane_steps import (
     step,
 )
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
-from fnopt.solvers._loop import SearchState, restarted
+from fnopt.solvers._loop import SearchState, initial_state, restarted, zeros_of
 from fnopt.solvers._search import ROUNDS, final_status
 from fnopt.solvers._stopping import Tolerances, checked_status, negligible_decrease
 
@@ -93,54 +93,75 @@ def search_lanes(
     """
     fits, n = x0.shape
 
-    def is_running(lanes: _Lanes) -> jax.Array:
-        search = lanes.search
+    def is_running(search: SearchState) -> jax.Array:
         return (search.status == Status.RUNNING.value) & (search.steps < max_steps)
 
-    def refilled(queue: _Queue) -> _Queue:
-        """The queue with new problems in the lanes that are done."""
-        old, begun, ends = queue
-        idle = ~is_running(old)
-        index = begun + jnp.cumsum(idle, dtype=jnp.int32) - 1
-        index = jnp.where(idle, jnp.minimum(index, fits), old.index)
-        new = _fresh(problems, *_lane_rows((x0, rows), index), dense=box is not None)
-        empty = jnp.where(index < fits, new.status, Status.MAX_STEPS.array)
-        blank = jnp.zeros_like(new.lam)
-        fresh = _Lanes(new._replace(status=empty), index, 0 * index, blank, blank)
-        begun = jnp.minimum(begun + jnp.sum(idle, dtype=jnp.int32), fits)
-        return _Queue(_choose(idle, fresh, old), begun, ends)
+    def count_running(lanes: _Lanes) -> jax.Array:
+        return jnp.sum(is_running(lanes.search), dtype=jnp.int32)
+
+    def begun_lanes(index: jax.Array) -> _Lanes:
+        """The lanes before the first evaluation of these problems; idle without a problem."""
+        x, data = _lane_rows((x0, rows), index)
+        point, r = zeros_of(functools.partial(evaluate, problems, dense=box is not None), x, data)
+        search = initial_state(point._replace(x=x), r)
+        status = jnp.where(index < fits, search.status, Status.MAX_STEPS.array)
+        blank = jnp.zeros_like(search.lam)
+        return _Lanes(search._replace(status=status), index, 0 * index, blank, blank)
+
+    def certified(lanes: _Lanes, data: Any, box: Box | None) -> tuple[_Lanes, LaneEnds]:
+        """The lanes whose failed certificates restart them, and the ends of all."""
+        search, rounds = lanes.search, lanes.rounds + 1
+        certified, inverse = over_lanes(functools.partial(_certify, tolerances))(search, box)
+        cost = search.point.cost
+        decreased = (lanes.rounds == 0) | (cost < (1 - tolerances.share) * lanes.cost)
+        status = final_status(search.status, certified, decreased)
+        restarts = ~is_running(search) & certified.failed & decreased
+        restarts &= (rounds < ROUNDS) & (search.steps < max_steps)
+        again = _Lanes(restarted(search), lanes.index, rounds, cost, certified.radius)
+        if search.residuals is not None:
+            cost, inverse = lane_summary(problems, search.point.x, data)
+        if box is not None:
+            status = jnp.where(over_lanes(Box.is_feasible)(box), status, Status.INFEASIBLE.array)
+        ends = LaneEnds(
+            x=search.point.x,
+            cost=cost,
+            inverse=inverse,
+            rank=certified.rank,
+            undetermined=certified.certificate.undetermined,
+            certified=certified.certificate.certified,
+            steps=search.steps,
+            status=checked_status(status, jnp.any(search.max_columns > 0, axis=0), cost),
+        )
+        return _choose(restarts, again, lanes), ends
 
     def worked(queue: _Queue) -> _Queue:
-        """The queue after steps of all lanes, until most are done."""
-        queue = refilled(queue)
-        data, sides = _lane_rows((rows, box), queue.lanes.index)
+        """The queue with new problems in idle lanes, after steps of all until most are done."""
+        idle = ~is_running(queue.lanes.search)
+        index = queue.begun + jnp.cumsum(idle, dtype=jnp.int32) - 1
+        index = jnp.where(idle, jnp.minimum(index, fits), queue.lanes.index)
+        begun = jnp.minimum(queue.begun + jnp.sum(idle, dtype=jnp.int32), fits)
+        lanes = _choose(idle, begun_lanes(index), queue.lanes)
+        data, sides = _lane_rows((rows, box), index)
 
         def advance(now: _Lanes) -> _Lanes:
             search = step(problems, method, tolerances, data, sides, now.search, now.restart)
             return now._replace(search=search)
 
-        def running(now: _Lanes) -> jax.Array:
-            return jnp.sum(is_running(now), dtype=jnp.int32)
-
-        few = jnp.where(queue.begun < fits, running(queue.lanes) // _LEAVE, 0)
-        lanes = while_loop(lambda now: running(now) > few, advance, queue.lanes)
-        idle = ~is_running(lanes)
-        lanes, ends = _certified(problems, tolerances, data, sides, lanes, idle, max_steps)
-        index = jnp.where(idle & ~is_running(lanes), lanes.index, fits)
+        few = jnp.where(begun < fits, count_running(lanes) // _LEAVE, 0)
+        stopped = while_loop(lambda now: count_running(now) > few, advance, lanes)
+        lanes, ends = certified(stopped, data, sides)
+        # Only the ends of lanes that stopped and don't restart are kept.
+        index = jnp.where(is_running(stopped.search) | is_running(lanes.search), fits, index)
         ends = jax.tree.map(
             lambda all_, some: all_.at[index].set(jnp.moveaxis(some, -1, 0), mode="drop"),
             queue.ends,
             ends,
         )
-        return queue._replace(lanes=lanes, ends=ends)
+        return _Queue(lanes, begun, ends)
 
     def unfinished(queue: _Queue) -> jax.Array:
-        return (queue.begun < fits) | jnp.any(is_running(queue.lanes))
+        return (queue.begun < fits) | jnp.any(is_running(queue.lanes.search))
 
-    nobody = jnp.full(lanes, fits, jnp.int32)
-    blank = jnp.zeros(lanes, x0.dtype)
-    search = _fresh(problems, *_lane_rows((x0, rows), nobody), dense=box is not None)
-    search = search._replace(status=jnp.full(lanes, Status.MAX_STEPS.value, jnp.int32))
     count = jnp.zeros(fits, jnp.int32)
     ends = LaneEnds(
         x=x0,
@@ -152,8 +173,8 @@ def search_lanes(
         steps=count,
         status=count,
     )
-    begin = _Queue(_Lanes(search, nobody, 0 * nobody, blank, blank), jnp.zeros((), jnp.int32), ends)
-    return while_loop(unfinished, worked, begin).ends
+    idle = begun_lanes(jnp.full(lanes, fits, jnp.int32))
+    return while_loop(unfinished, worked, _Queue(idle, jnp.zeros((), jnp.int32), ends)).ends
 
 
 def _lane_rows(tree: Any, index: jax.Array) -> Any:
@@ -165,65 +186,11 @@ def _choose(which: jax.Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(which, a, b), new, old)
 
 
-def _fresh(problems: LaneProblems, x: jax.Array, data: Any, dense: bool) -> SearchState:
-    """The states before the first evaluation."""
-    shapes = jax.eval_shape(functools.partial(evaluate, problems, dense=dense), x, data)
-    point, r = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-    blank = jnp.zeros_like(x[0])
-    count = blank.astype(jnp.int32)
-    return SearchState(
-        point=point._replace(x=x),
-        residuals=r,
-        scale=jnp.zeros_like(x),
-        max_columns=jnp.zeros_like(x),
-        radius=blank,
-        lam=blank,
-        rejections=count,
-        status=count + Status.RUNNING.value,
-        steps=count - 1,
-        history=None,
-    )
-
-
-def _certified(
-    problems: LaneProblems,
-    tolerances: Tolerances,
-    data: Any,
-    box: Box | None,
-    lanes: _Lanes,
-    idle: jax.Array,
-    max_steps: int,
-) -> tuple[_Lanes, LaneEnds]:
-    """Certify finished searches, and restart those whose certificate fails."""
-
-    def end(state: SearchState, box: Box | None) -> Any:
-        point, free = state.point, free_point(state.point, box)
-        whole, inverse = gram_spectrum(point)
-        part = whole if box is None else gram_spectrum(free)[0]
-        bound = negligible_decrease(free, tolerances)
-        certified = certified_end(state, point, free, whole, part, bound, tolerances)
-        return certified, inverse
-
-    search, rounds = lanes.search, lanes.rounds + 1
-    certified, inverse = over_lanes(end)(search, box)
-    cost = search.point.cost
-    decreased = (lanes.rounds == 0) | (cost < (1 - tolerances.share) * lanes.cost)
-    failed = certified.failed & decreased
-    restarts = idle & failed & (rounds < ROUNDS) & (search.steps < max_steps)
-    status = final_status(search.status, certified, decreased)
-    if search.residuals is not None:
-        cost, inverse = lane_summary(problems, search.point.x, data)
-    if box is not None:
-        status = jnp.where(over_lanes(Box.is_feasible)(box), status, Status.INFEASIBLE.array)
-    ends = LaneEnds(
-        x=search.point.x,
-        cost=cost,
-        inverse=inverse,
-        rank=certified.rank,
-        undetermined=certified.certificate.undetermined,
-        certified=certified.certificate.certified,
-        steps=search.steps,
-        status=checked_status(status, jnp.any(search.max_columns > 0, axis=0), cost),
-    )
-    again = _Lanes(restarted(search), lanes.index, rounds, search.point.cost, certified.radius)
-    return _choose(restarts, again, lanes), ends
+def _certify(tolerances: Tolerances, state: SearchState, box: Box | None) -> Any:
+    """The certificate of one problem, and the inverse of its normal matrix."""
+    point, free = state.point, free_point(state.point, box)
+    spectrum, inverse = gram_spectrum(point)
+    free_spectrum = spectrum if box is None else gram_spectrum(free)[0]
+    bound = negligible_decrease(free, tolerances)
+    end = certified_end(state, point, free, spectrum, free_spectrum, bound, tolerances)
+    return end, inverse

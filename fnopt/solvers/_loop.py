@@ -52,6 +52,31 @@ Watch = Callable[[Problem, SearchState, jax.Array, jax.Array], SearchState]
 accepted, and whether this is the evaluation of a start."""
 
 
+def zeros_of(fn: Callable[..., Any], *args: Any) -> Any:
+    """Zeros of the shapes and dtypes that a function returns."""
+    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(fn, *args))
+
+
+def initial_state(
+    point: Linearization, residuals: Any, history: StepHistory | None = None
+) -> SearchState:
+    """The state before the first evaluation, of one problem or of many along the last axis."""
+    zero, zeros = jnp.zeros_like(point.cost), jnp.zeros_like(point.x)
+    count = zero.astype(jnp.int32)
+    return SearchState(
+        point=point,
+        residuals=residuals,
+        scale=zeros,
+        max_columns=zeros,
+        radius=zero,
+        lam=zero,
+        rejections=count,
+        status=count + Status.RUNNING.array,
+        steps=count - 1,
+        history=history,
+    )
+
+
 def blank_state(
     problem: Problem, model: LinearModel, x: jax.Array, history: StepHistory | None
 ) -> SearchState:
@@ -61,24 +86,9 @@ def blank_state(
     and the start is evaluated here as well.
     """
     evaluate = functools.partial(problem.evaluate, model)
-    if row_axes() or not jax.sharding.get_abstract_mesh().empty:
-        point, r = evaluate(x)
-    else:
-        shapes = jax.eval_shape(evaluate, x)
-        point, r = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-    zero, none = jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32)
-    return SearchState(
-        point=point._replace(x=x),
-        residuals=None if problem.losses is None else r,
-        scale=jnp.zeros_like(x),
-        max_columns=jnp.zeros_like(x),
-        radius=zero,
-        lam=zero,
-        rejections=none,
-        status=Status.RUNNING.array,
-        steps=jnp.asarray(-1, jnp.int32),
-        history=history,
-    )
+    on_mesh = row_axes() or not jax.sharding.get_abstract_mesh().empty
+    point, r = evaluate(x) if on_mesh else zeros_of(evaluate, x)
+    return initial_state(point._replace(x=x), None if problem.losses is None else r, history)
 
 
 def relative_columns(point: Linearization) -> jax.Array:

@@ -242,7 +242,7 @@ def _implicitly(
     f, consts = convert_closure(fn, x)
     J: Any
     J, of_jac = (None, []) if jac is None else convert_closure(jac, x)
-    if solver.jacobian == "reverse" and not getattr(solver, "geodesic", False):
+    if solver.jacobian == "reverse" and not solver.geodesic:
         f = forward_from_reverse(f)
 
     @jax.custom_jvp

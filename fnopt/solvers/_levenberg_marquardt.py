@@ -122,14 +122,9 @@ class levenberg_marquardt(LeastSquaresMethod):
         """The rule by which the radius of a step adapts."""
         return RULES[self.damping]
 
-    @property
-    def takes_second_derivatives(self) -> bool:
-        """Whether a step takes the second derivative of the residuals along it."""
-        return self.geodesic
-
     def first_radius(self, scale: jax.Array, x: jax.Array, cost: jax.Array) -> jax.Array:
         """The radius of the first step, from the scaling, the params and their cost."""
-        if self.is_trust_region:
+        if self.rule.is_region:
             return initial_radius(self.radius, scale, x, cost)
         return jnp.full_like(cost, 1 / self.lam)
 
@@ -143,7 +138,7 @@ class levenberg_marquardt(LeastSquaresMethod):
     ) -> Trial:
         """The step within the trust radius, corrected to second order."""
         system = model.system(point, scale, lam)
-        trusts = self.is_trust_region
+        trusts = self.rule.is_region
         step = system.trust_region(radius) if trusts else system.damped(1 / radius)
         if not self.geodesic:
             return linear_step(point, scale, step)

@@ -117,7 +117,7 @@ def iterate(
         watch: Notes a step.
     """
     model = method.model(problem.model)
-    sized = problem.box is None and model.has_triangle and method.is_trust_region
+    sized = problem.box is None and model.has_triangle and method.rule.is_region
 
     def advance(state: SearchState) -> SearchState:
         point, first = state.point, state.radius <= 0
@@ -191,7 +191,7 @@ def after_step(
     accepted = first | step.accepted
     columns = grown_scale(state.scale, end.columns)
     first_radius = method.first_radius(initial_scale(columns), end.x, end.cost)
-    if method.is_trust_region:
+    if method.rule.is_region:
         first_radius = lax.select(radius > 0, radius, first_radius)
     next_radius = method.rule.radius_after(step)
     new = end, None if state.residuals is None else r, columns

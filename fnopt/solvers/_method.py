@@ -120,6 +120,7 @@ class LeastSquaresMethod(Transformation):
     axis_name: Any = static(default=None)
 
     needs_params = True
+    geodesic = False  # whether steps take a second derivative of the residuals along them
     rule: ClassVar[RadiusRule] = TRUST_REGION
 
     def __post_init__(self) -> None:
@@ -240,8 +241,8 @@ class LeastSquaresMethod(Transformation):
         return x, flat._replace(derivative=given)
 
     def tolerances(self, params: Any, dtype: Any) -> Tolerances:
-        """The hyper-parameters in the dtype of the computation, with the defaults filled in."""
-        eps = rounding_unit(params)
+        """The tolerances in the dtype of the computation; defaults go by the coarsest param."""
+        eps = max(float(jnp.finfo(jnp.result_type(p)).eps) for p in jax.tree.leaves(params))
         given = (self.ftol, self.xtol, self.gtol)
         filled = (
             default if value is None else value
@@ -252,16 +253,6 @@ class LeastSquaresMethod(Transformation):
     def first_radius(self, scale: jax.Array, x: jax.Array, cost: jax.Array) -> jax.Array:
         """The radius of the first step, from the scaling, the params and their cost."""
         raise NotImplementedError(f"{type(self).__name__} must define first_radius")
-
-    @property
-    def takes_second_derivatives(self) -> bool:
-        """Whether a step takes the second derivative of the residuals along it."""
-        return False
-
-    @property
-    def is_trust_region(self) -> bool:
-        """Whether steps are kept in a region, so that single params can be."""
-        return self.rule.is_region
 
     def by_example(self, flat: FlatResidual, x: jax.Array, examples: Examples) -> FlatResidual:
         """Residuals that are given by example, with what this method's algebra takes from that."""
@@ -293,8 +284,3 @@ class LeastSquaresMethod(Transformation):
             The step.
         """
         raise NotImplementedError(f"{type(self).__name__} must define propose")
-
-
-def rounding_unit(params: Any) -> float:
-    """The spacing of the coarsest dtype among the params."""
-    return max(float(jnp.finfo(jnp.result_type(leaf)).eps) for leaf in jax.tree.leaves(params))

@@ -12,8 +12,21 @@ from fnopt.core import Params
 from fnopt.residuals import as_vector
 from fnopt.solvers._equations import Root, pair_of, solved
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers._scipy_root import as_asked
 from fnopt.solvers.problem._call import started_from
+from fnopt.solvers.problem._scipy import EXACT, ScipyTable, check_jac, first
+
+_METHODS = {"root": (None, "hybr", "lm"), "fixed_point": (None, "del2", "iteration")}
+_STEPS = ("maxfev", "maxiter")
+# The last ones have no meaning here: the method doesn't depend on the units of the params.
+_OPTIONS = ("xtol", "ftol", *_STEPS, *("eps", "epsfcn", "factor", "diag", "band", "col_deriv"))
+_INSTEAD = {
+    "bracket": "Give the middle of it as params; scipy.optimize.brentq keeps within a bracket",
+    "func": "Call it fun, or give it first",
+    "x0": "Call it params, or give it second",
+    "fprime": f"Leave it out: {EXACT}",
+    "full_output": "Leave it out: a Root has all of it",
+    "callback": "Write fnopt.least_squares(fun, params, callback=...)",
+}
 
 
 def root(
@@ -145,3 +158,36 @@ def fixed_point(
         return (left, aux) if has_aux else left
 
     return solved("fixed_point", moved, params, args, has_aux, solver, tol, max_steps)
+
+
+def as_asked(caller: str, keywords: dict[str, Any], tol: Any, max_steps: int) -> tuple[Any, int]:
+    """The tolerance and the most steps of a call with SciPy's keywords.
+
+    Args:
+        caller: The function that is called.
+        keywords: Keywords and values that aren't its own; in `options`, or beside each other.
+        tol: Its tolerance.
+        max_steps: Its most steps.
+
+    Returns:
+        The two.
+
+    Raises:
+        TypeError: For a keyword that neither knows, or that is called otherwise here.
+        ValueError: For a method that isn't here.
+    """
+    options = (*_OPTIONS, "gtol")
+    table = ScipyTable(caller, ("method", "jac", "options", *options), _INSTEAD, options, _STEPS)
+    read, known = table.read(keywords), _METHODS[caller]
+    if read.get("method") not in known:
+        raise ValueError(
+            f"{caller}: method = {read['method']!r}, expected one of {known}, which all mean "
+            "Newton's steps with the exact Jacobian here. For more params than a matrix can have, "
+            "scipy.optimize itself is the tool."
+        )
+    jac = keywords.get("jac")
+    if caller != "root" or not hasattr(jac, "plan"):  # which a sparse Jacobian has
+        sparse = ", or for many equations in few params each fnopt.sparse_jacobian(fun)"
+        check_jac(caller, jac, "the equations", sparse if caller == "root" else "")
+    tol = first(read, "xtol", "ftol", given=tol)
+    return tol, min(max_steps, table.most_steps(read, max_steps))

@@ -100,7 +100,7 @@ def _solution(problem: Problem, solver: LeastSquaresMethod, last: _Round) -> Sol
         steps=state.steps,
         nfev=evaluations,
         njev=evaluations,
-        nhev=state.steps if solver.takes_second_derivatives else jnp.zeros_like(state.steps),
+        nhev=state.steps if solver.geodesic else jnp.zeros_like(state.steps),
         status=checked_status(status, jnp.any(state.max_columns > 0), point.cost),
         history=state.history,
         certificate=certified.certificate,
@@ -138,7 +138,7 @@ def _watch(
         gradient = free_point(point, problem.box).gradient
         entry = StepHistory(cost, norm(gradient), state.radius, accepted)
         # A trust radius is a length of residuals; a damping in units of D^2 has no unit.
-        powers = {"cost": 2, "gradient_norm": 2, "radius": int(solver.is_trust_region)}
+        powers = {"cost": 2, "gradient_norm": 2, "radius": int(solver.rule.is_region)}
         entry = restored(entry, unit, powers)
         if callback is not None:
             info = StepInfo(state.steps, setting.params(point.x), *entry)

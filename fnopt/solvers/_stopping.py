@@ -25,9 +25,6 @@ _SHARP = 1e-10
 SHARE = 1e-4
 # Roundings that a residual is taken to consist of (Higham 2002, section 3.1): some operations.
 _OPERATIONS = 8
-# Of the residuals within the range of the Jacobian: a step whose cost is lost in rounding is taken
-# if it leaves at most that of them. A Gauss-Newton step that converges leaves far less.
-_LESS = 0.8
 
 
 class Tolerances(NamedTuple):
@@ -109,15 +106,16 @@ def within_range(point: Linearization) -> jax.Array:
 
 
 def is_nearer(after: Linearization, before: Linearization) -> jax.Array:
-    r"""Whether the residual norm within the range of the Jacobian decreased clearly.
+    r"""Whether the residual norm within the range of the Jacobian is at least halved.
 
-    This decides about a step whose cost is lost in rounding.
+    This decides about a step whose cost is flat to rounding. At rounding level the norm itself has
+    hardly a digit; a Gauss-Newton step that converges leaves far less than half of it.
 
     Reference:
         Hager and Zhang (2005), A new conjugate gradient method with guaranteed descent and an
         efficient line search, section 2 (approximate Wolfe conditions).
     """
-    return within_range(after) <= jnp.asarray(_LESS, after.cost.dtype) * within_range(before)
+    return 2 * within_range(after) <= within_range(before)
 
 
 def is_stationary(point: Linearization, gtol: jax.Array) -> jax.Array:

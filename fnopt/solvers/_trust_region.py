@@ -16,8 +16,6 @@ LEAST_GAIN = 1e-4  # Moré (1978), p0: less than this fraction of the prediction
 _POOR, _GOOD = 0.25, 0.75  # Moré (1978), section 7: gain ratios that shrink and grow the radius
 # Of the residuals' length: the least first radius, so that a start at tiny params gets anywhere.
 _LEAST_RADIUS = 1e-3
-# Times the radius, where a step at its edge gains no more than rounding: the region is too small.
-_WIDER = 10.0
 
 
 class Trial(NamedTuple):
@@ -143,9 +141,6 @@ class RadiusRule(NamedTuple):
     def radius_after(self, step: StepEvaluation) -> jax.Array:
         """The radius of the next step."""
         radius = self.next(step)
-        if self.is_region:
-            wide = jnp.asarray(_WIDER, radius.dtype) * step.radius
-            radius = jnp.where(step.flat, jnp.where(step.interior, step.radius, wide), radius)
         # Where a factorisation failed the step is NaN: like one that was too long.
         radius = jnp.where(jnp.isnan(radius), step.radius / 2, radius)
         return jnp.maximum(radius, jnp.asarray(jnp.finfo(radius.dtype).tiny, radius.dtype))
@@ -193,7 +188,8 @@ def _trust_region(step: StepEvaluation) -> jax.Array:
 
     A radius far beyond the step didn't limit it: shrinking that alone would repeat the same step.
     And after a refused step it doesn't grow back at once, or every second step of a crawl in a
-    valley is refused.
+    valley is refused. The gain ratio of a step that is flat to rounding says nothing: where such a
+    step ends at the edge, the region is too small.
 
     Reference:
         Moré (1978), section 7, and MINPACK's `lmder`.
@@ -206,7 +202,8 @@ def _trust_region(step: StepEvaluation) -> jax.Array:
     good &= step.rejections == 0
     larger = jnp.maximum(radius, jnp.asarray(2, dtype) * reached)
     kept = jnp.where(good, larger, radius)
-    return jnp.where(step.gain < jnp.asarray(_POOR, dtype), smaller, kept)
+    kept = jnp.where(step.gain < jnp.asarray(_POOR, dtype), smaller, kept)
+    return jnp.where(step.flat, jnp.where(step.interior, radius, larger), kept)
 
 
 def _marquardt(step: StepEvaluation) -> jax.Array:

@@ -189,7 +189,7 @@ def test_the_compiler_gathers_no_rows(kind):
         new = tx.update(None, tx.init(p), p, residual_fn=lambda p: residuals(p, x, y))[0]
         J = jacobian(p, x, y)
         factor = covariance_factor(J, jnp.float32(1), None, None, None, absolute_sigma=False)
-        return new, factor.covariance
+        return new, factor.covariance()
 
     program = jax.jit(step).lower(p, x, y).compile()
     shapes = re.findall(r"f32\[([\d,]*)\][^=]* all-gather", program.as_text() or "")

@@ -9,7 +9,7 @@ import pytest
 
 import fnopt
 from fnopt import Status
-from fnopt.solvers._scipy_root import as_asked
+from fnopt.solvers._root import as_asked
 
 
 def coupled(x, a):

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fnopt.core import Status
 from fnopt.linear import divide
 from fnopt.linear import row_norm as norm
 from fnopt.programs import jaxprs
 from fnopt.residuals import pushed
-from fnopt.sharding import pvary_over_rows, while_loop
+from fnopt.sharding import pvary_over_rows
 from fnopt.solvers.problem._problem import Problem
 from fnopt.solvers.result._solution import Solution
 
 _OFF = 0.02  # differences approximate a Jacobian better than that, even in float32
-_ROUNDING = 100  # rounding units, of what a product is the sum of
-_LOOKS = 2  # points, before it is called wrong
-_ASIDE = 1e-3  # of the size of a param, from one to the next
-_SEEN = 100  # times the rounding of a column: how large it is to count as much as the others
+# Rounding units, of what a product is the sum of; and of these, of a column that counts as much as
+# the others.
+_ROUNDING = 100
 
 
 def disagrees(problem: Problem, x: jax.Array, columns: jax.Array) -> jax.Array | None:
@@ -38,7 +38,7 @@ def disagrees(problem: Problem, x: jax.Array, columns: jax.Array) -> jax.Array |
     :math:`|v_j| \approx 1 / \max(\|J_j\|, 100\, \delta_j)`. So one whose column was forgotten
     moves by what shows, if it matters. What isn't finite, or has no derivative (a table that is
     looked up), is no evidence. Nor is one point, which may be on a kink, where there are two
-    derivatives: what disagrees is looked at again nearby.
+    derivatives: the two are compared nearby as well.
 
     Args:
         problem: The problem.
@@ -68,17 +68,10 @@ def disagrees(problem: Problem, x: jax.Array, columns: jax.Array) -> jax.Array |
         distance = norm(want - got)
         return (norm(want) > 0) & jnp.isfinite(distance) & (distance > much)
 
-    def again(at: _Look) -> _Look:
-        return _Look(at.looks + 1, _aside(at.x, flat.r(at.x), columns), off(at.x))
-
-    first = _Look(jnp.zeros((), jnp.int32), x, jnp.ones((), bool))
-    return while_loop(lambda at: at.off & (at.looks < _LOOKS), again, first).off
-
-
-class _Look(NamedTuple):
-    looks: jax.Array
-    x: jax.Array
-    off: jax.Array
+    # A step of forward differences away, off any kink that `x` may be on.
+    root = jnp.asarray(float(jnp.finfo(x.dtype).eps) ** 0.5, x.dtype)
+    size = jnp.where(x != 0, jnp.abs(x), divide(norm(flat.r(x)), columns))
+    return jnp.all(lax.map(off, jnp.stack([x, x + root * size * _uneven(x)])))
 
 
 def _direction(r: jax.Array, x: jax.Array, columns: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -86,24 +79,15 @@ def _direction(r: jax.Array, x: jax.Array, columns: jax.Array) -> tuple[jax.Arra
     unit = jnp.asarray(_ROUNDING * float(jnp.finfo(x.dtype).eps), x.dtype)
     size = jnp.maximum(jnp.abs(x), jnp.ones_like(x))
     rounding = unit * (norm(r) + jnp.sum(columns * jnp.abs(x))) / size
-    v = _uneven(x) / _positive(jnp.maximum(columns, jnp.asarray(_SEEN, x.dtype) * rounding))
+    large = jnp.maximum(columns, jnp.asarray(_ROUNDING, x.dtype) * rounding)
+    v = _uneven(x) / jnp.where(large > 0, large, jnp.ones_like(large))
     return v, jnp.sum((unit * columns + rounding) * jnp.abs(v))
-
-
-def _aside(x: jax.Array, r: jax.Array, columns: jax.Array) -> jax.Array:
-    """A point nearby, off any kink that `x` may be on."""
-    size = jnp.where(x != 0, jnp.abs(x), divide(norm(r), columns))
-    return x + jnp.asarray(_ASIDE, x.dtype) * size * _uneven(x)
 
 
 def _uneven(x: jax.Array) -> jax.Array:
     """Numbers of either sign between 1 and 2, so that no two params make up for each other."""
     wave = jnp.sin(1 + jnp.arange(x.size, dtype=x.dtype) * jnp.asarray(2.4, x.dtype))
     return wave + jnp.where(wave < 0, -1, 1).astype(x.dtype)
-
-
-def _positive(a: jax.Array) -> jax.Array:
-    return jnp.where(a > 0, a, jnp.ones_like(a))
 
 
 def checked_jacobian(problem: Problem, solver: Any, x: jax.Array, end: Solution) -> Solution:

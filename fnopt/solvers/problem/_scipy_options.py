@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -39,17 +39,6 @@ _TABLE = ScipyTable(
 )
 
 
-class LeastSquaresRequest(NamedTuple):
-    """The changes of a call that SciPy's keywords ask for."""
-
-    jac: Any
-    solver: Any
-    loss: Any
-    bounds: Any
-    max_steps: int
-    verbose: int
-
-
 def as_asked(
     options: dict[str, Any],
     *,
@@ -59,7 +48,7 @@ def as_asked(
     loss: Any,
     bounds: Any,
     max_steps: int,
-) -> LeastSquaresRequest:
+) -> tuple[Any, Any, Any, Any, int, int]:
     """A call of `least_squares` with SciPy's keywords brought into its own.
 
     Args:
@@ -72,7 +61,7 @@ def as_asked(
         max_steps: The most steps.
 
     Returns:
-        The call.
+        Jacobian, method, loss, bounds, the most steps, and `verbose`.
 
     Raises:
         TypeError: For a keyword that neither knows, or that is called otherwise here.
@@ -98,14 +87,9 @@ def as_asked(
         max_steps = check_count(read["max_nfev"], "max_nfev", "least_squares") - 1
     given = {name: read[name] for name in _TOLERANCES if name in read}
     jac = None if isinstance(jac, str) and jac in SCHEMES else jac
-    return LeastSquaresRequest(
-        jac=_sparse(residual_fn, read.get("jac_sparsity")) if jac is None else jac,
-        solver=dataclasses.replace(solver, **given) if given else solver,
-        loss=_scaled(loss, read.get("f_scale")),
-        bounds=bounds,
-        max_steps=max_steps,
-        verbose=int(verbose),
-    )
+    jac = _sparse(residual_fn, read.get("jac_sparsity")) if jac is None else jac
+    solver = dataclasses.replace(solver, **given) if given else solver
+    return jac, solver, _scaled(loss, read.get("f_scale")), bounds, max_steps, int(verbose)
 
 
 def check_enough(

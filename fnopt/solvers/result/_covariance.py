@@ -30,10 +30,15 @@ class CovarianceFactor(NamedTuple):
     seen: jax.Array  # [k, n], orthonormal: directions of these that move the residuals, else 0
     has_variance: jax.Array  # bool, whether the variance of the data is known
 
-    @property
     def covariance(self) -> jax.Array:
-        """The covariance `[p, p]` of the part that the data determine."""
-        return matmul(self.root.T, self.root)
+        """The covariance `[p, p]`, infinite for params that aren't determined."""
+        return _finite_where(self.determined(), matmul(self.root.T, self.root))
+
+    def correlation(self) -> jax.Array:
+        """The correlation `[p, p]`: NaN for params that aren't determined, 0 for held ones."""
+        each, unit = self.determined(), divide(self.root, norm(self.root))
+        C = matmul(unit.T, unit)
+        return jnp.where(each & each[:, None], C, jnp.full_like(C, jnp.nan))
 
     def along(self, change: jax.Array) -> jax.Array:
         r"""The covariance `[q, q]` of :math:`G \theta`; infinite where it isn't determined."""
@@ -226,12 +231,12 @@ def covariance_along(solution: Solution, absolute_sigma: bool, change: jax.Array
 
 def errors_of(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
     """The standard error of every parameter, infinite where it isn't determined."""
-    return tiered_call(_errors, _dense_factor(solution, absolute_sigma))
+    return tiered_call(CovarianceFactor.errors, _dense_factor(solution, absolute_sigma))
 
 
 def correlation_of(solution: Solution) -> jax.Array:
     """The correlation of the params: NaN for those that aren't determined, 0 for held ones."""
-    return tiered_call(_correlation, _dense_factor(solution))
+    return tiered_call(CovarianceFactor.correlation, _dense_factor(solution))
 
 
 @jax.jit
@@ -239,20 +244,8 @@ def _along(factor: CovarianceFactor | SparseCovarianceFactor, change: jax.Array)
     return factor.along(change)
 
 
-def _errors(factor: CovarianceFactor) -> jax.Array:
-    return factor.errors()
-
-
-def _correlation(factor: CovarianceFactor) -> jax.Array:
-    each = factor.determined()
-    unit = divide(factor.root, norm(factor.root))
-    C = matmul(unit.T, unit)
-    return jnp.where(each & each[:, None], C, jnp.full_like(C, jnp.nan))
-
-
 def _covariance(*arguments: Any, absolute_sigma: bool) -> jax.Array:
-    factor = covariance_factor(*arguments, absolute_sigma=absolute_sigma)
-    return _finite_where(factor.determined(), factor.covariance)
+    return covariance_factor(*arguments, absolute_sigma=absolute_sigma).covariance()
 
 
 def _finite_where(each: jax.Array, C: jax.Array) -> jax.Array:

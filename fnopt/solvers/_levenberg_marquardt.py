@@ -5,9 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import hyper, static, where
+from fnopt.core import hyper, matmul, static, where
+from fnopt.linear import divide, length
 from fnopt.residuals import curvature_along
-from fnopt.solvers._acceleration import accelerated
+from fnopt.sharding import psum_rows
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers._trust_region import (
     MARQUARDT,
@@ -21,6 +22,9 @@ from fnopt.solvers._trust_region import (
 from fnopt.solvers.linear_model._base import LinearModel
 from fnopt.solvers.linear_model._linearization import Linearization
 
+# Of a step. As in line searches (Dennis and Schnabel 1983, section 6.3.2) a length below a third
+# is left to the next radius, and extrapolation is at most by a factor of two.
+_SHORTEST, _LONGEST = 0.3, 2.0
 RULES = {"trust_region": TRUST_REGION, "marquardt": MARQUARDT, "nielsen": NIELSEN}
 
 
@@ -136,18 +140,58 @@ class levenberg_marquardt(LeastSquaresMethod):
         radius: jax.Array,
         lam: jax.Array,
     ) -> Trial:
-        """The step within the trust radius, corrected to second order."""
+        r"""The step within the trust radius, corrected to second order in its length and direction.
+
+        With the second derivative :math:`r''_{vv}` of the residuals along the step `v` the cost
+        along it is known to second order,
+
+        .. math:: f(x + t v) \approx f + t\, g^T v + \tfrac12 t^2 C, \quad
+            C = \|J v\|^2 + r^T r''_{vv}, \quad t = -\frac{g^T v}{C}
+
+        which Gauss-Newton takes with :math:`r^T r''_{vv} = 0`: it overshoots where residuals stay
+        large. And along :math:`x + t v + \tfrac12 t^2 a` the residuals are straight to second
+        order, in the damped least-squares sense, if
+
+        .. math:: (J^T J + \lambda D^2)\, a = -J^T r''_{vv}
+
+        The acceleration is left out where :math:`\|D a\| t > \alpha \|D v\|`, for there the path
+        bends too much for the model to hold.
+
+        Reference:
+            Transtrum and Sethna (2012), arXiv:1201.5885.
+        """
         system = model.system(point, scale, lam)
-        trusts = self.rule.is_region
-        step = system.trust_region(radius) if trusts else system.damped(1 / radius)
+        is_region = self.rule.is_region
+        step = system.trust_region(radius) if is_region else system.damped(1 / radius)
+        linear = linear_step(point, scale, step)
         if not self.geodesic:
-            return linear_step(point, scale, step)
-        return accelerated(
-            point,
-            system,
-            scale,
-            radius,
-            lambda v: curvature_along(model.flat.r, point.x, v),
-            self.acceleration,
-            step,
-        )
+            return linear
+        bend = curvature_along(model.flat.r, point.x, linear.step)
+        curvature = psum_rows(matmul(point.r, bend)) + step.model_norm
+        t = _best_length(linear, curvature, radius)
+        half = jnp.asarray(0.5, t.dtype)
+        second = -t * linear.slope - half * t * t * curvature
+        predicted = jnp.where(second > 0, second, linear.predicted)
+        p, solution = t * step.p, system.pull_back(bend, step)
+        if solution is not None:
+            a = half * t * t * solution
+            most = jnp.asarray(self.acceleration, t.dtype) * t * linear.length
+            small = 2 * length(a) <= most  # false if any of it is NaN
+            p = p - jnp.where(small, a, jnp.zeros_like(a))
+        v = p / scale
+        slope = matmul(point.gradient, v)
+        return linear._replace(step=v, length=length(p), slope=slope, predicted=predicted)
+
+
+def _best_length(linear: Trial, curvature: jax.Array, radius: jax.Array) -> jax.Array:
+    """The minimum of the second-order model along the step; 1 where it isn't finite.
+
+    A damped step is at the edge of the region already, and only gets shorter.
+    """
+    one = jnp.ones_like(curvature)
+    longest = jnp.asarray(_LONGEST, one.dtype)
+    most = jnp.clip(divide(radius, linear.length), one, longest)
+    most = jnp.where(linear.lam > 0, one, most)
+    t = jnp.where(curvature > 0, divide(-linear.slope, curvature), most)
+    t = jnp.clip(t, jnp.asarray(_SHORTEST, one.dtype), most)
+    return jnp.where(jnp.isfinite(curvature), t, one)

@@ -120,7 +120,7 @@ def step(
         search: The searches.
         restart: First radii of restarts; 0 for that of the method.
     """
-    scale = metric(search, sized=box is None)
+    scale = metric(search, relative=box is None)
     if box is None:
         trial = _propose(search.point, scale, search.radius, search.lam)
         x = search.point.x + trial.step

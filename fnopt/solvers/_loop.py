@@ -117,17 +117,27 @@ def iterate(
         watch: Notes a step.
     """
     model = method.model(problem.model)
-    sized = problem.box is None and model.has_triangle and method.rule.is_region
+    box, relative = problem.box, model.has_triangle and method.rule.is_region
+
+    def propose(state: SearchState, scale: jax.Array) -> tuple[Trial, jax.Array]:
+        def step_from(point: Linearization, lam: jax.Array) -> Trial:
+            return method.propose(model, point, scale, state.radius, lam)
+
+        if box is None:
+            trial = step_from(state.point, state.lam)
+            return trial, state.point.x + trial.step
+        products = None if model.has_matrix else model.products(state.point)
+        return bounded_step(state.point, box, scale, state.radius, state.lam, step_from, products)
 
     def advance(state: SearchState) -> SearchState:
         point, first = state.point, state.radius <= 0
-        scale = metric(state, sized)
-        trial, x = _propose(problem, method, model, state, scale)
+        scale = metric(state, relative and box is None)
+        trial, x = propose(state, scale)
         end, r = problem.evaluate(model, lax.select(first, point.x, x))
         before = point.r if state.residuals is None else state.residuals
         actual = problem.reduction(point, before, r, trial.step)
         state, accepted = after_step(
-            method, tolerances, problem.box, state, scale, trial, end, r, actual, radius
+            method, tolerances, box, state, scale, trial, end, r, actual, radius
         )
         return watch(problem, state, accepted, first)
 
@@ -149,10 +159,10 @@ def restarted(state: SearchState) -> SearchState:
     )
 
 
-def metric(state: SearchState, sized: bool) -> jax.Array:
-    """The scaling of the next step; `sized` bounds relative changes of the params."""
+def metric(state: SearchState, relative: bool) -> jax.Array:
+    """The scaling of the next step, with or without the relative step bound."""
     scale = initial_scale(state.scale)
-    return with_relative_bound(scale, state.point) if sized else scale
+    return with_relative_bound(scale, state.point) if relative else scale
 
 
 def after_step(
@@ -227,22 +237,3 @@ def _select(accepted: jax.Array, new: Any, old: Any) -> Any:
 def _free_slopes(point: Linearization, box: Box | None) -> Linearization:
     """The point for stopping tests: a triangle's `c` holds what held params would take off."""
     return point if box is None else free_point(point, box)._replace(triangle=None)
-
-
-def _propose(
-    problem: Problem,
-    method: LeastSquaresMethod,
-    model: LinearModel,
-    state: SearchState,
-    scale: jax.Array,
-) -> tuple[Trial, jax.Array]:
-    """A step, and where it ends."""
-
-    def propose(point: Linearization, lam: jax.Array) -> Trial:
-        return method.propose(model, point, scale, state.radius, lam)
-
-    if problem.box is None:
-        trial = propose(state.point, state.lam)
-        return trial, state.point.x + trial.step
-    products = None if model.has_matrix else model.products(state.point)
-    return bounded_step(state.point, problem.box, scale, state.radius, state.lam, propose, products)

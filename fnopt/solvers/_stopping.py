@@ -23,8 +23,6 @@ _SHARP = 1e-10
 # Of the cost, likewise: 1e-2 sqrt(m - n) of a standard error. What a single parameter could gain by
 # more than that is no convergence, whatever stopped the step.
 SHARE = 1e-4
-# Roundings that a residual is taken to consist of (Higham 2002, section 3.1): some operations.
-_OPERATIONS = 8
 
 
 class Tolerances(NamedTuple):
@@ -57,18 +55,6 @@ def first_of(*cases: tuple[jax.Array, Status]) -> jax.Array:
     return status
 
 
-def residual_rounding(point: Linearization, eps: jax.Array) -> jax.Array:
-    r"""Bound on what rounding does to the length of the residuals.
-
-    .. math:: \rho = \epsilon\, \max(1, n / m)\, \| (\|J_j\| x_j)_j \|
-
-    A residual is a difference of terms as large as :math:`J_j x_j`, each rounded once; with more
-    params than residuals it is a sum of `n / m` times as many (Higham 2002, section 3.1).
-    """
-    more = max(1.0, len(point.x) / max(len(point.r) * row_shards(), 1))
-    return eps * jnp.asarray(more, eps.dtype) * length(point.columns * point.x)
-
-
 def cost_rounding(point: Linearization, eps: jax.Array) -> jax.Array:
     r"""Bound on what rounding does to a difference of costs.
 
@@ -80,10 +66,17 @@ def cost_rounding(point: Linearization, eps: jax.Array) -> jax.Array:
 
 
 def _rounding(point: Linearization, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The bounds for the residuals and for a difference of costs."""
-    m = jnp.asarray(max(len(point.r) * row_shards(), 1) ** 0.5, eps.dtype)
-    rho = residual_rounding(point, eps)
-    return rho, 4 * eps * point.cost + rho * jnp.sqrt(2 * point.cost) / m
+    r"""The bounds for the length of the residuals and for a difference of costs.
+
+    .. math:: \rho = \epsilon\, \max(1, n / m)\, \| (\|J_j\| x_j)_j \|
+
+    A residual is a difference of terms as large as :math:`J_j x_j`, each rounded once; with more
+    params than residuals it is a sum of `n / m` times as many (Higham 2002, section 3.1).
+    """
+    m = max(len(point.r) * row_shards(), 1)
+    more, root = (jnp.asarray(a, eps.dtype) for a in (max(1.0, len(point.x) / m), m**0.5))
+    rho = eps * more * length(point.columns * point.x)
+    return rho, 4 * eps * point.cost + rho * jnp.sqrt(2 * point.cost) / root
 
 
 def slopes(point: Linearization) -> jax.Array:
@@ -127,11 +120,10 @@ def is_stationary(point: Linearization, gtol: jax.Array) -> jax.Array:
 def negligible_decrease(point: Linearization, tolerances: Tolerances) -> jax.Array:
     r"""Largest predicted decrease that is accepted at convergence.
 
-    A share of it, or what rounding makes of one component of the residuals for each parameter,
-    :math:`\tfrac12 n (8 \rho)^2`.
+    A share of the cost, or what rounding makes of it and, for each parameter, of one component of
+    the residuals, :math:`\delta f + \tfrac12 n \rho^2`.
     """
     rho, noise = _rounding(point, tolerances.eps)
-    rho = _OPERATIONS * rho
     noise += jnp.asarray(len(point.x) / 2, rho.dtype) * jnp.square(rho)
     return jnp.maximum(tolerances.share * point.cost, noise)
 

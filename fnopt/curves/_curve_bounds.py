@@ -73,9 +73,9 @@ def checked_bounds(bounds: Any) -> Bounds | None:
         )
     lower, upper = (_as_array(side) for side in bounds)
     leaves = jax.tree.leaves((lower, upper))
-    if all(map(_is_infinite, leaves)):
-        return None
-    return lower, upper
+    known = not any(isinstance(leaf, Tracer) for leaf in leaves)
+    is_infinite = known and all(np.all(np.isinf(np.asarray(leaf, float))) for leaf in leaves)
+    return None if is_infinite else (lower, upper)
 
 
 def spread(bounds: Bounds, start: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -119,10 +119,6 @@ def _is_crossed(pair: tuple[Any, Any]) -> bool:
     lower, upper = pair
     known = not isinstance(lower, Tracer) and not isinstance(upper, Tracer)
     return known and lower is not None and upper is not None and not np.all(lower < upper)
-
-
-def _is_infinite(bound: Any) -> bool:
-    return not isinstance(bound, Tracer) and bool(np.all(np.isinf(np.asarray(bound, float))))
 
 
 def _as_array(side: Any) -> Any:

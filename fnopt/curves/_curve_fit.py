@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from fnopt.core import Params, Status, check_count, explain_jax_errors
-from fnopt.curves._boxed import boxed, call_model
 from fnopt.curves._curve_data import (
     as_weights,
     checked_counts,
@@ -28,6 +27,8 @@ from fnopt.curves._fit import Fit
 from fnopt.curves._residuals import (
     LIKELIHOODS,
     as_wide_as,
+    boxed,
+    call_model,
     check_enough,
     curve_residuals,
     fisher_rows,
@@ -38,76 +39,37 @@ from fnopt.sharding import psum
 from fnopt.solvers import Solution, covariance_of, least_squares, levenberg_marquardt
 
 
+# fmt: off
 @overload
 def curve_fit(
-    f: Callable[..., Any],
-    xdata: Any,
-    ydata: Any,
-    p0: Numbers | None = None,
-    sigma: Any = None,
-    absolute_sigma: bool = False,
-    check_finite: bool | None = None,
-    bounds: Any = ...,
-    method: str | None = None,
-    jac: Any = None,
-    *,
-    full_output: Literal[False] = False,
+    f: Callable[..., Any], xdata: Any, ydata: Any, p0: Numbers | None = None, sigma: Any = None,
+    absolute_sigma: bool = False, check_finite: bool | None = None, bounds: Any = ...,
+    method: str | None = None, jac: Any = None, *, full_output: Literal[False] = False,
     **options: Unpack[CurveFitOptions],
 ) -> Fit[jax.Array]: ...
-
-
 @overload
 def curve_fit(
-    f: Callable[..., Any],
-    xdata: Any,
-    ydata: Any,
-    p0: Mapping[str, float | jax.Array],
-    sigma: Any = None,
-    absolute_sigma: bool = False,
-    check_finite: bool | None = None,
-    bounds: Any = ...,
-    method: str | None = None,
-    jac: Any = None,
-    *,
+    f: Callable[..., Any], xdata: Any, ydata: Any, p0: Mapping[str, float | jax.Array],
+    sigma: Any = None, absolute_sigma: bool = False, check_finite: bool | None = None,
+    bounds: Any = ..., method: str | None = None, jac: Any = None, *,
     full_output: Literal[False] = False,
     **options: Unpack[CurveFitOptions],
 ) -> Fit[Any]: ...
-
-
 @overload
 def curve_fit(
-    f: Callable[..., Any],
-    xdata: Any,
-    ydata: Any,
-    p0: Params,
-    sigma: Any = None,
-    absolute_sigma: bool = False,
-    check_finite: bool | None = None,
-    bounds: Any = ...,
-    method: str | None = None,
-    jac: Any = None,
-    *,
-    full_output: Literal[False] = False,
+    f: Callable[..., Any], xdata: Any, ydata: Any, p0: Params, sigma: Any = None,
+    absolute_sigma: bool = False, check_finite: bool | None = None, bounds: Any = ...,
+    method: str | None = None, jac: Any = None, *, full_output: Literal[False] = False,
     **options: Unpack[CurveFitOptions],
 ) -> Fit[Params]: ...
-
-
 @overload
 def curve_fit(
-    f: Callable[..., Any],
-    xdata: Any,
-    ydata: Any,
-    p0: Any = None,
-    sigma: Any = None,
-    absolute_sigma: bool = False,
-    check_finite: bool | None = None,
-    bounds: Any = ...,
-    method: str | None = None,
-    jac: Any = None,
-    *,
-    full_output: Literal[True],
+    f: Callable[..., Any], xdata: Any, ydata: Any, p0: Any = None, sigma: Any = None,
+    absolute_sigma: bool = False, check_finite: bool | None = None, bounds: Any = ...,
+    method: str | None = None, jac: Any = None, *, full_output: Literal[True],
     **options: Unpack[CurveFitOptions],
 ) -> tuple[Any, jax.Array, dict[str, Any], Any, Any]: ...
+# fmt: on
 
 
 def curve_fit(

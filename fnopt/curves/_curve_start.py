@@ -52,14 +52,10 @@ def start_of(
     if is_model(f) and (p0 is None or isinstance(p0, dict)):
         p0 = _with_guess(f, {} if p0 is None else p0, x, y, likelihood)
         if isinstance(bounds, dict) or not checked_bounds(bounds):
-            bounds = {
-                **{
-                    name: pair
-                    for name, pair in f.bounds.items()
-                    if not _is_constrained(name, constraints)
-                },
-                **(bounds if isinstance(bounds, dict) else {}),
-            }
+            # A constraint replaces the model's own bounds.
+            keys = constraints if isinstance(constraints, dict) else ()
+            own = {n: b for n, b in f.bounds.items() if not any(matches(n, key) for key in keys)}
+            bounds = own | (bounds if isinstance(bounds, dict) else {})
     elif p0 is None:
         names = argument_names(f, _count_parameters(f))
         p0 = _default_start(checked_bounds(bounds_as_lists(bounds, names)), len(names))
@@ -127,11 +123,6 @@ def as_numbers(params: dict[str, Any], names: tuple[str, ...]) -> Any:
 def is_model(f: Any) -> bool:
     """Whether a function has named params and a guess, as those of `fnopt.models` do."""
     return all(hasattr(f, name) for name in ("names", "bounds", "guess"))
-
-
-def _is_constrained(name: str, constraints: Any) -> bool:
-    """Whether any param of a model has a constraint, which replaces the model's own bounds."""
-    return isinstance(constraints, dict) and any(matches(name, key) for key in constraints)
 
 
 def _with_guess(

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from fnopt.core import Params, missing_attribute, show_report
-from fnopt.curves._boxed import Boxed, call_model
 from fnopt.curves._curve_data import checked_x
 from fnopt.curves._plot import plot_fit
 from fnopt.curves._profile import profile_intervals
+from fnopt.curves._residuals import Boxed, call_model
 from fnopt.curves._uncertainty import (
     Band,
     confidence_intervals,

@@ -7,14 +7,52 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from fnopt.core import explain_jax_errors
-from fnopt.curves._boxed import Boxed, call_model
+from fnopt.core import Value, explain_jax_errors, is_array_like
 from fnopt.programs import copy_function
+from fnopt.residuals import formed
 from fnopt.solvers import SCHEMES
 
 LIKELIHOODS = (None, "poisson")
+
+
+@jax.tree_util.register_static
+class _Static:
+    """A leaf that isn't an array, compared by identity."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Static) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+class Boxed(Value):
+    """A tree whose leaves may be functions, strings or other objects."""
+
+    tree: Any
+
+    def opened(self) -> Any:
+        """The original tree."""
+        is_static = lambda node: isinstance(node, _Static)  # noqa: E731
+        return jax.tree.map(
+            lambda node: node.value if is_static(node) else node, self.tree, is_leaf=is_static
+        )
+
+
+def boxed(tree: Any) -> Boxed:
+    """Make leaves that JAX can't take as arguments static."""
+    return Boxed(jax.tree.map(lambda leaf: leaf if is_array_like(leaf) else _Static(leaf), tree))
+
+
+def call_model(f: Any, passing: str, params: Any, x: Any) -> Any:
+    """The model's values: `f(x, *params)`, `f(x, **params)` or `f(x, params)`."""
+    if passing == "numbers":
+        return f(x, *params)
+    return f(x, **params) if passing == "names" else f(x, params)
 
 
 def curve_residuals(
@@ -162,10 +200,7 @@ def residual_jacobian(jac: Any, passing: str, matrix: bool) -> Callable[..., jax
 
     def jacobian(p: jax.Array, positions: Boxed, y: jax.Array) -> jax.Array:
         with explain_jax_errors("curve_fit", "jac", is_another=True):
-            J: Any = jac(positions.opened(), *p)
-            if hasattr(J, "matmat"):  # SciPy's linear operators
-                J = J.matmat(np.eye(p.size))
-            J = jnp.asarray(J.toarray() if hasattr(J, "toarray") else J)  # its sparse matrices
+            J = jnp.asarray(formed(jac(positions.opened(), *p)))
         if J.shape != (y.size, p.size):
             raise ValueError(
                 f"curve_fit: jac returned shape {J.shape}, expected {(y.size, p.size)}."

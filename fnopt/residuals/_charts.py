@@ -51,7 +51,8 @@ def charted(params: Any, constraints: Any = None) -> Parametrisation:
         return tuple(x for m, x in zip(moving, jax.tree.leaves(tree), strict=True) if m)
 
     def assemble(free: Any) -> Any:
-        return map_points(_as_given, params, parametrised_at(free[size:]).assemble(free[:size]))
+        found = parametrised_at(free[size:]).assemble(free[:size])
+        return map_points(lambda _, p, x: x.astype(jnp.result_type(p)), params, found)
 
     def rebase(free: Any) -> Any:
         at = iter(free[size:])
@@ -73,8 +74,3 @@ def charted(params: Any, constraints: Any = None) -> Parametrisation:
     heads = parametrised_at(bases).free
     charts = Charts(sum(map(jnp.size, heads)), size, rebase, tangent)
     return Parametrisation((*heads, *bases), assemble, made.kinds, charts)
-
-
-def _as_given(manifold: Any, like: Any, x: jax.Array) -> jax.Array:
-    del manifold
-    return x.astype(jnp.result_type(like))

@@ -49,14 +49,14 @@ class Derivative(NamedTuple):
 
         Rows with `b = 0` may be NaN.
         """
-        entries = self.compressed
+        entries, gram = self.compressed, self.gram
         return Derivative(
             lambda x: (factors(x), self.at(x)),
             lambda J: counted(J[0][:, None], self.matrix(J[1])),
             lambda J, v: counted(J[0], self.push(J[1], v)),
             lambda J, w: self.pull(J[1], J[0] * w),
             self.sparse,
-            self.gram and _scaled_gram(self.gram, factors),
+            gram and (lambda x, d, w, *maps: gram(x, factors(x) * d, factors(x) * w, *maps)),
             entries and entries._replace(of=lambda J: entries.of(J[1]).times_rows(J[0])),
         )
 
@@ -98,32 +98,19 @@ class Derivative(NamedTuple):
         def pull(consts: Any, x: jax.Array, w: jax.Array) -> jax.Array:
             return jax.vjp(lambda x: apply(x, *consts), x)[1](w)[0]
 
+        def preceded(x: jax.Array, d: jax.Array, w: jax.Array, *maps: Map) -> Any:
+            assert self.gram is not None
+            row = lambda row: pull(consts, pvary_over_rows(x), row)  # noqa: E731
+            return self.gram(inner(x), d, w, row, *maps)
+
         return Derivative(
             lambda x: (consts, pvary_over_rows(x), self.at(inner(x))),
             lambda J: jax.vmap(lambda row: pull(J[0], J[1], row))(self.matrix(J[2])),
             lambda J, v: self.push(J[2], push(J[0], J[1], v)),
             lambda J, w: pull(J[0], J[1], self.pull(J[2], w)),
             self.sparse,
-            self.gram
-            and _preceded_gram(
-                self.gram, inner, lambda x, row: pull(consts, pvary_over_rows(x), row)
-            ),
+            self.gram and preceded,
         )
-
-
-def _scaled_gram(gram: Gram, factors: Map) -> Gram:
-    def scaled(x: jax.Array, d: jax.Array, w: jax.Array, *maps: Map) -> Any:
-        b = factors(x)
-        return gram(x, b * d, b * w, *maps)
-
-    return scaled
-
-
-def _preceded_gram(gram: Gram, inner: Map, pull: Callable[[jax.Array, jax.Array], Any]) -> Gram:
-    def preceded(x: jax.Array, d: jax.Array, w: jax.Array, *maps: Map) -> Any:
-        return gram(inner(x), d, w, lambda row: pull(x, row), *maps)
-
-    return preceded
 
 
 def counted(b: jax.Array, a: jax.Array) -> jax.Array:
@@ -145,10 +132,4 @@ def scaled_rows(gram: Any, factors: Callable[[jax.Array], jax.Array]) -> Any:
 
 def mixed_rows(gram: Any, mix: Callable[[jax.Array], jax.Array]) -> Any:
     r"""Gram matrix :math:`A K A^\top` of rows mixed by a linear map; `None` without one."""
-    if gram is None:
-        return None
-
-    def mixed(x: jax.Array, factor: Any = None) -> jax.Array:
-        return jax.vmap(mix)(jax.vmap(mix, 1, 1)(gram(x, factor)))
-
-    return mixed
+    return gram and (lambda x, factor=None: jax.vmap(mix)(jax.vmap(mix, 1, 1)(gram(x, factor))))

@@ -58,14 +58,14 @@ def without_operators(jac: Any) -> Any:
 
     def blocks(params: Any, *args: Any) -> Any:
         with explain_jax_errors("least_squares", "jac", is_another=True):
-            J = _formed(jac(params, *args))
+            J = formed(jac(params, *args))
         product = None if isinstance(J, SparseJacobian) else _product(J)
         return J if product is None else jax.jacfwd(product)(params)
 
     return blocks
 
 
-def _formed(J: Any) -> Any:
+def formed(J: Any) -> Any:
     """Convert SciPy's sparse arrays and linear operators to matrices."""
     if callable(getattr(J, "toarray", None)):
         return J.toarray()

@@ -53,7 +53,6 @@ def curve_fit_batch(
     xtol: float | jax.Array | None = None,
     gtol: float | jax.Array | None = None,
     radius: float | jax.Array = 0.6,
-    damping: Any = None,
     max_steps: int = 200,
     fallback: bool | None = None,
     chunk: int | None = None,
@@ -117,7 +116,6 @@ def curve_fit_batch(
             the rounding unit.
         radius: The first trust radius, in units of :math:`\|D x\|`; see
             :class:`fnopt.levenberg_marquardt`.
-        damping: Has no effect any more: the trust region determines the damping.
         max_steps: Maximum number of steps of a fit. The fallback has the same maximum.
         fallback: Whether :func:`fnopt.least_squares` repeats failed fits from their starts, one
             after the other. It solves fits that need QR or acceleration, such as those with a steep
@@ -155,13 +153,6 @@ def curve_fit_batch(
         Moré (1978), The Levenberg-Marquardt algorithm: implementation and theory; Przybylski et
         al. (2017), Gpufit, doi:10.1038/s41598-017-15313-9 (many fits at once).
     """
-    if damping is not None:
-        warnings.warn(
-            "curve_fit_batch: damping has no effect any more; give the first trust radius, "
-            "radius=0.6, instead.",
-            DeprecationWarning,
-            stacklevel=2,
-        )
     if not callable(f):
         raise TypeError(f"curve_fit_batch: f is {f!r:.60}, expected a function f(x, a, b, ...).")
     check_kinds(f, p0, NAME)
@@ -178,10 +169,12 @@ def curve_fit_batch(
     )
     if task.jacobian is None and has_no_forward_mode(task.predict, data):
         task = _by_rows(task)
+    if chunk is None:
+        chunk = _CHUNK.get(jax.default_backend(), _LARGE_CHUNK)
     settings: dict[str, Any] = {
         "absolute_sigma": bool(absolute_sigma),
         "max_steps": check_count(max_steps, "max_steps", "curve_fit_batch"),
-        "chunk": _chunk(chunk, y.shape[0]),
+        "chunk": max(min(check_count(chunk, "chunk", "curve_fit_batch"), y.shape[0]), 1),
     }
     if not y.shape[0]:
         return no_fits(x0)._replace(params=layout.tree(x0))
@@ -241,9 +234,3 @@ def _method(dtype: Any, ftol: Any, xtol: Any, gtol: Any, radius: Any) -> levenbe
         for value, default in zip(given.values(), defaults, strict=True)
     )
     return levenberg_marquardt(ftol=ftol, xtol=xtol, gtol=gtol, radius=radius, geodesic=False)
-
-
-def _chunk(chunk: int | None, fits: int) -> int:
-    if chunk is None:
-        chunk = _CHUNK.get(jax.default_backend(), _LARGE_CHUNK)
-    return max(min(check_count(chunk, "chunk", "curve_fit_batch"), fits), 1)

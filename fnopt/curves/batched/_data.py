@@ -115,12 +115,9 @@ def split(x: Any, y: jax.Array, sigma: Any, mask: Any, x_per_fit: bool) -> tuple
         else:
             lead = value.ndim == y.ndim  # a leading axis of length one
             shared = shared._replace(**{name: value[0] if lead else value})
-    return jax.tree.map(replicate, shared), jax.tree.map(_whole_fits, own)
-
-
-def _whole_fits(x: jax.Array) -> jax.Array:
-    """Shard an array along its leading axis at most, so each device has all points of a fit."""
-    return reshard_to(x, (*explicit_spec(x)[:1], *(None,) * (x.ndim - 1)))
+    # Sharded along the leading axis at most, so that each device has all points of a fit.
+    whole = lambda x: reshard_to(x, (*explicit_spec(x)[:1], *(None,) * (x.ndim - 1)))  # noqa: E731
+    return jax.tree.map(replicate, shared), jax.tree.map(whole, own)
 
 
 def _check_leading(tree: Any, fits: int, what: str) -> None:

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import explain_jax_errors, explain_missing_keys
-from fnopt.curves._boxed import call_model
 from fnopt.curves._curve_start import check_count_of_params, check_takes_tree
+from fnopt.curves._residuals import call_model
 from fnopt.curves.batched._data import NAME, BatchData, one_fit
 from fnopt.curves.batched._start import ParamLayout
 from fnopt.jacobians import lacks_forward
@@ -53,10 +53,10 @@ def checked_model(
     else:
         check_count_of_params(f, len(layout.names), NAME)
     with explain_jax_errors(NAME):
-        found = trace_function(predict, numbers, at) if _can_be_recorded(data) else None
-        value = jax.eval_shape(predict, numbers, at) if found is None else found.returns
+        found = _recorded(predict, data)
+        value = jax.eval_shape(predict, numbers, at) if found is predict else found.returns
     _check_value(value, data.own.y.shape[1:])
-    return predict if found is None else found
+    return found
 
 
 def checked_jacobian(
@@ -82,10 +82,10 @@ def checked_jacobian(
         return J
 
     with explain_jax_errors(NAME, "jac"):
-        found = trace_function(jacobian, numbers, at) if _can_be_recorded(data) else None
-        if found is None:
+        found = _recorded(jacobian, data)
+        if found is jacobian:
             jax.eval_shape(jacobian, numbers, at)
-    return jacobian if found is None else found
+    return found
 
 
 def has_no_forward_mode(predict: Predict | TracedFunction, data: BatchData) -> bool:
@@ -96,9 +96,13 @@ def has_no_forward_mode(predict: Predict | TracedFunction, data: BatchData) -> b
     return lacks_forward(predict, numbers, points.x)
 
 
-def _can_be_recorded(data: BatchData) -> bool:
-    """Whether the call is eager and outside a mesh, whose types differ from those of a device."""
-    return is_eager(data) and jax.sharding.get_abstract_mesh().empty
+def _recorded(fn: Any, data: BatchData) -> Any:
+    """A function of one fit as a value, in an eager call outside a mesh, or the function itself."""
+    if not is_eager(data) or not jax.sharding.get_abstract_mesh().empty:
+        return fn
+    numbers, points = one_fit(data)
+    found = trace_function(fn, numbers, points.x)
+    return fn if found is None else found
 
 
 def _check_value(value: Any, shape: tuple[int, ...]) -> None:

@@ -54,7 +54,8 @@ def by_device(
     parts, whole = PartitionSpec(split.axis), PartitionSpec()
     if split.explicit:
         common = jax.tree.map(replicate, common)
-        own = jax.tree.map(lambda x: laid_first(x, split), own)
+        spec = NamedSharding(split.mesh, parts)
+        own = jax.tree.map(lambda x: jax.sharding.reshard(x, spec), own)
     run = jax.shard_map(
         fn,
         mesh=None if split.explicit and not jax.sharding.get_abstract_mesh().empty else split.mesh,
@@ -63,9 +64,3 @@ def by_device(
         check_vma=False,
     )
     return run(*common, *own)
-
-
-def laid_first(x: jax.Array, split: Split) -> jax.Array:
-    """Shard an array along its leading axis only."""
-    sharding = NamedSharding(split.mesh, PartitionSpec(split.axis, *[None] * (x.ndim - 1)))
-    return jax.sharding.reshard(x, sharding)

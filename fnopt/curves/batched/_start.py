@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 import jax
@@ -21,8 +20,17 @@ class ParamLayout(NamedTuple):
     """Layout of the params of one fit in a row of numbers."""
 
     passing: str  # see `call_model`
-    names: tuple[str, ...] = ()  # of the numbers, if they are the arguments of f
-    shapes: Any = None  # of a tree: jax.ShapeDtypeStruct as leaves
+    names: tuple[str, ...]  # of the numbers, if they are the arguments of f
+    shapes: Any  # a tree of jax.ShapeDtypeStruct, or a list for numbers
+
+    def rows(self, leaves: list[Any], fits: int, dtype: Any) -> jax.Array:
+        """Concatenate leaves, each for all fits or with a leading axis, to `[fits, n]`."""
+        shapes = jax.tree.leaves(self.shapes)
+        wide = [
+            jnp.broadcast_to(jnp.asarray(leaf, dtype), (fits, *s.shape)).reshape(fits, s.size)
+            for leaf, s in zip(leaves, shapes, strict=True)
+        ]
+        return jnp.concatenate(wide, axis=1)
 
     def params(self, x: tuple[jax.Array, ...]) -> Any:
         """The params of one fit from its `n` numbers."""
@@ -64,12 +72,24 @@ def checked_start(f: Any, p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, Par
     """
     fits = y.shape[0]
     columns = _columns(p0, fits, "p0")
-    if columns is None:
-        return _tree_start(f, p0, x, y)
-    if not columns:
+    passing, names, tree = "tree", (), p0
+    if columns is not None:
+        passing, names, tree = "numbers", argument_names(f, len(columns)), columns
+    elif takes_names(f, p0):
+        passing, names = "names", tuple(sorted(p0))
+    pairs, treedef = leaves_with_names(tree)
+    leaves = [_per_fit(path, leaf, fits, "p0") for path, leaf in pairs]
+    if not leaves:
         raise ValueError(f"{NAME}: p0 holds no numbers, expected at least one param to fit.")
-    layout = ParamLayout("numbers", argument_names(f, len(columns)))
-    return _stacked(columns, fits, _dtype(x, y, columns)), layout
+    dtype = _dtype(x, y, leaves)
+    shapes = [
+        jax.ShapeDtypeStruct(
+            jnp.shape(leaf)[1:], leaf.dtype if _is_array(leaf) and is_inexact(leaf) else dtype
+        )
+        for leaf in leaves
+    ]
+    layout = ParamLayout(passing, names, jax.tree.unflatten(treedef, shapes))
+    return layout.rows(leaves, fits, dtype), layout
 
 
 def _columns(given: Any, fits: int, what: str) -> list[Any] | None:
@@ -86,10 +106,6 @@ def _columns(given: Any, fits: int, what: str) -> list[Any] | None:
         return None
     columns = [_per_fit(str(i), p, fits, what) for i, p in enumerate(given)]
     return None if any(jnp.ndim(p) > 1 for p in columns) else columns
-
-
-def _stacked(columns: list[Any], fits: int, dtype: Any) -> jax.Array:
-    return jnp.stack([jnp.broadcast_to(jnp.asarray(c, dtype), fits) for c in columns], axis=1)
 
 
 def checked_box(bounds: Any, p0: Any, x0: jax.Array, layout: ParamLayout) -> Box | None:
@@ -118,21 +134,14 @@ def _side(side: Any, p0: Any, x0: jax.Array, layout: ParamLayout) -> jax.Array:
     if _is_number(side):
         return jnp.full(x0.shape, side, x0.dtype)
     if layout.passing != "numbers":
-        parts = broadcast_prefix(side, p0, "bounds")
-        leaves = [
-            jnp.broadcast_to(jnp.asarray(part, x0.dtype), (fits, *shape.shape)).reshape(
-                fits, shape.size
-            )
-            for part, shape in zip(parts, jax.tree.leaves(layout.shapes), strict=True)
-        ]
-        return jnp.concatenate(leaves, axis=1)
+        return layout.rows(broadcast_prefix(side, p0, "bounds"), fits, x0.dtype)
     columns = _columns(side, fits, "bounds") or []
     if len(columns) != n:
         raise ValueError(
             f"{NAME}: bounds = {side!r} of {n} params, expected a number, or one for each param: "
             f"an array of shape [{n}] or [fits, {n}], or a sequence."
         )
-    return _stacked(columns, fits, x0.dtype)
+    return layout.rows(columns, fits, x0.dtype)
 
 
 def _is_number(side: Any) -> bool:
@@ -167,25 +176,6 @@ def _per_fit(path: str, leaf: Any, fits: int, what: str) -> Any:
         f"{NAME}: {what}: {leaf_text(path)} has shape {jnp.shape(leaf)}, expected a scalar for all "
         f"fits alike, or a leading axis of length {fits} for each its own."
     )
-
-
-def _tree_start(f: Any, p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, ParamLayout]:
-    fits, is_named = y.shape[0], takes_names(f, p0)
-    pairs, treedef = leaves_with_names(p0)
-    leaves = [_per_fit(path, leaf, fits, "p0") for path, leaf in pairs]
-    if not leaves:
-        raise ValueError(f"{NAME}: p0 holds no numbers, expected at least one param to fit.")
-    dtype = _dtype(x, y, leaves)
-    rows, shapes = [], []
-    for leaf in leaves:
-        kept = leaf.dtype if _is_array(leaf) and is_inexact(leaf) else dtype
-        inner = jnp.shape(leaf)[1:]
-        whole = jnp.broadcast_to(jnp.asarray(leaf, dtype), (fits, *inner))
-        rows.append(whole.reshape(fits, math.prod(inner)))  # -1 can't be told for no fits
-        shapes.append(jax.ShapeDtypeStruct(inner, kept))
-    passing, names = ("names", tuple(sorted(p0))) if is_named else ("tree", ())
-    layout = ParamLayout(passing, names, jax.tree.unflatten(treedef, shapes))
-    return jnp.concatenate(rows, axis=1), layout
 
 
 def _dtype(x: Any, y: jax.Array, leaves: list[Any]) -> Any:

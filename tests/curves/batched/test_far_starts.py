@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from fnopt.core import Status
 from fnopt.curves.batched import curve_fit_batch
@@ -24,12 +23,6 @@ def test_a_decay_time_that_starts_far_too_long_is_found():
     np.testing.assert_array_equal(fit.rank, 2)
     np.testing.assert_allclose(fit.params, np.tile(fit.params[0], (7, 1)), rtol=1e-3)
     assert np.max(fit.steps) < 80
-
-
-def test_damping_is_answered():
-    y = np.tile((3 * np.exp(-X / 2) + NOISE).astype(np.float32), (7, 1))
-    with pytest.warns(DeprecationWarning, match="radius"):
-        curve_fit_batch(decay, X, y, (1.0, 2.0), damping=1e-2)
 
 
 def test_a_height_that_shrinks_to_nothing_comes_back():

@@ -11,6 +11,7 @@ import numpy as np
 from fnopt.curvature import hvp, top_eigenvalues
 from fnopt.linear import divide
 from fnopt.sharding import row_axes
+from fnopt.solvers._stopping import SHARE
 from fnopt.solvers.linear_model._linearization import Linearization
 from fnopt.solvers.linear_model._scaling import initial_scale
 from fnopt.solvers.problem._problem import Problem
@@ -18,8 +19,6 @@ from fnopt.solvers.problem._problem import Problem
 # Lanczos' method is exact for as many params; for more it finds a clearly negative end of the
 # spectrum (Kuczyński and Woźniakowski 1992: an error of (ln n / 32)^2 of the spectrum's width).
 _PRODUCTS = 32
-_ROUNDED = 32  # rounding units of a product with the Hessian, a few for each of its operations
-_TRIALS = 8  # on each side: the last is 16,384 times as far as the first
 
 
 class Curvature(NamedTuple):
@@ -36,7 +35,8 @@ def least_curvature(problem: Problem, point: Linearization, bound: jax.Array) ->
 
     Along the direction `v` of the least eigenvalue :math:`\lambda` of the scaled Hessian the cost
     decreases by :math:`|\lambda| t^2 / 2` to second order. Points on both sides are tried, from the
-    one after which that is twice a negligible decrease, each four times as far as the one before.
+    one at which that is the whole cost, each at a quarter of the distance of the one before, as
+    long as it is more than a negligible share.
 
     Args:
         problem: The problem.
@@ -67,14 +67,15 @@ def least_curvature(problem: Problem, point: Linearization, bound: jax.Array) ->
     pair = top_eigenvalues(product, x, jax.random.key(0), which="smallest", iterations=_PRODUCTS)
     least = pair.values[0]
     v = moving * pair.vectors[0] / scale
-    shortest = jnp.sqrt(divide(4 * bound, jnp.abs(least)))
-    lengths = shortest * jnp.asarray(4.0 ** np.arange(_TRIALS), x.dtype)
+    longest = jnp.sqrt(divide(2 * point.cost, jnp.abs(least)))
+    trials = 1 + int(np.log(1 / SHARE) / np.log(16))  # the decrease goes with the square
+    lengths = longest * jnp.asarray(0.25 ** np.arange(trials), x.dtype)
     ends = x + jnp.concatenate([jnp.zeros_like(lengths[:1]), lengths, -lengths])[:, None] * v
     if problem.box is not None:
         ends = problem.box.nearest(ends)
     costs = jax.vmap(problem.cost_at)(ends)
     costs = jnp.where(jnp.isfinite(costs), costs, jnp.asarray(jnp.inf, costs.dtype))
     falls = (least < 0) & (jnp.min(costs) < costs[0] - bound / 2)
-    # The scaled Gauss-Newton matrix has a trace of n, so its products are right to some n units.
-    rounding = jnp.asarray(_ROUNDED * x.size * float(jnp.finfo(x.dtype).eps), x.dtype)
+    # Each product rounds by a unit of the norm, at most the trace n of the scaled J^T J.
+    rounding = jnp.asarray(_PRODUCTS * x.size * float(jnp.finfo(x.dtype).eps), x.dtype)
     return Curvature(least, ends[jnp.argmin(costs)], falls, least < -rounding)

@@ -220,9 +220,6 @@ WRONG = [
     ({"verbos": 1}, TypeError, "unexpected keyword 'verbos'. Expected one documented, or SciPy's"),
     ({"method": "newton"}, ValueError, "method = 'newton', expected one of"),
     ({"method": "lm", "bounds": (0, 9)}, ValueError, "'lm' takes no bounds"),
-    ({"x_scale": "auto"}, ValueError, "x_scale = 'auto', expected 'jac' or positive numbers"),
-    ({"x_scale": -1.0}, ValueError, "x_scale = -1.0, expected 'jac' or positive numbers"),
-    ({"tr_solver": "best"}, ValueError, "tr_solver = 'best', expected 'exact' or 'lsmr'"),
     ({"verbose": 3}, ValueError, "verbose = 3, expected 0, 1"),
     ({"max_nfev": 0}, ValueError, "max_nfev is 0, expected at least 1"),
 ]

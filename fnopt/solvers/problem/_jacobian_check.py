@@ -60,18 +60,18 @@ def disagrees(problem: Problem, x: jax.Array, columns: jax.Array) -> jax.Array |
     if any(eqn.primitive.name == "custom_lin" for eqn in jaxprs.equations(jaxpr)):
         return None
 
-    def off(x: jax.Array) -> jax.Array:
+    def differs(x: jax.Array) -> jax.Array:
         v, floor = _direction(flat.r(x), x, columns)
-        want = pushed(flat.r, pvary_over_rows((x,)), pvary_over_rows((v,)))[1]
-        got = given.push(given.at(x), v)
-        much = jnp.asarray(_OFF, x.dtype) * jnp.maximum(norm(want), norm(got)) + floor
-        distance = norm(want - got)
-        return (norm(want) > 0) & jnp.isfinite(distance) & (distance > much)
+        exact = pushed(flat.r, pvary_over_rows((x,)), pvary_over_rows((v,)))[1]
+        given_push = given.push(given.at(x), v)
+        tolerance = jnp.asarray(_OFF, x.dtype) * jnp.maximum(norm(exact), norm(given_push)) + floor
+        distance = norm(exact - given_push)
+        return (norm(exact) > 0) & jnp.isfinite(distance) & (distance > tolerance)
 
     # A step of forward differences away, off any kink that `x` may be on.
     root = jnp.asarray(float(jnp.finfo(x.dtype).eps) ** 0.5, x.dtype)
     size = jnp.where(x != 0, jnp.abs(x), divide(norm(flat.r(x)), columns))
-    return jnp.all(lax.map(off, jnp.stack([x, x + root * size * _uneven(x)])))
+    return jnp.all(lax.map(differs, jnp.stack([x, x + root * size * _uneven(x)])))
 
 
 def _direction(r: jax.Array, x: jax.Array, columns: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -18,14 +18,13 @@ from fnopt.solvers.problem._scipy import ScipyTable
 
 _METHODS = (None, "trf", "dogbox", "lm")
 _TOLERANCES = ("ftol", "xtol", "gtol")
-# What has no meaning here, and does no harm: derivatives are exact, the method doesn't depend on
-# the units of the params, and it chooses its own linear algebra.
-NEEDLESS = ("x_scale", "diff_step", "tr_solver", "tr_options", "workers")
 _TABLE = ScipyTable(
     "least_squares",
     keywords=(
         *(*_TOLERANCES, "max_nfev", "f_scale", "method", "verbose", "kwargs", "jac_sparsity"),
-        *NEEDLESS,
+        # These have no effect: derivatives are exact, the method doesn't depend on the units of the
+        # params, and it chooses its own linear algebra.
+        *("x_scale", "diff_step", "tr_solver", "tr_options", "workers"),
     ),
     instead={
         "fun": "Call it residual_fn, or give it first",
@@ -68,7 +67,6 @@ def as_asked(
         ValueError: If a value is none of those expected.
     """
     read = _TABLE.read(options)
-    _check_needless(options)
     bounds = finite_bounds(bounds)
     method, verbose = read.get("method"), read.get("verbose", 0)
     if method not in _METHODS:
@@ -109,28 +107,6 @@ def check_enough(
             f"least_squares: method 'lm' has fewer residuals than params ({m} < {n}), which can't "
             "determine them; leave the method out for one of the many solutions."
         )
-
-
-def _check_needless(options: dict[str, Any]) -> None:
-    """Refuses values of needless options that say something else was meant."""
-    scale, solver = options.get("x_scale", "jac"), options.get("tr_solver")
-    if not all(map(_is_scale, jax.tree.leaves(scale))):
-        raise ValueError(
-            f"least_squares: x_scale = {scale!r}, expected 'jac' or positive numbers; or leave it "
-            "out: the method doesn't depend on the units of the params."
-        )
-    if solver not in (None, "exact", "lsmr"):
-        raise ValueError(
-            f"least_squares: tr_solver = {solver!r}, expected 'exact' or 'lsmr'; or leave it out: "
-            "the linear algebra is an option of solver=, such as "
-            "fnopt.levenberg_marquardt(linear_solver='cg')."
-        )
-
-
-def _is_scale(scale: Any) -> bool:
-    if isinstance(scale, (str, Tracer)):
-        return not isinstance(scale, str) or scale == "jac"
-    return not np.iscomplexobj(scale) and bool(np.all(np.asarray(scale, float) > 0))
 
 
 def with_keywords(residual_fn: Any, jac: Any, keywords: Any) -> tuple[Any, Any]:

@@ -215,6 +215,6 @@ def _spectrum(model: LinearModel, point: Linearization) -> Spectrum:
     rank = numerical_rank(factors.s, model.size)
     kept = jnp.arange(factors.s.size, dtype=rank.dtype) < rank
     b = jnp.where(kept, factors.b, jnp.zeros_like(factors.b))
-    seen = jnp.sum(jnp.where(kept[:, None], jnp.square(factors.Vt), 0), axis=0)
-    null = seen < 1 - jnp.asarray(float(jnp.finfo(L.dtype).eps) ** 0.5, L.dtype)
+    determined = jnp.sum(jnp.where(kept[:, None], jnp.square(factors.Vt), 0), axis=0)
+    null = determined < 1 - jnp.asarray(float(jnp.finfo(L.dtype).eps) ** 0.5, L.dtype)
     return Spectrum(rank, jnp.sum(jnp.square(b)) / 2, length(divide(b, factors.s)), null)

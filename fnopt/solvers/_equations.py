@@ -105,10 +105,12 @@ class Root(NamedTuple, Generic[Params]):
             return repr(self)
         if jnp.ndim(self.status):
             return batch_report("root", self)
-        left = max((float(jnp.max(jnp.abs(r))) for r in jax.tree.leaves(self.residuals)), default=0)
+        leaves = jax.tree.leaves(self.residuals)
+        largest = max((float(jnp.max(jnp.abs(r))) for r in leaves), default=0)
         lines = [
             f"root: {self.message}",
-            f"  largest residual {left:.2g}, {int(self.steps)} steps, {int(self.nfev)} evaluations",
+            f"  largest residual {largest:.2g}, {int(self.steps)} steps, "
+            f"{int(self.nfev)} evaluations",
         ]
         return "\n".join(lines + value_lines(self.params))
 
@@ -180,46 +182,47 @@ def _found(
 ) -> Root:
     wide = pvary_for(fun, _widened(params), *args)
     dtype = real_dtype(compute_dtype(*(p.dtype for p in jax.tree.leaves(wide))))
-    made = parametrised(wide)  # points on manifolds by coordinates of the tangents at the start
-    laid = real_vector(made.free, dtype)
+    # Points on manifolds are given by coordinates of the tangents at the start.
+    parametrisation = parametrised(wide)
+    vector = real_vector(parametrisation.free, dtype)
 
     def equations(x: jax.Array) -> Any:
-        out = fun(made.assemble(laid.unflatten(x)), *args)
+        out = fun(parametrisation.assemble(vector.unflatten(x)), *args)
         return pair_of(out, caller)[0] if has_aux else out
 
-    shapes = jax.eval_shape(copy_function(equations), jax.ShapeDtypeStruct((laid.size,), dtype))
+    shapes = jax.eval_shape(copy_function(equations), jax.ShapeDtypeStruct((vector.size,), dtype))
     check_inexact(shapes, "the equations")
     out = real_vector(shapes, dtype)
-    if out.size != laid.size:
+    if out.size != vector.size:
         raise ValueError(
-            f"{caller}: fun returned {out.size} numbers for {laid.size} in the params, expected as "
-            "many. For more equations, or fewer, see fnopt.least_squares."
+            f"{caller}: fun returned {out.size} numbers for {vector.size} in the params, expected "
+            "as many. For more equations, or fewer, see fnopt.least_squares."
         )
-    start = laid.flatten(made.free)
+    start = vector.flatten(parametrisation.free)
 
     def residual(x: jax.Array) -> jax.Array:
         return out.flatten(equations(x))
 
     if jac is None:
-        x, left, kept = _implicitly(residual, start, solver, tol, max_steps)
+        x, residuals, counts = _implicitly(residual, start, solver, tol, max_steps)
     else:
-        J = _sparse_jacobian_at(jac, made, laid, args, caller)
-        x, left, kept = _implicitly(residual, start, solver, tol, max_steps, J)
-    found = made.assemble(laid.unflatten(x))
-    aux = pair_of(fun(found, *args), caller)[1] if has_aux else None
-    found = jax.tree.map(lambda new, old: new.astype(jnp.result_type(old)), found, params)
-    return Root(found, out.unflatten(left), *kept, aux=aux)
+        J = _sparse_jacobian_at(jac, parametrisation, vector, args, caller)
+        x, residuals, counts = _implicitly(residual, start, solver, tol, max_steps, J)
+    solution = parametrisation.assemble(vector.unflatten(x))
+    aux = pair_of(fun(solution, *args), caller)[1] if has_aux else None
+    end = jax.tree.map(lambda new, old: new.astype(jnp.result_type(old)), solution, params)
+    return Root(end, out.unflatten(residuals), *counts, aux=aux)
 
 
 def _sparse_jacobian_at(
-    jac: Any, made: Parametrisation, laid: Any, args: tuple[Any, ...], caller: str
+    jac: Any, parametrisation: Parametrisation, vector: Any, args: tuple[Any, ...], caller: str
 ) -> Callable[[jax.Array], SparseJacobian]:
     """The user's sparse Jacobian as a function of the vector of params."""
-    if made.kinds:
+    if parametrisation.kinds:
         raise ValueError(f"{caller}: jac and params on manifolds are given, expected one of them.")
 
     def at(x: jax.Array) -> SparseJacobian:
-        J = jac(laid.unflatten(x), *args)
+        J = jac(vector.unflatten(x), *args)
         if J.shape != (x.size, x.size):
             raise ValueError(
                 f"{caller}: jac has shape {J.shape}, expected {(x.size, x.size)}: "
@@ -254,18 +257,18 @@ def _implicitly(
         start = off_flat_places(r, x) if J is None else x
         end = least_squares(r, start, jac=at, solver=solver, max_steps=max_steps)
         sparse = None if at is None else at(end.params)
-        found, left, status = _certified_root(r, x, end, sparse, tol)
-        return found, (left, end.steps, end.nfev, status)
+        solution, residuals, status = _certified_root(r, x, end, sparse, tol)
+        return solution, (residuals, end.steps, end.nfev, status)
 
     @run.defjvp
     def rule(primals: Any, tangents: Any) -> Any:
         (x, consts, of_jac), (_, change, _) = primals, tangents
-        end, kept = run(x, consts, of_jac)
-        moved = root_tangent(lambda v, consts: f(v, *consts), end, consts, change)
-        return (end, kept), (moved, jax.custom_derivatives.zero_from_primal(kept))
+        end, counts = run(x, consts, of_jac)
+        tangent = root_tangent(lambda v, consts: f(v, *consts), end, consts, change)
+        return (end, counts), (tangent, jax.custom_derivatives.zero_from_primal(counts))
 
-    end, (left, *kept) = run(x, consts, of_jac)
-    return end, left, tuple(kept)
+    end, (residuals, *counts) = run(x, consts, of_jac)
+    return end, residuals, tuple(counts)
 
 
 def _certified_root(
@@ -285,12 +288,12 @@ def _certified_root(
     """
     r, x = end.residuals, end.params
     tol = jnp.asarray(jnp.finfo(r.dtype).eps ** (2 / 3) if tol is None else tol, r.dtype)
-    left, size = jnp.abs(r), jnp.zeros_like(r)
+    magnitude, size = jnp.abs(r), jnp.zeros_like(r)
     if sparse is not None:
         size = jax.tree.map(jnp.abs, sparse).mv(jnp.maximum(jnp.abs(start), jnp.abs(x)))
     elif isinstance(end.jacobian, jax.Array):
         size = matmul(jnp.abs(end.jacobian), jnp.abs(x))
-    small = (left <= tol * size) & jnp.isfinite(size)  # all is small beside what overflows
+    small = (magnitude <= tol * size) & jnp.isfinite(size)  # all is small beside what overflows
     holds = jnp.all(small)
     settled = is_converged(end.status) | (end.status == Status.STALLED.value)
     ill = (end.status == Status.ILL_POSED.value) & jnp.all(jnp.isfinite(r))
@@ -300,9 +303,9 @@ def _certified_root(
     new, first, last = after_newton(r_of, x)
     new_r = r_of(new)
     shrinks = jnp.abs(last) <= jnp.maximum(jnp.abs(first) / 2, tol * jnp.abs(new))
-    goes = (jnp.abs(new_r) <= jnp.asarray(1e-3, r.dtype) * left) & jnp.all(shrinks)
-    better = jnp.all(jnp.abs(new_r) <= jnp.maximum(left, tol * size)) & ~holds
-    holds = jnp.all(small | (settled & goes))
+    vanishes = (jnp.abs(new_r) <= jnp.asarray(1e-3, r.dtype) * magnitude) & jnp.all(shrinks)
+    better = jnp.all(jnp.abs(new_r) <= jnp.maximum(magnitude, tol * size)) & ~holds
+    holds = jnp.all(small | (settled & vanishes))
     status = jnp.where(holds, Status.CONVERGED_COST.array, status)
     taken = holds & better
     return jnp.where(taken, new, x), jnp.where(taken, new_r, r), status

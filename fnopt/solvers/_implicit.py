@@ -74,8 +74,8 @@ def implicitly(
         )
         by_factor = gram and (lambda x, by=None: gram(x, one if by is None else by))
         derivative = given and given._replace(at=at, gram=chunks)
-        whole = flat._replace(r=r, gram=by_factor, derivative=derivative)
-        return Problem(whole, losses, box, squares, problem.fitted)
+        opened_flat = flat._replace(r=r, gram=by_factor, derivative=derivative)
+        return Problem(opened_flat, losses, box, squares, problem.fitted)
 
     @jax.custom_jvp
     def run(x: jax.Array, data: Data, solver: Any, max_steps: jax.Array) -> Solution:
@@ -86,8 +86,8 @@ def implicitly(
         (_, data, *_), (_, change, *_) = primals, tangents
         with rows_sharded_over(axes):  # the rule is traced when everything else is done
             end = run(*primals)
-            moved = _tangent(rebuilt, end, data, change, mode)
-        return end._replace(params=_on_mesh_of(end.params, moved.params)), moved
+            tangent = _tangent(rebuilt, end, data, change, mode)
+        return end._replace(params=_on_mesh_of(end.params, tangent.params)), tangent
 
     return run(x, (closed_over, problem.losses, problem.box), solver, max_steps)
 
@@ -113,14 +113,14 @@ def _opened(
 
 
 def _tangent(
-    of_whole: Callable[[Data], Problem], end: Solution, data: Data, change: Data, mode: str
+    problem_of: Callable[[Data], Problem], end: Solution, data: Data, change: Data, mode: str
 ) -> Solution:
-    whole = end.params
+    vector = end.params
 
     def rebuilt(data: Data) -> Problem:
-        return of_whole(data).on_chart(whole)[0]
+        return problem_of(data).on_chart(vector)[0]
 
-    x = of_whole(data).on_chart(whole)[1]
+    x = problem_of(data).on_chart(vector)[1]
     full = end.jacobian if isinstance(end.jacobian, jax.Array) else None
     unit, scale = end_units(rebuilt(data), end.residuals, full)
 
@@ -134,26 +134,27 @@ def _tangent(
     in_mode = "forward" if mode == "forward" else "auto"
     if in_mode == "auto" and lacks_forward(problem.flat.r, x):
         in_mode = "reverse"
-    held = None
+    active = None
     if problem.box is not None:
         gradient = psum_rows(_gradient(in_unit(problem, unit), x, mode))
         mask, shift = shifted(problem.box, x, gradient, change[2])
-        held = mask, shift / scale
-    here = pvary_over_rows(x / scale)
+        active = mask, shift / scale
+    point = pvary_over_rows(x / scale)
     with rows_sharded_over(()):  # of this device's rows alone
         total = functools.partial(psum, axis_name=axes) if axes else None
-        dx = minimum_tangent(cost, here, data, change, held, in_mode, total)
+        dx = minimum_tangent(cost, point, data, change, active, in_mode, total)
         dx = scale * dx
-        there = (pvary_over_rows(x), data), (pvary_like(dx, here), change)
-        (_, _, J), (cost_change, r, dJ) = pushed(derived, *there, in_mode)
+        primals = (pvary_over_rows(x), data), (pvary_like(dx, point), change)
+        (_, _, J), (cost_change, r, dJ) = pushed(derived, *primals, in_mode)
     if axes:
         cost_change = psum_rows(cost_change)
         dJ = None if dJ is None else _triangle_change(full, J, dJ)
-    still = jax.custom_derivatives.zero_from_primal(end)
-    still_bases = jnp.zeros_like(whole[x.size :])  # the coordinates move the points
-    dx = jnp.concatenate([dx, still_bases]) if still_bases.size else dx
-    moved = still._replace(params=dx, cost=cost_change, residuals=r)
-    return moved if full is None else moved._replace(jacobian=dJ)  # a sparse one counts as constant
+    zero = jax.custom_derivatives.zero_from_primal(end)
+    zero_bases = jnp.zeros_like(vector[x.size :])  # the coordinates move the points
+    dx = jnp.concatenate([dx, zero_bases]) if zero_bases.size else dx
+    tangent = zero._replace(params=dx, cost=cost_change, residuals=r)
+    # A sparse Jacobian counts as constant.
+    return tangent if full is None else tangent._replace(jacobian=dJ)
 
 
 def _derived(problem: Problem, x: jax.Array, mode: str, with_jacobian: bool) -> tuple[Any, ...]:
@@ -175,12 +176,12 @@ def _triangle_change(R: jax.Array | None, J: jax.Array, dJ: jax.Array) -> jax.Ar
     counts as constant.
     """
     assert R is not None
-    known = (jnp.diagonal(R) != 0).astype(R.dtype)
-    safe = R + jnp.diag(1 - known)
+    pivots = (jnp.diagonal(R) != 0).astype(R.dtype)
+    safe = R + jnp.diag(1 - pivots)
     divided = functools.partial(lax.linalg.triangular_solve, pvary_over_rows(safe), lower=False)
     K = psum_rows(matmul(divided(J).T, divided(dJ)))
     both = jnp.triu(K + K.T)
-    return matmul(known[:, None] * (both - jnp.diag(jnp.diagonal(both) / 2)), R)
+    return matmul(pivots[:, None] * (both - jnp.diag(jnp.diagonal(both) / 2)), R)
 
 
 def _gradient(problem: Problem, x: jax.Array, mode: str) -> jax.Array:

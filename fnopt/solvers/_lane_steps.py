@@ -211,9 +211,10 @@ def gram_spectrum(point: Linearization) -> tuple[Spectrum, jax.Array]:
     inverse, full = _full(unrolled_inverse(factor)), _full(A)
     dropped = ~jnp.isfinite(jnp.stack(factor.diagonal))
     # A param is determined if no change of the dropped ones moves it.
-    moved = jnp.abs(jnp.sum(inverse[:, :, None] * full[None], axis=1)) * dropped.astype(scale.dtype)
+    effects = jnp.abs(jnp.sum(inverse[:, :, None] * full[None], axis=1))
+    effects = effects * dropped.astype(scale.dtype)
     root = jnp.asarray(float(jnp.finfo(scale.dtype).eps) ** 0.5, scale.dtype)
-    null = dropped | jnp.any(moved > root, axis=1)
+    null = dropped | jnp.any(effects > root, axis=1)
     decrement = jnp.sum(jnp.square(jnp.stack(c))) / 2
     spectrum = Spectrum(unrolled_rank(factor), decrement, length(p), null)
     return spectrum, inverse / scale / scale[:, None]

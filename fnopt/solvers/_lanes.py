@@ -66,7 +66,7 @@ class _Queue(NamedTuple):
 # Lanes are refilled when at most one in four still works. To refill them costs about a step of all;
 # of 500 fits with 6.4 +- 1.4 evaluations steps and refills, simulated, are 44, for one in two 47,
 # for one in eight 46.
-_LEAVE = 4
+_REFILL = 4
 
 
 def search_lanes(
@@ -117,7 +117,7 @@ def search_lanes(
         status = final_status(search.status, certified, decreased)
         restarts = ~is_running(search) & certified.failed & decreased
         restarts &= (rounds < ROUNDS) & (search.steps < max_steps)
-        again = _Lanes(restarted(search), lanes.index, rounds, cost, certified.radius)
+        fresh = _Lanes(restarted(search), lanes.index, rounds, cost, certified.radius)
         if search.residuals is not None:
             cost, inverse = lane_summary(problems, search.point.x, data)
         if box is not None:
@@ -132,7 +132,7 @@ def search_lanes(
             steps=search.steps,
             status=checked_status(status, jnp.any(search.max_columns > 0, axis=0), cost),
         )
-        return _choose(restarts, again, lanes), ends
+        return _choose(restarts, fresh, lanes), ends
 
     def worked(queue: _Queue) -> _Queue:
         """The queue with new problems in idle lanes, after steps of all until most are done."""
@@ -147,13 +147,13 @@ def search_lanes(
             search = step(problems, method, tolerances, data, sides, now.search, now.restart)
             return now._replace(search=search)
 
-        few = jnp.where(begun < fits, count_running(lanes) // _LEAVE, 0)
-        stopped = while_loop(lambda now: count_running(now) > few, advance, lanes)
+        least = jnp.where(begun < fits, count_running(lanes) // _REFILL, 0)
+        stopped = while_loop(lambda now: count_running(now) > least, advance, lanes)
         lanes, ends = certified(stopped, data, sides)
         # Only the ends of lanes that stopped and don't restart are kept.
         index = jnp.where(is_running(stopped.search) | is_running(lanes.search), fits, index)
         ends = jax.tree.map(
-            lambda all_, some: all_.at[index].set(jnp.moveaxis(some, -1, 0), mode="drop"),
+            lambda old, new: old.at[index].set(jnp.moveaxis(new, -1, 0), mode="drop"),
             queue.ends,
             ends,
         )

@@ -192,15 +192,15 @@ class LeastSquaresMethod(Transformation):
         columns = grown_scale(old_columns, point.columns)
         scale = initial_scale(columns)
         first = self.first_radius(scale, x, point.cost)
-        here = state._replace(radius=jnp.where(state.radius <= 0, first, state.radius))
-        trial = self.propose(model, point, scale, here.radius, state.lam)
+        before = state._replace(radius=jnp.where(state.radius <= 0, first, state.radius))
+        trial = self.propose(model, point, scale, before.radius, state.lam)
         updates = flat.unravel(trial.step)
         # The cost is that of the params as apply_updates will round them.
         arrived, _ = ravel(apply_updates(params, updates))
         r = flat.r(arrived)
         actual = actual_reduction(point.r, r)
         noise = cost_rounding(point, tolerances.eps)
-        step = evaluate_step(here, trial, actual, noise, actual >= 0)
+        step = evaluate_step(before, trial, actual, noise, actual >= 0)
         radius = self.rule.radius_after(step)
         usable = is_finite(point)
         accepted = step.accepted & usable

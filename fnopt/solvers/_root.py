@@ -144,20 +144,20 @@ def fixed_point(
     if not callable(fun):
         raise TypeError(f"fixed_point: fun is {fun!r:.60}, expected a function of the params.")
 
-    def moved(params: Any, *args: Any) -> Any:
-        there = fun(params, *args)
-        there, aux = pair_of(there, "fixed_point") if has_aux else (there, None)
-        there = as_vector(there) if isinstance(params, jax.Array) else there
-        shapes = [jax.tree.map(jnp.shape, tree) for tree in (there, params)]
+    def displacement(params: Any, *args: Any) -> Any:
+        image = fun(params, *args)
+        image, aux = pair_of(image, "fixed_point") if has_aux else (image, None)
+        image = as_vector(image) if isinstance(params, jax.Array) else image
+        shapes = [jax.tree.map(jnp.shape, tree) for tree in (image, params)]
         if shapes[0] != shapes[1]:
             raise ValueError(
                 f"fixed_point: fun returned {shapes[0]}, expected the shapes of the params, "
                 f"{shapes[1]}."
             )
-        left = jax.tree.map(lambda a, b: jnp.asarray(a) - b, there, params)
-        return (left, aux) if has_aux else left
+        difference = jax.tree.map(lambda a, b: jnp.asarray(a) - b, image, params)
+        return (difference, aux) if has_aux else difference
 
-    return solved("fixed_point", moved, params, args, has_aux, solver, tol, max_steps)
+    return solved("fixed_point", displacement, params, args, has_aux, solver, tol, max_steps)
 
 
 def as_asked(caller: str, keywords: dict[str, Any], tol: Any, max_steps: int) -> tuple[Any, int]:
@@ -178,10 +178,10 @@ def as_asked(caller: str, keywords: dict[str, Any], tol: Any, max_steps: int) ->
     """
     options = (*_OPTIONS, "gtol")
     table = ScipyTable(caller, ("method", "jac", "options", *options), _INSTEAD, options, _STEPS)
-    read, known = table.read(keywords), _METHODS[caller]
-    if read.get("method") not in known:
+    read, methods = table.read(keywords), _METHODS[caller]
+    if read.get("method") not in methods:
         raise ValueError(
-            f"{caller}: method = {read['method']!r}, expected one of {known}, which all mean "
+            f"{caller}: method = {read['method']!r}, expected one of {methods}, which all mean "
             "Newton's steps with the exact Jacobian here. For more params than a matrix can have, "
             "scipy.optimize itself is the tool."
         )

@@ -13,7 +13,7 @@ _RELATIVE = 0.7
 # Of the scaling, that is left after a step: a tenth after 22 steps. Measured on the starts of NIST,
 # of Moré, Garbow and Hillstrom, and far ones (docs/performance.md): 0.8 and 0.95 solve as many but
 # for one or two, 0.5 and 1 fewer.
-_MEMORY = 0.9
+_DECAY = 0.9
 
 
 def initial_scale(columns: jax.Array) -> jax.Array:
@@ -35,7 +35,7 @@ def grown_scale(scale: jax.Array, columns: jax.Array) -> jax.Array:
     from a start where it was steeper by magnitudes a search crawls. Without memory it is thrown
     across steep regions again and again.
     """
-    return jnp.maximum(jnp.asarray(_MEMORY, scale.dtype) * scale, columns)
+    return jnp.maximum(jnp.asarray(_DECAY, scale.dtype) * scale, columns)
 
 
 def with_relative_bound(scale: jax.Array, point: Linearization) -> jax.Array:

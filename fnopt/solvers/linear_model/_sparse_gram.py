@@ -25,8 +25,8 @@ from fnopt.solvers.linear_model._scaling import initial_scale
 
 Algebra = type[BandedGramSystem] | type[EliminatedGramSystem]
 
-_WIDEST = 128  # unknowns in a block of a band; beyond, conjugate gradients may be faster
-_SHORTEST = 4  # blocks; a shorter band is a full matrix
+_WIDEST_BLOCK = 128  # unknowns in a block of a band; beyond, conjugate gradients may be faster
+_LEAST_BLOCKS = 4  # blocks; a shorter band is a full matrix
 
 
 def sparse_gram_model(
@@ -42,7 +42,9 @@ def sparse_gram_model(
 
 def _layout(sparsity: Sparsity, by_rows: bool) -> tuple[Any, Algebra] | None:
     """The blocks of the Gram matrix, and what factorises them; None if neither is affordable."""
-    band = band_of(sparsity, by_rows, min(_WIDEST, sparsity.shape[not by_rows] // _SHORTEST))
+    band = band_of(
+        sparsity, by_rows, min(_WIDEST_BLOCK, sparsity.shape[not by_rows] // _LEAST_BLOCKS)
+    )
     if band is not None:
         return band, BandedGramSystem
     plan = elimination(sparsity, by_rows)

@@ -62,14 +62,14 @@ def _shortest_path(
 def _flip_path(search: _PathSearch, owner: jax.Array, column: jax.Array, row: Any) -> Any:
     """Augment the assignment along the path, from its end to its first row."""
 
-    def hand_on(carry: Any) -> Any:
+    def augment(carry: Any) -> Any:
         owner, column, end, _ = carry
         giver = search.parent[end]
         before = column[giver]
         return owner.at[end].set(giver), column.at[giver].set(end), before, giver != row
 
     first = owner, column, search.last, jnp.asarray(True)
-    owner, column, _, _ = jax.lax.while_loop(lambda carry: carry[3], hand_on, first)
+    owner, column, _, _ = jax.lax.while_loop(lambda carry: carry[3], augment, first)
     return owner, column
 
 

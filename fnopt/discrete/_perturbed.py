@@ -99,6 +99,7 @@ def make_perturbed_fun(
     def perturbed_fun(key: Any, x: Any) -> Any:
         check_key(key, "make_perturbed_fun")
         check_inexact(x, "the input of a perturbed function")
+        # The baseline has no derivative: it only lowers the variance of the estimate.
         baseline = _floats(fun(jax.lax.stop_gradient(x)))
 
         def evaluate_sample(key: Any) -> Any:

@@ -13,6 +13,7 @@ from fnopt.losses._inputs import floats
 def _scale(x: jax.Array, axis: Any, where: Any) -> tuple[jax.Array, jax.Array]:
     """Divide a vector by its largest entry, which is constant for derivatives; return both."""
     shown = jnp.abs(x) if where is None else jnp.where(where, jnp.abs(x), jnp.zeros_like(x))
+    # The result doesn't depend on the scale, so the derivative need not go through it.
     top = jax.lax.stop_gradient(jnp.max(shown, axis=axis, keepdims=True, initial=0))
     top = jnp.where((top > 0) & jnp.isfinite(top), top, jnp.ones_like(top))
     return x / top, top
@@ -176,6 +177,7 @@ def _logsumexp(x: jax.Array, where: jax.Array) -> jax.Array:
     some = jnp.any(where, axis=-1)
     shown = where | ~some[:, None]
     total = jax.nn.logsumexp(jnp.where(shown, x, -jnp.inf), axis=-1)
+    # Half of the least number: a difference with a score stays finite.
     least = jnp.full_like(total, jnp.finfo(x.dtype).min / 2)
     return jnp.where(some, total, least)
 

@@ -39,9 +39,10 @@ def check_broadcast(name: str, **arrays: jax.Array | None) -> None:
         together = jnp.broadcast_shapes(*shapes.values())
     except ValueError:
         together = None
+    # Shapes [B] and [B, 1] would broadcast to a loss of shape [B, B] without an error.
     if together not in shapes.values():
-        said = ", ".join(f"{k} has shape {s}" for k, s in shapes.items())
-        raise ValueError(f"{name}: {said}, expected shapes that agree (or a scalar).")
+        text = ", ".join(f"{k} has shape {s}" for k, s in shapes.items())
+        raise ValueError(f"{name}: {text}, expected shapes that agree (or a scalar).")
 
 
 def pairs(name: str, **arrays: Any) -> tuple[Any, ...]:
@@ -130,6 +131,7 @@ def log_softmax(x: jax.Array) -> jax.Array:
         shifted = x - m
         powers = jnp.where(x == m, jnp.zeros_like(x), jnp.exp(shifted))
         below = jnp.sum(powers, axis=-1, keepdims=True)
+        # One largest score is left out of the sum: log1p keeps the digits of a loss next to 0.
         ties = jnp.sum((x == m).astype(x.dtype), axis=-1, keepdims=True)
         return shifted - jnp.log1p(below + jnp.maximum(ties - 1, 0))
 

@@ -56,7 +56,7 @@ def record_of(step: Any, metrics: Any) -> dict[str, Any]:
         {'step': 7, 'loss': 0.5, 'grads/norm/w': 5.0, 'grads/nonfinite/w': 0.0}
     """
     values = {k: np.asarray(v) for k, v in _entries(metrics, "")}
-    record = {"step": int(step)}
+    record: dict[str, Any] = {"step": int(step)}
     for name, value in values.items():
         # The ratio to params of zero is infinite and says nothing.
         if value.ndim or "ratio" not in name.split("/") or not np.isinf(value):
@@ -135,6 +135,7 @@ def emit(sink: Sink, step: Any, metrics: Callable[[], Any], *, every: int = 1) -
     if every == 1:
         send()
     else:
+        # The metrics are computed in the branch: other steps pay nothing.
         jax.lax.cond(due, send, lambda: None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -81,6 +82,16 @@ class FlagReport(NamedTuple):
     nonfinite: tuple[str, ...]
     vanishing: tuple[str, ...] = ()
     half_dead: tuple[str, ...] = ()
+
+    @classmethod
+    def from_flags(cls, names: tuple[str, ...], flags: Iterable[Any]) -> FlagReport:
+        """The names whose flags are set, for every kind of flag."""
+        return cls(
+            *(
+                tuple(n for n, up in zip(names, np.asarray(flag), strict=True) if up)
+                for flag in flags
+            )
+        )
 
     def __bool__(self) -> bool:
         return any(tuple(self))
@@ -215,12 +226,7 @@ class health_flags(Value):
             A `FlagReport`; print it, or test whether it is true.
         """
         flags = state.dead, state.exploding, state.nonfinite, state.vanishing, state.half_dead
-        return FlagReport(
-            *(
-                tuple(n for n, up in zip(names, np.asarray(flag), strict=True) if up)
-                for flag in flags
-            )
-        )
+        return FlagReport.from_flags(names, flags)
 
 
 def _check(health: Health, state: FlagState) -> None:

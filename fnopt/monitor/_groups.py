@@ -123,6 +123,7 @@ Shape = tuple[int, ...]
 _MANY = 64  # leaves side by side; a layer has a handful, a list of parameters hundreds
 
 
+# Names and shapes are static: a structure is looked at once, not in every trace.
 @functools.lru_cache(maxsize=64)
 def weights_of(names: tuple[str, ...], shapes: tuple[Shape | None, ...]) -> tuple[int, ...]:
     """For every bias the index of its weights; for other leaves their own index.

@@ -14,7 +14,7 @@ from jax.core import Tracer
 
 from fnopt.core import check_same_tree, names_text, show_report, where
 from fnopt.monitor._groups import as_groups, group
-from fnopt.monitor._measure import CHEAP, STATISTICS, as_stats, in_parts, measure
+from fnopt.monitor._measure import CHEAP, STATISTICS, as_stats, measure, num_shards
 from fnopt.sharding import axis_names, check_axis_name, shards_over
 
 
@@ -23,6 +23,7 @@ from fnopt.sharding import axis_names, check_axis_name, shards_over
     data_fields=[*STATISTICS],
     meta_fields=["names", "sizes", "skipped", "shapes"],
 )
+# Arrays have no truth value to compare two measurements by.
 @dataclasses.dataclass(frozen=True, eq=False)
 class Health:
     """Measurements of `health`: for each statistic an array over the groups, or None.
@@ -178,5 +179,5 @@ def health(
     check_axis_name(axis_name)
     with shards_over(axis_names(axis_name)) if axis_name else contextlib.nullcontext():
         rows = measure(jax.tree.leaves(tree), jax.tree.leaves(params), grouping, stats)
-        sizes = tuple(n * in_parts() for n in grouping.sizes)
+        sizes = tuple(n * num_shards() for n in grouping.sizes)
     return Health(grouping.names, sizes, grouping.skipped, grouping.shapes, **rows)

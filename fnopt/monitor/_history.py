@@ -15,6 +15,7 @@ from fnopt.monitor._measure import STATISTICS
 from fnopt.monitor._record import RecordHealthState, record_health
 
 
+# Arrays have no truth value to compare two histories by.
 @dataclasses.dataclass(frozen=True, eq=False)
 class History:
     """The health of many steps.
@@ -43,12 +44,7 @@ class History:
         """The groups whose flags were up at the last recorded step."""
         code = self.values["flag"][-1] if len(self.steps) else np.zeros(len(self.names))
         kinds = Flag.DEAD, Flag.EXPLODING, Flag.NONFINITE, Flag.VANISHING, Flag.HALF_DEAD
-        return FlagReport(
-            *(
-                tuple(n for n, c in zip(self.names, code, strict=True) if c == kind)
-                for kind in kinds
-            )
-        )
+        return FlagReport.from_flags(self.names, [code == kind for kind in kinds])
 
 
 def _find_recorders(
@@ -122,6 +118,7 @@ def health_history(
             f"{len(names)}: inside masked or partition it sees some leaves only, so give the "
             "params with None in place of the others."
         )
+    # Rounded up, because step 0 is recorded.
     recordings = -(-int(part.count) // own.every)
     kept = np.arange(max(0, recordings - own.size), recordings)
     values = {k: np.asarray(v)[kept % own.size] for k, v in part.ring.items()}

@@ -53,7 +53,7 @@ def as_stats(given: Any) -> tuple[str, ...]:
     return tuple(n for n in STATISTICS if n in names)
 
 
-def in_parts() -> int:
+def num_shards() -> int:
     """Number of shards of every leaf."""
     return jax.lax.psum(1, shard_axes()) if shard_axes() else 1
 
@@ -64,7 +64,7 @@ class _Leaves:
     def __init__(self, own: Arrays, params: Arrays | None, grouping: Grouping) -> None:
         self.dtype, self.grouping, self.leaves = common_dtype(own), grouping, stack_alike(own)
         self.params = None if params is None else stack_alike(params)
-        self.sizes = jnp.asarray([max(n, 1) * in_parts() for n in grouping.sizes], self.dtype)
+        self.sizes = jnp.asarray([max(n, 1) * num_shards() for n in grouping.sizes], self.dtype)
 
     def _map_leaves(self, fn: Callable[[jax.Array], jax.Array]) -> jax.Array:
         """`fn` of every leaf in its compute dtype: 16 bits would lose the sums."""
@@ -162,7 +162,7 @@ def measure(
         A dict with an entry for each name.
     """
     if not grouping.names:
-        return nothing(stats, common_dtype([]), 0)
+        return zero_statistics(stats, common_dtype([]), 0)
     order = [i for members in grouping.members for i in members]
     own = [jnp.asarray(leaves[i]) for i in order]
     weights = [jnp.asarray(params[i]) for i in order] if params and "ratio" in stats else None
@@ -174,14 +174,14 @@ def measure(
 def _measure_all(
     own: Arrays, params: Arrays | None, grouping: Grouping, stats: tuple[str, ...]
 ) -> Rows:
-    looked = _Leaves(own, params, grouping)
-    return {name: getattr(looked, name)() for name in stats}
+    measured = _Leaves(own, params, grouping)
+    return {name: getattr(measured, name)() for name in stats}
 
 
 _program = jax.jit(_measure_all, static_argnums=(2, 3))
 
 
-def nothing(stats: tuple[str, ...], dtype: Any, groups: int) -> Rows:
+def zero_statistics(stats: tuple[str, ...], dtype: Any, groups: int) -> Rows:
     """Zeros in place of every statistic, before the first measurement."""
     shapes = {"histogram": (groups, exponents.BINS)}
     return {name: jnp.zeros(shapes.get(name, (groups,)), dtype) for name in stats}

@@ -24,7 +24,7 @@ from fnopt.core import (
 from fnopt.monitor._flags import FlagState, health_flags
 from fnopt.monitor._groups import Grouping, as_groups, group
 from fnopt.monitor._health import Health
-from fnopt.monitor._measure import CHEAP, as_stats, common_dtype, measure, nothing
+from fnopt.monitor._measure import CHEAP, as_stats, common_dtype, measure, zero_statistics
 
 
 class RecordHealthState(NamedTuple):
@@ -91,7 +91,7 @@ class record_health(Transformation):
         """An empty ring: its shape is known from the names of the leaves."""
         grouping, dtype = group(params, self.groups), _dtype(params)
         n = len(grouping.names)
-        ring = nothing(self.recorded, dtype, n) | {"flag": jnp.zeros(n, jnp.int32)}
+        ring = zero_statistics(self.recorded, dtype, n) | {"flag": jnp.zeros(n, jnp.int32)}
         ring = {k: jnp.zeros((self.size, *v.shape), v.dtype) for k, v in ring.items()}
         return RecordHealthState(zero_count(), self.flags.init(n, dtype), ring)
 

@@ -46,7 +46,7 @@ class _Bounded(Leafwise):
             "upper": h.final_ratio * (1 + 1 / passed),
         }
 
-    def bounded(self, h: Any, mu: Any, nu: Any) -> Any:
+    def clip_step(self, h: Any, mu: Any, nu: Any) -> Any:
         """Mean gradient times the clipped step size."""
         factor = h.correction / (positive_root(nu) + h.eps)
         return jnp.clip(factor, h.lower, h.upper) * mu
@@ -87,7 +87,7 @@ class scale_by_adabound(_Bounded):
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
-        return self.bounded(h, mu, nu), mu, nu
+        return self.clip_step(h, mu, nu), mu, nu
 
 
 class scale_by_amsbound(_Bounded):
@@ -120,7 +120,7 @@ class scale_by_amsbound(_Bounded):
         mu, nu = adam_means(h, g, mu, nu)
         # The maximum of uncorrected means, as in the authors' program: `correction` is one factor.
         nu_max = jnp.maximum(nu_max, nu)
-        return self.bounded(h, mu, nu_max), mu, nu, nu_max
+        return self.clip_step(h, mu, nu_max), mu, nu, nu_max
 
 
 @recipe

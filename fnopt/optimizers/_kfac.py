@@ -26,7 +26,7 @@ from fnopt.optimizers._kfac_state import (
     Averages,
     KfacState,
     When,
-    are_all,
+    are_all_finite,
     averages_of,
     find_finite_blocks,
     replace_nonfinite,
@@ -235,7 +235,7 @@ class kfac(Transformation):
         count, fresh = state.count, state.averaged == 0
         again = state.status != Status.RUNNING.value  # after a step that was refused
         blocks = find_finite_blocks(averages_of(state))
-        whole = all_finite((state.damping, state.weights)) & are_all(blocks)
+        whole = all_finite((state.damping, state.weights)) & are_all_finite(blocks)
         state = replace_nonfinite(state, self.damping)
         objective = Objective(model, params, self.l2)
         damping = state.damping + objective.l2

@@ -81,7 +81,7 @@ def update_averages(
         decay: The largest decay.
         sound: Which blocks are finite, from `find_finite_blocks`.
     """
-    damaged = ~are_all(sound)
+    damaged = ~are_all_finite(sound)
     due = When(*(now | damaged for now in due))
     if model.spec.eigenbasis:
         return _update_eigenbases(model, tape, old, due, damping, decay, sound)
@@ -150,7 +150,7 @@ def find_finite_blocks(averages: Averages) -> list[jax.Array]:
     return found
 
 
-def are_all(sound: list[jax.Array]) -> jax.Array:
+def are_all_finite(sound: list[jax.Array]) -> jax.Array:
     """Whether all blocks are finite."""
     return jnp.concatenate([jnp.ones(1, bool), *sound]).all()
 

@@ -132,6 +132,7 @@ class scale_by_lbfgs(Transformation):
 
 
 def _or_one(x: jax.Array) -> jax.Array:
+    # Quotients are computed also where they are not selected.
     return jnp.where(x > 0, x, jnp.ones_like(x))
 
 

@@ -82,6 +82,7 @@ def next_lower_bound(
         # A loss of 0 has no scale: 1 is the unit of a log-likelihood.
         scale = jnp.where(value == 0, jnp.ones_like(value), jnp.abs(value))
         margin = jnp.where(first, scale, margin)
+    # fmin leaves a loss of NaN out.
     best = jnp.fmin(state.best_value, value)
     count = jnp.where(below, safe_increment(state.below_count), state.below_count)
     level = best - margin

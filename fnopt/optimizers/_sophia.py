@@ -183,6 +183,8 @@ class scale_by_sophia(Transformation):
 
         def step_leaf(h: Any, g: Any, mu: Any, nu: Any) -> Any:
             mu = ema(mu, g, h["b1"])
+            # Without positive curvature the quotient is clipped to a step along the sign, as in the
+            # paper.
             u = (mu / h["seen"]) / jnp.maximum(h["gamma"] * nu, h["eps"])
             return (clip_modulus(u, h["most"]) if "most" in h else u), mu, nu
 

@@ -65,6 +65,7 @@ def _move_along(name: str, x: Any, a: Any, b: Any, half: bool) -> Any:
     w, a, top, square, dtype = _normal(name, x, a)
     b = jnp.asarray(b).astype(real_dtype(dtype)) / top
     step = _safe_ratio(b - inner(a, w, dtype), square)
+    # A point of the half-space has a positive step: it stays.
     step = jnp.minimum(step, 0) if half else step
     return restore_dtypes(jax.tree.map(lambda p, q: p + step * q, w, a), x)
 

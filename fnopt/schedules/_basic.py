@@ -204,6 +204,7 @@ def fraction(count: Any, begin: Any, steps: Any) -> jax.Array:
     A phase of no steps is over at once.
     """
     ahead = steps_since(count, begin)
+    # A known length saves two selects in every program that uses the schedule.
     if isinstance(steps, float) and steps > 0:
         return jnp.clip(ahead / steps, 0.0, 1.0)
     over = (ahead >= 0).astype(ahead.dtype)
@@ -213,6 +214,7 @@ def fraction(count: Any, begin: Any, steps: Any) -> jax.Array:
 
 def interpolate(start: Any, end: Any, weight: jax.Array) -> jax.Array:
     """Interpolate from `start` (weight 1) to `end` (weight 0), exact at both."""
+    # Not start + w (end - start), which misses the end by a rounding error.
     return start * weight + end * (1 - weight)
 
 
@@ -227,6 +229,7 @@ def power(base: jax.Array, exponent: Any) -> jax.Array:
 
     There the slope of a root is infinite, and one infinite factor would make a derivative NaN.
     """
+    # From 2 on the derivative of a power at 0 is 0 without a select.
     if isinstance(exponent, float) and (exponent == 1 or exponent >= 2):
         return base if exponent == 1 else base**exponent
     positive = base > 0

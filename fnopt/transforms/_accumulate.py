@@ -166,6 +166,7 @@ class accumulate(Wrapper):
 
         def finish_leaf(g: Any, acc: Any) -> Any:
             del g  # it only lends its dtype
+            # finfo of a complex dtype has the real one: no complex division.
             return acc / total.astype(jnp.finfo(acc.dtype).dtype) if self.use_grad_mean else acc
 
         summed = _where_both(updates, acc)

@@ -22,7 +22,7 @@ from fnopt.core import (
     zero_count,
 )
 from fnopt.transforms._chain import Wrapper, find_state
-from fnopt.transforms._conditionally import all_finite, or_zeros
+from fnopt.transforms._conditionally import all_finite, mask_updates
 
 
 class ReduceOnPlateauState(NamedTuple):
@@ -212,7 +212,7 @@ class dynamic_loss_scale(Wrapper):
 
         def unscale(updates: Any) -> Any:
             # Zeros, because under vmap the inner step is computed also where it is thrown away.
-            leaves, treedef = jax.tree.flatten(or_zeros(finite, updates))
+            leaves, treedef = jax.tree.flatten(mask_updates(finite, updates))
             # Frozen params may be whole numbers, whose updates stay as they are.
             return treedef.unflatten(
                 map_leaves(lambda s, g: g / s, g, hyper=state.scale) if is_inexact(g) else g

@@ -78,6 +78,7 @@ def magnitudes(code: Code) -> np.ndarray:
     """The magnitudes of the codes from 0 on, from zero to one."""
     codes = np.arange(code.largest + 1, dtype=np.int32)
     biased = (code.bias_bits + (codes << code.dropped_bits)).view(np.float32)
+    # The difference cancels in small codes: float64 keeps its digits.
     return (biased.astype(np.float64) - code.bias) / (1 - code.bias)
 
 
@@ -94,7 +95,7 @@ def _chance(y: jax.Array, place: jax.Array, step: jax.Array, bits: int) -> jax.A
     return (word >> (32 - bits)).astype(jnp.int32)
 
 
-def codes_of(y: jax.Array, place: jax.Array, code: Code, step: jax.Array) -> jax.Array:
+def round_to_codes(y: jax.Array, place: jax.Array, code: Code, step: jax.Array) -> jax.Array:
     """Codes of float32 numbers in units of `1 / (1 - bias)`, rounded at random to a neighbour.
 
     The nearer code is more likely, so that numbers are right on average. Rounded to the nearest, a
@@ -104,6 +105,7 @@ def codes_of(y: jax.Array, place: jax.Array, code: Code, step: jax.Array) -> jax
     size = jnp.abs(y) if code.signed else y
     bits = jax.lax.bitcast_convert_type(size + code.bias, jnp.int32) - code.bias_bits
     found = (bits + _chance(y, place, step, code.dropped_bits)) >> code.dropped_bits
+    # Random rounding of a number next to 1 must not pass the code of 1.
     found = jnp.minimum(found, jnp.full_like(found, code.largest))
     if code.signed:
         found = found | jnp.where(y < 0, jnp.full_like(found, code.sign), jnp.zeros_like(found))
@@ -112,7 +114,7 @@ def codes_of(y: jax.Array, place: jax.Array, code: Code, step: jax.Array) -> jax
     return found.astype(jnp.uint8 if code.bits == 8 else jnp.int4)
 
 
-def numbers_of(codes: jax.Array, code: Code) -> jax.Array:
+def decode_numbers(codes: jax.Array, code: Code) -> jax.Array:
     """Decode codes to float32 numbers in units of `1 / (1 - bias)`."""
     found = codes.astype(jnp.int32)
     if code.bits == 4:  # checkpoints of TensorStore know int4 and not uint4
@@ -198,6 +200,7 @@ def encode_with(
     A block with an infinity or NaN has a scale that is one, and is NaN or infinite when it is read:
     nothing is hidden.
     """
+    # The reciprocal of a subnormal scale may be infinite.
     usable = (scales >= jnp.finfo(scales.dtype).tiny) & jnp.isfinite(scales)
     unit = jnp.where(usable, (1 - code.bias) / scales, jnp.zeros_like(scales))
     length = block_length(x.shape, block_size)
@@ -208,7 +211,7 @@ def encode_with(
     on_cpu = jax.default_backend() == "cpu"
     if on_cpu:
         x, unit, place = (jnp.expand_dims(part, 0) for part in (x, unit, place))
-    codes = codes_of((x * unit).astype(jnp.float32), place, code, count.astype(jnp.uint32))
+    codes = round_to_codes((x * unit).astype(jnp.float32), place, code, count.astype(jnp.uint32))
     return jnp.squeeze(codes, 0) if on_cpu else codes
 
 
@@ -224,7 +227,7 @@ def encode(
 def decode(codes: jax.Array, scales: jax.Array, code: Code, block_size: int) -> jax.Array:
     """The numbers that codes and scales stand for, in the dtype of the scales."""
     unit = _over_blocks((scales * (1 / (1 - code.bias)))[..., None], codes.shape, block_size)
-    return numbers_of(codes, code).astype(scales.dtype) * unit
+    return decode_numbers(codes, code).astype(scales.dtype) * unit
 
 
 def encode_part(
@@ -296,6 +299,6 @@ def _memory(x: jax.Array, shape: tuple[int, ...]) -> tuple[int, ...]:
     return x.shape[: x.ndim - max(len(shape), 1)]
 
 
-def size_of_whole(x: jax.Array, shape: tuple[int, ...]) -> int:
+def unsharded_size(x: jax.Array, shape: tuple[int, ...]) -> int:
     """Number of elements of the whole slot."""
     return math.prod((*_memory(x, shape), *shape))

@@ -96,6 +96,7 @@ class clip_by_global_norm(Transformation):
         # One scalar factor, not a select over two trees: XLA fuses a product into whatever comes
         # next, while a division per element would be kept in a temporary of the params' size.
         factor = max_norm / lax.max(norm, max_norm)
+        # finfo of a complex dtype has the real one: no complex product.
         return map_leaves(lambda g: g * factor.astype(jnp.finfo(g.dtype).dtype), updates), state
 
 
@@ -221,6 +222,7 @@ class adaptive_grad_clip(Leafwise):
     needs_params = True
 
     clipping: Scalar = hyper(ge=0, infinite=True)
+    # Brock et al. (2021): without a floor zero weights could never move.
     eps: Scalar = hyper(default=1e-3, ge=0)
     axis: Any = static(default=None, convert=_axes)
 
@@ -233,6 +235,7 @@ class adaptive_grad_clip(Leafwise):
 
 
 def _unit_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
+    # Flax and Haiku have the units of dense and convolutional layers on the last axis.
     if sum(n > 1 for n in shape) <= 1 and 0 not in shape:
         return tuple(range(len(shape)))
     if len(shape) > 5:

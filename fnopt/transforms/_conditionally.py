@@ -222,7 +222,7 @@ class apply_if_finite(Wrapper):
         def step() -> tuple[Any, Any]:
             # The inner transform never meets a NaN that is thrown away afterwards: a search inside
             # it might not end, and a derivative would be NaN under vmap.
-            safe = or_zeros(usable, updates)
+            safe = mask_updates(usable, updates)
             new, inner_state = self.inner.update(safe, state.inner_state, params, **extra_args)
             return new, cast_like(inner_state, state.inner_state)
 
@@ -240,7 +240,7 @@ class apply_if_finite(Wrapper):
         )
 
 
-def or_zeros(condition: jax.Array, updates: Any) -> Any:
+def mask_updates(condition: jax.Array, updates: Any) -> Any:
     """The updates, or zeros where the condition is False."""
 
     def zero_leaf(u: Any) -> Any:
@@ -251,7 +251,7 @@ def or_zeros(condition: jax.Array, updates: Any) -> Any:
     return jax.tree.map(zero_leaf, updates)
 
 
-def _everywhere(conditions: Callable[[], list[jax.Array]]) -> jax.Array:
+def _hold_on_all_shards(conditions: Callable[[], list[jax.Array]]) -> jax.Array:
     """Whether conditions hold on all shards."""
     with sum_over_shards() as total:
         # Numbers, because a sum over shards adds numbers and not bools.
@@ -266,14 +266,16 @@ def _everywhere(conditions: Callable[[], list[jax.Array]]) -> jax.Array:
 def all_finite(tree: Any) -> jax.Array:
     """Whether no float in a tree is infinite or NaN."""
     leaves = filter(is_inexact, jax.tree.leaves(tree))
-    return _everywhere(lambda: [jnp.isfinite(x).all() for x in leaves])
+    return _hold_on_all_shards(lambda: [jnp.isfinite(x).all() for x in leaves])
 
 
 def _stays_finite(new: Any, old: Any) -> jax.Array:
     """Whether all finite elements stay finite; intended infinities may stay."""
     pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
     floats = [(x, y) for x, y in pairs if is_inexact(x)]
-    return _everywhere(lambda: [(jnp.isfinite(x) | ~jnp.isfinite(y)).all() for x, y in floats])
+    return _hold_on_all_shards(
+        lambda: [(jnp.isfinite(x) | ~jnp.isfinite(y)).all() for x, y in floats]
+    )
 
 
 class keep_params_nonnegative(Leafwise):

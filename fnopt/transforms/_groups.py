@@ -74,6 +74,7 @@ def param_groups(
             f"{where()}param_groups: recipe is {recipe!r}, expected a function that makes an "
             "optimizer, with its arguments behind: param_groups(fnopt.adamw, groups, 1e-3)."
         )
+    # By name, so that a group can override a positional argument.
     common = dict(inspect.signature(recipe).bind_partial(*args).arguments) | kwargs
     for pattern, other in groups.items():
         if not isinstance(other, Mapping):

@@ -168,6 +168,8 @@ class layered_step(Value):
 
         factor = None
         if self.max_norm is not None:
+            # Without a second pass only the norm of the previous step is known: a layer is updated
+            # before the gradients of the layers below it exist.
             norm = backward(False, None)[-1] if self.exact_norm else state.norm
             most = jnp.asarray(self.max_norm, norm.dtype)
             factor = most / jnp.maximum(norm, most)

@@ -94,7 +94,7 @@ class mechanize(Wrapper):
         """Updates that lead to the scaled point."""
         dtype = state.s.dtype
         h = numbers(self, dtype, skip=("inner",))
-        way, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
+        step, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
         total = jnp.sum(state.s)
         decay = h.weight_decay * total * global_norm(updates).astype(dtype)
         decay = decay / (global_norm(params).astype(dtype) + h.eps)
@@ -112,7 +112,7 @@ class mechanize(Wrapper):
             return x0 - h["scale"] * (before - u) - p
 
         scalars["scale"] = jnp.sum(s)
-        moved = map_leaves(move, way, hyper=scalars, params=params, x0=state.x0)
+        moved = map_leaves(move, step, hyper=scalars, params=params, x0=state.x0)
         inner_state = cast_like(inner_state, state.inner_state)
         return moved, MechanizeState(r, m, v, s, state.x0, inner_state)
 
@@ -177,6 +177,7 @@ class hypergradient(Wrapper):
 
     def init(self, params: Any) -> HypergradientState:
         """The first rate, and no direction."""
+        # A copy: a donated state must not delete the number that the optimizer holds.
         rate = jnp.array(self.learning_rate, real_dtype_of(params))
         return HypergradientState(rate, slot_zeros(params), self.inner.init(params))
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import EmptyState, scalar_loss, zero_count
-from fnopt.transforms._tree_algebra import chosen
+from fnopt.transforms._tree_algebra import select_tree
 
 
 def with_extras(value_fn: Callable[..., Any], extra_args: dict[str, Any]) -> Callable[[Any], Any]:
@@ -211,6 +211,7 @@ def _least_of_cubic(a: LinePoint, b: LinePoint, c: LinePoint) -> jax.Array:
     third = (jnp.square(e) * over_d - jnp.square(d) * over_e) / scale
     second = (d**3 * over_e - e**3 * over_d) / scale
     root = jnp.sqrt(jnp.square(second) - 3 * third * a.slope)
+    # Of the two stationary points the one with positive curvature.
     return a.rate + (root - second) / (3 * third)
 
 
@@ -223,10 +224,10 @@ def advance_search(
     count = search.count + jnp.ones((), jnp.int32)
     widening = _widen(search, criteria, new, decrease)
     narrowing = _narrow(search, criteria, new, decrease)
-    after = chosen(search.bracketed, narrowing, widening)
+    after = select_tree(search.bracketed, narrowing, widening)
     found = search.bracketed | widening.bracketed | met
     better = (decrease <= criteria.tol) & (~search.bracketed | (new.value < search.safe.value))
-    safe = chosen(better | met, new, search.safe)
+    safe = select_tree(better | met, new, search.safe)
     at_limit = ~found & (new.rate >= criteria.longest)
     width = jnp.abs(search.high.rate - search.low.rate)
     narrow = search.bracketed & (width <= criteria.narrow) & (safe.rate > 0)
@@ -234,7 +235,7 @@ def advance_search(
     # With nothing left to try, any finite step that goes down is better than none.
     lower = (new.value < criteria.value) & jnp.isfinite(new.value) & jnp.isfinite(new.slope)
     last_resort = exhausted & ~(safe.rate > 0) & lower
-    safe = chosen(last_resort, new, safe)
+    safe = select_tree(last_resort, new, safe)
     return after._replace(
         count=count,
         last=new,
@@ -253,7 +254,7 @@ def _widen(
     last = search.last
     too_far = (decrease > 0) | (criteria.is_higher(new, last) & (search.count > 0))
     past = (new.slope >= 0) & ~too_far
-    low, high = chosen(past, new, last), chosen(past, last, new)
+    low, high = select_tree(past, new, last), select_tree(past, last, new)
     return search._replace(low=low, high=high, third=low, bracketed=too_far | past)
 
 
@@ -265,7 +266,7 @@ def _narrow(
     too_far = (decrease > 0) | criteria.is_higher(new, low)
     turned = ~too_far & (new.slope * (high.rate - low.rate) >= 0)
     return search._replace(
-        low=chosen(too_far, low, new),
-        high=chosen(too_far, new, chosen(turned, low, high)),
-        third=chosen(too_far | turned, high, low),
+        low=select_tree(too_far, low, new),
+        high=select_tree(too_far, new, select_tree(turned, low, high)),
+        third=select_tree(too_far | turned, high, low),
     )

@@ -21,13 +21,13 @@ from fnopt.transforms._line_search import (
     with_extras,
 )
 from fnopt.transforms._tree_algebra import (
-    chosen,
     conjugate_tree,
     inner,
     numbers,
     params_after_step,
     real_dtype_of,
     scale_tree,
+    select_tree,
 )
 
 
@@ -161,8 +161,9 @@ class scale_by_zoom_linesearch(Transformation):
             gradient = jax.tree.map(lambda g, like: g.astype(like.dtype), gradient, safe_grad)
             point = LinePoint(rate, new, inner(conjugate_tree(gradient), updates).astype(dtype))
             search, is_better = advance_search(search, criteria, point)
-            return search, chosen(is_better, gradient, safe_grad)
+            return search, select_tree(is_better, gradient, safe_grad)
 
+        # A failed search leaves a step of 0, from which no step would grow.
         keeps = (self.initial_guess_strategy == "keep") & (state.learning_rate > 0)
         guess = jnp.where(keeps, state.learning_rate, jnp.ones((), dtype))
         start = start_search(criteria.value, criteria.slope, guess)
@@ -315,10 +316,12 @@ class scale_by_backtracking_linesearch(Transformation):
 
         def error(rate: jax.Array, new: jax.Array) -> jax.Array:
             over = new - start - h.rtol * jnp.abs(start) - h.slope_rtol * rate * slope
+            # NaN compares false with every bound; as infinity it refuses the step.
             return jnp.where(jnp.isnan(over), jnp.inf, jnp.maximum(over, 0)).astype(dtype)
 
         def unfinished(trial: _Trial) -> jax.Array:
             refused = ~(trial.error <= h.atol)
+            # The first trial is no step back: one evaluation more than steps back.
             return refused & (trial.count.astype(dtype) <= h.max_backtracking_steps)
 
         def shorten(trial: _Trial) -> _Trial:

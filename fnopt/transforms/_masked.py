@@ -34,7 +34,7 @@ class MaskedState(NamedTuple):
     inner_state: Any
 
 
-def only(chosen: Any, tree: Any) -> Any:
+def keep_selected(chosen: Any, tree: Any) -> Any:
     """The leaves where the tree `chosen` is True; `None`, an empty tree, in place of the others."""
     return jax.tree.map(lambda c, x: x if c else None, chosen, tree)
 
@@ -67,11 +67,11 @@ class Selective(Wrapper):
         """Mask of the leaves that stay as they are: the inner transform's, and frozen ones."""
         chosen = self._select(params)
         others = jax.tree.map(lambda _: self._others_stay, chosen)
-        return merge_masked(chosen, self.inner.left_out(only(chosen, params)), others)
+        return merge_masked(chosen, self.inner.left_out(keep_selected(chosen, params)), others)
 
     def init(self, params: Any) -> MaskedState:
         """The inner state, for the leaves that the inner transform works on."""
-        return MaskedState(self.inner.init(only(self._select(params), params)))
+        return MaskedState(self.inner.init(keep_selected(self._select(params), params)))
 
     def update(
         self, updates: Any, state: MaskedState, params: Any = None, **extra_args: Any
@@ -79,7 +79,7 @@ class Selective(Wrapper):
         """Inner updates of the selected leaves, joined with the updates of the others."""
         # The params decide if they are given: `init` saw their dtypes; gradients may have others.
         chosen = self._select(updates if params is None else params)
-        inward = functools.partial(only, chosen)
+        inward = functools.partial(keep_selected, chosen)
         inner_params = None if params is None else inward(params)
         if params is not None:
             extra_args = translate_extra_args(
@@ -297,6 +297,7 @@ class FrozenDict(dict[Any, Any]):
             "partition({**old.transforms, label: new}, old.labels)."
         )
 
+    # Pickle fills a dict by `__setitem__`, which is refused here.
     def __reduce__(self) -> tuple[Any, ...]:
         return FrozenDict, (dict(self),)
 
@@ -329,7 +330,7 @@ def _check_transforms(transforms: Any) -> FrozenDict:
 
 
 def _select_label(labels: Any, label: Any, tree: Any) -> Any:
-    mine = only(jax.tree.map(lambda x: x == label, labels), tree)
+    mine = keep_selected(jax.tree.map(lambda x: x == label, labels), tree)
     # A tree that is one leaf, of another label: `None` would say that there are no params.
     return () if mine is None and tree is not None else mine
 

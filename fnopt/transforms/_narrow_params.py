@@ -110,6 +110,7 @@ class stochastic_rounding(RoundedWrapper):
         leaves = [u for u, _ in pairs]
         narrow = [i for i, (u, p) in enumerate(pairs) if is_rounded(p, u)]
         before = [jnp.asarray(pairs[i][1]) for i in narrow]
+        # float32 holds every number of 16 and 8 bits exactly.
         wide = [p.astype(jnp.float32) for p in before]
         wanted = [w + leaves[i].astype(jnp.float32) for w, i in zip(wide, narrow, strict=True)]
         key = step_key(self.key, state.count)
@@ -163,7 +164,7 @@ class kahan(RoundedWrapper):
 
     def init(self, params: Any) -> KahanState:
         """Rounding errors of zero, and the inner state."""
-        zeros = jax.tree.map(_no_loss, params)
+        zeros = jax.tree.map(_zero_error, params)
         return KahanState(zeros, self.inner.init(params))
 
     def update(
@@ -177,7 +178,7 @@ class kahan(RoundedWrapper):
         return new, KahanState(lost, inner_state)
 
 
-def _no_loss(p: Any) -> Any:
+def _zero_error(p: Any) -> Any:
     if not is_inexact(p):
         return None
     dtype = dtype_of(p)
@@ -197,6 +198,7 @@ def _compensate_leaf(u: Any, p: Any, c: Any) -> tuple[Any, Any]:
     else:  # what float32 itself rounds off (Knuth's two-sum, whichever is larger)
         back = total - wide
         lost = (wide - (total - back)) + (y - back)
+    # Params that overflow have no rounding error; NaN would stay in the slot for ever.
     lost = jnp.where(jnp.isfinite(lost), lost, jnp.zeros_like(lost))
     return y, lost.astype(c.dtype)
 
@@ -262,7 +264,7 @@ class master_copy(RoundedWrapper):
         master = _wide(params, state.master)
         new, inner_state = self.inner.update(updates, state.inner_state, master, **extra_args)
         triples, treedef = rows(new, params, state.master)
-        pairs = [_follow_leaf(*triple) for triple in triples]
+        pairs = [_update_master(*triple) for triple in triples]
         new, master = (treedef.unflatten([pair[i] for pair in pairs]) for i in (0, 1))
         return new, MasterCopyState(master, inner_state)
 
@@ -272,7 +274,7 @@ def _wide(params: Any, master: Any) -> Any:
     return treedef.unflatten([p if m is None else m for p, m in pairs])
 
 
-def _follow_leaf(u: Any, p: Any, m: Any) -> tuple[Any, Any]:
+def _update_master(u: Any, p: Any, m: Any) -> tuple[Any, Any]:
     if m is None or not is_inexact(u):
         return u, m
     dtype = compute_dtype(m.dtype)

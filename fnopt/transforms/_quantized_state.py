@@ -24,7 +24,7 @@ from fnopt.transforms._block_codes import (
     decode_part,
     encode_part,
     encode_with,
-    size_of_whole,
+    unsharded_size,
 )
 from fnopt.transforms._stored_slots import StoredSlots, is_coded, pattern_items
 
@@ -138,7 +138,7 @@ class quantized_state(StoredSlots):
         self, count: jax.Array, state: Any, scales_of: Callable[..., jax.Array] = block_scales
     ) -> QuantizedStateState:
         def encode_leaf(form: str, x: Any, shape: Any) -> Any:
-            size = x.size if shape is None else size_of_whole(x, shape)
+            size = x.size if shape is None else unsharded_size(x, shape)
             if jnp.iscomplexobj(x) or size < self.min_size:
                 return x
             wide = x.astype(compute_dtype(x.dtype))

@@ -143,6 +143,8 @@ class sam(Transformation):
 
         def move() -> tuple[Any, Any, Any]:
             new, inner = self.optimizer.update(updates, state.inner_state, start, **extra_args)
+            # The caller adds the update to the adversarial params: it leads back to the kept ones
+            # first.
             new = map_leaves(lambda u, p, kept: kept - p + u, new, params=params, cache=cache)
             adversary = self.adv_optimizer.init(params) if self.reset_state else state.adv_state
             return new, cast_like(inner, state.inner_state), cast_like(adversary, state.adv_state)
@@ -151,6 +153,7 @@ class sam(Transformation):
             new, adversary = self.adv_optimizer.update(
                 updates, state.adv_state, params, **extra_args
             )
+            # The adversary's optimizer descends: its negative step climbs.
             new = map_leaves(lambda u: -u, new)
             return new, state.inner_state, cast_like(adversary, state.adv_state)
 

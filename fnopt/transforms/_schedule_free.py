@@ -90,11 +90,12 @@ class schedule_free(Wrapper):
         h = numbers(self, dtype, count, skip=("inner",))
         max_lr = jnp.maximum(state.max_lr, h.learning_rate)
         positive = max_lr > 0
+        # The derivative of 0 ** p by p is NaN, also where it is not selected.
         weight = jnp.where(positive, max_lr, jnp.ones_like(max_lr)) ** h.weight_lr_power
         weight = jnp.where(positive, weight, (h.weight_lr_power == 0).astype(dtype))
         total = state.weight_sum + weight
         share = weight / jnp.where(total > 0, total, jnp.ones_like(total))
-        way, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
+        step, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
 
         def step_leaf(h: Any, u: Any, y: Any, z: Any) -> Any:
             b1, share = h["b1"], h["share"]
@@ -105,7 +106,7 @@ class schedule_free(Wrapper):
             return b1 * x + (1 - b1) * z - y, y, z
 
         scalars = {"b1": h.b1, "share": share}
-        new, _, z = map_leaves(step_leaf, way, hyper=scalars, outputs=3, params=params, z=state.z)
+        new, _, z = map_leaves(step_leaf, step, hyper=scalars, outputs=3, params=params, z=state.z)
         inner_state = cast_like(inner_state, state.inner_state)
         return new, ScheduleFreeState(count, total, max_lr, h.b1, z, inner_state)
 

@@ -188,6 +188,7 @@ class precision_policy(StoredSlots):
                 wanted.append((x.astype(jnp.float32), dtype))
             return x
 
+        # Two passes: all leaves are rounded in one call, of which each leaf takes its part.
         self._map(collect, state)
         rounded = iter(stochastic_round_leaves([x for x, _ in wanted], [d for _, d in wanted], key))
 

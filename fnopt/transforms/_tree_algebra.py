@@ -57,7 +57,7 @@ def params_after_step(params: Any, rate: jax.Array, updates: Any) -> Any:
     return apply_updates(params, cast_like(scale_tree(rate, updates), params))
 
 
-def chosen(condition: jax.Array, tree: Any, other: Any) -> Any:
+def select_tree(condition: jax.Array, tree: Any, other: Any) -> Any:
     """The first of two trees where a condition holds, else the second."""
     return jax.tree.map(functools.partial(jnp.where, condition), tree, other)
 

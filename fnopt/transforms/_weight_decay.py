@@ -19,7 +19,7 @@ from fnopt.core import (
     static,
 )
 from fnopt.transforms._chain import Wrapper
-from fnopt.transforms._masked import only
+from fnopt.transforms._masked import keep_selected
 from fnopt.transforms._select import as_mask, select_mask
 
 
@@ -84,7 +84,9 @@ class add_decayed_weights(Leafwise):
         if self.mask is None:
             return self._step(updates, state, params)
         chosen = select_mask(self.mask, params)
-        decayed, state = self._step(only(chosen, updates), state, only(chosen, params))
+        decayed, state = self._step(
+            keep_selected(chosen, updates), state, keep_selected(chosen, params)
+        )
         merge = lambda g, new: g if new is None else new  # noqa: E731
         return jax.tree.map(merge, updates, decayed, is_leaf=is_none), state
 

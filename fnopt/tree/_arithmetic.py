@@ -55,14 +55,14 @@ def promoted_dtype(*leaves: Any) -> Any:
         return jnp.dtype(jnp.result_type(*leaves))
 
 
-def wide(dtype: Any) -> Any:
+def wide_dtype(dtype: Any) -> Any:
     """The dtype to add up in: at least float32 for floating ones, itself for the rest."""
     return compute_dtype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else dtype
 
 
 def compute_wide(fn: Callable[..., Any], dtype: Any, *leaves: Any) -> jax.Array:
     """A function of leaves, computed at least in float32 and returned in the given dtype."""
-    return fn(*(jnp.asarray(x).astype(wide(dtype)) for x in leaves)).astype(dtype)
+    return fn(*(jnp.asarray(x).astype(wide_dtype(dtype)) for x in leaves)).astype(dtype)
 
 
 def scaled_dtype(scalar: Any, *leaves: Any) -> Any:
@@ -76,9 +76,9 @@ def scaled_dtype(scalar: Any, *leaves: Any) -> Any:
     return promoted_dtype(*leaves, scalar)
 
 
-def common(leaves: list[Any]) -> Any:
+def common_dtype(leaves: list[Any]) -> Any:
     """The dtype of a scalar about a whole tree: the leaves' common one, at least float32."""
-    return wide(promoted_dtype(*leaves)) if leaves else default_float()
+    return wide_dtype(promoted_dtype(*leaves)) if leaves else default_float()
 
 
 def _strong(x: Any) -> jax.Array:

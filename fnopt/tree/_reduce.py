@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import default_float, global_norm
-from fnopt.tree._arithmetic import check_arrays, common, names_bad_leaf
+from fnopt.tree._arithmetic import check_arrays, common_dtype, names_bad_leaf
 
 # This package has its own `sum`, `max` and `min`, as the field names them.
 _add = functools.partial(functools.reduce, jnp.add)
@@ -18,7 +18,7 @@ _add = functools.partial(functools.reduce, jnp.add)
 
 def _total(tree: Any, of_leaf: Callable[[jax.Array], jax.Array]) -> jax.Array:
     leaves = jax.tree.leaves(tree)
-    dtype = common(leaves)
+    dtype = common_dtype(leaves)
     return _add([of_leaf(jnp.asarray(x).astype(dtype)) for x in leaves], jnp.zeros((), dtype))
 
 
@@ -62,7 +62,7 @@ def vdot(tree_x: Any, tree_y: Any) -> jax.Array:
     """
     xs, treedef = jax.tree.flatten(tree_x)
     ys = treedef.flatten_up_to(tree_y)
-    dtype = common([*xs, *ys])
+    dtype = common_dtype([*xs, *ys])
     total = jnp.zeros((), dtype)
     for x, y in zip(xs, ys, strict=True):
         x, y = jnp.asarray(x).astype(dtype), jnp.asarray(y).astype(dtype)
@@ -115,6 +115,7 @@ def norm(tree: Any, ord: Any = None, squared: bool = False) -> jax.Array:
 def _size(x: Any) -> jax.Array:
     """Modulus of an array, as floating numbers."""
     x = jnp.asarray(x)
+    # Before the square, which overflows in whole numbers.
     floating = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(default_float())
     return jnp.abs(floating)
 
@@ -122,7 +123,7 @@ def _size(x: Any) -> jax.Array:
 def _extreme(tree: Any, fn: Callable[..., Any], pick: Callable[..., Any], none: float) -> jax.Array:
     # A leaf without elements has no largest and no smallest one.
     leaves = [x for x in jax.tree.leaves(tree) if getattr(x, "size", 1)]
-    dtype = common(leaves)
+    dtype = common_dtype(leaves)
     if not leaves:
         return jnp.full((), none, dtype)
     return functools.reduce(pick, [fn(jnp.asarray(x)).astype(dtype) for x in leaves])
@@ -208,7 +209,7 @@ def allclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool
     """
 
     def compare_leaf(x: Any, y: Any) -> jax.Array:
-        dtype = common([x, y])
+        dtype = common_dtype([x, y])
         x, y = jnp.asarray(x).astype(dtype), jnp.asarray(y).astype(dtype)
         return jnp.allclose(x, y, rtol=rtol, atol=atol, equal_nan=equal_nan)
 

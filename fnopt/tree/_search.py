@@ -39,6 +39,7 @@ def _children(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
     """Children of a node with their keys, and the structure of this level."""
     if node is None or tree_util.all_leaves([node]):
         return [], None
+    # One level: children count as leaves.
     pairs, treedef = tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
     if is_named_tuple(node):
         owner = type(node).__name__
@@ -250,4 +251,5 @@ def map_params(
             return jax.tree.map(at_leaf, value, *rest, is_leaf=lambda x: x is None or stop(x))
         return value if transform_non_params is None else transform_non_params(value)
 
+    # `init` of a placeholder has placeholders where its state has the structure of the params.
     return jax.tree.map(map_part, init(_Params()), state, is_leaf=lambda x: isinstance(x, _Params))

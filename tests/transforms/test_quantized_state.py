@@ -16,12 +16,12 @@ from fnopt.transforms._block_codes import (
     UNSIGNED,
     block_length,
     block_scales,
-    codes_of,
     decode,
+    decode_numbers,
     encode,
     encode_with,
     magnitudes,
-    numbers_of,
+    round_to_codes,
 )
 from tests.contract.trees import assert_identical, signature
 
@@ -47,10 +47,10 @@ def coded(code):
 
     @jax.jit
     def run():
-        numbers = numbers_of(codes, code)
+        numbers = decode_numbers(codes, code)
         place = jnp.arange(x.size, dtype=jnp.uint32)
-        back = codes_of(numbers, place[: codes.size], code, STEP)
-        found = codes_of(jnp.asarray(x) * (1 - code.bias), place, code, STEP)
+        back = round_to_codes(numbers, place[: codes.size], code, STEP)
+        found = round_to_codes(jnp.asarray(x) * (1 - code.bias), place, code, STEP)
         back, found = (c.astype(jnp.uint8) & (2**code.bits - 1) for c in (back, found))
         return numbers / (1 - code.bias), back - codes, found
 

@@ -1,4 +1,4 @@
-"""The cost of a program: FLOPs, bytes and memory read from its jaxpr, and the roofline."""
+"""Costs of a program: FLOPs, bytes and memory from its jaxpr, and the roofline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory traffic, if everything elementwise is fused into what it feeds or follows."""
+"""Memory traffic, assuming that elementwise operations are fused with their neighbours."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from fnopt.costs._graph import IN_PLACE, VIEWS, Cell, Graph, Op
 
 
 def nbytes(cell: Cell) -> int:
-    """The size of a value in memory; 0 for tokens and the like."""
+    """Size of a value in memory; 0 for tokens."""
     return bytes_of(cell.aval)
 
 
 def bytes_of(array: Any) -> int:
-    """The size of an array or abstract value in memory; 0 for tokens and the like."""
+    """Size of an array or abstract value in memory; 0 for tokens."""
     dtype = getattr(array, "dtype", None)
     size = math.prod(getattr(array, "shape", ())) * getattr(dtype, "itemsize", 0)
     return -(-size // 2) if dtype in (jnp.int4, jnp.uint4) else size  # two in a byte
 
 
 def own_traffic(op: Op) -> int:
-    """The memory traffic of one operation: its operands and its results.
+    """Memory traffic of one operation: its operands and its results.
 
-    An operand that is a broadcast or a widened view of something smaller counts as that.
+    An operand that is a broadcast or a wider view of a smaller array counts as that array.
     """
     if op.name in IN_PLACE:
         changed = op.inputs[1 if op.name == "dynamic_update_slice" else 2]
@@ -39,14 +39,14 @@ def own_traffic(op: Op) -> int:
 
 
 def moves_memory(op: Op) -> bool:
-    """Whether an operation has memory traffic of its own: heavy ones, loops, and unknown ones."""
+    """Whether an operation has its own memory traffic: heavy, loops, or unknown."""
     return op.name in MEMORY_BOUND_BY_ITSELF or bool(op.bodies) or op.name not in RULES
 
 
 def edge_traffic(graph: Graph) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Inputs and outputs of a program that no operation with traffic of its own has touched.
+    """Inputs and outputs of a program that no operation with its own traffic has read or written.
 
-    Each is read or written once, by the fused elementwise work; yields the part and the bytes.
+    The fused elementwise work reads or writes each once; yields the part and the bytes.
     """
     counted = _touched(graph)
     yield from _reads(graph, counted)

@@ -1,4 +1,4 @@
-"""FLOPs and bytes of any function: from its traced program, and from the compiler."""
+"""FLOPs and bytes of any function, from its traced program and from the compiler."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def cost(
     r"""Count the FLOPs and bytes of a function without running it.
 
     The function is traced for the shapes of its arguments, unused operations are dropped, and the
-    others are added up. The body of a loop counts as often as it runs. A cond counts the larger
-    figure of its branches, for FLOPs and bytes separately; if the branches differ, the result is
+    others are added up. The body of a loop counts as often as it runs. A cond counts the maximum
+    over its branches, for FLOPs and bytes separately; if the branches differ, the result is
     `at_most`. A matrix product of `[m, k]` and `[k, n]` takes `2 m k n` FLOPs. A convolution takes
     2 FLOPs for each product of a kernel entry and an input element. Other floating-point operations
     take 1 FLOP for each element of the result. A reduction of `n` numbers to one takes `n - 1`
@@ -38,22 +38,22 @@ def cost(
     loop. Other arguments and results of `fn` count once.
 
     Args:
-        fn: Any function of arrays that JAX can trace; jitted, a gradient, a whole training step.
-        trip_counts: Number of iterations of the while loops whose number isn't in the program: one
-            number for all of them, or a dict by the names that the result gives the loops. A
+        fn: Any function of arrays that JAX can trace: jitted, a gradient, a whole training step.
+        trip_counts: Number of iterations of while loops whose number isn't in the program: one
+            number for all, or a dict by the names of loops in the result. A
             `jax.lax.fori_loop` with known bounds needs no number; integers among the arguments
             are known bounds. Without a number, a loop that may end early, such as
             `(error > tol) & (i < 50)`, counts with its limit, and the result is `at_most`. Any
             other loop then counts once, and the result is neither `at_most` nor `exact`.
-        compile: Whether to ask the compiler too, for memory use and for its own count of FLOPs
+        compile: Whether to compile as well, for memory use and the compiler's count of FLOPs
             (which counts the body of every loop once).
 
     Returns:
-        A function of the same arguments, arrays or `jax.ShapeDtypeStruct`s, that gives a `Cost`.
+        A function of the same arguments, arrays or `jax.ShapeDtypeStruct`s, that returns a `Cost`.
 
     Raises:
         TypeError: `fn` is not a function; an argument is not an array.
-        ValueError: `trip_counts` names a loop that isn't there, or is negative; an argument has a
+        ValueError: `trip_counts` names a loop that doesn't exist, or is negative; an argument has a
             symbolic dimension.
 
     Example:
@@ -85,7 +85,7 @@ def cost(
 
 
 def check_all_used(trip_counts: Mapping[str, int], found: Cost) -> None:
-    """Raise a ValueError if `trip_counts` names a loop that was not met."""
+    """Raise a ValueError if `trip_counts` names a loop that doesn't exist."""
     loops = [loop.name for loop in found.loops if loop.is_while]
     for name in set(trip_counts) - {"*", *loops}:
         raise ValueError(
@@ -134,9 +134,9 @@ def _argument(name: str) -> str:
 def compiled_cost(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Compiled:
-    """Compiles `fn` for the default backend and reads its analysis; nothing is executed.
+    """Compile `fn` for the default backend and read its analysis; nothing is executed.
 
-    A function that is jitted already is compiled as it is, so its donated arguments count once.
+    A jitted function is compiled unchanged, so its donated arguments count once.
     """
     jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn)
     compiled = jitted.lower(*args, **kwargs).compile()

@@ -33,7 +33,7 @@ class _Tally:
     def add_all(
         self, other: _Tally, scope: _Scope, times: int = 1, bound: Bound | None = None
     ) -> None:
-        """Add `times` runs of a program that stands in the part `scope`, or a `bound` of them."""
+        """Add `times` runs of a program in the part `scope`, or a `bound` of them."""
         if times == 0:
             return
         for inner, work in other.works.items():
@@ -59,7 +59,7 @@ def count(graph: Graph, trip_counts: dict[str, int]) -> Cost:
 
     Args:
         graph: The program, pruned.
-        trip_counts: Iterations of loops by name (see `Loop`), `'*'` for all that aren't named.
+        trip_counts: Iterations of loops by name (see `Loop`), `'*'` for all other loops.
     """
     counter = _Counter(trip_counts)
     tally = counter.graph(graph, ())
@@ -123,7 +123,7 @@ class _Counter:
         tally.add_all(body, op.scope, trips, "at most" if loop.at_most else bound)
 
     def iterations(self, op: Op, name: str) -> Loop:
-        """The trip count of a while loop: by its name, by its program, or by `'*'`."""
+        """Trip count of a while loop: by its name, by its program, or by `'*'`."""
         if name in self.trip_counts:
             return Loop(name, self.trip_counts[name])
         found, others = trip_count(op), self.trip_counts.get("*")

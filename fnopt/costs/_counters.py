@@ -34,10 +34,10 @@ class Entrance(NamedTuple):
     """Origin of an argument of the program of a loop or a branch.
 
     Attributes:
-        op: The loop or the choice.
-        outside: What it is at the start; `None` for a constant of the program.
-        inside: A carried value as it enters the body.
-        later: That value as the body hands it on.
+        op: The loop or the conditional.
+        outside: The initial value; `None` for a constant of the program.
+        inside: A carried value at the start of the body.
+        later: The same value at the end of the body.
     """
 
     op: Op
@@ -47,7 +47,7 @@ class Entrance(NamedTuple):
 
 
 def entry_of(cell: Cell) -> Entrance:
-    """The origin of a cell that is an argument of a program."""
+    """Origin of a cell that is an argument of a program."""
     op = cell.maker
     assert op is not None
     which, position = next(
@@ -73,7 +73,7 @@ def entry_of(cell: Cell) -> Entrance:
 
 
 def cases_of(op: Op, cell: Cell) -> Sequence[Cell | None]:
-    """The alternatives of a selection or a conditional; empty for other operations."""
+    """Alternatives of a selection or a conditional; empty for other operations."""
     if op.name == "select_n":
         return op.inputs[1:]
     if isinstance(op.control, Cond):
@@ -82,11 +82,11 @@ def cases_of(op: Op, cell: Cell) -> Sequence[Cell | None]:
 
 
 class Numbers:
-    """The bounds of the numbers that one loop sees, counted in its trips.
+    """Bounds of the numbers in one loop, as functions of its iteration.
 
     Args:
         loop: A while loop or a scan.
-        most_trips: Tells how often a while loop around it runs at most.
+        most_trips: Function that returns the maximum trip count of a surrounding while loop.
     """
 
     def __init__(self, loop: Op, most_trips: Callable[[Op], float]) -> None:
@@ -95,7 +95,7 @@ class Numbers:
         self.depth = self.visits = 0
 
     def line(self, cell: Cell | None) -> Line:
-        """The bounds of all elements of a cell."""
+        """Bounds of all elements of a cell."""
         if cell is None:
             return ANY
         if cell.known is not None:
@@ -115,7 +115,7 @@ class Numbers:
         return fitted(line, cell.aval.dtype)
 
     def result_of(self, op: Op, cell: Cell) -> Line:
-        """The bounds of a number by the operation that makes it."""
+        """Bounds of a number from the operation that computes it."""
         if op.name in _ARITHMETIC:
             a, b = map(self.line, op.inputs)
             return _ARITHMETIC[op.name](a, b)
@@ -131,7 +131,7 @@ class Numbers:
         return any_of([self.line(case) for case in cases_of(op, cell)] or [ANY])
 
     def entered(self, cell: Cell) -> Line:
-        """The bounds of an argument of a loop's or a branch's program."""
+        """Bounds of an argument of a loop's or a branch's program."""
         entry = entry_of(cell)
         start = self.line(entry.outside)
         if entry.inside is None:
@@ -151,12 +151,12 @@ class Numbers:
         return before._replace(lasts=lasts)
 
     def change(self, cell: Cell, later: Cell | None, dtypes: set[Any]) -> tuple[Any, Any] | None:
-        """The least and the most by which a carried number grows in a trip.
+        """Bounds of the growth of a carried number per iteration.
 
         Args:
             cell: The number.
-            later: What it is made of.
-            dtypes: Gets the dtypes that the number passes through.
+            later: The number at the end of the body.
+            dtypes: Collects the dtypes of intermediate values.
         """
         if later is cell:
             return 0, 0
@@ -191,7 +191,7 @@ class Numbers:
         return None
 
     def in_all_trips(self, cell: Cell, loop: Op) -> Line:
-        """The bounds of a number of a loop around this one, in whichever trip."""
+        """Bounds of a number of a surrounding loop, over all of its iterations."""
         line = Numbers(loop, self.most_trips).line(cell)
         if line.steady:
             return line

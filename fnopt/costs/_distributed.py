@@ -1,4 +1,4 @@
-"""The cost of a training step on many devices: memory, messages and time on each of them."""
+"""Cost of a training step on many devices: memory, messages and time of each device."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Network:
     Args:
         bandwidth: Bytes per second that a device sends while it receives as many, over the slowest
             link.
-        latency: Seconds until a message has reached the next device.
+        latency: Seconds until a message reaches the next device.
         name: Its name in tables.
 
     Raises:
@@ -45,7 +45,7 @@ class Network:
             raise ValueError(f"Network: latency is {self.latency!r}, expected no negative time.")
 
     def seconds(self, sent: float, messages: float, devices: int) -> float:
-        """The time of messages, in which a device sends so many bytes in all."""
+        """Time of messages in which a device sends `sent_bytes` in total."""
         return sent / self.bandwidth + messages * self.latency * math.ceil(math.log2(devices))
 
 
@@ -61,7 +61,7 @@ class DeviceCost:
         sent_bytes: Bytes that the device sends in a step; it receives as many.
         gradient_seconds: The roofline time of the forward and the backward pass.
         update_seconds: The roofline time of the update.
-        network_seconds: The time of the messages, if nothing is computed meanwhile.
+        network_seconds: The time of the messages, without overlap.
     """
 
     params_bytes: float
@@ -75,22 +75,22 @@ class DeviceCost:
 
     @property
     def memory_bytes(self) -> float:
-        """All of it together."""
+        """Total memory."""
         return self.params_bytes + self.grads_bytes + self.state_bytes + self.kept_bytes
 
     @property
     def seconds(self) -> float:
-        """The time of a step without overlap of messages and arithmetic."""
+        """Time of a step without overlap of messages and arithmetic."""
         return self.gradient_seconds + self.update_seconds + self.network_seconds
 
     @property
     def overlapped_seconds(self) -> float:
-        """The time of a step whose messages overlap with the computation of gradients."""
+        """Time of a step whose messages overlap with the computation of gradients."""
         return max(self.gradient_seconds, self.network_seconds) + self.update_seconds
 
     @property
     def update_share(self) -> float:
-        """The share of the update's arithmetic in `seconds`."""
+        """Fraction of `seconds` that the update's arithmetic takes."""
         return self.update_seconds / self.seconds if self.seconds else 0.0
 
 
@@ -141,10 +141,10 @@ def distributed_cost(
     block_size: int | None = None,
     meeting_network: Network | None = None,
 ) -> DistributedCost:
-    r"""The cost of a step on each of many devices, from its cost on one.
+    r"""Compute the cost of a step on each of many devices, from its cost on one.
 
-    With params of `P` bytes, a state of `S`, and `N` devices, each with the batch that the step
-    was counted for, a device holds and sends (round a ring, which is the least)
+    With params of `P` bytes, a state of `S`, and `N` devices, each with the batch of the counted
+    step, a device stores and sends (on a ring, which sends least)
 
     ======== ============ ============ ============ =========================================
     way      params       gradients    state        sent
@@ -155,24 +155,24 @@ def distributed_cost(
     `diloco` P            P            S + 2 P      2 P (N - 1) / (N H)
     ======== ============ ============ ============ =========================================
 
-    `zero1` is `fnopt.distributed.sharded`, `fsdp` divides the params too and gathers a layer's when
-    it is needed, twice (those of the layers at work come on top of its memory), and `diloco` has
-    workers of one device each, which meet every `H` steps, with an outer momentum; in 8-bit codes
-    it sends about a quarter and holds another `P` (what is owed). The update is divided where the
-    state is. Params are taken to be float32, and the messages of a way to be one for all leaves.
+    `zero1` is `fnopt.distributed.sharded`. `fsdp` also shards the params, and gathers those of a
+    layer when it needs them, twice; the memory of gathered layers isn't included. `diloco` has
+    workers of one device each, which synchronize every `H` steps, with an outer momentum; with
+    8-bit codes it sends about a quarter and stores another `P` (rounding errors). The update is
+    divided like the state. Params are assumed to be float32, with one message for all leaves.
     The count omits the outer update, the all-to-alls of matrix methods, and overheads of a program:
     copies, padding, fragmentation, a suboptimal schedule of messages.
 
     Args:
-        step: From `step_cost(loss, tx)(params, *batch)`, with the batch of one device; shapes are
-            enough.
+        step: The result of `step_cost(loss, tx)(params, *batch)`, with the batch of one device;
+            shapes are enough.
         devices: :math:`N`.
         hardware: The rates of a device.
         network: The network between devices.
-        every: :math:`H`, the steps between meetings of `diloco`.
-        block_size: As in `fnopt.distributed.diloco`: None for messages of floats, else how many
-            8-bit codes share a scale.
-        meeting_network: The network for the meetings, if it is another one.
+        every: :math:`H`, the steps between synchronizations of `diloco`.
+        block_size: As in `fnopt.distributed.diloco`: None for messages of floats, else the number
+            of 8-bit codes with one scale.
+        meeting_network: The network for synchronizations, if different.
 
     Returns:
         A `DistributedCost`.

@@ -1,4 +1,4 @@
-"""FLOPs of matrix products, convolutions, factorizations and transforms."""
+"""FLOPs of matrix products, convolutions, factorisations and transforms."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ def _matrix(op: Op) -> tuple[int, int, int]:
 
 
 def cholesky(op: Op) -> Work:
-    """n³/3."""
+    """FLOPs n³/3."""
     batch, n, _ = _matrix(op)
     return _count(op, n**3 / 3, batch)
 
 
 def triangular_solve(op: Op) -> Work:
-    """n² for every right-hand side."""
+    """FLOPs n² for every right-hand side."""
     *_, n, _ = op.avals[0].shape
     return _count(op, n * op.avals[1].size, 1)
 
 
 def lu(op: Op) -> Work:
-    """k² (max - k/3) with k = min(m, n): 2n³/3 for a square matrix."""
+    """FLOPs k² (max - k/3) with k = min(m, n): 2n³/3 for a square matrix."""
     batch, m, n = _matrix(op)
     k = min(m, n)
     return _count(op, k**2 * (max(m, n) - k / 3), batch)
 
 
 def geqrf(op: Op) -> Work:
-    """2 k² (max - k/3): the Householder reflections of a QR factorisation."""
+    """FLOPs 2 k² (max - k/3) of the Householder reflections of a QR factorisation."""
     batch, m, n = _matrix(op)
     k = min(m, n)
     return _count(op, 2 * k**2 * (max(m, n) - k / 3), batch)
 
 
 def householder_product(op: Op) -> Work:
-    """4mnk - 2(m + n)k² + 4k³/3: Q from k reflections."""
+    """FLOPs 4mnk - 2(m + n)k² + 4k³/3 of Q from k reflections."""
     batch, m, n = _matrix(op)
     k = op.avals[1].shape[-1]
     return _count(op, 4 * m * n * k - 2 * (m + n) * k**2 + 4 * k**3 / 3, batch)
 
 
 def qr(op: Op) -> Work:
-    """The reflections, and Q from them if it is used."""
+    """FLOPs of the reflections, and of Q if it is used."""
     batch, m, n = _matrix(op)
     k = min(m, n)
     columns = m if op.params.get("full_matrices") else k
@@ -66,14 +66,14 @@ def qr(op: Op) -> Work:
 
 
 def tridiagonal_solve(op: Op) -> Work:
-    """3n for the elimination and 5n for every right-hand side."""
+    """FLOPs 3n for the elimination and 5n for every right-hand side."""
     n, b = op.avals[0].shape[-1], op.avals[3]
     batch = op.avals[0].size // max(n, 1)
     return _count(op, 3 * n * batch + 5 * b.size, 1)
 
 
 def fft(op: Op) -> Work:
-    """The usual 5 n log2 n for a complex transform of n points, half of it for a real one."""
+    """FLOPs 5 n log2 n of a complex transform of n points, half of it for a real one."""
     n = math.prod(op.params["fft_lengths"])
     sides = (op.avals[0], op.out)
     real = [a for a in sides if not jnp.issubdtype(a.dtype, jnp.complexfloating)]
@@ -82,25 +82,25 @@ def fft(op: Op) -> Work:
 
 
 def sort(op: Op) -> Work:
-    """N ceil(log2 n) comparisons a row."""
+    """Comparisons N ceil(log2 n) per row."""
     n = op.avals[0].shape[op.params["dimension"]]
     return Work(elementwise_flops=op.avals[0].size * max(n - 1, 0).bit_length())
 
 
 def top_k(op: Op) -> Work:
-    """One comparison of every element with each level of a heap of k."""
+    """Comparisons of every element with each level of a heap of k."""
     return Work(elementwise_flops=op.avals[0].size * max(op.params["k"], 1).bit_length())
 
 
 def dot_general(op: Op) -> Work:
-    """2 x size of the result x length of the contracted axes."""
+    """FLOPs 2 x size of the result x length of the contracted axes."""
     (contracted, _), _ = op.params["dimension_numbers"]
     length = _length(op.avals[0], contracted)
     return _multiply_adds(op, op.out.size * length)
 
 
 def ragged_dot_general(op: Op) -> Work:
-    """Every row of the left side meets one of the groups."""
+    """FLOPs of the product of every row of the left side with one of the groups."""
     numbers = op.params["ragged_dot_dimension_numbers"]
     (contracted, _), _ = numbers.dot_dimension_numbers
     length = _length(op.avals[0], contracted)
@@ -111,9 +111,9 @@ def ragged_dot_general(op: Op) -> Work:
 
 
 def conv_general_dilated(op: Op) -> Work:
-    """2 x batch x features out x features in of a group x taps that meet an element.
+    """FLOPs 2 x batch x output features x input features of a group x valid taps.
 
-    Taps that fall on padding or between the elements of a dilated input don't count.
+    Taps on padding or between the elements of a dilated input don't count.
     """
     p = op.params
     numbers = p["dimension_numbers"]
@@ -142,8 +142,8 @@ def valid_taps(
 ) -> int:
     """Pairs of an output position and a kernel tap that read an element of the input, in one axis.
 
-    Output `o` and tap `k` look at place `o * stride + k * rhs_dilation - padding[0]` of the input,
-    whose elements lie `lhs_dilation` apart.
+    Output `o` and tap `k` read position `o * stride + k * rhs_dilation - padding[0]` of the input,
+    whose elements have the distance `lhs_dilation`.
     """
     low, high = padding
     extent = (size - 1) * lhs_dilation + 1 if size else 0

@@ -1,4 +1,4 @@
-"""The FLOPs of each primitive: one table from its name to a rule."""
+"""FLOPs of each primitive: a table from its name to a rule."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ _ITERATIVE = {"eig", "eigh", "svd", "schur", "hessenberg", "tridiagonal"}
 
 
 def reason_unknown(name: str) -> str:
-    """Why a primitive has no rule."""
+    """Reason why a primitive has no rule."""
     if name in _COMMUNICATION:
         return "communication between devices isn't counted"
     if name in _HOST:

@@ -30,7 +30,7 @@ from fnopt.programs import (
 
 
 def names(text: str) -> frozenset[str]:
-    """A set of names, written with spaces between them."""
+    """Set of names from a string with spaces between them."""
     return frozenset(text.split())
 
 
@@ -57,11 +57,11 @@ class Cell:
 
     Attributes:
         aval: Its shape and dtype.
-        known: The number, if it is written in the program or among its arguments.
-        base: The cell whose memory it looks at, if it is a view.
-        maker: The operation that made it.
-        enters: Whether that operation is the one that it is an argument inside of, as a carried
-            value of a loop is.
+        known: The number, if it is a constant of the program or an argument.
+        base: The cell whose memory it views, if it is a view.
+        maker: The operation that computes it.
+        enters: Whether it is an argument inside that operation, such as a carried
+            value of a loop.
     """
 
     aval: Any
@@ -72,7 +72,7 @@ class Cell:
 
     @property
     def root(self) -> Cell:
-        """The cell that owns the memory of this one."""
+        """Cell that owns the memory of this one."""
         return self if self.base is None else self.base.root
 
 
@@ -83,14 +83,14 @@ class Op:
     Attributes:
         name: The primitive's name.
         params: The equation's parameters.
-        inputs: What it reads.
-        outputs: What it makes.
-        scope: The parts of the model that it belongs to, outermost first.
-        control: How it repeats, chooses or maps, if it does.
-        bodies: What it repeats or chooses from: `(body,)` of a scan, `(test, body)` of a while
+        inputs: Its operands.
+        outputs: Its results.
+        scope: The parts of the model that contain it, outermost first.
+        control: Its control flow (loop, conditional or map), if any.
+        bodies: Its inner programs: `(body,)` of a scan, `(test, body)` of a while
             loop, the branches of a cond.
-        effects: Whether it does something besides its outputs, so that it runs in any case.
-        used: Which outputs somebody reads; known once the program is pruned.
+        effects: Whether it has side effects, so that it runs in any case.
+        used: Mask of the outputs that are read; known after the program is pruned.
     """
 
     name: str
@@ -105,12 +105,12 @@ class Op:
 
     @property
     def avals(self) -> list[Any]:
-        """The shapes and dtypes of the inputs."""
+        """Shapes and dtypes of the inputs."""
         return [c.aval for c in self.inputs]
 
     @property
     def out(self) -> Any:
-        """The shape and dtype of the first output."""
+        """Shape and dtype of the first output."""
         return self.outputs[0].aval
 
 
@@ -123,7 +123,7 @@ class Graph(NamedTuple):
 
 
 def trace_graph(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
-    """The program that `fn` runs on arguments of these shapes; nothing is computed."""
+    """Trace the program of `fn` for arguments of these shapes; nothing is computed."""
     with (
         explain_jax_errors("cost", "the function"),
         explain_missing_keys(args[0] if args else None),
@@ -136,7 +136,7 @@ def trace_graph(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 
 def graph_of(sub: jaxprs.SubJaxpr) -> Graph:
-    """The operations of a jaxpr; its constants are inputs too, after its arguments."""
+    """Operations of a jaxpr; its constants are inputs too, after its arguments."""
     inputs = [Cell(v.aval) for v in sub.jaxpr.invars]
     consts = _constants(sub)
     ops: list[Op] = []
@@ -145,7 +145,7 @@ def graph_of(sub: jaxprs.SubJaxpr) -> Graph:
 
 
 def number(x: Any) -> int | Fraction | None:
-    """The value of a concrete scalar; `None` of anything else (a shape, a tracer, infinity)."""
+    """Value of a concrete scalar; `None` for anything else (a shape, a tracer, infinity)."""
     scalar = isinstance(x, (bool, int, float)) or getattr(x, "shape", None) == ()
     if not scalar or isinstance(x, (Tracer, jax.ShapeDtypeStruct)):
         return None
@@ -249,14 +249,14 @@ def _inside(eqn: jex.JaxprEqn, sub: jaxprs.SubJaxpr, scope: tuple[str, ...]) -> 
 
 
 def prune(graph: Graph, keep: Sequence[bool] | None = None) -> tuple[Graph, list[bool]]:
-    """A program without the operations that its kept outputs don't need.
+    """Remove the operations that the kept outputs don't need.
 
     Args:
         graph: The program.
-        keep: Which outputs are needed; all by default.
+        keep: Mask of the needed outputs; all by default.
 
     Returns:
-        The program with `None` in place of outputs that are not kept, and which inputs it reads.
+        The program with `None` in place of outputs that are not kept, and a mask of its inputs.
     """
     keep = [True] * len(graph.outputs) if keep is None else keep
     outputs = [c if k else None for c, k in zip(graph.outputs, keep, strict=True)]

@@ -16,11 +16,11 @@ class Line(NamedTuple):
     """Linear bounds `low + fall t <= x <= high + rise t` in iteration `t` of a loop.
 
     Attributes:
-        low: The least that it is in trip 0.
-        high: The most that it is in trip 0.
-        fall: How the lower bound changes in a trip.
-        rise: How the upper bound changes in a trip.
-        lasts: The last trip for which this holds: from there on the number overflows.
+        low: The lower bound in iteration 0.
+        high: The upper bound in iteration 0.
+        fall: The change of the lower bound per iteration.
+        rise: The change of the upper bound per iteration.
+        lasts: The last iteration for which this holds, before the number overflows.
     """
 
     low: Number
@@ -36,7 +36,7 @@ class Line(NamedTuple):
 
     @property
     def steady(self) -> bool:
-        """Whether the bounds are the same in all trips."""
+        """Whether the bounds are constant."""
         return self.fall == self.rise == 0
 
 
@@ -47,9 +47,9 @@ class Spell(NamedTuple):
     """The iterations in which a condition holds.
 
     Attributes:
-        until: It surely holds in all trips before this one.
-        end: It surely doesn't hold in this trip.
-        after: It surely doesn't hold in this trip and in all later ones.
+        until: The condition holds in all iterations before this one.
+        end: It doesn't hold in this iteration.
+        after: It doesn't hold in this iteration and in all later ones.
     """
 
     until: Number = 0
@@ -69,29 +69,29 @@ def either(*spells: Spell) -> Spell:
 
 
 def always(holds: bool) -> Spell:
-    """The spell of a condition that holds in all iterations, or in none."""
+    """Iterations of a condition that always holds, or never."""
     trips = math.inf if holds else 0
     return Spell(trips, trips, trips)
 
 
 def difference(a: Line, b: Line) -> Line:
-    """The bounds of `a - b` as a number, which can't overflow."""
+    """Bounds of `a - b` as a number that can't overflow."""
     lasts = min(a.lasts, b.lasts)
     return Line(a.low - b.high, a.high - b.low, a.fall - b.rise, a.rise - b.fall, lasts)
 
 
 def plus(a: Line, b: Line) -> Line:
-    """The bounds of `a + b`; none where it may overflow, as it may with one of them unbounded."""
+    """Bounds of `a + b`; infinite if it may overflow, as with an unbounded operand."""
     return difference(a, _flipped(b)) if a.known and b.known else ANY
 
 
 def minus(a: Line, b: Line) -> Line:
-    """The bounds of `a - b`; none where it may overflow."""
+    """Bounds of `a - b`; infinite if it may overflow."""
     return plus(a, _flipped(b))
 
 
 def times(a: Line, b: Line) -> Line:
-    """The bounds of a product, of which one factor at least stays the same."""
+    """Bounds of a product with at least one constant factor."""
     if not (a.known and b.known) or not (a.steady or b.steady):
         return ANY
     if not b.steady:
@@ -109,24 +109,24 @@ def times(a: Line, b: Line) -> Line:
 
 
 def largest(a: Line, b: Line) -> Line:
-    """The bounds of `max(a, b)`."""
+    """Bounds of `max(a, b)`."""
     low, fall = max((a.low, a.fall), (b.low, b.fall), key=lambda line: line[::-1])
     return Line(low, max(a.high, b.high), fall, max(a.rise, b.rise), min(a.lasts, b.lasts))
 
 
 def smallest(a: Line, b: Line) -> Line:
-    """The bounds of `min(a, b)`."""
+    """Bounds of `min(a, b)`."""
     return _flipped(largest(_flipped(a), _flipped(b)))
 
 
 def any_of(lines: Sequence[Line]) -> Line:
-    """The bounds of a number that is one of several."""
+    """Bounds of a number that is one of several."""
     lows, highs, falls, rises, lasts = zip(*lines, strict=True)
     return Line(min(lows), max(highs), min(falls), max(rises), min(lasts))
 
 
 def fitted(line: Line, dtype: Any) -> Line:
-    """Restrict bounds to the iterations in which the dtype holds their numbers.
+    """Restrict bounds to the iterations in which the dtype represents their numbers.
 
     Floating-point numbers are followed while they are whole and exact.
     """

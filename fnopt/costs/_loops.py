@@ -21,8 +21,8 @@ class Trips(NamedTuple):
     """The number of iterations of a loop.
 
     Attributes:
-        number: That number, or the most that it can be.
-        exact: Whether it is the number itself.
+        number: Number of iterations, or its upper bound.
+        exact: Whether `number` is exact.
     """
 
     number: int
@@ -32,9 +32,9 @@ class Trips(NamedTuple):
 def trip_count(op: Op) -> Trips | None:
     """Upper bound of the trip count of a while loop; `None` if the program gives none.
 
-    Numbers that change by a known amount in a trip are followed through the condition. Where
-    comparisons of them end, a conjunction ends with the first of its parts and a disjunction with
-    the last. A batch (`jax.vmap`) ends with its last example, and the bounds are those of all.
+    Numbers that change by a known amount per iteration are followed through the condition. A
+    conjunction of comparisons ends with the first of them, a disjunction with
+    the last. A batch (`jax.vmap`) ends with its last example, and the bounds cover all examples.
     """
     whole = op.bodies[1].inputs[0].maker  # before it was pruned
     assert whole is not None
@@ -52,14 +52,14 @@ class _Conditions:
         self.lasts: Number = math.inf  # the last trip in which no number overflows
 
     def trips(self) -> Trips | None:
-        """The number of iterations, if the loop ends."""
+        """Number of iterations, if the loop ends."""
         spell = self.spell(self.op.bodies[0].outputs[0], True)
         if spell.end > min(self.lasts, _LIMIT):
             return None
         return Trips(int(spell.end), spell.until >= spell.end)
 
     def spell(self, cell: Cell | None, wanted: bool) -> Spell:
-        """The iterations in which all elements of a cell are true (or false)."""
+        """Iterations in which all elements of a cell are true (or false)."""
         if cell is None:
             return Spell()
         if cell.known is not None:
@@ -75,7 +75,7 @@ class _Conditions:
         return found
 
     def result_of(self, op: Op, cell: Cell, wanted: bool) -> Spell:
-        """The spell of a condition by the operation that makes it."""
+        """Iterations of a condition from the operation that computes it."""
         a, b = (*op.inputs, None, None)[:2]
         parts = _parts(op)
         if parts and cell.aval.dtype == bool:
@@ -110,14 +110,14 @@ class _Conditions:
         return Spell() if b.known is None else self.spell(a, bool(b.known) == wanted)
 
     def until_overflow(self, spell: Spell, line: Line) -> Spell:
-        """Restrict a spell to the iterations before its numbers overflow."""
+        """Restrict iterations to those before the numbers overflow."""
         if spell.end > line.lasts:
             return Spell(min(spell.until, line.lasts + 1))
         self.lasts = min(self.lasts, line.lasts)
         return spell
 
     def chosen(self, op: Op, cell: Cell, wanted: bool) -> Spell:
-        """The spell of one of several conditions."""
+        """Iterations of one of several conditions."""
         spells = [self.spell(case, wanted) for case in cases_of(op, cell)]
         if len(spells) == 2:  # the second where the first operand is true
             first, second = (self.spell(op.inputs[0], which) for which in (False, True))
@@ -128,7 +128,7 @@ class _Conditions:
         return Spell(min(spell.until for spell in spells), after, after)
 
     def entered(self, cell: Cell, wanted: bool) -> Spell:
-        """The spell of an argument of a loop's or a branch's program."""
+        """Iterations of an argument of a loop's or a branch's program."""
         entry = entry_of(cell)
         if entry.inside is None:
             return self.spell(entry.outside, wanted)

@@ -1,4 +1,4 @@
-"""Text of the costs: tables, and remarks on which figures are bounds and what they leave out."""
+"""Text of the costs: tables, and remarks on bounds and omissions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = tuple[str, Sequence[Work]]
 
 
 def work_table(rows: Sequence[Row], hardware: Hardware | None = None) -> list[str]:
-    """Lines with aligned columns; the last row stands below a rule and is the total."""
+    """Lines with aligned columns; the last row is the total, below a rule."""
     timed = ("time at least", "limit") if hardware else ()
     total = _sum(rows[-1][1])
     cells = [(*_HEADER, *timed), *(_row(name, works, total, hardware) for name, works in rows)]
@@ -78,13 +78,13 @@ _SHOWN = 8  # remarks of a kind, with a line of their own
 
 
 class Unknown(NamedTuple):
-    """A part of a program that is not counted, or only in part.
+    """An operation that is not counted, or only in part.
 
     Attributes:
         name: The primitive, or the name of the loop.
-        part: The part of the model that it is in.
+        part: The part of the model that contains it.
         reason: Why it isn't counted, and what to do.
-        count: How often the program runs it.
+        count: Number of its runs.
     """
 
     name: str
@@ -97,9 +97,9 @@ class Loop(NamedTuple):
     """A loop of a program, with its number of iterations.
 
     Attributes:
-        name: Its part and kind, numbered where a part has several: `'decoder/while'`.
-        trips: How often its body runs; `None` if that isn't known, and then it is counted once.
-        at_most: Whether `trips` is the most that it can be, as with `(error > tol) & (i < 50)`.
+        name: Its part and kind, numbered if a part has several: `'decoder/while'`.
+        trips: Number of runs of its body; `None` if unknown, and then it counts once.
+        at_most: Whether `trips` is an upper bound, as with `(error > tol) & (i < 50)`.
     """
 
     name: str
@@ -113,7 +113,7 @@ class Loop(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """The compiler's own figures for the same program (for this machine's backend).
+    """The compiler's figures for the same program, on the default backend.
 
     Attributes:
         flops: Its count; it counts the body of every loop ONCE.
@@ -122,7 +122,7 @@ class Compiled(NamedTuple):
         argument_bytes: Size of the arguments.
         output_bytes: Size of the results.
         temp_bytes: Size of the working memory.
-        peak_bytes: Arguments, results and working memory together, donated buffers counted once.
+        peak_bytes: Arguments, results and working memory together; donated buffers count once.
         host_bytes: Peak in the host's memory, for `offloaded` state, which isn't part of the
             accelerator's peak. On a CPU it is zero, and the peak counts everything.
     """
@@ -138,14 +138,14 @@ class Compiled(NamedTuple):
 
 
 def labelled(name: str, bounds: Iterable[Bound]) -> str:
-    """The name of a row, and whether its figures are bounds or incomplete."""
+    """Name of a row, and whether its figures are bounds or incomplete."""
     found = set(bounds)
     worst = "incomplete" if "incomplete" in found else "at most"
     return f"{name} ({worst})" if found else name
 
 
 def notes(unknown: Sequence[Unknown], loops: Sequence[Loop], choices: Sequence[str]) -> list[str]:
-    """Remarks on what the figures leave out, on loops that count with their limit, on conds."""
+    """Remarks on omissions, on loops that count with their limit, and on conds."""
     left_out = [f"incomplete: {u.name} x {u.count}{_in(u.part)}: {u.reason}" for u in unknown]
     bounds = [
         f"at most: {loop.name} counts with the {loop.trips} iterations that it can make; "
@@ -162,7 +162,7 @@ def notes(unknown: Sequence[Unknown], loops: Sequence[Loop], choices: Sequence[s
 
 
 def compiler_notes(compiled: Compiled | None, flops: int, loops: Sequence[Loop]) -> list[str]:
-    """The compiler's own figures beside the FLOPs that were counted, if it was asked."""
+    """Remarks with the compiler's figures, if the program was compiled."""
     if compiled is None:
         return []
     share = f" ({compiled.flops / flops:.1%} of the above)" if flops else ""

@@ -1,4 +1,4 @@
-"""The costs of a program, of a gradient and of a training step, as numbers."""
+"""Costs of a program, of a gradient and of a training step, as numbers."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Cost:
 
     Attributes:
         parts: Work per part: the path of `jax.named_scope`s and of the user's jitted functions,
-            `''` for what is in none. The parts add up to `total`.
-        unknown: Operations that the figures leave out; empty if all were counted.
-        loops: The loops and how often each runs.
-        compiled: The compiler's figures, if they were asked for.
-        inexact: The parts whose figures aren't exact: `'at most'` where a loop counts as often as
-            it can run, or one branch of several; `'incomplete'` where something is in `unknown`.
-        choices: The parts of conds whose branches don't cost the same.
+            `''` for the rest. The parts add up to `total`.
+        unknown: Operations that the figures omit; empty if all were counted.
+        loops: The loops and their numbers of iterations.
+        compiled: The compiler's figures, if requested.
+        inexact: The parts whose figures aren't exact: `'at most'` if a loop counts with its
+            limit, or a cond with one branch; `'incomplete'` if operations are in `unknown`.
+        choices: The parts of conds whose branches have different costs.
 
     Example:
         >>> from fnopt.costs import cost
@@ -52,22 +52,22 @@ class Cost:
 
     @property
     def total(self) -> Work:
-        """The work of all parts together."""
+        """Work of all parts together."""
         return sum(self.parts.values(), Work())
 
     @property
     def flops(self) -> int:
-        """Floating-point operations: those of matrix products and all others."""
+        """Floating-point operations of matrix products and all other operations."""
         return self.total.flops
 
     @property
     def matmul_flops(self) -> int:
-        """The FLOPs of matrix products and convolutions; a multiply-add counts as two."""
+        """FLOPs of matrix products and convolutions; a multiply-add counts as two."""
         return self.total.matmul_flops
 
     @property
     def elementwise_flops(self) -> int:
-        """The FLOPs of all other operations: elementwise arithmetic, reductions, factorisations."""
+        """FLOPs of all other operations: elementwise arithmetic, reductions, factorisations."""
         return self.total.elementwise_flops
 
     @property
@@ -77,7 +77,7 @@ class Cost:
 
     @property
     def bytes(self) -> int:
-        """Memory traffic if everything elementwise is fused away."""
+        """Memory traffic if all elementwise operations are fused."""
         return self.total.bytes
 
     @property
@@ -87,26 +87,26 @@ class Cost:
 
     @property
     def exact(self) -> bool:
-        """Whether everything in the program was counted, and as often as it runs."""
+        """Whether all operations were counted, with their exact number of runs."""
         return not self.unknown and not self.inexact
 
     @property
     def at_most(self) -> bool:
         """Whether the figures are upper bounds.
 
-        All that is not known is how early some loops end, or which branch of a cond is taken.
-        What is neither exact nor an upper bound is incomplete: see `unknown`.
+        The unknowns are then only how early some loops end, or which branch of a cond is taken.
+        Figures that are neither exact nor upper bounds are incomplete: see `unknown`.
         """
         return not self.exact and not self.unknown
 
     def part(self, path: str) -> Work:
-        """The work of one part, with all that is inside it.
+        """Work of one part, including the parts inside it.
 
         Args:
-            path: Such as `'encoder'` or `'encoder/attention'`.
+            path: The part, such as `'encoder'` or `'encoder/attention'`.
 
         Raises:
-            KeyError: There is no such part; the message lists those there are.
+            KeyError: If the part doesn't exist; the message lists the parts.
         """
         inside = [w for name, w in self.parts.items() if f"{name}/".startswith(f"{path}/")]
         if not inside:
@@ -114,7 +114,7 @@ class Cost:
         return sum(inside, Work())
 
     def grouped(self, depth: int) -> dict[str, Work]:
-        """The work per part, parts deeper than `depth` counted to the one that they are in.
+        """Work per part, with deeper parts than `depth` added to the part that contains them.
 
         A root that all named parts share (the model's own name, in Flax) is no level.
         """
@@ -124,9 +124,9 @@ class Cost:
         return groups
 
     def labels(self, depth: int) -> dict[str, str]:
-        """What a table calls the parts that `grouped` gives: `'(rest)'`, `'solver (at most)'`.
+        """Labels of the parts of `grouped` in a table: `'(rest)'`, `'solver (at most)'`.
 
-        What is in a part, but in none of those inside it that have a row, is its `(rest)`.
+        Work of a part that belongs to no inner part with a row is its `(rest)`.
         """
         groups = self._groups(depth)
         bounds: dict[str, list[Bound]] = {group: [] for group in groups.values()}
@@ -141,15 +141,15 @@ class Cost:
         return {name: "/".join(name.split("/")[:depth]) for name in self.parts}
 
     def seconds(self, hardware: Hardware) -> float:
-        """The roofline time: no machine with these rates can be faster."""
+        """Roofline time: a lower bound of the time on a machine with these rates."""
         return hardware.seconds(self.total)
 
     def table(self, depth: int = 2, hardware: Hardware | None = None) -> str:
-        """The figures as text, a line for every part.
+        """Figures as text, with a line for every part.
 
         Args:
-            depth: How many levels of parts to show.
-            hardware: Rates of a machine; adds the roofline time and what limits it.
+            depth: Number of levels of parts to show.
+            hardware: Rates of a machine; adds the roofline time and its limit.
         """
         return _cost_table(self, depth, hardware)
 
@@ -178,7 +178,7 @@ class Cost:
 
 
 def worse(bound_so_far: Bound | None, other: Bound) -> Bound:
-    """The exactness of the sum of two figures: None (exact), a bound, or incomplete."""
+    """Exactness of the sum of two figures: None (exact), a bound, or incomplete."""
     return "incomplete" if bound_so_far == "incomplete" else other
 
 
@@ -211,10 +211,10 @@ class GradCost:
     """The cost of a gradient; `print` shows a table.
 
     Attributes:
-        forward: The forward pass, as it runs when a backward pass will follow.
-        backward: The backward pass; with `jax.checkpoint`, also what is computed again.
+        forward: The forward pass, as it runs before a backward pass.
+        backward: The backward pass; with `jax.checkpoint`, including recomputation.
         residual_bytes: Bytes that the forward pass keeps for the backward pass, besides arguments.
-        compiled: The compiler's figures for both together, if they were asked for.
+        compiled: The compiler's figures for both together, if requested.
     """
 
     forward: Cost
@@ -224,22 +224,22 @@ class GradCost:
 
     @property
     def phases(self) -> dict[str, Cost]:
-        """The costs by the name of the phase, in the order in which they run."""
+        """Costs by the name of the phase, in the order of execution."""
         return {"forward": self.forward, "backward": self.backward}
 
     @property
     def total(self) -> Work:
-        """The work of all phases."""
+        """Work of all phases."""
         return sum((cost.total for cost in self.phases.values()), Work())
 
     @property
     def backward_to_forward(self) -> float:
-        """FLOPs of the backward pass for one of the forward pass: about 2 for a deep network."""
+        """FLOPs of the backward pass over those of the forward pass: about 2 for a deep network."""
         return self.backward.flops / self.forward.flops if self.forward.flops else float("nan")
 
     @property
     def exact(self) -> bool:
-        """Whether everything was counted, and as often as it runs."""
+        """Whether all operations were counted, with their exact number of runs."""
         return all(cost.exact for cost in self.phases.values())
 
     @property
@@ -249,15 +249,15 @@ class GradCost:
         return bounded and not self.exact
 
     def seconds(self, hardware: Hardware) -> float:
-        """The roofline time: one phase after the other."""
+        """Roofline time of the phases, one after the other."""
         return sum(cost.seconds(hardware) for cost in self.phases.values())
 
     def table(self, depth: int = 1, hardware: Hardware | None = None) -> str:
-        """The figures as text, a line for every phase and for its parts.
+        """Figures as text, with a line for every phase and for its parts.
 
         Args:
-            depth: How many levels of parts to show; 0 for the phases alone.
-            hardware: Rates of a machine; adds the roofline times and what limits them.
+            depth: Number of levels of parts to show; 0 for the phases alone.
+            hardware: Rates of a machine; adds the roofline times and their limits.
         """
         rows: list[Row] = []
         order = [*self.forward.grouped(depth)] if depth else []
@@ -293,14 +293,14 @@ class StepCost(GradCost):
     """The cost of a training step; `print` shows a table.
 
     Attributes:
-        forward: The forward pass, as it runs when a backward pass will follow.
-        backward: The backward pass; with `jax.checkpoint`, also what is computed again.
+        forward: The forward pass, as it runs before a backward pass.
+        backward: The backward pass; with `jax.checkpoint`, including recomputation.
         residual_bytes: Bytes that the forward pass keeps for the backward pass, besides arguments.
         update: The optimizer: from gradients to new params and state.
         params_bytes: Size of the params.
         state_bytes: Size of the optimizer's state.
-        compiled: The compiler's figures for the whole step with donated params and state, if they
-            were asked for.
+        compiled: The compiler's figures for the whole step with donated params and state, if
+            requested.
     """
 
     update: Cost
@@ -309,7 +309,7 @@ class StepCost(GradCost):
 
     @property
     def phases(self) -> dict[str, Cost]:
-        """The costs by the name of the phase, in the order in which they run."""
+        """Costs by the name of the phase, in the order of execution."""
         return {**super().phases, "update": self.update}
 
     def _remarks(self) -> list[str]:

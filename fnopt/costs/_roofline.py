@@ -1,4 +1,4 @@
-"""The units of work, and the roofline: the least time on a machine with given rates."""
+"""Units of work, and the roofline: a lower bound of the time on a machine with given rates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Work:
         matmul_flops: FLOPs of matrix products and convolutions; a multiply-add counts as two.
         elementwise_flops: All other FLOPs.
         transcendentals: Evaluations of exp, log, tanh, sqrt, ...
-        bytes: Memory traffic if everything elementwise is fused away.
+        bytes: Memory traffic if all elementwise operations are fused.
     """
 
     matmul_flops: int = 0
@@ -60,7 +60,7 @@ class Work:
         )
 
     def at_least(self, other: Work) -> Work:
-        """The larger of each of the amounts."""
+        """Elementwise maximum of two amounts of work."""
         amounts = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
         return Work(*map(max, amounts))
 
@@ -73,13 +73,13 @@ class Hardware:
               \frac{F_\mathrm{other}}{\mathrm{vector\_flops}},\
               \frac{B}{\mathrm{bandwidth}}\right)
 
-    A lower bound: arithmetic and memory traffic overlap perfectly, and nothing else takes time. A
-    transcendental counts as one operation of the vector units.
+    It is a lower bound, because arithmetic and memory traffic overlap perfectly, and nothing else
+    takes time. A transcendental counts as one operation of the vector units.
 
     Args:
         flops: Matrix-product rate in FLOP/s, for the dtype in use.
         bandwidth: Memory bandwidth in byte/s.
-        vector_flops: Rate of all other arithmetic in FLOP/s; that of matrix products if not given.
+        vector_flops: Rate of all other arithmetic in FLOP/s; by default that of matrix products.
         name: Its name in tables.
 
     Raises:
@@ -111,15 +111,15 @@ class Hardware:
 
     @property
     def ridge(self) -> float:
-        """The arithmetic intensity (FLOP/byte) above which arithmetic is the limit."""
+        """Arithmetic intensity (FLOP/byte) above which arithmetic is the limit."""
         return self.flops / self.bandwidth
 
     def seconds(self, work: Work) -> float:
-        """The shortest time that the work can take."""
+        """Lower bound of the time of the work."""
         return max(self._arithmetic(work), work.bytes / self.bandwidth)
 
     def limit(self, work: Work) -> str:
-        """The bottleneck: `'compute'` or `'memory'`."""
+        """Bottleneck: `'compute'` or `'memory'`."""
         return "compute" if self._arithmetic(work) > work.bytes / self.bandwidth else "memory"
 
     def _arithmetic(self, work: Work) -> float:
@@ -131,9 +131,9 @@ def measure_hardware(dtype: Any = jnp.float32, size: int = 2048, repeats: int = 
     """Measure this machine's rates with one matrix product and one addition of large vectors.
 
     Args:
-        dtype: What to multiply in.
+        dtype: The dtype of the matrices.
         size: Rows of the square matrices; the vectors have `8 * size**2` elements.
-        repeats: How often to measure; the median counts.
+        repeats: Number of measurements, of which the median is used.
 
     Returns:
         A `Hardware` named after JAX's default device.

@@ -1,4 +1,4 @@
-"""Counts a training step: forward pass, backward pass and update, each by itself."""
+"""Costs of a training step: forward pass, backward pass and update, each separately."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def grad_cost(
     """Count the forward and the backward pass of `jax.value_and_grad(loss)` separately.
 
     Args:
-        loss: A function that gives a scalar, or `(scalar, aux)`.
-        argnums: What to differentiate with respect to, as in `jax.grad`.
-        has_aux: Whether `loss` gives `(scalar, aux)`.
+        loss: A function that returns a scalar, or `(scalar, aux)`.
+        argnums: Which positional arguments to differentiate, as in `jax.grad`.
+        has_aux: Whether `loss` returns `(scalar, aux)`.
         trip_counts: As in `fnopt.costs.cost`.
-        compile: Whether to ask the compiler too.
+        compile: Whether to compile as well, for the compiler's figures.
 
     Returns:
-        A function of the arguments of `loss` that gives a `GradCost`; nothing is executed.
+        A function of the arguments of `loss` that returns a `GradCost`; nothing is executed.
 
     Raises:
         TypeError: The loss is not a scalar; an argument is not an array.
@@ -83,13 +83,13 @@ def step_cost(
     """Count the forward pass, the backward pass and the optimizer update of a training step.
 
     Args:
-        loss: `loss(params, *batch)` gives a scalar, or `(scalar, aux)`.
+        loss: `loss(params, *batch)` returns a scalar, or `(scalar, aux)`.
         tx: The optimizer: an fnopt transformation or any `(init, update)` pair.
-        has_aux: Whether `loss` gives `(scalar, aux)`.
+        has_aux: Whether `loss` returns `(scalar, aux)`.
         update_args: Extra arguments for `tx.update`.
         trip_counts: As in `fnopt.costs.cost`; for loops of the loss and of the optimizer.
-        compile: Whether to ask the compiler too, for the memory that the step needs with params
-            and state donated.
+        compile: Whether to compile as well, for the memory of the step with donated params
+            and state.
 
     Returns:
         A function `(params, *batch) -> StepCost`, of arrays or `jax.ShapeDtypeStruct`s; nothing

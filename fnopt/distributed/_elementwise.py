@@ -42,7 +42,7 @@ class ElementwiseProgram(NamedTuple):
 
     Attributes:
         state: The shapes of the state.
-        steps: The primitives in their order, with the numbers that are written in the program.
+        steps: The primitives in order, with the constants of the program.
         mixing: The first operation that mixes elements: the name of the transform, the primitive.
     """
 
@@ -56,10 +56,10 @@ def check_elementwise(
 ) -> None:
     """Raise a ValueError if the update of `tx` needs whole leaves.
 
-    Sums that know of parts (norms, inner products) are fine: they run over the devices. So are
-    methods of matrices, which bring these together by themselves. What depends on the shape of a
-    leaf (factors of a table, a mean over its elements) makes another program of a part than of the
-    whole, and is found so.
+    Sums with support for shards (norms, inner products) are allowed: they run over the devices.
+    Matrix methods are too: they gather their matrices. Methods that depend on the shape of a
+    leaf (factors of a table, a mean over its elements) have different programs for a shard and
+    for the whole leaf, which this check detects.
     """
     functions = [name for name, x in extra_args.items() if callable(x)]
     if functions:

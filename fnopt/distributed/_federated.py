@@ -1,4 +1,4 @@
-"""Federated learning: a server with the params, and clients with data of their own."""
+"""Federated learning: a server with the params, and clients with their own data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from fnopt.transforms import scale
 
 
 class ServerState(NamedTuple):
-    """The server's state: the round, the params, and the state of its optimizer."""
+    """State of the server: the round, the params, and the state of its optimizer."""
 
     round: jax.Array
     params: Any
@@ -45,12 +45,12 @@ class federated(Value):
               (\theta - \theta_k)}{\sum_k n_k}\Bigr)
 
     `init(params)` makes the state, from fresh params or pretrained ones; `update(state,
-    client_params, num_examples)` takes in what the clients of a round came to. How clients are
-    chosen, started and reached is not its business: a loop, or a framework that calls it. It is
-    FedAvg with `outer=None`, FedAdam with `fnopt.adam(...)`, and so on.
+    client_params, num_examples)` takes the params of the clients of a round. A loop or a framework
+    chooses, starts and reaches the clients. With `outer=None` this is FedAvg, with
+    `fnopt.adam(...)` FedAdam, and so on.
 
     Args:
-        outer: The optimizer of the server; None for `scale(-1)`, to go to the mean.
+        outer: The optimizer of the server; None for `scale(-1)`, which takes the mean.
 
     Example:
         >>> from fnopt import distributed
@@ -73,25 +73,25 @@ class federated(Value):
         super().__post_init__()
 
     def init(self, params: Any) -> ServerState:
-        """The state before the first round, with these params: fresh or pretrained."""
+        """Make the state before the first round, with fresh or pretrained params."""
         return ServerState(zero_count(), params, self.outer.init(params))
 
     def update(
         self, state: ServerState, client_params: Sequence[Any], num_examples: Any = None
     ) -> ServerState:
-        """The state after a round.
+        """Return the state after a round.
 
         Args:
-            state: The state before it.
-            client_params: What every client that took part came to, trees like `state.params`.
-            num_examples: Their weights, a number each; equal ones by default.
+            state: The previous state.
+            client_params: The params of every client that took part, trees like `state.params`.
+            num_examples: Their weights, a number each; equal by default.
 
         Returns:
-            The next state, a tree of arrays as the last one. A client whose params are not finite
-            has no say; if none has one, params and optimizer stay as they were.
+            The next state, a tree of arrays. A client with non-finite params is ignored; if all
+            are, params and optimizer don't change.
 
         Raises:
-            ValueError: If there is no client, or another number of weights, or a tree is not like
+            ValueError: If there is no client, the number of weights differs, or a tree isn't like
                 the server's; the message names client and leaf.
         """
         clients = list(client_params)
@@ -145,7 +145,7 @@ def _mean_move(p: Any, xs: Sequence[Any], weights: jax.Array) -> jax.Array:
 
 
 class ProximalState(NamedTuple):
-    """The params that a client began with."""
+    """Initial params of a client."""
 
     start: Slot
 
@@ -175,11 +175,11 @@ class add_proximal_term(Transformation):
     strength: Scalar = hyper(ge=0)
 
     def init(self, params: Any) -> ProximalState:
-        """The params as they are."""
+        """Store the initial params."""
         return ProximalState(slot_copy(params))
 
     def update(
         self, updates: Any, state: ProximalState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ProximalState]:
-        """The updates plus the gradient of the proximal term."""
+        """Add the gradient of the proximal term."""
         return add_proximal_gradient(updates, self.strength, params, state.start), state

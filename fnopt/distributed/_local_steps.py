@@ -34,7 +34,7 @@ from fnopt.transforms import scale
 class DilocoState(NamedTuple):
     """State of `diloco`: count, anchor parameters, states of both optimizers, rounding error.
 
-    `error` is what rounding has left out of this worker's messages; None if they are floats.
+    `error` is the rounding error of this worker's messages; None for messages of floats.
     """
 
     count: jax.Array
@@ -57,33 +57,33 @@ class diloco(Transformation):
               {\sum_k n_k}\Bigr), \quad \theta_k \leftarrow \phi
 
     The change of the params since the last synchronization is the gradient of the outer optimizer.
-    One formula for a family: local SGD and FedAvg (`outer=None`: go to the mean), FedOpt (any outer
+    Special cases are local SGD and FedAvg (`outer=None`: take the mean), FedOpt (any outer
     optimizer, such as `adam`: FedAdam), FedProx (`proximal`), DiLoCo (`adamw` inside, outside
     `sgd(0.7, momentum=0.9, nesterov=True)`). The traffic is one all-reduce of the params' size
-    every `H` steps instead of every step; with `block_size` it is sent as 8-bit codes, which takes
-    a quarter of that: two bytes a number for each worker (an all-to-all, so that each worker sums a
-    part, and an all-gather of the parts) instead of eight. The rounding error of a message is added
-    to the next one (error feedback), so it delays an update and loses nothing.
+    every `H` steps instead of every step. With `block_size` messages are 8-bit codes, which take a
+    quarter of that: two bytes a number for each worker instead of eight. Each worker sums a part
+    after an all-to-all, and an all-gather returns the parts. The rounding error of a message is
+    added to the next one (error feedback), so it delays an update and loses nothing.
 
     It runs inside `jax.shard_map` (or `jax.vmap` with a name), each worker with its own params
-    and state: outside they have a leading axis of workers. `update` takes two more arguments, a
+    and state; outside they have a leading axis of workers. `update` takes two more arguments, a
     scalar for each worker: `num_examples`, its weight :math:`n_k`, and `participates`, whether it
-    has a say in this meeting. A worker without takes the common params over like all others; if
-    none has one, :math:`\phi` stays. A worker whose params or weight are not finite, or whose
-    weight is not positive, has none and costs the others nothing; `apply_if_finite` around `inner`
-    keeps its own params good, for no update can be added to a NaN.
+    takes part in this synchronization. Workers that don't take part also get the common params; if
+    none takes part, :math:`\phi` doesn't change. A worker with non-finite params or weight, or a
+    weight that isn't positive, is excluded; `apply_if_finite` around `inner` keeps its own params
+    finite, because no update can be added to a NaN.
 
-    A synchronization is an update like any other, so the params are :math:`\phi` up to the rounding
-    of a sum; `fnopt.slots(state)["anchor"]` is :math:`\phi`, the same on all workers.
+    A synchronization is an update like any other, so the params equal :math:`\phi` up to the
+    rounding of a sum; `fnopt.slots(state)["anchor"]` is :math:`\phi`, the same on all workers.
 
     Args:
-        inner: The optimizer of a worker, with a state of its own.
-        outer: The optimizer of the common params; None for `scale(-1)`, to go to the mean.
-        every: :math:`H`, how many steps a worker makes between meetings.
+        inner: The optimizer of a worker, with its own state.
+        outer: The optimizer of the common params; None for `scale(-1)`, which takes the mean.
+        every: :math:`H`, the number of steps of a worker between synchronizations.
         axis: The named axis of the workers, or several.
-        proximal: :math:`\mu`, how strongly a worker is pulled to the common params.
-        block_size: None to send floats; or, to send 8-bit codes, how many numbers share a scale
-            (256, say).
+        proximal: :math:`\mu`, the weight of the proximal term.
+        block_size: None for messages of floats; for 8-bit codes, the number of elements that
+            share a scale, such as 256.
 
     Raises:
         ValueError: If `every` or `block_size` isn't at least 1; in use, if the axis isn't bound.
@@ -125,7 +125,7 @@ class diloco(Transformation):
         return Member("inner", self.inner, inner), Member("outer", self.outer, outer)
 
     def init(self, params: Any) -> DilocoState:
-        """A common point where the params are."""
+        """Make the states, with the params as common point."""
         anchor = slot_copy(params)
         error = None if self.block_size is None else slot_zeros(params)
         inner, outer = self.inner.init(params), self.outer.init(anchor)
@@ -141,7 +141,7 @@ class diloco(Transformation):
         participates: Any = None,
         **extra_args: Any,
     ) -> tuple[Any, DilocoState]:
-        """The worker's own updates, or those to the new common params."""
+        """Return the worker's own updates, or those to the new common params."""
         pulled = add_proximal_gradient(updates, self.proximal, params, state.anchor)
         own, inner_state = self.inner.update(pulled, state.inner_state, params, **extra_args)
         own = cast_like(own, state.anchor)

@@ -1,4 +1,4 @@
-"""The mesh of params, their partition specs, and the shardings of an optimizer's state."""
+"""Mesh of params, their partition specs, and the shardings of an optimizer's state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def axis_names(axis: Axis) -> tuple[str, ...]:
 
 
 def common_mesh(params: Any, mesh: Any, name: str) -> Any:
-    """The given mesh, or that of the params; checks that all params are on it."""
+    """The given mesh, or that of the params; check that all params are on it."""
     named = leaves_with_names(params)[0]
     placed = [(path, p.sharding) for path, p in named if _is_on_another_device(p)]
     placed += [(path, s) for path, p in named if (s := sharding_of(p)) is not None]
@@ -77,7 +77,7 @@ def check_axis(axis: Axis, mesh: Any, name: str) -> tuple[str, ...]:
 
 
 def spec_of(p: Any) -> tuple[Any, ...]:
-    """The mesh axes that every dimension of a leaf is sharded over; all None without a mesh."""
+    """Mesh axes over which every dimension of a leaf is sharded; all None without a mesh."""
     sharding = sharding_of(p)
     ndim = len(p.shape) if hasattr(p, "shape") else 0
     spec = () if sharding is None else tuple(sharding.spec)
@@ -102,9 +102,9 @@ def divide_further(
 
 
 def abstract_state(tx: Any, params: Any, mesh: Any) -> Any:
-    """The types of the state for params that are replicated on a mesh of explicit axes.
+    """Types of the state for params that are replicated on a mesh of explicit axes.
 
-    What the optimizer makes of them has the sharding in its type, whatever the mesh's own axes are.
+    Results of the optimizer then have the sharding in their types, whatever the mesh's own axes.
     """
     kinds = (AxisType.Explicit,) * len(mesh.axis_names)
     abstract = jax.sharding.AbstractMesh(
@@ -123,7 +123,7 @@ def abstract_state(tx: Any, params: Any, mesh: Any) -> Any:
 
 
 def put(x: Any, place: NamedSharding) -> Any:
-    """Put an array, eager or traced, in this sharding."""
+    """Put an array, eager or traced, into this sharding."""
     if isinstance(place.mesh, Mesh) and not isinstance(x, Tracer):
         return jax.device_put(x, place)
     if AxisType.Explicit in place.mesh.axis_types:
@@ -132,9 +132,9 @@ def put(x: Any, place: NamedSharding) -> Any:
 
 
 def sharding_of(p: Any) -> NamedSharding | None:
-    """The sharding of an array, a traced one or a shape on a mesh; None where it isn't known.
+    """Sharding of an array, a traced one or a shape on a mesh; None if unknown.
 
-    The types of traced arrays name explicit meshes only.
+    Types of traced arrays contain explicit meshes only.
     """
     sharding = jax.typeof(p).sharding if isinstance(p, Tracer) else getattr(p, "sharding", None)
     if not isinstance(sharding, NamedSharding):
@@ -171,30 +171,30 @@ _set_mesh: Any = getattr(jax, "set_mesh", getattr(jax.sharding, "use_mesh", None
 def state_sharding(
     tx: Any, params: Any, *, mesh: Mesh | None = None, axis: Axis | None = None
 ) -> Any:
-    """The shardings of an optimizer's state, one per array.
+    """Return the shardings of an optimizer's state, one per array.
 
-    Slots lie as their params do, which they are known by: the name ends with the param's name, and
-    the shape is the same (or has a leading axis more). All else (counts, factors of matrices) is
-    whole on every device. Nothing is computed.
+    A slot gets the sharding of its param. A slot is recognised by its name, which ends with the
+    param's name, and its shape, which is equal or has a further leading axis. All other arrays
+    (counts, factors of matrices) are replicated. Nothing is computed.
 
-    With `axis`, slots are divided further, over the longest dimension that the devices of that axis
-    divide: given as the `out_shardings` of a jitted step, the compiler divides the arithmetic of
-    the optimizer too (ZeRO-1), for every optimizer. A slot that no dimension of can be divided
-    stays whole.
+    With `axis`, slots are sharded further, along their longest dimension that is divisible by the
+    number of devices. If a jitted step has the result as `out_shardings`, the compiler divides the
+    arithmetic of the optimizer too (ZeRO-1), for every optimizer. A slot without a divisible
+    dimension stays as it is.
 
     Args:
-        tx: An optimizer, another library's too.
+        tx: An optimizer, fnopt's or another library's.
         params: The params: arrays, or `jax.ShapeDtypeStruct`s with a sharding.
-        mesh: The mesh; by default the one that the params are on. Params on none are taken to be
-            whole on every device; so are traced params of an automatic mesh.
-        axis: A mesh axis, or several, to divide slots over.
+        mesh: The mesh; by default that of the params. Params without a mesh count as replicated,
+            and so do traced params of an automatic mesh.
+        axis: A mesh axis, or several, over which slots are sharded.
 
     Returns:
         A tree like `tx.init(params)` of `NamedSharding`s: for `out_shardings`, `jax.device_put`,
-        the restore of a checkpoint. Its `.spec`s are what `jax.shard_map` takes.
+        or the restore of a checkpoint. `jax.shard_map` takes their `.spec`s.
 
     Raises:
-        ValueError: If the params are on no mesh, or on different ones, or the mesh lacks `axis`.
+        ValueError: If the params have no mesh, or different ones, or the mesh lacks `axis`.
 
     Example:
         >>> from jax.sharding import NamedSharding, PartitionSpec as P
@@ -229,18 +229,18 @@ def init_sharded(
 ) -> Any:
     """Initialise a state in its shardings, without forming whole arrays on one device.
 
-    For `sharded(tx, axis)` it returns what `sharded(tx, axis).init(params)` returns. Inside
-    `jax.jit` the compiler is told where every array of the state belongs.
+    For `sharded(tx, axis)` it returns the result of `sharded(tx, axis).init(params)`. Inside
+    `jax.jit` it constrains the sharding of every array of the state.
 
     Args:
         tx: An optimizer.
         params: The params: arrays, or `jax.ShapeDtypeStruct`s if the first state depends on no
-            value (it does where an optimizer begins with a copy of the params).
+            values (it does if an optimizer starts with a copy of the params).
         mesh: As in `state_sharding`.
         axis: As in `state_sharding`.
 
     Returns:
-        What `tx.init(params)` returns, with the shardings of `state_sharding`.
+        The result of `tx.init(params)`, with the shardings of `state_sharding`.
 
     Raises:
         ValueError: As `state_sharding`, or if values are needed and shapes were given.

@@ -1,7 +1,7 @@
-"""Shards of leaves and their exchange in one collective for every dtype, also as 8-bit codes.
+"""Shards of leaves, and their exchange in one collective for every dtype, also as 8-bit codes.
 
 A leaf is flattened and padded with zeros to N equal shards. A shard has as many axes as the leaf,
-all but the last of length 1, so that masks of matrices and vectors work. A collective sends the
+all but the last of length 1, so masks of matrices and vectors work. A collective sends the
 shards of all leaves of a dtype as one array, `[N, sum of their lengths]`.
 """
 
@@ -27,7 +27,7 @@ def split_in_shards(x: Any, n: int) -> jax.Array:
 
 
 def row_shape(x: Any, length: int) -> tuple[int, ...]:
-    """The shape of a flat array with as many axes as the leaf `x`, at least one."""
+    """Shape of a flat array with as many axes as the leaf `x`, at least one."""
     return (1,) * (jnp.ndim(x) - 1) + (length,)
 
 
@@ -56,7 +56,7 @@ def local_shards(tree: Any, axes: tuple[str, ...], n: int) -> Any:
 def local_unsharded_leaves(
     shapes: dict[str, tuple[int, ...]], axes: tuple[str, ...]
 ) -> UnshardedLeaves:
-    """The leaves whose shards are on the devices of these axes."""
+    """Leaves whose shards are on the devices of these axes."""
 
     def kept(parts: jax.Array) -> jax.Array:
         index = jax.lax.axis_index(axes)
@@ -117,16 +117,16 @@ def compressed_sum(
     .. math:: q_k = Q(x_k + e_k), \quad s = Q\Bigl(\sum_k q_k\Bigr), \quad
               e_k' = x_k + e_k - q_k + \Bigl[\sum_j q_j - s\Bigr]_{\text{part } k}
 
-    Every device sums its part of all (an all-to-all of codes), and sends it to all (an
+    Every device sums its part (an all-to-all of codes), and sends it to all (an
     all-gather): two bytes a number, where an all-reduce of float32 takes eight. The second rounding
-    is owed by the device that did it, so that all sums together are right.
+    error is stored by the device that made it, so the sum over all rounds is exact.
 
     Args:
         tree: This device's floating arrays.
-        owed: :math:`e_k`, a tree like it.
+        owed: :math:`e_k`, a tree like `tree`.
         axes: The named axes of the devices.
-        block_size: How many numbers share a scale.
-        count: The number of this sum: rounding is at random.
+        block_size: Number of elements that share a scale.
+        count: The number of this sum, for stochastic rounding.
     """
     leaves, treedef = jax.tree.flatten(jax.tree.map(jnp.add, tree, owed))
     if not sum(x.size for x in leaves):
@@ -144,7 +144,7 @@ def compressed_sum(
 
 
 def as_pairs(x: jax.Array) -> jax.Array:
-    """Complex numbers as pairs of real ones, along a last axis."""
+    """Convert complex numbers to pairs of real ones, along a last axis."""
     return jnp.stack([x.real, x.imag], axis=-1) if jnp.iscomplexobj(x) else x
 
 

@@ -33,7 +33,7 @@ class Codes(NamedTuple):
 
 
 class QuantizedDeltaState(NamedTuple):
-    """The number of messages sent, and the rounding error left out of them."""
+    """Number of messages sent, and the rounding error not yet sent."""
 
     count: jax.Array
     error: Slot
@@ -50,15 +50,15 @@ class quantized_delta(Value):
 
     .. math:: q = Q(\theta - \theta_k + e), \qquad e' = \theta - \theta_k + e - q
 
-    `encode(params, start, state)` gives a message, a quarter of the size of float32 params, and the
-    next state, which owes the next message what this one has rounded off (error feedback);
-    `decode(message, start)` is for the server, and gives the params that the client came to, as far
-    as the message says. Then `federated` goes on as ever. Codes are those of `quantized_state`,
+    `encode(params, start, state)` returns a message, a quarter of the size of float32 params, and
+    the next state, whose rounding error is added to the next message (error feedback).
+    `decode(message, start)` is for the server, and returns the client's params up to rounding.
+    `federated` takes them unchanged. Codes are those of `quantized_state`,
     rounded stochastically without bias. A client without a state, such as a phone that takes part
     once, uses a fresh one.
 
     Args:
-        block_size: How many numbers share a scale, at most. 256 costs 4/256 byte a number.
+        block_size: Maximum number of elements that share a scale. 256 costs 4/256 byte a number.
 
     Raises:
         ValueError: If `block_size` isn't at least 1; in use, if trees differ.
@@ -86,20 +86,21 @@ class quantized_delta(Value):
         super().__post_init__()
 
     def init(self, params: Any) -> QuantizedDeltaState:
-        """A zero count, and rounding errors of zero."""
+        """Make a zero count, and rounding errors of zero."""
         return QuantizedDeltaState(zero_count(), slot_zeros(params))
 
     def encode(
         self, params: Any, start: Any, state: QuantizedDeltaState
     ) -> tuple[Any, QuantizedDeltaState]:
-        """Encode the message of a client; returns it and the next state.
+        """Encode the message of a client.
 
         Args:
-            params: What the client came to.
-            start: The params of the server, which it began with.
-            state: What `init` or the last call gave.
+            params: The params of the client.
+            start: The params of the server at the start of the round.
+            state: The result of `init` or of the last call.
 
         Returns:
+            A tree with `Codes` for leaves, and the next state.
             A tree with `Codes` for leaves, and the next state.
 
         Raises:
@@ -123,14 +124,14 @@ class quantized_delta(Value):
         """Decode the params of a client.
 
         Args:
-            message: What `encode` gave there; NumPy arrays too.
-            start: The params of the server, which the client began with.
+            message: The result of `encode`; NumPy arrays too.
+            start: The params of the server at the start of the round.
 
         Returns:
             A tree like `start`.
 
         Raises:
-            ValueError: If the message is not of such params; it names the leaf.
+            ValueError: If the message doesn't fit these params; it names the leaf.
         """
         named, treedef = leaves_with_names(start)
         found = jax.tree.leaves(message)

@@ -1,4 +1,4 @@
-"""Conversion of states between sharded and plain optimizers, 8-bit codes included."""
+"""Conversion of states between sharded and plain optimizers, with 8-bit codes."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _quantized_members(
 
 
 def undivided(tx: Any) -> Any:
-    """The optimizer without `sharded`, as it runs on one device."""
+    """The optimizer without `sharded`, as on one device."""
 
     def is_sharded(node: Any) -> bool:
         return isinstance(node, sharded)
@@ -96,21 +96,23 @@ def undivided(tx: Any) -> Any:
 def gather_state(tx: Any, state: Any, params: Any, *, requantize: bool = False) -> Any:
     """Convert the state of a `sharded` optimizer to that of the optimizer inside.
 
+    Use it to evaluate an average of the params, or to save a checkpoint that can continue on any
+    number of devices.
+
     Args:
         tx: An optimizer with `sharded` in it.
-        state: Its state, as it is outside of `jax.shard_map`, of any number of devices.
+        state: Its state outside of `jax.shard_map`, for any number of devices.
         params: The params; arrays or shapes.
-        requantize: Whether codes (`quantized_state`) whose blocks the parts cut through are rounded
-            anew, in the blocks of the whole leaf; all others are taken as they are. The state then
+        requantize: Whether codes (`quantized_state`) with blocks across parts are rounded
+            again, in the blocks of the whole leaf; other codes are copied. The state then
             has to be on its mesh, outside of `jax.jit`.
 
     Returns:
-        The state of `tx.inner` (or of the chain around it without `sharded`). To evaluate an
-        average of the params, to save a checkpoint that any number of devices can go on from.
+        The state of `tx.inner` (or of the chain around it without `sharded`).
 
     Raises:
-        ValueError: If a leaf has too few elements for its param, or is in codes whose blocks the
-            parts cut through, without `requantize`.
+        ValueError: If a leaf has too few elements for its param, or has codes with blocks across
+            parts, without `requantize`.
 
     Example:
         >>> from jax.sharding import NamedSharding, PartitionSpec as P
@@ -156,12 +158,12 @@ def scatter_state(
         tx: An optimizer with `sharded` in it.
         state: The state of the optimizer without it.
         params: The params, on the mesh.
-        mesh: The mesh; by default the one that the params are on.
-        requantize: Whether codes whose blocks the parts cut through are rounded again, in the
+        mesh: The mesh; by default that of the params.
+        requantize: Whether codes with blocks across parts are rounded again, in the
             blocks of the parts.
 
     Returns:
-        The state, its slots divided over the devices of `tx`'s axis.
+        The state, with slots sharded over the devices of `tx`'s axis.
 
     Raises:
         ValueError: As `state_sharding` and `gather_state`; or if a leaf has another shape than its

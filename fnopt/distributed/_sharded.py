@@ -33,52 +33,53 @@ from fnopt.sharding import UnshardedLeaves, place_state, replicate, shards_over,
 
 
 class sharded(Transformation):
-    r"""Divide an optimizer's state and work between the devices of a named axis (ZeRO-1).
+    r"""Shard an optimizer's state and work over the devices of a named axis (ZeRO-1).
 
     .. math:: g^{(k)} = \Bigl(\tfrac1N \sum_{j=1}^{N} g_j\Bigr)^{(k)}, \qquad
               u^{(k)}, s_k' = \mathrm{inner}(g^{(k)}, s_k, \theta^{(k)}), \qquad
               u = (u^{(1)}, \dots, u^{(N)})
 
-    It is used inside `jax.shard_map`, with params that are whole on every device and the gradient
+    Use it inside `jax.shard_map`, with params that are replicated on every device and the gradient
     :math:`g_j` of each device's part of the batch. A step is one reduce-scatter of the gradients,
     the inner update of this device's :math:`N`-th of every leaf, and one all-gather of the updates
     (one of each for every dtype): the traffic of an all-reduce, with state and arithmetic divided
-    by N. Leaves keep their names, so that masks and labels work; sizes that N doesn't divide are
-    filled up with zeros. Without norms a step is that of `inner` in every bit, as far as the
+    by N. Leaves keep their names, so masks and labels work; leaves whose size N doesn't divide are
+    padded with zeros. Without norms a step equals that of `inner` bit for bit, if the
     compiler rounds long and short arrays alike. Norms and inner products over leaves, such as those
     of `clip_by_global_norm`, are summed over the devices automatically.
 
-    Methods of matrices (`muon`, `soap`, `shampoo`, `kl_shampoo`, `psgd_kron`, `galore`) keep their
-    slots and factors in parts too. The matrices of a shape are assigned to devices. Every device
+    Matrix methods (`muon`, `soap`, `shampoo`, `kl_shampoo`, `psgd_kron`, `galore`) also keep their
+    slots and factors in shards. The matrices of a shape are assigned to devices. Every device
     gathers its matrices, updates them as a whole and sends the results back, in two all-to-alls of
-    an N-th of the matrices. Work is divided by N where N divides the number of matrices of a shape
-    (layers in a stack count one by one).
+    an N-th of the matrices. Work is divided by N if N divides the number of matrices of a shape
+    (each layer of a stack counts as one).
 
-    Slots in codes (`quantized_state`) keep the blocks of the whole leaf, so that a step is that of
-    `inner` in every bit where parts hold whole blocks. A block that two devices would share is one
-    in each, with a scale of its own: its numbers are rounded otherwise, within the same bounds.
+    Slots in codes (`quantized_state`) keep the blocks of the whole leaf, so a step equals that of
+    `inner` bit for bit if shards hold whole blocks. A block across two devices is split into
+    one block on each, with separate scales, so its numbers are rounded differently, within the same
+    bounds.
 
-    The state is that of `inner` for parts in a row; outside of `shard_map` its arrays are
-    `[1, ..., N * ceil(size / N)]`, divided over the axis. `state_sharding` says how,
-    `init_sharded` or `init` of params on a mesh makes it, `gather_state` and `scatter_state` bring
-    it to and from the state that `inner` has on one device, say for another number of devices.
+    Outside of `shard_map` the arrays of the state have shape `[1, ..., N * ceil(size / N)]`,
+    sharded over the axis. `state_sharding` returns their shardings, `init_sharded` or `init` of
+    params on a mesh makes the state. `gather_state` and `scatter_state` convert it to and from the
+    state of `inner` on one device, for example for another number of devices.
 
-    Transforms that look at gradients before they are averaged belong inside: clipping, skipping,
+    Put transforms that need the averaged gradient inside: clipping, skipping,
     EMA, accumulation (outside, `accumulate` saves the traffic of all but every k-th step).
 
     Args:
-        inner: An optimizer that works element by element, apart from norms and inner products, or
-            on matrices.
-        axis: The name of the mesh axis (or names of several) that gradients are averaged over.
-        mean: Whether to average the devices' gradients; if False, add them. Gradients whose
+        inner: An elementwise optimizer, apart from norms and inner products, or a matrix
+            method.
+        axis: The name of the mesh axis (or several names) over which gradients are averaged.
+        mean: Whether to average the devices' gradients; if False, sum them. Gradients whose
             type says that they are equal on all devices aren't summed: with `check_vma=True`,
-            `jax.grad` has summed them already, so the loss has to be a mean over devices
+            `jax.grad` has summed them already, so the loss must be a mean over devices
             (`jax.lax.pmean`). `check_vma=False` sends less.
 
     Raises:
-        ValueError: In use, if the axis isn't bound, if the state is of another number of devices,
+        ValueError: In use, if the axis isn't bound, if the state is for another number of devices,
             or if `inner` needs whole leaves (random numbers, means of a leaf, as `adafactor`
-            does): `state_sharding` with `axis` divides those.
+            does): use `state_sharding` with `axis` for those.
 
     Example:
         >>> from functools import partial
@@ -113,7 +114,7 @@ class sharded(Transformation):
         super().__post_init__()
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
-        """The inner optimizer; its state is the state."""
+        """The inner optimizer, which has the same state."""
         return (Member(self.inner._place, self.inner, state),)
 
     def init(self, params: Any) -> Any:
@@ -231,7 +232,7 @@ def _size_if_bound(axes: tuple[str, ...]) -> int | None:
 
 
 def shapes_by_name(tree: Any) -> dict[str, tuple[int, ...]]:
-    """The shapes of leaves by name."""
+    """Shapes of leaves by name."""
     return {name: jax.numpy.shape(x) for name, x in leaves_with_names(tree)[0]}
 
 
@@ -241,7 +242,7 @@ def _shard_last(x: Any, axis: tuple[str, ...], mesh: Any) -> jax.Array:
 
 
 def mesh_of(p: Any) -> Any:
-    """The mesh of an array's type or sharding, or None."""
+    """Mesh of an array's type or sharding, or None."""
     if isinstance(p, Tracer):
         mesh = jax.typeof(p).sharding.mesh
         return None if mesh.empty else mesh

@@ -1,7 +1,6 @@
 """The contract: values, transformations, leaf-wise arithmetic, and inspection of states.
 
-`__all__` is for people who write transforms of their own. The other names here are for the
-packages of `fnopt`.
+Names in `__all__` are for authors of transforms. The other names are for the packages of `fnopt`.
 """
 
 from __future__ import annotations

@@ -55,12 +55,12 @@ def _is_float8(dtype: Any) -> bool:
 
 
 def real_dtype(dtype: Any) -> Any:
-    """The dtype of the real part: float32 for complex64, and a real dtype itself."""
+    """Dtype of the real part: float32 for complex64; a real dtype stays the same."""
     return jnp.finfo(dtype).dtype
 
 
 def dtype_of(x: Any) -> Any:
-    """The dtype of an array or a Python number; faster than `jnp.result_type`."""
+    """Dtype of an array or a Python number; faster than `jnp.result_type`."""
     if isinstance(x, (np.ndarray, np.generic)):  # float64 is float32 without x64
         return jnp.result_type(x)
     try:
@@ -70,7 +70,7 @@ def dtype_of(x: Any) -> Any:
 
 
 def shape_of(x: Any) -> tuple[int, ...]:
-    """The shape of an array or a Python number; faster than `jnp.shape`."""
+    """Shape of an array or a Python number; faster than `jnp.shape`."""
     try:
         return x.shape
     except AttributeError:
@@ -78,7 +78,7 @@ def shape_of(x: Any) -> tuple[int, ...]:
 
 
 def default_float() -> Any:
-    """JAX's default float: float64 with x64 on, else float32; strongly typed."""
+    """JAX's default float, strongly typed: float64 with x64 on, else float32."""
     return jnp.dtype(jax.dtypes.canonicalize_dtype(float))
 
 
@@ -117,10 +117,10 @@ def is_abstract(params: Any) -> bool:
 
 
 def zeros_for(init: Callable[[Any], Any], params: Any, caller: str = "") -> Any:
-    """Zeros in place of shapes, for an `init` whose state depends on no value of the params.
+    """Run an `init` on shapes, with zeros in their place, if its state depends on no values.
 
     Args:
-        init: Makes the state from params.
+        init: Function that makes the state from params.
         params: The params; at least one leaf is a `jax.ShapeDtypeStruct`.
         caller: The name of the function in the message.
 
@@ -159,9 +159,9 @@ _TRACER: Any = getattr(partial_eval, "DynamicJaxprTracer", ())
 
 
 def is_traced(*arrays: Any) -> bool:
-    """Whether one of the arrays belongs to a program that is being traced.
+    """Whether any of the arrays belongs to a program that is being traced.
 
-    Operations become equations of that program then, of known numbers too. Under a `vmap` or a
+    Operations, also on known numbers, then become equations of that program. Under a `vmap` or a
     `grad` outside of `jit` they run one by one.
     """
     for x in arrays:  # noqa: SIM110  (an eager update asks it of every member)

@@ -97,9 +97,9 @@ def _added_exactly(name: Callable[[], str], p: Any, u: Any) -> Any:
 def apply_updates(params: Params, updates: Any) -> Params:
     r"""Add updates to parameters: :math:`\theta \leftarrow \theta + u`, leaf by leaf.
 
-    The sum is made in the wider of the two dtypes (at least float32) and stored in the params'
-    dtype. A `None` update doesn't change its param. Params of integers or bools (a counter inside
-    a model) take updates of integers only, and are added exactly.
+    The sum is computed in the wider of the two dtypes (at least float32) and stored in the params'
+    dtype. A `None` update doesn't change its param. Integer or bool params (a counter inside
+    a model) take only integer updates, which are added exactly.
 
     Args:
         params: A tree of arrays.
@@ -112,7 +112,7 @@ def apply_updates(params: Params, updates: Any) -> Params:
     Raises:
         ValueError: If structures or shapes differ (nothing is broadcast); the message names the
             leaf.
-        TypeError: If a param of integers has a floating update.
+        TypeError: If an integer param has a floating update.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

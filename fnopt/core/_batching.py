@@ -1,7 +1,6 @@
 """Batches in chunks and leaves in stacks, for bounded memory and program size.
 
-This is for what the library itself does with the leaves of a tree. A user's function stays as it
-is written.
+The library stacks only leaves that it processes itself. A user's function runs unchanged.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ def scan_chunks(
     size: int,
     chunk_size: int | None,
 ) -> tuple[Carry, Any]:
-    """`jax.lax.scan` over chunks of examples, and one shorter chunk for the rest.
+    """Apply `jax.lax.scan` to chunks of examples, with one shorter chunk for the rest.
 
-    A chunk takes every k-th example, so that every device of a sharded batch has a part of every
+    A chunk takes every k-th example, so every device of a sharded batch has a part of every
     chunk. Chunks of consecutive examples would each be on one device, and all devices would compute
     all of them.
 
@@ -44,10 +43,10 @@ def scan_chunks(
     Args:
         body: `(carry, chunk) -> (carry, outputs)`. The leaves of `chunk` and `outputs` have a
             leading axis over the examples of the chunk.
-        carry: The first carry; its shapes and dtypes stay.
+        carry: The first carry; its shapes and dtypes don't change.
         batch: A tree whose leaves have a leading axis of `size` examples.
         size: Number of examples.
-        chunk_size: How many examples the body sees at once; `None` for all.
+        chunk_size: Number of examples of a chunk; `None` for all.
 
     Returns:
         The last carry, and the outputs with a leading axis of `size` examples, in order.
@@ -90,7 +89,7 @@ _SMALL = 4096  # numbers of an array that may be copied
 
 
 class ArrayStack(NamedTuple):
-    """Arrays of one type along a leading axis, or one array by itself."""
+    """Arrays of one type along a leading axis, or a single array."""
 
     places: list[int]  # among all arrays
     array: jax.Array  # [k, *shape], or the single array in its own shape
@@ -103,9 +102,9 @@ class ArrayStack(NamedTuple):
 
 
 def stack_alike(arrays: Sequence[jax.Array]) -> list[ArrayStack]:
-    """Stack small arrays where there are many of one type; keep any other by itself.
+    """Stack small arrays if there are many of one type; keep other arrays separate.
 
-    Along an axis of their own, not end to end: what a compiler has divided over devices stays so.
+    A new axis, instead of concatenation, keeps the sharding of arrays in a compiled program.
     """
     stacks: dict[Any, list[int]] = {}
     for i, x in enumerate(arrays):
@@ -126,9 +125,9 @@ def map_stacks(
     """Apply a function to every array of some stacks, and stack the results in the original order.
 
     Args:
-        stacks: What `stack_alike` made of the arrays; at least one.
+        stacks: The result of `stack_alike`; at least one.
         fn: Function of an array, and of a number for each of `numbers`; returns an array.
-        numbers: Of each, one for every array.
+        numbers: Sequences with one number for every array.
     """
     found = [stack.map(fn, *numbers) for stack in stacks]
     places = np.concatenate([stack.places for stack in stacks])

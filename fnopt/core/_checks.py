@@ -20,7 +20,7 @@ CLOSED_OVER = "Let the function close over what all examples share."
 
 
 def type_text(x: Any) -> str:
-    """The type of a leaf as text: `'float32[8,3]'`, or the name of its Python type."""
+    """Type of a leaf as text: `'float32[8,3]'`, or the name of its Python type."""
     if not hasattr(x, "dtype"):
         return type(x).__name__
     return f"{x.dtype}[{','.join(map(str, x.shape))}]"
@@ -40,8 +40,8 @@ def check_params(leaves: NamedLeaves, name: str) -> None:
 def check_batch(leaves: NamedLeaves, name: str, shared: str = CLOSED_OVER) -> int:
     """Check that batched leaves share their number of examples, and return it.
 
-    `name` is the function that the user called, and `shared` says where that one takes what all
-    examples share.
+    `name` is the function that the user called. `shared` says how this function takes arguments
+    that all examples share.
     """
     if not leaves:
         raise ValueError(f"{name}: the batch has no array in it, so no examples.")
@@ -134,7 +134,7 @@ def is_integer(value: Any, least: int | None = None) -> bool:
 def check_count(value: Any, what: str, name: str, least: int = 1, otherwise: str = "") -> int:
     """Convert an integer of Python or NumPy to an int; raise for anything else.
 
-    `otherwise` ends the message with what else is taken.
+    `otherwise` ends the message with other accepted values.
     """
     if not is_integer(value):
         raise TypeError(f"{name}: {what} is {value!r}, expected an int{otherwise}.")

@@ -26,7 +26,7 @@ def to_config(value: Any) -> Any:
         value: A transformation, schedule or selector.
 
     Returns:
-        A structure that `json.dumps` takes; `from_config` turns it into an equal value.
+        A structure for `json.dumps`; `from_config` converts it to an equal value.
 
     Raises:
         TypeError: If a part has no plain description (a lambda, another library's transform).
@@ -99,8 +99,8 @@ def _lookup(name: str) -> Any:
 def from_config(config: Any) -> Any:
     """Build the value that `to_config` described.
 
-    A user's own classes and functions are found if their module has been imported; nothing is
-    imported by a configuration.
+    A user's own classes and functions are found if their module has been imported; `from_config`
+    imports nothing.
 
     Args:
         config: The result of `to_config`, possibly through JSON.
@@ -109,7 +109,7 @@ def from_config(config: Any) -> Any:
         A value equal to the one described.
 
     Raises:
-        ValueError: If a type or a field is unknown, or a field is missing; the message says where.
+        ValueError: If a type or a field is unknown, or a field is missing; the message has a path.
         TypeError: If a field has a value of the wrong type.
 
     Example:

@@ -10,7 +10,7 @@ from jax.core import Tracer
 
 
 def show_report(self: Any, printer: Any, cycle: bool) -> None:
-    """IPython's `_repr_pretty_` of a result: the report that `print` gives."""
+    """Report of a result for IPython's `_repr_pretty_`, as `print` shows it."""
     del cycle
     printer.text(str(self))
 

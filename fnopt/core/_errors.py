@@ -44,12 +44,12 @@ def names_text(names: list[str], most: int = 8) -> str:
 
 
 def import_optional(module: str, user: str, extra: str = "") -> Any:
-    """Import an optional library; the error says what needs it and how to install it.
+    """Import an optional library; the error names the function that needs it and the extra.
 
     Args:
-        module: What is imported.
+        module: The module to import.
         user: The public name that needs it, for the message.
-        extra: The extra of fnopt that it comes with.
+        extra: The extra of fnopt that installs it.
 
     Returns:
         The module.

@@ -1,4 +1,4 @@
-"""Histograms of magnitudes, read off the exponent bits."""
+"""Histograms of magnitudes, from the exponent bits."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ LOG_WIDTH = 1  # a bin is 2^1 exponents wide: two powers of two
 
 
 def histogram_edges() -> tuple[float, ...]:
-    r"""The edges between the bins of every histogram, of `health` and of `capture`.
+    r"""Return the edges between the bins of every histogram of `health` and `capture`.
 
     .. math:: \text{bin } 0: |x| < 2^{-40}, \quad
               \text{bin } k: 2^{-42+2k} \le |x| < 2^{-40+2k}, \quad
               \text{bin } 31: |x| \ge 2^{20}
 
-    Fixed edges make histograms of all leaves and of all steps comparable. A zero falls into bin 0;
-    an infinity or NaN into none.
+    Fixed edges make histograms of all leaves and steps comparable. Zeros are in bin 0;
+    infinities and NaN are in no bin.
 
     Returns:
         The 31 inner edges, ascending powers of two.
@@ -62,7 +62,7 @@ def _by_comparison(index: jax.Array) -> jax.Array:
 
 
 def histogram(x: jax.Array) -> jax.Array:
-    """The histogram of a real array's exponents: the number of elements per bin, int32 `[BINS]`."""
+    """Histogram of a real array's exponents: the number of elements per bin, int32 `[BINS]`."""
     index = _bins(x)
     if is_sharded(index):  # a scatter would have to gather sharded indices first
         return _by_comparison(index)

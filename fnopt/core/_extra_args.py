@@ -1,4 +1,4 @@
-"""Extra arguments of `update`: their names, their readers, their translation for wrappers."""
+"""Extra arguments of `update`: names, readers, and translation for wrappers."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ ANY = "*"
 
 @functools.cache
 def read_by(update: Callable[..., Any]) -> Mapping[str, bool]:
-    """The extra arguments that an `update` names, and whether each must be given."""
+    """Extra arguments that an `update` names, and whether each is required."""
     parameters = inspect.signature(update).parameters.values()
     return {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 @functools.cache
 def required_by(update: Callable[..., Any]) -> tuple[str, ...]:
-    """The extra arguments that must be given."""
+    """Required extra arguments."""
     return tuple(name for name, required in read_by(update).items() if required)
 
 
 def parameter_names(fn: Callable[..., Any]) -> frozenset[str]:
-    """The names of a function's parameters after the first; `'*'` if it takes any."""
+    """Names of a function's parameters after the first; `'*'` if it takes any."""
     parameters = list(inspect.signature(fn).parameters.values())
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return frozenset({ANY})
@@ -68,12 +68,12 @@ def parameter_names(fn: Callable[..., Any]) -> frozenset[str]:
 
 
 def names_read(tx: Any) -> frozenset[str]:
-    """The extra arguments that a transform, or one inside it, reads; `'*'` if it takes any."""
+    """Extra arguments that a transform, or one inside it, reads; `'*'` if it takes any."""
     return frozenset(tx.reads()).union(*(names_read(member.tx) for member in tx.members()))
 
 
 def extra_arg_names(tx: Any, given: Mapping[str, Any]) -> frozenset[str]:
-    """`names_read`, and the names that `value_fn` takes."""
+    """Names of `names_read`, and the parameters of `value_fn`."""
     read, fn = names_read(tx), given.get("value_fn")
     return read | parameter_names(fn) if "value_fn" in read and callable(fn) else read
 
@@ -94,7 +94,7 @@ def check_spelling(tx: Any, given: Mapping[str, Any]) -> None:
 
 
 def accepted_by_foreign(update: Callable[..., Any], extra_args: dict[str, Any]) -> dict[str, Any]:
-    """The extra arguments that another library's `update` takes."""
+    """Extra arguments that another library's `update` takes."""
     names = _taken_by_foreign(update)
     return extra_args if ANY in names else {k: v for k, v in extra_args.items() if k in names}
 
@@ -107,13 +107,13 @@ def _taken_by_foreign(update: Callable[..., Any]) -> frozenset[str]:
 
 
 def read_by_foreign(update: Callable[..., Any]) -> Mapping[str, bool]:
-    """The extra arguments that another library's `update` names; `'*'` if it takes any."""
+    """Extra arguments that another library's `update` names; `'*'` if it takes any."""
     more = {ANY: False} if ANY in _taken_by_foreign(update) else {}
     return {**read_by(update), **more}
 
 
 def scalar_loss(value: Any, dtype: Any) -> jax.Array:
-    """The extra argument `value`, or what `value_fn` returned, as a scalar of this dtype.
+    """The extra argument `value`, or the result of `value_fn`, as a scalar of this dtype.
 
     Raises:
         ValueError: If it isn't a single real number.
@@ -132,11 +132,11 @@ _FUNCTIONS = ("value_fn", "obj_fn", "logits_fn", "residual_fn")  # of the params
 def translate_extra_args(
     extra_args: dict[str, Any], inward: Callable[[Any], Any], outward: Callable[[Any], Any]
 ) -> dict[str, Any]:
-    """Extra arguments for an inner transform whose params, gradients and updates have another form.
+    """Translate extra arguments for an inner transform with params of another form.
 
-    `inward` brings a tree like the params to the form that the inner transform knows, `outward`
-    its params to the tree that the functions of the params take. So a line search or an estimate of
-    curvature works under a mask, and sees the other leaves as constants.
+    `inward` converts a tree like the params to the inner form, `outward` converts inner
+    params to the tree that functions of the params take. A line search or a curvature estimate
+    then works under a mask, with the other leaves as constants.
     """
     new = dict(extra_args)
     for name in _FUNCTIONS:

@@ -16,10 +16,10 @@ from fnopt.core._value import brief
 
 
 class from_pair(Transformation):
-    """Another library's (init, update) pair as a member of an fnopt pipeline.
+    """Convert another library's (init, update) pair to a member of an fnopt pipeline.
 
-    `chain` and the other wrappers make it by themselves from anything that has `init` and `update`
-    or unpacks to the two. Extra arguments go to it as far as its signature takes them.
+    `chain` and the other wrappers do this automatically for objects with `init` and `update`, and
+    for pairs. The pair gets the extra arguments that its signature takes.
 
     Args:
         init_fn: The pair's init function.
@@ -35,7 +35,7 @@ class from_pair(Transformation):
     update_fn: Callable[..., Any] = static()
 
     def init(self, params: Any) -> Any:
-        """Calls the pair's init."""
+        """Call the pair's init."""
         return self.init_fn(params)
 
     def reads(self) -> Mapping[str, bool]:

@@ -71,14 +71,14 @@ def _walk_slots(state: Any, path: _Path) -> Iterator[tuple[_Path, Any]]:
 
 
 def slots(state: Any) -> dict[str, Any]:
-    """The params-shaped trees inside a state, by name.
+    """Return the trees inside a state that have the structure of the params, by name.
 
     Args:
-        state: The state of any transform, chain or wrapper (an optax one too).
+        state: The state of any transform, chain or wrapper (also of optax).
 
     Returns:
-        A dict from `'mu'`, `'nu'`, `'trace'`, … to trees of the params' structure. Where two
-        members have a slot of the same name, both are named by their place too (`'1/trace'`).
+        A dict from `'mu'`, `'nu'`, `'trace'`, … to trees of the params' structure. If two
+        members have slots of one name, the keys contain their position too (`'1/trace'`).
 
     Raises:
         TypeError: If it is an optimizer instead of a state.
@@ -102,14 +102,14 @@ def _refuse_optimizer(state: Any, who: str) -> None:
 
 
 def slot_names(tx: Any, params: Any) -> tuple[str, ...]:
-    """The names of an optimizer's slots, known before the first step.
+    """List the names of an optimizer's slots, before the first step.
 
     Args:
         tx: An optimizer.
-        params: The params, real or abstract (`jax.ShapeDtypeStruct`): nothing is allocated.
+        params: The params, real or abstract (`jax.ShapeDtypeStruct`); nothing is allocated.
 
     Returns:
-        The keys that `slots` will have.
+        The keys of the result of `slots`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -128,7 +128,7 @@ def _walk_members(tx: Transformation, state: Any, path: _Path) -> Iterator[tuple
 
 
 def named(tx: Transformation, state: Any) -> dict[str, Any]:
-    """The states of all transforms inside an optimizer, by name.
+    """Return the states of all transforms inside an optimizer, by name.
 
     Args:
         tx: An optimizer.
@@ -136,7 +136,7 @@ def named(tx: Transformation, state: Any) -> dict[str, Any]:
 
     Returns:
         A dict from the member's name (the name given to `chain`, the label of a `partition`, else
-        the name of the transform) to its state. Ambiguous names are given with their whole path.
+        the name of the transform) to its state. Ambiguous names are replaced by whole paths.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -152,13 +152,13 @@ def named(tx: Transformation, state: Any) -> dict[str, Any]:
 
 
 def step_count(tx: Any, state: Any) -> jax.Array:
-    """The number of steps that an optimizer has made.
+    """Return the number of steps that an optimizer has made.
 
-    Members that need the number of the step, for their formula or for a schedule, keep a count
-    each; others keep none. Members of a chain step together, so their counts are one number, and
-    this is it: the first that is found. A transform that doesn't pass every call on (`accumulate`,
-    `conditionally_mask`) is asked before what is inside of it: `accumulate` has made a step when
-    enough gradients were in its sum.
+    Members that need the number of the step, for their formula or for a schedule, keep
+    counts. Members of a chain step together, so their counts are equal, and the first is returned.
+    A transform that skips calls of its inner transform (`accumulate`, `conditionally_mask`) comes
+    before the inner one: `accumulate` has made a step when its sum had enough
+    gradients.
 
     Args:
         tx: An optimizer, fnopt's or any (init, update) pair.
@@ -168,7 +168,7 @@ def step_count(tx: Any, state: Any) -> jax.Array:
         An integer scalar.
 
     Raises:
-        ValueError: If nothing in the state counts: gradient descent with a constant rate.
+        ValueError: If no member counts, as in gradient descent with a constant rate.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -188,7 +188,7 @@ def step_count(tx: Any, state: Any) -> jax.Array:
 
 
 def step_counts(tree: Any) -> Iterator[Any]:
-    """The step counts of all states in a tree: fields `count` that are there."""
+    """Step counts of all states in a tree: existing fields `count`."""
     if hasattr(tree, "_fields") and counts_steps(type(tree)) and tree.count is not None:
         yield tree.count
     if isinstance(tree, (tuple, list, dict)):
@@ -224,11 +224,11 @@ def _own_hyperparams(tx: Transformation, state: Any, path: _Path) -> Iterator[tu
 
 
 def hyperparams(tx: Transformation, state: Any) -> dict[str, jax.Array]:
-    """The current value of every numeric hyper-parameter, the scheduled ones included.
+    """Return the current value of every numeric hyper-parameter, with schedules evaluated.
 
     Args:
         tx: An optimizer.
-        state: Its state, which knows how many steps were made.
+        state: Its state, which has the number of steps made.
 
     Returns:
         A dict from name to scalar: the value that the *next* update uses.
@@ -247,7 +247,7 @@ def hyperparams(tx: Transformation, state: Any) -> dict[str, jax.Array]:
 
 
 def map_slots(fn: Callable[[str, Any], Any], state: Any, path: tuple[str, ...] = ()) -> Any:
-    """The state with `fn(path, slot)` in place of every slot; the path is such as `'1/trace'`."""
+    """Replace every slot by `fn(path, slot)`; a path is, for example, `'1/trace'`."""
     if not _may_be_state(state):
         return state
     if hasattr(state, "_fields"):

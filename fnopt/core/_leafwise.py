@@ -1,4 +1,4 @@
-"""The base of optimizers whose formula is the same for every leaf."""
+"""Base class of optimizers with one formula for every leaf."""
 
 from __future__ import annotations
 
@@ -43,31 +43,31 @@ class Leafwise(Transformation):
 
     .. math:: (u, s') = \mathrm{leaf}(h, g, s), \qquad h = (\text{numbers},\ \mathrm{scalars}(t))
 
-    A subclass says what its state is (`State`, a NamedTuple whose fields are an optional `count`
-    and slots, annotated `Slot` or `RealSlot`) and what happens to a leaf. The rest is written
-    here: `init` makes a zero count and zero slots; `update` counts, evaluates schedules,
+    A subclass declares its state (`State`, a NamedTuple whose fields are an optional `count`
+    and slots, annotated `Slot` or `RealSlot`) and the formula of a leaf. The base class does the
+    rest: `init` makes a zero count and zero slots; `update` counts, evaluates schedules,
     casts the numbers, computes `scalars` once per step, applies `leaf` in at least float32, and
-    returns the slots to the dtype that they are stored in.
+    casts the slots back to their storage dtype.
 
-    `leaf(self, h, g, *slots)` returns the update and the new slots, or the update alone if
-    there are none; with `needs_params = True` it is `leaf(self, h, g, p, *slots)`. `h` holds the
-    numeric fields and what `scalars` returned, as scalars of the leaf's real compute dtype; flags
-    are read from `self`. `leaf` must be a pure function of its arguments and of static fields:
+    `leaf(self, h, g, *slots)` returns the update and the new slots, or only the update without
+    slots; with `needs_params = True` it is `leaf(self, h, g, p, *slots)`. `h` holds the
+    numeric fields and the results of `scalars`, as scalars of the leaf's real compute dtype; read
+    flags from `self`. `leaf` must be a pure function of its arguments and of static fields, because
     it is traced once for all leaves of one shape.
 
-    `scalars(self, h, t)` returns a dict of further scalars; `t` is the number of this step, 1 at
-    the first (None without a `count` in the state). A subclass that doesn't read it sets
+    `scalars(self, h, t)` returns a dict of further scalars; `t` is the number of this step,
+    beginning with 1 (None without a `count` in the state). A subclass that doesn't read `t` sets
     `reads_step = False`. Its count is then None, unless a hyper-parameter is a `Schedule`.
 
-    A slot that doesn't begin at zero, or has a storage dtype of its own under another name than
-    `<slot>_dtype`, overrides `fill` or `storage`. If a slot is a `RealSlot`, or with
+    Override `fill` for a slot that doesn't start at zero, and `storage` for a storage dtype under
+    another name than `<slot>_dtype`. If a slot is a `RealSlot`, or with
     `keeps_squares`, gradients are clipped to the largest number whose square is finite (2.3e18 in
     float32), because an infinite second moment would stay infinite. Infinite gradients are clipped
-    too. They make the update NaN, because zero times the gradient is added to it. A formula whose
-    update reads a mean of gradients, and not the gradient, names that slot as `carrier`: adding to
-    the slot in place of the update saves the update a read of memory.
+    too, and make the update NaN, because zero times the gradient is added to it. If the formula of
+    the update reads a mean of gradients, and not the gradient, set `carrier` to the name of this
+    slot. The term is then added to the slot, which saves the update a read of memory.
 
-    Where a slot is not of the leaf's shape (a number for every leaf, factors of a matrix), it is
+    A slot with another shape than the leaf (a number for every leaf, factors of a matrix) is
     annotated `CustomSlot`, and `start(self, slot, p)` makes its part for a leaf: an array or tree.
 
     Example:
@@ -97,29 +97,29 @@ class Leafwise(Transformation):
     is_short: ClassVar[bool] = False  # whether `leaf` is one operation
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The numbers of a step that all leaves share; none by default."""
+        """Scalars of a step that all leaves share; none by default."""
         del h, t
         return {}
 
     def leaf(self, h: Any, g: Any, *slots: Any) -> Any:
-        """The update of one leaf, and its new slots."""
+        """Update of one leaf, and its new slots."""
         raise NotImplementedError(f"{type(self).__name__} must define leaf(self, h, g, *slots)")
 
     def storage(self, slot: str) -> Any:
-        """The dtype that a slot is stored in; None for the params' own, at least float32."""
+        """Storage dtype of a slot; None for that of the params, at least float32."""
         return getattr(self, f"{slot}_dtype", None)
 
     def fill(self, slot: str) -> Any:
-        """The initial value of a slot: a number, or `'params'` for a copy of the params."""
+        """Initial value of a slot: a number, or `'params'` for a copy of the params."""
         del slot
         return 0.0
 
     def start(self, slot: str, p: Any) -> Any:
-        """The initial value of a `CustomSlot` for the leaf `p`: strong type, at least float32."""
+        """Initial value of a `CustomSlot` for the leaf `p`: strongly typed, at least float32."""
         raise NotImplementedError(f"{type(self).__name__} must define start(self, {slot!r}, p)")
 
     def init(self, params: Any) -> Any:
-        """A zero count, if one is needed, and fresh slots."""
+        """Make a zero count, if one is needed, and fresh slots."""
         fields = {name: self._fresh(name, params) for name in declared_slots(self.State)}
         if "count" in self.State._fields:
             fields["count"] = first_count(self)
@@ -137,7 +137,7 @@ class Leafwise(Transformation):
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """One step of the formula on every leaf."""
+        """Apply one step of the formula to every leaf."""
         return self._step(updates, state, params)
 
     def _step(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:

@@ -40,7 +40,7 @@ _FILTER = "eqx.filter(model, eqx.is_inexact_array)"
 def check_inexact(tree: Any, what: str, fitted: bool = False) -> None:
     """Raise a TypeError that names the first leaf that isn't a floating or complex array.
 
-    It says what to do about it: with an optimizer, or where the leaves are `fitted` by a solver.
+    The message says what to do with an optimizer, or with leaves that a solver has `fitted`.
     """
     if all(map(is_inexact, jax.tree.leaves(tree))):  # names cost ten times as much as the check
         return
@@ -75,7 +75,7 @@ def _what_to_do(leaf: Any, fitted: bool) -> str:
 
 
 def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
-    """Raise a ValueError where two trees differ in structure, or leaves in shape."""
+    """Raise a ValueError if two trees differ in structure, or leaves in shape."""
     if same_tree(tree, other):
         return
     other_structure = jax.tree.structure(other)
@@ -110,7 +110,7 @@ def same_tree(tree: Any, other: Any) -> bool:
 
 
 def is_none(x: Any) -> bool:
-    """Whether a node is None: an `is_leaf` for trees with missing leaves."""
+    """Whether a node is None, as `is_leaf` for trees with missing leaves."""
     return x is None
 
 
@@ -139,7 +139,7 @@ def _structure_message(
 
 
 def cast(x: Any, dtype: Any) -> jax.Array:
-    """Cast to the compute dtype; a real leaf stays real where others are complex."""
+    """Cast to the compute dtype; real leaves stay real if others are complex."""
     if isinstance(x, jax.Array) and x.dtype == dtype and not x.weak_type:
         return x
     x = jnp.asarray(x)
@@ -149,12 +149,12 @@ def cast(x: Any, dtype: Any) -> jax.Array:
 def map_leaves(
     fn: Callable[..., Any], updates: Any, *, hyper: Any = None, outputs: int = 1, **slots: Any
 ) -> Any:
-    """Apply a function to every leaf of `updates` and to its companions in other trees.
+    """Apply a function to every leaf of `updates` and the matching leaves of other trees.
 
-    It is where precision is decided: all operands of a leaf are cast to their `compute_dtype`
-    first (bfloat16 and float16 to float32). The updates stay there, since transforms that follow
-    would lose small terms otherwise; slots go back to the dtype that they are stored in.
-    The outermost transform brings the updates to the dtype of the params.
+    Precision is decided here: all operands of a leaf are first cast to their `compute_dtype`
+    (bfloat16 and float16 to float32). The updates keep it, because later transforms
+    would lose small terms otherwise; slots are cast back to their storage dtype.
+    The outermost transform casts the updates to the dtype of the params.
 
     Args:
         fn: `fn(u, *companions)`, or `fn(h, u, *companions)` if `hyper` is given: arrays in the
@@ -162,8 +162,8 @@ def map_leaves(
         updates: A tree of floating arrays; `None` leaves are skipped.
         hyper: A value whose numeric leaves are cast to the (real) compute dtype of each leaf and
             passed as first argument.
-        outputs: How many arrays `fn` returns. The first stays in the compute dtype, the next ones
-            go back to the dtypes of the companions, in order.
+        outputs: Number of arrays that `fn` returns. The first stays in the compute dtype, the
+            others are cast back to the dtypes of the companions, in order.
         **slots: Trees that match `updates` leaf by leaf; the keyword is their name in errors.
 
     Returns:
@@ -194,7 +194,7 @@ def map_leaves(
 
 
 def check_scalars(hyper: Any) -> None:
-    """Raise a ValueError that names the first number of a transform which is not a scalar.
+    """Raise a ValueError for the first number of a transform that isn't a scalar.
 
     A stacked optimizer outside `vmap` would broadcast its numbers against the gradients.
     """
@@ -231,12 +231,12 @@ def _map_row(
 def without_gradient(
     tx: Any, updates: Any, params: Any, extra_args: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """Params and extra arguments of a step, without the leaves whose gradient is None.
+    """Remove the leaves whose gradient is None from params and extra arguments of a step.
 
-    A filtered gradient, as `equinox.filter_grad` makes it, has None in place of what is no floating
-    array (functions, counters, keys). Such a leaf stays as it is: the step is one of params that
-    have None there, too, and functions of the params get the whole. A floating array may go without
-    a gradient only where the transform has `left_out` it.
+    A filtered gradient, such as that of `equinox.filter_grad`, has None in place of leaves that
+    aren't floating arrays (functions, counters, keys). Such a leaf doesn't change. The step then
+    has params with None there, and functions of the params get the whole tree. A floating array may
+    lack a gradient only if the transform has `left_out` it.
 
     Raises:
         ValueError: If gradients and params differ otherwise; the message names the leaf.
@@ -268,7 +268,7 @@ def without_gradient(
 
 
 def floating_leaves(params: Any) -> Any:
-    """Replace params that are no floating arrays by None, with a warning."""
+    """Replace params that aren't floating arrays by None, with a warning."""
     others = [name for name, p in leaves_with_names(params)[0] if not is_inexact(p)]
     if not others:
         return params
@@ -281,7 +281,7 @@ def floating_leaves(params: Any) -> Any:
 
 
 def left_out_by(transforms: Iterable[Any], params: Any) -> Any:
-    """Tree of bools: the leaves that any of some transforms leaves out."""
+    """Mask of the leaves that any of some transforms leaves out."""
     none = jax.tree.map(lambda _: False, params)
     return functools.reduce(_either, (tx.left_out(params) for tx in transforms), none)
 

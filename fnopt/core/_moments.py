@@ -1,4 +1,4 @@
-"""Moving averages: of gradients with bias corrections, and of parameters."""
+"""Moving averages, of gradients with bias corrections and of parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fnopt.core._leaves import map_leaves
 
 
 def as_dtype(dtype: Any) -> Any:
-    """A storage dtype in its canonical, hashable form; None stays None."""
+    """Canonical, hashable form of a storage dtype; None stays None."""
     if dtype is None:
         return None
     try:
@@ -33,13 +33,13 @@ def as_dtype(dtype: Any) -> Any:
 
 
 def ema(mean: jax.Array, x: jax.Array, decay: jax.Array, gain: jax.Array | None = None) -> Any:
-    r"""One step of an exponential moving average: :math:`\beta m + (1-\beta)\, x`.
+    r"""Take one step of an exponential moving average: :math:`\beta m + (1-\beta)\, x`.
 
     Args:
         mean: :math:`m`, the average so far.
         x: The array to average, of the same shape.
         decay: :math:`\beta`, a scalar.
-        gain: :math:`1-\beta`, if it was computed once for all leaves (see `Leafwise.scalars`).
+        gain: :math:`1-\beta`, if already computed for all leaves (see `Leafwise.scalars`).
 
     Returns:
         The new average.
@@ -54,10 +54,10 @@ def ema(mean: jax.Array, x: jax.Array, decay: jax.Array, gain: jax.Array | None 
 
 
 def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
-    r"""Bias correction of an average that started at zero: :math:`1-\beta^t`.
+    r"""Compute the bias correction of an average that started at zero: :math:`1-\beta^t`.
 
-    It is computed as :math:`-\mathrm{expm1}(t \log \beta)`: for a decay near one the power is near
-    one too, and the difference would lose three of float32's seven digits in the first steps.
+    It is computed as :math:`-\mathrm{expm1}(t \log \beta)`. For a decay near one the power is near
+    one too, and a subtraction would lose three of float32's seven digits in the first steps.
 
     Args:
         decay: :math:`\beta`, a floating scalar array.
@@ -96,7 +96,7 @@ def _known_correction(decay: np.floating[Any], t: jax.Array) -> jax.Array:
 def mean_weights(
     decay: jax.Array, count: jax.Array, nesterov: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    r"""The weights of the average and of the new gradient in the corrected mean gradient.
+    r"""Weights of the average and of the new gradient in the corrected mean gradient.
 
     .. math:: \hat\mu_t = a\, \mu_t + b\, g_t, \qquad (a, b) = \begin{cases}
               (1/(1-\beta^t),\ 0) \\
@@ -123,12 +123,12 @@ def mean_weights(
 
 
 def positive_root(x: jax.Array) -> jax.Array:
-    r"""Square root of a second moment, bounded below: :math:`\sqrt{\max(x, x_{min})}`.
+    r"""Compute the square root of a second moment, bounded below: :math:`\sqrt{\max(x, x_{min})}`.
 
     :math:`x_{min}` is the smallest normal number of the dtype (its root is 1e-19 in float32), below
-    which a sum of squares has no digits. So zero divided by the root of a zero moment is zero, even
-    without an epsilon. The derivative is zero there; that of the square root is infinite, and would
-    make every hyper-gradient NaN. NaN stays NaN.
+    which a sum of squares has no digits. Zero divided by the root of a zero moment is then zero,
+    even without an epsilon. The derivative is defined as zero there; that of the square root is
+    infinite, and would make every hyper-gradient NaN. NaN stays NaN.
 
     Args:
         x: A real array, not negative.
@@ -184,10 +184,10 @@ def periodic_update(
         new_tensors: A tree of arrays.
         old_tensors: A tree of the same structure, shapes and dtypes.
         steps: The step, a whole number.
-        update_period: Every how many steps.
+        update_period: Number of steps between replacements.
 
     Returns:
-        `new_tensors` where the step is a multiple of the period, else `old_tensors`.
+        `new_tensors` if the step is a multiple of the period, else `old_tensors`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -31,21 +31,21 @@ def safe_norms(
     squares: Callable[[jax.Array | None], jax.Array],
     root: Callable[[jax.Array], jax.Array] = safe_sqrt,
 ) -> jax.Array:
-    r"""The roots of sums of squares, right wherever the norms themselves can be represented.
+    r"""Roots of sums of squares, correct wherever the norms themselves can be represented.
 
     .. math:: \lVert x \rVert = \frac{1}{c} \Bigl( \sum_i (c\, x_i)^2 \Bigr)^{1/2}
 
     In float32 the square of 2e19 is infinite and that of 1e-23 is zero. The plain sum is computed
-    first; only where it is out of range, a second pass scales by a power of two.
+    first; if it is out of range, a second pass scales by a power of two.
 
     Args:
-        squares: From a scale `c` for each norm (`None` for 1) to the sums of squares of what is
-            scaled by it, real, at least float32, of any shape.
-        root: The square root of sums that were out of range, which may be zero; `lax.sqrt` where it
+        squares: Function from a scale `c` for each norm (`None` for 1) to the sums of squares of
+            the scaled elements, real, at least float32, of any shape.
+        root: The square root for sums that were out of range, which may be zero; `lax.sqrt` if it
             isn't differentiated.
 
     Returns:
-        The norms, in the shape of what `squares` returns. NaN and infinite elements give NaN and
+        The norms, in the shape of the result of `squares`. NaN and infinite elements give NaN and
         infinite norms.
     """
     plain = squares(None)
@@ -56,7 +56,7 @@ def safe_norms(
 
 
 def axis_norms(x: jax.Array, axes: Any) -> jax.Array:
-    """The Euclidean norms over some axes, which are kept with one entry each."""
+    """Euclidean norms over some axes, which are kept with length one."""
 
     def squares(scale: jax.Array | None) -> jax.Array:
         scaled = x if scale is None else x * scale
@@ -66,7 +66,7 @@ def axis_norms(x: jax.Array, axes: Any) -> jax.Array:
 
 
 def out_of_range(squares: jax.Array) -> jax.Array:
-    """Whether a sum of squares is infinite or NaN, or so small that it may have lost terms."""
+    """Whether a sum of squares is infinite, NaN, or so small that it may have lost terms."""
     info = jnp.finfo(squares.dtype)
     least = np.asarray(2.0 ** (-info.maxexp // 2), squares.dtype)
     return lax.ne(lax.clamp(least, squares, np.asarray(info.max, squares.dtype)), squares)
@@ -86,7 +86,7 @@ def _rescaled(squares: Any, plain: jax.Array, bad: jax.Array, root: Any) -> jax.
 
 
 def joint_norm(norms: Sequence[jax.Array] | jax.Array) -> jax.Array:
-    """The norm of a whole from the norms of its parts, elementwise: `(sum_k n_k^2)^(1/2)`."""
+    """Norm of a whole from the norms of its parts, elementwise: `(sum_k n_k^2)^(1/2)`."""
     if len(norms) == 1:
         return norms[0]
     stacked = norms if isinstance(norms, jax.Array) else jnp.stack([*norms])
@@ -95,7 +95,7 @@ def joint_norm(norms: Sequence[jax.Array] | jax.Array) -> jax.Array:
 
 
 def norm_of_leaves(leaves: Sequence[Any]) -> jax.Array:
-    """The Euclidean norm over some arrays, in their widest real dtype, at least float32."""
+    """Euclidean norm over some arrays, in their widest real dtype, at least float32."""
     if not leaves:
         return jnp.zeros((), jnp.float32)
     with sum_over_shards():
@@ -181,15 +181,15 @@ def _norm_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[jax.Array, jax
 
 
 def global_norm(tree: Any) -> jax.Array:
-    r"""The Euclidean norm over all leaves: :math:`\sqrt{\sum_\ell \sum_i |x_{\ell i}|^2}`.
+    r"""Compute the Euclidean norm over all leaves, :math:`\sqrt{\sum_\ell \sum_i |x_{\ell i}|^2}`.
 
     Args:
         tree: A tree of floating or complex arrays; `None` leaves are skipped.
 
     Returns:
-        A real scalar in the widest dtype of the leaves, at least float32. It is right wherever it
-        can be represented, though the squares can't: float32 gradients of 1e20 or 1e-30 have a
-        norm. Its derivative at zero is zero, not NaN.
+        A real scalar in the widest dtype of the leaves, at least float32. It is correct even if
+        the squares are out of range, as for float32 gradients of 1e20 or 1e-30.
+        Its derivative at zero is zero, not NaN.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

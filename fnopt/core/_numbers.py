@@ -14,7 +14,7 @@ from fnopt.sharding import product_sharding, sharded_full_like
 
 
 def is_static_zero(x: Any) -> bool:
-    """Whether a number is a zero that is known at trace time."""
+    """Whether a number is known to be zero at trace time."""
     return isinstance(x, (float, np.floating)) and x == 0
 
 
@@ -28,8 +28,8 @@ def squared_modulus(x: jax.Array) -> jax.Array:
 def clip_squarable(x: jax.Array, terms: int = 1) -> jax.Array:
     """Clip finite entries so that sums of `terms` squares are finite.
 
-    An average of squares that has met one infinite square stays infinite, and every step after it
-    is zero. In float32 entries beyond 2.3e18 count as that; infinite ones stay, to be seen.
+    An average of squares that contains an infinite square stays infinite, and every later step
+    is zero. In float32, entries beyond 2.3e18 are clipped; infinite ones stay visible.
     """
     if jnp.finfo(x.dtype).bits < 32:  # squares are taken in float32 at least
         return x
@@ -37,7 +37,7 @@ def clip_squarable(x: jax.Array, terms: int = 1) -> jax.Array:
 
 
 def capped(x: jax.Array, terms: int = 1) -> jax.Array:
-    """Like `clip_squarable`, but clip infinite entries too, in one operation."""
+    """Clip like `clip_squarable`, with infinite entries too, in one operation."""
     info = jnp.finfo(x.dtype)
     if info.bits < 32:
         return x
@@ -48,7 +48,7 @@ def capped(x: jax.Array, terms: int = 1) -> jax.Array:
 
 
 def safe_sqrt(x: jax.Array) -> jax.Array:
-    """The square root with derivative 0 at 0; negative rounding errors give 0, NaN stays NaN."""
+    """Square root with derivative 0 at 0; negative rounding errors give 0, NaN stays NaN."""
     zero, one = (sharded_full_like(x, value) for value in (0, 1))
     x = lax.max(x, zero)
     positive = lax.ne(x, zero)  # or NaN
@@ -62,10 +62,11 @@ def nonzero(x: jax.Array) -> jax.Array:
 
 
 def range_divisor(largest: jax.Array) -> jax.Array:
-    """Divisor that brings numbers into the dtype's range, from the largest of them.
+    """Divisor that scales numbers into the dtype's range, from the largest of them.
 
-    1 where that is zero or not finite, else itself; but no more than a number whose reciprocal, by
-    which XLA multiplies in place of a division, isn't subnormal, and so zero on most devices.
+    The divisor is 1 if the largest number is zero or not finite, else this number, bounded so
+    that its reciprocal isn't subnormal: XLA multiplies by reciprocals, and most devices flush
+    subnormal numbers to zero.
     """
     reach = 2.0 ** (jnp.finfo(largest.dtype).maxexp - 3)
     least, most = (sharded_full_like(largest, value) for value in (1 / reach, reach))
@@ -77,12 +78,12 @@ def range_divisor(largest: jax.Array) -> jax.Array:
 
 
 def safe_divide(a: jax.Array, b: jax.Array) -> jax.Array:
-    """`a / b` with 0 / 0 = 0."""
+    """Quotient `a / b` with 0 / 0 = 0."""
     return a / jnp.where((a == 0) & (b == 0), sharded_full_like(b, 1), b)
 
 
 def add_epsilon(norm: jax.Array, eps: jax.Array) -> jax.Array:
-    """`norm + eps` as a divisor; 1 where the norm is 0, for a moderate derivative."""
+    """Divisor `norm + eps`; 1 if the norm is 0, for a moderate derivative."""
     return jnp.where(norm == 0, sharded_full_like(norm, 1), norm + eps)
 
 
@@ -90,8 +91,8 @@ def add_epsilon(norm: jax.Array, eps: jax.Array) -> jax.Array:
 def zero_slope_at_zero(x: jax.Array) -> jax.Array:
     """Identity with derivative 0 at 0.
 
-    A step of an adaptive method is zero where a param sits at its minimum: zero over a root of
-    zero and an epsilon. Its slope there is one over that epsilon, and the product of the slopes of
+    A step of an adaptive method is zero if a param is at its minimum: zero over the root of
+    zero plus an epsilon. Its slope there is one over this epsilon, and the product of the slopes of
     a few steps overflows.
     """
     return x
@@ -107,9 +108,9 @@ def _zero_slope_at_zero_jvp(
 
 
 def floor_power_of_two(size: jax.Array) -> jax.Array:
-    """The largest power of two not above each number; 1 for zero, subnormal and non-finite ones.
+    """Largest power of two not above each number; 1 for zero, subnormal and non-finite ones.
 
-    To multiply by it rounds nothing.
+    A product with it is exact.
     """
     info = jnp.finfo(size.dtype)
     words = jnp.dtype(f"uint{info.bits}")
@@ -122,11 +123,11 @@ def floor_power_of_two(size: jax.Array) -> jax.Array:
 
 
 def sum_of_squares(x: Any, scale: Any = None, dtype: Any = None) -> jax.Array:
-    """The sum of the squared moduli of all elements, at least float32.
+    """Sum of the squared moduli of all elements, at least float32.
 
     Args:
         x: A floating or complex array.
-        scale: A number that every element is multiplied by first; `None` for 1.
+        scale: A factor of every element; `None` for 1.
         dtype: A real dtype to compute in, if it is wider than that of the array.
     """
     x = jnp.asarray(x)
@@ -141,9 +142,9 @@ HIGHEST = jax.lax.Precision.HIGHEST
 
 
 def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The product `a @ b` in the full precision of its dtype, on accelerators too.
+    """Product `a @ b` in the full precision of its dtype, also on accelerators.
 
-    Every product of the library's own is made so; those of the user's model keep their precision.
+    All products of the library use it; those of the user's model keep their precision.
     """
     batch = max(jnp.ndim(b) - 2, 0)
     sharding = product_sharding(a, b, (-1, batch), batch)
@@ -155,21 +156,21 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def materialized_transpose(a: jax.Array) -> jax.Array:
-    """The transpose of a matrix, to be the left factor of a product; of float64 it is written out.
+    """Transpose of a matrix, as left factor of a product; stored explicitly in float64.
 
-    XLA on a CPU takes twice as long for a product of float64 whose left factor it reads along the
-    columns. To write that out costs a tenth of it. In float32 neither is true.
+    XLA on a CPU takes twice as long for a float64 product whose left factor it reads along the
+    columns, and an explicit transpose costs a tenth of the product. Neither holds in float32.
     """
     return jax.lax.optimization_barrier(a.T) if a.dtype == jnp.float64 else a.T
 
 
 def per_row(numbers: jax.Array, x: jax.Array) -> jax.Array:
-    """One number for each row of an array, `[n]`, as `[n, 1, ...]` that broadcasts to it."""
+    """Reshape one number for each row of an array, `[n]`, to `[n, 1, ...]`, which broadcasts."""
     return numbers.reshape(-1, *[1] * (x.ndim - 1))
 
 
 def weighted_rows(weights: jax.Array, x: jax.Array) -> jax.Array:
-    """`sum_i weights[i] * x[i]`, in the full precision of the dtype."""
+    """Weighted sum `sum_i weights[i] * x[i]`, in the full precision of the dtype."""
     sharding = product_sharding(weights, x, (0, 0))
     out: Any = {} if sharding is None else {"out_sharding": sharding}
     return jnp.tensordot(weights, x, axes=1, precision=HIGHEST, **out)

@@ -1,4 +1,4 @@
-"""Other libraries' arguments and attributes, old names, and what to write instead."""
+"""Arguments, attributes and old names of other libraries, with replacements."""
 
 from __future__ import annotations
 
@@ -122,23 +122,23 @@ def advice_for_attribute(name: str) -> str:
     """Advice for a method or an attribute of another library's optimizers.
 
     Args:
-        name: The attribute asked for.
+        name: The requested attribute.
 
     Returns:
-        A sentence with a space in front, or nothing.
+        A sentence after a space, or an empty string.
     """
     return f" Instead: {_ATTRIBUTES[name]}." if name in _ATTRIBUTES else ""
 
 
 def deprecated_names(package: str, new_names: Mapping[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package some of whose names are renamed.
+    """Make the `__getattr__` of a package with renamed names.
 
     Args:
         package: The package, `'fnopt.core'`.
         new_names: A mapping from old names to new ones in the same package, or to dotted paths.
 
     Returns:
-        A function that warns and returns what the new name stands for.
+        A function that warns and returns the object with the new name.
     """
 
     def find(name: str) -> Any:
@@ -154,11 +154,11 @@ def deprecated_names(package: str, new_names: Mapping[str, str]) -> Callable[[st
 
 
 def missing_attribute(kind: str, names: dict[str, str]) -> Callable[[Any, str], NoReturn]:
-    """A `__getattr__` that says what to write in place of a name of another library.
+    """Make a `__getattr__` that names the replacement of another library's attribute.
 
     Args:
-        kind: What has no such attribute, with its article.
-        names: The other names, and what to write.
+        kind: The object without the attribute, with its article.
+        names: A mapping from other names to their replacements.
 
     Returns:
         A method that raises an AttributeError.

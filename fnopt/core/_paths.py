@@ -1,4 +1,4 @@
-"""Names of the leaves of a pytree, the same for every framework, and glob patterns on them."""
+"""Names of the leaves of a pytree, equal for all frameworks, and glob patterns on them."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def _key_name(key: Any) -> str:
 
 
 def path_name(path: tuple[Any, ...]) -> str:
-    """One key path as text: `'dense/kernel'`.
+    """Convert a key path to text: `'dense/kernel'`.
 
     Args:
-        path: A key path, as `jax.tree_util.tree_flatten_with_path` gives it.
+        path: A key path of `jax.tree_util.tree_flatten_with_path`.
 
     Returns:
         The keys joined by `/`; `''` for a tree that is a single leaf.
@@ -53,7 +53,7 @@ def path_name(path: tuple[Any, ...]) -> str:
 
 
 def leaves_with_names(tree: Any, is_leaf: _IsLeaf | None = None) -> tuple[list[Any], Any]:
-    """The leaves of a tree with their normalised paths, and the tree's structure.
+    """List the leaves of a tree with their normalised paths, and return its structure.
 
     Args:
         tree: Any pytree.
@@ -80,10 +80,10 @@ def leaves_with_names(tree: Any, is_leaf: _IsLeaf | None = None) -> tuple[list[A
 
 
 def leaf_paths(tree: Any) -> Any:
-    """A tree of the same structure that holds the name of every leaf.
+    """Replace every leaf of a tree by its name.
 
-    Paths are spelled alike whatever the containers: plain dicts, flax `FrozenDict`/nnx `State`
-    (the `.value` of a box is dropped), Equinox modules, NamedTuples and dataclasses.
+    Paths don't depend on containers: plain dicts, flax `FrozenDict`/nnx `State`
+    (without the `.value` of a box), Equinox modules, NamedTuples and dataclasses.
 
     Args:
         tree: Any pytree.
@@ -100,7 +100,7 @@ def leaf_paths(tree: Any) -> Any:
 
 
 def leaf_text(path: str) -> str:
-    """The name of a leaf in an error message."""
+    """Name of a leaf in an error message."""
     return f"leaf {path!r}" if path else "the only leaf"
 
 
@@ -120,12 +120,12 @@ def matches(path: str, pattern: str) -> bool:
     """Whether a glob pattern matches the path of a leaf or of one of its parents.
 
     `*` matches any text, also slashes, `?` one character, `[ab]` one of a set. A leading `*/` also
-    matches the empty text, so `'*/bias'` finds `'bias'` at the top of a tree too. A pattern that
-    fits a branch selects all leaves below it, and `''` the whole tree.
+    matches the empty text, so `'*/bias'` also finds `'bias'` at the top of a tree. A pattern that
+    matches a branch selects all leaves below it, and `''` the whole tree.
 
     Args:
-        path: A leaf's path, as `leaf_paths` spells it.
-        pattern: A path, the path of a branch, or a glob of either. Upper and lower case differ.
+        path: A leaf's path, as in `leaf_paths`.
+        pattern: A path, the path of a branch, or a glob of either. It is case-sensitive.
 
     Returns:
         True if the leaf is selected.

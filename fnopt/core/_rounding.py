@@ -1,4 +1,4 @@
-"""Rounding to dtypes of few digits, in float32 arithmetic."""
+"""Rounding to narrow dtypes, in float32 arithmetic."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _distance(x: jax.Array, dtype: Any) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=1)
 def round_to_nearest(x: jax.Array, dtype: Any) -> jax.Array:
-    """The numbers of a narrow dtype nearest to those of a float32 array, as float32."""
+    """Round a float32 array to the nearest numbers of a narrow dtype; the result is float32."""
     distance = _distance(x, dtype)
     return jnp.where(jnp.isfinite(x), jnp.round(x / distance) * distance, x)
 
@@ -44,8 +44,8 @@ def stochastic_round(x: Any, dtype: Any, key: jax.Array) -> jax.Array:
     .. math:: P(\text{up}) = \frac{x - \lfloor x \rfloor}{\lceil x \rceil - \lfloor x \rfloor},
               \qquad E[\mathrm{round}(x)] = x
 
-    Increments that rounding to the nearest would lose survive on average. Numbers that the dtype
-    can represent don't change. (Below 1e-36, bfloat16's own numbers are rounded too: to multiples
+    Small increments survive on average, where rounding to the nearest would lose them. Numbers of
+    the dtype don't change. (Below 1e-36, bfloat16's own numbers are rounded too: to multiples
     of float32's smallest normal number.)
 
     Args:
@@ -73,16 +73,16 @@ def stochastic_round(x: Any, dtype: Any, key: jax.Array) -> jax.Array:
 
 
 def stochastic(x: jax.Array, dtype: Any, key: jax.Array) -> jax.Array:
-    """`stochastic_round` of a float32 array to a narrow dtype; the result is still float32."""
+    """Apply `stochastic_round` to a float32 array; the result is still float32."""
     return _rounded(x, dtype, jax.random.bits(key, x.shape, _words(dtype)))
 
 
 def stochastic_round_leaves(
     xs: list[jax.Array], dtypes: list[Any], key: jax.Array
 ) -> list[jax.Array]:
-    """`stochastic` of some float32 arrays, each to a dtype and with random numbers of its own.
+    """Apply `stochastic` to some float32 arrays, each with a dtype and its own random numbers.
 
-    Small arrays share a draw: one of their own for each takes XLA 0.15 s to compile.
+    Small arrays share a draw, because XLA takes 0.15 s to compile each draw.
     """
     drawn: list[Any] = [None] * len(xs)
     for words in (jnp.uint16, jnp.uint32):

@@ -24,15 +24,15 @@ _PROMISES = ("indices_are_sorted", "unique_indices")
 class Rows:
     """Row-sparse array: values for some rows of a table of `size` rows, zeros elsewhere.
 
-    It stands in place of the table in a tree of gradients or updates. `fnopt.sparse_rows` converts
-    such gradients into updates, and `fnopt.apply_updates` adds them.
+    It replaces the table in a tree of gradients or updates. `fnopt.sparse_rows` converts
+    such gradients to updates, and `fnopt.apply_updates` adds them.
 
     Attributes:
-        indices: Whole numbers of shape `[k]`, from 0; negative ones (padding) and those of `size`
+        indices: Integers of shape `[k]`; negative ones (padding) and those of `size`
             and above stand for no row.
         values: An array of shape `[k, ...]`.
-        size: How many rows the table has.
-        is_unique: Whether indices ascend and none appears twice, as `summed` makes them.
+        size: Number of rows of the table.
+        is_unique: Whether indices ascend without repetition, as after `summed`.
     """
 
     indices: Any
@@ -41,7 +41,7 @@ class Rows:
     is_unique: bool = False
 
     def summed(self) -> Rows:
-        """These rows with the values of equal indices summed, in at least float32."""
+        """Sum the values of equal indices, in at least float32."""
         self._check()
         if self.is_unique or self.indices.shape[0] == 0:
             return Rows(self.indices, self.values, self.size, True)
@@ -82,25 +82,25 @@ class Rows:
             )
 
     def of(self, table: jax.Array) -> jax.Array:
-        """These rows of a table; zeros where an index stands for no row."""
+        """Select these rows of a table; zeros for indices that stand for no row."""
         how: dict[str, Any] = dict.fromkeys(_PROMISES, self.is_unique)
         indices = self.indices if self.is_unique else self._within()
         return jnp.asarray(table).at[indices].get(mode="fill", fill_value=0, **how)
 
     def into(self, table: jax.Array, rows: jax.Array) -> jax.Array:
-        """The table with these rows replaced; each may be there once."""
+        """Replace these rows of a table; indices must be unique."""
         how: dict[str, Any] = dict.fromkeys(_PROMISES, True)
         return table.at[self.indices].set(rows.astype(table.dtype), mode="drop", **how)
 
     def added_to(self, table: jax.Array) -> jax.Array:
-        """The table with the values added, in the wider dtype, and rounded once."""
+        """Add the values to a table, in the wider dtype, with a single rounding."""
         rows = self.summed()
         old = rows.of(table)
         dtype = compute_dtype(old.dtype, rows.values.dtype)
         return rows.into(jnp.asarray(table), old.astype(dtype) + rows.values.astype(dtype))
 
     def dense(self) -> jax.Array:
-        """The whole table, with zeros in all other rows."""
+        """The dense table, with zeros in all other rows."""
         rows = self.summed()
         zeros = jnp.zeros((self.size, *rows.values.shape[1:]), rows.values.dtype)
         return rows.into(zeros, rows.values)

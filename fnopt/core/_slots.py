@@ -1,4 +1,4 @@
-"""Slots and step counts: the parts of a state, their declaration and first values."""
+"""Slots and step counts of a state: declaration and initial values."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ EventCount = Annotated[jax.Array, _EVENTS]
 
 @functools.cache
 def counts_steps(state: Any) -> bool:
-    """Whether a state has a field `count`, and that is the number of steps."""
+    """Whether a state has a field `count` that is the number of steps."""
     return "count" in state._fields and _EVENTS not in _marks(state).get("count", ())
 
 
 @functools.cache
 def custom_slots(state: type) -> frozenset[str]:
-    """The fields of a state class that are annotated as `CustomSlot`."""
+    """Fields of a state class that are annotated as `CustomSlot`."""
     return frozenset(name for name, mark in _marks(state).items() if _CUSTOM in mark)
 
 
 @functools.cache
 def declared_slots(state: type) -> dict[str, bool]:
-    """The fields of a state class that are annotated as slots, and whether each is a `RealSlot`."""
+    """Fields of a state class that are annotated as slots, and whether each is a `RealSlot`."""
     return {name: _REAL in mark for name, mark in _marks(state).items() if _SLOT in mark}
 
 
@@ -63,14 +63,14 @@ def _by_name(hint: Any) -> Any:
 
 
 def slot_zeros(params: Any, dtype: Any = None, *, fill: Any = 0.0, real: bool = False) -> Any:
-    """Initial slot: a tree like `params`, filled with one value.
+    """Make an initial slot: a tree like `params`, filled with one value.
 
     Args:
         params: A tree of floating arrays (abstract ones too).
         dtype: The storage dtype; by default that of each leaf, but at least float32, because slow
-            averages lose their increments in 16 bits. A real one is for real leaves: slots of
-            complex ones stay complex.
-        fill: The value to start from, a scalar.
+            averages lose their increments in 16 bits. A real dtype applies to real leaves; slots
+            of complex leaves stay complex.
+        fill: The initial value, a scalar.
         real: Whether complex leaves get a real slot (second moments).
 
     Returns:
@@ -95,9 +95,9 @@ def slot_zeros(params: Any, dtype: Any = None, *, fill: Any = 0.0, real: bool = 
 
 
 def slot_copy(params: Any, dtype: Any = None) -> Any:
-    """A slot that begins where the params are: a copy, at least float32 by default.
+    """Make a slot that starts as a copy of the params, at least float32 by default.
 
-    It is a copy and not the same arrays, so that a step may be given both to overwrite.
+    It doesn't share arrays with the params, so a step may donate both.
     """
     check_inexact(params, "params")
 
@@ -118,9 +118,9 @@ def _stored(dtype: Any, p: Any, real: bool = False) -> Any:
 
 
 def scheduled(tx: Any) -> tuple[str, ...]:
-    """The names of a transform's hyper-parameters that are schedules.
+    """Names of a transform's hyper-parameters that are schedules.
 
-    They are known from the value itself: numbers, arrays and traced numbers are constants.
+    The value itself shows them: numbers, arrays and traced numbers are constants.
     """
     names, values = tx._leaf_names, tx._flatten()[0]
     return tuple(n for n, x in zip(names, values, strict=True) if isinstance(x, Schedule))
@@ -137,19 +137,19 @@ def needs_count(tx: Any) -> bool:
 
 
 def first_count(tx: Any) -> jax.Array | None:
-    """The count of a fresh state: zero, or None for a transform that doesn't need it."""
+    """Count of a fresh state: zero, or None if the transform doesn't need one."""
     return zero_count() if needs_count(tx) else None
 
 
 def next_count(count: jax.Array | None) -> jax.Array | None:
-    """The count after a step; None for None."""
+    """Count after a step; None stays None."""
     return None if count is None else safe_increment(count)
 
 
 def count_of(tx: Any, state: Any) -> jax.Array | None:
-    """The count of a state; None, or a ValueError where it is needed, if it has none.
+    """Count of a state; None if it has none, or a ValueError if it needs one.
 
-    A count that isn't needed any more goes on, so that a schedule may come back.
+    A count that is no longer needed continues, so a schedule may come back.
     """
     if state.count is None and needs_count(tx):
         raise missing_count(tx)

@@ -20,13 +20,13 @@ def static(
 ) -> Any:
     """Declare a field that is a flag or a function: hashed, compared, never traced.
 
-    A field annotated `bool`, `int`, `str` or `Callable` (or one of them `| None`) is refused other
-    values, unless it has a `convert`, which then is the judge.
+    A field annotated `bool`, `int`, `str` or `Callable` (or one of them `| None`) refuses other
+    values, unless it has a `convert`, which then checks them.
 
     Args:
         default: The default value; without one the field is required.
-        convert: A function that brings the given value to its stored form.
-        least: The smallest whole number allowed.
+        convert: A function that converts the given value to its stored form.
+        least: The smallest allowed integer.
 
     Returns:
         A dataclass field.
@@ -45,7 +45,7 @@ def static(
 
 
 def is_static(field: dataclasses.Field[Any]) -> bool:
-    """Whether a field is no leaf of the pytree."""
+    """Whether a field isn't a leaf of the pytree."""
     return bool(field.metadata.get("static"))
 
 
@@ -87,7 +87,7 @@ def _converted(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
 
 
 def checked_static(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
-    """Check a static value, and return what is stored: something hashable."""
+    """Check a static value, and return its stored, hashable form."""
     check = _converted if field.metadata["convert"] else _as_annotated
     value = check(owner, field, value)
     try:

@@ -1,4 +1,4 @@
-"""The status of an iteration: codes for arrays, messages for people."""
+"""Status of an iteration: codes for arrays, messages for users."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 
 
 class Status(enum.IntEnum):
-    """Why a solver stopped, or that it hasn't.
+    """Reason why a solver stopped, or that it hasn't stopped.
 
-    Inside `jax.jit` a status is an int32 array; `Status(int(code))` brings the meaning back.
+    Inside `jax.jit` a status is an int32 array; `Status(int(code))` converts it.
 
     Example:
         >>> from fnopt import Status
@@ -63,7 +63,7 @@ class Status(enum.IntEnum):
 
     @property
     def converged(self) -> bool:
-        """Whether a convergence test was met."""
+        """Whether the status reports convergence."""
         return self.name.startswith("CONVERGED")
 
     @property
@@ -78,11 +78,11 @@ def is_converged(status: Any) -> jax.Array:
 
 
 def status_messages(status: Any, words: Mapping[Status, str] | None = None) -> Any:
-    """The messages of status codes: a string, or for a batch a (nested) list. Outside jit only.
+    """Messages of status codes: a string, or a (nested) list for a batch; not under `jax.jit`.
 
     Args:
-        status: Codes.
-        words: Other words for some statuses, where a problem has its own.
+        status: The codes.
+        words: Other messages for some statuses, for a particular problem.
     """
     codes = np.asarray(status)
     if codes.ndim:

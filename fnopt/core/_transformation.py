@@ -46,15 +46,15 @@ class Transformation(Value):
     .. math:: (u_t, s_{t+1}) = \mathrm{update}(g_t, s_t, \theta_t), \qquad
               \theta_{t+1} = \theta_t + u_t
 
-    `init(params)` makes the first state; `update(updates, state, params, **extra_args)` turns
-    gradients (or the updates of the transform before it) into updates, which are *added* to the
-    params. Both are pure. A subclass is made a frozen dataclass and a pytree: numeric fields are
+    `init(params)` makes the first state; `update(updates, state, params, **extra_args)` converts
+    gradients (or the updates of the previous transform) to updates, which are *added* to the
+    params. Both are pure. A subclass becomes a frozen dataclass and a pytree: numeric fields are
     leaves, so one compiled step serves all their values; fields declared with `fnopt.static` are
-    compile-time constants. It unpacks: `init, update = tx`.
+    compile-time constants. A transformation unpacks: `init, update = tx`.
 
-    A subclass defines `update`, and `init` if it has state. Annotate `init`'s result with the
-    class of the state, and the state of another optimizer is refused by name. An extra argument
-    that `update` needs is keyword-only without a default; all others go to `**extra_args`. Set
+    A subclass defines `update`, and `init` if it has state. If `init`'s result is annotated with
+    the class of the state, the state of another optimizer is refused by name. A required extra
+    argument of `update` is keyword-only without a default; all others go to `**extra_args`. Set
     `needs_params = True` if `update` reads the params, and `wide_updates = True` if its updates
     must not be rounded to the dtype of 16-bit params before they are added.
 
@@ -112,41 +112,41 @@ class Transformation(Value):
         return (self.init, self.update)[i]
 
     def init(self, params: Any) -> Any:
-        """The state before the first step: strongly typed arrays only."""
+        """Make the state before the first step: strongly typed arrays only."""
         del params
         return EmptyState()
 
     def update(
         self, updates: Tree, state: State, params: Any = None, **extra_args: Any
     ) -> tuple[Tree, State]:
-        """Transform gradients into updates, and the state into the next one."""
+        """Transform gradients into updates, and the state into the next state."""
         raise NotImplementedError(f"{type(self).__name__} must define update")
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
-        """The transforms inside this one, each with its part of `state`; wrappers override it."""
+        """Transforms inside this one, each with its part of `state`; wrappers override it."""
         del state
         return ()
 
     def reads(self) -> Mapping[str, bool]:
-        """The extra arguments that `update` itself looks at: names, and whether each is needed.
+        """Names of the extra arguments that `update` itself uses, and whether each is required.
 
-        They are the keyword-only parameters of `update`; `'*'` stands for all names. A transform
-        that finds names elsewhere overrides it. See `fnopt.core.EXTRA_ARGS` for the names in use.
+        They are the keyword-only parameters of `update`; `'*'` stands for all names. Transforms
+        with other names override this method. See `fnopt.core.EXTRA_ARGS` for the names in use.
         """
         return read_by(type(self).update)
 
     def left_out(self, params: Any) -> Any:
-        """Which leaves stay as they are, and need no gradient: a tree of bools."""
+        """Mask of the leaves that don't change and need no gradient: a tree of bools."""
         return left_out_by((m.tx for m in self.members()), params)
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """The extra arguments that `update` can't do without, here and in the transforms inside."""
+        """Required extra arguments of this transform and those inside it."""
         own = {name for name, needed in self.reads().items() if needed}
         return tuple(sorted(own.union(*(m.tx.needs for m in self.members()))))
 
     def at(self, count: Any) -> Any:
-        """This value with every scheduled hyper-parameter replaced by its value at `count`."""
+        """Replace every scheduled hyper-parameter by its value at `count`."""
         if not scheduled(self):
             return self
         if count is None:
@@ -171,7 +171,7 @@ def _state_type(cls: type[Transformation]) -> type | None:
 
 
 def check_state(tx: Transformation, state: Any) -> None:
-    """Raise a TypeError if `state` is not of the class that `tx.init` makes."""
+    """Raise a TypeError if `state` isn't of the class that `tx.init` returns."""
     expected = _state_type(type(tx))
     if expected is None or isinstance(state, expected):
         return

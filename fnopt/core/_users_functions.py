@@ -32,7 +32,7 @@ class NotForJaxError(TypeError):
 
     Args:
         message: Its text.
-        is_of_another: Whether the function at fault is outside of the chain of functions that call
+        is_of_another: Whether the faulty function is outside of the chain of functions that call
             each other.
     """
 
@@ -48,12 +48,12 @@ def _is_of_jax(error: Any) -> TypeGuard[BaseException]:
 
 @contextlib.contextmanager
 def explain_jax_errors(name: str, fn: str = "f", is_another: bool = False) -> Iterator[None]:
-    """Turn an error inside JAX into one that quotes the user's line and what to write instead.
+    """Convert an error inside JAX to one that quotes the user's line and a correction.
 
     Args:
         name: The name of the function that was called.
         fn: The name of its argument, the function that isn't written for JAX.
-        is_another: Whether that is another one than the function within whose call it runs.
+        is_another: Whether it differs from the function within whose call it runs.
     """
     try:
         yield
@@ -104,7 +104,7 @@ def explain_missing_keys(params: Any) -> Iterator[None]:
     """Add the keys of the params to a KeyError of a user's function.
 
     Args:
-        params: The params that the function gets; read if they are a dict.
+        params: The params of the function; ignored unless they are a dict.
     """
     try:
         yield
@@ -124,9 +124,9 @@ def explain_example_errors(name: str, example: Any, params: Any = None) -> Itera
     """Add the shapes of the one example to an error of a user's function.
 
     Args:
-        name: What the user called.
-        example: An example of the batch, without the axis of these.
-        params: The params that the function also gets.
+        name: The function that the user called.
+        example: An example of the batch, without its leading axis.
+        params: The params of the function.
     """
     try:
         with explain_jax_errors(name, "the function"), explain_missing_keys(params):
@@ -155,12 +155,12 @@ def explain_example_errors(name: str, example: Any, params: Any = None) -> Itera
 
 
 def explain_device_errors(error: ValueError, updates: Any, **others: Any) -> None:
-    """Raise an error that names an array on other devices than the gradients, if there is one.
+    """Raise an error that names an array on other devices than the gradients, if any.
 
     Args:
         error: The error of JAX.
         updates: The gradients.
-        others: What goes with them, by name: trees of arrays.
+        others: Other arrays of the step, by name: trees of arrays.
     """
     found = _array_elsewhere(updates, others)
     if found is not None:

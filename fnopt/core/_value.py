@@ -1,4 +1,4 @@
-"""Immutable values that are pytrees: the base of transforms, schedules and selectors."""
+"""Immutable values that are pytrees: the base class of transforms, schedules and selectors."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ def hyper(
     schedule: bool = False,
     infinite: bool = False,
 ) -> Any:
-    """Declare a numeric hyper-parameter: a pytree leaf, checked when a user gives it.
+    """Declare a numeric hyper-parameter: a pytree leaf with checks of given values.
 
-    Python ints become floats (so that `jax.grad` reaches every one), arrays stay arrays, traced
-    values pass unchecked. `None` is allowed where it is the default.
+    Python ints become floats (so `jax.grad` can differentiate all of them), arrays stay arrays,
+    traced values pass unchecked. `None` is allowed if it is the default.
 
     Args:
         default: The default value; without one the field is required.
-        ge: Smallest value allowed.
+        ge: Smallest allowed value.
         gt: Open lower bound.
-        le: Largest value allowed.
+        le: Largest allowed value.
         lt: Open upper bound.
-        schedule: Whether a `Schedule` may stand for the number.
-        infinite: Whether infinity is a value, as it is for a limit that may be lacking.
+        schedule: Whether a `Schedule` is allowed in place of a number.
+        infinite: Whether infinity is allowed, such as for a missing limit.
 
     Returns:
         A dataclass field.
@@ -148,7 +148,7 @@ def _leaf_key(leaf: Any) -> Any:
 
 
 def brief(value: Any) -> str:
-    """A value as text of a few words: arrays by their types, functions by their names."""
+    """Short text of a value: types of arrays, names of functions."""
     if isinstance(value, (jax.Array, np.ndarray)):
         if value.ndim == 0 and not isinstance(value, Tracer):
             return f"{value.item():.6g}"
@@ -166,7 +166,7 @@ _LINE_WIDTH = 96  # a line of a source file, indented by one level
 
 
 def call_text(name: str, parts: list[str]) -> str:
-    """Text of the call `name(a, b)`, on one line or on one line for each argument."""
+    """Text of the call `name(a, b)`, on one line or with one line for each argument."""
     flat = f"{name}({', '.join(parts)})"
     if len(flat) <= _LINE_WIDTH and "\n" not in flat:
         return flat
@@ -217,9 +217,9 @@ def _advise(cls: type) -> None:
 class Value:
     """An immutable value that is also a pytree.
 
-    A subclass is made a frozen dataclass and registered with JAX: fields declared with `static`
+    A subclass becomes a frozen dataclass and is registered with JAX: fields declared with `static`
     are auxiliary data, all others are children. Values compare and hash by content, pickle, print
-    themselves, work with `dataclasses.replace`, and go to and from a plain configuration.
+    themselves, work with `dataclasses.replace`, and convert to and from a plain configuration.
 
     Example:
         >>> import jax, fnopt
@@ -309,7 +309,7 @@ registry: dict[str, type[Value]] = {}
 
 
 def config_name(cls: type) -> str:
-    """`fnopt.scale_by_adam` for the library's own, `module.Class` for a user's."""
+    """Name of a class in a configuration: `fnopt.scale_by_adam`, or `module.Class` for a user's."""
     module = "fnopt" if cls.__module__.split(".")[0] == "fnopt" else cls.__module__
     return f"{module}.{cls.__qualname__}"
 
@@ -317,7 +317,7 @@ def config_name(cls: type) -> str:
 class Schedule(Value):
     """A hyper-parameter that changes with the step: a value with `__call__(count) -> scalar`.
 
-    `count` is the number of updates made so far (an integer scalar; the first update sees 0). The
+    `count` is the number of updates made so far (an integer scalar; 0 in the first update). The
     result is a floating scalar.
 
     Example:

@@ -1,4 +1,4 @@
-"""Arguments and checked results of a `Leafwise` transform's own functions."""
+"""Arguments and results of the functions of a `Leafwise` transform."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fnopt.core._errors import names_text, where
 
 
 class LeafNumbers(SimpleNamespace):
-    """The argument `h` of `leaf` and `scalars`: numbers by name."""
+    """Argument `h` of `leaf` and `scalars`: numbers by name."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -45,8 +45,8 @@ def returned_by_leaf(owner: str, out: Any, slots: tuple[str, ...], g: Any, old: 
     """Check the result of `leaf`, and return update and new slots as a tuple.
 
     Raises:
-        TypeError: If there are more or fewer than the class has slots.
-        ValueError: If one has another shape than the leaf, or than the slot before.
+        TypeError: If the number of slots differs from that of the class.
+        ValueError: If one has another shape than the leaf, or than the previous slot.
     """
     returned = out if slots else (out,)
     if not isinstance(returned, tuple) or len(returned) != 1 + len(slots):

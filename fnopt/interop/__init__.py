@@ -1,7 +1,7 @@
-"""fnopt's optimizers in other libraries, and theirs here.
+"""Use fnopt's optimizers in other libraries, and other libraries' optimizers in fnopt.
 
 Most loops need nothing from this package. An fnopt optimizer has the `init` and `update` that flax,
-Equinox and optax call. `fnopt.chain` takes other libraries' (init, update) pairs as they are. Other
+Equinox and optax call. `fnopt.chain` takes other libraries' (init, update) pairs unchanged. Other
 libraries are imported inside the functions that need them.
 """
 

@@ -13,15 +13,15 @@ from fnopt.manifolds import on
 
 
 def nnx_optimizer(model: Any, tx: Any, *, wrt: Any) -> Any:
-    """Make an `nnx.Optimizer` whose learning rate may change without a new compilation.
+    """Make an `nnx.Optimizer` whose learning rate may change without recompilation.
 
-    In `nnx.Optimizer` the optimizer is static: every new number is a new program. This optimizer
-    holds `tx` as data, so `optimizer.tx = fnopt.adam(rate)` in a loop doesn't recompile.
+    In `nnx.Optimizer` the optimizer is static, so every new number compiles a new program. This
+    optimizer holds `tx` as data, so `optimizer.tx = fnopt.adam(rate)` in a loop doesn't recompile.
 
     Args:
         model: The `nnx.Module`.
         tx: The optimizer.
-        wrt: The filter of the variables that are trained, such as `nnx.Param`.
+        wrt: The filter of the trained variables, such as `nnx.Param`.
 
     Returns:
         An `nnx.Optimizer`.
@@ -67,8 +67,8 @@ def _as_arrays(tx: Any) -> Any:
 def register_flax_points() -> None:
     """Let `flax.serialization` save params made by :func:`fnopt.manifolds.on`.
 
-    flax knows the classes that are registered with it alone. The bytes hold the array; the manifold
-    comes from the tree that they are restored into. Pickle and orbax need no registration.
+    flax serializes only registered classes. The bytes hold the array; the manifold
+    comes from the target tree of the restore. Pickle and orbax need no registration.
 
     Example:
         >>> import flax.serialization, fnopt, jax.numpy as jnp

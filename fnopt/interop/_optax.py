@@ -11,15 +11,15 @@ def to_optax(tx: Any) -> Any:
     """Convert an fnopt optimizer to an `optax.GradientTransformationExtraArgs`.
 
     optax's wrappers, flax and Equinox take an fnopt optimizer without conversion. But `optax.chain`
-    and others pass extra arguments (`value=loss`) to instances of this class only, and drop them
-    silently for others. So convert optimizers that need extra arguments. The result has no equality
-    and no configuration, and its numbers aren't leaves.
+    and others pass extra arguments (`value=loss`) only to instances of this class, and silently
+    drop them for others. Therefore convert optimizers that need extra arguments. The result has no
+    equality and no configuration, and its numbers aren't leaves.
 
     Args:
         tx: An fnopt optimizer, or any (init, update) pair.
 
     Returns:
-        An `optax.GradientTransformationExtraArgs` with the same `init` and `update`, and so the
+        An `optax.GradientTransformationExtraArgs` with the same `init` and `update`, and thus the
         same state.
 
     Raises:
@@ -40,16 +40,16 @@ def to_optax(tx: Any) -> Any:
 def from_optax(tx: Any) -> Transformation:
     """Convert an optax transformation to an fnopt one.
 
-    `fnopt.chain` and the wrappers do this by themselves. By hand it gives an optimizer that is a
-    pytree, and so can be an argument of a jitted function; its hyper-parameters are closed over
-    where optax put them, and so are constants.
+    `fnopt.chain` and the wrappers do this automatically. Use it to get an optimizer that is a
+    pytree, and can be an argument of a jitted function. Its hyper-parameters are constants, because
+    optax's functions close over them.
 
     Args:
         tx: An `optax.GradientTransformation`, or any (init, update) pair.
 
     Returns:
-        A Transformation with the same state. Extra arguments go to `tx` as far as its signature
-        takes them.
+        A Transformation with the same state. `tx` gets the extra arguments that its signature
+        takes.
 
     Raises:
         TypeError: If `tx` isn't an optimizer.

@@ -1,4 +1,4 @@
-"""Names of other libraries that `fnopt` doesn't have, and what to write instead."""
+"""Names of other libraries that `fnopt` doesn't have, with replacements."""
 
 from __future__ import annotations
 
@@ -98,14 +98,14 @@ _ELSEWHERE = {
 
 
 def suggest_name(name: str, homes: Mapping[str, Sequence[str]]) -> str:
-    """Advice for an unknown name: near names, and the names of other libraries.
+    """Advice for an unknown name: similar names, and replacements for other libraries' names.
 
     Args:
-        name: The name asked for.
+        name: The requested name.
         homes: The public names of `fnopt` (`""`) and of each of its packages.
 
     Returns:
-        A sentence with a space in front, or nothing.
+        A sentence after a space, or an empty string.
     """
     if name in _ELSEWHERE:
         return f" Use {_ELSEWHERE[name]}."

@@ -11,18 +11,18 @@ from fnopt.core import check_count
 def privacy_epsilon(
     noise_multiplier: float, sampling_rate: float, steps: int, delta: float
 ) -> float:
-    r"""The privacy that DP-SGD spends: the :math:`\epsilon` of :math:`(\epsilon, \delta)`.
+    r"""Compute the privacy loss of DP-SGD: the :math:`\epsilon` of :math:`(\epsilon, \delta)`.
 
-    For batches that are drawn example by example (:func:`fnopt.poisson_batch`), sums that are
-    clipped (:func:`fnopt.clipped_grad`) and Gaussian noise (:func:`fnopt.add_noise`), with respect
-    to adding or removing one example. The bookkeeping is dp-accounting's, by privacy loss
+    It holds for Poisson-sampled batches (:func:`fnopt.poisson_batch`), clipped sums
+    (:func:`fnopt.clipped_grad`) and Gaussian noise (:func:`fnopt.add_noise`), with respect
+    to adding or removing one example. dp-accounting does the accounting, by privacy loss
     distributions.
 
     Args:
         noise_multiplier: The standard deviation of the noise, in units of the sensitivity.
-        sampling_rate: The probability of each example to be in a batch.
+        sampling_rate: The probability of an example to be in a batch.
         steps: Number of steps.
-        delta: The :math:`\delta`; well below one over the number of examples.
+        delta: :math:`\delta`, well below one over the number of examples.
 
     Returns:
         The epsilon; infinite without noise.
@@ -55,15 +55,15 @@ def privacy_epsilon(
 
 
 def calibrated_noise(epsilon: float, sampling_rate: float, steps: int, delta: float) -> float:
-    r"""The least noise multiplier of DP-SGD that keeps to :math:`(\epsilon, \delta)`.
+    r"""Compute the smallest noise multiplier of DP-SGD for a budget :math:`(\epsilon, \delta)`.
 
-    The inverse of :func:`privacy_epsilon`, to 0.1 per cent, on the private side.
+    It is the inverse of :func:`privacy_epsilon`, to 0.1 per cent, on the private side.
 
     Args:
-        epsilon: The :math:`\epsilon` that may be spent.
-        sampling_rate: The probability of each example to be in a batch.
+        epsilon: :math:`\epsilon`, the privacy budget.
+        sampling_rate: The probability of an example to be in a batch.
         steps: Number of steps.
-        delta: The :math:`\delta`; well below one over the number of examples.
+        delta: :math:`\delta`, well below one over the number of examples.
 
     Returns:
         The noise multiplier, for :func:`fnopt.add_noise`.

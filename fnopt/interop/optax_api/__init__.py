@@ -1,10 +1,10 @@
-"""optax's names with optax's conventions, made of fnopt's parts: a script moves by one line.
+"""optax's names with optax's conventions, for scripts that change only their import.
 
     from fnopt.interop import optax_api as optax
 
 Rates, decays and masks may be plain functions, and labels may be a function of the params.
-`MultiSteps`, `inject_hyperparams`, `multi_transform` and `freeze(mask)` are called as there. What
-comes out are fnopt optimizers. optax itself is not needed. A name that has no counterpart raises an
+`MultiSteps`, `inject_hyperparams`, `multi_transform` and `freeze(mask)` have optax's arguments.
+Results are fnopt optimizers, and optax itself is not needed. A name without a counterpart raises an
 AttributeError that says what to use.
 """
 

@@ -1,4 +1,4 @@
-"""Optimizers of gradients that come with an axis of examples: one part before and one after it."""
+"""Optimizers of per-example gradients: one transform before the aggregation, one after it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class _Kind(type):
 
 
 class Aggregator(metaclass=_Kind):
-    """An (init, update) pair that makes one gradient of those of the examples."""
+    """An (init, update) pair that aggregates the gradients of the examples."""
 
 
 class _processed(Transformation):
@@ -57,7 +57,7 @@ class _processed(Transformation):
     aggregator_has_aux: bool = static(default=False)
 
     def init(self, params: Any) -> tuple[Any, Any, Any]:
-        """The states of the three."""
+        """Make the states of all three transforms."""
         parts = (self.preprocessor, self.aggregator, self.postprocessor)
         before, between, after = (tx.init(params) for tx in parts)
         return before, between, after
@@ -65,7 +65,7 @@ class _processed(Transformation):
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """The update of the last one, or zeros while the one in the middle isn't ready."""
+        """Return the last transform's update, or zeros until the aggregator is ready."""
         before, between, after = state
         each, before = self.preprocessor.update(updates, before, params, **extra_args)
         mean, between = self.aggregator.update(each, between, params, **extra_args)
@@ -87,12 +87,12 @@ class _processed(Transformation):
 def process(
     preprocessor: Any, aggregator: Any, postprocessor: Any, aggregator_has_aux: bool = False
 ) -> Any:
-    """Transforms gradients of examples, makes one of them, transforms that."""
+    """Transform per-example gradients, aggregate them, and transform the result."""
     return _processed(preprocessor, aggregator, postprocessor, aggregator_has_aux)
 
 
 def average_per_element_updates(per_elt_axis: int | Sequence[int] = 0) -> Any:
-    """The mean over an axis of examples."""
+    """Average over an axis of examples."""
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         del params
@@ -102,7 +102,7 @@ def average_per_element_updates(per_elt_axis: int | Sequence[int] = 0) -> Any:
 
 
 class AccumulateAvgUpdatesState(NamedTuple):
-    """Calls since the last mean, whether this one made one, and the mean so far."""
+    """Calls since the last mean, whether the last call completed one, and the running mean."""
 
     micro_step: jax.Array
     ready: jax.Array
@@ -110,7 +110,7 @@ class AccumulateAvgUpdatesState(NamedTuple):
 
 
 def accumulate_avg_updates(accumulation_steps: int) -> Any:
-    """The mean of the gradients of some calls, zeros between."""
+    """Average gradients over some calls, with zero updates between."""
     if accumulation_steps < 1:
         raise ValueError(f"accumulation_steps is {accumulation_steps}, expected at least 1.")
     if accumulation_steps == 1:
@@ -142,7 +142,7 @@ def _release(ready: jax.Array, step: jax.Array, mean: Any) -> tuple[Any, Any]:
 def average_incrementally_updates(
     per_elt_axis: int | Sequence[int] | None, accumulation_steps: int
 ) -> Any:
-    """The mean over an axis of examples (None if there is none) and over some calls."""
+    """Average over an axis of examples (if any) and over some calls."""
     over_calls = accumulate_avg_updates(accumulation_steps)
     if per_elt_axis is None:
         return over_calls
@@ -152,7 +152,7 @@ def average_incrementally_updates(
 def get_batch_size_from_per_elt_updates(
     per_elt_updates: Any, per_elt_axis: int | Sequence[int]
 ) -> int:
-    """The number of examples."""
+    """Return the number of examples."""
     axes = (per_elt_axis,) if isinstance(per_elt_axis, int) else tuple(per_elt_axis)
     sizes = {math.prod(x.shape[a] for a in axes) for x in jax.tree.leaves(per_elt_updates)}
     if len(sizes) != 1:

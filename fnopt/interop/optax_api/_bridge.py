@@ -47,31 +47,31 @@ class _with_labels(Transformation):
 
 
 def is_function(value: Any) -> bool:
-    """Whether a value is a plain function, and no tree that happens to be callable."""
+    """Whether a value is a plain function, and not a callable tree."""
     if isinstance(value, Value) or not callable(value):
         return False
     return jax.tree.leaves(value) == [value]
 
 
 def as_schedule(value: Any) -> Any:
-    """A function of the step as a Schedule; numbers and schedules as they are."""
+    """Convert a function of the step to a Schedule; keep numbers and schedules."""
     return schedule(value) if is_function(value) else value
 
 
 def with_labels(make: Callable[[Any], Any], labels: Any) -> Any:
-    """A transform made of labels (or of a mask) that are a tree, or a function of the params."""
+    """A transform with labels (or a mask): a tree, or a function of the params."""
     return _with_labels(make, labels) if is_function(labels) else lenient(make(labels))
 
 
 def lenient(tx: Any) -> Any:
-    """The optimizer, whose `init` now leaves out what is no floating array, as optax's do."""
+    """Make an `init` skip leaves that aren't floating arrays, as optax does."""
     if isinstance(tx, Transformation) and not tx.floating_alone:
         tx._set("floating_alone", True)
     return tx
 
 
 def make_lenient(make: Callable[..., Any]) -> Callable[..., Any]:
-    """A function whose results are `lenient`, where they are transforms."""
+    """Make the results of a function `lenient` if they are transforms."""
 
     @functools.wraps(make)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -81,7 +81,7 @@ def make_lenient(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def own_name(argument: str, signature: inspect.Signature) -> str:
-    """The name that an argument of optax's has here."""
+    """Translate the name of an argument of optax."""
     return argument if argument in signature.parameters else _RENAMED.get(argument, argument)
 
 
@@ -96,13 +96,13 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 @functools.cache
 def bridge(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A recipe or transform of fnopt that takes optax's arguments.
+    """Make a recipe or transform of fnopt take optax's arguments.
 
     Args:
         fn: A function or class of fnopt.
 
     Returns:
-        A function of the same signature: plain functions are taken for schedules and masks.
+        A function of the same signature, which takes plain functions as schedules and masks.
     """
     signature, defaults = inspect.signature(fn), _DEFAULTS.get(fn.__name__, {})
 

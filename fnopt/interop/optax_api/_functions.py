@@ -11,17 +11,17 @@ from fnopt.core import matmul
 
 
 def nnls(A: Any, b: Any, iters: int, unroll: int | bool = 1, L: Any = None) -> jax.Array:
-    r"""The :math:`x \ge 0` with the least :math:`\lVert A x - b \rVert`.
+    r"""Find the :math:`x \ge 0` that minimises :math:`\lVert A x - b \rVert`.
 
-    By accelerated projected gradients, a fixed number of them; `fnopt.least_squares` with bounds
-    needs fewer, and says how good its solution is.
+    It takes a fixed number of accelerated projected gradient steps. `fnopt.least_squares` with
+    bounds needs fewer steps, and reports the quality of its solution.
 
     Args:
         A: A matrix `[m, n]`.
         b: A vector `[m]`, or a matrix `[m, k]` of several.
         iters: Number of steps.
-        unroll: That of `jax.lax.scan`.
-        L: A bound of the largest eigenvalue of `A.T @ A`.
+        unroll: The argument of `jax.lax.scan`.
+        L: An upper bound of the largest eigenvalue of `A.T @ A`.
 
     Reference:
         Beck and Teboulle, 2009, "A fast iterative shrinkage-thresholding algorithm".
@@ -44,27 +44,27 @@ def nnls(A: Any, b: Any, iters: int, unroll: int | bool = 1, L: Any = None) -> j
 
 
 class MultiNormalDiagFromLogScale:
-    """A normal distribution by its means and the logarithms of its standard deviations."""
+    """Normal distribution with given means and logarithms of standard deviations."""
 
     def __init__(self, loc: Any, log_scale: Any) -> None:
         self._mean, self._log_scale = jnp.asarray(loc), jnp.asarray(log_scale)
         self._shape = jnp.broadcast_shapes(self._mean.shape, self._log_scale.shape)
 
     def sample(self, shape: Any, key: Any) -> jax.Array:
-        """Random vectors, as many as `shape` says."""
+        """Sample random vectors, in an array of shape `shape`."""
         dtype = jnp.result_type(self._mean, self._log_scale)
         noise = jax.random.normal(key, (*shape, *self._shape), dtype)
         return noise * jnp.exp(self._log_scale) + self._mean
 
     def log_prob(self, x: Any) -> jax.Array:
-        """The logarithm of the density at vectors."""
+        """Logarithm of the density at vectors."""
         scaled = (jnp.asarray(x) - self._mean) * jnp.exp(-self._log_scale)
         each = -0.5 * jnp.square(scaled) - self._log_scale - 0.5 * jnp.log(2 * jnp.pi)
         return jnp.sum(each, axis=tuple(range(-len(self._shape), 0)))
 
     @property
     def log_scale(self) -> jax.Array:
-        """The logarithms of the standard deviations."""
+        """Logarithms of the standard deviations."""
         return self._log_scale
 
     @property
@@ -74,5 +74,5 @@ class MultiNormalDiagFromLogScale:
 
 
 def multi_normal(loc: Any, log_scale: Any) -> MultiNormalDiagFromLogScale:
-    """A normal distribution by its means and the logarithms of its standard deviations."""
+    """Make a normal distribution from its means and logarithms of standard deviations."""
     return MultiNormalDiagFromLogScale(loc, log_scale)

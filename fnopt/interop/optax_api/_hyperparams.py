@@ -1,4 +1,4 @@
-"""Hyper-parameters in the state, as optax keeps them."""
+"""Hyper-parameters in the state, as in optax."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fnopt.interop.optax_api._wrappers import StatefulSchedule, WrappedSchedule
 
 
 class InjectStatefulHyperparamsState(NamedTuple):
-    """Step count, the numbers by name, what schedules remember, and the state of what they make."""
+    """Step count, the numbers by name, the states of schedules, and the inner state."""
 
     count: jax.Array
     hyperparams: dict[str, Any]
@@ -39,7 +39,7 @@ class _injected(Transformation):
     numbers: dict[str, Any]
 
     def init(self, params: Any) -> InjectStatefulHyperparamsState:
-        """The numbers as arrays, schedules at step 0."""
+        """Make the numbers arrays, with schedules at step 0."""
         states = {name: schedule.init() for name, schedule in self.scheduled}
         now = self._current_values(self.numbers, states, {})
         inner = self.factory(**now).init(params)
@@ -52,7 +52,7 @@ class _injected(Transformation):
         params: Any = None,
         **extra_args: Any,
     ) -> tuple[Any, InjectStatefulHyperparamsState]:
-        """A step with the numbers of the state, and those of the schedules."""
+        """Step with the numbers of the state, and those of the schedules."""
         states = state.hyperparams_states
         now = self._current_values(state.hyperparams, states, extra_args)
         tx = self.factory(**now)
@@ -92,21 +92,21 @@ def inject_hyperparams(
     """Keep the hyper-parameters of an optimizer in its state, where a loop can change them.
 
     Use it for scripts that write `state.hyperparams["learning_rate"] = ...`. An optimizer of fnopt
-    doesn't need it: such an optimizer is a pytree whose numbers can be changed, traced and swept.
+    doesn't need it: it is a pytree whose numbers can be changed, traced and swept.
 
     Args:
         inner_factory: A function that makes an optimizer.
-        static_args: Names of arguments to leave alone.
+        static_args: Names of arguments that stay outside of the state.
         hyperparam_dtype: The dtype of the numbers; by default JAX's.
 
     Returns:
         A function of the same arguments, whose result has the state
-        `InjectStatefulHyperparamsState`. Numbers, functions of the step and instances of
-        `schedules.StatefulSchedule` are kept in the state. All other arguments are constants of
-        the program, also whole numbers for an argument that takes only these (a key, an interval).
+        `InjectStatefulHyperparamsState`. The state holds numbers, functions of the step and
+        instances of `schedules.StatefulSchedule`. All other arguments are constants of
+        the program, also integers for an argument that takes only integers (a key, an interval).
 
     Raises:
-        ValueError: If the factory has no argument of a name in `static_args`.
+        ValueError: If the factory has no argument with a name in `static_args`.
 
     Example:
         >>> import jax.numpy as jnp

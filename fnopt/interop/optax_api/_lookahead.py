@@ -1,4 +1,4 @@
-"""Lookahead as optax calls it: fast and slow params are a pair that the training loop holds."""
+"""Lookahead with optax's convention: the training loop holds a pair of fast and slow params."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fnopt.transforms import states
 
 
 class LookaheadParams(NamedTuple):
-    """The params that are trained, and the slow ones that follow: those to evaluate.
+    """Fast params, which are trained, and slow params, which are evaluated.
 
     Example:
         >>> import jax.numpy as jnp
@@ -31,12 +31,12 @@ class LookaheadParams(NamedTuple):
 
     @classmethod
     def init_synced(cls, params: Any) -> LookaheadParams:
-        """A pair in which both are these params."""
+        """Make a pair of equal params."""
         return cls(params, params)
 
 
 class LookaheadState(NamedTuple):
-    """The state of the fast optimizer, and the steps since the params met."""
+    """State of the fast optimizer, and the steps since the last synchronization."""
 
     fast_state: Any
     steps_since_sync: jax.Array
@@ -59,7 +59,7 @@ class _lookahead(Transformation):
     def update(
         self, updates: Any, state: LookaheadState, params: Any = None, **extra_args: Any
     ) -> tuple[LookaheadParams, LookaheadState]:
-        """The updates of both, from gradients of the fast params."""
+        """Return the updates of both, from gradients of the fast params."""
         fast, slow = _check_params(params)
         now = states.LookaheadState(state.steps_since_sync, slow, state.fast_state)
         updates, new = self.inner.update(updates, now, fast, **extra_args)
@@ -93,7 +93,7 @@ def _check_params(params: Any) -> LookaheadParams:
 def lookahead(
     fast_optimizer: Any, sync_period: int, slow_step_size: Any, reset_state: bool = False
 ) -> Any:
-    """Fast params that go back, every few steps, to the slow ones, which follow them."""
+    """Interpolate every few steps between fast and slow params."""
     return _lookahead(
         transforms.lookahead(fast_optimizer, sync_period, slow_step_size, reset_state)
     )

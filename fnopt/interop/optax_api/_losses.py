@@ -1,4 +1,4 @@
-"""Losses of arrays that broadcast, as optax's, with a warning."""
+"""Losses of arrays that broadcast, as in optax, with a warning."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EQUAL |= {"dice_loss", "multiclass_generalized_dice_loss", "binary_dice_loss"}
 
 
 def broadcasting(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """The loss, which takes arrays of shapes that broadcast to a larger one and warns of them."""
+    """Make a loss take arrays that broadcast to a larger shape, with a warning."""
     if not inspect.isfunction(loss) or loss.__name__ in _EQUAL:
         return loss
     signature, name = inspect.signature(loss), loss.__name__

@@ -1,4 +1,4 @@
-"""Functions of examples or of parts of a batch, and rules that accumulate their results."""
+"""Functions of examples or of parts of a batch, with rules that accumulate their results."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fnopt.interop.optax_api._types import AccumulationType
 
 @dataclasses.dataclass(frozen=True)
 class Accumulator:
-    """A rule that puts results together: a beginning, a step, an end.
+    """A rule that accumulates results, with a first carry, a step, and an end.
 
     Args:
         init: `init(like)`, the carry before the first part, from the shapes of its result.
         update: `update(carry, result, index)`, the carry after a part.
-        finalize: `finalize(carry)`, what is returned.
-        aggregate: `aggregate(results)`, one result of the list of those of single examples.
+        finalize: `finalize(carry)`, the returned value.
+        aggregate: `aggregate(results)`, one result from the list of results of single examples.
     """
 
     init: Callable[[Any], Any]
@@ -32,10 +32,10 @@ class Accumulator:
 
 
 def as_accumulator(rule: Any, parts: Any, like: Any) -> Accumulator:
-    """A rule as an Accumulator.
+    """Convert a rule to an Accumulator.
 
     Args:
-        rule: One, or its name.
+        rule: A rule, or its name.
         parts: Number of parts.
         like: The shapes and dtypes of a part's result.
     """
@@ -108,9 +108,9 @@ def _merge_parts(listed: jax.Array) -> jax.Array:
 
 
 def reshape_batch_axis(tree: Any, microbatch_size: int, axis: int = 0) -> Any:
-    """Arrays whose axis of examples is cut into an axis of parts and one of their examples.
+    """Split the axis of examples into an axis of parts and an axis of their examples.
 
-    Neighbours go to different parts: part `i` has every `k`-th example from the `i`-th on.
+    Neighbours go to different parts: part `i` has every `k`-th example, beginning with the `i`-th.
     """
 
     def reshape_leaf(x: Any) -> jax.Array:
@@ -131,19 +131,19 @@ def microbatch(
     in_axes: int | Sequence[int] = 0,
     num_real_microbatches: Any = None,
 ) -> Callable[..., Any]:
-    """A function of a batch that is called on one part of it after another.
+    """Apply a function of a batch to one part of the batch after another.
 
     `fnopt.microbatch` has fewer rules, and takes batches of any size.
 
     Args:
         fun: The function.
-        argnums: Which arguments have an axis of examples.
-        microbatch_size: Number of examples of a part; it divides the number of all. None for all.
+        argnums: Which positional arguments have an axis of examples.
+        microbatch_size: Number of examples of a part, a divisor of the batch size. None for all.
         accumulator: An `AccumulationType`, an `Accumulator`, or a tree of these that is a prefix
             of the results.
-        argnames: Which keyword arguments have one.
-        in_axes: That axis, for all or for each of `argnums` and then of `argnames`.
-        num_real_microbatches: Number of parts that are computed, where not all; it may be traced.
+        argnames: Which keyword arguments have an axis of examples.
+        in_axes: This axis, for all or for each of `argnums` and then of `argnames`.
+        num_real_microbatches: Number of parts that are computed, if not all; it may be traced.
     """
     if microbatch_size is None:
         return fun
@@ -206,7 +206,7 @@ def micro_vmap(
     accumulator: Any = AccumulationType.CONCAT,
     num_real_microbatches: Any = None,
 ) -> Callable[..., Any]:
-    """`jax.vmap`, a few examples at a time, whose results are put together by a rule.
+    """Apply `jax.vmap` to a few examples at a time, and accumulate the results by a rule.
 
     Keyword arguments have their examples along the first axis. See `microbatch`.
     """
@@ -239,7 +239,7 @@ def micro_vmap(
 
 
 class Aux(NamedTuple):
-    """Values, metrics and aux of the examples, in their order."""
+    """Values, metrics and aux of the examples, in order."""
 
     values: Any
     metrics: Any
@@ -259,21 +259,21 @@ def micro_grad(
     metrics_fn: Callable[[Any], Any] = lambda grads: None,
     num_real_microbatches: Any = None,
 ) -> Callable[..., tuple[Any, Aux]]:
-    """Gradients of single examples, transformed, and put together by a rule.
+    """Compute, transform and accumulate gradients of single examples.
 
-    `fnopt.clipped_grad` and `fnopt.weighted_grad` do it without forming them.
+    `fnopt.clipped_grad` and `fnopt.weighted_grad` do this without forming them.
 
     Args:
         fun: A function of params and a batch.
-        has_aux: Whether it returns something beside its value.
-        argnums: What to differentiate with respect to.
-        batch_argnums: Which arguments have an axis of examples.
-        keep_batch_dim: Whether `fun` sees that axis, of one example, or none.
+        has_aux: Whether it returns `(value, aux)`.
+        argnums: Which positional arguments to differentiate.
+        batch_argnums: Which positional arguments have an axis of examples.
+        keep_batch_dim: Whether `fun` gets an axis of one example, or none.
         microbatch_size: Number of examples at once.
-        accumulator: How the results of `transform_fn` are put together.
+        accumulator: The rule that accumulates the results of `transform_fn`.
         transform_fn: A function of one example's gradient.
         metrics_fn: A function of one example's gradient that returns its metrics.
-        num_real_microbatches: Number of parts that are computed, where not all.
+        num_real_microbatches: Number of parts that are computed, if not all.
 
     Returns:
         A function of the same arguments: gradients, and values, metrics and aux by example.

@@ -1,4 +1,4 @@
-"""Mean and variance of the gradients of examples, followed beside an optimizer."""
+"""Mean and variance of per-example gradients, tracked next to an optimizer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Axis = int | Sequence[int]
 
 
 class PerElementMeanAndSumSqDiffGradsState(NamedTuple):
-    """Calls since the last result, whether this one made one, mean and squares so far."""
+    """Calls since the last result, whether the last call gave one, running mean and squares."""
 
     micro_step: jax.Array
     ready: jax.Array
@@ -31,7 +31,7 @@ class PerElementMeanAndSumSqDiffGradsState(NamedTuple):
 
 
 class PerElementMeanAndVarianceEMAState(NamedTuple):
-    """Steps, the decay, and the averages over the steps, which begin at zero."""
+    """Steps, the decay, and the averages over the steps, which start at zero."""
 
     count: jax.Array
     ema_decay: jax.Array
@@ -48,7 +48,7 @@ def _mean_and_squares(updates: Any, axis: Axis) -> tuple[Any, Any]:
 def get_per_element_mean_and_sum_sq_diff_grads(
     per_elt_axis: Axis = 0, accumulation_steps: int = 1
 ) -> Any:
-    """The mean over examples (and some calls), and the sum of squared differences from it.
+    """Mean over examples (and some calls), and the sum of squared differences from it.
 
     It returns `(mean, {"sum_sq_diff_grads": ..., "sample_size": ...})`.
     """
@@ -92,7 +92,7 @@ def get_per_element_mean_and_sum_sq_diff_grads(
 
 
 def track_per_element_mean_and_variance_with_ema(ema_decay: Any = 0.9) -> Any:
-    """Averages over the steps of mean and variance; the updates are left as they are."""
+    """Average mean and variance over the steps, and return the updates unchanged."""
 
     def init(params: Any) -> PerElementMeanAndVarianceEMAState:
         nothing, decay = tree.zeros_like(params), jnp.asarray(ema_decay, jnp.float32)
@@ -117,7 +117,7 @@ def track_per_element_mean_and_variance_with_ema(ema_decay: Any = 0.9) -> Any:
 
 
 def get_unbiased_mean_and_variance_ema(state: Any) -> tuple[Any, Any]:
-    """The averages, without the zeros that they began with."""
+    """Bias-corrected averages of mean and variance."""
     found = tree.get(state, "PerElementMeanAndVarianceEMAState")
     if found is None:
         raise ValueError(
@@ -132,7 +132,7 @@ def get_unbiased_mean_and_variance_ema(state: Any) -> tuple[Any, Any]:
 def add_mean_variance_to_opt(
     opt: Any, ema_decay: Any = 0.9, per_elt_axis: Axis = 0, accumulation_steps: int = 1
 ) -> Any:
-    """An optimizer of gradients of examples, with their mean and variance in its state."""
+    """Make an optimizer of per-example gradients, with mean and variance in its state."""
     return process(
         preprocessor=identity(),
         aggregator=get_per_element_mean_and_sum_sq_diff_grads(per_elt_axis, accumulation_steps),

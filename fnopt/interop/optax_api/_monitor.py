@@ -1,4 +1,4 @@
-"""Measurements of the updates, as optax keeps them in the state."""
+"""Measurements of the updates, kept in the state as in optax."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fnopt.interop.optax_api._restated import restated
 
 
 class SnapshotState(NamedTuple):
-    """The measurement by its name."""
+    """A measurement by its name."""
 
     measurement: dict[str, Any]
 
 
 class MonitorState(NamedTuple):
-    """The measurements by name, and counts and averages."""
+    """Measurements by name, with counts and averages."""
 
     measurements: dict[str, Any]
     measure_states: tuple[Any, ...]
@@ -40,12 +40,12 @@ class _Measured:
     optax_type: type = MonitorState
 
     def as_optax(self, state: Any) -> MonitorState:
-        """Measurements, and what is beside them."""
+        """Convert the states of the measurements to optax's state."""
         found = {name: s.measured[name] for name, s in zip(self.names, state, strict=True)}
         return MonitorState(found, tuple((s.count, s.average) for s in state))
 
     def as_fnopt(self, state: MonitorState) -> Any:
-        """The states of the snapshots."""
+        """Convert optax's state to the states of the measurements."""
         beside = zip(self.names, state.measure_states, strict=True)
         return tuple(
             ours.SnapshotState(count, {name: state.measurements[name]}, average)
@@ -54,7 +54,7 @@ class _Measured:
 
 
 def snapshot(measure_name: str, measure: Callable[[Any], Any]) -> Any:
-    """A measurement of the updates, kept in the state by its name."""
+    """Measure the updates, and keep the result in the state by its name."""
     return restated(ours.snapshot(measure_name, measure), _WithoutAverage())
 
 
@@ -65,11 +65,11 @@ class _WithoutAverage:
     optax_type: type = SnapshotState
 
     def as_optax(self, state: Any) -> SnapshotState:
-        """The measurement alone."""
+        """Return the measurement alone."""
         return SnapshotState(state.measured)
 
     def as_fnopt(self, state: SnapshotState) -> Any:
-        """A state at step 0: steps are counted for averages."""
+        """Make a state at step 0, because averages count steps."""
         return ours.SnapshotState(zero_count(), state.measurement, ())
 
 
@@ -79,7 +79,7 @@ def measure_with_ema(
     debias: bool = True,
     accumulator_dtype: Any = None,
 ) -> Any:
-    """A measurement for `monitor` that is averaged over the steps, without bias."""
+    """Make a measurement for `monitor` that is averaged over the steps, without bias."""
     del accumulator_dtype  # averages are float32 at least
     if not debias:
         raise ValueError("measure_with_ema: debias = False, expected True: there is no other form.")
@@ -87,7 +87,7 @@ def measure_with_ema(
 
 
 def monitor(measures: dict[str, Any]) -> Any:
-    """Measurements of the updates by name, kept in the state; `tree.get(state, name)` reads one.
+    """Keep measurements of the updates in the state, by name; read with `tree.get(state, name)`.
 
     Example:
         >>> import jax.numpy as jnp

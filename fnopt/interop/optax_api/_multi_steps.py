@@ -1,4 +1,4 @@
-"""Gradient accumulation as optax's class."""
+"""Gradient accumulation with optax's class."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _multi_steps(Transformation):
     skips: Callable[..., Any] | None = static(default=None)
 
     def init(self, params: Any) -> MultiStepsState:
-        """The state of the accumulation, and what the rule says of gradients of zero."""
+        """Make the state of the accumulation, and the rule's result for zero gradients."""
         state = self.inner.init(params)
         zeros = jax.tree.map(jnp.zeros_like, params)
         return self._as_optax(state, self._apply_rule(zeros, state.gradient_step, params)[1])
@@ -31,7 +31,7 @@ class _multi_steps(Transformation):
     def update(
         self, updates: Any, state: MultiStepsState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, MultiStepsState]:
-        """The accumulated step, or zeros and the old state where the rule refuses the gradients."""
+        """Return the accumulated step, or zeros and the old state for skipped gradients."""
         skip, skip_state = self._apply_rule(updates, state.gradient_step, params)
         updates, inner = self.inner.update(updates, self._as_fnopt(state), params, **extra_args)
         new = self._as_optax(inner, skip_state)
@@ -75,7 +75,7 @@ class _multi_steps(Transformation):
 
 
 def skip_not_finite(updates: Any, gradient_step: Any, params: Any) -> tuple[Any, dict[str, Any]]:
-    """A rule for `MultiSteps`: gradients with a NaN or an infinity in them are left out."""
+    """Rule for `MultiSteps` that skips gradients with NaN or infinities."""
     del gradient_step, params
     bad = [jnp.sum(~jnp.isfinite(x)) for x in jax.tree.leaves(updates)]
     count = jnp.asarray(sum(bad), jnp.int32)
@@ -85,7 +85,7 @@ def skip_not_finite(updates: Any, gradient_step: Any, params: Any) -> tuple[Any,
 def skip_large_updates(
     updates: Any, gradient_step: Any, params: Any, max_squared_norm: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """A rule for `MultiSteps`: gradients that are too long are left out."""
+    """Rule for `MultiSteps` that skips gradients with a large norm."""
     del gradient_step, params
     squared = jnp.square(global_norm(updates))
     skip = ~(squared < max_squared_norm)
@@ -97,12 +97,12 @@ class MultiSteps:
 
     Args:
         opt: The optimizer that makes the steps.
-        every_k_schedule: Number of gradients that make a step, a number or a function of the steps
+        every_k_schedule: Number of gradients of a step, a number or a function of the steps
             made.
         use_grad_mean: Whether `opt` gets the mean of the gradients; if False, their sum.
-        should_skip_update_fn: `f(updates, gradient_step, params)` returns whether to leave these
-            gradients out, and a tree that is kept as `skip_state`; such as `skip_not_finite`.
-        accumulator_dtype: Not read: sums are float32 at least.
+        should_skip_update_fn: `f(updates, gradient_step, params)` returns whether to skip these
+            gradients, and a tree that is kept as `skip_state`; such as `skip_not_finite`.
+        accumulator_dtype: Ignored: sums are at least float32.
 
     Example:
         >>> import jax.numpy as jnp
@@ -139,7 +139,7 @@ class MultiSteps:
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """Zero updates, and those of `opt` at every k-th call."""
+        """Return zero updates, and those of `opt` at every k-th call."""
         return self._tx.update(updates, state, params, **extra_args)
 
     def has_updated(self, state: Any) -> Any:
@@ -147,5 +147,5 @@ class MultiSteps:
         return (state.mini_step == 0) & (state.gradient_step > 0)
 
     def gradient_transformation(self) -> Transformation:
-        """This wrapper as a transformation."""
+        """Return this wrapper as a transformation."""
         return self._tx

@@ -23,7 +23,7 @@ def scale_by_muon(
     preconditioning: str = "frobenius",
     weight_dimension_numbers: Any = None,
 ) -> Any:
-    """The mean gradient of every matrix with its singular values near 1."""
+    """Replace the mean gradient of every matrix by one with singular values near 1."""
     rule = weight_dimension_numbers
     return transforms.chain(
         transforms.ema(beta, accumulator_dtype=mu_dtype, nesterov=nesterov),
@@ -55,7 +55,7 @@ def muon(
     muon_weight_dimension_numbers: Any = None,
     consistent_rms: Any = None,
 ) -> Any:
-    """Muon for matrices, AdamW for all other leaves."""
+    """Train matrices by Muon and all other leaves by AdamW."""
     options = {"nesterov": nesterov, "adaptive": adaptive, "preconditioning": preconditioning}
     matrices = transforms.chain(
         scale_by_muon(ns_coeffs, ns_steps, beta, eps, mu_dtype, **options),

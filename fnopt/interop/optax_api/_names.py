@@ -1,4 +1,4 @@
-"""The table from optax's public names to fnopt's."""
+"""Table from optax's public names to fnopt's."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class _Namespace(types.ModuleType):
 
 
 def namespaces(home: str) -> dict[str, types.ModuleType]:
-    """Optax's modules, by name, for the package `home`."""
+    """Modules of optax by name, for the package `home`."""
     rooms = {
         **dict.fromkeys(("contrib", "schedules", "transforms"), ("", home)),
         "losses": ("", home, "fnopt.losses"),
@@ -104,14 +104,14 @@ def namespaces(home: str) -> dict[str, types.ModuleType]:
 
 
 def find(name: str, home: str) -> Any:
-    """The object that stands for a name of optax's.
+    """Find the object for a name of optax.
 
     Args:
         name: The name.
-        home: The name of the module that asks.
+        home: The name of the module that requests it.
 
     Raises:
-        AttributeError: If nothing does; the message says what to use.
+        AttributeError: If there is none; the message says what to use.
     """
     value = _find(name, home)
     return _deprecated(name, value) if name in _DEPRECATED else value
@@ -158,6 +158,6 @@ def _hint(name: str) -> str:
 
 
 def names() -> list[str]:
-    """The names that are found, for `dir`."""
+    """Names that are found, for `dir`."""
     packages = [importlib.import_module(f"fnopt.{room}") for room in _ROOMS]
     return sorted({*(n for p in packages for n in p.__all__), *_RENAMED, *_TYPES} - set(NOT_HERE))

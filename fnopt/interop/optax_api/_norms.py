@@ -1,4 +1,4 @@
-"""Norms with a lower bound, whose derivative at zero is zero; counts that stop at the end."""
+"""Norms with a lower bound and derivative zero at zero; saturating counts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from fnopt import core
 
 
 def global_norm(updates: Any) -> jax.Array:
-    """The norm of all leaves together."""
+    """Norm of all leaves together."""
     return core.global_norm(updates)
 
 
 def safe_increment(count: Any) -> jax.Array:
-    """A count plus one, of any real dtype; the largest number of the dtype stays."""
+    """Add one to a count of any real dtype; the largest number of the dtype stays."""
     count = jnp.asarray(count)
     if not jnp.issubdtype(count.dtype, jnp.floating):
         return core.safe_increment(count)
@@ -26,7 +26,7 @@ def safe_increment(count: Any) -> jax.Array:
 def safe_norm(
     x: jax.Array, min_norm: Any, ord: Any = None, axis: Any = None, keepdims: bool = False
 ) -> jax.Array:
-    """The norm of an array, at least `min_norm`, and constant where it is less."""
+    """Norm of an array, at least `min_norm`, and constant below."""
     norm = jnp.linalg.norm(x, ord, axis, True)
     small = norm <= min_norm
     norm = jnp.linalg.norm(jnp.where(small, jnp.ones_like(x), x), ord, axis, keepdims)
@@ -35,7 +35,7 @@ def safe_norm(
 
 
 def safe_root_mean_squares(x: jax.Array, min_rms: Any) -> jax.Array:
-    """The root mean square of an array, at least `min_rms`, and constant where it is less."""
+    """Root mean square of an array, at least `min_rms`, and constant below."""
     mean = jnp.mean(jnp.square(jnp.abs(x)))
     small = mean <= jnp.square(jnp.asarray(min_rms, mean.dtype))
     rms = jnp.sqrt(jnp.where(small, jnp.ones_like(mean), mean))

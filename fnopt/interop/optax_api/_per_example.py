@@ -1,4 +1,4 @@
-"""Clipping and noise for gradients that come with an axis of examples.
+"""Clipping and noise for per-example gradients.
 
 In fnopt `clipped_grad` clips without forming the gradients, at about the cost of one.
 """
@@ -24,7 +24,7 @@ from fnopt.interop.optax_api._bridge import as_schedule
 
 
 def per_example_global_norm_clip(grads: Any, l2_norm_clip: Any) -> tuple[Any, jax.Array]:
-    """The sum of gradients after each was shortened to a norm, and how many were.
+    """Sum gradients after clipping each to a norm, and count the clipped ones.
 
     Args:
         grads: A tree of arrays `[n, ...]`.
@@ -45,7 +45,7 @@ def _floating(g: Any) -> jax.Array:
 def per_example_layer_norm_clip(
     grads: Any, global_l2_norm_clip: Any, uniform: bool = True
 ) -> tuple[Any, Any]:
-    """The sum of gradients after each leaf of each was shortened, and by leaf how many were.
+    """Sum gradients after clipping each leaf of each, and count the clipped ones by leaf.
 
     Args:
         grads: A tree of arrays `[n, ...]`.
@@ -60,7 +60,7 @@ def per_example_layer_norm_clip(
 
 
 class DifferentiallyPrivateAggregateState(NamedTuple):
-    """The key of the next noise."""
+    """Key of the next noise."""
 
     rng_key: jax.Array
 
@@ -82,7 +82,7 @@ class _private_mean(Transformation):
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, DifferentiallyPrivateAggregateState]:
-        """The noisy mean, and another key."""
+        """Return the noisy mean, and another key."""
         del params, extra_args
         n = jax.tree.leaves(updates)[0].shape[0]
         key, own = jax.random.split(state.rng_key)
@@ -95,13 +95,13 @@ class _private_mean(Transformation):
 def differentially_private_aggregate(
     l2_norm_clip: Any, noise_multiplier: Any, key: Any = None, *, seed: Any = None
 ) -> Any:
-    """The mean of gradients `[n, ...]` that are clipped one by one, with Gaussian noise.
+    """Average gradients `[n, ...]` that are clipped one by one, with Gaussian noise.
 
     Args:
         l2_norm_clip: The largest norm of an example's gradient.
         noise_multiplier: The noise's standard deviation over that norm.
         key: A PRNG key, or a seed.
-        seed: Likewise.
+        seed: Another name of `key`.
     """
     given = key if key is not None else seed
     if given is None or isinstance(given, int):

@@ -1,4 +1,4 @@
-"""Wrappers whose states have optax's fields, through which scripts reach what is inside."""
+"""Wrappers whose states have optax's fields, for scripts that read them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fnopt.transforms import states
 
 
 class MultiStepsState(NamedTuple):
-    """Calls since the last step, steps, the optimizer's state, the sum, what the rule said."""
+    """Calls since the last step, steps, the optimizer's state, the sum, the rule's result."""
 
     mini_step: Any
     gradient_step: Any
@@ -23,7 +23,7 @@ class MultiStepsState(NamedTuple):
 
 
 class SAMState(NamedTuple):
-    """Steps since the params moved, both inner states, and the params to come back to."""
+    """Steps since the last synchronization, both inner states, and the params to return to."""
 
     steps_since_sync: Any
     opt_state: Any
@@ -43,7 +43,7 @@ class ScheduleFreeState(NamedTuple):
 
 
 class MechanicState(NamedTuple):
-    """The optimizer's state, and bets of several decays; the params at the start."""
+    """State of the optimizer, and bets of several decays; the initial params."""
 
     base_optimizer_state: Any
     r: Any
@@ -61,12 +61,12 @@ class PartitionState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Renamed:
-    """The same state in fnopt's class and in optax's.
+    """Conversion of a state between fnopt's class and optax's.
 
     Args:
         own: fnopt's class.
         there: The class with optax's names of the fields.
-        names: Pairs of names, here and there; others are the same.
+        names: Pairs of names, of fnopt and of optax; others are the same.
     """
 
     own: type
@@ -74,29 +74,29 @@ class Renamed:
     names: tuple[tuple[str, str], ...]
 
     def as_optax(self, state: Any) -> Any:
-        """The state as optax has it."""
+        """Convert the state to optax's class."""
         names: dict[Any, str] = dict(self.names)
         return self.optax_type(**{names.get(k, str(k)): v for k, v in state._asdict().items()})
 
     def as_fnopt(self, state: Any) -> Any:
-        """The state as fnopt has it."""
+        """Convert the state to fnopt's class."""
         names: dict[Any, str] = {optax: own for own, optax in self.names}
         return self.own(**{names.get(k, str(k)): v for k, v in state._asdict().items()})
 
 
 @dataclasses.dataclass(frozen=True)
 class ByLabel:
-    """The states of a partition: by label there, and by the label's number here."""
+    """States of a partition, by label in optax and by the label's index in fnopt."""
 
     labels: tuple[Any, ...]
     optax_type: type = PartitionState
 
     def as_optax(self, state: dict[int, Any]) -> PartitionState:
-        """The states by label, as those of masked transforms."""
+        """Convert to states by label, in optax's class for masked transforms."""
         return PartitionState({self._key(i): states.MaskedState(s) for i, s in state.items()})
 
     def as_fnopt(self, state: PartitionState) -> dict[int, Any]:
-        """The states by number."""
+        """Convert to states by index."""
         inner = state.inner_states
         return {i: inner[self._key(i)].inner_state for i in range(len(self.labels))}
 
@@ -110,7 +110,7 @@ class ByLabel:
 
 
 class restated(Transformation):
-    """A transform whose state is in another form."""
+    """A transform with a state of another class."""
 
     floating_alone = True
 
@@ -123,7 +123,7 @@ class restated(Transformation):
         return self.inner.other_gradients
 
     def init(self, params: Any) -> Any:
-        """The state of the transform inside, in that form."""
+        """Make the inner state in the other class."""
         return self.form.as_optax(self.inner.init(params))
 
     def update(
@@ -167,7 +167,7 @@ FORMS = {
 
 
 def restate_maker(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
-    """The maker of transforms, wrapped where optax has another form for their states."""
+    """Wrap a maker of transforms if optax has another class for their states."""
     if name not in FORMS:
         return make
 
@@ -179,7 +179,7 @@ def restate_maker(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_fnopt_states(state: Any) -> Any:
-    """A state with fnopt's classes in place of those of this module."""
+    """Convert the classes of this module in a state to fnopt's."""
     for form in FORMS.values():
         if isinstance(state, form.optax_type):
             return form.as_fnopt(state._replace(**_convert_fields(state)))
@@ -197,5 +197,5 @@ def _convert_fields(state: Any) -> dict[str, Any]:
 
 
 def schedule_free_eval_params(state: Any, params: Any) -> Any:
-    """The average that `schedule_free` trains, to evaluate."""
+    """Average of the params that `schedule_free` trains, for evaluation."""
     return transforms.schedule_free_eval_params(with_fnopt_states(state), params)

@@ -13,7 +13,7 @@ from fnopt.jacobians import ravel
 
 
 def hvp(loss: Callable[..., Any], v: Any, params: Any, inputs: Any, targets: Any) -> Any:
-    """The Hessian of `loss(params, inputs, targets)` times a flat vector, a tree like params."""
+    """Multiply the Hessian of `loss(params, inputs, targets)` by a flat vector."""
     _, unravel = ravel(params)
 
     def gradient(params: Any) -> Any:
@@ -23,9 +23,9 @@ def hvp(loss: Callable[..., Any], v: Any, params: Any, inputs: Any, targets: Any
 
 
 def hessian_diag(loss: Callable[..., Any], params: Any, inputs: Any, targets: Any) -> jax.Array:
-    """The Hessian's diagonal, by as many products as there are params.
+    """Compute the Hessian's diagonal, with one product for each param.
 
-    `fnopt.curvature.hessian_diagonal` estimates it by a few.
+    `fnopt.curvature.hessian_diagonal` estimates it from a few products.
     """
     flat, _ = ravel(params)
 
@@ -38,6 +38,6 @@ def hessian_diag(loss: Callable[..., Any], params: Any, inputs: Any, targets: An
 def fisher_diag(
     negative_log_likelihood: Callable[..., Any], params: Any, inputs: Any, targets: Any
 ) -> jax.Array:
-    """The squared gradient of the batch; that of one example is the Fisher matrix' diagonal."""
+    """Square the gradient of the batch; for one example this is the Fisher matrix' diagonal."""
     gradient = jax.grad(negative_log_likelihood)(params, inputs, targets)
     return jnp.square(ravel(gradient)[0])

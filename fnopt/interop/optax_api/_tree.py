@@ -1,4 +1,4 @@
-"""Finding things in states, by optax's names of their classes too."""
+"""Search in states, also by optax's names of their classes."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fnopt.interop.optax_api._types import find_state
 def get(
     tree: Any, key: Any, default: Any = None, filtering: Callable[[Any, Any], bool] | None = None
 ) -> Any:
-    """The one thing of a name in a tree; states by optax's names of their classes too."""
+    """Get the only entry of a name in a tree; states also by optax's names of their classes."""
     return own.get(tree, _own_name(key), default, filtering)
 
 
 def get_all_with_path(
     tree: Any, key: Any, filtering: Callable[[Any, Any], bool] | None = None
 ) -> list[tuple[Any, Any]]:
-    """Everything of a name in a tree; states by optax's names of their classes too."""
+    """List all entries of a name in a tree; states also by optax's names of their classes."""
     return own.get_all_with_path(tree, _own_name(key), filtering)
 
 
 def sum(tree: Any, associative_reduction: bool = False) -> Any:
-    """The sum of all elements; `associative_reduction` adds up leaves pairwise."""
+    """Sum all elements; `associative_reduction` adds up leaves pairwise."""
     if not associative_reduction:
         return own.sum(tree)
     return jax.tree.reduce_associative(jnp.add, jax.tree.map(jnp.sum, tree), identity=0)

@@ -23,7 +23,7 @@ class _Pair(type):
 class GradientTransformation(metaclass=_Pair):
     """An (init, update) pair: `GradientTransformation(init_fn, update_fn)`.
 
-    The call gives an fnopt Transformation, every fnopt Transformation is an instance, and it has
+    The call returns an fnopt Transformation, and every fnopt Transformation is an instance. It has
     `init` and `update` and unpacks to the two.
 
     Example:
@@ -45,13 +45,13 @@ MaskedNode = type(None)  # what a mask leaves out
 
 
 def init_empty_state(params: Any) -> EmptyState:
-    """The `init` of a transformation that remembers nothing."""
+    """Make the state of a stateless transformation."""
     del params
     return EmptyState()
 
 
 def with_extra_args_support(tx: Any) -> Any:
-    """A transformation as it is: all take extra arguments here."""
+    """Return a transformation unchanged, because all take extra arguments in fnopt."""
     return tx
 
 
@@ -94,7 +94,7 @@ _RENAMED = {
 
 
 def find_state(name: str) -> Any:
-    """The class of a state of this name, or None."""
+    """Class of a state of this name, or None."""
     if name not in _RENAMED and not name.endswith("State"):
         return None
     ours = _RENAMED.get(name, name)

@@ -1,4 +1,4 @@
-"""Transforms, line searches and schedules that optax calls in another way than fnopt."""
+"""Transforms, line searches and schedules with optax's arguments."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from fnopt.transforms.states import ZoomLinesearchInfo
 
 
 def masked(inner: Any, mask: Any, *, mask_compatible_extra_args: bool = False) -> Any:
-    """`inner` on the leaves where `mask` is True: a tree of bools, or a function of the params."""
+    """Apply `inner` where `mask` is True: a tree of bools, or a function of the params."""
     _check_extra_args(mask_compatible_extra_args)
     return with_labels(lambda tree: transforms.masked(inner, tree), mask)
 
 
 def freeze(mask: Any) -> Any:
-    """Zero updates where `mask` is True: a tree of bools, or a function of the params."""
+    """Set updates to zero where `mask` is True: a tree of bools, or a function of the params."""
     return masked(transforms.set_to_zero(), mask)
 
 
 def selective_transform(optimizer: Any, *, freeze_mask: Any) -> Any:
-    """`optimizer` on the leaves where `freeze_mask` is False, zero updates on the others."""
+    """Apply `optimizer` where `freeze_mask` is False, and set other updates to zero."""
     return with_labels(lambda tree: transforms.freeze(optimizer, tree), freeze_mask)
 
 
@@ -44,7 +44,7 @@ def partition(
         transforms: A dict from label (anything hashable) to transform.
         param_labels: The label of every leaf: a tree with the structure of the params or a prefix
             of it, or a function from params to such a tree.
-        mask_compatible_extra_args: Whether extra arguments are cut to the leaves too; only False.
+        mask_compatible_extra_args: Whether extra arguments are masked too; only False.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -89,18 +89,18 @@ def _check_extra_args(mask_compatible_extra_args: bool) -> None:
 
 
 def scale_by_learning_rate(learning_rate: Any, *, flip_sign: bool = True) -> Any:
-    """Scales by minus the learning rate; without `flip_sign` by the rate itself."""
+    """Scale by minus the learning rate; without `flip_sign` by the rate itself."""
     descent = transforms.scale_by_learning_rate(as_schedule(learning_rate))
     return descent if flip_sign else transforms.chain(descent, transforms.scale(-1.0))
 
 
 def scale_by_schedule(step_size_fn: Callable[[Any], Any]) -> Any:
-    """Scales by a function of the step."""
+    """Scale by a function of the step."""
     return transforms.scale_by_schedule(as_schedule(step_size_fn))
 
 
 def stateless_with_tree_map(f: Callable[..., Any]) -> Any:
-    """A transform from a function of one gradient leaf and its param."""
+    """Make a transform from a function of one gradient leaf and its param."""
 
     def map_leaves(updates: Any, params: Any) -> Any:
         trees = (updates,) if params is None else (updates, params)
@@ -110,9 +110,9 @@ def stateless_with_tree_map(f: Callable[..., Any]) -> Any:
 
 
 def centralize() -> Any:
-    """Take the mean over all axes but the first out of every array; fnopt's over all but the last.
+    """Subtract from every array the mean over all axes but the first.
 
-    There the outputs are the last axis of a kernel, as in flax and Keras.
+    fnopt's `centralize` takes all axes but the last, which is the output axis in flax and Keras.
     """
     return stateless_with_tree_map(
         lambda g, p: g if g.ndim < 2 else g - jnp.mean(g, tuple(range(1, g.ndim)), keepdims=True)
@@ -127,7 +127,7 @@ def join_schedules(schedules: Any, boundaries: Any) -> Any:
 
 
 def add_noise(eta: Any, gamma: Any, key: Any = None, seed: Any = None) -> Any:
-    """Gaussian noise whose variance falls with the step; from a `key`, or a `seed`."""
+    """Add Gaussian noise whose variance falls with the step, from a `key` or a `seed`."""
     return transforms.add_gradient_noise(eta, gamma, key=_key(key, seed))
 
 
@@ -149,15 +149,15 @@ nadamw = functools.partial(bridge(optimizers.adamw), nesterov=True)
 
 
 class StatefulSchedule(abc.ABC):
-    """A schedule that remembers, and may read the extra arguments of `update`."""
+    """A schedule with a state, which may read the extra arguments of `update`."""
 
     @abc.abstractmethod
     def init(self) -> Any:
-        """The initial state."""
+        """Make the initial state."""
 
     @abc.abstractmethod
     def update(self, state: Any, **extra_args: Any) -> Any:
-        """The state after a step."""
+        """Return the state after a step."""
 
     @abc.abstractmethod
     def __call__(self, state: Any, **extra_args: Any) -> Any:
@@ -172,7 +172,7 @@ class WrappedScheduleState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class WrappedSchedule(StatefulSchedule):
-    """A function of the step as a schedule that remembers the step.
+    """A function of the step as a schedule with a step count.
 
     Args:
         schedule_fn: The function.
@@ -204,7 +204,7 @@ class _printing(Transformation):
     name: str = static()
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
-        """The line search, whose state is the state."""
+        """The line search, whose state is the whole state."""
         return (Member(self.inner._place, self.inner, state),)
 
     def init(self, params: Any) -> Any:
@@ -214,7 +214,7 @@ class _printing(Transformation):
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """The step of the line search; prints if it isn't what was looked for."""
+        """Take the step of the line search; print a message if the search failed."""
         scaled, state = self.inner.update(updates, state, params, **extra_args)
         errors = {"decrease": state.info.decrease_error}
         if isinstance(state.info, ZoomLinesearchInfo):

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import operator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 
 from fnopt.core import Value, is_none, leaf_text, leaves_with_names, names_text, static, where
 from fnopt.optimizers._matrix_layout import MatrixLayout
+from fnopt.optimizers._matrix_names import axes_by_name
 from fnopt.sharding import unsharded_leaves
 from fnopt.transforms import Labels, Selector, by_pattern
 
-# Leaves of flax, Equinox and haiku that have two axes as tables, or as vectors of stacked layers.
-_NO_MATRICES = {"bias", "scale", "offset", "embedding", "embeddings"}
-
-
-def _own_name(path: str) -> str:
-    """The last part of a path that is not nnx's name of an array in a variable."""
-    parts = [part for part in path.split("/") if part not in {"value", "raw_value"}]
-    return parts[-1] if parts else ""
+# Of the leaves of a partition, by path and shape: its members see no biases beside their kernels.
+_inferred: contextvars.ContextVar[dict[Any, Any] | None] = contextvars.ContextVar(
+    "axes", default=None
+)
 
 
 def _axes(given: Any) -> tuple[int, ...]:
@@ -73,6 +73,10 @@ class MatrixDimensionNumbers(Value):
     reduction_axis: int | tuple[int, ...] = static(default=0, convert=_axes)
     output_axis: int | tuple[int, ...] = static(default=1, convert=_axes)
     split: int | tuple[int, ...] = static(default=1, convert=_parts)
+
+
+OUTPUTS_TOO = "inferred, with output layers"
+"""The rule for which output layers are matrices like any other kernel."""
 
 
 def _is_numbers(x: Any) -> bool:
@@ -131,13 +135,35 @@ def numbers_of(rule: Any, leaves: list[tuple[str, Any]]) -> list[MatrixDimension
                 f"{names_text(lacking)}, expected one for every leaf: None for one that is no "
                 "matrix."
             )
-    elif rule is None:
-        chosen = [_own_name(path) not in _NO_MATRICES for path, _ in leaves]
+    elif rule is None or rule == OUTPUTS_TOO:
+        chosen = _infer(leaves, rule == OUTPUTS_TOO)
     elif isinstance(rule, MatrixDimensionNumbers):
         chosen = [rule if _ndim(leaf) > 1 else False for _, leaf in leaves]
     else:
         chosen = [rule is not False] * len(leaves)
     return [_resolve(x, leaf) for x, (_, leaf) in zip(chosen, leaves, strict=True)]
+
+
+def _infer(leaves: list[tuple[str, Any]], has_outputs: bool) -> list[Any]:
+    """The dimension numbers of leaves by their names and shapes."""
+    keys = [(path, tuple(getattr(leaf, "shape", ()))) for path, leaf in leaves]
+    known = _inferred.get()
+    if known is not None and not has_outputs and all(key in known for key in keys):
+        return [known[key] for key in keys]
+    found = axes_by_name(tuple(keys), has_outputs)
+    return [None if axes is None else MatrixDimensionNumbers(*axes) for axes in found]
+
+
+@contextlib.contextmanager
+def inference_scope(tree: Any) -> Iterator[None]:
+    """Scope in which transforms of some leaves of a tree get axes inferred from all leaves."""
+    leaves = as_whole(leaves_with_names(tree)[0])
+    keys = [(path, tuple(getattr(leaf, "shape", ()))) for path, leaf in leaves]
+    token = _inferred.set(dict(zip(keys, _infer(leaves, False), strict=True)))
+    try:
+        yield
+    finally:
+        _inferred.reset(token)
 
 
 def _resolve(chosen: Any, leaf: Any) -> MatrixDimensionNumbers | None:

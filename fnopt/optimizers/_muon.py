@@ -30,10 +30,11 @@ def muon(
               \hat\mu_t = U S V^\top, \qquad
               s = \sqrt{\max(1,\ \text{outputs} / \text{inputs})}
 
-    Layers that are stacked for a scan, attention kernels of three axes and convolutions are found
-    by `weight_dimension_numbers=fnopt.matrix_axes(loss_fn)(params, batch)`. Train embeddings and
-    output layers with Adam; `print(matrix_report(tx, params))` lists which optimizer trains which
-    leaf.
+    Kernels of flax, haiku and Equinox are found by their names and shapes: stacked layers, fused
+    queries, keys and values, attention kernels of three axes, convolutions and experts. Embeddings
+    and output layers (`head`, `logits`, `classifier`) go to Adam, as does a leaf whose axes aren't
+    certain. `print(matrix_report(tx, params))` lists which optimizer trains which leaf; other
+    models give `weight_dimension_numbers=fnopt.matrix_axes(loss_fn)(params, batch)`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
@@ -49,8 +50,8 @@ def muon(
             `matrix_axes` finds in the program of the loss, or another tree of
             `MatrixDimensionNumbers` with None for the other leaves; one of these for all leaves
             with two axes or more; a pattern, `by_pattern` or `by_path` that gives them, True (a
-            matrix, if it has two axes) or False. None for all leaves with two axes whose name is
-            not `bias`, `scale`, `offset`, `embedding` or `embeddings`.
+            matrix, if it has two axes) or False. None for kernels as above, and for leaves of two
+            axes with other names, except biases, scales and tables.
         others: The optimizer of the other leaves; None for AdamW with the same learning rate.
 
     Returns:

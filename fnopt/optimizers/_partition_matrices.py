@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 from fnopt.core import ScalarOrSchedule, Transformation, static
 from fnopt.optimizers._adam import adamw
-from fnopt.optimizers._matrix_rule import as_rule, as_whole, check_rule, numbers_of
+from fnopt.optimizers._matrix_rule import as_rule, as_whole, check_rule, inference_scope, numbers_of
 from fnopt.transforms import (
     Selector,
     add_decayed_weights,
@@ -23,10 +24,10 @@ class matrix_labels(Selector):
 
     Args:
         matrix: The label of the matrices.
-        rule: Which leaves are: None for those with two axes (see `muon` for exceptions),
-            `MatrixDimensionNumbers` for those
-            with two or more, a tree of them (None for no matrix), or a pattern, `by_pattern` or
-            `by_path` that gives them, True (a matrix if it has two axes) or False.
+        rule: Which leaves are: None for kernels by their names (see `muon`),
+            `MatrixDimensionNumbers` for leaves with two axes or more, a tree of them (None for no
+            matrix), or a pattern, `by_pattern` or `by_path` that gives them, True (a matrix if it
+            has two axes) or False.
         other: The label of all others.
 
     Example:
@@ -50,6 +51,10 @@ class matrix_labels(Selector):
     def check(self, positions: list[str]) -> None:
         """Refuse a rule by path that can't have been meant for these paths."""
         check_rule(self.rule, positions)
+
+    def scope(self, tree: Any) -> contextlib.AbstractContextManager[None]:
+        """Scope of the partition's transforms, which share the axes inferred from all leaves."""
+        return inference_scope(tree) if self.rule is None else contextlib.nullcontext()
 
 
 def partition_matrices(

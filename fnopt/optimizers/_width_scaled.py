@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from fnopt.core import leaf_text, leaves_with_names, where
-from fnopt.optimizers._matrix_rule import as_rule, layouts_or_none
+from fnopt.optimizers._matrix_rule import OUTPUTS_TOO, as_rule, layouts_or_none
 from fnopt.transforms import Chain, chain, partition, scale
 
 
@@ -56,7 +56,8 @@ def width_scaled(
             f"width_scaled: base_params has the structure {base_treedef}, expected that of params, "
             f"{treedef}."
         )
-    rule = as_rule(weight_dimension_numbers)
+    given = weight_dimension_numbers
+    rule = OUTPUTS_TOO if given is None else as_rule(given)
     layouts = zip(layouts_or_none(rule, params), layouts_or_none(rule, base_params), strict=True)
     factors = []
     for (name, p), base, (wide, narrow) in zip(leaves, base_leaves, layouts, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple
@@ -220,9 +221,10 @@ class partition(Transformation):
         """A dict from label to the state of its transform."""
         labels = self._labels(params)
         states = {}
-        for label, tx in self.transforms.items():
-            with error_scope(f"[{label}]"):
-                states[label] = tx.init(_select_label(labels, label, params))
+        with self._scope(params):
+            for label, tx in self.transforms.items():
+                with error_scope(f"[{label}]"):
+                    states[label] = tx.init(_select_label(labels, label, params))
         return states
 
     def update(
@@ -235,18 +237,20 @@ class partition(Transformation):
                 f"{where()}the gradients are None, expected the tree of the params. A method that "
                 "takes none belongs into fnopt.freeze or fnopt.masked."
             )
-        labels = self._labels(updates if params is None else params)
+        whole = updates if params is None else params
+        labels = self._labels(whole)
         new_state, merged = {}, updates
-        for label, tx in self.transforms.items():
-            inward = functools.partial(_select_label, labels, label)
-            mine, extras = None, extra_args
-            if params is not None:
-                mine = inward(params)
-                outward = functools.partial(_replace_label, labels, label, old=params)
-                extras = translate_extra_args(extra_args, inward, outward)
-            with error_scope(f"[{label}]"):
-                new, new_state[label] = tx.update(inward(updates), state[label], mine, **extras)
-            merged = _replace_label(labels, label, new, merged)
+        with self._scope(whole):
+            for label, tx in self.transforms.items():
+                inward = functools.partial(_select_label, labels, label)
+                mine, extras = None, extra_args
+                if params is not None:
+                    mine = inward(params)
+                    outward = functools.partial(_replace_label, labels, label, old=params)
+                    extras = translate_extra_args(extra_args, inward, outward)
+                with error_scope(f"[{label}]"):
+                    new, new_state[label] = tx.update(inward(updates), state[label], mine, **extras)
+                merged = _replace_label(labels, label, new, merged)
         return merged, new_state
 
     def left_out(self, params: Any) -> Any:
@@ -261,6 +265,10 @@ class partition(Transformation):
         """The transforms, by label."""
         states = dict.fromkeys(self.transforms) if state is None else state
         return tuple(Member(str(label), tx, states[label]) for label, tx in self.transforms.items())
+
+    def _scope(self, tree: Any) -> Any:
+        """Scope in which the transforms know what the labels found in all leaves."""
+        return getattr(self.labels, "scope", contextlib.nullcontext)(tree)
 
     def _labels(self, tree: Any) -> Any:
         by_text = {str(k): k for k in self.transforms}  # as labels of several kinds are known

@@ -1,0 +1,156 @@
+"""The matrices of a model, from the names and shapes of its parameters.
+
+Kernels of flax are named `kernel`, those of haiku `w`, those of Equinox `weight`, outputs first. A
+bias beside a kernel has the shape of its stacked layers and outputs. Around a kernel without a
+bias, the scales of normalisation layers say how many layers are stacked. A leaf of three or more
+axes whose axes aren't certain is no matrix.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+Shape = tuple[int, ...]
+Path = tuple[str, ...]
+
+_KERNELS = {"kernel", "w", "weight"}
+_BIASES = {"bias", "b"}
+# Leaves of flax, Equinox and haiku, and of state space models, that are vectors or tables.
+_VECTOR = re.compile(r"(^|_)(bias|scale|offset|gamma|beta|embeddings?|a_log)$")
+_NORM = re.compile(r"norm|(^|_)ln(_|\d|$)")
+_EMBEDDING = re.compile(r"embed|(^|_)(emb|wte|wpe|vocab|codebook|lookup)(_|\d|$)")
+_OUTPUT = re.compile(r"(^|_)(head|logits|classifier)(_?\d+)?$")
+_FUSED = re.compile(r"qkv|query_key_value|c_attn")
+
+
+class Axes(NamedTuple):
+    """Axes of the rows and of the columns, and the number of matrices side by side."""
+
+    rows: Shape
+    columns: Shape
+    split: int = 1
+
+
+@functools.lru_cache(maxsize=256)
+def axes_by_name(
+    leaves: tuple[tuple[str, Shape], ...], has_outputs: bool = False
+) -> tuple[Axes | None, ...]:
+    """The axes of every leaf as matrices; None for one that is no matrix.
+
+    Args:
+        leaves: Paths and shapes of all leaves.
+        has_outputs: Whether output layers (`head`, `logits`, `classifier`) are matrices.
+    """
+    shapes = {_parts(path): shape for path, shape in leaves}
+    norms = {path: shape for path, shape in shapes.items() if shape and _is_of_norm(path)}
+
+    def axes(path: Path, shape: Shape) -> Axes | None:
+        names = [name.lower() for name in path]
+        own, layer = names[-1] if names else "", names[-2] if len(names) > 1 else ""
+        if _VECTOR.search(own) or any(map(_EMBEDDING.search, names)) or _is_of_norm(path):
+            return None
+        if not has_outputs and any(map(_OUTPUT.search, names)):
+            return None
+        if own in _BIASES and any((*path[:-1], kernel) in shapes for kernel in _KERNELS):
+            return None
+        if own not in _KERNELS:
+            found = [Axes((0,), (1,))] if len(shape) == 2 else []
+        else:
+            found = _of_kernel(path, layer, shape, shapes, norms)
+        return _split_fused(found[0], shape, own, layer) if len(found) == 1 else None
+
+    return tuple(axes(_parts(path), shape) for path, shape in leaves)
+
+
+def _parts(path: str) -> Path:
+    """The parts of a path, without nnx's name of an array in a variable."""
+    parts = path.split("/")
+    while parts and parts[-1] in {"value", "raw_value"}:
+        parts.pop()
+    return tuple(parts)
+
+
+def _is_of_norm(path: Path) -> bool:
+    """Whether a leaf is the scale or offset of a normalisation layer."""
+    *layers, own = ("", *map(str.lower, path))
+    return own in {"scale", "offset"} or (own in _KERNELS and bool(_NORM.search(layers[-1])))
+
+
+def _of_kernel(
+    path: Path, layer: str, shape: Shape, shapes: dict[Path, Shape], norms: dict[Path, Shape]
+) -> list[Axes]:
+    """All ways to read a kernel that names and shapes allow."""
+    depths = _depths(path, shape, norms)
+    others = {p[-1]: s for p, s in shapes.items() if p[:-1] == path[:-1] and p != path}
+    is_outputs_first = path[-1].lower() == "weight"
+    if len(others) == 1 and others.keys() <= _BIASES:  # a layer of its own
+        found = [*_by_bias(shape, next(iter(others.values())), is_outputs_first)]
+        if len(found) > 1:
+            found = [x for x in found if min(x.rows + x.columns) in depths]
+    else:
+        has_query = (*path[:-2], "query", path[-1]) in shapes
+        is_expert = any("expert" in name.lower() for name in path)
+        found = [
+            axes
+            for batch in depths
+            for axes in _by_layer(layer, len(shape), batch, is_outputs_first, has_query, is_expert)
+        ]
+    # A depthwise convolution has one input for each output.
+    inputs = {x: min(x.rows) if x.columns < x.rows else max(x.rows) for x in found}
+    return [x for x in found if len(x.rows) == 1 or shape[inputs[x]] > 1]
+
+
+def _depths(path: Path, shape: Shape, norms: dict[Path, Shape]) -> set[int]:
+    """The possible numbers of stacked axes, from the nearest normalisation layers."""
+    for i in reversed(range(len(path))):
+        near = [s for p, s in norms.items() if p[:i] == path[:i]]
+        if near:
+            depths = {len(s) - 1 for s in near if s[:-1] == shape[: len(s) - 1]}
+            break
+    else:
+        depths = set()
+    return depths or ({0} if len(shape) == 2 else set())
+
+
+def _by_bias(shape: Shape, bias: Shape, is_outputs_first: bool) -> Iterator[Axes]:
+    """Readings in which the bias has the stacked axes and the outputs of the kernel."""
+    n, found = len(shape), False
+    if is_outputs_first:
+        for b in range(n - 1):
+            outputs = shape[: b + 1]
+            if bias in {outputs, outputs + (1,) * (n - b - 2)}:
+                found = True
+                yield Axes(tuple(range(b + 1, n)), (b,))
+    if not found:
+        for b in range(len(bias)):
+            c = n - len(bias) + b
+            if b < c and bias == shape[:b] + shape[c:]:
+                yield Axes(tuple(range(b, c)), tuple(range(c, n)))
+
+
+def _by_layer(
+    layer: str, n: int, batch: int, is_outputs_first: bool, has_query: bool, is_expert: bool
+) -> Iterator[Axes]:
+    """Readings of a kernel of `n` axes in a layer of this name, behind stacked axes."""
+    batch += is_expert and n - batch == 3
+    if n - batch < 2:
+        return
+    first, *middle, last = range(batch, n)
+    if not middle or "conv" in layer:
+        rows = (*middle, last) if is_outputs_first else (first, *middle)
+        yield Axes(rows, (first,) if is_outputs_first else (last,))
+    elif len(middle) == 1 and layer in {"query", "key", "value"}:
+        yield Axes((first,), (*middle, last))
+    elif len(middle) == 1 and layer == "out" and has_query:
+        yield Axes((first, *middle), (last,))
+
+
+def _split_fused(axes: Axes, shape: Shape, *names: str) -> Axes:
+    """The axes of a fused kernel of query, key and value: three matrices side by side."""
+    columns = [shape[a] for a in axes.columns]
+    is_threefold = columns[0] == 3 or columns == [3 * math.prod(shape[a] for a in axes.rows)]
+    return axes._replace(split=3) if is_threefold and any(map(_FUSED.search, names)) else axes

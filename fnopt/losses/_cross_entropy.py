@@ -115,6 +115,7 @@ def softmax_cross_entropy_with_integer_labels(
     scores = move_axes_last(scores, axis)
     labels = class_labels(name, labels, scores.shape[:-1])
     if where is None:
+        # A look-up needs no one-hot array, and no accelerator rounds it.
         return -take_at_label(log_softmax(scores), labels)
     where = move_axes_last(where, axis)
     loss = -take_at_label(log_softmax(exclude_scores(where, scores)), labels)
@@ -276,5 +277,6 @@ def smooth_labels(labels: Any, alpha: Any, *, axis: Any = -1, where: Any = None)
         classes = jnp.asarray(math.prod(wide.shape[a] for a in axes), wide.dtype)
     else:
         classes = jnp.sum(shown.astype(wide.dtype), axis=axis, keepdims=True)
+    # At least 1, or a row without classes would be 0 / 0.
     smoothed = (1 - alpha) * wide + alpha / jnp.maximum(classes, 1)
     return smoothed.astype(jnp.asarray(labels).dtype)

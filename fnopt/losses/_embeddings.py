@@ -168,6 +168,7 @@ def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> jax.Array:
     # log(e^s + e^n) - s = softplus(n - s), with n the logarithm of the sum over the others.
     others = _logsumexp(scores, ~same)[:, None]
     terms = jax.nn.softplus(others - scores)
+    # A batch without positive pairs has the loss 0.
     count = jnp.sum(positive.astype(z.dtype))
     return jnp.sum(jnp.where(positive, terms, jnp.zeros_like(terms))) / jnp.maximum(count, 1)
 

@@ -179,5 +179,6 @@ def health(
     check_axis_name(axis_name)
     with shards_over(axis_names(axis_name)) if axis_name else contextlib.nullcontext():
         rows = measure(jax.tree.leaves(tree), jax.tree.leaves(params), grouping, stats)
+        # A shard sees a part of each leaf.
         sizes = tuple(n * num_shards() for n in grouping.sizes)
     return Health(grouping.names, sizes, grouping.skipped, grouping.shapes, **rows)

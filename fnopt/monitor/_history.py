@@ -121,6 +121,7 @@ def health_history(
     # Rounded up, because step 0 is recorded.
     recordings = -(-int(part.count) // own.every)
     kept = np.arange(max(0, recordings - own.size), recordings)
+    # In the order of the steps: the ring buffer wraps around.
     values = {k: np.asarray(v)[kept % own.size] for k, v in part.ring.items()}
     return History(names, kept * own.every, values)
 

@@ -128,6 +128,7 @@ class _Leaves:
         return self.join(self._map_leaves(lambda x: jnp.max(jnp.abs(x), initial=0.0)), jnp.max)
 
     def zeros(self) -> jax.Array:
+        # Counted in int32: float32 counts to 2^24 only.
         return self.join(self._map_leaves(lambda x: jnp.sum(x == 0, dtype=jnp.int32))) / self.sizes
 
     def histogram(self) -> jax.Array:

@@ -144,6 +144,7 @@ class scale_by_factored_rms(Leafwise):
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The decay of this step."""
+        # In floats: the offset may be traced.
         before = (t - 1).astype(h.decay_rate.dtype) - h.step_offset
         return {"decay": self.decay_rate_fn(before, h.decay_rate)}
 
@@ -279,15 +280,11 @@ class scale_by_came(Leafwise):
         axes = _last_axes(p.shape)
         return () if slot == "residual" and axes is None else zeros_like_parts(p, axes)
 
-    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The weight of the new step."""
-        return {"gain": 1 - h.b1}
-
     def leaf(self, h: Any, g: Any, mu: Any, v: Any, residual: Any) -> Any:
         axes = _last_axes(g.shape)
         v = average_squares(v, squared_modulus(g) + h.eps, h.b2, axes)
         step = clipped_rms(divide_by_root(g, v, axes), h.clipping_threshold)
-        mu = ema(mu, step, h.b1, h.gain)
+        mu = ema(mu, step, h.b1)
         if axes is None:
             # As in the authors' code: leaves without factors have no confidence.
             return mu, mu, v, residual

@@ -174,6 +174,7 @@ def _distance(start: Any, params: Any) -> jax.Array:
 
 
 def _decay(weight_decay: Any, mask: Any) -> list[Any]:
+    # In front of the direction: L2 regularization, which is part of the gradients' norms.
     return [] if weight_decay is None else [add_decayed_weights(weight_decay, mask)]
 
 

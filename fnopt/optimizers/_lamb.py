@@ -177,6 +177,7 @@ class scale_by_fromage(Leafwise):
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The factors of the gradient and of the params."""
+        # Bernstein et al. (2020), algorithm 1: without it the params would grow with every step.
         shrink = lax.rsqrt(1 + h.learning_rate**2)
         step = -h.learning_rate * shrink
         # shrink - 1 = -step^2 / (1 + shrink): the difference would have no digits for small rates.

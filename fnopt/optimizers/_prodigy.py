@@ -113,6 +113,7 @@ class scale_by_prodigy(Transformation):
         h = numbers(self, d.dtype, state.count)
         # The default of the authors' code.
         beta3 = jnp.sqrt(h.b2) if h.beta3 is None else h.beta3
+        # One factor corrects both averages, as in Kingma and Ba (2014), section 2.
         gain = jnp.sqrt(bias_correction(h.b2, count)) / bias_correction(h.b1, count)
         step = d * h.learning_rate * gain
         # Divided by d0, as in the authors' code; the factor cancels in the estimate.
@@ -146,6 +147,7 @@ class scale_by_prodigy(Transformation):
             # The root's floor has no digits: a moment of zero moves nothing.
             return -h["step"] * (m / (positive_root(v) + h["eps"]) + h["decay"] * p)
 
+        # The root of v is in units of d |g|, and so is epsilon.
         scalars = {"step": step, "eps": estimate * h.eps, "decay": h.weight_decay}
         new = map_leaves(step_leaf, m, hyper=scalars, v=v, params=params)
         return new, ScaleByProdigyState(m, v, s, state.params0, estimate, numerator, count)

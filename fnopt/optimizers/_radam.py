@@ -91,6 +91,7 @@ class scale_by_radam(AdamDirection):
         ratio = (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)
         adapts = length >= h.threshold
         usable = adapts & (ratio > 0)  # the slope of the root of what isn't used would be NaN
+        # The correction of the mean square stands at the factor, so a leaf is scaled once.
         root_correction = jnp.sqrt(bias_correction(h.b2, t))
         mean, gradient = mean_weights(h.b1, t, self.nesterov)
         return {

@@ -97,6 +97,7 @@ class scale_by_rms(_RunningMeanSquare):
 
     def leaf(self, h: Any, g: Any, nu: Any) -> Any:
         nu = ema(nu, squared_modulus(g), h.decay, h.gain)
+        # A product with 1.0 would cost an operation per element.
         variance = h.unseen * nu if self.bias_correction else nu
         return g / self.divisor(h, variance), nu
 

@@ -63,6 +63,7 @@ def sgd(
     """
     step = scale_by_learning_rate(learning_rate)
     if momentum is None:
+        # None has no slot, 0.0 has one: the structure of a state never depends on a number.
         return chain(step)
     return chain(trace(momentum, nesterov, accumulator_dtype), step)
 

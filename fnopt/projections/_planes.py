@@ -282,6 +282,7 @@ def projection_box(tree: Any, lower: Any, upper: Any) -> Any:
         {'w': Array([-1. ,  0.5,  1. ], dtype=float32)}
     """
     check_floating("projection_box", tree)
+    # One bound at a time: the two may have different structures.
     above = _apply_bound(tree, lower, "lower")
     return _apply_bound(above, upper, "upper")
 

@@ -244,6 +244,7 @@ class cosine_restarts_schedule(Schedule):
         h = numbers(self)
         growth = jnp.asarray(h.t_mult, default_float())
         time = steps_since(count, 0.0) / h.decay_steps
+        # The number of a cycle is piecewise constant.
         n = jax.lax.stop_gradient(_cycle_number(time, growth))
         begin = h.decay_steps * _cycles_length(n, growth)
         end = h.decay_steps * _cycles_length(n + 1, growth)

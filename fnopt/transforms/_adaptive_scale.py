@@ -107,6 +107,7 @@ class reduce_on_plateau(Transformation):
         seen = safe_increment(state.count)
         value = scalar_loss(value, dtype)
         share = 1 / seen.astype(dtype)
+        # A running mean, because a sum of losses may overflow.
         mean = state.avg_value + (value - state.avg_value) * share
         added = state._replace(count=seen, avg_value=mean)
         full = seen >= self.accumulation_size

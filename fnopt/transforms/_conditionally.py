@@ -152,6 +152,7 @@ class skip_large_updates(Wrapper):
         # Roots are compared: the square of a norm may overflow where the norm doesn't.
         norm = global_norm(updates)
         most = jnp.sqrt(jnp.asarray(self.max_squared_norm, default_float())).astype(norm.dtype)
+        # False for NaN.
         good = norm < most
         new_updates, inner_state = self._step_if(
             good, updates, state.inner_state, params, extra_args

@@ -105,6 +105,7 @@ class add_gradient_noise(Transformation):
             dtype = compute_dtype(jnp.result_type(g))
             real = real_dtype(dtype)
             eta, gamma = (jnp.asarray(x, real) for x in (self.eta, self.gamma))
+            # Neelakantan et al. (2015) give the variance. With eta = 0 the derivative stays finite.
             sigma = safe_sqrt(eta / count.astype(real) ** gamma)
             noise = jax.random.normal(jax.random.fold_in(key, i), jnp.shape(g), dtype)
             return jnp.asarray(g, dtype) + sigma.astype(dtype) * noise

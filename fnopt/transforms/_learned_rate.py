@@ -195,6 +195,7 @@ class hypergradient(Wrapper):
         h = numbers(self, before.dtype, skip=("inner",))
         if self.normalized:
             cosine = inner_product(_unit(gradients), _unit(state.direction)).astype(before.dtype)
+            # A relative change of `hyper_rate` at most, whatever the scale of the loss.
             rate = before * (1 + h.hyper_rate * cosine)
         else:
             product = inner_product(gradients, state.direction).astype(before.dtype)

@@ -64,6 +64,7 @@ def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., Any
             as_known = jax.tree.map(lambda a, b: a.astype(b.dtype), slope, grad)
             return scalar_loss(new, value.dtype), as_known
 
+        # Before the first search the stored value is infinite.
         known = jnp.isfinite(value)
         return jax.lax.cond(known, lambda: (value, grad), computed)
 

@@ -159,12 +159,8 @@ class grokfast(Leafwise):
     alpha: Scalar = hyper(default=0.98, ge=0, lt=1)
     lamb: Scalar = hyper(default=2.0, ge=0)
 
-    def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The weight of the new gradient."""
-        return {"gain": 1 - h.alpha}
-
     def leaf(self, h: Any, g: Any, mean: Any) -> Any:
-        mean = averaged(mean, g, h.alpha, h.gain)
+        mean = averaged(mean, g, h.alpha)
         return g + h.lamb * mean, mean
 
 
@@ -211,7 +207,9 @@ class reduce_variance(Leafwise):
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The weight of the change of the gradient; zero in the first step."""
+        # With gamma = 1 the momentum behind it is that of STORM (Yuan et al., 2024).
         gain = h.gamma * h.b1 / (1 - h.b1)
+        # The slot of zeros is no previous gradient.
         return {"gain": jnp.where(t > 1, gain, jnp.zeros_like(gain))}
 
     def leaf(self, h: Any, g: Any, last: Any) -> Any:

@@ -87,7 +87,12 @@ class sparse_rows(Wrapper):
         # A row that was looked up twice gets one step: steps of moments are not additive.
         nodes = [node.summed() if is_rows(node) else node for node in nodes]
         if params is not None:
-            _check_tables(nodes, treedef, params)
+            for node, p in zip(nodes, treedef.flatten_up_to(params), strict=True):
+                if is_rows(node) and jnp.shape(p) != (node.size, *node.values.shape[1:]):
+                    raise ValueError(
+                        f"{where()}the gradient is rows of shape {node.values.shape[1:]} of a "
+                        f"table of {node.size}, the params there have shape {jnp.shape(p)}."
+                    )
 
         def take_rows(what: str, tree: Any) -> Any:
             try:
@@ -127,15 +132,6 @@ def _check_members(tx: Transformation) -> None:
         )
     for member in tx.members():
         _check_members(member.tx)
-
-
-def _check_tables(nodes: list[Any], treedef: Any, params: Any) -> None:
-    for node, p in zip(nodes, treedef.flatten_up_to(params), strict=True):
-        if is_rows(node) and jnp.shape(p) != (node.size, *node.values.shape[1:]):
-            raise ValueError(
-                f"{where()}the gradient is rows of shape {node.values.shape[1:]} of a "
-                f"table of {node.size}, the params there have shape {jnp.shape(p)}."
-            )
 
 
 def _take_rows(what: str, node: Any, part: Any) -> Any:

@@ -208,6 +208,7 @@ class precision_policy(StoredSlots):
         x = jnp.asarray(x)
         dtype = self.compute_dtype or compute_dtype(x.dtype)
         if jnp.iscomplexobj(x) and dtype.kind != "c":
+            # A real compute dtype sets the width of complex arrays only.
             dtype = compute_dtype(dtype, jnp.complex64)
         return x.astype(dtype)
 

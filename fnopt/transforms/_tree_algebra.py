@@ -24,6 +24,7 @@ from fnopt.sharding import sum_over_shards
 def real_dtype_of(tree: Any, what: str = "params") -> Any:
     """The real dtype that scalars about a tree are computed in, at least float32."""
     check_inexact(tree, what)
+    # One dtype for a whole tree: the widest leaf decides.
     return real_dtype(compute_dtype(*map(jnp.result_type, jax.tree.leaves(tree))))
 
 

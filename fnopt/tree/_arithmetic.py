@@ -83,6 +83,7 @@ def common_dtype(leaves: list[Any]) -> Any:
 
 def _strong(x: Any) -> jax.Array:
     """Convert to a strongly typed array."""
+    # A weakly typed leaf would be traced again in the next step, when it is strong.
     return jnp.asarray(x, jnp.result_type(x))
 
 

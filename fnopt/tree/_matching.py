@@ -233,6 +233,7 @@ def match_slots(fresh: NamedLeaves, saved: NamedLeaves) -> Matching:
     slots_at = Counter(
         _state_path(leaf, key) for key in wanted for leaf in endings.get(join_path(*key), [])
     )
+    # Long names first: their leaves end with the shorter names, too.
     for key in sorted(wanted, key=lambda key: -join_path(*key).count("/")):
         candidates = declared.get(key)
         if candidates is None:

@@ -29,6 +29,7 @@ def _update_moments(fn: Callable[..., Any], updates: Any, moments: Any) -> Any:
 
 def _power(x: jax.Array, order: Any) -> jax.Array:
     whole = float(order).is_integer() if isinstance(order, (int, float)) else False
+    # An int becomes products, whose derivative at 0 is finite.
     return x ** int(order) if whole else x ** jnp.asarray(order, jnp.finfo(x.dtype).dtype)
 
 

@@ -42,7 +42,11 @@ def recount(
         What counts that weren't saved were taken from, by name; and the saved counts that the
         fresh tree has no place for, but whose number it has.
     """
-    saved = {k: x for k, x in sources.items() if _is_count(k, x, other)}
+    saved = {}
+    for k, x in sources.items():
+        is_count = _field(k) == "gradient_step" or (_field(k) == "count" and k not in other)
+        if is_count and jnp.issubdtype(jnp.result_type(x), jnp.integer):
+            saved[k] = x
     wrappers = {
         k.removesuffix(_field(k))
         for k in other.intersection(sources)
@@ -64,11 +68,6 @@ def recount(
     for name in known:
         del sources[name]
     return filled, tuple(name for name in known if name not in filled.values())
-
-
-def _is_count(name: str, x: Any, other: set[str]) -> bool:
-    counts = _field(name) == "gradient_step" or (_field(name) == "count" and name not in other)
-    return counts and jnp.issubdtype(jnp.result_type(x), jnp.integer)
 
 
 def _field(name: str) -> str:
@@ -245,6 +244,7 @@ def _torn_codes(targets: list[NamedLeaf], sources: dict[str, Any]) -> set[str]:
         if end == "0" and dtype in (jnp.uint8, jnp.int4) and both[1] in arrays:
             fits = [k in sources and _fits(sources[k], arrays[k]) for k in both]
             fits.append(name in sources and jnp.result_type(sources[name]) == dtype)
+            # Codes without their scales have no unit.
             torn |= set() if all(fits) else {*both}
     return torn
 
@@ -257,6 +257,7 @@ def _fits(source: Any, leaf: Any) -> bool:
 
 def _place(source: Any, leaf: Any) -> Any:
     value = jnp.asarray(source).astype(jnp.result_type(leaf))
+    # A committed leaf keeps its devices; other leaves go where the program runs.
     if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed:
         return jax.device_put(value, leaf.sharding)
     return value

@@ -179,6 +179,7 @@ def _replace(node: Any, path: _Path, filtering: _Filter | None, new: dict[str, A
         values.append(
             _match_dtype(child, new[name]) if hit else _replace(child, here, filtering, new)
         )
+    # A node without a change is not built anew: its class may refuse that.
     if all(a is b for a, (_, b) in zip(values, children, strict=True)):
         return node
     if isinstance(node, Value):
@@ -188,6 +189,7 @@ def _replace(node: Any, path: _Path, filtering: _Filter | None, new: dict[str, A
 
 
 def _match_dtype(old: Any, new: Any) -> Any:
+    # A Python number would make the state weakly typed: the next step would be traced again.
     if isinstance(old, jax.Array) and isinstance(new, (bool, int, float, complex)):
         return jnp.asarray(new, old.dtype)
     return new

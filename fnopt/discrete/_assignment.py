@@ -1,4 +1,4 @@
-"""The linear assignment problem: pairs of rows and columns of the least total cost."""
+"""The linear assignment problem: pairs of rows and columns with the least total cost."""
 
 from __future__ import annotations
 
@@ -101,21 +101,20 @@ def _solve(cost: jax.Array) -> jax.Array:
 
 
 def hungarian_algorithm(cost_matrix: Any) -> tuple[jax.Array, jax.Array]:
-    r"""The cheapest assignment of rows to columns.
+    r"""Find the cheapest assignment of rows to columns.
 
     .. math:: \min_\pi \sum_i C_{i\, \pi(i)}
 
     over all ways to give every row a column of its own (or every column a row, if there are
-    fewer columns). Rows are added one at a time along shortest paths:
-    :math:`O(n^2 m)` operations for :math:`n \le m`; it runs under `jit` and `vmap`.
+    fewer columns). Rows are added one at a time along shortest paths, which takes
+    :math:`O(n^2 m)` operations for :math:`n \le m`. The function runs under `jit` and `vmap`.
 
     Args:
-        cost_matrix: :math:`C`, real `[n, m]`. An infinite cost is a pair that is avoided if
-            possible.
+        cost_matrix: :math:`C`, real `[n, m]`. An infinite cost marks a pair to avoid if possible.
 
     Returns:
-        Row and column indices `(i, j)`, each `[min(n, m)]` of int32, the rows in increasing
-        order: `C[i, j].sum()` is the cost.
+        Row and column indices `(i, j)`, each `[min(n, m)]` of int32, with the rows in increasing
+        order. The total cost is `C[i, j].sum()`.
 
     Raises:
         TypeError: If the costs aren't real.

@@ -21,7 +21,7 @@ class Normal(Value):
     """
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = (), dtype: Any = float) -> jax.Array:
-        """Independent numbers of the given shape."""
+        """Independent samples of the given shape."""
         return jax.random.normal(key, sample_shape, dtype)
 
     def log_prob(self, inputs: jax.Array) -> jax.Array:
@@ -32,7 +32,7 @@ class Normal(Value):
 class Gumbel(Value):
     r"""Standard Gumbel noise: :math:`p(z) = e^{-z - e^{-z}}`.
 
-    The largest of scores with such noise is distributed as their softmax.
+    The argmax of scores with such noise is distributed as their softmax.
 
     Example:
         >>> from fnopt.discrete import Gumbel
@@ -41,7 +41,7 @@ class Gumbel(Value):
     """
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = (), dtype: Any = float) -> jax.Array:
-        """Independent numbers of the given shape."""
+        """Independent samples of the given shape."""
         return jax.random.gumbel(key, sample_shape, dtype)
 
     def log_prob(self, inputs: jax.Array) -> jax.Array:
@@ -62,13 +62,13 @@ def make_perturbed_fun(
               \partial f_\sigma(x) = -\mathbb E_z \left( f(x + \sigma z) - f(x) \right)
               \frac{\nabla \log p(z)^\top}{\sigma}
 
-    Both are means over samples. The function is only evaluated: an argmax, a ranking or an
-    assignment has a derivative this way, of any order.
+    Both are means over samples. The function is only evaluated, so an argmax, a ranking or an
+    assignment gets derivatives of any order.
 
     Args:
-        fun: A traceable function of a tree of floating arrays; its results are numbers (integers
-            and bools are averaged as floats).
-        num_samples: How many noisy inputs.
+        fun: A traceable function of a tree of floating arrays. It returns numbers; integers and
+            bools are averaged as floats.
+        num_samples: The number of noisy inputs.
         sigma: :math:`\sigma`, a positive number.
         noise: The distribution of :math:`z`: `Gumbel()`, `Normal()`, or any object with
             `sample(key, shape, dtype)` and `log_prob(z)`.
@@ -76,7 +76,7 @@ def make_perturbed_fun(
             variance.
 
     Returns:
-        `perturbed(key, x)`, of the structure of `fun(x)`, at least float32.
+        `perturbed(key, x)`, which returns the structure of `fun(x)` in float32 or wider.
 
     Raises:
         ValueError: If the number of samples is below 1.

@@ -1,4 +1,4 @@
-"""Gram matrices of narrow bands, in blocks along the diagonal, and steps from them."""
+"""Gram matrices with a narrow band, in blocks along the diagonal, and steps from them."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _MOST_PAIRS = 2**24  # of entries in a row, whose indices take 200 MB
 
 
 class BandLayout:
-    r"""The block-banded layout of :math:`J^T J`: blocks on the diagonal, and left of it.
+    r"""The block-banded layout of :math:`J^T J`: the blocks of its diagonal and those left of them.
 
-    Its unknowns are in an order in which they couple with near ones only. With blocks as large as
-    the bandwidth all entries are in the blocks `[i, i]` and `[i, i - 1]`, so that an array
-    `[blocks, 2, size, size]` holds the lower triangle, in :math:`2 n b` numbers.
+    The unknowns are ordered so that only near ones are coupled. With blocks as large as the
+    bandwidth, all entries are in the blocks `[i, i]` and `[i, i - 1]`. An array
+    `[blocks, 2, size, size]` then holds the lower triangle, in :math:`2 n b` numbers.
 
     Args:
         order: The columns of the Jacobian in that order.
-        size: How many unknowns a block has.
-        places: For every product of two entries of a row the first entry, the second one, and
-            where it is added in that array laid end to end.
+        size: The number of unknowns in a block.
+        places: For every product of two entries of a row: the first entry, the second entry, and
+            the index of their sum in the flattened array.
     """
 
     def __init__(
@@ -57,22 +57,22 @@ class BandLayout:
         return sums.reshape(shape).at[-1, 0, filled, filled].set(1)  # so that it has an inverse
 
     def scaled(self, G: jax.Array, scale: jax.Array) -> jax.Array:
-        r"""The blocks of :math:`D^{-1} G D^{-1}`, with the diagonal of `D` by column."""
+        r"""The blocks of :math:`D^{-1} G D^{-1}`, for the diagonal of `D` in the columns' order."""
         d = self.blocked(scale, 1)
         before = jnp.concatenate([d[:1], d[:-1]])
         return G / d[:, None, :, None] / jnp.stack([d, before], 1)[:, :, None, :]
 
     def diagonal(self, G: jax.Array) -> jax.Array:
-        """The diagonal, by column, `[n]`."""
+        """The diagonal in the columns' order, `[n]`."""
         return self.flat(jnp.diagonal(G[:, 0], axis1=1, axis2=2))
 
     def blocked(self, v: jax.Array, fill: float = 0) -> jax.Array:
-        """A vector by column as blocks `[blocks, size]`; the last one is filled up."""
+        """Arrange a vector in the columns' order as blocks `[blocks, size]`, padded at the end."""
         rest = self.blocks * self.size - v.size
         return jnp.pad(v[self.order], (0, rest), constant_values=fill).reshape(-1, self.size)
 
     def flat(self, v: jax.Array) -> jax.Array:
-        """Undoes `blocked`."""
+        """The inverse of `blocked`."""
         return v.ravel()[self.position]
 
 
@@ -81,12 +81,12 @@ def band_of(sparsity: Sparsity, by_rows: bool, widest: int) -> BandLayout | None
     """The band of the Gram matrix of a sparse Jacobian; None if it is too wide.
 
     Args:
-        sparsity: Where the Jacobian has entries; by rows, that of its transpose.
-        by_rows: Whether it is.
-        widest: The largest block.
+        sparsity: The places of the Jacobian's entries, or of its transpose's if `by_rows`.
+        by_rows: Whether `sparsity` is that of the transpose.
+        widest: The size of the largest block allowed.
 
     Returns:
-        The band in the order of the columns, or in that of Cuthill and McKee if that is narrower.
+        The band in the columns' own order, or in Cuthill and McKee's order if that is narrower.
     """
     rows, cols = sparsity.rows, sparsity.cols
     m, n = sparsity.shape
@@ -211,7 +211,7 @@ class BandFactor(NamedTuple):
 
 
 def band_cholesky(G: jax.Array, lam: jax.Array) -> BandFactor:
-    r"""Factors a matrix in blocks, one after the other; NaN if it isn't positive definite.
+    r"""Factor a matrix in blocks, one after the other; NaN if it isn't positive definite.
 
     .. math:: L_{i-1} Z_i = G_{i,i-1}^T, \qquad L_i L_i^T = G_{ii} + \lambda I - Z_i^T Z_i
 
@@ -221,7 +221,7 @@ def band_cholesky(G: jax.Array, lam: jax.Array) -> BandFactor:
         lam: The damping, a scalar.
 
     Returns:
-        The factor, for :math:`7/3\, n b^2` operations where blocks have the size `b`.
+        The factor, computed in :math:`7/3\, n b^2` operations for blocks of size `b`.
     """
 
     def step(L: jax.Array, blocks: jax.Array) -> tuple[jax.Array, BandFactor]:
@@ -233,7 +233,7 @@ def band_cholesky(G: jax.Array, lam: jax.Array) -> BandFactor:
 
 
 def band_forward(factor: BandFactor, b: jax.Array) -> jax.Array:
-    r"""Solves :math:`L y = b` for blocks `[blocks, size]`."""
+    r"""Solve :math:`L y = b` for blocks `[blocks, size]`."""
 
     def step(y: jax.Array, at: tuple[BandFactor, jax.Array]) -> tuple[jax.Array, jax.Array]:
         (L, Z), b = at
@@ -244,7 +244,7 @@ def band_forward(factor: BandFactor, b: jax.Array) -> jax.Array:
 
 
 def band_backward(factor: BandFactor, y: jax.Array) -> jax.Array:
-    r"""Solves :math:`L^T x = y` for blocks `[blocks, size]`."""
+    r"""Solve :math:`L^T x = y` for blocks `[blocks, size]`."""
 
     def step(rest: jax.Array, at: tuple[BandFactor, jax.Array]) -> tuple[jax.Array, jax.Array]:
         (L, Z), y = at
@@ -264,16 +264,16 @@ def _solve(L: jax.Array, B: jax.Array, transposed: bool = False) -> jax.Array:
 class BandedGramSystem(SparseGramSystem):
     r"""A linear model whose normal equations have a narrow band.
 
-    The steps are those of :class:`TallGramSystem`, for :math:`O(n b^2)` operations rather than
-    :math:`O(n^3)`, and for :math:`2 n b` numbers.
+    The steps are those of :class:`TallGramSystem`. They cost :math:`O(n b^2)` operations instead
+    of :math:`O(n^3)`, and :math:`2 n b` numbers of memory.
 
     Args:
         G: The blocks of :math:`A^T A`, of shape `[blocks, 2, size, size]`.
         g: :math:`A^T r`, of shape `[n]`.
-        start: A guess of the damping, a scalar; it saves factorisations.
+        start: A guess of the damping, a scalar; a good one saves factorisations.
         pull: :math:`w \mapsto A^T w`.
         push: :math:`v \mapsto A v`.
-        layout: The band, which says where an unknown is in the blocks.
+        layout: The layout of the band.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np

@@ -1,8 +1,8 @@
-"""QR decompositions of matrices whose rows are sharded: no device gets another's rows.
+"""QR decompositions of matrices with sharded rows, without moving the rows between devices.
 
-Every device reduces its rows to a triangle; these are put on top of each other, on all devices,
-and have the triangle of the whole matrix (TSQR): as accurate as one factorisation, for `[n, n]`
-numbers of each device.
+Every device reduces its rows to a triangle. These triangles are gathered and stacked on all
+devices, and the stack has the triangle of the whole matrix (TSQR). This is as accurate as a
+single factorisation, and each device sends `[n, n]` numbers.
 
 Reference:
     Demmel, Grigori, Hoemmen and Langou, 2008, arXiv:0806.2159.
@@ -21,7 +21,7 @@ from fnopt.sharding import all_gather_rows, explicit_spec, replicate, row_axes, 
 
 
 def with_fewer_rows(A: jax.Array) -> jax.Array:
-    """Replace rows sharded over an explicit mesh by replicated ones with the same triangle."""
+    """Replace rows sharded over an explicit mesh by fewer, replicated rows of the same triangle."""
     axis, rest = explicit_spec(A)
     if axis is None and rest is None:
         return A
@@ -38,8 +38,9 @@ def with_fewer_residuals(A: jax.Array) -> jax.Array:
     """Replace rows of residuals, sharded in any way, by fewer ones with the same triangle.
 
     Over the named axes of `rows_sharded_over` each device has its own rows. On an automatic mesh
-    the type says which devices there are and not how the rows lie; but no order of rows costs more
-    than one factorisation. So there are as many blocks as devices, which stay where they are.
+    the type tells the devices but not how the rows lie on them. The rows are divided into as many
+    blocks as there are devices, which is right for any layout and never dearer than one
+    factorisation.
     """
     if row_axes():
         return _of_all_devices(A)

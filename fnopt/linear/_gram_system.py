@@ -1,4 +1,4 @@
-"""Gram matrices, and steps from them: the fastest ones for large problems."""
+"""Gram matrices and steps from them, which are the fastest for large problems."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _WIDE = 128  # below that many columns a product in two parts saves nothing
 
 
 def gram(A: jax.Array) -> jax.Array:
-    r"""The symmetric product :math:`A^T A`, for less than the price of a general one.
+    r"""The symmetric product :math:`A^T A`, at a lower cost than a general product.
 
     .. math:: \begin{pmatrix} A_1^T A_1 & \cdot \\ A_2^T A_1 & A_2^T A_2 \end{pmatrix}
 
-    A general product computes each entry above the diagonal a second time. With the columns in
-    two halves a quarter of the work is saved; finer parts were measured and saved no more.
+    A general product computes each entry above the diagonal a second time. Splitting the columns
+    into two halves saves a quarter of the work; finer splits saved no more when measured.
 
     Args:
         A: A matrix of shape `[m, n]`.
@@ -69,7 +69,7 @@ class _GramSystem:
         return self._step(self._solve(jnp.maximum(lam, least)), least)
 
     def gauss_newton(self: Any) -> DampedStep:
-        """The step with the least damping that rounding allows."""
+        """The step with the least damping at which the factorisation is sure to succeed."""
         return self.damped(jnp.zeros((), self._least.dtype))
 
 
@@ -79,14 +79,14 @@ class TallGramSystem(_GramSystem):
 
     .. math:: (A^T A + \lambda I)\, p = -A^T r
 
-    Squaring `A` squares its condition number: directions with singular values below
-    :math:`\sqrt{\epsilon}` of the largest are not told from noise, and get a damped step.
+    Squaring `A` squares its condition number. Directions with singular values below
+    :math:`\sqrt{\epsilon}` of the largest can't be told from noise, and their steps are damped.
 
     Args:
         G: :math:`A^T A`, of shape `[n, n]`.
         g: :math:`A^T r`, of shape `[n]`.
-        start: A guess of the damping, a scalar; it saves factorisations.
-        pull: :math:`w \mapsto A^T w`; None if there is none.
+        start: A guess of the damping, a scalar; a good one saves factorisations.
+        pull: :math:`w \mapsto A^T w`, or None.
 
     Example:
         >>> import jax.numpy as jnp
@@ -138,7 +138,7 @@ class TallGramSystem(_GramSystem):
 
 @dataclasses.dataclass(frozen=True)
 class SparseGramSystem(TallGramSystem):
-    """Normal equations in dense blocks, which a subclass factorises by their layout."""
+    """Normal equations in dense blocks; subclasses factorise them according to their layout."""
 
     G: Any
     push: Callable[[jax.Array], jax.Array] = lambda v: v
@@ -149,9 +149,9 @@ class SparseGramSystem(TallGramSystem):
         return jnp.sum(jnp.square(self.push(v)))
 
     def half_solver(self) -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
-        r"""The map :math:`b \mapsto L^{-1} b` of :math:`A^T A = L L^T`, and the least pivot.
+        r"""The map :math:`b \mapsto L^{-1} b` of :math:`A^T A = L L^T`, and the smallest pivot.
 
-        The pivots are the squares of the diagonal of `L`; NaN where there is no factor.
+        The pivots are the squares of the diagonal of `L`. They are NaN if the factorisation fails.
         """
         factor = self._factor(jnp.zeros((), self.g.dtype))
         return self._solvers(factor).forward, jnp.square(jnp.min(self._diagonal(factor)))
@@ -168,17 +168,17 @@ class SparseGramSystem(TallGramSystem):
 
 @dataclasses.dataclass(frozen=True)
 class WideGramSystem(_GramSystem):
-    r"""A linear model with `m < n`, whose steps are found among its `m` rows.
+    r"""A linear model with `m < n`, solved for the `m` rows.
 
     .. math:: (A A^T + \lambda I)\, y = r, \qquad p = -A^T y
 
-    which is the same step as that of the normal equations, at a cost of
-    :math:`m^2 n + m^3`; no `n x n` array exists.
+    This is the step of the normal equations, at a cost of :math:`m^2 n + m^3` and without an
+    `n x n` array.
 
     Args:
         K: :math:`A A^T`, of shape `[m, m]`.
         r: The residual, of shape `[m]`.
-        start: A guess of the damping, a scalar; it saves factorisations.
+        start: A guess of the damping, a scalar; a good one saves factorisations.
         push: :math:`v \mapsto A v`.
         pull: :math:`w \mapsto A^T w`.
 

@@ -1,4 +1,4 @@
-"""Steps from products with the Jacobian alone, which is never formed."""
+"""Steps that need only products with the Jacobian, so that it is never formed."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ class _KrylovIterate(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class KrylovSystem:
-    r"""A linear model known by its products, whose steps are found by conjugate gradients.
+    r"""A linear model given by products with `A` and its transpose, solved by conjugate gradients.
 
-    The iteration stops where the gradient of the model has fallen to a fraction
-    :math:`\eta` of the first, at a limit of iterations, or where it leaves the trust region:
-    there the step ends on the boundary (Steihaug). It works on the residual and not on the normal
-    equations (CGLS), which keeps the accuracy of the products.
+    The iteration stops when the gradient of the model has fallen to a fraction :math:`\eta` of
+    its first value, or at the limit of iterations. If it leaves the trust region, the step ends on
+    the boundary (Steihaug). It works with the residual instead of the normal equations (CGLS),
+    which keeps the accuracy of the products.
 
     Args:
         push: :math:`v \mapsto A v`.
         pull: :math:`w \mapsto A^T w`.
         r: The residual, of shape `[m]`.
         tolerance: The fraction :math:`\eta`.
-        iterations: The most iterations; each costs a product with `A` and one with its transpose.
+        iterations: The largest number of iterations; each costs one product with `A` and one with
+            its transpose.
 
     Example:
         >>> import jax.numpy as jnp
@@ -71,18 +72,18 @@ class KrylovSystem:
         return DampedStep(end.p, lam, self._model_norm(end), end.gain)
 
     def damped(self, lam: jax.Array) -> DampedStep:
-        """The damped step, to the tolerance."""
+        """The damped step, accurate to the tolerance."""
         end = self._iterate(jnp.full_like(lam, jnp.inf), lam)
         half = jnp.asarray(0.5, lam.dtype)
         predicted = end.gain + half * lam * jnp.sum(jnp.square(end.p))
         return DampedStep(end.p, lam, self._model_norm(end), predicted)
 
     def gauss_newton(self) -> DampedStep:
-        """The full step, to the tolerance."""
+        """The undamped step, accurate to the tolerance."""
         return self.damped(jnp.zeros((), self.r.dtype))
 
     def pull_back(self, w: jax.Array, step: DampedStep) -> None:
-        """None: it would cost as much as the step itself."""
+        """None, because the solution would cost as much as the step itself."""
         del w, step
 
     def model_norm(self, v: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Matrix functions by products only: inverse roots, and the dominant eigenvalue."""
+"""Matrix functions that use only matrix products: inverse roots and the dominant eigenvalue."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def matrix_inverse_pth_root(
     .. math:: X_{k+1} = X_k T_k, \qquad M_{k+1} = T_k^p M_k, \qquad
               T_k = (1 + \tfrac 1p) I - \tfrac 1p M_k
 
-    from :math:`M_0 = z (A + \epsilon \lambda_{max} I)` and :math:`X_0 = z^{1/p} I`: the coupled
-    Newton iteration, in which `M` goes to the identity and `X` to :math:`A^{-1/p}`. It ends when
-    the largest element of `M - I` is below the tolerance, or begins to grow.
+    from :math:`M_0 = z (A + \epsilon \lambda_{max} I)` and :math:`X_0 = z^{1/p} I`. This is the
+    coupled Newton iteration: `M` converges to the identity and `X` to :math:`A^{-1/p}`. It ends
+    when the largest element of `M - I` is below the tolerance, or begins to grow.
 
     Args:
         matrix: :math:`A`, real, symmetric, positive semidefinite, `[n, n]`.
         p: A positive whole number.
-        num_iters: The most iterations.
-        ridge_epsilon: :math:`\epsilon`, what is added to the eigenvalues in units of the largest.
-        error_tolerance: Where to end.
-        precision: That of the products.
+        num_iters: The largest number of iterations.
+        ridge_epsilon: :math:`\epsilon`, added to the eigenvalues relative to the largest one.
+        error_tolerance: The tolerance for the largest element of `M - I`.
+        precision: The precision of the matrix products.
 
     Returns:
-        :math:`A^{-1/p}` in the dtype of the matrix, and the largest element of `M - I`: a number
-        that is not small (or NaN) says that the root is not to be trusted.
+        :math:`A^{-1/p}` in the dtype of the matrix, and the largest element of `M - I`. If this
+        element is not small, or is NaN, the root can't be trusted.
 
     Raises:
         ValueError: If the matrix isn't square, or `p` isn't a positive number.
@@ -123,24 +123,25 @@ def power_iteration(
 
     .. math:: v \leftarrow \frac{A v}{\lVert A v \rVert}, \qquad \lambda = v^\top A v
 
-    It ends when :math:`\lVert A v - \lambda v \rVert \le \tau |\lambda|`. It converges if one
-    eigenvalue is larger than all others and `A` is symmetric, or can be diagonalised at least.
+    The iteration ends when :math:`\lVert A v - \lambda v \rVert \le \tau |\lambda|`. It converges
+    if one eigenvalue is larger in modulus than all others and `A` can be diagonalised.
 
     Args:
         matrix: A real square matrix `[n, n]`, or a function of a vector (a tree of any kind) that
             returns its product with the matrix.
-        v0: The vector to begin with; needed for a function. By default random, in `[-1, 1]`.
-        num_iters: The most iterations.
+        v0: The starting vector; required if `matrix` is a function. By default random, in
+            `[-1, 1]`.
+        num_iters: The largest number of iterations.
         error_tolerance: :math:`\tau`.
-        precision: That of the products with a matrix that is given as an array.
-        key: The PRNG key of the first vector.
+        precision: The precision of the products, if `matrix` is an array.
+        key: The PRNG key of the random starting vector.
 
     Returns:
         The eigenvalue, a real scalar, and the eigenvector of length 1, like `v0`. Both are 0 for a
         matrix of zeros.
 
     Raises:
-        ValueError: If the matrix isn't square, or is a function and `v0` is lacking.
+        ValueError: If the matrix isn't square, or if it is a function and `v0` is missing.
 
     Example:
         >>> import jax.numpy as jnp

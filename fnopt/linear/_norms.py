@@ -15,14 +15,14 @@ from fnopt.sharding import all_gather_rows
 def are_squares_safe(largest: jax.Array) -> jax.Array:
     r"""Whether squares of numbers up to this size, and sums of them, are in the dtype's range.
 
-    Up to the cube root of the largest number: as many squares add up as it has units.
+    True up to the cube root `c` of the dtype's largest number: `c` such squares can be added up.
     """
     most = 2.0 ** (jnp.finfo(largest.dtype).maxexp // 3)
     return (largest >= 1 / most) & (largest <= most)
 
 
 def least_square_sum(dtype: Any) -> jax.Array:
-    """The least sum of squares that has its digits: squares below its rounding are subnormal."""
+    """The least sum of squares with full precision: a smaller one has subnormal rounding errors."""
     info = jnp.finfo(dtype)
     return jnp.asarray(float(info.tiny) / float(info.eps), dtype)
 
@@ -32,9 +32,9 @@ def norm(v: jax.Array, axis: int = 0) -> jax.Array:
 
     .. math:: \|v\| = c \sqrt{\textstyle\sum_i (v_i / c)^2}, \qquad c = \max_i |v_i|
 
-    In float32 squares overflow beyond 1.8e19, and vanish below 1e-19: magnitudes that residuals
-    and Jacobians of unscaled models do reach. Those of float64 are safe from 1e-102 to 1e102, so
-    between these `c = 1`, and nothing is rounded once more.
+    In float32 squares overflow beyond 1.8e19 and vanish below 1e-19. Residuals and Jacobians of
+    unscaled models do reach such magnitudes. Squares of float64 are safe from 1e-102 to 1e102;
+    within these limits `c = 1`, which avoids a rounding.
 
     Args:
         v: An array of shape `[..., m, ...]`; `m` may be zero.
@@ -59,14 +59,14 @@ def norm(v: jax.Array, axis: int = 0) -> jax.Array:
 def length(v: jax.Array) -> jax.Array:
     """The Euclidean norm along the first axis of an array whose squares are in range.
 
-    The residuals of a search are in a unit of their own size, and so are steps and params in the
-    scaling of the Jacobian's columns: one reduction is enough where `norm` compiles five kernels.
+    In a search, residuals, steps and params are scaled to moderate sizes. The single reduction
+    here is then enough, whereas `norm` compiles five kernels.
     """
     return jnp.sqrt(jnp.sum(jnp.square(v), axis=0))
 
 
 def row_norm(v: jax.Array) -> jax.Array:
-    """Norm of the residuals on all devices."""
+    """The norm of the residuals on all devices."""
     return norm(all_gather_rows(norm(v)[None]))
 
 

@@ -1,4 +1,4 @@
-"""Steps in a trust region: damped systems by Cholesky factors, and the dogleg path."""
+"""Steps in a trust region: damped systems solved by Cholesky factors, and the dogleg path."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def cholesky(K: jax.Array, lam: jax.Array) -> jax.Array:
 
 
 def forward(L: jax.Array, b: jax.Array, transposed: bool = False) -> jax.Array:
-    r"""Solves :math:`L y = b`."""
+    r"""Solve :math:`L y = b`."""
     column = replicate(b)[:, None]
     return lax.linalg.triangular_solve(
         L, column, left_side=True, lower=True, transpose_a=transposed
@@ -46,27 +46,27 @@ def forward(L: jax.Array, b: jax.Array, transposed: bool = False) -> jax.Array:
 
 
 def backward(L: jax.Array, b: jax.Array) -> jax.Array:
-    r"""Solves :math:`L^T y = b`."""
+    r"""Solve :math:`L^T y = b`."""
     return forward(L, b, transposed=True)
 
 
 class Solvers(NamedTuple):
-    """The halves of a solution by a factorisation."""
+    """The two halves of a solution by a factorisation, forward and backward."""
 
     forward: Callable[[jax.Array], jax.Array]  # b -> y with L y = b, or its blocks
     backward: Callable[[jax.Array], jax.Array]  # y -> x with L^T x = y
 
 
 def rounding_damping(top: jax.Array, k: int) -> jax.Array:
-    r"""The damping that rounding makes necessary: :math:`32 \sqrt{k}\, \epsilon \max_i K_{ii}`.
+    r"""The least damping that rounding errors allow, :math:`32 \sqrt{k}\, \epsilon \max_i K_{ii}`.
 
-    The factorisation of a singular matrix is off by about :math:`\sqrt{k}\, \epsilon`. With less
-    damping than that it may fail; with as much, what rounding puts into directions that the data
-    don't determine is of the size of the step itself, so there is some more.
+    The factorisation of a singular matrix has an error of about :math:`\sqrt{k}\, \epsilon`, and
+    may fail with less damping than that. With just as much, rounding errors in undetermined
+    directions are as large as the step itself. Hence the factor of 32.
 
     Args:
         top: The largest entry of the diagonal.
-        k: How many entries a row of the factor has.
+        k: The number of entries in a row of the factor.
     """
     info = jnp.finfo(top.dtype)
     eps = jnp.asarray(32 * math.sqrt(k) * info.eps, top.dtype)
@@ -87,29 +87,29 @@ def secular_root(
     most: jax.Array,
     start: jax.Array,
 ) -> Damped:
-    r"""The damping at which the step has the length of the radius; the least one if it is shorter.
+    r"""The damping at which the step is as long as the radius, or the least if it is shorter.
 
     The damping is the root of the secular equation
 
     .. math:: \phi(\lambda) = \|p(\lambda)\| - \Delta = 0, \qquad
         \phi' = -\frac{p^T (A^T A + \lambda I)^{-1} p}{\|p\|}.
 
-    Hebden's iteration is Newton's for :math:`1/\|p\| - 1/\Delta`, which is nearly linear:
+    Hebden's iteration is Newton's method for :math:`1/\|p\| - 1/\Delta`, which is nearly linear:
 
     .. math:: \lambda \leftarrow \lambda - \frac{\|p\|}{\Delta} \frac{\phi}{\phi'}
 
-    Every try costs a factorisation; so it starts from a guess, and is content with a length that
-    is near enough.
+    Every iteration costs a factorisation, so the search starts from a guess and ends when the
+    length is close to the radius.
 
     Args:
         solve: The solution for a damping.
         radius: The trust radius.
-        least: The least damping.
-        most: A damping at which the step is surely short enough.
-        start: Where to start, such as the damping of the step before.
+        least: The smallest damping.
+        most: A damping at which the step is certainly shorter than the radius.
+        start: The damping to start from, such as that of the step before.
 
     Returns:
-        The solution. The number of tries is bounded, so this always ends.
+        The solution. The number of iterations is bounded.
 
     Reference:
         Moré and Sorensen (1983), Computing a trust region step; Conn, Gould and Toint (2000),
@@ -152,13 +152,13 @@ def _next(
 
 
 def dogleg_step(system: System, g: jax.Array, radius: jax.Array) -> DampedStep:
-    r"""The farthest point within a trust region on the path by the Cauchy step to the full one.
+    r"""The farthest point within a trust region on the path from the Cauchy step to the full step.
 
     .. math:: p_C = -\frac{\|g\|^2}{\|A g\|^2}\, g, \qquad
         p(t) = \begin{cases} t\, p_C & t \le 1 \\
         p_C + (t - 1)(p_N - p_C) & t > 1 \end{cases}
 
-    Along it the length grows and the model falls, so the farthest point is the best one.
+    Along this path the length grows and the model decreases, so the farthest point is the best.
 
     Args:
         system: The linear model.
@@ -166,7 +166,7 @@ def dogleg_step(system: System, g: jax.Array, radius: jax.Array) -> DampedStep:
         radius: The trust radius, a scalar > 0.
 
     Returns:
-        The step. Its damping is 0 where the full step fits, else only a sign that it doesn't.
+        The step. Its damping is 0 if the full step fits, and otherwise only marks that it doesn't.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The interface of linear models, and the choice among them by the shape of a problem."""
+"""The interface of linear models, and the choice of one by the shape of a problem."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DENSE = 8192  # beyond, factorising costs more than a few hundred products with
 
 
 class DampedStep(NamedTuple):
-    r"""A step of the linear model :math:`\tfrac12 \|A p + r\|^2`, and what follows from it."""
+    r"""A step of the linear model :math:`\tfrac12 \|A p + r\|^2`, its damping and reduction."""
 
     p: jax.Array  # [n]
     lam: jax.Array  # its damping; 0 for a full step
@@ -26,10 +26,10 @@ class DampedStep(NamedTuple):
 
 
 class System(Protocol):
-    r"""A linear model :math:`A p + r` that is factorised, so that steps for it are cheap.
+    r"""A linear model :math:`A p + r` in factorised form, so that steps cost little.
 
-    :class:`TriangleSystem`, :class:`LiftedSystem`, :class:`TallGramSystem`,
-    :class:`WideGramSystem`, :class:`BandedGramSystem` and :class:`KrylovSystem` are such.
+    Implemented by :class:`TriangleSystem`, :class:`LiftedSystem`, :class:`TallGramSystem`,
+    :class:`WideGramSystem`, :class:`BandedGramSystem` and :class:`KrylovSystem`.
     """
 
     def trust_region(self, radius: jax.Array) -> DampedStep:
@@ -41,7 +41,7 @@ class System(Protocol):
         ...
 
     def gauss_newton(self) -> DampedStep:
-        r"""The minimum of the model; the one of least norm if there are many."""
+        r"""The minimum of the model; the one of least norm if it isn't unique."""
         ...
 
     def model_norm(self, v: jax.Array) -> jax.Array:
@@ -51,19 +51,19 @@ class System(Protocol):
     def pull_back(self, w: jax.Array, step: DampedStep) -> jax.Array | None:
         r"""The vector :math:`(A^T A + \lambda I)^{-1} A^T w`, with the damping of a step.
 
-        None if that is too dear.
+        None if that costs as much as a step.
         """
         ...
 
 
 def linear_solver(name: str, m: int, n: int) -> str:
-    r"""Choose by the smaller side of the Jacobian, `k = min(m, n)`.
+    r"""Choose a linear solver by the smaller side of the Jacobian, `k = min(m, n)`.
 
     ==============  =============  =====================================================
     `k`             choice         cost of a step
     ==============  =============  =====================================================
-    at most 64      `'qr'`         :math:`2 m n k`, accurate to the condition number
-    at most 8192    `'cholesky'`   :math:`m n k + k^3/3`, to the square of it
+    at most 64      `'qr'`         :math:`2 m n k`; errors grow with the condition number
+    at most 8192    `'cholesky'`   :math:`m n k + k^3/3`; errors grow with its square
     above           `'cg'`         up to 100 products with `J` and with its transpose;
                                    `J` is never formed
     ==============  =============  =====================================================
@@ -77,7 +77,7 @@ def linear_solver(name: str, m: int, n: int) -> str:
         `'qr'`, `'cholesky'` or `'cg'`.
 
     Raises:
-        ValueError: If `name` is something else.
+        ValueError: If `name` is none of these.
 
     Example:
         >>> from fnopt.linear import linear_solver

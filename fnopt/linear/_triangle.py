@@ -18,8 +18,8 @@ _ROUNDED = 32  # rounding units, of a Jacobian whose entries are good to a few
 class Triangle(NamedTuple):
     r"""The lower factor of :math:`A^T A = L L^T`, and :math:`Q^T r`.
 
-    With :math:`A = Q R` it is :math:`L = R^T`, and :math:`\|A p + r\|^2 = \|L^T p + c\|^2` but
-    for a constant, with :math:`c = Q^T r`.
+    With :math:`A = Q R`, the factor is :math:`L = R^T`, and :math:`\|A p + r\|^2` equals
+    :math:`\|L^T p + c\|^2` up to a constant, with :math:`c = Q^T r`.
     """
 
     L: jax.Array  # [k, k]
@@ -29,16 +29,17 @@ class Triangle(NamedTuple):
 def triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
     r"""The triangle of a tall matrix, without :math:`Q` and without :math:`A^T A`.
 
-    The QR decomposition of the augmented :math:`[A\; r]` holds both :math:`R` and
-    :math:`Q^T r`. It is as accurate as `A` itself; its square would lose half of the digits.
+    The QR decomposition of the augmented matrix :math:`[A\; r]` holds both :math:`R` and
+    :math:`Q^T r`. It is as accurate as `A` itself; :math:`A^T A` would lose half of the digits.
 
     Args:
-        A: A matrix of shape `[m, n]`; a wide one counts as if rows of zeros followed.
+        A: A matrix of shape `[m, n]`; a wide one is padded with rows of zeros.
         r: The residual, of shape `[m]`.
-        graded: Whether rows differ in size by many digits, as an outlier's under a robust loss
-            does: a large residual beside next to no derivative. Reflections write every column onto
-            a row at the top, and there the digits of the others would drown in such a residual. So
-            these rows are zeros, which makes them modified Gram-Schmidt.
+        graded: Whether the sizes of rows differ by many digits. An outlier under a robust loss
+            has such a row: a large residual with a derivative near zero. Reflections mix every
+            column into the top row, and its large residual would then hide the digits of the
+            others. So rows of zeros are put on top, which makes the reflections equivalent to
+            modified Gram-Schmidt.
 
     Returns:
         The triangle, with `k = n`.
@@ -64,9 +65,9 @@ def triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
 
 
 def row_triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
-    """The triangle of a matrix of residuals' rows, which may be divided over devices.
+    """The triangle of the rows of residuals, which may be divided over devices.
 
-    Then each part is factorised as if its rows were alike.
+    `graded` has no effect on the factorisation of each device's part.
     """
     rows = with_fewer_residuals(concatenate([A, r[:, None]], axis=1))
     return triangle(rows[:, :-1], rows[:, -1], graded)
@@ -75,16 +76,16 @@ def row_triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
 def noise_damping(L: jax.Array) -> jax.Array:
     r"""Damping for numerically dependent columns.
 
-    Of such a column rounding leaves a pivot of some units, and a step would go along it by
-    :math:`\|r\| / \epsilon`. It adds nothing to the range of the others, so nothing is
-    lost if it is held.
+    For a column that depends on others, rounding leaves a pivot of a few units, and a step along
+    it would be as long as :math:`\|r\| / \epsilon`. Damping such a column loses nothing, because
+    it adds nothing to the range of the others.
 
     Args:
         L: The triangle of columns of like lengths, of shape `[k, k]`.
 
     Returns:
         The diagonal, of shape `[k]`: the largest entry where a pivot is below 32 rounding units of
-        that, else 0.
+        that entry, else 0.
 
     Example:
         >>> import jax.numpy as jnp
@@ -101,7 +102,7 @@ def noise_damping(L: jax.Array) -> jax.Array:
 
 
 def damped_triangle(factors: Triangle, d: jax.Array) -> Triangle:
-    r"""The triangle of :math:`A` with a diagonal below it.
+    r"""The triangle of :math:`A` extended by the rows of a diagonal matrix.
 
     .. math:: L_d L_d^T = A^T A + \operatorname{diag}(d)^2, \qquad L_d\, c_d = A^T r
 
@@ -141,17 +142,17 @@ class SingularFactors(NamedTuple):
 def singular_factors(A: jax.Array, r: jax.Array) -> SingularFactors:
     r"""Singular values, without forming :math:`A^T A`, which would square the condition number.
 
-    A tall matrix (`m >= n`) goes through the QR decomposition of the augmented :math:`[A\; r]`,
-    whose triangle holds both :math:`R` and :math:`Q^T r`, so that :math:`Q` is never formed; then
-    the singular values of the small :math:`R` are found. A wide one (`m < n`) goes through the
-    QR of :math:`A^T`, so that the cost is :math:`m^2 n + m^3` and no `n x n` array exists.
+    A tall matrix (`m >= n`) is reduced by the QR decomposition of the augmented :math:`[A\; r]`,
+    whose triangle holds both :math:`R` and :math:`Q^T r`. :math:`Q` is never formed, and the SVD
+    is that of the small :math:`R`. A wide matrix (`m < n`) is reduced by the QR decomposition of
+    :math:`A^T`. This costs :math:`m^2 n + m^3`, and no `n x n` array exists.
 
     Args:
         A: The scaled Jacobian, of shape `[m, n]`.
         r: The residual, of shape `[m]`.
 
     Returns:
-        Singular values, right singular vectors, and the residual in the left ones.
+        Singular values, right singular vectors, and the residual in the left singular vectors.
 
     Example:
         >>> import jax.numpy as jnp
@@ -168,7 +169,7 @@ def singular_factors(A: jax.Array, r: jax.Array) -> SingularFactors:
 
 
 def singular_triangle(factors: Triangle) -> SingularFactors:
-    """The singular values of a matrix whose triangle is known."""
+    """The singular values of a matrix from its triangle."""
     U, s, Vt = jnp.linalg.svd(factors.L.T)
     return SingularFactors(s, Vt, matmul(U.T, factors.c))
 
@@ -184,13 +185,13 @@ def numerical_rank(s: jax.Array, size: int) -> jax.Array:
 
     .. math:: \#\{ s_i > \min(32, \max(m, n))\, \epsilon\, s_1 \}
 
-    What rounding leaves of a column that depends on others hardly grows with the number of rows:
-    it is one or two units for 10 rows and for 100,000. A tolerance that grows with them would take
-    directions for noise that the data determine to several digits.
+    Rounding errors of a column that depends on others hardly grow with the number of rows: they are
+    one or two units for 10 rows and for 100,000. A tolerance that grows with the number of rows
+    would discard directions that the data determine to several digits.
 
     Args:
-        s: The singular values of a matrix, descending, of shape `[k]`.
-        size: Its longer side, `max(m, n)`.
+        s: The singular values of a matrix in descending order, of shape `[k]`.
+        size: The longer side of the matrix, `max(m, n)`.
 
     Returns:
         An int32 scalar.

@@ -1,4 +1,4 @@
-"""Steps from a triangular (QR) factor: the most accurate ones, for small and medium problems."""
+"""Steps from a triangular (QR) factor, which are the most accurate, for up to medium problems."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LEAST = 8.0
 
 
 def cut_to_radius(step: DampedStep, radius: jax.Array) -> DampedStep:
-    """The step cut to 1.5 radii.
+    """Cut the step to 1.5 radii.
 
     Args:
         step: A solution of the damped system, with its length.
@@ -48,18 +48,18 @@ def cut_to_radius(step: DampedStep, radius: jax.Array) -> DampedStep:
 
 @dataclasses.dataclass(frozen=True)
 class TriangleSystem:
-    r"""A linear model known by the triangle of its QR decomposition.
+    r"""A linear model given by the triangle of its QR decomposition.
 
     Every step costs one QR decomposition of two triangles. The condition number isn't squared, so
-    directions near rounding still count, where problems that are singular at their solution make
-    their progress. The radius bounds what rounding can do there.
+    directions with small singular values still count. Problems that are singular at their solution
+    make their progress in these directions. The radius bounds the effect of rounding errors there.
 
     Args:
         triangle: The triangle of `A` and `r`.
         size: The longer side of `A`, `max(m, n)`.
         start: The damping of the next step, a scalar.
         pull: :math:`w \mapsto A^T w`.
-        fixed: A diagonal that is always below the triangle, of shape `[k]`; see
+        fixed: A diagonal that always damps the triangle, of shape `[k]`; see
             :func:`noise_damping`.
 
     Example:
@@ -83,13 +83,14 @@ class TriangleSystem:
     def trust_region(self, radius: jax.Array) -> DampedStep:
         r"""The step with the damping `start`, cut to 1.5 radii.
 
-        `full` and `rise` are what Hebden's iteration needs for the damping of the next step,
+        `full` and `rise` are the quantities from which Hebden's iteration computes the next
+        damping,
 
         .. math:: \lambda \leftarrow \lambda + \Big( \frac{\|p\|}{\Delta} - 1 \Big)
             \frac{\|p\|^2}{\|L^{-1} p\|^2}
 
-        Newton's for :math:`1 / \|p\| = 1 / \Delta`, since :math:`\|p\|` falls with the damping by
-        :math:`\|L^{-1} p\|^2 / \|p\|`.
+        This is Newton's method for :math:`1 / \|p\| = 1 / \Delta`, since the derivative of
+        :math:`\|p\|` by the damping is :math:`-\|L^{-1} p\|^2 / \|p\|`.
 
         Args:
             radius: The trust radius.
@@ -112,14 +113,14 @@ class TriangleSystem:
     def gauss_newton(self) -> DampedStep:
         """The full step of least norm in units of the columns, without directions of noise.
 
-        By the columns' own lengths: in a scaling that remembers how steep a parameter was, far from
-        here, what it does now would pass for noise.
+        The units are the lengths of the columns here. The scaling of the search remembers how
+        steep a parameter was far from here, and would make its present effect look like noise.
         """
         columns = norm(self.triangle.L, axis=1)
         return self.shortest(jnp.where(columns > 0, columns, jnp.ones_like(columns)))
 
     def shortest(self, unit: jax.Array) -> DampedStep:
-        """The full step of least norm in given units, in the directions above rounding noise.
+        """The full step of least norm in given units, in directions above rounding noise.
 
         Args:
             unit: The units, of shape `[k]`.
@@ -144,11 +145,12 @@ class TriangleSystem:
 class LiftedSystem:
     r"""A linear model with fewer rows than columns, solved in the row space.
 
-    With :math:`A^T = Q R` the steps lie in the space of :math:`Q`, :math:`p = Q y`, where the
-    model is :math:`R^T y + r`; no `n x n` array exists.
+    With :math:`A^T = Q R` every step is a combination :math:`p = Q y` of the columns of :math:`Q`,
+    and the model is :math:`R^T y + r`. No `n x n` array exists.
 
     Args:
-        rows: The model of `y`, whose `pull` takes the residual to :math:`A^T w`'s part in `Q`.
+        rows: The model of `y`; its `pull` maps a residual to the coefficients of :math:`A^T w`
+            in `Q`.
         Q: Orthonormal columns, of shape `[n, m]`.
 
     Example:

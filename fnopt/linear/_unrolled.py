@@ -1,8 +1,8 @@
 """Normal equations of many small problems at once, in plain arithmetic.
 
 Problems lie along the last axis, the *lanes*. Every number of the algebra is an array of shape
-`[lanes]`, so each line below is one vector instruction for many problems, and no loop runs over
-problems. Everything is unrolled in Python, which is meant for up to a dozen unknowns.
+`[lanes]`, so each operation is a vector instruction for many problems, without a loop over the
+problems. Everything is unrolled in Python, which suits up to a dozen unknowns.
 
 For 1,000 lanes of 1 to 10 unknowns, factorisation and solution took 0.27 to 0.41 of the CPU time of
 a batched `jnp.linalg.cholesky` (LAPACK), and 0.4 (1 unknown) to 5 times (6) its compilation time.
@@ -30,7 +30,7 @@ _PARTIAL = 10  # sums of sums have no model in them
 
 
 class NormalEquations(NamedTuple):
-    """The sums over the points that a step needs, each of shape `[lanes]`."""
+    """The sums over the points that make the normal equations, each of shape `[lanes]`."""
 
     square: jax.Array  # r^T r
     g: tuple[jax.Array, ...]  # J^T r
@@ -46,7 +46,7 @@ class Factor(NamedTuple):
 
 
 def normal_equations(columns: Sequence[jax.Array], r: jax.Array) -> NormalEquations:
-    r"""The sums :math:`r^T r`, :math:`J^T r` and :math:`J^T J` of every lane.
+    r"""Compute the sums :math:`r^T r`, :math:`J^T r` and :math:`J^T J` of every lane.
 
     Args:
         columns: The columns of the Jacobians: `n` arrays of shape `[m, lanes]`.
@@ -75,7 +75,7 @@ def normal_equations(columns: Sequence[jax.Array], r: jax.Array) -> NormalEquati
 
 
 def sum_points(terms: list[jax.Array]) -> list[jax.Array]:
-    """Sums over the first axis, some terms at a time."""
+    """Sum over the first axis, with several terms in one reduction."""
     groups = [terms[i : i + _TERMS] for i in range(0, len(terms), _TERMS)]
     return [total for group in groups for total in _in_stages(group, _POINTS)]
 
@@ -113,15 +113,15 @@ def _sums_of_tangents(axis: int, primals: Any, tangents: Any) -> Any:
 
 
 def unrolled_cholesky(A: Rows, damping: jax.Array, least: float | jax.Array = 0.0) -> Factor:
-    r"""Factors :math:`A + \lambda I = L L^T` for every lane.
+    r"""Factor :math:`A + \lambda I = L L^T` for every lane.
 
-    A pivot that isn't above `least` is left out, with its row and column of `L`: for a
-    semidefinite matrix that gives a factor of the part that the others span.
+    If a pivot isn't above `least`, its row and column of `L` are left out. For a semidefinite
+    matrix the result is a factor of the part that the remaining ones span.
 
     Args:
         A: The lower triangles.
         damping: The number added to the diagonal, of shape `[lanes]`.
-        least: What a pivot has to exceed.
+        least: The number that a pivot has to exceed.
 
     Returns:
         The factors.
@@ -154,7 +154,7 @@ def _dot(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> Any:
 
 
 def unrolled_solve(factor: Factor, b: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-    r"""Solves :math:`L L^T x = b` for every lane; an unknown without a pivot becomes 0.
+    r"""Solve :math:`L L^T x = b` for every lane; an unknown without a pivot becomes 0.
 
     Args:
         factor: The factors.
@@ -174,7 +174,7 @@ def unrolled_solve(factor: Factor, b: Sequence[jax.Array]) -> tuple[jax.Array, .
 
 
 def unrolled_forward(factor: Factor, b: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-    r"""Solves :math:`L y = b` for every lane; an unknown without a pivot becomes 0."""
+    r"""Solve :math:`L y = b` for every lane; an unknown without a pivot becomes 0."""
     # Divisions rather than products with inverses: XLA computes a division once and keeps it,
     # but repeats a product in everything that uses it.
     y: list[jax.Array] = []
@@ -184,7 +184,7 @@ def unrolled_forward(factor: Factor, b: Sequence[jax.Array]) -> tuple[jax.Array,
 
 
 def unrolled_backward(factor: Factor, y: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
-    r"""Solves :math:`L^T x = y` for every lane; an unknown without a pivot becomes 0."""
+    r"""Solve :math:`L^T x = y` for every lane; an unknown without a pivot becomes 0."""
     L, diagonal = factor.L, factor.diagonal
     n = len(diagonal)
     x: list[jax.Array] = [y[-1]] * n
@@ -201,7 +201,7 @@ def unrolled_inverse(factor: Factor) -> Rows:
         factor: The factors.
 
     Returns:
-        The lower triangles; finite, but meaningless where the matrix isn't definite.
+        The lower triangles; finite but meaningless where the matrix isn't definite.
 
     Example:
         >>> import jax.numpy as jnp

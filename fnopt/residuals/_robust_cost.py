@@ -163,8 +163,8 @@ def _finite_sum(terms: jax.Array, r: jax.Array, otherwise: float) -> jax.Array:
 def _scaled_square(c: jax.Array, r: jax.Array) -> tuple[jax.Array, jax.Array]:
     r"""Scaled square of a clipped residual, and the fraction that clipping leaves of it.
 
-    A residual beyond :math:`\epsilon^{-1.6}` scales is clipped, because its square would leave
-    the range and hide all other residuals.
+    A residual beyond :math:`\epsilon^{-1.6}` scales is clipped, because the square of a much
+    larger one would leave the range of the dtype.
     """
     most = jnp.asarray(jnp.finfo(r.dtype).eps ** -1.6, r.dtype)
     size = jnp.abs(r / c)

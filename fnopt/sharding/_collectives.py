@@ -1,13 +1,13 @@
 """Device-varying arrays: collectives over a named axis or None, loops and conditionals.
 
-Inside `jax.shard_map` with `check_vma=True` (the default) JAX sums a derivative by params that are
-the same on all devices over the devices. That sum is wrong for the gradient of one example: it
-would add up examples of different devices. Likewise, the carry of a loop has to vary over the same
-axes before and after, and so do the results of both branches of a conditional. Elsewhere these are
-the functions of `jax.lax`.
+Inside `jax.shard_map` with `check_vma=True` (the default), the derivative with respect to
+replicated params is summed over the devices. That sum is wrong for the gradient of one example,
+because different devices have different examples. Likewise, the carry of a loop has to vary over
+the same axes before and after, and so do the results of both branches of a conditional. Outside of
+`jax.shard_map` these are the functions of `jax.lax`.
 
-A solver whose residuals are sharded over named axes declares them once (`rows_sharded_over`); the
-functions of rows do nothing outside of it.
+A solver whose residuals are sharded over named axes declares these axes once
+(`rows_sharded_over`). The functions for rows do nothing outside of it.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ _axes: contextvars.ContextVar[tuple[Any, ...]] = contextvars.ContextVar("row_axe
 
 @contextlib.contextmanager
 def rows_sharded_over(axis_name: Any) -> Iterator[None]:
-    """Declare that residuals are rows of a vector that is sharded over named axes."""
+    """Declare that residuals are the rows of a vector that is sharded over named axes."""
     check_axis_name(axis_name)
     token = _axes.set(axis_names(axis_name))
     try:
@@ -166,12 +166,12 @@ def row_shards() -> int:
 
 
 def psum_rows(sums: Any) -> Any:
-    """Sums over the rows of all devices, from those over this device's."""
+    """Sum over all devices what each has summed over its own rows."""
     return jax.lax.psum(sums, row_axes()) if row_axes() else sums
 
 
 def pmax_rows(x: jax.Array) -> jax.Array:
-    """The maximum over the rows of all devices, from that over this device's."""
+    """The maximum over all devices of what each has found for its own rows."""
     return jax.lax.pmax(x, row_axes()) if row_axes() else x
 
 

@@ -61,9 +61,9 @@ def replicate(x: jax.Array, *dimensions: int) -> jax.Array:
 
 
 def replicate_for_batch(shared: Any, batch: Any) -> Any:
-    """Gather arrays that examples share over the mesh axes that the examples are sharded over.
+    """Gather arrays that all examples share over the mesh axes that the examples are sharded over.
 
-    Params that are sharded over the axis of the batch (FSDP), say: `jax.vmap` refuses an argument
+    For params that are sharded over the axis of the batch (FSDP): `jax.vmap` refuses an argument
     that is sharded over the mesh axis of the mapped dimension.
 
     Args:
@@ -100,8 +100,8 @@ def reshard_like(x: jax.Array, like: Any) -> jax.Array:
 def sharded_full_like(x: Any, fill_value: Any, dtype: Any = None) -> jax.Array:
     """`jnp.full_like` with the sharding of `x`.
 
-    JAX 0.12 loses the sharding where no mesh is set, and 0.10 that of an array that a traced
-    function closes over: in a branch or a loop of a function that isn't under `jax.jit`.
+    JAX 0.12 loses the sharding if no mesh is set. JAX 0.10 loses that of an array that a traced
+    function closes over, in a branch or a loop of a function that isn't under `jax.jit`.
     """
     full = jnp.full_like(x, fill_value, dtype=dtype)
     return reshard_like(full, x) if isinstance(full, Tracer) and is_sharded(x) else full
@@ -146,9 +146,9 @@ def product_sharding(
     """The sharding of the product of two arrays, from their free axes; None where JAX infers it.
 
     Args:
-        a: An array.
-        b: Another.
-        summed: The dimension of either that is summed over.
+        a: The first array.
+        b: The second array.
+        summed: The dimension of each that is summed over.
         batch: The number of leading batch dimensions of both.
     """
     if not (is_sharded(a) or is_sharded(b)):

@@ -1,9 +1,9 @@
 """Independent factorizations, executed one after the other.
 
 XLA's runtime on a CPU starts every operation whose inputs are ready. A LAPACK call on a batch of
-matrices splits them over the threads of the pool that it runs on itself, and waits for them (jaxlib
-0.10): as many such calls at a time as there are threads deadlock. Two calls are enough for this on
-a machine with two cores.
+matrices splits the batch over the threads of the pool that it runs on itself, and waits for them
+(jaxlib 0.10). As many simultaneous calls as there are threads deadlock: two calls on a machine
+with two cores.
 """
 
 from __future__ import annotations

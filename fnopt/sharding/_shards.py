@@ -1,4 +1,4 @@
-"""Optimizers on shards of leaves, whose sums over elements are also sums over devices."""
+"""Optimizers on shards of leaves: sums over the elements of a leaf add up all devices."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import jax
 
 
 class UnshardedLeaves(NamedTuple):
-    """The leaves that are sharded, for methods that need whole ones.
+    """The sharded leaves, for methods that need whole leaves.
 
     Attributes:
-        shapes: Their shapes, by name.
-        count: The number of shards of each.
-        kept: From all shards of an array, `[..., count, length]`, to those that stay here: this
-            device's, `[..., length]`; outside of `shard_map` all, `[..., count * length]`, of which
-            each device of the mesh has its own.
-        is_probe: Whether a program is only read: shards have lengths that are not theirs.
+        shapes: The shapes of the whole leaves, by name.
+        count: The number of shards of each leaf.
+        kept: A function that selects the shards to keep from all shards of an array,
+            `[..., count, length]`. Inside `shard_map` it returns this device's, `[..., length]`.
+            Outside it returns all, `[..., count * length]`, of which each device has its own part.
+        is_probe: Whether a program is only inspected, with shards of other lengths than its own.
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -55,13 +55,13 @@ def shard_axes() -> tuple[str, ...]:
 
 
 def unsharded_leaves() -> UnshardedLeaves | None:
-    """The leaves that are sharded, where they are known; None outside `shards_over`."""
+    """The sharded leaves, if they are known; None outside `shards_over`."""
     return _leaves.get()
 
 
 @contextlib.contextmanager
 def sum_over_shards() -> Iterator[Callable[[Any], Any]]:
-    """Scope of a sum over the elements of leaves; yields a function that adds all shards' sums.
+    """Scope of a sum over the elements of leaves; yields a function that adds up all shards' sums.
 
     Example:
         >>> from fnopt.sharding import sum_over_shards

@@ -19,7 +19,7 @@ from fnopt.sharding._explicit import explicit_spec, is_sharded, reshard_like
 
 
 def match_params(state: Any, params: Any) -> list[tuple[str, Any, Any]]:
-    """For every leaf of a state: its name, the leaf, and the leaf of the params it belongs to.
+    """Match every leaf of a state to its param: the name, the leaf, and the param's leaf or None.
 
     A slot repeats the structure of the params, so the names of its leaves end with names of
     params: `'0/mu/dense/kernel'` belongs to `'dense/kernel'`. A leaf without such a name (a count,
@@ -58,13 +58,13 @@ def place_state(state: Any, params: Any) -> Any:
 
     Slots are sharded like their params. Counts and other numbers, which depend on no param and
     would be on the first device, are replicated over the params' mesh. In a traced function
-    (`jax.jit(tx.init)`) the compiler is constrained to it: zeros depend on no input, so that it
-    would put the whole state on one device.
+    (`jax.jit(tx.init)`) the result has sharding constraints. Without them the compiler would put
+    the whole state on one device, because zeros depend on no input.
 
     Args:
         state: The result of an `init`.
-        params: The params of that `init`. Without a mesh, and not committed to a device, the state
-            is returned as it is.
+        params: The params of that `init`. If they have no mesh and are not committed to a device,
+            the state is returned unchanged.
     """
     replicated = next(_replicated_shardings(params), None)
     if replicated is None:
@@ -145,15 +145,15 @@ def step_with_divided_slots(
     """Take a step with gradients, params and slots in one sharding.
 
     On an explicit mesh the sum of a gradient and of a slot that is sharded over one more axis has
-    no type. Where the state has nothing but slots of the params' shapes, gradients and params are
-    resharded like them, so that the arithmetic is divided. With other arrays in it (factors of
-    matrices, codes, memories) the state is resharded as `init` makes it, and back afterwards.
+    no type. If all slots of the state have the params' shapes, gradients and params are resharded
+    like the slots, which divides the arithmetic. With other arrays in the state (factors of
+    matrices, codes, memories), it is resharded as `init` makes it, and back afterwards.
 
     Args:
         step: `step(updates, state, params)`, which returns updates and a state.
-        init: Makes a state from params.
+        init: The function that makes a state from params.
         updates: The gradients.
-        state: The state.
+        state: The state before the step.
         params: The params, or None.
 
     Returns:
@@ -203,7 +203,7 @@ def is_on_mesh(x: Any) -> bool:
 
 
 def is_on_explicit_mesh(leaves: list[Any]) -> bool:
-    """Whether types say how leaves are sharded, by the first of them."""
+    """Whether types say how leaves are sharded, judged by the first leaf."""
     return bool(leaves) and AxisType.Explicit in _axis_types(leaves[0])
 
 

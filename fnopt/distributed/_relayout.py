@@ -166,8 +166,8 @@ def scatter_state(
         The state, with slots sharded over the devices of `tx`'s axis.
 
     Raises:
-        ValueError: As `state_sharding` and `gather_state`; or if a leaf has another shape than its
-            param.
+        ValueError: In the cases of `state_sharding` and `gather_state`, and if a leaf of the state
+            has another shape than its param.
 
     Example:
         >>> from jax.sharding import NamedSharding, PartitionSpec as P

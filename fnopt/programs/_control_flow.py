@@ -22,11 +22,11 @@ class Scan(NamedTuple):
 
     Attributes:
         body: One iteration: constants, carry and slices in; carry and rows out.
-        consts: How many of the inputs are the same in all iterations; they come first.
-        carry: Number of inputs that come next, which each iteration replaces.
+        consts: The number of leading inputs that are the same in all iterations.
+        carry: The number of inputs after them, which each iteration replaces.
         length: The number of iterations.
-        reverse: Whether the last slice is the first to be used.
-        options: How it is compiled: further keyword arguments of `jax.lax.scan`.
+        reverse: Whether the slices are used from last to first.
+        options: Compilation options: further keyword arguments of `jax.lax.scan`.
     """
 
     body: SubJaxpr
@@ -37,11 +37,11 @@ class Scan(NamedTuple):
     options: dict[str, Any]
 
     def parts(self, inputs: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
-        """Inputs of the scan or of its body as constants, carry, and arrays to slice or slices."""
+        """Split the inputs of the scan, or of its body, into constants, carry and slices."""
         return _split_in_three(inputs, self.consts, self.carry)
 
     def results(self, outputs: Sequence[T]) -> tuple[list[T], list[T]]:
-        """Outputs of the scan or of its body as carry and rows."""
+        """Split the outputs of the scan, or of its body, into carry and rows."""
         return list(outputs[: self.carry]), list(outputs[self.carry :])
 
 
@@ -49,10 +49,10 @@ class While(NamedTuple):
     """A `jax.lax.while_loop`.
 
     Attributes:
-        test: Constants of its own and the carry in, whether to go on out.
-        body: Constants of its own and the carry in, the carry out.
-        test_consts: How many of the inputs are constants of the test; they come first.
-        body_consts: Number of inputs that come next, which are constants of the body.
+        test: A jaxpr of the test's constants and the carry; returns whether to go on.
+        body: A jaxpr of the body's constants and the carry; returns the carry.
+        test_consts: The number of leading inputs that are constants of the test.
+        body_consts: The number of inputs after them that are constants of the body.
     """
 
     test: SubJaxpr
@@ -61,7 +61,7 @@ class While(NamedTuple):
     body_consts: int
 
     def parts(self, inputs: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
-        """Inputs of the loop as constants of the test, constants of the body, and carry."""
+        """Split the inputs of the loop into the test's constants, the body's, and the carry."""
         return _split_in_three(inputs, self.test_consts, self.body_consts)
 
 
@@ -79,7 +79,7 @@ class ShardMap(NamedTuple):
     """A `jax.shard_map`.
 
     Attributes:
-        body: What one device runs.
+        body: The jaxpr that each device runs.
         devices: Number of devices that run it.
     """
 
@@ -91,14 +91,14 @@ Control = Scan | While | Cond | ShardMap
 
 
 def control_view(eqn: jex.JaxprEqn) -> Control | None:
-    """View of a loop, a branch or a map over devices.
+    """Return the view of a loop, a branch or a map over devices.
 
     Args:
         eqn: An equation.
 
     Returns:
-        The view. `None` for all other equations, and for those whose parameters can't be read
-        because JAX has changed them.
+        The view. `None` for all other equations, and if the parameters can't be read because JAX
+        has changed them.
 
     Example:
         >>> from fnopt.programs import control_view

@@ -1,4 +1,4 @@
-"""Evaluation of a jaxpr, with a function that reads or replaces the value of each node."""
+"""Evaluation of a jaxpr with a function that reads or replaces the value of each node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading jaxprs: what is inside an equation, which merely call, and running one again."""
+"""Reading jaxprs: the jaxprs inside an equation, calls, and evaluation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SubJaxpr(NamedTuple):
     """A jaxpr inside an equation.
 
     Attributes:
-        param: The equation's parameter that it stands in: `'jaxpr'`, `'branches'`, `'body_jaxpr'`.
+        param: The name of the parameter that holds it: `'jaxpr'`, `'branches'`, `'body_jaxpr'`.
         jaxpr: The open jaxpr.
         consts: The values of its `constvars`.
     """
@@ -38,17 +38,17 @@ class SubJaxpr(NamedTuple):
 
 
 def is_call(eqn: jex.JaxprEqn) -> bool:
-    """Whether the equation only runs its jaxpr on its inputs: jit and closed calls."""
+    """Whether the equation only runs its jaxpr on its inputs, as jit and closed calls do."""
     return eqn.primitive.name in _CALLS
 
 
 def is_remat(eqn: jex.JaxprEqn) -> bool:
-    """Whether the equation is a `jax.checkpoint`: a call that forgets what it computed."""
+    """Whether the equation is a `jax.checkpoint`, a call that is recomputed in derivatives."""
     return eqn.primitive.name in _REMATS
 
 
 def is_custom_rule(eqn: jex.JaxprEqn) -> bool:
-    """Whether the equation is a call with a derivative of its own (custom_jvp, custom_vjp)."""
+    """Whether the equation is a call with a custom derivative (custom_jvp, custom_vjp)."""
     return eqn.primitive.name in _CUSTOM_RULES
 
 
@@ -93,8 +93,8 @@ def _subs(name: str, value: Any) -> Iterator[SubJaxpr]:
 def called_jaxpr(eqn: jex.JaxprEqn) -> SubJaxpr | None:
     """The jaxpr that a call, a remat or a custom-rule call runs on the equation's inputs.
 
-    Its `invars` and `outvars` are those of the equation, one to one. `None` for every other
-    equation, loops and branches among them, and for a call of a form that is not known.
+    Its `invars` and `outvars` are those of the equation, in the same order. `None` for all other
+    equations, including loops and branches, and for calls of an unknown form.
     """
     if not (is_call(eqn) or is_remat(eqn) or is_custom_rule(eqn)):
         return None
@@ -109,7 +109,7 @@ def _arity(program: jex.Jaxpr | jex.JaxprEqn) -> tuple[int, int]:
 
 
 def equations(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
-    """Every equation, also those inside others (after the one that they are in)."""
+    """Iterate over all equations; those inside an equation come after it."""
     for eqn in jaxpr.eqns:
         yield eqn
         for sub in sub_jaxprs(eqn):
@@ -117,7 +117,7 @@ def equations(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
 
 
 def program_size(jaxpr: jex.Jaxpr) -> int:
-    """The number of equations that JAX traced: a jaxpr that several equations call counts once."""
+    """The number of equations in a program; a jaxpr that several equations call counts once."""
     seen: set[int] = set()
 
     def size(jaxpr: jex.Jaxpr) -> int:
@@ -133,8 +133,8 @@ def program_size(jaxpr: jex.Jaxpr) -> int:
 def name_scopes(eqn: jex.JaxprEqn) -> tuple[str, ...]:
     """The `jax.named_scope`s around an equation, outermost first, within its own jaxpr.
 
-    A scope that was mapped over, `vmap(name)`, counts as `name`: mapping does not change which part
-    of a model it is. Derivatives keep their mark: `jvp(name)`, `transpose(jvp(name))`.
+    A scope inside `jax.vmap`, `vmap(name)`, counts as `name`, because it is the same part of a
+    model. Marks of derivatives are kept: `jvp(name)`, `transpose(jvp(name))`.
     """
     parts = map(_without_vmap, str(eqn.source_info.name_stack).split("/"))
     return tuple(part for part in parts if part)
@@ -174,12 +174,12 @@ class Environment:
         return [a.val if isinstance(a, jex.Literal) else self._values[a] for a in atoms]
 
     def write(self, variables: Iterable[jex.Var], values: Iterable[Any]) -> None:
-        """Sets (or replaces) the values of variables."""
+        """Set (or replace) the values of variables."""
         self._values.update(zip(variables, values, strict=True))
 
 
 def bind(eqn: jex.JaxprEqn, values: Iterable[Any]) -> list[Any]:
-    """Runs one equation on these inputs, in its own context and scopes; a list of its outputs."""
+    """Run an equation on these inputs, in its own context and scopes; return a list of outputs."""
     params = eqn.primitive.get_bind_params(eqn.params)
     subfuns, params = params if isinstance(params, tuple) else ((), params)  # a tuple before 0.8
     values = list(values)

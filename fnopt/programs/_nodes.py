@@ -22,7 +22,7 @@ class Node(NamedTuple):
         shape: The shape of its captured value; the iterations of scans are leading axes.
         dtype: Its dtype.
         axes: The lengths of the scans around it, outermost first.
-        note: The reason why it has no cotangent or can't be captured; else empty.
+        note: The reason why it has no cotangent or can't be captured; empty if there is none.
         visible: Whether its value can be captured.
         branches: The number of each `cond` around it, with the number of its branch.
     """
@@ -36,7 +36,7 @@ class Node(NamedTuple):
     branches: tuple[tuple[int, int], ...] = ()
 
     def excludes(self, other: Node) -> bool:
-        """Whether only one of two nodes can run: they are in different branches of one `cond`."""
+        """Whether at most one of two nodes can run: they are in different branches of a `cond`."""
         mine, others = dict(self.branches), dict(other.branches)
         return any(mine[cond] != others[cond] for cond in mine.keys() & others.keys())
 
@@ -69,7 +69,7 @@ class JaxprNodes(NamedTuple):
         return here.union(*(level.nodes() for levels in self.inner.values() for level in levels))
 
     def restrict(self, chosen: set[int]) -> JaxprNodes:
-        """Keep some of the nodes, and no inner jaxprs without any."""
+        """Keep some of the nodes; inner jaxprs without any of them are dropped."""
         kept = {i: tuple(p for p in ps if p.node in chosen) for i, ps in self.node_vars.items()}
         inner = {i: tuple(s.restrict(chosen) for s in levels) for i, levels in self.inner.items()}
         return self._replace(

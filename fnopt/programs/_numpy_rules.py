@@ -1,4 +1,4 @@
-"""NumPy's form of JAX's operations: for an equation, a function of arrays that computes it."""
+"""The NumPy forms of JAX's operations: functions of arrays that compute an equation."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def numpy_rule(eqn: Eqn) -> Rule | None:
         eqn: An equation without jaxprs of its own.
 
     Returns:
-        The function: it returns an array, or a sequence of them where the equation has several
-        results. None where NumPy has no such operation, or one whose results have other dtypes.
+        The function. It returns an array, or a sequence of arrays if the equation has several
+        results. None if NumPy has no such operation, or one with results of other dtypes.
     """
     name = eqn.primitive.name
     try:

@@ -17,7 +17,7 @@ def copy_function(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Copy a function, so that JAX doesn't reuse an earlier trace of it.
 
     `jax.eval_shape` and `jax.make_jaxpr` cache traces by the identity of a function. They would
-    miss a change of what the function reads besides its arguments.
+    miss a change in the globals and closures that the function reads.
     """
     return lambda *args, **kwargs: fn(*args, **kwargs)
 
@@ -28,7 +28,7 @@ def jit_copy(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_eager(args: Any) -> bool:
-    """Whether a call with these arguments runs at once, outside of any trace."""
+    """Whether a call with these arguments runs now, outside of any trace."""
     return not (is_tracing() or _CONFIG.jax_disable_jit or has_tracers(args))
 
 
@@ -40,12 +40,12 @@ def has_tracers(tree: Any) -> bool:
 def convert_closure(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., Any], list[Any]]:
     """Convert a closure to a function of the tracers that it captures.
 
-    `jax.closure_convert` leaves integers and booleans in the closure: a `jax.custom_jvp` around
-    the function then closes over them, and under `jax.jit` its derivative doesn't compile.
+    `jax.closure_convert` leaves integers and booleans in the closure. A `jax.custom_jvp` around
+    the function would close over them, and its derivative wouldn't compile under `jax.jit`.
 
     Args:
         fn: A function of pytrees of arrays.
-        *args: Arrays like those that it will be called with, or their shapes and dtypes.
+        *args: Example arguments: arrays, or their shapes and dtypes.
 
     Returns:
         `(function, closed_over)` with `fn(*args) == function(*args, *closed_over)`.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ from jax.extend import core as jex
 from fnopt.programs import _jaxprs as jaxprs
 from fnopt.programs._control_flow import Cond, Scan, While, call_view, control_view
 from fnopt.programs._jaxprs import SubJaxpr
-from fnopt.programs._numpy_rules import Eqn, numpy_rule
+from fnopt.programs._numpy_rules import Eqn, identity, numpy_rule
 
 _quiet = functools.partial(np.errstate, all="ignore")  # infinities and NaN are results, as in JAX
 # Numbers that the operations of a block may take and return: the results stay until it ends. With
@@ -70,7 +70,7 @@ class NumpyProgram:
         """
         self.budget = np.inf if self.calls_back else budget
         with _quiet():
-            out = self._run(list(map(_array, args, self.avals)))
+            out = self._run(*map(_array, args, self.avals))
         return jax.tree.unflatten(self.structure, jax.device_put(out, self.device))
 
     def spend(self, cost: float) -> None:
@@ -91,8 +91,12 @@ class _Step(NamedTuple):
     has_effects: bool
 
 
+def _variables(slots: Iterable[int]) -> str:
+    return ", ".join(f"v{slot}" for slot in slots)
+
+
 class _Block:
-    """A jaxpr: its values stand in a list, from which each operation takes its inputs."""
+    """A jaxpr as steps between slots, each of which has one value."""
 
     def __init__(self, program: NumpyProgram, jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> None:
         self.program = program
@@ -105,18 +109,29 @@ class _Block:
         self.outputs = self._add(jaxpr, consts, self.inputs)
         self.steps = self._needed_steps()
         self.cost = len(self.steps) + sum(step.work for step in self.steps) / _PER_CALL
+        self.run = self._function()
 
-    def __call__(self, args: Sequence[Any]) -> list[Any]:
+    def __call__(self, *args: Any) -> list[Any]:
         self.program.spend(self.cost)
-        values = self.values.copy()
-        values[: len(args)] = args
-        for fn, inputs, start, stop, _, _ in self.steps:
-            out = fn(*[values[i] for i in inputs])
-            if stop is None:
-                values[start] = out
-            else:
-                values[start:stop] = out
-        return [values[i] for i in self.outputs]
+        return self.run(*args)
+
+    def _function(self) -> Callable[..., list[Any]]:
+        """The steps as a Python function whose local variables are the values.
+
+        A loop over the steps with the values in a list takes 0.2 us a step, as much as an operation
+        on NumPy's scalars; the function takes 0.03 us.
+        """
+        names = {f"v{slot}": self.values[slot] for slot in self.known}
+        lines = [f"def run({_variables(self.inputs)}):"]
+        for k, step in enumerate(self.steps):
+            names[f"f{k}"] = step.fn
+            several = step.stop is not None
+            results = _variables(range(step.start, step.stop) if several else [step.start])
+            results = f"[{results}]" if several else results
+            lines.append(f" {results} = f{k}({_variables(step.inputs)})")
+        lines.append(f" return [{_variables(self.outputs)}]")
+        exec("\n".join(lines), names)  # the text has names and numbers of slots alone
+        return names["run"]
 
     def _slot(self, value: Any = None) -> int:
         self.values.append(value)
@@ -159,6 +174,8 @@ class _Block:
         if self.work > _MOST_WORK:
             raise NotInNumpyError("its arrays are large")
         fn, start = self._operation(eqn), len(self.values)
+        if fn is identity:
+            return inputs
         results = [self._slot() for _ in eqn.outvars]
         # The same in every run; a loop may be long.
         if self.known.issuperset(inputs) and not jaxprs.sub_jaxprs(eqn) and not eqn.effects:
@@ -198,8 +215,8 @@ class _Block:
 
         def loop(*inputs: Any) -> list[Any]:
             of_test, of_body, carry = view.parts(inputs)
-            while np.any(going := test([*of_test, *carry])[0]):
-                carry = _where(going, body([*of_body, *carry]), carry)
+            while np.any(going := test(*of_test, *carry)[0]):
+                carry = _where(going, body(*of_body, *carry), carry)
             return carry
 
         return loop
@@ -207,7 +224,7 @@ class _Block:
     def _branches(self, view: Cond) -> Callable[..., Any]:
         branches = list(map(self._block, view.branches))
         last = len(branches) - 1
-        return lambda index, *inputs: branches[min(max(int(index), 0), last)](inputs)
+        return lambda index, *inputs: branches[min(max(int(index), 0), last)](*inputs)
 
     def _scan(self, view: Scan) -> Callable[..., Any]:
         body = self._block(view.body)
@@ -218,7 +235,7 @@ class _Block:
             consts, carry, slices = view.parts(inputs)
             stacks = [np.empty((view.length, *a.shape), a.dtype) for a in like]
             for i in order:
-                carry, rows = view.results(body([*consts, *carry, *(x[i] for x in slices)]))
+                carry, rows = view.results(body(*consts, *carry, *(x[i] for x in slices)))
                 for stack, row in zip(stacks, rows, strict=True):
                     stack[i] = row
             return [*carry, *stacks]
@@ -254,7 +271,7 @@ def _compiled(eqn: Eqn) -> Callable[..., Any]:
 
     def call(*inputs: Any) -> Any:
         pairs = zip(run(*inputs), dtypes, strict=True)
-        out = [x if dtype is None else np.asarray(x) for x, dtype in pairs]
+        out = [x if dtype is None else np.asarray(x)[()] for x, dtype in pairs]
         return out if eqn.primitive.multiple_results else out[0]
 
     return call
@@ -315,9 +332,10 @@ def _dtype(aval: Any) -> np.dtype | None:
 
 
 def _array(value: Any, aval: Any) -> Any:
-    """An array for NumPy; one of JAX's own dtypes as it is."""
+    """An array for NumPy, a number as its scalar; one of JAX's own dtypes as it is."""
     dtype = _dtype(aval)
     if dtype is None:
         return value
     # A result may be an argument: a user may write into NumPy arrays, so they are copied.
-    return (np.asarray if isinstance(value, jax.Array) else np.array)(value, dtype)
+    # Operations take a tenth of the time on scalars that they take on arrays without axes.
+    return (np.asarray if isinstance(value, jax.Array) else np.array)(value, dtype)[()]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import operator
 from collections.abc import Callable, Sequence
+from operator import methodcaller
 from typing import Any
 
 import numpy as np
@@ -39,7 +42,8 @@ def _has_known_results(eqn: Eqn, rule: Rule) -> bool:
     return [(np.shape(x), x.dtype) for x in results] == expected
 
 
-def _identity(x: Any) -> Any:
+def identity(x: Any) -> Any:
+    """The rule of operations that change nothing: a program leaves them out."""
     return x
 
 
@@ -91,7 +95,7 @@ _ELEMENTWISE: dict[str, Rule] = {
     "nextafter": np.nextafter,
     "is_finite": np.isfinite,
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
-    **dict.fromkeys(["stop_gradient", "copy", "copy_p", "name", "tap", "pvary"], _identity),
+    **dict.fromkeys(["stop_gradient", "copy", "copy_p", "name", "tap", "pvary"], identity),
 }
 
 
@@ -119,12 +123,7 @@ def _convert(eqn: Eqn) -> Rule | None:
         return None  # NumPy leaves open what becomes of numbers out of range
     if old.kind == "c" and np.dtype(new).kind != "c":
         return lambda x: x.real.astype(new)
-    return _identity if old == new else lambda x: x.astype(new)
-
-
-def _bitcast(eqn: Eqn) -> Rule:
-    new = np.dtype(eqn.params["new_dtype"])
-    return lambda x: x.view(new)
+    return identity if old == new else lambda x: x.astype(new)
 
 
 def _iota(eqn: Eqn) -> Rule:
@@ -141,7 +140,7 @@ def _broadcast(eqn: Eqn) -> Rule:
     for axis, size in zip(dims, old.shape, strict=True):
         aligned[axis] = size
     if tuple(aligned) == tuple(shape):
-        return lambda x: x.reshape(shape)
+        return identity if old.shape == shape else lambda x: x.reshape(shape)
     if not old.shape:
         return lambda x: np.full(shape, x, dtype)
 
@@ -156,12 +155,9 @@ def _broadcast(eqn: Eqn) -> Rule:
 def _reshape(eqn: Eqn) -> Rule | None:
     shape = eqn.outvars[0].aval.shape
     transposes = eqn.primitive.name == "reshape" and eqn.params.get("dimensions") is not None
+    if shape == eqn.invars[0].aval.shape and not transposes:
+        return identity
     return None if transposes else lambda x: x.reshape(shape)
-
-
-def _transpose(eqn: Eqn) -> Rule:
-    axes = eqn.params["permutation"]
-    return lambda x: x.transpose(axes)
 
 
 def _slice(eqn: Eqn) -> Rule:
@@ -171,20 +167,16 @@ def _slice(eqn: Eqn) -> Rule:
     return lambda x: x[index]
 
 
-def _reverse(eqn: Eqn) -> Rule:
-    axes = eqn.params["dimensions"]
-    return lambda x: np.flip(x, axes)
-
-
 def _concatenate(eqn: Eqn) -> Rule:
     axis = eqn.params["dimension"]
     return lambda *parts: np.concatenate(parts, axis)
 
 
 def _split(eqn: Eqn) -> Rule:
-    p = eqn.params
-    ends = np.cumsum(p["sizes"])[:-1]
-    return lambda x: np.split(x, ends, p["axis"])
+    before = (slice(None),) * eqn.params["axis"]
+    ends = np.cumsum([0, *eqn.params["sizes"]])
+    parts = [(*before, slice(start, end)) for start, end in itertools.pairwise(ends)]
+    return lambda x: [x[part] for part in parts]
 
 
 def _pad(eqn: Eqn) -> Rule | None:
@@ -223,17 +215,13 @@ def _dynamic_update_slice(eqn: Eqn) -> Rule:
     return update
 
 
-def _reduce(ufunc: Any) -> Callable[[Eqn], Rule]:
-    def make(eqn: Eqn) -> Rule:
+def _reduce(ufunc: Any) -> Callable[[Eqn], Rule | None]:
+    def make(eqn: Eqn) -> Rule | None:
         axes, dtype = tuple(eqn.params["axes"]), eqn.outvars[0].aval.dtype
-        start = {}
-        if ufunc in (np.maximum, np.minimum) and 0 in eqn.invars[0].aval.shape:
-            inexact = np.issubdtype(dtype, np.inexact)
-            least, most = (
-                (-np.inf, np.inf) if inexact else (np.iinfo(dtype).min, np.iinfo(dtype).max)
-            )
-            start = {"initial": dtype.type(least if ufunc is np.maximum else most)}
-        return lambda x: ufunc.reduce(x, axis=axes, dtype=dtype, **start)
+        of_bools = ufunc in (np.logical_and, np.logical_or)  # a third of bitwise_and's time
+        if 0 in eqn.invars[0].aval.shape or (of_bools and dtype.kind != "b"):
+            return None
+        return lambda x: ufunc.reduce(x, axis=axes, dtype=dtype)
 
     return make
 
@@ -300,15 +288,20 @@ def _triangular_solve(eqn: Eqn) -> Rule | None:
     if not p["left_side"] or p["conjugate_a"]:
         return None
 
+    n, upper = eqn.invars[0].aval.shape[-1], p["lower"] == p["transpose_a"]
+    rows = [slice(i, i + 1) for i in range(n)][:: -1 if upper else 1]
+    product = np.dot if eqn.invars[0].aval.ndim == 2 else np.matmul  # in half the time
+
     def solve(a: Any, b: Any) -> Any:
         a = np.swapaxes(a, -1, -2) if p["transpose_a"] else a
-        x, n = np.array(b), a.shape[-1]
-        backward = p["lower"] == p["transpose_a"]
-        for i in range(n)[:: -1 if backward else 1]:
-            row, known = slice(i, i + 1), slice(i + 1, n) if backward else slice(0, i)
-            x[..., row, :] -= np.matmul(a[..., row, known], x[..., known, :])
+        x = np.array(b)
+        for row in rows:
+            known = slice(row.stop, n) if upper else slice(row.start)
+            value = x[..., row, :]
+            if row is not rows[0]:
+                value -= product(a[..., row, known], x[..., known, :])
             if not p["unit_diagonal"]:
-                x[..., row, :] /= a[..., row, row]
+                value /= a[..., row, row]
         return x
 
     return solve
@@ -319,14 +312,14 @@ _RULES: dict[str, Callable[[Eqn], Rule | None]] = {
     "integer_pow": _integer_pow,
     "select_n": _select,
     "convert_element_type": _convert,
-    "bitcast_convert_type": _bitcast,
+    "bitcast_convert_type": lambda eqn: methodcaller("view", np.dtype(eqn.params["new_dtype"])),
     "iota": _iota,
     "broadcast_in_dim": _broadcast,
     "reshape": _reshape,
     "squeeze": _reshape,
-    "transpose": _transpose,
+    "transpose": lambda eqn: methodcaller("transpose", eqn.params["permutation"]),
     "slice": _slice,
-    "rev": _reverse,
+    "rev": lambda eqn: functools.partial(np.flip, axis=eqn.params["dimensions"]),
     "split": _split,
     "concatenate": _concatenate,
     "pad": _pad,
@@ -337,8 +330,8 @@ _RULES: dict[str, Callable[[Eqn], Rule | None]] = {
     "reduce_prod": _reduce(np.multiply),
     "reduce_max": _reduce(np.maximum),
     "reduce_min": _reduce(np.minimum),
-    "reduce_and": _reduce(np.bitwise_and),
-    "reduce_or": _reduce(np.bitwise_or),
+    "reduce_and": _reduce(np.logical_and),
+    "reduce_or": _reduce(np.logical_or),
     "cumsum": _cumulative(np.add),
     "cumprod": _cumulative(np.multiply),
     "cummax": _cumulative(np.maximum),

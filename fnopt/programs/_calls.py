@@ -7,17 +7,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from jax.core import eval_jaxpr
 
-from fnopt.programs._keys import NoKeyError, key_of
+from fnopt.programs._keys import MAX_PROGRAMS, NoKeyError, key_of
 from fnopt.programs._packed_outputs import PackedOutputs, pack, unpack
-from fnopt.programs._tiers import TieredProgram
-from fnopt.programs._traced_function import KeyedJaxpr, TracedFunction, make_jaxpr
+from fnopt.programs._tiers import TieredProgram, call_types
+from fnopt.programs._traced_function import KeyedJaxpr, make_jaxpr
 from fnopt.programs._tracing import has_tracers, is_eager
-
-# Programs. On a CPU one of a least-squares fit takes some 310 memory mappings, and Linux gives a
-# process 65,530 by default; a compilation that gets none ends in an error or ends the process.
-MAX_PROGRAMS = 32
 
 
 def trace_and_call(fn: Callable[..., Any], *args: Any) -> Any:
@@ -48,22 +43,17 @@ def trace_and_call(fn: Callable[..., Any], *args: Any) -> Any:
     """
     if not is_eager(args):
         return jax.jit(fn)(*args)
-    closed, shapes = make_jaxpr(fn, args)
+    closed, structure = make_jaxpr(fn, args)
     if has_tracers(closed.consts):
         return jax.jit(fn)(*args)
-    leaves = jax.tree.leaves(args)
     make = _cached_program
     try:
         key = key_of(closed.jaxpr)
     except NoKeyError:
         key, make = object(), _program  # for this call alone
-    program = TracedFunction(KeyedJaxpr(key, closed.jaxpr, None), tuple(closed.consts))
-    outputs = _call(TieredProgram, _evaluate, (program, leaves), {}, make)
-    return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
-
-
-def _evaluate(program: TracedFunction, leaves: list[Any]) -> list[Any]:
-    return eval_jaxpr(program.keyed.jaxpr, list(program.closed_over), *leaves)
+    leaves = [*closed.consts, *jax.tree.leaves(args)]
+    outputs = _call(TieredProgram, KeyedJaxpr(key, closed.jaxpr), leaves, {}, make)
+    return jax.tree.unflatten(structure, outputs)
 
 
 def jit_call(fn: Callable[..., Any], *args: Any, **static: Any) -> Any:
@@ -113,14 +103,16 @@ def tiered_call(fn: Callable[..., Any], *args: Any, **static: Any) -> Any:
 
 
 def _program(
-    jit: Any, fn: Callable[..., Any], structure: Any, static: Any, packs: bool
+    jit: Any, fn: Callable[..., Any], structure: Any, static: Any, packs: bool, types: Any
 ) -> Callable[..., Any]:
     def program(*leaves: Any) -> Any:
         options = {name: value for name, _, value in static}
         out = fn(*jax.tree.unflatten(structure, leaves), **options)
         return pack(out) if packs else out
 
-    return jit(program)
+    if jit is not TieredProgram:
+        return jit(program)
+    return TieredProgram(program, types, fn.jaxpr if isinstance(fn, KeyedJaxpr) else None)
 
 
 _cached_program = functools.lru_cache(maxsize=MAX_PROGRAMS)(_program)
@@ -137,7 +129,9 @@ def _call(
     single = is_on_one_device(leaves)
     # With their types: 1, 1.0 and True are equal.
     options = tuple((name, type(static[name]), static[name]) for name in sorted(static))
-    out = make(jit if single else jax.jit, fn, structure, options, single)(*leaves)
+    jit = jit if single else jax.jit
+    types = call_types(leaves) if single else None
+    out = make(jit, fn, structure, options, single, types)(*leaves)
     return unpack(out) if isinstance(out, PackedOutputs) else out
 
 

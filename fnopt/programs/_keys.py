@@ -11,6 +11,10 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from fnopt.programs._jaxprs import is_custom_rule
 
+# Programs that are kept. On a CPU one of a least-squares fit takes some 310 memory mappings, and
+# Linux gives a process 65,530; a compilation that gets none ends in an error or ends the process.
+MAX_PROGRAMS = 32
+
 
 class NoKeyError(Exception):
     """The error for a jaxpr that can't be compared with others."""

@@ -37,7 +37,8 @@ class NumpyProgram:
     """A jaxpr as a list of NumPy calls.
 
     Args:
-        closed: The program.
+        jaxpr: The program.
+        consts: The constants of the jaxpr; None if they are the first arguments.
         structure: The structure of its results.
         device: Where its results go, if its arguments are committed to a device.
 
@@ -46,17 +47,22 @@ class NumpyProgram:
             NumPy's.
     """
 
-    def __init__(self, closed: jex.ClosedJaxpr, structure: Any, device: Any = None) -> None:
+    def __init__(
+        self, jaxpr: jex.Jaxpr, consts: Sequence[Any] | None, structure: Any, device: Any = None
+    ) -> None:
         self.spent, self.budget = 0.0, np.inf
         self.calls_back = False  # to Python, which another run would repeat
-        self.size = jaxprs.program_size(closed.jaxpr)
-        self.structure, self.device, self.avals = structure, device, closed.in_avals
+        self.size = jaxprs.program_size(jaxpr)
+        self.structure, self.device = structure, device
+        inputs = [*(jaxpr.constvars if consts is None else ()), *jaxpr.invars]
+        self.avals = [var.aval for var in inputs]
         for aval in self.avals:
             _dtype(aval)
-        if any(aval.weak_type for aval in closed.out_avals):
+        returned: list[Any] = [atom.aval for atom in jaxpr.outvars]
+        if any(aval.weak_type for aval in returned):
             raise NotInNumpyError("NumPy has no weak types")
         with _quiet():
-            self._run = _Block(self, closed.jaxpr, closed.consts)
+            self._run = _Block(self, jaxpr, consts)
 
     def __call__(self, args: Sequence[Any], budget: float = np.inf) -> Any:
         """Run the program.
@@ -81,12 +87,12 @@ class NumpyProgram:
 
 
 class _Step(NamedTuple):
-    """An operation: where its inputs stand, and where its result goes, or its results."""
+    """An operation with the slots of its inputs and results."""
 
     fn: Callable[..., Any]
-    inputs: tuple[int, ...]
-    start: int
-    stop: int | None
+    inputs: list[int]
+    results: list[int]
+    several: bool  # whether `fn` returns a sequence
     work: int  # in numbers: the time that NumPy takes for one
     has_effects: bool
 
@@ -98,15 +104,18 @@ def _variables(slots: Iterable[int]) -> str:
 class _Block:
     """A jaxpr as steps between slots, each of which has one value."""
 
-    def __init__(self, program: NumpyProgram, jaxpr: jex.Jaxpr, consts: Sequence[Any]) -> None:
+    def __init__(
+        self, program: NumpyProgram, jaxpr: jex.Jaxpr, consts: Sequence[Any] | None
+    ) -> None:
         self.program = program
         self.values: list[Any] = []
         self.steps: list[_Step] = []
         self.known: set[int] = set()
         self.found: dict[Any, Any] = {}  # of operations and constants, so that none stands twice
-        self.inputs = [self._slot() for _ in jaxpr.invars]
+        variables = [*(jaxpr.constvars if consts is None else ()), *jaxpr.invars]
+        self.inputs = [self._slot() for _ in variables]
         self.work = 0
-        self.outputs = self._add(jaxpr, consts, self.inputs)
+        self.outputs = self._add(jaxpr, consts or (), self.inputs)
         self.steps = self._needed_steps()
         self.cost = len(self.steps) + sum(step.work for step in self.steps) / _PER_CALL
         self.run = self._function()
@@ -125,9 +134,8 @@ class _Block:
         lines = [f"def run({_variables(self.inputs)}):"]
         for k, step in enumerate(self.steps):
             names[f"f{k}"] = step.fn
-            several = step.stop is not None
-            results = _variables(range(step.start, step.stop) if several else [step.start])
-            results = f"[{results}]" if several else results
+            results = _variables(step.results)
+            results = f"[{results}]" if step.several else results
             lines.append(f" {results} = f{k}({_variables(step.inputs)})")
         lines.append(f" return [{_variables(self.outputs)}]")
         exec("\n".join(lines), names)  # the text has names and numbers of slots alone
@@ -147,9 +155,9 @@ class _Block:
 
     def _add(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], inputs: Sequence[int]) -> list[int]:
         """Append the steps of a jaxpr; where its results will be."""
-        slots: dict[Any, int] = dict(zip(jaxpr.invars, inputs, strict=True))
-        for var, const in zip(jaxpr.constvars, consts, strict=True):
-            slots[var] = self._constant(const, var.aval)
+        constants = list(map(self._constant, consts, (var.aval for var in jaxpr.constvars)))
+        variables = (*jaxpr.constvars, *jaxpr.invars)
+        slots: dict[Any, int] = dict(zip(variables, [*constants, *inputs], strict=True))
 
         def slot(atom: Any) -> int:
             literal = isinstance(atom, jex.Literal)
@@ -183,8 +191,7 @@ class _Block:
             self.values[start:] = out if several else [out]
             self.known.update(results)
         else:
-            stop = len(self.values) if several else None
-            self.steps.append(_Step(fn, tuple(inputs), start, stop, work, bool(eqn.effects)))
+            self.steps.append(_Step(fn, inputs, results, several, work, bool(eqn.effects)))
         return results
 
     def _operation(self, eqn: Eqn) -> Callable[..., Any]:
@@ -245,8 +252,7 @@ class _Block:
     def _needed_steps(self) -> list[_Step]:
         needed, steps = set(self.outputs), []
         for step in reversed(self.steps):
-            results = range(step.start, step.stop or step.start + 1)
-            if step.has_effects or not needed.isdisjoint(results):
+            if step.has_effects or not needed.isdisjoint(step.results):
                 needed.update(step.inputs)
                 steps.append(step)
         return steps[::-1]

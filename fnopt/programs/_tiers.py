@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 from jax.sharding import SingleDeviceSharding
 
+from fnopt.programs._keys import shape_struct
 from fnopt.programs._numpy_program import NotInNumpyError, NumpyProgram, OverBudgetError
 
 _CONFIG: Any = jax.config  # its fields are made at run time
@@ -16,6 +18,13 @@ _CONFIG: Any = jax.config  # its fields are made at run time
 # choice in hindsight costs (the ski-rental problem: Karlin, Manasse, Rudolph and Sleator 1988).
 _RUNS = 1000
 _SETTINGS = ("jax_enable_x64", "jax_default_device", "jax_debug_nans", "jax_debug_infs")
+
+
+def call_types(arrays: Sequence[Any]) -> tuple[Any, ...]:
+    """Settings, placements and types of a call: other ones need another program."""
+    placements = {x.sharding for x in arrays if isinstance(x, jax.Array) and x.committed}
+    settings = tuple(getattr(_CONFIG, name) for name in _SETTINGS)
+    return settings, frozenset(placements), *map(jax.typeof, arrays)
 
 
 class TieredProgram:
@@ -27,39 +36,37 @@ class TieredProgram:
 
     Args:
         fn: The function.
+        types: The `call_types` of its arguments.
+        jaxpr: Its jaxpr if known, whose constants are the first arguments; it returns a list.
     """
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
+    def __init__(self, fn: Callable[..., Any], types: tuple[Any, ...], jaxpr: Any = None) -> None:
         self.compiled = jax.jit(fn)
-        self.in_numpy: dict[Any, NumpyProgram | None] = {}
+        _, placements, *avals = types
+        self.in_numpy = None
+        if _CONFIG.jax_debug_nans or _CONFIG.jax_debug_infs or not _is_on_cpu(placements):
+            return
+        if jaxpr is None:
+            traced = self.compiled.trace(*map(shape_struct, avals))
+            jaxpr, consts = traced.jaxpr.jaxpr, traced.jaxpr.consts
+            structure = jax.tree.structure(traced.out_info)
+        else:
+            consts, structure = None, jax.tree.structure(jaxpr.outvars)
+        device = next(iter(placements), None)
+        with contextlib.suppress(NotInNumpyError):
+            self.in_numpy = NumpyProgram(jaxpr, consts, structure, device)
 
     def __call__(self, *arrays: Any) -> Any:
         """Call the function."""
-        placements = {x.sharding for x in arrays if isinstance(x, jax.Array) and x.committed}
-        settings = tuple(getattr(_CONFIG, name) for name in _SETTINGS)
-        key = settings, frozenset(placements), *map(jax.typeof, arrays)
-        if key not in self.in_numpy:
-            self.in_numpy[key] = self._program(arrays, placements)
-        program = self.in_numpy[key]
-        if program is not None:
+        if self.in_numpy is not None:
             try:
-                return program(arrays, budget=_RUNS * program.size)
+                return self.in_numpy(arrays, budget=_RUNS * self.in_numpy.size)
             except OverBudgetError:
-                self.in_numpy[key] = None
+                self.in_numpy = None
         return self.compiled(*arrays)
 
-    def _program(self, arrays: tuple[Any, ...], placements: set[Any]) -> NumpyProgram | None:
-        if _CONFIG.jax_debug_nans or _CONFIG.jax_debug_infs or not _is_on_cpu(placements):
-            return None
-        traced = self.compiled.trace(*arrays)
-        device = next(iter(placements), None)
-        try:
-            return NumpyProgram(traced.jaxpr, jax.tree.structure(traced.out_info), device)
-        except NotInNumpyError:
-            return None
 
-
-def _is_on_cpu(placements: set[Any]) -> bool:
+def _is_on_cpu(placements: frozenset[Any]) -> bool:
     """Whether a program of arrays that are committed to these placements runs on a CPU."""
     if not placements:
         device = _CONFIG.jax_default_device

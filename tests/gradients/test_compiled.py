@@ -16,7 +16,8 @@ from fnopt.gradients import (
     hardest_examples,
     per_example_norms,
 )
-from fnopt.programs._calls import MAX_PROGRAMS, _cached_program
+from fnopt.programs._calls import _cached_program
+from fnopt.programs._keys import MAX_PROGRAMS
 from fnopt.programs._traced_function import KeyedJaxpr
 
 PARAMS = {"w": jnp.array([0.5, -0.25]), "b": np.float32(2)}

@@ -25,6 +25,12 @@ def test_other_data_of_the_same_shapes_need_no_compilation(compilations):
     assert compilations() == 1
 
 
+def test_every_shape_is_a_program_of_the_bounded_cache(compilations):
+    for n in (2, 3, 2):
+        assert float(trace_and_call(lambda x: jnp.prod(x + 1), jnp.ones(n))) == 2**n
+    assert compilations() == 2
+
+
 def test_data_in_loops_and_derivatives_are_arguments(compilations):
     for k in range(2):
         data = jnp.arange(3.0) + k

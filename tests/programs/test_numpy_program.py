@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr
 from fnopt.programs import tiered_call, trace_and_call
 from fnopt.programs._numpy_program import NotInNumpyError, NumpyProgram, OverBudgetError
 from fnopt.programs._numpy_rules import _ELEMENTWISE, _RULES
-from fnopt.programs._tiers import TieredProgram
+from fnopt.programs._tiers import TieredProgram, call_types
 
 X = np.asarray([[0.5, -1.25, 0.75], [-0.25, 0.1, -0.9]], np.float32)
 SPECIAL = np.asarray([0.0, -0.0, np.inf, -np.inf, np.nan, 1e-30, 3.5, -2.5], np.float32)
@@ -37,7 +37,8 @@ COMPARISONS = ["eq", "ne", "lt", "le", "gt", "ge"]
 
 
 def program(fn, *args):
-    return NumpyProgram(jax.make_jaxpr(fn)(*args), jax.tree.structure(jax.eval_shape(fn, *args)))
+    closed, out = jax.make_jaxpr(fn, return_shape=True)(*args)
+    return NumpyProgram(closed.jaxpr, closed.consts, jax.tree.structure(out))
 
 
 def check(fn, *args, rtol=4e-6):
@@ -287,7 +288,7 @@ def test_what_numpy_computes_otherwise_or_not_at_all(fn, args):
 def test_what_is_not_run_at_all_while_the_program_is_made(fn, args):
     jaxpr = jax.make_jaxpr(fn)(*args)
     with contextlib.suppress(NotInNumpyError):
-        NumpyProgram(jaxpr, None)
+        NumpyProgram(jaxpr.jaxpr, jaxpr.consts, None)
 
 
 def test_the_first_data_of_a_program_are_not_kept():
@@ -361,7 +362,7 @@ def test_a_run_over_budget_ends():
 
 
 def test_xla_takes_over_where_numpy_has_cost_as_much():
-    call = TieredProgram(lambda x: _long(x))
+    call = TieredProgram(lambda x: _long(x), call_types([X]))
     expected = jax.jit(_long)(X)
     tiers = []
     for _ in range(40):

@@ -119,6 +119,28 @@ def test_changes_of_what_the_function_reads_are_seen():
     assert after(ONE).tolist() == [10.0, 10.0]
 
 
+def test_a_jitted_function_is_traced_once():
+    traces = []
+
+    @jax.jit
+    def f(x):
+        traces.append(x.shape)
+        return x * DATA
+
+    first, second = trace_function(f, DATA), trace_function(f, DATA)
+    assert isinstance(first, TracedFunction)
+    assert first.keyed is second.keyed
+    np.testing.assert_array_equal(second(ONE + DATA), (ONE + DATA) * DATA)
+    assert trace_function(f, ONE).returns.shape == DATA.shape
+    assert traces == [DATA.shape, ONE.shape]
+
+
+def test_a_jitted_function_of_a_static_argument_is_refused_as_by_jax():
+    f = jax.jit(lambda x, n: x * n, static_argnums=1)
+    with pytest.raises((TypeError, ValueError), match=r"[Nn]on-hashable"):
+        trace_function(f, ONE, 2)
+
+
 def with_slope(slope):
     @jax.custom_jvp
     def f(x):

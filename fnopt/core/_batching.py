@@ -66,9 +66,6 @@ def _scanned(body: Any, carry: Any, batch: Any, size: int, chunk_size: int | Non
         x = x if whole == size else replicate(x, 0)[:whole]
         return reshape(x, chunk_size, chunks, *x.shape[1:])
 
-    def unfold(y: jax.Array) -> jax.Array:
-        return reshape(jnp.swapaxes(y, 0, 1), whole, *y.shape[2:])
-
     folded = jax.tree.map(fold, batch)
 
     def step(carry: Carry, i: jax.Array) -> tuple[Carry, Any]:
@@ -77,7 +74,7 @@ def _scanned(body: Any, carry: Any, batch: Any, size: int, chunk_size: int | Non
         return body(carry, jax.tree.map(take, folded))
 
     carry, outputs = jax.lax.scan(step, carry, jnp.arange(chunks, dtype=jnp.int32))
-    outputs = jax.tree.map(unfold, outputs)
+    outputs = jax.tree.map(lambda y: reshape(jnp.swapaxes(y, 0, 1), whole, *y.shape[2:]), outputs)
     if whole == size:
         return carry, outputs
     carry, last = body(carry, jax.tree.map(lambda x: replicate(x, 0)[whole:], batch))

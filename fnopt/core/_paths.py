@@ -67,10 +67,9 @@ def leaves_with_names(tree: Any, is_leaf: _IsLeaf | None = None) -> tuple[list[A
         [('a', 1.0), ('b/0', 2.0)]
     """
 
-    def stop(node: Any) -> bool:
-        return _is_box(node) or (is_leaf is not None and is_leaf(node))
-
-    outer, _ = tree_util.tree_flatten_with_path(tree, is_leaf=stop)
+    outer, _ = tree_util.tree_flatten_with_path(
+        tree, is_leaf=lambda node: _is_box(node) or (is_leaf is not None and is_leaf(node))
+    )
     pairs = [
         (path_name(path), leaf)
         for path, node in outer

@@ -101,10 +101,7 @@ def slot_copy(params: Any, dtype: Any = None) -> Any:
     """
     check_inexact(params, "params")
 
-    def copy_leaf(p: Any) -> jax.Array:
-        return jnp.array(p, _stored(dtype, p), copy=True)
-
-    return jax.tree.map(copy_leaf, params)
+    return jax.tree.map(lambda p: jnp.array(p, _stored(dtype, p), copy=True), params)
 
 
 def _stored(dtype: Any, p: Any, real: bool = False) -> Any:

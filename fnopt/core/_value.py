@@ -71,17 +71,13 @@ def hyper(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_))
-
-
 def _is_array(value: Any) -> bool:
     return isinstance(value, (jax.Array, np.ndarray)) and value.dtype != jnp.bool_
 
 
 def as_number(value: Any) -> Any:
     """Convert a number to a Python float and a NumPy array to a JAX array; keep the rest."""
-    if _is_number(value):
+    if isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_)):
         return float(value)
     if _is_array(value):
         value = jnp.asarray(value)

@@ -51,10 +51,6 @@ def _arithmetic(op: Op, count: int) -> Work:
     return Work(elementwise_flops=count * (_COMPLEX.get(op.name, 2) if complex_valued else 1))
 
 
-def _elementwise(op: Op) -> Work:
-    return _arithmetic(op, op.out.size)
-
-
 def _integer_pow(op: Op) -> Work:
     y = op.params["y"]
     # By repeated squaring, and one division for a negative power.
@@ -73,7 +69,7 @@ def _window_size(op: Op) -> int:
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_FREE, lambda op: Work()),
-    **dict.fromkeys(_ELEMENTWISE, _elementwise),
+    **dict.fromkeys(_ELEMENTWISE, lambda op: _arithmetic(op, op.out.size)),
     **dict.fromkeys(_TRANSCENDENTAL, lambda op: Work(transcendentals=op.out.size)),
     **dict.fromkeys(
         _REDUCTIONS, lambda op: _arithmetic(op, max(op.avals[0].size - op.out.size, 0))

@@ -196,10 +196,9 @@ def solve_by_cg(
         lam = jnp.maximum(damping, 2 * eps * jnp.sum(near.values))
         precondition = near.preconditioner(lam)
 
-    def damped(x: jax.Array) -> jax.Array:
-        return times(x) + lam * x
-
     def inverse(b: jax.Array) -> jax.Array:
-        return conjugate_gradients(damped, b, precondition, eps**0.75, iterations)[0]
+        return conjugate_gradients(
+            lambda x: times(x) + lam * x, b, precondition, eps**0.75, iterations
+        )[0]
 
     return DampedGram(times, inverse, lam)

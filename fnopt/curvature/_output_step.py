@@ -110,8 +110,7 @@ def _iterate(loss: BatchLoss, damping: jax.Array, iterations: int, rank: int) ->
     # Its mean; an estimate is enough to tell what is large beside the damping.
     mean = jnp.abs(jnp.dot(signs, loss.times_gram(signs), precision=HIGHEST)) / root.size
 
-    def scaled_gram(x: jax.Array) -> jax.Array:
-        return root * loss.times_gram(root * x)
-
-    scaled = solve_by_cg(scaled_gram, root.size, root.dtype, damping, iterations, rank)
+    scaled = solve_by_cg(
+        lambda x: root * loss.times_gram(root * x), root.size, root.dtype, damping, iterations, rank
+    )
     return _Solver(loss.times_gram, jnp.broadcast_to(mean, root.shape), scaled.inverse, scaled.lam)

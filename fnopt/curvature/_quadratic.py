@@ -39,10 +39,9 @@ def direction(tree: Any, matrices: Any) -> StackedDirection:
     some = finite & (norm > 0)
     norm = jnp.where(some, norm, jnp.ones_like(norm))
 
-    def unit(x: jax.Array) -> jax.Array:
-        return jnp.where(finite, x / norm.astype(x.dtype), jnp.zeros_like(x))
-
-    units, stacks = jax.tree.map(unit, (tree, matrices))
+    units, stacks = jax.tree.map(
+        lambda x: jnp.where(finite, x / norm.astype(x.dtype), jnp.zeros_like(x)), (tree, matrices)
+    )
     return StackedDirection(units, stacks, norm, some, finite)
 
 

@@ -105,15 +105,12 @@ def _reason(
 def _program(
     tx: Any, updates: Any, params: Any, extras: Any, axes: tuple[str, ...], leaves: UnshardedLeaves
 ) -> ElementwiseProgram:
-    def init(tx: Any, p: Any) -> Any:
-        return tx.init(p)
-
-    def update(tx: Any, u: Any, s: Any, p: Any, extra_args: Any) -> Any:
-        return tx.update(u, s, p, **extra_args)
 
     with shards_over(axes, leaves):
-        state = jax.eval_shape(init, tx, updates if params is None else params)
-        jaxpr = jax.make_jaxpr(update)(tx, updates, state, params, extras).jaxpr
+        state = jax.eval_shape(lambda tx, p: tx.init(p), tx, updates if params is None else params)
+        jaxpr = jax.make_jaxpr(lambda tx, u, s, p, extra_args: tx.update(u, s, p, **extra_args))(
+            tx, updates, state, params, extras
+        ).jaxpr
     operations = list(_operations(jaxpr, tx._place))
     mixing = ((name, eqn.primitive.name) for name, eqn in operations if _mixes_elements(eqn))
     steps = [_signature(eqn) for _, eqn in operations if eqn.primitive.name not in _FORM]

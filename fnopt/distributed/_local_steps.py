@@ -164,11 +164,10 @@ class diloco(Transformation):
             jump = jax.tree.map(lambda a, p: a - p.astype(a.dtype), new, params)
             return jump, new, outer_state, error
 
-        def go_on() -> tuple[Any, ...]:
-            return own, state.anchor, state.outer_state, state.error
-
         meets = count % jnp.asarray(self.every, count.dtype) == 0
-        own, anchor, outer_state, error = jax.lax.cond(meets, meet, go_on)
+        own, anchor, outer_state, error = jax.lax.cond(
+            meets, meet, lambda: (own, state.anchor, state.outer_state, state.error)
+        )
         return own, DilocoState(count, anchor, inner_state, outer_state, error)
 
     def _mean(

@@ -14,8 +14,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from fnopt.core import Transformation, leaf_text, leaves_with_names
-from fnopt.distributed._meshes import init_sharded, put, state_sharding
-from fnopt.distributed._sharded import mesh_of, shapes_by_name, sharded
+from fnopt.distributed._meshes import put
+from fnopt.distributed._sharded import mesh_of, shapes_by_name, sharded, undivided
+from fnopt.distributed._state_sharding import init_sharded, state_sharding
 from fnopt.sharding import UnshardedLeaves, replicate, shards_over
 from fnopt.transforms import is_coded, quantized_state
 from fnopt.transforms.states import QuantizedStateState
@@ -79,18 +80,6 @@ def _quantized_members(
         yield over, tx, state
     for member in tx.members(state):
         yield from _quantized_members(member.tx, member.state, over)
-
-
-def undivided(tx: Any) -> Any:
-    """The optimizer without `sharded`, as on one device."""
-
-    def is_sharded(node: Any) -> bool:
-        return isinstance(node, sharded)
-
-    def plain(node: Any) -> Any:
-        return undivided(node.inner) if is_sharded(node) else node
-
-    return jax.tree.map(plain, tx, is_leaf=is_sharded)
 
 
 def gather_state(tx: Any, state: Any, params: Any, *, requantize: bool = False) -> Any:

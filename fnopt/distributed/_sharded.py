@@ -210,6 +210,17 @@ class sharded(Transformation):
         return UnshardedLeaves(shapes_by_name(params), n, kept)
 
 
+def _is_sharded(node: Any) -> bool:
+    return isinstance(node, sharded)
+
+
+def undivided(tx: Any) -> Any:
+    """The optimizer without `sharded`, as on one device."""
+    return jax.tree.map(
+        lambda x: undivided(x.inner) if _is_sharded(x) else x, tx, is_leaf=_is_sharded
+    )
+
+
 # What decides on a step from gradients that are another device's other gradients.
 _DECIDES = ("apply_if_finite", "skip_large_updates")
 

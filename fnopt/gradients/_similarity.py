@@ -69,10 +69,10 @@ def derivatives_along(bound: BoundLoss, direction: Any, chunk_size: int | None) 
 
 def _forward(bound: BoundLoss, direction: Any, chunk: Any) -> jax.Array:
     def along(example: Any) -> jax.Array:
-        def loss(params: Any) -> jax.Array:
-            return bound.loss(params, example)[0]
 
-        return jax.jvp(loss, (bound.params,), (direction,))[1]
+        return jax.jvp(
+            lambda params: bound.loss(params, example)[0], (bound.params,), (direction,)
+        )[1]
 
     return jax.vmap(along)(chunk)
 

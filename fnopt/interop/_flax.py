@@ -58,10 +58,9 @@ def _class() -> Any:
 def _as_arrays(tx: Any) -> Any:
     """The optimizer with arrays for its numbers: other numbers are static in nnx."""
 
-    def convert_leaf(x: Any) -> Any:
-        return jnp.asarray(x, default_float()) if isinstance(x, float) else x
-
-    return jax.tree.map(convert_leaf, tx)
+    return jax.tree.map(
+        lambda x: jnp.asarray(x, default_float()) if isinstance(x, float) else x, tx
+    )
 
 
 def register_flax_points() -> None:

@@ -59,10 +59,9 @@ def while_loop(cond_fun: Callable[[Any], Any], body: Callable[[Any], Any], init:
     if row_axes() or not any(map(varying_axes, jax.tree.leaves(init))):
         return lax.while_loop(cond_fun, body, init)
 
-    def varying_body(carry: Any) -> Any:
-        return pvary_like(body(carry), init)
-
-    return lax.while_loop(cond_fun, varying_body, pvary_like(init, init))
+    return lax.while_loop(
+        cond_fun, lambda carry: pvary_like(body(carry), init), pvary_like(init, init)
+    )
 
 
 def cond(pred: Any, true_fun: Callable[[], Any], false_fun: Callable[[], Any]) -> Any:

@@ -30,6 +30,10 @@ def shapes(mesh, specs=SPECS):
     return {k: jax.ShapeDtypeStruct(s, jnp.float32, sharding=place[k]) for k, s in SHAPES.items()}
 
 
+def arrays_of(params):
+    return {k: jax.device_put(jnp.ones(p.shape), p.sharding) for k, p in params.items()}
+
+
 def bytes_per_device(state, where):
     pairs = zip(jax.tree.leaves(state), jax.tree.leaves(where), strict=True)
     return sum(math.prod(w.shard_shape(x.shape)) * x.dtype.itemsize for x, w in pairs)
@@ -98,6 +102,28 @@ def test_init_sharded_makes_every_part_where_it_belongs(kind):
             assert x.sharding.is_equivalent_to(where, x.ndim)
     for x, y in zip(jax.tree.leaves(state), jax.tree.leaves(tx.init(arrays)), strict=True):
         assert (x == jax.device_put(y, x.sharding)).all()
+
+
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_init_sharded_of_a_sharded_optimizer_finds_the_mesh(kind):
+    tx, mesh = distributed.sharded(fnopt.adam(1e-3), "data"), mesh_of(kind=kind)
+    bare = {"w": jnp.ones((4, 2))}
+    wanted = tx.init(jax.device_put(bare, NamedSharding(mesh, P())))
+    shape = shapes(mesh, {"bias": P(), "kernel": P()})
+
+    def check(state, like):
+        for x, y in zip(jax.tree.leaves(state), jax.tree.leaves(like), strict=True):
+            assert x.shape == y.shape
+            assert x.sharding.is_equivalent_to(y.sharding, x.ndim)
+
+    check(distributed.init_sharded(tx, bare, mesh=mesh), wanted)
+    check(distributed.init_sharded(tx, shape), distributed.init_sharded(tx, arrays_of(shape)))
+    with jax.set_mesh(mesh):
+        check(distributed.init_sharded(tx, bare), wanted)
+        check(jax.jit(lambda p: distributed.init_sharded(tx, p))(bare), wanted)
+    other = mesh_of((1,), ("data",), kind)
+    with jax.set_mesh(other), pytest.raises(ValueError, match=r"mesh \{'data': 2\}.*one mesh"):
+        jax.jit(lambda p: distributed.init_sharded(tx, p, mesh=mesh))(bare)
 
 
 def test_shapes_are_not_enough_where_values_are_copied():

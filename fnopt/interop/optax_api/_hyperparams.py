@@ -139,7 +139,9 @@ def inject_hyperparams(
         scheduled = tuple(
             (n, v if isinstance(v, StatefulSchedule) else WrappedSchedule(v))
             for n, v in open_.items()
-            if _is_schedule(n, v)
+            if (
+                callable(v) and not n.endswith("mask") and not isinstance(v, (type, Transformation))
+            )
         )
         taken = {*numeric, *(name for name, _ in scheduled)}
         rest = {name: value for name, value in given.items() if name not in taken}
@@ -162,11 +164,6 @@ def _is_whole(name: str, value: Any, parameter: inspect.Parameter | None) -> boo
         default = None if parameter is None else parameter.default
         return name in ("key", "seed") or isinstance(default, numbers.Integral)
     return re.search(r"\bint\b", str(parameter.annotation)) is not None
-
-
-def _is_schedule(name: str, value: Any) -> bool:
-    is_mask = name.endswith("mask")
-    return callable(value) and not is_mask and not isinstance(value, (type, Transformation))
 
 
 def _dtype(value: Any) -> Any:

@@ -43,7 +43,9 @@ def as_accumulator(rule: Any, parts: Any, like: Any) -> Accumulator:
         return rule
     rule = AccumulationType(rule)
     if rule == AccumulationType.CONCAT:
-        return _leafwise(_empty_list(parts), _store, _merge_parts, lambda y: y)
+        return _leafwise(
+            _empty_list(parts), lambda listed, y, i: listed.at[i].set(y), _merge_parts, lambda y: y
+        )
     means = rule in (AccumulationType.MEAN, AccumulationType.RUNNING_MEAN)
     if means and not all(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(like)):
         raise ValueError(
@@ -96,10 +98,6 @@ def _empty_list(parts: Any) -> Callable[[Any], jax.Array]:
         return jax.vmap(lambda _: zeros())(jnp.arange(parts))
 
     return stack
-
-
-def _store(listed: jax.Array, y: jax.Array, i: Any) -> jax.Array:
-    return listed.at[i].set(y)
 
 
 def _merge_parts(listed: jax.Array) -> jax.Array:

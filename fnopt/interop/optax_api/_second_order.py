@@ -16,10 +16,9 @@ def hvp(loss: Callable[..., Any], v: Any, params: Any, inputs: Any, targets: Any
     """Multiply the Hessian of `loss(params, inputs, targets)` by a flat vector."""
     _, unravel = ravel(params)
 
-    def gradient(params: Any) -> Any:
-        return jax.grad(loss)(params, inputs, targets)
-
-    return jax.jvp(gradient, (params,), (unravel(v),))[1]
+    return jax.jvp(
+        lambda params: jax.grad(loss)(params, inputs, targets), (params,), (unravel(v),)
+    )[1]
 
 
 def hessian_diag(loss: Callable[..., Any], params: Any, inputs: Any, targets: Any) -> jax.Array:

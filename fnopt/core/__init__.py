@@ -34,8 +34,6 @@ from fnopt.core._checks import (
     type_text,
 )
 from fnopt.core._config import from_config, to_config
-from fnopt.core._display import show_report, show_shapes, table_lines
-from fnopt.core._errors import error_scope, import_optional, names_text, where
 from fnopt.core._extra_args import (
     ANY,
     EXTRA_ARGS,
@@ -115,6 +113,15 @@ from fnopt.core._slots import (
 )
 from fnopt.core._static import static
 from fnopt.core._status import Status, is_converged, status_messages
+from fnopt.core._text import (
+    error_scope,
+    import_optional,
+    names_text,
+    show_report,
+    show_shapes,
+    table_lines,
+    where,
+)
 from fnopt.core._transformation import EmptyState, Member, Transformation, is_wide
 from fnopt.core._users_functions import (
     NotForJaxError,

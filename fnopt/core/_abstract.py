@@ -13,8 +13,8 @@ from jax import lax
 from jax.extend import core as jex
 from jax.interpreters import partial_eval
 
-from fnopt.core._errors import names_text, where
 from fnopt.core._paths import leaves_with_names
+from fnopt.core._text import names_text, where
 
 _CONFIG: Any = jax.config  # its fields are made at run time
 
@@ -79,6 +79,7 @@ def shape_of(x: Any) -> tuple[int, ...]:
 
 def default_float() -> Any:
     """JAX's default float, strongly typed: float64 with x64 on, else float32."""
+    # `jnp.asarray(1e-3)` is weakly typed and costs a second trace on step two.
     return jnp.dtype(jax.dtypes.canonicalize_dtype(float))
 
 
@@ -134,16 +135,14 @@ def zeros_for(init: Callable[[Any], Any], params: Any, caller: str = "") -> Any:
             "which only shapes were given: give the params as arrays, or call "
             "jax.eval_shape(tx.init, params) for the shapes of the state."
         )
-    return jax.tree.map(_zeros, params)
-
-
-def _zeros(p: Any) -> Any:
-    if not isinstance(p, jax.ShapeDtypeStruct):
-        return p
-    return jnp.zeros(p.shape, p.dtype, device=p.sharding)
+    return jax.tree.map(
+        lambda p: jnp.zeros(p.shape, p.dtype, device=p.sharding) if is_abstract(p) else p, params
+    )
 
 
 def _leaves_from_values(init: Callable[[Any], Any], params: Any) -> list[str]:
+    # Forward reachability in the jaxpr: a value depends on the params if an operand does. Literals
+    # and constants have no equation, so zeros of any shape stay outside.
     bare = jax.tree.map(lambda p: jax.ShapeDtypeStruct(jnp.shape(p), jnp.result_type(p)), params)
     closed, state = jax.make_jaxpr(init, return_shape=True)(bare)
     known = {*closed.jaxpr.invars}

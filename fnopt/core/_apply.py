@@ -19,9 +19,9 @@ from fnopt.core._abstract import (
     shape_of,
 )
 from fnopt.core._checks import type_text
-from fnopt.core._errors import where
 from fnopt.core._paths import differences, leaf_text, leaves_with_names
 from fnopt.core._rows import Rows, is_rows
+from fnopt.core._text import where
 
 Params = TypeVar("Params")
 
@@ -38,7 +38,7 @@ def _name(params: Any, i: int) -> str:
     return leaf_text(leaves_with_names(params, is_leaf=_is_leaf)[0][i][0])
 
 
-def _added(name: Callable[[], str], p: Any, u: Any) -> Any:
+def _add_leaf(name: Callable[[], str], p: Any, u: Any) -> Any:
     if u is None or p is None:
         if p is None and u is not None:
             raise ValueError(f"{where()}apply_updates: {name()} is None, but has an update.")
@@ -51,7 +51,7 @@ def _added(name: Callable[[], str], p: Any, u: Any) -> Any:
                 "eqx.filter(model, eqx.is_inexact_array)), or give them None as update."
             )
     if isinstance(u, Rows):
-        return _rows_added(name, p, u)
+        return _add_rows(name, p, u)
     if shape_of(p) != shape_of(u):
         raise ValueError(
             f"{where()}apply_updates: {name()}: params have shape {jnp.shape(p)}, updates "
@@ -65,7 +65,7 @@ def _added(name: Callable[[], str], p: Any, u: Any) -> Any:
     if u_dtype == jax.dtypes.float0:  # what jax.grad(allow_int=True) says of an integer: zero
         return p
     if not is_inexact(p):
-        return _added_exactly(name, p, u)
+        return _add_integers(name, p, u)
     dtype = compute_dtype(p_dtype, u_dtype)
     return (jnp.asarray(p).astype(dtype) + jnp.asarray(u).astype(dtype)).astype(p_dtype)
 
@@ -75,7 +75,7 @@ def _is_plain(x: Any) -> bool:
     return isinstance(x, jax.Array) and x.dtype.itemsize >= 4 and is_inexact(x)
 
 
-def _rows_added(name: Callable[[], str], p: Any, u: Rows) -> Any:
+def _add_rows(name: Callable[[], str], p: Any, u: Rows) -> Any:
     if jnp.shape(p) != (u.size, *jnp.shape(u.values)[1:]):
         raise ValueError(
             f"{where()}apply_updates: {name()}: params have shape {jnp.shape(p)}, updates are "
@@ -84,7 +84,7 @@ def _rows_added(name: Callable[[], str], p: Any, u: Rows) -> Any:
     return u.added_to(p)
 
 
-def _added_exactly(name: Callable[[], str], p: Any, u: Any) -> Any:
+def _add_integers(name: Callable[[], str], p: Any, u: Any) -> Any:
     # Not by way of float32: it holds whole numbers up to 2**24 only, and a counter may be larger.
     if is_inexact(u):
         raise TypeError(
@@ -124,7 +124,7 @@ def apply_updates(params: Params, updates: Any) -> Params:
     if treedef != updates_treedef:
         raise ValueError(f"{where()}apply_updates: {_mismatch(params, updates, treedef)}")
     names = (functools.partial(_name, params, i) for i in range(len(ps)))
-    return treedef.unflatten(map(_added, names, ps, us))
+    return treedef.unflatten(map(_add_leaf, names, ps, us))
 
 
 def _mismatch(params: Any, updates: Any, treedef: Any) -> str:

@@ -53,32 +53,33 @@ def scan_chunks(
     """
     carry = pvary_like(carry, batch)
     with use_mesh_of(batch):
-        return _scanned(body, carry, batch, size, chunk_size)
+        if chunk_size is None or chunk_size >= size:
+            return body(carry, batch)
+        chunks = size // chunk_size
+        whole = chunks * chunk_size
 
+        def fold(x: Any) -> Any:
+            # Examples of a chunk are `chunks` apart: an axis that is sharded over devices is cut
+            # within each of them, where consecutive examples would have to be moved.
+            x = x if whole == size else replicate(x, 0)[:whole]
+            return reshape(x, chunk_size, chunks, *x.shape[1:])
 
-def _scanned(body: Any, carry: Any, batch: Any, size: int, chunk_size: int | None) -> Any:
-    if chunk_size is None or chunk_size >= size:
-        return body(carry, batch)
-    chunks = size // chunk_size
-    whole = chunks * chunk_size
+        folded = jax.tree.map(fold, batch)
 
-    def fold(x: Any) -> Any:
-        x = x if whole == size else replicate(x, 0)[:whole]
-        return reshape(x, chunk_size, chunks, *x.shape[1:])
+        def step(carry: Carry, i: jax.Array) -> tuple[Carry, Any]:
+            # Taken out one by one: a scan over the transposed batch would need a copy of it.
+            take = lambda x: jax.lax.dynamic_index_in_dim(x, i, axis=1, keepdims=False)  # noqa: E731
+            return body(carry, jax.tree.map(take, folded))
 
-    folded = jax.tree.map(fold, batch)
-
-    def step(carry: Carry, i: jax.Array) -> tuple[Carry, Any]:
-        # Taken out one by one: a scan over the batch turned around would need a copy of it.
-        take = lambda x: jax.lax.dynamic_index_in_dim(x, i, axis=1, keepdims=False)  # noqa: E731
-        return body(carry, jax.tree.map(take, folded))
-
-    carry, outputs = jax.lax.scan(step, carry, jnp.arange(chunks, dtype=jnp.int32))
-    outputs = jax.tree.map(lambda y: reshape(jnp.swapaxes(y, 0, 1), whole, *y.shape[2:]), outputs)
-    if whole == size:
-        return carry, outputs
-    carry, last = body(carry, jax.tree.map(lambda x: replicate(x, 0)[whole:], batch))
-    return carry, jax.tree.map(lambda a, b: concatenate([a, b]), outputs, last)
+        carry, outputs = jax.lax.scan(step, carry, jnp.arange(chunks, dtype=jnp.int32))
+        outputs = jax.tree.map(
+            lambda y: reshape(jnp.swapaxes(y, 0, 1), whole, *y.shape[2:]), outputs
+        )
+        if whole == size:
+            return carry, outputs
+        # A scan has chunks of one size only, and padding would need a function of padded examples.
+        carry, last = body(carry, jax.tree.map(lambda x: replicate(x, 0)[whole:], batch))
+        return carry, jax.tree.map(lambda a, b: concatenate([a, b]), outputs, last)
 
 
 _FEW = 8  # arrays of one type, that are left as they are
@@ -101,7 +102,7 @@ class ArrayStack(NamedTuple):
 def stack_alike(arrays: Sequence[jax.Array]) -> list[ArrayStack]:
     """Stack small arrays if there are many of one type; keep other arrays separate.
 
-    A new axis, instead of concatenation, keeps the sharding of arrays in a compiled program.
+    They are stacked along a new axis, which keeps the sharding of their own axes.
     """
     stacks: dict[Any, list[int]] = {}
     for i, x in enumerate(arrays):

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from fnopt.core._abstract import is_array_like, is_inexact
-from fnopt.core._errors import names_text
 from fnopt.core._paths import leaf_text, leaves_with_names
+from fnopt.core._text import names_text
 
 NamedLeaves = list[tuple[str, Any]]
 CLOSED_OVER = "Let the function close over what all examples share."
@@ -74,6 +74,7 @@ def check_batch(leaves: NamedLeaves, name: str, shared: str = CLOSED_OVER) -> in
 
 def check_key(key: Any, name: str) -> Any:
     """Check that a value is one PRNG key, typed or raw."""
+    # A raw key is uint32[2] for Threefry and uint32[4] for RBG, so its length isn't checked.
     dtype, shape = getattr(key, "dtype", None), getattr(key, "shape", None)
     typed = dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)
     if (typed and shape == ()) or (dtype == jnp.uint32 and shape is not None and len(shape) == 1):
@@ -87,16 +88,13 @@ def check_key(key: Any, name: str) -> Any:
 def check_returned(tree: Any, what: str) -> None:
     """Check that a result consists of arrays and numbers, as a compiled program returns."""
     for path, leaf in leaves_with_names(tree)[0]:
-        if not _is_array_or_number(leaf):
+        known = is_array_like(leaf) or hasattr(leaf, "__jax_array__")
+        # NumPy arrays of objects, strings, dates (kinds O, S, U, M) have a dtype that JAX lacks.
+        if not known or getattr(getattr(leaf, "dtype", None), "kind", "f") in "OSUM":
             raise TypeError(
                 f"{what} has {leaf!r:.60} as {leaf_text(path)}, expected arrays and numbers: the "
                 "function is compiled. Add other values to the result outside of the function."
             )
-
-
-def _is_array_or_number(leaf: Any) -> bool:
-    known = is_array_like(leaf) or hasattr(leaf, "__jax_array__")
-    return known and getattr(getattr(leaf, "dtype", None), "kind", "f") not in "OSUM"
 
 
 def check_number(value: Any, what: str, name: str) -> None:
@@ -116,7 +114,7 @@ def check_tolerance(value: Any, what: str, name: str) -> None:
     if value is None:
         return
     check_number(value, what, name)
-    if not isinstance(value, Tracer) and not value >= 0:
+    if not isinstance(value, Tracer) and not value >= 0:  # NaN fails too
         raise ValueError(
             f"{name}: {what} is {value}, expected a number >= 0; 0 switches its test off."
         )

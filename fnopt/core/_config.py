@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core._errors import names_text
+from fnopt.core._text import names_text
 from fnopt.core._value import Value, config_name, registry
 
 
@@ -48,7 +48,7 @@ def _encode(x: Any, path: str) -> Any:
             return {"type": config_name(type(x)), **inside}
         case None | bool() | int() | str():
             return x
-        case float():
+        case float():  # JSON has no infinity and no NaN
             return x if math.isfinite(x) else {"type": "float", "value": repr(x)}
         case tuple() | list():
             return [_encode(v, f"{path}[{i}]") for i, v in enumerate(x)]
@@ -142,22 +142,20 @@ def _decode(x: Any) -> Any:
         case {"type": "array", "dtype": dtype, "values": values}:
             return jnp.asarray(values, dtype)
         case {"type": "function", "name": name}:
-            return _decode_function(name)
+            found = _lookup(name)
+            if not callable(found):
+                raise ValueError(f"from_config: no function {name!r}; import its module first.")
+            return found
         case {"type": str(name), **fields}:
             return _build(name, fields)
     raise ValueError(f"from_config: {x!r} has no 'type'.")
 
 
-def _decode_function(name: str) -> Any:
-    found = _lookup(name)
-    if not callable(found):
-        raise ValueError(f"from_config: no function {name!r}; import its module first.")
-    return found
-
-
 def _build(name: str, config: dict[str, Any]) -> Any:
     if name not in registry and name.startswith("fnopt."):
-        _import_all()
+        # A class registers when its module is imported, and packages of fnopt load lazily.
+        for found in pkgutil.iter_modules(sys.modules["fnopt"].__path__, "fnopt."):
+            importlib.import_module(found.name)
     cls = registry.get(name)
     if cls is None:
         raise ValueError(f"from_config: unknown type {name!r}. {_hint(name)}")
@@ -181,10 +179,3 @@ def _hint(name: str) -> str:
     close = difflib.get_close_matches(name.rpartition(".")[2], last, n=3, cutoff=0.5)
     found = [last[n] for n in close]
     return f"Did you mean {names_text(found)}?" if found else "Import the module of your class."
-
-
-def _import_all() -> None:
-    """Import all packages of `fnopt`, which registers their classes."""
-    package = sys.modules["fnopt"]
-    for found in pkgutil.iter_modules(package.__path__, "fnopt."):
-        importlib.import_module(found.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -34,26 +36,16 @@ def histogram_edges() -> tuple[float, ...]:
     return tuple(2.0 ** (LOWEST + 2 * k) for k in range(1, BINS))
 
 
-def _layout(dtype: jnp.dtype) -> tuple[jnp.dtype, int, int]:
-    """The integer of the same width, the bits of the mantissa, and the exponent's offset."""
-    info = jnp.finfo(dtype)
-    integer = {16: jnp.int16, 32: jnp.int32, 64: jnp.int64}[info.bits]
-    return jnp.dtype(integer), info.nmant, 1 - int(info.minexp)
-
-
 def _bins(x: jax.Array) -> jax.Array:
     """The bin of every element of a float32 or float64 array; BINS where it isn't finite."""
-    integer, mantissa, offset = _layout(x.dtype)
+    info = jnp.finfo(x.dtype)
+    integer: Any = {32: jnp.int32, 64: jnp.int64}[info.bits]
+    mantissa, offset = info.nmant, 1 - int(info.minexp)  # IEEE 754: exponents are biased by it
     top = 2 * offset + 1  # all bits of the exponent set: infinity or NaN; as a mask, no sign
     bits = jax.lax.bitcast_convert_type(x, integer)
     biased = ((bits >> mantissa) & top).astype(jnp.int32)
     index = jnp.clip((biased - offset - LOWEST) >> LOG_WIDTH, 0, BINS - 1)
     return jnp.where(biased == top, BINS, index)
-
-
-def _by_scatter(index: jax.Array) -> jax.Array:
-    # An index of BINS lies outside and is dropped.
-    return jnp.zeros(BINS, jnp.int32).at[jnp.ravel(index)].add(1, mode="drop")
 
 
 def _by_comparison(index: jax.Array) -> jax.Array:
@@ -68,4 +60,9 @@ def histogram(x: jax.Array) -> jax.Array:
         return _by_comparison(index)
     # One core counts fastest by adding into 32 cells; thousands of threads would wait for each
     # other at those cells, and compare with all bins in the same pass over memory instead.
-    return jax.lax.platform_dependent(index, cpu=_by_scatter, default=_by_comparison)
+    return jax.lax.platform_dependent(
+        index,
+        # An index of BINS is out of range and dropped.
+        cpu=lambda i: jnp.zeros(BINS, jnp.int32).at[jnp.ravel(i)].add(1, mode="drop"),
+        default=_by_comparison,
+    )

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from fnopt.core._abstract import is_array_like
 from fnopt.core._checks import type_text
-from fnopt.core._errors import where
+from fnopt.core._text import where
 
 EXTRA_ARGS: Mapping[str, str] = {
     "value": "the loss at the params, a scalar",
@@ -93,25 +93,6 @@ def check_spelling(tx: Any, given: Mapping[str, Any]) -> None:
             )
 
 
-def accepted_by_foreign(update: Callable[..., Any], extra_args: dict[str, Any]) -> dict[str, Any]:
-    """Extra arguments that another library's `update` takes."""
-    names = _taken_by_foreign(update)
-    return extra_args if ANY in names else {k: v for k, v in extra_args.items() if k in names}
-
-
-def _taken_by_foreign(update: Callable[..., Any]) -> frozenset[str]:
-    parameters = inspect.signature(update).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return frozenset({ANY})
-    return frozenset(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-
-
-def read_by_foreign(update: Callable[..., Any]) -> Mapping[str, bool]:
-    """Extra arguments that another library's `update` names; `'*'` if it takes any."""
-    more = {ANY: False} if ANY in _taken_by_foreign(update) else {}
-    return {**read_by(update), **more}
-
-
 def scalar_loss(value: Any, dtype: Any) -> jax.Array:
     """The extra argument `value`, or the result of `value_fn`, as a scalar of this dtype.
 
@@ -143,7 +124,8 @@ def translate_extra_args(
         if callable(new.get(name)):
             new[name] = _after(outward, new[name])
     if callable(new.get("grad_fn")):
-        new["grad_fn"] = _before(inward, _after(outward, new["grad_fn"]))
+        grad_fn = _after(outward, new["grad_fn"])
+        new["grad_fn"] = functools.wraps(grad_fn)(lambda *args, **kw: inward(grad_fn(*args, **kw)))
     if new.get("grad") is not None:
         new["grad"] = inward(new["grad"])
     return new
@@ -155,7 +137,3 @@ def _after(outward: Callable[[Any], Any], fn: Callable[..., Any]) -> Callable[..
         return fn(outward(params), *args, **kwargs)
 
     return called
-
-
-def _before(inward: Callable[[Any], Any], fn: Callable[..., Any]) -> Callable[..., Any]:
-    return functools.wraps(fn)(lambda *args, **kwargs: inward(fn(*args, **kwargs)))

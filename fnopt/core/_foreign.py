@@ -6,11 +6,11 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from fnopt.core._errors import where
-from fnopt.core._extra_args import accepted_by_foreign, read_by_foreign
+from fnopt.core._extra_args import ANY, read_by
 from fnopt.core._static import static
+from fnopt.core._text import where
 from fnopt.core._transformation import Transformation
 from fnopt.core._value import brief
 
@@ -39,23 +39,32 @@ class from_pair(Transformation):
         return self.init_fn(params)
 
     def reads(self) -> Mapping[str, bool]:
-        """The keyword-only parameters of the pair's update."""
-        return read_by_foreign(self.update_fn)
+        """The keyword-only parameters of the pair's update; `'*'` if it takes any."""
+        any_name = {ANY: False} if _signature(self.update_fn).takes_any else {}
+        return {**read_by(self.update_fn), **any_name}
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
         """Call the pair's update with the extra arguments that its signature takes."""
-        given = (updates, state, params) if _takes_params(self.update_fn) else (updates, state)
-        return self.update_fn(*given, **accepted_by_foreign(self.update_fn, extra_args))
+        signature = _signature(self.update_fn)
+        given = (updates, state, params) if signature.takes_params else (updates, state)
+        if not signature.takes_any:
+            extra_args = {k: v for k, v in extra_args.items() if k in read_by(self.update_fn)}
+        return self.update_fn(*given, **extra_args)
 
 
-@functools.cache
-def _takes_params(update: Callable[..., Any]) -> bool:
-    kinds = [p.kind for p in inspect.signature(update).parameters.values()]
+class _Signature(NamedTuple):
+    takes_params: bool
+    takes_any: bool
+
+
+@functools.cache  # `inspect` takes longer than an eager step
+def _signature(update: Callable[..., Any]) -> _Signature:
     Kind = inspect.Parameter
-    by_position = (Kind.POSITIONAL_ONLY, Kind.POSITIONAL_OR_KEYWORD)
-    return sum(kind in by_position for kind in kinds) > 2 or Kind.VAR_POSITIONAL in kinds
+    kinds = [p.kind for p in inspect.signature(update).parameters.values()]
+    by_position = sum(k in (Kind.POSITIONAL_ONLY, Kind.POSITIONAL_OR_KEYWORD) for k in kinds)
+    return _Signature(by_position > 2 or Kind.VAR_POSITIONAL in kinds, Kind.VAR_KEYWORD in kinds)
 
 
 def _pair_of(tx: Any) -> tuple[Any, Any]:

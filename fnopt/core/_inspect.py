@@ -89,16 +89,12 @@ def slots(state: Any) -> dict[str, Any]:
         >>> fnopt.slots(tx.init({"w": jnp.ones(2)}))["nu"]
         {'w': Array([0., 0.], dtype=float32)}
     """
-    _refuse_optimizer(state, "slots")
-    return _unique(list(_walk_slots(state, ()))) if _may_be_state(state) else {}
-
-
-def _refuse_optimizer(state: Any, who: str) -> None:
     if isinstance(state, Transformation):
         raise TypeError(
-            f"{who}: this is the optimizer, expected its state: tx.init(params), or what update "
+            "slots: this is the optimizer, expected its state: tx.init(params), or what update "
             "returned. What it will keep is known before: fnopt.slot_names(tx, params)."
         )
+    return _unique(list(_walk_slots(state, ()))) if _may_be_state(state) else {}
 
 
 def slot_names(tx: Any, params: Any) -> tuple[str, ...]:

@@ -290,16 +290,13 @@ def _leaf_program(
     return jax.jit(_leaf_formula(cls, flags, slots))
 
 
-def _keeps_squares(cls: type[Leafwise]) -> bool:
-    if cls.keeps_squares is None:
-        return any(declared_slots(cls.State).values())
-    return cls.keeps_squares
-
-
 def _leaf_formula(
     cls: type[Leafwise], flags: Any, slots: tuple[str, ...]
 ) -> Callable[..., tuple[Any, ...]]:
-    squares, carrier = _keeps_squares(cls), cls.carrier
+    # A `RealSlot` is a second moment, whose squares overflow where gradients don't.
+    declared = any(declared_slots(cls.State).values())
+    squares = declared if cls.keeps_squares is None else cls.keeps_squares
+    carrier = cls.carrier
 
     def leaf(h: dict[str, Any], *row: Any) -> tuple[Any, ...]:
         dtype = compute_dtype(*map(dtype_of, jax.tree.leaves(row)))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import operator
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,10 +22,10 @@ from fnopt.core._abstract import (
 )
 from fnopt.core._apply import is_pair_with
 from fnopt.core._checks import type_text
-from fnopt.core._errors import names_text, where
 from fnopt.core._extra_args import translate_extra_args
 from fnopt.core._paths import differences, leaf_text, leaves_with_names
 from fnopt.core._rows import is_rows
+from fnopt.core._text import names_text, where
 
 _WRT_HINT = (
     "Was the gradient taken with respect to the params (see argnums of jax.grad), and is the "
@@ -251,20 +249,20 @@ def without_gradient(
         for g, p, may in zip(gradients, leaves, may_lack, strict=True)
     ]
 
-    def inward(tree: Any) -> Any:
+    def drop_absent(tree: Any) -> Any:
         given, structure = jax.tree.flatten(tree, is_leaf=is_none)
         if structure != treedef:
             check_same_tree(tree, params, "gradients", "params")
         kept = zip(absent, given, strict=True)
         return treedef.unflatten([None if out else x for out, x in kept])
 
-    def outward(tree: Any) -> Any:
+    def restore_absent(tree: Any) -> Any:
         given = zip(absent, leaves, jax.tree.leaves(tree, is_leaf=is_none), strict=True)
         return treedef.unflatten([p if out else x for out, p, x in given])
 
-    stepped = inward(params)
+    stepped = drop_absent(params)
     check_same_tree(updates, stepped, "gradients", "params")
-    return stepped, translate_extra_args(extra_args, inward, outward)
+    return stepped, translate_extra_args(extra_args, drop_absent, restore_absent)
 
 
 def floating_leaves(params: Any) -> Any:
@@ -278,13 +276,3 @@ def floating_leaves(params: Any) -> Any:
         stacklevel=4,
     )
     return jax.tree.map(lambda p: p if is_inexact(p) else None, params)
-
-
-def left_out_by(transforms: Iterable[Any], params: Any) -> Any:
-    """Mask of the leaves that any of some transforms leaves out."""
-    none = jax.tree.map(lambda _: False, params)
-    return functools.reduce(_either, (tx.left_out(params) for tx in transforms), none)
-
-
-def _either(a: Any, b: Any) -> Any:
-    return jax.tree.map(operator.or_, a, b)

@@ -73,7 +73,11 @@ def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
         Array(0.75, dtype=float32)
     """
     if isinstance(decay, np.floating) and decay >= 0:
-        return _known_correction(decay, lax.convert_element_type(count, decay.dtype))
+        # A decay that is known while a step is traced: three operations. The difference is exact
+        # from 1/2 on (Sterbenz), so log1p keeps the digits of 1 - decay.
+        log = math.log1p(decay - 1) if decay > 0 else -math.inf
+        t = lax.convert_element_type(count, decay.dtype)
+        return lax.neg(lax.expm1(lax.mul(t, np.asarray(log, decay.dtype))))
     decay, t = jnp.broadcast_arrays(decay, count) if decay.shape != count.shape else (decay, count)
     # Operations of lax: a function of jnp that is met for the first time is traced by itself,
     # which was half of what a step of one leaf cost to trace.
@@ -84,13 +88,6 @@ def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
     # log1p of the exact difference keeps the digits of 1 - beta, which log alone would round.
     known = lax.neg(lax.expm1(lax.mul(t, lax.log1p(lax.sub(safe, one)))))
     return lax.select(positive, known, lax.sub(one, lax.pow(decay, t)))
-
-
-def _known_correction(decay: np.floating[Any], t: jax.Array) -> jax.Array:
-    """`bias_correction` of a decay that is known while a step is traced: three operations."""
-    # The difference is exact from 1/2 on (Sterbenz), so log1p keeps the digits of 1 - decay.
-    log = math.log1p(decay - 1) if decay > 0 else -math.inf
-    return lax.neg(lax.expm1(lax.mul(t, np.asarray(log, decay.dtype))))
 
 
 def mean_weights(

@@ -57,12 +57,11 @@ def safe_norms(
 
 def axis_norms(x: jax.Array, axes: Any) -> jax.Array:
     """Euclidean norms over some axes, which are kept with length one."""
-
-    def squares(scale: jax.Array | None) -> jax.Array:
-        scaled = x if scale is None else x * scale
-        return jnp.sum(squared_modulus(scaled), axis=axes, keepdims=True)
-
-    return safe_norms(squares)
+    return safe_norms(
+        lambda scale: jnp.sum(
+            squared_modulus(x if scale is None else x * scale), axis=axes, keepdims=True
+        )
+    )
 
 
 def out_of_range(squares: jax.Array) -> jax.Array:
@@ -99,17 +98,13 @@ def norm_of_leaves(leaves: Sequence[Any]) -> jax.Array:
     if not leaves:
         return jnp.zeros((), jnp.float32)
     with sum_over_shards():
-        norm = _norm([jnp.asarray(x) for x in leaves])
-        return joint_norm(_on_all_devices(norm, shard_axes())) if shard_axes() else norm
-
-
-def _on_all_devices(x: jax.Array, axes: tuple[str, ...]) -> jax.Array:
-    """Gather one number of every device; the sum of their squares could overflow.
-
-    It is a sum, and no gathering, because of a sum it is known that all devices have the same.
-    """
-    mine = jnp.arange(lax.psum(1, axes)) == lax.axis_index(axes)
-    return lax.psum(jnp.where(mine, x, jnp.zeros_like(x)), axes)
+        norm, axes = _norm([jnp.asarray(x) for x in leaves]), shard_axes()
+        if not axes:
+            return norm
+        # The norms of all devices are gathered, because the sum of their squares could overflow.
+        # `psum` and not `all_gather`: only the type of a sum says that all devices have the same.
+        mine = jnp.arange(lax.psum(1, axes)) == lax.axis_index(axes)
+        return joint_norm(lax.psum(jnp.where(mine, norm, jnp.zeros_like(norm)), axes))
 
 
 @jax.custom_jvp
@@ -197,10 +192,7 @@ def global_norm(tree: Any) -> jax.Array:
         Array(5., dtype=float32)
     """
     leaves = jax.tree.leaves(tree)
-    if not all(map(_has_a_size, leaves)):  # keys, and gradients of whole numbers
-        check_inexact(tree, "global_norm")
+    for x in leaves:  # keys and float0 gradients have no norm
+        if not (is_inexact(x) or (is_array_like(x) and jnp.issubdtype(dtype_of(x), jnp.integer))):
+            check_inexact(tree, "global_norm")
     return norm_of_leaves(leaves)
-
-
-def _has_a_size(x: Any) -> bool:
-    return is_inexact(x) or (is_array_like(x) and jnp.issubdtype(dtype_of(x), jnp.integer))

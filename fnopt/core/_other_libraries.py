@@ -77,15 +77,10 @@ def wrong_arguments(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
         what = f"unknown argument {unknown[0]!r}" if unknown else str(error)
     if fn.__name__ == "fixed":  # lmfit's Parameter(value=0.5, vary=False)
         hint = " The start has the value: p0={'a': 0.5}."
-    return f"{fn.__name__}: {what}; it takes {_signature_text(signature)}.{hint}"
-
-
-def _signature_text(signature: inspect.Signature) -> str:
-    """The signature as text, without defaults and annotations."""
-    none = inspect.Parameter.empty
-    parameters = signature.parameters.values()
-    bare = [p.replace(default=none, annotation=none) for p in parameters]
-    return str(signature.replace(parameters=bare, return_annotation=none))
+    none = inspect.Parameter.empty  # defaults and annotations would hide the names
+    bare = [p.replace(default=none, annotation=none) for p in signature.parameters.values()]
+    taken = signature.replace(parameters=bare, return_annotation=none)
+    return f"{fn.__name__}: {what}; it takes {taken}.{hint}"
 
 
 def _hint(name: str, given: str, known: list[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax import tree_util
 
-from fnopt.core._errors import names_text
+from fnopt.core._text import names_text
 
 _IsLeaf = Callable[[Any], bool]
 
@@ -66,7 +66,6 @@ def leaves_with_names(tree: Any, is_leaf: _IsLeaf | None = None) -> tuple[list[A
         >>> fnopt.core.leaves_with_names({"b": [2.0], "a": 1.0})[0]
         [('a', 1.0), ('b/0', 2.0)]
     """
-
     outer, _ = tree_util.tree_flatten_with_path(
         tree, is_leaf=lambda node: _is_box(node) or (is_leaf is not None and is_leaf(node))
     )

@@ -69,18 +69,14 @@ def stochastic_round(x: Any, dtype: Any, key: jax.Array) -> jax.Array:
     """
     if not is_narrow(dtype):
         return jnp.asarray(x).astype(dtype)
-    return stochastic(jnp.asarray(x).astype(jnp.float32), dtype, key).astype(dtype)
-
-
-def stochastic(x: jax.Array, dtype: Any, key: jax.Array) -> jax.Array:
-    """Apply `stochastic_round` to a float32 array; the result is still float32."""
-    return _rounded(x, dtype, jax.random.bits(key, x.shape, _words(dtype)))
+    x = jnp.asarray(x).astype(jnp.float32)
+    return _round_by_bits(x, dtype, jax.random.bits(key, x.shape, _words(dtype))).astype(dtype)
 
 
 def stochastic_round_leaves(
     xs: list[jax.Array], dtypes: list[Any], key: jax.Array
 ) -> list[jax.Array]:
-    """Apply `stochastic` to some float32 arrays, each with a dtype and its own random numbers.
+    """Round some float32 arrays stochastically, each to a dtype with its own random numbers.
 
     Small arrays share a draw, because XLA takes 0.15 s to compile each draw.
     """
@@ -100,7 +96,7 @@ def stochastic_round_leaves(
         if drawn[i] is None:
             own = jax.random.fold_in(key, _FIRST + i)
             drawn[i] = jax.random.bits(own, x.shape, _words(dtypes[i]))
-    return list(map(_rounded, xs, dtypes, drawn))
+    return list(map(_round_by_bits, xs, dtypes, drawn))
 
 
 def _words(dtype: Any) -> Any:
@@ -109,7 +105,7 @@ def _words(dtype: Any) -> Any:
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _rounded(x: jax.Array, dtype: Any, drawn: jax.Array) -> jax.Array:
+def _round_by_bits(x: jax.Array, dtype: Any, drawn: jax.Array) -> jax.Array:
     distance = _distance(x, dtype)
     below = jnp.floor(x / distance)
     bits = jnp.iinfo(drawn.dtype).bits

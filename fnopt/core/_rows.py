@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core._abstract import compute_dtype
-from fnopt.core._errors import where
+from fnopt.core._text import where
 
 _PROMISES = ("indices_are_sorted", "unique_indices")
 

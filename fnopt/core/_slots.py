@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core._abstract import compute_dtype, real_dtype, safe_increment, zero_count
-from fnopt.core._errors import where
 from fnopt.core._leaves import check_inexact
+from fnopt.core._text import where
 from fnopt.core._value import Schedule
 from fnopt.sharding import sharded_full_like
 

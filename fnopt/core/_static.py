@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fnopt.core._checks import is_integer
-from fnopt.core._errors import where
+from fnopt.core._text import where
 
 
 def static(

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import functools
+import operator
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
+import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves
 
 from fnopt.core._abstract import dtype_of, is_abstract, is_inexact, zeros_for
-from fnopt.core._errors import error_scope, where
 from fnopt.core._extra_args import check_spelling, read_by, required_by
-from fnopt.core._leaves import floating_leaves, left_out_by, same_tree, without_gradient
+from fnopt.core._leaves import floating_leaves, same_tree, without_gradient
 from fnopt.core._other_libraries import advice_for_attribute
 from fnopt.core._slots import missing_count, scheduled
+from fnopt.core._text import error_scope, where
 from fnopt.core._value import Schedule, Value
 from fnopt.sharding import (
     is_on_explicit_mesh,
@@ -137,7 +139,10 @@ class Transformation(Value):
 
     def left_out(self, params: Any) -> Any:
         """Mask of the leaves that don't change and need no gradient: a tree of bools."""
-        return left_out_by((m.tx for m in self.members()), params)
+        flags = jax.tree.map(lambda _: False, params)
+        for member in self.members():
+            flags = jax.tree.map(operator.or_, flags, member.tx.left_out(params))
+        return flags
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -276,19 +281,17 @@ def _as_stored(tx: Transformation, updates: Any, like: Any) -> Any:
     same = [*map(dtype_of, leaves)] == [*map(dtype_of, stored)] or is_wide(tx)
     if same and not is_on_explicit_mesh(stored):
         return updates
-    cast = leaves if same else map(_cast_like, leaves, stored)
-    return treedef.unflatten(reshard_leaves_like([*cast], stored))
+    if not same:
+        leaves = [
+            u.astype(jnp.result_type(p)) if is_inexact(u) and is_inexact(p) else u
+            for u, p in zip(leaves, stored, strict=True)
+        ]
+    return treedef.unflatten(reshard_leaves_like(leaves, stored))
 
 
 def is_wide(tx: Transformation) -> bool:
     """Whether a transform, or one inside it, has `wide_updates`."""
     return tx.wide_updates or any(is_wide(member.tx) for member in tx.members())
-
-
-def _cast_like(update: Any, like: Any) -> Any:
-    if not (is_inexact(update) and is_inexact(like)):
-        return update
-    return update.astype(jnp.result_type(like))
 
 
 def _check_required(update: Callable[..., Any], given: Any) -> None:

@@ -13,8 +13,8 @@ import jax
 from jax.core import Tracer
 
 from fnopt.core._checks import type_text
-from fnopt.core._errors import names_text, where
 from fnopt.core._paths import leaf_text, leaves_with_names
+from fnopt.core._text import names_text, where
 
 _NUMPY = re.compile(r"\b(np|numpy|scipy|special|math)\.((?:\w+\.)*\w+)\s*\(")
 _WRITES = re.compile(r"[\w.]+\[[^=]*\]\s*[-+*/]?=(?!=)")
@@ -162,30 +162,24 @@ def explain_device_errors(error: ValueError, updates: Any, **others: Any) -> Non
         updates: The gradients.
         others: Other arrays of the step, by name: trees of arrays.
     """
-    found = _array_elsewhere(updates, others)
-    if found is not None:
-        raise ValueError(f"{where()}{found}") from error
-
-
-def _array_elsewhere(updates: Any, others: dict[str, Any]) -> str | None:
-    gradients = _placed(updates)
+    gradients = _committed(updates)
     if not gradients:
-        return None
+        return
     name, home = gradients[0]
     for what, tree in {"gradients": updates, **others}.items():
-        for other, x in _placed(tree):
+        for other, x in _committed(tree):
             if x.sharding.device_set != home.sharding.device_set:
                 leaf = f"{leaf_text(other)} of {what}" if other else what
-                return (
-                    f"{leaf} has the sharding {x.sharding}, {leaf_text(name)} of the gradients has "
-                    f"{home.sharding}: on other devices. Bring the state to where the params are "
-                    "with jax.device_put(state, fnopt.distributed.state_sharding(tx, params)), or "
-                    "to one device with jax.device_put(state, device)."
-                )
-    return None
+                raise ValueError(
+                    f"{where()}{leaf} has the sharding {x.sharding}, {leaf_text(name)} of the "
+                    f"gradients has {home.sharding}: on other devices. Bring the state to where "
+                    "the params are with jax.device_put(state, "
+                    "fnopt.distributed.state_sharding(tx, params)), or to one device with "
+                    "jax.device_put(state, device)."
+                ) from error
 
 
-def _placed(tree: Any) -> list[tuple[str, jax.Array]]:
+def _committed(tree: Any) -> list[tuple[str, jax.Array]]:
     """The arrays that are committed to devices, by name."""
     named = leaves_with_names(tree)[0]
     return [

@@ -15,9 +15,9 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core._abstract import default_float
-from fnopt.core._errors import where
 from fnopt.core._other_libraries import wrong_arguments
 from fnopt.core._static import checked_static, is_static, static
+from fnopt.core._text import where
 
 _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "ge": (">=", operator.ge),

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core._checks import type_text
-from fnopt.core._errors import names_text, where
+from fnopt.core._text import names_text, where
 
 
 class LeafNumbers(SimpleNamespace):

@@ -19,7 +19,14 @@ from fnopt.core._abstract import (
     zeros_for,
 )
 from fnopt.core._apply import Params, apply_updates, cast_like
-from fnopt.core._batching import ArrayStack, check_chunk_size, map_stacks, scan_chunks, stack_alike
+from fnopt.core._batching import (
+    ArrayStack,
+    check_chunk_size,
+    map_chunks,
+    map_stacks,
+    scan_chunks,
+    stack_alike,
+)
 from fnopt.core._checks import (
     accepts_args,
     check_batch,

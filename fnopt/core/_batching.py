@@ -82,6 +82,11 @@ def scan_chunks(
         return carry, jax.tree.map(lambda a, b: concatenate([a, b]), outputs, last)
 
 
+def map_chunks(fn: Callable[[Any], Any], batch: Any, size: int, chunk_size: int | None) -> Any:
+    """`fn(chunk)` for chunks of examples, its results concatenated; arguments as `scan_chunks`."""
+    return scan_chunks(lambda carry, chunk: (carry, fn(chunk)), None, batch, size, chunk_size)[1]
+
+
 _FEW = 8  # arrays of one type, that are left as they are
 _SMALL = 4096  # numbers of an array that may be copied
 

@@ -176,6 +176,7 @@ class BatchJacobian:
         with self._mesh():
             for i, part in enumerate(self._parts):
                 for j, other in enumerate(self._parts[: i + 1]):
+                    # Only the lower blocks: the Gram matrix is symmetric, bit for bit too.
                     blocks[i, j] = replicate(part.gram(other))
                     blocks[j, i] = blocks[i, j].T
         count = range(len(self._parts))

@@ -120,6 +120,7 @@ class BatchLoss:
 
     def rounding(self, eps: float) -> jax.Array:
         """Standard error of the value if all outputs are rounded to `eps`, independently."""
+        # Independent errors add by their squares: a sum of N equal ones by N^(1/2), not N.
         moved = jnp.sum(jnp.abs(self.slope * self.outputs)) / self.outputs.size**0.5
         return jnp.finfo(self.dtype).eps * jnp.abs(self.value) + eps * moved
 

@@ -24,7 +24,7 @@ class BoundResiduals(NamedTuple):
 
     Attributes:
         bound: The function with its arguments.
-        laid: The layout of the residuals of an example.
+        layout: The order of the residuals of an example in the vector.
     """
 
     bound: BoundLoss
@@ -52,10 +52,10 @@ def bind(fn: Callable[..., Any], params: Any, batch: Any, name: str) -> BoundRes
             "expected at least one number."
         )
 
-    def vector(params: Any, example: Any) -> tuple[jax.Array, None]:
+    def residual_vector(params: Any, example: Any) -> tuple[jax.Array, None]:
         return layout.flatten(fn(params, example)), None
 
-    return BoundResiduals(BoundLoss(vector, params, batch, size, params), layout)
+    return BoundResiduals(BoundLoss(residual_vector, params, batch, size, params), layout)
 
 
 def checked_batches(batches: Any, count: int, name: str) -> tuple[Any, ...]:

@@ -52,20 +52,26 @@ class CentredJacobian:
         _check_params(params, name)
         self._params, self.dtype = params, dtype
 
-        def parts(split: Any, sample: Any) -> Any:
+        def amplitude(split: Any, sample: Any) -> Any:
             found = log_amplitude_fn(_join_parts(split, params), sample)
-            _check_scalar(found, name)
+            if not hasattr(found, "dtype") or jnp.shape(found) or not is_inexact(found):
+                raise TypeError(
+                    f"{name}: log_amplitude_fn(params, sample) returned {type_text(found)}, "
+                    "expected a real or complex scalar: the logarithm of the amplitude of ONE "
+                    "sample."
+                )
             return found
 
         options = {"method": method, "chunk_size": chunk_size, "axis_name": axis_name}
-        self.J = batch_jacobian(parts, **options)(_split(params), samples)
+        self.J = batch_jacobian(amplitude, **options)(_split(params), samples)
         _ = self.J.vector  # recorded now, not within a loop that takes products
         ((self.count, self.width),) = self.J.sizes
         self.rows: int = self.count * self.width
         w = jnp.ones(self.count, dtype) if weights is None else self._real(weights, name, "weights")
-        # A negative one has no root; what would be left out in silence is made known instead.
+        # A negative weight has no root. NaN makes it known, where zero would hide it.
         w = jnp.where(w >= 0, w, jnp.full_like(w, jnp.nan))
-        # So that no sum overflows; a quotient by the largest would by its reciprocal underflow.
+        # So that no sum overflows. XLA divides by the largest through its reciprocal, which
+        # underflows.
         small = jnp.asarray(2.0 ** (-jnp.finfo(dtype).maxexp // 2), dtype)
         w = w * jnp.where(jnp.max(w) > 1, small, jnp.ones_like(small))
         self.weights = w / jnp.sum(w)
@@ -136,12 +142,10 @@ def _split(tree: Any) -> Any:
 
 
 def _join_parts(split: Any, like: Any) -> Any:
-    """The tree back from its parts."""
-
-    def join_leaf(leaf: Any, part: Any) -> Any:
-        return jax.lax.complex(*part) if jnp.iscomplexobj(leaf) else part
-
-    return jax.tree.map(join_leaf, like, split)
+    """The inverse of `_split`."""
+    return jax.tree.map(
+        lambda x, part: jax.lax.complex(*part) if jnp.iscomplexobj(x) else part, like, split
+    )
 
 
 def _check_params(params: Any, name: str) -> None:
@@ -151,11 +155,3 @@ def _check_params(params: Any, name: str) -> None:
                 f"{name}: {leaf_text(path)} of the params is {type_text(leaf)}, expected a real or "
                 "complex floating array."
             )
-
-
-def _check_scalar(found: Any, name: str) -> None:
-    if not hasattr(found, "dtype") or jnp.shape(found) or not is_inexact(found):
-        raise TypeError(
-            f"{name}: log_amplitude_fn(params, sample) returned {type_text(found)}, expected a "
-            "real or complex scalar: the logarithm of the amplitude of ONE sample."
-        )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -58,6 +57,7 @@ def _mean_over_probes(probe: Callable[[jax.Array], Any], key: jax.Array, samples
         mean, squares = carry
         found = probe(jax.random.fold_in(key, i))
         found = jax.tree.map(lambda x, m: x.astype(m.dtype), found, mean)
+        # Welford's update takes no difference of large sums.
         count = i.astype(jnp.int32) + 1
         new = jax.tree.map(lambda m, x: m + (x - m) / count.astype(m.dtype), mean, found)
         add_deviation = lambda s, x, m, w: s + (x - m) * (x - w)  # noqa: E731
@@ -65,7 +65,7 @@ def _mean_over_probes(probe: Callable[[jax.Array], Any], key: jax.Array, samples
 
     steps = jnp.arange(samples, dtype=jnp.uint32)
     (mean, squares), _ = jax.lax.scan(body, (zeros, zeros), steps)
-    # Of the mean, not of one probe.
+    # The variance of the mean: that of one probe over the number of probes.
     scale = 1 / (samples * (samples - 1)) if samples > 1 else float("nan")
     return Estimate(mean, jax.tree.map(lambda s: s * scale, squares))
 
@@ -234,11 +234,11 @@ def ggn_diagonal(
             rows = jax.vmap(lambda e: pull(e)[0])(
                 pvary_like(jnp.eye(layout.size, dtype=f.dtype), f)
             )
-            return jax.tree.map(lambda J: _quadratic(J, curvature), rows)
+            return jax.tree.map(lambda J: quadratic_diagonal(J, curvature), rows)
 
         def total(params: Any, chunk: Any) -> Any:
-            rows = jax.vmap(functools.partial(diagonal_of_example, params))(chunk)
-            return jax.tree.map(lambda x: jnp.sum(x, 0), rows)
+            each = jax.vmap(diagonal_of_example, (None, 0))(params, chunk)
+            return jax.tree.map(lambda x: jnp.sum(x, 0), each)
 
         return sum_over_examples(
             total, params, batch, reduction, chunk_size, "ggn_diagonal", axis_name
@@ -247,7 +247,7 @@ def ggn_diagonal(
     return diagonal
 
 
-def _quadratic(rows: jax.Array, curvature: jax.Array) -> jax.Array:
+def quadratic_diagonal(rows: jax.Array, curvature: jax.Array) -> jax.Array:
     """The diagonal of `J^T H J`, by param."""
     wide = rows.astype(compute_dtype(rows.dtype))
     bent = jnp.tensordot(curvature.astype(wide.dtype), wide, 1, precision=HIGHEST)

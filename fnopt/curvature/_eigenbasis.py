@@ -77,7 +77,8 @@ def _pad_factor(factor: jax.Array, size: int) -> jax.Array:
     if count * width == size:
         return factor
     fill = (jnp.arange(count * width) >= size).astype(factor.dtype).reshape(count, width)
-    # Below all others, and of their size: beside -1 tiny ones would be rounding to LAPACK.
+    # The padding gets an eigenvalue below all others and of their size: LAPACK's errors are
+    # relative to the largest eigenvalue, and -1 beside tiny ones would drown them.
     trace = jnp.trace(factor[:, -1], axis1=1, axis2=2)
     least = -jnp.where(trace > 0, trace, jnp.ones_like(trace))
     return factor + least[:, None, None, None] * jax.vmap(jnp.diag)(fill)
@@ -91,13 +92,13 @@ def rebase_moments(old: Factors, new: Factors, moments: jax.Array) -> jax.Array:
 
     def rebase_matrix(m: jax.Array, bases: tuple[Factors, Factors]) -> jax.Array:
         (a, b), (x, y) = bases
-        m = _mix(m, b, y)
-        return jnp.swapaxes(_mix(jnp.swapaxes(m, 1, 2), a, x), 1, 2)
+        m = _rebase_rows(m, b, y)
+        return jnp.swapaxes(_rebase_rows(jnp.swapaxes(m, 1, 2), a, x), 1, 2)
 
-    return _one_by_one(rebase_matrix, moments, (old, new))
+    return _map_matrices(rebase_matrix, moments, (old, new))
 
 
-def _one_by_one(fn: Callable[[jax.Array, Any], jax.Array], m: jax.Array, rest: Any) -> jax.Array:
+def _map_matrices(fn: Callable[[jax.Array, Any], jax.Array], m: jax.Array, rest: Any) -> jax.Array:
     """Map `fn` over matrices `[1, D, K]` one by one, to save memory."""
     if len(m) == 1:
         return fn(m, rest)
@@ -106,7 +107,7 @@ def _one_by_one(fn: Callable[[jax.Array, Any], jax.Array], m: jax.Array, rest: A
     )
 
 
-def _mix(m: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
+def _rebase_rows(m: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
     """`[T, R, D]` with the squares of the cosines between the vectors of two bases."""
     t, count, width = old.shape[:3]
     if not count:
@@ -131,4 +132,4 @@ def times_corrected(
         m = jnp.swapaxes(rotate_rows_back(m, left, d), 1, 2)
         return rotate_rows_back(m, right, k)
 
-    return _one_by_one(divide_matrix, m, (bases, moments))
+    return _map_matrices(divide_matrix, m, (bases, moments))

@@ -11,10 +11,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, compute_dtype, materialized_transpose, matmul, scan_chunks
+from fnopt.core import (
+    HIGHEST,
+    compute_dtype,
+    map_chunks,
+    materialized_transpose,
+    matmul,
+    scan_chunks,
+)
 from fnopt.curvature._bound import BoundResiduals
 from fnopt.gradients import BoundLoss, gradient_bytes
-from fnopt.gradients.ghost import GhostRows, record_rows, trace_ghost
+from fnopt.gradients.ghost import GhostRows, multiply_rows, record_rows, trace_ghost
 from fnopt.sharding import all_gather_tree, explicit_spec, psum, pvary_like, replicate, reshard_to
 
 
@@ -31,16 +38,11 @@ class FormedRows(NamedTuple):
 
     def gram(self, other: FormedRows) -> jax.Array:
         """The inner products of all rows with those of another Jacobian, `[n k, m l]`."""
-        found = [
-            matmul(x, y.T)
-            for a, b in zip(jax.tree.leaves(self.rows), jax.tree.leaves(other.rows), strict=True)
-            for x, y in [(_matrix(a), _matrix(b))]
-        ]
+        pairs = zip(jax.tree.leaves(self.rows), jax.tree.leaves(other.rows), strict=True)
+        found = [matmul(_matrix(a), _matrix(b).T) for a, b in pairs]
         dtype = compute_dtype(*(x.dtype for x in found))
-        total = jnp.zeros((self.residuals.size, other.residuals.size), dtype)
-        for x in found:
-            total = total + x.astype(dtype)
-        return total
+        zeros = jnp.zeros((self.residuals.size, other.residuals.size), dtype)
+        return sum((x.astype(dtype) for x in found), zeros)
 
     def matrix(self) -> jax.Array:
         """Matrix of all rows, with the params concatenated, `[n k, P]`, float32 or wider."""
@@ -60,13 +62,7 @@ class FormedRows(NamedTuple):
 
     def push(self, direction: Any) -> jax.Array:
         """The product `J v`, `[n, k]`, float32 or wider."""
-
-        def push_leaf(rows: jax.Array, v: jax.Array) -> jax.Array:
-            dtype = compute_dtype(rows.dtype, v.dtype)
-            rows, v = rows.astype(dtype), v.astype(dtype)
-            return jnp.tensordot(rows, v, v.ndim, precision=HIGHEST)
-
-        parts = jax.tree.leaves(jax.tree.map(push_leaf, self.rows, direction))
+        parts = jax.tree.leaves(jax.tree.map(multiply_rows, self.rows, direction))
         dtype = compute_dtype(*(x.dtype for x in parts))
         return sum((x.astype(dtype) for x in parts), jnp.zeros(self.residuals.shape, dtype))
 
@@ -112,6 +108,7 @@ def rows_of_all_devices(
 
     arrays = pvary_like(arrays, here)
     blocks = jax.lax.scan(pass_on, arrays, None, length=count)[1]
+    # A ring: each device holds the rows of one other device at a time, not of all.
     # In round i came the rows of the device that is i before this one.
     order = jnp.mod(here - jnp.arange(count, dtype=here.dtype), count)
     blocks = jnp.take(blocks, order, axis=0, mode="clip")  # its own inverse
@@ -174,8 +171,7 @@ class JacobianPart:
 
     def over_chunks(self, fn: Callable[[Any], Any], batch: Any) -> Any:
         """Apply a function to all chunks, and concatenate the results by example."""
-        body = lambda carry, chunk: (carry, fn(chunk))  # noqa: E731
-        return scan_chunks(body, None, batch, self.bound.size, self.chunk_size)[1]
+        return map_chunks(fn, batch, self.bound.size, self.chunk_size)
 
     def of_all_devices(self) -> JacobianPart:
         """Rows of all devices, computed on demand."""
@@ -221,14 +217,10 @@ class JacobianPart:
     def pull(self, weights: jax.Array) -> Any:
         r""":math:`J^\top a` for `a` of `[n, k]`, summed over devices."""
         axes = explicit_spec(jax.tree.leaves(self.bound.batch)[0])[0]
-        weights = (
-            weights if axes is None else reshard_to(weights, (axes, None))
-        )  # as the examples are
-        return psum(self._pull(weights), self.axis_name)
-
-    def _pull(self, weights: jax.Array) -> Any:
+        if axes is not None:  # sharded as the examples are
+            weights = reshard_to(weights, (axes, None))
         if self.chunk_size is None:
-            return self.rows.pull(weights)
+            return psum(self.rows.pull(weights), self.axis_name)
 
         def body(total: Any, chunk: Any) -> tuple[Any, None]:
             batch, a = chunk
@@ -238,7 +230,8 @@ class JacobianPart:
             lambda p: jnp.zeros_like(p, compute_dtype(jnp.result_type(p))), self.bound.params
         )
         chunks = (self.bound.batch, weights)
-        return scan_chunks(body, zeros, chunks, self.bound.size, self.chunk_size)[0]
+        total = scan_chunks(body, zeros, chunks, self.bound.size, self.chunk_size)[0]
+        return psum(total, self.axis_name)
 
     def normal(self) -> jax.Array:
         r""":math:`J^\top J`, `[P, P]`, from formed rows, summed over devices."""

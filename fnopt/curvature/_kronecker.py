@@ -51,7 +51,9 @@ Matrices = tuple[jax.Array, ...]
 """By stack: `[T, D, K]`, or `[T, D]` where blocks have less than two factors."""
 
 SHARING = ("expand", "reduce")
-_MOST_BYTES = 2**33  # of the rows of the output Hessian's root, with the cotangents of each
+# 8 GiB a device for the rows of the output Hessian's root and their cotangents: a tenth of an
+# accelerator with 80 GB.
+_MOST_BYTES = 2**33
 
 
 class KroneckerSpec(NamedTuple):
@@ -157,6 +159,7 @@ class KroneckerModel:
             found = output_curvature(self.loss, outputs, self.batch, self.spec.name)
         if found is not None:
             return lambda v: found(v) / (outputs.shape[0] * self.devices)
+        # Forward over reverse: one more forward pass for each product.
         slope = jax.grad(self.mean_loss)
         return lambda v: jax.jvp(slope, (outputs,), (v,))[1]
 

@@ -31,11 +31,14 @@ def inverses_of_all(stacks: Sequence[jax.Array], axis_name: Any = None) -> list[
     sizes = sorted({x.shape[-1] for x in stacks}, reverse=True)
     by_size = [[i for i, x in enumerate(stacks) if x.shape[-1] == n] for n in sizes]
     together = [concatenate([replicate(stacks[i]) for i in same]) for same in by_size]
-    mesh, several = _mesh_of(together), sum(map(len, together)) > 1
+    several = sum(map(len, together)) > 1  # a single matrix isn't worth a collective
+    mesh = jax.typeof(together[0]).sharding.mesh if several else None
     if axis_name is not None and several and psum(1, axis_name) > 1:
         inverses = _share_over_axis(together, axis_name)
+    elif mesh is not None and mesh.size > 1 and AxisType.Manual not in mesh.axis_types:
+        inverses = _share_over_mesh(together, mesh)
     else:
-        inverses = _one_by_one(together) if mesh is None else _share_over_mesh(together, mesh)
+        inverses = _invert_in_turn(together)
     found: dict[int, jax.Array] = {}
     for same, inverse in zip(by_size, inverses, strict=True):
         ends = np.cumsum([stacks[i].shape[0] for i in same])[:-1].tolist()
@@ -43,31 +46,24 @@ def inverses_of_all(stacks: Sequence[jax.Array], axis_name: Any = None) -> list[
     return [found[i] for i in range(len(stacks))]
 
 
-def _one_by_one(stacks: Sequence[jax.Array]) -> list[jax.Array]:
+def _invert_in_turn(stacks: Sequence[jax.Array]) -> list[jax.Array]:
+    # On a CPU, concurrent batches of LAPACK calls can deadlock.
     return [*map(sequential(_inverse), stacks)]
 
 
 def _inverse(A: jax.Array) -> jax.Array:
     root = jnp.linalg.cholesky(A)
     eyes = jnp.broadcast_to(jnp.eye(A.shape[-1], dtype=A.dtype), A.shape)
+    # A^-1 = L^-T L^-1 is symmetric to the last bit, which the inverse by LU isn't.
     half = jax.lax.linalg.triangular_solve(root, eyes, left_side=True, lower=True)
     return matmul(jnp.swapaxes(half, -1, -2), half)
-
-
-def _mesh_of(arrays: Sequence[Any]) -> Any:
-    """The mesh of the types of arrays, if several of its devices get work."""
-    if sum(len(x) for x in arrays) < 2:
-        return None
-    mesh = jax.typeof(arrays[0]).sharding.mesh
-    if mesh.empty or mesh.size < 2 or AxisType.Manual in mesh.axis_types:
-        return None
-    return mesh
 
 
 def shares(counts: Sequence[int], sizes: Sequence[int], devices: int) -> list[list[list[int]]]:
     """Indices of the matrices of each device, by size.
 
-    The next matrix, in the order of size, goes to the device with the least work so far.
+    The next matrix, by size, goes to the device with the least work so far (Graham, 1969:
+    longest processing time first is within 4/3 of the best).
     """
     work, found = [0] * devices, [[[] for _ in sizes] for _ in range(devices)]
     for group in sorted(range(len(sizes)), key=lambda j: -sizes[j]):
@@ -81,10 +77,13 @@ def shares(counts: Sequence[int], sizes: Sequence[int], devices: int) -> list[li
 def _share_over_mesh(stacks: list[jax.Array], mesh: Any) -> list[jax.Array]:
     axes, owned = tuple(mesh.axis_names), _assign(stacks, mesh.size)
 
-    def device(stacks: list[jax.Array]) -> jax.Array:
-        return jax.lax.all_gather(_own_inverses(stacks, owned, axes), axes)
-
-    every = jax.shard_map(device, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)(stacks)
+    every = jax.shard_map(
+        lambda stacks: jax.lax.all_gather(_own_inverses(stacks, owned, axes), axes),
+        mesh=mesh,
+        in_specs=P(),
+        out_specs=P(),
+        check_vma=False,  # `switch` by the device's index: its branches differ by device
+    )(stacks)
     return _restore_order(every, owned, stacks)
 
 
@@ -104,12 +103,12 @@ def _own_inverses(stacks: list[jax.Array], owned: list[list[list[int]]], axes: A
     """This device's inverses in a row."""
     sizes = [x.shape[-1] for x in stacks]
     lengths = [sum(len(g) * n * n for g, n in zip(own, sizes, strict=True)) for own in owned]
-    longest = max(lengths)
+    longest = max(lengths)  # branches of a `switch` return one shape
 
     def inverses_in_row(own: list[list[int]], length: int, stacks: list[jax.Array]) -> jax.Array:
         some = [(x, jnp.asarray(i)) for x, i in zip(stacks, own, strict=True) if i]
         mine = [jnp.take(x, i, axis=0, mode="clip") for x, i in some]
-        rows = [x.reshape(-1) for x in _one_by_one(mine)]
+        rows = [x.reshape(-1) for x in _invert_in_turn(mine)]
         rest = pvary_like(jnp.zeros(longest - length, stacks[0].dtype), stacks)
         return jnp.concatenate([*rows, rest])
 

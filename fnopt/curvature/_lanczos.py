@@ -92,17 +92,12 @@ def top_eigenvalues(
     flat = lambda v: ravel(product(unravel(v)))[0].astype(start.dtype)  # noqa: E731
     basis, T = _lanczos(flat, check_key(key, _NAME), start, steps)
     values, small = jnp.linalg.eigh(T)
-    order = _order(values, which)[:k]
+    key_of = {"smallest": values, "largest": -values, "magnitude": -jnp.abs(values)}[which]
+    order = jnp.argsort(key_of)[:k]
     values, vectors = values[order], matmul(small[:, order].T, basis)
     images = jax.lax.map(flat, vectors)
     errors = axis_norms(images - values[:, None] * vectors, 1)[:, 0]
     return Eigenpairs(values, jax.vmap(unravel)(vectors), errors)
-
-
-def _order(values: jax.Array, which: str) -> jax.Array:
-    if which == "smallest":
-        return jnp.argsort(values)
-    return jnp.argsort(-values if which == "largest" else -jnp.abs(values))
 
 
 def _lanczos(
@@ -114,7 +109,7 @@ def _lanczos(
         return jax.random.normal(jax.random.fold_in(key, i), like.shape, like.dtype)
 
     def orthogonalize(v: jax.Array, basis: jax.Array) -> jax.Array:
-        for _ in range(2):  # once leaves what cancellation has lost
+        for _ in range(2):  # "twice is enough" (Parlett, 1980, section 6.9)
             v = v - matmul(matmul(basis, v), basis)
         return v
 
@@ -124,7 +119,8 @@ def _lanczos(
         size = jnp.maximum(size, axis_norms(image, 0)[0])
         rest = orthogonalize(image, basis)
         length = axis_norms(rest, 0)[0]
-        # The space is invariant: what is left is rounding, and another direction starts anew.
+        # The space is invariant where only rounding is left, a few units of |A| n^(1/2). Another
+        # random direction then continues the basis.
         eps = jnp.asarray(8 * jnp.finfo(like.dtype).eps, like.dtype)
         done = length <= eps * size * jnp.sqrt(jnp.asarray(like.size, like.dtype))
         rest = jax.lax.cond(done, lambda: orthogonalize(draw(i + 1), basis), lambda: rest)

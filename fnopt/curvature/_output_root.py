@@ -17,7 +17,8 @@ from fnopt.core import HIGHEST, explain_example_errors, type_text
 from fnopt.jacobians import sparsity_pattern
 from fnopt.sharding import explicit_spec, is_sharded, local_rows, psum, replicate, reshard_to
 
-_LARGEST_BLOCK = 512  # outputs that the loss mixes; their Hessian has an eigendecomposition
+# Outputs that the loss mixes: each example has an eigendecomposition of that size, 512^3 FLOPs.
+_LARGEST_BLOCK = 512
 
 OutputLoss = Callable[[jax.Array, Any], jax.Array]
 """From the outputs of one example as a vector, and the example, to a number."""
@@ -105,8 +106,9 @@ def output_rows(
         axis_name: The named axis along which a larger batch is sharded, if any.
     """
     size = block_size(loss, outputs, batch, name)
-    root = jax.vmap(lambda f, example: _root(loss, f, example, size))(outputs, batch)
-    root = replicate(root, 0)  # as the signs are
+    values, vectors = jax.vmap(lambda f, example: _eigen(loss, f, example, size))(outputs, batch)
+    # S S^T is the Hessian.
+    root = replicate(vectors * jnp.sqrt(values)[..., None, :], 0)  # as the signs are
     n, blocks = root.shape[:2]  # [n, C / size, outputs, columns]
     if samples is None:
         rows = jnp.einsum(
@@ -114,6 +116,7 @@ def output_rows(
         )
         return rows.reshape(n, blocks * size, blocks * size)
     count = n * psum(1, axis_name)
+    # Signs have the least variance of all entries with E[s s^T] = I (Hutchinson, 1990).
     signs = jax.random.rademacher(key, (count, samples, blocks, size), root.dtype)
     signs = local_rows(signs, axis_name)
     rows = jnp.einsum("nbij,nsbj->nsbi", root, signs, precision=HIGHEST)
@@ -132,10 +135,11 @@ def output_curvature(
 
     def diagonal(f: jax.Array, example: Any) -> jax.Array:
         slope = lambda f: jax.grad(loss)(f, example)  # noqa: E731
+        # The Hessian is diagonal, so its product with ones is the diagonal.
         return jax.jvp(slope, (f,), (1 + 0 * f,))[1]
 
-    bent = jnp.maximum(jax.vmap(diagonal)(outputs, batch), 0)
-    return lambda v: bent * v
+    curvature = jnp.maximum(jax.vmap(diagonal)(outputs, batch), 0)
+    return lambda v: curvature * v
 
 
 def drawn_rows(
@@ -199,6 +203,7 @@ def block_size(
             "curvature (an absolute value, a hinge), so that its Gauss-Newton matrix is zero. "
             "Expected a smooth one: fnopt.losses.huber_loss or log_cosh, say."
         )
+    # Entries of one block have the same quotient by the block size.
     divisors = (b for b in range(1, count + 1) if count % b == 0)
     size = next(b for b in divisors if np.array_equal(rows // b, cols // b))
     if size > _LARGEST_BLOCK:
@@ -209,17 +214,12 @@ def block_size(
     return size
 
 
-def _root(loss: OutputLoss, f: jax.Array, example: Any, size: int) -> jax.Array:
-    """`S` with `S S^T` the Hessian, as blocks `[C / size, size, size]`."""
-    values, vectors = _eigen(loss, f, example, size)
-    return vectors * jnp.sqrt(values)[:, None, :]
-
-
 def _eigen(loss: OutputLoss, f: jax.Array, example: Any, size: int) -> tuple[jax.Array, jax.Array]:
     """Eigenvalues `[C / size, size]` of the Hessian, and the vectors."""
     slope = lambda f: jax.grad(loss)(f, example)  # noqa: E731
     seeds = jnp.tile(jnp.eye(size, dtype=f.dtype), (1, f.size // size))
-    seeds = seeds + 0 * f  # so that they are spread over devices as the examples are
+    # One seed serves the same column of all blocks: `size` products in place of `C`.
+    seeds = seeds + 0 * f  # sharded and varying as the examples are
     columns = jax.vmap(lambda v: jax.jvp(slope, (f,), (v,))[1])(seeds)
     hessian = columns.reshape(size, -1, size).transpose(1, 2, 0)
     # Where the loss isn't convex, what bends down is left out.

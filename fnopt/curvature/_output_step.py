@@ -83,16 +83,18 @@ def output_step(
         K = _factorise(loss, damping)
     else:
         K = _iterate(loss, damping, iterations, rank)
+    # Outputs with more curvature than damping are solved for after a division by the root of `h`,
+    # the others without: either quotient stays in range.
     direct = h * K.diagonal > K.lam
     u = jnp.where(direct, s / jnp.where(direct, root, jnp.ones_like(root)), jnp.zeros_like(s))
     t = jnp.where(direct, jnp.zeros_like(s), s) / K.lam
     a = t + root * K.inverse(u + root * (v - K.times(t)))
     change = v - K.times(a)
-    bent = root * change
+    curved = root * change
     return OutputStep(
         loss.back(a),
         jnp.dot(s, change, precision=HIGHEST),
-        jnp.dot(bent, bent, precision=HIGHEST),
+        jnp.dot(curved, curved, precision=HIGHEST),
         jnp.isfinite(loss.value) & jnp.all(jnp.isfinite(jnp.stack([s, h, K.diagonal]))),
     )
 

@@ -71,6 +71,7 @@ def hvp(
                     return scalar(fn(p), "hvp")
                 return jnp.sum(jax.vmap(loss, (None, 0))(p, chunk))
 
+            # Forward over reverse: less memory than reverse over reverse (Pearlmutter, 1994).
             return jax.jvp(jax.grad(f), (params,), (_tangent(v, params),))[1]
 
         if batch is None:
@@ -142,8 +143,9 @@ def ggn_vp(
 
             outputs, pushed = jax.jvp(model, (params,), (_tangent(v, params),))
             slope = jax.vmap(jax.grad(loss))
-            bent = jax.jvp(lambda f: slope(f, chunk), (outputs,), (pushed,))[1]
-            return jax.vjp(model, params)[1](bent)[0]
+            # J^T H J v: the Hessian in the outputs is a product too, never a matrix.
+            curved = jax.jvp(lambda f: slope(f, chunk), (outputs,), (pushed,))[1]
+            return jax.vjp(model, params)[1](curved)[0]
 
         return sum_over_examples(total, params, batch, reduction, chunk_size, "ggn_vp", axis_name)
 

@@ -83,11 +83,11 @@ def is_softmax_loss(loss: Any, count: int, dtype: Any, example: Any) -> bool:
     """
     kinds: list[bool] = []
 
-    def look(f: jax.Array, example: Any) -> None:
+    def read_kind(f: jax.Array, example: Any) -> None:
         found, pieces = _read(loss, f, example, None)
         kinds.append(found.kind == "linear" and bool(pieces))
 
-    jax.eval_shape(look, jax.ShapeDtypeStruct((count,), dtype), example)
+    jax.eval_shape(read_kind, jax.ShapeDtypeStruct((count,), dtype), example)
     return kinds[0]
 
 
@@ -117,6 +117,7 @@ def softmax_rows(loss: Any, f: jax.Array, example: Any, key: jax.Array, samples:
 
 def _row(piece: _Piece, weights: jax.Array, key: jax.Array, samples: int) -> jax.Array:
     z, axes = piece.scores, piece.axes
+    # The root of diag(p) - p p^T: diag(p^(1/2)) (I - q q^T) with q = p^(1/2), of length 1.
     top = jnp.max(z, axes, keepdims=True)
     powers = jnp.exp(z - jnp.where(jnp.isfinite(top), top, jnp.zeros_like(top)))
     total = jnp.sum(powers, axes, keepdims=True)

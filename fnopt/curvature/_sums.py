@@ -44,12 +44,12 @@ def symmetric_product(product: Callable[[Any], Any], like: Any, name: str) -> Ca
     """Wrap a user's matrix-vector product, and check that its result is like its argument."""
     check_real(like, name)
 
-    def call_checked(v: Any) -> Any:
+    def checked_product(v: Any) -> Any:
         found = product(v)
         check_same_tree(found, like, f"{name}: products", "the vectors")
         return found
 
-    return call_checked
+    return checked_product
 
 
 def explain_errors(

@@ -57,7 +57,8 @@ def median_of_means(grads: Any, groups: int) -> Any:
             raise ValueError(
                 f"median_of_means: groups is {groups}, expected between 1 and the {n} examples."
             )
-        # Consecutive examples, in groups whose sizes differ by one at most.
+        # Consecutive examples, in groups whose sizes differ by one at most. A batch is shuffled
+        # already, so that no further permutation is needed for random groups.
         group = jnp.arange(n) * groups // n
         counts = jnp.bincount(group, length=groups).astype(x.dtype)
         sums = jax.ops.segment_sum(x, group, groups)

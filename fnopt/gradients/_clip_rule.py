@@ -65,7 +65,7 @@ def _any_match(paths: list[str], *patterns: str) -> bool:
 
 RULES = ("clip", "automatic")
 
-# The stability constant of the paper that proposes automatic clipping; not sensitive, it says.
+# Bu et al. (2022), arXiv:2206.07136: the default of the stability constant of automatic clipping.
 _GAMMA = 0.01
 
 

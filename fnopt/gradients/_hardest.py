@@ -124,19 +124,12 @@ def _hardest(
     strategy = choose(method, chunk_size, bound)
     if by == "disagreement":
         found = totals(bound, strategy, wanted, skip_nonfinite=True, axis_name=axis_name)
+        loss, norm, aux = found.loss, found.norm, found.aux
         score = -alignment_with_others(bound, found, chunk_size)
-        return _select_hardest_of_all_devices(
-            k, axis_name, wanted, score, found.loss, found.norm, found.aux
-        )
-    loss, norm, aux = losses_and_norms(bound, strategy)
-    score = norm if by == "norm" else loss
-    return _select_hardest_of_all_devices(k, axis_name, wanted, score, loss, norm, aux)
-
-
-def _select_hardest_of_all_devices(
-    k: int, axis_name: Any, wanted: jax.Array | None, *known: Any
-) -> HardExamples:
-    """The hardest examples of all devices, with their positions in the whole batch."""
+    else:
+        loss, (norm,), aux = losses_and_norms(bound, strategy)
+        score = norm if by == "norm" else loss
+    known = score, loss, norm, aux
     if axis_name is None:
         return _select_hardest(k, wanted, *known)
     # Of each device no more than k can be among the first k of all.
@@ -161,6 +154,7 @@ def _select_hardest(
     score, wanted, (loss, norm, aux) = jax.tree.map(
         lambda x: replicate(x, 0), (score, wanted, (loss, norm, aux))
     )
+    # An example whose score is NaN is the first that a user wants to see.
     order = jnp.where(jnp.isnan(score), jnp.full_like(score, jnp.inf), score)
     wanted = jnp.ones(score.shape, jnp.bool_) if wanted is None else wanted
     # Two sorts, because an example that counts may have a score of minus infinity.

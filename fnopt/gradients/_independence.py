@@ -65,7 +65,12 @@ def check_examples_independent(
     positions = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
 
     def check(*args: Any, **kwargs: Any) -> None:
-        batch = {i: args[i] for i in _check_positions(positions, len(args))}
+        if not positions or any(not 0 <= i < len(args) for i in positions):
+            raise ValueError(
+                f"{_NAME}: batch_argnums is {positions}, but there are {len(args)} positional "
+                "arguments."
+            )
+        batch = {i: args[i] for i in positions}
         size = check_batch(named_leaves(batch), _NAME, PASS_BY_KEYWORD)
         if any(isinstance(x, Tracer) for x in jax.tree.leaves((args, kwargs))):
             raise TypeError(f"{_NAME}: the arguments are traced. Call it outside of jit.")
@@ -80,14 +85,6 @@ def check_examples_independent(
             _compare(before, losses(replaced), i)
 
     return check
-
-
-def _check_positions(positions: tuple[int, ...], count: int) -> tuple[int, ...]:
-    if not positions or any(not 0 <= i < count for i in positions):
-        raise ValueError(
-            f"{_NAME}: batch_argnums is {positions}, but there are {count} positional arguments."
-        )
-    return positions
 
 
 def _check_losses(losses: Any, size: int) -> jax.Array:
@@ -108,6 +105,7 @@ def _check_losses(losses: Any, size: int) -> jax.Array:
 def _numbers(x: Any) -> np.ndarray:
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return np.asarray(jax.random.key_data(x))
+    # NumPy has no arithmetic for bfloat16 and float8.
     return np.asarray(x, np.float64 if jnp.issubdtype(x.dtype, jnp.floating) else None)
 
 
@@ -133,7 +131,8 @@ def _compare(before: jax.Array, after: jax.Array, replaced: int) -> None:
     was, now = _numbers(before), _numbers(after)
     moved = np.abs(now - was)
     moved[replaced] = 0
-    # Other rows of a matrix product may be rounded differently, nothing else.
+    # Other rows of a matrix product may be rounded differently, by a few units in the last place
+    # of the mean loss; 64 of them leave room for the depth of a network.
     scale = np.maximum(np.abs(was), np.abs(was).mean())
     others = np.flatnonzero(moved > 64 * float(jnp.finfo(before.dtype).eps) * scale)
     if not others.size:

@@ -91,23 +91,22 @@ def microbatch(
 
 def _accumulate(call: Any, batch: Any, size: int, part_size: int | None, rule: Any) -> Any:
     """Combine the results of microbatches: sums and means in the carry, lists stacked."""
-
-    def call_one(batch: Any) -> Any:
-        return call(jax.tree.map(lambda x: replicate(x, 0)[:1], batch))
-
-    leaves, treedef = jax.tree.flatten(jax.eval_shape(call_one, batch))
-    rules = _prefix(rule, treedef.unflatten(leaves))
+    # One example is enough for shapes: those of listed results are taken from the parts.
+    one = jax.eval_shape(lambda b: jax.tree.map(lambda x: replicate(x, 0)[:1], b), batch)
+    leaves, treedef = jax.tree.flatten(jax.eval_shape(call, one))
+    rules = _rule_by_leaf(rule, treedef.unflatten(leaves))
     zeros = []
-    for x in _without_lists(leaves, rules):
+    for x in _summed_leaves(leaves, rules):
         # Sums of 16-bit numbers over many parts are made in float32.
         dtype = compute_dtype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else x.dtype
         zeros.append(reshard_like(jnp.zeros(x.shape, dtype), x))
 
     def body(sums: Any, part: Any) -> Any:
         results = treedef.flatten_up_to(call(part))
+        # The last part may be smaller: a mean is weighted by the number of its examples.
         weight = {"sum": 1, "mean": jax.tree.leaves(part)[0].shape[0] / size}
         kinds = [r for r in rules if r != "concat"]
-        terms = zip(sums, _without_lists(results, rules), kinds, strict=True)
+        terms = zip(sums, _summed_leaves(results, rules), kinds, strict=True)
         sums = [s + jnp.asarray(x).astype(s.dtype) * weight[kind] for s, x, kind in terms]
         return sums, [x for x, r in zip(results, rules, strict=True) if r == "concat"]
 
@@ -120,12 +119,12 @@ def _accumulate(call: Any, batch: Any, size: int, part_size: int | None, rule: A
     return treedef.unflatten(merged)
 
 
-def _without_lists(leaves: list[Any], rules: list[str]) -> list[Any]:
+def _summed_leaves(leaves: list[Any], rules: list[str]) -> list[Any]:
     """The leaves that are added up, not listed."""
     return [x for x, rule in zip(leaves, rules, strict=True) if rule != "concat"]
 
 
-def _prefix(rule: Any, results: Any) -> list[str]:
+def _rule_by_leaf(rule: Any, results: Any) -> list[str]:
     rules = jax.tree.map(lambda r, part: [r] * len(jax.tree.leaves(part)), rule, results)
     found = [r for rs in jax.tree.leaves(rules, is_leaf=lambda x: isinstance(x, list)) for r in rs]
     for r, x in zip(found, jax.tree.leaves(results), strict=True):

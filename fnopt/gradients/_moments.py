@@ -165,12 +165,12 @@ def totals(
         if skip_nonfinite:
             finite = jnp.isfinite(norm) & jnp.isfinite(loss)
             counts = finite if counts is None else counts & finite
-        return _merge_moments(moments, _moments(seen, counts, loss.shape[0])), (
-            counts,
-            loss,
-            norm,
-            aux,
-        )
+        if counts is not None:
+            seen = seen.only(counts)
+        ones = jnp.ones(loss.shape[0], jnp.bool_) if counts is None else counts
+        number = jnp.sum(ones, dtype=jnp.int32)
+        found = Moments(number, *seen.moments(ones.astype(jnp.float32)))
+        return _merge_moments(moments, found), (counts, loss, norm, aux)
 
     none = [jnp.zeros((), real_dtype(compute_dtype(jnp.result_type(p)))) for p in leaves]
     carry = Moments(jnp.zeros((), jnp.int32), zero_sums(bound.params), none)
@@ -182,14 +182,6 @@ def totals(
     return Totals(moments, *outputs)
 
 
-def _moments(seen: Measurements, counts: jax.Array | None, size: int) -> Moments:
-    """The moments of the gradients of a chunk."""
-    if counts is not None:
-        seen = seen.only(counts)
-    counts = jnp.ones(size, jnp.bool_) if counts is None else counts
-    return Moments(jnp.sum(counts, dtype=jnp.int32), *seen.moments(counts.astype(jnp.float32)))
-
-
 def _merge_moments(a: Moments, b: Moments) -> Moments:
     """Merge the moments of two sets of gradients (Chan, Golub and LeVeque, 1983)."""
     # Deviations from the means are merged, because a difference of sums of squares would cancel.
@@ -198,8 +190,9 @@ def _merge_moments(a: Moments, b: Moments) -> Moments:
     share = b.count.astype(jnp.float32) / jnp.maximum(count, 1).astype(jnp.float32)
     weight = a.count.astype(jnp.float32) * share
 
-    def moved(x: jax.Array, y: jax.Array) -> jax.Array:
+    def move_mean(x: jax.Array, y: jax.Array) -> jax.Array:
         y = reshard_like(y, x)
+        # Selected and not weighted: zero times the difference of an infinite mean would be NaN.
         return jnp.where(a.count == 0, y, x + (y - x) * share.astype(x.dtype))
 
     pairs = zip(*map(jax.tree.leaves, (a.mean, b.mean)), strict=True)
@@ -207,11 +200,12 @@ def _merge_moments(a: Moments, b: Moments) -> Moments:
     # An infinite square isn't to be NaN for want of a gap.
     gaps = [jnp.where(weight == 0, jnp.zeros_like(g), g * weight.astype(g.dtype)) for g in gaps]
     deviations = [s + t + g for s, t, g in zip(a.deviations, b.deviations, gaps, strict=True)]
-    return Moments(count, jax.tree.map(moved, a.mean, b.mean), deviations)
+    return Moments(count, jax.tree.map(move_mean, a.mean, b.mean), deviations)
 
 
 def _combine_devices(mine: Moments, axis_name: Any) -> Moments:
     """Combine the moments of the gradients of all devices."""
+    # One pass of sums for the mean, one for deviations from it: a difference of squares cancels.
     count, weighted = jax.lax.psum(
         (mine.count, jax.tree.map(lambda m: m * mine.count.astype(m.dtype), mine.mean)), axis_name
     )

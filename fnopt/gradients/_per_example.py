@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from fnopt.core import check_chunk_size, scan_chunks
+from fnopt.core import check_chunk_size, map_chunks
 from fnopt.gradients._clip_rule import LeafGroups, groups_of
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._moments import measure
@@ -114,12 +114,10 @@ def _per_example_grads(
         bound = spec.bind(args, kwargs, key)
         grad = jax.vmap(jax.value_and_grad(bound.loss, has_aux=True), (None, 0))
 
-        def body(carry: None, chunk: Any) -> tuple[None, Any]:
-            return carry, grad(bound.params, chunk)
-
         with bound.on_its_mesh():
-            _, outputs = scan_chunks(body, None, bound.batch, bound.size, chunk_size)
-        (losses, aux), grads = outputs
+            (losses, aux), grads = map_chunks(
+                lambda chunk: grad(bound.params, chunk), bound.batch, bound.size, chunk_size
+            )
         return spec.outputs(losses, aux, grads, with_value)
 
     return grads_fn
@@ -205,29 +203,23 @@ def per_example_norms(
     return norms_fn
 
 
-def losses_and_norms(bound: BoundLoss, strategy: Strategy) -> tuple[jax.Array, jax.Array, Any]:
-    """The loss, the norm of the gradient and the aux of every example."""
-    loss, (norms,), aux = _losses_and_group_norms(bound, strategy, None)
-    return loss, norms, aux
-
-
 def _group_norms(
     bound: BoundLoss, *, method: str, chunk_size: int | None, groups: LeafGroups | None
 ) -> tuple[tuple[jax.Array, ...], Any]:
-    strategy = choose(method, chunk_size, bound)
-    return _losses_and_group_norms(bound, strategy, groups)[1:]
+    # The strategy is chosen inside the compiled call, which is cached by its options.
+    return losses_and_norms(bound, choose(method, chunk_size, bound), groups)[1:]
 
 
-def _losses_and_group_norms(
-    bound: BoundLoss, strategy: Strategy, groups: LeafGroups | None
+def losses_and_norms(
+    bound: BoundLoss, strategy: Strategy, groups: LeafGroups | None = None
 ) -> tuple[jax.Array, tuple[jax.Array, ...], Any]:
+    """The loss, the norms of the gradient by group (of all leaves by default) and the aux."""
     take = measure(bound, strategy)
+    blocks, count = (None, 1) if groups is None else (groups.of_leaf, groups.count)
 
-    def body(carry: None, chunk: Any) -> tuple[None, Any]:
-        blocks = None if groups is None else groups.of_leaf
+    def measure_chunk(chunk: Any) -> tuple[jax.Array, tuple[jax.Array, ...], Any]:
         seen = take(chunk, blocks)
         loss, aux = seen.loss_and_aux
-        norms = seen.norms(blocks, 1 if groups is None else groups.count)
-        return carry, (loss, tuple(norms), aux)
+        return loss, tuple(seen.norms(blocks, count)), aux
 
-    return scan_chunks(body, None, bound.batch, bound.size, strategy.chunk_size)[1]
+    return map_chunks(measure_chunk, bound.batch, bound.size, strategy.chunk_size)

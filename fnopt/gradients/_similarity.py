@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import nonzero, norm_of_leaves, safe_sqrt, scan_chunks
+from fnopt.core import global_norm, map_chunks, nonzero, safe_sqrt
 from fnopt.gradients._loss import BoundLoss, ExampleLoss, check_not_empty
 from fnopt.gradients._moments import Measure, Totals, measure
 from fnopt.gradients._per_example import losses_and_norms
@@ -34,7 +34,7 @@ def alignment_with_others(bound: BoundLoss, found: Totals, chunk_size: int | Non
         chunk_size: Number of examples to process at once.
     """
     norm, mean = found.norm, found.moments.mean
-    length = norm_of_leaves(jax.tree.leaves(mean)).astype(norm.dtype)
+    length = global_norm(mean).astype(norm.dtype)
 
     def unit(x: jax.Array, param: Any) -> jax.Array:
         # Of length 1, which even float16 can hold.
@@ -59,12 +59,12 @@ def alignment_with_others(bound: BoundLoss, found: Totals, chunk_size: int | Non
 
 def derivatives_along(bound: BoundLoss, direction: Any, chunk_size: int | None) -> jax.Array:
     """Inner product of every example's gradient with a direction like the params, `[n]`."""
-    derive = _reverse if _has_custom_vjp(bound) else _forward
-
-    def body(carry: None, chunk: Any) -> tuple[None, jax.Array]:
-        return carry, derive(bound, direction, chunk)
-
-    return scan_chunks(body, None, bound.batch, bound.size, chunk_size)[1]
+    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), bound.batch)
+    jaxpr = jax.make_jaxpr(bound.loss)(bound.params, example).jaxpr
+    # JAX has no forward mode for a function with a `custom_vjp`.
+    reverse = any(e.primitive.name.startswith("custom_vjp") for e in jaxprs.equations(jaxpr))
+    derive = functools.partial(_reverse if reverse else _forward, bound, direction)
+    return map_chunks(derive, bound.batch, bound.size, chunk_size)
 
 
 def _forward(bound: BoundLoss, direction: Any, chunk: Any) -> jax.Array:
@@ -91,12 +91,6 @@ def _reverse(bound: BoundLoss, direction: Any, chunk: Any) -> jax.Array:
         return functools.reduce(jnp.add, parts)
 
     return jax.grad(along)(jnp.ones_like(values))
-
-
-def _has_custom_vjp(bound: BoundLoss) -> bool:
-    example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), bound.batch)
-    jaxpr = jax.make_jaxpr(bound.loss)(bound.params, example)
-    return any(e.primitive.name.startswith("custom_vjp") for e in jaxprs.equations(jaxpr.jaxpr))
 
 
 class GradientSimilarity(NamedTuple):
@@ -230,7 +224,7 @@ def _compare(
         found = _similarity(bound, bound if columns is bound else typed, strategy)
     if not is_other:
         return found
-    loss, norm, _ = losses_and_norms(columns, strategy)
+    loss, (norm,), _ = losses_and_norms(columns, strategy)
     return found._replace(other_norm=norm, other_loss=loss)
 
 
@@ -270,6 +264,7 @@ def _scale_gradients(take: Measure, chunk: Any) -> _Scaled:
     (loss, aux), norm = seen.loss_and_aux, seen.norms()[0]
     usable = jnp.isfinite(norm) & (norm > 0)
     exponent = jnp.round(jnp.log2(jnp.where(usable, norm, jnp.ones_like(norm))))
+    # Four powers of two are left for the sums of products.
     top = jnp.finfo(norm.dtype).maxexp - 4
     exponent = jax.lax.stop_gradient(jnp.clip(exponent, -top, top)).astype(jnp.int32)
     # A power of two, so that nothing is rounded.
@@ -283,14 +278,17 @@ def _similarity(bound: BoundLoss, columns: BoundLoss, strategy: Strategy) -> Gra
         seen = _scale_gradients(take, bound.batch)
         return GradientSimilarity(*seen.products_and_cosines(seen), *seen.outputs)
 
-    def rows(carry: None, chunk: Any) -> tuple[None, Any]:
+    def rows(chunk: Any) -> Any:
         mine = _scale_gradients(take, chunk)
 
-        def column(carry: None, other: Any) -> tuple[None, Any]:
-            return carry, _scale_gradients(take, other).products_and_cosines(mine)
+        found = map_chunks(
+            lambda other: _scale_gradients(take, other).products_and_cosines(mine),
+            columns.batch,
+            columns.size,
+            strategy.chunk_size,
+        )
+        # Chunks of columns come stacked along the leading axis.
+        return jax.tree.map(jnp.transpose, found), mine.outputs
 
-        _, found = scan_chunks(column, None, columns.batch, columns.size, strategy.chunk_size)
-        return carry, (jax.tree.map(jnp.transpose, found), mine.outputs)
-
-    _, (found, outputs) = scan_chunks(rows, None, bound.batch, bound.size, strategy.chunk_size)
+    found, outputs = map_chunks(rows, bound.batch, bound.size, strategy.chunk_size)
     return GradientSimilarity(*found, *outputs)

@@ -241,6 +241,7 @@ def _variance(
     """The variance, and the squared norm of the mean without its bias by noise."""
     n, length = count.astype(deviations.dtype), sum_of_squares(mean).astype(deviations.dtype)
     variance = jnp.where(count < 2, jnp.full_like(deviations, jnp.nan), deviations / (n - 1))
+    # E|mean|^2 = |E mean|^2 + variance / n (McCandlish et al., 2018, appendix A.1).
     return variance, length - variance / n
 
 

@@ -113,17 +113,13 @@ def _traced_loss(
     """The traced loss, if the call is eager and its program can be cached."""
     given = bound.params, bound.batch, args
     static = jax.tree.structure(given), *options.values()
-    if not (is_eager(given) and is_on_one_device(given) and _can_be_found(static)):
+    try:
+        hash(static)
+    except TypeError:  # options that no cache can find again
+        return None
+    if not (is_eager(given) and is_on_one_device(given)):
         return None
     if any(jax.typeof(x).weak_type for x in jax.tree.leaves(bound.batch)):
         return None  # an example without the axis would have to be so too
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), bound.batch)
     return trace_function(bound.loss, bound.params, example)
-
-
-def _can_be_found(static: Any) -> bool:
-    try:
-        hash(static)
-    except TypeError:
-        return False
-    return True

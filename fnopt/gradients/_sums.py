@@ -51,7 +51,7 @@ def squared_deviations(x: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.
     x = x.astype(compute_dtype(x.dtype))
     # From one of them first: zero if all are the same, and small numbers have an exact mean.
     first = replicate(x, 0)[jnp.argmax(replicate(counts))]
-    x = x - first
+    x = x - first  # exact where gradients are near each other (Sterbenz)
     mean = weighted_total(counts, x) / number(counts, x.dtype)
     return first + mean, jnp.sum(only_where(counts > 0, squares_of(x - mean)))
 
@@ -79,9 +79,13 @@ def block_norms(
 
     def again() -> jax.Array:
         norms = careful()
-        found = jnp.stack([_joint([norms[i] for i in own], plain[0]) for own in members])
+        none = jnp.zeros_like(plain[0])  # of a block without leaves
+        found = jnp.stack(
+            [joint_norm([norms[i].astype(none.dtype) for i in own] or [none]) for own in members]
+        )
         return jnp.where(bad, found, safe_sqrt(plain))
 
+    # A condition and no select: the second pass costs as much as the first, and is rare.
     return jax.lax.cond(jnp.any(bad), again, lambda: safe_sqrt(plain))
 
 
@@ -92,30 +96,18 @@ def _sum(parts: Lengths, like: jax.Array) -> jax.Array:
     return total
 
 
-def _joint(norms: Lengths, like: jax.Array) -> jax.Array:
-    return joint_norm([x.astype(like.dtype) for x in norms]) if norms else jnp.zeros_like(like)
-
-
 REDUCTIONS = ("sum", "mean")
 
 
 def zero_sums(params: Any) -> Any:
     """Zeros like the params, at least float32, because long sums lose digits in bfloat16."""
-
-    def zeros(leaf: Any) -> jax.Array:
-        zero = jnp.zeros(jnp.shape(leaf), compute_dtype(jnp.result_type(leaf)))
-        return reshard_like(zero, leaf)
-
-    return jax.tree.map(zeros, params)
+    wide = jax.tree.map(lambda p: compute_dtype(jnp.result_type(p)), params)
+    return jax.tree.map(lambda p, d: reshard_like(jnp.zeros(jnp.shape(p), d), p), params, wide)
 
 
 def like_params(sums: Any, params: Any) -> Any:
     """Cast sums to the dtypes and the sharding of the params, as `jax.grad` returns them."""
-
-    def cast_leaf(total: jax.Array, leaf: Any) -> jax.Array:
-        return reshard_like(total.astype(jnp.result_type(leaf)), leaf)
-
-    return jax.tree.map(cast_leaf, sums, params)
+    return jax.tree.map(lambda s, p: reshard_like(s.astype(jnp.result_type(p)), p), sums, params)
 
 
 def weighted_total(weights: jax.Array, x: jax.Array) -> jax.Array:
@@ -141,6 +133,7 @@ def inner_products(x: jax.Array, y: jax.Array) -> jax.Array:
     """The real inner products of all `x[i]` with all `y[j]`, `[n, m]`, at least float32."""
     dtype = compute_dtype(x.dtype, y.dtype)
     a, b = (reshape(z.astype(dtype), z.shape[0], -1) for z in (x, y))
+    # Re<x, y> is the inner product of the real and imaginary parts side by side.
     if jnp.issubdtype(dtype, jnp.complexfloating):
         a, b = (jnp.concatenate([jnp.real(z), jnp.imag(z)], axis=1) for z in (a, b))
     return matmul(a, b.T)

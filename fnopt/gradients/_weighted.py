@@ -153,6 +153,7 @@ def _weighted_sum(
 ) -> tuple[jax.Array, Any, Any]:
     def body(sums: Any, chunk: tuple[Any, jax.Array]) -> tuple[Any, Any]:
         examples, w = chunk
+        # One backward pass for the whole chunk: the weights are the cotangents of the losses.
         losses, pullback, aux = jax.vjp(
             lambda params: jax.vmap(bound.loss, (None, 0))(params, examples),
             bound.params,
@@ -170,6 +171,7 @@ def _weighted_sum(
     return losses, aux, sums
 
 
+# A rule for tangents: linear in them, so that JAX transposes it and both modes have it.
 @jax.custom_jvp
 def _scale_cotangent(x: jax.Array, scale: jax.Array) -> jax.Array:
     del scale
@@ -203,9 +205,10 @@ def scale_gradient(inputs: Any, scale: Any) -> Any:
         >>> jax.grad(lambda x: jnp.sum(scale_gradient(x, -0.5) ** 2))(jnp.ones(2))
         Array([-1., -1.], dtype=float32)
     """
-    return jax.tree.map(lambda x: _scale_leaf(x, scale), inputs)
 
+    def scale_leaf(x: Any) -> jax.Array:
+        x = jnp.asarray(x)
+        # In reverse mode the output says nothing of the scale, so it is a constant for both modes.
+        return _scale_cotangent(x, jax.lax.stop_gradient(jnp.asarray(scale, x.real.dtype)))
 
-def _scale_leaf(x: Any, scale: Any) -> jax.Array:
-    x = jnp.asarray(x)
-    return _scale_cotangent(x, jax.lax.stop_gradient(jnp.asarray(scale, x.real.dtype)))
+    return jax.tree.map(scale_leaf, inputs)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fnopt.core import check_choice, type_text
 from fnopt.jacobians import tree_or_matrix
 from fnopt.taps._program import has_scopes, lacks_cotangent, trace_program
-from fnopt.taps._tap import listened
+from fnopt.taps._tap import add_probe
 
 Source = str | int | Sequence[int]
 MODES = ("auto", "forward", "reverse")
@@ -64,13 +64,13 @@ def grad_between(
     """
 
     def between(*args: Any, **kwargs: Any) -> Any:
-        link = _link("grad_between", fn, src, dst, args, kwargs)
+        destination, source = _link("grad_between", fn, src, dst, args, kwargs)
 
         def scalar(source: Any) -> jax.Array:
-            value = link.destination(source)
-            return _checked_scalar(select(value) if select else value)
+            value = destination(source)
+            return _check_scalar(select(value) if select else value)
 
-        return jax.grad(scalar)(link.source)
+        return jax.grad(scalar)(source)
 
     return between
 
@@ -125,7 +125,7 @@ def _link(
     program = program.only({i for i in (start, end) if i is not None})
 
     def visit(node: int, value: Any, probe: Any) -> tuple[Any, Any]:
-        value = value if probe is None else listened(value, probe)
+        value = value if probe is None else add_probe(value, probe)
         return value, value if node == end else None
 
     def destination(source: Any) -> Any:
@@ -136,12 +136,14 @@ def _link(
         return out if end is None else records[end]
 
     if start is not None:
+        # The source is a probe, a zero that is added to the node: the point of the derivative is
+        # the value that the node has.
         node = program.nodes[start]
         return _Link(destination, jnp.zeros(node.shape, node.dtype))
     return _Link(destination, jax.tree.unflatten(program.diff_tree, program.diff_inputs))
 
 
-def _checked_scalar(value: Any) -> jax.Array:
+def _check_scalar(value: Any) -> jax.Array:
     if getattr(value, "shape", None) != () or not jnp.issubdtype(value.dtype, jnp.floating):
         raise TypeError(
             f"grad_between: the value is {type_text(value)}, expected a real scalar: choose one "

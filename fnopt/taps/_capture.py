@@ -20,7 +20,7 @@ from fnopt.taps._program import (
     trace_program,
 )
 from fnopt.taps._reductions import Reduction, as_reduction
-from fnopt.taps._tap import listened, listened_reduced, probe_dtype
+from fnopt.taps._tap import add_probe, add_reduced_probe, probe_dtype
 
 
 class Captured(NamedTuple):
@@ -110,13 +110,13 @@ def capture(
     def captured(*args: Any, **kwargs: Any) -> tuple[Any, Captured]:
         program = trace_program("capture", fn, args, kwargs, argnums, scopes=has_scopes(chosen))
         seen = set(program.select(chosen, lacks_value)) if values else set()
-        heard = program.select(chosen, lacks_cotangent) if cotangents else []
-        program = program.only({*seen, *heard})
+        probed = program.select(chosen, lacks_cotangent) if cotangents else []
+        program = program.only({*seen, *probed})
         visit = _visitor(seen, reduction)
         if not cotangents and argnums is None:
             out, records = program.run(visit, {})
             return out, Captured(program.by_name(records), {})
-        out, records, found, grads = _backward(program, visit, heard, reduction, has_aux)
+        out, records, found, grads = _backward(program, visit, probed, reduction, has_aux)
         grads = None if argnums is None else jax.tree.unflatten(program.diff_tree, grads)
         return out, Captured(program.by_name(records), program.by_name(found), grads)
 
@@ -125,10 +125,10 @@ def capture(
 
 def _visitor(seen: set[int], reduction: Reduction | None) -> NodeFn:
     def visit(node: int, value: Any, probe: Any) -> tuple[Any, Any]:
-        if probe is not None:
-            value = (
-                listened_reduced(reduction, value, probe) if reduction else listened(value, probe)
-            )
+        if probe is not None and reduction:
+            value = add_reduced_probe(reduction, value, probe)
+        elif probe is not None:
+            value = add_probe(value, probe)
         if node not in seen:
             return value, None
         return value, reduction(value) if reduction else value
@@ -139,12 +139,12 @@ def _visitor(seen: set[int], reduction: Reduction | None) -> NodeFn:
 def _backward(
     program: TracedCall,
     visit: NodeFn,
-    heard: list[int],
+    probed: list[int],
     reduction: Reduction | None,
     has_aux: bool,
 ) -> tuple[Any, NodeValues, NodeValues, list[Any]]:
     """The output, the records, the cotangents by node, and the leaves of the gradient."""
-    shapes = {i: cotangent_shape(program.nodes[i], reduction) for i in heard}
+    shapes = {i: cotangent_shape(program.nodes[i], reduction) for i in probed}
     probes = jax.tree.map(lambda s: jnp.zeros(s.shape, probe_dtype(s.dtype)), shapes)
 
     def loss(probes: NodeValues, diff: list[Any]) -> tuple[jax.Array, tuple[Any, NodeValues]]:
@@ -161,7 +161,9 @@ def cotangent_shape(node: Node, reduction: Reduction | None) -> Any:
     whole = jax.ShapeDtypeStruct(node.shape, node.dtype)
     if reduction is None:
         return whole
+    # A reduction sees one iteration of the scans around the node.
     inner = jax.ShapeDtypeStruct(node.shape[len(node.axes) :], node.dtype)
+    # A copy, because JAX caches the trace of a function, and a user may change what it reads.
     kept = jax.eval_shape(copy_function(reduction), inner)
     return jax.tree.map(lambda s: jax.ShapeDtypeStruct((*node.axes, *s.shape), s.dtype), kept)
 
@@ -214,12 +216,12 @@ def nodes(fn: Callable[..., Any], *, scopes: bool = False) -> Callable[..., tupl
         abstract = {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)}
         found: list[Node] = []
 
-        def look(arrays: dict[int, Any]) -> None:
-            args, kwargs = jax.tree.unflatten(treedef, [arrays.get(i, x) for i, x in pairs])
+        def trace(arrays: dict[int, Any]) -> None:
+            full = [arrays.get(i, x) for i, x in enumerate(leaves)]
+            args, kwargs = jax.tree.unflatten(treedef, full)
             found.extend(trace_program("nodes", fn, args, kwargs, scopes=scopes).nodes)
 
-        pairs = list(enumerate(leaves))
-        jax.eval_shape(look, abstract)
+        jax.eval_shape(trace, abstract)  # so that shapes do as arguments
         return tuple(found)
 
     return listed

@@ -30,7 +30,7 @@ class _Rule(NamedTuple):
     array: Any
 
     def __call__(self, value: Any, entry: Any) -> Any:
-        """The new value; `entry` is what the array has for this iteration."""
+        """The new value; `entry` is the array's entry of this iteration."""
         if self.function is not None:
             return self.function(value)
         return jnp.broadcast_to(entry.astype(value.dtype), value.shape)
@@ -114,7 +114,12 @@ def patch(
             # The last rule is the first one that the cotangent meets on its way back.
             pairs = list(zip(on_cotangent.get(node, []), back, strict=True))
             for rule, entry in reversed(pairs):
-                value = with_cotangent_rule(_checked(rule, name), value, entry)
+
+                def apply(cotangent: Any, entry: Any, rule: _Rule = rule) -> Any:
+                    what = f"the cotangent of {name!r}"
+                    return _check_like(cotangent, rule(cotangent, entry), what)
+
+                value = with_cotangent_rule(apply, value, entry)
             return value, None
 
         chosen = {*on_value, *on_cotangent}
@@ -150,12 +155,6 @@ def _by_node(
         for node in program.select((name,), ask):
             found.setdefault(node, []).append(rule)
     return found
-
-
-def _checked(rule: _Rule, name: str) -> Callable[[Any, Any], Any]:
-    return lambda cotangent, entry: _check_like(
-        cotangent, rule(cotangent, entry), f"the cotangent of {name!r}"
-    )
 
 
 def _check_like(before: Any, after: Any, what: str) -> Any:

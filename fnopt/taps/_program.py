@@ -104,8 +104,8 @@ class TracedCall(NamedTuple):
         for i in sorted(records):
             base = _base(self.nodes[i].name)
             group = [k for k, node in enumerate(self.nodes) if _base(node.name) == base]
-            if records.keys() >= {*group} and _is_one([self.nodes[k] for k in group]):
-                found[base] = jax.tree.map(_joint, *(records[k] for k in group))
+            if records.keys() >= {*group} and _are_alternatives([self.nodes[k] for k in group]):
+                found[base] = jax.tree.map(_merge_records, *(records[k] for k in group))
             else:
                 found[self.nodes[i].name] = records[i]
         return found
@@ -144,7 +144,7 @@ class TracedCall(NamedTuple):
         if not found and not pattern.startswith(SCOPE_PREFIX):
             found = [i for i, (_, b) in pairs if b.startswith(f"{pattern}/")]
         if not found:
-            # A scope is meant only where the call names it.
+            # Scopes are matched only by a pattern with their prefix: `*` stands for all taps.
             same = [
                 (i, b)
                 for i, b in pairs
@@ -193,14 +193,14 @@ def _base(name: str) -> str:
     return name.rpartition("#")[0] or name
 
 
-def _is_one(nodes: list[Node]) -> bool:
+def _are_alternatives(nodes: list[Node]) -> bool:
     """Whether there are several nodes of one shape, of which only one can run."""
     shapes = {(node.shape, node.dtype) for node in nodes}
     pairs = itertools.combinations(nodes, 2)
     return len(nodes) > 1 == len(shapes) and all(a.excludes(b) for a, b in pairs)
 
 
-def _joint(*records: jax.Array) -> jax.Array:
+def _merge_records(*records: jax.Array) -> jax.Array:
     """The record of the node that ran, of several; others are zero."""
     join = jnp.logical_or if records[0].dtype == bool else jnp.add
     return functools.reduce(join, records)
@@ -226,7 +226,7 @@ def trace_program(
         scopes: Whether named scopes are nodes too.
     """
     leaves, treedef = jax.tree.flatten((args, kwargs))
-    diff, diff_tree = _differentiated(name, args, argnums)
+    diff, diff_tree = _diff_leaves(name, args, argnums)
     # Flags, names and functions among the arguments stay what they are, as under `jax.grad`.
     wanted = {i for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)}.union(diff)
     traced = {i: position for position, i in enumerate(sorted(wanted))}
@@ -249,7 +249,7 @@ def trace_program(
     return TracedCall(name, level, nodes, inputs, positions, diff_tree, out_tree)
 
 
-def _differentiated(name: str, args: tuple[Any, ...], argnums: Argnums) -> tuple[list[int], Any]:
+def _diff_leaves(name: str, args: tuple[Any, ...], argnums: Argnums) -> tuple[list[int], Any]:
     """The positions of the differentiated leaves among all leaves, and their structure."""
     if isinstance(argnums, int):
         return [*_leaves_of(name, args, argnums)], jax.tree.structure(args[argnums])

@@ -37,7 +37,7 @@ REDUCTIONS: dict[str, Reduction] = {
     "rms": _rms,
     "max": lambda x: jnp.max(jnp.abs(_wide(x)), initial=0.0),
     "zeros": lambda x: _mean(x == 0),
-    # A vector has features only, no examples.
+    # The last axis has the units; a vector has units only, no examples.
     "dead": lambda x: _mean(jnp.all(x == 0, axis=tuple(range(x.ndim - 1)))),
     "nonfinite": lambda x: _mean(~jnp.isfinite(x)),
     "histogram": lambda x: exponents.histogram(jnp.abs(_wide(x))),
@@ -49,7 +49,7 @@ def as_reduction(name: str, reduce: Any) -> Reduction | None:
     if reduce is None or callable(reduce):
         return reduce
     if isinstance(reduce, str):
-        return _known(name, reduce)
+        return _named_reduction(name, reduce)
     if not isinstance(reduce, Mapping):
         if any(map(callable, reduce)):
             raise TypeError(
@@ -59,13 +59,10 @@ def as_reduction(name: str, reduce: Any) -> Reduction | None:
         reduce = {key: key for key in reduce}
     parts = {key: as_reduction(name, part) for key, part in reduce.items()}
 
-    def several(x: jax.Array) -> dict[str, Any]:
-        return {key: x if part is None else part(x) for key, part in parts.items()}
-
-    return several
+    return lambda x: {key: x if part is None else part(x) for key, part in parts.items()}
 
 
-def _known(name: str, reduce: str) -> Reduction:
+def _named_reduction(name: str, reduce: str) -> Reduction:
     if reduce not in REDUCTIONS:
         raise ValueError(
             f"{name}: reduce is {reduce!r}, expected one of {names_text([*REDUCTIONS])} or a "

@@ -62,11 +62,11 @@ def tap(name: str, x: Tree) -> Tree:
     """
     _check_name(name)
     pairs, treedef = leaves_with_names(x)
-    return jax.tree.unflatten(treedef, [_named(name, path, leaf) for path, leaf in pairs])
-
-
-def _named(name: str, path: str, leaf: Any) -> jax.Array:
-    return tap_p.bind(jnp.asarray(leaf), name=f"{name}/{path}" if path else name)
+    leaves = [
+        tap_p.bind(jnp.asarray(leaf), name=f"{name}/{path}" if path else name)
+        for path, leaf in pairs
+    ]
+    return jax.tree.unflatten(treedef, leaves)
 
 
 def _check_name(name: Any) -> None:
@@ -82,7 +82,7 @@ def _check_name(name: Any) -> None:
 
 
 @jax.custom_jvp
-def listened(x: jax.Array, probe: jax.Array) -> jax.Array:
+def add_probe(x: jax.Array, probe: jax.Array) -> jax.Array:
     """Return `x`; its cotangent is also that of the probe.
 
     This equals `x + probe` at `probe = 0`, but the probe's zeros are never read. The compiler
@@ -91,12 +91,12 @@ def listened(x: jax.Array, probe: jax.Array) -> jax.Array:
     return x
 
 
-@listened.defjvp
-def _listened_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
+@add_probe.defjvp
+def _add_probe_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple[Any, Any]:
     return primals[0], tangents[0] + tangents[1]
 
 
-def listened_reduced(reduce: Callable[[Any], Any], x: jax.Array, probe: Any) -> jax.Array:
+def add_reduced_probe(reduce: Callable[[Any], Any], x: jax.Array, probe: Any) -> jax.Array:
     """Return `x`; the probe's cotangent is `reduce(cotangent of x)`, and nothing else is stored."""
 
     @jax.custom_vjp
@@ -104,8 +104,11 @@ def listened_reduced(reduce: Callable[[Any], Any], x: jax.Array, probe: Any) -> 
         return x
 
     def backward(_: None, cotangent: jax.Array) -> tuple[jax.Array, Any]:
-        return cotangent, jax.tree.map(_as_float, reduce(cotangent))
+        reduced = jax.tree.map(jnp.asarray, reduce(cotangent))
+        # JAX takes a cotangent in the dtype of its primal, the probe.
+        return cotangent, jax.tree.map(lambda x: x.astype(probe_dtype(x.dtype)), reduced)
 
+    # A reduction has no meaning as a tangent: there is no forward mode.
     identity.defvjp(lambda x, probe: (x, None), backward)
     return identity(x, probe)
 
@@ -128,8 +131,3 @@ def with_cotangent_rule(rule: Callable[[Any, Any], Any], x: jax.Array, given: An
 def probe_dtype(dtype: Any) -> Any:
     """Dtype of a reduction as a cotangent: float32 for counts."""
     return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.dtype(jnp.float32)
-
-
-def _as_float(x: Any) -> jax.Array:
-    x = jnp.asarray(x)
-    return x.astype(probe_dtype(x.dtype))

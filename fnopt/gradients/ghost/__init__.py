@@ -13,6 +13,7 @@ from fnopt.gradients.ghost._kronecker_factors import factor_traces as factor_tra
 from fnopt.gradients.ghost._plan import Group, Plan
 from fnopt.gradients.ghost._report import GhostReport, ParamRule, ghost_report
 from fnopt.gradients.ghost._rows import GhostRows as GhostRows
+from fnopt.gradients.ghost._rows import multiply_rows as multiply_rows
 from fnopt.gradients.ghost._rows import record_rows as record_rows
 from fnopt.gradients.ghost._rows import record_tape as record_tape
 from fnopt.gradients.ghost._sites import find_sites as find_sites

@@ -45,10 +45,13 @@ def _window_offsets(site: Site, x: jax.Array) -> Iterator[jax.Array]:
     x = x.transpose(numbers.lhs_spec)
     padded = zip(p["padding"], p["lhs_dilation"], strict=True)
     edges = [(0, 0, 0), (0, 0, 0), *((low, high, d - 1) for (low, high), d in padded)]
+    # Interior padding of the input is the dilation of a transposed convolution.
     x = jax.lax.pad(x, jnp.zeros((), x.dtype), edges)
     window = [site.weight.aval.shape[d] for d in numbers.rhs_spec[2:]]
     extent = [site.eqn.outvars[0].aval.shape[d] for d in numbers.out_spec[2:]]
     for offset in itertools.product(*map(range, window)):
+        # A strided slice for each offset: patches as one array take as many times the memory as
+        # the window has offsets.
         start = [o * d for o, d in zip(offset, p["rhs_dilation"], strict=True)]
         steps = zip(start, extent, p["window_strides"], strict=True)
         stop = [s + (n - 1) * stride + 1 for s, n, stride in steps]

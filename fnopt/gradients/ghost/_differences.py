@@ -9,6 +9,7 @@ the first would cancel, and a spread of a thousandth of the mean would be lost.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -89,12 +90,12 @@ def _moments(group: Group, tape: Tape, counts: jax.Array) -> tuple[jax.Array, ja
     gap = sum_of(_total(change, pair.left, counts, (d, k)) for change, pair in pairs)
     gap = gap / number(counts, gap.dtype)
     near = jnp.sum(only_where(counts > 0, squares))
-    # Rounding may leave less than nothing of gradients that are all the same.
+    # Rounding may make this negative for gradients that are all the same.
     deviations = near - sum_of_squares(gap) * number(counts, squares.dtype)
     deviations = jnp.maximum(deviations, jnp.zeros_like(near))
     mean = sum_of(outer(p, (d, k), HIGHEST) for p in origin).astype(gap.dtype) + gap
-    # Of finite gradients it is NaN where squares are infinite that are taken from each other; of
-    # gradients that may be all the same it stays so.
+    # For finite gradients NaN is the difference of two infinite squares, so the sum is infinite. It
+    # stays NaN for gradients that may be all the same.
     lost = jnp.isnan(deviations) & jnp.all(jnp.isfinite(mean)) & jnp.any(gap != 0)
     return mean, jnp.where(lost, jnp.full_like(deviations, jnp.inf), deviations)
 
@@ -123,12 +124,11 @@ def difference(pair: Pair, reference: Pair) -> Difference:
     if isinstance(pair.left, OneHot):
         assert isinstance(reference.left, OneHot)
         return Difference(_one_hot(pair.left, pair.right, reference.left, reference.right), None)
+    # a c^T - b d^T = (a - b) c^T + b (c - d)^T: near each other, both terms are exact.
+    wide, base = jax.tree.map(_wide, pair), jax.tree.map(_wide, reference)
     return Difference(
-        Pair(jax.tree.map(_subtract, pair.left, reference.left), jax.tree.map(_wide, pair.right)),
-        Pair(
-            jax.tree.map(_wide, reference.left),
-            jax.tree.map(_subtract, pair.right, reference.right),
-        ),
+        Pair(jax.tree.map(operator.sub, wide.left, base.left), wide.right),
+        Pair(base.left, jax.tree.map(operator.sub, wide.right, base.right)),
     )
 
 
@@ -158,17 +158,14 @@ def _one_hot(a: OneHot, c: Dense, b: OneHot, d: Dense) -> Pair:
     # Where both have their one at the same place, the difference is a single product.
     same = (a.index == b.index)[..., None]
 
-    def joined(c: jax.Array, d: jax.Array) -> jax.Array:
+    def join_differences(c: jax.Array, d: jax.Array) -> jax.Array:
         c, d = _wide(c), _wide(d)
         return _join_positions(jnp.where(same, c - d, c), jnp.where(same, jnp.zeros_like(d), -d))
 
     return Pair(
-        OneHot(_join_positions(a.index, b.index)), Dense(jax.tree.map(joined, c.blocks, d.blocks))
+        OneHot(_join_positions(a.index, b.index)),
+        Dense(jax.tree.map(join_differences, c.blocks, d.blocks)),
     )
-
-
-def _subtract(a: jax.Array, b: jax.Array) -> jax.Array:
-    return _wide(a) - _wide(b)
 
 
 def _join_positions(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -40,7 +40,7 @@ def gradient(site: Site, weight: Any, others: list[Any], g: jax.Array) -> jax.Ar
         g: The cotangent of the output.
     """
     whole = _map_over_scans(site, g.shape)
-    # Nothing of the output is needed where the equation is linear; the compiler drops it.
+    # The output itself is needed only where the equation is nonlinear; else XLA removes it.
     out, transposed = jax.vjp(lambda w: whole(w, *others), weight)
     return transposed(reshard_like(g, out))[0]
 

@@ -12,7 +12,8 @@ from fnopt.core import HIGHEST
 from fnopt.gradients.ghost._factors import sum_of
 from fnopt.sharding import is_sharded, replicate
 
-_LARGEST = 2**24  # numbers of gradients that are formed at once
+# Numbers of gradients that are formed at once: 64 MB in float32. More examples go one by one.
+_LARGEST = 2**24
 
 
 def rotate_rows(x: jax.Array, basis: jax.Array) -> jax.Array:
@@ -80,11 +81,9 @@ def squares_of_sites(sites: Sequence[Any], bases: tuple[jax.Array, ...]) -> jax.
     if a.shape[0] * numbers <= _LARGEST or is_sharded(a):
         return jnp.sum(jax.vmap(square_gradients)(pairs), 0)
 
-    def add_example(total: jax.Array, some: Any) -> tuple[jax.Array, None]:
-        return total + square_gradients(some), None
-
     shape = jax.eval_shape(square_gradients, jax.tree.map(lambda x: x[0], pairs))
-    return jax.lax.scan(add_example, jnp.zeros(shape.shape, shape.dtype), pairs)[0]
+    zeros = jnp.zeros(shape.shape, shape.dtype)
+    return jax.lax.scan(lambda s, pair: (s + square_gradients(pair), None), zeros, pairs)[0]
 
 
 def _rotate_pair(site: Any, inputs: jax.Array, cotangents: jax.Array) -> tuple[Any, Any]:
@@ -94,6 +93,7 @@ def _rotate_pair(site: Any, inputs: jax.Array, cotangents: jax.Array) -> tuple[A
 def _squares_of_lookups(sites: Sequence[Any], basis: jax.Array) -> jax.Array:
     """Squared gradients of lookups; repeated rows of an example are added first."""
     index = jnp.concatenate([s.index for s in sites], 2)  # [n, T, R]
+    # A one-hot input keeps its own basis: only cotangents are rotated.
     g = rotate_rows(jnp.concatenate([s.cotangents for s in sites], 3), basis)
     same = (index[..., :, None] == index[..., None, :]).astype(g.dtype)
     whole = jnp.einsum("ntrs,nktse->nktre", same, g, precision=HIGHEST)

@@ -124,7 +124,7 @@ def length_squared(pairs: Sequence[Pair]) -> jax.Array:
 def length(pairs: Sequence[Pair]) -> jax.Array:
     """Norm of a sum of gradients, whose factors are first scaled to 1 at most."""
     # The squares are of the fourth power in the factors: they leave float32 long before the norm.
-    left, right = _unit([p.left for p in pairs]), _unit([p.right for p in pairs])
+    left, right = _common_unit([p.left for p in pairs]), _common_unit([p.right for p in pairs])
     scaled = [Pair(_divide(p.left, left), _divide(p.right, right)) for p in pairs]
     norm = safe_sqrt(length_squared(scaled))
     return left.astype(norm.dtype) * right.astype(norm.dtype) * norm
@@ -132,19 +132,20 @@ def length(pairs: Sequence[Pair]) -> jax.Array:
 
 def scale_pair(pair: Pair, factor: jax.Array) -> Pair:
     """Multiply a gradient by a number, with a left factor scaled to 1 at most."""
-    unit = _unit([pair.left])
+    unit = _common_unit([pair.left])
 
     def rescale(x: jax.Array) -> jax.Array:
         x = x.astype(compute_dtype(x.dtype))
         return x * unit.astype(x.dtype) * factor.astype(x.dtype)
 
+    # The number goes to a dense factor: a one-hot one has no entries.
     if isinstance(pair.right, OneHot):
         turned = scale_pair(Pair(pair.right, pair.left), factor)
         return Pair(turned.right, turned.left)
     return Pair(_divide(pair.left, unit), Dense(tuple(map(rescale, pair.right.blocks))))
 
 
-def _unit(factors: Sequence[Factor]) -> jax.Array:
+def _common_unit(factors: Sequence[Factor]) -> jax.Array:
     blocks = [widen_float16(x) for f in factors if isinstance(f, Dense) for x in f.blocks]
     if not blocks:
         return jnp.ones((), jnp.float32)
@@ -193,6 +194,7 @@ def outer(pair: Pair, shape: tuple[int, int], precision: Any = None) -> jax.Arra
     match pair:
         case Pair(OneHot(index), Dense((block,))):
             wide = block.astype(compute_dtype(block.dtype))
+            # A scatter: the one-hot matrix would have a column for every row of the table.
             zeros = jnp.zeros(shape, wide.dtype)
             return jax.vmap(lambda i, c: zeros.at[i].add(c))(index, wide)
         case Pair(Dense(left), Dense((right,))):
@@ -218,6 +220,7 @@ def site_pair(rule: Any, site: Site, x: jax.Array, g: jax.Array) -> Pair:
     def pair_once(x: jax.Array, g: jax.Array) -> Pair:
         return rule.pair(site, x, g)
 
+    # One vmap for each scan around the site: its iterations are further rows of the factors.
     for _ in site.axes:
         pair_once = jax.vmap(pair_once)
     return jax.tree.map(lambda a: _fold_scans(a, site), pair_once(x, g))

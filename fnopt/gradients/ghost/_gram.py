@@ -113,12 +113,12 @@ def by_slices(p: Pair, q: Pair, d: int, k: int) -> jax.Array:
         z = jnp.pad(z, (*[(0, 0)] * (z.ndim - 1), (0, count * width - d)))
         return jnp.moveaxis(z.reshape(*z.shape[:-1], count, width), -2, 0)
 
-    def formed(left: jax.Array, right: Any) -> jax.Array:
+    def form(left: jax.Array, right: Any) -> jax.Array:
         pair = Pair(Dense((left,)), Dense((_join_vectors(right),)))
         return jax.vmap(lambda example: outer(example, (width, k), HIGHEST))(pair)
 
     def add(total: jax.Array, part: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
-        return total + inner_products(formed(part[0], p.right), formed(part[1], q.right)), None
+        return total + inner_products(form(part[0], p.right), form(part[1], q.right)), None
 
     dtype = compute_dtype(*(z.dtype for z in jax.tree.leaves((p, q))))
     zero = pvary_like(jnp.zeros((x.shape[0], y.shape[0]), dtype), (x, y))

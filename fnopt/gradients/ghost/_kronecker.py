@@ -71,7 +71,9 @@ def _fits(bias: Site, product: Site) -> bool:
     return bool(t * k == ends[-1] and np.all(rows == np.arange(t * k).reshape(t, 1, k)))
 
 
-_DENSE_BLOCKS = 16  # of what has no Kronecker form, a leaf gets at most so many dense blocks
+# A leaf without Kronecker form gets at most this many dense blocks, so that their memory is at most
+# 16 max_side^2; a longer one gets a diagonal.
+_DENSE_BLOCKS = 16
 
 
 class Side(NamedTuple):
@@ -241,10 +243,8 @@ def _block_of_product(group: Group, biases: Sequence[Group], max_side: int) -> K
 
 
 def _block_without_product(group: Group, leaf: int, aval: Any, max_side: int) -> KroneckerBlock:
-    why, size = (
-        "its sites don't agree" if group.form in {"gram", "matrix"} else group.why,
-        aval.size,
-    )
+    size = aval.size
+    why = "its sites don't agree" if group.form in {"gram", "matrix"} else group.why
     if group.form == "params":
         enters = ", ".join(dict.fromkeys(s.eqn.primitive.name for s in group.sites))
         why = f"no product with a matrix of its own (enters by {enters})"

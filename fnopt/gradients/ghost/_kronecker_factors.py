@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -117,6 +118,7 @@ def _factors_of_rows(block: KroneckerBlock, rows: jax.Array, tape: Tape) -> Fact
 def _kronecker(block: KroneckerBlock, tape: Tape, sharing: str) -> Factors:
     sites = [_Rows(block, site, tape) for site in block.group.sites]
     if len({site.turned for site in sites}) > 1:
+        # Uses of a weight and of its transpose: their rows can't be counted together.
         return _mix_factors([_order_sides(s, *_expand_positions([s])) for s in sites])
     moments = _expand_positions if sharing == "expand" or sites[0].lookup else _reduce_positions
     return _order_sides(sites[0], *moments(sites))
@@ -136,7 +138,9 @@ class _Rows:
         self.lookup = not self.sides[0].count
         if isinstance(inputs, OneHot):
             self.index = inputs.index
-            self.inputs = None if self.lookup else self._one_hot()
+            classes = jnp.arange(self.sides[0].size, dtype=self.index.dtype)
+            one_hot = self.index[..., None] == classes
+            self.inputs = None if self.lookup else one_hot.astype(self.cotangents.dtype)
         else:
             self.inputs = _wide(jnp.concatenate(inputs.blocks, -1))
         if block.biases:
@@ -144,10 +148,6 @@ class _Rows:
             widths = [(0, 0)] * (self.inputs.ndim - 1) + [(0, 1)]
             one = jnp.asarray(site.tap in block.taps, self.inputs.dtype)
             self.inputs = jnp.pad(self.inputs, widths, constant_values=one)
-
-    def _one_hot(self) -> jax.Array:
-        classes = jnp.arange(self.sides[0].size, dtype=self.index.dtype)
-        return (self.index[..., None] == classes).astype(self.cotangents.dtype)
 
     def input_moment(self) -> jax.Array:
         """The sum over examples and positions."""
@@ -162,12 +162,11 @@ class _Rows:
 def _factors(site: Site, tape: Tape) -> tuple[Factor, Factor]:
     rule, (x, g) = RULES[site.kind], _tape.data_of(site, tape)
 
-    def pair(x: Any, g: jax.Array) -> Any:
-        return site_pair(rule, site, x, g)
+    pair = functools.partial(site_pair, rule, site)
 
-    # The inputs are the same for all residuals of an example.
+    # The inputs are the same for all residuals of an example, so they have no residual axis.
     once = jax.vmap(pair)(x, g[:, 0])
-    each = jax.vmap(lambda x, g: jax.vmap(lambda g: pair(x, g))(g))(x, g)
+    each = jax.vmap(jax.vmap(pair, (None, 0)))(x, g)
     return (once.right, each.left) if cotangents_left(site) else (once.left, each.right)
 
 
@@ -204,12 +203,12 @@ def _mix_factors(pairs: Sequence[Factors]) -> Factors:
     weights = [left * right for left, right in traces]
     root = jnp.sqrt(sum_of(weights))
 
-    def joined(k: int) -> jax.Array:
+    def mix_side(k: int) -> jax.Array:
         scales = [_safe_ratio(w, root * t[k]) for w, t in zip(weights, traces, strict=True)]
         terms = zip(scales, pairs, strict=True)
         return sum_of(per_row(s, p[k]) * p[k] for s, p in terms)
 
-    return joined(0), joined(1)
+    return mix_side(0), mix_side(1)
 
 
 def factor_traces(factor: jax.Array) -> jax.Array:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import jax
+import jax.numpy as jnp
 
 from fnopt.core import leaves_with_names, show_report, table_lines
-from fnopt.gradients._loss import BoundLoss, ExampleLoss
+from fnopt.gradients._loss import ExampleLoss
 from fnopt.gradients.ghost._trace import trace_ghost
 
 
@@ -101,22 +101,17 @@ def ghost_report(
 
     def report_fn(*args: Any, key: Any = None, **kwargs: Any) -> GhostReport:
         bound = spec.bind(args, kwargs, key)
-        return _report(bound, spec.like_argnums(bound.params))
+        plan = trace_ghost(bound).plan
+        rules = []
+        for i, (name, leaf) in enumerate(leaves_with_names(spec.like_argnums(bound.params))[0]):
+            (group,) = (g for g in plan.groups if i in g.leaves)
+            enters = tuple(s.eqn.primitive.name for s in group.sites if i in s.weight.leaves)
+            rules.append(ParamRule(name, jnp.shape(leaf), group.form, enters, group.why))
+        sizes = [p.size for p in plan.params]
+        known = sum(n for n, rule in zip(sizes, rules, strict=True) if rule.rule != "vmap")
+        coverage = known / sum(sizes) if sum(sizes) else 1.0
+        # Gradients are summed in float32 at least.
+        gradient_bytes = sum(p.size * max(4, p.dtype.itemsize) for p in plan.params)
+        return GhostReport(tuple(rules), coverage, plan.bytes, gradient_bytes)
 
     return report_fn
-
-
-def _report(bound: BoundLoss, params: Any) -> GhostReport:
-    plan = trace_ghost(bound).plan
-    names = [name for name, _ in leaves_with_names(params)[0]]
-    rules = {}
-    for i, leaf in enumerate(jax.tree.leaves(params)):
-        (group,) = (g for g in plan.groups if i in g.leaves)
-        enters = tuple(s.eqn.primitive.name for s in group.sites if i in s.weight.leaves)
-        shape = jax.numpy.shape(leaf)
-        rules[i] = ParamRule(names[i], shape, group.form, enters, group.why)
-    sizes = [p.size for p in plan.params]
-    known = sum(size for i, size in enumerate(sizes) if rules[i].rule != "vmap")
-    coverage = known / sum(sizes) if sum(sizes) else 1.0
-    gradient_bytes = sum(p.size * max(4, p.dtype.itemsize) for p in plan.params)
-    return GhostReport(tuple(rules.values()), coverage, plan.bytes, gradient_bytes)

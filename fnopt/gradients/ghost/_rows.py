@@ -100,7 +100,7 @@ class GhostRows(NamedTuple):
         total = jnp.zeros(self.residuals.shape, self._dtype)
         for group, formed in zip(self.ghost.plan.groups, self.formed, strict=True):
             if isinstance(formed, dict):
-                found = [_multiply_rows(x, leaves[i]) for i, x in formed.items()]
+                found = [multiply_rows(x, leaves[i]) for i, x in formed.items()]
             else:
                 found = [_push_site(s, self.tape, self.ghost.params, leaves) for s in group.sites]
             for x in found:
@@ -144,6 +144,7 @@ def record_tape(ghost: Ghost, batch: Any) -> Tape:
 
         taps = pvary_like(tap_zeros(plan), (params, example))
         r, pull, (outputs, records) = jax.vjp(residuals, taps, formed, has_aux=True)
+        # All residuals of an example at once: one backward pass over a batch of unit cotangents.
         cotangents, grads = jax.vmap(pull)(pvary_like(jnp.eye(r.size, dtype=r.dtype), r))
         return Tape(outputs, records, cotangents, grads)
 
@@ -166,7 +167,8 @@ def _combine_rows(cotangents: jax.Array, weights: jax.Array) -> jax.Array:
     return jax.vmap(lambda w, g: jnp.tensordot(w, g, 1, precision=HIGHEST))(weights, wide)
 
 
-def _multiply_rows(rows: jax.Array, direction: jax.Array) -> jax.Array:
+def multiply_rows(rows: jax.Array, direction: jax.Array) -> jax.Array:
+    """The product of rows `[..., *param]` of a Jacobian with a direction like the param."""
     dtype = compute_dtype(rows.dtype, direction.dtype)
     rows, direction = rows.astype(dtype), direction.astype(dtype)
     return jnp.tensordot(rows, direction, direction.ndim, precision=HIGHEST)
@@ -179,16 +181,15 @@ def _push_site(
     numbers = sorted(site.weight.leaves)
     numbered = dict(enumerate(params))
 
-    def forward(values: list[Any]) -> Any:
-        return evaluate(site.weight, numbered | dict(zip(numbers, values, strict=True)))
-
-    tangents = [direction[i].astype(params[i].dtype) for i in numbers]
-    weight, change = jax.jvp(forward, ([params[i] for i in numbers],), (tangents,))
+    primals = {i: params[i] for i in numbers}
+    tangents = {i: direction[i].astype(params[i].dtype) for i in numbers}
+    weight, change = jax.jvp(
+        lambda own: evaluate(site.weight, numbered | own), (primals,), (tangents,)
+    )
 
     def push_example(records: dict[int, Any], g: jax.Array) -> jax.Array:
         others = [records[o] if isinstance(o, int) else evaluate(o, numbered) for o in site.others]
         moved = _direct.tangent(site, weight, change, others, g.shape[1:])
-        wide = compute_dtype(g.dtype)
-        return jnp.tensordot(g.astype(wide), moved.astype(wide), moved.ndim, precision=HIGHEST)
+        return multiply_rows(g, moved)
 
     return jax.vmap(push_example)(tape.records, tape.cotangents[site.tap])

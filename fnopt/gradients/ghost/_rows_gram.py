@@ -53,12 +53,7 @@ class Factors(NamedTuple):
     @property
     def outputs(self) -> Any:
         """The axis of the residuals, for `jax.vmap`."""
-        left, right = self.axes
-        return _vmap_axes(left, right)
-
-
-def _vmap_axes(left: Any, right: Any) -> Any:
-    return Pair(left, right)
+        return Pair(*self.axes)  # pyright: ignore[reportArgumentType]
 
 
 def have_same_layout(group: Group, other: Group) -> bool:
@@ -150,11 +145,10 @@ def _factors(group: Group, part: RowsPart) -> list[Factors]:
 def _site_factors(site: Site, tape: Tape) -> Factors:
     axes = (0, None) if cotangents_left(site) else (None, 0)
 
-    def pair_example(x: Any, g: jax.Array) -> Pair:
-        pair = functools.partial(site_pair, RULES[site.kind], site)
-        return jax.vmap(pair, (None, 0), _vmap_axes(*axes))(x, g)
-
-    return Factors(jax.vmap(pair_example)(*_tape.data_of(site, tape)), axes)
+    # Only the cotangents get the axis of the residuals: what was recorded is the same for all.
+    pair = functools.partial(site_pair, RULES[site.kind], site)
+    of_example = jax.vmap(pair, (None, 0), Pair(*axes))  # pyright: ignore[reportArgumentType]
+    return Factors(jax.vmap(of_example)(*_tape.data_of(site, tape)), axes)
 
 
 def _are_dense(found: list[Factors]) -> bool:
@@ -168,24 +162,21 @@ def _dense_blocks(pair: Pair) -> jax.Array:
 
 def _flat_pair(factors: Factors) -> Pair:
     """A row for every residual of every example: `[n k, T, R, d]` on both sides."""
-    n_outputs = next(
-        f.blocks[0].shape[1]
-        for f, axis in zip(factors.pair, factors.axes, strict=True)
-        if axis == 0 and isinstance(f, Dense)
+    cotangents = factors.pair.left if factors.axes[0] == 0 else factors.pair.right
+    k = jax.tree.leaves(cotangents)[0].shape[1]
+    sides = zip(factors.pair, factors.axes, strict=True)
+    return Pair(
+        *(
+            jax.tree.map(_join_axes if axis == 0 else lambda x: _repeat_rows(x, k), side)
+            for side, axis in sides
+        )
     )
-
-    def side(factor: Any, axis: int | None) -> Any:
-        if axis == 0:
-            return jax.tree.map(_join_axes, factor)
-        return jax.tree.map(lambda x: _repeat_rows(x, n_outputs), factor)
-
-    return Pair(*(side(f, axis) for f, axis in zip(factors.pair, factors.axes, strict=True)))
 
 
 def _gram_of_positions(p: list[Factors], q: list[Factors]) -> jax.Array:
     """Inner products over all pairs of positions, for as many examples at once as fit."""
 
-    def outputs(mine: Factors, theirs: Factors) -> jax.Array:
+    def products_of_factors(mine: Factors, theirs: Factors) -> jax.Array:
         # What was recorded is multiplied once for all residuals of two examples.
         over_theirs = jax.vmap(inner, (None, theirs.outputs))
         return jax.vmap(over_theirs, (mine.outputs, None))(mine.pair, theirs.pair)
@@ -197,7 +188,7 @@ def _gram_of_positions(p: list[Factors], q: list[Factors]) -> jax.Array:
                 for x, a in zip(mine, p, strict=True)
                 for y, b in zip(theirs, q, strict=True)
             ]
-            return sum_of(outputs(a, b) for a, b in pairs)
+            return sum_of(products_of_factors(a, b) for a, b in pairs)
 
         return jax.vmap(products_of_pair)([f.pair for f in q])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -112,10 +113,8 @@ def _measure(
     if group.form == "none":
         return {}
 
-    def measure_example(data: list[tuple[Any, jax.Array]]) -> jax.Array:
-        return of_pairs(pairs_of(group, data))
-
-    return {group.leaves[0]: jax.vmap(measure_example)([data_of(s, tape) for s in group.sites])}
+    each = jax.vmap(lambda data: of_pairs(pairs_of(group, data)))
+    return {group.leaves[0]: each([data_of(s, tape) for s in group.sites])}
 
 
 def pairs_of(group: Group, data: Sequence[tuple[Any, jax.Array]]) -> list[Pair]:
@@ -154,10 +153,13 @@ def _matrices(group: Group, site: Site, tape: Tape) -> jax.Array:
     assert group.layout is not None
     _, d, k = group.layout.sizes
 
-    def form_example(x: jax.Array, g: jax.Array) -> jax.Array:
-        return outer(site_pair(RULES[site.kind], site, x, g), (d, k), _precision(site))
+    pairs = _site_pairs(site, tape)
+    return jax.vmap(lambda pair: outer(pair, (d, k), _precision(site)))(pairs)
 
-    return jax.vmap(form_example)(*data_of(site, tape))
+
+def _site_pairs(site: Site, tape: Tape) -> Pair:
+    """The factors of all examples."""
+    return jax.vmap(functools.partial(site_pair, RULES[site.kind], site))(*data_of(site, tape))
 
 
 def _precision(site: Site) -> Any:
@@ -171,14 +173,16 @@ def _contract(group: Group, site: Site, tape: Tape, weights: jax.Array) -> jax.A
     """Contract the tape over examples and positions: `[T, D, K]`."""
     assert group.layout is not None
     _, d, k = group.layout.sizes
-    pairs = jax.vmap(lambda x, g: site_pair(RULES[site.kind], site, x, g))(*data_of(site, tape))
-    scaled = Pair(pairs.left, jax.tree.map(lambda x: _scale_examples(x, weights), pairs.right))
+    pairs = _site_pairs(site, tape)
+
+    def scale_examples(x: jax.Array) -> jax.Array:
+        x = widen_float16(x)
+        # Weights are applied in float32, and rounded to the dtype in which the model multiplies.
+        return scaled_rows(weights, x).astype(x.dtype)
+
+    scaled = Pair(pairs.left, jax.tree.map(scale_examples, pairs.right))
+    # Examples are further positions: the sum over both is one matrix product.
     return outer(jax.tree.map(examples_as_positions, scaled), (d, k), _precision(site))
-
-
-def _scale_examples(x: jax.Array, weights: jax.Array) -> jax.Array:
-    x = widen_float16(x)
-    return scaled_rows(weights, x).astype(x.dtype)
 
 
 def examples_as_positions(x: jax.Array) -> jax.Array:
@@ -205,6 +209,7 @@ def _gradients_by_param(
         for site in group.sites:
             others = [records[o] if isinstance(o, int) else value(o) for o in site.others]
             g = _direct.gradient(site, value(site.weight), others, cotangents[site.tap])
+            # A move of elements rounds nothing, so the sum over sites keeps the wide dtype.
             g = g.astype(compute_dtype(g.dtype)) if site.weight.moves_only else g
             for i, x in pull_back(site.weight, g, params).items():
                 total[i] = total[i] + x if i in total else x

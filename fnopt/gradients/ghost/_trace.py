@@ -102,9 +102,7 @@ class GhostMeasurements(NamedTuple):
         numbered = dict(enumerate(self.ghost.params))
         means: dict[int, jax.Array] = {}
 
-        def deviations_of_group(
-            group: Any, formed: _tape.Formed, tape: Tape
-        ) -> dict[int, jax.Array]:
+        def deviations_of_group(group: Any, formed: _tape.Formed, tape: Tape) -> dict[int, Any]:
             found = _differences.moments(group, formed, tape, counts, numbered)
             means.update(found.mean)
             return {**found.deviations}

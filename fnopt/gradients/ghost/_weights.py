@@ -178,6 +178,7 @@ class ComputedWeight(Weight):
         if repeats and self.inputs[0].aval.size != self.aval.size:
             return False
         disjoint = sum(len(w.leaves) for w in self.inputs) == len(self.leaves)
+        # The norm of a gradient is the same only if no element of a param is there twice.
         return self.moves_only and disjoint and all(w.keeps_length for w in self.inputs)
 
     def compute(self, values: Sequence[Any], wide: bool) -> Any:
@@ -261,6 +262,7 @@ def pull_back(weight: Weight, cotangent: Any, leaves: Mapping[int, Any]) -> dict
 
     params = [leaves[i] for i in numbers]
     if weight.moves_only:
+        # Transposed and not differentiated: a move is linear in any dtype, also the wide one.
         if varying_axes(cotangent):  # shapes don't say so, arrays do
             zeros = [sharded_full_like(p, 0, cotangent.dtype) for p in params]
             value, transposed = jax.vjp(forward, pvary_like(zeros, cotangent))

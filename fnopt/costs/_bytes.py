@@ -34,6 +34,7 @@ def own_traffic(op: Op) -> int:
         return nbytes(changed)
     if not moves_memory(op) or op.bodies:
         return 0
+    # XLA fuses a broadcast or a cast into its reader: memory has the smaller array.
     reads = sum(min(nbytes(c), nbytes(c.root)) for c in op.inputs)
     return reads + sum(map(nbytes, op.outputs))
 
@@ -48,17 +49,10 @@ def edge_traffic(graph: Graph) -> Iterator[tuple[tuple[str, ...], int]]:
 
     The fused elementwise work reads or writes each once; yields the part and the bytes.
     """
-    counted = _touched(graph)
+    # The memory whose traffic `own_traffic` or the body of a loop counts.
+    counted = {c.root for op in filter(moves_memory, graph.ops) for c in [*op.inputs, *op.outputs]}
     yield from _reads(graph, counted)
     yield from _writes(graph, counted)
-
-
-def _touched(graph: Graph) -> set[Cell]:
-    """The memory whose traffic `own_traffic` or the body of a loop counts."""
-    cells: set[Cell] = set()
-    for op in filter(moves_memory, graph.ops):
-        cells.update(c.root for c in [*op.inputs, *op.outputs])
-    return cells
 
 
 def _reads(graph: Graph, counted: set[Cell]) -> Iterator[tuple[tuple[str, ...], int]]:

@@ -95,7 +95,7 @@ def check_all_used(trip_counts: Mapping[str, int], found: Cost) -> None:
 
 
 def checked_trip_counts(trip_counts: TripCounts) -> dict[str, int]:
-    """Numbers of iterations by the names of loops; `'*'` stands for all others."""
+    """CounterBounds of iterations by the names of loops; `'*'` stands for all others."""
     named = trip_counts if isinstance(trip_counts, Mapping) else {"*": trip_counts}
     given = {name: n for name, n in named.items() if n is not None}
     for name, n in given.items():
@@ -108,7 +108,10 @@ def checked_trip_counts(trip_counts: TripCounts) -> dict[str, int]:
 def check_arrays(what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
     """Check that every leaf of the arguments is an array of known shape."""
     for name, leaf in leaves_with_names((args, dict(kwargs)))[0]:
-        path = _argument(name)
+        # `0/1/w` is leaf `w` of the second positional argument, `1/x` the keyword argument `x`.
+        kind, first, *rest = name.split("/")
+        argument = f"argument {first}" if kind == "0" else f"keyword argument {first!r}"
+        path = f"{leaf_text('/'.join(rest))} of {argument}" if rest else argument
         if isinstance(leaf, (bool, int, float, complex, np.generic)):
             continue
         if not hasattr(leaf, "shape") or not hasattr(leaf, "dtype"):
@@ -124,13 +127,6 @@ def check_arrays(what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
             )
 
 
-def _argument(name: str) -> str:
-    """`0/1/w` is leaf `w` of the second positional argument, `1/x` the keyword argument `x`."""
-    kind, first, *rest = name.split("/")
-    argument = f"argument {first}" if kind == "0" else f"keyword argument {first!r}"
-    return f"{leaf_text('/'.join(rest))} of {argument}" if rest else argument
-
-
 def compiled_cost(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Compiled:
@@ -141,11 +137,16 @@ def compiled_cost(
     jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn)
     compiled = jitted.lower(*args, **kwargs).compile()
     analysis, memory = compiled.cost_analysis() or {}, compiled.memory_analysis()
+    # Older releases of JAX give a list with an entry for each partition.
     analysis = analysis[0] if isinstance(analysis, list) else analysis
     kinds = ("argument", "output", "temp", "alias")
     own, host = (
         [int(getattr(memory, f"{prefix}{kind}_size_in_bytes", 0)) for kind in kinds]
         for prefix in ("", "host_")
+    )
+    peak_bytes, host_bytes = (
+        arguments + results + temporaries - donated
+        for arguments, results, temporaries, donated in (own, host)
     )
     return Compiled(
         flops=float(analysis.get("flops", 0.0)),
@@ -154,12 +155,6 @@ def compiled_cost(
         argument_bytes=own[0],
         output_bytes=own[1],
         temp_bytes=own[2],
-        peak_bytes=_total(own),
-        host_bytes=_total(host),
+        peak_bytes=peak_bytes,
+        host_bytes=host_bytes,
     )
-
-
-def _total(sizes: list[int]) -> int:
-    """Memory of arguments, results and temporaries, without donated arguments."""
-    *parts, shared = sizes
-    return sum(parts) - shared

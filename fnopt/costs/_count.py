@@ -39,13 +39,13 @@ class _Tally:
         for inner, work in other.works.items():
             self.add(scope + inner, work * times)
             if bound is not None:
-                self.doubt(scope + inner, bound)
+                self.mark_inexact(scope + inner, bound)
         for inner, found in other.inexact.items():
-            self.doubt(scope + inner, found)
+            self.mark_inexact(scope + inner, found)
         for (name, part, reason), count in other.unknown.items():
             self.unknown[name, _path(scope, part), reason] += count * times
 
-    def doubt(self, scope: _Scope, bound: Bound) -> None:
+    def mark_inexact(self, scope: _Scope, bound: Bound) -> None:
         """Mark the work of a part as a bound, or as incomplete."""
         self.inexact[scope] = worse(self.inexact.get(scope), bound)
 
@@ -92,7 +92,7 @@ class _Counter:
         work = _work(op)
         if isinstance(work, str):
             tally.unknown[op.name, "/".join(op.scope), work] += 1
-            tally.doubt(op.scope, "incomplete")
+            tally.mark_inexact(op.scope, "incomplete")
         else:
             tally.add(op.scope, work)
         tally.add(op.scope, Work(bytes=own_traffic(op)))
@@ -118,7 +118,7 @@ class _Counter:
         if loop.trips is None:
             reason = f"ONE iteration is counted: pass trip_counts={{{loop.name!r}: n}}"
             tally.unknown[loop.name, "/".join(op.scope), reason] += 1
-            tally.doubt(op.scope, "incomplete")
+            tally.mark_inexact(op.scope, "incomplete")
         tally.add_all(test, op.scope, trips + 1, "at most" if loop.at_most else bound)
         tally.add_all(body, op.scope, trips, "at most" if loop.at_most else bound)
 
@@ -133,14 +133,17 @@ class _Counter:
 
     def cond(self, op: Op, tally: _Tally, where: _Scope) -> None:
         branches = [self.graph(branch, where) for branch in op.bodies]
-        heaviest = max(branches, key=_weight)
+        totals = [branch.total for branch in branches]
+        weights = [(work.flops + work.transcendentals, work.bytes) for work in totals]
+        heaviest = branches[weights.index(max(weights))]
         alike = all(branch.works == heaviest.works for branch in branches)
         tally.add_all(heaviest, op.scope, bound=None if alike else "at most")
         if not alike:
             self.choices.append(_path(where, ""))
-            most = functools.reduce(Work.at_least, (branch.total for branch in branches))
+            # One branch may have more FLOPs and another more bytes: the bound takes both.
+            most = functools.reduce(Work.at_least, totals)
             tally.add(op.scope, most - heaviest.total)
-            tally.doubt(op.scope, "at most")
+            tally.mark_inexact(op.scope, "at most")
         for other in branches:  # what isn't known of them might make them the heaviest
             if other is not heaviest:
                 tally.add_all(_Tally(unknown=other.unknown, inexact=other.inexact), op.scope)
@@ -161,12 +164,6 @@ def _work(op: Op) -> Work | str:
         return rule(op)
     except KeyError as missing:  # a release of JAX may name its parameters otherwise
         return f"this release of JAX gives it no parameter {missing}"
-
-
-def _weight(tally: _Tally) -> tuple[int, int]:
-    """Sort key of branches: operations, then bytes."""
-    total = tally.total
-    return total.flops + total.transcendentals, total.bytes
 
 
 def _path(scope: _Scope, part: str) -> str:

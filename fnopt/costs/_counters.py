@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from fnopt.costs._graph import Cell, Op, names
 from fnopt.costs._lines import (
     ANY,
-    Line,
+    LinearBounds,
     any_of,
     fitted,
     largest,
@@ -27,10 +27,12 @@ SAME = names("""
     layout_constraint reshard reduce_max reduce_min reduce_and reduce_or
 """)
 _ARITHMETIC = {"add": plus, "sub": minus, "mul": times, "max": largest, "min": smallest}
-_DEEPEST, _LONGEST = 60, 5_000  # what is made of more than that is no counter
+# Depth and number of the operations that a counter is followed through: far more than a loop's own
+# arithmetic has, and below Python's limit of recursion.
+_DEEPEST, _LONGEST = 60, 5_000
 
 
-class Entrance(NamedTuple):
+class BodyArgument(NamedTuple):
     """Origin of an argument of the program of a loop or a branch.
 
     Attributes:
@@ -46,7 +48,7 @@ class Entrance(NamedTuple):
     later: Cell | None = None
 
 
-def entry_of(cell: Cell) -> Entrance:
+def entry_of(cell: Cell) -> BodyArgument:
     """Origin of a cell that is an argument of a program."""
     op = cell.maker
     assert op is not None
@@ -65,9 +67,9 @@ def entry_of(cell: Cell) -> Entrance:
             given = given[1:]
     outside = given[position] if position < len(given) else None
     if not first <= position < first + carries:
-        return Entrance(op, outside)
+        return BodyArgument(op, outside)
     body = op.bodies[-1]
-    return Entrance(
+    return BodyArgument(
         op, outside, body.inputs[body_first + position - first], body.outputs[position - first]
     )
 
@@ -81,7 +83,7 @@ def cases_of(op: Op, cell: Cell) -> Sequence[Cell | None]:
     return ()
 
 
-class Numbers:
+class CounterBounds:
     """Bounds of the numbers in one loop, as functions of its iteration.
 
     Args:
@@ -91,21 +93,21 @@ class Numbers:
 
     def __init__(self, loop: Op, most_trips: Callable[[Op], float]) -> None:
         self.loop, self.most_trips = loop, most_trips
-        self.lines: dict[Cell, Line] = {}
+        self.lines: dict[Cell, LinearBounds] = {}
         self.depth = self.visits = 0
 
-    def line(self, cell: Cell | None) -> Line:
+    def line(self, cell: Cell | None) -> LinearBounds:
         """Bounds of all elements of a cell."""
         if cell is None:
             return ANY
         if cell.known is not None:
-            return Line(cell.known, cell.known)
+            return LinearBounds(cell.known, cell.known)
         if cell not in self.lines:
-            self.lines[cell] = ANY  # while it is looked for
-            self.lines[cell] = self.found(cell)
+            self.lines[cell] = ANY  # ends the recursion where a number depends on itself
+            self.lines[cell] = self.compute(cell)
         return self.lines[cell]
 
-    def found(self, cell: Cell) -> Line:
+    def compute(self, cell: Cell) -> LinearBounds:
         self.visits += 1
         if cell.maker is None or self.depth > _DEEPEST or self.visits > _LONGEST:
             return ANY
@@ -114,7 +116,7 @@ class Numbers:
         self.depth -= 1
         return fitted(line, cell.aval.dtype)
 
-    def result_of(self, op: Op, cell: Cell) -> Line:
+    def result_of(self, op: Op, cell: Cell) -> LinearBounds:
         """Bounds of a number from the operation that computes it."""
         if op.name in _ARITHMETIC:
             a, b = map(self.line, op.inputs)
@@ -122,15 +124,15 @@ class Numbers:
         if op.name in SAME:
             return self.line(op.inputs[0])
         if op.name == "neg":
-            return minus(Line(0, 0), self.line(op.inputs[0]))
+            return minus(LinearBounds(0, 0), self.line(op.inputs[0]))
         if op.name == "clamp":
             low, x, high = map(self.line, op.inputs)
             return smallest(largest(low, x), high)
         if op.name == "iota":
-            return Line(0, max(cell.aval.shape[op.params["dimension"]] - 1, 0))
+            return LinearBounds(0, max(cell.aval.shape[op.params["dimension"]] - 1, 0))
         return any_of([self.line(case) for case in cases_of(op, cell)] or [ANY])
 
-    def entered(self, cell: Cell) -> Line:
+    def entered(self, cell: Cell) -> LinearBounds:
         """Bounds of an argument of a loop's or a branch's program."""
         entry = entry_of(cell)
         start = self.line(entry.outside)
@@ -144,8 +146,8 @@ class Numbers:
             return start
         if change is None or not start.known:
             return ANY
-        before = Line(start.low, start.high, *change)
-        after = Line(start.low + change[0], start.high + change[1], *change)
+        before = LinearBounds(start.low, start.high, *change)
+        after = LinearBounds(start.low + change[0], start.high + change[1], *change)
         # In its last trip the body makes the number that the condition then refuses.
         lasts = min((fitted(after, dtype).lasts + 1 for dtype in dtypes), default=math.inf)
         return before._replace(lasts=lasts)
@@ -186,13 +188,13 @@ class Numbers:
             change = self.change(cell, number, dtypes)
             if change is None:
                 continue
-            grown = combined(Line(*change), self.line(other))
+            grown = combined(LinearBounds(*change), self.line(other))
             return (grown.low, grown.high) if grown.known and grown.steady else None
         return None
 
-    def in_all_trips(self, cell: Cell, loop: Op) -> Line:
+    def in_all_trips(self, cell: Cell, loop: Op) -> LinearBounds:
         """Bounds of a number of a surrounding loop, over all of its iterations."""
-        line = Numbers(loop, self.most_trips).line(cell)
+        line = CounterBounds(loop, self.most_trips).line(cell)
         if line.steady:
             return line
         control = loop.control
@@ -202,4 +204,4 @@ class Numbers:
             return ANY
         falls = line.fall * last if line.fall < 0 else 0
         rises = line.rise * last if line.rise > 0 else 0
-        return Line(line.low + falls, line.high + rises)
+        return LinearBounds(line.low + falls, line.high + rises)

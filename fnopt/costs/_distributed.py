@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
 
 from fnopt.core import check_count, names_text, show_report
 from fnopt.costs._remarks import aligned, binary, seconds
@@ -115,7 +114,11 @@ class DistributedCost:
         """Table of the costs as text, with one row for each distribution strategy."""
         head = (f"{self.devices} devices", "memory", "of it state", "sent a step")
         head = (*head, "step", "overlapped", "update")
-        rows = [head, *(_row(name, way) for name, way in self.ways.items())]
+        rows: list[tuple[str, ...]] = [head]
+        for name, way in self.ways.items():
+            sizes = map(binary, (way.memory_bytes, way.state_bytes, way.sent_bytes))
+            times = map(seconds, (way.seconds, way.overlapped_seconds))
+            rows.append((name, *sizes, *times, f"{way.update_share:.1%}"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join(aligned(row, widths) for row in rows)
 
@@ -123,12 +126,6 @@ class DistributedCost:
 
     def __str__(self) -> str:
         return self.table()
-
-
-def _row(name: str, way: DeviceCost) -> tuple[str, ...]:
-    sizes = map(binary, (way.memory_bytes, way.state_bytes, way.sent_bytes))
-    times = map(seconds, (way.seconds, way.overlapped_seconds))
-    return (name, *sizes, *times, f"{way.update_share:.1%}")
 
 
 def distributed_cost(
@@ -194,18 +191,26 @@ def distributed_cost(
     Reference:
         Rajbhandari et al., 2020, arXiv:1910.02054; Douillard et al., 2023, arXiv:2311.08105.
     """
-    _check_step(step)
+    if not isinstance(step, StepCost):
+        raise TypeError(
+            f"distributed_cost: step is {type(step).__name__}, expected the StepCost of "
+            "fnopt.costs.step_cost(loss, tx)(params, *batch)."
+        )
     check_count(devices, "devices", "distributed_cost")
     check_count(every, "every", "distributed_cost")
     share, more = 1.0, 2 * step.params_bytes
     if block_size is not None:
         check_count(block_size, "block_size", "distributed_cost")
+        # A byte for each float32, and a float32 scale for each block.
         share, more = (1 + 4 / block_size) / 4, 3 * step.params_bytes
     size, state = float(step.params_bytes), float(step.state_bytes)
+    # A ring sends N - 1 of N parts, the least for a reduce-scatter or an all-gather.
     travels = size * (devices - 1) / devices
     gradient_seconds = sum(p.seconds(hardware) for p in (step.forward, step.backward))
     whole = hardware.seconds(step.update.total)
-    part = _part_seconds(step.update.total, devices, hardware)
+    # The largest part: N doesn't always divide the work.
+    parts = {k: -(-n // devices) for k, n in dataclasses.asdict(step.update.total).items()}
+    part = hardware.seconds(Work(**parts))
 
     ddp = DeviceCost(
         params_bytes=size,
@@ -234,16 +239,3 @@ def distributed_cost(
     )
     ways = {"ddp": ddp, "zero1": zero1, "fsdp": fsdp, "diloco": diloco}
     return DistributedCost(int(devices), ways)
-
-
-def _part_seconds(work: Work, devices: int, hardware: Hardware) -> float:
-    parts = dataclasses.asdict(work)
-    return hardware.seconds(Work(**{name: -(-x // devices) for name, x in parts.items()}))
-
-
-def _check_step(step: Any) -> None:
-    if not isinstance(step, StepCost):
-        raise TypeError(
-            f"distributed_cost: step is {type(step).__name__}, expected the StepCost of "
-            "fnopt.costs.step_cost(loss, tx)(params, *batch)."
-        )

@@ -39,7 +39,7 @@ _REDUCTIONS = names("""
 _CUMULATIVE = {"cumsum", "cumprod", "cummax", "cummin"}
 _WINDOWS = {"reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"}
 
-# A complex operation in real ones.
+# Real operations of a complex one: a product has four and two sums, a quotient (by |b|^2) eleven.
 _COMPLEX = {"mul": 6, "div": 11, "square": 5, "one_minus_square": 3, "polynomial": 4}
 
 

@@ -224,20 +224,17 @@ def _bodies(control: Control | None) -> tuple[Graph, ...]:
 
 def _scope_of(eqn: jex.JaxprEqn, outer: tuple[str, ...]) -> tuple[str, ...]:
     """The named scopes around an equation: forward and backward count as the same part."""
-    own = tuple(
-        p for p in map(_plain, jaxprs.name_scopes(eqn)) if p and p != "rematted_computation"
-    )
+    own: tuple[str, ...] = ()
+    for part in jaxprs.name_scopes(eqn):
+        while match := _TRANSFORMED.match(part):
+            part = match[1]
+        if part and part != "rematted_computation":
+            own = (*own, part)
     # The backward pass names a rematerialised part twice: where it was, and where it is run again.
     half = len(own) // 2
     if jaxprs.is_remat(eqn) and own[:half] == own[half:]:
         own = own[:half]
     return outer + own
-
-
-def _plain(part: str) -> str:
-    while match := _TRANSFORMED.match(part):
-        part = match[1]
-    return part
 
 
 def _inside(eqn: jex.JaxprEqn, sub: jaxprs.SubJaxpr, scope: tuple[str, ...]) -> tuple[str, ...]:
@@ -288,7 +285,7 @@ def _prune_op(op: Op, used: list[bool]) -> tuple[Op, list[bool]]:
 def _prune_scan(op: Op, loop: Scan, used: list[bool]) -> tuple[Op, list[bool]]:
     consts, carries = loop.consts, loop.carry
     keep = list(used)
-    while True:
+    while True:  # a carry is needed if it enters a needed one: at most as many rounds as carries
         body, reads = prune(op.bodies[0], keep)
         grown = _either(keep[:carries], reads[consts : consts + carries])
         if grown == keep[:carries]:

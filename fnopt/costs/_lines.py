@@ -12,7 +12,7 @@ import jax.numpy as jnp
 Number = int | float | Fraction  # as a float only infinite
 
 
-class Line(NamedTuple):
+class LinearBounds(NamedTuple):
     """Linear bounds `low + fall t <= x <= high + rise t` in iteration `t` of a loop.
 
     Attributes:
@@ -40,10 +40,10 @@ class Line(NamedTuple):
         return self.fall == self.rise == 0
 
 
-ANY = Line(-math.inf, math.inf)
+ANY = LinearBounds(-math.inf, math.inf)
 
 
-class Spell(NamedTuple):
+class TripSpan(NamedTuple):
     """The iterations in which a condition holds.
 
     Attributes:
@@ -57,40 +57,40 @@ class Spell(NamedTuple):
     after: Number = math.inf
 
 
-def both(*spells: Spell) -> Spell:
+def both(*spans: TripSpan) -> TripSpan:
     """The iterations in which all conditions hold."""
-    return Spell(*map(min, zip(*spells, strict=True)))
+    return TripSpan(*map(min, zip(*spans, strict=True)))
 
 
-def either(*spells: Spell) -> Spell:
+def either(*spans: TripSpan) -> TripSpan:
     """The iterations in which at least one condition holds."""
-    until, _, after = map(max, zip(*spells, strict=True))
-    return Spell(until, after, after)
+    until, _, after = map(max, zip(*spans, strict=True))
+    return TripSpan(until, after, after)
 
 
-def always(holds: bool) -> Spell:
+def always(holds: bool) -> TripSpan:
     """Iterations of a condition that always holds, or never."""
     trips = math.inf if holds else 0
-    return Spell(trips, trips, trips)
+    return TripSpan(trips, trips, trips)
 
 
-def difference(a: Line, b: Line) -> Line:
+def difference(a: LinearBounds, b: LinearBounds) -> LinearBounds:
     """Bounds of `a - b` as a number that can't overflow."""
     lasts = min(a.lasts, b.lasts)
-    return Line(a.low - b.high, a.high - b.low, a.fall - b.rise, a.rise - b.fall, lasts)
+    return LinearBounds(a.low - b.high, a.high - b.low, a.fall - b.rise, a.rise - b.fall, lasts)
 
 
-def plus(a: Line, b: Line) -> Line:
+def plus(a: LinearBounds, b: LinearBounds) -> LinearBounds:
     """Bounds of `a + b`; infinite if it may overflow, as with an unbounded operand."""
     return difference(a, _flipped(b)) if a.known and b.known else ANY
 
 
-def minus(a: Line, b: Line) -> Line:
+def minus(a: LinearBounds, b: LinearBounds) -> LinearBounds:
     """Bounds of `a - b`; infinite if it may overflow."""
     return plus(a, _flipped(b))
 
 
-def times(a: Line, b: Line) -> Line:
+def times(a: LinearBounds, b: LinearBounds) -> LinearBounds:
     """Bounds of a product with at least one constant factor."""
     if not (a.known and b.known) or not (a.steady or b.steady):
         return ANY
@@ -99,33 +99,33 @@ def times(a: Line, b: Line) -> Line:
     lasts = min(a.lasts, b.lasts)
     if a.steady:
         corners = [x * y for x in a[:2] for y in b[:2]]
-        return Line(min(corners), max(corners), lasts=lasts)
+        return LinearBounds(min(corners), max(corners), lasts=lasts)
     if b.low != b.high:
         return ANY
     factor: Any = b.low
     a = a if factor >= 0 else _flipped(a)
     low, high, fall, rise = (x * abs(factor) for x in a[:4])
-    return Line(low, high, fall, rise, lasts)
+    return LinearBounds(low, high, fall, rise, lasts)
 
 
-def largest(a: Line, b: Line) -> Line:
+def largest(a: LinearBounds, b: LinearBounds) -> LinearBounds:
     """Bounds of `max(a, b)`."""
     low, fall = max((a.low, a.fall), (b.low, b.fall), key=lambda line: line[::-1])
-    return Line(low, max(a.high, b.high), fall, max(a.rise, b.rise), min(a.lasts, b.lasts))
+    return LinearBounds(low, max(a.high, b.high), fall, max(a.rise, b.rise), min(a.lasts, b.lasts))
 
 
-def smallest(a: Line, b: Line) -> Line:
+def smallest(a: LinearBounds, b: LinearBounds) -> LinearBounds:
     """Bounds of `min(a, b)`."""
     return _flipped(largest(_flipped(a), _flipped(b)))
 
 
-def any_of(lines: Sequence[Line]) -> Line:
+def any_of(lines: Sequence[LinearBounds]) -> LinearBounds:
     """Bounds of a number that is one of several."""
     lows, highs, falls, rises, lasts = zip(*lines, strict=True)
-    return Line(min(lows), max(highs), min(falls), max(rises), min(lasts))
+    return LinearBounds(min(lows), max(highs), min(falls), max(rises), min(lasts))
 
 
-def fitted(line: Line, dtype: Any) -> Line:
+def fitted(line: LinearBounds, dtype: Any) -> LinearBounds:
     """Restrict bounds to the iterations in which the dtype represents their numbers.
 
     Floating-point numbers are followed while they are whole and exact.
@@ -138,7 +138,7 @@ def fitted(line: Line, dtype: Any) -> Line:
     elif jnp.issubdtype(dtype, jnp.integer):
         least, most = int(jnp.iinfo(dtype).min), int(jnp.iinfo(dtype).max)
     elif jnp.issubdtype(dtype, jnp.bool_):
-        return line if line.known else Line(0, 1)
+        return line if line.known else LinearBounds(0, 1)
     else:
         return ANY
     above, below = _lasts(line.low - least, line.fall), _lasts(most - line.high, -line.rise)
@@ -146,31 +146,31 @@ def fitted(line: Line, dtype: Any) -> Line:
     return line._replace(lasts=lasts) if lasts >= 0 else ANY
 
 
-def positive(line: Line, strictly: bool) -> Spell:
+def positive(line: LinearBounds, strictly: bool) -> TripSpan:
     """The iterations in which a number is positive, or nonnegative."""
     until = _first_below(line.low, line.fall, strictly)
     end = _first_below(line.high, line.rise, strictly)
-    return Spell(until, end, end if line.rise <= 0 else math.inf)
+    return TripSpan(until, end, end if line.rise <= 0 else math.inf)
 
 
-def zero(line: Line, is_zero: bool) -> Spell:
+def zero(line: LinearBounds, is_zero: bool) -> TripSpan:
     """The iterations in which a number is zero, or nonzero, if its value is known in each."""
     low, high, fall, rise, _ = line
     if low != high or fall != rise:
-        return Spell()
+        return TripSpan()
     if fall == 0:
         return always((low == 0) == is_zero)
     trip, rest = divmod(-low, fall)
     met = trip if rest == 0 and trip >= 0 else None
     if not is_zero:
-        return always(True) if met is None else Spell(met, met)
+        return always(True) if met is None else TripSpan(met, met)
     if met == 0:
-        return Spell(1, 1, 1)
-    return Spell(0, 0, 0 if met is None else met + 1)
+        return TripSpan(1, 1, 1)
+    return TripSpan(0, 0, 0 if met is None else met + 1)
 
 
-def _flipped(line: Line) -> Line:
-    return Line(-line.high, -line.low, -line.rise, -line.fall, line.lasts)
+def _flipped(line: LinearBounds) -> LinearBounds:
+    return LinearBounds(-line.high, -line.low, -line.rise, -line.fall, line.lasts)
 
 
 def _lasts(room: Number, change: int | Fraction) -> Number:

@@ -6,15 +6,25 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fnopt.costs._counters import SAME, Numbers, cases_of, entry_of
+from fnopt.costs._counters import SAME, CounterBounds, cases_of, entry_of
 from fnopt.costs._graph import Cell, Op
-from fnopt.costs._lines import Line, Number, Spell, always, both, difference, either, positive, zero
+from fnopt.costs._lines import (
+    LinearBounds,
+    Number,
+    TripSpan,
+    always,
+    both,
+    difference,
+    either,
+    positive,
+    zero,
+)
 
 # As `left - right`, or `right - left`, above zero or at least zero.
 _COMPARED = {"gt": (False, True), "ge": (False, False), "lt": (True, True), "le": (True, False)}
 _OPPOSITE = {"gt": "le", "ge": "lt", "lt": "ge", "le": "gt"}
-_LIMIT = 2**31 - 2  # what counts to the largest int32 has no limit of its own
-_DEEPEST, _LONGEST = 60, 5_000  # a condition beyond that isn't read to its end
+_LIMIT = 2**31 - 2  # a loop that counts to the largest int32 has no limit of its own
+_DEEPEST, _LONGEST = 60, 5_000  # as for counters
 
 
 class Trips(NamedTuple):
@@ -46,27 +56,27 @@ class _Conditions:
 
     def __init__(self, op: Op) -> None:
         self.op = op
-        self.numbers = Numbers(op, _most_trips)
+        self.numbers = CounterBounds(op, _most_trips)
         self.open: set[tuple[Cell, bool]] = set()
         self.depth = self.visits = 0
         self.lasts: Number = math.inf  # the last trip in which no number overflows
 
     def trips(self) -> Trips | None:
         """Number of iterations, if the loop ends."""
-        spell = self.spell(self.op.bodies[0].outputs[0], True)
-        if spell.end > min(self.lasts, _LIMIT):
+        span = self.span(self.op.bodies[0].outputs[0], True)
+        if span.end > min(self.lasts, _LIMIT):
             return None
-        return Trips(int(spell.end), spell.until >= spell.end)
+        return Trips(int(span.end), span.until >= span.end)
 
-    def spell(self, cell: Cell | None, wanted: bool) -> Spell:
+    def span(self, cell: Cell | None, wanted: bool) -> TripSpan:
         """Iterations in which all elements of a cell are true (or false)."""
         if cell is None:
-            return Spell()
+            return TripSpan()
         if cell.known is not None:
             return always(bool(cell.known) == wanted)
         self.visits += 1
         if cell.maker is None or self.depth > _DEEPEST or self.visits > _LONGEST:
-            return Spell()
+            return TripSpan()
         self.depth += 1
         found = (
             self.entered(cell, wanted) if cell.enters else self.result_of(cell.maker, cell, wanted)
@@ -74,76 +84,76 @@ class _Conditions:
         self.depth -= 1
         return found
 
-    def result_of(self, op: Op, cell: Cell, wanted: bool) -> Spell:
+    def result_of(self, op: Op, cell: Cell, wanted: bool) -> TripSpan:
         """Iterations of a condition from the operation that computes it."""
         a, b = (*op.inputs, None, None)[:2]
         parts = _parts(op)
         if parts and cell.aval.dtype == bool:
             combined = both if op.name.endswith("and") == wanted else either
-            return combined(*(self.spell(part, wanted) for part in parts))
+            return combined(*(self.span(part, wanted) for part in parts))
         if op.name in SAME and a is not None:
             if a.aval.dtype == bool:
-                return self.spell(a, wanted)
+                return self.span(a, wanted)
             return self.until_overflow(zero(self.numbers.line(a), not wanted), self.numbers.line(a))
         if cell.aval.dtype != bool:
-            return Spell()
+            return TripSpan()
         if op.name == "not":
-            return self.spell(a, not wanted)
+            return self.span(a, not wanted)
         if op.name in _COMPARED:
             return self.compared(op.name if wanted else _OPPOSITE[op.name], op)
         if op.name in {"eq", "ne", "xor"} and a is not None and b is not None:
             return self.equal(a, b, (op.name == "eq") == wanted)
         return self.chosen(op, cell, wanted)
 
-    def compared(self, name: str, op: Op) -> Spell:
+    def compared(self, name: str, op: Op) -> TripSpan:
         left, right = map(self.numbers.line, op.inputs)
         reverse, strictly = _COMPARED[name]
         line = difference(right, left) if reverse else difference(left, right)
         return self.until_overflow(positive(line, strictly), line)
 
-    def equal(self, a: Cell, b: Cell, wanted: bool) -> Spell:
+    def equal(self, a: Cell, b: Cell, wanted: bool) -> TripSpan:
         if a.aval.dtype != bool:
             line = difference(self.numbers.line(a), self.numbers.line(b))
             return self.until_overflow(zero(line, wanted), line)
         if a.known is not None:
             a, b = b, a
-        return Spell() if b.known is None else self.spell(a, bool(b.known) == wanted)
+        return TripSpan() if b.known is None else self.span(a, bool(b.known) == wanted)
 
-    def until_overflow(self, spell: Spell, line: Line) -> Spell:
+    def until_overflow(self, span: TripSpan, line: LinearBounds) -> TripSpan:
         """Restrict iterations to those before the numbers overflow."""
-        if spell.end > line.lasts:
-            return Spell(min(spell.until, line.lasts + 1))
+        if span.end > line.lasts:
+            return TripSpan(min(span.until, line.lasts + 1))
         self.lasts = min(self.lasts, line.lasts)
-        return spell
+        return span
 
-    def chosen(self, op: Op, cell: Cell, wanted: bool) -> Spell:
+    def chosen(self, op: Op, cell: Cell, wanted: bool) -> TripSpan:
         """Iterations of one of several conditions."""
-        spells = [self.spell(case, wanted) for case in cases_of(op, cell)]
-        if len(spells) == 2:  # the second where the first operand is true
-            first, second = (self.spell(op.inputs[0], which) for which in (False, True))
-            return either(both(first, spells[0]), both(second, spells[1]))
-        if not spells:
-            return Spell()
-        after = max(spell.after for spell in spells)
-        return Spell(min(spell.until for spell in spells), after, after)
+        spans = [self.span(case, wanted) for case in cases_of(op, cell)]
+        if len(spans) == 2:  # the second where the first operand is true
+            first, second = (self.span(op.inputs[0], which) for which in (False, True))
+            return either(both(first, spans[0]), both(second, spans[1]))
+        if not spans:
+            return TripSpan()
+        after = max(span.after for span in spans)
+        return TripSpan(min(span.until for span in spans), after, after)
 
-    def entered(self, cell: Cell, wanted: bool) -> Spell:
+    def entered(self, cell: Cell, wanted: bool) -> TripSpan:
         """Iterations of an argument of a loop's or a branch's program."""
         entry = entry_of(cell)
         if entry.inside is None:
-            return self.spell(entry.outside, wanted)
+            return self.span(entry.outside, wanted)
         if entry.op is not self.op:
-            return Spell()
+            return TripSpan()
         if (entry.inside, wanted) in self.open:
             # By induction: it keeps its value for as long as all else that it is made of does.
-            return Spell(until=math.inf)
-        start = self.spell(entry.outside, wanted)
+            return TripSpan(until=math.inf)
+        start = self.span(entry.outside, wanted)
         self.open.add((entry.inside, wanted))
-        later = self.spell(entry.later, wanted)
+        later = self.span(entry.later, wanted)
         self.open.remove((entry.inside, wanted))
         until = later.until + 1 if start.until == math.inf else 0
         end = 0 if start.end == 0 else later.end + 1
-        return Spell(until, end, 0 if start.end == later.after == 0 else later.after + 1)
+        return TripSpan(until, end, 0 if start.end == later.after == 0 else later.after + 1)
 
 
 def _parts(op: Op) -> Sequence[Cell]:

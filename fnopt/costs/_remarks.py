@@ -74,7 +74,7 @@ def _scaled(x: float, base: float, prefixes: Sequence[str]) -> str:
 
 
 Bound = Literal["at most", "incomplete"]
-_SHOWN = 8  # remarks of a kind, with a line of their own
+_SHOWN = 8  # remarks of a kind that are shown: a table with its remarks fits a screen
 
 
 class Unknown(NamedTuple):

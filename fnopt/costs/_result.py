@@ -194,16 +194,12 @@ def _cost_table(cost: Cost, depth: int, hardware: Hardware | None) -> str:
     """The table of one program: a line a part, the total, and what else there is to say."""
     labels = cost.labels(depth)
     rows = [(labels[name], [work]) for name, work in cost.grouped(depth).items()]
-    rows = [] if len(rows) < 2 else sorted(rows, key=_heaviest)
+    by_weight = sorted(rows, key=lambda row: (-row[1][0].flops, -row[1][0].bytes))
+    rows = [] if len(rows) < 2 else by_weight
     total = labelled("total", cost.inexact.values())
     lines = work_table([*rows, (total, [cost.total])], hardware)
     compiler = compiler_notes(cost.compiled, cost.flops, cost.loops)
     return "\n".join([*lines, *notes(cost.unknown, cost.loops, cost.choices), *compiler])
-
-
-def _heaviest(row: Row) -> tuple[int, int]:
-    work = sum(row[1], Work())
-    return -work.flops, -work.bytes
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

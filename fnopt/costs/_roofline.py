@@ -144,13 +144,14 @@ def measure_hardware(dtype: Any = jnp.float32, size: int = 2048, repeats: int = 
         >>> machine.flops > 0, machine.bandwidth > 0
         (True, True)
     """
+    # 2048^3 keeps the units of an accelerator busy; the vectors are larger than any cache.
     a = jnp.ones((size, size), dtype)
     x = jnp.ones((8 * size**2,), dtype)
     matmul = _median_seconds(jax.jit(jnp.matmul), (a, a), repeats)
     add = _median_seconds(jax.jit(jnp.add), (x, x), repeats)
     return Hardware(
         flops=2 * size**3 / matmul,
-        bandwidth=3 * x.nbytes / add,
+        bandwidth=3 * x.nbytes / add,  # two reads and a write
         vector_flops=None,
         name=jax.devices()[0].device_kind,
     )

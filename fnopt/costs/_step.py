@@ -135,8 +135,7 @@ def step_cost(
             grad.backward,
             grad.residual_bytes,
             update_cost,
-            _size(params),
-            _size(state),
+            *(sum(map(bytes_of, jax.tree.leaves(tree))) for tree in (params, state)),
             compiled=compiled_cost(jitted, (params, state, extra, *batch), {}) if compile else None,
         )
 
@@ -150,13 +149,13 @@ def _forward_pass(
     chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     def forward(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
-        def of_chosen(*values: Any) -> Any:
+        def loss_of_chosen(*values: Any) -> Any:
             every = list(args)
             for i, value in zip(chosen, values, strict=True):
                 every[i] = value
             return _checked_value(loss(*every, **kwargs), has_aux)
 
-        found: Any = jax.vjp(of_chosen, *(args[i] for i in chosen), has_aux=has_aux)
+        found: Any = jax.vjp(loss_of_chosen, *(args[i] for i in chosen), has_aux=has_aux)
         value, pullback, aux = found if has_aux else (*found, None)
         return pullback, value, aux
 
@@ -208,17 +207,10 @@ def _kept_bytes(graph: Graph, residuals: Sequence[Cell | None]) -> int:
     inputs = set(graph.inputs)
     memory: dict[Cell, int] = {}
     for cell in residuals:
-        if cell is not None and (cell_memory := _memory(cell)) not in inputs:
-            memory[cell_memory] = max(nbytes(cell), memory.get(cell_memory, 0))
+        owner = cell
+        # A cast is a copy, unlike a transpose or a reshape.
+        while owner and owner.base is not None and owner.base.aval.dtype == owner.aval.dtype:
+            owner = owner.base
+        if cell is not None and owner is not None and owner not in inputs:
+            memory[owner] = max(nbytes(cell), memory.get(owner, 0))
     return sum(memory.values())
-
-
-def _memory(cell: Cell) -> Cell:
-    # A cast is a copy, unlike a transpose or a reshape.
-    while cell.base is not None and cell.base.aval.dtype == cell.aval.dtype:
-        cell = cell.base
-    return cell
-
-
-def _size(tree: Any) -> int:
-    return sum(map(bytes_of, jax.tree.leaves(tree)))

@@ -15,7 +15,8 @@ from fnopt.distributed._packing import local_unsharded_leaves, row_shape
 from fnopt.programs import jaxprs
 from fnopt.sharding import SHARD_SUM, UnshardedLeaves, shards_over
 
-# Lengths that nothing else in a program has: what has one of them is a leaf.
+# Lengths that no other array of a program has: an array with one of them is a leaf. The first is a
+# prime, so that no product or quotient of sizes is one of them.
 _PROBE, _MOST_LEAVES = 1_000_003, 100_000
 
 # What brings elements of an array together, or depends on where in the whole array they are.
@@ -84,6 +85,7 @@ def _reason(
 ) -> str | None:
     given = _with_axes(updates.tree), None if params is None else _with_axes(params.tree)
     divided = _shard_shapes(given[0]), None if params is None else _shard_shapes(given[1])
+    # Two abstract runs, of shards and of whole leaves: an elementwise update is the same program.
     shapes = {name: x.shape for name, x in leaves_with_names(updates.tree)[0]}
     leaves = local_unsharded_leaves(shapes, axes)._replace(is_probe=True)
     parts = _program(tx.tree, divided[0], divided[1], extras.tree, axes, leaves)

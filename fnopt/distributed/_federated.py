@@ -104,10 +104,10 @@ class federated(Value):
             check_same_tree(client, state.params, f"params of client {k}", "params of the server")
         check_inexact(state.params, "params of the server")
         finite = jnp.stack([all_finite(client) for client in clients])
-        heard = jnp.where(finite, weights, jnp.zeros_like(weights))
-        some = jnp.sum(heard) > 0
-        share = heard / jnp.where(some, jnp.sum(heard), jnp.ones_like(weights[0]))
-        gradient = jax.tree.map(lambda p, *xs: _mean_move(p, xs, share), state.params, *clients)
+        counted = jnp.where(finite, weights, jnp.zeros_like(weights))
+        some = jnp.sum(counted) > 0
+        share = counted / jnp.where(some, jnp.sum(counted), jnp.ones_like(weights[0]))
+        gradient = jax.tree.map(lambda p, *xs: _mean_change(p, xs, share), state.params, *clients)
         updates, opt_state = self.outer.update(gradient, state.opt_state, state.params)
         new = apply_updates(state.params, cast_like(updates, state.params)), opt_state
         kept = jax.tree.map(
@@ -133,10 +133,11 @@ def _weights(num_examples: Any, clients: int) -> jax.Array:
     return jnp.where(all_finite(weights) & (weights >= 0), weights, jnp.zeros_like(weights))
 
 
-def _mean_move(p: Any, xs: Sequence[Any], weights: jax.Array) -> jax.Array:
+def _mean_change(p: Any, xs: Sequence[Any], weights: jax.Array) -> jax.Array:
     dtype = compute_dtype(jnp.result_type(p))
     share = weights.astype(real_dtype(dtype))
     p = jnp.asarray(p, dtype)
+    # Changes are averaged, not params: a mean of params in 16 bits loses what the clients learnt.
     total = jnp.zeros_like(p)
     for k, x in enumerate(xs):
         move = share[k].astype(dtype) * (p - jnp.asarray(x, dtype))

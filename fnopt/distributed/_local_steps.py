@@ -44,7 +44,7 @@ class DilocoState(NamedTuple):
     error: Slot | None = None
 
 
-def _block(block_size: Any) -> int | None:
+def _checked_block(block_size: Any) -> int | None:
     return None if block_size is None else checked_block_size(block_size, "diloco")
 
 
@@ -111,7 +111,7 @@ class diloco(Transformation):
     every: int = static(least=1)
     axis: Any = static(convert=axis_names)
     proximal: Scalar = hyper(default=0.0, ge=0)
-    block_size: int | None = static(default=None, convert=_block)
+    block_size: int | None = static(default=None, convert=_checked_block)
 
     def __post_init__(self) -> None:
         self._set("inner", as_transformation(self.inner, "diloco: inner"))
@@ -150,9 +150,10 @@ class diloco(Transformation):
 
         def meet() -> tuple[Any, ...]:
             moved = _outer_gradient(state.anchor, params, own)
-            gradient, error, some = self._mean(
-                moved, _valid_weight(weight, moved), state.error, count
-            )
+            # A worker that diverged, or has no valid weight, doesn't count.
+            valid = all_finite(moved) & jnp.isfinite(weight) & (weight > 0)
+            share = jnp.where(valid, weight, jnp.zeros_like(weight))
+            gradient, error, some = self._mean(moved, share, state.error, count)
             new, outer_state = self.outer.update(gradient, state.outer_state, state.anchor)
             new = apply_updates(state.anchor, cast_like(new, state.anchor))
             outer_state = cast_like(outer_state, state.outer_state)
@@ -179,16 +180,16 @@ class diloco(Transformation):
             total = jax.lax.psum(weight, self.axis)
             some = total > 0
             share = weight / jnp.where(some, total, jnp.ones_like(total))
-            heard = jax.tree.map(
-                lambda x: (
-                    jnp.where(weight > 0, x, jnp.zeros_like(x))
-                    * share.astype(jnp.finfo(x.dtype).dtype)
-                ),
-                moved,
-            )
+
+            def weigh(x: jax.Array) -> jax.Array:
+                # Selected too: zero times NaN, of a worker that diverged, would be NaN.
+                real = share.astype(jnp.finfo(x.dtype).dtype)
+                return jnp.where(weight > 0, x, jnp.zeros_like(x)) * real
+
+            weighted = jax.tree.map(weigh, moved)
             if self.block_size is None:
-                return jax.lax.psum(heard, self.axis), None, some
-            return *compressed_sum(heard, error, self.axis, self.block_size, count), some
+                return jax.lax.psum(weighted, self.axis), None, some
+            return *compressed_sum(weighted, error, self.axis, self.block_size, count), some
         except NameError:
             raise ValueError(
                 f"{where()}the axis {self.axis!r} isn't bound here: call update inside "
@@ -211,19 +212,10 @@ def _weight(num_examples: Any, participates: Any) -> jax.Array:
     return weight
 
 
-def _valid_weight(weight: jax.Array, moved: Any) -> jax.Array:
-    """The weight of a worker; zero unless it is positive and finite, with finite params."""
-    finite = all_finite(moved) & jnp.isfinite(weight) & (weight > 0)
-    return jnp.where(finite, weight, jnp.zeros_like(weight))
-
-
 def add_proximal_gradient(updates: Any, strength: Any, params: Any, start: Any) -> Any:
     """Add the gradient of `strength / 2 * |params - start|^2`."""
-
-    def add(mu: Any, g: Any, p: Any, start: Any) -> Any:
-        return g + mu * (p - start)
-
-    return map_leaves(add, updates, hyper=strength, params=params, start=start)
+    pull = lambda mu, g, p, start: g + mu * (p - start)  # noqa: E731
+    return map_leaves(pull, updates, hyper=strength, params=params, start=start)
 
 
 def all_finite(tree: Any) -> jax.Array:

@@ -7,6 +7,7 @@ shards of all leaves of a dtype as one array, `[N, sum of their lengths]`.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import compute_dtype, real_dtype
-from fnopt.sharding import UnshardedLeaves, all_gather, varying_axes
+from fnopt.sharding import UnshardedLeaves, all_gather
 from fnopt.transforms import SIGNED, decode, encode
 
 
@@ -57,21 +58,19 @@ def local_unsharded_leaves(
     shapes: dict[str, tuple[int, ...]], axes: tuple[str, ...]
 ) -> UnshardedLeaves:
     """Leaves whose shards are on the devices of these axes."""
-
-    def kept(parts: jax.Array) -> jax.Array:
-        index = jax.lax.axis_index(axes)
-        return jax.lax.dynamic_index_in_dim(parts, index, axis=-2, keepdims=False)
-
-    return UnshardedLeaves(shapes, jax.lax.psum(1, axes), kept)
+    return UnshardedLeaves(
+        shapes,
+        jax.lax.psum(1, axes),
+        lambda parts: jax.lax.dynamic_index_in_dim(
+            parts, jax.lax.axis_index(axes), axis=-2, keepdims=False
+        ),
+    )
 
 
 def reduce_scatter(tree: Any, axes: tuple[str, ...], n: int) -> Any:
     """This device's shard of the sum of every leaf: one reduce-scatter for every dtype."""
-
-    def send(packed: jax.Array) -> jax.Array:
-        return jax.lax.psum_scatter(packed, axes, scatter_dimension=0)
-
     leaves, treedef = jax.tree.flatten(tree)
+    send = functools.partial(jax.lax.psum_scatter, axis_name=axes, scatter_dimension=0)
     received = _send_packed(send, [split_in_shards(x, n) for x in leaves])
     parts = [
         part.reshape(row_shape(x, part.size)) for part, x in zip(received, leaves, strict=True)
@@ -88,15 +87,11 @@ def all_gather_shards(parts: Any, like: Any, axes: tuple[str, ...]) -> Any:
     return treedef.unflatten(leaves)
 
 
-def tracks_varying_axes(axes: tuple[str, ...]) -> bool:
-    """Whether types track varying axes (`jax.shard_map` with `check_vma=True`)."""
-    return bool(varying_axes(jax.lax.axis_index(axes)))
-
-
 def _send_packed(
     send: Callable[[jax.Array], jax.Array], blocks: list[jax.Array]
 ) -> list[jax.Array]:
     """Send blocks, concatenated along their last axis, in one call for every dtype."""
+    # A collective has a latency of its own: one for each dtype, not for each leaf.
     received: dict[int, jax.Array] = {}
     for dtype in dict.fromkeys(x.dtype for x in blocks):
         which = [i for i, x in enumerate(blocks) if x.dtype == dtype and x.size]
@@ -132,6 +127,8 @@ def compressed_sum(
     if not sum(x.size for x in leaves):
         return tree, owed
     n = jax.lax.psum(1, axes)
+    # Reduce-scatter and all-gather, both in codes. What either rounding leaves out is added to the
+    # next message (error feedback, Karimireddy et al., 2019, arXiv:1901.09847).
     packed, block = _pack(leaves, n, block_size)
     codes, sent = _encode_rows(packed, block, count)
     received = jax.lax.all_to_all(codes, axes, 0, 0)

@@ -207,7 +207,7 @@ def _sharded_leaf(mesh: Any, _: str, x: Any, new: Any) -> Any:
     x = put(row, NamedSharding(mesh, P()))
     if size == new.shape[-1]:
         return x
-    # What fills the last part up is that of a fresh state: no zeros to divide by.
+    # The padding is that of a fresh state, because a method may divide by a slot.
     return jnp.concatenate([x, replicate(new)[..., size:]], axis=-1)
 
 

@@ -27,7 +27,6 @@ from fnopt.distributed._packing import (
     local_unsharded_leaves,
     reduce_scatter,
     shards_in_a_row,
-    tracks_varying_axes,
 )
 from fnopt.sharding import UnshardedLeaves, place_state, replicate, shards_over, varying_axes
 
@@ -159,7 +158,8 @@ class sharded(Transformation):
     def _averaged(self, updates: Any, n: int) -> Any:
         """This device's shards of the averaged gradients."""
         leaves, treedef = jax.tree.flatten(updates)
-        tracked = tracks_varying_axes(self.axis)
+        # Types track varying axes in a `jax.shard_map` with `check_vma=True`.
+        tracked = bool(varying_axes(jax.lax.axis_index(self.axis)))
         same = [tracked and not {*self.axis} & varying_axes(g) for g in leaves]
         summed = iter(
             reduce_scatter([g for g, s in zip(leaves, same, strict=True) if not s], self.axis, n)
@@ -202,12 +202,12 @@ class sharded(Transformation):
         if mesh is None:
             return None
 
-        def kept(parts: jax.Array) -> jax.Array:
-            row = parts.reshape(*parts.shape[:-2], -1)
-            return _shard_last(row, self.axis, mesh)
-
         n = math.prod(mesh.shape[name] for name in self.axis)
-        return UnshardedLeaves(shapes_by_name(params), n, kept)
+        return UnshardedLeaves(
+            shapes_by_name(params),
+            n,
+            lambda parts: _shard_last(parts.reshape(*parts.shape[:-2], -1), self.axis, mesh),
+        )
 
 
 def _is_sharded(node: Any) -> bool:
@@ -221,12 +221,9 @@ def undivided(tx: Any) -> Any:
     )
 
 
-# What decides on a step from gradients that are another device's other gradients.
-_DECIDES = ("apply_if_finite", "skip_large_updates")
-
-
 def _check_wrappers() -> None:
-    for name in _DECIDES:
+    # These wrappers decide on a step by the gradient, which differs from device to device here.
+    for name in ("apply_if_finite", "skip_large_updates"):
         if name in where():
             raise ValueError(
                 f"{where()}{name} is around sharded, where every device decides by its own "

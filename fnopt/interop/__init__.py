@@ -7,8 +7,12 @@ libraries are imported inside the functions that need them.
 
 from __future__ import annotations
 
-from fnopt.interop._flax import nnx_optimizer, register_flax_points
-from fnopt.interop._optax import from_optax, to_optax
+from fnopt.interop._conversion import (
+    from_optax,
+    nnx_optimizer,
+    register_flax_points,
+    to_optax,
+)
 from fnopt.interop._other_names import suggest_name as suggest_name
 from fnopt.interop._privacy import calibrated_noise, privacy_epsilon
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -82,9 +83,9 @@ def calibrated_noise(epsilon: float, sampling_rate: float, steps: int, delta: fl
     if not 0 < epsilon < math.inf:
         raise ValueError(f"calibrated_noise: epsilon = {epsilon!r}, expected a positive number.")
 
-    def spent(sigma: float) -> float:
-        return privacy_epsilon(sigma, sampling_rate, steps, delta)
-
+    spent = functools.partial(
+        privacy_epsilon, sampling_rate=sampling_rate, steps=steps, delta=delta
+    )
     ends = {1.0: spent(1.0)}
     while min(ends.values()) > epsilon:
         ends[2 * max(ends)] = spent(2 * max(ends))
@@ -93,9 +94,9 @@ def calibrated_noise(epsilon: float, sampling_rate: float, steps: int, delta: fl
     high = min(sigma for sigma, value in ends.items() if value <= epsilon)
     low = max(sigma for sigma, value in ends.items() if value > epsilon)
     number = 0
-    while high - low > 1e-3 * high:
-        # The logarithms are nearly on a line. A little beside where it crosses, on alternate sides,
-        # both ends close in; every third time the middle, whatever the line says.
+    while high - low > 1e-3 * high:  # more digits of the noise change no training
+        # The secant method on logarithms, which are nearly on a line. The guess is moved a little
+        # to alternate sides, so that both ends close in. Every third step bisects.
         part = 0.5
         if number % 3 < 2 and ends[high] > 0 and math.isfinite(ends[low]):
             part = math.log(ends[low] / epsilon) / math.log(ends[low] / ends[high])

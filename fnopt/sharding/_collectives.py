@@ -41,16 +41,14 @@ def pvary_like(tree: Any, like: Any) -> Any:
         return tree
 
     def pvary_leaf(x: Any) -> Any:
-        lacking = tuple(sorted(axes - varying_axes(x)))
-        return _pvary(x, lacking) if lacking else x
+        lacking = tuple(sorted(axes - varying_axes(x)))  # JAX refuses an axis that varies already
+        if not lacking:
+            return x
+        if hasattr(jax.lax, "pcast"):
+            return jax.lax.pcast(x, lacking, to="varying")
+        return jax.lax.pvary(x, lacking)  # pyright: ignore[reportAttributeAccessIssue]  before JAX 0.9
 
     return jax.tree.map(pvary_leaf, tree)
-
-
-def _pvary(x: Any, axes: tuple[str, ...]) -> Any:
-    if hasattr(jax.lax, "pcast"):
-        return jax.lax.pcast(x, axes, to="varying")
-    return jax.lax.pvary(x, axes)  # pyright: ignore[reportAttributeAccessIssue]  before JAX 0.9
 
 
 def while_loop(cond_fun: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:
@@ -73,6 +71,7 @@ def cond(pred: Any, true_fun: Callable[[], Any], false_fun: Callable[[], Any]) -
 
 def pvary_for(fn: Callable[..., Any], params: Any, *args: Any) -> Any:
     """Mark params as varying over each axis over which `fn(params, *args)` varies."""
+    # Outside of `shard_map`, and with `check_vma=False`, types don't say what varies.
     axes = tuple(getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ()))
     if row_axes() or not axes or not varying_axes(lax.axis_index(axes)):
         return params
@@ -87,7 +86,7 @@ def check_axis_name(axis_name: Any) -> None:
     """
     for name in axis_names(axis_name):
         try:
-            jax.lax.psum(1, name)
+            jax.lax.psum(1, name)  # of a constant: no communication, only a look-up of the name
         except NameError:
             raise ValueError(
                 f"axis_name = {axis_name!r}, but no axis {name!r} is in scope here. Call it "
@@ -124,7 +123,7 @@ def local_rows(x: jax.Array, axis_name: Any) -> jax.Array:
 
 def all_gather(x: Any, axis_name: Any, tiled: bool = False) -> jax.Array:
     """`jax.lax.all_gather` with a result that doesn't vary over devices, of PRNG keys too."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # collectives take numbers only
         impl = jax.random.key_impl(x)
         data = all_gather(jax.random.key_data(x), axis_name, tiled)
         return jax.random.wrap_key_data(data, impl=impl)

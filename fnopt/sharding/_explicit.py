@@ -136,6 +136,7 @@ def _common_spec(specs: set[Spec], joint: int) -> PartitionSpec:
         is_joint = i == joint % len(next(iter(specs)))
         candidates = axes if is_joint else axes - {None}
         kept.append(candidates.pop() if len(candidates) == 1 else None)
+    # Dimensions may not share an axis of the mesh; then the result is replicated.
     names = [name for axes in kept for name in axis_names(axes)]
     return PartitionSpec(*(kept if len({*names}) == len(names) else [None] * len(kept)))
 
@@ -153,17 +154,14 @@ def product_sharding(
     """
     if not (is_sharded(a) or is_sharded(b)):
         return None
-    left = _without(explicit_spec(a), summed[0])
+    left, right = [*explicit_spec(a)], [*explicit_spec(b)]
+    del left[summed[0]], right[summed[1]]
+    # An axis of the mesh shards one dimension of an array: the left factor has the choice.
     used = {name for axes in left for name in axis_names(axes)}
-    right = _without(explicit_spec(b), summed[1])[batch:]
+    right = right[batch:]
     free = [None if used & {*axis_names(axes)} else axes for axes in right]
     mesh = jax.typeof(a if is_sharded(a) else b).sharding.mesh
     return NamedSharding(mesh, PartitionSpec(*left, *free))
-
-
-def _without(spec: Spec, dimension: int) -> Spec:
-    dimension %= len(spec)
-    return spec[:dimension] + spec[dimension + 1 :]
 
 
 @contextlib.contextmanager
@@ -186,6 +184,7 @@ def use_mesh_of(*trees: Any) -> Iterator[None]:
 
 def is_tracing() -> bool:
     """Whether operations are being traced, where no concrete mesh can be set."""
+    # Under `jit` an operation of constants is an equation, so its result is a tracer.
     return isinstance(_add(np.int32(0), np.int32(0)), Tracer)
 
 

@@ -183,8 +183,8 @@ def _is_placed(x: Any, g: Any) -> bool:
 
 
 def _has_type_of(x: Any, slot: Any) -> bool:
-    is_slot = slot is not None and jnp.shape(x) == jnp.shape(slot)
-    return is_slot and explicit_spec(x) == explicit_spec(slot)
+    same_shape = slot is not None and jnp.shape(x) == jnp.shape(slot)
+    return same_shape and explicit_spec(x) == explicit_spec(slot)
 
 
 def _reshard_tree(tree: Any, like: Any) -> Any:

@@ -14,7 +14,14 @@ import sys
 from typing import Any
 
 from fnopt.interop.optax_api import _names
-from fnopt.interop.optax_api._functions import multi_normal, nnls
+from fnopt.interop.optax_api._functions import (
+    global_norm,
+    multi_normal,
+    nnls,
+    safe_increment,
+    safe_norm,
+    safe_root_mean_squares,
+)
 from fnopt.interop.optax_api._hyperparams import (
     InjectHyperparamsState,
     InjectStatefulHyperparamsState,
@@ -37,12 +44,6 @@ from fnopt.interop.optax_api._monitor import (
 )
 from fnopt.interop.optax_api._multi_steps import MultiSteps, skip_large_updates, skip_not_finite
 from fnopt.interop.optax_api._muon import muon, scale_by_muon
-from fnopt.interop.optax_api._norms import (
-    global_norm,
-    safe_increment,
-    safe_norm,
-    safe_root_mean_squares,
-)
 from fnopt.interop.optax_api._per_example import (
     DifferentiallyPrivateAggregateState,
     differentially_private_aggregate,

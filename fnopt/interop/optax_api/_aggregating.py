@@ -40,8 +40,8 @@ class _Kind(type):
         return _aggregating(from_pair(init, update))
 
     def __instancecheck__(cls, instance: Any) -> bool:
-        one = instance.aggregator if isinstance(instance, _processed) else instance
-        return isinstance(one, _aggregating)
+        tx = instance.aggregator if isinstance(instance, _processed) else instance
+        return isinstance(tx, _aggregating)
 
 
 class Aggregator(metaclass=_Kind):

@@ -1,13 +1,49 @@
-"""optax's functions outside of training: normal samples and nonnegative least squares."""
+"""optax's functions: safe norms, samples, nonnegative least squares, second derivatives."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul
+from fnopt import core
+from fnopt.core import HIGHEST, matmul
+from fnopt.jacobians import ravel
+
+
+def global_norm(updates: Any) -> jax.Array:
+    """Norm of all leaves together."""
+    return core.global_norm(updates)
+
+
+def safe_increment(count: Any) -> jax.Array:
+    """Add one to a count of any real dtype; the largest number of the dtype stays."""
+    count = jnp.asarray(count)
+    if not jnp.issubdtype(count.dtype, jnp.floating):
+        return core.safe_increment(count)
+    return jnp.minimum(count + jnp.ones_like(count), jnp.finfo(count.dtype).max)
+
+
+def safe_norm(
+    x: jax.Array, min_norm: Any, ord: Any = None, axis: Any = None, keepdims: bool = False
+) -> jax.Array:
+    """Norm of an array, at least `min_norm`, and constant below."""
+    norm = jnp.linalg.norm(x, ord, axis, True)
+    small = norm <= min_norm
+    # The inner select keeps the infinite slope at zero out of the derivative.
+    norm = jnp.linalg.norm(jnp.where(small, jnp.ones_like(x), x), ord, axis, keepdims)
+    small = small if keepdims else jnp.squeeze(small, axis)
+    return jnp.where(small, jnp.asarray(min_norm, norm.dtype), norm)
+
+
+def safe_root_mean_squares(x: jax.Array, min_rms: Any) -> jax.Array:
+    """Root mean square of an array, at least `min_rms`, and constant below."""
+    mean = jnp.mean(jnp.square(jnp.abs(x)))
+    small = mean <= jnp.square(jnp.asarray(min_rms, mean.dtype))
+    rms = jnp.sqrt(jnp.where(small, jnp.ones_like(mean), mean))
+    return jnp.where(small, jnp.asarray(min_rms, rms.dtype), rms)
 
 
 def nnls(A: Any, b: Any, iters: int, unroll: int | bool = 1, L: Any = None) -> jax.Array:
@@ -76,3 +112,32 @@ class MultiNormalDiagFromLogScale:
 def multi_normal(loc: Any, log_scale: Any) -> MultiNormalDiagFromLogScale:
     """Make a normal distribution from its means and logarithms of standard deviations."""
     return MultiNormalDiagFromLogScale(loc, log_scale)
+
+
+def hvp(loss: Callable[..., Any], v: Any, params: Any, inputs: Any, targets: Any) -> Any:
+    """Multiply the Hessian of `loss(params, inputs, targets)` by a flat vector."""
+    _, unravel = ravel(params)
+    return jax.jvp(
+        lambda params: jax.grad(loss)(params, inputs, targets), (params,), (unravel(v),)
+    )[1]
+
+
+def hessian_diag(loss: Callable[..., Any], params: Any, inputs: Any, targets: Any) -> jax.Array:
+    """Compute the Hessian's diagonal, with one product for each param.
+
+    `fnopt.curvature.hessian_diagonal` estimates it from a few products.
+    """
+    flat, _ = ravel(params)
+
+    def entry(v: jax.Array) -> jax.Array:
+        return jnp.vdot(v, ravel(hvp(loss, v, params, inputs, targets))[0], precision=HIGHEST)
+
+    return jax.vmap(entry)(jnp.eye(flat.size, dtype=flat.dtype))
+
+
+def fisher_diag(
+    negative_log_likelihood: Callable[..., Any], params: Any, inputs: Any, targets: Any
+) -> jax.Array:
+    """Square the gradient of the batch; for one example this is the Fisher matrix' diagonal."""
+    gradient = jax.grad(negative_log_likelihood)(params, inputs, targets)
+    return jnp.square(ravel(gradient)[0])

@@ -96,7 +96,7 @@ def namespaces(home: str) -> dict[str, types.ModuleType]:
         **dict.fromkeys(("assignment", "microbatching", "perturbations"), ("", home)),
         "experimental": ("", home),
         "aggregating": ("", f"{home}._aggregating", f"{home}._moments"),
-        "second_order": ("", f"{home}._second_order"),
+        "second_order": ("", f"{home}._functions"),
         "tree": ("", f"{home}._tree", "fnopt.tree"),
         "tree_utils": ("tree_", f"{home}._tree", "fnopt.tree"),
     }

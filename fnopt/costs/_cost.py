@@ -95,7 +95,7 @@ def check_all_used(trip_counts: Mapping[str, int], found: Cost) -> None:
 
 
 def checked_trip_counts(trip_counts: TripCounts) -> dict[str, int]:
-    """CounterBounds of iterations by the names of loops; `'*'` stands for all others."""
+    """Numbers of iterations by the names of loops; `'*'` stands for all others."""
     named = trip_counts if isinstance(trip_counts, Mapping) else {"*": trip_counts}
     given = {name: n for name, n in named.items() if n is not None}
     for name, n in given.items():

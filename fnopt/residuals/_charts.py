@@ -21,8 +21,8 @@ def charted(params: Any, constraints: Any = None) -> Parametrisation:
         constraints: As in :func:`parametrised`.
 
     Returns:
-        The same as :func:`parametrised`; with params on manifolds, base points end the free tree.
-        As :func:`parametrised` does; the free tree of params on manifolds ends with base points.
+        The result of :func:`parametrised`. With params on manifolds, the free tree ends with their
+        base points.
 
     Example:
         >>> import jax.numpy as jnp

@@ -52,7 +52,7 @@ from fnopt.optimizers._dion import scale_by_dion
 from fnopt.optimizers._dog import dog, dowg, scale_by_dog, scale_by_dowg
 from fnopt.optimizers._galore import galore, scale_by_galore
 from fnopt.optimizers._gauss_newton_descent import gauss_newton_descent
-from fnopt.optimizers._hyperball import cap_spectral_norm, floor_update_ratio, hyperball, qk_clip
+from fnopt.optimizers._hyperball import hyperball
 from fnopt.optimizers._kfac import kfac
 from fnopt.optimizers._kl_shampoo import kl_shampoo, scale_by_kl_shampoo
 from fnopt.optimizers._lamb import (
@@ -74,12 +74,14 @@ from fnopt.optimizers._matrix_scale import normalize_neurons, scale_by_matrix_sh
 from fnopt.optimizers._momo import momo, momo_adam
 from fnopt.optimizers._muon import muon, normuon
 from fnopt.optimizers._natural_gradient import natural_gradient
+from fnopt.optimizers._norm_bounds import cap_spectral_norm, floor_update_ratio
 from fnopt.optimizers._orthogonalize import orthogonalize
 from fnopt.optimizers._partition_matrices import matrix_labels, partition_matrices
 from fnopt.optimizers._polyak_sgd import polyak_sgd, scale_by_polyak
 from fnopt.optimizers._precondition_by_inputs import precondition_by_inputs
 from fnopt.optimizers._prodigy import dadapt_adamw, prodigy, scale_by_dadapt_adamw, scale_by_prodigy
 from fnopt.optimizers._psgd_kron import psgd_kron, scale_by_psgd_kron
+from fnopt.optimizers._qk_clip import qk_clip
 from fnopt.optimizers._radam import radam, scale_by_radam
 from fnopt.optimizers._rmsprop import rmsprop, scale_by_rms, scale_by_stddev
 from fnopt.optimizers._sgd import (

@@ -27,7 +27,7 @@ from fnopt.optimizers._matrix_factors import only_finite
 from fnopt.optimizers._matrix_functions import adjoint, leading_directions
 from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.optimizers._matrix_parts import cut, load_slot, map_by_shape, new_slot, store_slot, whole
-from fnopt.optimizers._matrix_rule import as_rule, layouts_or_none
+from fnopt.optimizers._matrix_rule import as_rule, layouts_of
 from fnopt.optimizers._recipe import recipe
 from fnopt.sharding import sequential
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
@@ -113,7 +113,7 @@ class scale_by_galore(Transformation):
         leaves, treedef = jax.tree.flatten(map_leaves(lambda p: p, params))
         projectors, inner = [], []
         for p, layout in zip(
-            leaves, layouts_or_none(self.weight_dimension_numbers, params), strict=True
+            leaves, layouts_of(self.weight_dimension_numbers, params, required=False), strict=True
         ):
             if layout is None:
                 projectors.append(())
@@ -130,7 +130,7 @@ class scale_by_galore(Transformation):
     ) -> tuple[Any, ScaleByGaloreState]:
         """The inner updates of the projected gradients, back among the params."""
         leaves, treedef = jax.tree.flatten(map_leaves(lambda g: g, updates))
-        layouts = layouts_or_none(self.weight_dimension_numbers, updates)
+        layouts = layouts_of(self.weight_dimension_numbers, updates, required=False)
         due = state.count % self.update_proj_gap == 0
         known = treedef.flatten_up_to(state.projector)
         rows = [

@@ -100,16 +100,13 @@ def matrix_axes(
             raise ValueError(
                 f"matrix_axes: the changes {names_text(lost)} match no leaf of {names_text(paths)}."
             )
-        pairs = zip(numbers, rule.choose(names), strict=True)
-        return treedef.unflatten([_change(*pair) for pair in pairs])
+        changed = [
+            n if n is None or x is True else dataclasses.replace(n, split=x) if x else None
+            for n, x in zip(numbers, rule.choose(names), strict=True)
+        ]
+        return treedef.unflatten(changed)
 
     return axes_fn
-
-
-def _change(numbers: MatrixDimensionNumbers | None, chosen: Any) -> Any:
-    if numbers is None or isinstance(chosen, bool):
-        return numbers if chosen else None
-    return dataclasses.replace(numbers, split=chosen)
 
 
 def _numbers(site: Any) -> MatrixDimensionNumbers | None:

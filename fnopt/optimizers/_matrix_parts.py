@@ -87,9 +87,14 @@ def load_slot(tree: Any, start: Callable[[], Any]) -> Any:
     return jax.tree.map(lambda x, like: Piece(x, like.shape[1:]), tree, shapes)
 
 
-def share_numbers(x: jax.Array) -> Any:
-    """Numbers of the matrices, `[k]`, which all devices know."""
-    return x if unsharded_leaves() is None else Piece(x[:, None], ())
+def number_matrices(rows: list[list[dict[str, Any]]]) -> None:
+    """Gives every matrix of all parts its number as `index`, which all devices know."""
+    start = 0
+    for part in (part for row in rows for part in row):
+        x = jax.tree.leaves(part["u"])[0]
+        index = jnp.arange(start, start + len(x)).astype(x.dtype)
+        part["index"] = index if unsharded_leaves() is None else Piece(index[:, None], ())
+        start += len(x)
 
 
 def store_slot(tree: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from fnopt.core import Transformation, leaves_with_names, show_report, table_lines
-from fnopt.optimizers._matrix_rule import as_whole, layouts_or_none
+from fnopt.optimizers._matrix_rule import as_whole, layouts_of
 from fnopt.optimizers._partition_matrices import matrix_labels
 from fnopt.transforms import partition
 
@@ -87,7 +87,9 @@ def matrix_report(tx: Any, params: Any) -> MatrixReport:
             labels.other if one is None else labels.matrix,
             one.shapes if one else (),
         )
-        for (name, x), one in zip(leaves, layouts_or_none(labels.rule, params), strict=True)
+        for (name, x), one in zip(
+            leaves, layouts_of(labels.rule, params, required=False), strict=True
+        )
     )
     return MatrixReport(tuple(rows))
 

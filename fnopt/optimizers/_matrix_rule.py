@@ -138,15 +138,19 @@ def numbers_of(rule: Any, leaves: list[tuple[str, Any]]) -> list[MatrixDimension
     elif rule is None or rule == OUTPUTS_TOO:
         chosen = _infer(leaves, rule == OUTPUTS_TOO)
     elif isinstance(rule, MatrixDimensionNumbers):
-        chosen = [rule if _ndim(leaf) > 1 else False for _, leaf in leaves]
+        chosen = [rule if len(_shape(leaf)) > 1 else False for _, leaf in leaves]
     else:
         chosen = [rule is not False] * len(leaves)
     return [_resolve(x, leaf) for x, (_, leaf) in zip(chosen, leaves, strict=True)]
 
 
+def _shape(leaf: Any) -> tuple[int, ...]:
+    return tuple(getattr(leaf, "shape", ()))  # of a number, and of what is refused later on
+
+
 def _infer(leaves: list[tuple[str, Any]], has_outputs: bool) -> list[Any]:
     """The dimension numbers of leaves by their names and shapes."""
-    keys = [(path, tuple(getattr(leaf, "shape", ()))) for path, leaf in leaves]
+    keys = [(path, _shape(leaf)) for path, leaf in leaves]
     known = _inferred.get()
     if known is not None and not has_outputs and all(key in known for key in keys):
         return [known[key] for key in keys]
@@ -158,7 +162,7 @@ def _infer(leaves: list[tuple[str, Any]], has_outputs: bool) -> list[Any]:
 def inference_scope(tree: Any) -> Iterator[None]:
     """Scope in which transforms of some leaves of a tree get axes inferred from all leaves."""
     leaves = as_whole(leaves_with_names(tree)[0])
-    keys = [(path, tuple(getattr(leaf, "shape", ()))) for path, leaf in leaves]
+    keys = [(path, _shape(leaf)) for path, leaf in leaves]
     token = _inferred.set(dict(zip(keys, _infer(leaves, False), strict=True)))
     try:
         yield
@@ -169,12 +173,8 @@ def inference_scope(tree: Any) -> Iterator[None]:
 def _resolve(chosen: Any, leaf: Any) -> MatrixDimensionNumbers | None:
     chosen = _as_numbers(chosen)
     if chosen is True:  # the plain rule: what has two axes is a matrix
-        return MatrixDimensionNumbers() if _ndim(leaf) == 2 else None
+        return MatrixDimensionNumbers() if len(_shape(leaf)) == 2 else None
     return chosen or None
-
-
-def _ndim(leaf: Any) -> int:
-    return len(getattr(leaf, "shape", ()))  # of a number none, and of what is refused later on
 
 
 def as_whole(leaves: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
@@ -192,23 +192,12 @@ def as_whole(leaves: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
     return [(name, jax.ShapeDtypeStruct(known.shapes[name], x.dtype)) for name, x in leaves]
 
 
-def layouts_of(rule: Any, tree: Any) -> list[MatrixLayout]:
-    """The matrix layout of every leaf of a tree; an error for one that is no matrix."""
-    leaves, found = _number_leaves(rule, tree)
-    return [_layout(path, x, d) for (path, x), d in zip(leaves, found, strict=True)]
-
-
-def layouts_or_none(rule: Any, tree: Any) -> list[MatrixLayout | None]:
-    """The matrix layout of every leaf of a tree; None for one that is no matrix."""
-    leaves, found = _number_leaves(rule, tree)
-    pairs = zip(leaves, found, strict=True)
-    return [None if d is None else _layout(path, x, d) for (path, x), d in pairs]
-
-
-def _number_leaves(rule: Any, tree: Any) -> tuple[list[tuple[str, Any]], list[Any]]:
+def layouts_of(rule: Any, tree: Any, *, required: bool = True) -> list[Any]:
+    """The matrix layout of every leaf of a tree; for one that is no matrix an error, or None."""
     leaves = as_whole(leaves_with_names(tree)[0])
     check_rule(rule, [path for path, _ in leaves_with_names(tree, is_leaf=is_none)[0]])
-    return leaves, numbers_of(rule, leaves)
+    rows = zip(leaves, numbers_of(rule, leaves), strict=True)
+    return [None if d is None and not required else _layout(path, x, d) for (path, x), d in rows]
 
 
 def _layout(path: str, leaf: Any, numbers: MatrixDimensionNumbers | None) -> MatrixLayout:

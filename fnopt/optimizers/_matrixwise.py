@@ -32,7 +32,7 @@ from fnopt.optimizers._matrix_parts import (
     load_slot,
     map_by_shape,
     new_slot,
-    share_numbers,
+    number_matrices,
     store_slot,
     whole,
 )
@@ -137,7 +137,7 @@ class Matrixwise(Transformation):
             for i, layout in enumerate(layouts)
         ]
         if self.numbered:
-            _number(rows)
+            number_matrices(rows)
         program = _program(type(self), self._flatten()[1])
         step = lambda u, part: program(numbers, count, part | {"u": u})  # noqa: E731
         step = sequential(step) if self.factorizes else step
@@ -158,33 +158,21 @@ class Matrixwise(Transformation):
         return cut(layout, x, self.wide, self.gathers)
 
     def _parts(self, layout: MatrixLayout, g: Any, slots: dict[str, Any]) -> list[dict[str, Any]]:
-        own = custom_slots(self.State)
-        columns = {
-            n: self._slots_of_matrices(n, x, layout) if n in own else self._cut(layout, x)
-            for n, x in slots.items()
-        }
+        def cut_slot(name: str, x: Any) -> list[Any]:
+            if name not in custom_slots(self.State):
+                return self._cut(layout, x)
+            start = functools.partial(self.start, name, dtype=jnp.float32)
+            pairs = zip(x, self._shapes(layout), strict=True)
+            return [load_slot(x, functools.partial(start, shape=shape)) for x, shape in pairs]
+
+        columns = {name: cut_slot(name, x) for name, x in slots.items()}
         parts = enumerate(self._cut(layout, g))
         return [{"u": g, **{n: column[i] for n, column in columns.items()}} for i, g in parts]
-
-    def _slots_of_matrices(self, name: str, slots: Any, layout: MatrixLayout) -> list[Any]:
-        """The slots of one name, for each part of a leaf."""
-        pairs = zip(slots, self._shapes(layout), strict=True)
-        return [load_slot(x, functools.partial(self.start, name, s, jnp.float32)) for x, s in pairs]
 
 
 def _stored(_: MatrixLayout, row: list[Any], old: Any) -> Any:
     """A slot for matrices, sharded like the old one."""
     return jax.tree.map(reshard_like, store_slot(tuple(row)), old)
-
-
-def _number(rows: list[list[dict[str, Any]]]) -> None:
-    """Gives every matrix its number."""
-    start = 0
-    for part in (part for row in rows for part in row):
-        k, dtype = len(jax.tree.leaves(part["u"])[0]), jax.tree.leaves(part["u"])[0].dtype
-        index = jnp.arange(start, start + k).astype(dtype)
-        part["index"] = share_numbers(index)
-        start += k
 
 
 def _check_real(params: Any) -> None:

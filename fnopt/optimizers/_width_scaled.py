@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from fnopt.core import leaf_text, leaves_with_names, where
-from fnopt.optimizers._matrix_rule import OUTPUTS_TOO, as_rule, layouts_or_none
+from fnopt.optimizers._matrix_rule import OUTPUTS_TOO, as_rule, layouts_of
 from fnopt.transforms import Chain, chain, partition, scale
 
 
@@ -58,7 +58,9 @@ def width_scaled(
         )
     given = weight_dimension_numbers
     rule = OUTPUTS_TOO if given is None else as_rule(given)
-    layouts = zip(layouts_or_none(rule, params), layouts_or_none(rule, base_params), strict=True)
+    layouts = zip(
+        *(layouts_of(rule, tree, required=False) for tree in (params, base_params)), strict=True
+    )
     factors = []
     for (name, p), base, (wide, narrow) in zip(leaves, base_leaves, layouts, strict=True):
         changed = sum(a != b for a, b in zip(p.shape, base.shape, strict=False))
@@ -68,10 +70,7 @@ def width_scaled(
                 f"that of the base {base.shape}: expected a matrix, or a leaf with one axis that "
                 "differs. Give its axes as weight_dimension_numbers."
             )
-        ratio = 1.0
-        if wide is not None and narrow is not None:
-            ratio = sum(narrow.heights) / sum(wide.heights)
-        factors.append(ratio)
+        factors.append(sum(narrow.heights) / sum(wide.heights) if wide and narrow else 1.0)
     # Leaves with one factor share a transform: the program does not grow with the leaves.
     labels = [f"{factor:.6g}" for factor in factors]
     scales = {label: scale(factor) for label, factor in zip(labels, factors, strict=True)}

@@ -1,0 +1,89 @@
+"""A bound on attention logits: query and key kernels that are rescaled head by head."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import (
+    Scalar,
+    Transformation,
+    compute_dtype,
+    hyper,
+    leaves_with_names,
+    static,
+    where,
+)
+
+
+class qk_clip(Transformation):
+    r"""Rescale query and key kernels after a step, head by head, to bound attention logits.
+
+    .. math:: \theta_{t+1} = \min\left(1, \frac{\tau}{S_h}\right)^{\alpha} (\theta_t + u_t), \qquad
+              \alpha = \tfrac12 \text{ for queries and for keys}
+
+    with the largest logit :math:`S_h` of head `h` in the batch. It belongs last in a chain, behind
+    the learning rate. The update takes `max_logits`, a dict from the paths of the kernels that are
+    clipped to the maxima of their heads, `[heads]`; give a query and its key the same maxima.
+
+    Args:
+        tau: :math:`\tau`, the largest logit allowed.
+        alpha: :math:`\alpha`.
+        head_axis: The axis of the heads in these kernels.
+
+    Raises:
+        ValueError: In use, if a path is none of the leaves, or a kernel has no such axis with that
+            number of heads.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> tx, params = fnopt.qk_clip(tau=4.0, head_axis=1), {"q": jnp.ones((2, 2, 3))}
+        >>> zero, maxima = {"q": jnp.zeros((2, 2, 3))}, {"q": jnp.asarray([2.0, 16.0])}
+        >>> updates, _ = tx.update(zero, tx.init(params), params, max_logits=maxima)
+        >>> fnopt.apply_updates(params, updates)["q"][0, :, 0]
+        Array([1. , 0.5], dtype=float32)
+
+    Reference:
+        Kimi Team, 2025, Kimi K2, arXiv:2507.20534.
+    """
+
+    needs_params = True
+
+    tau: Scalar = hyper(default=100.0, gt=0)
+    alpha: Scalar = hyper(default=0.5, ge=0)
+    head_axis: int = static(default=-2)
+
+    def update(
+        self, updates: Any, state: Any, params: Any = None, *, max_logits: Any, **extra_args: Any
+    ) -> tuple[Any, Any]:
+        """The updates, and what shrinks the kernels of large logits."""
+        pairs, treedef = leaves_with_names(updates)
+        missing = sorted(max_logits.keys() - {name for name, _ in pairs})
+        if missing:
+            raise ValueError(
+                f"{where()}max_logits has the path {missing[0]!r}, expected paths of params: "
+                f"{', '.join(repr(name) for name, _ in pairs)}."
+            )
+        leaves = treedef.flatten_up_to(params)
+        new = [
+            self._clip_leaf(name, u, p, jnp.asarray(max_logits[name])) if name in max_logits else u
+            for (name, u), p in zip(pairs, leaves, strict=True)
+        ]
+        return treedef.unflatten(new), state
+
+    def _clip_leaf(self, name: str, u: Any, p: Any, top: jax.Array) -> jax.Array:
+        axis = self.head_axis % max(u.ndim, 1)
+        if not -u.ndim <= self.head_axis < u.ndim or top.shape != u.shape[axis : axis + 1]:
+            raise ValueError(
+                f"{where()}max_logits[{name!r}] has shape {top.shape}, and the leaf has shape "
+                f"{u.shape}: expected one maximum for each entry of axis {self.head_axis}. "
+                "Give qk_clip the head_axis of the kernels."
+            )
+        dtype = compute_dtype(u.dtype, p.dtype)
+        top, tau, alpha = (jnp.asarray(x).astype(dtype) for x in (top, self.tau, self.alpha))
+        # Heads whose logits are below tau have the factor 1, in every bit.
+        factor = (tau / jnp.maximum(top, tau)) ** alpha
+        p = p.astype(dtype)
+        return (p + u.astype(dtype)) * jnp.expand_dims(factor, range(1, u.ndim - axis)) - p

@@ -10,6 +10,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import Status, is_converged
+from fnopt.programs import has_tracers
 from fnopt.solvers import Solution, errors_of, fitted_count, listed
 
 _NEAR = 0.1  # standard errors from the minimum that do not count
@@ -81,8 +82,8 @@ def report_failures(
         absolute_sigma: Whether the variance of the data is known.
         likelihood: The distribution of the data; None for normal errors.
     """
-    # Where derivatives are taken, numbers are known, but wrapped.
-    solution, popt, pcov = jax.tree.map(jax.lax.stop_gradient, (solution, popt, pcov))
+    if has_tracers((solution, pcov)):  # where derivatives are taken, numbers are wrapped
+        solution, popt, pcov = jax.tree.map(jax.lax.stop_gradient, (solution, popt, pcov))
     if any(isinstance(x, Tracer) for x in (solution.status, pcov)):
         return  # under jit or vmap the status is all there is
     if not is_converged(np.asarray(solution.status)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Value, explain_jax_errors, is_array_like
-from fnopt.programs import copy_function
+from fnopt.programs import MAX_PROGRAMS, copy_function, is_eager, is_jitted
 from fnopt.residuals import formed
 from fnopt.solvers import SCHEMES
 
@@ -66,7 +67,13 @@ def curve_residuals(
         likelihood: The distribution of the data; None for normal errors.
         as_vector: Whether the residuals are raveled, for a covariance matrix.
     """
+    is_kept = is_jitted(f) and is_eager(())
+    return (_jitted_residuals if is_kept else _residuals)(f, passing, likelihood, as_vector)
 
+
+def _residuals(
+    f: Any, passing: str, likelihood: str | None, as_vector: bool
+) -> Callable[[Any, Boxed, jax.Array], jax.Array]:
     def residuals(popt: Any, positions: Boxed, y: jax.Array) -> jax.Array:
         x = positions.opened()
         values = checked_values(call_model(f, passing, popt, x), popt, x, y)
@@ -74,6 +81,12 @@ def curve_residuals(
         return jnp.ravel(r) if as_vector else r
 
     return residuals
+
+
+@functools.lru_cache(maxsize=MAX_PROGRAMS)
+def _jitted_residuals(*args: Any) -> Callable[..., jax.Array]:
+    """The residuals of a jitted model, which eager calls don't trace again either."""
+    return jax.jit(_residuals(*args))
 
 
 def deviance_residuals(mu: jax.Array, y: jax.Array) -> jax.Array:

@@ -19,10 +19,11 @@ from fnopt.programs._control_flow import (
 )
 from fnopt.programs._intercept import NodeFn, NodeValues
 from fnopt.programs._intercept import intercept_nodes as intercept_nodes
+from fnopt.programs._keys import MAX_PROGRAMS
 from fnopt.programs._nodes import HIDDEN_BY_RULE, SCOPE_PREFIX, JaxprNodes, Node, NodeVar
 from fnopt.programs._nodes import find_nodes as find_nodes
 from fnopt.programs._traced_function import TracedFunction, is_data, trace_function
-from fnopt.programs._tracing import convert_closure, copy_function, is_eager
+from fnopt.programs._tracing import convert_closure, copy_function, has_tracers, is_eager, is_jitted
 from fnopt.programs._tracing import jit_copy as jit_copy
 
 # Old names, which warn.
@@ -49,6 +50,7 @@ __getattr__ = deprecated_names(__name__, _RENAMED)
 
 __all__ = [
     "HIDDEN_BY_RULE",
+    "MAX_PROGRAMS",
     "SCOPE_PREFIX",
     "Cond",
     "Control",
@@ -65,8 +67,10 @@ __all__ = [
     "control_view",
     "convert_closure",
     "copy_function",
+    "has_tracers",
     "is_data",
     "is_eager",
+    "is_jitted",
     "is_on_one_device",
     "jaxprs",
     "jit_call",

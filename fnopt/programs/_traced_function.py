@@ -14,9 +14,7 @@ from jax.extend import core as jex
 from fnopt.core import Value, check_returned, config_name, where
 from fnopt.programs import _jaxprs as jaxprs
 from fnopt.programs._keys import MAX_PROGRAMS, NoKeyError, key_of, shape_struct
-from fnopt.programs._tracing import has_tracers
-
-_JITTED: Any = type(jax.jit(lambda: None))
+from fnopt.programs._tracing import has_tracers, is_jitted
 
 
 class KeyedJaxpr:
@@ -111,7 +109,7 @@ def trace_function(fn: Callable[..., Any], *args: Any) -> TracedFunction | None:
     if has_tracers(closed.consts):
         return None
     # JAX keeps the jaxprs of jitted functions; others are new in every call.
-    keyed = _keyed if isinstance(fn, _JITTED) else _keyed.__wrapped__
+    keyed = _keyed if is_jitted(fn) else _keyed.__wrapped__
     found = keyed(closed.jaxpr, structure, len(jax.tree.leaves(args[0])))
     return None if found is None else TracedFunction(found, tuple(closed.consts))
 
@@ -143,7 +141,7 @@ def make_jaxpr(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[jex.Close
 
 
 def _trace(fn: Any, args: tuple[Any, ...]) -> tuple[jex.ClosedJaxpr, Any]:
-    if isinstance(fn, _JITTED):
+    if is_jitted(fn):
         traced: Any = fn.trace(*args)
         # Static arguments are no inputs of the jaxpr, and captured tracers are.
         if len(traced.jaxpr.in_avals) == len(jax.tree.leaves(args)):

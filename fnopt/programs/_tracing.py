@@ -27,6 +27,14 @@ def jit_copy(fn: Callable[..., Any]) -> Callable[..., Any]:
     return jax.jit(copy_function(fn))
 
 
+_JITTED: Any = type(jax.jit(lambda: None))
+
+
+def is_jitted(fn: Any) -> bool:
+    """Whether `jax.jit` returned the function, so that JAX keeps its traces."""
+    return isinstance(fn, _JITTED)
+
+
 def is_eager(args: Any) -> bool:
     """Whether a call with these arguments runs now, outside of any trace."""
     return not (is_tracing() or _CONFIG.jax_disable_jit or has_tracers(args))

@@ -124,6 +124,27 @@ def test_a_fit_looks_at_the_function_once():
     assert len(seen) == 1
 
 
+def test_jitted_functions_are_traced_once():
+    seen = []
+
+    @jax.jit
+    def residuals(p, y):
+        seen.append("residuals")
+        return decay(p, T, y)
+
+    @jax.jit
+    def model(t, a, b, c):
+        seen.append("model")
+        return a * jnp.exp(-b * t) + c
+
+    for shift in (0.0, 1.0):
+        y = Y + np.float32(shift)
+        fit = fnopt.least_squares(residuals, START, args=(y,))
+        popt, _ = fnopt.curve_fit(model, T, y, p0=(1.0, 1.0, 0.0))
+        np.testing.assert_allclose([fit.params["level"], popt[2]], 0.3 + shift, atol=1e-4)
+    assert sorted(seen) == ["model", "residuals"]
+
+
 def test_a_number_of_a_closure_is_not_stale():
     shift = {}
 

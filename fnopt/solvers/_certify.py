@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from fnopt.core import Status, is_converged
 from fnopt.linear import Triangle, divide, length, numerical_rank, row_triangle, singular_triangle
+from fnopt.residuals import Box
 from fnopt.sharding import psum_rows
 from fnopt.solvers._bounded import free_point, without
 from fnopt.solvers._loop import SearchState, relative_columns
@@ -64,6 +67,7 @@ class Spectrum(NamedTuple):
     decrement: jax.Array  # what the Gauss-Newton step takes off the model's cost
     length: jax.Array  # of that step, in units of the columns
     null: jax.Array  # bool[n], params with a part in the null space, by more than rounding
+    inverse: Any = None  # [n, n], (J^T J)^-1, where a batch keeps it
 
 
 class Certified(NamedTuple):
@@ -76,6 +80,7 @@ class Certified(NamedTuple):
     radius: jax.Array  # of a restart: the length of the Gauss-Newton step; 0 for the method's own
     unit: jax.Array  # of a restart
     failed: jax.Array  # whether a check failed, so that the search restarts
+    inverse: Any = None
 
 
 def uncertified(x: jax.Array, full: bool) -> Certified:
@@ -109,23 +114,21 @@ def certify(
     if problem.box is not None:
         fixed = problem.box.fixed
         point = without(point, fixed)
-    free = free_point(point, problem.box)
-    spectrum = _spectrum(model, point)
-    free_spectrum = spectrum if problem.box is None else _spectrum(model, free)
-    bound = negligible_decrease(free, tolerances)
-    end = certified_end(state, point, free, spectrum, free_spectrum, bound, tolerances)
+    end = certified_end(state, point, problem.box, functools.partial(_spectrum, model), tolerances)
     residuals = point.r if state.residuals is None else state.residuals
     finer, rescaled = finer_unit(problem, point.cost, residuals, unit)
     rescaled &= _has_ended(state.status) | (state.status == Status.NONFINITE_START.value)
-    radius = jnp.where(rescaled, jnp.zeros_like(end.radius), end.radius)
-    unit = jnp.where(rescaled, finer, unit)
     certificate = end.certificate._replace(undetermined=end.certificate.undetermined & ~fixed)
     end = end._replace(
-        certificate=certificate, radius=radius, unit=unit, failed=rescaled | end.failed
+        certificate=certificate,
+        radius=jnp.where(rescaled, 0, end.radius),
+        unit=jnp.where(rescaled, finer, unit),
+        failed=rescaled | end.failed,
     )
-    curvature = least_curvature(problem, point, bound) if full else None
-    if curvature is None:
+    if not full:
         return end
+    bound = negligible_decrease(free_point(point, problem.box), tolerances)
+    curvature = least_curvature(problem, point, bound)
     falls = curvature.falls & _has_ended(state.status) & end.certificate.certified & ~rescaled
     return end._replace(
         certificate=end.certificate._replace(
@@ -133,7 +136,7 @@ def certify(
             least_curvature=curvature.least,
         ),
         x=jnp.where(falls, curvature.x, end.x),
-        radius=jnp.where(falls, jnp.zeros_like(radius), radius),
+        radius=jnp.where(falls, 0, end.radius),
         failed=end.failed | falls,
     )
 
@@ -141,10 +144,8 @@ def certify(
 def certified_end(
     state: SearchState,
     point: Linearization,
-    free: Linearization,
-    spectrum: Spectrum,
-    free_spectrum: Spectrum,
-    bound: jax.Array,
+    box: Box | None,
+    spectrum_of: Callable[[Linearization], Spectrum],
     tolerances: Tolerances,
 ) -> Certified:
     """Tests the end of a loop by spectra of its Jacobian.
@@ -152,12 +153,13 @@ def certified_end(
     Args:
         state: The loop at its end.
         point: Its point.
-        free: The point without the params that are held on bounds.
-        spectrum: The spectrum at the point.
-        free_spectrum: The spectrum without those params.
-        bound: The largest decrement that is negligible.
+        box: The bounds: params that are held on these are left out of the tests of optimality.
+        spectrum_of: The spectrum at a point.
         tolerances: The numbers of the method.
     """
+    free, spectrum = free_point(point, box), spectrum_of(point)
+    free_spectrum = spectrum if box is None else spectrum_of(free)
+    bound = negligible_decrease(free, tolerances)
     optimal = free_spectrum.decrement <= bound  # false where a factorisation failed
     stalled = state.status == Status.STALLED.value
     size = jnp.sqrt(psum_rows(jnp.sum(jnp.square(point.r))))
@@ -179,6 +181,7 @@ def certified_end(
         radius=free_spectrum.length,
         unit=jnp.ones_like(bound),
         failed=_has_ended(state.status) & ~optimal,
+        inverse=spectrum.inverse,
     )
 
 

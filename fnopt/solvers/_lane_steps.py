@@ -94,7 +94,7 @@ def lane_summary(problems: LaneProblems, x: jax.Array, data: Any) -> tuple[jax.A
     `J` is without the floor under the curvature of a loss.
     """
     point, r = evaluate(problems, x, data, floor=0.0)
-    inverse = over_lanes(gram_spectrum)(point)[1]
+    inverse = over_lanes(gram_spectrum)(point).inverse
     if r is None:
         return point.cost, inverse
     return costed(problems, RobustCost.cost, data, r.residuals), inverse
@@ -107,7 +107,7 @@ def step(
     data: Any,
     box: Box | None,
     search: SearchState,
-    restart: jax.Array,
+    radius: jax.Array,
 ) -> SearchState:
     """The searches after a step; lanes that are done keep what they have, to the last bit.
 
@@ -118,7 +118,7 @@ def step(
         data: The problems' data.
         box: The bounds, of shape `[n, lanes]`.
         search: The searches.
-        restart: First radii of restarts; 0 for that of the method.
+        radius: First radii of restarts; 0 for that of the method.
     """
     scale = metric(search, relative=box is None)
     if box is None:
@@ -140,7 +140,7 @@ def step(
     running = search.status == Status.RUNNING.value
     # A lane that is done takes no step.
     actual = jnp.where(running, actual, -jnp.inf)
-    after, _ = after_step(method, tolerances, box, search, scale, trial, end, r, actual, restart)
+    after, _ = after_step(method, tolerances, box, search, scale, trial, end, r, actual, radius)
     small = {
         name: jnp.where(running, getattr(after, name), getattr(search, name))
         for name in ("radius", "lam", "rejections", "status", "steps")
@@ -196,18 +196,16 @@ def _full(A: Rows) -> jax.Array:
     return jnp.stack([jnp.stack([A[max(i, j)][min(i, j)] for j in n]) for i in n])
 
 
-def gram_spectrum(point: Linearization) -> tuple[Spectrum, jax.Array]:
+def gram_spectrum(point: Linearization) -> Spectrum:
     """What the normal matrix with a diagonal of 1 shows of one problem, and its inverse.
 
     A pivot that rounding explains counts as zero, and its param as determined by the others.
     """
     scale = initial_scale(point.columns)
-    n = len(scale)
     A = _scaled_rows(point, scale)
-    least = rounding_damping(jnp.ones_like(point.cost), n)
+    least = rounding_damping(jnp.ones_like(point.cost), len(scale))
     factor = unrolled_cholesky(A, jnp.zeros_like(point.cost), least)
     c = unrolled_forward(factor, tuple(point.gradient / scale))
-    p = jnp.stack(unrolled_backward(factor, c))
     inverse, full = _full(unrolled_inverse(factor)), _full(A)
     dropped = ~jnp.isfinite(jnp.stack(factor.diagonal))
     # A param is determined if no change of the dropped ones moves it.
@@ -216,5 +214,5 @@ def gram_spectrum(point: Linearization) -> tuple[Spectrum, jax.Array]:
     root = jnp.asarray(float(jnp.finfo(scale.dtype).eps) ** 0.5, scale.dtype)
     null = dropped | jnp.any(effects > root, axis=1)
     decrement = jnp.sum(jnp.square(jnp.stack(c))) / 2
-    spectrum = Spectrum(unrolled_rank(factor), decrement, length(p), null)
-    return spectrum, inverse / scale / scale[:, None]
+    step = length(jnp.stack(unrolled_backward(factor, c)))
+    return Spectrum(unrolled_rank(factor), decrement, step, null, inverse / scale / scale[:, None])

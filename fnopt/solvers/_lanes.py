@@ -16,7 +16,6 @@ import jax.numpy as jnp
 from fnopt.core import Status
 from fnopt.residuals import Box
 from fnopt.sharding import while_loop
-from fnopt.solvers._bounded import free_point
 from fnopt.solvers._certify import certified_end
 from fnopt.solvers._lane_steps import (
     LaneProblems,
@@ -29,7 +28,7 @@ from fnopt.solvers._lane_steps import (
 from fnopt.solvers._levenberg_marquardt import levenberg_marquardt
 from fnopt.solvers._loop import SearchState, initial_state, restarted, zeros_of
 from fnopt.solvers._search import ROUNDS, final_status
-from fnopt.solvers._stopping import Tolerances, checked_status, negligible_decrease
+from fnopt.solvers._stopping import Tolerances, checked_status
 
 
 class LaneEnds(NamedTuple):
@@ -52,7 +51,7 @@ class _Lanes(NamedTuple):
     index: jax.Array  # int32, which problems; their number where there is none
     rounds: jax.Array  # int32, certificates so far
     cost: jax.Array  # at the last restart
-    restart: jax.Array  # first radius of a restart
+    radius: jax.Array  # the first one of a restart
 
 
 class _Queue(NamedTuple):
@@ -111,8 +110,9 @@ def search_lanes(
     def certified(lanes: _Lanes, data: Any, box: Box | None) -> tuple[_Lanes, LaneEnds]:
         """The lanes whose failed certificates restart them, and the ends of all."""
         search, rounds = lanes.search, lanes.rounds + 1
-        certified, inverse = over_lanes(functools.partial(_certify, tolerances))(search, box)
-        cost = search.point.cost
+        certify = functools.partial(certified_end, spectrum_of=gram_spectrum, tolerances=tolerances)
+        certified = over_lanes(certify)(search, search.point, box)
+        cost, inverse = search.point.cost, certified.inverse
         decreased = (lanes.rounds == 0) | (cost < (1 - tolerances.share) * lanes.cost)
         status = final_status(search.status, certified, decreased)
         restarts = ~is_running(search) & certified.failed & decreased
@@ -144,7 +144,7 @@ def search_lanes(
         data, sides = _lane_rows((rows, box), index)
 
         def advance(now: _Lanes) -> _Lanes:
-            search = step(problems, method, tolerances, data, sides, now.search, now.restart)
+            search = step(problems, method, tolerances, data, sides, now.search, now.radius)
             return now._replace(search=search)
 
         least = jnp.where(begun < fits, count_running(lanes) // _REFILL, 0)
@@ -184,13 +184,3 @@ def _lane_rows(tree: Any, index: jax.Array) -> Any:
 
 def _choose(which: jax.Array, new: Any, old: Any) -> Any:
     return jax.tree.map(lambda a, b: jnp.where(which, a, b), new, old)
-
-
-def _certify(tolerances: Tolerances, state: SearchState, box: Box | None) -> Any:
-    """The certificate of one problem, and the inverse of its normal matrix."""
-    point, free = state.point, free_point(state.point, box)
-    spectrum, inverse = gram_spectrum(point)
-    free_spectrum = spectrum if box is None else gram_spectrum(free)[0]
-    bound = negligible_decrease(free, tolerances)
-    end = certified_end(state, point, free, spectrum, free_spectrum, bound, tolerances)
-    return end, inverse

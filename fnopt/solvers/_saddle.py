@@ -11,7 +11,7 @@ import numpy as np
 from fnopt.curvature import hvp, top_eigenvalues
 from fnopt.linear import divide
 from fnopt.sharding import row_axes
-from fnopt.solvers._stopping import SHARE
+from fnopt.solvers._trust_region import SHARE
 from fnopt.solvers.linear_model._linearization import Linearization
 from fnopt.solvers.linear_model._scaling import initial_scale
 from fnopt.solvers.problem._problem import Problem

@@ -10,7 +10,7 @@ import numpy as np
 
 from fnopt.core import is_converged
 from fnopt.residuals import Box
-from fnopt.solvers._stopping import SHARE
+from fnopt.solvers._trust_region import SHARE
 from fnopt.solvers.result._solution import Solution
 
 

@@ -14,15 +14,11 @@ import numpy as np
 from fnopt.core import Status, is_converged
 from fnopt.linear import divide, length
 from fnopt.sharding import row_shards
-from fnopt.solvers._trust_region import StepEvaluation
+from fnopt.solvers._trust_region import SHARE, StepEvaluation
 from fnopt.solvers.linear_model._linearization import Linearization
 
-# Of the cost. A relative decrease d is a change of the params by sqrt(d (m - n)) standard errors,
-# for the variance is estimated as 2 f / (m - n): by 1e-5 sqrt(m - n) of one.
+# Of the cost: a change of the params by 1e-5 sqrt(m - n) standard errors (see SHARE).
 _SHARP = 1e-10
-# Of the cost, likewise: 1e-2 sqrt(m - n) of a standard error. What a single parameter could gain by
-# more than that is no convergence, whatever stopped the step.
-SHARE = 1e-4
 
 
 class Tolerances(NamedTuple):

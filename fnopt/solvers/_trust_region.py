@@ -14,8 +14,10 @@ from fnopt.solvers.linear_model._linearization import Linearization
 
 LEAST_GAIN = 1e-4  # Moré (1978), p0: less than this fraction of the prediction is no progress
 _POOR, _GOOD = 0.25, 0.75  # Moré (1978), section 7: gain ratios that shrink and grow the radius
-# Of the residuals' length: the least first radius, so that a start at tiny params gets anywhere.
-_LEAST_RADIUS = 1e-3
+# Of the cost. A relative decrease d is a change of the params by sqrt(d (m - n)) standard errors,
+# for the variance is estimated as 2 f / (m - n): by 1e-2 sqrt(m - n) of one. Where a single
+# parameter could gain more than that, no search has converged, whatever stopped the step.
+SHARE = 1e-4
 
 
 class Trial(NamedTuple):
@@ -149,12 +151,15 @@ class RadiusRule(NamedTuple):
 def initial_radius(factor: Any, scale: jax.Array, x: jax.Array, cost: jax.Array) -> jax.Array:
     r"""The first radius, in the units of the residuals (Moré 1978, section 7).
 
-    .. math:: \Delta = c \max(\|D x\|, 10^{-3} \|r\|), \quad
+    .. math:: \Delta = c \max(\|D x\|, 10^{-4} \|r\|), \quad
         \text{or } c \|r\| \text{ if } D x = 0
+
+    Without a least radius, from tiny params, no step could lower the cost by more than a negligible
+    share of it.
     """
     size = length(scale * x)
     residual = jnp.sqrt(2 * cost)
-    least = jnp.asarray(_LEAST_RADIUS, residual.dtype) * residual
+    least = jnp.asarray(SHARE, residual.dtype) * residual
     size = jnp.where(size > 0, jnp.maximum(size, least), residual)
     return jnp.asarray(factor, size.dtype) * jnp.where(size > 0, size, jnp.ones_like(size))
 
@@ -189,7 +194,7 @@ def _trust_region(step: StepEvaluation) -> jax.Array:
     A radius far beyond the step didn't limit it: shrinking that alone would repeat the same step.
     And after a refused step it doesn't grow back at once, or every second step of a crawl in a
     valley is refused. The gain ratio of a step that is flat to rounding says nothing: where such a
-    step ends at the edge, the region is too small.
+    step ends at the edge, the region is too small, and grows as fast as it may shrink.
 
     Reference:
         Moré (1978), section 7, and MINPACK's `lmder`.
@@ -197,13 +202,14 @@ def _trust_region(step: StepEvaluation) -> jax.Array:
     radius, reached = step.radius, step.trial.length
     dtype = radius.dtype
     shrink = _shrink_factor(step.actual, step.trial.slope)
-    smaller = shrink * jnp.minimum(radius, jnp.asarray(10, dtype) * reached)
+    ten = jnp.asarray(10, dtype)  # the inverse of the least shrink factor
+    smaller = shrink * jnp.minimum(radius, ten * reached)
     good = (step.gain > jnp.asarray(_GOOD, dtype)) | (step.trial.lam <= 0)
     good &= step.rejections == 0
     larger = jnp.maximum(radius, jnp.asarray(2, dtype) * reached)
     kept = jnp.where(good, larger, radius)
     kept = jnp.where(step.gain < jnp.asarray(_POOR, dtype), smaller, kept)
-    return jnp.where(step.flat, jnp.where(step.interior, radius, larger), kept)
+    return jnp.where(step.flat, jnp.where(step.interior, radius, ten * radius), kept)
 
 
 def _marquardt(step: StepEvaluation) -> jax.Array:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Schedule, Status, check_choice, safe_increment, slot_zeros, zero_count
+from fnopt.core import (
+    Schedule,
+    Status,
+    Transformation,
+    check_choice,
+    safe_increment,
+    slot_zeros,
+    zero_count,
+)
 from fnopt.transforms import all_finite, real_dtype_of
 
 _DECREASE = 1e-4  # of what the slope promises: Armijo's condition
@@ -64,7 +72,7 @@ class BatchStep(NamedTuple):
 
 
 StepOptions = Any
-"""`gauss_newton_descent` or `natural_gradient`, whose fields are read."""
+"""A `BatchStepDescent`, whose fields are read."""
 
 
 def check_solver(options: Any, name: str) -> None:
@@ -77,105 +85,108 @@ def check_solver(options: Any, name: str) -> None:
         )
 
 
-def initial_state(options: StepOptions, params: Any) -> GaussNewtonDescentState:
-    """The state before the first step."""
-    dtype = step_dtype(params)
-    return GaussNewtonDescentState(
-        zero_count(),
-        jnp.array(options.damping, dtype),
-        None if options.momentum is None else slot_zeros(params),
-        Status.RUNNING.array,
-        *(jnp.zeros((), dtype) for _ in range(2)),
-    )
-
-
 def step_dtype(params: Any) -> Any:
     """The dtype of losses, lengths and damping."""
     return real_dtype_of(params) if jax.tree.leaves(params) else jnp.float32
 
 
-def current_damping(options: StepOptions, state: GaussNewtonDescentState) -> jax.Array:
-    """The damping of this step."""
-    if options.adaptive:
-        return state.damping
-    return jnp.asarray(options.damping).astype(state.damping.dtype)
+class BatchStepDescent(Transformation):
+    """Base class of damped steps by the quadratic model of a batch."""
 
+    needs_params = True
 
-def momentum_change(
-    options: StepOptions, state: GaussNewtonDescentState, J: Any
-) -> jax.Array | None:
-    r"""The change of the batch's outputs or residuals by momentum, :math:`\mu J d_{t-1}`.
+    damping_rule: ClassVar[DampingRule]
 
-    Args:
-        options: The optimizer.
-        state: Its state.
-        J: A `fnopt.curvature.BatchJacobian`.
-    """
-    if options.momentum is None:
-        return None
-    vector = J.flatten(J.parts(J.mv(state.momentum)))
-    return jnp.asarray(options.momentum).astype(vector.dtype) * vector
+    # `self` is untyped: the options are fields of the subclasses, in an order of their own.
+    def __post_init__(self: Any) -> None:
+        super().__post_init__()
+        check_solver(self, type(self).__name__)
 
+    def init(self: Any, params: Any) -> GaussNewtonDescentState:
+        """The state before the first step."""
+        dtype = step_dtype(params)
+        return GaussNewtonDescentState(
+            zero_count(),
+            jnp.array(self.damping, dtype),
+            None if self.momentum is None else slot_zeros(params),
+            Status.RUNNING.array,
+            *(jnp.zeros((), dtype) for _ in range(2)),
+        )
 
-def batch_step(
-    options: StepOptions,
-    state: GaussNewtonDescentState,
-    pulled: Any,
-    slope: jax.Array,
-    second_derivative: jax.Array,
-    value: jax.Array,
-    known: jax.Array,
-    noise: jax.Array,
-) -> BatchStep:
-    """The step along momentum less `pulled`, with the quadratic model along it."""
-    phi = jax.tree.map(jnp.negative, pulled)
-    longer = jnp.ones((), value.dtype)
-    if options.momentum is not None:
-        mu = jnp.asarray(options.momentum)
-        phi = jax.tree.map(lambda p, m: p + mu.astype(m.dtype) * m, phi, state.momentum)
-        # Momentum starts at zero, so the first directions are too short by sqrt(1 - mu^2t).
-        power = mu.astype(value.dtype) ** (2 * (state.count + 1)).astype(value.dtype)
-        longer = jax.lax.rsqrt(1 - power)
-    return BatchStep(
-        jax.tree.map(lambda p: p * longer.astype(p.dtype), phi),
-        longer * slope,
-        longer * longer * second_derivative,
-        value,
-        known,
-        None if options.momentum is None else phi,
-        noise,
-    )
+    def _current_damping(self: Any, state: GaussNewtonDescentState) -> jax.Array:
+        """The damping of this step."""
+        if self.adaptive:
+            return state.damping
+        return jnp.asarray(self.damping).astype(state.damping.dtype)
 
+    def _momentum_change(self: Any, state: GaussNewtonDescentState, J: Any) -> jax.Array | None:
+        r"""The change of the batch's outputs or residuals by momentum, :math:`\mu J d_{t-1}`.
 
-def take_step(
-    options: StepOptions,
-    state: GaussNewtonDescentState,
-    step: BatchStep,
-    params: Any,
-    value_at: Callable[[Any], jax.Array],
-) -> tuple[Any, GaussNewtonDescentState]:
-    """Take the step along the direction if the loss decreases, and update the state."""
-    finite = all_finite(step._replace(phi=None))
-    rate = options.learning_rate
-    rate = rate(state.count) if isinstance(rate, Schedule) else rate
-    tried = jnp.asarray(rate).astype(state.damping.dtype)
-    length, after = _search_length(options, params, step, tried, value_at)
-    accepted = finite & (length > 0) & jnp.isfinite(after)
-    # A refused step is zeros, which leave the params bit-identical.
-    moved = zero_unless(accepted, _scale(length, step.direction), params)
-    # The ratio of actual to predicted reduction (Nocedal and Wright, 2006, eq. 4.4).
-    gain = (step.value - after) / -(
-        length * step.slope + length * length * step.second_derivative / 2
-    )
-    damping = current_damping(options, state)
-    return moved, GaussNewtonDescentState(
-        safe_increment(state.count),
-        _next_damping(options, damping, accepted, gain, length < tried),
-        None if step.phi is None else zero_unless(accepted, step.phi, step.phi),
-        _status(step, finite, accepted, after),
-        step.value,
-        jnp.where(accepted, length, jnp.zeros_like(length)),
-    )
+        `J` is a `fnopt.curvature.BatchJacobian`.
+        """
+        if self.momentum is None:
+            return None
+        vector = J.flatten(J.parts(J.mv(state.momentum)))
+        return jnp.asarray(self.momentum).astype(vector.dtype) * vector
+
+    def _batch_step(
+        self: Any,
+        state: GaussNewtonDescentState,
+        pulled: Any,
+        slope: jax.Array,
+        second_derivative: jax.Array,
+        value: jax.Array,
+        known: jax.Array,
+        noise: jax.Array,
+    ) -> BatchStep:
+        """The step along momentum less `pulled`, with the quadratic model along it."""
+        phi = jax.tree.map(jnp.negative, pulled)
+        longer = jnp.ones((), value.dtype)
+        if self.momentum is not None:
+            mu = jnp.asarray(self.momentum)
+            phi = jax.tree.map(lambda p, m: p + mu.astype(m.dtype) * m, phi, state.momentum)
+            # Momentum starts at zero, so the first directions are too short by sqrt(1 - mu^2t).
+            power = mu.astype(value.dtype) ** (2 * (state.count + 1)).astype(value.dtype)
+            longer = jax.lax.rsqrt(1 - power)
+        return BatchStep(
+            jax.tree.map(lambda p: p * longer.astype(p.dtype), phi),
+            longer * slope,
+            longer * longer * second_derivative,
+            value,
+            known,
+            None if self.momentum is None else phi,
+            noise,
+        )
+
+    def _take_step(
+        self: Any,
+        state: GaussNewtonDescentState,
+        step: BatchStep,
+        params: Any,
+        value_at: Callable[[Any], jax.Array],
+    ) -> tuple[Any, GaussNewtonDescentState]:
+        """Take the step along the direction if the loss decreases, and update the state."""
+        finite = all_finite(step._replace(phi=None))
+        rate = self.learning_rate
+        rate = rate(state.count) if isinstance(rate, Schedule) else rate
+        tried = jnp.asarray(rate).astype(state.damping.dtype)
+        length, after = _search_length(self, params, step, tried, value_at)
+        accepted = finite & (length > 0) & jnp.isfinite(after)
+        # A refused step is zeros, which leave the params bit-identical.
+        moved = zero_unless(accepted, _scale(length, step.direction), params)
+        # The ratio of actual to predicted reduction (Nocedal and Wright, 2006, eq. 4.4).
+        gain = (step.value - after) / -(
+            length * step.slope + length * length * step.second_derivative / 2
+        )
+        damping = self._current_damping(state)
+        return moved, GaussNewtonDescentState(
+            safe_increment(state.count),
+            _next_damping(self, damping, accepted, gain, length < tried),
+            None if step.phi is None else zero_unless(accepted, step.phi, step.phi),
+            _status(step, finite, accepted, after),
+            step.value,
+            jnp.where(accepted, length, jnp.zeros_like(length)),
+        )
 
 
 def _search_length(

@@ -8,18 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, Scalar, ScalarOrSchedule, Transformation, hyper, static
+from fnopt.core import HIGHEST, Scalar, ScalarOrSchedule, hyper, static
 from fnopt.optimizers._batch_step import (
     BatchStep,
+    BatchStepDescent,
     DampingRule,
     GaussNewtonDescentState,
-    batch_step,
-    check_solver,
-    current_damping,
-    initial_state,
-    momentum_change,
     step_dtype,
-    take_step,
 )
 
 if TYPE_CHECKING:
@@ -28,7 +23,7 @@ if TYPE_CHECKING:
 _NAME = "gauss_newton_descent"
 
 
-class gauss_newton_descent(Transformation):
+class gauss_newton_descent(BatchStepDescent):
     r"""Gauss-Newton (natural gradient) descent in the space of a batch's residuals.
 
     .. math:: f(\theta) = \frac{1}{2n} \sum_i \|r(\theta, x_i)\|^2, \qquad
@@ -104,7 +99,6 @@ class gauss_newton_descent(Transformation):
         Dangel, Goldshlager and Zeinhofer, 2025, arXiv:2505.12149 (ENGD-W).
     """
 
-    needs_params = True
     # A poor gain or a cut step doesn't make it grow: the search has found a good length, and a
     # batch that is drawn anew in each step would keep the damping where it began.
     damping_rule: ClassVar[DampingRule] = DampingRule(good=0.5, shrink=0.25, grow=1.0)
@@ -120,14 +114,6 @@ class gauss_newton_descent(Transformation):
     solver: str = static(default="cholesky")
     iterations: int = static(default=100, least=1)
     rank: int = static(default=0, least=0)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_solver(self, _NAME)
-
-    def init(self, params: Any) -> GaussNewtonDescentState:
-        """The state before the first step."""
-        return initial_state(self, params)
 
     def update(
         self,
@@ -157,7 +143,7 @@ class gauss_newton_descent(Transformation):
             return _half_square(scale * J.vector_at(params).astype(dtype))
 
         solve = _among_params if tall else self._among_residuals
-        return take_step(self, state, self._direction(J, scale, state, solve), params, value_at)
+        return self._take_step(state, self._direction(J, scale, state, solve), params, value_at)
 
     def _direction(
         self,
@@ -167,13 +153,12 @@ class gauss_newton_descent(Transformation):
         solve: Callable[..., tuple[Any, jax.Array, jax.Array]],
     ) -> BatchStep:
         r = scale * J.vector.astype(scale.dtype)
-        by_momentum = momentum_change(self, state, J)
+        by_momentum = self._momentum_change(state, J)
         before = jnp.zeros_like(r) if by_momentum is None else scale * by_momentum.astype(r.dtype)
-        pulled, moved, squares = solve(J, scale, r + before, current_damping(self, state))
+        pulled, moved, squares = solve(J, scale, r + before, self._current_damping(state))
         change = before - moved
         value = _half_square(r)
-        return batch_step(
-            self,
+        return self._batch_step(
             state,
             pulled,
             jnp.dot(r, change, precision=HIGHEST),

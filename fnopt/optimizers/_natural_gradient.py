@@ -8,18 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, ScalarOrSchedule, Transformation, hyper, static, type_text
+from fnopt.core import Scalar, ScalarOrSchedule, hyper, static, type_text
 from fnopt.optimizers._batch_step import (
     BatchStep,
+    BatchStepDescent,
     DampingRule,
     GaussNewtonDescentState,
-    batch_step,
-    check_solver,
-    current_damping,
-    initial_state,
-    momentum_change,
     step_dtype,
-    take_step,
 )
 from fnopt.sharding import use_mesh_of
 
@@ -42,7 +37,7 @@ def _functions(given: Any) -> Functions:
     return found
 
 
-class natural_gradient(Transformation):
+class natural_gradient(BatchStepDescent):
     r"""Natural gradient descent: the exact Gauss-Newton step of any loss of a model's outputs.
 
     Derivatives through its steps don't exist for softmax losses: they are NaN, as the root of a
@@ -127,7 +122,6 @@ class natural_gradient(Transformation):
         arXiv:2110.02820 (Nyström's preconditioner).
     """
 
-    needs_params = True
     # The model of a batch promises much of outputs that are nearly decided, and keeps little of it:
     # a damping that only falls would soon fit each batch by itself.
     damping_rule: ClassVar[DampingRule] = DampingRule(good=0.75, shrink=0.5, grow=2.0)
@@ -148,17 +142,12 @@ class natural_gradient(Transformation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_solver(self, _NAME)
         counts = [len(f) if isinstance(f, tuple) else None for f in (self.model_fn, self.loss_fn)]
         if counts[0] != counts[1] or 0 in counts:
             raise TypeError(
                 f"{_NAME}: model_fn is {self.model_fn!r} and loss_fn {self.loss_fn!r}, expected a "
                 "function each, or sequences of as many."
             )
-
-    def init(self, params: Any) -> GaussNewtonDescentState:
-        """The state before the first step."""
-        return initial_state(self, params)
 
     def update(
         self,
@@ -184,20 +173,19 @@ class natural_gradient(Transformation):
                 name=_NAME,
                 axis_name=self.axis_name,
             )
-            return take_step(
-                self, state, self._direction(loss, state, params), params, loss.value_at
+            return self._take_step(
+                state, self._direction(loss, state, params), params, loss.value_at
             )
 
     def _direction(self, loss: BatchLoss, state: GaussNewtonDescentState, params: Any) -> BatchStep:
         from fnopt.curvature import output_step
 
-        before = momentum_change(self, state, loss.J)
+        before = self._momentum_change(state, loss.J)
         iterations = self.iterations if self.solver == "cg" else None
-        found = output_step(loss, current_damping(self, state), before, iterations, self.rank)
+        found = output_step(loss, self._current_damping(state), before, iterations, self.rank)
         # Outputs have the rounding error of the widest-spaced dtype among the params.
         eps = max(float(jnp.finfo(jnp.result_type(p)).eps) for p in jax.tree.leaves(params))
-        return batch_step(
-            self,
+        return self._batch_step(
             state,
             loss.J.rmv(found.weights),
             found.slope,

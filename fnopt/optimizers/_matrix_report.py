@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
+
+import jax
 
 from fnopt.core import Transformation, leaves_with_names, show_report, table_lines
 from fnopt.optimizers._matrix_rule import as_whole, layouts_of
+from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.optimizers._partition_matrices import matrix_labels
 from fnopt.transforms import partition
 
@@ -27,9 +31,20 @@ class MatrixRow(NamedTuple):
 
 
 class MatrixReport(NamedTuple):
-    """Treatment of every parameter by a matrix optimizer; `print` shows a table."""
+    """Treatment of every parameter by a matrix optimizer; `print` shows a table.
+
+    Attributes:
+        rows: One for every parameter.
+        devices: The number of devices that matrices are divided between.
+        sent_bytes: What a device sends in the all-to-alls of a step.
+        flops: Operations of a device in a step of the matrix transforms, without factorizations
+            (eigenvalues, QR).
+    """
 
     rows: tuple[MatrixRow, ...]
+    devices: int = 1
+    sent_bytes: float = 0.0
+    flops: float = 0.0
 
     _repr_pretty_ = show_report
 
@@ -44,16 +59,20 @@ class MatrixReport(NamedTuple):
             )
             for row in self.rows
         ]
-        return "\n".join(table_lines([head, *table]))
+        lines = table_lines([head, *table])
+        work = f"{self.flops:.3g} FLOPs and {self.sent_bytes:.3g} bytes sent in a step"
+        return "\n".join([*lines, f"each of {self.devices} device(s): {work}"])
 
 
-def matrix_report(tx: Any, params: Any) -> MatrixReport:
+def matrix_report(tx: Any, params: Any, devices: int = 1) -> MatrixReport:
     """Report which parameters an optimizer treats as matrices, and of which sizes, before a step.
 
     Args:
         tx: An optimizer with a `partition_matrices` in it: `muon`, `soap`, chains and wrappers of
             them.
         params: The params, or their shapes.
+        devices: The number of devices of `fnopt.distributed.sharded`, for the work of each and
+            the bytes that it sends. `fnopt.costs.Hardware` and `Network` convert both to seconds.
 
     Returns:
         A `MatrixReport`.
@@ -64,12 +83,12 @@ def matrix_report(tx: Any, params: Any) -> MatrixReport:
     Example:
         >>> import jax.numpy as jnp, fnopt
         >>> params = {"embedding": jnp.ones((9, 4)), "qkv": jnp.ones((4, 12)), "b": jnp.ones(4)}
-        >>> axes = {"embedding": None, "qkv": fnopt.MatrixDimensionNumbers(split=3), "b": None}
-        >>> print(fnopt.matrix_report(fnopt.muon(0.1, weight_dimension_numbers=axes), params))
+        >>> print(fnopt.matrix_report(fnopt.muon(0.1), params, devices=3))
         param      shape    optimizer  matrices
         b          (4,)     adam
         embedding  (9, 4)   adam
         qkv        (4, 12)  muon       3 x [4, 4]
+        each of 3 device(s): 2.47e+03 FLOPs and 85.3 bytes sent in a step
     """
     found = _partition(tx)
     if found is None:
@@ -79,7 +98,9 @@ def matrix_report(tx: Any, params: Any) -> MatrixReport:
         )
     labels = found.labels
     assert isinstance(labels, matrix_labels)
-    leaves = as_whole(leaves_with_names(params)[0])
+    named, treedef = leaves_with_names(params)
+    leaves = as_whole(named)
+    layouts = layouts_of(labels.rule, params, required=False)
     rows = (
         MatrixRow(
             name,
@@ -87,11 +108,41 @@ def matrix_report(tx: Any, params: Any) -> MatrixReport:
             labels.other if one is None else labels.matrix,
             one.shapes if one else (),
         )
-        for (name, x), one in zip(
-            leaves, layouts_of(labels.rule, params, required=False), strict=True
-        )
+        for (name, x), one in zip(leaves, layouts, strict=True)
     )
-    return MatrixReport(tuple(rows))
+    pairs = zip(leaves, layouts, strict=True)
+    matrices = treedef.unflatten([x if one else None for (_, x), one in pairs])
+    with labels.scope(params):
+        parts = _matrixwise_parts(found.transforms[labels.matrix])
+        plans = [_plan(part, matrices, devices) for part in parts]
+    return MatrixReport(tuple(rows), devices, *map(sum, zip((0.0, 0.0), *plans, strict=True)))
+
+
+def _matrixwise_parts(tx: Transformation) -> list[Matrixwise]:
+    """The transforms of matrices in an optimizer."""
+    inner = [x for member in tx.members() for x in _matrixwise_parts(member.tx)]
+    return [tx, *inner] if isinstance(tx, Matrixwise) else inner
+
+
+def _plan(tx: Matrixwise, matrices: Any, devices: int) -> tuple[float, float]:
+    """The bytes that a device sends in a step of one transform, and its FLOPs."""
+    counts: dict[tuple[int, int], int] = {}
+    for layout in tx.layouts(matrices):
+        for k, *shape in layout.wide_shapes if tx.wide else layout.shapes:
+            counts[shape[0], shape[1]] = counts.get((shape[0], shape[1]), 0) + k
+    sent = flops = 0.0
+    for shape, count in counts.items():
+        part, flops_of_one = tx.one_matrix(shape)
+        come, params = (sum(map(_bytes, jax.tree.leaves(x))) for x in (part, part.get("params")))
+        mine = math.ceil(count / devices)
+        # Every owner gets its matrices and slots in pieces, and sends back all but the params.
+        sent += mine * (2 * come - params) * (devices - 1) / devices
+        flops += mine * flops_of_one
+    return sent, flops
+
+
+def _bytes(x: Any) -> int:
+    return math.prod(x.shape) * x.dtype.itemsize
 
 
 def _partition(tx: Transformation) -> partition | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -116,15 +115,32 @@ class Matrixwise(Transformation):
             ]
         )
 
+    def one_matrix(self, shape: tuple[int, int]) -> tuple[Any, Any]:
+        """The types of the arrays that `step` gets for one matrix, and FLOPs of its products."""
+        part = {"u": jax.ShapeDtypeStruct((1, *shape), jnp.float32)}
+        for n in (*self._slots(), *["params"] * self.needs_params):
+            start = functools.partial(self.start, n, (1, *shape), jnp.float32)
+            is_own = n in custom_slots(self.State)
+            part[n] = jax.eval_shape(start) if is_own else part["u"]
+        if self.numbered:
+            part["index"] = jax.ShapeDtypeStruct((1,), jnp.float32)
+        count = jnp.zeros((), jnp.int32)
+        program = _program(type(self), self._flatten()[1])
+        lowered = program.lower(self._numbers(self.at(count)), count, part)
+        return part, float((lowered.cost_analysis() or {}).get("flops", 0.0))
+
+    def _numbers(self, now: Any) -> dict[str, jax.Array]:
+        """The numeric fields at a step that are given."""
+        numbers = {n: getattr(now, n) for n in self._leaf_names}
+        return {n: jnp.asarray(x) for n, x in numbers.items() if x is not None}
+
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
         """One step of the formula on the matrices of every shape."""
         layouts, names, own = self.layouts(updates), self._slots(), custom_slots(self.State)
         count = count_of(self, state) if "count" in self.State._fields else None
-        now = self.at(count)
-        numbers = {n: getattr(now, n) for n in self._leaf_names}
-        numbers = {n: jnp.asarray(x) for n, x in numbers.items() if x is not None}
+        numbers = self._numbers(self.at(count))
         trees = {n: getattr(state, n) for n in names}
         if self.needs_params:
             trees["params"] = params
@@ -185,7 +201,7 @@ def _check_real(params: Any) -> None:
 
 
 @functools.cache
-def _program(cls: type[Matrixwise], flags: Any) -> Callable[..., Any]:
+def _program(cls: type[Matrixwise], flags: Any) -> Any:
     def step(numbers: dict[str, Any], count: Any, part: dict[str, Any]) -> dict[str, Any]:
         dtype = compute_dtype(*(x.dtype for x in jax.tree.leaves(part)))
         real = real_dtype(dtype)

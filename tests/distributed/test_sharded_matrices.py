@@ -158,6 +158,12 @@ def test_what_muon_sends():
     assert kinds == ["all-gather", "all-to-all", "all-to-all", "reduce-scatter"]
     flops = [program.cost_analysis()["flops"] for program in programs]
     assert 0.45 < flops[0] / flops[1] < 0.6
+    report = fnopt.matrix_report(tx, params, devices=2)
+    found = messages.results(programs[0].as_text())
+    assert report.sent_bytes == sum(size for kind, _, size in found if kind == "all-to-all") / 2
+    assert report.flops == pytest.approx(flops[0], rel=0.1)  # without the elementwise parts
+    assert report.flops == fnopt.matrix_report(tx, params).flops / 2
+    assert "each of 2 device(s): 3.81e+05 FLOPs and 4.1e+03 bytes" in str(report)
 
 
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])

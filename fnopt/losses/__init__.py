@@ -12,10 +12,14 @@ from fnopt.losses._cross_entropy import (
 )
 from fnopt.losses._ctc import ctc_loss, ctc_loss_with_forward_probs
 from fnopt.losses._dice import binary_dice_loss, dice_loss, multiclass_generalized_dice_loss
-from fnopt.losses._divergence import (
+from fnopt.losses._distances import (
     generalized_kl_divergence,
+    huber_loss,
     kl_divergence,
     kl_divergence_with_log_targets,
+    l2_loss,
+    log_cosh,
+    squared_error,
 )
 from fnopt.losses._embeddings import cosine_distance, cosine_similarity, ntxent, triplet_margin_loss
 from fnopt.losses._margin import (
@@ -28,7 +32,6 @@ from fnopt.losses._margin import (
     ranking_softmax_loss,
     sparsemax_loss,
 )
-from fnopt.losses._regression import huber_loss, l2_loss, log_cosh, squared_error
 
 __all__ = [
     "binary_dice_loss",

@@ -21,7 +21,7 @@ from fnopt.transforms._basic import (
 from fnopt.transforms._block_codes import SIGNED as SIGNED
 from fnopt.transforms._block_codes import decode as decode
 from fnopt.transforms._block_codes import encode as encode
-from fnopt.transforms._chain import Chain, chain
+from fnopt.transforms._chain import Chain, chain, strict
 from fnopt.transforms._chain import Wrapper as Wrapper
 from fnopt.transforms._clip import (
     adaptive_grad_clip,
@@ -75,7 +75,6 @@ from fnopt.transforms._select import as_labels as as_labels
 from fnopt.transforms._sparse_rows import sparse_rows
 from fnopt.transforms._stored_slots import is_coded as is_coded
 from fnopt.transforms._stored_slots import offloaded, precision_policy
-from fnopt.transforms._strict import strict
 from fnopt.transforms._tree_algebra import inner as inner
 from fnopt.transforms._tree_algebra import larger_estimate as larger_estimate
 from fnopt.transforms._tree_algebra import numbers as numbers

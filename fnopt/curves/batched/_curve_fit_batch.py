@@ -198,9 +198,9 @@ def curve_fit_batch(
 def _by_rows(task: Task) -> Task:
     """The task with reverse-mode derivatives, for a model without forward-mode derivatives."""
     warnings.warn(
-        "curve_fit_batch: f has a custom_vjp in it, so it has no forward-mode derivative: the "
-        "Jacobian is taken in reverse mode, in as many passes as a fit has points. With "
-        "jac=jac(x, a, b, ...) it isn't.",
+        "curve_fit_batch: f has a custom_vjp in it and no forward-mode derivative, so its Jacobian "
+        "takes a reverse pass for each point of a fit. A function jac(x, a, b, ...), passed as "
+        "jac, avoids these passes.",
         stacklevel=3,
     )
     return task._replace(solver=levenberg_marquardt(jacobian="reverse", geodesic=False))

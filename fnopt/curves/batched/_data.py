@@ -81,24 +81,23 @@ def checked_y(y: Any) -> jax.Array:
         raise TypeError(
             f"{NAME}: y is {y.dtype}, expected real data. Stack real and imaginary part as points."
         )
-    _warn_if_coarse(given, y.dtype, "y", per_fit=True)
+    warn_if_coarse(_first(given), y.dtype, "y", NAME)
     return y
 
 
-def _warn_if_coarse(given: Any, dtype: Any, name: str, per_fit: bool) -> None:
-    """Warn if the dtype can't resolve the data of a fit; only the first fit is tested."""
-    if isinstance(given, np.ndarray) and len(given):
-        warn_if_coarse(given[0] if per_fit else given, dtype, name, NAME)
+def _first(given: Any) -> Any:
+    """Data on the host of the first fit, which stand for those of all fits."""
+    return given[:1] if isinstance(given, np.ndarray) else None
 
 
 def split(x: Any, y: jax.Array, sigma: Any, mask: Any, x_per_fit: bool) -> tuple[Points, Points]:
     """Separate data that all fits share from the data of each fit (with a leading axis)."""
     given = read(x, "x", NAME) if hasattr(x, "__array__") else x
     x = jax.tree.map(jnp.asarray, as_vector(given))
-    if isinstance(x, jax.Array):
-        _warn_if_coarse(given, default_float(), "x", x_per_fit)
     if x_per_fit:
         _check_leading(x, y.shape[0], "x")
+    if isinstance(x, jax.Array):
+        warn_if_coarse(_first(given) if x_per_fit else given, default_float(), "x", NAME)
     if sigma is not None:
         sigma = _check_broadcasts(as_floating(sigma), y, "sigma")
         _check_positive(sigma)

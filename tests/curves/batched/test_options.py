@@ -179,7 +179,8 @@ def test_data_that_float32_cannot_tell_apart(per_fit):
     t = 1.6e9 + np.arange(12)
     x = np.stack([t] * 3) if per_fit else t
     text = r"curve_fit_batch: x are rounded to float32 by up to 1\d, of a range of 11"
-    with pytest.warns(OptimizeWarning, match=text):
+    with pytest.warns(OptimizeWarning, match=text) as of_x:
         curve_fit_batch(lambda x, a: a + 0 * x, x, Y, np.ones(1), x_per_fit=per_fit)
-    with pytest.warns(OptimizeWarning, match="y are rounded to float32"):
+    with pytest.warns(OptimizeWarning, match="y are rounded to float32") as of_y:
         curve_fit_batch(lambda x, a: a + 0 * x, T, 1e10 + Y, np.ones(1))
+    assert of_x[0].filename == of_y[0].filename == __file__  # Python shows the user's line

@@ -18,6 +18,9 @@ from fnopt.solvers.linear_model._choice import is_large_and_sparse
 from fnopt.solvers.linear_model._linearization import Linearization, NormalMatrix
 
 _PASSES = 5  # how often a step is taken again with more params on their bounds
+# Of the cost: the first-order change on the way to a bound from which a step goes half the way. From
+# 0.01 to 0.5 `python -m benchmarks bounds` counts 80 to 82 of 638 fits in another minimum.
+_FAR = 0.1
 
 
 Map = Callable[[jax.Array], jax.Array]
@@ -113,9 +116,12 @@ def bounded_step(
     r"""A step within bounds.
 
     Params on a bound that the cost pushes them against are held, the others take the step of the
-    method, and what leads out of the box is cut back to it. Cutting one param back spoils the
-    step for those that go with it. So those cut back are put on their bounds and the step is
-    taken again for the rest, a few times; the best of these ends, by the linear model, stands.
+    method, and what leads out of the box is cut back to it: to the bound, or to half of the way
+    where the whole way changes the cost by more than a tenth of it, to first order. On a bound a
+    param is held, and an early one ends in another minimum: an amplitude of 0 hides all others.
+
+    Cutting one param back spoils the step for those that go with it. So the step is taken again
+    for the rest, a few times; the best of these ends, by the linear model, stands.
 
     A step that promises nothing after this is refused. That shrinks the region, and short steps
     go down the scaled gradient, along which cutting back does no harm.
@@ -134,6 +140,8 @@ def bounded_step(
         where it ends, exactly on the bounds that it meets.
 
     Reference:
+        Coleman and Li (1996), An interior trust region approach for nonlinear minimization subject
+        to bounds, keeps all iterates off the bounds.
         Kanzow, Yamashita and Fukushima (2004), Levenberg-Marquardt methods with strong local
         convergence properties for solving nonlinear equations with convex constraints.
     """
@@ -141,7 +149,10 @@ def bounded_step(
     trial = propose(without(point, held), lam)
 
     def cut(moved: jax.Array, goal: jax.Array, trial: Trial, passes: jax.Array) -> _BoxCut:
-        end = box.nearest(goal)
+        bound = box.nearest(goal)
+        change = jnp.abs(point.gradient * (bound - point.x))
+        far = (bound != goal) & (change > jnp.asarray(_FAR, change.dtype) * point.cost)
+        end = jnp.where(far, point.x / 2 + bound / 2, bound)
         more = jnp.any(end != goal)
         predicted = _predicted_reduction(point, end - point.x, products)
         following = next_damping(trial, radius)

@@ -59,6 +59,40 @@ def test_agrees_with_scipy(solve, fn, start, lower, upper, x64):
     assert int(got.nfev) <= 25
 
 
+@pytest.mark.parametrize("x64", [False, True])
+def test_a_phase_within_bounds_ends_in_as_many_minima_as_with_scipy(x64):
+    optimize = pytest.importorskip("scipy.optimize")
+    t, phases = np.linspace(0.0, 4.0, 24), np.linspace(0, 2 * np.pi, 31)
+    lower, upper = np.zeros(3), np.asarray([INF, INF, 2 * np.pi])
+
+    def residuals(p, phase, t, np):
+        return p[0] * np.sin(2 * np.pi * p[1] * t + p[2]) - np.sin(2 * np.pi * t + phase)
+
+    def scipy(phase, start):
+        args, x0 = (phase, t, np), [1.0, 1.0, start]
+        return optimize.least_squares(residuals, x0, bounds=(lower, upper), args=args).cost
+
+    with jax.enable_x64(x64):
+        time, box = jnp.asarray(t), (jnp.asarray(lower), jnp.asarray(upper))
+
+        @jax.jit
+        @jax.vmap
+        def solve(phase, start):
+            return fnopt.least_squares(
+                lambda p: residuals(p, phase, time, jnp), jnp.stack([1.0, 1.0, start]), bounds=box
+            )
+
+        starts = np.asarray([0.5, 1.0, 3.0, 6.0])
+        end = solve(*map(jnp.asarray, (np.tile(phases, 4), np.repeat(starts, 31))))
+    x, cost = np.asarray(end.params, float), np.asarray(end.cost).reshape(4, 31)
+    assert np.all((x >= lower) & (x <= np.asarray(box[1])))
+    want = [[scipy(phase, start) for phase in phases] for start in starts]
+    wrong, others = ((np.asarray(c) > 1e-6).sum(axis=1) for c in (cost, want))
+    assert np.all(wrong <= others), (wrong, others)
+    # What is left are minima on a bound: the cost pushes the phase out, and no amplitude is 0.
+    assert np.all(x[cost.ravel() > 1e-6, 0] > 0.1)
+
+
 @pytest.mark.parametrize("name", ["cholesky", "cg"])
 def test_other_linear_algebra_keeps_bounds_too(name, x64):
     @jax.jit

@@ -132,7 +132,7 @@ def is_integer(value: Any, least: int | None = None) -> bool:
 def check_count(value: Any, what: str, name: str, least: int = 1, otherwise: str = "") -> int:
     """Convert an integer of Python or NumPy to an int; raise for anything else.
 
-    `otherwise` ends the message with other accepted values.
+    `otherwise` is the end of the message, which names other accepted values.
     """
     if not is_integer(value):
         raise TypeError(f"{name}: {what} is {value!r}, expected an int{otherwise}.")

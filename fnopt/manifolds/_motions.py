@@ -45,7 +45,7 @@ class RigidMotions(Manifold):
         return Rotations(self.size)
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
-        """Whether the last two axes have the size, plus one."""
+        """Whether the last two axes have length `size + 1`."""
         return shape[-2:] == (self.size + 1, self.size + 1)
 
     def tangent_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:

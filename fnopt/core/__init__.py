@@ -74,7 +74,6 @@ from fnopt.core._norms import (
     axis_norms,
     global_norm,
     joint_norm,
-    norm_of_leaves,
     out_of_range,
     safe_norms,
 )
@@ -93,7 +92,6 @@ from fnopt.core._numbers import (
     safe_sqrt,
     squared_modulus,
     sum_of_squares,
-    weighted_rows,
     zero_slope_at_zero,
 )
 from fnopt.core._other_libraries import deprecated_names, missing_attribute, wrong_arguments
@@ -143,7 +141,6 @@ from fnopt.core._value import (
     Value,
     as_number,
     call_text,
-    config_name,
     hyper,
 )
 

@@ -66,6 +66,7 @@ def _add_leaf(name: Callable[[], str], p: Any, u: Any) -> Any:
         return p
     if not is_inexact(p):
         return _add_integers(name, p, u)
+    # Rounded once, after the sum: a bfloat16 update to bfloat16 params would be rounded twice.
     dtype = compute_dtype(p_dtype, u_dtype)
     return (jnp.asarray(p).astype(dtype) + jnp.asarray(u).astype(dtype)).astype(p_dtype)
 

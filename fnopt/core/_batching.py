@@ -115,6 +115,7 @@ def stack_alike(arrays: Sequence[jax.Array]) -> list[ArrayStack]:
         stacks.setdefault(i if stays else jax.typeof(x), []).append(i)
     found = []
     for places in stacks.values():
+        # A stack is a copy and an operation more: few arrays aren't worth it.
         if len(places) < _FEW:
             found += [ArrayStack([i], arrays[i]) for i in places]
         else:

@@ -89,6 +89,7 @@ def _encode_function(x: Any, path: str) -> Any:
 
 def _lookup(name: str) -> Any:
     """A function by `module:qualname`, among imported modules only: a config never imports code."""
+    # A configuration from elsewhere can name any module: importing it would run its code.
     module, _, qualname = name.partition(":")
     found = sys.modules.get(module)
     for part in qualname.split("."):

@@ -80,6 +80,7 @@ def extra_arg_names(tx: Any, given: Mapping[str, Any]) -> frozenset[str]:
 
 def check_spelling(tx: Any, given: Mapping[str, Any]) -> None:
     """Raise a TypeError for a misspelled extra argument."""
+    # Known names need no walk through the members, which eager steps would pay for.
     if given.keys() <= EXTRA_ARGS.keys():
         return
     known = extra_arg_names(tx, given)

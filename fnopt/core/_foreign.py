@@ -49,6 +49,7 @@ class from_pair(Transformation):
         """Call the pair's update with the extra arguments that its signature takes."""
         signature = _signature(self.update_fn)
         given = (updates, state, params) if signature.takes_params else (updates, state)
+        # optax's plain transformations raise for an argument that they don't know.
         if not signature.takes_any:
             extra_args = {k: v for k, v in extra_args.items() if k in read_by(self.update_fn)}
         return self.update_fn(*given, **extra_args)

@@ -20,6 +20,7 @@ _COUNTS = ("count", "step", "gradient_step")  # the names of a state's own count
 
 def _unique(items: list[tuple[_Path, Any]]) -> dict[str, Any]:
     """Name items by the last part of their path, or by the whole path where that is ambiguous."""
+    # Two members of a class have slots of one name; their paths differ.
     times = Counter(path[-1] for path, _ in items)
     return {(path[-1] if times[path[-1]] == 1 else "/".join(path)): x for path, x in items}
 
@@ -39,6 +40,7 @@ def _holds_states(node: Any) -> bool:
 
 def _guessed_slots(state: Any) -> set[str]:
     """The slots of a state that declares none (another library's): all fields but lone scalars."""
+    # Without annotations a lone scalar may be a count, a rate or a key.
     fields = state._asdict().items()
     return {
         name

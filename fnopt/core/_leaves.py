@@ -214,6 +214,7 @@ def _map_row(
     args = [cast(x, dtype) for x in row]
     if hyper is not None:
         real = real_dtype(dtype)
+        # One cast for each dtype, not for each leaf: a program has as many operations.
         if real not in casts:
             casts[real] = jax.tree.map(lambda x: jnp.asarray(x, real), hyper)
         args.insert(0, casts[real])
@@ -244,6 +245,7 @@ def without_gradient(
     if treedef != other:
         check_same_tree(updates, params, "gradients", "params")
     may_lack = jax.tree.leaves(tx.left_out(params), is_leaf=is_none)
+    # A leaf without a gradient is left out if the optimizer allows it, or has nothing to step.
     absent = [
         g is None and (may or not (hasattr(p, "dtype") and is_inexact(p)))
         for g, p, may in zip(gradients, leaves, may_lack, strict=True)

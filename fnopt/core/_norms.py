@@ -93,20 +93,6 @@ def joint_norm(norms: Sequence[jax.Array] | jax.Array) -> jax.Array:
     return unit * safe_sqrt(jnp.sum((stacked / unit) ** 2, axis=0))
 
 
-def norm_of_leaves(leaves: Sequence[Any]) -> jax.Array:
-    """Euclidean norm over some arrays, in their widest real dtype, at least float32."""
-    if not leaves:
-        return jnp.zeros((), jnp.float32)
-    with sum_over_shards():
-        norm, axes = _norm([jnp.asarray(x) for x in leaves]), shard_axes()
-        if not axes:
-            return norm
-        # The norms of all devices are gathered, because the sum of their squares could overflow.
-        # `psum` and not `all_gather`: only the type of a sum says that all devices have the same.
-        mine = jnp.arange(lax.psum(1, axes)) == lax.axis_index(axes)
-        return joint_norm(lax.psum(jnp.where(mine, norm, jnp.zeros_like(norm)), axes))
-
-
 @jax.custom_jvp
 def _norm(leaves: list[jax.Array]) -> jax.Array:
     # Compiled by itself, or an eager call would compile the condition anew every time.
@@ -195,4 +181,13 @@ def global_norm(tree: Any) -> jax.Array:
     for x in leaves:  # keys and float0 gradients have no norm
         if not (is_inexact(x) or (is_array_like(x) and jnp.issubdtype(dtype_of(x), jnp.integer))):
             check_inexact(tree, "global_norm")
-    return norm_of_leaves(leaves)
+    if not leaves:
+        return jnp.zeros((), jnp.float32)
+    with sum_over_shards():
+        norm, axes = _norm([jnp.asarray(x) for x in leaves]), shard_axes()
+        if not axes:
+            return norm
+        # The norms of all devices are gathered, because the sum of their squares could overflow.
+        # `psum` and not `all_gather`: only the type of a sum says that all devices have the same.
+        mine = jnp.arange(lax.psum(1, axes)) == lax.axis_index(axes)
+        return joint_norm(lax.psum(jnp.where(mine, norm, jnp.zeros_like(norm)), axes))

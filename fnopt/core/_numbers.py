@@ -167,10 +167,3 @@ def materialized_transpose(a: jax.Array) -> jax.Array:
 def per_row(numbers: jax.Array, x: jax.Array) -> jax.Array:
     """Reshape one number for each row of an array, `[n]`, to `[n, 1, ...]`, which broadcasts."""
     return numbers.reshape(-1, *[1] * (x.ndim - 1))
-
-
-def weighted_rows(weights: jax.Array, x: jax.Array) -> jax.Array:
-    """Weighted sum `sum_i weights[i] * x[i]`, in the full precision of the dtype."""
-    sharding = product_sharding(weights, x, (0, 0))
-    out: Any = {} if sharding is None else {"out_sharding": sharding}
-    return jnp.tensordot(weights, x, axes=1, precision=HIGHEST, **out)

@@ -66,6 +66,7 @@ def _as_annotated(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
         return value
     words, fits, stored = _KINDS[name]
     expected = words if least is None else f"{words} >= {least}"
+    # At construction: inside a jitted step a wrong flag is an error far from its cause.
     if not fits(value):
         raise TypeError(f"{where()}{owner}: {field.name} = {value!r}, expected {expected}.")
     if least is not None and value < least:

@@ -22,7 +22,7 @@ from fnopt.core._value import Schedule, Value
 from fnopt.sharding import (
     is_on_explicit_mesh,
     place_state,
-    reshard_leaves_like,
+    reshard_like,
     step_with_divided_slots,
 )
 
@@ -279,14 +279,17 @@ def _as_stored(tx: Transformation, updates: Any, like: Any) -> Any:
     if treedef != other:
         return updates
     same = [*map(dtype_of, leaves)] == [*map(dtype_of, stored)] or is_wide(tx)
-    if same and not is_on_explicit_mesh(stored):
+    explicit = is_on_explicit_mesh(stored)
+    if same and not explicit:
         return updates
     if not same:
         leaves = [
             u.astype(jnp.result_type(p)) if is_inexact(u) and is_inexact(p) else u
             for u, p in zip(leaves, stored, strict=True)
         ]
-    return treedef.unflatten(reshard_leaves_like(leaves, stored))
+    if explicit:  # terms of a sum need one sharding in their types
+        leaves = [*map(reshard_like, leaves, stored)]
+    return treedef.unflatten(leaves)
 
 
 def is_wide(tx: Transformation) -> bool:

@@ -93,6 +93,7 @@ def _fused_into(cell: Cell, makers: dict[Cell, Op], free: set[Cell]) -> Cell | N
     seen, stack = {cell}, [cell]
     while stack and free:
         found = stack.pop()
+        # A larger result can be overwritten; a smaller one needs memory of its own.
         if found in free and nbytes(found) >= nbytes(cell):
             return found
         op = makers.get(found)

@@ -114,6 +114,7 @@ class _Counter:
         loop = self.iterations(op, self.loop_name(where, "while"))
         self.loops.append(loop)
         test, body = (self.graph(g, where) for g in op.bodies)
+        # The condition runs once more than the body.
         trips, bound = (1, "incomplete") if loop.trips is None else (loop.trips, None)
         if loop.trips is None:
             reason = f"ONE iteration is counted: pass trip_counts={{{loop.name!r}: n}}"

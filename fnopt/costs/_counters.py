@@ -121,6 +121,7 @@ class CounterBounds:
         if op.name in _ARITHMETIC:
             a, b = map(self.line, op.inputs)
             return _ARITHMETIC[op.name](a, b)
+        # Elements of a view are elements of its operand, so its bounds hold.
         if op.name in SAME:
             return self.line(op.inputs[0])
         if op.name == "neg":

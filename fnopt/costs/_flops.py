@@ -12,6 +12,7 @@ from fnopt.costs._roofline import Work
 
 
 def _count(op: Op, per_matrix: float, batch: int) -> Work:
+    # A complex multiply-add is four real ones.
     factor = 4 if jnp.issubdtype(op.avals[0].dtype, jnp.complexfloating) else 1
     return Work(elementwise_flops=round(factor * batch * per_matrix))
 

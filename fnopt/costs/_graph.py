@@ -240,6 +240,7 @@ def _scope_of(eqn: jex.JaxprEqn, outer: tuple[str, ...]) -> tuple[str, ...]:
 def _inside(eqn: jex.JaxprEqn, sub: jaxprs.SubJaxpr, scope: tuple[str, ...]) -> tuple[str, ...]:
     """A jitted function of the user's is a part too; those of JAX itself (`relu`) are not."""
     name = eqn.params.get("name")
+    # JAX's own functions are jitted as well, and would be parts of every model.
     file = getattr(sub.jaxpr.debug_info, "func_filename", None) or _JAX
     named = jaxprs.is_call(eqn) and name and name != "<lambda>" and not file.startswith(_JAX)
     return (*scope, str(name)) if named else scope

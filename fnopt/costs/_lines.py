@@ -131,6 +131,7 @@ def fitted(line: LinearBounds, dtype: Any) -> LinearBounds:
     Floating-point numbers are followed while they are whole and exact.
     """
     if jnp.issubdtype(dtype, jnp.floating):
+        # Whole numbers up to 2^(mantissa + 1) are exact; beyond, x + 1 may be x and a loop endless.
         most: Number = 2 ** (jnp.finfo(dtype).nmant + 1)
         least = -most
         if not line.known or any(x % 1 for x in line[:4]):

@@ -193,6 +193,7 @@ def _measured(
     forward_cost = count(graph, counts)
     backward_cost = _count(lambda pull, ct: pull(ct), (pullback, value), counts)
     check_all_used(counts, sum(others, forward_cost + backward_cost))
+    # A pullback is a pytree whose leaves are what the backward pass reads.
     residuals = graph.outputs[: len(jax.tree.leaves(pullback))]
     return GradCost(forward_cost, backward_cost, _kept_bytes(graph, residuals))
 

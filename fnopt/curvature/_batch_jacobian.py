@@ -242,6 +242,7 @@ class BatchJacobian:
 
     def flatten(self, parts: Sequence[jax.Array]) -> jax.Array:
         """Concatenate arrays `[n, k]` of each function, over all devices."""
+        # On an explicit mesh JAX joins no sharded axis to another one.
         flat = [replicate(x).reshape(-1) for x in parts]
         return jnp.concatenate([all_gather_tree(x, self._axis_name) for x in flat])
 

@@ -53,7 +53,7 @@ def _mean_over_probes(probe: Callable[[jax.Array], Any], key: jax.Array, samples
         lambda x: reshard_like(jnp.zeros(x.shape, compute_dtype(x.dtype)), x), shapes
     )
 
-    def body(carry: Any, i: jax.Array) -> tuple[Any, None]:
+    def add_probe(carry: Any, i: jax.Array) -> tuple[Any, None]:
         mean, squares = carry
         found = probe(jax.random.fold_in(key, i))
         found = jax.tree.map(lambda x, m: x.astype(m.dtype), found, mean)
@@ -64,7 +64,7 @@ def _mean_over_probes(probe: Callable[[jax.Array], Any], key: jax.Array, samples
         return (new, jax.tree.map(add_deviation, squares, found, mean, new)), None
 
     steps = jnp.arange(samples, dtype=jnp.uint32)
-    (mean, squares), _ = jax.lax.scan(body, (zeros, zeros), steps)
+    (mean, squares), _ = jax.lax.scan(add_probe, (zeros, zeros), steps)
     # The variance of the mean: that of one probe over the number of probes.
     scale = 1 / (samples * (samples - 1)) if samples > 1 else float("nan")
     return Estimate(mean, jax.tree.map(lambda s: s * scale, squares))

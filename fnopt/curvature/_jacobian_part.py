@@ -222,7 +222,7 @@ class JacobianPart:
         if self.chunk_size is None:
             return psum(self.rows.pull(weights), self.axis_name)
 
-        def body(total: Any, chunk: Any) -> tuple[Any, None]:
+        def add_chunk(total: Any, chunk: Any) -> tuple[Any, None]:
             batch, a = chunk
             return jax.tree.map(jnp.add, total, self.take(batch).pull(a)), None
 
@@ -230,7 +230,7 @@ class JacobianPart:
             lambda p: jnp.zeros_like(p, compute_dtype(jnp.result_type(p))), self.bound.params
         )
         chunks = (self.bound.batch, weights)
-        total = scan_chunks(body, zeros, chunks, self.bound.size, self.chunk_size)[0]
+        total = scan_chunks(add_chunk, zeros, chunks, self.bound.size, self.chunk_size)[0]
         return psum(total, self.axis_name)
 
     def normal(self) -> jax.Array:
@@ -240,7 +240,7 @@ class JacobianPart:
             matrix = rows.matrix()
             return replicate(matmul(materialized_transpose(matrix), matrix))
 
-        def body(total: jax.Array, chunk: Any) -> tuple[jax.Array, None]:
+        def add_chunk(total: jax.Array, chunk: Any) -> tuple[jax.Array, None]:
             return total + square(form_rows(self.bound, chunk)), None
 
         if self.chunk_size is None:
@@ -253,7 +253,7 @@ class JacobianPart:
         size = sum(math.prod(jnp.shape(leaf)) for leaf in leaves)
         zeros = jnp.zeros((size, size), compute_dtype(*map(jnp.result_type, leaves)))
         zeros = pvary_like(zeros, self.bound.batch)
-        found = scan_chunks(body, zeros, self.bound.batch, self.bound.size, self.chunk_size)[0]
+        found = scan_chunks(add_chunk, zeros, self.bound.batch, self.bound.size, self.chunk_size)[0]
         return psum(found, self.axis_name)
 
     def push(self, direction: Any) -> jax.Array:

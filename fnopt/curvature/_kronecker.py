@@ -111,6 +111,7 @@ class KroneckerModel:
 
         bound = BoundLoss(residuals, params, (batch, seeds), self.bound.size, params)  # pyright: ignore[reportArgumentType]
         self.ghost = trace_ghost(bound)
+        # Before anything is computed: an allocation that fails names no cause.
         self._check_memory(rows)
         self.blocks = plan_blocks(self.ghost.plan, spec.max_side)
         self.stacks = stacked_blocks(self.blocks)
@@ -169,6 +170,7 @@ class KroneckerModel:
 
     def tape(self, outputs: jax.Array, key: jax.Array) -> Any:
         """Inputs and cotangents of all products, from which factors and moments are computed."""
+        # The factors are constants of a step: no derivative goes through the curvature.
         rows = jax.lax.stop_gradient(self._rows(outputs, key).astype(self.dtype))
         if is_sharded(outputs):  # over devices, by example
             rows = reshard_to(rows, (explicit_spec(outputs)[0], None, None))

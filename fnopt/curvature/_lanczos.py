@@ -113,7 +113,7 @@ def _lanczos(
             v = v - matmul(matmul(basis, v), basis)
         return v
 
-    def body(i: jax.Array, carry: Any) -> Any:
+    def extend_basis(i: jax.Array, carry: Any) -> Any:
         basis, images, size = carry
         image = product(basis[i])
         size = jnp.maximum(size, axis_norms(image, 0)[0])
@@ -131,7 +131,8 @@ def _lanczos(
     first = _unit(draw(jnp.zeros((), jnp.int32)))
     zeros = jnp.zeros((steps, like.size), like.dtype)
     carry = (zeros.at[0].set(first), zeros, jnp.zeros((), like.dtype))
-    basis, images, _ = jax.lax.fori_loop(0, steps, body, carry)
+    basis, images, _ = jax.lax.fori_loop(0, steps, extend_basis, carry)
+    # From the images and not from the recurrence, whose coefficients lose orthogonality in float32.
     T = matmul(basis, images.T)
     return basis, (T + T.T) / 2
 

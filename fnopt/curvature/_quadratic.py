@@ -36,6 +36,7 @@ class StackedDirection(NamedTuple):
 
 def direction(tree: Any, matrices: Any) -> StackedDirection:
     """A direction from its two forms."""
+    # Unit directions: the entries of the model's 2 x 2 matrix then have one size.
     norm = global_norm(matrices)
     finite = jnp.isfinite(norm)
     some = finite & (norm > 0)

@@ -109,12 +109,12 @@ def sum_over_examples(
     # Inside shard_map, so that a derivative is of this device's examples and nothing is added.
     own = pvary_like(replicate_for_batch(params, batch), batch)
 
-    def body(sums: Any, chunk: Any) -> tuple[Any, None]:
+    def add_chunk(sums: Any, chunk: Any) -> tuple[Any, None]:
         return jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, total(own, chunk)), None
 
     # Sums over many chunks lose digits in 16 bits.
     zeros = jax.tree.map(lambda p: jnp.zeros_like(p, compute_dtype(jnp.result_type(p))), own)
-    sums, _ = scan_chunks(body, zeros, batch, size, chunk_size)
+    sums, _ = scan_chunks(add_chunk, zeros, batch, size, chunk_size)
     sums = psum(sums, axis_name)
     scaled = jax.tree.map(lambda s, p: reshard_like(s * scale, p), sums, params)
     return cast_like(scaled, params)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -115,7 +115,12 @@ def _program(
         ).jaxpr
     operations = list(_operations(jaxpr, tx._place))
     mixing = ((name, eqn.primitive.name) for name, eqn in operations if _mixes_elements(eqn))
-    steps = [_signature(eqn) for _, eqn in operations if eqn.primitive.name not in _FORM]
+    # The numbers in the program count too: a mean divides by the size of the leaf.
+    steps = [
+        (eqn.primitive.name, *(str(x.val) for x in eqn.invars if _is_scalar(x)))
+        for _, eqn in operations
+        if eqn.primitive.name not in _FORM
+    ]
     return ElementwiseProgram(state, steps, next(mixing, None))
 
 
@@ -139,9 +144,8 @@ def _is_leaf(shape: tuple[int, ...]) -> bool:
     return any(_PROBE <= length < _PROBE + _MOST_LEAVES for length in shape)
 
 
-def _signature(eqn: jex.JaxprEqn) -> tuple[Any, ...]:
-    written = [x.val for x in eqn.invars if isinstance(x, jex.Literal) and jnp.ndim(x.val) == 0]
-    return (eqn.primitive.name, *map(str, written))
+def _is_scalar(x: Any) -> TypeGuard[jex.Literal]:
+    return isinstance(x, jex.Literal) and jnp.ndim(x.val) == 0
 
 
 def _with_axes(tree: Any) -> Any:

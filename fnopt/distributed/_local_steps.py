@@ -126,6 +126,7 @@ class diloco(Transformation):
 
     def init(self, params: Any) -> DilocoState:
         """Make the states, with the params as common point."""
+        # A copy, so that a step may donate the params.
         anchor = slot_copy(params)
         error = None if self.block_size is None else slot_zeros(params)
         inner, outer = self.inner.init(params), self.outer.init(anchor)

@@ -96,10 +96,15 @@ def divide_further(
     names = axis_names(names)
     used = {name for part in spec if part is not None for name in axis_names(part)}
     n = math.prod(mesh.shape[name] for name in names)
-    local = [length // _shard_count(part, mesh) for length, part in zip(shape, spec, strict=True)]
+    shards = [
+        1 if part is None else math.prod(mesh.shape[name] for name in axis_names(part))
+        for part in spec
+    ]
+    local = [length // count for length, count in zip(shape, shards, strict=True)]
     fitting = [i for i, length in enumerate(local) if length and length % n == 0]
     if used & {*names} or not fitting:
         return spec
+    # The longest dimension leaves the most to further axes.
     i = max(fitting, key=lambda i: local[i])
     old = () if spec[i] is None else axis_names(spec[i])
     new = [*old, *names]
@@ -142,7 +147,3 @@ def _same_mesh(a: Any, b: Any) -> bool:
         return False
     known = isinstance(a, Mesh) and isinstance(b, Mesh)  # a type names no devices
     return not known or list(a.devices.flat) == list(b.devices.flat)
-
-
-def _shard_count(part: Any, mesh: Any) -> int:
-    return 1 if part is None else math.prod(mesh.shape[name] for name in axis_names(part))

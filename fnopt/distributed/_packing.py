@@ -22,6 +22,7 @@ from fnopt.transforms import SIGNED, decode, encode
 
 def split_in_shards(x: Any, n: int) -> jax.Array:
     """Split a leaf into `n` equal shards, `[n, ceil(size / n)]`, padded with zeros."""
+    # By elements and not by an axis: a leaf of any shape divides into N parts of one size.
     x = jnp.ravel(x)
     length = -(-x.size // n)
     return jnp.pad(x, (0, n * length - x.size)).reshape(n, length)

@@ -114,6 +114,7 @@ def gather_state(tx: Any, state: Any, params: Any, *, requantize: bool = False) 
         >>> fnopt.slots(state)["mu"]["w"].shape, fnopt.slots(whole)["mu"]["w"].shape
         ((1, 6), (2, 3))
     """
+    # Shapes alone: the state of the plain optimizer is never created.
     plain, target = undivided(tx), _undivided_state(tx, params)
 
     def gather_recoded() -> Any:
@@ -250,12 +251,12 @@ def _map_states(fn: Any, state: Any, target: Any, instead: dict[str, Any] | None
         raise ValueError(f"the state is {found}, expected {wanted}: that of another optimizer?")
     instead = instead or {}
 
-    def each(name: str, x: Any, y: Any) -> Any:
+    def map_leaf(name: str, x: Any, y: Any) -> Any:
         if name in instead:
             return instead[name]
         return tuple(map(functools.partial(fn, name), x, y)) if is_coded(x) else fn(name, x, y)
 
     leaves, treedef = leaves_with_names(state, is_coded)
     others = jax.tree.leaves(target, is_leaf=is_coded)
-    found = [each(name, x, y) for (name, x), y in zip(leaves, others, strict=True)]
+    found = [map_leaf(name, x, y) for (name, x), y in zip(leaves, others, strict=True)]
     return jax.tree.unflatten(treedef, found)

@@ -147,6 +147,7 @@ class sharded(Transformation):
         check_inexact(updates, "gradients")
         n = self._size()
         _check_wrappers()
+        # While tracing, so that an optimizer that needs whole leaves never runs on parts.
         check_elementwise(self.inner, updates, params, extra_args, self.axis)
         mine = None if params is None else local_shards(params, self.axis, n)
         grads = self._averaged(updates, n)

@@ -127,7 +127,11 @@ def init_sharded(
         if is_abstract(params):
             params = zeros_for(undivided(tx).init, params, "init_sharded: ")
         whole = NamedSharding(on, PartitionSpec())
-        return tx.init(jax.tree.map(lambda p: put(p, whole) if _is_on_no_mesh(p) else p, params))
+        placed = [
+            put(p, whole) if isinstance(p, Tracer) and jax.typeof(p).sharding.mesh.empty else p
+            for p in jax.tree.leaves(params)
+        ]
+        return tx.init(jax.tree.unflatten(jax.tree.structure(params), placed))
 
     if is_tracing():  # where no concrete mesh can be set
         with _use(getattr(on, "abstract_mesh", on)):
@@ -136,10 +140,6 @@ def init_sharded(
         if not is_abstract(params):
             return jax.jit(init, out_shardings=where)(params)
         return jax.jit(lambda: init(params), out_shardings=where)()
-
-
-def _is_on_no_mesh(p: Any) -> bool:
-    return isinstance(p, Tracer) and jax.typeof(p).sharding.mesh.empty
 
 
 def _check_context(mesh: Any, params: Any) -> None:

@@ -20,6 +20,7 @@ from fnopt.gradients._similarity import GradientSimilarity, gradient_similarity
 from fnopt.gradients._sparse_rows import sparse_value_and_grad
 from fnopt.gradients._statistics import GradientStatistics, gradient_statistics, noise_scale
 from fnopt.gradients._strategy import gradient_bytes as gradient_bytes
+from fnopt.gradients._sums import weighted_total as weighted_total
 from fnopt.gradients._weighted import scale_gradient, value_and_weighted_grad, weighted_grad
 from fnopt.gradients.ghost._report import GhostReport, ParamRule, ghost_report
 

@@ -201,7 +201,7 @@ def _clipped_sum(
 ) -> tuple[Any, ExampleInfo]:
     take, blocks = measure(bound, strategy), clip.blocks.of_leaf
 
-    def body(sums: Any, chunk: tuple[Any, Any]) -> tuple[Any, ExampleInfo]:
+    def add_chunk(sums: Any, chunk: tuple[Any, Any]) -> tuple[Any, ExampleInfo]:
         seen, wanted = take(chunk[0], blocks), chunk[1]
         loss, aux = seen.loss_and_aux
         norms = [*seen.norms(blocks, len(clip.blocks.limits))]
@@ -211,4 +211,4 @@ def _clipped_sum(
         return jax.tree.map(jnp.add, sums, seen.weighted_sum(weights)), info
 
     batch = (bound.batch, wanted)
-    return scan_chunks(body, zero_sums(bound.params), batch, bound.size, strategy.chunk_size)
+    return scan_chunks(add_chunk, zero_sums(bound.params), batch, bound.size, strategy.chunk_size)

@@ -83,6 +83,7 @@ def check_example_loss(output: Any, has_aux: bool, name: str) -> tuple[jax.Array
         raise TypeError(
             f"{name}: the loss returned {type_text(value)}, expected one floating scalar.{hint}"
         )
+    # A loss may return a Python number, such as 0.0 for an example without a term.
     value = jnp.asarray(value)
     if value.shape:
         raise TypeError(
@@ -162,6 +163,7 @@ class ExampleLoss:
         leaves = named_leaves({i: args[i] for i in batch_argnums})
         size = check_batch(leaves, self.name, PASS_BY_KEYWORD)
         keys = None
+        # A forgotten key is an error of the loss otherwise, in terms of its own arguments.
         if key is None:
             self._check_needs_no_key(args, kwargs)
         else:
@@ -253,6 +255,7 @@ class ExampleLoss:
                 f"{self.name}: {what} is {nums}, but there are {count} positional arguments "
                 "(arguments passed by keyword are shared by all examples)."
             )
+        # Negative positions count from the end, as in `jax.grad`.
         normal = tuple(i % count for i in nums)
         if len({*normal}) < len(normal):
             raise ValueError(f"{self.name}: {what} names an argument twice: {nums}.")

@@ -101,7 +101,7 @@ def _accumulate(call: Any, batch: Any, size: int, part_size: int | None, rule: A
         dtype = compute_dtype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else x.dtype
         zeros.append(reshard_like(jnp.zeros(x.shape, dtype), x))
 
-    def body(sums: Any, part: Any) -> Any:
+    def accumulate_part(sums: Any, part: Any) -> Any:
         results = treedef.flatten_up_to(call(part))
         # The last part may be smaller: a mean is weighted by the number of its examples.
         weight = {"sum": 1, "mean": jax.tree.leaves(part)[0].shape[0] / size}
@@ -110,7 +110,7 @@ def _accumulate(call: Any, batch: Any, size: int, part_size: int | None, rule: A
         sums = [s + jnp.asarray(x).astype(s.dtype) * weight[kind] for s, x, kind in terms]
         return sums, [x for x, r in zip(results, rules, strict=True) if r == "concat"]
 
-    sums, lists = scan_chunks(body, zeros, batch, size, part_size)
+    sums, lists = scan_chunks(accumulate_part, zeros, batch, size, part_size)
     sums, lists = iter(sums), iter(lists)
     merged = [
         next(lists) if r == "concat" else next(sums).astype(x.dtype)

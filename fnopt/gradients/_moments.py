@@ -108,6 +108,7 @@ def measure(bound: BoundLoss, strategy: Strategy) -> Measure:
     if strategy.ghost is not None:
         return strategy.ghost.measure
 
+    # Formed gradients can be measured by any blocks: their norms are known by leaf.
     def formed(chunk: Any, blocks: Sequence[int] | None = None) -> Formed:
         del blocks
         grad = jax.vmap(jax.value_and_grad(bound.loss, has_aux=True), (None, 0))
@@ -159,7 +160,7 @@ def totals(
     """Moments of the gradients of a batch, over all devices of a named axis if there is one."""
     take, leaves = measure(bound, strategy), jax.tree.leaves(bound.params)
 
-    def body(moments: Moments, chunk: tuple[Any, jax.Array | None]) -> tuple[Moments, Any]:
+    def merge_chunk(moments: Moments, chunk: tuple[Any, jax.Array | None]) -> tuple[Moments, Any]:
         seen, counts = take(chunk[0], range(len(leaves))), chunk[1]
         (loss, aux), norm = seen.loss_and_aux, seen.norms()[0]
         if skip_nonfinite:
@@ -175,7 +176,7 @@ def totals(
     none = [jnp.zeros((), real_dtype(compute_dtype(jnp.result_type(p)))) for p in leaves]
     carry = Moments(jnp.zeros((), jnp.int32), zero_sums(bound.params), none)
     moments, outputs = scan_chunks(
-        body, carry, (bound.batch, wanted), bound.size, strategy.chunk_size
+        merge_chunk, carry, (bound.batch, wanted), bound.size, strategy.chunk_size
     )
     if axis_name is not None:
         moments = _combine_devices(moments, axis_name)

@@ -95,6 +95,7 @@ def add_noise(
     sensitivity = _sensitivity(clip_norm, batch_size)
     stddev = jnp.asarray(noise_multiplier).astype(sensitivity.dtype) * sensitivity
     leaves, treedef = jax.tree.flatten(grads)
+    # A key for each leaf: leaves of one shape would get the same noise otherwise.
     noisy = [_noisy(g, jax.random.fold_in(key, i), stddev) for i, g in enumerate(leaves)]
     return jax.tree.unflatten(treedef, noisy), NoiseInfo(stddev, sensitivity)
 
@@ -162,6 +163,7 @@ def _sensitivity(clip_norm: Any, batch_size: Any) -> jax.Array:
 
 
 def _noisy(grad: jax.Array, key: Any, stddev: jax.Array) -> jax.Array:
+    # Noise is added in float32 at least: the rounding of bfloat16 isn't part of the accounting.
     dtype = compute_dtype(grad.dtype)
     noise = jax.random.normal(key, grad.shape, dtype)
     if jnp.issubdtype(dtype, jnp.complexfloating):
@@ -234,21 +236,18 @@ def poisson_batch(
         privacy by shuffling.
     """
     check_count(size, "size", "poisson_batch")
-    _check_rate(rate)
+    check_number(rate, "rate", "poisson_batch")
+    if not isinstance(rate, Tracer) and not 0 <= rate <= 1:
+        raise ValueError(f"poisson_batch: rate is {rate}, expected a probability: 0 <= rate <= 1.")
     capacity = _check_capacity(capacity, size, rate)
     key = fold_in_step(check_key(key, "poisson_batch"), step, "poisson_batch")
+    # Drawn in float32 on all platforms, so that a key gives the same batch with and without x64.
     drawn = jax.random.bernoulli(key, jnp.asarray(rate).astype(jnp.float32), (size,))
     (index,) = jnp.nonzero(drawn, size=capacity, fill_value=0)
     count = jnp.sum(drawn, dtype=jnp.int32)
     overflow = jnp.maximum(count - capacity, 0)
     where = jnp.arange(capacity, dtype=jnp.int32) < count
     return PoissonBatch(index.astype(jnp.int32), where, count, overflow)
-
-
-def _check_rate(rate: Any) -> None:
-    check_number(rate, "rate", "poisson_batch")
-    if not isinstance(rate, Tracer) and not 0 <= rate <= 1:
-        raise ValueError(f"poisson_batch: rate is {rate}, expected a probability: 0 <= rate <= 1.")
 
 
 def _check_capacity(capacity: int | None, size: int, rate: Any) -> int:

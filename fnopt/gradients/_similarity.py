@@ -83,6 +83,7 @@ def _reverse(bound: BoundLoss, direction: Any, chunk: Any) -> jax.Array:
     def losses(params: Any) -> jax.Array:
         return jax.vmap(lambda example: bound.loss(params, example)[0])(chunk)
 
+    # <w, J v> = <J^T w, v> is linear in w, and its gradient by w is J v.
     values, pull = jax.vjp(losses, bound.params)
 
     def along(weights: jax.Array) -> jax.Array:
@@ -274,6 +275,7 @@ def _scale_gradients(take: Measure, chunk: Any) -> _Scaled:
 
 def _similarity(bound: BoundLoss, columns: BoundLoss, strategy: Strategy) -> GradientSimilarity:
     take = measure(bound, strategy)
+    # One chunk with itself: the gradients are measured once, not twice.
     if columns is bound and (strategy.chunk_size is None or strategy.chunk_size >= bound.size):
         seen = _scale_gradients(take, bound.batch)
         return GradientSimilarity(*seen.products_and_cosines(seen), *seen.outputs)

@@ -90,6 +90,7 @@ class Lookups:
     ) -> jax.Array:
         (rows,) = jaxprs.bind(eqn, [table.array, *others])
         seen = self.found.setdefault(table.place, [])
+        # The gradient of a row is that of a zero shift; the table itself isn't differentiated.
         if self._shifts is not None:
             rows = rows + self._shifts[table.place][len(seen)]
         seen.append(Lookup(indices, jax.typeof(rows), back))
@@ -152,6 +153,7 @@ def _rows_of_slice(eqn: Any, ins: list[Any]) -> tuple[jax.Array, tuple[int, ...]
 def _clip_or_drop(index: jax.Array, size: int, clips: bool) -> jax.Array:
     """Clip indices out of bounds, or map them to the number of rows, which has no gradient."""
     zero, n = jnp.zeros_like(index), jnp.full_like(index, size)
+    # The two modes of JAX's gather: clipped indices have the gradient of the last row.
     if clips:
         return jnp.clip(index, zero, n - 1)
     return jnp.where((index < 0) | (index >= size), n, index)
@@ -244,6 +246,7 @@ def _shifts(evaluate: Callable[..., Any], others: list[Any]) -> tuple[list[Any],
             seen[i] = [lookup.kind for lookup in found]
             backs[i] = [lookup.back for lookup in found]
 
+    # Shapes alone: how many lookups there are is known after one abstract run.
     jax.eval_shape(note_lookups, others)
     return [[jnp.zeros(kind.shape, kind.dtype) for kind in kinds] for kinds in seen], backs
 

@@ -65,6 +65,7 @@ def noise_scale(
         )
     small, big = (_mean_square(norm) for norm in (small_norm, big_norm))
     small = psum(small, axis_name) / psum(1, axis_name)
+    # Unbiased estimates of |G|^2 and tr(Sigma) (McCandlish et al., 2018, appendix A.1).
     grad_sq = (big_size * big - small_size * small) / (big_size - small_size)
     trace = (small - big) / (1 / small_size - 1 / big_size)
     return trace / grad_sq, grad_sq, trace

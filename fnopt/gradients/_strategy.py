@@ -55,6 +55,7 @@ def choose(method: str, chunk_size: int | None, bound: BoundLoss) -> Strategy:
     """Choose the strategy; `'auto'` compares the memory of one example."""
     if method == "vmap":
         return Strategy(None, None)
+    # Recorded factors win where they are smaller than the gradient of an example.
     gradient = gradient_bytes(bound.params)
     ghost = trace_ghost(bound) if method in {"auto", "ghost"} else None
     if method == "auto" and ghost is not None and ghost.plan.bytes >= gradient:

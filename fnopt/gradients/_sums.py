@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
+    HIGHEST,
     compute_dtype,
     joint_norm,
     matmul,
@@ -17,9 +18,8 @@ from fnopt.core import (
     range_divisor,
     safe_sqrt,
     sum_of_squares,
-    weighted_rows,
 )
-from fnopt.sharding import replicate, reshape, reshard_like
+from fnopt.sharding import product_sharding, replicate, reshape, reshard_like
 
 Lengths = Sequence[jax.Array]
 """By leaf of the params: something of the gradients of all examples, `[n]` each."""
@@ -115,7 +115,10 @@ def weighted_total(weights: jax.Array, x: jax.Array) -> jax.Array:
     # A matrix product, because XLA's reduction over a leading axis is 60x slower on a CPU; at the
     # highest precision, or an accelerator would round the weights to fewer digits.
     dtype = compute_dtype(x.dtype)
-    return weighted_rows(weights.astype(dtype), x.astype(dtype))
+    weights, x = weights.astype(dtype), x.astype(dtype)
+    sharding = product_sharding(weights, x, (0, 0))
+    out: Any = {} if sharding is None else {"out_sharding": sharding}
+    return jnp.tensordot(weights, x, axes=1, precision=HIGHEST, **out)
 
 
 def only_where(wanted: jax.Array, x: jax.Array) -> jax.Array:

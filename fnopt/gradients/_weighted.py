@@ -151,7 +151,7 @@ def _check_has_weights(
 def _weighted_sum(
     bound: BoundLoss, weights: jax.Array, scale: float, chunk_size: int | None
 ) -> tuple[jax.Array, Any, Any]:
-    def body(sums: Any, chunk: tuple[Any, jax.Array]) -> tuple[Any, Any]:
+    def add_chunk(sums: Any, chunk: tuple[Any, jax.Array]) -> tuple[Any, Any]:
         examples, w = chunk
         # One backward pass for the whole chunk: the weights are the cotangents of the losses.
         losses, pullback, aux = jax.vjp(
@@ -167,7 +167,9 @@ def _weighted_sum(
         return sums, (losses, aux)
 
     carry = zero_sums(bound.params)
-    sums, (losses, aux) = scan_chunks(body, carry, (bound.batch, weights), bound.size, chunk_size)
+    sums, (losses, aux) = scan_chunks(
+        add_chunk, carry, (bound.batch, weights), bound.size, chunk_size
+    )
     return losses, aux, sums
 
 

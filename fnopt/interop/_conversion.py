@@ -114,6 +114,7 @@ def _class() -> Any:
 
 def _as_arrays(tx: Any) -> Any:
     """The optimizer with arrays for its numbers: other numbers are static in nnx."""
+    # nnx hashes what isn't an array: another learning rate would be another program.
     return jax.tree.map(
         lambda x: jnp.asarray(x, default_float()) if isinstance(x, float) else x, tx
     )

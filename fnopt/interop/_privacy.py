@@ -119,6 +119,7 @@ def _check(sampling_rate: float, steps: int, delta: float, name: str) -> None:
 def _event(noise_multiplier: float, sampling_rate: float, steps: int) -> Any:
     import dp_accounting
 
+    # A rate of 1 is the plain Gaussian mechanism, whose composition is cheaper to compute.
     once: Any = dp_accounting.GaussianDpEvent(float(noise_multiplier))
     if sampling_rate < 1:
         once = dp_accounting.PoissonSampledDpEvent(float(sampling_rate), once)

@@ -13,7 +13,6 @@ from fnopt.core import (
     compute_dtype,
     default_float,
     global_norm,
-    norm_of_leaves,
     real_dtype,
     type_text,
 )
@@ -69,7 +68,7 @@ def matrix_inverse_pth_root(
     ridge = jnp.asarray(ridge_epsilon, A.dtype) * jnp.maximum(largest.astype(A.dtype), 1e-16)
     eye = jnp.eye(A.shape[0], dtype=A.dtype)
     A = A + ridge * eye
-    z = (1 + p) / (2 * norm_of_leaves([A]).astype(A.dtype))
+    z = (1 + p) / (2 * global_norm(A).astype(A.dtype))
 
     def product(a: jax.Array, b: jax.Array) -> jax.Array:
         return jnp.matmul(a, b, precision=precision)

@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import eval_jaxpr
 from jax.extend import core as jex
 
-from fnopt.core import Value, check_returned, config_name, where
+from fnopt.core import Value, check_returned, where
 from fnopt.programs import _jaxprs as jaxprs
 from fnopt.programs._keys import MAX_PROGRAMS, NoKeyError, key_of, shape_struct
 from fnopt.programs._tracing import has_tracers, is_jitted
@@ -169,7 +169,7 @@ def is_data(tree: Any) -> bool:
 def _is_plain(value: Value) -> bool:
     """Whether a value is one of this library, whose fields hold no function."""
     children, aux = value._flatten()
-    ours = config_name(type(value)).startswith("fnopt.")
+    ours = type(value).__module__.partition(".")[0] == "fnopt"
     return ours and not any(map(callable, aux)) and is_data(children)
 
 

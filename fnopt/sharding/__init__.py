@@ -57,7 +57,6 @@ from fnopt.sharding._state import (
     is_on_mesh,
     match_params,
     place_state,
-    reshard_leaves_like,
     step_with_divided_slots,
 )
 

@@ -73,7 +73,15 @@ def place_state(state: Any, params: Any) -> Any:
         replicated.mesh, jax.sharding.AbstractMesh
     ):
         return _constrain_state(state, params, replicated)
-    return jax.tree.map(lambda x: _put(x, replicated), state)
+
+    def put(x: Any) -> Any:
+        if isinstance(x, Tracer) or not isinstance(x, jax.Array):
+            return x
+        # An array that isn't committed is moved too: the next step would move it, and compile anew.
+        is_there = x.committed and x.sharding.device_set == replicated.device_set
+        return x if is_there else jax.device_put(x, replicated)
+
+    return jax.tree.map(put, state)
 
 
 def _replicated_shardings(params: Any) -> Iterator[Any]:
@@ -90,13 +98,6 @@ def _replicated_shardings(params: Any) -> Iterator[Any]:
                 )
             elif isinstance(p.sharding, SingleDeviceSharding) and p.committed:
                 yield p.sharding
-
-
-def _put(x: Any, replicated: Any) -> Any:
-    if isinstance(x, Tracer) or not isinstance(x, jax.Array):
-        return x
-    is_there = x.committed and x.sharding.device_set == replicated.device_set
-    return x if is_there else jax.device_put(x, replicated)
 
 
 def _constrain_state(state: Any, params: Any, replicated: NamedSharding) -> Any:
@@ -190,11 +191,6 @@ def _has_type_of(x: Any, slot: Any) -> bool:
 def _reshard_tree(tree: Any, like: Any) -> Any:
     pairs = zip(jax.tree.leaves(tree), jax.tree.leaves(like), strict=True)
     return jax.tree.unflatten(jax.tree.structure(tree), [reshard_like(x, y) for x, y in pairs])
-
-
-def reshard_leaves_like(leaves: list[Any], others: list[Any]) -> list[Any]:
-    """Reshard leaves like others on an explicit mesh: terms of a sum need the same sharding."""
-    return [*map(reshard_like, leaves, others)] if is_on_explicit_mesh(others) else leaves
 
 
 def is_on_mesh(x: Any) -> bool:

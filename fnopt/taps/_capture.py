@@ -111,6 +111,7 @@ def capture(
         program = trace_program("capture", fn, args, kwargs, argnums, scopes=has_scopes(chosen))
         seen = set(program.select(chosen, lacks_value)) if values else set()
         probed = program.select(chosen, lacks_cotangent) if cotangents else []
+        # Nodes that nobody asked for aren't visited, so that the compiler can fuse across them.
         program = program.only({*seen, *probed})
         visit = _visitor(seen, reduction)
         if not cotangents and argnums is None:

@@ -231,7 +231,7 @@ def trace_program(
     wanted = {i for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)}.union(diff)
     traced = {i: position for position, i in enumerate(sorted(wanted))}
 
-    def run(inputs: list[Any]) -> Any:
+    def call_function(inputs: list[Any]) -> Any:
         full = list(leaves)
         for i, value in zip(traced, inputs, strict=True):
             full[i] = value
@@ -242,8 +242,9 @@ def trace_program(
         ):
             return fn(*args, **kwargs)
 
+    # Recorded once per call: the same program gives values, cotangents and gradients.
     inputs = [jnp.asarray(leaves[i]) for i in traced]
-    closed, shapes = jax.make_jaxpr(run, return_shape=True)(inputs)
+    closed, shapes = jax.make_jaxpr(call_function, return_shape=True)(inputs)
     level, nodes = find_nodes(closed, scopes)
     positions, out_tree = [traced[i] for i in diff], jax.tree.structure(shapes)
     return TracedCall(name, level, nodes, inputs, positions, diff_tree, out_tree)
@@ -266,6 +267,7 @@ def _leaves_of(name: str, args: tuple[Any, ...], n: int) -> range:
     n %= len(args)
     pairs, _ = leaves_with_names(args[n])
     check_params([(f"argument {n}, {leaf_text(path)}", leaf) for path, leaf in pairs], name)
+    # The leaves of all arguments are numbered in one row, as `jax.tree.flatten` gives them.
     start = len(jax.tree.leaves(args[:n]))
     return range(start, start + len(pairs))
 

@@ -61,6 +61,7 @@ def widen_float16(x: jax.Array) -> jax.Array:
 
 def product(a: jax.Array, b: jax.Array, axis: int, precision: Any) -> jax.Array:
     """A batched matrix product that contracts the given axis of both, in a wide dtype."""
+    # bfloat16 factors are multiplied as they are: accelerators add up their products in float32.
     a, b = widen_float16(a), widen_float16(b)
     dtype = compute_dtype(a.dtype, b.dtype)
     if a.dtype != b.dtype:
@@ -77,6 +78,7 @@ def gram(a: Factor, b: Factor) -> jax.Array:
     """Inner products of all vectors of two arrays, `[T, R, R']`."""
     match a, b:
         case OneHot(), OneHot():
+            # Unit vectors: their inner product says whether both looked up the same row.
             same = a.index[:, :, None] == b.index[:, None, :]
             return same.astype(jnp.float32)
         case OneHot(), Dense():

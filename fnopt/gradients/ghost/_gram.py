@@ -59,6 +59,7 @@ def inner_matrix(group: Group, part: GradientPart, other: GradientPart) -> jax.A
     assert group.layout is not None
     p, q = _pairs(group, part), _pairs(group, other)
     _, d, k = group.layout.sizes
+    # FLOPs of a pair of examples: R R' (D + K) by positions, about D K by formed gradients.
     dense = len(p) == 1 and all(isinstance(f, Dense) for f in p[0])
     if dense and _positions(p[0]) * _positions(q[0]) * (d + k) > d * k:
         return by_slices(p[0], q[0], d, k)

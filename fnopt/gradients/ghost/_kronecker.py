@@ -249,6 +249,7 @@ def _block_without_product(group: Group, leaf: int, aval: Any, max_side: int) ->
         enters = ", ".join(dict.fromkeys(s.eqn.primitive.name for s in group.sites))
         why = f"no product with a matrix of its own (enters by {enters})"
     # The param as the matrix that is nearest to a square, its axes in their order.
+    # The split with the smallest larger side.
     cuts = [
         (math.prod(aval.shape[:i]), math.prod(aval.shape[i:])) for i in range(len(aval.shape) + 1)
     ]

@@ -63,6 +63,7 @@ def _apply_move(weight: ComputedWeight, inputs: Sequence[np.ndarray]) -> np.ndar
         steps = params["strides"] or (1,) * x.ndim
         ends = zip(params["start_indices"], params["limit_indices"], steps, strict=True)
         return x[tuple(slice(*cut) for cut in ends)]
+    # These keep the order of the elements, so that a reshape to the result is the same.
     kept = {"convert_element_type", "copy", "copy_p", "expand_dims", "reshape", "squeeze"}
     return x.reshape(shape) if name in kept or jaxprs.names_value(weight.eqn) else None
 

@@ -74,6 +74,7 @@ def make_plan(closed: jex.ClosedJaxpr, n_params: int) -> Plan:
     taps = {site.tap: found.nodes[site.tap] for site in kept}
     records = {o for site in kept for o in site.others if isinstance(o, int)}
     nodes = {*taps, *records}
+    # Recorded inputs and cotangents stay in memory until all examples of a chunk are measured.
     stored = sum(_bytes(*found.nodes[i], found.lengths) for i in nodes)
     formed = [i for g in groups if g.form not in {"gram", "none"} for i in g.leaves]
     stored += sum(params[i].size * max(4, params[i].dtype.itemsize) for i in formed)
@@ -82,6 +83,7 @@ def make_plan(closed: jex.ClosedJaxpr, n_params: int) -> Plan:
 
 def _components(found: Found, n_params: int) -> Iterable[tuple[tuple[int, ...], list[Site]]]:
     """Connected components of params that share sites, with their sites."""
+    # Params that meet in one equation share a gradient, so they can only be measured together.
     component = {i: frozenset({i}) for i in range(n_params)}
     for site in found.sites:
         together = frozenset().union(*(component[i] for i in site.weight.leaves))

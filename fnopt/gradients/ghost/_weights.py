@@ -183,6 +183,7 @@ class ComputedWeight(Weight):
 
     def compute(self, values: Sequence[Any], wide: bool) -> Any:
         """Run the equation for all slices."""
+        # Without the casts of a mixed-precision model a gradient keeps its digits.
         if wide and self.name == "convert_element_type":
             return values[0]
 
@@ -207,6 +208,7 @@ def map_over_scans(
         axes: For each argument, the scans for which it has a leading axis.
         lengths: Number of iterations of the scans; not needed if an argument has the axis.
     """
+    # From the innermost scan to the outermost, whose axis is then the first.
     for i, number in reversed([*enumerate(around)]):
         where = tuple(0 if number in own else None for own in axes)
         fn = jax.vmap(fn, where, axis_size=None if lengths is None else lengths[i])

@@ -48,6 +48,7 @@ class _with_labels(Transformation):
 
 def is_function(value: Any) -> bool:
     """Whether a value is a plain function, and not a callable tree."""
+    # A module that is callable, or an fnopt Schedule, is a tree of its own.
     if isinstance(value, Value) or not callable(value):
         return False
     return jax.tree.leaves(value) == [value]

@@ -130,12 +130,17 @@ def inject_hyperparams(
     @functools.wraps(inner_factory)
     def make(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
+        # Defaults are hyper-parameters too: optax has them in the state.
         bound.apply_defaults()
         given = dict(bound.arguments)
         given |= given.pop(variadic, {})
         fixed = {n for n, v in given.items() if _is_whole(n, v, signature.parameters.get(n))}
         open_ = {name: value for name, value in given.items() if name not in names | fixed}
-        numeric = {name: _number(v, hyperparam_dtype) for name, v in open_.items() if _is_number(v)}
+        numeric = {
+            name: jnp.asarray(v, hyperparam_dtype or _dtype(v))
+            for name, v in open_.items()
+            if _is_number(v)
+        }
         scheduled = tuple(
             (n, v if isinstance(v, StatefulSchedule) else WrappedSchedule(v))
             for n, v in open_.items()
@@ -168,7 +173,3 @@ def _is_whole(name: str, value: Any, parameter: inspect.Parameter | None) -> boo
 
 def _dtype(value: Any) -> Any:
     return value.dtype if hasattr(value, "dtype") else default_float()
-
-
-def _number(value: Any, dtype: Any) -> Any:
-    return jnp.asarray(value, dtype or _dtype(value))

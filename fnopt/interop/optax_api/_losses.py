@@ -40,6 +40,7 @@ def broadcasting(loss: Callable[..., Any]) -> Callable[..., Any]:
         except ValueError as error:
             bound = signature.bind(*args, **kwargs)
             given = bound.arguments
+            # Only after fnopt's loss has refused: equal shapes take no further check.
             larger = together(given)
             if larger is None:
                 raise

@@ -44,7 +44,11 @@ def as_accumulator(rule: Any, parts: Any, like: Any) -> Accumulator:
     rule = AccumulationType(rule)
     if rule == AccumulationType.CONCAT:
         return _leafwise(
-            _empty_list(parts), lambda listed, y, i: listed.at[i].set(y), _merge_parts, lambda y: y
+            _empty_list(parts),
+            lambda listed, y, i: listed.at[i].set(y),
+            # Part `i` has every `k`-th example from the `i`-th on: back to the order of the batch.
+            lambda listed: jnp.swapaxes(listed, 0, 1).reshape(-1, *listed.shape[2:]),
+            lambda y: y,
         )
     means = rule in (AccumulationType.MEAN, AccumulationType.RUNNING_MEAN)
     if means and not all(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(like)):
@@ -53,7 +57,9 @@ def as_accumulator(rule: Any, parts: Any, like: Any) -> Accumulator:
         )
     gathering = _leafwise(
         _wide_zeros,
-        _update_mean if rule == AccumulationType.RUNNING_MEAN else _add,
+        _update_mean
+        if rule == AccumulationType.RUNNING_MEAN
+        else lambda total, y, i: total + y.astype(total.dtype),
         lambda total: total / parts if rule == AccumulationType.MEAN else total,
         functools.partial(jnp.mean if means else jnp.sum, axis=0),
     )
@@ -82,11 +88,6 @@ def _wide_zeros(like: Any) -> jax.Array:
     return jnp.zeros(like.shape, compute_dtype(like.dtype) if inexact else like.dtype)
 
 
-def _add(total: jax.Array, y: jax.Array, i: Any) -> jax.Array:
-    del i
-    return total + y.astype(total.dtype)
-
-
 def _update_mean(mean: jax.Array, y: jax.Array, i: Any) -> jax.Array:
     return mean + (y.astype(mean.dtype) - mean) / jnp.asarray(i + 1, mean.dtype)
 
@@ -98,11 +99,6 @@ def _empty_list(parts: Any) -> Callable[[Any], jax.Array]:
         return jax.vmap(lambda _: zeros())(jnp.arange(parts))
 
     return stack
-
-
-def _merge_parts(listed: jax.Array) -> jax.Array:
-    """The examples of all parts in their order: part `i` has every `k`-th from the `i`-th on."""
-    return jnp.swapaxes(listed, 0, 1).reshape(-1, *listed.shape[2:])
 
 
 def reshape_batch_axis(tree: Any, microbatch_size: int, axis: int = 0) -> Any:

@@ -135,6 +135,7 @@ def _find(name: str, home: str) -> Any:
         return _adapt(room, getattr(importlib.import_module(f"fnopt.{room}"), ours))
     if (state := find_state(name)) is not None:
         return state
+    # The first room that has the name: a name means one thing in fnopt.
     for room in () if name.startswith("_") or name in NOT_HERE else _ROOMS:
         package = importlib.import_module(f"fnopt.{room}")
         if name in package.__all__:

@@ -17,9 +17,8 @@ from fnopt.core import (
     default_float,
     global_norm,
     is_inexact,
-    weighted_rows,
 )
-from fnopt.gradients import add_noise, clip_factors
+from fnopt.gradients import add_noise, clip_factors, weighted_total
 from fnopt.interop.optax_api._bridge import as_schedule
 
 
@@ -33,7 +32,7 @@ def per_example_global_norm_clip(grads: Any, l2_norm_clip: Any) -> tuple[Any, ja
     grads = jax.tree.map(_floating, grads)
     norms = jax.vmap(global_norm)(grads)
     factors = clip_factors(norms, l2_norm_clip, "clip")
-    summed = jax.tree.map(lambda g: weighted_rows(factors.astype(g.dtype), g), grads)
+    summed = jax.tree.map(lambda g: weighted_total(factors, g).astype(g.dtype), grads)
     return summed, jnp.sum(norms > l2_norm_clip)
 
 

@@ -90,11 +90,9 @@ class _Step(NamedTuple):
     """An operation with the slots of its inputs and results."""
 
     fn: Callable[..., Any]
+    eqn: Eqn
     inputs: list[int]
     results: list[int]
-    several: bool  # whether `fn` returns a sequence
-    work: int  # in numbers: the time that NumPy takes for one
-    has_effects: bool
 
 
 def _variables(slots: Iterable[int]) -> str:
@@ -117,7 +115,7 @@ class _Block:
         self.work = 0
         self.outputs = self._add(jaxpr, consts or (), self.inputs)
         self.steps = self._needed_steps()
-        self.cost = len(self.steps) + sum(step.work for step in self.steps) / _PER_CALL
+        self.cost = len(self.steps) + sum(_work(step.eqn) for step in self.steps) / _PER_CALL
         self.run = self._function()
 
     def __call__(self, *args: Any) -> list[Any]:
@@ -135,7 +133,7 @@ class _Block:
         for k, step in enumerate(self.steps):
             names[f"f{k}"] = step.fn
             results = _variables(step.results)
-            results = f"[{results}]" if step.several else results
+            results = f"[{results}]" if step.eqn.primitive.multiple_results else results
             lines.append(f" {results} = f{k}({_variables(step.inputs)})")
         lines.append(f" return [{_variables(self.outputs)}]")
         exec("\n".join(lines), names)  # the text has names and numbers of slots alone
@@ -177,8 +175,7 @@ class _Block:
         return [slot(atom) for atom in jaxpr.outvars]
 
     def _step(self, eqn: Eqn, inputs: list[int]) -> list[int]:
-        several, work = eqn.primitive.multiple_results, _work(eqn)
-        self.work += work
+        self.work += _work(eqn)
         if self.work > _MOST_WORK:
             raise NotInNumpyError("its arrays are large")
         fn, start = self._operation(eqn), len(self.values)
@@ -188,10 +185,10 @@ class _Block:
         # The same in every run; a loop may be long.
         if self.known.issuperset(inputs) and not jaxprs.sub_jaxprs(eqn) and not eqn.effects:
             out = fn(*[self.values[i] for i in inputs])
-            self.values[start:] = out if several else [out]
+            self.values[start:] = out if eqn.primitive.multiple_results else [out]
             self.known.update(results)
         else:
-            self.steps.append(_Step(fn, inputs, results, several, work, bool(eqn.effects)))
+            self.steps.append(_Step(fn, eqn, inputs, results))
         return results
 
     def _operation(self, eqn: Eqn) -> Callable[..., Any]:
@@ -252,7 +249,7 @@ class _Block:
     def _needed_steps(self) -> list[_Step]:
         needed, steps = set(self.outputs), []
         for step in reversed(self.steps):
-            if step.has_effects or not needed.isdisjoint(step.results):
+            if step.eqn.effects or not needed.isdisjoint(step.results):
                 needed.update(step.inputs)
                 steps.append(step)
         return steps[::-1]

@@ -90,6 +90,7 @@ def dice_loss(
     axis = tuple(range(1, p.ndim - 1)) if axis is None else axis
     smooth, alpha, beta = (jnp.asarray(x, dtype) for x in (smooth, alpha, beta))
     both = jnp.sum(p * targets, axis=axis)
+    # Salehi et al. (2017): alpha weighs false positives, beta false negatives; 1/2 each is Dice.
     extra = jnp.sum(p * (1 - targets), axis=axis)
     missed = jnp.sum(targets * (1 - p), axis=axis)
     loss = 1 - _ratio(both + smooth, both + alpha * extra + beta * missed + smooth)

@@ -339,4 +339,5 @@ def next_usual(h: Thresholds, norm: jax.Array, usual: jax.Array, exploding: jax.
     past = jnp.where(usual > 0, jnp.log(jnp.where(usual > 0, usual, one)), now)
     # Geometric: norms of a training range over orders of magnitude.
     mean = jnp.exp(h.decay * past + (one - h.decay) * now)
+    # It never falls: a layer that has converged and moves again does not explode.
     return jnp.where(counts, jnp.maximum(mean, usual), usual)

@@ -96,6 +96,7 @@ class _Across:
 
     def __init__(self, p: jax.Array, g: jax.Array, axes: tuple[int, ...]) -> None:
         self.axes = axes
+        # Unit vectors: products of small numbers would underflow.
         self.unit = p / nonzero(axis_norms(p, axes))
         self.gradient = g / nonzero(axis_norms(g, axes))
 
@@ -108,6 +109,7 @@ class _Across:
         """Whether all gradients are nearly orthogonal to their weights."""
         cosines = jnp.abs(self.along(self.gradient))
         length = self.unit.size // cosines.size
+        # Random vectors of n elements have cosines around 1 / sqrt(n) (Heo et al., 2021).
         return jnp.max(cosines) < delta / jnp.sqrt(jnp.asarray(length, delta.dtype))
 
     def tangent(self, x: jax.Array) -> jax.Array:

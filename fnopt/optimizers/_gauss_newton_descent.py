@@ -137,6 +137,7 @@ class gauss_newton_descent(BatchStepDescent):
         tall = (self.method, self.solver) == ("auto", "cholesky") and J.shape[0] > J.shape[1]
         J = jacobian("formed") if tall else J
         dtype = step_dtype(params)
+        # The loss is a mean over the examples: residuals are divided by sqrt(n).
         scale = jnp.concatenate([jnp.full(n * k, n**-0.5, dtype) for n, k in J.sizes])
 
         def value_at(params: Any) -> jax.Array:

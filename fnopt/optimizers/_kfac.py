@@ -222,6 +222,7 @@ class kfac(Transformation):
     ) -> tuple[Any, KfacState]:
         """Step along the best combination of preconditioned gradient and last step, or refuse."""
         with use_mesh_of(batch, params):
+            # The inverse factors of a weight act on its whole rows and columns.
             whole = jax.tree.map(replicate, params)
             momentum = jax.tree.map(replicate, state.momentum)
             updates, new = self._step(state._replace(momentum=momentum), whole, batch)
@@ -281,6 +282,7 @@ class kfac(Transformation):
         due = When(statistics, (count % self.inverse_every == 0) | now)
         if self.eigenbasis:
             due = When(statistics | now, due.inverses)
+        # From the seed and the count: a restored run draws the same labels.
         key = jax.random.fold_in(jax.random.key(self.seed), count)
         tape = lambda: model.tape(outputs, key)  # noqa: E731
         return update_averages(model, tape, averages_of(state), due, damping, decay, sound)
@@ -301,6 +303,7 @@ class kfac(Transformation):
             return best()
         zero = jnp.zeros_like(state.value)
         now = now | (state.count % self.model_every == 0) | (state.weights[0] == 0)
+        # The kept weights predict no change, so the damping is not adapted in such a step.
         return jax.lax.cond(now, best, lambda: Combination(state.weights, zero, zero))
 
     def _adapt(

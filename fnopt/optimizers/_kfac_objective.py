@@ -26,6 +26,7 @@ class Objective:
         self.model, self.params = model, params
         self.l2, self._penalised = jnp.asarray(l2).astype(model.dtype), not is_static_zero(l2)
         self._own = model.own(params)
+        # One pass through the model for the value and for all products with its Jacobian.
         self.outputs, self._push = jax.linearize(model.outputs, self._own)
         self.wide = jax.tree.map(lambda p: p.astype(model.dtype), params)
 

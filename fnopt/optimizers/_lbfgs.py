@@ -173,6 +173,7 @@ def inverse_product(
             lambda a, r, d: r + a.astype(d.dtype) * d, r, hyper=alpha - beta, s=si
         ), None
 
+    # Nocedal and Wright (2006), algorithm 7.4: the newest pair first.
     q, alphas = jax.lax.scan(backward, v, order, reverse=True)
     r = map_leaves(lambda h, q: h.astype(q.dtype) * q, q, hyper=gamma)
     return jax.lax.scan(forward, r, (order, alphas))[0]

@@ -220,6 +220,7 @@ class _Seen(NamedTuple):
 def _first_scalars(tx: Any, params: Any) -> tuple[Any, ...]:
     """`barf`, `gamma`, the lower bounds and the count before the first step."""
     dtype = real_dtype_of(params)
+    # An array each, because a donated state may not hold one twice.
     zeros = (jnp.zeros((), dtype) for _ in range(2))
     lowest = jnp.array(0 if tx.lower_bound is None else tx.lower_bound, dtype)
     return *zeros, lowest, first_lower_bound(dtype), zero_count()

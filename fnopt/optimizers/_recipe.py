@@ -106,6 +106,7 @@ def clip_modulus(x: jax.Array, most: jax.Array) -> jax.Array:
     if not jnp.iscomplexobj(x):
         return jnp.clip(x, -most, most)
     modulus = jnp.abs(x)
+    # Where the modulus is 0 the quotient is not used, but its derivative would be NaN.
     is_long = modulus > most
     return jnp.where(
         is_long, x * (most / jnp.where(is_long, modulus, sharded_full_like(modulus, 1))), x

@@ -77,6 +77,7 @@ class hutchinson_estimator_diag_hessian(Transformation):
     ) -> tuple[Any, HutchinsonState]:
         """Return the estimate; the updates are ignored."""
         check_inexact(params, "params")
+        # From the seed and the count: a restored run draws the same signs.
         key = jax.random.fold_in(jax.random.key(self.random_seed), state.count)
         leaves, treedef = jax.tree.flatten(params)
         signs = treedef.unflatten(

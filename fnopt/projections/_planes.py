@@ -210,6 +210,7 @@ def _multiplier(x: Any, low: Any, high: Any, w: Any, c: Any) -> jax.Array:
     Where bounds are infinite it goes on falling beyond them, as straight as it is there.
     """
     usable = w != 0
+    # Entries with weight 0 are not moved by the multiplier: they have no breakpoint.
     safe = jnp.where(usable, w, 1).astype(x.dtype)
     kinks = jnp.stack([(x - low) / safe, (x - high) / safe])
     kinks = jnp.where(usable & jnp.isfinite(kinks), kinks, 0).astype(x.dtype)

@@ -296,4 +296,5 @@ class centralize(Leafwise):
     def leaf(self, h: Any, g: Any) -> Any:
         if g.ndim < 2:
             return g
+        # Yong et al. (2020): a mean for each output, which are on the last axis in JAX.
         return g - jnp.mean(g, axis=tuple(range(g.ndim - 1)), keepdims=True)

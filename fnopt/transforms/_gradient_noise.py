@@ -46,6 +46,7 @@ def step_key(words: Any, count: jax.Array) -> jax.Array:
         key = jax.random.key(words)
     else:
         key = jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32))
+    # A typed key in a state can't be saved by every checkpoint library; a count can.
     return jax.random.fold_in(key, count)
 
 

@@ -130,6 +130,7 @@ class layered_step(Value):
                 "by init(params) of the layered_step, not of its optimizer."
             )
         x, pull_first = jax.vjp(lambda outer: self.first(outer, *batch), outer)
+        # Before the scan, whose error for another carry doesn't name the layer.
         self._check(jax.eval_shape(lambda tree: _layer_at(tree, 0), layers), x, batch)
         x, inputs = lax.scan(lambda x, p: (self.layer(p, x, *batch), x), x, layers)
         loss, pull_last = jax.vjp(lambda outer, x: self.last(outer, x, *batch), outer, x)

@@ -84,6 +84,7 @@ class mechanize(Wrapper):
     def init(self, params: Any) -> MechanizeState:
         """No bets so far."""
         dtype = real_dtype_of(params)
+        # An array each, because a donated state may not hold one twice.
         r, m, v = (jnp.zeros(self.num_betas, dtype) for _ in range(3))
         s = jnp.full(self.num_betas, jnp.array(self.s_init, dtype))
         return MechanizeState(r, m, v, s, slot_copy(params), self.inner.init(params))

@@ -227,6 +227,7 @@ def advance_search(
     narrowing = _narrow(search, criteria, new, decrease)
     after = select_tree(search.bracketed, narrowing, widening)
     found = search.bracketed | widening.bracketed | met
+    # Before the bracket every step that decreases enough is longer than the ones before.
     better = (decrease <= criteria.tol) & (~search.bracketed | (new.value < search.safe.value))
     safe = select_tree(better | met, new, search.safe)
     at_limit = ~found & (new.rate >= criteria.longest)

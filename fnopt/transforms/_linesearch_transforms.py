@@ -117,6 +117,7 @@ class scale_by_zoom_linesearch(Transformation):
     def init(self, params: Any) -> ScaleByZoomLinesearchState:
         """A first step of 1, and nothing known."""
         dtype = real_dtype_of(params)
+        # An array each, because a donated state may not hold one twice.
         value, *errors = (jnp.full((), jnp.inf, dtype) for _ in range(3))
         info = ZoomLinesearchInfo(zero_count(), *errors)
         grad = jax.tree.map(jnp.zeros_like, params)

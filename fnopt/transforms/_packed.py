@@ -316,6 +316,7 @@ def _differing(some: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> li
         if x is None or y is None:
             return False
         tolerance = float(jnp.finfo(x.dtype).eps) ** 0.5  # half of the digits
+        # Both forms may overflow alike.
         return np.allclose(x, y, rtol=tolerance, atol=0, equal_nan=True)
 
     names = sorted({*some, *others})

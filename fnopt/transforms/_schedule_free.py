@@ -77,6 +77,7 @@ class schedule_free(Wrapper):
     def init(self, params: Any) -> ScheduleFreeState:
         """All sequences start at the params."""
         dtype = real_dtype_of(params)
+        # An array each, because a donated state may not hold one twice.
         weight_sum, max_lr = (jnp.zeros((), dtype) for _ in range(2))
         z, b1 = slot_copy(params, self.state_dtype), jnp.array(self.b1, dtype)
         return ScheduleFreeState(zero_count(), weight_sum, max_lr, b1, z, self.inner.init(params))

@@ -264,6 +264,7 @@ class offloaded(Wrapper):
 
     def _move(self, state: Any) -> Any:
         """The state with its arrays in the other memory."""
+        # With several processes the first of all devices may belong to another one.
         device = jax.local_devices()[0]
         kinds = [memory.kind for memory in device.addressable_memories()]
         if self.memory_kind not in kinds:

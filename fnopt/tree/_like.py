@@ -254,6 +254,7 @@ def random_like(
 
     def sample_leaf(leaf: Any, key: Any) -> jax.Array:
         leaf = jnp.asarray(leaf) if not hasattr(leaf, "dtype") else leaf
+        # Without it the numbers would be made whole on every device.
         extra = {"out_sharding": jax.typeof(leaf).sharding} if sharded else {}
         return sampler(key, leaf.shape, leaf.dtype if dtype is None else dtype, **extra)
 

@@ -46,6 +46,13 @@ def _time(
     times = interleave(variants, settings)
     yield ratio(f"{label}: run", "x optax", times["ours"], times["optax"])
     yield compile_ratio(f"{label}: compile", "x optax", seconds["ours"], seconds["optax"])
+    yield _temporaries(f"{label}: temporaries", params, compiled)
+
+
+def _temporaries(name: str, params: Any, compiled: dict[str, Any]) -> Metric:
+    size = sum(x.nbytes for x in jax.tree.leaves(params))
+    kept = {k: c.memory_analysis().temp_size_in_bytes / size for k, c in compiled.items()}
+    return Metric(name, kept["ours"], "x params", detail=kept)
 
 
 def _program(name: str, ours: Any, theirs: Any, optax: Any) -> Metric:

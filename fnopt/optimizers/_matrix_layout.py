@@ -24,8 +24,9 @@ from fnopt.sharding import concatenate, is_sharded, replicate, reshape, reshard_
 # A stack of matrices and its result are temporaries. In sixteen portions, one after the other, they
 # are an eighth of the matrices' size.
 _MOST_PORTIONS = 16
-# The numbers of a portion: 256 kB in float32 outweigh the calls of a program of their own.
-_LEAST = 2**16
+# The numbers of a portion: 256 kB in float32 outweigh the calls of a program of their own. An
+# accelerator needs 16 MB, seven matrices of 768 by 768: 6 GFLOP in a product outweigh its launch.
+_LEAST, _LEAST_ON_ACCELERATORS = 2**16, 2**22
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,7 +209,8 @@ def _portions(rows: list[list[Any]], group: Places) -> list[Places]:
     """A group in portions of about one size."""
     i, j = group[0]
     x = jax.tree.leaves(rows[i][j])[-1]
-    count = 1 if is_sharded(x) else min(_MOST_PORTIONS, max(1, len(group) * x.size // _LEAST))
+    least = _LEAST if jax.default_backend() == "cpu" else _LEAST_ON_ACCELERATORS
+    count = 1 if is_sharded(x) else min(_MOST_PORTIONS, max(1, len(group) * x.size // least))
     size = math.ceil(len(group) / count)
     return [group[start : start + size] for start in range(0, len(group), size)]
 

@@ -46,10 +46,7 @@ def fit(
 
 
 def _solve(
-    setting: Setting,
-    solver: LeastSquaresMethod,
-    max_steps: jax.Array,
-    options: SearchOptions,
+    setting: Setting, solver: LeastSquaresMethod, max_steps: jax.Array, options: SearchOptions
 ) -> Solution:
     def run(
         problem: Problem, solver: LeastSquaresMethod, x: jax.Array, max_steps: jax.Array

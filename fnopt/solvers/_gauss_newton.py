@@ -70,12 +70,7 @@ class gauss_newton(LeastSquaresMethod):
         lam: jax.Array,
     ) -> Trial:
         """A fraction of the full step."""
-        full = model.system(point, scale, lam).gauss_newton()
-        return linear_step(point, scale, _part(full, radius))
-
-
-def _part(full: DampedStep, t: jax.Array) -> DampedStep:
-    r"""A fraction of the step to the model's minimum; it gains :math:`t(2 - t)` as much."""
-    return DampedStep(
-        t * full.p, full.lam, jnp.square(t) * full.model_norm, t * (2 - t) * full.predicted
-    )
+        full, t = model.system(point, scale, lam).gauss_newton(), radius
+        # A fraction t of the step gains t (2 - t) as much.
+        norm, predicted = jnp.square(t) * full.model_norm, t * (2 - t) * full.predicted
+        return linear_step(point, scale, DampedStep(t * full.p, full.lam, norm, predicted))

@@ -22,9 +22,9 @@ from fnopt.solvers._trust_region import (
 from fnopt.solvers.linear_model._base import LinearModel
 from fnopt.solvers.linear_model._linearization import Linearization
 
-# Of a step. As in line searches (Dennis and Schnabel 1983, section 6.3.2) a length below a third
-# is left to the next radius, and extrapolation is at most by a factor of two.
-_SHORTEST, _LONGEST = 0.3, 2.0
+# Of a step: it is cut to no less at once. Shorter ones are left to the radius, which a refused step
+# shrinks. Measured on the starts of NIST: 0.1 solves two fewer, in twice as many evaluations.
+_LEAST_FRACTION = 0.3
 RULES = {"trust_region": TRUST_REGION, "marquardt": MARQUARDT, "nielsen": NIELSEN}
 
 
@@ -168,7 +168,8 @@ class levenberg_marquardt(LeastSquaresMethod):
             return linear
         bend = curvature_along(model.flat.r, point.x, linear.step)
         curvature = psum_rows(matmul(point.r, bend)) + step.model_norm
-        t = _best_length(linear, curvature, radius)
+        best = divide(-linear.slope, curvature)  # 0 where the cost has no minimum along the step
+        t = jnp.clip(jnp.where(best > 0, best, 1), jnp.asarray(_LEAST_FRACTION, best.dtype), 1)
         half = jnp.asarray(0.5, t.dtype)
         second = -t * linear.slope - half * t * t * curvature
         predicted = jnp.where(second > 0, second, linear.predicted)
@@ -181,17 +182,3 @@ class levenberg_marquardt(LeastSquaresMethod):
         v = p / scale
         slope = matmul(point.gradient, v)
         return linear._replace(step=v, length=length(p), slope=slope, predicted=predicted)
-
-
-def _best_length(linear: Trial, curvature: jax.Array, radius: jax.Array) -> jax.Array:
-    """The minimum of the second-order model along the step; 1 where it isn't finite.
-
-    A damped step is at the edge of the region already, and only gets shorter.
-    """
-    one = jnp.ones_like(curvature)
-    longest = jnp.asarray(_LONGEST, one.dtype)
-    most = jnp.clip(divide(radius, linear.length), one, longest)
-    most = jnp.where(linear.lam > 0, one, most)
-    t = jnp.where(curvature > 0, divide(-linear.slope, curvature), most)
-    t = jnp.clip(t, jnp.asarray(_SHORTEST, one.dtype), most)
-    return jnp.where(jnp.isfinite(curvature), t, one)

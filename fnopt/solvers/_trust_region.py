@@ -48,7 +48,10 @@ def linear_step(point: Linearization, scale: jax.Array, step: DampedStep) -> Tri
 
 
 def next_damping(trial: Trial, radius: jax.Array) -> jax.Array:
-    """The damping for a radius by Hebden's formula, from the solution for another one."""
+    """The damping for a radius by Hebden's formula, from the solution for another one.
+
+    Where a factorisation failed there is no solution, and the damping grows by Marquardt's factor.
+    """
     lam = trial.lam + (divide(trial.solution_length, radius) - 1) * trial.hebden
     return jnp.where(jnp.isfinite(lam), jnp.maximum(lam, jnp.zeros_like(lam)), 10 * trial.lam)
 

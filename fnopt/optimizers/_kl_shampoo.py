@@ -165,7 +165,7 @@ class scale_by_kl_shampoo(Matrixwise):
         return jnp.where(first, jnp.zeros_like(u), limit_rms(u, _LARGEST_RMS)), new
 
     def _bound_eigenvalues(self, new: jax.Array, old: jax.Array) -> jax.Array:
-        """Eigenvalues whose inverse roots are not too large; what is not finite stays out."""
+        """Bound the inverse roots of eigenvalues; where one isn't finite, keep the old ones."""
         limit, least = self.max_inverse_root, float(jnp.finfo(new.dtype).tiny)
         if limit is not None:
             least = max(_LEAST_LIMIT, min(new.shape[1], limit)) ** -2.0

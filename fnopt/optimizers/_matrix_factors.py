@@ -13,7 +13,7 @@ from fnopt.optimizers._matrix_functions import eigenvectors_down, orthonormal_co
 from fnopt.sharding import sequential
 
 Pair = tuple[Any, Any]
-"""What belongs to rows and to columns; None for a side that is left alone."""
+"""A value for the rows and one for the columns; None for a side without one."""
 
 
 def zeros(k: int, n: int, dtype: Any) -> jax.Array:
@@ -59,13 +59,13 @@ def sides(
 
 
 def map_sides(fn: Callable[..., Any], *pairs: Pair) -> Pair:
-    """`fn` of what belongs to each side; None for a side that is left alone."""
+    """Apply `fn` to each side; a side that isn't transformed stays None."""
     left, right = (None if x[0] is None else fn(*x) for x in zip(*pairs, strict=True))
     return left, right
 
 
 def update_factors(factors: Pair, g: jax.Array, decay: Any, gain: Any = None) -> Pair:
-    """The means of `G G^T` and `G^T G`; what is not finite stays out."""
+    """Update the means of `G G^T` and `G^T G`; a product that isn't finite changes nothing."""
 
     def average(old: jax.Array, x: jax.Array) -> jax.Array:
         return only_finite(ema(old, matmul(x, transpose(x)), decay, gain), old)
@@ -76,7 +76,7 @@ def update_factors(factors: Pair, g: jax.Array, decay: Any, gain: Any = None) ->
 def refresh_bases(
     count: jax.Array, every: int, iterate: Callable[..., Any], factors: Pair, *kept: Any
 ) -> Any:
-    """Bases and what is kept beside them.
+    """Refresh the eigenbases when they are due.
 
     They are the eigenvectors at the first step, `iterate(factors, *kept)` in every so many steps,
     and `kept` in between.
@@ -124,6 +124,6 @@ def frobenius_norm(x: jax.Array, axes: tuple[int, ...] = (1, 2)) -> jax.Array:
 
 
 def limit_rms(u: jax.Array, most: float) -> jax.Array:
-    """Matrices that are shortened to this root mean square, where theirs is larger."""
+    """Shorten matrices whose root mean square exceeds a limit."""
     rms = root_mean_square(u)
     return u * jnp.minimum(most / nonzero(rms), jnp.ones_like(rms))

@@ -65,7 +65,7 @@ class MatrixLayout:
         )
 
     def in_blocks(self, most: int | None) -> MatrixLayout:
-        """The layout with larger sides cut into parts of about one size, of at most so many."""
+        """Cut larger sides into blocks of about one size, at most `most`."""
         if most is None:
             return self
         heights, widths = (
@@ -80,7 +80,7 @@ class MatrixLayout:
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int], ...]:
-        """Number, rows and columns of the matrices of every part, not laid wide."""
+        """Number, rows and columns of the matrices of every part, not transposed."""
         if not math.prod(self.shape):
             return ()
         if self._even:
@@ -90,7 +90,7 @@ class MatrixLayout:
 
     @property
     def wide_shapes(self) -> tuple[tuple[int, int, int], ...]:
-        """The shapes of the matrices, laid wide."""
+        """The shapes of the matrices, transposed so that rows are the shorter side."""
         return tuple((k, min(m, n), max(m, n)) for k, m, n in self.shapes)
 
     def cut(self, x: jax.Array, wide: bool = True, gathers: bool = True) -> list[jax.Array]:
@@ -119,7 +119,7 @@ class MatrixLayout:
 
     @property
     def is_consecutive(self) -> bool:
-        """Whether the numbers of the leaf are those of one matrix after the other."""
+        """Whether the leaf stores one whole matrix after the other."""
         one = len(self.heights) == len(self.widths) == 1
         return one and self.order == tuple(range(len(self.order)))
 
@@ -130,7 +130,7 @@ class MatrixLayout:
         return self.batch, len(self.heights), m, len(self.widths), n
 
     def whole(self, parts: list[jax.Array], like: Any, wide: bool = True) -> jax.Array:
-        """The leaf of these parts, lying as another does."""
+        """The leaf of these parts, sharded like another array."""
         return _whole(self, parts, like, wide) if parts else like
 
     def _whole(self, parts: list[jax.Array], like: Any, wide: bool) -> jax.Array:
@@ -151,7 +151,7 @@ class MatrixLayout:
 
 
 def _near_equal(size: int, most: int) -> list[int]:
-    """A side in parts that differ by one at most."""
+    """Sizes of parts of a side that differ by one at most."""
     count = max(1, math.ceil(size / most))
     return [size // count + (i < size % count) for i in range(count)]
 
@@ -170,11 +170,11 @@ _whole = jax.jit(MatrixLayout._whole, static_argnums=(0, 3))
 
 
 def by_shape(fn: Callable[[Any], Any], rows: list[list[Any]]) -> list[list[Any]]:
-    """Applies a function to all matrices of a shape together.
+    """Apply a function to all matrices of a shape together.
 
     Args:
         fn: From a tree of arrays with a leading axis, along which it works on each by itself, to
-            another such tree. It is called for a portion of the matrices after the other.
+            another such tree. It is called for one portion of the matrices after the other.
         rows: For every leaf its parts; a part is a tree of arrays with as many matrices along the
             leading axis. Parts of equal structure, shapes and dtypes are given to `fn` stacked.
 
@@ -206,7 +206,7 @@ def groups(rows: list[list[Any]]) -> list[Places]:
 
 
 def _portions(rows: list[list[Any]], group: Places) -> list[Places]:
-    """A group in portions of about one size."""
+    """Divide a group into portions of about one size."""
     i, j = group[0]
     x = jax.tree.leaves(rows[i][j])[-1]
     least = _LEAST if jax.default_backend() == "cpu" else _LEAST_ON_ACCELERATORS
@@ -216,13 +216,13 @@ def _portions(rows: list[list[Any]], group: Places) -> list[Places]:
 
 
 def stack(rows: list[list[Any]], places: Places, before: Any = None) -> Any:
-    """These parts as one, along the leading axes of their arrays, made after other arrays."""
+    """Concatenate parts along their leading axes, after other arrays are computed."""
     parts = [wait_for(rows[i][j], before) for i, j in places]
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *x: concatenate([*x]), *parts)
 
 
 def into_places(out: list[list[Any]], places: Places, rows: list[list[Any]], result: Any) -> None:
-    """Puts the rows of what came of a stack where its parts stood."""
+    """Split the result of a stack into the places of its parts."""
     counts = [jax.tree.leaves(rows[i][j])[0].shape[0] for i, j in places]
     ends = np.cumsum([0, *counts]).tolist()
     for (i, j), start, stop in zip(places, ends, ends[1:], strict=False):

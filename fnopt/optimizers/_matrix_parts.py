@@ -1,4 +1,4 @@
-"""Matrices of leaves that are divided between devices: each device works on those that it owns.
+"""Matrices of sharded leaves: each device works on whole matrices that it owns.
 
 Where `fnopt.distributed.sharded` gives every device a part of each leaf, a method of matrices needs
 whole ones. A matrix is kept in pieces, one on each device. The devices send their pieces of all
@@ -42,7 +42,7 @@ class Piece:
 
 
 def cut(layout: MatrixLayout, x: jax.Array, wide: bool = True, gathers: bool = True) -> list[Any]:
-    """The matrices of every part of a leaf, `[k, m, n]`; of a divided leaf, their pieces."""
+    """Cut a leaf into its matrices `[k, m, n]`; a sharded leaf into their pieces."""
     leaves = unsharded_leaves()
     if leaves is None or not layout.shapes:
         return layout.cut(x, wide, gathers)
@@ -51,7 +51,7 @@ def cut(layout: MatrixLayout, x: jax.Array, wide: bool = True, gathers: bool = T
 
 
 def whole(layout: MatrixLayout, parts: list[Any], like: Any, wide: bool = True) -> jax.Array:
-    """The leaf of these parts; where leaves are divided, this device's part of it."""
+    """Assemble a leaf from its parts; this device's shard of a sharded leaf."""
     leaves = unsharded_leaves()
     if leaves is None or not parts:
         return layout.whole(parts, like, wide)
@@ -63,7 +63,7 @@ def whole(layout: MatrixLayout, parts: list[Any], like: Any, wide: bool = True) 
 
 
 def map_by_shape(fn: Callable[[Any], Any], rows: list[list[Any]]) -> list[list[Any]]:
-    """`by_shape`; where leaves are divided, every device works on the matrices that it owns."""
+    """Apply a function by shape; with sharded leaves each device to the matrices it owns."""
     leaves = unsharded_leaves()
     if leaves is None:
         return by_shape(fn, rows)
@@ -72,7 +72,7 @@ def map_by_shape(fn: Callable[[Any], Any], rows: list[list[Any]]) -> list[list[A
 
 
 def new_slot(tree: Any) -> Any:
-    """The first value of a slot for matrices, as it is kept here; arrays `[k, ...]`."""
+    """Stored form of the first value of a slot for matrices."""
     leaves = unsharded_leaves()
     if leaves is None:
         return tree
@@ -80,7 +80,7 @@ def new_slot(tree: Any) -> Any:
 
 
 def load_slot(tree: Any, start: Callable[[], Any]) -> Any:
-    """A slot for matrices from what is kept of it; `start` makes one of its shapes."""
+    """Load a slot for matrices from its stored form; `start` makes one of its shapes."""
     if unsharded_leaves() is None:
         return tree
     shapes = jax.eval_shape(start)
@@ -88,7 +88,7 @@ def load_slot(tree: Any, start: Callable[[], Any]) -> Any:
 
 
 def number_matrices(rows: list[list[dict[str, Any]]]) -> None:
-    """Gives every matrix of all parts its number as `index`, which all devices know."""
+    """Number the matrices of all parts: `index`, known to all devices."""
     start = 0
     for part in (part for row in rows for part in row):
         x = jax.tree.leaves(part["u"])[0]
@@ -141,7 +141,7 @@ def _cut(layout: MatrixLayout, x: jax.Array, wide: bool, leaves: UnshardedLeaves
 def _part_of_leaf(
     layout: MatrixLayout, parts: list[Piece], wide: bool, leaves: UnshardedLeaves
 ) -> jax.Array:
-    """The opposite of `_cut`."""
+    """Assemble this device's shard of a leaf: the inverse of `_cut`."""
     n, (k, *shape) = leaves.count, layout.shapes[0]
     if layout.is_consecutive and parts[0].shape == tuple(shape):
         data, size = parts[0].data, math.prod(shape)
@@ -161,7 +161,7 @@ def _gather(data: jax.Array) -> jax.Array:
 
 
 def _matrices(piece: Piece) -> jax.Array:
-    """The arrays of pieces that have come together."""
+    """Whole arrays from gathered pieces."""
     data = piece.data[:, : math.prod(piece.shape)].reshape(-1, *piece.shape)
     return jnp.swapaxes(data, 1, 2) if piece.turned else data
 
@@ -186,14 +186,14 @@ def _group_by_owner(fn: Callable[[Any], Any], rows: list[list[Any]], n: int) -> 
 
 
 def _pad_for_owners(x: jax.Array, n: int) -> jax.Array:
-    """Pieces `[k, length]` by owner, `[n, some, length]`; what is lacking is the first again."""
+    """Pieces `[k, length]` by owner, `[n, some, length]`, padded with the first piece."""
     each = -(-len(x) // n)
     lacking = jnp.broadcast_to(x[:1], (n * each - len(x), x.shape[1]))
     return jnp.concatenate([x, lacking]).reshape(n, each, -1)
 
 
 def _split_results(out: Any, given: Any, n: int) -> Any:
-    """Results as pieces for all devices, `[n, k, length]`.
+    """Split results into pieces for all devices, `[n, k, length]`.
 
     One with a name is turned as what came by that name is.
     """
@@ -214,7 +214,7 @@ def _split_results(out: Any, given: Any, n: int) -> Any:
 
 
 def _exchange(blocks: list[jax.Array]) -> list[jax.Array]:
-    """Sends the rows of blocks `[n, ...]` to the devices, in one message for every dtype."""
+    """Send the rows of blocks `[n, ...]` to the devices, in one message for every dtype."""
     received: list[Any] = [None] * len(blocks)
     for dtype in dict.fromkeys(x.dtype for x in blocks):
         which = [i for i, x in enumerate(blocks) if x.dtype == dtype]

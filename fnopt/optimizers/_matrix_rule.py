@@ -119,7 +119,7 @@ def as_rule(given: Any) -> Any:
 
 
 def check_rule(rule: Any, positions: list[str]) -> None:
-    """Raises a ValueError if a rule by path can't have been meant for these paths."""
+    """Raise a ValueError if a rule by path doesn't fit these paths."""
     if isinstance(rule, Selector):
         rule.check(positions)
 
@@ -178,7 +178,7 @@ def _resolve(chosen: Any, leaf: Any) -> MatrixDimensionNumbers | None:
 
 
 def as_whole(leaves: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Leaves with their names; in place of parts, under `sharded`, the shapes of the whole."""
+    """Leaves with their names; under `sharded`, the shapes of the unsharded leaves."""
     known = unsharded_leaves()
     if known is None:
         return leaves

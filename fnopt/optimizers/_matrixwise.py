@@ -78,7 +78,7 @@ class Matrixwise(Transformation):
         return layouts_of(getattr(self, "weight_dimension_numbers", None), tree)
 
     def unused(self) -> frozenset[str]:
-        """Slots that these static fields have no use for; they are None."""
+        """Slots that these static fields don't need; they are None."""
         return frozenset()
 
     def init(self, params: Any) -> Any:

@@ -118,7 +118,7 @@ class precondition_by_inputs(Transformation):
 
 
 def _moments(name: str, given: Any, own: tuple[jax.Array, ...]) -> list[tuple[Any, Any]]:
-    """The means of a leaf, and the new moments beside them."""
+    """Pairs of the mean and the new moment of a leaf."""
     if name not in given:
         raise ValueError(
             f"{where()}input_moments has no entry for {leaf_text(name)}, only for "

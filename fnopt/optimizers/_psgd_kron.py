@@ -38,8 +38,9 @@ from fnopt.optimizers._partition_matrices import matrix_recipe
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import partition
 
-_LARGEST_RMS = 1.1  # of an update; a whitened one has 1
-_FLAT, _DECAY, _LEAST = 500, 0.001, 0.03  # how often factors are learned; see `_due`
+# Of an update; a whitened one has 1. These four are of github.com/evanatyourservice/kron_torch.
+_LARGEST_RMS = 1.1
+_FLAT, _DECAY, _LEAST = 500, 0.001, 0.03  # how often factors are updated; see `_due`
 
 
 class ScaleByPsgdKronState(NamedTuple):
@@ -142,9 +143,10 @@ class scale_by_psgd_kron(Matrixwise):
 
 
 def _due(count: jax.Array) -> jax.Array:
-    """Whether factors are learned in this step: where the number of times so far is whole again.
+    """Whether the factors are updated in this step.
 
-    Their density is 1 at first, then falls exponentially to its least.
+    Updates are due whenever their expected number grows by one. Its density is 1 for `_FLAT` steps,
+    then falls exponentially to `_LEAST`.
     """
 
     def count_updates(steps: jax.Array) -> jax.Array:
@@ -166,13 +168,13 @@ def _first_scale(mean: jax.Array) -> jax.Array:
 
 
 def _scale(factors: Pair, size: jax.Array) -> Pair:
-    """The factors with a product that is so many times as large."""
+    """Scale the product of the factors."""
     size = size if any(Q is None for Q in factors) else safe_sqrt(size)
     return map_sides(lambda Q: size * Q, factors)
 
 
 def _update_factors(mean: jax.Array, factors: Pair, V: jax.Array, rate: jax.Array) -> Pair:
-    """The factors after one step of theirs."""
+    """One gradient step of the factors."""
     left, right = factors
     A, B = mean, V
     if left is not None:

@@ -58,7 +58,7 @@ class qk_clip(Transformation):
     def update(
         self, updates: Any, state: Any, params: Any = None, *, max_logits: Any, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """The updates, and what shrinks the kernels of large logits."""
+        """Updates that also shrink the kernels of large logits."""
         pairs, treedef = leaves_with_names(updates)
         missing = sorted(max_logits.keys() - {name for name, _ in pairs})
         if missing:

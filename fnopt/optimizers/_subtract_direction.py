@@ -1,4 +1,4 @@
-"""Orthogonal updates less a part of the direction that they were made of (Contra-Muon)."""
+"""Orthogonal updates minus a multiple of their direction (Contra-Muon)."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -65,10 +66,20 @@ def _project_leaves_together(tree: Any, scale: jax.Array) -> Any:
     return jax.tree.unflatten(treedef, parts)
 
 
-def _project_to_sphere(tree: Any, scale: jax.Array) -> Any:
-    sizes = _project_leaves_together(jax.tree.map(jnp.abs, tree), scale)
+def _project_to_l1_sphere(tree: Any, scale: jax.Array) -> tuple[Any, jax.Array]:
+    """Project onto the 1-norm sphere; also whether the tree is inside it."""
+    moduli = jax.tree.map(jnp.abs, tree)
     # Zero counts as positive: of the nearest points that its signs allow, one.
-    return jax.tree.map(lambda x, size: jnp.where(x < 0, -size, size), tree, sizes)
+    sizes = _project_leaves_together(moduli, scale)
+    sphere = jax.tree.map(lambda x, size: jnp.where(x < 0, -size, size), tree, sizes)
+    total = sum(map(jnp.sum, jax.tree.leaves(moduli)), jnp.zeros_like(scale))
+    return sphere, total <= scale
+
+
+def _project_to_ball(to_sphere: Any, tree: Any, scale: jax.Array) -> Any:
+    """Keep a tree inside of the ball, else project it onto the sphere."""
+    sphere, inside = to_sphere(tree, scale)
+    return jax.tree.map(lambda a, b: jnp.where(inside, a, b), tree, sphere)
 
 
 def projection_simplex(tree: Any, scale: Any = 1) -> Any:
@@ -124,7 +135,8 @@ def projection_l1_sphere(tree: Any, scale: Any = 1) -> Any:
         >>> projection_l1_sphere(jnp.asarray([-0.25, 0.25]))
         Array([-0.5,  0.5], dtype=float32)
     """
-    return project_wide("projection_l1_sphere", _project_to_sphere, tree, scale)
+    project = lambda x, s: _project_to_l1_sphere(x, s)[0]  # noqa: E731
+    return project_wide("projection_l1_sphere", project, tree, scale)
 
 
 def projection_l1_ball(tree: Any, scale: Any = 1) -> Any:
@@ -153,11 +165,7 @@ def projection_l1_ball(tree: Any, scale: Any = 1) -> Any:
     Reference:
         Duchi et al., 2008, ICML, doi:10.1145/1390156.1390191.
     """
-
-    def project(x: Any, s: jax.Array) -> Any:
-        total = sum((jnp.sum(jnp.abs(leaf)) for leaf in jax.tree.leaves(x)), jnp.zeros_like(s))
-        return jax.tree.map(lambda a, b: jnp.where(total <= s, a, b), x, _project_to_sphere(x, s))
-
+    project = functools.partial(_project_to_ball, _project_to_l1_sphere)
     return project_wide("projection_l1_ball", project, tree, scale)
 
 
@@ -222,9 +230,5 @@ def projection_l2_ball(tree: Any, scale: Any = 1) -> Any:
         >>> projection_l2_ball(jnp.asarray([3.0, 4.0]))
         Array([0.6, 0.8], dtype=float32)
     """
-
-    def project(x: Any, s: jax.Array) -> Any:
-        on, inside = _scale_to_sphere(x, s)
-        return jax.tree.map(lambda a, b: jnp.where(inside, a, b), x, on)
-
+    project = functools.partial(_project_to_ball, _scale_to_sphere)
     return project_wide("projection_l2_ball", project, tree, scale, allow_complex=True)

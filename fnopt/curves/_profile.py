@@ -64,7 +64,7 @@ def profile_intervals(fit: Any, level: float = 0.95) -> dict[str, tuple[float, f
         )
     quantile = float(quantile_of(solution, level, fit.absolute_sigma))
     best, unravel = ravel(solution.params)
-    box = box_of(bounds, solution.params, best.dtype, may_be_equal=True)
+    box = box_of(bounds, solution.params, best.dtype)
     ends = [jnp.full_like(best, end) for end in (-jnp.inf, jnp.inf)]
     if box is not None:
         ends = [jnp.concatenate([b[side] for b in box]) for side in (0, 1)]

@@ -12,7 +12,8 @@ from jax.core import Tracer
 
 from fnopt.core import leaf_text, leaves_with_names, where
 from fnopt.manifolds import Manifold
-from fnopt.residuals._curved import curved, manifolds_of
+from fnopt.residuals._curved import Parametrisation, curved, manifolds_of
+from fnopt.residuals._parameters import fixed, tied
 from fnopt.residuals._prefix import as_leaf, broadcast_prefix, first_bad
 
 
@@ -66,7 +67,7 @@ def bounds_pair(bounds: Any, caller: str) -> tuple[Any, Any]:
     return lower, upper
 
 
-def box_of(bounds: Any, params: Any, dtype: Any, *, may_be_equal: bool = False) -> list[Box] | None:
+def box_of(bounds: Any, params: Any, dtype: Any) -> list[Box] | None:
     """Broadcast bounds to params, leaf by leaf.
 
     Args:
@@ -74,15 +75,14 @@ def box_of(bounds: Any, params: Any, dtype: Any, *, may_be_equal: bool = False) 
             top, of arrays that broadcast to them; None for no bound.
         params: The params, which have to be inside.
         dtype: The dtype to compare in.
-        may_be_equal: Whether the two bounds of a param may be the same, which holds it.
 
     Returns:
         A box of flat vectors for every leaf of the params; None without any bound.
 
     Raises:
         TypeError: If `bounds` isn't a pair.
-        ValueError: If a bound doesn't fit the params, isn't below the upper one, or the params
-            are outside.
+        ValueError: If a bound doesn't fit the params, is above the upper one (equal bounds hold a
+            param), or the params are outside.
 
     Example:
         >>> import jax.numpy as jnp
@@ -108,9 +108,39 @@ def box_of(bounds: Any, params: Any, dtype: Any, *, may_be_equal: bool = False) 
         map(Box, lower, upper), manifolds_of(params), pairs, strict=True
     ):
         if on is None:
-            _check(box, jnp.asarray(leaf, dtype), path, may_be_equal)
+            _check(box, jnp.asarray(leaf, dtype), path)
         boxes.append(box if on is None else _of_tangent(box, on, path, leaf))
     return boxes
+
+
+def free_box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box | None:
+    """Box of the free variables, as a vector; None without any bound.
+
+    Args:
+        bounds: As for :func:`box_of`.
+        params: The params.
+        made: What constraints make of the params.
+        dtype: The dtype to compare in.
+
+    Raises:
+        TypeError: If a complex param has bounds.
+        ValueError: If a constrained param has bounds, or as for :func:`box_of`.
+    """
+    boxes = box_of(bounds, params, dtype)
+    if boxes is None:
+        return None
+    pairs, _ = leaves_with_names(params)
+    kinds = made.kinds or (None,) * len(boxes)
+    for box, kind, (path, leaf) in zip(boxes, kinds, pairs, strict=True):
+        if jnp.iscomplexobj(leaf):
+            raise TypeError(f"{where()}{leaf_text(path)} is complex: it can't have bounds.")
+        if kind is not None and not isinstance(kind, fixed) and not box.is_boundless():
+            raise ValueError(
+                f"{where()}{leaf_text(path)} has bounds and is {kind!r} as well; expected one of "
+                "the two. Leave its bounds out (None)."
+            )
+    free = [b for b, kind in zip(boxes, kinds, strict=True) if not isinstance(kind, (fixed, tied))]
+    return Box(*map(jnp.concatenate, zip(*free, strict=True))) if free else None
 
 
 def _of_tangent(box: Box, manifold: Manifold, path: str, leaf: Any) -> Box:
@@ -137,15 +167,15 @@ def _side(value: Any, leaf: Any, path: str, dtype: Any) -> jax.Array:
         return as_leaf(value, leaf, path, "bounds", dtype)
 
 
-def _check(box: Box, x: jax.Array, path: str, may_be_equal: bool) -> None:
+def _check(box: Box, x: jax.Array, path: str) -> None:
     # By NumPy: under jit an operation of JAX would make a traced array of a known one.
     lower, upper = (s if isinstance(s, Tracer) else np.reshape(s, x.shape) for s in box)
     name = leaf_text(path) if path else "params"
-    bad = first_bad(np.less_equal if may_be_equal else np.less, lower, upper)
+    bad = first_bad(np.less_equal, lower, upper)
     if bad is not None:
         raise ValueError(
             f"{where()}bounds of {name}{[*bad] if bad else ''} are crossed: lower {lower[bad]} and "
-            f"upper {upper[bad]} leave no room. To hold a parameter, use fnopt.fixed()."
+            f"upper {upper[bad]} leave no room. Equal bounds hold a parameter."
         )
     bad = first_bad(lambda a, b, x: ~((x < a) | (x > b)), lower, upper, x)
     if bad is not None:

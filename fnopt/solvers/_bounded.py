@@ -18,7 +18,7 @@ from fnopt.solvers.linear_model._choice import is_large_and_sparse
 from fnopt.solvers.linear_model._linearization import Linearization, NormalMatrix
 
 _PASSES = 5  # how often a step is taken again with more params on their bounds
-# Of the cost: the first-order change on the way to a bound from which a step goes half the way. From
+# Of the cost: the first-order change on the way to a bound from which steps go half the way. With
 # 0.01 to 0.5 `python -m benchmarks bounds` counts 80 to 82 of 638 fits in another minimum.
 _FAR = 0.1
 

@@ -104,7 +104,7 @@ def test_crossed_ends_are_refused():
 
 BAD_BOUNDS = [
     (3.0, TypeError, r"bounds = 3.0, expected a pair \(lower, upper\)"),
-    ((1.0, 1.0), ValueError, "bounds of leaf 'base' are crossed: lower 1.0 and upper 1.0"),
+    ((2.0, 1.0), ValueError, "bounds of leaf 'base' are crossed: lower 2.0 and upper 1.0"),
     ((None, {"base": 0.0, "peak": 9.0}), ValueError, r"leaf 'base' starts at 0.25, outside"),
     (({"bas": 0.0}, None), ValueError, r"doesn't fit, with the leaves \['bas'\]; expected one"),
 ]

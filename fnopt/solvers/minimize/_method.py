@@ -58,28 +58,36 @@ class MinimizeMethod(Value):
 
     def reference(self, memory: Any, point: Evaluation) -> jax.Array:
         """The value that a step has to decrease."""
-        del memory
         return point.value
 
     def is_stationary(self, problem: SmoothObjective, point: Evaluation, memory: Any) -> jax.Array:
         """Whether the gradient is zero."""
-        del memory
         return ~jnp.any(problem.projected_gradient(point) != 0)
 
     def evaluate(self, problem: SmoothObjective, x: jax.Array, memory: Any) -> Evaluation:
         """The evaluation at a trial point."""
-        del memory
         return problem.evaluate(x)
 
     def evaluations(self, memory: Any) -> jax.Array:
         """The number of evaluations for a trial point."""
-        del memory
         return jnp.ones((), jnp.int32)
 
 
 def dot(a: jax.Array, b: jax.Array) -> jax.Array:
     """The inner product of two vectors, at full precision on all devices."""
     return jnp.sum(a * b)
+
+
+def newton_like(point: Evaluation, step: jax.Array, known: jax.Array) -> Direction:
+    """The direction of a step of a quadratic model, whose full length is tried first.
+
+    Args:
+        point: Where the step starts.
+        step: The step, of shape `[n]`.
+        known: Whether the model has learned any curvature.
+    """
+    slope, inf = dot(point.gradient, step), jnp.asarray(jnp.inf, point.value.dtype)
+    return Direction(step, jnp.ones_like(slope), inf, jnp.where(known, -slope / 2, inf))
 
 
 # Roundings that a value is taken to consist of (Higham 2002, section 3.1): some operations.

@@ -55,7 +55,6 @@ class newton_cg(MinimizeMethod):
 
     def begin(self, problem: SmoothObjective, point: Evaluation) -> TrustRegion:
         """A region as large as the first step of other methods is long."""
-        del problem
         radius = first_step(point) * norm(point.gradient)
         return TrustRegion(radius, radius, jnp.zeros_like(radius))
 
@@ -63,7 +62,6 @@ class newton_cg(MinimizeMethod):
         self, memory: TrustRegion, before: Evaluation, after: Evaluation, fresh: jax.Array
     ) -> TrustRegion:
         """The radius after a step: Nocedal and Wright, algorithm 4.1."""
-        del fresh
         length, noise = norm(after.x - before.x), rounding_of(before.value)
         predicted = memory.predicted + noise
         ratio = (before.value - after.value + noise) / jnp.where(predicted > 0, predicted, 1)
@@ -78,7 +76,6 @@ class newton_cg(MinimizeMethod):
         self, problem: SmoothObjective, point: Evaluation, memory: TrustRegion, fresh: jax.Array
     ) -> tuple[Direction, TrustRegion]:
         """The step that minimizes the model in the region."""
-        del fresh
         step, predicted = steihaug(problem, point, memory.radius)
         length, one = norm(step), jnp.ones_like(predicted)
         memory = memory._replace(length=length, predicted=predicted)

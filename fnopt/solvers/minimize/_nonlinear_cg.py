@@ -15,6 +15,7 @@ from fnopt.solvers.minimize._method import (
     WolfeConditions,
     dot,
     first_step,
+    newton_like,
 )
 from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 
@@ -66,14 +67,12 @@ class nonlinear_cg(MinimizeMethod):
 
     def begin(self, problem: SmoothObjective, point: Evaluation) -> ConjugateDirection:
         """Down the gradient."""
-        del problem
         return ConjugateDirection(-point.gradient, first_step(point))
 
     def learn(
         self, memory: ConjugateDirection, before: Evaluation, after: Evaluation, fresh: jax.Array
     ) -> ConjugateDirection:
         """The conjugate direction; that of the gradient where it isn't one of descent."""
-        del fresh
         # Over the gradient's norm, as squares may underflow.
         scale = norm(before.gradient)
         scale = jnp.where(scale > 0, scale, jnp.ones_like(scale))
@@ -105,8 +104,4 @@ class nonlinear_cg(MinimizeMethod):
         fresh: jax.Array,
     ) -> tuple[Direction, ConjugateDirection]:
         """Along the conjugate direction, whose first trial is the full step."""
-        del problem
-        step = memory.rate * memory.d
-        one, inf = jnp.ones_like(memory.rate), jnp.asarray(jnp.inf, memory.rate.dtype)
-        predicted = jnp.where(fresh, inf, -dot(point.gradient, step) / 2)
-        return Direction(step, one, inf, predicted), memory
+        return newton_like(point, memory.rate * memory.d, ~fresh), memory

@@ -57,7 +57,6 @@ class optimizer_steps(MinimizeMethod):
         self, memory: OptimizerMemory, before: Evaluation, after: Evaluation, fresh: jax.Array
     ) -> OptimizerMemory:
         """The largest gradient."""
-        del before, fresh
         steepest = jnp.maximum(memory.steepest, jnp.max(jnp.abs(after.gradient), initial=0))
         return memory._replace(steepest=steepest)
 
@@ -65,7 +64,6 @@ class optimizer_steps(MinimizeMethod):
         self, problem: SmoothObjective, point: Evaluation, memory: OptimizerMemory, fresh: jax.Array
     ) -> tuple[Direction, OptimizerMemory]:
         """The optimizer's next step."""
-        del fresh
         params, slope = problem.unflatten(point.x), problem.unflatten(point.gradient)
 
         # optax's line searches refuse extra arguments that the function doesn't name.
@@ -84,7 +82,6 @@ class optimizer_steps(MinimizeMethod):
         self, problem: SmoothObjective, point: Evaluation, memory: OptimizerMemory
     ) -> jax.Array:
         """Whether the gradient is small beside the largest one."""
-        del problem
         eps = float(jnp.finfo(point.x.dtype).eps)
         part = jnp.asarray(max(_RELATIVE_GRADIENT, eps**0.5), point.x.dtype)
         return jnp.max(jnp.abs(point.gradient), initial=0) <= part * memory.steepest

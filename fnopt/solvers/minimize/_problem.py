@@ -14,15 +14,21 @@ from fnopt.core import (
     check_returned,
     compute_dtype,
     is_inexact,
-    leaf_text,
-    leaves_with_names,
     real_dtype,
     where,
 )
 from fnopt.jacobians import held_as_zeros, real_vector
 from fnopt.manifolds import in_tangents
 from fnopt.programs import convert_closure
-from fnopt.residuals import Box, Parametrisation, box_of, fixed, parametrised, tied, value_and_slope
+from fnopt.residuals import (
+    Box,
+    Parametrisation,
+    fixed,
+    free_box,
+    parametrised,
+    tied,
+    value_and_slope,
+)
 from fnopt.sharding import replicate
 
 
@@ -169,7 +175,7 @@ def set_up(
     project = None
     if projection is not None:
         project = _projection(projection, laid, flat, free, made)
-    box = _box(bounds, held_as_zeros(wide), made, dtype)
+    box = free_box(bounds, held_as_zeros(wide), made, dtype)
     problem = SmoothObjective(f, box, project, laid.unflatten, flat)
     at_bound = _sides(box, params, made)
     return FlatObjective(flat(free), problem, narrowed, lambda p: fn(p, *args), rounding, at_bound)
@@ -244,43 +250,14 @@ def _projection(
 
     def project(x: jax.Array) -> jax.Array:
         tree = projection(laid.unflatten(x))
-        if jax.tree.structure(tree) != jax.tree.structure(free):
+        returned, expected = (
+            (jax.tree.structure(t), [*map(jnp.shape, jax.tree.leaves(t))]) for t in (tree, free)
+        )
+        if returned != expected:
             raise ValueError(
-                f"{where()}projection returned {jax.tree.structure(tree)}, expected a tree like "
-                f"the params, {jax.tree.structure(free)}."
+                f"{where()}projection returned {returned[0]} of shapes {returned[1]}, expected "
+                f"those of the params, {expected[0]} of shapes {expected[1]}."
             )
-        for (path, leaf), param in zip(
-            leaves_with_names(tree)[0], jax.tree.leaves(free), strict=True
-        ):
-            if jnp.shape(leaf) != jnp.shape(param):
-                raise ValueError(
-                    f"{where()}projection returned shape {jnp.shape(leaf)} for {leaf_text(path)}, "
-                    f"expected that of the params, {jnp.shape(param)}."
-                )
         return flat(tree)
 
     return project
-
-
-def _box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box | None:
-    """The bounds of the free variables; refuses those that can't be kept."""
-    boxes = box_of(bounds, params, dtype, may_be_equal=True)
-    if boxes is None:
-        return None
-    pairs, _ = leaves_with_names(params)
-    kept = []
-    for box, kind, (path, leaf) in zip(
-        boxes, made.kinds or (None,) * len(boxes), pairs, strict=True
-    ):
-        if jnp.iscomplexobj(leaf):
-            raise TypeError(f"{where()}{leaf_text(path)} is complex: it can't have bounds.")
-        if kind is not None and not isinstance(kind, fixed) and not box.is_boundless():
-            raise ValueError(
-                f"{where()}{leaf_text(path)} has bounds and is {kind!r} as well; expected one of "
-                "the two. Leave its bounds out (None)."
-            )
-        if not isinstance(kind, (fixed, tied)):
-            kept.append(box)
-    if not kept:
-        return None
-    return Box(*(jnp.concatenate(side) for side in zip(*kept, strict=True)))

@@ -14,6 +14,7 @@ from fnopt.solvers.minimize._method import (
     WolfeConditions,
     dot,
     first_step,
+    newton_like,
 )
 from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 
@@ -67,14 +68,12 @@ class projected_gradient(MinimizeMethod):
 
     def begin(self, problem: SmoothObjective, point: Evaluation) -> SpectralMemory:
         """The first step down the gradient, and no value but this."""
-        del problem
         return SpectralMemory(first_step(point), jnp.full(self.memory_size, point.value))
 
     def learn(
         self, memory: SpectralMemory, before: Evaluation, after: Evaluation, fresh: jax.Array
     ) -> SpectralMemory:
         """The spectral step of the last difference."""
-        del fresh
         s, y = after.x - before.x, after.gradient - before.gradient
         sy, ss = dot(s, y), dot(s, s)
         usable = (sy > 0) & (ss > 0)
@@ -86,7 +85,6 @@ class projected_gradient(MinimizeMethod):
 
     def reference(self, memory: SpectralMemory, point: Evaluation) -> jax.Array:
         """The highest of the last values."""
-        del point
         return jnp.max(memory.values)
 
     def direction(
@@ -94,6 +92,4 @@ class projected_gradient(MinimizeMethod):
     ) -> tuple[Direction, SpectralMemory]:
         """To the projection of the spectral step."""
         step = problem.project(point.x - memory.rate * point.gradient) - point.x
-        slope, one = dot(point.gradient, step), jnp.ones_like(point.value)
-        predicted = jnp.where(fresh, jnp.asarray(jnp.inf, slope.dtype), -slope / 2)
-        return Direction(step, one, one, predicted), memory
+        return newton_like(point, step, ~fresh)._replace(longest=jnp.ones_like(point.value)), memory

@@ -20,21 +20,10 @@ from fnopt.solvers.minimize._method import (
     MinimizeMethod,
     dot,
     first_step,
+    newton_like,
     secant_pair,
 )
 from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
-
-
-def newton_like(point: Evaluation, step: jax.Array, known: jax.Array) -> Direction:
-    """The direction of a step of a quadratic model, whose full length is tried first.
-
-    Args:
-        point: Where the step starts.
-        step: The step, of shape `[n]`.
-        known: Whether the model has learned any curvature.
-    """
-    slope, inf = dot(point.gradient, step), jnp.asarray(jnp.inf, point.value.dtype)
-    return Direction(step, jnp.ones_like(slope), inf, jnp.where(known, -slope / 2, inf))
 
 
 class bfgs(MinimizeMethod):
@@ -58,7 +47,6 @@ class bfgs(MinimizeMethod):
 
     def begin(self, problem: SmoothObjective, point: Evaluation) -> jax.Array:
         """A multiple of the identity."""
-        del problem
         return first_step(point) * jnp.eye(point.x.size, dtype=point.x.dtype)
 
     def learn(
@@ -79,7 +67,6 @@ class bfgs(MinimizeMethod):
         self, problem: SmoothObjective, point: Evaluation, memory: jax.Array, fresh: jax.Array
     ) -> tuple[Direction, jax.Array]:
         """The quasi-Newton step."""
-        del problem
         return newton_like(point, -matmul(memory, point.gradient), ~fresh), memory
 
 
@@ -119,14 +106,12 @@ class lbfgsb(MinimizeMethod):
 
     def begin(self, problem: SmoothObjective, point: Evaluation) -> CorrectionPairs:
         """No pairs."""
-        del problem
         return no_pairs(self.memory_size, point.x, 1 / first_step(point))
 
     def learn(
         self, memory: CorrectionPairs, before: Evaluation, after: Evaluation, fresh: jax.Array
     ) -> CorrectionPairs:
         """The pairs with the newest one, if its curvature is positive."""
-        del fresh
         return with_pair(memory, secant_pair(before, after))
 
     def direction(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Value, leaf_text, leaves_with_names, matmul
+from fnopt.core import matmul
 from fnopt.jacobians import (
     SparseJacobian,
     ravel,
@@ -26,19 +26,17 @@ from fnopt.residuals import (
     Parametrisation,
     RobustCost,
     Whitening,
-    box_of,
     charted,
     composed_derivative,
     curved,
-    fixed,
     flat_residual,
+    free_box,
     given_derivative,
     joined_function,
     mixed_rows,
     param_shapes,
     robust_cost,
     scaled_rows,
-    tied,
     whitened,
 )
 from fnopt.sharding import psum_rows, pvary_over_rows
@@ -228,7 +226,7 @@ def set_up(
         else:
             flat = flat._replace(derivative=given)
     losses = None if loss is None else robust_cost(loss, shapes)
-    box = _box(bounds, params, made, x.dtype)
+    box = free_box(bounds, params, made, x.dtype)
     fitted = made.charts and made.charts.fitted
     dof = jnp.asarray(flat.rows - (flat.n if fitted is None else fitted), jnp.int32)
     if whiten.weights is None:
@@ -299,24 +297,3 @@ def by_example(
     if setting.whiten.maps:
         flat = _weighted(flat, setting.x.dtype, setting.whiten)
     return setting._replace(problem=setting.problem._replace(flat=flat))
-
-
-def _box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box | None:
-    boxes = box_of(bounds, params, dtype, may_be_equal=True)
-    if boxes is None:
-        return None
-    kinds = made.kinds or (None,) * len(boxes)
-    paths = [path for path, _ in leaves_with_names(params)[0]]
-    rows = zip(boxes, kinds, paths, strict=True)
-    kept = [box for box, kind, path in rows if _is_fitted(kind, box, path)]
-    return Box(*(jnp.concatenate(side) for side in zip(*kept, strict=True)))
-
-
-def _is_fitted(kind: Value | None, box: Box, path: str) -> bool:
-    """Whether a leaf is among the free variables; refuses bounds that can't be kept."""
-    if kind is not None and not isinstance(kind, fixed) and not box.is_boundless():
-        raise ValueError(
-            f"least_squares: {leaf_text(path)} has bounds and is {kind!r} as well; expected one of "
-            "the two. Leave its bounds out (None)."
-        )
-    return not isinstance(kind, (fixed, tied))

@@ -20,7 +20,7 @@ Path = tuple[str, ...]
 _KERNELS = {"kernel", "w", "weight"}
 _BIASES = {"bias", "b"}
 # Leaves of flax, Equinox and haiku, and of state space models, that are vectors or tables.
-_VECTOR = re.compile(r"(^|_)(bias|scale|offset|gamma|beta|embeddings?|a_log)$")
+_VECTOR = re.compile(r"(^|_)(bias|b\d+|scale|offset|gamma|beta|embeddings?|a_log)$")
 _NORM = re.compile(r"norm|(^|_)ln(_|\d|$)")
 _EMBEDDING = re.compile(r"embed|(^|_)(emb|wte|wpe|vocab|codebook|lookup)(_|\d|$)")
 _OUTPUT = re.compile(r"(^|_)(head|logits|classifier)(_?\d+)?$")
@@ -46,7 +46,13 @@ def axes_by_name(
         has_outputs: Whether output layers (`head`, `logits`, `classifier`) are matrices.
     """
     shapes = {_parts(path): shape for path, shape in leaves}
-    norms = {path: shape for path, shape in shapes.items() if shape and _is_of_norm(path)}
+    layers: dict[Path, dict[str, Shape]] = {}
+    norms: dict[Path, set[Shape]] = {}  # the scales of normalisation layers under a path
+    for path, shape in shapes.items():
+        layers.setdefault(path[:-1], {})["/".join(path[-1:])] = shape
+        if shape and _is_of_norm(path):
+            for i in range(len(path)):
+                norms.setdefault(path[:i], set()).add(shape)
 
     def axes(path: Path, shape: Shape) -> Axes | None:
         names = [name.lower() for name in path]
@@ -55,12 +61,15 @@ def axes_by_name(
             return None
         if not has_outputs and any(map(_OUTPUT.search, names)):
             return None
-        if own in _BIASES and any((*path[:-1], kernel) in shapes for kernel in _KERNELS):
+        siblings = layers[path[:-1]]
+        if (own in _BIASES and siblings.keys() & _KERNELS) or (own == "d" and "A_log" in siblings):
             return None
-        if own not in _KERNELS:
-            found = [Axes((0,), (1,))] if len(shape) == 2 else []
-        else:
-            found = _of_kernel(path, layer, shape, shapes, norms)
+        n = len(shape)
+        if own in _KERNELS:
+            found = _of_kernel(path, layer, shape, layers, norms)
+        else:  # of a matrix, or of experts
+            is_stack = n > 2 and any("expert" in name for name in names)
+            found = [Axes((n - 2,), (n - 1,))] if n == 2 or is_stack else []
         return _split_fused(found[0], shape, own, layer) if len(found) == 1 else None
 
     return tuple(axes(_parts(path), shape) for path, shape in leaves)
@@ -81,38 +90,39 @@ def _is_of_norm(path: Path) -> bool:
 
 
 def _of_kernel(
-    path: Path, layer: str, shape: Shape, shapes: dict[Path, Shape], norms: dict[Path, Shape]
+    path: Path,
+    layer: str,
+    shape: Shape,
+    layers: dict[Path, dict[str, Shape]],
+    norms: dict[Path, set[Shape]],
 ) -> list[Axes]:
     """All ways to read a kernel that names and shapes allow."""
     depths = _depths(path, shape, norms)
-    others = {p[-1]: s for p, s in shapes.items() if p[:-1] == path[:-1] and p != path}
+    others = {name: s for name, s in layers[path[:-1]].items() if name != path[-1]}
     is_outputs_first = path[-1].lower() == "weight"
     if len(others) == 1 and others.keys() <= _BIASES:  # a layer of its own
         found = [*_by_bias(shape, next(iter(others.values())), is_outputs_first)]
         if len(found) > 1:
             found = [x for x in found if min(x.rows + x.columns) in depths]
     else:
-        has_query = (*path[:-2], "query", path[-1]) in shapes
-        is_expert = any("expert" in name.lower() for name in path)
+        has_query = (*path[:-2], "query") in layers
+        if len(shape) > 2 and any("expert" in name.lower() for name in path):
+            depths = {len(shape) - 2}
         found = [
             axes
             for batch in depths
-            for axes in _by_layer(layer, len(shape), batch, is_outputs_first, has_query, is_expert)
+            for axes in _by_layer(layer, len(shape), batch, is_outputs_first, has_query)
         ]
     # A depthwise convolution has one input for each output.
     inputs = {x: min(x.rows) if x.columns < x.rows else max(x.rows) for x in found}
     return [x for x in found if len(x.rows) == 1 or shape[inputs[x]] > 1]
 
 
-def _depths(path: Path, shape: Shape, norms: dict[Path, Shape]) -> set[int]:
+def _depths(path: Path, shape: Shape, norms: dict[Path, set[Shape]]) -> set[int]:
     """The possible numbers of stacked axes, from the nearest normalisation layers."""
-    for i in reversed(range(len(path))):
-        near = [s for p, s in norms.items() if p[:i] == path[:i]]
-        if near:
-            depths = {len(s) - 1 for s in near if s[:-1] == shape[: len(s) - 1]}
-            break
-    else:
-        depths = set()
+    prefixes = (path[:i] for i in reversed(range(len(path))))
+    near = next((norms[prefix] for prefix in prefixes if prefix in norms), set())
+    depths = {len(s) - 1 for s in near if s[:-1] == shape[: len(s) - 1]}
     return depths or ({0} if len(shape) == 2 else set())
 
 
@@ -133,10 +143,9 @@ def _by_bias(shape: Shape, bias: Shape, is_outputs_first: bool) -> Iterator[Axes
 
 
 def _by_layer(
-    layer: str, n: int, batch: int, is_outputs_first: bool, has_query: bool, is_expert: bool
+    layer: str, n: int, batch: int, is_outputs_first: bool, has_query: bool
 ) -> Iterator[Axes]:
     """Readings of a kernel of `n` axes in a layer of this name, behind stacked axes."""
-    batch += is_expert and n - batch == 3
     if n - batch < 2:
         return
     first, *middle, last = range(batch, n)

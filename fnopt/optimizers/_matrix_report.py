@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fnopt.core import Transformation, leaves_with_names, show_report, table_lines
+from fnopt.core import Transformation, check_count, leaves_with_names, show_report, table_lines
 from fnopt.optimizers._matrix_rule import as_whole, layouts_of
 from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.optimizers._partition_matrices import matrix_labels
@@ -78,7 +78,7 @@ def matrix_report(tx: Any, params: Any, devices: int = 1) -> MatrixReport:
         A `MatrixReport`.
 
     Raises:
-        ValueError: If `tx` has no such partition, or axes don't fit a leaf.
+        ValueError: If `tx` has no such partition, axes don't fit a leaf, or `devices` is below 1.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -90,6 +90,7 @@ def matrix_report(tx: Any, params: Any, devices: int = 1) -> MatrixReport:
         qkv        (4, 12)  muon       3 x [4, 4]
         each of 3 device(s): 2.47e+03 FLOPs and 85.3 bytes sent in a step
     """
+    check_count(devices, "devices", "matrix_report")
     found = _partition(tx)
     if found is None:
         raise ValueError(

@@ -161,6 +161,7 @@ UNCERTAIN = {
     "stacked biases": {"layer/w": (2, 3, 4), "layer/b": (2, 5)},
     "of one input, or depthwise": {"conv/w": (3, 1, 4), "conv/b": (4,)},
     "tables and outputs": {"wte/weight": (9, 4), "pos_emb": (9, 4), "classifier/kernel": (4, 9)},
+    "vectors of stacked layers": {"ssm/A_log": (3, 4, 2), "ssm/D": (3, 4), "experts/b1": (3, 4)},
     "no axis": {"w": (), "": ()},
 }
 
@@ -179,4 +180,5 @@ def test_plain_trees():
         Axes((0,), (1,)),
         Axes((0,), (1,)),
     )
+    assert axes_by_name((("experts/w1", (2, 3, 4)),)) == (Axes((1,), (2,)),)
     assert axes_by_name((("head/w", (4, 9)),), True) == (Axes((0,), (1,)),)

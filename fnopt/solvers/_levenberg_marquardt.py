@@ -22,8 +22,8 @@ from fnopt.solvers._trust_region import (
 from fnopt.solvers.linear_model._base import LinearModel
 from fnopt.solvers.linear_model._linearization import Linearization
 
-# Of a step: it is cut to no less at once. Shorter ones are left to the radius, which a refused step
-# shrinks. Measured on the starts of NIST: 0.1 solves two fewer, in twice as many evaluations.
+# Of a step, to which its second-order model may cut it. Measured on NIST's 54 starts: 0.1 solves
+# two fewer in twice as many evaluations, 0.5 one fewer.
 _LEAST_FRACTION = 0.3
 RULES = {"trust_region": TRUST_REGION, "marquardt": MARQUARDT, "nielsen": NIELSEN}
 
@@ -108,6 +108,8 @@ class levenberg_marquardt(LeastSquaresMethod):
         Transtrum and Sethna (2012), arXiv:1201.5885.
     """
 
+    # Measured on NIST's 54 starts and the 108 of Moré, Garbow and Hillstrom: a radius of 1 solves
+    # two fewer, an acceleration of 0.75 (Transtrum and Sethna) three, with one false report.
     radius: float | jax.Array = hyper(default=0.6, gt=0, infinite=True)
     acceleration: float | jax.Array = hyper(default=0.5, ge=0)
     geodesic: bool = static(default=True)

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 from fnopt.linear import divide
 from fnopt.solvers.linear_model._linearization import Linearization
 
-# Of the residuals' length: the least that a whole parameter counts for.
+# Of the residuals' length: the least that a whole parameter counts for. Measured on the starts of
+# NIST and of Moré, Garbow and Hillstrom (162), and on 1,200 far ones: 7 and 51 fewer are solved
+# without the bound, 2 and 17 fewer with 0.5, 2 and 3 fewer with 1.
 _RELATIVE = 0.7
 # Of the scaling, that is left after a step: a tenth after 22 steps. Measured on the starts of NIST,
 # of Moré, Garbow and Hillstrom, and far ones (docs/performance.md): 0.8 and 0.95 solve as many but

@@ -218,6 +218,20 @@ def test_callbacks_see_numbers_in_their_order():
     assert seen == [3.0, (0, 3.0), 4.0, (1, 4.0)]
 
 
+def test_a_callback_of_constants_runs_only_in_the_branch_that_is_taken():
+    def refuse(x):
+        raise RuntimeError("refused")
+
+    def fn(x):
+        raises = lambda: jax.pure_callback(refuse, jax.ShapeDtypeStruct((), x.dtype), 1.0)
+        return lax.cond(x > 0, lambda: x + 1, raises)
+
+    run = program(fn, jnp.float32(3))
+    assert float(run([jnp.float32(3)])) == 4
+    with pytest.raises(RuntimeError, match="refused"):
+        run([jnp.float32(-3)])
+
+
 def test_linear_solves_with_their_own_derivative():
     check(lambda b: lax.custom_linear_solve(lambda x: SQUARE @ x, b, lambda _, b: b @ SQUARE), X[0])
 

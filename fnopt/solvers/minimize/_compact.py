@@ -108,14 +108,7 @@ def free_step(B: CompactMatrix, free: jax.Array, r: jax.Array) -> jax.Array:
     return -(r + matmul(W, inside) / B.theta) / B.theta
 
 
-class CauchyPoint(NamedTuple):
-    """The point, and which params are off their bounds there."""
-
-    x: jax.Array
-    free: jax.Array
-
-
-def cauchy_point(B: CompactMatrix, box: Box, point: Evaluation) -> CauchyPoint:
+def cauchy_point(B: CompactMatrix, box: Box, point: Evaluation) -> tuple[jax.Array, jax.Array]:
     r"""Minimises the model along :math:`P(x - t g)`, piece by piece.
 
     .. math:: m'_k = -\|d_k\|^2 + \theta\, t_k \|d_k\|^2 - p_k^T M^{-1} c_k, \qquad
@@ -132,7 +125,7 @@ def cauchy_point(B: CompactMatrix, box: Box, point: Evaluation) -> CauchyPoint:
         point: Where the model is made.
 
     Returns:
-        The Cauchy point.
+        The Cauchy point, and the mask of the params that are off their bounds there.
     """
     x, g = point.x, point.gradient
     t, d = _breakpoints(box, x, g)
@@ -162,7 +155,7 @@ def cauchy_point(B: CompactMatrix, box: Box, point: Evaluation) -> CauchyPoint:
     bound = jnp.where(d > 0, box.upper, box.lower)
     there = jnp.where(arrived & (d != 0), bound, x + at * d)
     there = box.nearest(there)
-    return CauchyPoint(there, (there > box.lower) & (there < box.upper))
+    return there, (there > box.lower) & (there < box.upper)
 
 
 def _breakpoints(box: Box, x: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:

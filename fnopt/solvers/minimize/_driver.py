@@ -162,22 +162,16 @@ def minimize(
     params = started_from("minimize", params, scipy_options)
     if not callable(fun):
         raise TypeError(f"minimize: fun is {fun!r:.60}, expected a function of the params.")
-    method, ftol, xtol, gtol, max_steps, disp = as_asked(
-        scipy_options,
-        method=method,
-        constraints=constraints,
-        ftol=ftol,
-        xtol=xtol,
-        gtol=gtol,
-        max_steps=max_steps,
-    )
+    limits = {"ftol": ftol, "xtol": xtol, "gtol": gtol}
+    asked = as_asked(scipy_options, method, constraints, max_steps=max_steps, **limits)
+    method, *limits, max_steps, disp = asked
     max_steps = check_count(max_steps, "max_steps", "minimize")
     args = checked_args(args, "minimize")
     params = floating_start(params, constraints)
     bounds = as_sides(bounds)
     method = _checked_method(method, params, bounds, projection)
     options = {"bounds": bounds, "constraints": constraints}
-    limits, most = (ftol, xtol, gtol), jnp.asarray(max_steps, jnp.int32)
+    limits, most = tuple(limits), jnp.asarray(max_steps, jnp.int32)
     static: dict[str, Any] = {
         "has_aux": has_aux,
         "history": max_steps if history else None,

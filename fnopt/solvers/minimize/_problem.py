@@ -172,11 +172,23 @@ def set_up(
             return x
         return flat(jax.tree.map(_rounded_like, laid.unflatten(x), params))
 
-    project = None
-    if projection is not None:
-        project = _projection(projection, laid, flat, free, made)
+    def project(x: jax.Array) -> jax.Array:
+        assert projection is not None
+        tree = projection(laid.unflatten(x))
+        returned, expected = (
+            (jax.tree.structure(t), [*map(jnp.shape, jax.tree.leaves(t))]) for t in (tree, free)
+        )
+        if returned != expected:
+            raise ValueError(
+                f"{where()}projection returned {returned[0]} of shapes {returned[1]}, expected "
+                f"those of the params, {expected[0]} of shapes {expected[1]}."
+            )
+        return flat(tree)
+
+    if projection is not None and made.kinds:
+        raise ValueError(f"{where()}give a projection or constraints, not both.")
     box = free_box(bounds, held_as_zeros(wide), made, dtype)
-    problem = SmoothObjective(f, box, project, laid.unflatten, flat)
+    problem = SmoothObjective(f, box, projection and project, laid.unflatten, flat)
     at_bound = _sides(box, params, made)
     return FlatObjective(flat(free), problem, narrowed, lambda p: fn(p, *args), rounding, at_bound)
 
@@ -236,28 +248,3 @@ def as_scalar(out: Any, has_aux: bool, dtype: Any) -> jax.Array:
             "take part in it?"
         )
     return jnp.reshape(out, ()).astype(dtype)
-
-
-def _projection(
-    projection: Callable[[Any], Any],
-    laid: Any,
-    flat: Callable[[Any], jax.Array],
-    free: Any,
-    made: Parametrisation,
-) -> Callable[[jax.Array], jax.Array]:
-    if made.kinds:
-        raise ValueError(f"{where()}give a projection or constraints, not both.")
-
-    def project(x: jax.Array) -> jax.Array:
-        tree = projection(laid.unflatten(x))
-        returned, expected = (
-            (jax.tree.structure(t), [*map(jnp.shape, jax.tree.leaves(t))]) for t in (tree, free)
-        )
-        if returned != expected:
-            raise ValueError(
-                f"{where()}projection returned {returned[0]} of shapes {returned[1]}, expected "
-                f"those of the params, {expected[0]} of shapes {expected[1]}."
-            )
-        return flat(tree)
-
-    return project

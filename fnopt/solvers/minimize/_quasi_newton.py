@@ -124,14 +124,14 @@ class lbfgsb(MinimizeMethod):
             step = inverse_product(point.gradient, memory.S, memory.Y, memory.rho, gamma, order)
             return newton_like(point, -step, ~fresh), memory
         box, B = problem.box, compact(memory)
-        cauchy = cauchy_point(B, box, point)
-        step = free_step(B, cauchy.free, point.gradient + B.times(cauchy.x - point.x))
-        target = box.nearest(cauchy.x + step)
+        cauchy, free = cauchy_point(B, box, point)
+        step = free_step(B, free, point.gradient + B.times(cauchy - point.x))
+        target = box.nearest(cauchy + step)
         # Morales and Nocedal: where the projected step leads uphill, the step is cut instead.
         downhill = dot(point.gradient, target - point.x) < 0
-        inside = jnp.minimum(_largest_part(box.lower, box.upper, cauchy.x, step), 1)
-        target = jnp.where(downhill, target, box.nearest(cauchy.x + inside * step))
-        target = jnp.where(jnp.all(jnp.isfinite(target)), target, cauchy.x)
+        inside = jnp.minimum(_largest_part(box.lower, box.upper, cauchy, step), 1)
+        target = jnp.where(downhill, target, box.nearest(cauchy + inside * step))
+        target = jnp.where(jnp.all(jnp.isfinite(target)), target, cauchy)
         step = target - point.x
         direction = newton_like(point, step, ~fresh)
         longest = _largest_part(box.lower, box.upper, point.x, step)

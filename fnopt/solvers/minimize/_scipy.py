@@ -84,14 +84,7 @@ def method_name(name: str) -> str:
 
 
 def as_asked(
-    keywords: dict[str, Any],
-    *,
-    method: Any,
-    constraints: Any,
-    ftol: Any,
-    xtol: Any,
-    gtol: Any,
-    max_steps: int,
+    keywords: dict[str, Any], method: Any, constraints: Any, *, max_steps: int, **limits: Any
 ) -> MinimizeRequest:
     """A call with SciPy's `tol`, `jac` and `options` brought into its own.
 
@@ -99,10 +92,9 @@ def as_asked(
         keywords: Keywords and values that aren't `minimize`'s own.
         method: The method, or its name; None is SciPy's default, and ours.
         constraints: The constraints; those of SciPy are others.
-        ftol: Tolerance of the value; None for the default, or what SciPy's keywords say.
-        xtol: Tolerance of the params.
-        gtol: Tolerance of the gradient.
         max_steps: The most points to try.
+        **limits: `ftol`, `xtol` and `gtol`, the tolerances of value, params and gradient; None for
+            the default, or what SciPy's keywords say.
 
     Returns:
         The call.
@@ -119,13 +111,10 @@ def as_asked(
             raise TypeError(f"minimize: maxcor is an option of 'lbfgsb', the method is {method!r}.")
         method = lbfgsb(read["maxcor"])
     check_tolerance(read.get("tol"), "tol", "minimize")
-    limits = {
-        "ftol": first(read, "ftol", "tol", given=ftol),
-        "xtol": first(read, "xtol", given=xtol),
-        "gtol": first(read, "gtol", "tol", given=gtol),
-    }
     for name, limit in limits.items():
-        check_tolerance(limit, name, "minimize")
+        names = (name,) if name == "xtol" else (name, "tol")
+        limits[name] = first(read, *names, given=limit)
+        check_tolerance(limits[name], name, "minimize")
     disp, max_steps = bool(read.get("disp")), _TABLE.most_steps(read, max_steps)
     return MinimizeRequest(method, **limits, max_steps=max_steps, disp=disp)
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fnopt.core import accepts_args, default_float, matches, names_text
 from fnopt.curves._curve_bounds import (
@@ -153,7 +154,7 @@ def _positive_guess(model: Any, x: Any, y: jax.Array) -> dict[str, Any]:
 
 def _default_start(bounds: Bounds | None, n: int) -> jax.Array:
     r"""SciPy's start: 1, the middle of two finite bounds, or 1 away from a single bound."""
-    one = jnp.ones(n, default_float())
+    one = jnp.asarray(np.ones(n, default_float()))  # an eager `jnp.ones` takes twice as long
     if bounds is None:
         return one
     lower, upper = spread(bounds, one)

@@ -108,8 +108,9 @@ def trace_function(fn: Callable[..., Any], *args: Any) -> TracedFunction | None:
     closed, structure = make_jaxpr(fn, args)
     if has_tracers(closed.consts):
         return None
-    # JAX keeps the jaxprs of jitted functions; others are new in every call.
-    keyed = _keyed if is_jitted(fn) else _keyed.__wrapped__
+    # JAX keeps the jaxprs of jitted functions, others are new in every call; from JAX 0.12 on they
+    # hold the captured arrays, which aren't kept here.
+    keyed = _keyed if is_jitted(fn) and not closed.consts else _keyed.__wrapped__
     found = keyed(closed.jaxpr, structure, len(jax.tree.leaves(args[0])))
     return None if found is None else TracedFunction(found, tuple(closed.consts))
 

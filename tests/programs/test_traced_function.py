@@ -129,7 +129,7 @@ def test_a_jitted_function_is_traced_once():
 
     first, second = trace_function(f, DATA), trace_function(f, DATA)
     assert isinstance(first, TracedFunction)
-    assert first.keyed is second.keyed
+    assert first.keyed == second.keyed
     np.testing.assert_array_equal(second(ONE + DATA), (ONE + DATA) * DATA)
     assert trace_function(f, ONE).returns.shape == DATA.shape
     assert traces == [DATA.shape, ONE.shape]

@@ -30,6 +30,11 @@ def squares_of(x: jax.Array) -> jax.Array:
     return jax.vmap(sum_of_squares)(x)
 
 
+def widen(x: jax.Array) -> jax.Array:
+    """Cast an array to at least float32."""
+    return x.astype(compute_dtype(x.dtype))
+
+
 def unit_of(x: jax.Array) -> jax.Array:
     """A divisor that brings an array into range."""
     return range_divisor(jnp.max(jnp.abs(x), initial=0))
@@ -48,7 +53,7 @@ def lengths_of(x: jax.Array) -> jax.Array:
 
 def squared_deviations(x: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The mean of the gradients that count, and the sum of squared deviations from the mean."""
-    x = x.astype(compute_dtype(x.dtype))
+    x = widen(x)
     # From one of them first: zero if all are the same, and small numbers have an exact mean.
     first = replicate(x, 0)[jnp.argmax(replicate(counts))]
     x = x - first  # exact where gradients are near each other (Sterbenz)
@@ -128,7 +133,7 @@ def only_where(wanted: jax.Array, x: jax.Array) -> jax.Array:
 
 def scaled_rows(factors: jax.Array, x: jax.Array) -> jax.Array:
     """`factors[i] * x[i]`, at least float32."""
-    wide = x.astype(compute_dtype(x.dtype))
+    wide = widen(x)
     return wide * per_row(factors.astype(wide.dtype), x)
 
 

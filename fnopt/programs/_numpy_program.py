@@ -182,8 +182,8 @@ class _Block:
         if fn is identity:
             return inputs
         results = [self._slot() for _ in eqn.outvars]
-        # The same in every run; a loop may be long. A callback of constants is no such operation: it
-        # may raise (Equinox's `error_if`), in a branch that isn't taken.
+        # The same in every run; a loop may be long. A callback of constants runs later: it may
+        # raise (Equinox's `error_if`), in a branch that isn't taken.
         runs_later = eqn.effects or eqn.primitive.name in _CALLBACKS or jaxprs.sub_jaxprs(eqn)
         if self.known.issuperset(inputs) and not runs_later:
             out = fn(*[self.values[i] for i in inputs])

@@ -223,8 +223,8 @@ def test_a_callback_of_constants_runs_only_in_the_branch_that_is_taken():
         raise RuntimeError("refused")
 
     def fn(x):
-        raises = lambda: jax.pure_callback(refuse, jax.ShapeDtypeStruct((), x.dtype), 1.0)
-        return lax.cond(x > 0, lambda: x + 1, raises)
+        kind = jax.ShapeDtypeStruct((), x.dtype)
+        return lax.cond(x > 0, lambda: x + 1, lambda: jax.pure_callback(refuse, kind, 1.0))
 
     run = program(fn, jnp.float32(3))
     assert float(run([jnp.float32(3)])) == 4

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, compute_dtype, sum_of_squares
-from fnopt.gradients._sums import number, only_where, squared_deviations
+from fnopt.core import HIGHEST, sum_of_squares
+from fnopt.gradients._sums import number, only_where, squared_deviations, widen
 from fnopt.gradients.ghost import _tape
 from fnopt.gradients.ghost._factors import (
     Dense,
@@ -26,7 +26,6 @@ from fnopt.gradients.ghost._factors import (
     length_squared,
     outer,
     sum_of,
-    widen_float16,
 )
 from fnopt.gradients.ghost._plan import Group
 from fnopt.gradients.ghost._tape import Tape
@@ -125,7 +124,7 @@ def difference(pair: Pair, reference: Pair) -> Difference:
         assert isinstance(reference.left, OneHot)
         return Difference(_one_hot(pair.left, pair.right, reference.left, reference.right), None)
     # a c^T - b d^T = (a - b) c^T + b (c - d)^T: near each other, both terms are exact.
-    wide, base = jax.tree.map(_wide, pair), jax.tree.map(_wide, reference)
+    wide, base = jax.tree.map(widen, pair), jax.tree.map(widen, reference)
     return Difference(
         Pair(jax.tree.map(operator.sub, wide.left, base.left), wide.right),
         Pair(base.left, jax.tree.map(operator.sub, wide.right, base.right)),
@@ -159,7 +158,7 @@ def _one_hot(a: OneHot, c: Dense, b: OneHot, d: Dense) -> Pair:
     same = (a.index == b.index)[..., None]
 
     def join_differences(c: jax.Array, d: jax.Array) -> jax.Array:
-        c, d = _wide(c), _wide(d)
+        c, d = widen(c), widen(d)
         return _join_positions(jnp.where(same, c - d, c), jnp.where(same, jnp.zeros_like(d), -d))
 
     return Pair(
@@ -170,8 +169,3 @@ def _one_hot(a: OneHot, c: Dense, b: OneHot, d: Dense) -> Pair:
 
 def _join_positions(a: jax.Array, b: jax.Array) -> jax.Array:
     return jnp.concatenate([a, b.astype(a.dtype)], axis=1)
-
-
-def _wide(x: jax.Array) -> jax.Array:
-    x = widen_float16(x)
-    return x.astype(compute_dtype(x.dtype))

@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fnopt.core import HIGHEST, compute_dtype, per_row
+from fnopt.core import HIGHEST, per_row
+from fnopt.gradients._sums import widen
 from fnopt.gradients.ghost import _rows_gram, _tape
 from fnopt.gradients.ghost._eigen import rotate_rows, squares_of_sites
 from fnopt.gradients.ghost._factors import Factor, OneHot, site_pair, sum_of
@@ -95,7 +96,7 @@ def _formed_gradient(
 
 def _matrices(block: KroneckerBlock, rows: jax.Array) -> jax.Array:
     """Gradients that are formed, `[n k, *param]`, as `[1, n k, D, K]`."""
-    return _wide(reshape(rows, 1, rows.shape[0], *(s.size for s in block.sides)))
+    return widen(reshape(rows, 1, rows.shape[0], *(s.size for s in block.sides)))
 
 
 def _factors_of_rows(block: KroneckerBlock, rows: jax.Array, tape: Tape) -> Factors:
@@ -133,7 +134,7 @@ class _Rows:
         left, right = block.sides
         self.sides = (right, left) if self.turned else (left, right)
         assert not isinstance(cotangents, OneHot)
-        self.cotangents = _wide(jnp.concatenate(cotangents.blocks, -1))
+        self.cotangents = widen(jnp.concatenate(cotangents.blocks, -1))
         self.n, _, _, self.positions, _ = self.cotangents.shape
         self.lookup = not self.sides[0].count
         if isinstance(inputs, OneHot):
@@ -142,7 +143,7 @@ class _Rows:
             one_hot = self.index[..., None] == classes
             self.inputs = None if self.lookup else one_hot.astype(self.cotangents.dtype)
         else:
-            self.inputs = _wide(jnp.concatenate(inputs.blocks, -1))
+            self.inputs = widen(jnp.concatenate(inputs.blocks, -1))
         if block.biases:
             assert self.inputs is not None
             widths = [(0, 0)] * (self.inputs.ndim - 1) + [(0, 1)]
@@ -239,7 +240,3 @@ def _moment(side: Side, rows: jax.Array) -> jax.Array:
     if is_sharded(rows):  # by example: the products are summed over devices
         options["out_sharding"] = NamedSharding(jax.typeof(rows).sharding.mesh, PartitionSpec())
     return jnp.einsum("tnbi,tnbj->tbij", rows, rows, **options)
-
-
-def _wide(x: jax.Array) -> jax.Array:
-    return x.astype(compute_dtype(x.dtype))

@@ -208,9 +208,11 @@ def groups(rows: list[list[Any]]) -> list[Places]:
 def _portions(rows: list[list[Any]], group: Places) -> list[Places]:
     """Divide a group into portions of about one size."""
     i, j = group[0]
-    x = jax.tree.leaves(rows[i][j])[-1]
+    leaves = jax.tree.leaves(rows[i][j])
+    numbers = len(group) * max((x.size for x in leaves), default=0)
     least = _LEAST if jax.default_backend() == "cpu" else _LEAST_ON_ACCELERATORS
-    count = 1 if is_sharded(x) else min(_MOST_PORTIONS, max(1, len(group) * x.size // least))
+    is_whole = any(map(is_sharded, leaves))
+    count = 1 if is_whole else min(_MOST_PORTIONS, max(1, numbers // least))
     size = math.ceil(len(group) / count)
     return [group[start : start + size] for start in range(0, len(group), size)]
 

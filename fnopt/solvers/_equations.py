@@ -115,7 +115,7 @@ class Root(NamedTuple, Generic[Params]):
         return "\n".join(lines + value_lines(self.params))
 
 
-def pair_of(out: Any, caller: str) -> tuple[Any, Any]:
+def split_pair(out: Any, caller: str) -> tuple[Any, Any]:
     """The equations and what is besides."""
     if not isinstance(out, (tuple, list)) or len(out) != 2:
         raise TypeError(
@@ -126,7 +126,7 @@ def pair_of(out: Any, caller: str) -> tuple[Any, Any]:
     return out[0], out[1]
 
 
-def solved(
+def find_root(
     caller: str,
     fun: Callable[..., Any],
     params: Any,
@@ -150,10 +150,10 @@ def solved(
 
     def run(solver: LeastSquaresMethod) -> Root:
         if function is not None:
-            return tiered_call(_found, function, params, args, solver, tol, **static)
+            return tiered_call(_root_of_arrays, function, params, args, solver, tol, **static)
 
         def compiled(params: Any, args: Any, tol: Any) -> Root:
-            return _found(fun, params, args, solver, tol, jac=jac, **static)
+            return _root_of_arrays(fun, params, args, solver, tol, jac=jac, **static)
 
         return trace_and_call(compiled, params, args, tol)
 
@@ -168,7 +168,7 @@ def _widened(params: Any) -> Any:
     return jax.tree.map(lambda p: jnp.asarray(p, compute_dtype(jnp.result_type(p))), params)
 
 
-def _found(
+def _root_of_arrays(
     fun: Callable[..., Any],
     params: Any,
     args: tuple[Any, ...],
@@ -188,7 +188,7 @@ def _found(
 
     def equations(x: jax.Array) -> Any:
         out = fun(parametrisation.assemble(vector.unflatten(x)), *args)
-        return pair_of(out, caller)[0] if has_aux else out
+        return split_pair(out, caller)[0] if has_aux else out
 
     shapes = jax.eval_shape(copy_function(equations), jax.ShapeDtypeStruct((vector.size,), dtype))
     check_inexact(shapes, "the equations")
@@ -209,7 +209,7 @@ def _found(
         J = _sparse_jacobian_at(jac, parametrisation, vector, args, caller)
         x, residuals, counts = _implicitly(residual, start, solver, tol, max_steps, J)
     solution = parametrisation.assemble(vector.unflatten(x))
-    aux = pair_of(fun(solution, *args), caller)[1] if has_aux else None
+    aux = split_pair(fun(solution, *args), caller)[1] if has_aux else None
     end = jax.tree.map(lambda new, old: new.astype(jnp.result_type(old)), solution, params)
     return Root(end, out.unflatten(residuals), *counts, aux=aux)
 

@@ -98,7 +98,7 @@ def search_lanes(
     def count_running(lanes: _Lanes) -> jax.Array:
         return jnp.sum(is_running(lanes.search), dtype=jnp.int32)
 
-    def begun_lanes(index: jax.Array) -> _Lanes:
+    def start_lanes(index: jax.Array) -> _Lanes:
         """The lanes before the first evaluation of these problems; idle without a problem."""
         x, data = _lane_rows((x0, rows), index)
         point, r = zeros_of(functools.partial(evaluate, problems, dense=box is not None), x, data)
@@ -107,7 +107,7 @@ def search_lanes(
         blank = jnp.zeros_like(search.lam)
         return _Lanes(search._replace(status=status), index, 0 * index, blank, blank)
 
-    def certified(lanes: _Lanes, data: Any, box: Box | None) -> tuple[_Lanes, LaneEnds]:
+    def certify_lanes(lanes: _Lanes, data: Any, box: Box | None) -> tuple[_Lanes, LaneEnds]:
         """The lanes whose failed certificates restart them, and the ends of all."""
         search, rounds = lanes.search, lanes.rounds + 1
         certify = functools.partial(certified_end, spectrum_of=gram_spectrum, tolerances=tolerances)
@@ -134,13 +134,13 @@ def search_lanes(
         )
         return _choose(restarts, fresh, lanes), ends
 
-    def worked(queue: _Queue) -> _Queue:
+    def advance_queue(queue: _Queue) -> _Queue:
         """The queue with new problems in idle lanes, after steps of all until most are done."""
         idle = ~is_running(queue.lanes.search)
         index = queue.begun + jnp.cumsum(idle, dtype=jnp.int32) - 1
         index = jnp.where(idle, jnp.minimum(index, fits), queue.lanes.index)
         begun = jnp.minimum(queue.begun + jnp.sum(idle, dtype=jnp.int32), fits)
-        lanes = _choose(idle, begun_lanes(index), queue.lanes)
+        lanes = _choose(idle, start_lanes(index), queue.lanes)
         data, sides = _lane_rows((rows, box), index)
 
         def advance(now: _Lanes) -> _Lanes:
@@ -149,7 +149,7 @@ def search_lanes(
 
         least = jnp.where(begun < fits, count_running(lanes) // _REFILL, 0)
         stopped = while_loop(lambda now: count_running(now) > least, advance, lanes)
-        lanes, ends = certified(stopped, data, sides)
+        lanes, ends = certify_lanes(stopped, data, sides)
         # Only the ends of lanes that stopped and don't restart are kept.
         index = jnp.where(is_running(stopped.search) | is_running(lanes.search), fits, index)
         ends = jax.tree.map(
@@ -173,8 +173,8 @@ def search_lanes(
         steps=count,
         status=count,
     )
-    idle = begun_lanes(jnp.full(lanes, fits, jnp.int32))
-    return while_loop(unfinished, worked, _Queue(idle, jnp.zeros((), jnp.int32), ends)).ends
+    idle = start_lanes(jnp.full(lanes, fits, jnp.int32))
+    return while_loop(unfinished, advance_queue, _Queue(idle, jnp.zeros((), jnp.int32), ends)).ends
 
 
 def _lane_rows(tree: Any, index: jax.Array) -> Any:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fnopt.core import Params
 from fnopt.residuals import as_vector
-from fnopt.solvers._equations import Root, pair_of, solved
+from fnopt.solvers._equations import Root, find_root, split_pair
 from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.problem._call import started_from
 from fnopt.solvers.problem._scipy import EXACT, ScipyTable, check_jac, first
@@ -91,9 +91,9 @@ def root(
         :class:`fnopt.levenberg_marquardt`.
     """
     params = started_from("root", params, scipy_options)
-    tol, max_steps = as_asked("root", {**scipy_options, "jac": jac}, tol, max_steps)
+    tol, max_steps = read_scipy_options("root", {**scipy_options, "jac": jac}, tol, max_steps)
     jac = jac if callable(jac) else None
-    return solved("root", fun, params, args, has_aux, solver, tol, max_steps, jac)
+    return find_root("root", fun, params, args, has_aux, solver, tol, max_steps, jac)
 
 
 def fixed_point(
@@ -140,13 +140,13 @@ def fixed_point(
         See :func:`fnopt.root`.
     """
     params = started_from("fixed_point", params, scipy_options)
-    tol, max_steps = as_asked("fixed_point", scipy_options, tol, max_steps)
+    tol, max_steps = read_scipy_options("fixed_point", scipy_options, tol, max_steps)
     if not callable(fun):
         raise TypeError(f"fixed_point: fun is {fun!r:.60}, expected a function of the params.")
 
     def displacement(params: Any, *args: Any) -> Any:
         image = fun(params, *args)
-        image, aux = pair_of(image, "fixed_point") if has_aux else (image, None)
+        image, aux = split_pair(image, "fixed_point") if has_aux else (image, None)
         image = as_vector(image) if isinstance(params, jax.Array) else image
         shapes = [jax.tree.map(jnp.shape, tree) for tree in (image, params)]
         if shapes[0] != shapes[1]:
@@ -157,10 +157,12 @@ def fixed_point(
         difference = jax.tree.map(lambda a, b: jnp.asarray(a) - b, image, params)
         return (difference, aux) if has_aux else difference
 
-    return solved("fixed_point", displacement, params, args, has_aux, solver, tol, max_steps)
+    return find_root("fixed_point", displacement, params, args, has_aux, solver, tol, max_steps)
 
 
-def as_asked(caller: str, keywords: dict[str, Any], tol: Any, max_steps: int) -> tuple[Any, int]:
+def read_scipy_options(
+    caller: str, keywords: dict[str, Any], tol: Any, max_steps: int
+) -> tuple[Any, int]:
     """The tolerance and the most steps of a call with SciPy's keywords.
 
     Args:

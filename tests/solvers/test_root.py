@@ -9,7 +9,7 @@ import pytest
 
 import fnopt
 from fnopt import Status
-from fnopt.solvers._root import as_asked
+from fnopt.solvers._root import read_scipy_options
 
 
 def coupled(x, a):
@@ -177,8 +177,11 @@ def test_a_call_written_for_scipy():
     np.testing.assert_allclose(end.params, 2, rtol=1e-4)
     np.testing.assert_allclose(fnopt.root(lambda x: x**3 - 8, x0=[1]).params, 2, rtol=1e-5)
     np.testing.assert_allclose(fnopt.minimize(lambda x: (x - 2) ** 2, x0=1.0).params, 2, rtol=1e-5)
-    assert as_asked("root", {"options": {"maxfev": 40, "xtol": 1e-3}}, None, 1000) == (1e-3, 40)
-    assert as_asked("fixed_point", {"xtol": 1e-3, "method": "del2"}, 1e-4, 9) == (1e-4, 9)
+    assert read_scipy_options("root", {"options": {"maxfev": 40, "xtol": 1e-3}}, None, 1000) == (
+        1e-3,
+        40,
+    )
+    assert read_scipy_options("fixed_point", {"xtol": 1e-3, "method": "del2"}, 1e-4, 9) == (1e-4, 9)
 
 
 @pytest.mark.parametrize(

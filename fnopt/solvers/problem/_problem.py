@@ -67,14 +67,14 @@ class Problem(NamedTuple):
         def whole(head: jax.Array) -> jax.Array:
             return jnp.concatenate([head, base])
 
-        here = flat._replace(
+        on_chart = flat._replace(
             r=lambda head: flat.r(whole(head)),
             unravel=lambda head: flat.unravel(whole(head)),
             derivative=flat.derivative and flat.derivative.on_chart(whole, head),
             n=self.fitted,
         )
-        squares_here = squares and (lambda head, unit: squares(whole(head), unit))
-        return self._replace(flat=here, squares=squares_here, fitted=None), head
+        chart_squares = squares and (lambda head, unit: squares(whole(head), unit))
+        return self._replace(flat=on_chart, squares=chart_squares, fitted=None), head
 
     @property
     def model(self) -> FlatResidual:

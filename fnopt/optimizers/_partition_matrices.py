@@ -24,11 +24,11 @@ class matrix_labels(Selector):
 
     Args:
         matrix: The label of the matrices.
-        rule: Which leaves are: None for kernels by their names (see `muon`),
-            `MatrixDimensionNumbers` for leaves with two axes or more, a tree of them (None for no
-            matrix), or a pattern, `by_pattern` or `by_path` that gives them, True (a matrix if it
-            has two axes) or False.
-        other: The label of all others.
+        rule: The leaves that are matrices. None finds kernels by their names and shapes (see
+            `muon`). `MatrixDimensionNumbers` hold for every leaf of two axes or more. A tree or a
+            selector (`by_pattern`, `by_path`) gives each leaf its numbers, True for a matrix of
+            two axes, or None or False for no matrix.
+        other: The label of all other leaves.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

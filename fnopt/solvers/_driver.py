@@ -121,8 +121,8 @@ def least_squares(
             Jacobian, which go with its root, count as constant there.
         constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)`, by the path of a
             leaf, a pattern of paths, or a tree like the params.
-        max_steps: The most steps to make, refused ones included; with 0 the start is only
-            evaluated: its cost, residuals, Jacobian and rank.
+        max_steps: Maximum number of steps, refused ones included; 0 only evaluates the start: its
+            cost, residuals, Jacobian and rank.
         starts: Number of starting points of a multi-start search: `params`, and points whose params
             differ by factors of up to 10, or lie anywhere between two bounds. The solution is the
             lowest end, its `nfev` and `njev` count all searches. For models with several minima, or

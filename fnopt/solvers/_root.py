@@ -65,9 +65,9 @@ def root(
         has_aux: Whether `fun` returns `(equations, aux)`; `aux` at the root is returned.
         solver: The method; by default `fnopt.levenberg_marquardt()`.
         tol: What may be left of every equation, as a part of :math:`\sum_j |J_{ij} \theta_j|`; by
-            default the rounding unit to the power 2/3. Where more is left that Newton's steps take
-            away, as at a root of zero, these are made, too.
-        max_steps: The most steps to make.
+            default the rounding unit to the power 2/3. Newton's steps that still reduce the
+            residuals, as at a root of zero, are taken too.
+        max_steps: Maximum number of steps.
         **scipy_options: SciPy's keywords, of `fsolve` too: `maxfev`, `maxiter`, `xtol` and `ftol`
             (either is `tol`, if that isn't given), by themselves or in `options`, and methods
             `'hybr'` and `'lm'`, which mean the default here; `x0` for `params`.
@@ -120,7 +120,7 @@ def fixed_point(
         has_aux: Whether `fun` returns a pair.
         solver: The method; by default `fnopt.levenberg_marquardt()`.
         tol: As in :func:`fnopt.root`.
-        max_steps: The most steps to make.
+        max_steps: Maximum number of steps.
         **scipy_options: As in :func:`fnopt.root`; methods are `'del2'` and `'iteration'`.
 
     Returns:

@@ -252,10 +252,10 @@ def read_slot(
     who: str,
     maker: str,
 ) -> Any:
-    """The params with `read(kept, p, part)` for the leaves that a state of a class keeps a part of.
+    """Params whose leaves are `read(state, p, slot leaf)` wherever a state of a class has a slot.
 
-    Several states may keep parts of different leaves, as the parts of a partition do. Leaves that
-    no state keeps anything of (frozen ones, others of a mask) are the params themselves.
+    Several states may have the slots of different leaves, as in a partition. A leaf without a slot
+    (frozen, or left out by a mask) is the param itself.
 
     Raises:
         ValueError: If there is no such state, or more than one keeps a part of the same leaf.

@@ -56,7 +56,7 @@ def param_groups(
     Raises:
         TypeError: If `recipe` isn't a function, `groups` isn't a dict of dicts, or the recipe has
             no such argument.
-        ValueError: In use, if a pattern matches no leaf.
+        ValueError: In `init` and `update`, if a pattern matches no leaf.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -104,7 +104,7 @@ def scale_by_group(
 
     Raises:
         TypeError: If `factors` isn't a dict.
-        ValueError: In use, if a pattern matches no leaf.
+        ValueError: In `init` and `update`, if a pattern matches no leaf.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -72,9 +72,9 @@ class ema(Leafwise):
     .. math:: m_t = \beta m_{t-1} + (1-\beta)\, g_t, \qquad
               u_t = a\, m_t + b\, g_t
 
-    with :math:`(a, b) = (1, 0)`, or :math:`(\beta, 1-\beta)` for Nesterov's form. Debiased, the
-    two terms are divided by :math:`1-\beta^t`, and `a` of Nesterov's form by
-    :math:`1-\beta^{t+1}`.
+    with :math:`(a, b) = (1, 0)`, or :math:`(\beta, 1-\beta)` for Nesterov's form. If `debias` is
+    true, `a` and `b` are divided by :math:`1-\beta^t`; in Nesterov's form `a` is divided by
+    :math:`1-\beta^{t+1}` instead.
 
     Args:
         decay: :math:`\beta`.

@@ -291,9 +291,6 @@ class BandedGramSystem(SparseGramSystem):
     def _factor(self, lam: jax.Array) -> Any:
         return band_cholesky(self.G, lam)
 
-    def _diagonal(self, factor: Any) -> jax.Array:
-        return jnp.diagonal(factor.L, axis1=1, axis2=2).ravel()
-
     def _solvers(self, factor: Any) -> Solvers:
         return Solvers(
             lambda b: band_forward(factor, self.layout.blocked(b)),

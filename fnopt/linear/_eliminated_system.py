@@ -251,10 +251,6 @@ class EliminatedGramSystem(SparseGramSystem):
     def _factor(self, lam: jax.Array) -> Any:
         return eliminate(self.layout, self.G, lam)
 
-    def _diagonal(self, factor: Any) -> jax.Array:
-        of_levels = (1 / jnp.diagonal(at.inverse, axis1=1, axis2=2).ravel() for at in factor.levels)
-        return jnp.concatenate([*of_levels, jnp.diagonal(factor.last)])
-
     def _solvers(self, factor: Any) -> Solvers:
         layout = self.layout
         order, position = layout.plan.order, layout.plan.position

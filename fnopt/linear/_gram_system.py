@@ -148,17 +148,10 @@ class SparseGramSystem(TallGramSystem):
         r"""The square :math:`\|A v\|^2`."""
         return jnp.sum(jnp.square(self.push(v)))
 
-    def half_solver(self) -> tuple[Callable[[jax.Array], jax.Array], jax.Array]:
-        r"""The map :math:`b \mapsto L^{-1} b` of :math:`A^T A = L L^T`, and the smallest pivot.
-
-        The pivots are the squares of the diagonal of `L`. They are NaN if the factorisation fails.
-        """
-        factor = self._factor(jnp.zeros((), self.g.dtype))
-        return self._solvers(factor).forward, jnp.square(jnp.min(self._diagonal(factor)))
-
-    def _diagonal(self, factor: Any) -> jax.Array:
-        """The diagonal of `L`."""
-        raise NotImplementedError
+    def rounding_solvers(self) -> tuple[jax.Array, Solvers]:
+        """The damping that rounding makes necessary, and the halves of a solution with it."""
+        least = self._least
+        return least, self._solvers(self._factor(least))
 
     @property
     def _least(self) -> jax.Array:

@@ -210,16 +210,31 @@ def test_params_on_manifolds_fixed_and_tied_are_eliminated(x64, monkeypatch):
     assert "first/tangent[0]     0   (held)" in str(fit)
 
 
-def test_covariance_without_a_gauge_is_infinite(x64):
+def test_covariance_is_infinite_only_where_the_data_leave_something_open(x64):
     # Differences alone don't fix the place; a difference of two places is determined.
     i = np.arange(300)
 
     def steps(x):
-        return jnp.concatenate([x[i + 1] - x[i] - 1, (x[i[5:]] - x[i[:-5]] - 5)])
+        at = x["at"]
+        return jnp.concatenate([at[i + 1] - at[i] - 1, at[i[5:]] - at[i[:-5]] - 5, x["of"] - 1])
 
-    fit = fnopt.least_squares(steps, jnp.zeros(301), jac=fnopt.sparse_jacobian(steps))
-    C = fnopt.covariance(fit, absolute_sigma=True, of=lambda x: x[:2])
-    assert np.all(np.isinf(C))
+    jac, start = (
+        fnopt.sparse_jacobian(steps),
+        {"at": jnp.zeros(301), "of": jnp.asarray([0.5, 0.5, 1])},
+    )
+    bounds = {"at": None, "of": jnp.asarray([0.0, 0, 1])}, {"at": None, "of": jnp.ones(3)}
+    fit = fnopt.least_squares(steps, start, jac=jac, bounds=bounds)
+
+    def chosen(p):
+        return jnp.concatenate([p["at"][:1], p["at"][7:8] - p["at"][:1], p["of"][1:]])
+
+    C = fnopt.covariance(fit, absolute_sigma=True, of=chosen)
+    A = np.asarray(jac(start).matrix())[:, :301]
+    want = np.linalg.pinv(A.T @ A)
+    difference = np.eye(301)[7] - np.eye(301)[0]
+    assert np.all(np.isinf(C[0]))
+    np.testing.assert_allclose(C[1, 1], difference @ want @ difference, rtol=1e-8)
+    np.testing.assert_allclose(C[2:, 2:], [[1, 0], [0, 0]], atol=1e-12)  # the last one is fixed
 
 
 def test_many_equations_by_their_sparse_jacobian(x64):

@@ -51,27 +51,48 @@ def _layout(sparsity: Sparsity, by_rows: bool) -> tuple[Any, Algebra] | None:
     return (BlockLayout(plan), EliminatedGramSystem) if plan.is_affordable else None
 
 
-def inverse_root(J: SparseJacobian, rows: jax.Array) -> jax.Array:
-    r"""The rows `B` times an inverse root of the Gram matrix: :math:`Y Y^T = B (J^T J)^{-1} B^T`.
+def inverse_root(J: SparseJacobian, rows: jax.Array, fixed: jax.Array | None = None) -> jax.Array:
+    r"""The rows `B` times a root of the pseudo-inverse: :math:`Y Y^T = B (J^T J)^+ B^T`.
+
+    .. math:: G^+ \approx (G + \delta I)^{-1} + \delta (G + \delta I)^{-2}, \qquad
+        b - G (G + \delta I)^{-1} b = \delta (G + \delta I)^{-1} b
+
+    With the rounding level :math:`\delta` a singular matrix has a factor. The error of both terms
+    is :math:`(\delta / \lambda)^2` for an eigenvalue :math:`\lambda`, and what is left of `b` is
+    its part in the null space.
 
     Args:
         J: The Jacobian, `[m, n]`.
         rows: The rows, `[q, n]`.
+        fixed: Which variables have no variance, `[n]`.
 
     Returns:
-        `Y`, `[q, n]`; infinite where the matrix is singular up to rounding.
+        `Y`, `[q, 2 n]`; infinite in the rows of which more than :math:`\sqrt\epsilon` (of the
+        square) is in the null space.
+
+    Reference:
+        King and Chillingworth (1979), Approximation of generalized inverses by iterated
+        regularization.
     """
     found = _layout(J.sparsity, J.by_rows)
     assert found is not None, "a solution keeps a sparse Jacobian that was factorised"
     layout, algebra = found
     G = layout.gram(J)
     scale = initial_scale(jnp.sqrt(layout.diagonal(G)))
+    scale = scale if fixed is None else jnp.where(fixed, jnp.inf, scale)
     zero = jnp.zeros((), rows.dtype)
-    system = algebra(layout.scaled(G, scale), 0 * scale, zero, J.rmv, J.mv, layout)
-    half, pivot = system.half_solver()
-    Y = lax.map(lambda b: half(b).ravel(), rows / scale)
-    # The diagonal is 1: a pivot of the size of its rounding is none.
-    return jnp.where(pivot > J.shape[1] * jnp.finfo(Y.dtype).eps, Y, jnp.inf)
+    system = algebra(layout.scaled(G, scale), 0 * rows[0], zero, J.rmv, J.mv, layout)
+    noise, solve = system.rounding_solvers()
+
+    def root(b: jax.Array) -> jax.Array:
+        half = solve.forward(b)
+        x = solve.backward(half)
+        rest = jnp.sum(jnp.square(noise * x))
+        share = jnp.asarray(jnp.finfo(b.dtype).eps ** 0.5, b.dtype)
+        y = jnp.concatenate([half.ravel(), jnp.sqrt(noise) * x])
+        return jnp.where(rest <= share * jnp.sum(jnp.square(b)), y, jnp.inf)
+
+    return lax.map(root, rows / scale)
 
 
 @dataclasses.dataclass(frozen=True)

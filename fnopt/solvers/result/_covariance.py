@@ -74,6 +74,7 @@ class SparseCovarianceFactor(NamedTuple):
     J: SparseJacobian  # [m, n]
     tangent: SparseJacobian | None  # [p, n]
     deviation: jax.Array  # of the data; infinite without degrees of freedom
+    fixed: jax.Array | None  # [n], variables without variance
 
     def along(self, change: jax.Array) -> jax.Array:
         r"""The covariance `[q, q]` of :math:`G \theta`; infinite where it isn't determined."""
@@ -89,7 +90,7 @@ class SparseCovarianceFactor(NamedTuple):
 
     def _root(self, change: jax.Array) -> jax.Array:
         rows = change if self.tangent is None else jax.vmap(self.tangent.rmv)(change)
-        return self.deviation * inverse_root(self.J, rows)
+        return self.deviation * inverse_root(self.J, rows, self.fixed)
 
 
 def covariance_factor(
@@ -183,13 +184,11 @@ def factor_of(
     if not isinstance(solution.jacobian, SparseJacobian):
         return _dense_factor(solution, absolute_sigma)
     J = solution.jacobian
-    if solution.fixed is not None:  # what equal bounds fix has a column of zeros
-        J = jax.tree.map(lambda a: jnp.where(jnp.any(solution.fixed), jnp.nan, a), J)
     deviation = jnp.ones((), solution.cost.dtype)
     if not absolute_sigma:
         deviation = residual_deviation(solution.cost, solution.residuals, J.shape[0], solution.dof)
         deviation = jnp.where(solution.dof > 0, deviation, jnp.inf)
-    return SparseCovarianceFactor(J, solution.tangent, deviation)
+    return SparseCovarianceFactor(J, solution.tangent, deviation, solution.fixed)
 
 
 def _dense_factor(solution: Solution, absolute_sigma: bool = False) -> CovarianceFactor:

@@ -86,7 +86,8 @@ def _parts(path: str) -> Path:
 def _is_of_norm(path: Path) -> bool:
     """Whether a leaf is the scale or offset of a normalisation layer."""
     *layers, own = ("", *map(str.lower, path))
-    return own in {"scale", "offset"} or (own in _KERNELS and bool(_NORM.search(layers[-1])))
+    name = layers[-1] if own in _KERNELS else own
+    return own in {"scale", "offset"} or bool(_NORM.search(name))
 
 
 def _of_kernel(

@@ -158,6 +158,7 @@ UNCERTAIN = {
     "a bias that fits two ways": {"dense/kernel": (3, 3, 5), "dense/bias": (3, 5)},
     "a stack or a convolution": {"conv/kernel": (3, 3, 4, 5)},
     "stacked scales without a bias": {"norms/weight": (3, 4), "ln_1/w": (3, 4)},
+    "stacked scales by their own names": {"attention_norm": (3, 4), "norm_weight": (3, 4)},
     "stacked biases": {"layer/w": (2, 3, 4), "layer/b": (2, 5)},
     "of one input, or depthwise": {"conv/w": (3, 1, 4), "conv/b": (4,)},
     "tables and outputs": {"wte/weight": (9, 4), "pos_emb": (9, 4), "classifier/kernel": (4, 9)},

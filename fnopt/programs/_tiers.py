@@ -58,9 +58,10 @@ class TieredProgram:
 
     def __call__(self, *arrays: Any) -> Any:
         """Call the function."""
-        if self.in_numpy is not None:
+        in_numpy = self.in_numpy  # read once: another thread may set it to None
+        if in_numpy is not None:
             try:
-                return self.in_numpy(arrays, budget=_RUNS * self.in_numpy.size)
+                return in_numpy(arrays, budget=_RUNS * in_numpy.size)
             except OverBudgetError:
                 self.in_numpy = None
         return self.compiled(*arrays)

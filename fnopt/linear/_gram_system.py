@@ -21,6 +21,7 @@ from fnopt.linear._secular import (
     secular_root,
 )
 from fnopt.linear._system import DampedStep
+from fnopt.sharding import psum_rows
 
 _WIDE = 128  # below that many columns a product in two parts saves nothing
 
@@ -146,7 +147,7 @@ class SparseGramSystem(TallGramSystem):
 
     def model_norm(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""
-        return jnp.sum(jnp.square(self.push(v)))
+        return psum_rows(jnp.sum(jnp.square(self.push(v))))
 
     def rounding_solvers(self) -> tuple[jax.Array, Solvers]:
         """The damping that rounding makes necessary, and the halves of a solution with it."""

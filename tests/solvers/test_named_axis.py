@@ -309,3 +309,30 @@ def test_a_device_stops_by_itself():
     assert steps[0] == 3
     assert steps[1] <= 1
     np.testing.assert_allclose(params[0], OWN["lm"](Y).params, rtol=1e-5)
+
+
+def test_a_sparse_jacobian_takes_the_same_steps_on_all_devices():
+    n = 300  # from 256 params on the sparse algebra is taken
+    rows = RNG.normal(size=(2, COUNT * n)).astype("f")
+
+    def chain(x: Any, y: Any, c: Any) -> Any:
+        return jnp.sinh(x) * (1 + c * c) + 0.3 * jnp.roll(x, 1) ** 2 - 3 * y
+
+    def sparse_fit(y: Any, c: Any) -> Any:
+        part = functools.partial(chain, y=y, c=c)
+        jac = fnopt.sparse_jacobian(part)
+        s = fnopt.least_squares(part, jnp.full(n, 2.0), jac=jac, axis_name="d", max_steps=60)
+        return s.params[None], s.cost[None]
+
+    specs = {"in_specs": (P("d"), P("d")), "out_specs": P("d")}
+    on_devices = jax.shard_map(sparse_fit, mesh=mesh_of(), check_vma=False, **specs)
+    params, costs = jax.jit(on_devices)(*rows)
+    np.testing.assert_array_equal(params[0], params[1])
+
+    def whole(x: Any) -> Any:
+        return np.concatenate([np.asarray(chain(x, *part)) for part in np.split(rows, COUNT, 1)])
+
+    expected = scipy.optimize.least_squares(
+        lambda x: whole(jnp.asarray(x)), np.full(n, 2.0), "2-point"
+    )
+    np.testing.assert_allclose(costs, expected.cost, rtol=1e-4)

@@ -1,6 +1,6 @@
 """The contract: values, transformations, leaf-wise arithmetic, and inspection of states.
 
-Names in `__all__` are for authors of transforms. The other names are for the packages of `fnopt`.
+Names in `__all__` are public, for authors of transforms. All other names are internal to fnopt.
 """
 
 from __future__ import annotations

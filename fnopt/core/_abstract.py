@@ -20,7 +20,7 @@ _CONFIG: Any = jax.config  # its fields are made at run time
 
 
 def compute_dtype(*dtypes: Any) -> Any:
-    """Common dtype of the operands, at least float32, to compute in.
+    """Dtype for a computation: the common dtype of the operands, at least float32.
 
     bfloat16 and float16 are widened: an exponential average with b2 = 0.999 never decays in
     bfloat16, and 1e-8 is zero in float16.
@@ -118,7 +118,7 @@ def is_abstract(params: Any) -> bool:
 
 
 def zeros_for(init: Callable[[Any], Any], params: Any, caller: str = "") -> Any:
-    """Run an `init` on shapes, with zeros in their place, if its state depends on no values.
+    """Call `init` with zeros in place of shapes, if the state doesn't depend on the params' values.
 
     Args:
         init: Function that makes the state from params.
@@ -160,8 +160,8 @@ _TRACER: Any = getattr(partial_eval, "DynamicJaxprTracer", ())
 def is_traced(*arrays: Any) -> bool:
     """Whether any of the arrays belongs to a program that is being traced.
 
-    Operations, also on known numbers, then become equations of that program. Under a `vmap` or a
-    `grad` outside of `jit` they run one by one.
+    While a program is traced, every operation becomes an equation, even on concrete numbers. Under
+    a `vmap` or a `grad` outside of `jit`, operations run eagerly.
     """
     for x in arrays:  # noqa: SIM110  (an eager update asks it of every member)
         if isinstance(x, _TRACER):

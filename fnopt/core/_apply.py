@@ -34,7 +34,7 @@ def _is_leaf(x: Any) -> bool:
 
 
 def _name(params: Any, i: int) -> str:
-    """The name of a leaf in a message; too slow to compute for every leaf of a step."""
+    """Name of a leaf for an error message; too slow to compute in every step."""
     return leaf_text(leaves_with_names(params, is_leaf=_is_leaf)[0][i][0])
 
 
@@ -72,7 +72,7 @@ def _add_leaf(name: Callable[[], str], p: Any, u: Any) -> Any:
 
 
 def _is_plain(x: Any) -> bool:
-    """Whether an array is added in its own dtype."""
+    """Whether an array is added in its own dtype, without a cast."""
     return isinstance(x, jax.Array) and x.dtype.itemsize >= 4 and is_inexact(x)
 
 
@@ -142,14 +142,14 @@ def _mismatch(params: Any, updates: Any, treedef: Any) -> str:
 
 
 def is_pair_with(x: Any, i: int, treedef: Any) -> bool:
-    """Whether a value is a pair whose part `i` has this structure, such as (value, grads)."""
+    """Whether a value is a pair, such as (value, grads), whose element `i` has this structure."""
     if type(x) is not tuple or len(x) != 2:
         return False
     return jax.tree.structure(x[i], is_leaf=_is_leaf) == treedef
 
 
 def cast_like(tree: Any, like: Any) -> Any:
-    """Cast a tree to the dtypes of another, as branches of a step and tangents need."""
+    """Cast the leaves of a tree to the dtypes of a reference tree."""
 
     def cast_leaf(x: Any, y: Any) -> Any:
         if isinstance(x, Rows):  # they are added in their own dtype

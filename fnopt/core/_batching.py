@@ -34,19 +34,19 @@ def scan_chunks(
 ) -> tuple[Carry, Any]:
     """Apply `jax.lax.scan` to chunks of examples, with one shorter chunk for the rest.
 
-    A chunk takes every k-th example, so every device of a sharded batch has a part of every
-    chunk. Chunks of consecutive examples would each be on one device, and all devices would compute
-    all of them.
+    A chunk takes every k-th example, so each device of a sharded batch holds a part of every chunk.
+    A chunk of consecutive examples would be on one device, and every device would process every
+    chunk.
 
-    Outputs stay in memory for the whole batch; sum gradients in the carry.
+    The outputs of all chunks are stacked in memory, so accumulate gradients in the carry.
 
     Args:
         body: `(carry, chunk) -> (carry, outputs)`. The leaves of `chunk` and `outputs` have a
             leading axis over the examples of the chunk.
-        carry: The first carry; its shapes and dtypes don't change.
+        carry: The initial carry; its shapes and dtypes don't change.
         batch: A tree whose leaves have a leading axis of `size` examples.
         size: Number of examples.
-        chunk_size: Number of examples of a chunk; `None` for all.
+        chunk_size: Number of examples in a chunk; `None` for the whole batch.
 
     Returns:
         The last carry, and the outputs with a leading axis of `size` examples, in order.
@@ -83,7 +83,7 @@ def scan_chunks(
 
 
 def map_chunks(fn: Callable[[Any], Any], batch: Any, size: int, chunk_size: int | None) -> Any:
-    """`fn(chunk)` for chunks of examples, its results concatenated; arguments as `scan_chunks`."""
+    """Apply `fn` to chunks of examples, and concatenate the results; see `scan_chunks`."""
     return scan_chunks(lambda carry, chunk: (carry, fn(chunk)), None, batch, size, chunk_size)[1]
 
 
@@ -107,7 +107,7 @@ class ArrayStack(NamedTuple):
 def stack_alike(arrays: Sequence[jax.Array]) -> list[ArrayStack]:
     """Stack small arrays if there are many of one type; keep other arrays separate.
 
-    They are stacked along a new axis, which keeps the sharding of their own axes.
+    The arrays are stacked along a new axis, so the sharding of their axes doesn't change.
     """
     stacks: dict[Any, list[int]] = {}
     for i, x in enumerate(arrays):
@@ -130,7 +130,7 @@ def map_stacks(
 
     Args:
         stacks: The result of `stack_alike`; at least one.
-        fn: Function of an array, and of a number for each of `numbers`; returns an array.
+        fn: Function of an array and one number from each sequence in `numbers`; returns an array.
         numbers: Sequences with one number for every array.
     """
     found = [stack.map(fn, *numbers) for stack in stacks]

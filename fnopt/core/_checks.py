@@ -40,8 +40,8 @@ def check_params(leaves: NamedLeaves, name: str) -> None:
 def check_batch(leaves: NamedLeaves, name: str, shared: str = CLOSED_OVER) -> int:
     """Check that batched leaves share their number of examples, and return it.
 
-    `name` is the function that the user called. `shared` says how this function takes arguments
-    that all examples share.
+    `name` is the function that the user called. `shared` is the advice in the message on how to
+    pass arguments that all examples share.
     """
     if not leaves:
         raise ValueError(f"{name}: the batch has no array in it, so no examples.")
@@ -86,7 +86,7 @@ def check_key(key: Any, name: str) -> Any:
 
 
 def check_returned(tree: Any, what: str) -> None:
-    """Check that a result consists of arrays and numbers, as a compiled program returns."""
+    """Check that a result consists of arrays and numbers, which a compiled program can return."""
     for path, leaf in leaves_with_names(tree)[0]:
         known = is_array_like(leaf) or hasattr(leaf, "__jax_array__")
         # NumPy arrays of objects, strings, dates (kinds O, S, U, M) have a dtype that JAX lacks.
@@ -98,7 +98,7 @@ def check_returned(tree: Any, what: str) -> None:
 
 
 def check_number(value: Any, what: str, name: str) -> None:
-    """Check that a value is one real number or an array without axes."""
+    """Check that a value is a real scalar: a number or an array of shape `()`."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return
     dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)

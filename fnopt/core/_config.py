@@ -88,7 +88,7 @@ def _encode_function(x: Any, path: str) -> Any:
 
 
 def _lookup(name: str) -> Any:
-    """A function by `module:qualname`, among imported modules only: a config never imports code."""
+    """Find a function by `module:qualname` in imported modules; a config never imports code."""
     # A configuration from elsewhere can name any module: importing it would run its code.
     module, _, qualname = name.partition(":")
     found = sys.modules.get(module)
@@ -100,8 +100,8 @@ def _lookup(name: str) -> Any:
 def from_config(config: Any) -> Any:
     """Build the value that `to_config` described.
 
-    A user's own classes and functions are found if their module has been imported; `from_config`
-    imports nothing.
+    A user's own classes and functions are found if their module has been imported. `from_config`
+    never imports a module.
 
     Args:
         config: The result of `to_config`, possibly through JSON.

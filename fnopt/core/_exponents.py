@@ -37,7 +37,7 @@ def histogram_edges() -> tuple[float, ...]:
 
 
 def _bins(x: jax.Array) -> jax.Array:
-    """The bin of every element of a float32 or float64 array; BINS where it isn't finite."""
+    """Bin of every element of a float32 or float64 array; `BINS` for non-finite elements."""
     info = jnp.finfo(x.dtype)
     integer: Any = {32: jnp.int32, 64: jnp.int64}[info.bits]
     mantissa, offset = info.nmant, 1 - int(info.minexp)  # IEEE 754: exponents are biased by it

@@ -47,7 +47,7 @@ ANY = "*"
 
 @functools.cache
 def read_by(update: Callable[..., Any]) -> Mapping[str, bool]:
-    """Extra arguments that an `update` names, and whether each is required."""
+    """Extra arguments in the signature of an `update`, and whether each is required."""
     parameters = inspect.signature(update).parameters.values()
     return {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
 
@@ -59,7 +59,7 @@ def required_by(update: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def parameter_names(fn: Callable[..., Any]) -> frozenset[str]:
-    """Names of a function's parameters after the first; `'*'` if it takes any."""
+    """Names of a function's parameters after the first; `'*'` if it accepts any name."""
     parameters = list(inspect.signature(fn).parameters.values())
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return frozenset({ANY})
@@ -68,12 +68,12 @@ def parameter_names(fn: Callable[..., Any]) -> frozenset[str]:
 
 
 def names_read(tx: Any) -> frozenset[str]:
-    """Extra arguments that a transform, or one inside it, reads; `'*'` if it takes any."""
+    """Extra arguments that a transform or its inner transforms read; `'*'` for any name."""
     return frozenset(tx.reads()).union(*(names_read(member.tx) for member in tx.members()))
 
 
 def extra_arg_names(tx: Any, given: Mapping[str, Any]) -> frozenset[str]:
-    """Names of `names_read`, and the parameters of `value_fn`."""
+    """Names of `names_read`, and the names of the parameters of `value_fn`."""
     read, fn = names_read(tx), given.get("value_fn")
     return read | parameter_names(fn) if "value_fn" in read and callable(fn) else read
 
@@ -114,10 +114,10 @@ _FUNCTIONS = ("value_fn", "obj_fn", "logits_fn", "residual_fn")  # of the params
 def translate_extra_args(
     extra_args: dict[str, Any], inward: Callable[[Any], Any], outward: Callable[[Any], Any]
 ) -> dict[str, Any]:
-    """Translate extra arguments for an inner transform with params of another form.
+    """Translate extra arguments for an inner transform whose params have another structure.
 
-    `inward` converts a tree like the params to the inner form, `outward` converts inner
-    params to the tree that functions of the params take. A line search or a curvature estimate
+    `inward` converts a tree like the params to the inner structure. `outward` converts inner params
+    to the tree that the user's functions of the params take. A line search or a curvature estimate
     then works under a mask, with the other leaves as constants.
     """
     new = dict(extra_args)

@@ -35,11 +35,11 @@ class from_pair(Transformation):
     update_fn: Callable[..., Any] = static()
 
     def init(self, params: Any) -> Any:
-        """Call the pair's init."""
+        """Call the pair's init function."""
         return self.init_fn(params)
 
     def reads(self) -> Mapping[str, bool]:
-        """The keyword-only parameters of the pair's update; `'*'` if it takes any."""
+        """The keyword-only parameters of the pair's update; `'*'` if it accepts any name."""
         any_name = {ANY: False} if _signature(self.update_fn).takes_any else {}
         return {**read_by(self.update_fn), **any_name}
 

@@ -31,7 +31,7 @@ def _may_be_state(node: Any) -> bool:
 
 
 def _holds_states(node: Any) -> bool:
-    """Whether a container has a NamedTuple somewhere inside: then it holds states, not arrays."""
+    """Whether a container holds states, not arrays: a NamedTuple is nested inside it."""
     if hasattr(node, "_fields"):
         return True
     parts = node.values() if isinstance(node, dict) else node
@@ -39,7 +39,7 @@ def _holds_states(node: Any) -> bool:
 
 
 def _guessed_slots(state: Any) -> set[str]:
-    """The slots of a state that declares none (another library's): all fields but lone scalars."""
+    """Slots of another library's state, which declares none: all fields except single scalars."""
     # Without annotations a lone scalar may be a count, a rate or a key.
     fields = state._asdict().items()
     return {
@@ -83,7 +83,7 @@ def slots(state: Any) -> dict[str, Any]:
         members have slots of one name, the keys contain their position too (`'1/trace'`).
 
     Raises:
-        TypeError: If it is an optimizer instead of a state.
+        TypeError: If `state` is an optimizer and not a state.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -152,11 +152,10 @@ def named(tx: Transformation, state: Any) -> dict[str, Any]:
 def step_count(tx: Any, state: Any) -> jax.Array:
     """Return the number of steps that an optimizer has made.
 
-    Members that need the number of the step, for their formula or for a schedule, keep
-    counts. Members of a chain step together, so their counts are equal, and the first is returned.
-    A transform that skips calls of its inner transform (`accumulate`, `conditionally_mask`) comes
-    before the inner one: `accumulate` has made a step when its sum had enough
-    gradients.
+    A member keeps a count if its formula or a schedule needs the step number. Members of a chain
+    step together, so their counts are equal, and `step_count` returns the first. If a transform
+    skips calls of its inner transform (`accumulate`, `conditionally_mask`), `step_count` returns
+    the wrapper's count. `accumulate` counts a step each time that its sum is complete.
 
     Args:
         tx: An optimizer, fnopt's or any (init, update) pair.
@@ -186,7 +185,7 @@ def step_count(tx: Any, state: Any) -> jax.Array:
 
 
 def step_counts(tree: Any) -> Iterator[Any]:
-    """Step counts of all states in a tree: existing fields `count`."""
+    """Step counts of all states in a tree that have a `count`."""
     if hasattr(tree, "_fields") and counts_steps(type(tree)) and tree.count is not None:
         yield tree.count
     if isinstance(tree, (tuple, list, dict)):
@@ -195,7 +194,7 @@ def step_counts(tree: Any) -> Iterator[Any]:
 
 
 def _own_count(state: Any) -> Any:
-    """The number of steps that a state itself keeps, or None."""
+    """Step count in the state's own fields, or None."""
     fields = state._asdict() if hasattr(state, "_fields") else {}
     if "count" in fields and not counts_steps(type(state)):
         return None
@@ -226,7 +225,7 @@ def hyperparams(tx: Transformation, state: Any) -> dict[str, jax.Array]:
 
     Args:
         tx: An optimizer.
-        state: Its state, which has the number of steps made.
+        state: Its state, which holds the step counts.
 
     Returns:
         A dict from name to scalar: the value that the *next* update uses.

@@ -43,32 +43,33 @@ class Leafwise(Transformation):
 
     .. math:: (u, s') = \mathrm{leaf}(h, g, s), \qquad h = (\text{numbers},\ \mathrm{scalars}(t))
 
-    A subclass declares its state (`State`, a NamedTuple whose fields are an optional `count`
-    and slots, annotated `Slot` or `RealSlot`) and the formula of a leaf. The base class does the
-    rest: `init` makes a zero count and zero slots; `update` counts, evaluates schedules,
-    casts the numbers, computes `scalars` once per step, applies `leaf` in at least float32, and
-    casts the slots back to their storage dtype.
+    A subclass declares its state (`State`, a NamedTuple whose fields are an optional `count` and
+    slots, annotated `Slot` or `RealSlot`) and the formula of a leaf. The base class defines `init`
+    and `update`. `init` makes a zero count and zero slots. `update` increments the count, evaluates
+    schedules, casts the numbers and computes `scalars` once per step. It then applies `leaf` in at
+    least float32 and casts the slots back to their storage dtype.
 
-    `leaf(self, h, g, *slots)` returns the update and the new slots, or only the update without
-    slots; with `needs_params = True` it is `leaf(self, h, g, p, *slots)`. `h` holds the
-    numeric fields and the results of `scalars`, as scalars of the leaf's real compute dtype; read
-    flags from `self`. `leaf` must be a pure function of its arguments and of static fields, because
-    it is traced once for all leaves of one shape.
+    `leaf(self, h, g, *slots)` returns the update and the new slots, or only the update if the state
+    has no slots. With `needs_params = True` its signature is `leaf(self, h, g, p, *slots)`. `h`
+    holds the numeric fields and the results of `scalars`, as scalars of the leaf's real compute
+    dtype; read flags from `self`. `leaf` must be a pure function of its arguments and of static
+    fields, because it is traced once for all leaves of one shape.
 
     `scalars(self, h, t)` returns a dict of further scalars; `t` is the number of this step,
-    beginning with 1 (None without a `count` in the state). A subclass that doesn't read `t` sets
+    beginning with 1 (None if the state has no `count`). A subclass that doesn't read `t` sets
     `reads_step = False`. Its count is then None, unless a hyper-parameter is a `Schedule`.
 
     Override `fill` for a slot that doesn't start at zero, and `storage` for a storage dtype under
-    another name than `<slot>_dtype`. If a slot is a `RealSlot`, or with
-    `keeps_squares`, gradients are clipped to the largest number whose square is finite (2.3e18 in
-    float32), because an infinite second moment would stay infinite. Infinite gradients are clipped
-    too, and make the update NaN, because zero times the gradient is added to it. If the formula of
-    the update reads a mean of gradients, and not the gradient, set `carrier` to the name of this
-    slot. The term is then added to the slot, which saves the update a read of memory.
+    another name than `<slot>_dtype`. If a slot is a `RealSlot`, or with `keeps_squares`, gradients
+    are clipped to the largest number whose square is finite (2.3e18 in float32), because an
+    infinite second moment would stay infinite. Infinite gradients are clipped too, and make the
+    update NaN, because zero times the gradient is added to the update. If the formula of the update
+    reads a mean of gradients instead of the gradient, set `carrier` to the name of that slot. The
+    term is then added to the slot, which saves one read of the gradient.
 
-    A slot with another shape than the leaf (a number for every leaf, factors of a matrix) is
-    annotated `CustomSlot`, and `start(self, slot, p)` makes its part for a leaf: an array or tree.
+    Annotate a slot with another shape than the leaf (one number per leaf, factors of a matrix) as
+    `CustomSlot`. `start(self, slot, p)` then returns its initial value for a leaf: an array or a
+    tree.
 
     Example:
         >>> from typing import NamedTuple
@@ -106,7 +107,7 @@ class Leafwise(Transformation):
         raise NotImplementedError(f"{type(self).__name__} must define leaf(self, h, g, *slots)")
 
     def storage(self, slot: str) -> Any:
-        """Storage dtype of a slot; None for that of the params, at least float32."""
+        """Storage dtype of a slot; None for the params' dtype, at least float32."""
         return getattr(self, f"{slot}_dtype", None)
 
     def fill(self, slot: str) -> Any:
@@ -141,7 +142,7 @@ class Leafwise(Transformation):
         return self._step(updates, state, params)
 
     def _step(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        """`update` without its checks, for subclasses that do something around it."""
+        """Run `update` without its checks, for subclasses that extend `update`."""
         names, (numbers, flags) = tuple(declared_slots(self.State)), self._flatten()
         if {*map(type, numbers)} != {float}:
             check_scalars(self)
@@ -169,7 +170,7 @@ class Leafwise(Transformation):
     def _rows(
         self, slots: tuple[str, ...], count: Any, rows: list[tuple[Any, ...]], staged: bool
     ) -> tuple[list[tuple[Any, ...]], Any]:
-        """The update and the new slots of every leaf, and the number of the step."""
+        """Update and new slots of every leaf, and the step number."""
         numbers = _Numbers(self, count, staged)
         formula = self._formula(slots, [row[0] for row in rows], staged)
         results = [formula(row[0])(numbers.for_row(row), *row) for row in rows]
@@ -178,7 +179,7 @@ class Leafwise(Transformation):
     def _formula(
         self, slots: tuple[str, ...], leaves: list[Any], staged: bool
     ) -> Callable[[Any], Callable[..., Any]]:
-        """Select for every leaf the formula itself or its jitted function."""
+        """Choose for every leaf between the formula and its jitted version."""
         flags = self._flatten()[1]
         program = _leaf_program(type(self), flags, slots, shard_axes())
         if not staged:
@@ -190,7 +191,7 @@ class Leafwise(Transformation):
     def _columns(
         self, updates: Any, state: Any, params: Any, names: tuple[str, ...]
     ) -> tuple[list[Any], Any, list[list[Any]]]:
-        """The leaves of the updates, their treedef, and the companions of every leaf."""
+        """Leaves of the updates, their treedef, and the matching leaves of the params and slots."""
         leaves, treedef = tree_flatten(updates)
         if not all(map(is_inexact, leaves)):
             check_inexact(updates, "gradients")
@@ -212,7 +213,7 @@ def _form(x: Any) -> tuple[Any, Any]:
 
 
 class _Numbers:
-    """The scalars of one step, computed once for every compute dtype."""
+    """Scalars of one step, computed once per compute dtype."""
 
     def __init__(self, tx: Leafwise, count: Any, staged: bool) -> None:
         self._tx, self._count, self._made = tx, count, {}
@@ -241,7 +242,7 @@ class _Numbers:
 
 
 def _scalars(tx: Leafwise, count: Any, dtype: Any) -> tuple[dict[str, Any], Any]:
-    """The numbers of a step in one dtype, and the number of the step."""
+    """Hyper-parameters of a step in one dtype, and the step number."""
     t = next_count(count)
     now = tx.at(count)
     values = {name: getattr(now, name) for name in tx._leaf_names}
@@ -253,7 +254,7 @@ def _scalars(tx: Leafwise, count: Any, dtype: Any) -> tuple[dict[str, Any], Any]
 
 
 def _number(x: Any, dtype: Any) -> Any:
-    """A scalar in a dtype; one that is known stays a NumPy number, which costs no operation."""
+    """Cast a scalar to a dtype; concrete scalars stay NumPy numbers, without a JAX operation."""
     if isinstance(x, (int, float, np.generic)):
         return np.asarray(x, dtype)[()]
     return lax.convert_element_type(x, dtype)

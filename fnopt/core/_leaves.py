@@ -38,7 +38,7 @@ _FILTER = "eqx.filter(model, eqx.is_inexact_array)"
 def check_inexact(tree: Any, what: str, fitted: bool = False) -> None:
     """Raise a TypeError that names the first leaf that isn't a floating or complex array.
 
-    The message says what to do with an optimizer, or with leaves that a solver has `fitted`.
+    The message advises a remedy for an optimizer, or for the solver that `fitted` the leaves.
     """
     if all(map(is_inexact, jax.tree.leaves(tree))):  # names cost ten times as much as the check
         return
@@ -52,7 +52,7 @@ def check_inexact(tree: Any, what: str, fitted: bool = False) -> None:
 
 
 def _what_to_do(leaf: Any, fitted: bool) -> str:
-    """Advice for a leaf that no optimizer can step, and no solver fit."""
+    """Advice for a leaf that an optimizer can't update or a solver can't fit."""
     if dataclasses.is_dataclass(leaf):
         return (
             "JAX takes a dataclass for one leaf until its class is a tree: decorate it with "
@@ -149,10 +149,10 @@ def map_leaves(
 ) -> Any:
     """Apply a function to every leaf of `updates` and the matching leaves of other trees.
 
-    Precision is decided here: all operands of a leaf are first cast to their `compute_dtype`
-    (bfloat16 and float16 to float32). The updates keep it, because later transforms
-    would lose small terms otherwise; slots are cast back to their storage dtype.
-    The outermost transform casts the updates to the dtype of the params.
+    All operands of a leaf are first cast to their `compute_dtype` (bfloat16 and float16 to
+    float32). The updates stay in the compute dtype, because later transforms would otherwise lose
+    small terms. Slots are cast back to their storage dtype. The outermost transform casts the
+    updates to the dtype of the params.
 
     Args:
         fn: `fn(u, *companions)`, or `fn(h, u, *companions)` if `hyper` is given: arrays in the
@@ -160,7 +160,7 @@ def map_leaves(
         updates: A tree of floating arrays; `None` leaves are skipped.
         hyper: A value whose numeric leaves are cast to the (real) compute dtype of each leaf and
             passed as first argument.
-        outputs: Number of arrays that `fn` returns. The first stays in the compute dtype, the
+        outputs: Number of arrays that `fn` returns. The first stays in the compute dtype. The
             others are cast back to the dtypes of the companions, in order.
         **slots: Trees that match `updates` leaf by leaf; the keyword is their name in errors.
 
@@ -232,10 +232,10 @@ def without_gradient(
 ) -> tuple[Any, dict[str, Any]]:
     """Remove the leaves whose gradient is None from params and extra arguments of a step.
 
-    A filtered gradient, such as that of `equinox.filter_grad`, has None in place of leaves that
-    aren't floating arrays (functions, counters, keys). Such a leaf doesn't change. The step then
-    has params with None there, and functions of the params get the whole tree. A floating array may
-    lack a gradient only if the transform has `left_out` it.
+    A filtered gradient, for example from `equinox.filter_grad`, has None in place of leaves that
+    aren't floating arrays (functions, counters, keys). Such a leaf doesn't change. The transform
+    gets params with None in its place, and functions of the params get the whole tree. A floating
+    array may lack a gradient only if the transform has `left_out` it.
 
     Raises:
         ValueError: If gradients and params differ otherwise; the message names the leaf.
@@ -268,7 +268,7 @@ def without_gradient(
 
 
 def floating_leaves(params: Any) -> Any:
-    """Replace params that aren't floating arrays by None, with a warning."""
+    """Replace leaves that aren't floating arrays by None, and warn."""
     others = [name for name, p in leaves_with_names(params)[0] if not is_inexact(p)]
     if not others:
         return params

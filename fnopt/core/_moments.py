@@ -16,7 +16,7 @@ from fnopt.core._leaves import map_leaves
 
 
 def as_dtype(dtype: Any) -> Any:
-    """Canonical, hashable form of a storage dtype; None stays None."""
+    """Convert a storage dtype to its canonical, hashable form; None stays None."""
     if dtype is None:
         return None
     try:
@@ -93,7 +93,7 @@ def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
 def mean_weights(
     decay: jax.Array, count: jax.Array, nesterov: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    r"""Weights of the average and of the new gradient in the corrected mean gradient.
+    r"""Weights of the average and of the new gradient in the bias-corrected mean gradient.
 
     .. math:: \hat\mu_t = a\, \mu_t + b\, g_t, \qquad (a, b) = \begin{cases}
               (1/(1-\beta^t),\ 0) \\
@@ -102,7 +102,7 @@ def mean_weights(
     Args:
         decay: :math:`\beta`, a floating scalar array.
         count: :math:`t`, a whole number, at least 1.
-        nesterov: Whether to look ahead.
+        nesterov: Whether to use Nesterov's look-ahead.
 
     Returns:
         :math:`a` and :math:`b`.
@@ -124,8 +124,8 @@ def positive_root(x: jax.Array) -> jax.Array:
 
     :math:`x_{min}` is the smallest normal number of the dtype (its root is 1e-19 in float32), below
     which a sum of squares has no digits. Zero divided by the root of a zero moment is then zero,
-    even without an epsilon. The derivative is defined as zero there; that of the square root is
-    infinite, and would make every hyper-gradient NaN. NaN stays NaN.
+    even without an epsilon. The derivative is defined as zero there, because the infinite
+    derivative of the square root would make every hyper-gradient NaN. NaN stays NaN.
 
     Args:
         x: A real array, not negative.
@@ -175,12 +175,12 @@ def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Any)
 def periodic_update(
     new_tensors: Params, old_tensors: Params, steps: Any, update_period: Any
 ) -> Params:
-    """Replace parameters by new ones every `update_period` steps.
+    """Replace old parameters by new ones every `update_period` steps.
 
     Args:
         new_tensors: A tree of arrays.
         old_tensors: A tree of the same structure, shapes and dtypes.
-        steps: The step, a whole number.
+        steps: The step number, an integer.
         update_period: Number of steps between replacements.
 
     Returns:

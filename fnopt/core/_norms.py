@@ -31,18 +31,18 @@ def safe_norms(
     squares: Callable[[jax.Array | None], jax.Array],
     root: Callable[[jax.Array], jax.Array] = safe_sqrt,
 ) -> jax.Array:
-    r"""Roots of sums of squares, correct wherever the norms themselves can be represented.
+    r"""Square roots of sums of squares, accurate whenever the norms are representable.
 
     .. math:: \lVert x \rVert = \frac{1}{c} \Bigl( \sum_i (c\, x_i)^2 \Bigr)^{1/2}
 
-    In float32 the square of 2e19 is infinite and that of 1e-23 is zero. The plain sum is computed
-    first; if it is out of range, a second pass scales by a power of two.
+    In float32 the square of 2e19 overflows to infinity and the square of 1e-23 underflows to zero.
+    The plain sum is computed first; if it is out of range, a second pass scales by a power of two.
 
     Args:
         squares: Function from a scale `c` for each norm (`None` for 1) to the sums of squares of
             the scaled elements, real, at least float32, of any shape.
-        root: The square root for sums that were out of range, which may be zero; `lax.sqrt` if it
-            isn't differentiated.
+        root: The square root for sums that were out of range, which may be zero; pass `lax.sqrt` if
+            the norms aren't differentiated.
 
     Returns:
         The norms, in the shape of the result of `squares`. NaN and infinite elements give NaN and
@@ -56,7 +56,7 @@ def safe_norms(
 
 
 def axis_norms(x: jax.Array, axes: Any) -> jax.Array:
-    """Euclidean norms over some axes, which are kept with length one."""
+    """Euclidean norms over some axes, which stay in the result with length one."""
     return safe_norms(
         lambda scale: jnp.sum(
             squared_modulus(x if scale is None else x * scale), axis=axes, keepdims=True
@@ -85,7 +85,7 @@ def _rescaled(squares: Any, plain: jax.Array, bad: jax.Array, root: Any) -> jax.
 
 
 def joint_norm(norms: Sequence[jax.Array] | jax.Array) -> jax.Array:
-    """Norm of a whole from the norms of its parts, elementwise: `(sum_k n_k^2)^(1/2)`."""
+    """Norm of a vector from the norms of its parts, elementwise: `(sum_k n_k^2)^(1/2)`."""
     if len(norms) == 1:
         return norms[0]
     stacked = norms if isinstance(norms, jax.Array) else jnp.stack([*norms])
@@ -123,9 +123,9 @@ _norm_program = jax.jit(_joint_norm)
 
 
 def _norm_from_ranges(leaves: Sequence[jax.Array], dtype: Any) -> jax.Array:
-    """The norm from the sums of squares of large, moderate and small elements, in one pass.
+    """Norm from the sums of squares of large, moderate and small elements, in one pass.
 
-    Blue, 1978, ACM Transactions on Mathematical Software 4(1): a power of two for each range brings
+    Blue, 1978, ACM Transactions on Mathematical Software 4(1): a power of two for each group scales
     its squares into the range of the dtype.
     """
     # With 2^128 as the largest number, moderate elements are those from 2^-48 to 2^48. The sum of

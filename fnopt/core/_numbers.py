@@ -28,8 +28,8 @@ def squared_modulus(x: jax.Array) -> jax.Array:
 def clip_squarable(x: jax.Array, terms: int = 1) -> jax.Array:
     """Clip finite entries so that sums of `terms` squares are finite.
 
-    An average of squares that contains an infinite square stays infinite, and every later step
-    is zero. In float32, entries beyond 2.3e18 are clipped; infinite ones stay visible.
+    A moving average of squares stays infinite after one infinite square, and every later step is
+    zero. In float32, finite entries beyond 2.3e18 are clipped; infinite entries stay infinite.
     """
     if jnp.finfo(x.dtype).bits < 32:  # squares are taken in float32 at least
         return x
@@ -37,7 +37,7 @@ def clip_squarable(x: jax.Array, terms: int = 1) -> jax.Array:
 
 
 def capped(x: jax.Array, terms: int = 1) -> jax.Array:
-    """Clip like `clip_squarable`, with infinite entries too, in one operation."""
+    """Clip finite and infinite entries to the bound of `clip_squarable`, in one operation."""
     info = jnp.finfo(x.dtype)
     if info.bits < 32:
         return x
@@ -62,7 +62,7 @@ def nonzero(x: jax.Array) -> jax.Array:
 
 
 def range_divisor(largest: jax.Array) -> jax.Array:
-    """Divisor that scales numbers into the dtype's range, from the largest of them.
+    """Divisor that scales numbers into the dtype's range, computed from the largest number.
 
     The divisor is 1 if the largest number is zero or not finite, else this number, bounded so
     that its reciprocal isn't subnormal: XLA multiplies by reciprocals, and most devices flush
@@ -83,7 +83,7 @@ def safe_divide(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def add_epsilon(norm: jax.Array, eps: jax.Array) -> jax.Array:
-    """Divisor `norm + eps`; 1 if the norm is 0, for a moderate derivative."""
+    """Divisor `norm + eps`; 1 if the norm is 0, so that the derivative stays bounded."""
     return jnp.where(norm == 0, sharded_full_like(norm, 1), norm + eps)
 
 
@@ -91,9 +91,9 @@ def add_epsilon(norm: jax.Array, eps: jax.Array) -> jax.Array:
 def zero_slope_at_zero(x: jax.Array) -> jax.Array:
     """Identity with derivative 0 at 0.
 
-    A step of an adaptive method is zero if a param is at its minimum: zero over the root of
-    zero plus an epsilon. Its slope there is one over this epsilon, and the product of the slopes of
-    a few steps overflows.
+    An adaptive method's step is zero if its gradients are zero: zero over the root of zero plus an
+    epsilon. The derivative of this step is one over epsilon, and the product over a few steps
+    overflows.
     """
     return x
 
@@ -110,7 +110,7 @@ def _zero_slope_at_zero_jvp(
 def floor_power_of_two(size: jax.Array) -> jax.Array:
     """Largest power of two not above each number; 1 for zero, subnormal and non-finite ones.
 
-    A product with it is exact.
+    A product with the result is exact.
     """
     info = jnp.finfo(size.dtype)
     words = jnp.dtype(f"uint{info.bits}")
@@ -128,7 +128,7 @@ def sum_of_squares(x: Any, scale: Any = None, dtype: Any = None) -> jax.Array:
     Args:
         x: A floating or complex array.
         scale: A factor of every element; `None` for 1.
-        dtype: A real dtype to compute in, if it is wider than that of the array.
+        dtype: A real dtype for the computation, if it is wider than the array's dtype.
     """
     x = jnp.asarray(x)
     wide = x.astype(compute_dtype(x.dtype, *([] if dtype is None else [dtype])))
@@ -144,7 +144,8 @@ HIGHEST = jax.lax.Precision.HIGHEST
 def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
     """Product `a @ b` in the full precision of its dtype, also on accelerators.
 
-    All products of the library use it; those of the user's model keep their precision.
+    All matrix products of the library use this function. Products in the user's model keep their
+    precision.
     """
     batch = max(jnp.ndim(b) - 2, 0)
     sharding = product_sharding(a, b, (-1, batch), batch)
@@ -156,14 +157,14 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def materialized_transpose(a: jax.Array) -> jax.Array:
-    """Transpose of a matrix, as left factor of a product; stored explicitly in float64.
+    """Transpose of a matrix as the left factor of a product; in float64 it is stored explicitly.
 
-    XLA on a CPU takes twice as long for a float64 product whose left factor it reads along the
-    columns, and an explicit transpose costs a tenth of the product. Neither holds in float32.
+    XLA on a CPU takes twice as long for a float64 product if it reads the left factor by columns.
+    An explicit transpose costs a tenth of the product. Neither holds in float32.
     """
     return jax.lax.optimization_barrier(a.T) if a.dtype == jnp.float64 else a.T
 
 
 def per_row(numbers: jax.Array, x: jax.Array) -> jax.Array:
-    """Reshape one number for each row of an array, `[n]`, to `[n, 1, ...]`, which broadcasts."""
+    """Reshape one number per row, `[n]`, to `[n, 1, ...]`, which broadcasts against the rows."""
     return numbers.reshape(-1, *[1] * (x.ndim - 1))

@@ -1,4 +1,4 @@
-"""Arguments, attributes and old names of other libraries, with replacements."""
+"""Arguments, attributes and names of other libraries, and deprecated names, with replacements."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def deprecated_names(package: str, new_names: Mapping[str, str]) -> Callable[[st
         new_names: A mapping from old names to new ones in the same package, or to dotted paths.
 
     Returns:
-        A function that warns and returns the object with the new name.
+        A function that warns and returns the renamed object.
     """
 
     def find(name: str) -> Any:
@@ -149,11 +149,11 @@ def deprecated_names(package: str, new_names: Mapping[str, str]) -> Callable[[st
 
 
 def missing_attribute(kind: str, names: dict[str, str]) -> Callable[[Any, str], NoReturn]:
-    """Make a `__getattr__` that names the replacement of another library's attribute.
+    """Make a `__getattr__` whose error names fnopt's replacement of another library's attribute.
 
     Args:
-        kind: The object without the attribute, with its article.
-        names: A mapping from other names to their replacements.
+        kind: The kind of object that lacks the attribute, with its article.
+        names: A mapping from other libraries' names to fnopt's replacements.
 
     Returns:
         A method that raises an AttributeError.

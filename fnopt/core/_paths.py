@@ -1,4 +1,4 @@
-"""Names of the leaves of a pytree, equal for all frameworks, and glob patterns on them."""
+"""Framework-independent names of the leaves of a pytree, and glob patterns for the names."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def is_narrow(dtype: Any) -> bool:
 
 
 def _distance(x: jax.Array, dtype: Any) -> jax.Array:
-    """The spacing of the numbers of a narrow dtype around the float32 numbers `x`."""
+    """Spacing of the numbers of a narrow dtype near the float32 numbers `x`."""
     info = jnp.finfo(dtype)
     exponent = jax.lax.bitcast_convert_type(x, jnp.int32) & 0x7F800000
     power = jax.lax.bitcast_convert_type(exponent, jnp.float32)  # of two, not above |x|
@@ -45,8 +45,8 @@ def stochastic_round(x: Any, dtype: Any, key: jax.Array) -> jax.Array:
               \qquad E[\mathrm{round}(x)] = x
 
     Small increments survive on average, where rounding to the nearest would lose them. Numbers of
-    the dtype don't change. (Below 1e-36, bfloat16's own numbers are rounded too: to multiples
-    of float32's smallest normal number.)
+    the dtype don't change. (Below 1e-36, numbers that bfloat16 represents are rounded too, to
+    multiples of float32's smallest normal number.)
 
     Args:
         x: A real array.
@@ -76,9 +76,10 @@ def stochastic_round(x: Any, dtype: Any, key: jax.Array) -> jax.Array:
 def stochastic_round_leaves(
     xs: list[jax.Array], dtypes: list[Any], key: jax.Array
 ) -> list[jax.Array]:
-    """Round some float32 arrays stochastically, each to a dtype with its own random numbers.
+    """Round float32 arrays stochastically, each to its own dtype with independent random numbers.
 
-    Small arrays share a draw, because XLA takes 0.15 s to compile each draw.
+    Small arrays share one call of the random generator, because XLA takes 0.15 s to compile each
+    call.
     """
     drawn: list[Any] = [None] * len(xs)
     for words in (jnp.uint16, jnp.uint32):

@@ -28,8 +28,8 @@ class Rows:
     such gradients to updates, and `fnopt.apply_updates` adds them.
 
     Attributes:
-        indices: Integers of shape `[k]`; negative ones (padding) and those of `size`
-            and above stand for no row.
+        indices: Integers of shape `[k]`. Negative indices (padding) and indices of at least `size`
+            refer to no row.
         values: An array of shape `[k, ...]`.
         size: Number of rows of the table.
         is_unique: Whether indices ascend without repetition, as after `summed`.
@@ -61,7 +61,7 @@ class Rows:
         return Rows(unique, sums, self.size, True)
 
     def _within(self) -> jax.Array:
-        """The indices, with `size` for all that stands for no row."""
+        """The indices, with `size` in place of indices that refer to no row."""
         indices = jnp.asarray(self.indices).astype(jnp.int32)
         size = jnp.asarray(self.size, jnp.int32)
         return jnp.where((indices < 0) | (indices > size), size, indices)
@@ -82,7 +82,7 @@ class Rows:
             )
 
     def of(self, table: jax.Array) -> jax.Array:
-        """Select these rows of a table; zeros for indices that stand for no row."""
+        """Select these rows of a table; zeros for indices that refer to no row."""
         how: dict[str, Any] = dict.fromkeys(_PROMISES, self.is_unique)
         indices = self.indices if self.is_unique else self._within()
         return jnp.asarray(table).at[indices].get(mode="fill", fill_value=0, **how)
@@ -93,7 +93,7 @@ class Rows:
         return table.at[self.indices].set(rows.astype(table.dtype), mode="drop", **how)
 
     def added_to(self, table: jax.Array) -> jax.Array:
-        """Add the values to a table, in the wider dtype, with a single rounding."""
+        """Add the values to a table in the wider of the two dtypes, and round once."""
         rows = self.summed()
         old = rows.of(table)
         dtype = compute_dtype(old.dtype, rows.values.dtype)

@@ -49,7 +49,7 @@ def declared_slots(state: type) -> dict[str, bool]:
 
 
 def _marks(state: type) -> dict[str, Any]:
-    """The annotations of a state class beyond the types of its fields."""
+    """Slot annotations of the fields of a state class."""
     try:
         hints = typing.get_type_hints(state, include_extras=True)
     except NameError:  # a class made inside a function: its annotations can't be looked up
@@ -97,7 +97,7 @@ def slot_zeros(params: Any, dtype: Any = None, *, fill: Any = 0.0, real: bool = 
 def slot_copy(params: Any, dtype: Any = None) -> Any:
     """Make a slot that starts as a copy of the params, at least float32 by default.
 
-    It doesn't share arrays with the params, so a step may donate both.
+    The slot doesn't share arrays with the params, so a step may donate both.
     """
     check_inexact(params, "params")
 
@@ -118,14 +118,15 @@ def _stored(dtype: Any, p: Any, real: bool = False) -> Any:
 def scheduled(tx: Any) -> tuple[str, ...]:
     """Names of a transform's hyper-parameters that are schedules.
 
-    The value itself shows them: numbers, arrays and traced numbers are constants.
+    A hyper-parameter is a schedule if its value is a `Schedule`. Numbers, arrays and traced numbers
+    are constants.
     """
     names, values = tx._leaf_names, tx._flatten()[0]
     return tuple(n for n, x in zip(names, values, strict=True) if isinstance(x, Schedule))
 
 
 def needs_count(tx: Any) -> bool:
-    """Whether a transform needs the number of the step."""
+    """Whether a transform needs the step number."""
     if tx.reads_step:
         return True
     for x in tx._flatten()[0]:  # noqa: SIM110  (an eager update asks it of every member)
@@ -145,9 +146,9 @@ def next_count(count: jax.Array | None) -> jax.Array | None:
 
 
 def count_of(tx: Any, state: Any) -> jax.Array | None:
-    """Count of a state; None if it has none, or a ValueError if it needs one.
+    """Count of a state; None if it has no count. Raises a ValueError if the transform needs one.
 
-    A count that is no longer needed continues, so a schedule may come back.
+    A count that is no longer needed still increments, so a schedule may be used again later.
     """
     if state.count is None and needs_count(tx):
         raise missing_count(tx)
@@ -155,7 +156,7 @@ def count_of(tx: Any, state: Any) -> jax.Array | None:
 
 
 def missing_count(tx: Any) -> ValueError:
-    """The error for a state without a count that is needed."""
+    """Make the error for a state that lacks a required count."""
     names = ", ".join(scheduled(tx))
     why = f"{names} follows a schedule" if names else "it reads the number of the step"
     return ValueError(

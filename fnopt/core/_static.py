@@ -1,4 +1,4 @@
-"""Static fields of values: flags, names, whole numbers and functions."""
+"""Static fields of values: flags, names, integers and functions."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def static(
 ) -> Any:
     """Declare a field that is a flag or a function: hashed, compared, never traced.
 
-    A field annotated `bool`, `int`, `str` or `Callable` (or one of them `| None`) refuses other
-    values, unless it has a `convert`, which then checks them.
+    A field annotated `bool`, `int`, `str` or `Callable` (or one of these `| None`) accepts only
+    values of that type. With `convert`, that function checks the value instead.
 
     Args:
         default: The default value; without one the field is required.
@@ -45,7 +45,7 @@ def static(
 
 
 def is_static(field: dataclasses.Field[Any]) -> bool:
-    """Whether a field isn't a leaf of the pytree."""
+    """Whether a field is static, and therefore not a leaf of the pytree."""
     return bool(field.metadata.get("static"))
 
 
@@ -59,7 +59,7 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool], Callable[[Any], Any]]] = {
 
 
 def _as_annotated(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
-    """A static value in the type that the field is annotated with, if that is one of `_KINDS`."""
+    """Convert a static value to the field's annotated type, if this is one of `_KINDS`."""
     annotation = getattr(field.type, "__name__", str(field.type))
     name, least = annotation.partition("[")[0].removesuffix(" | None"), field.metadata["least"]
     if name not in _KINDS or (value is None and annotation.endswith("None")):
@@ -75,7 +75,7 @@ def _as_annotated(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
 
 
 def _converted(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
-    """The stored form of a static value; an error names the owner and the field."""
+    """Convert a static value to its stored form; an error names the owner and the field."""
     try:
         return field.metadata["convert"](value)
     except (TypeError, ValueError) as error:

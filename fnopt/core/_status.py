@@ -1,4 +1,4 @@
-"""Status of an iteration: codes for arrays, messages for users."""
+"""Status of an iteration: integer codes for arrays, messages for users."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def is_converged(status: Any) -> jax.Array:
 
 
 def status_messages(status: Any, words: Mapping[Status, str] | None = None) -> Any:
-    """Messages of status codes: a string, or a (nested) list for a batch; not under `jax.jit`.
+    """Messages of status codes: a string, or a nested list for a batch; not under `jax.jit`.
 
     Args:
         status: The codes.
-        words: Other messages for some statuses, for a particular problem.
+        words: Messages that replace the default ones of some statuses.
     """
     codes = np.asarray(status)
     if codes.ndim:

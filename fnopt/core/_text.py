@@ -1,4 +1,4 @@
-"""Text for people: positions in a pipeline, lists of names, tables, notebooks."""
+"""Text for users: positions in a pipeline, lists of names, tables, notebooks."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def import_optional(module: str, user: str, extra: str = "") -> Any:
 
 
 def show_report(self: Any, printer: Any, cycle: bool) -> None:
-    """Report of a result for IPython's `_repr_pretty_`, as `print` shows it."""
+    """Show the report of a result in IPython (`_repr_pretty_`), as `print` does."""
     del cycle
     printer.text(str(self))
 
@@ -131,6 +131,6 @@ def _show_shapes(self: Any, printer: Any, cycle: bool) -> None:
 
 
 def show_shapes(states: Iterable[Any]) -> None:
-    """Make notebooks show states of these classes by the shapes of their arrays."""
+    """Make notebooks display states of these classes with shapes in place of arrays."""
     for state in states:
         state._repr_pretty_ = _show_shapes

@@ -48,16 +48,16 @@ class Transformation(Value):
     .. math:: (u_t, s_{t+1}) = \mathrm{update}(g_t, s_t, \theta_t), \qquad
               \theta_{t+1} = \theta_t + u_t
 
-    `init(params)` makes the first state; `update(updates, state, params, **extra_args)` converts
+    `init(params)` makes the initial state. `update(updates, state, params, **extra_args)` converts
     gradients (or the updates of the previous transform) to updates, which are *added* to the
-    params. Both are pure. A subclass becomes a frozen dataclass and a pytree: numeric fields are
-    leaves, so one compiled step serves all their values; fields declared with `fnopt.static` are
+    params. Both functions are pure. A subclass becomes a frozen dataclass and a pytree. Numeric
+    fields are leaves, so new values don't recompile a step. Fields declared with `fnopt.static` are
     compile-time constants. A transformation unpacks: `init, update = tx`.
 
-    A subclass defines `update`, and `init` if it has state. If `init`'s result is annotated with
-    the class of the state, the state of another optimizer is refused by name. A required extra
-    argument of `update` is keyword-only without a default; all others go to `**extra_args`. Set
-    `needs_params = True` if `update` reads the params, and `wide_updates = True` if its updates
+    A subclass defines `update`, and `init` if it has state. If `init` has the class of the state as
+    return annotation, the state of another optimizer raises an error that names both. A required
+    extra argument of `update` is keyword-only without a default; all others go to `**extra_args`.
+    Set `needs_params = True` if `update` reads the params, and `wide_updates = True` if its updates
     must not be rounded to the dtype of 16-bit params before they are added.
 
     Example:
@@ -100,7 +100,7 @@ class Transformation(Value):
     if not typing.TYPE_CHECKING:  # type checkers would believe that every attribute is there
 
         def __getattr__(self, name: str) -> Any:
-            """Only called for what isn't there: says what to write instead."""
+            """Raise an AttributeError that names the replacement of a missing attribute."""
             owner = type(self).__name__
             raise AttributeError(
                 f"{owner!r} object has no attribute {name!r}.{advice_for_attribute(name)}"
@@ -114,7 +114,7 @@ class Transformation(Value):
         return (self.init, self.update)[i]
 
     def init(self, params: Any) -> Any:
-        """Make the state before the first step: strongly typed arrays only."""
+        """Make the initial state, which consists of strongly typed arrays only."""
         del params
         return EmptyState()
 
@@ -133,7 +133,7 @@ class Transformation(Value):
         """Names of the extra arguments that `update` itself uses, and whether each is required.
 
         They are the keyword-only parameters of `update`; `'*'` stands for all names. Transforms
-        with other names override this method. See `fnopt.core.EXTRA_ARGS` for the names in use.
+        that read other names override this method. `fnopt.core.EXTRA_ARGS` lists the names in use.
         """
         return read_by(type(self).update)
 
@@ -146,7 +146,7 @@ class Transformation(Value):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Required extra arguments of this transform and those inside it."""
+        """Required extra arguments of this transform and its inner transforms."""
         own = {name for name, needed in self.reads().items() if needed}
         return tuple(sorted(own.union(*(m.tx.needs for m in self.members()))))
 
@@ -200,7 +200,7 @@ def _describe_state(state: Any, expected: type) -> str:
 
 
 def _is_state(x: Any) -> bool:
-    """Whether `x` is the state of a transform, or a tuple or dict of such."""
+    """Whether `x` is the state of a transform, or a tuple or dict of states."""
     if hasattr(x, "_fields"):
         return type(x).__name__.endswith("State")
     parts = x.values() if isinstance(x, dict) else x
@@ -268,11 +268,11 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_stored(tx: Transformation, updates: Any, like: Any) -> Any:
-    """Updates in the dtypes of the params (of the gradients, if no params are given).
+    """Cast updates to the dtypes of the params (of the gradients, if no params are given).
 
-    Between the members of a chain they are float32 at least: bfloat16 would round away what a small
-    weight decay adds. Params of whole numbers, and other trees, are left as they are. On explicit
-    meshes they are resharded like the params.
+    Between the members of a chain, updates are at least float32, because rounding to bfloat16 would
+    lose a small weight decay. Updates of integer params, and trees of another structure, are
+    returned unchanged. On explicit meshes the updates are resharded like the params.
     """
     leaves, treedef = tree_flatten(updates)
     stored, other = tree_flatten(like)
@@ -293,7 +293,7 @@ def _as_stored(tx: Transformation, updates: Any, like: Any) -> Any:
 
 
 def is_wide(tx: Transformation) -> bool:
-    """Whether a transform, or one inside it, has `wide_updates`."""
+    """Whether a transform or one of its inner transforms sets `wide_updates`."""
     return tx.wide_updates or any(is_wide(member.tx) for member in tx.members())
 
 

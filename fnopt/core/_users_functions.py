@@ -1,4 +1,4 @@
-"""Errors of users' functions and of devices, with what to change."""
+"""Errors of users' functions and of device placement, with advice."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class NotForJaxError(TypeError):
     """Error of a user's function that isn't written for JAX; its cause is JAX's own error.
 
     Args:
-        message: Its text.
-        is_of_another: Whether the faulty function is outside of the chain of functions that call
-            each other.
+        message: The text of the error.
+        is_of_another: Whether an enclosing `explain_jax_errors` re-raises this error unchanged,
+            because it concerns another function.
     """
 
     def __init__(self, message: str, is_of_another: bool = False) -> None:
@@ -48,12 +48,12 @@ def _is_of_jax(error: Any) -> TypeGuard[BaseException]:
 
 @contextlib.contextmanager
 def explain_jax_errors(name: str, fn: str = "f", is_another: bool = False) -> Iterator[None]:
-    """Convert an error inside JAX to one that quotes the user's line and a correction.
+    """Convert a JAX error to an error that quotes the user's line and a correction.
 
     Args:
         name: The name of the function that was called.
-        fn: The name of its argument, the function that isn't written for JAX.
-        is_another: Whether it differs from the function within whose call it runs.
+        fn: The name of the argument that is the user's function.
+        is_another: Whether `fn` differs from the user's function whose call encloses this one.
     """
     try:
         yield
@@ -84,7 +84,7 @@ def explain_jax_errors(name: str, fn: str = "f", is_another: bool = False) -> It
 
 
 def _cause(error: BaseException) -> tuple[str, tuple[str, str] | None]:
-    """The user's last line with a NumPy call, that call, and its JAX equivalent."""
+    """The innermost user line with a NumPy call, the called function, and its JAX equivalent."""
     last = ""
     for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
         path = frame.f_code.co_filename
@@ -121,7 +121,7 @@ def explain_missing_keys(params: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explain_example_errors(name: str, example: Any, params: Any = None) -> Iterator[None]:
-    """Add the shapes of the one example to an error of a user's function.
+    """Add the shapes of a single example to an error of a user's function.
 
     Args:
         name: The function that the user called.
@@ -155,7 +155,7 @@ def explain_example_errors(name: str, example: Any, params: Any = None) -> Itera
 
 
 def explain_device_errors(error: ValueError, updates: Any, **others: Any) -> None:
-    """Raise an error that names an array on other devices than the gradients, if any.
+    """Raise an error that names an array on other devices than the gradients, if there is one.
 
     Args:
         error: The error of JAX.
@@ -180,7 +180,7 @@ def explain_device_errors(error: ValueError, updates: Any, **others: Any) -> Non
 
 
 def _committed(tree: Any) -> list[tuple[str, jax.Array]]:
-    """The arrays that are committed to devices, by name."""
+    """Arrays that are committed to devices, by name."""
     named = leaves_with_names(tree)[0]
     return [
         (name, x)

@@ -1,4 +1,4 @@
-"""Immutable values that are pytrees: the base class of transforms, schedules and selectors."""
+"""Base class of transforms, schedules and selectors: an immutable value that is a pytree."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def hyper(
     schedule: bool = False,
     infinite: bool = False,
 ) -> Any:
-    """Declare a numeric hyper-parameter: a pytree leaf with checks of given values.
+    """Declare a numeric hyper-parameter: a pytree leaf whose value is checked.
 
     Python ints become floats (so `jax.grad` can differentiate all of them), arrays stay arrays,
     traced values pass unchecked. `None` is allowed if it is the default.
@@ -49,7 +49,7 @@ def hyper(
         le: Largest allowed value.
         lt: Open upper bound.
         schedule: Whether a `Schedule` is allowed in place of a number.
-        infinite: Whether infinity is allowed, such as for a missing limit.
+        infinite: Whether infinity is allowed, for example to disable a limit.
 
     Returns:
         A dataclass field.
@@ -76,7 +76,7 @@ def _is_array(value: Any) -> bool:
 
 
 def as_number(value: Any) -> Any:
-    """Convert a number to a Python float and a NumPy array to a JAX array; keep the rest."""
+    """Convert numbers to Python floats and NumPy arrays to JAX arrays; keep other values."""
     if isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_)):
         return float(value)
     if _is_array(value):
@@ -144,7 +144,7 @@ def _leaf_key(leaf: Any) -> Any:
 
 
 def brief(value: Any) -> str:
-    """Short text of a value: types of arrays, names of functions."""
+    """Short text of a value, with types for arrays and names for functions."""
     if isinstance(value, (jax.Array, np.ndarray)):
         if value.ndim == 0 and not isinstance(value, Tracer):
             return f"{value.item():.6g}"
@@ -162,7 +162,7 @@ _LINE_WIDTH = 96  # a line of a source file, indented by one level
 
 
 def call_text(name: str, parts: list[str]) -> str:
-    """Text of the call `name(a, b)`, on one line or with one line for each argument."""
+    """Text of the call `name(a, b)`, on one line or with one argument per line."""
     flat = f"{name}({', '.join(parts)})"
     if len(flat) <= _LINE_WIDTH and "\n" not in flat:
         return flat
@@ -193,7 +193,7 @@ _OF_A_SHELL = {
 
 
 def _advise(cls: type) -> None:
-    """Make the error for an unknown argument of a class name the right one."""
+    """Add the correct argument name to the error for an unknown argument of a class."""
     init = cls.__init__
 
     @functools.wraps(init)
@@ -214,8 +214,9 @@ class Value:
     """An immutable value that is also a pytree.
 
     A subclass becomes a frozen dataclass and is registered with JAX: fields declared with `static`
-    are auxiliary data, all others are children. Values compare and hash by content, pickle, print
-    themselves, work with `dataclasses.replace`, and convert to and from a plain configuration.
+    are auxiliary data, all others are children. Values compare and hash by content, can be pickled,
+    work with `dataclasses.replace`, and convert to and from a plain configuration. Their `repr` is
+    the call that makes them.
 
     Example:
         >>> import jax, fnopt

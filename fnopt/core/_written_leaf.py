@@ -1,4 +1,4 @@
-"""Arguments and results of the functions of a `Leafwise` transform."""
+"""Arguments and results of the methods of a `Leafwise` transform."""
 
 from __future__ import annotations
 
@@ -42,11 +42,12 @@ def check_scalars_returned(owner: str, more: Any) -> None:
 
 
 def returned_by_leaf(owner: str, out: Any, slots: tuple[str, ...], g: Any, old: Any) -> Any:
-    """Check the result of `leaf`, and return update and new slots as a tuple.
+    """Check the result of `leaf`, and return the update and the new slots as a tuple.
 
     Raises:
         TypeError: If the number of slots differs from that of the class.
-        ValueError: If one has another shape than the leaf, or than the previous slot.
+        ValueError: If the update has another shape than the leaf, or a slot has another shape than
+            before.
     """
     returned = out if slots else (out,)
     if not isinstance(returned, tuple) or len(returned) != 1 + len(slots):

@@ -1,4 +1,4 @@
-"""Several devices: shardings of a state, ZeRO, workers with local steps."""
+"""Training on several devices: shardings of a state, ZeRO, local SGD, federated learning."""
 
 from __future__ import annotations
 

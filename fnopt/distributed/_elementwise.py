@@ -42,8 +42,8 @@ class ElementwiseProgram(NamedTuple):
     """Program of an optimizer's update: the shapes of its state, and its operations.
 
     Attributes:
-        state: The shapes of the state.
-        steps: The primitives in order, with the constants of the program.
+        state: The shapes and dtypes of the state.
+        steps: The primitives in program order, with the constants of the program.
         mixing: The first operation that mixes elements: the name of the transform, the primitive.
     """
 
@@ -57,10 +57,10 @@ def check_elementwise(
 ) -> None:
     """Raise a ValueError if the update of `tx` needs whole leaves.
 
-    Sums with support for shards (norms, inner products) are allowed: they run over the devices.
-    Matrix methods are too: they gather their matrices. Methods that depend on the shape of a
-    leaf (factors of a table, a mean over its elements) have different programs for a shard and
-    for the whole leaf, which this check detects.
+    Sums with support for shards (norms, inner products) are allowed, because they include all
+    devices. Matrix methods are allowed, because they gather their matrices. A method that depends
+    on the shape of a leaf (factors of a table, a mean over its elements) has different programs for
+    a shard and for the whole leaf. The check compares these programs.
     """
     functions = [name for name, x in extra_args.items() if callable(x)]
     if functions:
@@ -125,7 +125,7 @@ def _program(
 
 
 def _operations(jaxpr: jex.Jaxpr, name: str) -> Iterator[tuple[str, jex.JaxprEqn]]:
-    """All equations outside of sums over shards, with the jitted function that they are in."""
+    """All equations outside of sums over shards, each with its enclosing jitted function."""
     for eqn in jaxpr.eqns:
         if any(SHARD_SUM in part for part in jaxprs.name_scopes(eqn)):
             continue
@@ -149,12 +149,12 @@ def _is_scalar(x: Any) -> TypeGuard[jex.Literal]:
 
 
 def _with_axes(tree: Any) -> Any:
-    """The shapes of leaves; scalars get one axis, as their shards have."""
+    """Shapes of leaves; scalars get one axis, like their shards."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape or (1,), x.dtype), tree)
 
 
 def _shard_shapes(tree: Any) -> Any:
-    """The shapes of shards; leaves of one shape have shards of one shape."""
+    """Shapes of shards; leaves of equal shape have shards of equal shape."""
     leaves, treedef = jax.tree.flatten(tree)
     first: dict[Any, int] = {}
     alike = [first.setdefault((x.shape, x.dtype), i) for i, x in enumerate(leaves)]
@@ -165,7 +165,7 @@ def _shard_shapes(tree: Any) -> Any:
 
 
 class _Shapes:
-    """The shapes and dtypes of a tree as a hashable key."""
+    """Shapes and dtypes of a tree as a hashable key."""
 
     def __init__(self, tree: Any) -> None:
         leaves, treedef = jax.tree.flatten(tree)

@@ -1,4 +1,4 @@
-"""Federated learning: a server with the params, and clients with their own data."""
+"""Federated learning: a server that holds the params, and clients that hold the data."""
 
 from __future__ import annotations
 
@@ -39,15 +39,14 @@ class ServerState(NamedTuple):
 
 
 class federated(Value):
-    r"""Server of federated learning: an optimizer step from the clients' parameters.
+    r"""Server of federated learning: an optimizer whose gradient is the clients' mean change.
 
     .. math:: \theta \leftarrow \theta + \mathrm{outer}\Bigl(\frac{\sum_k n_k\,
               (\theta - \theta_k)}{\sum_k n_k}\Bigr)
 
-    `init(params)` makes the state, from fresh params or pretrained ones; `update(state,
-    client_params, num_examples)` takes the params of the clients of a round. A loop or a framework
-    chooses, starts and reaches the clients. With `outer=None` this is FedAvg, with
-    `fnopt.adam(...)` FedAdam, and so on.
+    `init(params)` makes the state from fresh or pretrained params. `update(state, client_params,
+    num_examples)` takes the params of the clients of a round. The user's loop or framework selects
+    the clients and communicates with them. `outer=None` is FedAvg, `fnopt.adam(...)` is FedAdam.
 
     Args:
         outer: The optimizer of the server; None for `scale(-1)`, which takes the mean.
@@ -84,15 +83,15 @@ class federated(Value):
         Args:
             state: The previous state.
             client_params: The params of every client that took part, trees like `state.params`.
-            num_examples: Their weights, a number each; equal by default.
+            num_examples: The weight of each client; equal by default.
 
         Returns:
-            The next state, a tree of arrays. A client with non-finite params is ignored; if all
-            are, params and optimizer don't change.
+            The next state, a tree of arrays. A client with non-finite params is ignored. If every
+            client is ignored, the params and the optimizer's state don't change.
 
         Raises:
-            ValueError: If there is no client, the number of weights differs, or a tree isn't like
-                the server's; the message names client and leaf.
+            ValueError: If there is no client, the numbers of weights and clients differ, or a
+                client's tree isn't like the server's; the message names client and leaf.
         """
         clients = list(client_params)
         if not clients:
@@ -155,7 +154,8 @@ class add_proximal_term(Transformation):
     r"""Add a pull towards the parameters at `init`: :math:`u = g + \mu\, (\theta - \theta_0)`.
 
     It is the gradient of FedProx's :math:`\ell(\theta) + \frac\mu2 \lVert \theta - \theta_0
-    \rVert^2`, which keeps clients with different data together. Put it first in a client's chain.
+    \rVert^2`, which keeps clients with different data together. Put the transform first in a
+    client's chain.
 
     Args:
         strength: :math:`\mu`.

@@ -49,7 +49,7 @@ def _checked_block(block_size: Any) -> int | None:
 
 
 class diloco(Transformation):
-    r"""Local SGD: independent steps of each worker, periodic steps of an outer optimizer.
+    r"""Local SGD: independent steps of each worker, and periodic steps of an outer optimizer.
 
     .. math:: \theta_k &\leftarrow \theta_k + \mathrm{inner}(g_k + \mu\, (\theta_k - \phi)),
               \qquad \text{and every } H \text{ steps:} \\
@@ -60,18 +60,19 @@ class diloco(Transformation):
     Special cases are local SGD and FedAvg (`outer=None`: take the mean), FedOpt (any outer
     optimizer, such as `adam`: FedAdam), FedProx (`proximal`), DiLoCo (`adamw` inside, outside
     `sgd(0.7, momentum=0.9, nesterov=True)`). The traffic is one all-reduce of the params' size
-    every `H` steps instead of every step. With `block_size` messages are 8-bit codes, which take a
-    quarter of that: two bytes a number for each worker instead of eight. Each worker sums a part
-    after an all-to-all, and an all-gather returns the parts. The rounding error of a message is
-    added to the next one (error feedback), so it delays an update and loses nothing.
+    every `H` steps instead of every step. With `block_size`, messages are 8-bit codes, which reduce
+    the traffic to a quarter: two bytes per number and worker instead of eight. Each worker sums its
+    part after an all-to-all, and an all-gather returns the parts. The rounding error of a message
+    is added to the next message (error feedback), so rounding delays updates but doesn't lose them.
 
-    It runs inside `jax.shard_map` (or `jax.vmap` with a name), each worker with its own params
-    and state; outside they have a leading axis of workers. `update` takes two more arguments, a
-    scalar for each worker: `num_examples`, its weight :math:`n_k`, and `participates`, whether it
-    takes part in this synchronization. Workers that don't take part also get the common params; if
-    none takes part, :math:`\phi` doesn't change. A worker with non-finite params or weight, or a
-    weight that isn't positive, is excluded; `apply_if_finite` around `inner` keeps its own params
-    finite, because no update can be added to a NaN.
+    Use `diloco` inside `jax.shard_map` (or `jax.vmap` with a name), where each worker has its own
+    params and state. Outside, params and state have a leading axis of workers. `update` takes two
+    more scalars of each worker: `num_examples`, its weight :math:`n_k`, and `participates`, whether
+    it takes part in this synchronization. Workers that don't take part also get the common params.
+    If no worker takes part, :math:`\phi` doesn't change. A worker with non-finite params or weight,
+    or a weight that isn't positive, is excluded; `apply_if_finite` around `inner` keeps a worker's
+    params finite. Without it, a worker with NaN params can't recover, because NaN plus an update is
+    NaN.
 
     A synchronization is an update like any other, so the params equal :math:`\phi` up to the
     rounding of a sum; `fnopt.slots(state)["anchor"]` is :math:`\phi`, the same on all workers.
@@ -125,7 +126,7 @@ class diloco(Transformation):
         return Member("inner", self.inner, inner), Member("outer", self.outer, outer)
 
     def init(self, params: Any) -> DilocoState:
-        """Make the states, with the params as common point."""
+        """Make the state, with the params as anchor."""
         # A copy, so that a step may donate the params.
         anchor = slot_copy(params)
         error = None if self.block_size is None else slot_zeros(params)
@@ -142,7 +143,7 @@ class diloco(Transformation):
         participates: Any = None,
         **extra_args: Any,
     ) -> tuple[Any, DilocoState]:
-        """Return the worker's own updates, or those to the new common params."""
+        """Return the worker's updates, or at a synchronization the updates to the common params."""
         pulled = add_proximal_gradient(updates, self.proximal, params, state.anchor)
         own, inner_state = self.inner.update(pulled, state.inner_state, params, **extra_args)
         own = cast_like(own, state.anchor)
@@ -175,7 +176,7 @@ class diloco(Transformation):
     def _mean(
         self, moved: Any, weight: jax.Array, error: Any, count: jax.Array
     ) -> tuple[Any, Any, jax.Array]:
-        """Weighted mean over workers, its rounding error, and whether any worker has a weight."""
+        """Weighted mean over workers, its rounding error, and whether any weight is positive."""
         try:
             # Scaled before they are summed, so that a worker without a weight is not heard at all.
             total = jax.lax.psum(weight, self.axis)
@@ -226,7 +227,7 @@ def all_finite(tree: Any) -> jax.Array:
 
 
 def _outer_gradient(anchor: Any, params: Any, own: Any) -> Any:
-    """The outer gradient: minus a worker's change of the params since the last meeting."""
+    """Outer gradient: minus a worker's change of the params since the last synchronization."""
 
     def change(a: Any, p: Any, u: Any) -> Any:
         # From where the worker began, which is the common point as its params can hold it.

@@ -1,4 +1,4 @@
-"""Mesh of params, and their partition specs."""
+"""Meshes and partition specs of params."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def axis_names(axis: Axis) -> tuple[str, ...]:
 
 
 def common_mesh(params: Any, mesh: Any, name: str) -> Any:
-    """The given mesh, or that of the params; check that all params are on it."""
+    """The given mesh, or the mesh of the params; check that all params are on it."""
     named = leaves_with_names(params)[0]
     placed = [(path, p.sharding) for path, p in named if _is_on_another_device(p)]
     placed += [(path, s) for path, p in named if (s := sharding_of(p)) is not None]
@@ -67,7 +67,7 @@ def context_mesh() -> list[Any]:
 
 
 def check_axis(axis: Axis, mesh: Any, name: str) -> tuple[str, ...]:
-    """Check that the mesh has the axes, and return their names."""
+    """Check that the mesh has these axes, and return their names."""
     try:
         names = axis_names(axis)
     except (TypeError, ValueError) as error:
@@ -112,7 +112,7 @@ def divide_further(
 
 
 def put(x: Any, place: NamedSharding) -> Any:
-    """Put an array, eager or traced, into this sharding."""
+    """Place an array, eager or traced, in this sharding."""
     if isinstance(place.mesh, Mesh) and not isinstance(x, Tracer):
         return jax.device_put(x, place)
     if AxisType.Explicit in place.mesh.axis_types:
@@ -121,7 +121,7 @@ def put(x: Any, place: NamedSharding) -> Any:
 
 
 def sharding_of(p: Any) -> NamedSharding | None:
-    """Sharding of an array, a traced one or a shape on a mesh; None if unknown.
+    """Sharding of an array, a traced array or a shape on a mesh; None if unknown.
 
     Types of traced arrays contain explicit meshes only.
     """

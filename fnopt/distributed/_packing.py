@@ -1,8 +1,8 @@
-"""Shards of leaves, and their exchange in one collective for every dtype, also as 8-bit codes.
+"""Shards of leaves, and their exchange in one collective per dtype, also as 8-bit codes.
 
-A leaf is flattened and padded with zeros to N equal shards. A shard has as many axes as the leaf,
-all but the last of length 1, so masks of matrices and vectors work. A collective sends the
-shards of all leaves of a dtype as one array, `[N, sum of their lengths]`.
+A leaf is flattened, padded with zeros and split into N equal shards. A shard has as many axes as
+the leaf, and all but the last have length 1, so masks that select matrices or vectors work. A
+collective sends the shards of all leaves of a dtype as one array, `[N, sum of their lengths]`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def row_shape(x: Any, length: int) -> tuple[int, ...]:
 
 
 def shards_in_a_row(x: Any, n: int) -> jax.Array:
-    """The shards of a leaf, concatenated."""
+    """Concatenated shards of a leaf."""
     parts = split_in_shards(x, n)
     return parts.reshape(row_shape(x, parts.size))
 
@@ -58,7 +58,7 @@ def local_shards(tree: Any, axes: tuple[str, ...], n: int) -> Any:
 def local_unsharded_leaves(
     shapes: dict[str, tuple[int, ...]], axes: tuple[str, ...]
 ) -> UnshardedLeaves:
-    """Leaves whose shards are on the devices of these axes."""
+    """Description of leaves whose shards are on the devices of these axes."""
     return UnshardedLeaves(
         shapes,
         jax.lax.psum(1, axes),
@@ -69,7 +69,7 @@ def local_unsharded_leaves(
 
 
 def reduce_scatter(tree: Any, axes: tuple[str, ...], n: int) -> Any:
-    """This device's shard of the sum of every leaf: one reduce-scatter for every dtype."""
+    """This device's shard of every leaf's sum over devices: one reduce-scatter per dtype."""
     leaves, treedef = jax.tree.flatten(tree)
     send = functools.partial(jax.lax.psum_scatter, axis_name=axes, scatter_dimension=0)
     received = _send_packed(send, [split_in_shards(x, n) for x in leaves])
@@ -80,7 +80,7 @@ def reduce_scatter(tree: Any, axes: tuple[str, ...], n: int) -> Any:
 
 
 def all_gather_shards(parts: Any, like: Any, axes: tuple[str, ...]) -> Any:
-    """Gather leaves of the shapes of `like` from all shards: one all-gather for every dtype."""
+    """Gather leaves of the shapes of `like` from all shards: one all-gather per dtype."""
     flat = [jnp.ravel(x) for x in jax.tree.leaves(parts)]
     received = _send_packed(lambda packed: all_gather(packed, axes), flat)
     shapes, treedef = jax.tree.flatten(like)
@@ -91,7 +91,7 @@ def all_gather_shards(parts: Any, like: Any, axes: tuple[str, ...]) -> Any:
 def _send_packed(
     send: Callable[[jax.Array], jax.Array], blocks: list[jax.Array]
 ) -> list[jax.Array]:
-    """Send blocks, concatenated along their last axis, in one call for every dtype."""
+    """Send blocks, concatenated along their last axis, in one call per dtype."""
     # A collective has a latency of its own: one for each dtype, not for each leaf.
     received: dict[int, jax.Array] = {}
     for dtype in dict.fromkeys(x.dtype for x in blocks):
@@ -113,16 +113,16 @@ def compressed_sum(
     .. math:: q_k = Q(x_k + e_k), \quad s = Q\Bigl(\sum_k q_k\Bigr), \quad
               e_k' = x_k + e_k - q_k + \Bigl[\sum_j q_j - s\Bigr]_{\text{part } k}
 
-    Every device sums its part (an all-to-all of codes), and sends it to all (an
-    all-gather): two bytes a number, where an all-reduce of float32 takes eight. The second rounding
-    error is stored by the device that made it, so the sum over all rounds is exact.
+    Every device sums its part (an all-to-all of codes) and sends the sum to all devices (an
+    all-gather). This takes two bytes per number, and an all-reduce of float32 takes eight. The
+    device that sums a part stores the second rounding error, so the sum over all rounds is exact.
 
     Args:
         tree: This device's floating arrays.
         owed: :math:`e_k`, a tree like `tree`.
         axes: The named axes of the devices.
         block_size: Number of elements that share a scale.
-        count: The number of this sum, for stochastic rounding.
+        count: The index of this sum, the seed of the stochastic rounding.
     """
     leaves, treedef = jax.tree.flatten(jax.tree.map(jnp.add, tree, owed))
     if not sum(x.size for x in leaves):
@@ -154,7 +154,7 @@ def from_pairs(x: jax.Array, dtype: Any) -> jax.Array:
 
 
 def _pack(leaves: list[jax.Array], n: int, block_size: int) -> tuple[jax.Array, int]:
-    """Pack leaves as `n` rows of whole blocks; returns the rows and the length of a block."""
+    """Pack leaves as `n` rows of whole blocks; return the rows and the length of a block."""
     dtype = real_dtype(compute_dtype(*(x.dtype for x in leaves)))
     packed = jnp.concatenate(
         [split_in_shards(as_pairs(x).astype(dtype), n) for x in leaves], axis=1
@@ -175,7 +175,7 @@ def _unpack(packed: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
 
 
 def _encode_rows(x: jax.Array, block: int, count: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Encode rows as bytes, codes and then scales; returns the bytes and their decoded values."""
+    """Encode rows as bytes (codes, then scales); return the bytes and the decoded values."""
     codes, scales = encode(x, SIGNED, block, count)
     as_bytes = jax.lax.bitcast_convert_type(scales, jnp.uint8).reshape(x.shape[0], -1)
     sent = decode(codes, scales, SIGNED, block)

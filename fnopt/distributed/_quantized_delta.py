@@ -33,7 +33,7 @@ class Codes(NamedTuple):
 
 
 class QuantizedDeltaState(NamedTuple):
-    """Number of messages sent, and the rounding error not yet sent."""
+    """State of `quantized_delta`: number of messages sent, and the rounding error not yet sent."""
 
     count: jax.Array
     error: Slot
@@ -46,19 +46,19 @@ def checked_block_size(block_size: Any, name: str) -> int:
 
 
 class quantized_delta(Value):
-    r"""Compress a client's change of the parameters to 8-bit codes, with error feedback.
+    r"""Codec that compresses a client's parameter changes to 8-bit codes, with error feedback.
 
     .. math:: q = Q(\theta - \theta_k + e), \qquad e' = \theta - \theta_k + e - q
 
-    `encode(params, start, state)` returns a message, a quarter of the size of float32 params, and
-    the next state, whose rounding error is added to the next message (error feedback).
-    `decode(message, start)` is for the server, and returns the client's params up to rounding.
-    `federated` takes them unchanged. Codes are those of `quantized_state`,
-    rounded stochastically without bias. A client without a state, such as a phone that takes part
-    once, uses a fresh one.
+    `encode(params, start, state)` returns a message and the next state. The message has a quarter
+    of the size of float32 params. The rounding error in the state is added to the next message
+    (error feedback). The server calls `decode(message, start)`, which returns the client's params
+    up to rounding, for `federated`. The codes are those of `quantized_state`, with unbiased
+    stochastic rounding. A client that takes part once uses a fresh state.
 
     Args:
-        block_size: Maximum number of elements that share a scale. 256 costs 4/256 byte a number.
+        block_size: Maximum number of elements that share a scale. With 256, the scales add 4/256
+            byte per number.
 
     Raises:
         ValueError: If `block_size` isn't at least 1; in use, if trees differ.
@@ -97,10 +97,9 @@ class quantized_delta(Value):
         Args:
             params: The params of the client.
             start: The params of the server at the start of the round.
-            state: The result of `init` or of the last call.
+            state: The result of `init` or of the last `encode`.
 
         Returns:
-            A tree with `Codes` for leaves, and the next state.
             A tree with `Codes` for leaves, and the next state.
 
         Raises:
@@ -125,14 +124,14 @@ class quantized_delta(Value):
         """Decode the params of a client.
 
         Args:
-            message: The result of `encode`; NumPy arrays too.
+            message: The result of `encode`; its arrays may be NumPy arrays.
             start: The params of the server at the start of the round.
 
         Returns:
             A tree like `start`.
 
         Raises:
-            ValueError: If the message doesn't fit these params; it names the leaf.
+            ValueError: If the message doesn't fit these params; the error names the leaf.
         """
         named, treedef = leaves_with_names(start)
         found = jax.tree.leaves(message)

@@ -1,4 +1,4 @@
-"""Conversion of states between sharded and plain optimizers, with 8-bit codes."""
+"""Conversion of states between sharded and unsharded optimizers, including 8-bit codes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def decode_slots(tx: Any, state: Any, params: Any) -> Any:
 
 
 def encode_slots(tx: Any, numbers: Any, params: Any) -> Any:
-    """Encode the slots of a state, rounded in the blocks of this optimizer."""
+    """Encode the slots of a state in the blocks of this optimizer."""
 
     def encode_state(over: sharded | None, tx: quantized_state, state: QuantizedStateState) -> Any:
         known = None if over is None else over._unsharded_leaves(params)
@@ -47,7 +47,7 @@ def encode_slots(tx: Any, numbers: Any, params: Any) -> Any:
 
 
 def _shards_of(over: sharded, state: Any, params: Any) -> Context:
-    """Declare slots as shards, one for every device of their mesh."""
+    """Declare slots as shards, one per device of their mesh."""
     named = leaves_with_names(state, is_coded)[0]
     name, codes = next((name, x[0]) for name, x in named if is_coded(x))
     mesh = mesh_of(codes)
@@ -83,25 +83,25 @@ def _quantized_members(
 
 
 def gather_state(tx: Any, state: Any, params: Any, *, requantize: bool = False) -> Any:
-    """Convert the state of a `sharded` optimizer to that of the optimizer inside.
+    """Convert the state of a `sharded` optimizer to the state of the optimizer inside.
 
-    Use it to evaluate an average of the params, or to save a checkpoint that can continue on any
-    number of devices.
+    Use the result to evaluate an average of the params, or to save a checkpoint that can be
+    restored on any number of devices.
 
     Args:
         tx: An optimizer with `sharded` in it.
         state: Its state outside of `jax.shard_map`, for any number of devices.
         params: The params; arrays or shapes.
-        requantize: Whether codes (`quantized_state`) with blocks across parts are rounded
-            again, in the blocks of the whole leaf; other codes are copied. The state then
-            has to be on its mesh, outside of `jax.jit`.
+        requantize: Whether to round codes (`quantized_state`) again in the blocks of the whole
+            leaf, if their blocks cross shard boundaries; other codes are copied. The state must
+            then be on its mesh, outside of `jax.jit`.
 
     Returns:
         The state of `tx.inner` (or of the chain around it without `sharded`).
 
     Raises:
-        ValueError: If a leaf has too few elements for its param, or has codes with blocks across
-            parts, without `requantize`.
+        ValueError: If a leaf has too few elements for its param, or if blocks of codes cross shard
+            boundaries and `requantize` is False.
 
     Example:
         >>> from jax.sharding import NamedSharding, PartitionSpec as P
@@ -146,11 +146,11 @@ def scatter_state(
 
     Args:
         tx: An optimizer with `sharded` in it.
-        state: The state of the optimizer without it.
+        state: The state of the optimizer without `sharded`.
         params: The params, on the mesh.
-        mesh: The mesh; by default that of the params.
-        requantize: Whether codes with blocks across parts are rounded again, in the
-            blocks of the parts.
+        mesh: The mesh; by default the mesh of the params.
+        requantize: Whether to round codes again in the blocks of the shards, if their blocks cross
+            shard boundaries.
 
     Returns:
         The state, with slots sharded over the devices of `tx`'s axis.
@@ -215,9 +215,9 @@ def _sharded_leaf(mesh: Any, _: str, x: Any, new: Any) -> Any:
 def _where_blocks_differ(
     parts: Any, whole: Any, recoded: Callable[[], Any] | None
 ) -> dict[str, Any]:
-    """Recode slots whose blocks in shards differ from those in whole leaves; by name.
+    """Re-encode slots whose blocks differ between shards and whole leaves; by name.
 
-    Raises a ValueError that names the first where nothing does.
+    Raises a ValueError that names the first such slot if re-encoding isn't allowed.
     """
     found = leaves_with_names(parts, is_coded)[0]
     others = jax.tree.leaves(whole, is_leaf=is_coded)

@@ -38,47 +38,48 @@ class sharded(Transformation):
               u^{(k)}, s_k' = \mathrm{inner}(g^{(k)}, s_k, \theta^{(k)}), \qquad
               u = (u^{(1)}, \dots, u^{(N)})
 
-    Use it inside `jax.shard_map`, with params that are replicated on every device and the gradient
-    :math:`g_j` of each device's part of the batch. A step is one reduce-scatter of the gradients,
-    the inner update of this device's :math:`N`-th of every leaf, and one all-gather of the updates
-    (one of each for every dtype): the traffic of an all-reduce, with state and arithmetic divided
-    by N. Leaves keep their names, so masks and labels work; leaves whose size N doesn't divide are
-    padded with zeros. Without norms a step equals that of `inner` bit for bit, if the
-    compiler rounds long and short arrays alike. Norms and inner products over leaves, such as those
-    of `clip_by_global_norm`, are summed over the devices automatically.
+    Use `sharded` inside `jax.shard_map`, with params that are replicated on every device and the
+    gradient :math:`g_j` of each device's part of the batch. A step is a reduce-scatter of the
+    gradients, the inner update of this device's :math:`N`-th of every leaf, and an all-gather of
+    the updates, with one collective per dtype. The traffic is that of an all-reduce; state and
+    arithmetic are divided by N. Leaves keep their names, so masks and labels work. Leaves whose
+    size isn't a multiple of N are padded with zeros. Without norms, the result equals that of
+    `inner` bit for bit, if the compiler rounds long and short arrays alike. Norms and inner
+    products over leaves, for example in `clip_by_global_norm`, are summed over the devices
+    automatically.
 
     Matrix methods (`muon`, `soap`, `shampoo`, `kl_shampoo`, `psgd_kron`, `galore`) also keep their
     slots and factors in shards. The matrices of a shape are assigned to devices. Every device
     gathers its matrices, updates them as a whole and sends the results back, in two all-to-alls of
-    an N-th of the matrices. Work is divided by N if N divides the number of matrices of a shape
-    (each layer of a stack counts as one).
+    an N-th of the matrices. Work is divided by N if N divides the number of matrices of each shape
+    (each layer of a stack counts as a matrix).
 
-    Slots in codes (`quantized_state`) keep the blocks of the whole leaf, so a step equals that of
-    `inner` bit for bit if shards hold whole blocks. A block across two devices is split into
-    one block on each, with separate scales, so its numbers are rounded differently, within the same
-    bounds.
+    Quantized slots (`quantized_state`) keep the blocks of the whole leaf. If shards hold whole
+    blocks, the result equals that of `inner` bit for bit. A block across two devices is split into
+    two blocks with separate scales, so its numbers are rounded differently, within the same bounds.
 
     Outside of `shard_map` the arrays of the state have shape `[1, ..., N * ceil(size / N)]`,
-    sharded over the axis. `state_sharding` returns their shardings, `init_sharded` or `init` of
-    params on a mesh makes the state. `gather_state` and `scatter_state` convert it to and from the
-    state of `inner` on one device, for example for another number of devices.
+    sharded over the axis. `state_sharding` returns the shardings of the state. `init_sharded`, or
+    `init` with params on a mesh, makes the state. `gather_state` and `scatter_state` convert the
+    state to and from the state of `inner` on one device, for example to continue on another number
+    of devices.
 
-    Put transforms that need the averaged gradient inside: clipping, skipping,
-    EMA, accumulation (outside, `accumulate` saves the traffic of all but every k-th step).
+    Put transforms that need the averaged gradient inside `sharded`: clipping, skipping, EMA,
+    accumulation. (`accumulate` outside `sharded` communicates only in every k-th step.)
 
     Args:
         inner: An elementwise optimizer, apart from norms and inner products, or a matrix
             method.
         axis: The name of the mesh axis (or several names) over which gradients are averaged.
-        mean: Whether to average the devices' gradients; if False, sum them. Gradients whose
-            type says that they are equal on all devices aren't summed: with `check_vma=True`,
-            `jax.grad` has summed them already, so the loss must be a mean over devices
-            (`jax.lax.pmean`). `check_vma=False` sends less.
+        mean: Whether to average the devices' gradients; if False, sum them. Gradients whose type
+            doesn't vary over the devices aren't summed: with `check_vma=True`, `jax.grad` has
+            summed them already, so the loss must be a mean over devices (`jax.lax.pmean`).
+            `check_vma=False` communicates less.
 
     Raises:
         ValueError: In use, if the axis isn't bound, if the state is for another number of devices,
             or if `inner` needs whole leaves (random numbers, means of a leaf, as `adafactor`
-            does): use `state_sharding` with `axis` for those.
+            does): use `state_sharding` with `axis` for such optimizers.
 
     Example:
         >>> from functools import partial
@@ -117,7 +118,7 @@ class sharded(Transformation):
         return (Member(self.inner._place, self.inner, state),)
 
     def init(self, params: Any) -> Any:
-        """The inner state for this device's shards; on a mesh, for the shards of all devices."""
+        """Make the inner state of this device's shards; on a mesh, of the shards of all devices."""
         check_inexact(params, "params")
         n = _size_if_bound(self.axis)
         if n is None:
@@ -185,7 +186,7 @@ class sharded(Transformation):
         return n
 
     def _shards_of(self, name: str, p: Any) -> Any:
-        """A leaf as the concatenated shards of all devices, sharded over its mesh."""
+        """Convert a leaf to the concatenated shards of all devices, sharded over its mesh."""
         mesh = mesh_of(p)
         if mesh is None or not {*self.axis} <= {*mesh.axis_names}:
             raise ValueError(
@@ -198,7 +199,7 @@ class sharded(Transformation):
         return _shard_last(shards_in_a_row(replicate(p), n), self.axis, mesh)
 
     def _unsharded_leaves(self, params: Any) -> UnshardedLeaves | None:
-        """The leaves of concatenated shards on a mesh."""
+        """Description of leaves that are concatenated shards on a mesh."""
         mesh = next(map(mesh_of, jax.tree.leaves(params)), None)
         if mesh is None:
             return None

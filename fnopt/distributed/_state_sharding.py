@@ -1,4 +1,4 @@
-"""The shardings of an optimizer's state, and states that are created in them."""
+"""Shardings of an optimizer's state, and the creation of sharded states."""
 
 from __future__ import annotations
 
@@ -33,25 +33,25 @@ def state_sharding(
 ) -> Any:
     """Return the shardings of an optimizer's state, one per array.
 
-    A slot gets the sharding of its param. A slot is recognised by its name, which ends with the
-    param's name, and its shape, which is equal or has a further leading axis. All other arrays
-    (counts, factors of matrices) are replicated. Nothing is computed.
+    A slot gets the sharding of its param. An array is a slot if its name ends with the param's
+    name, and its shape equals the param's shape or has a further leading axis. All other arrays
+    (counts, factors of matrices) are replicated. No state is computed.
 
     With `axis`, slots are sharded further, along their longest dimension that is divisible by the
     number of devices. If a jitted step has the result as `out_shardings`, the compiler divides the
     arithmetic of the optimizer too (ZeRO-1), for every optimizer. A slot without a divisible
-    dimension stays as it is.
+    dimension keeps the sharding of its param.
 
     Args:
         tx: An optimizer, fnopt's or another library's.
         params: The params: arrays, or `jax.ShapeDtypeStruct`s with a sharding.
         mesh: The mesh; by default that of the params, or else that of `jax.set_mesh`. Params
-            without a mesh count as replicated, and so do traced params of an automatic mesh.
+            without a mesh, and traced params of an automatic mesh, count as replicated.
         axis: A mesh axis, or several, over which slots are sharded.
 
     Returns:
-        A tree like `tx.init(params)` of `NamedSharding`s: for `out_shardings`, `jax.device_put`,
-        or the restore of a checkpoint. `jax.shard_map` takes their `.spec`s.
+        A tree like `tx.init(params)` of `NamedSharding`s: for `out_shardings`, `jax.device_put`, or
+        restoring a checkpoint. `jax.shard_map` takes their `.spec`s.
 
     Raises:
         ValueError: If the params have no mesh, or different ones, or the mesh lacks `axis`.
@@ -98,8 +98,8 @@ def init_sharded(
 
     Args:
         tx: An optimizer.
-        params: The params: arrays, or `jax.ShapeDtypeStruct`s if the first state depends on no
-            values (it does if an optimizer starts with a copy of the params).
+        params: The params: arrays, or `jax.ShapeDtypeStruct`s if the initial state doesn't depend
+            on the params' values (a copy of the params does).
         mesh: As in `state_sharding`.
         axis: As in `state_sharding`.
 
@@ -107,8 +107,9 @@ def init_sharded(
         The result of `tx.init(params)`, with the shardings of `state_sharding`.
 
     Raises:
-        ValueError: As `state_sharding`, if values are needed and shapes were given, or in a traced
-            call if `jax.set_mesh` has set another mesh than that of the params.
+        ValueError: In the cases of `state_sharding`; if the state needs values and `params` has
+            only shapes; or in a traced call, if `jax.set_mesh` has set another mesh than the
+            params' mesh.
 
     Example:
         >>> from jax.sharding import NamedSharding, PartitionSpec as P
@@ -143,7 +144,7 @@ def init_sharded(
 
 
 def _check_context(mesh: Any, params: Any) -> None:
-    """Check that a traced call is within the mesh of its params, or within none."""
+    """Check that a traced call is in the mesh context of its params, or in none."""
     context = context_mesh()
     if is_tracing() and context and dict(context[0].shape) != dict(mesh.shape):
         raise ValueError(
@@ -156,7 +157,8 @@ def _check_context(mesh: Any, params: Any) -> None:
 def _abstract_state(tx: Any, params: Any, mesh: Any) -> Any:
     """Types of the state for params that are replicated on a mesh of explicit axes.
 
-    Results of the optimizer then have the sharding in their types, whatever the mesh's own axes.
+    The optimizer's results then have the sharding in their types, whatever the axis types of the
+    given mesh.
     """
     kinds = (AxisType.Explicit,) * len(mesh.axis_names)
     abstract = jax.sharding.AbstractMesh(

@@ -1,8 +1,9 @@
-"""Shardings: explicit meshes, device-varying arrays, collectives, and states placed like params.
+"""Shardings: explicit meshes, device-varying arrays, collectives, and states sharded like params.
 
-The types of arrays on a mesh with explicit axes, and inside `jax.shard_map`, say how they are
-sharded, and JAX refuses an operation whose result could be sharded in several ways. The functions
-here make these choices for the whole library. Elsewhere they are the functions of JAX.
+On a mesh with explicit axes, and inside `jax.shard_map`, the type of an array contains its
+sharding. JAX then raises an error for an operation whose result could be sharded in several ways.
+The functions of this package choose the sharding for the whole library. On other meshes they equal
+the functions of JAX.
 """
 
 from __future__ import annotations

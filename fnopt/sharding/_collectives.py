@@ -1,13 +1,13 @@
 """Device-varying arrays: collectives over a named axis or None, loops and conditionals.
 
 Inside `jax.shard_map` with `check_vma=True` (the default), the derivative with respect to
-replicated params is summed over the devices. That sum is wrong for the gradient of one example,
-because different devices have different examples. Likewise, the carry of a loop has to vary over
-the same axes before and after, and so do the results of both branches of a conditional. Outside of
-`jax.shard_map` these are the functions of `jax.lax`.
+replicated params is summed over the devices. This sum is wrong for the gradient of one example,
+because each device has its own examples. The carry of a loop must vary over the same axes before
+and after an iteration. The results of both branches of a conditional must also vary over the same
+axes. Outside of `jax.shard_map` these are the functions of `jax.lax`.
 
-A solver whose residuals are sharded over named axes declares these axes once
-(`rows_sharded_over`). The functions for rows do nothing outside of it.
+A solver whose residuals are sharded over named axes declares these axes once (`rows_sharded_over`).
+Outside this context, the functions for rows return their input.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fnopt.sharding._explicit import axis_names
 
 
 def varying_axes(x: Any) -> frozenset[str]:
-    """The named axes over which an array (or its type) varies; none where types don't say."""
+    """Named axes over which an array (or its type) varies; empty if types don't track them."""
     aval = x if isinstance(x, (jax.ShapeDtypeStruct, ShapedArray)) else jax.typeof(x)
     axes = getattr(aval, "vma", None)  # before JAX 0.10
     axes = axes or getattr(getattr(aval, "manual_axis_type", None), "varying", None)
@@ -52,7 +52,7 @@ def pvary_like(tree: Any, like: Any) -> Any:
 
 
 def while_loop(cond_fun: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:
-    """`jax.lax.while_loop` whose carry varies over each axis over which a part of it varies."""
+    """`jax.lax.while_loop` whose carry varies over all axes over which any of its leaves varies."""
     # Sums over the rows of all devices have types that say what is the same on all of them.
     if row_axes() or not any(map(varying_axes, jax.tree.leaves(init))):
         return lax.while_loop(cond_fun, body, init)
@@ -79,7 +79,7 @@ def pvary_for(fn: Callable[..., Any], params: Any, *args: Any) -> Any:
 
 
 def check_axis_name(axis_name: Any) -> None:
-    """Refuse a named axis that is not in scope.
+    """Raise an error for a named axis that is not in scope.
 
     Args:
         axis_name: A name, or a tuple of names; None for no axis.
@@ -97,7 +97,7 @@ def check_axis_name(axis_name: Any) -> None:
 
 
 def psum(sums: Any, axis_name: Any) -> Any:
-    """`jax.lax.psum` over a named axis; without one, the sums as they are."""
+    """`jax.lax.psum` over a named axis; without an axis, return the input."""
     if axis_name is None:
         return sums
     check_axis_name(axis_name)
@@ -105,7 +105,7 @@ def psum(sums: Any, axis_name: Any) -> Any:
 
 
 def all_gather_tree(tree: Any, axis_name: Any) -> Any:
-    """Concatenate the leading axes of the arrays of all devices; without an axis, the tree."""
+    """Concatenate the arrays of all devices along axis 0; without a named axis, return the tree."""
     if axis_name is None:
         return tree
     check_axis_name(axis_name)
@@ -113,7 +113,7 @@ def all_gather_tree(tree: Any, axis_name: Any) -> Any:
 
 
 def local_rows(x: jax.Array, axis_name: Any) -> jax.Array:
-    """This device's part of the leading axis of a replicated array; without an axis, the array."""
+    """This device's part of axis 0 of a replicated array; without a named axis, the array."""
     if axis_name is None:
         return x
     n = x.shape[0] // jax.lax.psum(1, axis_name)
@@ -122,7 +122,7 @@ def local_rows(x: jax.Array, axis_name: Any) -> jax.Array:
 
 
 def all_gather(x: Any, axis_name: Any, tiled: bool = False) -> jax.Array:
-    """`jax.lax.all_gather` with a result that doesn't vary over devices, of PRNG keys too."""
+    """`jax.lax.all_gather` with a result that doesn't vary over devices; also for PRNG keys."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # collectives take numbers only
         impl = jax.random.key_impl(x)
         data = all_gather(jax.random.key_data(x), axis_name, tiled)
@@ -164,12 +164,12 @@ def row_shards() -> int:
 
 
 def psum_rows(sums: Any) -> Any:
-    """Sum over all devices what each has summed over its own rows."""
+    """Sum over all devices the partial sums over each device's rows."""
     return jax.lax.psum(sums, row_axes()) if row_axes() else sums
 
 
 def pmax_rows(x: jax.Array) -> jax.Array:
-    """The maximum over all devices of what each has found for its own rows."""
+    """Maximum over all devices of the maxima over each device's rows."""
     return jax.lax.pmax(x, row_axes()) if row_axes() else x
 
 
@@ -185,5 +185,5 @@ def all_gather_rows(x: jax.Array) -> jax.Array:
 
 
 def pvary_over_rows(tree: Any) -> Any:
-    """Mark arrays as varying, so that derivatives by them are of this device's rows alone."""
+    """Mark arrays as varying, so that their derivatives refer to this device's rows only."""
     return pvary_like(tree, jax.lax.axis_index(row_axes())) if row_axes() else tree

@@ -1,8 +1,8 @@
-"""Shardings on meshes with explicit axes: the choices that JAX leaves open.
+"""Shardings on meshes with explicit axes, where JAX requires a choice.
 
-On such a mesh the type of an array has a `PartitionSpec`, and an operation whose result could have
-more than one is an error. The choices are made here, for the whole library. On automatic meshes,
-and on one device, the functions do what those of `jax.numpy` do.
+On such a mesh the type of an array has a `PartitionSpec`. JAX raises an error for an operation
+whose result could have several `PartitionSpec`s. This module chooses one for the whole library. On
+automatic meshes, and on one device, the functions equal those of `jax.numpy`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Spec = tuple[Any, ...]
 
 
 def axis_names(axes: Any) -> tuple[Any, ...]:
-    """The names in None, one name, or several."""
+    """Tuple of axis names from None, one name, or several."""
     if axes is None:
         return ()
     return tuple(axes) if isinstance(axes, (tuple, list)) else (axes,)
@@ -41,7 +41,7 @@ def is_sharded(x: Any) -> bool:
 
 
 def reshard_to(x: jax.Array, spec: Spec) -> jax.Array:
-    """Reshard an array over these axes of its mesh."""
+    """Reshard an array over the given axes of its mesh."""
     if explicit_spec(x) == spec:
         return x
     mesh = jax.typeof(x).sharding.mesh
@@ -51,7 +51,7 @@ def reshard_to(x: jax.Array, spec: Spec) -> jax.Array:
 
 
 def replicate(x: jax.Array, *dimensions: int) -> jax.Array:
-    """Gather these dimensions (all by default) of an array on every device."""
+    """Replicate an array along these dimensions (all by default)."""
     if not is_sharded(x):
         return x
     gathered = {d % x.ndim for d in dimensions} or set(range(x.ndim))
@@ -63,8 +63,8 @@ def replicate(x: jax.Array, *dimensions: int) -> jax.Array:
 def replicate_for_batch(shared: Any, batch: Any) -> Any:
     """Gather arrays that all examples share over the mesh axes that the examples are sharded over.
 
-    For params that are sharded over the axis of the batch (FSDP): `jax.vmap` refuses an argument
-    that is sharded over the mesh axis of the mapped dimension.
+    Params that are sharded over the axis of the batch (FSDP) need this, because `jax.vmap` raises
+    an error for an argument that is sharded over the mesh axis of the mapped dimension.
 
     Args:
         shared: A tree; its leaves may be anything.
@@ -100,15 +100,15 @@ def reshard_like(x: jax.Array, like: Any) -> jax.Array:
 def sharded_full_like(x: Any, fill_value: Any, dtype: Any = None) -> jax.Array:
     """`jnp.full_like` with the sharding of `x`.
 
-    JAX 0.12 loses the sharding if no mesh is set. JAX 0.10 loses that of an array that a traced
-    function closes over, in a branch or a loop of a function that isn't under `jax.jit`.
+    JAX 0.12 loses the sharding if no mesh is set. JAX 0.10 loses the sharding of an array that a
+    traced function closes over, in a branch or a loop of a function that isn't under `jax.jit`.
     """
     full = jnp.full_like(x, fill_value, dtype=dtype)
     return reshard_like(full, x) if isinstance(full, Tracer) and is_sharded(x) else full
 
 
 def reshape(x: jax.Array, *shape: int) -> jax.Array:
-    """`x.reshape(shape)`, of the replicated array where JAX knows no sharding for the result."""
+    """Reshape an array; replicate it first if JAX can't infer the sharding of the result."""
     if is_sharded(x):
         # Every release of JAX knows more of them (0.7 fewer than 0.10), so JAX is asked. A shape
         # that doesn't fit is an error of the second call, too.
@@ -118,7 +118,7 @@ def reshape(x: jax.Array, *shape: int) -> jax.Array:
 
 
 def concatenate(arrays: list[jax.Array], axis: int = 0) -> jax.Array:
-    """`jnp.concatenate`, of arrays that are resharded alike first."""
+    """Reshard arrays alike, and concatenate them."""
     specs = {explicit_spec(x) for x in arrays}
     if len(specs) > 1:
         sharded = next(x for x in arrays if is_sharded(x))
@@ -130,7 +130,7 @@ def concatenate(arrays: list[jax.Array], axis: int = 0) -> jax.Array:
 
 
 def _common_spec(specs: set[Spec], joint: int) -> PartitionSpec:
-    """The spec for concatenated arrays: slicing replicated ones is free, moving rows is not."""
+    """Spec for concatenated arrays; slicing replicated arrays is free, but moving rows is not."""
     kept = []
     for i, axes in enumerate(map(set, zip(*specs, strict=True))):
         is_joint = i == joint % len(next(iter(specs)))
@@ -144,13 +144,13 @@ def _common_spec(specs: set[Spec], joint: int) -> PartitionSpec:
 def product_sharding(
     a: Any, b: Any, summed: tuple[int, int], batch: int = 0
 ) -> NamedSharding | None:
-    """The sharding of the product of two arrays, from their free axes; None where JAX infers it.
+    """Sharding of the product of two arrays, from their free axes; None if JAX infers it.
 
     Args:
         a: The first array.
         b: The second array.
-        summed: The dimension of each that is summed over.
-        batch: The number of leading batch dimensions of both.
+        summed: The contracted dimension of each array.
+        batch: The number of leading batch dimensions of both arrays.
     """
     if not (is_sharded(a) or is_sharded(b)):
         return None
@@ -166,7 +166,7 @@ def product_sharding(
 
 @contextlib.contextmanager
 def use_mesh_of(*trees: Any) -> Iterator[None]:
-    """Set the mesh that arrays are sharded over, where none is set."""
+    """Context that sets the mesh of the arrays, unless a mesh is set already."""
     arrays = [x for x in jax.tree.leaves(trees) if hasattr(x, "dtype") and is_sharded(x)]
     unknown = not hasattr(jax, "set_mesh")  # before JAX 0.8 the caller has to set the mesh
     if not arrays or unknown or not jax.sharding.get_abstract_mesh().empty:
@@ -183,7 +183,7 @@ def use_mesh_of(*trees: Any) -> Iterator[None]:
 
 
 def is_tracing() -> bool:
-    """Whether operations are being traced, where no concrete mesh can be set."""
+    """Whether operations are being traced; no concrete mesh can be set then."""
     # Under `jit` an operation of constants is an equation, so its result is a tracer.
     return isinstance(_add(np.int32(0), np.int32(0)), Tracer)
 

@@ -1,9 +1,9 @@
 """Independent factorizations, executed one after the other.
 
 XLA's runtime on a CPU starts every operation whose inputs are ready. A LAPACK call on a batch of
-matrices splits the batch over the threads of the pool that it runs on itself, and waits for them
-(jaxlib 0.10). As many simultaneous calls as there are threads deadlock: two calls on a machine
-with two cores.
+matrices runs on a thread of the pool, splits the batch over the threads of the same pool, and waits
+for them (jaxlib 0.10). Simultaneous calls therefore deadlock if there are as many calls as threads,
+for example two calls on a machine with two cores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def sequential(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Serialize the calls of `fn(x, *rest)` in a program.
 
     Args:
-        fn: A function whose blocking calls all depend on the array `x`.
+        fn: A function in which every blocking call depends on the array `x`.
     """
     last: list[Any] = []
 

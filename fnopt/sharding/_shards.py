@@ -1,4 +1,4 @@
-"""Optimizers on shards of leaves: sums over the elements of a leaf add up all devices."""
+"""Optimizers on shards of leaves: sums over the elements of a leaf include all devices."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import jax
 
 
 class UnshardedLeaves(NamedTuple):
-    """The sharded leaves, for methods that need whole leaves.
+    """Description of sharded leaves, for methods that need whole leaves.
 
     Attributes:
         shapes: The shapes of the whole leaves, by name.
         count: The number of shards of each leaf.
-        kept: A function that selects the shards to keep from all shards of an array,
-            `[..., count, length]`. Inside `shard_map` it returns this device's, `[..., length]`.
-            Outside it returns all, `[..., count * length]`, of which each device has its own part.
-        is_probe: Whether a program is only inspected, with shards of other lengths than its own.
+        kept: A function of all shards of an array, `[..., count, length]`. Inside `shard_map` it
+            returns this device's shard, `[..., length]`. Outside it returns the concatenated
+            shards, `[..., count * length]`, sharded over the devices.
+        is_probe: Whether the program is only inspected, with shards of artificial lengths.
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -55,13 +55,13 @@ def shard_axes() -> tuple[str, ...]:
 
 
 def unsharded_leaves() -> UnshardedLeaves | None:
-    """The sharded leaves, if they are known; None outside `shards_over`."""
+    """Description of the sharded leaves, if available; None outside `shards_over`."""
     return _leaves.get()
 
 
 @contextlib.contextmanager
 def sum_over_shards() -> Iterator[Callable[[Any], Any]]:
-    """Scope of a sum over the elements of leaves; yields a function that adds up all shards' sums.
+    """Scope of a sum over the elements of leaves; yields a function that sums over all shards.
 
     Example:
         >>> from fnopt.sharding import sum_over_shards

@@ -1,4 +1,4 @@
-"""Optimizer states sharded like their params, and steps whose slots are sharded further (ZeRO).
+"""Optimizer states that are sharded like their params, and steps with further sharded slots (ZeRO).
 
 The slots of a fresh state have the shardings of their params; counts and other numbers are
 replicated over the params' mesh.
@@ -19,15 +19,15 @@ from fnopt.sharding._explicit import explicit_spec, is_sharded, reshard_like
 
 
 def match_params(state: Any, params: Any) -> list[tuple[str, Any, Any]]:
-    """Match every leaf of a state to its param: the name, the leaf, and the param's leaf or None.
+    """Match every leaf of a state to its param, as (name, leaf, param's leaf or None).
 
-    A slot repeats the structure of the params, so the names of its leaves end with names of
-    params: `'0/mu/dense/kernel'` belongs to `'dense/kernel'`. A leaf without such a name (a count,
-    the factors of a matrix) belongs to None. `fits_param` compares the shapes.
+    A slot repeats the structure of the params, so the names of its leaves end with names of params:
+    `'0/mu/dense/kernel'` belongs to `'dense/kernel'`. A leaf without such a name (a count, the
+    factors of a matrix) matches no param. `fits_param` compares the shapes.
 
     Args:
         state: The state of any optimizer; arrays or shapes.
-        params: The params that it was made for; arrays or shapes.
+        params: The params of this state; arrays or shapes.
     """
     known = dict(_named_leaves(params))
     return [(name, leaf, _matching_param(name, leaf, known)) for name, leaf in _named_leaves(state)]
@@ -48,7 +48,7 @@ def _matching_param(name: str, leaf: Any, known: dict[str, Any]) -> Any:
 
 
 def fits_param(leaf: Any, param: Any) -> bool:
-    """Whether a leaf of a state has the shape of its param, or one leading axis more (a memory)."""
+    """Whether a leaf of a state has its param's shape, or a further leading axis (a history)."""
     shape = jnp.shape(leaf)
     return jnp.shape(param) in (shape, shape[1:])
 
@@ -56,8 +56,8 @@ def fits_param(leaf: Any, param: Any) -> bool:
 def place_state(state: Any, params: Any) -> Any:
     """Put the arrays of a fresh state on the devices of the params.
 
-    Slots are sharded like their params. Counts and other numbers, which depend on no param and
-    would be on the first device, are replicated over the params' mesh. In a traced function
+    Slots are sharded like their params. Counts and other numbers depend on no param and would be on
+    the first device, so they are replicated over the params' mesh. In a traced function
     (`jax.jit(tx.init)`) the result has sharding constraints. Without them the compiler would put
     the whole state on one device, because zeros depend on no input.
 
@@ -85,7 +85,7 @@ def place_state(state: Any, params: Any) -> Any:
 
 
 def _replicated_shardings(params: Any) -> Iterator[Any]:
-    """The devices and memory of every leaf that is placed on some, as replicated shardings."""
+    """Replicated shardings on the devices and in the memory kind of every placed leaf."""
     for p in jax.tree.leaves(params):
         if isinstance(p, Tracer):
             mesh = jax.typeof(p).sharding.mesh
@@ -143,12 +143,12 @@ Step = Callable[[Any, Any, Any], tuple[Any, Any]]
 def step_with_divided_slots(
     step: Step, init: Callable[[Any], Any], updates: Any, state: Any, params: Any
 ) -> tuple[Any, Any]:
-    """Take a step with gradients, params and slots in one sharding.
+    """Take a step with gradients and params in the sharding of the slots.
 
-    On an explicit mesh the sum of a gradient and of a slot that is sharded over one more axis has
-    no type. If all slots of the state have the params' shapes, gradients and params are resharded
-    like the slots, which divides the arithmetic. With other arrays in the state (factors of
-    matrices, codes, memories), it is resharded as `init` makes it, and back afterwards.
+    On an explicit mesh, a gradient can't be added to a slot that is sharded over a further axis. If
+    all slots have the params' shapes, gradients and params are resharded like the slots, which
+    divides the arithmetic. If the state has other arrays (factors of matrices, codes, histories),
+    the state is resharded as `init` makes it, and back after the step.
 
     Args:
         step: `step(updates, state, params)`, which returns updates and a state.
@@ -177,7 +177,7 @@ def step_with_divided_slots(
 
 
 def _is_placed(x: Any, g: Any) -> bool:
-    """Whether a leaf of a state is sharded as a fresh one: like its gradient, or not at all."""
+    """Whether a leaf is sharded as in a fresh state: like its gradient, or not at all."""
     if g is None or not fits_param(x, g):
         return not is_sharded(x)
     return explicit_spec(x) == (None,) * (jnp.ndim(x) - jnp.ndim(g)) + explicit_spec(g)
@@ -199,12 +199,12 @@ def is_on_mesh(x: Any) -> bool:
 
 
 def is_on_explicit_mesh(leaves: list[Any]) -> bool:
-    """Whether types say how leaves are sharded, judged by the first leaf."""
+    """Whether the types of leaves contain their sharding, judged by the first leaf."""
     return bool(leaves) and AxisType.Explicit in _axis_types(leaves[0])
 
 
 def _axis_types(x: Any) -> tuple[AxisType, ...]:
-    """The types of the mesh axes of an array; empty without a mesh."""
+    """Types of the mesh axes of an array; empty without a mesh."""
     if not isinstance(x, jax.Array):
         return ()
     # The sharding of an array is known sooner than its type, which eager steps would wait for.

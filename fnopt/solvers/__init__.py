@@ -1,4 +1,4 @@
-"""Least squares and the minimisation of any function: methods, and loops to convergence."""
+"""Least squares and minimisation of smooth functions: methods, and loops to convergence."""
 
 from __future__ import annotations
 

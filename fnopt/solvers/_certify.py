@@ -1,4 +1,4 @@
-"""The certificate of a least-squares solution: optimality tests made once, after the loop."""
+"""Certificates of least-squares solutions: optimality tests, evaluated once after the loop."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ _SMALL, _ENTRIES = 64, 2**18  # params; entries, 2 MB in float64, what a core's 
 
 
 class Certificate(NamedTuple):
-    r"""The optimality tests at a solution, each of which you can recompute from the solution.
+    r"""Optimality tests at a solution; you can recompute each of them from the solution.
 
-    With `J` the Jacobian, `r` the residuals and `f` the cost there:
+    `J` is the Jacobian, `r` are the residuals and `f` is the cost at the solution.
 
     Attributes:
         optimality: First-order optimality, :math:`\max_j |J_j^T r| / (\|J_j\| \|r\|)`: the largest
             cosine between the residuals and a column (MINPACK's gnorm). 0 at a stationary point.
         decrement: Gauss-Newton decrement over the cost, :math:`\|P r\|^2 / \|r\|^2` with the
-            projection `P` on the numerical range of `J`: the part of the cost that the undamped,
-            rank-truncated step would take off a linear model.
-        rounding: Relative bound on what rounding does to a difference of costs.
-        undetermined: Which params the data don't determine, bool `[n]`: params with a component in
-            the null space of the scaled Jacobian, and params whose column fell to rounding level
-            during the search.
-        certified: Whether the decrement is negligible (at most 1e-4, or what rounding explains),
-            and no curvature is negative where that was tested.
-            A converged point without it is one from which the Gauss-Newton step was tried and did
-            not help: a minimum whose Jacobian is singular, or a valley to infinity.
+            projection `P` onto the numerical range of `J`: the relative decrease of the linear
+            model's cost by the undamped, rank-truncated step.
+        rounding: Bound on the rounding error of a difference of costs, relative to the cost.
+        undetermined: Mask of the params that the data don't determine, bool `[n]`: params with a
+            component in the null space of the scaled Jacobian, and params whose column decreased to
+            rounding level during the search.
+        certified: Whether the decrement is negligible (at most 1e-4, or within rounding error),
+            and the curvature, if it was tested, is not negative.
+            At a converged point that isn't certified, the Gauss-Newton step was tried and did not
+            decrease the cost: the Jacobian is singular, or the cost falls towards infinity.
         least_curvature: The least eigenvalue of the scaled Hessian of the cost,
-            :math:`D^{-1} H D^{-1}` with :math:`D_j = \|J_j\|`, over the params that aren't held on
-            bounds; None unless `certify='full'`. If it is negative and the cost decreases along its
-            eigenvector by more than a negligible share, the fit goes on there.
+            :math:`D^{-1} H D^{-1}` with :math:`D_j = \|J_j\|`, over the params without an active
+            bound; None unless `certify='full'`. If the eigenvalue is negative and the cost along
+            its eigenvector decreases by more than a negligible share, the search restarts there.
     """
 
     optimality: jax.Array
@@ -61,12 +61,12 @@ class Certificate(NamedTuple):
 
 
 class Spectrum(NamedTuple):
-    """What the singular values of a Jacobian with columns of unit length show."""
+    """Results of the singular value decomposition of a Jacobian with columns of unit length."""
 
     rank: jax.Array
-    decrement: jax.Array  # what the Gauss-Newton step takes off the model's cost
-    length: jax.Array  # of that step, in units of the columns
-    null: jax.Array  # bool[n], params with a part in the null space, by more than rounding
+    decrement: jax.Array  # decrease of the model's cost by the Gauss-Newton step
+    length: jax.Array  # of the Gauss-Newton step, in units of the columns
+    null: jax.Array  # bool[n], params with a component in the null space above rounding error
     inverse: Any = None  # [n, n], (J^T J)^-1, where a batch keeps it
 
 
@@ -76,7 +76,7 @@ class Certified(NamedTuple):
     certificate: Certificate
     rank: jax.Array
     status: jax.Array
-    x: jax.Array  # [n], where a restart begins
+    x: jax.Array  # [n], the initial point of a restart
     radius: jax.Array  # of a restart: the length of the Gauss-Newton step; 0 for the method's own
     unit: jax.Array  # of a restart
     failed: jax.Array  # whether a check failed, so that the search restarts
@@ -84,7 +84,7 @@ class Certified(NamedTuple):
 
 
 def uncertified(x: jax.Array, full: bool) -> Certified:
-    """Initial certificate, which asks for the first loop."""
+    """Initial certificate, which requests the first loop."""
     zero, one = jnp.zeros((), x.dtype), jnp.ones((), x.dtype)
     none, no = jnp.zeros(x.shape, bool), jnp.zeros((), bool)
     blank = Certificate(zero, zero, zero, none, no, zero if full else None)
@@ -100,14 +100,14 @@ def certify(
     unit: jax.Array,
     full: bool,
 ) -> Certified:
-    """Tests the end of a loop, and where to restart if a test fails.
+    """Test the final point of a loop, and choose the initial point of a restart if a test fails.
 
     Args:
-        problem: The problem, in its unit.
+        problem: The problem, with scaled residuals.
         model: Its linear model.
         state: The loop at its end.
         tolerances: The numbers of the method.
-        unit: What the residuals are multiplied by.
+        unit: The factor that scales the residuals.
         full: Whether to look for negative curvature as well.
     """
     point, fixed = exact_point(model, state.point), jnp.zeros(state.point.x.shape, bool)
@@ -148,12 +148,12 @@ def certified_end(
     spectrum_of: Callable[[Linearization], Spectrum],
     tolerances: Tolerances,
 ) -> Certified:
-    """Tests the end of a loop by spectra of its Jacobian.
+    """Test the final point of a loop by the spectrum of its Jacobian.
 
     Args:
         state: The loop at its end.
         point: Its point.
-        box: The bounds: params that are held on these are left out of the tests of optimality.
+        box: The bounds: params on an active bound are left out of the optimality tests.
         spectrum_of: The spectrum at a point.
         tolerances: The numbers of the method.
     """
@@ -163,7 +163,8 @@ def certified_end(
     optimal = free_spectrum.decrement <= bound  # false where a factorisation failed
     stalled = state.status == Status.STALLED.value
     size = jnp.sqrt(psum_rows(jnp.sum(jnp.square(point.r))))
-    # Beside the residuals the square of such a column is below the rounding of what it was.
+    # Relative to the residuals, the square of such a column is below the rounding error of the
+    # square of its former norm.
     root = jnp.asarray(float(jnp.finfo(bound.dtype).eps) ** 0.5, bound.dtype)
     negligible = (relative_columns(point) <= root * state.max_columns) & (point.cost > 0)
     certificate = Certificate(
@@ -190,7 +191,7 @@ def _has_ended(status: jax.Array) -> jax.Array:
 
 
 def exact_point(model: LinearModel, point: Linearization) -> Linearization:
-    """The point with the triangle of its Jacobian, where that is small and can be formed.
+    """Return the point with the triangular factor of its Jacobian, if a small one can be formed.
 
     Normal equations square the condition number and conjugate gradients don't show a null space. Up
     to 64 params a QR decomposition costs next to nothing beside a fit.
@@ -208,7 +209,7 @@ def exact_point(model: LinearModel, point: Linearization) -> Linearization:
 
 
 def _spectrum(model: LinearModel, point: Linearization) -> Spectrum:
-    """Of models without a triangle the rank, and what the best single parameter gains."""
+    """Return rank and best single-parameter decrease for models without a triangular factor."""
     if point.triangle is None:
         best = jnp.max(slopes(point), initial=0)
         none = jnp.zeros(point.x.shape, bool)

@@ -1,4 +1,4 @@
-"""Powell's dogleg: a trust region without a secular equation."""
+"""Powell's dogleg: a trust-region method without a secular equation."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class dogleg(LeastSquaresMethod):
 
     The path leads from 0 over the Cauchy step (the minimum of the linear model along the gradient)
     to the Gauss-Newton step. The step is the last point of this path within :math:`\|D u\| \le
-    \Delta`. It needs one factorisation a step; those of :class:`fnopt.levenberg_marquardt` may need
-    a few, but lower the model more.
+    \Delta`. A dogleg step takes one factorisation. A step of :class:`fnopt.levenberg_marquardt` may
+    take several, but decreases the model more.
 
-    It is called as :class:`fnopt.levenberg_marquardt` is, and :func:`fnopt.least_squares` loops it
+    It has the interface of :class:`fnopt.levenberg_marquardt`; :func:`fnopt.least_squares` runs it
     to convergence.
 
     Args:
-        ftol, xtol, gtol, jacobian, linear_solver, chunk_size, axis_name: As for all of the
-            methods; see :class:`fnopt.solvers.LeastSquaresMethod`.
-        radius: The first trust radius, in units of :math:`\|D x\|`.
+        ftol, xtol, gtol, jacobian, linear_solver, chunk_size, axis_name: As in
+            :class:`fnopt.solvers.LeastSquaresMethod`.
+        radius: The initial trust-region radius, in units of :math:`\|D x\|`.
 
     Raises:
-        ValueError: If a hyper-parameter is out of its range.
+        ValueError: If a hyper-parameter is out of range.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -46,7 +46,7 @@ class dogleg(LeastSquaresMethod):
     radius: float | jax.Array = hyper(default=0.6, gt=0, infinite=True)
 
     def first_radius(self, scale: jax.Array, x: jax.Array, cost: jax.Array) -> jax.Array:
-        """The radius of the first step, from the scaling, the params and their cost."""
+        """Return the radius of the first step from the scaling, the params and their cost."""
         return initial_radius(self.radius, scale, x, cost)
 
     def propose(
@@ -57,6 +57,6 @@ class dogleg(LeastSquaresMethod):
         radius: jax.Array,
         lam: jax.Array,
     ) -> Trial:
-        """The step along the dogleg path."""
+        """Return the step along the dogleg path."""
         system = model.system(point, scale, lam)
         return linear_step(point, scale, dogleg_step(system, point.gradient / scale, radius))

@@ -65,13 +65,14 @@ def least_squares(
         \quad\text{subject to}\quad l \le \theta \le u
 
     The loop is one `lax.while_loop`: the call works under `jax.jit` and `jax.vmap`. An eager call
-    traces the residuals, so values in their closure may change from call to call. It compiles a
-    program only once: other data of the same shapes cost no compilation. In a loop, jit a function
-    with the data as arguments.
+    traces the residual function, so values in its closure may change from call to call. Data of the
+    same shapes reuse the compiled program. In a Python loop, jit a function that takes the data as
+    arguments.
 
-    Each step evaluates the residuals and their Jacobian once, where it ends. When a stopping test
-    holds, a certificate tests the point once: see :class:`fnopt.solvers.Certificate`. If its
-    Gauss-Newton decrement isn't negligible, the loop restarts with that step, at most twice.
+    Each step evaluates the residuals and their Jacobian once, at its end point. When a stopping
+    test holds, a certificate tests the point once: see :class:`fnopt.solvers.Certificate`. If the
+    Gauss-Newton decrement isn't negligible, the loop restarts with the Gauss-Newton step, at most
+    twice.
 
     The solution has derivatives, forward and reverse, with respect to `args` and to arrays in the
     closure of `residual_fn`. They come from the implicit function theorem, with the exact second
@@ -81,91 +82,94 @@ def least_squares(
         residual_fn: `residual_fn(params, *args)` returns the residuals (prediction minus target,
             not squared) as an array or a pytree of arrays; or a list, tuple or dict of such
             functions.
-        params: Where to start: a pytree of real floating arrays. A list or tuple of numbers is one
-            vector, as in SciPy, unless there are constraints; whole numbers count as floats,
+        params: The initial guess, a pytree of real floating arrays. A list or tuple of numbers is
+            one vector, as in SciPy, unless there are constraints; whole numbers count as floats,
             unless they are `fixed`. A leaf made by :func:`fnopt.manifolds.on` stays on its
-            manifold; Jacobian and covariance are by the coordinates of its tangent space.
-        jac: `jac(params, *args)` returns the Jacobian, if you have it cheaper than by
-            differentiation: what `jax.jacfwd(residual_fn)` would return, a tree like the residuals
-            whose leaves are trees like the params, of arrays of shape `residual.shape +
-            param.shape`; for one array of residuals and one vector of params that is `[m, n]`. Or a
-            linear operator, with a product `mv` of a tree like the params, which is formed as a
-            matrix. SciPy's sparse arrays and operators are constants to JAX. It may also be a
-            list, tuple or dict of functions, like `residual_fn`. See
+            manifold; Jacobian and covariance then refer to coordinates of its tangent space.
+        jac: `jac(params, *args)` returns the Jacobian, if you can compute it at less cost than
+            automatic differentiation. It returns what `jax.jacfwd(residual_fn)` would: a tree like
+            the residuals whose leaves are trees like the params, of arrays of shape
+            `residual.shape + param.shape`. For one array of residuals and one vector of params that
+            is `[m, n]`. It may return a linear operator with a product `mv` of a tree like the
+            params, which is formed as a matrix. SciPy's sparse arrays and operators are constants
+            to JAX. `jac` may also be a list, tuple or dict of functions, like `residual_fn`. See
             :func:`fnopt.per_example_jacobian` and :func:`fnopt.sparse_jacobian`. With
             `levenberg_marquardt(geodesic=False)`, or a method other than Levenberg-Marquardt, the
-            residual function need not have derivatives (unless you ask for those of the solution).
-            If it has derivatives, `jac` is compared with them once, along one direction. A wrong
+            residual function need not be differentiable (unless you differentiate the solution).
+            Otherwise `jac` is compared with its derivative once, along one direction. A wrong
             `jac` ends in `WRONG_JACOBIAN`.
-        bounds: `(lower, upper)`, each a number, an array, or a tree of these like the params or
-            like their top; None for no bound. Steps stay inside, and reach solutions on a bound.
+        bounds: `(lower, upper)`, each a number, an array, or a tree of these with the structure of
+            the params or a prefix of it; None for no bound. Every iterate satisfies the bounds, and
+            a solution may lie exactly on one.
         args: Further arguments of `residual_fn`: pytrees of arrays.
-        batch: Examples: a pytree of arrays with a leading axis. `residual_fn` is then
+        batch: The examples: a pytree of arrays with a leading axis. `residual_fn` is then
             `residual_fn(params, example, *args)` of ONE example (or a container of such functions,
-            with a container of batches). What the solution says is the same as of the residuals of
-            the whole batch, `jax.vmap` of that function; weights, losses and constraints are too.
-            But the Jacobian takes one pass for each residual of an example, not of the batch; and
-            with more params than residuals (of which there are over 64) it isn't formed at all
-            where it is cheaper without: steps then come from :math:`J J^T`
-            (:func:`fnopt.curvature.batch_jacobian`), all params have one scale in them, and the
-            solution has no `jacobian`.
+            with a container of batches). The solution is the same as for the residuals of the whole
+            batch, `jax.vmap` of that function; so are weights, losses and constraints. But the
+            Jacobian takes one pass for each residual of an example, not of the batch. With more
+            params than residuals, and more than 64 residuals, the Jacobian isn't formed where
+            :math:`J J^T` is cheaper (:func:`fnopt.curvature.batch_jacobian`). Steps then use one
+            scale for all params, and the solution has no `jacobian`.
         solver: The method and its options; by default `levenberg_marquardt()`.
         loss: A robust loss such as `huber(scale=0.1)`, its name, or a function :math:`\rho(z)`
             (see :class:`fnopt.residuals.custom_loss`); or a tree of these (None for plain squares)
-            like the residuals or like their top: for a list of functions a list of losses.
+            with the structure of the residuals or a prefix of it: a list of losses for a list of
+            functions.
         sigma: Standard deviations that residuals are divided by, before the loss: a number, an
             array like the residuals, or a tree of these; for residuals of shape `[m]` also a
             covariance matrix of shape `[m, m]`.
-        weights: Factors of the squares instead, :math:`1 / \sigma^2`; 0 leaves a residual out.
-            Params and cost have derivatives by a weight of 0 too; the solution's residuals and
-            Jacobian, which go with its root, count as constant there.
+        weights: Factors of the squared residuals, :math:`1 / \sigma^2`, instead of `sigma`; 0
+            leaves a residual out. Params and cost have derivatives with respect to a weight of 0
+            too. The solution's residuals and Jacobian contain its square root and count as constant
+            there.
         constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)`, by the path of a
             leaf, a pattern of paths, or a tree like the params.
-        max_steps: Maximum number of steps, refused ones included; 0 only evaluates the start: its
-            cost, residuals, Jacobian and rank.
+        max_steps: Maximum number of steps, rejected ones included; 0 only evaluates cost,
+            residuals, Jacobian and rank at the initial guess.
         starts: Number of starting points of a multi-start search: `params`, and points whose params
             differ by factors of up to 10, or lie anywhere between two bounds. The solution is the
-            lowest end, its `nfev` and `njev` count all searches. For models with several minima, or
-            a start that is only known to a magnitude.
-        certify: `'first-order'`, or `'full'` to test also for negative curvature, by up to 32
-            products with the Hessian, and to leave saddle points along it. It takes second
+            end point of lowest cost; its `nfev` and `njev` count all searches. Use it for models
+            with several minima, or if you know the params only to an order of magnitude.
+        certify: `'first-order'`, or `'full'` to test for negative curvature too, by up to 32
+            Hessian-vector products, and to escape saddle points along it. `'full'` takes second
             derivatives, in forward mode over reverse mode.
-        history: Whether to keep cost, gradient norm, radius and acceptance of every step.
+        history: Whether to keep cost, gradient norm, trust-region radius and acceptance of every
+            step.
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
-            arrays (`callback=print` shows the progress, a line a step); for a batch it is called
-            once per problem and step. As in SciPy one whose only argument is called `x` gets the
-            params, and `intermediate_result` has `x`, `cost` and `nit`. If it returns True or
-            raises `StopIteration`, the search ends there with the status `STOPPED`; other
-            exceptions become a warning.
-        has_aux: Whether `residual_fn` returns `(residuals, aux)`; the solution's `aux` is then
-            that at its params, by one more call of the function. For several functions each
-            returns a pair, and `aux` is a container of theirs.
-        check_jac: Whether to compare `jac` with the derivative of the residuals, as above. Where
-            it isn't meant to be that, or the comparison costs too much, say False.
-        axis_name: Inside `jax.shard_map`, the named axis that the data are divided over: all
-            devices find the same params, and send no rows of the Jacobian. The solution's residuals
-            are this device's, its `jacobian` is the triangle `[n, n]` with the same
-            :math:`J^T J`. It is that of the solver by default.
+            arrays (`callback=print` prints one line per step); under `jax.vmap` it is called once
+            per problem and step. As in SciPy, a callback whose only argument is called `x` gets the
+            params, and an argument `intermediate_result` has `x`, `cost` and `nit`. If the callback
+            returns True or raises `StopIteration`, the search ends there with the status `STOPPED`;
+            other exceptions become a warning.
+        has_aux: Whether `residual_fn` returns `(residuals, aux)`; one more call of the function at
+            the solution then gives the solution's `aux`. Of several functions each returns a pair,
+            and the solution's `aux` is a container of their auxiliary outputs.
+        check_jac: Whether to compare `jac` with the derivative of the residuals, as described for
+            `jac`. Pass False if `jac` is an approximation, or if the comparison costs too much.
+        axis_name: Inside `jax.shard_map`, the named axis over which the data are sharded; by
+            default that of `solver`. All devices find the same params, and send no rows of the
+            Jacobian. The solution's residuals are those of the device, and its `jacobian` is the
+            triangular factor `[n, n]` with the same :math:`J^T J`.
         **scipy_options: Keywords of SciPy's `least_squares`, so that changing the import is
-            enough: `ftol`, `xtol` and `gtol` (those of the solver; None is its default),
+            enough: `ftol`, `xtol` and `gtol` (options of the solver; None is the default),
             `max_nfev`, `f_scale` (the scale of a loss that is a name or a function), `verbose`,
             `kwargs` (arguments by name of `residual_fn` and `jac`), `jac_sparsity` (the pattern of
             a :func:`fnopt.sparse_jacobian`), `method` (`'trf'`, `'dogbox'` and `'lm'` all mean the
             default solver). `x_scale`, `diff_step`, `tr_solver`, `tr_options` and `workers` are
-            accepted and not needed; `x0` is another name of `params`.
+            accepted and have no effect; `x0` is another name of `params`.
 
     Returns:
-        A `Solution`. Whether it converged, and why it stopped, is in its `status` and `message`:
-        values never raise. Its params are always finite if those given are. A minimum at which the
-        data don't determine all params has converged; `rank` and `certificate.undetermined` say so.
-        Its residuals are divided by `sigma`; its Jacobian includes `sigma` and the curvature of the
-        loss.
+        A `Solution`. Its `status` and `message` say whether the search converged, and why it
+        stopped; no value raises an exception. Its params are finite if the initial guess is. A
+        search also converges at a minimum where the data don't determine all params; `rank` and
+        `certificate.undetermined` report this. The solution's residuals are divided by `sigma`; its
+        Jacobian includes `sigma` and the curvature of the loss.
 
     Raises:
         TypeError: If `residual_fn` is not a function, or params or residuals are not floating.
         ValueError: If there are no params or no residuals, `max_steps` is negative, `starts` is
-            less than 1, bounds are crossed, the start is outside of them, or an option doesn't fit
-            its tree.
+            less than 1, a lower bound exceeds its upper bound, the initial guess violates a bound,
+            or an option doesn't match the tree that it refers to.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -234,11 +238,11 @@ def least_squares(
         if has_data_options:
             return tiered_call(fit, *functions, params, args, solver, most, options, **static)
         # Arrays that the functions capture are arguments here too, so that new data of the same
-        # shapes compile nothing.
+        # shapes need no compilation.
         return trace_and_call(solve, *functions, params, args, solver, most)
 
     assert solver is not None
-    # A NumPy scalar costs an eager call nothing, a device array some 30 microseconds.
+    # A NumPy scalar adds no time to an eager call, a device array some 30 microseconds.
     most = max_steps if isinstance(max_steps, jax.Array) else np.int32(max_steps)
     params = floating_start(params, constraints)
     with (

@@ -1,4 +1,4 @@
-"""As many equations as params: the search, its result, and the derivative of a root."""
+"""Root finding for as many equations as params: the search, its result, its derivatives."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ class Root(NamedTuple, Generic[Params]):
     """The result of :func:`fnopt.root` and :func:`fnopt.fixed_point`; a pytree of arrays.
 
     Attributes:
-        params: The solution, as the start was given: tree, shapes, dtypes.
-        residuals: What the equations leave there: a tree as `fun` returns it.
-        steps: Number of steps, refused ones too, int32.
-        nfev: How often `fun` was evaluated.
-        status: Why it stopped, a `fnopt.Status` as int32; `message` says it in words.
-        aux: What `fun` returned besides, at the solution.
+        params: The solution, with the tree, shapes and dtypes of the initial guess.
+        residuals: The values of the equations at `params`: a tree as `fun` returns it.
+        steps: Number of steps, rejected ones included, int32.
+        nfev: Number of evaluations of `fun`.
+        status: Why the search stopped: a `fnopt.Status` as int32; `message` is its text.
+        aux: The auxiliary output of `fun` at `params`.
     """
 
     params: Params
@@ -87,12 +87,12 @@ class Root(NamedTuple, Generic[Params]):
 
     @property
     def message(self) -> Any:
-        """Why it stopped, in words; for a batch a (nested) list. Outside jit only."""
+        """Why the search stopped, as text; for a batch a (nested) list. Outside jit only."""
         return status_messages(self.status, _OF_EQUATIONS)
 
     @property
     def converged(self) -> jax.Array:
-        """Whether the equations hold."""
+        """Whether the equations hold within the tolerance."""
         return is_converged(self.status)
 
     _repr_pretty_ = show_report
@@ -116,7 +116,7 @@ class Root(NamedTuple, Generic[Params]):
 
 
 def split_pair(out: Any, caller: str) -> tuple[Any, Any]:
-    """The equations and what is besides."""
+    """Split the output of a function into the equations and the auxiliary output."""
     if not isinstance(out, (tuple, list)) or len(out) != 2:
         raise TypeError(
             f"{caller}: with has_aux=True fun returned {type(out).__name__}, expected a pair "
@@ -137,7 +137,7 @@ def find_root(
     max_steps: int,
     jac: Any = None,
 ) -> Root:
-    """The root of a user's function; everything that is known by now is checked."""
+    """Check the arguments, and find a root of the user's function."""
     if not callable(fun):
         raise TypeError(f"{caller}: fun is {fun!r:.60}, expected a function of the params.")
     max_steps = check_count(max_steps, "max_steps", caller)
@@ -164,7 +164,7 @@ def find_root(
 
 
 def _widened(params: Any) -> Any:
-    """The params, in 32 bits where they have 16: too few for the steps."""
+    """Convert 16-bit params to 32 bits: 16 bits are too few for the steps."""
     return jax.tree.map(lambda p: jnp.asarray(p, compute_dtype(jnp.result_type(p))), params)
 
 
@@ -182,7 +182,7 @@ def _root_of_arrays(
 ) -> Root:
     wide = pvary_for(fun, _widened(params), *args)
     dtype = real_dtype(compute_dtype(*(p.dtype for p in jax.tree.leaves(wide))))
-    # Points on manifolds are given by coordinates of the tangents at the start.
+    # Points on manifolds are given by tangent coordinates at the initial guess.
     parametrisation = parametrised(wide)
     vector = real_vector(parametrisation.free, dtype)
 
@@ -217,7 +217,7 @@ def _root_of_arrays(
 def _sparse_jacobian_at(
     jac: Any, parametrisation: Parametrisation, vector: Any, args: tuple[Any, ...], caller: str
 ) -> Callable[[jax.Array], SparseJacobian]:
-    """The user's sparse Jacobian as a function of the vector of params."""
+    """Return the user's sparse Jacobian as a function of the vector of params."""
     if parametrisation.kinds:
         raise ValueError(f"{caller}: jac and params on manifolds are given, expected one of them.")
 
@@ -241,7 +241,7 @@ def _implicitly(
     max_steps: int,
     jac: Callable[[jax.Array], SparseJacobian] | None = None,
 ) -> tuple[jax.Array, jax.Array, tuple[Any, ...]]:
-    """The root of a function of a vector, whose derivative is that of a root."""
+    """Find a root of a function of a vector, differentiable by the implicit function theorem."""
     f, consts = convert_closure(fn, x)
     J: Any
     J, of_jac = (None, []) if jac is None else convert_closure(jac, x)
@@ -278,7 +278,7 @@ def _certified_root(
     sparse: SparseJacobian | None,
     tol: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The root, what the equations leave there, and the status.
+    """Return the root, the residuals at the root, and the status.
 
     A minimum that is no root hasn't converged. How large the equations were elsewhere says
     nothing: from far enough away, 1 is small. What is left is small beside what the params make
@@ -293,7 +293,7 @@ def _certified_root(
         size = jax.tree.map(jnp.abs, sparse).mv(jnp.maximum(jnp.abs(start), jnp.abs(x)))
     elif isinstance(end.jacobian, jax.Array):
         size = matmul(jnp.abs(end.jacobian), jnp.abs(x))
-    small = (magnitude <= tol * size) & jnp.isfinite(size)  # all is small beside what overflows
+    small = (magnitude <= tol * size) & jnp.isfinite(size)  # any number is below an infinite size
     holds = jnp.all(small)
     settled = is_converged(end.status) | (end.status == Status.STALLED.value)
     ill = (end.status == Status.ILL_POSED.value) & jnp.all(jnp.isfinite(r))

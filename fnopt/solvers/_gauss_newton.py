@@ -1,4 +1,4 @@
-"""Gauss-Newton with refused steps shortened."""
+"""Gauss-Newton with backtracking."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from fnopt.solvers.linear_model._linearization import Linearization
 
 
 class gauss_newton(LeastSquaresMethod):
-    r"""Gauss-Newton: the minimum of the linear model, or a part of the way there.
+    r"""Gauss-Newton with a backtracked step size.
 
     .. math:: p = \arg\min_p \tfrac12 \|J p + r\|^2, \qquad u = t\, p
 
-    The fraction `t` starts at `step_size`; it shrinks with every refused step, to the minimum of
-    the parabola through what is known of the cost along `p` (at least to a half, at most to a
-    tenth), and is 1 again after an accepted one. So the cost never rises, and the iteration always
-    ends. Where the data don't determine all params the step of least norm is taken, in units of
-    the Jacobian's columns.
+    The step size `t` starts at `step_size`. A rejected step reduces `t` by a factor between 0.1 and
+    0.5, to the minimum of a parabola that interpolates the cost along `p`. An accepted step resets
+    `t` to 1. So the cost never rises, and the iteration always ends. Where the data don't determine
+    all params, `p` is the step of least norm, in units of the Jacobian's columns.
 
-    It is the plainest method and the quickest near a solution with small residuals. From far away,
-    or where the Jacobian is nearly singular, :class:`fnopt.levenberg_marquardt` is more reliable.
+    This is the simplest method and the fastest near a solution with small residuals. Far from a
+    solution, or where the Jacobian is nearly singular, :class:`fnopt.levenberg_marquardt` is more
+    reliable.
 
-    It is called as :class:`fnopt.levenberg_marquardt` is, and :func:`fnopt.least_squares` loops it
+    It has the interface of :class:`fnopt.levenberg_marquardt`; :func:`fnopt.least_squares` runs it
     to convergence.
 
     Args:
-        ftol, xtol, gtol, jacobian, linear_solver, chunk_size, axis_name: As for all of the
-            methods; see :class:`fnopt.solvers.LeastSquaresMethod`.
-        step_size: The fraction of the first step, in (0, 1].
+        ftol, xtol, gtol, jacobian, linear_solver, chunk_size, axis_name: As in
+            :class:`fnopt.solvers.LeastSquaresMethod`.
+        step_size: The initial step size `t`, in (0, 1].
 
     Raises:
-        ValueError: If a hyper-parameter is out of its range.
+        ValueError: If a hyper-parameter is out of range.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -58,7 +58,7 @@ class gauss_newton(LeastSquaresMethod):
     rule: ClassVar[RadiusRule] = FRACTION
 
     def first_radius(self, scale: jax.Array, x: jax.Array, cost: jax.Array) -> jax.Array:
-        """The radius of the first step, from the scaling, the params and their cost."""
+        """Return the radius of the first step from the scaling, the params and their cost."""
         return jnp.full_like(cost, self.step_size)
 
     def propose(
@@ -69,8 +69,8 @@ class gauss_newton(LeastSquaresMethod):
         radius: jax.Array,
         lam: jax.Array,
     ) -> Trial:
-        """A fraction of the full step."""
+        """Return the Gauss-Newton step times the step size."""
         full, t = model.system(point, scale, lam).gauss_newton(), radius
-        # A fraction t of the step gains t (2 - t) as much.
+        # A step size of t decreases the model by t (2 - t) times the decrease of the full step.
         norm, predicted = jnp.square(t) * full.model_norm, t * (2 - t) * full.predicted
         return linear_step(point, scale, DampedStep(t * full.p, full.lam, norm, predicted))

@@ -1,4 +1,4 @@
-"""Levenberg-Marquardt."""
+"""The Levenberg-Marquardt method."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from fnopt.solvers._trust_region import (
 from fnopt.solvers.linear_model._base import LinearModel
 from fnopt.solvers.linear_model._linearization import Linearization
 
-# Of a step, to which its second-order model may cut it. Measured on NIST's 54 starts: 0.1 solves
-# two fewer in twice as many evaluations, 0.5 one fewer.
+# Smallest fraction to which the second-order model may shorten a step. Measured on NIST's 54
+# initial guesses: 0.1 solves two fewer in twice as many evaluations, 0.5 solves one fewer.
 _LEAST_FRACTION = 0.3
 RULES = {"trust_region": TRUST_REGION, "marquardt": MARQUARDT, "nielsen": NIELSEN}
 
@@ -34,58 +34,57 @@ class levenberg_marquardt(LeastSquaresMethod):
     .. math:: v = \arg\min_{\|D v\| \le \Delta} \tfrac12 \|J v + r\|^2, \qquad
         u = t v + \tfrac12 t^2 a
 
-    `a` is the second-order correction of the step (geodesic acceleration), and `t` is the best
-    length of the step to second order. `D` holds the largest norms of the Jacobian's columns,
-    older ones with less weight, so the steps don't depend on the units of the params. A step that
-    raises the cost by more than rounding is refused: the update is then zero and the radius
-    shrinks.
+    `a` is the second-order correction of the step (geodesic acceleration), and `t` minimizes the
+    second-order model along `v`. `D` holds the largest norms of the Jacobian's columns so far, with
+    exponential decay, so the steps don't depend on the units of the params. A step that raises the
+    cost by more than rounding error is rejected: the update is zero and the trust region shrinks.
 
-    Its `update` ignores the gradients that it is given (they may be `None`) and needs the
-    residuals instead: `update(None, state, params, residual_fn=fn)`. `fn(params)` closes over the
-    data; it may be another batch in each call, for nothing is trusted from call to call but the
-    radius and the scaling. :func:`fnopt.least_squares` loops it to convergence.
+    `update` ignores its gradients (they may be `None`) and takes the residual function instead:
+    `update(None, state, params, residual_fn=fn)`. `fn(params)` closes over the data, which may be
+    another batch in each call: `update` reuses only the radius, damping and scaling.
+    :func:`fnopt.least_squares` runs the method to convergence.
 
     The linear algebra works in the params' common dtype (at least float32) and on the smaller side
-    of the Jacobian: with `m` residuals and `n` params it costs :math:`m n^2` or :math:`m^2 n`,
-    whichever is less, so a network of very many params takes steps on small batches.
+    of the Jacobian. With `m` residuals and `n` params a step costs :math:`m n^2` or :math:`m^2 n`
+    operations, whichever is less, so networks with many params can take steps on small batches.
 
-    Residuals may also be given by example: `update(None, state, params, residual_fn=fn,
-    batch=batch)` with `fn(params, example)`. With more params than residuals steps then need
-    :math:`J J^T` alone, and where that is cheaper without `J` (a network of many params) `J` is
-    never formed. All params have one scale in such steps.
+    Residuals may also be defined per example: `update(None, state, params, residual_fn=fn,
+    batch=batch)` with `fn(params, example)`. With more params than residuals, steps then need only
+    :math:`J J^T`. Where :math:`J J^T` is cheaper to compute without `J` (a network of many params),
+    `J` is never formed. All params have one scale in such steps.
 
     In :func:`fnopt.least_squares` without bounds, :math:`D_j \ge 0.7 \|r\| / |x_j|` limits the
-    relative change of a param with little effect, so no step moves it where it has none. `D` decays
-    by 0.9 per step, so that a steep start is forgotten.
+    relative change of a param with little effect, so no step moves a param to where it has no
+    effect. `D` decays by 0.9 per step, so large columns at the initial guess lose their influence.
 
     Instead of the trust region, a classic rule can set the damping :math:`\lambda` in :math:`(J^T J
-    + \lambda D^2)\, v = -J^T r`: Marquardt's rule divides or multiplies it by ten, Nielsen's
-    depends on the gain ratio. Both are simpler and need more steps.
+    + \lambda D^2)\, v = -J^T r`. Marquardt's rule divides or multiplies :math:`\lambda` by ten;
+    Nielsen's rule depends on the gain ratio. Both are simpler and need more steps.
 
     Args:
-        ftol: Relative tolerance of the cost; by default the rounding unit of the params' dtype (in
-            float32 1e-10, where the slope shows that much).
-        xtol: Relative tolerance of the params; by default 4 rounding units.
-        gtol: Tolerance of the cosine between the residual and the Jacobian's columns; by default
-            the rounding unit.
+        ftol: Relative tolerance of the cost; by default the machine epsilon of the params' dtype
+            (in float32 1e-10, because the predicted decrease is that accurate).
+        xtol: Relative tolerance of the params; by default 4 times the machine epsilon.
+        gtol: Tolerance of the cosine between the residuals and the Jacobian's columns; by default
+            the machine epsilon.
         jacobian: `'forward'`, `'reverse'`, or `'auto'` for the cheaper one.
-        linear_solver: `'qr'` (the most accurate), `'cholesky'` (the fastest), `'cg'` (steps without
-            a Jacobian and without acceleration), or `'auto'`, which chooses by shape: see
+        linear_solver: `'qr'` (the most accurate), `'cholesky'` (the fastest), `'cg'` (matrix-free
+            conjugate gradients, without acceleration), or `'auto'`, which chooses by shape: see
             :func:`fnopt.linear.linear_solver`.
-        chunk_size: How many tangents or cotangents are pushed at once, to bound memory; by
-            default all up to 256, else 64.
-        axis_name: Inside `jax.shard_map`, the named axis that the residuals are divided over; see
+        chunk_size: How many tangents or cotangents to propagate at once, which bounds memory; by
+            default all of them if there are at most 256, else 64.
+        axis_name: Inside `jax.shard_map`, the named axis over which the residuals are sharded; see
             :class:`fnopt.solvers.LeastSquaresMethod`.
-        radius: The first trust radius, in units of :math:`\|D x\|`.
-        acceleration: The largest acceleration allowed, relative to the step.
-        geodesic: Whether to use the second derivative of the residuals along the step. Without,
-            steps are straight, and the residuals need no forward-mode derivative if `jacobian`
-            is `'reverse'`.
+        radius: The initial trust-region radius, in units of :math:`\|D x\|`.
+        acceleration: The largest norm of the acceleration, relative to the step.
+        geodesic: Whether to use the second derivative of the residuals along the step. If False,
+            steps are linear, and the residuals need no forward-mode derivative if `jacobian` is
+            `'reverse'`.
         damping: `'trust_region'`, `'marquardt'` or `'nielsen'`.
-        lam: The first damping of the two latter, in units of :math:`D^2`.
+        lam: The initial damping for `'marquardt'` and `'nielsen'`, in units of :math:`D^2`.
 
     Raises:
-        ValueError: If a hyper-parameter is out of its range.
+        ValueError: If a hyper-parameter is out of range.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -108,8 +107,9 @@ class levenberg_marquardt(LeastSquaresMethod):
         Transtrum and Sethna (2012), arXiv:1201.5885.
     """
 
-    # Measured on NIST's 54 starts and the 108 of Moré, Garbow and Hillstrom: a radius of 1 solves
-    # two fewer, an acceleration of 0.75 (Transtrum and Sethna) three, with one false report.
+    # Measured on NIST's 54 initial guesses and the 108 of Moré, Garbow and Hillstrom: a radius of 1
+    # solves two fewer; an acceleration of 0.75 (Transtrum and Sethna) solves three fewer, with one
+    # false report of convergence.
     radius: float | jax.Array = hyper(default=0.6, gt=0, infinite=True)
     acceleration: float | jax.Array = hyper(default=0.5, ge=0)
     geodesic: bool = static(default=True)
@@ -125,11 +125,11 @@ class levenberg_marquardt(LeastSquaresMethod):
 
     @property
     def rule(self) -> RadiusRule:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The rule by which the radius of a step adapts."""
+        """The update rule for the radius of a step."""
         return RULES[self.damping]
 
     def first_radius(self, scale: jax.Array, x: jax.Array, cost: jax.Array) -> jax.Array:
-        """The radius of the first step, from the scaling, the params and their cost."""
+        """Return the radius of the first step from the scaling, the params and their cost."""
         if self.rule.is_region:
             return initial_radius(self.radius, scale, x, cost)
         return jnp.full_like(cost, 1 / self.lam)
@@ -142,22 +142,22 @@ class levenberg_marquardt(LeastSquaresMethod):
         radius: jax.Array,
         lam: jax.Array,
     ) -> Trial:
-        r"""The step within the trust radius, corrected to second order in its length and direction.
+        r"""Return the trust-region step, corrected to second order in length and direction.
 
-        With the second derivative :math:`r''_{vv}` of the residuals along the step `v` the cost
-        along it is known to second order,
+        The second derivative :math:`r''_{vv}` of the residuals along the step `v` gives the cost
+        along `v` to second order,
 
         .. math:: f(x + t v) \approx f + t\, g^T v + \tfrac12 t^2 C, \quad
             C = \|J v\|^2 + r^T r''_{vv}, \quad t = -\frac{g^T v}{C}
 
-        which Gauss-Newton takes with :math:`r^T r''_{vv} = 0`: it overshoots where residuals stay
-        large. And along :math:`x + t v + \tfrac12 t^2 a` the residuals are straight to second
-        order, in the damped least-squares sense, if
+        Gauss-Newton neglects :math:`r^T r''_{vv}` and overshoots where residuals stay large. Along
+        :math:`x + t v + \tfrac12 t^2 a` the residuals are linear to second order, in the damped
+        least-squares sense, if
 
         .. math:: (J^T J + \lambda D^2)\, a = -J^T r''_{vv}
 
-        The acceleration is left out where :math:`\|D a\| t > \alpha \|D v\|`, for there the path
-        bends too much for the model to hold.
+        The acceleration is omitted where :math:`\|D a\| t > \alpha \|D v\|`, because the path is
+        too curved there for the model to hold.
 
         Reference:
             Transtrum and Sethna (2012), arXiv:1201.5885.

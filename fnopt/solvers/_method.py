@@ -1,4 +1,4 @@
-"""The base of the methods: an (init, update) pair around propose and judge."""
+"""The base class of the least-squares methods: an (init, update) pair."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from fnopt.solvers.problem._call import with_a_derivative_that_is_there
 
 
 def check_same_params(params: Any) -> None:
-    """Refuse params that vary over the devices that rows are sharded over, as types say so."""
+    """Raise if the params vary over a mesh axis over which rows are sharded, by their type."""
     for path, leaf in leaves_with_names(params)[0] if row_axes() else ():
         axes = varying_axes(leaf) & {*row_axes()} if hasattr(leaf, "dtype") else ()
         if axes:
@@ -71,12 +71,12 @@ def check_same_params(params: Any) -> None:
 
 
 class LeastSquaresState(NamedTuple):
-    """The memory for the next step, and the outcome of the last one."""
+    """The state of a least-squares method, and the result of its last step."""
 
-    count: jax.Array  # int32, updates made
-    radius: jax.Array  # the radius of a step; 0 before the first update
-    scale: Slot  # D, how strongly each parameter moves the residuals
-    rejections: jax.Array  # int32, refused steps in a row
+    count: jax.Array  # int32, number of updates
+    radius: jax.Array  # the trust-region radius; 0 before the first update
+    scale: Slot  # D, the scaling: decayed maximum norms of the Jacobian's columns
+    rejections: jax.Array  # int32, consecutive rejected steps
     lam: jax.Array  # damping of the next step
     cost: jax.Array  # half the sum of squares after the update
     status: jax.Array  # int32, a fnopt.Status
@@ -86,23 +86,23 @@ _as_chunk_size = functools.partial(check_chunk_size, name="least squares")
 
 
 class LeastSquaresMethod(Transformation):
-    r"""The base of the least-squares methods; a subclass defines `propose`.
+    r"""Base class of the least-squares methods; a subclass defines `propose`.
 
     Args:
-        ftol: Relative tolerance of the cost; by default the rounding unit of the params' dtype (in
-            float32 1e-10, where the slope shows that much).
-        xtol: Relative tolerance of the params; by default 4 rounding units.
-        gtol: Tolerance of the cosine between the residual and the Jacobian's columns; by default
-            the rounding unit.
+        ftol: Relative tolerance of the cost; by default the machine epsilon of the params' dtype
+            (in float32 1e-10, because the predicted decrease is that accurate).
+        xtol: Relative tolerance of the params; by default 4 times the machine epsilon.
+        gtol: Tolerance of the cosine between the residuals and the Jacobian's columns; by default
+            the machine epsilon.
         jacobian: `'forward'`, `'reverse'`, or `'auto'` for the cheaper one.
-        linear_solver: `'qr'`, `'cholesky'`, `'cg'`, or `'auto'`, which goes by shape; see
+        linear_solver: `'qr'`, `'cholesky'`, `'cg'`, or `'auto'`, which chooses by shape; see
             :func:`fnopt.linear.linear_solver`.
-        chunk_size: How many tangents or cotangents are pushed at once; by default all up to
-            256, else 64.
-        axis_name: Inside `jax.shard_map`, the named axis (or axes) that the residuals are divided
-            over: every device has some of them and differentiates those. Only sums over residuals
-            and triangles of shape `[n, n]` are sent, never the Jacobian, and all devices take the
-            same steps. With more params than residuals in all these come from conjugate
+        chunk_size: How many tangents or cotangents to propagate at once; by default all of them
+            if there are at most 256, else 64.
+        axis_name: Inside `jax.shard_map`, the named axis (or axes) over which the residuals are
+            sharded; every device differentiates its own residuals. Devices exchange only sums over
+            residuals and triangular factors of shape `[n, n]`, never the Jacobian, and all take the
+            same steps. With more params than residuals in total, steps come from conjugate
             gradients, or from `'cholesky'`.
 
     Example:
@@ -120,7 +120,7 @@ class LeastSquaresMethod(Transformation):
     axis_name: Any = static(default=None)
 
     needs_params = True
-    geodesic = False  # whether steps take a second derivative of the residuals along them
+    geodesic = False  # whether steps use the second derivative of the residuals along the step
     rule: ClassVar[RadiusRule] = TRUST_REGION
 
     def __post_init__(self) -> None:
@@ -129,7 +129,7 @@ class LeastSquaresMethod(Transformation):
         linear_solver(self.linear_solver, 1, 1)
 
     def init(self, params: Any) -> LeastSquaresState:
-        """The state before the first step; the radius of a step is found at the first update."""
+        """Return the initial state; the first `update` sets the trust-region radius."""
         dtype = ravel(params, "params")[0].dtype
         return LeastSquaresState(
             count=zero_count(),
@@ -152,7 +152,7 @@ class LeastSquaresMethod(Transformation):
         jac: Any = None,
         **extra_args: Any,
     ) -> tuple[Any, LeastSquaresState]:
-        r"""One step: the update is zero, and the params stay as they are, if it is refused.
+        r"""Take one step; a rejected step gives an update of zero.
 
         Args:
             updates: Not used; may be `None`.
@@ -161,16 +161,16 @@ class LeastSquaresMethod(Transformation):
             residual_fn: `residual_fn(params)` returns the residuals, as an array or a pytree; or
                 a list, tuple or dict of such functions. With a `batch` it is
                 `residual_fn(params, example)` of ONE example, or a list of such functions.
-            batch: The examples, whose leaves have a leading axis; for a list of functions a list of
-                batches. With more params than residuals (and more than 64 of these) steps then
-                come from :math:`J J^\top`, and `J` is not formed where it is cheaper without
-                (:func:`fnopt.curvature.batch_jacobian`): `'cholesky'` as the linear solver forms
-                it, for the same steps. All params have one scale then.
-            jac: `jac(params)` returns their Jacobian, as in :func:`fnopt.least_squares`.
+            batch: The examples, a pytree of arrays with a leading axis; a list of batches for a
+                list of functions. With more params than residuals, and more than 64 residuals,
+                steps come from :math:`J J^\top`, and `J` isn't formed where :math:`J J^\top` is
+                cheaper (:func:`fnopt.curvature.batch_jacobian`). `linear_solver='cholesky'` forms
+                `J`, for the same steps. All params then have one scale.
+            jac: `jac(params)` returns the Jacobian, as in :func:`fnopt.least_squares`.
             **extra_args: Not used.
 
         Returns:
-            The updates, in the dtypes of the params, and the next state.
+            The updates, in the dtypes of the params, and the new state.
         """
         del updates, extra_args
         check_same_tree(params, state.scale, "params", "the state's scale")
@@ -195,7 +195,7 @@ class LeastSquaresMethod(Transformation):
         before = state._replace(radius=jnp.where(state.radius <= 0, first, state.radius))
         trial = self.propose(model, point, scale, before.radius, state.lam)
         updates = flat.unravel(trial.step)
-        # The cost is that of the params as apply_updates will round them.
+        # Evaluate the cost at the params as apply_updates will round them.
         arrived, _ = ravel(apply_updates(params, updates))
         r = flat.r(arrived)
         actual = actual_reduction(point.r, r)
@@ -204,7 +204,7 @@ class LeastSquaresMethod(Transformation):
         radius = self.rule.radius_after(step)
         usable = is_finite(point)
         accepted = step.accepted & usable
-        # -0.0, not 0.0: it is the number that changes no other, -0.0 included.
+        # -0.0, not 0.0: adding it changes no number, not even -0.0.
         updates = jax.tree.map(
             lambda u: jnp.where(accepted, u, jnp.asarray(-0.0, u.dtype)), updates
         )
@@ -226,7 +226,7 @@ class LeastSquaresMethod(Transformation):
     def _flat(
         self, params: Any, residual_fn: Any, batch: Any, jac: Any
     ) -> tuple[jax.Array, FlatResidual]:
-        """The params as a vector, and the residuals of it, with the derivative that is given."""
+        """Return the params as a vector, and the residual function of this vector."""
         if batch is None:
             x, flat = flat_residual(residual_fn, params, ())
         else:
@@ -241,7 +241,7 @@ class LeastSquaresMethod(Transformation):
         return x, flat._replace(derivative=given)
 
     def tolerances(self, params: Any, dtype: Any) -> Tolerances:
-        """The tolerances in the dtype of the computation; defaults go by the coarsest param."""
+        """Return the tolerances in the given dtype; the coarsest param's dtype sets defaults."""
         eps = max(float(jnp.finfo(jnp.result_type(p)).eps) for p in jax.tree.leaves(params))
         given = (self.ftol, self.xtol, self.gtol)
         filled = (
@@ -251,16 +251,16 @@ class LeastSquaresMethod(Transformation):
         return Tolerances(*(jnp.asarray(number, dtype) for number in (*filled, eps)))
 
     def first_radius(self, scale: jax.Array, x: jax.Array, cost: jax.Array) -> jax.Array:
-        """The radius of the first step, from the scaling, the params and their cost."""
+        """Return the radius of the first step from the scaling, the params and their cost."""
         raise NotImplementedError(f"{type(self).__name__} must define first_radius")
 
     def by_example(self, flat: FlatResidual, x: jax.Array, examples: Examples) -> FlatResidual:
-        """Residuals that are given by example, with what this method's algebra takes from that."""
+        """Adapt residuals that are defined per example to the linear algebra of this method."""
         rows = "auto" if self.linear_solver == "auto" else "formed"
         return by_example(flat, x, examples, self.linear_solver, rows, self.chunk_size)
 
     def model(self, flat: FlatResidual) -> LinearModel:
-        """The linear model of the residuals."""
+        """Return the linear model of the residuals."""
         return linear_model(flat, self.linear_solver, self.jacobian, self.chunk_size)
 
     def propose(
@@ -271,14 +271,14 @@ class LeastSquaresMethod(Transformation):
         radius: jax.Array,
         lam: jax.Array,
     ) -> Trial:
-        """A step, and what the model says of it.
+        """Propose a step, with the model's prediction for it.
 
         Args:
             model: The linear model of the residuals.
-            point: Where the step starts.
+            point: The linearization at the current point.
             scale: The scaling `D`, of shape `[n]`.
-            radius: The radius of a step.
-            lam: A guess of the damping.
+            radius: The trust-region radius.
+            lam: An initial guess of the damping.
 
         Returns:
             The step.

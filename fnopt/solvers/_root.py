@@ -17,7 +17,7 @@ from fnopt.solvers.problem._scipy import EXACT, ScipyTable, check_jac, first
 
 _METHODS = {"root": (None, "hybr", "lm"), "fixed_point": (None, "del2", "iteration")}
 _STEPS = ("maxfev", "maxiter")
-# The last ones have no meaning here: the method doesn't depend on the units of the params.
+# The last ones have no effect here: the method doesn't depend on the units of the params.
 _OPTIONS = ("xtol", "ftol", *_STEPS, *("eps", "epsfcn", "factor", "diag", "band", "col_deriv"))
 _INSTEAD = {
     "bracket": "Give the middle of it as params; scipy.optimize.brentq keeps within a bracket",
@@ -43,38 +43,39 @@ def root(
 ) -> Root[Params]:
     r"""Solves as many equations as there are params: :math:`F(\theta) = 0`.
 
-    It uses :func:`fnopt.least_squares`: Newton's steps near the root and shorter ones far from it,
-    also with a singular Jacobian. It converges only if the equations hold: a nonzero minimum of
-    :math:`\|F\|` ends in `STALLED`. Like the other solvers it works under `jit` and `vmap`, and
-    eager calls compile once.
+    It uses :func:`fnopt.least_squares`, which takes Newton steps near the root and shorter steps
+    far from it, with a singular Jacobian too. The search converges only if the equations hold: a
+    nonzero minimum of :math:`\|F\|` ends in `STALLED`. Like the other solvers `root` works under
+    `jit` and `vmap`, and eager calls compile once.
 
     The root has derivatives, forward and reverse, with respect to the arrays that `fun` uses:
-    :math:`\dot\theta = -J^{-1} \dot F`, from the implicit function theorem. They form the Jacobian,
-    as the steps do: for up to some thousands of params.
+    :math:`\dot\theta = -J^{-1} \dot F`, from the implicit function theorem. Steps and derivatives
+    form the Jacobian, so use `root` for at most a few thousand params.
 
     Args:
         fun: `fun(params, *args)` returns an array or a pytree with as many numbers as `params`, or
-            `(that, aux)` with `has_aux`.
-        params: Where to start: a pytree of floating or complex arrays, or of whole numbers, which
-            are taken as floats. A list or tuple of numbers is one vector, as in SciPy.
+            `(equations, aux)` with `has_aux`.
+        params: The initial guess: a pytree of floating or complex arrays, or of whole numbers,
+            which are taken as floats. A list or tuple of numbers is one vector, as in SciPy.
         args: Further arguments of `fun`: pytrees of arrays.
-        jac: `fnopt.sparse_jacobian(fun)`, for many equations of which each has few params: steps
-            then come from a sparse factorisation, as in :func:`fnopt.least_squares`. What is left
-            of an equation is compared with the larger of :math:`|\theta_j|` at the start and at
-            the end, and Newton's steps aren't made. With `has_aux` it is that of the equations.
+        jac: `fnopt.sparse_jacobian(fun)`, for many equations of which each depends on few params.
+            Steps then come from a sparse factorisation, as in :func:`fnopt.least_squares`. The test
+            with `tol` takes the larger of :math:`|\theta_j|` at the initial guess and at the root,
+            and the final Newton steps are omitted. With `has_aux`, differentiate the equations
+            only.
         has_aux: Whether `fun` returns `(equations, aux)`; `aux` at the root is returned.
         solver: The method; by default `fnopt.levenberg_marquardt()`.
-        tol: What may be left of every equation, as a part of :math:`\sum_j |J_{ij} \theta_j|`; by
-            default the rounding unit to the power 2/3. Newton's steps that still reduce the
-            residuals, as at a root of zero, are taken too.
+        tol: Tolerance of every equation's residual, relative to :math:`\sum_j |J_{ij} \theta_j|`;
+            by default the machine epsilon to the power 2/3. Further Newton steps are taken while
+            they reduce the residuals, for example at a root of zero.
         max_steps: Maximum number of steps.
-        **scipy_options: SciPy's keywords, of `fsolve` too: `maxfev`, `maxiter`, `xtol` and `ftol`
-            (either is `tol`, if that isn't given), by themselves or in `options`, and methods
-            `'hybr'` and `'lm'`, which mean the default here; `x0` for `params`.
+        **scipy_options: Keywords of SciPy's `root` and `fsolve`: `maxfev`, `maxiter`, `xtol` and
+            `ftol` (both mean `tol`, if `tol` isn't given), as keywords or in `options`; methods
+            `'hybr'` and `'lm'`, which mean the default solver; `x0` for `params`.
 
     Returns:
-        A `Root`. Whether it converged, and why it stopped, is in its `status` and `message`: values
-        never raise.
+        A `Root`. Its `status` and `message` say whether the search converged, and why it stopped;
+        no value raises an exception.
 
     Raises:
         TypeError: If `fun` is not a function, or params or equations are not floating.
@@ -107,17 +108,17 @@ def fixed_point(
     max_steps: int = 1000,
     **scipy_options: Any,
 ) -> Root[Params]:
-    r"""Finds params that a function leaves as they are: :math:`F(\theta) = \theta`.
+    r"""Finds a fixed point of a function: :math:`F(\theta) = \theta`.
 
-    The root of :math:`F(\theta) - \theta`, by :func:`fnopt.root`, which also converges if iterating
-    :math:`F` diverges.
+    :func:`fnopt.root` solves :math:`F(\theta) - \theta = 0`, and also converges where the iteration
+    of :math:`F` diverges.
 
     Args:
-        fun: `fun(params, *args)` returns a tree like `params`, or `(that, aux)` with `has_aux`.
-        params: Where to start: a pytree of floating or complex arrays, or of whole numbers, which
-            are taken as floats. A list or tuple of numbers is one vector, as in SciPy.
+        fun: `fun(params, *args)` returns a tree like `params`, or `(tree, aux)` with `has_aux`.
+        params: The initial guess: a pytree of floating or complex arrays, or of whole numbers,
+            which are taken as floats. A list or tuple of numbers is one vector, as in SciPy.
         args: Further arguments of `fun`: pytrees of arrays.
-        has_aux: Whether `fun` returns a pair.
+        has_aux: Whether `fun` returns `(tree, aux)`; `aux` at the fixed point is returned.
         solver: The method; by default `fnopt.levenberg_marquardt()`.
         tol: As in :func:`fnopt.root`.
         max_steps: Maximum number of steps.
@@ -128,7 +129,7 @@ def fixed_point(
 
     Raises:
         TypeError: If `fun` is not a function, or params are not floating.
-        ValueError: If `fun` returns another tree, or other shapes, than `params`.
+        ValueError: If the output of `fun` doesn't have the tree and the shapes of `params`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -163,20 +164,20 @@ def fixed_point(
 def read_scipy_options(
     caller: str, keywords: dict[str, Any], tol: Any, max_steps: int
 ) -> tuple[Any, int]:
-    """The tolerance and the most steps of a call with SciPy's keywords.
+    """Return the tolerance and the maximum number of steps of a call with SciPy's keywords.
 
     Args:
         caller: The function that is called.
-        keywords: Keywords and values that aren't its own; in `options`, or beside each other.
-        tol: Its tolerance.
-        max_steps: Its most steps.
+        keywords: Keywords and values that aren't its own, in `options` or as keywords.
+        tol: The tolerance passed to the caller.
+        max_steps: The maximum number of steps passed to the caller.
 
     Returns:
-        The two.
+        The tolerance and the maximum number of steps.
 
     Raises:
-        TypeError: For a keyword that neither knows, or that is called otherwise here.
-        ValueError: For a method that isn't here.
+        TypeError: If a keyword is unknown, or has another name in fnopt.
+        ValueError: If fnopt doesn't have the method.
     """
     options = (*_OPTIONS, "gtol")
     table = ScipyTable(caller, ("method", "jac", "options", *options), _INSTEAD, options, _STEPS)

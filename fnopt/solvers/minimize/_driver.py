@@ -79,74 +79,74 @@ def minimize(
     callback: Callable[[StepInfo], Any] | None = None,
     **scipy_options: Any,
 ) -> Minimum[Params]:
-    r"""Minimises a smooth function of params, to convergence.
+    r"""Minimises a smooth scalar function of params to convergence.
 
     .. math:: \min_\theta f(\theta) \quad\text{subject to}\quad l \le \theta \le u
 
-    The loop is one `lax.while_loop` with one evaluation of value and gradient per iteration: the
-    call works under `jax.jit`, and under `jax.vmap` every problem stops by its own tests. An eager
-    call traces `fun`, so values in its closure may change from call to call. It compiles a program
-    only once.
+    The loop is one `lax.while_loop` with one evaluation of value and gradient per iteration. The
+    call works under `jax.jit`; under `jax.vmap` every problem stops by its own tests. An eager call
+    traces `fun`, so values in its closure may change from call to call, and compiles once.
 
-    At convergence the relative gradient :math:`\max_i |g_i x_i| / |f|` has to be below 1e-2.
-    Otherwise the method restarts from there without its Hessian approximation. After two restarts
-    without a decrease the search ends in `STALLED`.
+    At convergence the relative gradient :math:`\max_i |g_i x_i| / |f|` has to be below 1e-2. If it
+    isn't, the method discards its Hessian approximation and restarts. After two restarts without a
+    decrease the search ends in `STALLED`.
 
-    The value never ends above that of the start. The solution has derivatives, forward and
-    reverse, with respect to `args` and to arrays that `fun` closes over. They come
-    from the implicit function theorem, not from the iterations. For sums of squares
-    :func:`fnopt.least_squares` needs far fewer evaluations.
+    The final value never exceeds the value at the initial guess. The solution has derivatives,
+    forward and reverse, with respect to `args` and to arrays that `fun` closes over. The
+    derivatives come from the implicit function theorem, not from the iterations. For sums of
+    squares :func:`fnopt.least_squares` needs far fewer evaluations.
 
     Args:
         fun: `fun(params, *args)` returns a real scalar, or `(scalar, aux)` with `has_aux`.
-        params: Where to start: a pytree of floating or complex arrays. A list or tuple of numbers
-            is one vector, as in SciPy, unless there are constraints; whole numbers are taken as
-            floats, unless they are `fixed`.
+        params: The initial guess: a pytree of floating or complex arrays. A list or tuple of
+            numbers is one vector, as in SciPy, unless there are constraints; whole numbers are
+            taken as floats, unless they are `fixed`.
         args: Further arguments of `fun`: pytrees of arrays.
         method: `'auto'`, `'lbfgs'`, `'lbfgsb'`, `'bfgs'`, `'cg'`, `'newton_cg'` or
-            `'projected_gradient'`, or SciPy's name of it; one of these with options, such as
-            `fnopt.lbfgsb(20)`; or any optimizer, such as `fnopt.adam(1e-2)` or `fnopt.lbfgs()`: it
-            gets value, gradient and function at every step, and the best params that it met are
-            returned. `'auto'` is L-BFGS(-B), BFGS for up to 20 params without bounds, or spectral
-            projected gradients if there is a projection.
+            `'projected_gradient'`, or SciPy's name of a method; a method with options, such as
+            `fnopt.lbfgsb(20)`; or any optimizer, such as `fnopt.adam(1e-2)` or `fnopt.lbfgs()`. An
+            optimizer gets value, gradient and function at every step, and the iterate of least
+            value is returned. `'auto'` is L-BFGS(-B), BFGS for up to 20 params without bounds, or
+            spectral projected gradients if there is a projection.
         has_aux: Whether `fun` returns `(value, aux)`; `aux` at the solution is returned.
-        bounds: `(lower, upper)`, each a number, an array, or a tree of these like the params or
-            like their top; None for no bound; or SciPy's pairs `[(low, high), ...]`. Equal
-            ones hold a param. Every step stays inside, and solutions on a bound are reached
-            exactly.
+        bounds: `(lower, upper)`, each a number, an array, or a tree of these with the structure of
+            the params or a prefix of it; None for no bound; or SciPy's pairs `[(low, high), ...]`.
+            Equal bounds fix a param. Every iterate satisfies the bounds, and a solution may lie
+            exactly on one.
         constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)`, by the path of a
             leaf, a pattern of paths, or a tree like the params.
-        projection: `projection(params)` returns the nearest params of a convex set.
-        ftol: Relative tolerance of the value: the last step changes it by less, and the next one
-            promises less. By default 2.2e-9, as in SciPy's L-BFGS-B, or 10 rounding units. For a
-            value that converges to zero, the tolerance is `ftol` times the value at the start, or
-            times 1 if that is smaller.
-        xtol: Relative tolerance of the largest param: the last step and the next one are shorter.
-            By default the rounding unit to the power 2/3.
+        projection: `projection(params)` returns the nearest params in a convex set.
+        ftol: Relative tolerance of the value, for both the decrease by the last step and the
+            predicted decrease by the next step. By default 2.2e-9, as in SciPy's L-BFGS-B, or 10
+            times the machine epsilon. For a value that converges to zero, the tolerance is `ftol`
+            times the smaller of 1 and the value at the initial guess.
+        xtol: Tolerance for the length of the last step and the next step, relative to the largest
+            param. By default the machine epsilon to the power 2/3.
         gtol: Absolute tolerance of the largest entry of the gradient of the free params. The search
             ends at a gradient below `gtol`, as in SciPy. By default the search ends only at a
             gradient of zero.
-        max_steps: The most points to try. Another number compiles nothing, nor do other
-            tolerances.
-        history: Whether to keep value, gradient norm, length and acceptance of every step.
+        max_steps: Maximum number of trial points. Other values of `max_steps` or of the tolerances
+            need no compilation.
+        history: Whether to keep value, gradient norm, step length and acceptance of every step.
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
             arrays; `callback=print` shows the progress, `fnopt.monitor.Progress(max_steps)` a bar.
-            As in SciPy one whose only argument is called `xk` gets the params, and
-            `intermediate_result` has `x`, `fun` and `nit`. It stops the iteration by returning
-            True or raising `StopIteration`.
+            As in SciPy, a callback whose only argument is called `xk` gets the params, and an
+            argument `intermediate_result` has `x`, `fun` and `nit`. The callback stops the search
+            by returning True or raising `StopIteration`.
         **scipy_options: SciPy's keywords: `tol` (both tolerances), and in `options` `ftol`, `xtol`,
             `gtol`, `maxiter`, `maxfun` and `maxfev` (all of them `max_steps`), `maxcor` and `disp`;
             `x0` for `params`.
 
     Returns:
-        A `Minimum`. Whether it converged, and why it stopped, is in its `status` and `message`:
-        values never raise. Its params are always finite if those given are.
+        A `Minimum`. Its `status` and `message` say whether the search converged, and why it
+        stopped; no value raises an exception. Its params are finite if the initial guess is.
 
     Raises:
-        TypeError: If `fun` is not a function of a real scalar, params are not floating, or a
-            keyword is not known.
-        ValueError: If bounds are crossed, the start is outside of them, a tolerance is negative, an
-            option doesn't fit its tree, or the method takes no bounds.
+        TypeError: If `fun` is not a function that returns a real scalar, params are not floating,
+            or a keyword is not known.
+        ValueError: If a lower bound exceeds its upper bound, the initial guess violates a bound, a
+            tolerance is negative, an option doesn't match the tree that it refers to, or the method
+            takes no bounds.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -230,7 +230,7 @@ def _checked_method(method: Any, params: Any, bounds: Any, projection: Any) -> M
     return method
 
 
-_FEW = 20  # params, up to which the whole inverse Hessian needs fewer evaluations
+_FEW = 20  # params, up to which BFGS needs fewer evaluations than L-BFGS
 
 
 def _automatic(params: Any, bounds: Any, projection: Any) -> MinimizeMethod:
@@ -275,7 +275,7 @@ def _minimized(
 
         entries = None if history is None else empty_history(history, x.dtype)
         state = blank_state(problem, method, x / unit, entries)
-        # Without a feasible point only the start is evaluated.
+        # Without a feasible point only the initial guess is evaluated.
         most = jnp.where(feasible, max_steps, jnp.zeros_like(max_steps))
         limits = tolerances(x.dtype, ftol, xtol, None if gtol is None else gtol * unit)
         state = iterate(problem, method, limits, state, most, None if callback is None else watch)
@@ -292,7 +292,7 @@ def _minimized(
 
 
 def _in_units(history: StepHistory, unit: jax.Array) -> StepHistory:
-    """A history, or an entry of it, in the user's units."""
+    """Return a history, or an entry of a history, in the user's units."""
     slope, length = history.gradient_norm / unit, history.radius * unit
     return history._replace(gradient_norm=slope, radius=length)
 

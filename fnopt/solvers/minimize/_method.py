@@ -1,4 +1,4 @@
-"""The interface of the methods: a memory, and a search direction by it."""
+"""The interface of the methods: a state, and a search direction that depends on it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class Direction(NamedTuple):
     """A search direction."""
 
     step: jax.Array  # [n], the full step
-    rate: jax.Array  # the part of the step to try first
-    longest: jax.Array  # the largest part of it that is allowed
-    predicted: jax.Array  # by how much the model falls; infinite without a model
+    rate: jax.Array  # the initial step size of the line search, relative to `step`
+    longest: jax.Array  # the largest step size allowed
+    predicted: jax.Array  # predicted decrease of the model; infinite without a model
 
 
 class WolfeConditions(NamedTuple):
-    """The conditions that a line search meets."""
+    """Constants of the Wolfe conditions of a line search."""
 
     decrease: float = 1e-4  # Nocedal and Wright (2006), section 3.1
     curvature: float = 0.9  # for quasi-Newton steps, likewise
 
 
 class MinimizeMethod(Value):
-    """The base of the methods of :func:`fnopt.minimize`.
+    """Base class of the methods of :func:`fnopt.minimize`.
 
     Example:
         >>> from fnopt.solvers import MinimizeMethod, bfgs
@@ -40,77 +40,77 @@ class MinimizeMethod(Value):
     takes_bounds: ClassVar[bool] = False
     takes_projection: ClassVar[bool] = False
     monotone: ClassVar[bool] = True  # whether no step raises the value
-    wolfe: ClassVar[WolfeConditions | None] = WolfeConditions()  # None takes every step
+    wolfe: ClassVar[WolfeConditions | None] = WolfeConditions()  # None accepts every step
 
     def begin(self, problem: SmoothObjective, point: Evaluation) -> Any:
-        """The memory before anything is learned."""
+        """Return the initial state of the method."""
         raise NotImplementedError(f"{type(self).__name__} must define begin")
 
     def learn(self, memory: Any, before: Evaluation, after: Evaluation, fresh: jax.Array) -> Any:
-        """The memory after a step; `fresh` if it is the first one since `begin`."""
+        """Return the state after a step; `fresh` marks the first step since `begin`."""
         raise NotImplementedError(f"{type(self).__name__} must define learn")
 
     def direction(
         self, problem: SmoothObjective, point: Evaluation, memory: Any, fresh: jax.Array
     ) -> tuple[Direction, Any]:
-        """The search direction, and the memory after it."""
+        """Return the search direction and the new state."""
         raise NotImplementedError(f"{type(self).__name__} must define direction")
 
     def reference(self, memory: Any, point: Evaluation) -> jax.Array:
-        """The value that a step has to decrease."""
+        """Return the reference value of the sufficient-decrease condition."""
         return point.value
 
     def is_stationary(self, problem: SmoothObjective, point: Evaluation, memory: Any) -> jax.Array:
-        """Whether the gradient is zero."""
+        """Whether the gradient is zero for this method."""
         return ~jnp.any(problem.projected_gradient(point) != 0)
 
     def evaluate(self, problem: SmoothObjective, x: jax.Array, memory: Any) -> Evaluation:
-        """The evaluation at a trial point."""
+        """Evaluate the objective at a trial point."""
         return problem.evaluate(x)
 
     def evaluations(self, memory: Any) -> jax.Array:
-        """The number of evaluations for a trial point."""
+        """Return the number of evaluations for a trial point."""
         return jnp.ones((), jnp.int32)
 
 
 def dot(a: jax.Array, b: jax.Array) -> jax.Array:
-    """The inner product of two vectors, at full precision on all devices."""
+    """Return the inner product of two vectors, at full precision on all devices."""
     return jnp.sum(a * b)
 
 
 def newton_like(point: Evaluation, step: jax.Array, known: jax.Array) -> Direction:
-    """The direction of a step of a quadratic model, whose full length is tried first.
+    """Return the search direction of a quadratic model's step, with an initial step size of 1.
 
     Args:
-        point: Where the step starts.
+        point: The evaluation at the current iterate.
         step: The step, of shape `[n]`.
-        known: Whether the model has learned any curvature.
+        known: Whether the model contains any curvature information.
     """
     slope, inf = dot(point.gradient, step), jnp.asarray(jnp.inf, point.value.dtype)
     return Direction(step, jnp.ones_like(slope), inf, jnp.where(known, -slope / 2, inf))
 
 
-# Roundings that a value is taken to consist of (Higham 2002, section 3.1): some operations.
+# Number of rounding errors assumed in a value (Higham 2002, section 3.1): a few operations.
 _OPERATIONS = 8
 
 
 def rounding_of(value: jax.Array) -> jax.Array:
-    """Bound on what rounding does to a difference of values."""
+    """Return a bound on the rounding error of a difference of values."""
     eps = float(jnp.finfo(value.dtype).eps)
     return jnp.asarray(_OPERATIONS * eps, value.dtype) * jnp.abs(value)
 
 
 def largest(x: jax.Array) -> jax.Array:
-    """The largest magnitude of params, or that of the start, their unit, if that is larger."""
+    """Return the largest magnitude of the params; at least 1, the unit set by the initial guess."""
     return jnp.max(jnp.abs(x), initial=1)
 
 
 def first_step(point: Evaluation) -> jax.Array:
-    r"""The length over :math:`\|g\|` of a first step down the gradient, without any curvature.
+    r"""Return the step size, times the gradient, of a first steepest-descent step.
 
     .. math:: \max(1, \|x\|_\infty) / \|g\|
 
-    Params are in units of the start: the step is at least as long as the start is large.
+    Params are in units of the initial guess, so the step is at least as long as the largest param.
     """
     steep = norm(point.gradient)
     return _finite(largest(point.x) / jnp.where(steep > 0, steep, jnp.ones_like(steep)))
@@ -121,7 +121,7 @@ def _finite(x: jax.Array) -> jax.Array:
 
 
 class SecantPair(NamedTuple):
-    """A difference of points and of their gradients, over the length of the former."""
+    """Differences of points and of their gradients, both divided by the length of the step."""
 
     s: jax.Array  # [n], of length 1
     y: jax.Array  # [n]
@@ -131,11 +131,11 @@ class SecantPair(NamedTuple):
 
 
 def secant_pair(before: Evaluation, after: Evaluation) -> SecantPair:
-    """What a step has shown of the curvature."""
+    """Return the secant pair of a step."""
     s, y = after.x - before.x, after.gradient - before.gradient
     size = norm(s)
     safe = jnp.where(size > 0, size, jnp.ones_like(size))
-    # Over the length of the step: products of tiny differences would underflow.
+    # Divided by the length of the step: products of tiny differences would underflow.
     s, y = s / safe, y / safe
     sy, steep = dot(s, y), norm(y)
     eps = jnp.asarray(jnp.finfo(s.dtype).eps, s.dtype)

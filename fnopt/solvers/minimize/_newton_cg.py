@@ -1,4 +1,4 @@
-"""Newton's method with products of the Hessian, in a trust region."""
+"""Newton's method with Hessian-vector products, in a trust region."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 
 
 class TrustRegion(NamedTuple):
-    """The radius, and the step that was proposed in it."""
+    """The trust-region radius, and the last proposed step."""
 
     radius: jax.Array
     length: jax.Array  # of the step
-    predicted: jax.Array  # decrease of the model by it
+    predicted: jax.Array  # decrease of the model by the step
 
 
 class newton_cg(MinimizeMethod):
@@ -34,10 +34,10 @@ class newton_cg(MinimizeMethod):
 
     .. math:: \min_p\; g^T p + \tfrac12 p^T H p \quad\text{subject to}\quad \|p\| \le \Delta
 
-    The Hessian is never formed: a step takes some products of it with vectors, each at the cost of
-    about two gradients. Directions of negative curvature are followed to the edge of the region.
-    A step that doesn't decrease the value is shortened by the line search, and the radius is then
-    the length of the step taken. `nfev` counts evaluations, not the products.
+    The Hessian is never formed: a step takes several Hessian-vector products, each at the cost of
+    about two gradients. Directions of negative curvature are followed to the trust-region boundary.
+    The line search shortens a step that doesn't decrease the value, and the length of the shortened
+    step becomes the radius. `nfev` counts evaluations, not Hessian-vector products.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -54,18 +54,18 @@ class newton_cg(MinimizeMethod):
     wolfe = WolfeConditions(curvature=float("inf"))  # a sufficient decrease is enough
 
     def begin(self, problem: SmoothObjective, point: Evaluation) -> TrustRegion:
-        """A region as large as the first step of other methods is long."""
+        """Return the initial trust region: its radius is the first step length of other methods."""
         radius = first_step(point) * norm(point.gradient)
         return TrustRegion(radius, radius, jnp.zeros_like(radius))
 
     def learn(
         self, memory: TrustRegion, before: Evaluation, after: Evaluation, fresh: jax.Array
     ) -> TrustRegion:
-        """The radius after a step: Nocedal and Wright, algorithm 4.1."""
+        """Update the trust-region radius: Nocedal and Wright, algorithm 4.1."""
         length, noise = norm(after.x - before.x), rounding_of(before.value)
         predicted = memory.predicted + noise
         ratio = (before.value - after.value + noise) / jnp.where(predicted > 0, predicted, 1)
-        # The step is compared with the one proposed, up to the rounding of the params.
+        # The step taken is compared with the proposed step, up to the rounding of the params.
         whole = length >= 0.99 * memory.length
         edge = memory.length >= 0.99 * memory.radius
         radius = jnp.where(whole & edge & (ratio > 0.75), 2 * memory.radius, memory.radius)
@@ -75,11 +75,11 @@ class newton_cg(MinimizeMethod):
     def direction(
         self, problem: SmoothObjective, point: Evaluation, memory: TrustRegion, fresh: jax.Array
     ) -> tuple[Direction, TrustRegion]:
-        """The step that minimizes the model in the region."""
+        """Return the step that minimizes the model in the trust region."""
         step, predicted = steihaug(problem, point, memory.radius)
         length, one = norm(step), jnp.ones_like(predicted)
         memory = memory._replace(length=length, predicted=predicted)
-        # The decrease by a step that the region cut short doesn't bound what there is to gain.
+        # The predicted decrease of a step at the boundary doesn't bound the possible decrease.
         inf = jnp.asarray(jnp.inf, one.dtype)
         promised = jnp.where(length >= 0.99 * memory.radius, inf, predicted)
         return Direction(step, one, one, promised), memory
@@ -97,16 +97,16 @@ class _Inner(NamedTuple):
 def steihaug(
     problem: SmoothObjective, point: Evaluation, radius: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The step in a region by conjugate gradients, and the decrease of the model.
+    """Return the step in a trust region by conjugate gradients, and the decrease of the model.
 
     Args:
         problem: The problem.
-        point: Where the step starts.
-        radius: The radius of the region.
+        point: The evaluation at the current iterate.
+        radius: The trust-region radius.
     """
     times, size = hessian_product(problem.f, point.x), norm(point.gradient)
     scale = jnp.where(size > 0, size, jnp.ones_like(size))
-    # Everything over the gradient's norm: products of tiny gradients would underflow.
+    # All is divided by the gradient's norm: products of tiny gradients would underflow.
     g, radius = point.gradient / scale, radius / scale
 
     def advance(at: _Inner) -> _Inner:
@@ -117,7 +117,7 @@ def steihaug(
         alpha = rr / jnp.where(convex, curvature, jnp.ones_like(curvature))
         ahead = p + alpha * d
         leaves = ~convex | (norm(ahead) >= radius) | ~jnp.all(jnp.isfinite(ahead))
-        # In units of the radius, whose square may underflow.
+        # Lengths are in units of the radius, because the square of the radius may underflow.
         edge = radius * _to_the_edge(p / radius, d)
         p = jnp.where(leaves, p + edge * d, ahead)
         r = r + alpha * Hd
@@ -131,7 +131,7 @@ def steihaug(
 
     start = _Inner(jnp.zeros_like(g), g, -g, dot(g, g), jnp.zeros((), jnp.int32), size <= 0)
     p = while_loop(unfinished, advance, start).p
-    # By a product of its own: the residual of the recursion drifts away from the true one.
+    # An explicit Hessian-vector product: the recursive residual drifts from the true residual.
     predicted = -(dot(g, p) + 0.5 * dot(p, times(p)))
     usable = jnp.isfinite(predicted) & jnp.all(jnp.isfinite(p))
     p, predicted = jnp.where(usable, p, -radius * g), jnp.where(usable, predicted, radius)
@@ -139,10 +139,10 @@ def steihaug(
 
 
 def _to_the_edge(p: jax.Array, d: jax.Array) -> jax.Array:
-    """The step along `d` from inside of the unit sphere to its edge."""
+    """Return the step size along `d` from `p`, inside the unit sphere, to the sphere."""
     a, b, c = dot(d, d), dot(p, d), dot(p, p) - 1
     root = jnp.sqrt(jnp.maximum(jnp.square(b) - a * c, 0))
-    # Whichever of the two forms of the root doesn't cancel.
+    # Choose the form of the root of the quadratic that has no cancellation.
     positive = b > 0
     over = jnp.where(positive, -c, root - b)
     under = jnp.where(positive, b + root, a)

@@ -25,14 +25,14 @@ _LEAST_BETA = 0.4
 
 
 class ConjugateDirection(NamedTuple):
-    """The direction of the next step."""
+    """The direction of the next step, and its initial step size."""
 
     d: jax.Array  # [n]
-    rate: jax.Array  # the first trial along it
+    rate: jax.Array  # the initial step size of the line search
 
 
 class nonlinear_cg(MinimizeMethod):
-    r"""Nonlinear conjugate gradients: no matrix, and two vectors of memory.
+    r"""Nonlinear conjugate gradients, which store two vectors and no matrix.
 
     .. math:: d^+ = -g^+ + \beta\, d, \qquad
               \beta_\text{PR+} = \max\left(0, \frac{y^T g^+}{g^T g}\right), \qquad
@@ -42,7 +42,7 @@ class nonlinear_cg(MinimizeMethod):
         formula: `'polak_ribiere'` or `'hager_zhang'`.
 
     Raises:
-        ValueError: For another formula.
+        ValueError: If `formula` is neither of the two.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -66,14 +66,14 @@ class nonlinear_cg(MinimizeMethod):
         check_choice(self.formula, FORMULAS, "formula", "nonlinear_cg")
 
     def begin(self, problem: SmoothObjective, point: Evaluation) -> ConjugateDirection:
-        """Down the gradient."""
+        """Return the steepest-descent direction."""
         return ConjugateDirection(-point.gradient, first_step(point))
 
     def learn(
         self, memory: ConjugateDirection, before: Evaluation, after: Evaluation, fresh: jax.Array
     ) -> ConjugateDirection:
-        """The conjugate direction; that of the gradient where it isn't one of descent."""
-        # Over the gradient's norm, as squares may underflow.
+        """Return the conjugate direction, or steepest descent if it isn't a descent direction."""
+        # Divided by the gradient's norm, because squares may underflow.
         scale = norm(before.gradient)
         scale = jnp.where(scale > 0, scale, jnp.ones_like(scale))
         g, d = after.gradient / scale, memory.d / scale
@@ -81,7 +81,7 @@ class nonlinear_cg(MinimizeMethod):
         new = -g + self._beta(g, y, d) * d
         down = dot(new, g) < 0
         new = scale * jnp.where(down & jnp.all(jnp.isfinite(new)), new, -g)
-        # As long a step as makes the same first-order change: Nocedal and Wright, eq. 3.60.
+        # The step size with the same first-order change: Nocedal and Wright, eq. 3.60.
         slope = dot(new, after.gradient)
         fall = jnp.maximum(before.value - after.value, 0)
         rate = divide(-2.02 * fall, slope)
@@ -103,5 +103,5 @@ class nonlinear_cg(MinimizeMethod):
         memory: ConjugateDirection,
         fresh: jax.Array,
     ) -> tuple[Direction, ConjugateDirection]:
-        """Along the conjugate direction, whose first trial is the full step."""
+        """Return the conjugate direction, with its initial step size."""
         return newton_like(point, memory.rate * memory.d, ~fresh), memory

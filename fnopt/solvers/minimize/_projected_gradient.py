@@ -20,27 +20,27 @@ from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 
 
 class SpectralMemory(NamedTuple):
-    """The spectral step length, and the last values."""
+    """The spectral step size, and the last values."""
 
     rate: jax.Array  # the inverse of the curvature along the last step
-    values: jax.Array  # [memory_size], at the last points
+    values: jax.Array  # [memory_size], at the last iterates
 
 
 class projected_gradient(MinimizeMethod):
-    r"""Projected gradients with spectral steps: for any convex set that can be projected on.
+    r"""Spectral projected gradients, for any convex set with a projection.
 
     .. math:: x^+ = x + \eta\, d, \qquad d = P(x - \lambda g) - x, \qquad
               \lambda = \frac{s^T s}{s^T y}
 
-    with an :math:`\eta \le 1` of a backtracking search that has
-    :math:`f(x^+) \le \max_{j < M} f(x_{-j}) + 10^{-4}\, \eta\, g^T d`. Spectral steps are far
-    better than those of steepest descent because they may raise the value for a while: it has to be
-    lower than the highest of the last :math:`M`.
+    where a backtracking line search chooses :math:`\eta \le 1` such that
+    :math:`f(x^+) \le \max_{j < M} f(x_{-j}) + 10^{-4}\, \eta\, g^T d`. The line search is
+    nonmonotone: a value has to be lower only than the largest of the last :math:`M` values. So
+    spectral steps may raise the value, and converge far faster than steepest descent.
 
-    The set is given to :func:`fnopt.minimize` by its `projection`, or by `bounds`.
+    Pass the set to :func:`fnopt.minimize` as `projection` or as `bounds`.
 
     Args:
-        memory_size: How many values :math:`M` are remembered; with 1 each is lower than the last.
+        memory_size: The number :math:`M` of stored values; 1 makes the line search monotone.
 
     Raises:
         ValueError: If `memory_size` is below 1.
@@ -67,29 +67,29 @@ class projected_gradient(MinimizeMethod):
     wolfe = WolfeConditions(curvature=float("inf"))  # a sufficient decrease is enough
 
     def begin(self, problem: SmoothObjective, point: Evaluation) -> SpectralMemory:
-        """The first step down the gradient, and no value but this."""
+        """Return the step size of a first steepest-descent step, and the first value."""
         return SpectralMemory(first_step(point), jnp.full(self.memory_size, point.value))
 
     def learn(
         self, memory: SpectralMemory, before: Evaluation, after: Evaluation, fresh: jax.Array
     ) -> SpectralMemory:
-        """The spectral step of the last difference."""
+        """Update the spectral step size with the last secant pair."""
         s, y = after.x - before.x, after.gradient - before.gradient
         sy, ss = dot(s, y), dot(s, s)
         usable = (sy > 0) & (ss > 0)
         rate = ss / jnp.where(usable, sy, jnp.ones_like(sy))
-        # Without positive curvature a longer step than the last one; Birgin et al. take 1e30.
+        # Without positive curvature the step size grows; Birgin et al. take 1e30.
         rate = jnp.where(usable & jnp.isfinite(rate), rate, 4 * memory.rate)
         values = jnp.concatenate([memory.values[1:], after.value[None]])
         return SpectralMemory(rate, values)
 
     def reference(self, memory: SpectralMemory, point: Evaluation) -> jax.Array:
-        """The highest of the last values."""
+        """Return the largest of the last values."""
         return jnp.max(memory.values)
 
     def direction(
         self, problem: SmoothObjective, point: Evaluation, memory: SpectralMemory, fresh: jax.Array
     ) -> tuple[Direction, SpectralMemory]:
-        """To the projection of the spectral step."""
+        """Return the direction to the projection of the spectral step."""
         step = problem.project(point.x - memory.rate * point.gradient) - point.x
         return newton_like(point, step, ~fresh)._replace(longest=jnp.ones_like(point.value)), memory

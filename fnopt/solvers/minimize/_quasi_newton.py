@@ -1,4 +1,4 @@
-"""Quasi-Newton methods: BFGS with the whole inverse Hessian, and L-BFGS(-B)."""
+"""Quasi-Newton methods: BFGS with a dense inverse Hessian, and L-BFGS(-B)."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 
 
 class bfgs(MinimizeMethod):
-    r"""BFGS: gradients times an inverse Hessian that is learned from their changes.
+    r"""BFGS with a dense approximation of the inverse Hessian.
 
     .. math:: H^+ = (I - \rho\, s y^T)\, H\, (I - \rho\, y s^T) + \rho\, s s^T, \qquad
               \rho = 1 / s^T y
 
-    It remembers all of the curvature, in a matrix of the number of params squared: for up to some
-    thousands of them.
+    The matrix has the number of params squared as its size, so use BFGS for at most a few thousand
+    params.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -46,15 +46,15 @@ class bfgs(MinimizeMethod):
     """
 
     def begin(self, problem: SmoothObjective, point: Evaluation) -> jax.Array:
-        """A multiple of the identity."""
+        """Return a multiple of the identity as the initial inverse Hessian."""
         return first_step(point) * jnp.eye(point.x.size, dtype=point.x.dtype)
 
     def learn(
         self, memory: jax.Array, before: Evaluation, after: Evaluation, fresh: jax.Array
     ) -> jax.Array:
-        """The update by a pair, if its curvature is positive."""
+        """Update the inverse Hessian with a secant pair, if its curvature is positive."""
         s, y, sy, yy, usable = secant_pair(before, after)
-        # The first pair gives the scale of the matrix: Nocedal and Wright, eq. 6.20.
+        # The first secant pair sets the scale of the matrix: Nocedal and Wright, eq. 6.20.
         scale = jnp.eye(s.size, dtype=s.dtype) / jnp.where(yy > 0, yy, jnp.ones_like(yy))
         H = jnp.where(fresh, scale, memory)
         Hy = matmul(H, y)
@@ -66,23 +66,23 @@ class bfgs(MinimizeMethod):
     def direction(
         self, problem: SmoothObjective, point: Evaluation, memory: jax.Array, fresh: jax.Array
     ) -> tuple[Direction, jax.Array]:
-        """The quasi-Newton step."""
+        """Return the quasi-Newton direction."""
         return newton_like(point, -matmul(memory, point.gradient), ~fresh), memory
 
 
 class lbfgsb(MinimizeMethod):
-    r"""L-BFGS, with bounds if there are any (L-BFGS-B).
+    r"""Limited-memory BFGS: L-BFGS-B with bounds, L-BFGS without.
 
     .. math:: x^+ = x + \eta (\bar x - x), \qquad \bar x \approx \arg\min_{l \le z \le u}\;
               g^T (z - x) + \tfrac12 (z - x)^T B (z - x)
 
-    :math:`B` is the limited-memory BFGS matrix. Which params go to a bound is decided along the
-    projected gradient (the generalised Cauchy point). The model is then minimized over the others,
-    the result is projected, and a line search finds :math:`\eta`. Without bounds it is L-BFGS by
-    the two-loop recursion.
+    :math:`B` is the limited-memory BFGS matrix. The generalised Cauchy point along the projected
+    gradient determines the active set. The model is then minimized over the free params, the result
+    is projected, and a line search finds :math:`\eta`. Without bounds the method is L-BFGS by the
+    two-loop recursion.
 
     Args:
-        memory_size: How many differences of params and gradients are remembered.
+        memory_size: The number of stored pairs of param and gradient differences.
 
     Raises:
         ValueError: If `memory_size` is below 1.
@@ -105,19 +105,19 @@ class lbfgsb(MinimizeMethod):
     takes_bounds = True
 
     def begin(self, problem: SmoothObjective, point: Evaluation) -> CorrectionPairs:
-        """No pairs."""
+        """Return an empty memory of correction pairs."""
         return no_pairs(self.memory_size, point.x, 1 / first_step(point))
 
     def learn(
         self, memory: CorrectionPairs, before: Evaluation, after: Evaluation, fresh: jax.Array
     ) -> CorrectionPairs:
-        """The pairs with the newest one, if its curvature is positive."""
+        """Add the newest correction pair, if its curvature is positive."""
         return with_pair(memory, secant_pair(before, after))
 
     def direction(
         self, problem: SmoothObjective, point: Evaluation, memory: CorrectionPairs, fresh: jax.Array
     ) -> tuple[Direction, CorrectionPairs]:
-        """The step to the minimum of the model within the bounds."""
+        """Return the direction to the minimizer of the model within the bounds."""
         if problem.box is None:
             order = jnp.arange(self.memory_size, dtype=jnp.int32)
             gamma = 1 / memory.theta
@@ -127,7 +127,7 @@ class lbfgsb(MinimizeMethod):
         cauchy, free = cauchy_point(B, box, point)
         step = free_step(B, free, point.gradient + B.times(cauchy - point.x))
         target = box.nearest(cauchy + step)
-        # Morales and Nocedal: where the projected step leads uphill, the step is cut instead.
+        # Morales and Nocedal: where the projected step is no descent direction, truncate the step.
         downhill = dot(point.gradient, target - point.x) < 0
         inside = jnp.minimum(_largest_part(box.lower, box.upper, cauchy, step), 1)
         target = jnp.where(downhill, target, box.nearest(cauchy + inside * step))
@@ -139,7 +139,7 @@ class lbfgsb(MinimizeMethod):
 
 
 def _largest_part(lower: jax.Array, upper: jax.Array, x: jax.Array, d: jax.Array) -> jax.Array:
-    """The largest part of a step that stays within the bounds."""
+    """Return the largest step size that satisfies the bounds."""
     room = jnp.where(d > 0, upper - x, lower - x)
     part = jnp.where(d != 0, room / jnp.where(d != 0, d, jnp.ones_like(d)), jnp.inf)
     return jnp.maximum(jnp.min(part, initial=jnp.inf), 0)

@@ -40,17 +40,17 @@ _SCIPY = {
 class Minimum(NamedTuple, Generic[Params]):
     """The result of :func:`fnopt.minimize`; `print` gives a short report.
 
-    It is a pytree of arrays, so it comes out of `jax.jit` and `jax.vmap` like any other.
+    It is a pytree of arrays, so functions under `jax.jit` and `jax.vmap` can return it.
 
     Attributes:
-        params: The best params found, as they were given: tree, shapes, dtypes.
-        value: The function's value there.
-        gradient_norm: The largest entry of the gradient there, without what bounds hold.
-        steps: Number of points that were tried, int32.
-        nfev: How often the function and its gradient were evaluated.
-        status: Why it stopped, a `fnopt.Status` as int32; `message` says it in words.
-        aux: What the function returned besides, at the params.
-        history: A `fnopt.solvers.StepHistory`, if it was asked for.
+        params: The best params found, with the tree, shapes and dtypes of the initial guess.
+        value: The function value at `params`.
+        gradient_norm: The largest magnitude in the gradient of the free params at `params`.
+        steps: Number of trial points, int32.
+        nfev: Number of evaluations of the function and its gradient.
+        status: Why the search stopped: a `fnopt.Status` as int32; `message` is its text.
+        aux: The auxiliary output of the function at `params`.
+        history: A `fnopt.solvers.StepHistory` if `history=True`, else None.
         at_bound: -1 or 1 for each param on its lower or upper bound, else 0: a tree of int32 like
             the params; None without bounds.
     """
@@ -67,12 +67,12 @@ class Minimum(NamedTuple, Generic[Params]):
 
     @property
     def message(self) -> Any:
-        """Why it stopped, in words; for a batch a (nested) list. Outside jit only."""
+        """Why the search stopped, as text; for a batch a (nested) list. Outside jit only."""
         return status_messages(self.status, _OF_A_FUNCTION)
 
     @property
     def converged(self) -> jax.Array:
-        """Whether a convergence test was met."""
+        """Whether a convergence test holds."""
         return is_converged(self.status)
 
     _repr_pretty_ = show_report

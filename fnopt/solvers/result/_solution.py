@@ -1,4 +1,4 @@
-"""The solution of a least squares problem."""
+"""The solution of a least-squares problem."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fnopt.solvers.result._report import batch_report, listed, named_entries, re
 
 
 class StepHistory(NamedTuple):
-    """One entry a step; entries from `steps` on are NaN (and False).
+    """Histories with one entry per step; entries from `steps` on are NaN (or False).
 
     Attributes:
         cost: The cost after each step, `[max_steps]`.
-        gradient_norm: The norm of the gradient there.
-        radius: The radius of the trust region there.
-        accepted: Whether the step was taken, bools.
+        gradient_norm: The norm of the gradient after each step.
+        radius: The trust-region radius after each step.
+        accepted: Whether each step was accepted, bool.
     """
 
     cost: jax.Array
@@ -38,28 +38,28 @@ class StepHistory(NamedTuple):
 
 
 def empty_history(most: int, dtype: Any) -> StepHistory:
-    """A history before its first step."""
+    """Return a history before the first step."""
     nan = jnp.full(most, jnp.nan, dtype)
     return StepHistory(nan, nan, nan, jnp.zeros(most, bool))
 
 
 def noted(history: StepHistory | None, step: jax.Array, entry: StepHistory) -> StepHistory | None:
-    """The history with the entry of a step, the first of which is 1; None if none is kept."""
+    """Write the entry of a step, counted from 1, to the history; None if there is no history."""
     if history is None or not history.cost.size:
         return history
     return StepHistory(*(a.at[step - 1].set(v) for a, v in zip(history, entry, strict=True)))
 
 
 class StepInfo(NamedTuple):
-    """The argument of callbacks at every step; as text it is a line of progress.
+    """The argument of callbacks at every step; `print` shows it as one line.
 
     Attributes:
-        step: Its number, int32, 1 for the first one.
-        params: The params after it.
-        cost: The cost there.
-        gradient_norm: The norm of the gradient there.
-        radius: The radius of the trust region there.
-        accepted: Whether the step was taken.
+        step: The number of the step, int32, from 1.
+        params: The params after the step.
+        cost: The cost at `params`.
+        gradient_norm: The norm of the gradient at `params`.
+        radius: The trust-region radius after the step.
+        accepted: Whether the step was accepted.
     """
 
     step: jax.Array
@@ -102,31 +102,33 @@ _SCIPY = {
 class Solution(NamedTuple, Generic[Params]):
     r"""The result of :func:`fnopt.least_squares`; `print` gives a short report.
 
-    It is a pytree of arrays, so it comes out of `jax.jit` and `jax.vmap` like any other.
+    It is a pytree of arrays, so functions under `jax.jit` and `jax.vmap` can return it.
 
     Attributes:
-        params: The best params found, as they were given: tree, shapes, dtypes.
+        params: The best params found, with the tree, shapes and dtypes of the initial guess.
         cost: Half the sum of squares at the solution, or the robust cost.
-        residuals: The residuals there, as `residual_fn` returns them.
-        jacobian: The Jacobian there, `[m, n]`, residuals and params laid end to end; None if it
-            isn't formed. If steps came from a sparse factor it is a
-            :class:`fnopt.jacobians.SparseJacobian`, by what is fitted. Over a named axis it is the
-            triangle `[n, n]` with the same :math:`J^T J`, which is all that a covariance needs.
+        residuals: The residuals at the solution, as `residual_fn` returns them.
+        jacobian: The Jacobian at the solution, `[m, n]`, of the raveled residuals by the raveled
+            params; None if it isn't formed. After steps by a sparse factorisation it is a
+            :class:`fnopt.jacobians.SparseJacobian` by the fitted variables. Over a named axis it is
+            the triangular factor `[n, n]` with the same :math:`J^T J`, which a covariance needs.
         gradient_norm: The Euclidean norm of :math:`J^T r`.
-        rank: How many directions of the params the data determine, int32.
-        steps: Number of steps, refused ones too.
-        nfev: How often the residuals were evaluated.
-        njev: How often the Jacobian was.
-        status: Why it stopped, a `fnopt.Status` as int32; `message` says it in words.
-        history: A `StepHistory`, if it was asked for.
-        tangent: The derivative of the params by what is fitted, `[p, n]`; None if they are it,
-            or without a Jacobian.
-        dof: Degrees of freedom, int32: residuals that count minus the rank.
+        rank: The numerical rank of the Jacobian, int32.
+        steps: Number of steps, rejected ones included.
+        nfev: Number of evaluations of the residuals.
+        njev: Number of evaluations of the Jacobian.
+        status: Why the search stopped: a `fnopt.Status` as int32; `message` is its text.
+        history: A `StepHistory` if `history=True`, else None.
+        tangent: The derivative of the params by the fitted variables, `[p, n]`; None if the params
+            are the fitted variables, or if there is no Jacobian.
+        dof: Degrees of freedom, int32: the number of residuals of nonzero weight minus the rank.
         at_bound: -1 or 1 for each param on its lower or upper bound, int32 `[n]`; None without
             bounds.
-        nhev: How many second derivatives along a step bent steps took.
+        nhev: Number of evaluations of the residuals' second derivative along a step, for the
+            geodesic acceleration.
         aux: The auxiliary output of `residual_fn`, with `has_aux`.
-        fixed: Which of the fitted variables equal bounds fix, bool `[n]`; None without bounds.
+        fixed: Mask of the fitted variables that are fixed by equal bounds, bool `[n]`; None without
+            bounds.
         certificate: The optimality tests at the solution, a :class:`fnopt.solvers.Certificate`.
     """
 
@@ -151,11 +153,11 @@ class Solution(NamedTuple, Generic[Params]):
 
     @property
     def message(self) -> Any:
-        """Why the solver stopped, in words; for a batch a (nested) list. Outside jit only."""
+        """Why the search stopped, as text; for a batch a (nested) list. Outside jit only."""
         return self.worded()
 
     def worded(self, names: Sequence[str] | None = None) -> Any:
-        """The message, with the params that the data don't determine by these names."""
+        """Return the message, in which `names` name the params that the data don't determine."""
         text = status_messages(self.status)
         if self.certificate is None or jnp.ndim(self.certificate.certified):
             return text
@@ -178,7 +180,7 @@ class Solution(NamedTuple, Generic[Params]):
 
     @property
     def converged(self) -> jax.Array:
-        """Whether a convergence test was met."""
+        """Whether a convergence test holds."""
         return is_converged(self.status)
 
     _repr_pretty_ = show_report

@@ -18,6 +18,8 @@ if not hasattr(jax, "enable_x64"):  # before JAX 0.8
 
     jax.enable_x64 = enable_x64
 
+collect_ignore = ["tests/optimizers/torch_rules.py"]  # needs PyTorch, which no test does
+
 PLATFORM = os.environ.get("FNOPT_TEST_PLATFORM", "cpu")
 # JAX calls NVIDIA's GPUs "cuda". The CPU stays available beside any accelerator.
 NAMES = {"cpu": "cpu", "gpu": "cuda,cpu"}

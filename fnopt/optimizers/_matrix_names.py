@@ -102,7 +102,10 @@ def _of_kernel(
     others = {name: s for name, s in layers[path[:-1]].items() if name != path[-1]}
     is_outputs_first = path[-1].lower() == "weight"
     if len(others) == 1 and others.keys() <= _BIASES:  # a layer of its own
-        found = [*_by_bias(shape, next(iter(others.values())), is_outputs_first)]
+        (bias,) = others.values()
+        found = [*_by_bias(shape, bias, is_outputs_first)]
+        if not found and len(shape) == 2 and len(bias) == 1:  # a vector that is no bias of it
+            found = [*_by_layer(layer, 2, 0, is_outputs_first, False)]
         if len(found) > 1:
             found = [x for x in found if min(x.rows + x.columns) in depths]
     else:

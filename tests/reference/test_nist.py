@@ -83,7 +83,6 @@ CLAIMED = [
     ("MGH17", 0, "float32", fnopt.levenberg_marquardt()),
     ("MGH10", 0, "float64", gauss_newton()),
     ("MGH10", 0, "float32", gauss_newton()),
-    ("Bennett5", 1, "float32", fnopt.levenberg_marquardt()),
     pytest.param(
         *("Bennett5", 0, "float32", dogleg()),
         marks=pytest.mark.xfail(
@@ -104,6 +103,19 @@ def test_what_is_not_solved_is_not_called_converged(name, start, dtype, solver):
     solved = nist.log_relative_error(problem, end.params) >= 3
     flagged = bool(np.any(end.certificate.undetermined)) or int(end.rank) < len(end.params)
     assert solved or flagged or not bool(end.converged), (end.message, float(end.cost))
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_float32_solves_nearly_all_starts_in_a_flat_direction(start):
+    # Bennett5 in float32: along a flat direction the cost changes by a thousandth, which is about
+    # its rounding error, so a single start may end there.
+    problem = nist.load("Bennett5")
+    x, y = jnp.asarray(problem.x, jnp.float32), jnp.asarray(problem.y, jnp.float32)
+    noise = np.random.default_rng(0).standard_normal((24, 3))
+    starts = jnp.asarray(problem.starts[start] * (1 + 1e-3 * noise), jnp.float32)
+    fits = jax.vmap(functools.partial(fit, problem.model), (0, None, None))(starts, x, y)
+    digits = [nist.log_relative_error(problem, params) for params in fits[0].params]
+    assert np.sum(np.asarray(digits) < 3) <= 1
 
 
 @pytest.mark.parametrize(("start", "most"), [(0, 0.6), (1, 0.8)])

@@ -86,8 +86,7 @@ def slopes(point: Linearization) -> jax.Array:
 
 
 def within_range(point: Linearization) -> jax.Array:
-    r"""Return the norm of the residuals' projection onto the range of the Jacobian, :math:`\|P
-    r\|`.
+    r"""Return the norm of the residuals projected onto the Jacobian's range, :math:`\|P r\|`.
 
     For models without a triangular factor it is the largest entry of `slopes`, a lower bound.
     """

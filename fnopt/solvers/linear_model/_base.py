@@ -42,7 +42,7 @@ class LinearModel:
         raise NotImplementedError
 
     def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> System:
-        """Return the linear system in scaled variables; `lam` is an initial guess of the damping."""
+        """Return the linear system in scaled variables; `lam` is a guess of the damping."""
         raise NotImplementedError
 
     def rank(self, point: Linearization) -> jax.Array:
@@ -90,7 +90,7 @@ def free(point: Linearization) -> jax.Array:
 
 
 def gram_rank(K: jax.Array) -> jax.Array:
-    r"""Return the number of eigenvalues of a Gram matrix above :math:`2 k \epsilon` of the largest."""
+    r"""Count the eigenvalues of a Gram matrix above :math:`2 k \epsilon` times the largest."""
     squares = jnp.linalg.eigvalsh(jnp.where(jnp.isfinite(K), K, jnp.zeros_like(K)))
     # Twice the backward error of a symmetric eigenvalue problem (Golub and Van Loan, section 8.1).
     noise = jnp.asarray(2 * K.shape[0] * jnp.finfo(K.dtype).eps, K.dtype)

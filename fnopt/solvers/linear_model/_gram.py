@@ -18,7 +18,7 @@ class TallGramModel(LinearModel):
     """The model that keeps the Gram matrix instead of the Jacobian."""
 
     def evaluate(self, x: jax.Array) -> Linearization:
-        """The point with its Gram matrix."""
+        """Return the point with its Gram matrix."""
         r, G, g, unit = linearise_gram(self.flat, x, self.mode, self.chunk_size)
         columns = unit * jnp.sqrt(jnp.diagonal(G))
         return Linearization(x, r, NormalMatrix(G, unit), half_square(r), g, columns)
@@ -38,13 +38,13 @@ class TallGramModel(LinearModel):
         return lambda w: moving * linearise_products(self.flat.r, point.x)[2](w) / scale
 
     def rank(self, point: Linearization) -> jax.Array:
-        """By the eigenvalues."""
+        """Return the rank by the eigenvalues of the Gram matrix."""
         G, unit = point.J
         d = initial_scale(point.columns) / unit
         return gram_rank(G / d / d[:, None])
 
     def jacobian(self, point: Linearization) -> Any:
-        """Form the Jacobian again; return None if its Gram matrix was summed without the Jacobian."""
+        """Form the Jacobian again; return None if its Gram matrix was summed without it."""
         return linearise(self.flat, point.x, self.mode)[1] if self._is_formed else None
 
     @property
@@ -65,7 +65,7 @@ class RowsModel(LinearModel):
     has_matrix = False
 
     def evaluate(self, x: jax.Array) -> Linearization:
-        """The point with its Gram matrix."""
+        """Return the point with its Gram matrix."""
         assert self.flat.gram is not None
         r, pull = linearise_pull(self.flat.r, x)
         K = self.flat.gram(x)
@@ -90,6 +90,6 @@ class RowsModel(LinearModel):
         )
 
     def rank(self, point: Linearization) -> jax.Array:
-        """By the eigenvalues."""
+        """Return the rank by the eigenvalues of the Gram matrix."""
         scale = initial_scale(point.columns)[0]
         return gram_rank(point.J / scale / scale)

@@ -1,4 +1,4 @@
-"""Optimizers: directions (`scale_by_...`) and their recipes, one method or family a file."""
+"""Optimizers: update directions (`scale_by_...`) and the optimizers made of them."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from fnopt.transforms import Chain
 
 
 class scale_by_belief(AdamDirection):
-    r"""Divide the mean gradient by the root mean square of the gradient's distance from it.
+    r"""Divide the mean gradient by the root mean square of the gradient's deviation from its mean.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
@@ -37,7 +37,7 @@ class scale_by_belief(AdamDirection):
         eps: :math:`\epsilon`, added to the root.
         eps_root: :math:`\bar\epsilon`, added to the mean squared distance at every step, as in
             the paper.
-        nesterov: Whether to look ahead.
+        nesterov: Whether to use Nesterov momentum.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -83,12 +83,13 @@ def adabelief(
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: Decay of the mean gradient.
-        b2: :math:`\beta_2`, decay of the mean squared distance from it.
+        b2: :math:`\beta_2`, decay of the gradient's mean squared distance from its mean.
         eps: :math:`\epsilon`, added to the root.
         eps_root: :math:`\bar\epsilon`, added at every step.
-        weight_decay: Decoupled decay, a number or a `Schedule`; None for no such member.
-        weight_decay_mask: Which leaves decay; see `add_decayed_weights`. None for all.
-        nesterov: Whether to look ahead.
+        weight_decay: Decoupled decay, a number or a `Schedule`; None leaves weight decay out of the
+            chain.
+        weight_decay_mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        nesterov: Whether to use Nesterov momentum.
 
     Returns:
         A chain of `scale_by_belief`, `add_decayed_weights` (with `weight_decay`) and
@@ -122,8 +123,8 @@ class scale_by_yogi(AdamDirection):
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`, added to the root.
         eps_root: :math:`\bar\epsilon`, added under the root.
-        initial_accumulator_value: :math:`\mu_0` and :math:`\nu_0`. The paper's listing begins at 0,
-            and corrects no bias.
+        initial_accumulator_value: :math:`\mu_0` and :math:`\nu_0`. The paper's listing initializes
+            both with 0 and doesn't correct the bias.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -210,8 +211,8 @@ class scale_by_diffgrad(AdamDirection):
         \xi_t &= \frac{1}{1 + e^{-|g_{t-1} - g_t|}}, \qquad
         u_t = \xi_t\, \frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon}
 
-    :math:`\hat\mu_t` and :math:`\hat\nu_t` are corrected for their start at zero as in Adam, and
-    :math:`g_0 = 0`. The friction :math:`\xi_t` is between 1/2 (no change) and 1.
+    :math:`\hat\mu_t` and :math:`\hat\nu_t` are corrected for their initialization at zero as in
+    Adam, and :math:`g_0 = 0`. The friction :math:`\xi_t` is between 1/2 (no change) and 1.
 
     Args:
         b1: :math:`\beta_1`, decay of the mean.

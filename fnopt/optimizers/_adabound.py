@@ -60,9 +60,9 @@ class scale_by_adabound(_Bounded):
         {\sqrt{\nu_t} + \epsilon},\; \rho \Big(1 - \frac{1}{\gamma t + 1}\Big),\;
         \rho \Big(1 + \frac{1}{\gamma t}\Big)\right) \mu_t
 
-    With :math:`\mu, \nu` as in Adam. It begins as Adam and ends as momentum with a rate of
-    :math:`\rho` times the learning rate. As in the authors' program, the means are corrected for
-    their start, and the rate is not divided by :math:`\sqrt t`.
+    With :math:`\mu, \nu` as in Adam. The method begins as Adam and ends as SGD with momentum at
+    :math:`\rho` times the learning rate. As in the authors' program, the means are bias-corrected,
+    and the rate is not divided by :math:`\sqrt t`.
 
     Args:
         b1: :math:`\beta_1`, decay of the mean.
@@ -91,7 +91,7 @@ class scale_by_adabound(_Bounded):
 
 
 class scale_by_amsbound(_Bounded):
-    r"""`scale_by_adabound` with the largest mean square so far in place of the mean square.
+    r"""`scale_by_adabound` with the running maximum of the mean square in place of the mean square.
 
     .. math:: u_t = \operatorname{clip}\left(\frac{\sqrt{1-\beta_2^t} / (1-\beta_1^t)}
               {\sqrt{\max_{i \le t} \nu_i} + \epsilon},\; l_t,\; h_t\right) \mu_t
@@ -133,7 +133,7 @@ def adabound(
     eps: Scalar = 1e-8,
     mu_dtype: Any = None,
 ) -> Chain:
-    r"""AdaBound: Adam with bounds on the step sizes that converge to those of SGD.
+    r"""AdaBound: Adam with bounds on the step sizes that converge to the step size of SGD.
 
     .. math:: u_t = -\eta_t\, \operatorname{clip}\left(\frac{\sqrt{1-\beta_2^t} / (1-\beta_1^t)}
               {\sqrt{\nu_t} + \epsilon},\; \rho \Big(1 - \frac{1}{\gamma t + 1}\Big),\;
@@ -143,8 +143,8 @@ def adabound(
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: Decay of the mean gradient.
         b2: Decay of the mean square.
-        final_ratio: :math:`\rho`: it ends as momentum with a rate of :math:`\rho \eta`. The
-            authors' `final_lr=0.1` with `lr=1e-3` is 100.
+        final_ratio: :math:`\rho`: the method ends as SGD with momentum at the rate :math:`\rho
+            \eta`. The authors' `final_lr=0.1` with `lr=1e-3` is 100.
         gamma: :math:`\gamma`, how fast the bounds meet.
         eps: :math:`\epsilon`, added to the root.
         mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
@@ -177,7 +177,7 @@ def amsbound(
     eps: Scalar = 1e-8,
     mu_dtype: Any = None,
 ) -> Chain:
-    r"""AMSBound: AdaBound whose divisor never shrinks.
+    r"""AMSBound: AdaBound whose second moment never decreases.
 
     .. math:: u_t = -\eta_t\, \operatorname{clip}\left(\frac{\sqrt{1-\beta_2^t} / (1-\beta_1^t)}
               {\sqrt{\max_{i \le t} \nu_i} + \epsilon},\; l_t,\; h_t\right) \mu_t

@@ -78,7 +78,7 @@ def divide_by_root(x: jax.Array, v: Parts, axes: Axes) -> jax.Array:
 
 
 def power_decay(step: jax.Array, exponent: jax.Array) -> jax.Array:
-    """Decay of the paper in step :math:`t`, after `step` others: :math:`1 - t^{-e}`."""
+    """Decay :math:`1 - t^{-e}` of the paper in step :math:`t`, which is `step` + 1."""
     t = jnp.maximum(step + 1, jnp.ones_like(step))
     return -jnp.expm1(-exponent * jnp.log(t))  # 1 - t^-e would lose digits
 
@@ -97,16 +97,17 @@ class scale_by_factored_rms(Leafwise):
               C_t = \beta_t C_{t-1} + (1-\beta_t)\, \mathrm{mean}_i |g_{ij}|^2, \\
               u_{ij} &= \frac{g_{ij}}{\sqrt{R_i\, C_j / \bar R}}
 
-    The two largest axes are factored, if both have `min_dim_size_to_factor` elements at least;
-    other leaves keep all their mean squares. The decay is :math:`\beta_t = 1 - t^{-e}`.
+    The two largest axes are factored if both have at least `min_dim_size_to_factor` elements; other
+    leaves store a mean square per element. The decay is :math:`\beta_t = 1 - t^{-e}`.
 
     Args:
-        factored: Whether matrices are factored at all.
+        factored: Whether the second moments of matrices are factored at all.
         decay_rate: :math:`e`.
-        step_offset: The steps of an earlier training, which are subtracted from the count.
-        min_dim_size_to_factor: From which size of both axes on a leaf is factored.
+        step_offset: The number of steps of an earlier training; subtracted from the step count.
+        min_dim_size_to_factor: The smallest size of both axes at which a leaf is factored.
         epsilon: Added to squared gradients.
-        decay_rate_fn: The decay from the number of steps before and `decay_rate`.
+        decay_rate_fn: A function of the number of earlier steps and `decay_rate` that returns the
+            decay.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -169,7 +170,7 @@ def adafactor(
     factored: bool = True,
     weight_decay_mask: Any = None,
 ) -> Chain:
-    r"""Adafactor: adaptive steps in proportion to the params, with little memory.
+    r"""Adafactor: adaptive steps in proportion to the parameters, with factored second moments.
 
     .. math:: u_t = -\Big(\eta_t\, \max(\epsilon_2, \mathrm{rms}(\theta_t))\,
               \frac{d_t}{\max(1, \mathrm{rms}(d_t)/c)} + \lambda_t\, \theta_t\Big), \qquad
@@ -179,20 +180,20 @@ def adafactor(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`; None for 1.
-        min_dim_size_to_factor: From which size of both axes on a leaf is factored.
+        min_dim_size_to_factor: The smallest size of both axes at which a leaf is factored.
         decay_rate: The exponent of the decay.
-        decay_offset: Number of steps that are taken off the count.
-        multiply_by_parameter_scale: Whether steps are in proportion to the params.
-        clipping_threshold: :math:`c`; None for no clipping.
-        momentum: The decay of a mean of the updates; None for none.
-        dtype_momentum: The storage dtype of that mean.
-        weight_decay_rate: :math:`\lambda`, not times the learning rate; None for none.
+        decay_offset: The number of steps that is subtracted from the step count.
+        multiply_by_parameter_scale: Whether to scale steps by the parameters' root mean square.
+        clipping_threshold: :math:`c`; None disables clipping.
+        momentum: The decay of an average of the updates; None disables momentum.
+        dtype_momentum: The storage dtype of the averaged updates.
+        weight_decay_rate: :math:`\lambda`, not scaled by the learning rate; None disables decay.
         eps: Added to squared gradients.
-        factored: Whether matrices are factored at all.
-        weight_decay_mask: Which leaves decay; see `add_decayed_weights`. None for all.
+        factored: Whether the second moments of matrices are factored at all.
+        weight_decay_mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
-        A chain with the slot `v`, and `ema` with momentum.
+        A chain with the slot `v`, and also the slot `ema` if there is momentum.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -230,7 +231,7 @@ class ScaleByCameState(NamedTuple):
 
 
 class scale_by_came(Leafwise):
-    r"""Divide the mean of Adafactor's steps by their deviation from it.
+    r"""Divide the mean of Adafactor's steps by the deviation of the steps from their mean.
 
     .. math::
         d_t &= \frac{g_t}{\sqrt{\hat V_t}}, \qquad
@@ -240,8 +241,9 @@ class scale_by_came(Leafwise):
 
     :math:`\hat V` is the product of the running means, with decay :math:`\beta_2`, of
     :math:`|g|^2 + \epsilon_1` over rows and over columns (see `scale_by_factored_rms`);
-    :math:`\hat S` that of :math:`|\bar d - \mu|^2 + \epsilon_2`, with decay :math:`\beta_3`. The
-    last two axes are factored. Leaves of fewer axes keep all mean squares, and :math:`u = \mu`.
+    :math:`\hat S` is the analogous product for :math:`|\bar d - \mu|^2 + \epsilon_2`, with decay
+    :math:`\beta_3`. The last two axes are factored. Leaves with fewer axes store a mean square per
+    element, and :math:`u = \mu`.
 
     Args:
         b1: :math:`\beta_1`, decay of the mean step.
@@ -311,7 +313,7 @@ def came(
     mask: Any = None,
     mu_dtype: Any = None,
 ) -> Chain:
-    r"""CAME: Adafactor with steps scaled by their confidence, the distance from their mean.
+    r"""CAME: Adafactor with steps scaled by their confidence, from their distance to the mean step.
 
     .. math:: u_t = -\eta_t \left(\frac{\mu_t}{\sqrt{\hat S_t}} + \lambda_t\, \theta_t\right)
 
@@ -326,7 +328,7 @@ def came(
         eps_residual: Added to squared residuals.
         clipping_threshold: The largest root mean square of a leaf's step.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
         mu_dtype: Storage dtype of `mu`; by default the params', at least float32.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Adagrad and its successors: Adadelta, and SM3 with one number for every row and column."""
+"""Adagrad and its successors: Adadelta, and SM3 with one number per row and column."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class scale_by_rss(Leafwise):
 
     Args:
         initial_accumulator_value: :math:`G_0`.
-        eps: :math:`\epsilon`. With this and :math:`G_0` zero, an element that never saw a
-            gradient gets a zero update.
+        eps: :math:`\epsilon`. If :math:`\epsilon = G_0 = 0`, an element whose gradients were all
+            zero gets a zero update.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -108,7 +108,7 @@ class ScaleByAdadeltaState(NamedTuple):
 
 
 class scale_by_adadelta(Leafwise):
-    r"""Scale the gradient by the root mean square of the updates over its own.
+    r"""Scale the gradient by the ratio of the root mean squares of updates and gradients.
 
     .. math::
         E^g_t = \rho E^g_{t-1} + (1-\rho)\, |g_t|^2, \qquad
@@ -117,7 +117,7 @@ class scale_by_adadelta(Leafwise):
 
     Args:
         rho: :math:`\rho`, the decay.
-        eps: :math:`\epsilon`; it is what the first steps are made of.
+        eps: :math:`\epsilon`; it determines the size of the first steps.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -162,8 +162,9 @@ def adadelta(
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         rho: Decay of both averages.
         eps: :math:`\epsilon`.
-        weight_decay: Times the params, added to the gradients: a number or a `Schedule`.
-        weight_decay_mask: Which leaves decay; see `add_decayed_weights`. None for all.
+        weight_decay: A multiple of the parameters that is added to the gradients: a number or a
+            `Schedule`.
+        weight_decay_mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain of `add_decayed_weights`, `scale_by_adadelta` and `scale_by_learning_rate`, with
@@ -202,12 +203,13 @@ class scale_by_sm3(Leafwise):
               \rho_i = \max_j v_{ij}, \quad \kappa_j = \max_i v_{ij}, \\
               u &= \beta_1 u + (1-\beta_1)\, \frac{g}{\sqrt{v + \epsilon}}
 
-    A matrix of :math:`m \times n` has :math:`m + n` numbers for the squares, an array of more axes
-    one vector along each; vectors and scalars have all. Elements that never saw a gradient stay.
+    A matrix of :math:`m \times n` stores :math:`m + n` numbers for the squares, and an array with
+    more axes one vector per axis. Vectors and scalars store a number per element. Elements whose
+    gradients were all zero get a zero update.
 
     Args:
         b1: :math:`\beta_1`, decay of the momentum.
-        b2: The decay of the squares, which are a sum if it is 1.
+        b2: The decay of the squares; with 1 the squares are summed.
         eps: :math:`\epsilon`, added under the root.
 
     Example:
@@ -264,12 +266,12 @@ def _reduce_along_axes(reduce: Any, x: jax.Array) -> tuple[jax.Array, ...]:
 
 @recipe
 def sm3(learning_rate: ScalarOrSchedule, momentum: Scalar = 0.9) -> Chain:
-    r"""SM3: AdaGrad in little memory, for large embeddings and matrices.
+    r"""SM3: memory-efficient AdaGrad, for large embeddings and matrices.
 
     .. math:: u_t = -\eta_t\, m_t, \qquad m_t = \beta m_{t-1} + (1-\beta)\,
               \frac{g_t}{\sqrt{v_t + \epsilon}}
 
-    where :math:`v` is covered by a number for every row and column; see `scale_by_sm3`.
+    where :math:`v` is bounded by one number per row and column; see `scale_by_sm3`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.

@@ -1,4 +1,4 @@
-"""Adam and its nearest relatives."""
+"""Adam, Nadam, AdamW and NadamW."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def adam_means(h: Any, g: Any, mu: Any, nu: Any) -> tuple[Any, Any]:
 def adam_scalars(h: Any, t: Any, nesterov: bool = False) -> dict[str, Any]:
     """Scalars of a step of Adam and the methods derived from it: decays and bias corrections.
 
-    The correction of the mean square stands at the mean and the epsilon. So a leaf is scaled once,
-    and a small mean square is not divided by a small number.
+    The bias correction of the mean square is applied to the mean and to the epsilon. So a leaf is
+    scaled once, and a small mean square is not divided by a small number.
     """
     # (m / s1) / (sqrt(v / s2) + eps) = (sqrt(s2) / s1) m / (sqrt(v) + eps sqrt(s2))
     steps = lax.convert_element_type(t, h.b2.dtype)  # once for both corrections
@@ -80,7 +80,7 @@ class AdamDirection(Leafwise):
         return adam_scalars(h, t, getattr(self, "nesterov", False))
 
     def second_moment(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
-        """The new value of `nu`; `mu` includes the gradient already."""
+        """Return the new value of `nu`; `mu` already includes the gradient."""
         return ema(nu, squared_modulus(g), h.b2, h.gain2)
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
@@ -107,12 +107,12 @@ class scale_by_adam(AdamDirection):
     Args:
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the mean square.
-        eps: :math:`\epsilon`, added to the root. With both epsilons zero, an element that never
-            saw a gradient gets a zero update (0/0 is taken as 0).
+        eps: :math:`\epsilon`, added to the root. If both epsilons are zero, an element whose
+            gradients were all zero gets a zero update (0/0 is taken as 0).
         eps_root: :math:`\bar\epsilon`, added under the root. Hyper-gradients are also finite
             without it, because the derivative of the root at 0 is defined as 0.
         mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
-        nesterov: Whether to look ahead (Nadam).
+        nesterov: Whether to use Nesterov momentum (Nadam).
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -153,8 +153,8 @@ def adam(
 
     .. math:: u_t = -\eta_t\, \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
 
-    The gradient of complex params is `fnopt.tree.conj(jax.grad(loss)(params))`: as `jax.grad` gives
-    it, the imaginary parts would climb.
+    The gradient of complex params is `fnopt.tree.conj(jax.grad(loss)(params))`: with the
+    unconjugated gradient of `jax.grad`, the imaginary parts would ascend.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
@@ -163,7 +163,7 @@ def adam(
         eps: Added to the root.
         eps_root: Added under the root.
         mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
-        nesterov: Whether to look ahead (Nadam).
+        nesterov: Whether to use Nesterov momentum (Nadam).
 
     Returns:
         A chain of `scale_by_adam` and `scale_by_learning_rate`, with the slots `mu` and `nu`.
@@ -191,12 +191,13 @@ def nadam(
     eps_root: Scalar = 0.0,
     mu_dtype: Any = None,
 ) -> Chain:
-    r"""Adam with Nesterov's look-ahead.
+    r"""Nadam: Adam with Nesterov momentum.
 
     .. math:: u_t = -\frac{\eta_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon} \left(
               \frac{\beta_1 \mu_t}{1-\beta_1^{t+1}} + \frac{(1-\beta_1)\, g_t}{1-\beta_1^t}\right)
 
-    PyTorch's and Keras's Nadam let :math:`\beta_1` grow with the steps; here it stays.
+    PyTorch's and Keras's Nadam increase :math:`\beta_1` with the steps; here :math:`\beta_1` is
+    constant.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
@@ -250,8 +251,8 @@ def adamw(
         mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own. It is multiplied by the
             learning rate.
-        mask: Which leaves decay; see `add_decayed_weights`. None for all.
-        nesterov: Whether to look ahead (Nadam).
+        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        nesterov: Whether to use Nesterov momentum (Nadam).
 
     Returns:
         A chain of `scale_by_adam`, `add_decayed_weights` and `scale_by_learning_rate`, with the
@@ -284,7 +285,7 @@ def nadamw(
     weight_decay: ScalarOrSchedule = 1e-4,
     mask: Any = None,
 ) -> Chain:
-    r"""Adam with Nesterov's look-ahead and decoupled weight decay.
+    r"""NadamW: Adam with Nesterov momentum and decoupled weight decay.
 
     .. math:: u_t = -\eta_t \left(\frac{1}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon} \left(
               \frac{\beta_1 \mu_t}{1-\beta_1^{t+1}} + \frac{(1-\beta_1)\, g_t}{1-\beta_1^t}\right)
@@ -298,7 +299,7 @@ def nadamw(
         eps_root: Added under the root.
         mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         `adamw` with `nesterov=True`, with the slots `mu` and `nu`.

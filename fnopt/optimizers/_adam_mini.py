@@ -56,9 +56,9 @@ class scale_by_adam_mini(AdamDirection):
         \nu_{t,b} = \beta_2 \nu_{t-1,b} + (1-\beta_2)\, \mathrm{mean}_{i \in b}\, |g_{t,i}|^2, \\
         u_{t,i} &= \frac{\hat\mu_{t,i}}{\sqrt{\hat\nu_{t,b(i)}} + \epsilon}
 
-    The second moment takes next to no memory. A block holds elements whose curvature has one scale.
-    It is a row of an embedding table, the weights of one output or of one attention head, or a
-    whole leaf.
+    The second moment takes negligible memory. The elements of a block have curvature of similar
+    scale. A block is a row of an embedding table, the weights of one output or of one attention
+    head, or a whole leaf.
 
     Args:
         b1: :math:`\beta_1`, decay of the mean.
@@ -95,7 +95,7 @@ class scale_by_adam_mini(AdamDirection):
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
     def init(self, params: Any) -> ScaleByAdamMiniState:
-        """Zeros: of the blocks, one number each, in an array that keeps all axes."""
+        """Return zeros; `nu` has one number per block, in an array that keeps all axes."""
         check_inexact(params, "params")
         nu = jax.tree.map(_block_zeros, params, select(self.blocks, params))
         return ScaleByAdamMiniState(zero_count(), zeros(params, self.mu_dtype), nu)
@@ -145,7 +145,7 @@ def adam_mini(
     blocks: Any = None,
     mu_dtype: Any = None,
 ) -> Chain:
-    r"""Adam-mini: AdamW with one mean square for every block, and half of its memory.
+    r"""Adam-mini: AdamW with one mean square per block, and half of AdamW's optimizer state.
 
     .. math:: u_t = -\eta_t \left(\frac{\hat\mu_t}{\sqrt{\hat\nu_{t,b}} + \epsilon} +
               \lambda_t\, \theta_t\right), \qquad \nu_{t,b} = \beta_2 \nu_{t-1,b} +
@@ -157,15 +157,15 @@ def adam_mini(
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`, added to the root.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mask: Which leaves decay; see `add_decayed_weights`. None for all.
-        blocks: The blocks of every leaf; see `scale_by_adam_mini`. None for a block for every row
-            where the path has `embed` in it, for every output of other matrices, and for all of
-            a vector.
+        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        blocks: The blocks of every leaf; see `scale_by_adam_mini`. None makes a block of every row
+            where the path has `embed` in it, of every output of other matrices, and of a whole
+            vector.
         mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
 
     Returns:
         A chain of `scale_by_adam_mini`, `add_decayed_weights` and `scale_by_learning_rate`, with
-        the slots `mu` and `nu`, of which the second has one number a block.
+        the slots `mu` and `nu`; `nu` has one number per block.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -33,15 +33,16 @@ from fnopt.transforms import (
 
 
 class scale_by_stable_adam(AdamDirection):
-    r"""Adam's direction, shorter where a leaf's gradient is large for its mean square.
+    r"""Adam's direction, shortened where a leaf's gradient is large relative to its mean square.
 
     .. math:: u_t = \frac{1}{\max(1,\, \mathrm{RMS}_t)} \left(\frac{\hat\mu_t}
               {\sqrt{\hat\nu_t} + \epsilon} + \lambda_t\, \theta_t\right), \qquad
               \mathrm{RMS}_t = \Big( \mathrm{mean}_i \frac{|g_{t,i}|^2}
               {\max(\hat\nu_{t,i}, \epsilon^2)} \Big)^{1/2}
 
-    With the corrected means :math:`\hat\mu, \hat\nu` of Adam. The mean square lags behind a
-    gradient that grows; this is Adafactor's clipping, of the rate of each leaf.
+    Here :math:`\hat\mu, \hat\nu` are Adam's bias-corrected means. The mean square lags behind a
+    growing gradient. The divisor is Adafactor's update clipping, applied to the learning rate of
+    each leaf.
 
     Args:
         b1: :math:`\beta_1`, decay of the mean.
@@ -88,14 +89,14 @@ def stable_adamw(
     weight_decay: ScalarOrSchedule = 1e-4,
     mu_dtype: Any = None,
 ) -> Chain:
-    r"""StableAdamW: AdamW with the clipping of updates of Adafactor.
+    r"""StableAdamW: AdamW with Adafactor's update clipping.
 
     .. math:: u_t = -\frac{\eta_t}{\max(1,\, \mathrm{RMS}_t)} \left(\frac{\hat\mu_t}
               {\sqrt{\hat\nu_t} + \epsilon} + \lambda_t\, \theta_t\right)
 
-    where :math:`\mathrm{RMS}_t` says how far the gradient of a leaf outgrew its mean square; see
-    `scale_by_stable_adam`. Clipping of gradients is not needed then. The decay of a leaf is
-    scaled with its rate; to let some leaves decay only, see `param_groups`.
+    where :math:`\mathrm{RMS}_t` is the ratio of a leaf's gradient to its root mean square; see
+    `scale_by_stable_adam`. Gradient clipping is then unnecessary. The weight decay of a leaf is
+    scaled with its learning rate; to decay only some leaves, see `param_groups`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
@@ -135,7 +136,7 @@ def mars(
     mask: Any = None,
     mu_dtype: Any = None,
 ) -> Chain:
-    r"""MARS-AdamW: AdamW on gradients that are corrected by their change.
+    r"""MARS-AdamW: AdamW on variance-reduced gradients, corrected by their change.
 
     .. math::
         c_t &= g_t + \gamma\, \frac{\beta_1}{1-\beta_1}\, (g_t - g_{t-1}), \qquad
@@ -143,8 +144,8 @@ def mars(
         u_t &= -\eta_t \left(\frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon} + \lambda_t\,
         \theta_t\right)
 
-    with AdamW's means :math:`\mu, \nu` of :math:`\tilde c`. The authors leave vectors to AdamW:
-    `partition` does that. With another method behind it, see `reduce_variance`.
+    with AdamW's means :math:`\mu, \nu` of :math:`\tilde c`. The authors use AdamW for vectors:
+    `partition` does that. To combine the correction with another method, see `reduce_variance`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
@@ -154,7 +155,7 @@ def mars(
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
         gamma: :math:`\gamma`, how much of the change is added.
         max_norm: :math:`r`, the largest norm of a leaf's gradient; `math.inf` for no bound.
-        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
         mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
 
     Returns:
@@ -189,7 +190,7 @@ class ScaleByQhadamState(NamedTuple):
 
 
 class scale_by_qhadam(Leafwise):
-    r"""Divide a mix of gradient and mean gradient by the root of a mix of their squares.
+    r"""Divide a weighted average of gradient and mean gradient by the root of that of the squares.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
@@ -197,14 +198,14 @@ class scale_by_qhadam(Leafwise):
         u_t &= \frac{(1-v_1)\, g_t + v_1\, \hat\mu_t}
                     {\sqrt{(1-v_2)\, |g_t|^2 + v_2\, \hat\nu_t} + \epsilon}
 
-    With :math:`v_1 = v_2 = 1` it is Adam, with :math:`v_1 = \beta_1` and :math:`v_2 = 1` nearly
-    Adam with Nesterov's look-ahead, with :math:`v_1 = 0` and :math:`v_2 = 1` RMSProp.
+    :math:`v_1 = v_2 = 1` gives Adam. :math:`v_1 = \beta_1` and :math:`v_2 = 1` nearly give Nadam;
+    :math:`v_1 = 0` and :math:`v_2 = 1` give RMSProp.
 
     Args:
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the mean square.
-        v1: :math:`v_1`, the share of the mean.
-        v2: :math:`v_2`, the share of the mean square.
+        v1: :math:`v_1`, the weight of the mean gradient.
+        v2: :math:`v_2`, the weight of the mean square.
         eps: :math:`\epsilon`, added to the root.
         mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
 
@@ -267,8 +268,8 @@ def qhadam(
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: Decay of the mean gradient.
         b2: Decay of the mean square.
-        v1: The share of the mean gradient.
-        v2: The share of the mean square.
+        v1: The weight of the mean gradient.
+        v2: The weight of the mean square.
         eps: Added to the root.
         mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
 

@@ -1,4 +1,4 @@
-"""AdamP: Adam without radial steps of scale-invariant weights."""
+"""AdamP: Adam without radial steps for scale-invariant weights."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fnopt.transforms import Chain
 
 
 class scale_by_adamp(AdamDirection):
-    r"""Project Adam's direction orthogonally to the weights, where these are scale-invariant.
+    r"""Project Adam's direction orthogonally to scale-invariant weights.
 
     .. math:: d_t = \frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon}, \qquad
               u_t = \begin{cases} d_t - \dfrac{\theta_t \langle \theta_t, d_t \rangle}
@@ -30,19 +30,19 @@ class scale_by_adamp(AdamDirection):
               \lvert\cos(\theta_t, g_t)\rvert < \delta / \sqrt{n} \\
               d_t + \lambda_t\, \theta_t & \text{otherwise} \end{cases}
 
-    The gradient of weights in front of a normalisation is at right angles to them; that is how
-    they are told. The cosine is tested for each output first (the largest counts; the
-    last axis is that of the outputs), then for the whole leaf; :math:`n` is the number of weights
-    of an output, or of the leaf. Leaves of fewer than two axes are left to Adam.
+    Weights are scale-invariant in front of a normalisation, where their gradient is orthogonal to
+    them; the cosine tests this. The cosine is tested first for each output (along the last axis;
+    the largest cosine counts), then for the whole leaf; :math:`n` is the number of weights of an
+    output, or of the leaf. Leaves with fewer than two axes get Adam's direction.
 
     Args:
         b1: Decay of the mean.
         b2: Decay of the mean square.
         eps: :math:`\epsilon`, added to the root.
         weight_decay: :math:`\lambda`, a number or a `Schedule`.
-        delta: :math:`\delta`, up to which cosine weights count as scale-invariant.
-        wd_ratio: :math:`r`, how much of the decay is left where they are.
-        nesterov: Whether to look ahead.
+        delta: :math:`\delta`, the largest scaled cosine of weights that count as scale-invariant.
+        wd_ratio: :math:`r`, the factor of the weight decay of scale-invariant weights.
+        nesterov: Whether to use Nesterov momentum.
         mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
 
     Example:
@@ -66,7 +66,7 @@ class scale_by_adamp(AdamDirection):
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Scalars of Adam; the look-ahead has the bias correction of the mean."""
+        """Scalars of Adam; the Nesterov term uses the bias correction of the mean."""
         numbers = adam_scalars(h, t)
         if self.nesterov:
             mean = numbers["mean"]
@@ -134,8 +134,8 @@ def adamp(
     .. math:: u_t = -\eta_t \left(\Pi_{\theta_t}\!\left(\frac{\hat\mu_t}
               {\sqrt{\hat\nu_t} + \epsilon}\right) + r_t\, \lambda_t\, \theta_t\right)
 
-    where :math:`\Pi` takes out the part along the weights, and :math:`r_t < 1`, if the weights
-    are scale-invariant; see `scale_by_adamp`. To let some leaves decay only, see `param_groups`.
+    where :math:`\Pi` removes the component along the weights, and :math:`r_t < 1`, if the weights
+    are scale-invariant; see `scale_by_adamp`. To decay only some leaves, see `param_groups`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
@@ -143,9 +143,9 @@ def adamp(
         b2: Decay of the mean square.
         eps: :math:`\epsilon`, added to the root.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        delta: Up to which cosine between weights and gradient they count as scale-invariant.
-        wd_ratio: How much of the decay is left where they are.
-        nesterov: Whether to look ahead.
+        delta: The largest scaled cosine between gradient and weights that count as scale-invariant.
+        wd_ratio: The factor of the weight decay of scale-invariant weights.
+        nesterov: Whether to use Nesterov momentum.
         mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
 
     Returns:

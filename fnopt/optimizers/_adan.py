@@ -44,7 +44,7 @@ class scale_by_adan(Leafwise):
         n_t &= \beta_3 n_{t-1} + (1-\beta_3)\, |g_t + \beta_2\, d_t|^2, \qquad
         u_t = \frac{\hat m_t + \beta_2\, \hat v_t}{\sqrt{\hat n_t + \bar\epsilon} + \epsilon}
 
-    The paper writes one minus these decays.
+    The paper writes :math:`1 - \beta_i` for each decay.
 
     Args:
         b1: :math:`\beta_1`, decay of the mean gradient.
@@ -106,12 +106,12 @@ def adan(
     weight_decay: ScalarOrSchedule = 0.0,
     mask: Any = None,
 ) -> Chain:
-    r"""Adan: Adam with Nesterov's look-ahead from the change of the gradient.
+    r"""Adan: Adam with Nesterov momentum from the change of the gradient.
 
     .. math:: u_t = -\eta_t \left(\frac{\hat m_t + \beta_2\, \hat v_t}
               {\sqrt{\hat n_t + \bar\epsilon} + \epsilon} + \lambda_t\, \theta_t\right)
 
-    The decays are one minus those of the paper, whose decay of params is implicit.
+    Each decay is one minus the paper's. The paper's weight decay is implicit; here it is explicit.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
@@ -121,7 +121,7 @@ def adan(
         eps: Added to the root.
         eps_root: Added under the root.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain of `scale_by_adan`, `add_decayed_weights` and `scale_by_learning_rate`, with the
@@ -243,7 +243,7 @@ def optimistic_adam_v2(
         eps: Added to the root.
         eps_root: Added under the root.
         mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
-        nesterov: Whether to look ahead (Nadam).
+        nesterov: Whether to use Nesterov momentum (Nadam).
 
     Returns:
         A chain of `scale_by_adam`, `scale_by_optimistic_gradient` and `scale_by_learning_rate`,
@@ -286,13 +286,13 @@ def optimistic_adam(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        optimism: :math:`\omega`, a number or a `Schedule`; None for the learning rate.
+        optimism: :math:`\omega`, a number or a `Schedule`; None uses the learning rate.
         b1: Decay of the mean gradient.
         b2: Decay of the mean square.
         eps: Added to the root.
         eps_root: Added under the root.
         mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
-        nesterov: Whether to look ahead (Nadam).
+        nesterov: Whether to use Nesterov momentum (Nadam).
 
     Returns:
         A chain of `scale_by_adam`, `scale_by_optimistic_gradient` and `scale_by_learning_rate`,

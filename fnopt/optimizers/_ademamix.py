@@ -87,7 +87,7 @@ class scale_by_ademamix(Leafwise):
         return None if slot == "nu" else self.mu_dtype
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Bias corrections; the slow mean has none, so that its weight grows from zero."""
+        """Bias corrections; the slow mean is not corrected, so that its weight grows from zero."""
         return {
             "gain1": 1 - h.b1,
             "gain2": 1 - h.b2,
@@ -176,7 +176,7 @@ def ademamix(
         eps_root: Added under the root.
         mu_dtype: Storage dtype of both means; by default the params' own, but at least float32.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain of `scale_by_ademamix`, `add_decayed_weights` and `scale_by_learning_rate`, with
@@ -217,7 +217,8 @@ def simplified_ademamix(
     .. math:: u_t = -\eta_t \left(\frac{\alpha_t\, g_t + m_t}
               {\sqrt{\hat n_t + \bar\epsilon} + \epsilon} + \lambda_t\, \theta_t\right)
 
-    The sum is :math:`1/(1-\beta_1)` times a mean: it wants a smaller learning rate than Adam.
+    The sum is :math:`1/(1-\beta_1)` times a mean, so the method needs a smaller learning rate than
+    Adam.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
@@ -227,7 +228,7 @@ def simplified_ademamix(
         eps: Added to the root.
         eps_root: Added under the root.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain of `scale_by_simplified_ademamix`, `add_decayed_weights` and

@@ -33,7 +33,7 @@ def fourth_root(count: jax.Array) -> jax.Array:
 
 
 class ScaleByAdoptState(NamedTuple):
-    """Step count, the average of the normalised gradient, and that of the square."""
+    """Step count, and the averages of the normalised gradient and of the squared gradient."""
 
     count: jax.Array
     mu: Slot
@@ -48,15 +48,15 @@ class scale_by_adopt(Leafwise):
         \mu_t = \beta_1 \mu_{t-1} + (1-\beta_1) \operatorname{clip}(c_t, (t-1)^{1/4}) \\
         \nu_t &= \beta_2 \nu_{t-1} + (1-\beta_2)\, |g_t|^2, \qquad u_t = \mu_t
 
-    The first step only sets :math:`\nu_1 = |g_1|^2`, and its update is zero. It converges for every
-    :math:`\beta_2`, which Adam doesn't.
+    The first step only sets :math:`\nu_1 = |g_1|^2`, and its update is zero. ADOPT converges for
+    every :math:`\beta_2`; Adam doesn't.
 
     Args:
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the mean square.
-        eps: :math:`\epsilon`, what the root is at least.
+        eps: :math:`\epsilon`, the lower bound of the root.
         mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
-        nesterov: Whether to look ahead.
+        nesterov: Whether to use Nesterov momentum.
         use_clipping: Whether the normalised gradient is clipped.
         clip_value_fn: Function that returns the bound from the count of steps, a floating scalar.
 
@@ -122,7 +122,7 @@ def adopt(
     use_clipping: bool = True,
     clip_value_fn: Callable[[Any], Any] = fourth_root,
 ) -> Chain:
-    r"""ADOPT: Adam that normalises by the second moment of the steps before.
+    r"""ADOPT: Adam that normalises by the second moment of the previous steps.
 
     .. math:: u_t = -\eta_t\, \mu_t, \qquad
               \mu_t = \beta_1 \mu_{t-1} + (1-\beta_1) \operatorname{clip}\left(
@@ -132,9 +132,9 @@ def adopt(
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the mean square.
-        eps: :math:`\epsilon`, what the root is at least.
+        eps: :math:`\epsilon`, the lower bound of the root.
         mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
-        nesterov: Whether to look ahead.
+        nesterov: Whether to use Nesterov momentum.
         use_clipping: Whether the normalised gradient is clipped.
         clip_value_fn: Function that returns the bound from the number of earlier steps.
 
@@ -164,12 +164,13 @@ class scale_by_acprop(Leafwise):
         \nu_t &= \beta_2 \nu_{t-1} + (1-\beta_2)\, |g_t - \mu_{t-1}|^2 + \bar\epsilon, \qquad
         \mu_t = \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t
 
-    The first step divides by 1. The paper takes the distance from the mean that has :math:`g_t`
-    in it, which is :math:`\beta_1` times this one: its steps are longer by :math:`1/\beta_1`.
+    The first step divides by 1. The paper measures the distance from :math:`\mu_t`, which includes
+    :math:`g_t`. That distance is :math:`\beta_1` times the distance here, so the paper's steps are
+    longer by :math:`1/\beta_1`.
 
     An element whose gradients were all zero so far is divided by a tiny number (3e-7 after one
-    step, with these epsilons). Its step is then far too long. Where that happens, as in rows of an
-    embedding or behind a layer of zeros, raise `eps`, or clip behind this transform.
+    step, with these epsilons). Its step is then far too long. For such parameters, as in rows of an
+    embedding or behind a layer of zeros, raise `eps`, or clip updates after this transform.
 
     Args:
         b1: :math:`\beta_1`, decay of the mean.
@@ -197,7 +198,7 @@ class scale_by_acprop(Leafwise):
     eps_root: Scalar = hyper(default=1e-16, ge=0)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The bias correction of the step before."""
+        """The bias correction of the previous step."""
         before = jnp.maximum(t - 1, jnp.ones_like(t))
         return {"later": t > 1, "correction": bias_correction(h.b2, before)}
 
@@ -225,17 +226,16 @@ def acprop(
     .. math:: u_t = -\eta_t \left(\frac{g_t}{\sqrt{\hat\nu_{t-1}} + \epsilon} +
               \lambda_t\, \theta_t\right)
 
-    The first gradient that isn't zero, after others that were, makes a very long step: see
-    `scale_by_acprop`.
+    The first nonzero gradient after zero gradients makes a very long step: see `scale_by_acprop`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: Decay of the mean gradient.
-        b2: Decay of the mean squared distance from it.
+        b2: Decay of the gradient's mean squared distance from its mean.
         eps: Added to the root.
         eps_root: Added to the mean squared distance at every step.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain of `scale_by_acprop`, `add_decayed_weights` and `scale_by_learning_rate`, with the

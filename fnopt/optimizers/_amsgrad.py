@@ -1,4 +1,4 @@
-"""Adam with maxima: AMSGrad, whose divisor never shrinks, and AdaMax."""
+"""Adam with maxima: AMSGrad, whose second moment never decreases, and AdaMax."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fnopt.transforms import Chain
 
 
 class ScaleByAmsgradState(NamedTuple):
-    """Step count, the averages of the gradient and of its square, the largest of the latter."""
+    """Step count, averages of the gradient and of its square, the maximum of the mean square."""
 
     count: jax.Array | None
     mu: Slot
@@ -74,7 +74,7 @@ class scale_by_amsgrad(AdamDirection):
 
     @property
     def reads_step(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether an average is corrected."""
+        """Whether an average is bias-corrected."""
         return self.bias_correction_mu or self.bias_correction_nu
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
@@ -116,8 +116,8 @@ def amsgrad(
         eps: Added to the root.
         eps_root: Added under the root.
         mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
-        bias_correction_mu: Whether the mean is corrected for its start at zero.
-        bias_correction_nu: Whether the mean square is.
+        bias_correction_mu: Whether the mean is bias-corrected.
+        bias_correction_nu: Whether the mean square is bias-corrected.
 
     Returns:
         A chain of `scale_by_amsgrad` and `scale_by_learning_rate`, with the slots `mu`, `nu` and
@@ -159,8 +159,8 @@ class scale_by_adamax(AdamDirection):
     Args:
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the maximum.
-        eps: :math:`\epsilon`, added to the modulus. With 0, an element that never saw a gradient
-            gets a zero update.
+        eps: :math:`\epsilon`, added to the modulus. With 0, an element whose gradients were all
+            zero gets a zero update.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -176,7 +176,7 @@ class scale_by_adamax(AdamDirection):
     State = ScaleByAdamaxState
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Bias correction of the mean; a maximum needs none."""
+        """Bias correction of the mean; the maximum needs no correction."""
         return {"gain": 1 - h.b1, "mean": 1 / bias_correction(h.b1, t)}
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
@@ -242,7 +242,7 @@ def adamaxw(
         b2: Decay of the maximum.
         eps: Added to the modulus of the gradient.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain of `scale_by_adamax`, `add_decayed_weights` and `scale_by_learning_rate`, with the

@@ -22,13 +22,13 @@ from fnopt.core import (
 
 
 class GaussNewtonBartlettState(NamedTuple):
-    """The number of estimates made: the labels of each come from the seed and this number."""
+    """The number of estimates made; it and the seed determine the labels of an estimate."""
 
     count: jax.Array
 
 
 class gauss_newton_bartlett_estimator_diag_hessian(Transformation):
-    r"""An estimate of the Gauss-Newton matrix's diagonal, in place of the updates.
+    r"""Replace the updates by an estimate of the Gauss-Newton matrix's diagonal.
 
     .. math:: \hat h = B\, \hat g \odot \hat g, \qquad \hat g = \nabla_\theta \frac{1}{B}
               \sum_{b=1}^B \mathrm{CE}(z_b(\theta), \hat y_b), \qquad

@@ -1,4 +1,4 @@
-"""Damped steps by the quadratic model of a batch: length, damping and status."""
+"""Damped steps from the quadratic model of a batch: step length, damping and status."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class DampingRule(NamedTuple):
     """The factors of the damping after an accepted step.
 
     Attributes:
-        good: The gain above which a whole step was good, actual over predicted.
-        shrink: Then.
-        grow: After a step that was cut, or gained little.
+        good: The gain ratio (actual over predicted decrease) above which a full step was good.
+        shrink: The factor after a good full step.
+        grow: The factor after a shortened step, or a step with a small gain ratio.
     """
 
     good: float
@@ -44,11 +44,11 @@ class GaussNewtonDescentState(NamedTuple):
 
     Attributes:
         count: Number of updates that were made.
-        damping: The damping of the next step, where it adapts.
+        damping: The damping of the next step, if the damping adapts.
         momentum: The direction of the last step, like the params; `None` without momentum.
         status: A `Status`: `RUNNING`, or why the last step was refused.
         value: The loss before the last step.
-        length: The length of the last step in units of its direction; 0 for a refused step.
+        length: The step length, the factor of the last direction; 0 for a refused step.
     """
 
     count: jax.Array
@@ -76,7 +76,7 @@ StepOptions = Any
 
 
 def check_solver(options: Any, name: str) -> None:
-    """Check the options of the solver in the space of the batch's rows."""
+    """Check the options of the linear solver in the space of the batch's residuals."""
     check_choice(options.solver, ("cholesky", "cg"), "solver", name)
     if options.rank != 0 and options.solver != "cg":
         raise ValueError(
@@ -91,7 +91,7 @@ def step_dtype(params: Any) -> Any:
 
 
 class BatchStepDescent(Transformation):
-    """Base class of damped steps by the quadratic model of a batch."""
+    """Base class of damped steps from the quadratic model of a batch."""
 
     needs_params = True
 
@@ -103,7 +103,7 @@ class BatchStepDescent(Transformation):
         check_solver(self, type(self).__name__)
 
     def init(self: Any, params: Any) -> GaussNewtonDescentState:
-        """The state before the first step."""
+        """Return the initial state."""
         dtype = step_dtype(params)
         return GaussNewtonDescentState(
             zero_count(),
@@ -244,7 +244,7 @@ def _next_damping(
 
 
 def zero_unless(accepted: jax.Array, tree: Any, like: Any) -> Any:
-    """Cast a tree to the dtypes of another; zeros if the step is refused."""
+    """Cast a tree to the dtypes of another tree; return zeros if the step is refused."""
 
     def select_leaf(x: jax.Array, p: Any) -> jax.Array:
         return jnp.where(accepted, x, jnp.zeros_like(x)).astype(jnp.result_type(p))

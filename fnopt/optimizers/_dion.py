@@ -26,7 +26,7 @@ class ScaleByDionState(NamedTuple):
 
     Attributes:
         count: Number of steps.
-        mu: The momentum less what updates have taken out of it.
+        mu: The momentum minus the parts that updates have applied.
         basis: Columns of length 1, `[m, r]`.
     """
 
@@ -36,19 +36,19 @@ class ScaleByDionState(NamedTuple):
 
 
 class scale_by_dion(Matrixwise):
-    r"""Orthonormalize the leading part of the momentum of every matrix, and keep the rest.
+    r"""Orthonormalize a low-rank part of each matrix's momentum, with error feedback.
 
     .. math::
         B_t &= M_{t-1} + G_t, \qquad P_t = \mathrm{qr}(B_t Q_{t-1}), \qquad R_t = B_t^\top P_t \\
         M_t &= B_t - (1-\mu)\, P_t R_t^\top, \qquad
         Q_t = R_t / \lVert R_t \rVert_{\text{columns}}, \qquad u_t = P_t Q_t^\top
 
-    Rows are the longer side here, so that `Q` belongs to the shorter one. Stored are `m n + m r`
-    numbers for a matrix with the shorter side `m`. The paper scales updates by the shape:
-    `scale_by_matrix_shape` does, behind it.
+    Rows are the longer side here, so that `Q` belongs to the shorter side. The state has `m n + m
+    r` numbers for a matrix with the shorter side `m`. The paper scales updates by the shape: chain
+    `scale_by_matrix_shape` after this transform.
 
     Args:
-        rank: The rank `r` as a share of the shorter side.
+        rank: The rank `r` as a fraction of the shorter side.
         decay: :math:`\mu`, the fraction of an applied update that stays in the momentum.
         random_seed: An integer, the seed of the first basis.
         mu_dtype: Storage dtype of the momentum; by default the params' own, but at least float32.
@@ -81,7 +81,7 @@ class scale_by_dion(Matrixwise):
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> jax.Array:
-        """Random columns of length 1, the same for all matrices of a shape."""
+        """Return random columns of length 1, equal for all matrices of a shape."""
         k, m, _ = shape
         r = max(1, round(self.rank * m))
         Q = jax.random.normal(jax.random.key(self.random_seed), (1, m, r), dtype)

@@ -1,4 +1,4 @@
-"""DoG and DoWG: step sizes from the distance to the start over the sum of gradients."""
+"""DoG and DoWG: step sizes from the distance to the initial parameters over a gradient norm."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _init_step(given: Any) -> tuple[str, float]:
 
 
 class ScaleByDogState(NamedTuple):
-    """Step count, the start, the largest distance from it, the norm of all gradients together."""
+    """Step count, initial parameters, largest distance from them, and norm of all gradients."""
 
     count: jax.Array
     init_params: Slot
@@ -57,7 +57,7 @@ class ScaleByDogState(NamedTuple):
 
 
 class ScaleByDowgState(NamedTuple):
-    """The start, the weighted norm of all gradients together, the largest squared distance."""
+    """Initial parameters, weighted norm of all gradients, and largest squared distance."""
 
     init_params: Slot
     weighted_norm_grads: jax.Array
@@ -65,7 +65,7 @@ class ScaleByDowgState(NamedTuple):
 
 
 class scale_by_dog(Transformation):
-    r"""Scale by the distance from the start over the root of the summed squared gradients.
+    r"""Scale by the distance from the initial parameters over the root of summed squared gradients.
 
     .. math:: u_t = \frac{\max_{i \le t} \lVert \theta_i - \theta_0 \rVert}
               {\sqrt{\sum_{i \le t} \lVert g_i \rVert^2 + \epsilon}}\, g_t
@@ -77,7 +77,7 @@ class scale_by_dog(Transformation):
         eps: :math:`\epsilon`.
 
     Raises:
-        ValueError: If `init_step` is none of these.
+        ValueError: If `init_step` has another form.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -96,7 +96,7 @@ class scale_by_dog(Transformation):
     eps: Scalar = hyper(default=1e-8, ge=0)
 
     def init(self, params: Any) -> ScaleByDogState:
-        """The start, and a first guess of the distance."""
+        """Return the state with the initial parameters and the initial distance."""
         zero = jnp.zeros((), real_dtype_of(params))
         kind, value = self.init_step
         first = jnp.array(0.0 if kind == "learning_rate" else value, zero.dtype)
@@ -108,7 +108,7 @@ class scale_by_dog(Transformation):
     def update(
         self, updates: Any, state: ScaleByDogState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ScaleByDogState]:
-        """The updates times one factor."""
+        """Multiply the updates by one factor."""
         farthest = jnp.maximum(state.max_dist, _distance(state.init_params, params))
         norm = global_norm(updates).astype(farthest.dtype)
         norm = joint_norm([state.norm_grads, norm])  # its square may not be a number
@@ -123,7 +123,7 @@ class scale_by_dog(Transformation):
 
 
 class scale_by_dowg(Transformation):
-    r"""Scale by the squared distance from the start over the root of weighted squared gradients.
+    r"""Scale by the squared distance from the initial parameters over a weighted gradient norm.
 
     .. math:: u_t = \frac{r_t^2}{\sqrt{\sum_{i \le t} r_i^2 \lVert g_i \rVert^2} + \epsilon}\,
               g_t, \qquad r_t^2 = \max_{i \le t} \lVert \theta_i - \theta_0 \rVert^2
@@ -149,7 +149,7 @@ class scale_by_dowg(Transformation):
     eps: Scalar = hyper(default=1e-4, ge=0)
 
     def init(self, params: Any) -> ScaleByDowgState:
-        """The start, and a first guess of the distance."""
+        """Return the state with the initial parameters and the initial distance."""
         dtype = real_dtype_of(params)
         first = self.eps if self.init_estim_sq_dist is None else self.init_estim_sq_dist
         return ScaleByDowgState(slot_copy(params), jnp.zeros((), dtype), jnp.array(first, dtype))
@@ -157,7 +157,7 @@ class scale_by_dowg(Transformation):
     def update(
         self, updates: Any, state: ScaleByDowgState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ScaleByDowgState]:
-        """The updates times one factor."""
+        """Multiply the updates by one factor."""
         h = numbers(self, state.estim_sq_dist.dtype)
         distance = _distance(state.init_params, params).astype(state.estim_sq_dist.dtype)
         farthest = jnp.maximum(state.estim_sq_dist, distance * distance)
@@ -194,11 +194,11 @@ def dog(
     Evaluate an average of the params, as the authors recommend: see `params_mean`.
 
     Args:
-        learning_rate: :math:`\eta`, a number or a `Schedule`; 1 is the method.
+        learning_rate: :math:`\eta`, a number or a `Schedule`; 1 is the published method.
         init_step: The distance before the first step; see `scale_by_dog`.
         eps: :math:`\epsilon`.
-        weight_decay: A multiple of the params that is added to gradients. None for none.
-        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+        weight_decay: A multiple of the parameters that is added to the gradients. None disables it.
+        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain of `scale_by_dog` and `scale_by_learning_rate`, with the slot `init_params`.
@@ -231,11 +231,11 @@ def dowg(
               \epsilon}\, g_t, \qquad r_t^2 = \max_{i \le t} \lVert \theta_i - \theta_0 \rVert^2
 
     Args:
-        learning_rate: :math:`\eta`, a number or a `Schedule`; 1 is the method.
+        learning_rate: :math:`\eta`, a number or a `Schedule`; 1 is the published method.
         init_estim_sq_dist: The squared distance before the first step; None for `eps`.
         eps: :math:`\epsilon`.
-        weight_decay: A multiple of the params that is added to gradients. None for none.
-        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+        weight_decay: A multiple of the parameters that is added to the gradients. None disables it.
+        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain of `scale_by_dowg` and `scale_by_learning_rate`, with the slot `init_params`.

@@ -41,7 +41,7 @@ class ScaleByGaloreState(NamedTuple):
     Attributes:
         count: Number of steps.
         projector: For every matrix orthonormal columns along its longer side.
-        base_optimizer_state: That of the inner optimizer, for the projected gradients.
+        base_optimizer_state: The state of the inner optimizer, for the projected gradients.
     """
 
     count: jax.Array
@@ -52,20 +52,20 @@ class ScaleByGaloreState(NamedTuple):
 class scale_by_galore(Transformation):
     r"""Apply an inner optimizer to gradients in a low-rank projection.
 
-    Derivatives through its steps are right where the gradient has simple singular values. The
-    method has no derivative where singular values are equal or zero: there the basis of their
-    singular vectors is taken as a constant.
+    Derivatives through the updates are correct where the gradient has simple singular values. The
+    method has no derivative where singular values are equal or zero; there the basis of the
+    singular vectors is treated as a constant.
 
     .. math:: u_t = \alpha\, P\, \mathrm{inner}(P^\top G_t), \qquad
               G_\tau = U S V^\top, \quad P = U_{:, 1..r}
 
     `P` is taken from the gradient of every `update_proj_gap`-th step, along the longer side. The
-    inner state is for `[r, n]` in place of `[m, n]` (`m >= n`), and `P` takes `m r` numbers. What
-    is no matrix goes through the inner optimizer as it is.
+    inner state has the shape `[r, n]` in place of `[m, n]` (`m >= n`), and `P` has `m r` numbers.
+    Leaves that aren't matrices go through the inner optimizer unprojected.
 
     Args:
         rank: :math:`r`, at most the shorter side.
-        update_proj_gap: How many steps the directions are kept.
+        update_proj_gap: The number of steps between two updates of the projection.
         scale: :math:`\alpha`.
         base_optimizer: The inner optimizer, which must not read the params; None for
             `scale_by_adam()`.
@@ -109,7 +109,7 @@ class scale_by_galore(Transformation):
         return (Member("base_optimizer", self.base_optimizer, inner),)
 
     def init(self, params: Any) -> ScaleByGaloreState:
-        """No directions yet, and the inner state."""
+        """Return zero directions, and the initial inner state."""
         leaves, treedef = jax.tree.flatten(map_leaves(lambda p: p, params))
         projectors, inner = [], []
         for p, layout in zip(
@@ -128,7 +128,7 @@ class scale_by_galore(Transformation):
     def update(
         self, updates: Any, state: ScaleByGaloreState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ScaleByGaloreState]:
-        """The inner updates of the projected gradients, back among the params."""
+        """Return the inner updates of the projected gradients in the parameters' space."""
         leaves, treedef = jax.tree.flatten(map_leaves(lambda g: g, updates))
         layouts = layouts_of(self.weight_dimension_numbers, updates, required=False)
         due = state.count % self.update_proj_gap == 0
@@ -235,13 +235,13 @@ def galore(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        rank: Number of directions.
-        update_proj_gap: How many steps they are kept.
+        rank: The number of directions of the projection.
+        update_proj_gap: The number of steps between two updates of the directions.
         scale: :math:`\alpha`.
         base_optimizer: The inner optimizer, which must not read the params; None for
             `scale_by_adam()`.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
         weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Gauss-Newton steps of networks, solved among the residuals of a batch."""
+"""Gauss-Newton steps for networks, solved in the space of a batch's residuals."""
 
 from __future__ import annotations
 
@@ -30,50 +30,51 @@ class gauss_newton_descent(BatchStepDescent):
         d = -J^\top (J J^\top + \lambda I)^{-1} r,
 
     with `r` and `J` divided by :math:`\sqrt n`. This is the step :math:`-(J^\top J + \lambda
-    I)^{-1} \nabla f` of all params together, not of blocks or a diagonal; `J` is never formed
-    (:func:`fnopt.curvature.batch_jacobian`). It costs two gradients or so, and a Cholesky
-    factorisation with one row for every residual of the batch. A batch with more residuals than
-    there are params is solved among the params instead, with one row for each of these. With
-    momentum :math:`\mu` it is SPRING,
+    I)^{-1} \nabla f` for all parameters jointly, without a block or diagonal approximation; `J` is
+    never formed (:func:`fnopt.curvature.batch_jacobian`). A step costs about two gradients and a
+    Cholesky factorisation with one row per residual of the batch. If the batch has more residuals
+    than there are parameters, the matrix has one row per parameter instead. With momentum
+    :math:`\mu` the method is SPRING,
 
     .. math:: d_t = \mu d_{t-1} - J^\top (J J^\top + \lambda I)^{-1} (r + \mu J d_{t-1}),
 
-    the point closest to :math:`\mu d_{t-1}` that solves this batch, scaled by
-    :math:`(1 - \mu^{2t})^{-1/2}` for the first steps.
+    the solution of this batch's system closest to :math:`\mu d_{t-1}`, scaled by :math:`(1 -
+    \mu^{2t})^{-1/2}` for the first steps.
 
-    The step is halved until the loss of the batch falls as the slope promises. Otherwise the step
-    is refused: the update is zero, the state has the reason, the damping grows, and the momentum
-    restarts. If a full step achieves half of the decrease that the quadratic model predicts, the
-    damping shrinks.
+    The step is halved until the loss of the batch satisfies Armijo's condition. A step that never
+    does is refused: the update is zero, `status` in the state has the reason, the damping grows,
+    and the momentum restarts. If a full step achieves half of the decrease that the quadratic model
+    predicts, the damping shrinks.
 
     Like :func:`fnopt.levenberg_marquardt`, `update` ignores the gradients (they may be `None`) and
-    needs the residuals: `update(None, state, params, residual_fn=fn, batch=batch)`, of ONE example.
-    For several functions with batches of their own (the equation and its boundary) give sequences;
-    the loss is the sum of theirs.
+    needs the residuals: `update(None, state, params, residual_fn=fn, batch=batch)`, where `fn`
+    takes ONE example. For several residual functions with separate batches (an equation and its
+    boundary conditions) pass sequences; the loss is the sum of their losses.
 
     Args:
-        learning_rate: The first length that is tried, a number or a `Schedule`.
-        damping: :math:`\lambda`; the first one, if it adapts.
-        momentum: :math:`\mu`; `None` for none.
+        learning_rate: The first step length of the line search, a number or a `Schedule`.
+        damping: :math:`\lambda`; the initial damping, if it adapts.
+        momentum: :math:`\mu`; `None` disables momentum.
         adaptive: Whether the damping adapts.
-        halvings: How often a step may be halved; 0 takes every finite step (ENGD-W and SPRING as
-            they were published), without a further evaluation if the damping doesn't adapt.
+        halvings: The maximum number of step halvings; 0 accepts every finite step (as ENGD-W and
+            SPRING were published), without another loss evaluation if the damping doesn't adapt.
         method: `'auto'`, `'ghost'` or `'formed'`, as in :func:`fnopt.curvature.batch_jacobian`;
-            with the latter two the step is solved among the residuals, however many there are.
-        chunk_size: Number of examples to take at once; `None` for all.
+            with `'ghost'` or `'formed'` the step is solved in residual space, whatever the number
+            of residuals.
+        chunk_size: The number of examples to process at once; `None` processes the whole batch.
         axis_name: Inside `jax.shard_map`, the named axis that the batch is divided over, as in
             :func:`fnopt.curvature.batch_jacobian`: the step is that of the whole batch, the same
             on all devices.
         solver: `'cholesky'` factorises the Gram matrix, up to 32,768 residuals of the batch;
-            `'cg'` has no such matrix and takes conjugate gradients, each a backward and a forward
-            product with the tape.
-        iterations: How many of these at most.
-        rank: The rank of their Nyström preconditioner, 0 for none. It takes as many products more,
-            and where the kernel has some large eigenvalues and many small ones far fewer
-            iterations.
+            `'cg'` uses conjugate gradients without this matrix; an iteration takes a backward and a
+            forward product with the tape.
+        iterations: The maximum number of conjugate-gradient iterations.
+        rank: The rank of the Nyström preconditioner for conjugate gradients; 0 disables it. The
+            preconditioner takes `rank` more products. It saves many iterations if the kernel has
+            some large eigenvalues and many small ones.
 
     Raises:
-        ValueError: If a hyper-parameter is out of its range.
+        ValueError: If a hyper-parameter is out of range.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt

@@ -24,22 +24,24 @@ class HyperballState(NamedTuple):
 
 
 class hyperball(Matrixwise):
-    r"""Step along a direction on the sphere of matrices that have the norm of the parameters.
+    r"""Step along a direction on the sphere of matrices with the parameters' norm.
 
     .. math:: \theta_{t+1} = R\, \frac{v}{\lVert v \rVert}, \qquad
               v = \theta_t - \eta_t R\, \frac{d}{\lVert d \rVert}, \qquad
               R = \lVert \theta_t \rVert
 
-    It takes the place of `scale_by_learning_rate`: the rate is the angle of a step, and weight
-    decay has no effect. Behind `ema` and `orthogonalize` it is MuonH, behind `scale_by_adam` AdamH.
-    The norm is that of the current matrix, so it needs no state; in float32 its rounding error
-    grows with the square root of the number of steps. A matrix of zeros stays at zero.
+    `hyperball` replaces `scale_by_learning_rate`: the learning rate is the angle of a step, and
+        weight decay has no effect. After `ema` and `orthogonalize` the chain is MuonH, after
+        `scale_by_adam` AdamH.
+    The norm is taken from the current matrix, so the transform needs no state for it; in float32
+    its rounding error grows with the square root of the number of steps. A matrix of zeros stays at
+    zero.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        norm_of: The arrays whose norms are kept: every `'matrix'` (Frobenius), or every `'output'`
-            of it, the columns of a kernel.
-        tangent: Whether :math:`d` is projected on the tangent space of the sphere first.
+        norm_of: The arrays whose norms are kept: every `'matrix'` (Frobenius norm), or every
+            `'output'` of a matrix, the columns of a kernel.
+        tangent: Whether :math:`d` is first projected onto the tangent space of the sphere.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Example:

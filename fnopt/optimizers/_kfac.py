@@ -1,4 +1,4 @@
-"""K-FAC: natural gradient by Kronecker factors, of any model, without a learning rate."""
+"""K-FAC: natural gradient by Kronecker factors, for any model, without a learning rate."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ _REFUSED = 8.0  # what it is multiplied by after a step that was too long
 
 
 class kfac(Transformation):
-    r"""K-FAC: each weight's gradient divided by the second moments of its inputs and cotangents.
+    r"""K-FAC: gradients preconditioned by the second moments of layer inputs and output cotangents.
 
-    Derivatives through its steps take the cotangents of the factors as constants: they are not the
-    derivatives by the first params.
+    Derivatives through the updates treat the cotangents in the factors as constants. So they aren't
+    the derivatives with respect to the initial parameters.
 
     .. math::
         G &= \frac1n \sum_i J_i^\top H_i J_i \approx \operatorname{diag}_l(A_l \otimes G_l),
@@ -58,19 +58,19 @@ class kfac(Transformation):
         u_t &= \alpha d + \mu u_{t-1} = \arg\min_{\alpha, \mu} \; \nabla f^\top u
         + \tfrac12 u^\top (G + (\lambda + \eta) I)\, u
 
-    with the inputs `a` and the output cotangents `c` of every product with a weight. The model is
-    any JAX function of ONE example. fnopt traces it to find the layers (dense, convolution,
+    where `a` are the inputs and `c` the output cotangents of every product with a weight. The model
+    is any JAX function of ONE example. fnopt traces it to find the layers (dense, convolution,
     embedding, attention, also tied, scanned or applied at many positions). You register neither
-    layers nor losses. A bias is a further row of its weight. Params outside of matrix products
-    (scales of normalisations) have dense blocks, or a diagonal if they are large;
-    :func:`fnopt.curvature.kfac_report` lists the block of each param. On a mesh, over which the
-    batch is spread, every device inverts some of the factors for all.
+    layers nor losses. A bias is treated as an additional row of its weight. Parameters outside of
+    matrix products (scales of normalisations) have dense blocks, or a diagonal if they are large;
+    :func:`fnopt.curvature.kfac_report` lists the block of each param. On a mesh over which the
+    batch is sharded, each device inverts some of the factors.
 
     There is no learning rate: :math:`\alpha` and :math:`\mu` minimise the exact quadratic model of
     the batch. The damping follows how well that model predicts the change of the loss. A step with
-    anything that is not finite in it is refused: params, factors and momentum stay. A step that
-    increases the loss of its batch is refused too; this is tested in every `damping_every`-th step,
-    and after a refused one.
+    a nonfinite value is refused: parameters, factors and momentum stay unchanged. A step that
+    increases the loss of its batch is refused too; the loss is tested in every `damping_every`-th
+    step, and after a refused step.
 
     Like :func:`fnopt.gauss_newton_descent`, `update` ignores the gradients (they may be `None`):
     call `update(None, state, params, batch=batch)`.
@@ -80,37 +80,40 @@ class kfac(Transformation):
         loss_fn: `loss(outputs, example) -> scalar`. The objective is its mean over the batch.
         batch: A batch, or its shapes: leaves with a leading axis of examples. Only shapes and
             dtypes of an example are read; batches may have other numbers of examples.
-        damping: :math:`\lambda` of the first step.
-        l2: :math:`\eta`: the objective has :math:`\tfrac\eta2 \|\theta\|^2` added to it.
+        damping: The initial :math:`\lambda`.
+        l2: :math:`\eta`; :math:`\tfrac\eta2 \|\theta\|^2` is added to the objective.
         decay: The largest decay of the averages of the factors.
-        damping_decay: Factor of the damping per step if the model predicts well; if it doesn't, the
-            damping is divided by the factor.
-        curvature: `'sampled'`: random combinations of the rows of the root of the loss's Hessian
-            in the outputs, as good as labels that are drawn from the model; `'exact'`: all rows,
-            a backward pass for each output, all at once in memory.
-        samples: How many combinations an example gets.
+        damping_decay: The factor of the damping per step if the quadratic model predicts well;
+            otherwise the damping is divided by this factor.
+        curvature: `'sampled'`: random combinations of the rows of a square root of the loss's
+            output Hessian, as accurate as labels drawn from the model; `'exact'`: all rows, with a
+            backward pass for each output, all in memory at once.
+        samples: The number of random combinations per example.
         sample_fn: `sample_fn(key, outputs, example)` returns the example with a label that is drawn
-            from the model. Needed if the loss mixes very many outputs. It has to match the loss:
-            `jax.random.categorical(key, outputs)` for a cross-entropy.
-        sharing: What is done with a weight that is used at many positions of an example: `'expand'`
-            counts each as an example, `'reduce'` adds them up.
-        statistics_every: Number of steps between two updates of the factors.
-        inverse_every: Likewise, of their inverses.
-        model_every: Likewise, of :math:`\alpha` and :math:`\mu`.
-        damping_every: Likewise, of the damping; a multiple of `model_every`.
-        max_side: The largest side of a dense factor; a larger one is cut into blocks.
-        eigenbasis: EKFAC: the eigenvalues of :math:`A_l \otimes G_l` are replaced by the second
-            moments of the gradients in its eigenbasis, which are the best ones for this basis, and
-            :math:`\lambda + \eta` is added to them as it is. Bases are eigendecompositions (of
-            some nine times a Cholesky factorisation's cost each `inverse_every` steps), and every
-            update of the averages forms the gradients of weights that are shared by positions.
-        seed: For the samples.
-        axis_name: Inside `jax.shard_map`, the named axis that the batch is divided over: a step is
-            that of all examples. Factors and gradients are sums; each device inverts some factors.
+            from the model. `sample_fn` is needed if the loss couples very many outputs. The
+            distribution has to match the loss: `jax.random.categorical(key, outputs)` for a
+            cross-entropy.
+        sharing: How to treat a weight that is applied at many positions of an example: `'expand'`
+            counts each position as an example, `'reduce'` sums over positions.
+        statistics_every: The number of steps between two updates of the factors.
+        inverse_every: The number of steps between two updates of the inverse factors.
+        model_every: The number of steps between two updates of :math:`\alpha` and :math:`\mu`.
+        damping_every: The number of steps between two updates of the damping; a multiple of
+            `model_every`.
+        max_side: The largest side of a dense factor; larger factors are split into blocks.
+        eigenbasis: Whether to use EKFAC. It replaces the eigenvalues of :math:`A_l \otimes G_l` by
+            the second moments of the gradients in its eigenbasis, which are optimal for this basis.
+            :math:`\lambda + \eta` is added to them without factoring. The eigendecompositions cost
+            some nine Cholesky factorisations every `inverse_every` steps. Every update of the
+            averages forms the gradients of weights that are shared by positions.
+        seed: The random seed of the samples.
+        axis_name: Inside `jax.shard_map`, the named axis that the batch is sharded over: a step
+            uses the examples of all devices. Factors and gradients are summed over devices; each
+            device inverts some factors.
 
     Raises:
         TypeError: If a param isn't a real floating array, or the loss isn't a real scalar.
-        ValueError: If an option makes no sense, the loss mixes too many outputs, or exact curvature
+        ValueError: If an option is invalid, the loss couples too many outputs, or exact curvature
             would need too much memory.
 
     Example:
@@ -193,7 +196,7 @@ class kfac(Transformation):
         )
 
     def init(self, params: Any) -> KfacState:
-        """Factors and momentum of zero."""
+        """Return the initial state, with zero factors and zero momentum."""
         from fnopt.curvature import planned_blocks, stacked_blocks
 
         if unsharded_leaves() is not None:

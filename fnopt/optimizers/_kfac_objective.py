@@ -1,4 +1,4 @@
-"""The objective of K-FAC: the mean loss of a batch and its quadratic model, by example shapes."""
+"""The objective of K-FAC: the mean loss of a batch and its quadratic model, from example shapes."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Objective:
 
     Args:
         model: The model with its batch.
-        params: Where it is taken.
-        l2: :math:`\eta`; nothing is computed for one that is known to be 0.
+        params: The parameters at which the objective is evaluated.
+        l2: :math:`\eta`; the penalty isn't computed if :math:`\eta` is known to be 0.
     """
 
     def __init__(self, model: KroneckerModel, params: Any, l2: Any) -> None:
@@ -54,7 +54,7 @@ class Objective:
         directions: tuple[StackedDirection, StackedDirection],
         damping: jax.Array,
     ) -> Combination:
-        """The combination of two directions that minimises the damped quadratic model."""
+        """Return the combination of two directions that minimises the damped quadratic model."""
         from fnopt.curvature import best_combination
 
         return best_combination(
@@ -68,7 +68,7 @@ class Objective:
         )
 
     def value_at(self, params: Any) -> jax.Array:
-        """The value at other params."""
+        """Return the objective at other parameters."""
         wide = jax.tree.map(lambda p: p.astype(self.model.dtype), params)
         share = self.model.mean_loss(self.model.outputs(self.model.own(params)))
         return self.model.total(share) + self._penalty(wide)

@@ -18,10 +18,10 @@ class Averages(NamedTuple):
     """Running averages of K-FAC, a part of `KfacState`.
 
     Attributes:
-        averaged: Number of batches in them.
-        factors: By stack of blocks, their factors.
-        inverses: Of the damped factors; the bases where moments are kept.
-        moments: By stack, the second moments in its bases; none without them.
+        averaged: The number of batches in the averages.
+        factors: The Kronecker factors, for every stack of blocks.
+        inverses: The inverses of the damped factors; with `moments`, their eigenvectors.
+        moments: The second moments in the eigenbases, for every stack; empty without EKFAC.
     """
 
     averaged: jax.Array
@@ -31,11 +31,11 @@ class Averages(NamedTuple):
 
 
 class When(NamedTuple):
-    """Parts of the average that a step updates: bools.
+    """Flags for the parts of the averages that a step updates.
 
     Attributes:
-        statistics: Whether the averages get this batch.
-        inverses: Whether the factors are inverted.
+        statistics: Whether this batch enters the averages.
+        inverses: Whether to invert the factors.
     """
 
     statistics: jax.Array
@@ -43,7 +43,7 @@ class When(NamedTuple):
 
 
 def zero_averages(stacks: Sequence[BlockStack], eigenbasis: bool, dtype: Any) -> Averages:
-    """Zeros, before the first batch."""
+    """Return averages of zero, as before the first batch."""
     from fnopt.curvature import basis_shapes, is_corrected, moment_shape
 
     def zeros(shapes: Any) -> Any:
@@ -70,16 +70,16 @@ def update_averages(
 ) -> Averages:
     """Update the running averages by a batch; the first batches have equal weights.
 
-    Blocks that are not finite (a damaged checkpoint's) are made anew, from this batch.
+    Nonfinite blocks (as from a damaged checkpoint) are recomputed from this batch.
 
     Args:
         model: The model with its batch.
-        tape: What factors are made of, if it is called.
-        old: The averages before.
-        due: What is due.
-        damping: Of this step.
-        decay: The largest decay.
-        sound: Which blocks are finite, from `find_finite_blocks`.
+        tape: A function that returns the tape for the factors, called only if they are due.
+        old: The averages before this step.
+        due: The parts that are due.
+        damping: The damping of this step.
+        decay: The largest decay of the averages.
+        sound: The mask of finite blocks, from `find_finite_blocks`.
     """
     damaged = ~are_all_finite(sound)
     due = When(*(now | damaged for now in due))
@@ -172,16 +172,16 @@ class KfacState(NamedTuple):
 
     Attributes:
         count: Number of updates that were made.
-        averaged: How many batches the factors are averages of.
+        averaged: The number of batches that the factors average.
         damping: The damping of the next step.
-        weights: What the last direction and the last step were multiplied with, `[2]`.
-        factors: By stack of blocks, the averages of their factors.
-        inverses: Of the damped factors, likewise; with `eigenbasis` their eigenvectors.
-        moments: With `eigenbasis`, by stack, the second moments there.
+        weights: The weights of the last direction and of the step before it, `[2]`.
+        factors: The averaged Kronecker factors, for every stack of blocks.
+        inverses: The inverses of the damped factors; with `eigenbasis`, their eigenvectors.
+        moments: With `eigenbasis`, the second moments in the eigenbases, for every stack.
         momentum: The last step, like the params.
         value: The objective before the last step.
         status: A `Status`: `RUNNING`, or why the last step was refused; `NONFINITE_STATE` after a
-            step that was taken once what wasn't finite in the state had been made anew.
+            step for which nonfinite parts of the state were replaced.
     """
 
     count: jax.Array
@@ -197,7 +197,7 @@ class KfacState(NamedTuple):
 
 
 def averages_of(state: KfacState) -> Averages:
-    """The running averages in a state."""
+    """Return the running averages in a state."""
     return Averages(state.averaged, state.factors, state.inverses, state.moments)
 
 
@@ -205,8 +205,8 @@ def replace_nonfinite(state: KfacState, damping: Any) -> KfacState:
     """Replace the numbers of the state that are not finite by their initial values.
 
     Args:
-        state: The state; its averages and its momentum are looked at where they are used.
-        damping: The first damping.
+        state: The state; averages and momentum are checked where they are used.
+        damping: The initial damping.
     """
 
     def finite(x: jax.Array, first: Any) -> jax.Array:
@@ -218,7 +218,7 @@ def replace_nonfinite(state: KfacState, damping: Any) -> KfacState:
 def status_after(
     accepted: jax.Array, whole: jax.Array, known: jax.Array, finite: jax.Array
 ) -> jax.Array:
-    """The status after a step: whether the state before it was whole, or why it was refused."""
+    """Return the status after a step: whether the state was finite, or why the step was refused."""
     good = jnp.where(whole, Status.RUNNING.array, Status.NONFINITE_STATE.array)
     refused = jnp.where(finite, Status.STALLED.array, Status.NONFINITE_STEP.array)
     return jnp.where(accepted, good, jnp.where(known, refused, Status.NONFINITE_START.array))

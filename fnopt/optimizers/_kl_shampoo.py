@@ -46,14 +46,14 @@ _LARGEST_RMS = 10.0  # of an update; one of gradients like those before has 1 or
 
 
 class ScaleByKlShampooState(NamedTuple):
-    """Step count, the mean gradient, and for every matrix two factors in bases of their own.
+    """Step count, the mean gradient, and for every matrix two factors with their eigenbases.
 
     Attributes:
         count: Number of steps.
         mu: The mean gradient.
         factors: The covariances of rows and of columns; the shorter side first.
-        bases: Their eigenvectors as of the last refresh, in columns.
-        values: Their eigenvalues in these bases.
+        bases: The factors' eigenvectors at the last refresh, in columns.
+        values: The factors' eigenvalues in these bases.
     """
 
     count: jax.Array
@@ -64,11 +64,11 @@ class ScaleByKlShampooState(NamedTuple):
 
 
 class scale_by_kl_shampoo(Matrixwise):
-    r"""Mean gradients between inverse roots of the Kronecker product nearest to their covariance.
+    r"""Multiply mean gradients by the inverse root of the KL-optimal Kronecker-factored covariance.
 
-    Derivatives through its steps are right where the factors have simple eigenvalues. The method
-    has no derivative where eigenvalues are equal (gradients of low rank, and the longer side of the
-    first gradient). There the basis of an eigenspace is a constant.
+    Derivatives through the updates are correct where the factors have simple eigenvalues. The
+    method has no derivative where eigenvalues are equal (gradients of low rank, and the longer side
+    of the first gradient). There the basis of an eigenspace is treated as a constant.
 
     .. math::
         L_t &= \beta_2 L_{t-1} + \tfrac{1-\beta_2}{n}\, G_t \tilde R^{-1} G_t^\top, \qquad
@@ -77,32 +77,33 @@ class scale_by_kl_shampoo(Matrixwise):
         Q_R^\top, \qquad
         \tilde L = Q_L \operatorname{diag}(\lambda_L)\, Q_L^\top
 
-    for a matrix `[m, n]`. Each factor is of gradients that the other one has whitened, as the
-    Kullback-Leibler divergence from their covariance to :math:`L \otimes R` wants it. So a step has
-    a length of its own, and there is neither grafting nor a second moment. The eigenvalues
-    :math:`\lambda` are means of the covariances' diagonals in the bases `Q`, learned in every step;
-    bases are refreshed every `precondition_frequency` steps by a QR factorisation.
+    for a matrix `[m, n]`. Each factor is the covariance of gradients whitened by the other factor.
+    This minimizes the Kullback-Leibler divergence from the gradients' covariance to :math:`L
+    \otimes R`. The step is normalized by itself, so the method needs neither grafting nor a second
+    moment. The eigenvalues :math:`\lambda` are running means of the covariances' diagonals in the
+    bases `Q`, updated in every step. The bases are refreshed every `precondition_frequency` steps
+    by a QR factorisation.
 
-    As in the authors' code the first step only makes the bases, and its update is zero; the mean
-    has no bias correction, so that the first updates are short. Eigenvalues are those before the
-    gradient, which may have any size (the first ones, or those of a bad batch). So no update is
-    longer than one of root mean square 10. The authors' code has no such bound.
+    As in the authors' code, the first step only computes the bases, and its update is zero. The
+    mean has no bias correction, so that the first updates are short. The eigenvalues don't include
+    the current gradient, which may be arbitrarily large (in early steps, or for a bad batch). So
+    the root mean square of an update is at most 10. The authors' code has no such bound.
 
-    For a matrix `[m, n]`, the state has `m n + 2 (m^2 + n^2) + m + n` numbers. A
-    gradient that is not finite never gets into factors, bases and eigenvalues; the mean is as lost
-    as Adam's, so keep `apply_if_finite` around.
+    For a matrix `[m, n]`, the state has `m n + 2 (m^2 + n^2) + m + n` numbers. A nonfinite gradient
+    doesn't change factors, bases and eigenvalues. It makes the mean NaN, as in Adam: wrap the
+    optimizer in `apply_if_finite`.
 
     Args:
         b1: Decay of the mean gradient.
         b2: :math:`\beta_2`, decay of factors and eigenvalues.
         eps: :math:`\epsilon`.
-        precondition_frequency: How many steps the bases are kept.
-        initial_value: All eigenvalues before the first step. The second update, the first one that
-            isn't zero, is the mean gradient over this: with gradients in other units than 1 give
+        precondition_frequency: The number of steps between two refreshes of the bases.
+        initial_value: The initial value of all eigenvalues. The second update, which is the first
+            nonzero one, is the mean gradient over this value. If gradients aren't of order 1, pass
             their mean square.
-        max_inverse_root: The inverse root of an eigenvalue is at most the length of its side, but
-            no more than this and no less than 10, so that small gradients have shorter steps. None
-            for no bound.
+        max_inverse_root: The largest bound of an eigenvalue's inverse root. The bound is the length
+            of its side, but at most this value and at least 10, so that small gradients have
+            shorter steps. None disables the bound.
         mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
@@ -135,7 +136,7 @@ class scale_by_kl_shampoo(Matrixwise):
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Pair:
-        """Zeros for the factors, the axes themselves for the bases."""
+        """Return zeros for the factors, identity matrices for the bases."""
         if slot != "values":
             return sides(identities if slot == "bases" else zeros, shape, dtype)
         value = jnp.asarray(self.initial_value).astype(dtype)
@@ -218,8 +219,8 @@ def kl_shampoo(
     .. math:: u_t = -\eta_t \left(\tilde L^{-1/2} \mu_t\, \tilde R^{-1/2} + \lambda_t\,
               \theta_t\right)
 
-    See `scale_by_kl_shampoo`, also for what it stores. The weight decay is AdamW's; the authors'
-    decays the params after they have moved.
+    See `scale_by_kl_shampoo`, also for the size of its state. The weight decay is AdamW's; the
+    authors' code decays the parameters after the step.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
@@ -227,7 +228,7 @@ def kl_shampoo(
         b2: Decay of factors and eigenvalues, and Adam's of the mean square.
         eps: Added to the roots.
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
-        precondition_frequency: How many steps the bases are kept.
+        precondition_frequency: The number of steps between two refreshes of the bases.
         weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
         others: The optimizer of the other leaves; None for AdamW with the same learning rate.
 

@@ -60,7 +60,7 @@ def lamb(
         eps: Added to the root.
         eps_root: Added under the root.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain of `scale_by_adam`, `add_decayed_weights`, `scale_by_trust_ratio` and
@@ -113,7 +113,7 @@ def lars(
         eps: :math:`\epsilon`.
         trust_ratio_mask: Which leaves are scaled by the ratio of norms; see `masked`.
         momentum: :math:`\gamma`.
-        nesterov: Whether to look ahead.
+        nesterov: Whether to use Nesterov momentum.
 
     Returns:
         A chain of `add_decayed_weights`, `scale_by_trust_ratio` (masked),
@@ -148,12 +148,12 @@ class ScaleByFromageState(NamedTuple):
 
 
 class scale_by_fromage(Leafwise):
-    r"""A step of size :math:`\eta`, after which the params are shrunk by its length.
+    r"""Step by :math:`-\eta g`, then scale the parameters by :math:`1 / \sqrt{1 + \eta^2}`.
 
     .. math:: u_t = c\,(\theta_t - \eta_t\, g_t) - \theta_t, \qquad
               c = \frac{1}{\sqrt{1 + \eta_t^2}}
 
-    Updates have the minus sign of descent.
+    Updates include the minus sign of descent.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
@@ -262,11 +262,11 @@ class scale_by_novograd(Leafwise):
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
     def start(self, slot: str, p: Any) -> Any:
-        """A number for every leaf."""
+        """Return one number per leaf."""
         return jnp.zeros((), real_dtype(compute_dtype(p.dtype)))
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Roots of the averaging weights; the first step averages nothing."""
+        """Roots of the averaging weights; the first step takes its squared norm unaveraged."""
         # The first step takes the norm of its own gradient, as in the paper.
         zero = jnp.zeros_like(h.b2)
         decay = jnp.where(t > 1, h.b2, zero)
@@ -319,8 +319,8 @@ def novograd(
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
 
     Returns:
-        A chain of `scale_by_novograd` and `scale_by_learning_rate`, with the slots `mu` and `nu`,
-        of which the second has one number a leaf.
+        A chain of `scale_by_novograd` and `scale_by_learning_rate`, with the slots `mu` and `nu`;
+        `nu` has one number per leaf.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

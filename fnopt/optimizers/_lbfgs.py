@@ -1,4 +1,4 @@
-"""L-BFGS: the product with a learned inverse Hessian, and the optimizer with a line search."""
+"""L-BFGS: the product with an approximate inverse Hessian, and the optimizer with a line search."""
 
 from __future__ import annotations
 
@@ -49,14 +49,15 @@ class scale_by_lbfgs(Transformation):
 
     with the differences :math:`s_j` of the params and :math:`y_j` of the gradients in the last
     :math:`m` steps, and :math:`\gamma = \langle s, y \rangle / \langle y, y \rangle` of the last
-    one. The first step is the gradient, shortened to length 1 if it is longer.
+    step. The first step is the gradient, scaled to length 1 if it is longer.
 
-    A pair without positive curvature is left out, so that the result is always a descent
-    direction (once negated).
+    Pairs without positive curvature are omitted, so that the negated result is always a descent
+    direction.
 
     Args:
-        memory_size: Number of pairs that are remembered.
-        scale_init_precond: Whether to use :math:`\gamma`, or 1.
+        memory_size: The number of stored pairs.
+        scale_init_precond: Whether to scale the initial inverse Hessian by :math:`\gamma`;
+            otherwise by 1.
 
     Raises:
         ValueError: If `memory_size` is below 1.
@@ -82,7 +83,7 @@ class scale_by_lbfgs(Transformation):
     needs_params = True
 
     def init(self, params: Any) -> ScaleByLBFGSState:
-        """An empty memory."""
+        """Return the state with an empty memory."""
         x, g = slot_zeros(params), slot_zeros(params)
 
         def memory(slot: Any) -> Any:
@@ -95,7 +96,7 @@ class scale_by_lbfgs(Transformation):
     def update(
         self, updates: Any, state: ScaleByLBFGSState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ScaleByLBFGSState]:
-        """The gradient times the approximate inverse Hessian."""
+        """Multiply the gradient by the approximate inverse Hessian."""
         m, dtype = self.memory_size, state.weights_memory.dtype
         x, g = _as_slot(params, state.params), _as_slot(updates, state.updates)
         s = map_leaves(jnp.subtract, x, last=state.params)
@@ -147,11 +148,12 @@ def inverse_product(
 
     Args:
         v: A tree of arrays.
-        s: The differences of the params, a tree like it whose leaves have a leading axis.
-        y: The differences of the gradients.
-        rho: :math:`1 / \langle s, y \rangle` for every pair; 0 leaves it out.
-        gamma: The diagonal that the recursion starts from.
-        order: The pairs by age, the oldest first.
+        s: The differences of the parameters, a tree like `v` whose leaves have a leading axis of
+            pairs.
+        y: The differences of the gradients, a tree like `s`.
+        rho: :math:`1 / \langle s, y \rangle` for every pair; 0 omits the pair.
+        gamma: The diagonal of the initial inverse Hessian.
+        order: The indices of the pairs by age, the oldest first.
 
     Returns:
         A tree like `v`.
@@ -194,17 +196,18 @@ def lbfgs(
 
     .. math:: u_t = -\eta_t P_t\, g_t
 
-    For a function that is the same in every step. `update` takes `value`, `grad` and `value_fn`,
-    which the line search needs. :func:`fnopt.minimize` is a driver that passes them, stops on
-    convergence and takes bounds.
+    Use it for deterministic functions, which don't change between steps. `update` takes `value`,
+    `grad` and `value_fn`, which the line search needs. :func:`fnopt.minimize` passes these
+    arguments, stops on convergence and supports bounds.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`, before the line search; by default 1.
-        memory_size: How many differences of params and gradients are remembered.
-        scale_init_precond: Whether the recursion starts from the last curvature, or from 1.
+        memory_size: The number of stored differences of parameters and gradients.
+        scale_init_precond: Whether to scale the initial inverse Hessian by the last curvature;
+            otherwise by 1.
         linesearch: The transform that scales the step, such as
             :class:`fnopt.scale_by_zoom_linesearch` or
-            :class:`fnopt.scale_by_backtracking_linesearch`; None for none.
+            :class:`fnopt.scale_by_backtracking_linesearch`; None disables it.
 
     Returns:
         A chain of `scale_by_lbfgs`, the learning rate and the line search.

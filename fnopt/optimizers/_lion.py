@@ -36,13 +36,13 @@ class scale_by_lion(Leafwise):
               \mu_t = \beta_2 \mu_{t-1} + (1-\beta_2)\, g_t
 
     Args:
-        b1: :math:`\beta_1`, how much of the step comes from the past.
+        b1: :math:`\beta_1`, the weight of the momentum in the step.
         b2: :math:`\beta_2`, decay of the mean; not 0, because the step is computed from the new
             mean.
         mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
-        mode: `'hard'` for the sign, `'smooth'` for a :math:`\tanh` of `smooth_beta` times the mean,
-            `'refined'` for the mean itself, cut off at 1.
-        smooth_beta: How steep the :math:`\tanh` is.
+        mode: `'hard'` for the sign, `'smooth'` for :math:`\tanh` of `smooth_beta` times the mean,
+            `'refined'` for the mean clipped at 1.
+        smooth_beta: The slope of the :math:`\tanh` at 0.
 
     Raises:
         ValueError: For another mode.
@@ -101,11 +101,11 @@ def lion(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: :math:`\beta_1`, how much of the step comes from the past.
+        b1: :math:`\beta_1`, the weight of the momentum in the step.
         b2: :math:`\beta_2`, decay of the mean.
         mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain of `scale_by_lion`, `add_decayed_weights` and `scale_by_learning_rate`, with the
@@ -133,7 +133,7 @@ class ScaleByRpropState(NamedTuple):
 
 
 class scale_by_rprop(Leafwise):
-    r"""Step along the sign of the gradient, with sizes that grow while the sign stays.
+    r"""Step along the sign of the gradient, with step sizes that grow while the sign is unchanged.
 
     .. math::
         a_t &= \operatorname{sign}(g_t)\, \operatorname{sign}(u_{t-1}), \qquad
@@ -145,7 +145,7 @@ class scale_by_rprop(Leafwise):
     Args:
         learning_rate: :math:`s_0`.
         eta_minus: :math:`\eta^-`, the factor after a change of sign.
-        eta_plus: :math:`\eta^+`, the factor while the sign stays.
+        eta_plus: :math:`\eta^+`, the factor while the sign is unchanged.
         min_step_size: :math:`s_{min}`.
         max_step_size: :math:`s_{max}`.
 
@@ -196,7 +196,7 @@ def rprop(
     min_step_size: Scalar = 1e-6,
     max_step_size: Scalar = 50.0,
 ) -> Chain:
-    r"""Rprop: steps by the signs of gradients alone, for whole batches.
+    r"""Rprop: steps from the signs of gradients alone, for full-batch gradients.
 
     .. math:: s_t = \operatorname{clip}(\eta^{\pm} s_{t-1},\, s_{min},\, s_{max}), \qquad
               u_t = -s_t \operatorname{sign}(g_t)
@@ -204,7 +204,7 @@ def rprop(
     Args:
         learning_rate: :math:`s_0`, the first step size of every element.
         eta_minus: :math:`\eta^-`, the factor after a change of sign.
-        eta_plus: :math:`\eta^+`, the factor while the sign stays.
+        eta_plus: :math:`\eta^+`, the factor while the sign is unchanged.
         min_step_size: :math:`s_{min}`.
         max_step_size: :math:`s_{max}`.
 

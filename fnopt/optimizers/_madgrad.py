@@ -22,7 +22,7 @@ from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_schedul
 
 
 class ScaleByMadgradState(NamedTuple):
-    """Step count, the weighted sums of squared gradients and of gradients, the first params."""
+    """Step count, weighted sums of squared gradients and of gradients, initial parameters."""
 
     count: jax.Array
     grad_sum_sq: RealSlot
@@ -31,7 +31,7 @@ class ScaleByMadgradState(NamedTuple):
 
 
 class scale_by_madgrad(Leafwise):
-    r"""Dual averaging: steps from the start along the weighted sum of gradients over a cube root.
+    r"""Dual averaging: step from the initial parameters along summed gradients over a cube root.
 
     .. math::
         \lambda_t &= (\eta_t + \epsilon)\, \sqrt{t}, \qquad s_t = s_{t-1} + \lambda_t\, g_t, \qquad
@@ -39,7 +39,7 @@ class scale_by_madgrad(Leafwise):
         z_t &= \theta_0 - \frac{s_t}{\sqrt[3]{v_t} + \epsilon}, \qquad
         u_t = (1-\beta)\, (z_t - \theta_t)
 
-    Updates have the minus sign of descent.
+    Updates include the minus sign of descent.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
@@ -65,7 +65,7 @@ class scale_by_madgrad(Leafwise):
     eps: Scalar = hyper(default=1e-6, ge=0)
 
     def fill(self, slot: str) -> Any:
-        """The first params in `x0`."""
+        """Store the initial parameters in `x0`."""
         return "params" if slot == "x0" else 0.0
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
@@ -104,8 +104,8 @@ def madgrad(
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         momentum: :math:`\beta`.
-        weight_decay: A multiple of the params that is added to gradients; a number or a
-            `Schedule`. It should be smaller than elsewhere, often zero.
+        weight_decay: A multiple of the parameters that is added to the gradients; a number or a
+            `Schedule`. It should be smaller than for other optimizers, often zero.
         eps: :math:`\epsilon`.
 
     Returns:
@@ -128,7 +128,7 @@ def madgrad(
 
 
 class ScaleByCocobState(NamedTuple):
-    """The start, the sum of gradients, their largest and summed moduli, and the reward."""
+    """Initial parameters, sum of gradients, largest and summed moduli of gradients, reward."""
 
     init_particles: Slot
     cumulative_gradients: Slot
@@ -138,17 +138,17 @@ class ScaleByCocobState(NamedTuple):
 
 
 class scale_by_cocob(Leafwise):
-    r"""Coin betting: steps in proportion to the reward of the steps before.
+    r"""Coin betting: steps in proportion to the reward of the previous steps.
 
     .. math::
         L &= \max(L, |g_t|), \quad G = G + |g_t|, \quad
         R = \max(R - \langle g_t, \theta_t - \theta_0 \rangle, 0), \quad C = C - g_t \\
         u_t &= \theta_0 + \frac{C}{L\, \max(G + L,\, \alpha L)}\, (L + R) - \theta_t
 
-    Updates have the minus sign of descent.
+    Updates include the minus sign of descent.
 
     Args:
-        alpha: :math:`\alpha`, how cautious the first bets are.
+        alpha: :math:`\alpha`, the caution of the first bets; larger values give smaller bets.
         eps: The initial :math:`L`.
 
     Example:
@@ -170,7 +170,7 @@ class scale_by_cocob(Leafwise):
     eps: Scalar = hyper(default=1e-8, gt=0)
 
     def fill(self, slot: str) -> Any:
-        """The first params, and the smallest scale."""
+        """Return the initial parameters, and the smallest scale."""
         return {"init_particles": "params", "scale": self.eps}.get(slot, 0.0)
 
     def leaf(self, h: Any, g: Any, p: Any, p0: Any, c: Any, scale: Any, total: Any, r: Any) -> Any:
@@ -199,10 +199,10 @@ def cocob(
 
     Args:
         learning_rate: A factor of the gradients, a number or a `Schedule`.
-        alpha: :math:`\alpha`, how cautious the first bets are.
+        alpha: :math:`\alpha`, the caution of the first bets; larger values give smaller bets.
         eps: The smallest scale of gradients.
-        weight_decay: A multiple of the params that is added to gradients.
-        mask: Which leaves decay; see `add_decayed_weights`. None for all.
+        weight_decay: A multiple of the parameters that is added to the gradients.
+        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain of `add_decayed_weights`, `scale_by_schedule` and `scale_by_cocob`.

@@ -1,4 +1,4 @@
-"""The axes of matrices, read from the products of a loss."""
+"""The axes of matrices, found from the matrix products in a loss."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ def matrix_axes(
     *,
     has_aux: bool = False,
 ) -> Callable[..., Any]:
-    """Find which parameters are matrices, and along which axes, from the program of a loss.
+    """Find which parameters are matrices, and along which axes, from the jaxpr of a loss.
 
-    A parameter is a matrix if it enters matrix products or convolutions alone, always along the
-    same axes. Those that are summed over are its rows, its other axes are columns. Axes of batched
-    products and of scans are a batch of matrices. It finds layers stacked for `jax.lax.scan`,
-    experts under `vmap`, attention kernels of three axes and convolutions, for every model library
-    and any names. Lookup tables (also tied ones), biases, scales and kernels of depthwise
-    convolutions aren't matrices.
+    A parameter is a matrix if it is used only in matrix products or convolutions, always along the
+    same axes. The axes that are summed over are its rows; its other axes are columns. Axes of
+    batched products and of scans are a batch of matrices. The function finds layers stacked for
+    `jax.lax.scan`, experts under `vmap`, attention kernels of three axes and convolutions, for
+    every model library and any parameter names. Lookup tables (also tied ones), biases, scales and
+    kernels of depthwise convolutions aren't matrices.
 
-    Experts that share their inputs are one wide matrix, as in the program; experts with inputs of
-    their own are a batch. It treats an output layer as a matrix, and a fused kernel (query, key and
-    value) as one matrix. Use `changes` to correct this: `{"head/*": False, "*/qkv": 3}`.
+    Experts that share their inputs are one wide matrix, as in the jaxpr; experts with separate
+    inputs are a batch. The function treats an output layer as a matrix, and a fused kernel (query,
+    key and value) as one matrix. Use `changes` to correct this: `{"head/*": False, "*/qkv": 3}`.
 
     Args:
         loss_fn: `loss_fn(params, *args, **kwargs) -> scalar`, of a batch or of one example.
@@ -51,7 +51,8 @@ def matrix_axes(
     Returns:
         A function `(params, *args, **kwargs)` -> a tree like the params, with a
         `MatrixDimensionNumbers` for every matrix and None elsewhere: the
-        `weight_dimension_numbers` of every matrix method. It only traces: arrays or their shapes.
+        `weight_dimension_numbers` of every matrix method. It only traces the loss, so it takes
+        arrays or their shapes.
 
     Raises:
         TypeError: In use, if the loss isn't a scalar.

@@ -1,4 +1,4 @@
-"""The two factors of a matrix: means of its rows' and of its columns' outer products."""
+"""The two Kronecker factors of a matrix: mean outer products of its rows and of its columns."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ Pair = tuple[Any, Any]
 
 
 def zeros(k: int, n: int, dtype: Any) -> jax.Array:
-    """Factors of zeros."""
+    """Return factors of zeros."""
     return jnp.zeros((k, n, n), dtype)
 
 
 def identities(k: int, n: int, dtype: Any) -> jax.Array:
-    """Identity matrices, as bases."""
+    """Return identity matrices, as bases."""
     return jnp.tile(jnp.eye(n, dtype=dtype), (k, 1, 1))
 
 
 def transpose(x: jax.Array) -> jax.Array:
-    """The transposes of matrices."""
+    """Transpose every matrix."""
     return jnp.swapaxes(x, 1, 2)
 
 
 def rotate(x: jax.Array, bases: Pair) -> jax.Array:
-    """Matrices in the bases of their sides, `Q_L^T X Q_R`."""
+    """Transform matrices into the bases of their sides, `Q_L^T X Q_R`."""
     left, right = bases
     x = x if left is None else matmul(transpose(left), x)
     return x if right is None else matmul(x, right)
 
 
 def rotate_back(x: jax.Array, bases: Pair) -> jax.Array:
-    """Matrices out of the bases of their sides, `Q_L X Q_R^T`."""
+    """Transform matrices back from the bases of their sides, `Q_L X Q_R^T`."""
     left, right = bases
     x = x if left is None else matmul(left, x)
     return x if right is None else matmul(x, transpose(right))
@@ -51,7 +51,7 @@ def sides(
     dtype: Any,
     chosen: Sequence[bool] = (True, True),
 ) -> Pair:
-    """Square matrices `make(k, n, dtype)` for the chosen sides of a stack."""
+    """Make square matrices `make(k, n, dtype)` for the chosen sides of a stack."""
     k, *sizes = shape
     pairs = zip(chosen, sizes, strict=True)
     left, right = (make(k, n, dtype) if yes else None for yes, n in pairs)
@@ -78,8 +78,8 @@ def refresh_bases(
 ) -> Any:
     """Refresh the eigenbases when they are due.
 
-    They are the eigenvectors at the first step, `iterate(factors, *kept)` in every so many steps,
-    and `kept` in between.
+    The bases are the eigenvectors at the first step, `iterate(factors, *kept)` when a refresh is
+    due, and `kept` in between.
     """
 
     def decompose(factors: Pair, bases: Pair, *rest: Any) -> Any:
@@ -91,12 +91,12 @@ def refresh_bases(
 
 
 def only_finite(new: jax.Array, old: jax.Array) -> jax.Array:
-    """The new matrices where they are finite, else the old ones."""
+    """Return the new matrices where they are finite, else the old matrices."""
     return jnp.where(jnp.isfinite(new).all(axis=(1, 2), keepdims=True), new, old)
 
 
 def eigenvectors(factor: jax.Array, old: jax.Array) -> jax.Array:
-    """The eigenvectors of a factor in columns, those of large eigenvalues first."""
+    """Eigenvectors of a factor in columns, in decreasing order of their eigenvalues."""
     return only_finite(eigenvectors_down(factor), old)
 
 
@@ -112,7 +112,7 @@ def root_mean_square(x: jax.Array) -> jax.Array:
 
 
 def largest_entry(x: jax.Array, axes: tuple[int, ...] = (1, 2)) -> jax.Array:
-    """The largest modulus of every matrix, a constant to derivatives; 1 for zeros."""
+    """The largest modulus of every matrix, without derivative; 1 for a zero matrix."""
     size = jnp.max(jnp.abs(x), axis=axes, keepdims=True, initial=0.0)
     return jax.lax.stop_gradient(nonzero(size))
 

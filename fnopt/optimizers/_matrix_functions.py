@@ -1,8 +1,9 @@
 """Eigenvectors, orthonormal bases and inverse roots, with derivatives where matrices degenerate.
 
 JAX's rules divide by differences of eigenvalues and by pivots. These are zero for gradients of low
-rank and for the zeros that factors begin with. Here eigenvalues that differ by rounding are one
-eigenspace. A matrix function is smooth there, and the arbitrary basis inside of it is a constant.
+rank and for factors initialized with zeros. Here eigenvalues that differ only by rounding share one
+eigenspace. A matrix function is smooth there, and the arbitrary basis of the eigenspace is treated
+as a constant.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ def _inverse_differences(values: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def eigenvectors_down(A: jax.Array) -> jax.Array:
-    """The eigenvectors of symmetric matrices in columns, those of large eigenvalues first."""
+    """Eigenvectors of symmetric matrices in columns, in decreasing order of their eigenvalues."""
     return jnp.linalg.eigh(A)[1][:, :, ::-1]
 
 
@@ -102,7 +103,7 @@ def _leading_jvp(r: int, primals: Any, tangents: Any) -> tuple[jax.Array, jax.Ar
 
 @jax.custom_jvp
 def inverse_root(A: jax.Array, eps: jax.Array, exponent: jax.Array) -> jax.Array:
-    """`(A + eps lambda_max I)^-exponent`; of zeros a large multiple of the identity."""
+    """`(A + eps lambda_max I)^-exponent`; a large multiple of the identity for `A = 0`."""
     return _inverse_root(A, eps, exponent)[0]
 
 

@@ -1,11 +1,12 @@
-"""Leaves as matrices, and the matrices of one shape together.
+"""Layout of leaves as matrices, and stacks of the matrices of one shape.
 
 The matrices of a tree that have one shape are stacked, `[k, m, n]`, and a method works on the
-stack. The size of its program is the number of shapes, not of layers. Tall matrices are transposed
-before (`m <= n`). So the two projections of a block, `[d, 4 d]` and `[4 d, d]`, have one shape.
+stack. The size of the compiled program grows with the number of shapes, not of layers. Tall
+matrices are transposed first (`m <= n`). So the two projections of a block, `[d, 4 d]` and `[4 d,
+d]`, have one shape.
 
 States are kept leaf by leaf, with the matrices along one leading axis. So they are sharded and
-named like the params, and survive a change of other layers.
+named like the parameters, and stay valid when other layers change.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ class MatrixLayout:
     """The layout of a leaf as matrices.
 
     Attributes:
-        shape: That of the leaf.
-        order: Its axes as batch, rows, columns.
-        batch: Number of matrices before they are cut.
-        heights: The rows of every part.
-        widths: The columns of every part; parts of one shape are stacked, too.
+        shape: The shape of the leaf.
+        order: The axes of the leaf, in the order batch, rows, columns.
+        batch: The number of matrices before they are split.
+        heights: The number of rows of every part.
+        widths: The number of columns of every part; parts of one shape are stacked, too.
     """
 
     shape: tuple[int, ...]
@@ -65,7 +66,7 @@ class MatrixLayout:
         )
 
     def in_blocks(self, most: int | None) -> MatrixLayout:
-        """Cut larger sides into blocks of about one size, at most `most`."""
+        """Split larger sides into blocks of nearly equal size, at most `most`."""
         if most is None:
             return self
         heights, widths = (
@@ -94,10 +95,10 @@ class MatrixLayout:
         return tuple((k, min(m, n), max(m, n)) for k, m, n in self.shapes)
 
     def cut(self, x: jax.Array, wide: bool = True, gathers: bool = True) -> list[jax.Array]:
-        """The matrices `[k, m, n]` of every part; none of an empty leaf.
+        """Return the matrices `[k, m, n]` of every part; no matrices for an empty leaf.
 
-        Of a leaf that is sharded over an explicit mesh they are gathered. Without `gathers` rows
-        and columns stay sharded where they are axes of the leaf.
+        The matrices of a leaf that is sharded over an explicit mesh are gathered. Without
+        `gathers`, rows and columns that are axes of the leaf stay sharded.
         """
         return _cut(self, x, wide, gathers) if self.shapes else []
 
@@ -130,7 +131,7 @@ class MatrixLayout:
         return self.batch, len(self.heights), m, len(self.widths), n
 
     def whole(self, parts: list[jax.Array], like: Any, wide: bool = True) -> jax.Array:
-        """The leaf of these parts, sharded like another array."""
+        """Assemble the leaf from its parts, sharded like another array."""
         return _whole(self, parts, like, wide) if parts else like
 
     def _whole(self, parts: list[jax.Array], like: Any, wide: bool) -> jax.Array:
@@ -173,13 +174,14 @@ def by_shape(fn: Callable[[Any], Any], rows: list[list[Any]]) -> list[list[Any]]
     """Apply a function to all matrices of a shape together.
 
     Args:
-        fn: From a tree of arrays with a leading axis, along which it works on each by itself, to
-            another such tree. It is called for one portion of the matrices after the other.
-        rows: For every leaf its parts; a part is a tree of arrays with as many matrices along the
-            leading axis. Parts of equal structure, shapes and dtypes are given to `fn` stacked.
+        fn: A function from a tree of arrays with a leading axis to another such tree; it treats
+            each index of that axis independently. It is called for one portion of the matrices
+            after another.
+        rows: The parts of every leaf. A part is a tree of arrays with the matrices along the
+            leading axis. Parts of equal structure, shapes and dtypes are stacked for `fn`.
 
     Returns:
-        What `fn` gives, in the same places.
+        The results of `fn`, in the places of the parts.
     """
     out: list[list[Any]] = [[None] * len(row) for row in rows]
     for group in groups(rows):

@@ -1,9 +1,9 @@
 """The matrices of a model, from the names and shapes of its parameters.
 
-Kernels of flax are named `kernel`, those of haiku `w`, those of Equinox `weight`, outputs first. A
-bias beside a kernel has the shape of its stacked layers and outputs. Around a kernel without a
-bias, the scales of normalisation layers say how many layers are stacked. A leaf of three or more
-axes whose axes aren't certain is no matrix.
+Kernels are named `kernel` in flax, `w` in haiku, and `weight` (with outputs first) in Equinox. A
+bias beside a kernel has the shape of the kernel's stacked layers and outputs. For a kernel without
+a bias, the scales of nearby normalisation layers give the number of stacked layers. A leaf with
+three or more axes whose roles are uncertain isn't treated as a matrix.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FUSED = re.compile(r"qkv|query_key_value|c_attn")
 
 
 class Axes(NamedTuple):
-    """Axes of the rows and of the columns, and the number of matrices side by side."""
+    """Axes of the rows and of the columns, and the number of matrices along the columns."""
 
     rows: Shape
     columns: Shape
@@ -39,11 +39,11 @@ class Axes(NamedTuple):
 def axes_by_name(
     leaves: tuple[tuple[str, Shape], ...], has_outputs: bool = False
 ) -> tuple[Axes | None, ...]:
-    """The axes of every leaf as matrices; None for one that is no matrix.
+    """The matrix axes of every leaf; None for a leaf that isn't a matrix.
 
     Args:
         leaves: Paths and shapes of all leaves.
-        has_outputs: Whether output layers (`head`, `logits`, `classifier`) are matrices.
+        has_outputs: Whether output layers (`head`, `logits`, `classifier`) count as matrices.
     """
     shapes = {_parts(path): shape for path, shape in leaves}
     layers: dict[Path, dict[str, Shape]] = {}

@@ -1,11 +1,11 @@
 """Matrices of sharded leaves: each device works on whole matrices that it owns.
 
-Where `fnopt.distributed.sharded` gives every device a part of each leaf, a method of matrices needs
-whole ones. A matrix is kept in pieces, one on each device. The devices send their pieces of all
-matrices to the owners by an all-to-all. A device owns every N-th part of the matrices of a shape.
-The owners work on whole matrices and send back the pieces of the results: two messages of an N-th
-of the params' size. So state is divided evenly whatever the matrices are, and work as evenly as N
-divides their number. Outside of `sharded` all functions here pass on to those of the layout.
+Where `fnopt.distributed.sharded` gives every device a part of each leaf, a matrix method needs
+whole matrices. A matrix is stored in pieces, one on each device. The devices send their pieces of
+all matrices to the owners by an all-to-all. A device owns every N-th part of the matrices of a
+shape. The owners work on whole matrices and send back the pieces of the results: two messages of an
+N-th of the params' size. So the state is divided evenly for any matrices, and the work as evenly as
+N divides their number. Outside of `sharded`, all functions here call the functions of the layout.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Piece:
     """This device's pieces of some arrays of one shape.
 
     Attributes:
-        data: `[k, length]`: of every array's numbers in a row this device's stretch.
+        data: `[k, length]`: this device's contiguous part of every flattened array.
         shape: The shape of an array.
-        turned: Whether the arrays are worked on transposed.
+        turned: Whether `fn` gets the arrays transposed.
     """
 
     data: Any
@@ -63,7 +63,7 @@ def whole(layout: MatrixLayout, parts: list[Any], like: Any, wide: bool = True) 
 
 
 def map_by_shape(fn: Callable[[Any], Any], rows: list[list[Any]]) -> list[list[Any]]:
-    """Apply a function by shape; with sharded leaves each device to the matrices it owns."""
+    """Apply a function by shape; with sharded leaves, each device handles the matrices it owns."""
     leaves = unsharded_leaves()
     if leaves is None:
         return by_shape(fn, rows)
@@ -80,7 +80,7 @@ def new_slot(tree: Any) -> Any:
 
 
 def load_slot(tree: Any, start: Callable[[], Any]) -> Any:
-    """Load a slot for matrices from its stored form; `start` makes one of its shapes."""
+    """Load a slot for matrices from its stored form; `start` makes the value from its shapes."""
     if unsharded_leaves() is None:
         return tree
     shapes = jax.eval_shape(start)
@@ -88,7 +88,7 @@ def load_slot(tree: Any, start: Callable[[], Any]) -> Any:
 
 
 def number_matrices(rows: list[list[dict[str, Any]]]) -> None:
-    """Number the matrices of all parts: `index`, known to all devices."""
+    """Number the matrices of all parts: `index`, equal on all devices."""
     start = 0
     for part in (part for row in rows for part in row):
         x = jax.tree.leaves(part["u"])[0]

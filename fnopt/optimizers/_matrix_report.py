@@ -21,7 +21,7 @@ class MatrixRow(NamedTuple):
         name: Its path.
         shape: Its shape.
         label: The label of its optimizer in the partition.
-        matrices: Number, rows and columns of its matrices; empty for other leaves.
+        matrices: Number, rows and columns of its matrices; empty for leaves that aren't matrices.
     """
 
     name: str
@@ -34,11 +34,11 @@ class MatrixReport(NamedTuple):
     """Treatment of every parameter by a matrix optimizer; `print` shows a table.
 
     Attributes:
-        rows: One for every parameter.
+        rows: One `MatrixRow` for every parameter.
         devices: The number of devices that matrices are divided between.
-        sent_bytes: What a device sends in the all-to-alls of a step.
-        flops: Operations of a device in a step of the matrix transforms, without factorizations
-            (eigenvalues, QR).
+        sent_bytes: The number of bytes that a device sends in the all-to-alls of a step.
+        flops: Floating-point operations per device in a step of the matrix transforms, without
+            factorizations (eigenvalues, QR).
     """
 
     rows: tuple[MatrixRow, ...]
@@ -65,20 +65,22 @@ class MatrixReport(NamedTuple):
 
 
 def matrix_report(tx: Any, params: Any, devices: int = 1) -> MatrixReport:
-    """Report which parameters an optimizer treats as matrices, and of which sizes, before a step.
+    """Report which parameters an optimizer treats as matrices, and the sizes of these matrices.
 
     Args:
         tx: An optimizer with a `partition_matrices` in it: `muon`, `soap`, chains and wrappers of
             them.
         params: The params, or their shapes.
-        devices: The number of devices of `fnopt.distributed.sharded`, for the work of each and
-            the bytes that it sends. `fnopt.costs.Hardware` and `Network` convert both to seconds.
+        devices: The number of devices of `fnopt.distributed.sharded`, for the work of each device
+            and the bytes that it sends. `fnopt.costs.Hardware` and `Network` convert both to
+            seconds.
 
     Returns:
         A `MatrixReport`.
 
     Raises:
-        ValueError: If `tx` has no such partition, axes don't fit a leaf, or `devices` is below 1.
+        ValueError: If `tx` contains no `partition_matrices`, axes don't fit a leaf, or `devices` is
+            below 1.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

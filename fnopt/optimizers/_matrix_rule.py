@@ -46,15 +46,16 @@ def _parts(given: Any) -> int | tuple[int, ...]:
 class MatrixDimensionNumbers(Value):
     """Axes of a leaf that are the rows and the columns of a matrix.
 
-    For a kernel in `x @ W` the rows are the inputs, the axes that are summed over, and the columns
-    are the outputs. Axes that are neither are a batch: each entry is a matrix of its own (layers
-    that were stacked for a scan, heads, experts).
+    For a kernel in `x @ W`, the rows are the inputs (the axes that are summed over), and the
+    columns are the outputs. All other axes are a batch: each entry is a separate matrix (layers
+    stacked for a scan, heads, experts).
 
     Args:
-        reduction_axis: The axis of the rows, or several that are taken as one.
-        output_axis: The axis of the columns, or several.
-        split: Into how many matrices the columns are cut, or the widths of these: 3 for a kernel
-            that holds query, key and value side by side, `(512, 64, 64)` for grouped queries.
+        reduction_axis: The axis of the rows, or several axes that are merged into one.
+        output_axis: The axis of the columns, or several axes that are merged into one.
+        split: The number of matrices that the columns are split into, or their widths: 3 for a
+            kernel that holds query, key and value side by side, `(512, 64, 64)` for grouped
+            queries.
 
     Raises:
         TypeError: If an axis isn't an integer.
@@ -97,11 +98,11 @@ def _as_numbers(x: Any) -> Any:
 
 
 def as_rule(given: Any) -> Any:
-    """The user's dimension numbers in hashable form.
+    """Convert the user's dimension numbers to a hashable form.
 
-    None; dimension numbers for all leaves with two axes or more; a pattern, `by_pattern` or
-    `by_path`, which give True, False or dimension numbers; or a tree of these with the structure
-    of the params or a prefix of it.
+    They may be None; dimension numbers for all leaves with two axes or more; or a pattern,
+    `by_pattern` or `by_path`, which gives True, False or dimension numbers. They may also be a tree
+    of these, with the structure of the parameters or a prefix of it.
     """
     if isinstance(given, str):
         return by_pattern(given)
@@ -125,7 +126,7 @@ def check_rule(rule: Any, positions: list[str]) -> None:
 
 
 def numbers_of(rule: Any, leaves: list[tuple[str, Any]]) -> list[MatrixDimensionNumbers | None]:
-    """The dimension numbers of every leaf; None for one that is no matrix."""
+    """The dimension numbers of every leaf; None for a leaf that isn't a matrix."""
     if isinstance(rule, Selector):
         chosen = rule.choose(leaves)
         lacking = [path for (path, _), x in zip(leaves, chosen, strict=True) if x is None]
@@ -193,7 +194,7 @@ def as_whole(leaves: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def layouts_of(rule: Any, tree: Any, *, required: bool = True) -> list[Any]:
-    """The matrix layout of every leaf of a tree; for one that is no matrix an error, or None."""
+    """The matrix layout of every leaf; an error, or None, for a leaf that isn't a matrix."""
     leaves = as_whole(leaves_with_names(tree)[0])
     check_rule(rule, [path for path, _ in leaves_with_names(tree, is_leaf=is_none)[0]])
     rows = zip(leaves, numbers_of(rule, leaves), strict=True)

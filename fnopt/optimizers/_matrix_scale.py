@@ -1,4 +1,4 @@
-"""The size of an orthogonal update, by the shape of its matrix and by neuron."""
+"""The scale of an orthogonal update, by the shape of its matrix and by neuron."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ from fnopt.sharding import is_on_mesh, unsharded_leaves
 
 
 class scale_by_matrix_shape(Transformation):
-    r"""Scale updates by a factor of the shapes of their matrices.
+    r"""Scale updates by a factor that depends on the shapes of their matrices.
 
     .. math:: u = s\, g, \qquad s = \begin{cases} \sqrt{\max(1,\ \text{outputs} / \text{inputs})} \\
               \rho \sqrt{\max(\text{inputs}, \text{outputs})} & \text{with } \rho \text{ given}
               \end{cases}
 
-    With the first, a rate holds for every width of a network. With the second an orthogonal update
-    has the root mean square :math:`\rho` in any shape, as Adam's has some 0.2.
+    With the first rule, a learning rate transfers to other widths of a network. With the second
+    rule, an orthogonal update of any shape has the root mean square :math:`\rho`; Adam's updates
+    have about 0.2.
 
     Args:
-        consistent_rms: :math:`\rho`; None for the first rule.
+        consistent_rms: :math:`\rho`; None uses the first rule.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Example:
@@ -85,7 +86,7 @@ class scale_by_matrix_shape(Transformation):
 
 
 class NormalizeNeuronsState(NamedTuple):
-    """For every matrix of a leaf the mean squares of its neurons."""
+    """The mean squares of the neurons of every matrix."""
 
     nu: CustomSlot
 
@@ -97,14 +98,15 @@ class normalize_neurons(Matrixwise):
               u_{ij} = \frac{\lVert g \rVert}{\lVert v \rVert}\, v_{ij}, \qquad
               v_{ij} = \frac{g_{ij}}{\sqrt{\nu_j} + \epsilon}
 
-    Behind `orthogonalize` it is NorMuon: orthogonal updates leave some neurons with far longer
-    steps than others. The norm of a matrix is kept. It stores one number for every neuron.
+    After `orthogonalize` it gives NorMuon, because orthogonal updates step some neurons much
+    farther than others. The norm of each matrix's update is preserved. The state has one number per
+    neuron.
 
     Args:
         b2: :math:`\beta_2`.
         eps: :math:`\epsilon`.
-        side: The neurons :math:`j`: every `'output'`, or what the `'longer'` side of a matrix
-            counts, which is the inputs where they are more than the outputs.
+        side: The neurons :math:`j`: every `'output'`, or every index of the `'longer'` side of a
+            matrix, which is the inputs if they outnumber the outputs.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Example:
@@ -135,11 +137,11 @@ class normalize_neurons(Matrixwise):
         return 1 if self.side == "output" or shape[2] >= shape[1] else 2
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> jax.Array:
-        """A zero for each neuron."""
+        """Return a zero for each neuron."""
         return jnp.zeros((shape[0], shape[3 - self._axis(shape)]), real_dtype(dtype))
 
     def init(self, params: Any) -> NormalizeNeuronsState:
-        """A zero for each neuron, sharded like the neurons of the params."""
+        """Return a zero for each neuron, sharded like the neurons of the parameters."""
         state, (leaves, treedef) = super().init(params), jax.tree.flatten(params)
         if unsharded_leaves() is not None or not any(map(is_on_mesh, leaves)):
             return state

@@ -44,17 +44,17 @@ class Matrixwise(Transformation):
 
     A subclass names its `State`: a NamedTuple of an optional `count`, slots like the params
     (`Slot`), and slots for every matrix (`CustomSlot`). A `CustomSlot` has a tuple for each leaf,
-    with an entry for every shape that the leaf is cut into. The entry is a tree of arrays with the
-    matrices along the leading axis. `start` makes the first value of a `CustomSlot`, and `step` is
-    the formula. Matrices of one shape are stacked; all are laid wide (`m <= n`), unless `wide` is
-    False.
+    with an entry for every shape that the leaf is split into. The entry is a tree of arrays with
+    the matrices along the leading axis. `start` makes the initial value of a `CustomSlot`, and
+    `step` is the formula. Matrices of one shape are stacked; tall matrices are transposed (`m <=
+    n`), unless `wide` is False.
 
     `step(self, h, count, g, slots)` gets the numeric fields as scalars of the real compute dtype,
     and the number of steps before this one. The gradients `[k, m, n]` and the slots are in at least
-    float32. It returns the updates and a dict of the new slots. It is a pure function of its
-    arguments and of static fields, and works on each matrix by itself. `sharded` gives every device
-    other matrices of a shape. With `numbered` there is `slots.index`, `[k]`, the number that a
-    matrix has in the tree; with `needs_params` there is `slots.params`.
+    float32. `step` returns the updates and a dict of the new slots. It is a pure function of its
+    arguments and of static fields, and treats each matrix independently. `sharded` gives every
+    device different matrices of a shape. With `numbered`, `slots.index`, `[k]`, is the index of
+    each matrix in the tree; with `needs_params` there is `slots.params`.
     """
 
     State: ClassVar[Any] = EmptyState
@@ -69,7 +69,7 @@ class Matrixwise(Transformation):
         raise NotImplementedError(f"{type(self).__name__} must define start")
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
-        """The updates of a stack, and its new slots."""
+        """Return the updates of a stack, and its new slots."""
         raise NotImplementedError(f"{type(self).__name__} must define step")
 
     def layouts(self, tree: Any) -> list[MatrixLayout]:
@@ -78,11 +78,11 @@ class Matrixwise(Transformation):
         return layouts_of(getattr(self, "weight_dimension_numbers", None), tree)
 
     def unused(self) -> frozenset[str]:
-        """Slots that these static fields don't need; they are None."""
+        """The slots that these static fields don't need, which are None."""
         return frozenset()
 
     def init(self, params: Any) -> Any:
-        """A zero count and fresh slots."""
+        """Return a zero count and initial slots."""
         layouts, names = self.layouts(params), self._slots()
         if not self.takes_complex:
             _check_real(params)
@@ -137,7 +137,7 @@ class Matrixwise(Transformation):
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """One step of the formula on the matrices of every shape."""
+        """Apply one step of the formula to the matrices of every shape."""
         layouts, names, own = self.layouts(updates), self._slots(), custom_slots(self.State)
         count = count_of(self, state) if "count" in self.State._fields else None
         numbers = self._numbers(self.at(count))

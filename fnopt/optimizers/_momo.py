@@ -31,7 +31,7 @@ from fnopt.transforms import inner, numbers, real_dtype_of
 
 
 class MomoState(NamedTuple):
-    """Averages of gradient, loss, gradient times params; raised and known lower bound; count."""
+    """Averages of gradient, loss, gradient times params; raised and given lower bound; count."""
 
     exp_avg: Slot
     barf: jax.Array
@@ -54,7 +54,7 @@ class MomoAdamState(NamedTuple):
 
 
 class momo(Transformation):
-    r"""MoMo: momentum, with the step at which a model of the loss reaches its lower bound.
+    r"""MoMo: momentum, with the step size at which a model of the loss reaches its lower bound.
 
     .. math::
         d_t &= \beta d_{t-1} + (1-\beta)\, g_t, \qquad
@@ -64,18 +64,19 @@ class momo(Transformation):
         \langle d_t, \theta_t \rangle\big)_+}{\lVert d_t \rVert^2}\Big), \qquad
         u_t = -\frac{\eta_t \lambda}{1 + \eta_t \lambda}\, \theta_t - \tau_t\, d_t
 
-    `update` needs the loss as the extra argument `value`. Updates have the minus sign of descent.
+    `update` needs the loss as the extra argument `value`. Updates include the minus sign of
+    descent.
 
     Args:
         learning_rate: :math:`\eta`, the largest step, a number or a `Schedule`.
         beta: :math:`\beta`, decay of the averages.
         lower_bound: :math:`f^*`, a lower bound of the loss: 0 if the model can fit all data. By
-            default it is estimated, as a level below the best loss so far. A number that is too
-            high stops params at that loss; where a loss is below it, it is replaced by the
-            estimate, and `below_count` in the state is above 0.
+            default the bound is estimated, as a level below the best loss so far. A bound that is
+            too high stops the parameters at that loss. If a loss is below the bound, the estimate
+            replaces the bound, and `below_count` in the state is above 0.
         weight_decay: :math:`\lambda`.
-        adapt_lower_bound: Whether the bound is raised where the model shows that it is too low
-            (the paper's MoMo*). It never falls below :math:`f^*`.
+        adapt_lower_bound: Whether to raise the bound when the model shows that it is too low (the
+            paper's MoMo*). The bound never falls below :math:`f^*`.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -110,7 +111,7 @@ class momo(Transformation):
         value: Any,
         **extra_args: Any,
     ) -> tuple[Any, MomoState]:
-        """Momentum times the step size from the model of the loss."""
+        """Multiply the momentum by the step size from the model of the loss."""
         h = numbers(self, state.barf.dtype, state.count)
         # The first averages are the first values, so that momo needs no bias correction.
         beta = jnp.where(state.count == 0, jnp.zeros_like(h.beta), h.beta)
@@ -122,7 +123,7 @@ class momo(Transformation):
 
 
 class momo_adam(Transformation):
-    r"""MoMo-Adam: AdamW, with the step at which a model of the loss reaches its lower bound.
+    r"""MoMo-Adam: AdamW, with the step size at which a loss model reaches its lower bound.
 
     .. math::
         \tau_t &= \min\Big(\frac{\eta_t}{1-\beta_1^t},\, \frac{\big((1+\eta_t\lambda)(\bar f_t -
@@ -131,8 +132,8 @@ class momo_adam(Transformation):
         u_t &= -\frac{\eta_t \lambda}{1 + \eta_t \lambda}\, \theta_t - \tau_t\, D_t^{-1} d_t, \qquad
         D_t = \epsilon + \sqrt{\hat v_t}
 
-    Averages are those of `momo`. `update` needs the loss as the extra argument `value`. Updates
-    have the minus sign of descent.
+    The averages are defined as in `momo`. `update` needs the loss as the extra argument `value`.
+    Updates include the minus sign of descent.
 
     Args:
         learning_rate: :math:`\eta`, the largest step, a number or a `Schedule`.
@@ -140,12 +141,12 @@ class momo_adam(Transformation):
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`.
         lower_bound: :math:`f^*`, a lower bound of the loss: 0 if the model can fit all data. By
-            default it is estimated, as a level below the best loss so far. A number that is too
-            high stops params at that loss; where a loss is below it, it is replaced by the
-            estimate, and `below_count` in the state is above 0.
+            default the bound is estimated, as a level below the best loss so far. A bound that is
+            too high stops the parameters at that loss. If a loss is below the bound, the estimate
+            replaces the bound, and `below_count` in the state is above 0.
         weight_decay: :math:`\lambda`.
-        adapt_lower_bound: Whether the bound is raised where the model shows that it is too low
-            (the paper's MoMo*). It never falls below :math:`f^*`.
+        adapt_lower_bound: Whether to raise the bound when the model shows that it is too low (the
+            paper's MoMo*). The bound never falls below :math:`f^*`.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -183,7 +184,7 @@ class momo_adam(Transformation):
         value: Any,
         **extra_args: Any,
     ) -> tuple[Any, MomoAdamState]:
-        """AdamW's direction times the step size from the model of the loss."""
+        """Multiply AdamW's direction by the step size from the model of the loss."""
         count = safe_increment(state.count)
         h = numbers(self, state.barf.dtype, state.count)
         d, seen = _first_moments(h.b1, value, updates, state, params)

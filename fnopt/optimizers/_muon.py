@@ -1,4 +1,4 @@
-"""Muon: the momentum of a matrix, made orthogonal."""
+"""Muon: momentum of matrices, orthogonalized."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ def muon(
               s = \sqrt{\max(1,\ \text{outputs} / \text{inputs})}
 
     Kernels of flax, haiku and Equinox are found by their names and shapes: stacked layers, fused
-    queries, keys and values, attention kernels of three axes, convolutions and experts. Embeddings
-    and output layers (`head`, `logits`, `classifier`) go to Adam, as does a leaf whose axes aren't
-    certain. `print(matrix_report(tx, params))` lists which optimizer trains which leaf; other
-    models give `weight_dimension_numbers=fnopt.matrix_axes(loss_fn)(params, batch)`.
+    queries, keys and values, attention kernels of three axes, convolutions and experts. Adam trains
+    embeddings, output layers (`head`, `logits`, `classifier`), and leaves whose axes are uncertain.
+    `print(matrix_report(tx, params))` lists which optimizer trains which leaf. For other models
+    pass `weight_dimension_numbers=fnopt.matrix_axes(loss_fn)(params, batch)`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         beta: Decay of the mean gradient :math:`\mu`.
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule`, or a transform such
             as `add_decayed_weights(decay, mask)` or `cautious_weight_decay(decay)`.
-        nesterov: Whether the mean looks ahead, also AdamW's.
-        consistent_rms: Scales updates to this root mean square in place of :math:`s`; 0.2 takes
-            the rates of AdamW.
+        nesterov: Whether to use Nesterov momentum, also for AdamW.
+        consistent_rms: The root mean square to scale updates to, in place of :math:`s`; with 0.2,
+            AdamW's learning rates carry over.
         orthogonalizer: The transform that computes :math:`U V^\top` of the mean; None for
             `orthogonalize()`.
-        weight_dimension_numbers: Which leaves are matrices, and along which axes. What
-            `matrix_axes` finds in the program of the loss, or another tree of
-            `MatrixDimensionNumbers` with None for the other leaves; one of these for all leaves
-            with two axes or more; a pattern, `by_pattern` or `by_path` that gives them, True (a
-            matrix, if it has two axes) or False. None for kernels as above, and for leaves of two
-            axes with other names, except biases, scales and tables.
+        weight_dimension_numbers: Which leaves are matrices, and along which axes. Pass the result
+            of `matrix_axes`, or another tree of `MatrixDimensionNumbers` with None for the other
+            leaves. One `MatrixDimensionNumbers` applies to all leaves with two axes or more. A
+            pattern, `by_pattern` or `by_path` gives them, True (a matrix, if the leaf has two axes)
+            or False. None selects kernels as above, and leaves of two axes with other names, except
+            biases, scales and tables.
         others: The optimizer of the other leaves; None for AdamW with the same learning rate.
 
     Returns:
@@ -96,15 +96,15 @@ def normuon(
     .. math:: u_t = -\eta_t \left(s\, \frac{\lVert O \rVert}{\lVert V \rVert}\, V + \lambda_t\,
               \theta_t\right), \qquad V_{ij} = \frac{O_{ij}}{\sqrt{\nu_j}}, \qquad O = U V^\top
 
-    with :math:`\nu_j` the mean square of what goes to output `j`; see `normalize_neurons`. It
-    stores one number for every output more than Muon.
+    with :math:`\nu_j` the mean square of the update of output `j`; see `normalize_neurons`. Its
+    state has one more number per output than Muon's.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         beta: Decay of the mean gradient.
         b2: Decay of the mean squares.
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
-        consistent_rms: The root mean square of an update, as in the paper; None for Muon's factor.
+        consistent_rms: The root mean square of an update, as in the paper; None uses Muon's factor.
         orthogonalizer: The transform that computes :math:`U V^\top` of the mean; None for
             `orthogonalize()`.
         weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.

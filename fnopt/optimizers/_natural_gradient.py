@@ -1,4 +1,4 @@
-"""Natural gradient of any loss of a model's outputs, solved among the outputs of a batch."""
+"""Natural gradient for any loss of a model's outputs, solved in the output space of a batch."""
 
 from __future__ import annotations
 
@@ -38,62 +38,65 @@ def _functions(given: Any) -> Functions:
 
 
 class natural_gradient(BatchStepDescent):
-    r"""Natural gradient descent: the exact Gauss-Newton step of any loss of a model's outputs.
+    r"""Natural gradient descent: the exact Gauss-Newton step for any loss of a model's outputs.
 
-    Derivatives through its steps don't exist for softmax losses: they are NaN, as the root of a
-    singular output Hessian has none.
+    Derivatives through the updates are NaN for softmax losses, because the root of a singular
+    output Hessian has no derivative.
 
     .. math:: L(\theta) = \frac1n \sum_i \ell(f(\theta, x_i), x_i), \qquad
               G = \frac1n \sum_i J_i^\top H_i J_i, \qquad
               d = -(G + \lambda I)^{-1} \nabla L
 
-    with the Jacobian :math:`J_i` of the outputs and the Hessian :math:`H_i` of the loss in them.
-    For a softmax cross-entropy, a logistic or a Poisson loss of logits `G` is the Fisher matrix.
-    It is that of all params together, not of blocks or a diagonal. Neither it nor `J` is formed:
-    with `C` outputs an example and :math:`s = \partial L / \partial f`, all outputs of the batch as
-    one vector,
+    with the Jacobian :math:`J_i` of the outputs and the Hessian :math:`H_i` of the loss with
+    respect to the outputs. For a softmax cross-entropy, a logistic or a Poisson loss of logits `G`
+    is the Fisher matrix. `G` covers all parameters jointly, without a block or diagonal
+    approximation. Neither `G` nor `J` is formed. With `C` outputs per example, all outputs of the
+    batch as one vector, and :math:`s = \partial L / \partial f`, the step is
 
     .. math:: d = -J^\top (H K + \lambda I)^{-1} s, \qquad K = J J^\top \in \mathbb R^{nC \times nC}
 
     from :func:`fnopt.curvature.batch_jacobian` and one Cholesky factorisation. Several matrices of
-    :math:`(nC)^2` numbers are in memory. With momentum :math:`\mu` it is SPRING,
-    :math:`d_t = v - (G + \lambda I)^{-1} (\nabla L + G v)` with :math:`v = \mu d_{t-1}`, scaled
-    by :math:`(1 - \mu^{2t})^{-1/2}` for the first steps.
+    :math:`(nC)^2` numbers are in memory. With momentum :math:`\mu` the method is SPRING, :math:`d_t
+    = v - (G + \lambda I)^{-1} (\nabla L + G v)` with :math:`v = \mu d_{t-1}`, scaled by :math:`(1 -
+    \mu^{2t})^{-1/2}` for the first steps.
 
-    The step is halved until the loss of the batch falls as the slope promises, and refused as in
-    :func:`fnopt.gauss_newton_descent`. That one is the same step for half the mean square of
-    residuals. The damping is halved where a whole step gains three quarters of what the quadratic
-    model promises. It is doubled where the step was cut or gained less than one quarter. `update`
-    ignores the gradients (they may be `None`): call `update(None, state, params, batch=batch)`.
+    The step is halved until the loss of the batch satisfies Armijo's condition, and refused as in
+    :func:`fnopt.gauss_newton_descent`, which computes the same step for half the mean square of
+    residuals. The damping is halved if a full step achieves three quarters of the decrease that the
+    quadratic model predicts. The damping is doubled if the step was shortened or achieved less than
+    one quarter. `update` ignores the gradients (they may be `None`): call `update(None, state,
+    params, batch=batch)`.
 
     Args:
-        model_fn: `f(params, example) -> outputs` of ONE example, an array or a tree: logits, or
-            those of all positions of a sequence.
-        loss_fn: `loss(outputs, example) -> scalar`. The objective is its mean over the batch. Of
-            several models (a sequence, with a sequence of losses and of batches) it is the sum.
+        model_fn: `f(params, example) -> outputs` of ONE example, an array or a tree: logits, or the
+            logits of all positions of a sequence.
+        loss_fn: `loss(outputs, example) -> scalar`. The objective is its mean over the batch. For
+            several models (a sequence, with sequences of losses and of batches) the objective is
+            the sum.
         learning_rate: The first length that is tried, a number or a `Schedule`.
-        damping: :math:`\lambda`; the first one, if it adapts. With small batches of noisy data a
-            large one that stays (`adaptive=False`) keeps a step from fitting its batch alone.
-        momentum: :math:`\mu`; `None` for none.
+        damping: :math:`\lambda`; the initial damping, if it adapts. For small batches of noisy
+            data, a large constant damping (`adaptive=False`) keeps a step from overfitting its
+            batch.
+        momentum: :math:`\mu`; `None` disables momentum.
         adaptive: Whether the damping adapts.
-        halvings: How often a step may be halved; 0 takes every finite step.
+        halvings: The maximum number of step halvings; 0 accepts every finite step.
         method: `'auto'`, `'ghost'` or `'formed'`, as in :func:`fnopt.curvature.batch_jacobian`.
-        chunk_size: Number of examples to take at once; `None` for all.
+        chunk_size: The number of examples to process at once; `None` processes the whole batch.
         solver: `'cholesky'` factorises a matrix with a row for each of the batch's :math:`nC`
             outputs, in :math:`16 (nC)^2` bytes (of float32) and :math:`(nC)^3 / 3` operations, up
-            to 32,768 of them; `'cg'` has no such matrix and takes conjugate gradients, each a
-            backward and a forward product with the tape.
-        iterations: How many of these at most.
-        rank: The rank of their Nyström preconditioner, 0 for none. It takes as many products more,
-            and where the kernel has some large eigenvalues and many small ones far fewer
-            iterations.
+            to 32,768 outputs; `'cg'` has no such matrix and uses conjugate gradients; an iteration
+            takes a backward and a forward product with the tape.
+        iterations: The maximum number of conjugate-gradient iterations.
+        rank: The rank of the Nyström preconditioner for conjugate gradients; 0 disables it. It
+            takes as many products more, and where the kernel has some large eigenvalues and many
+            small ones far fewer iterations.
         axis_name: Inside `jax.shard_map`, the named axis that the batch is divided over: the step
-            is that of the examples of all devices, as in :func:`fnopt.gauss_newton_descent`.
+            uses the examples of all devices, as in :func:`fnopt.gauss_newton_descent`.
 
     Raises:
         TypeError: If a param isn't a real floating array, or the loss isn't a real scalar.
-        ValueError: If a hyper-parameter is out of its range, or the loss has no curvature in the
-            outputs, or mixes more than 512 of them, or if there are too many to factorise.
+        ValueError: If a hyper-parameter is out of range, if the loss has no curvature in the
+            outputs or couples more than 512 of them, or if there are too many outputs to factorise.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt

@@ -49,7 +49,7 @@ PRECONDITIONINGS = ("frobenius", "spectral", "aol", "schatten")
 
 
 def as_coefficients(given: Any) -> Any:
-    """The name of a preset, three numbers, or a tuple of such triples; hashable."""
+    """Convert a preset's name, three numbers, or a sequence of such triples to a hashable form."""
     if isinstance(given, str):
         check_choice(given, PRESETS, "ns_coeffs", "orthogonalize")
         return given
@@ -67,7 +67,7 @@ def as_coefficients(given: Any) -> Any:
 
 
 def polynomials(coefficients: Any, steps: int) -> tuple[Triple, ...]:
-    """The coefficients of every step."""
+    """Return the coefficients of every step."""
     if coefficients == "polar_express":
         scaled = [
             tuple(c / _SLACK**i for c, i in zip(t, (1, 3, 5), strict=True))
@@ -85,19 +85,19 @@ def polynomials(coefficients: Any, steps: int) -> tuple[Triple, ...]:
 def orthogonalize_matrices(
     x: jax.Array, coefficients: tuple[Triple, ...], eps: Any, preconditioning: str = "frobenius"
 ) -> jax.Array:
-    r"""Matrices with their singular values brought near 1, `U V^T` of `U S V^T`.
+    r"""Approximate the polar factor `U V^T` of every matrix `U S V^T`.
 
     .. math:: X_{k+1} = (a_k I + b_k A_k + c_k A_k^2)\, X_k, \qquad A_k = X_k X_k^\top
 
-    Where the matrices are wide, several polynomials are multiplied before they meet `X`.
-    :math:`A_{k+1} = P_k A_k P_k` needs `X` only at the start, and products of `m` by `m` are
-    cheaper than those of `m` by `n`.
+    For wide matrices, several polynomials are multiplied before they are applied to `X`.
+    :math:`A_{k+1} = P_k A_k P_k` needs `X` only at the start, and products of `m` by `m` matrices
+    are cheaper than products of `m` by `n` matrices.
 
     Args:
         x: Real or complex matrices `[k, m, n]` with `m <= n`.
         coefficients: `(a, b, c)` for every step.
         eps: A lower bound of the norms, a scalar of the real dtype.
-        preconditioning: How singular values are brought below 1 before the first step.
+        preconditioning: How to scale singular values below 1 before the first step.
 
     Returns:
         Matrices like `x`.

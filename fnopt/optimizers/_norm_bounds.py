@@ -15,12 +15,12 @@ from fnopt.optimizers._newton_schulz import gram
 
 
 class cap_spectral_norm(Matrixwise):
-    r"""Shorten matrices whose largest singular value would exceed a limit after the update.
+    r"""Scale down matrices whose largest singular value would exceed a limit after the update.
 
     .. math:: \theta_{t+1} = \min\left(1,\ \frac{c}{\sigma_{\max}(\theta_t + u_t)}\right)
               (\theta_t + u_t)
 
-    It belongs last in a chain. The singular value comes from the eigenvalues of the Gram matrix.
+    Put it last in a chain. The singular value is computed from the eigenvalues of the Gram matrix.
 
     Args:
         limit: :math:`c`.
@@ -53,12 +53,12 @@ class cap_spectral_norm(Matrixwise):
 
 
 class floor_update_ratio(Matrixwise):
-    r"""Lengthen updates whose norm is below a share of the parameters' norm.
+    r"""Scale up updates whose norm is below a fraction of the parameters' norm.
 
     .. math:: u' = \max\left(1,\ \frac{c\, \lVert \theta \rVert}{\lVert u \rVert}\right) u
 
-    Behind `scale_by_learning_rate` :math:`c` is the least relative change of a matrix in a step. A
-    zero update stays zero.
+    After `scale_by_learning_rate`, :math:`c` is the smallest relative change of a matrix in a step.
+    A zero update stays zero.
 
     Args:
         ratio: :math:`c`, a number or a `Schedule`.

@@ -1,4 +1,4 @@
-"""Matrices with all their singular values brought near 1."""
+"""Orthogonalization of matrices: all singular values become nearly 1."""
 
 from __future__ import annotations
 
@@ -22,34 +22,36 @@ from fnopt.optimizers._recipe import one_of
 
 
 class orthogonalize(Matrixwise):
-    r"""Replace every matrix by its orthogonal polar factor, by Newton-Schulz iterations.
+    r"""Replace every matrix by its orthogonal polar factor, using Newton-Schulz iterations.
 
     .. math:: u \approx U V^\top \quad \text{of} \quad g = U S V^\top
 
-    It is steepest descent in the spectral norm. The iterations are odd polynomials of the matrix,
-    products only; matrices of one shape are worked on together. With `'polar_express'` and 12 steps
-    the result is the polar factor to the rounding error of float32, for condition numbers up to
-    1e3.
+    The result is the direction of steepest descent in the spectral norm. The iterations are odd
+    polynomials of the matrix, which need matrix products only; matrices of one shape are batched.
+    With `'polar_express'` and 12 steps the result is the polar factor to the rounding error of
+    float32, for condition numbers up to 1e3.
 
-    All leaves must be matrices: `partition_matrices` gives others to another optimizer. A matrix
-    with NaN gives NaN; other matrices are not affected.
+    All leaves must be matrices: `partition_matrices` assigns other leaves to another optimizer. A
+    matrix with NaN gives NaN, without effect on other matrices.
 
     Args:
         ns_coeffs: :math:`(a, b, c)` of the polynomial :math:`a x + b x^3 + c x^5` of every step, a
-            sequence of such triples, or a preset: `'standard'` for the default, fast and within
-            0.7 and 1.2; `'dion'`; `'polar_express'`, the best ones for a given number of steps.
+            sequence of such triples, or a preset: `'standard'`, the default, which is fast and
+            brings singular values between 0.7 and 1.2; `'dion'`; or `'polar_express'`, optimal for
+            a given number of steps.
         ns_steps: The number of steps; not used for a sequence of triples.
-        eps: Added to the norms that matrices are divided by.
-        preconditioning: How singular values are brought below 1: `'frobenius'` by that norm,
-            `'schatten'` by the 4-norm, `'aol'` row by row, or `'spectral'` by the largest one.
+        eps: Added to the norms by which matrices are divided.
+        preconditioning: How to scale singular values below 1: `'frobenius'` divides by the
+            Frobenius norm, `'schatten'` by the Schatten 4-norm, `'aol'` scales row by row, and
+            `'spectral'` divides by the largest singular value.
         adaptive: Whether an update is scaled by its product with the gradient, the dual norm.
-        balance_steps: How often the rows of a matrix that isn't square are balanced along its
-            longer side, so that no neuron gets a short update (Aurora); each time costs an
-            orthogonalization. 0 for the polar factor itself.
+        balance_steps: The number of balancing steps for the rows of a non-square matrix along its
+            longer side, so that no neuron gets a short update (Aurora). Each costs an
+            orthogonalization. 0 gives the polar factor itself.
         balance_power: The power of the row norms that a balancing step divides by.
-        ns_dtype: The dtype of the products; bfloat16 is what Muon's author uses on accelerators.
+        ns_dtype: The dtype of the products; Muon's author uses bfloat16 on accelerators.
         weight_dimension_numbers: The axes of the matrices: `MatrixDimensionNumbers` for all
-            leaves, a tree of them, or `fnopt.by_path(fn)`. None for leaves of two axes.
+            leaves, a tree of them, or `fnopt.by_path(fn)`. None uses the two axes of each leaf.
 
     Raises:
         ValueError: In use, if a leaf isn't a matrix.

@@ -27,7 +27,7 @@ class matrix_labels(Selector):
         rule: The leaves that are matrices. None finds kernels by their names and shapes (see
             `muon`). `MatrixDimensionNumbers` hold for every leaf of two axes or more. A tree or a
             selector (`by_pattern`, `by_path`) gives each leaf its numbers, True for a matrix of
-            two axes, or None or False for no matrix.
+            two axes, or and None or False for other leaves.
         other: The label of all other leaves.
 
     Example:
@@ -49,7 +49,7 @@ class matrix_labels(Selector):
         return [self.other if numbers is None else self.matrix for numbers in found]
 
     def check(self, positions: list[str]) -> None:
-        """Refuse a rule by path that can't have been meant for these paths."""
+        """Raise an error for a rule by path that doesn't fit these paths."""
         check_rule(self.rule, positions)
 
     def scope(self, tree: Any) -> contextlib.AbstractContextManager[None]:
@@ -60,9 +60,9 @@ class matrix_labels(Selector):
 def partition_matrices(
     matrices: Any, others: Any, weight_dimension_numbers: Any = None, label: str = "matrix"
 ) -> partition:
-    """Apply one optimizer to the matrices among the parameters, another to all other leaves.
+    """Apply one optimizer to the matrices among the parameters, and another to all other leaves.
 
-    Every part of `matrices` that takes `weight_dimension_numbers` and has none gets those of the
+    A transform in `matrices` without `weight_dimension_numbers` gets the dimension numbers of the
     partition, also inside chains and wrappers.
 
     Args:
@@ -113,7 +113,7 @@ def matrix_recipe(
     others: Any,
     **adam: Any,
 ) -> partition:
-    """A direction, its decay and its rate for matrices; AdamW if there is no other optimizer."""
+    """Chain direction, decay and learning rate for matrices; AdamW by default for other leaves."""
     is_part = isinstance(weight_decay, Transformation)
     decay = weight_decay if is_part else add_decayed_weights(weight_decay)
     matrices = chain(*direction, decay, scale_by_learning_rate(learning_rate))

@@ -1,4 +1,4 @@
-"""Gradient descent with Polyak's step size, and the lower bound of the loss that it needs."""
+"""Gradient descent with Polyak's step size, and an estimated lower bound of the loss."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class LowerBound(NamedTuple):
     """State of the estimated lower bound of the loss.
 
     Attributes:
-        best_value: The smallest loss so far; infinity before the first.
-        margin: By how much the estimate is below `best_value`.
-        below_count: Number of losses that were below the bound. Above 0 a given bound is wrong.
+        best_value: The smallest loss so far; infinity before the first loss.
+        margin: The difference between `best_value` and the estimated bound.
+        below_count: The number of losses below the bound. If it is above 0, a given bound is wrong.
     """
 
     best_value: jax.Array
@@ -38,36 +38,36 @@ class LowerBound(NamedTuple):
 
 
 def first_lower_bound(dtype: Any) -> LowerBound:
-    """The state before the first loss."""
+    """Return the state before the first loss."""
     return LowerBound(jnp.full((), jnp.inf, dtype), jnp.zeros((), dtype), zero_count())
 
 
 def next_lower_bound(
     given: Any, value: jax.Array, state: LowerBound, beta: Any = 0.0
 ) -> tuple[jax.Array, LowerBound]:
-    r"""The bound to step by, and the state after a loss.
+    r"""Return the lower bound for the step size, and the state after a loss.
 
-    A given bound holds until a loss is below it. Then, and without one, the bound is the target
-    level of subgradient methods with an unknown optimum:
+    A given bound is used until a loss is below it. After that, or without a given bound, the bound
+    is the target level of subgradient methods with an unknown optimum:
 
     .. math:: f_{lev} = \min_{j \le t} f_j - \delta_t, \qquad \delta_t = \begin{cases}
               \max(2\, \delta_{t-1},\, f_{lev} - f_t) & f_t < f_{lev} \\
               \delta_{t-1} & f_{lev} \le f_t < \min_{j < t} f_j \\
               2^{\beta - 1}\, \delta_{t-1} & \text{otherwise} \end{cases}
 
-    The first margin is the first loss's modulus: the bound of a positive loss begins at 0.
+    The initial margin is the modulus of the first loss: the initial bound of a positive loss is 0.
 
     Args:
-        given: The bound that the user knows, or `None`.
+        given: The user's lower bound, or `None`.
         value: The loss.
-        state: The state before it.
-        beta: Decay of the averages that a step is made of. They forget in `1 / (1 - beta)` steps,
-            in which the margin is halved at most once.
+        state: The state before this loss.
+        beta: The decay of the averages in the step. The averages span `1 / (1 - beta)` steps, in
+            which the margin is halved at most once.
 
     Reference:
         Nedić and Bertsekas, 2001, SIAM J. Optim. 12(1), the dynamic step size rule for an unknown
-        optimum. There the margin shrinks after every missed level, down to a floor in the unit of
-        the loss; here it shrinks where the loss didn't fall, and needs no floor.
+        optimum. Their margin shrinks after every missed level, down to an absolute floor; here the
+        margin shrinks if the loss didn't decrease, and needs no floor.
     """
     first = jnp.isinf(state.best_value)
     known = state.below_count > 0
@@ -106,7 +106,7 @@ class ScaleByPolyakState(NamedTuple):
 
 
 class scale_by_polyak(Transformation):
-    r"""Scale by the step that would reach the smallest loss if it were linear.
+    r"""Scale by the step size that would reach the smallest loss if the loss were linear.
 
     .. math:: u = \min\left(\frac{f(\theta) - f^*}{\lVert g \rVert^2 + \epsilon},\;
               \eta_{max}\right) g
@@ -114,13 +114,14 @@ class scale_by_polyak(Transformation):
     `update` needs the loss as the extra argument `value`.
 
     Args:
-        f_min: :math:`f^*`, the smallest loss there can be: 0 where a model can fit all data. By
-            default it is estimated, as a level below the best loss so far. A number that is too
-            high stops params at that loss; where a loss is below it, it is replaced by the
-            estimate, and `below_count` in the state is above 0.
+        f_min: :math:`f^*`, the smallest possible loss: 0 if the model can fit all data. By default
+            it is estimated, as a level below the best loss so far. A number that is too high stops
+            params at that loss; where a loss is below it, it is replaced by the estimate, and
+            `below_count` in the state is above 0.
         max_learning_rate: :math:`\eta_{max}`.
         eps: :math:`\epsilon`.
-        variant: `'sps'`, or `'sps+'` which takes no step back where the loss is below :math:`f^*`.
+        variant: `'sps'`, or `'sps+'`, which takes no negative step if the loss is below
+            :math:`f^*`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -138,7 +139,7 @@ class scale_by_polyak(Transformation):
     variant: str = static(default="sps", convert=_variant)
 
     def init(self, params: Any) -> ScaleByPolyakState:
-        """No loss seen yet."""
+        """Return the state before the first loss."""
         return ScaleByPolyakState(first_lower_bound(real_dtype_of(params)))
 
     def update(
@@ -184,16 +185,17 @@ def polyak_sgd(
     Args:
         max_learning_rate: :math:`\eta_{max}`.
         scaling: :math:`s`, a number or a `Schedule`.
-        f_min: :math:`f^*`, the smallest loss there can be: 0 where a model can fit all data. By
-            default it is estimated, as a level below the best loss so far. A number that is too
-            high stops params at that loss; where a loss is below it, it is replaced by the
-            estimate, and `below_count` in the state is above 0.
+        f_min: :math:`f^*`, the smallest possible loss: 0 if the model can fit all data. By default
+            it is estimated, as a level below the best loss so far. A number that is too high stops
+            params at that loss; where a loss is below it, it is replaced by the estimate, and
+            `below_count` in the state is above 0.
         eps: :math:`\epsilon`.
-        variant: `'sps'`, or `'sps+'` which takes no step back where the loss is below :math:`f^*`.
+        variant: `'sps'`, or `'sps+'`, which takes no negative step if the loss is below
+            :math:`f^*`.
 
     Returns:
         A chain of `scale_by_polyak` and `scale_by_learning_rate`. Its `update` needs the extra
-        argument `value`, the loss at the params.
+        argument `value`, the loss at the current parameters.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt

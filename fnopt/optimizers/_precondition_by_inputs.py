@@ -36,19 +36,19 @@ class PreconditionByInputsState(NamedTuple):
 
 
 class precondition_by_inputs(Transformation):
-    r"""Multiply gradients by the inverse of the mean second moment of their layer's inputs.
+    r"""Multiply gradients by the inverse mean second moment of their layer's inputs.
 
     .. math:: C_t = \beta\, C_{t-1} + (1-\beta)\, \tfrac1N X_t^\top X_t, \qquad
               u_t = (\hat C_t + \epsilon c\, I)^{-1} G_t, \qquad c = \operatorname{tr}(\hat C_t) / n
 
-    for kernels in `x @ W`, with the inputs `x` of the layer in the rows of `X`, `[N, n]`. In front
-    of `orthogonalize` it is Newton-Muon. The update takes `input_moments`, a dict from the path of
-    every kernel to `X^T X / N`, `[n, n]` (`[k, n, n]` for a stack), made of inputs that
-    `fnopt.taps` gives. Stored are `n^2` numbers for every kernel.
+    for kernels in `x @ W`, where the rows of `X`, `[N, n]`, are the inputs `x` of the layer. Before
+    `orthogonalize` in a chain it gives Newton-Muon. `update` takes `input_moments`, a dict from the
+    path of every kernel to `X^T X / N`, `[n, n]` (`[k, n, n]` for a stack), computed from the
+    inputs that `fnopt.taps` returns. The state has `n^2` numbers per kernel.
 
     Args:
         decay: :math:`\beta`.
-        damping: :math:`\epsilon`, in units of the mean eigenvalue.
+        damping: :math:`\epsilon`, relative to the mean eigenvalue.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Raises:
@@ -71,7 +71,7 @@ class precondition_by_inputs(Transformation):
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)
 
     def init(self, params: Any) -> PreconditionByInputsState:
-        """A zero count and zeros."""
+        """Return a zero count and zero moments."""
         leaves, treedef = jax.tree.flatten(params)
         layouts = zip(leaves, layouts_of(self.weight_dimension_numbers, params), strict=True)
         slots = [
@@ -89,7 +89,7 @@ class precondition_by_inputs(Transformation):
         input_moments: Any,
         **extra_args: Any,
     ) -> tuple[Any, PreconditionByInputsState]:
-        """Gradients times the inverse moments, and the new means."""
+        """Multiply gradients by the inverse moments, and update the mean moments."""
         pairs, treedef = leaves_with_names(updates)
         layouts = layouts_of(self.weight_dimension_numbers, updates)
         slots, count = treedef.flatten_up_to(state.moment), safe_increment(state.count)

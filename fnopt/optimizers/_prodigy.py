@@ -31,7 +31,7 @@ from fnopt.transforms import larger_estimate, numbers, real_dtype_of, real_sum
 
 
 class ScaleByProdigyState(NamedTuple):
-    """Averages, the sum of gradients, the start; the estimated distance and its numerator."""
+    """Averages, sum of gradients, initial parameters; the estimated distance and its numerator."""
 
     exp_avg: Slot
     exp_avg_sq: RealSlot
@@ -56,18 +56,18 @@ class scale_by_prodigy(Transformation):
         u_t &= -\gamma_t d_t \left(\frac{m_t}{\sqrt{v_t} + d_{t+1} \epsilon} + \lambda\,
         \theta_t\right)
 
-    Updates have the minus sign of descent.
+    Updates include the minus sign of descent.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule` that begins with 1.
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the mean square.
-        beta3: :math:`\beta_3`, decay of the sums; None for the root of :math:`\beta_2`.
+        beta3: :math:`\beta_3`, decay of the sums; None uses the root of :math:`\beta_2`.
         eps: :math:`\epsilon`.
-        estim_lr0: :math:`d_0`, the first estimate; too small rather than too large.
+        estim_lr0: :math:`d_0`, the initial estimate; choose it too small rather than too large.
         estim_lr_coef: :math:`c`.
         weight_decay: :math:`\lambda`.
-        safeguard_warmup: Whether :math:`\gamma` is left out of :math:`s`.
+        safeguard_warmup: Whether to omit :math:`\gamma` from :math:`s`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -93,7 +93,7 @@ class scale_by_prodigy(Transformation):
     safeguard_warmup: bool = static(default=False)
 
     def init(self, params: Any) -> ScaleByProdigyState:
-        """Zeros, the params as the start, and the first estimate."""
+        """Return zeros, the initial parameters, and the initial estimate."""
         dtype = real_dtype_of(params)
         return ScaleByProdigyState(
             slot_zeros(params),
@@ -170,15 +170,15 @@ def prodigy(
               \left(\frac{m_t}{\sqrt{v_t} + d_{t+1} \epsilon} + \lambda\, \theta_t\right)
 
     Args:
-        learning_rate: :math:`\eta`, a number or a `Schedule` that begins with 1: most often a
-            cosine.
+        learning_rate: :math:`\eta`, a number or a `Schedule` that begins with 1, usually a cosine
+            decay.
         betas: The decays of mean and mean square.
-        beta3: The decay of the sums behind the estimate; None for the root of the second decay.
+        beta3: The decay of the sums behind the estimate; None uses the root of the second decay.
         eps: :math:`\epsilon`.
-        estim_lr0: The first estimate; too small rather than too large.
+        estim_lr0: The initial estimate; choose it too small rather than too large.
         estim_lr_coef: A factor of the estimate.
         weight_decay: :math:`\lambda`.
-        safeguard_warmup: Whether the learning rate is left out of the estimate's denominator.
+        safeguard_warmup: Whether to omit the learning rate from the estimate's denominator.
 
     Returns:
         `scale_by_prodigy`, with the slots `exp_avg`, `exp_avg_sq`, `grad_sum` and `params0`.
@@ -199,7 +199,7 @@ def prodigy(
 
 
 class ScaleByDadaptAdamwState(NamedTuple):
-    """Averages and the sum of gradients; the estimated distance and its numerator."""
+    """Averages, sum of gradients; the estimated distance and its numerator."""
 
     exp_avg: Slot
     exp_avg_sq: RealSlot
@@ -222,14 +222,14 @@ class scale_by_dadapt_adamw(Transformation):
         d_{t+1} &= \max\Big(d_t,\, \frac{r_t}{(1-b)\, \lVert s_t \rVert_1}\Big), \qquad
         u_t = -\frac{m_t}{\sqrt{v_t} + \epsilon} - \lambda\, \gamma_t\, \theta_t
 
-    Updates have the minus sign of descent.
+    Updates include the minus sign of descent.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule` that begins with 1.
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`.
-        estim_lr0: :math:`d_0`, the first estimate; too small rather than too large.
+        estim_lr0: :math:`d_0`, the initial estimate; choose it too small rather than too large.
         weight_decay: :math:`\lambda`.
 
     Example:
@@ -253,7 +253,7 @@ class scale_by_dadapt_adamw(Transformation):
     weight_decay: Scalar = hyper(default=0.0, ge=0)
 
     def init(self, params: Any) -> ScaleByDadaptAdamwState:
-        """Zeros, and the first estimate."""
+        """Return zeros, and the initial estimate."""
         zero = jnp.zeros((), real_dtype_of(params))
         d0 = jnp.array(self.estim_lr0, zero.dtype)
         squares = slot_zeros(params, real=True)
@@ -317,7 +317,7 @@ def dadapt_adamw(
         learning_rate: :math:`\eta`, a number or a `Schedule` that begins with 1.
         betas: The decays of mean and mean square.
         eps: :math:`\epsilon`.
-        estim_lr0: :math:`d_0`, the first estimate; too small rather than too large.
+        estim_lr0: :math:`d_0`, the initial estimate; choose it too small rather than too large.
         weight_decay: :math:`\lambda`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""PSGD with Kronecker factors: whitening learned by steps of its own."""
+"""PSGD with Kronecker factors: a whitening preconditioner that is fitted online."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ScaleByPsgdKronState(NamedTuple):
     Attributes:
         count: Number of steps.
         mu: The mean gradient.
-        factors: Upper triangles; the shorter side first, None for a side that is left alone.
+        factors: Upper triangular factors; the shorter side first, None for a side without a factor.
     """
 
     count: jax.Array
@@ -66,24 +66,24 @@ class scale_by_psgd_kron(Matrixwise):
         Q_L &\leftarrow Q_L - \frac{\rho}{\lVert A A^\top + B B^\top \rVert}\,
         \mathrm{triu}(A A^\top - B B^\top)\, Q_L
 
-    and likewise for :math:`Q_R`, with random normal `V`: the fixed point of these steps is where
-    whitened gradients have the identity as second moment. There are no eigenvalues and no inverses,
-    only triangular solves. Factors are learned in each of the first 500 steps, then ever more
-    rarely, down to every 33rd; between, a step is four products. They begin as multiples of the
-    identity by which the first update has the mean square 1. So the units of the loss don't matter.
-    In the author's code, by default, the mean fourth power is 1.
+    and likewise for :math:`Q_R`, with random normal `V`. At the fixed point of these steps,
+    whitened gradients have the identity as second moment. The method needs no eigenvalues and no
+    inverses, only triangular solves. Factors are updated in each of the first 500 steps, then less
+    and less often, down to every 33rd step; other steps take four products. The initial factors are
+    multiples of the identity for which the first update has the mean square 1. So the scale of the
+    loss doesn't matter. The author's code normalizes the mean fourth power to 1 by default.
 
-    For a matrix `[m, n]`, the state has `m n + m^2 + n^2` numbers. A gradient that is not finite
-    never gets into the factors.
+    For a matrix `[m, n]`, the state has `m n + m^2 + n^2` numbers. A nonfinite gradient doesn't
+    change the factors.
 
     Args:
         b1: Decay of the mean gradient.
-        precond_lr: :math:`\rho`, the rate of the factors.
-        max_size_triangular: Longer sides are left alone.
+        precond_lr: :math:`\rho`, the learning rate of the factors.
+        max_size_triangular: The largest side with a factor; longer sides aren't preconditioned.
         random_seed: A whole number, for `V`.
         mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
-        initial_scale: Initial value of :math:`Q_L \otimes Q_R`; None for the one above.
+        initial_scale: Initial value of :math:`Q_L \otimes Q_R`; None uses the multiple above.
 
     Raises:
         ValueError: In use, if a leaf isn't a matrix.
@@ -221,14 +221,15 @@ def psgd_kron(
     .. math:: u_t = -\eta_t \left(Q_L^\top Q_L\, \hat\mu_t\, Q_R^\top Q_R + \lambda_t\,
               \theta_t\right)
 
-    See `scale_by_psgd_kron`, also for what it stores. A third of Adam's rate is a good beginning.
+    See `scale_by_psgd_kron`, also for the size of its state. A third of Adam's learning rate is a
+    good first choice.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: Decay of the mean gradient.
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
-        precond_lr: The rate of the factors.
-        max_size_triangular: Longer sides are left alone.
+        precond_lr: The learning rate of the factors.
+        max_size_triangular: The largest side with a factor; longer sides aren't preconditioned.
         weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
         others: The optimizer of the other leaves; None for AdamW with the same learning rate.
 

@@ -1,4 +1,4 @@
-"""A bound on attention logits: query and key kernels that are rescaled head by head."""
+"""Bounds on attention logits, by rescaling query and key kernels head by head."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class qk_clip(Transformation):
     .. math:: \theta_{t+1} = \min\left(1, \frac{\tau}{S_h}\right)^{\alpha} (\theta_t + u_t), \qquad
               \alpha = \tfrac12 \text{ for queries and for keys}
 
-    with the largest logit :math:`S_h` of head `h` in the batch. It belongs last in a chain, behind
-    the learning rate. The update takes `max_logits`, a dict from the paths of the kernels that are
-    clipped to the maxima of their heads, `[heads]`; give a query and its key the same maxima.
+    with the largest logit :math:`S_h` of head `h` in the batch. Put it last in a chain, after the
+    learning rate. `update` takes `max_logits`, a dict from the paths of the clipped kernels to the
+    maximum logits of their heads, `[heads]`. Pass the same maxima for a query and its key.
 
     Args:
         tau: :math:`\tau`, the largest logit allowed.
@@ -58,7 +58,7 @@ class qk_clip(Transformation):
     def update(
         self, updates: Any, state: Any, params: Any = None, *, max_logits: Any, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """Updates that also shrink the kernels of large logits."""
+        """Return updates that also shrink the kernels of large logits."""
         pairs, treedef = leaves_with_names(updates)
         missing = sorted(max_logits.keys() - {name for name, _ in pairs})
         if missing:

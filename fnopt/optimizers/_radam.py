@@ -51,7 +51,7 @@ def _length(b2: Any, t: Any) -> tuple[Any, Any]:
 
 
 class scale_by_radam(AdamDirection):
-    r"""Adam's direction times a rectification of its variance; plain momentum before that.
+    r"""Adam's direction times a variance rectification; plain momentum in early steps.
 
     .. math::
         \rho_t &= \rho_\infty - \frac{2 t \beta_2^t}{1-\beta_2^t}, \qquad
@@ -66,8 +66,9 @@ class scale_by_radam(AdamDirection):
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`, added to the root.
         eps_root: :math:`\bar\epsilon`, added under the root.
-        threshold: :math:`\rho_{min}`, from which length on the variance is used.
-        nesterov: Whether to look ahead.
+        threshold: :math:`\rho_{min}`, the smallest length of the average at which the variance is
+            used.
+        nesterov: Whether to use Nesterov momentum.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -86,7 +87,7 @@ class scale_by_radam(AdamDirection):
     nesterov: bool = static(default=False)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Bias corrections, and the rectification term; zero while it is not used."""
+        """Bias corrections, and the rectification term; the latter is zero while it is not used."""
         length, limit = _length(h.b2, t)
         ratio = (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)
         adapts = length >= h.threshold
@@ -136,9 +137,9 @@ def radam(
         b2: Decay of the mean square.
         eps: Added to the root.
         eps_root: Added under the root.
-        threshold: From which length of the average on the variance is used; 4 in the paper, 5 in
-            its authors' program.
-        nesterov: Whether to look ahead.
+        threshold: The smallest length of the average at which the variance is used; 4 in the paper,
+            5 in the authors' program.
+        nesterov: Whether to use Nesterov momentum.
 
     Returns:
         A chain of `scale_by_radam` and `scale_by_learning_rate`, with the slots `mu` and `nu`.

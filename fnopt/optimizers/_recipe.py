@@ -1,4 +1,4 @@
-"""Recipes: optimizers as functions of a learning rate, and arithmetic that they share."""
+"""Recipes: optimizers as functions of a learning rate, and their shared arithmetic."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NOT_NEGATIVE = {"learning_rate", "weight_decay", "adam_learning_rate", "adam_we
 
 
 def recipe(fn: _Recipe) -> _Recipe:
-    """A recipe whose error for an unknown argument names the one to write.
+    """Decorate a recipe, so that its error for an unknown argument names the correct argument.
 
     Args:
         fn: A function that makes an optimizer.
@@ -85,7 +85,7 @@ def descend(
 
 
 def one_of(options: tuple[str, ...], field: str, owner: str) -> Callable[[Any], str]:
-    """The converter of a field that takes one of some words."""
+    """Make the converter of a field that accepts a fixed set of strings."""
 
     def check(given: Any) -> str:
         check_choice(given, options, field, owner)
@@ -95,14 +95,14 @@ def one_of(options: tuple[str, ...], field: str, owner: str) -> Callable[[Any], 
 
 
 def as_betas(recipe: str, betas: Any) -> tuple[Any, Any]:
-    """The two decays of a recipe that takes them together."""
+    """Convert the two decays of a recipe that takes them as a pair."""
     if not isinstance(betas, (tuple, list)) or len(betas) != 2:
         raise TypeError(f"{recipe}: betas = {betas!r}, expected a pair such as (0.9, 0.999).")
     return betas[0], betas[1]
 
 
 def clip_modulus(x: jax.Array, most: jax.Array) -> jax.Array:
-    """Clip the modulus of elements to `most`; complex ones keep their phase."""
+    """Clip the modulus of elements to `most`; complex elements keep their phase."""
     if not jnp.iscomplexobj(x):
         return jnp.clip(x, -most, most)
     modulus = jnp.abs(x)
@@ -114,10 +114,10 @@ def clip_modulus(x: jax.Array, most: jax.Array) -> jax.Array:
 
 
 def write_after(new: jax.Array, reader: jax.Array) -> jax.Array:
-    """The new value of a slot, written after `reader`, an array made from the old value.
+    """Return the new value of a slot, written after `reader`, an array made from the old value.
 
-    XLA writes a donated slot in place only if every loop that reads the old value is known to run
-    before. This selection makes it so, which reads `reader` once; otherwise XLA copies the slot.
+    XLA writes a donated slot in place only if all loops that read the old value run before. This
+    selection enforces that order and reads `reader` once; otherwise XLA copies the slot.
 
     Args:
         new: The new value.

@@ -1,4 +1,4 @@
-"""RMSProp: scaling by a running root mean square, about zero or about the mean."""
+"""RMSProp: scaling by a running root mean square, uncentred or centred."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ class scale_by_rms(_RunningMeanSquare):
 
     Args:
         decay: :math:`\beta`.
-        eps: :math:`\epsilon`. With 0, an element that never saw a gradient gets a zero update.
+        eps: :math:`\epsilon`. With 0, an element whose gradients were all zero gets a zero update.
         initial_scale: :math:`\nu_0`.
-        eps_in_sqrt: Whether epsilon stands under the root; else it is added to the root.
+        eps_in_sqrt: Whether epsilon is added under the root; otherwise it is added to the root.
         bias_correction: Whether to divide :math:`\nu_t` by :math:`1 - \beta^t`.
 
     Example:
@@ -110,14 +110,14 @@ class scale_by_stddev(_RunningMeanSquare):
         \nu_t = \beta \nu_{t-1} + (1-\beta)\, |g_t|^2 \\
         u_t &= \frac{g_t}{\sqrt{\nu_t - |\mu_t|^2 + \epsilon}}
 
-    The variance is kept at zero or above: rounding makes the difference negative where the
-    gradient is almost constant.
+    The variance is clipped to zero from below, because rounding makes the difference negative for
+    an almost constant gradient.
 
     Args:
         decay: :math:`\beta`.
-        eps: :math:`\epsilon`. With 0, an element whose gradient never changes is passed on as is.
+        eps: :math:`\epsilon`. With 0, an element whose gradient never changes passes unscaled.
         initial_scale: :math:`\nu_0`.
-        eps_in_sqrt: Whether epsilon stands under the root; else it is added to the root.
+        eps_in_sqrt: Whether epsilon is added under the root; otherwise it is added to the root.
         bias_correction: Whether to divide both averages by :math:`1 - \beta^t`.
 
     Example:
@@ -162,18 +162,17 @@ def rmsprop(
         decay: :math:`\beta`.
         eps: :math:`\epsilon`.
         initial_scale: :math:`\nu_0`.
-        eps_in_sqrt: Whether epsilon stands under the root; else it is added to the root, as
+        eps_in_sqrt: Whether epsilon is added under the root; otherwise it is added to the root, as
             PyTorch does it.
-        centered: Whether the mean is taken out: :math:`\nu_t - |\mu_t|^2` instead of
-            :math:`\nu_t`.
+        centered: Whether to subtract the mean: :math:`\nu_t - |\mu_t|^2` instead of :math:`\nu_t`.
         momentum: Decay of a sum of the updates. None means no momentum and no slot for it.
-        nesterov: Whether the momentum looks ahead.
+        nesterov: Whether to use Nesterov momentum.
         bias_correction: Whether to divide the averages by :math:`1 - \beta^t`.
 
     Returns:
         A chain of `scale_by_rms` (or `scale_by_stddev`), `scale_by_learning_rate` and, with
-        momentum, `trace`: the momentum sums steps that have been scaled already, as in TensorFlow
-        and optax. The slots are `nu`, `mu` if centred, and `trace`.
+        momentum, `trace`. The momentum sums scaled steps, as in TensorFlow and optax. The slots are
+        `nu`, `mu` if centred, and `trace`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -1,4 +1,4 @@
-"""Gradient descent: plain, with momentum, restarts, noise, signs, and without a schedule."""
+"""Gradient descent: plain, with momentum, restarts, noise or signs, and schedule-free."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def sgd(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        momentum: :math:`\gamma`. None means no momentum and no slot. 0.0 has the slot, so its state
-            has the same structure as for other numbers.
-        nesterov: Whether to look ahead; without momentum there is nothing to look at.
+        momentum: :math:`\gamma`. None means no momentum and no slot. With 0.0 the state has the
+            slot, and so the same structure as for other numbers.
+        nesterov: Whether to use Nesterov momentum; it has no effect without momentum.
         accumulator_dtype: Storage dtype of the momentum; by default the params' own, but at least
             float32.
 
@@ -84,10 +84,10 @@ def accumulated_sgd(
               0 & \text{otherwise} \end{cases}
 
     Args:
-        learning_rate: :math:`\eta`, a number or a `Schedule` over the steps made (not the calls).
+        learning_rate: :math:`\eta`, a number or a `Schedule` over the steps (not the calls).
         k: Number of gradients per step, an integer or a `Schedule` over the steps.
-        momentum: The momentum over steps made, as in `sgd`; None for none.
-        nesterov: Whether to look ahead.
+        momentum: The momentum over the steps, as in `sgd`; None disables it.
+        nesterov: Whether to use Nesterov momentum.
         accumulator_dtype: Storage dtype of the momentum; by default the params' own, but at least
             float32.
         use_grad_mean: Whether to step along the mean of the gradients; if False, along their sum.
@@ -127,12 +127,12 @@ def sgdr(
               T_i = T_0\, m^i, \quad t_{i+1} = t_i + T_i
 
     Args:
-        learning_rate: :math:`\eta`, at the start of every cycle.
+        learning_rate: :math:`\eta`, the learning rate at the start of every cycle.
         decay_steps: :math:`T_0`, the length of the first cycle in steps.
-        t_mult: :math:`m`, how many times longer each cycle is than the one before.
-        alpha: :math:`\alpha`, where a cycle ends, as a fraction of `learning_rate`.
-        momentum: The momentum; it is not reset by a restart. None for none.
-        nesterov: Whether to look ahead.
+        t_mult: :math:`m`, the ratio of the lengths of consecutive cycles.
+        alpha: :math:`\alpha`, the final value of a cycle, as a fraction of `learning_rate`.
+        momentum: The momentum; it is not reset by a restart. None disables it.
+        nesterov: Whether to use Nesterov momentum.
         accumulator_dtype: Storage dtype of the momentum; by default the params' own, but at least
             float32.
 
@@ -156,7 +156,7 @@ def sgdr(
 def noisy_sgd(
     learning_rate: ScalarOrSchedule, eta: Scalar = 0.01, gamma: Scalar = 0.55, key: Any = 0
 ) -> Chain:
-    r"""Gradient descent with noise whose variance falls with the step.
+    r"""Gradient descent with gradient noise of decreasing variance.
 
     .. math:: u_t = -\eta_t\, (g_t + \sigma_t\, z_t), \qquad z_t \sim N(0, 1), \qquad
               \sigma_t^2 = \frac{\eta}{t^\gamma}
@@ -164,7 +164,7 @@ def noisy_sgd(
     Args:
         learning_rate: The learning rate, a number or a `Schedule`.
         eta: :math:`\eta`, the variance of the first step's noise.
-        gamma: :math:`\gamma`, how fast it falls.
+        gamma: :math:`\gamma`, the exponent of the variance's decay.
         key: A whole number or a key of `jax.random`; a constant of the compiled step.
 
     Returns:
@@ -269,11 +269,12 @@ def schedule_free_sgd(
 
     Args:
         learning_rate: :math:`\eta`; often larger than with a schedule.
-        warmup_steps: Over how many steps it grows from 0, which is the first step's. None for no
-            warm-up.
-        b1: :math:`\beta_1`, in place of momentum.
-        weight_decay: :math:`\lambda`, a multiple of the params added to gradients. None for none.
-        weight_lr_power: The power of the rate that points are weighted with.
+        warmup_steps: The number of steps over which the learning rate grows from 0, its value at
+            the first step. None disables warm-up.
+        b1: :math:`\beta_1`, the interpolation weight, which replaces momentum.
+        weight_decay: :math:`\lambda`, a multiple of the params added to gradients. None disables
+            it.
+        weight_lr_power: The power of the learning rate that weights the iterates in the average.
         state_dtype: Storage dtype of :math:`z`; by default the params' own, but at least float32.
 
     Returns:
@@ -318,13 +319,13 @@ def schedule_free_adamw(
 
     Args:
         learning_rate: :math:`\eta`; often larger than with a schedule.
-        warmup_steps: Over how many steps it grows from 0, which is the first step's. None for no
-            warm-up.
-        b1: :math:`\beta_1`, in place of momentum.
+        warmup_steps: The number of steps over which the learning rate grows from 0, its value at
+            the first step. None disables warm-up.
+        b1: :math:`\beta_1`, the interpolation weight, which replaces momentum.
         b2: Decay of the mean square.
         eps: :math:`\epsilon`.
         weight_decay: :math:`\lambda`, decoupled.
-        weight_lr_power: The power of the rate that points are weighted with.
+        weight_lr_power: The power of the learning rate that weights the iterates in the average.
         state_dtype: Storage dtype of :math:`z`; by default the params' own, but at least float32.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Shampoo: gradients between inverse roots of their mean outer products."""
+"""Shampoo: gradients preconditioned by inverse roots of their mean outer products."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ GRAFTINGS = ("adam", "sgd", "none")
 
 
 class ScaleByShampooState(NamedTuple):
-    """Step count, averages, and for every matrix (or block) two factors and their inverse roots.
+    """Step count, averages, and for every matrix or block two factors and their inverse roots.
 
     Attributes:
         count: Number of steps.
         mu: The mean gradient.
-        nu: The mean square, for Adam's length; None with another grafting.
+        nu: The mean square, for grafting Adam's length; None for other grafting.
         factors: The means (or sums) of `G G^T` and `G^T G`; the shorter side first.
-        roots: Their inverse roots.
+        roots: The inverse roots of the factors.
     """
 
     count: jax.Array
@@ -72,22 +72,23 @@ class scale_by_shampoo(Matrixwise):
         u_t &= \frac{\lVert d_t \rVert}{\lVert v_t \rVert}\, v_t, \qquad
         v_t = \hat L_t^{-e}\, \hat\mu_t\, \hat R_t^{-e}
 
-    with the length of another method's step, :math:`d_t` (grafting). The roots are computed every
-    `precondition_frequency` steps, from eigenvalues, of all matrices of a shape together. Sides
-    longer than a block are cut into parts of about one size.
+    where :math:`d_t` is the step of another method, whose length is used (grafting). The roots are
+    computed every `precondition_frequency` steps, from eigenvalues, batched over matrices of a
+    shape. Sides longer than a block are split into parts of nearly equal size.
 
     For a matrix `[m, n]`, the state has `m n` numbers (`2 m n` with Adam's length) and
-    `2 (m^2 + n^2)` for factors and roots, less with blocks. A gradient that is not finite
-    never gets into factors and roots.
+    `2 (m^2 + n^2)` for factors and roots, fewer with blocks. A nonfinite gradient doesn't change
+    factors and roots.
 
     Args:
         b1: Decay of the mean gradient.
-        b2: :math:`\beta_2`, decay of the factors; 1 for the sums of the first paper.
-        eps: A constant added to eigenvalues, relative to the largest.
-        exponent: :math:`e`; 1/4 in the first paper, 1/2 is what the theory of 2024 says.
-        precondition_frequency: How many steps the roots are kept.
-        block_size: The longest side of a block; None for whole matrices.
-        grafting: Whose length a step has: `'adam'`, `'sgd'` (the mean gradient's) or `'none'`.
+        b2: :math:`\beta_2`, decay of the factors; 1 gives the sums of the first paper.
+        eps: A constant added to eigenvalues, relative to the largest eigenvalue.
+        exponent: :math:`e`; 1/4 in the first paper, 1/2 follows from the theory of 2024.
+        precondition_frequency: The number of steps between two updates of the roots.
+        block_size: The longest side of a block; None uses whole matrices.
+        grafting: The method whose step length is used: `'adam'`, `'sgd'` (the mean gradient) or
+            `'none'`.
         graft_b2: Adam's decay of the mean square.
         graft_eps: Added to Adam's root.
         mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
@@ -126,15 +127,15 @@ class scale_by_shampoo(Matrixwise):
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)
 
     def layouts(self, tree: Any) -> list[MatrixLayout]:
-        """The matrices in blocks."""
+        """The layouts of the matrices, split into blocks."""
         return [layout.in_blocks(self.block_size) for layout in super().layouts(tree)]
 
     def unused(self) -> frozenset[str]:
-        """Mean squares, where the length is not Adam's."""
+        """The mean squares, unless Adam's length is grafted."""
         return frozenset() if self.grafting == "adam" else frozenset({"nu"})
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Pair:
-        """Zeros for the factors, identities for the roots."""
+        """Return zeros for the factors, identities for the roots."""
         return sides(identities if slot == "roots" else zeros, shape, dtype)
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
@@ -188,15 +189,16 @@ def shampoo(
     .. math:: u_t = -\eta_t \left(\frac{\lVert d_t \rVert}{\lVert v_t \rVert}\, v_t + \lambda_t\,
               \theta_t\right), \qquad v_t = \hat L_t^{-e}\, \hat\mu_t\, \hat R_t^{-e}
 
-    See `scale_by_shampoo`, also for what it stores. With the length of Adam's step, its rates do.
+    See `scale_by_shampoo`, also for the size of its state. With Adam's step length, Adam's learning
+    rates carry over.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: Decay of the mean gradient.
-        b2: Decay of the factors; 1 for sums.
-        eps: A constant added to eigenvalues, relative to the largest.
+        b2: Decay of the factors; 1 gives sums.
+        eps: A constant added to eigenvalues, relative to the largest eigenvalue.
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
-        precondition_frequency: How many steps the roots are kept.
+        precondition_frequency: The number of steps between two updates of the roots.
         weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
         others: The optimizer of the other leaves; None for AdamW with the same learning rate.
 

@@ -50,7 +50,7 @@ class ScaleBySoapState(NamedTuple):
         nu: The mean square, in the bases.
         factors: For every matrix the means of `G G^T` and `G^T G`; the shorter side first, None for
             a side that is not rotated.
-        bases: Their eigenvectors, in columns.
+        bases: The factors' eigenvectors, in columns.
     """
 
     count: jax.Array
@@ -76,8 +76,8 @@ class scale_by_soap(Matrixwise):
 
     The first step only fills the factors: its update is zero, because the bases would come from
     the gradient that they transform. Then the bases are refreshed every `precondition_frequency`
-    steps by one power iteration and a QR factorisation. Matrices of one shape are worked on
-    together, and a step without refresh does without it.
+    steps by one power iteration and a QR factorisation. Matrices of one shape are batched. A step
+    without refresh computes no factorisation.
 
     For a matrix `[m, n]`, the state has `2 m n` numbers for Adam and `2 (m^2 + n^2)` for the
     rotated sides. A gradient that isn't finite doesn't change factors and bases. It makes the
@@ -87,11 +87,12 @@ class scale_by_soap(Matrixwise):
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`, added to the root of the mean square, not bias-corrected.
-        shampoo_beta: :math:`\beta`, decay of the factors; None for that of the mean square.
+        shampoo_beta: :math:`\beta`, decay of the factors; None uses the decay of the mean square.
         precondition_frequency: How many steps the bases are kept.
-        max_precond_dim: Longer sides are not rotated; with none that is rotated it is Adam.
-        one_sided: Whether the shorter side alone is rotated.
-        normalize_grads: Whether updates are divided by their root mean square.
+        max_precond_dim: The longest side that is rotated; a matrix with two longer sides gets
+            Adam's update.
+        one_sided: Whether to rotate only the shorter side.
+        normalize_grads: Whether to divide updates by their root mean square.
         mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
@@ -125,7 +126,7 @@ class scale_by_soap(Matrixwise):
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Pair:
-        """Zeros for the factors, and the axes themselves for the bases."""
+        """Return zeros for the factors, and identity matrices for the bases."""
         fits = [n <= self.max_precond_dim for n in shape[1:]]
         chosen = fits[0], fits[1] and not self.one_sided
         return sides(identities if slot == "bases" else zeros, shape, dtype, chosen)
@@ -186,11 +187,11 @@ def soap(
     .. math:: u_t = -\eta_t \left(Q_L\, \frac{Q_L^\top \hat\mu_t Q_R}{\sqrt{\hat\nu_t} + \epsilon}\,
               Q_R^\top + \lambda_t\, \theta_t\right)
 
-    See `scale_by_soap`, also for what it stores. The weight decay is AdamW's; the authors' decays
-    the params after they have moved.
+    See `scale_by_soap`, also for the size of its state. The weight decay is AdamW's; the authors'
+    code decays the parameters after the step.
 
     Args:
-        learning_rate: :math:`\eta`, a number or a `Schedule`; the authors' is 3e-3.
+        learning_rate: :math:`\eta`, a number or a `Schedule`; the authors use 3e-3.
         b1: Decay of the mean gradient.
         b2: Decay of the mean square.
         eps: Added to the root.

@@ -31,18 +31,18 @@ from fnopt.transforms import Chain
 
 
 class HutchinsonState(NamedTuple):
-    """The number of estimates made: the signs of each come from the seed and this number."""
+    """The number of estimates made; it and the seed determine the signs of an estimate."""
 
     count: jax.Array
 
 
 class hutchinson_estimator_diag_hessian(Transformation):
-    r"""An estimate of the Hessian's diagonal, in place of the updates.
+    r"""Replace the updates by an estimate of the Hessian's diagonal.
 
     .. math:: \hat h = z \odot (H z), \qquad z_i = \pm 1
 
-    It costs about two gradients. `update` needs the loss as a function of the params alone, as the
-    extra argument `obj_fn`.
+    An estimate costs about two gradients. `update` needs the loss as a function of the parameters
+    alone, as the extra argument `obj_fn`.
 
     Args:
         random_seed: An integer, the seed of the signs.
@@ -111,19 +111,20 @@ class scale_by_sophia(Transformation):
         c\right) \\
         \nu_t &= \beta_2 \nu_{t-1} + (1-\beta_2)\, \hat h_t \quad \text{every } k \text{ steps}
 
-    The paper divides by :math:`\nu_t`, and doesn't correct the mean; here a step needs no curvature
-    of its own, and the first is one of signs. What isn't finite in an estimate never gets into
-    :math:`\nu`; the mean is as lost by such a gradient as Adam's, so keep `apply_if_finite` around.
+    The paper divides by :math:`\nu_t`, and doesn't bias-correct the mean. Here a step uses the
+    previous curvature, and the first step consists of signs. Nonfinite elements of an estimate
+    don't change :math:`\nu`. A nonfinite gradient makes the mean NaN, as in Adam: wrap the
+    optimizer in `apply_if_finite`.
 
     Args:
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the curvature.
         eps: :math:`\epsilon`.
-        gamma: :math:`\gamma`: the smaller, the more elements are clipped.
-        clip_threshold: :math:`c`; None for no clipping.
+        gamma: :math:`\gamma`; smaller values clip more elements.
+        clip_threshold: :math:`c`; None disables clipping.
         update_interval: :math:`k`.
         hessian_diagonal_fn: A transform that estimates the Hessian's diagonal; its `update` gets
-            the gradients, the params and all extra arguments. None for
+            the gradients, the params and all extra arguments. None uses
             `hutchinson_estimator_diag_hessian()`, which needs `obj_fn` (Sophia-H);
             `gauss_newton_bartlett_estimator_diag_hessian()` needs `logits_fn` (Sophia-G).
         mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
@@ -166,14 +167,14 @@ class scale_by_sophia(Transformation):
         return (Member("hessian", self.hessian_diagonal_fn, inner),)
 
     def init(self, params: Any) -> ScaleBySophiaState:
-        """Zero averages, and the estimator's state."""
+        """Return zero averages, and the estimator's state."""
         mu, nu = slot_zeros(params, self.mu_dtype), slot_zeros(params, real=True)
         return ScaleBySophiaState(zero_count(), mu, nu, self.hessian_diagonal_fn.init(params))
 
     def update(
         self, updates: Any, state: ScaleBySophiaState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ScaleBySophiaState]:
-        """Clipped steps by the previous curvature, which is estimated every few steps."""
+        """Step by the clipped quotient of mean gradient and previous curvature."""
         count = safe_increment(state.count)
         numbers = {"b1": self.b1, "eps": self.eps, "gamma": self.gamma}
         if self.clip_threshold is not None:
@@ -235,11 +236,11 @@ def sophia(
         b2: Decay of the curvature.
         eps: A lower bound of the divisor.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        weight_decay_mask: Which leaves decay; see `add_decayed_weights`. None for all.
-        gamma: :math:`\gamma`: the smaller, the more elements are clipped.
-        clip_threshold: :math:`c`; None for no clipping.
-        update_interval: Every how many steps the curvature is estimated.
-        hessian_diagonal_fn: The function that estimates it; see `scale_by_sophia`.
+        weight_decay_mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        gamma: :math:`\gamma`; smaller values clip more elements.
+        clip_threshold: :math:`c`; None disables clipping.
+        update_interval: The number of steps between two estimates of the curvature.
+        hessian_diagonal_fn: The transform that estimates the curvature; see `scale_by_sophia`.
         mu_dtype: Storage dtype of the mean.
 
     Returns:

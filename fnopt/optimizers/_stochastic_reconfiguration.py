@@ -1,4 +1,4 @@
-"""Stochastic reconfiguration of wave functions, solved among the samples (minSR), with SPRING."""
+"""Stochastic reconfiguration of wave functions, solved in sample space (minSR), with SPRING."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ _NAME = "stochastic_reconfiguration"
 
 
 class StochasticReconfigurationState(NamedTuple):
-    """Step count, the last direction, and the energy and variance of the last samples.
+    """Step count, last direction, and the energy and variance of the last samples.
 
     Attributes:
         count: Number of updates that were made.
         momentum: The direction of the last step, like the params; `None` without momentum.
         status: A `Status`: `RUNNING`, or why the last step was refused.
-        energy: The mean of the local energies before the last step, its real part.
-        variance: Their variance, 0 for an eigenstate.
+        energy: The real part of the mean local energy before the last step.
+        variance: The variance of the local energies; 0 for an eigenstate.
     """
 
     count: jax.Array
@@ -61,47 +61,48 @@ class stochastic_reconfiguration(Transformation):
         O_s = \nabla_\theta \log \psi_\theta(s),
 
     with samples `s` of :math:`|\psi|^2`, their local energies :math:`E_s = (H \psi)(s) / \psi(s)`
-    and weights `w` that add up to 1. `F` is half the gradient of the energy, and a step of length
-    :math:`\tau` is one of imaginary time. With more params than samples it is solved among the
-    samples (minSR),
+    and weights `w` that sum to 1. `F` is half the gradient of the energy, and a step of length
+    :math:`\tau` is a step of imaginary time. With more parameters than samples the system is solved
+    in sample space (minSR),
 
     .. math:: d = -X^\top (X X^\top + \lambda I)^{-1} e,
 
-    the real and the imaginary part of a sample as two rows. `X` is never formed: its Gram matrix
-    comes from one tape (:func:`fnopt.curvature.batch_jacobian`). With momentum :math:`\mu` it is
-    SPRING, :math:`d_t = \mu d_{t-1} - X^\top (X X^\top + \lambda I)^{-1} (e + \mu X d_{t-1})`.
+    with the real and the imaginary part of a sample as two rows. `X` is never formed: its Gram
+    matrix comes from one tape (:func:`fnopt.curvature.batch_jacobian`). With momentum :math:`\mu`
+    the method is SPRING, :math:`d_t = \mu d_{t-1} - X^\top (X X^\top + \lambda I)^{-1} (e + \mu X
+    d_{t-1})`.
 
-    Params may be real or complex. Of complex ones both parts are params; if the logarithm is
-    holomorphic in them this is the complex :math:`(X^\dagger X + \lambda I)^{-1} X^\dagger e`, and
-    if it isn't, the right thing too.
+    Parameters may be real or complex. Real and imaginary parts of complex parameters are separate
+    parameters. If the logarithm is holomorphic, the step is the complex :math:`(X^\dagger X +
+    \lambda I)^{-1} X^\dagger e`; otherwise the step is correct too.
 
     `update` ignores the gradients (they may be `None`): call `update(None, state, params,
-    batch=samples, local_energies=E)`, with `weights=` for samples that don't count alike: all
-    configurations with :math:`|\psi|^2`, for exact sums. A step that isn't finite is refused, like
-    one with negative weights: the update is zero, the state has the reason, and the momentum
+    batch=samples, local_energies=E)`, with `weights=` for unequal weights: for exact sums, pass all
+    configurations with the weights :math:`|\psi|^2`. A step that isn't finite or has negative
+    weights is refused: the update is zero, `status` in the state has the reason, and the momentum
     restarts.
 
     Args:
-        log_amplitude_fn: `log_psi(params, sample)`, a real or complex scalar, of ONE sample. A
-            real one stands for an amplitude without phase, of which only the real parts of the
+        log_amplitude_fn: `log_psi(params, sample)`, a real or complex scalar, of ONE sample. A real
+            result is the logarithm of an amplitude without phase; then only the real parts of the
             local energies matter.
         learning_rate: :math:`\tau`, a number or a `Schedule`.
         damping: :math:`\lambda` (the diagonal shift).
-        momentum: :math:`\mu`; `None` for none, 0.99 in the paper on SPRING.
-        max_norm: The longest update, SPRING's constraint; `None` for none.
+        momentum: :math:`\mu`; `None` disables momentum. The paper on SPRING uses 0.99.
+        max_norm: The largest norm of an update, SPRING's constraint; `None` disables it.
         method: `'auto'`, `'ghost'` or `'formed'`, as in :func:`fnopt.curvature.batch_jacobian`.
-        chunk_size: Number of samples to take at once; `None` for all.
+        chunk_size: The number of samples to process at once; `None` processes all samples.
         axis_name: Inside `jax.shard_map`, the named axis that samples, energies and weights are
-            divided over: the step is that of all samples, the same on all devices.
+            divided over: the step uses all samples and is equal on all devices.
         solver: `'cholesky'` factorises a matrix with a row for each sample (two for a complex
-            amplitude), up to 32,768; `'cg'` has no such matrix and takes conjugate gradients.
-        iterations: How many of these at most.
-        rank: The rank of their Nyström preconditioner, 0 for none.
+            amplitude), up to 32,768; `'cg'` uses conjugate gradients without this matrix.
+        iterations: The maximum number of conjugate-gradient iterations.
+        rank: The rank of the Nyström preconditioner for conjugate gradients; 0 disables it.
 
     Raises:
         TypeError: If a param isn't floating, or the amplitude isn't a scalar.
-        ValueError: If a hyper-parameter is out of its range, energies or weights aren't `[n]`, or
-            there are too many samples to factorise.
+        ValueError: If a hyper-parameter is out of range, energies or weights aren't `[n]`, or there
+            are too many samples to factorise.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt

@@ -20,13 +20,13 @@ class subtract_direction(Wrapper):
     .. math:: v = \mathrm{inner}(g) - c\, \frac{g}{\sigma_1(g)}, \qquad
               u = \frac{\lVert \mathrm{inner}(g) \rVert}{\lVert v \rVert}\, v
 
-    Around `orthogonalize` it is Contra-Muon: singular values near the largest one get shorter
-    updates than the others. The norm of a matrix is kept. :math:`\sigma_1` comes from power
-    iterations that begin with a vector of ones.
+    Around `orthogonalize` it gives Contra-Muon: singular directions near the largest singular value
+    get shorter updates than the others. The norm of each matrix's update is preserved.
+    :math:`\sigma_1` comes from power iterations that begin with a vector of ones.
 
     Args:
         inner: The transform, which is given the same direction :math:`g`.
-        strength: :math:`c`; the authors take 0.2.
+        strength: :math:`c`; the authors use 0.2.
         power_steps: The number of power iterations.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
@@ -52,7 +52,7 @@ class subtract_direction(Wrapper):
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)
 
     def init(self, params: Any) -> Any:
-        """The state of the inner transform."""
+        """Return the state of the inner transform."""
         return self.inner.init(params)
 
     def update(

@@ -1,4 +1,4 @@
-"""Learning rates that carry over from a narrow model to a wide one (muP)."""
+"""Learning rates that transfer from a narrow model to a wide model (muP)."""
 
 from __future__ import annotations
 
@@ -14,28 +14,29 @@ from fnopt.transforms import Chain, chain, partition, scale
 def width_scaled(
     tx: Any, params: Any, base_params: Any, weight_dimension_numbers: Any = None
 ) -> Chain:
-    r"""Scale the updates of every matrix by the ratio of its inputs in two models.
+    r"""Scale the updates of every matrix by the ratio of its input dimensions in two models.
 
     .. math:: u' = \frac{n_{\text{base}}}{n}\, u
 
-    with :math:`n` the number of rows (inputs) of a kernel. That is the rule of muP for Adam. Hidden
-    kernels and heads get a rate in inverse proportion to the width. Embeddings (whose rows are a
-    vocabulary) and vectors keep their rate. So a learning rate that was tuned on the narrow model
-    holds for the wide one, if the initial values follow muP too. Muon scales its updates by the
-    shape itself and doesn't need it. Weight decay inside `tx` is scaled like the rate.
+    with :math:`n` the number of rows (inputs) of a kernel. This is the muP rule for Adam. Hidden
+    kernels and heads get a learning rate in inverse proportion to the width. Embeddings (whose rows
+    are a vocabulary) and vectors keep their learning rate. So a learning rate tuned on the narrow
+    model transfers to the wide model, if the initial values follow muP too. Muon already scales its
+    updates by the shape and doesn't need `width_scaled`. Weight decay inside `tx` is scaled like
+    the learning rate.
 
     Args:
         tx: The optimizer.
         params: The params of the wide model, or their shapes (`jax.eval_shape`).
-        base_params: Those of the narrow model: the same tree with smaller leaves.
+        base_params: The parameters of the narrow model: the same tree with smaller leaves.
         weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
 
     Returns:
         A chain of `tx` and a `partition` with a factor for every leaf.
 
     Raises:
-        ValueError: If the trees differ, or a leaf that isn't a matrix has more than one axis that
-            differs.
+        ValueError: If the trees differ, or if more than one axis differs in a leaf that isn't a
+            matrix.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

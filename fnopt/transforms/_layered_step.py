@@ -65,8 +65,8 @@ class layered_step(Value):
         first: `first(outer, *batch)`, the input of the first layer: a tree of floating arrays.
         layer: `layer(params of one layer, x, *batch)`, of the structure, shapes and dtypes of `x`.
         last: `last(outer, x, *batch)`, the loss as a scalar.
-        max_norm: The largest global norm of the gradient, over all layers and `outer`; None for no
-            clipping.
+        max_norm: The largest global norm of the gradient, over all layers and `outer`; None
+            disables clipping.
         exact_norm: Whether a backward pass before the step computes the norm of its own gradient,
             which takes twice the time. Otherwise the norm of the previous step's gradient serves,
             and the first step isn't clipped.

@@ -149,8 +149,8 @@ class hypergradient(Wrapper):
 
     The loss after the last step has the derivative :math:`-\langle g_t, d_{t-1} \rangle` with
     respect to the rate of that step. The rate grows while steps agree, and shrinks where they turn
-    back. Updates have the minus sign of descent. A rate below zero, which the paper allows, is zero
-    here; a product that isn't finite doesn't change the rate.
+    back. Updates include the minus sign of descent. A rate below zero, which the paper allows, is
+    zero here; a product that isn't finite doesn't change the rate.
 
     Args:
         inner: The direction, without a learning rate: `identity()` for plain descent (SGD-HD),

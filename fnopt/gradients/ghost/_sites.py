@@ -1,9 +1,10 @@
-"""Sites that combine params with the example, found by abstract interpretation of the loss.
+"""Sites at which params meet the example: an abstract walk of the loss of one example.
 
-The loss is traced for a single example, so there is no batch axis. A value that depends on the
-params but not on the example is a *weight*, also after casts, transposes, jit, remat and slicing by
-scans. An equation that combines a weight with any other value is a *site*. The gradient with
-respect to the weight follows from the equation's other inputs and from the cotangent of its output.
+The loss is traced for a single example, so there is no batch axis. A value that depends
+on the params but not on the example is a *weight*, also after casts, transposes, jit,
+remat and slicing by scans. An equation in which a weight meets any other value is a *site*. The
+gradient with respect to the weight follows from the equation's other inputs and from the cotangent
+of its output.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _MOST_OFFSETS = 64
 
 
 class Site(NamedTuple):
-    """Equation that combines a weight with values of the example.
+    """An equation in which a weight meets the example.
 
     Attributes:
         kind: `'dot'`, `'conv'`, `'gather'` or `'direct'`.
@@ -56,7 +57,7 @@ class Site(NamedTuple):
         position: Index of the weight among the operands.
         weight: The weight.
         others: The other operands: weights, or indices of records.
-        tap: Index of the node that records the cotangent of the output.
+        tap: Index of the node that has the cotangent of the output.
         axes: Indices of the scans around it, outermost first.
     """
 
@@ -70,7 +71,7 @@ class Site(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Sites of a loss, and the params that no rule covers.
+    """The sites of a loss, and the params without a site.
 
     Attributes:
         level: The loss, with taps and records as its nodes.
@@ -88,7 +89,7 @@ class Found(NamedTuple):
 
 
 def find_sites(closed: jex.ClosedJaxpr, n_params: int) -> Found:
-    """Find the sites in the loss of one example; its first `n_params` inputs are the params."""
+    """Walk the loss of one example; its first `n_params` inputs are the params."""
     finder = _SiteFinder()
     invars = closed.jaxpr.invars
     params = [Leaf(v.aval, frozenset({i})) for i, v in enumerate(invars[:n_params])]
@@ -133,7 +134,7 @@ class _SiteFinder:
 
 
 class _Walk:
-    """Abstract interpretation of one jaxpr."""
+    """The walk through one jaxpr."""
 
     def __init__(
         self, finder: _SiteFinder, sub: jaxprs.SubJaxpr, values: Values, axes: tuple[int, ...]
@@ -262,7 +263,7 @@ class _Walk:
 
 
 def site_kind(eqn: jex.JaxprEqn, position: int) -> str:
-    """Rule for a weight at this operand; `''` if no rule applies."""
+    """The rule for a weight at this operand; `''` if there is none."""
     name = eqn.primitive.name
     if name == "dot_general":
         # A real matrix among complex numbers: its gradient is the real part of the product's.
@@ -277,7 +278,7 @@ def site_kind(eqn: jex.JaxprEqn, position: int) -> str:
 
 
 def _changes_derivative(eqn: jex.JaxprEqn, position: int) -> bool:
-    """Whether an operand affects the derivative with respect to the other operands."""
+    """Whether an operand matters for the derivative with respect to the others."""
     name = eqn.primitive.name
     if name in {"add", "add_any", "sub", "concatenate", "pad", "stack"}:
         return False
@@ -294,7 +295,7 @@ def _conv_kind(eqn: jex.JaxprEqn) -> str:
 
 
 def _is_lookup(eqn: jex.JaxprEqn) -> bool:
-    """Whether a gather looks up whole rows: `table[indices]`, or `vmap` of `table[index]`."""
+    """Whether whole rows are picked: `table[indices]`, or `vmap` of `table[index]`."""
     table: Any = eqn.invars[0].aval
     numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
     rows = tuple(eqn.params["slice_sizes"]) == (1, *table.shape[1:])

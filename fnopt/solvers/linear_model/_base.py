@@ -1,4 +1,4 @@
-"""The interface of linear models of the residuals, for every representation of the Jacobian."""
+"""The interface of linear models of the residuals, whatever is kept of the Jacobian."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Map = Callable[[jax.Array], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class LinearModel:
-    """The linear model of the residuals; a subclass implements one kind of linear algebra.
+    """The linear model of the residuals; a subclass is one way to do the algebra.
 
     Args:
         flat: The residual function of a vector.
         mode: `'auto'`, `'forward'` or `'reverse'`.
-        chunk_size: Number of tangents or cotangents to propagate at once, or None.
+        chunk_size: Number of derivatives that are taken at once, or None.
     """
 
     flat: FlatResidual
@@ -33,38 +33,38 @@ class LinearModel:
     chunk_size: int | None
 
     has_triangle: ClassVar[bool] = False
-    """Whether a point has the triangular factor of its Jacobian."""
+    """Whether a point comes with the triangle of its Jacobian."""
     has_matrix: ClassVar[bool] = True
-    """Whether a point keeps a matrix whose columns can be removed."""
+    """Whether a point keeps a matrix, from which columns can be taken out."""
 
     def evaluate(self, x: jax.Array) -> Linearization:
-        """Return the linearization at a point."""
+        """The linearization at a point."""
         raise NotImplementedError
 
     def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> System:
-        """Return the linear system in scaled variables; `lam` is a guess of the damping."""
+        """The linear model in scaled variables, ready for steps; `lam` is a guess of a damping."""
         raise NotImplementedError
 
     def rank(self, point: Linearization) -> jax.Array:
-        """Return the rank of the Jacobian with columns of unit length; -1 if it is unknown."""
+        """The rank of the Jacobian with columns of unit length; -1 where nothing tells."""
         del point
         return jnp.asarray(-1, jnp.int32)
 
     def jacobian(self, point: Linearization) -> Any:
-        """Return the Jacobian at a point; None if it is too large to form."""
+        """The Jacobian at a point; None where it is too large to have."""
         del point
 
     def products(self, point: Linearization) -> tuple[Map, Map]:
-        """Return the products with the Jacobian at a point and with its transpose."""
+        """The products with the Jacobian at a point, and with its transpose."""
         given = self.flat.derivative
         if given is None:
             return linearise_products(self.flat.r, point.x)[1:]
         return lambda v: given.push(point.J, v), lambda w: psum_rows(given.pull(point.J, w))
 
     def linearised_rmv(self, x: jax.Array) -> tuple[jax.Array, Any, Map]:
-        """Return the residual, the stored form of the Jacobian, and the product with its transpose.
+        """The residual, what is kept of the Jacobian for its products, and that of its transpose.
 
-        A Jacobian by automatic differentiation of the residual function has no stored form.
+        Nothing is kept of one that comes from the residual function.
         """
         given = self.flat.derivative
         if given is None:
@@ -75,22 +75,22 @@ class LinearModel:
 
     @property
     def size(self) -> int:
-        """Return the longer side of the Jacobian, with which rounding errors grow."""
+        """The longer side of the Jacobian, by which rounding grows."""
         return max(self.flat.rows, self.flat.n)
 
 
 def scaled_rmv(point: Linearization, scale: jax.Array) -> Map:
-    r"""Return the product :math:`D^{-1} J^T w` with a Jacobian matrix."""
+    r"""The product :math:`D^{-1} J^T w` with a Jacobian that is a matrix."""
     return lambda w: psum_rows(matmul(w, point.J)) / scale
 
 
 def free(point: Linearization) -> jax.Array:
-    """Return 1 for params with a nonzero Jacobian column, 0 for the others."""
+    """1 for params that move the residuals, 0 for the others."""
     return (point.columns > 0).astype(point.columns.dtype)
 
 
 def gram_rank(K: jax.Array) -> jax.Array:
-    r"""Count the eigenvalues of a Gram matrix above :math:`2 k \epsilon` times the largest."""
+    r"""The rank that a Gram matrix shows: eigenvalues above :math:`2 k \epsilon` of the largest."""
     squares = jnp.linalg.eigvalsh(jnp.where(jnp.isfinite(K), K, jnp.zeros_like(K)))
     # Twice the backward error of a symmetric eigenvalue problem (Golub and Van Loan, section 8.1).
     noise = jnp.asarray(2 * K.shape[0] * jnp.finfo(K.dtype).eps, K.dtype)

@@ -39,7 +39,7 @@ class ServerState(NamedTuple):
 
 
 class federated(Value):
-    r"""Server of federated learning: an optimizer whose gradient is the clients' mean change.
+    r"""Server of federated learning: optimizer steps along the mean of the clients' changes.
 
     .. math:: \theta \leftarrow \theta + \mathrm{outer}\Bigl(\frac{\sum_k n_k\,
               (\theta - \theta_k)}{\sum_k n_k}\Bigr)

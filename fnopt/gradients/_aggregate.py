@@ -1,4 +1,4 @@
-"""Robust means of per-example gradients, which a few bad examples don't spoil."""
+"""Means of per-example gradients that are robust against a few bad examples."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ def _aggregate(grads: Any, name: str, fn: Callable[[jax.Array, int], jax.Array])
 def median_of_means(grads: Any, groups: int) -> Any:
     r"""Compute the elementwise median of the means of groups of examples.
 
-    Consecutive examples form a group; the sizes of groups differ by at most one. One group gives
-    the mean, `n` groups give the median. The result tolerates fewer than `groups / 2` bad examples.
+    Consecutive examples form a group; the sizes of groups differ by at most one. With one group the
+    result is the mean, with `n` groups the median. The result tolerates fewer than `groups / 2` bad
+    examples.
 
     Args:
         grads: A tree of per-example gradients with a leading example axis, from
             `per_example_grads`.
-        groups: Number of groups, between 1 and the number of examples.
+        groups: Number of groups, from 1 to the number of examples.
 
     Returns:
         The tree without the example axis, in the same dtypes.
@@ -70,12 +71,13 @@ def median_of_means(grads: Any, groups: int) -> Any:
 def trimmed_mean(grads: Any, fraction: float) -> Any:
     r"""Compute the elementwise mean without the smallest and the largest examples.
 
-    It omits :math:`\lfloor \beta n \rfloor` examples at each end, for the fraction
-    :math:`\beta`, and tolerates as many bad examples as it omits at one end.
+    For every entry, the mean omits the :math:`\lfloor \beta n \rfloor` smallest and as many largest
+    values, where :math:`\beta` is the fraction. The result tolerates :math:`\lfloor \beta n
+    \rfloor` bad examples.
 
     Args:
         grads: A tree of per-example gradients with a leading example axis.
-        fraction: The fraction to leave out at either end, at least 0 and below 1/2.
+        fraction: The fraction to omit at each end, at least 0 and below 1/2.
 
     Returns:
         The tree without the example axis, in the same dtypes.
@@ -108,11 +110,12 @@ def sign_agreement(grads: Any, threshold: float = 0.5) -> Any:
     .. math:: \bar g \cdot \mathbf 1\Bigl[ \Bigl\lvert \tfrac1n \sum_i \mathrm{sign}(g_i)
               \Bigr\rvert \ge \tau \Bigr]
 
-    Entries on which the examples disagree count as memorised, and are set to zero.
+    If too few examples agree on the sign of an entry, the entry counts as memorised and is set to
+    zero.
 
     Args:
         grads: A tree of per-example gradients with a leading example axis.
-        threshold: `tau`, between 0 (the mean) and 1 (all examples have to agree).
+        threshold: `tau`, from 0 (the mean) to 1 (all examples must agree).
 
     Returns:
         The tree without the example axis, in the same dtypes.

@@ -1,4 +1,4 @@
-"""Clipping rules: groups of leaves that share a norm, and the scale factor for a norm."""
+"""Clipping rules: groups of leaves that share a norm, and the scale factor of a gradient."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LeafGroups(NamedTuple):
     tree: Any  # the structure of the result
 
     def result(self, norms: list[jax.Array]) -> Any:
-        """Put the norms of the groups into the container; omit leaves without a group."""
+        """Return the norms of the groups in the container; omit leaves without a group."""
         return jax.tree.unflatten(self.tree, norms[: self.tree.num_leaves])
 
 
@@ -29,7 +29,7 @@ def groups_of(params: Any, groups: Any, name: str) -> LeafGroups:
 
     Args:
         params: The differentiated argument (a tuple for several).
-        groups: `'leaf'`, or a mapping from names to a pattern or patterns.
+        groups: `'leaf'`, or a mapping from group names to one or several path patterns.
         name: The public function, for messages.
     """
     paths = [path for path, _ in leaves_with_names(params)[0]]
@@ -75,7 +75,7 @@ class Blocks(NamedTuple):
     Attributes:
         of_leaf: Block index of every leaf.
         limits: Largest norm of every block.
-        tree: Structure of the given limits.
+        tree: Tree structure of the user's limits.
     """
 
     of_leaf: tuple[int, ...]
@@ -84,7 +84,7 @@ class Blocks(NamedTuple):
 
     @property
     def several(self) -> bool:
-        """Whether the limits are a tree."""
+        """Whether the limits are a tree, and not a single number."""
         return not jax.tree_util.treedef_is_leaf(self.tree)
 
 

@@ -31,8 +31,10 @@ class ExampleInfo(NamedTuple):
         loss: The loss of every example, `[n]`.
         norm: The global norm of every example's gradient before clipping, `[n]`, at least
             float32. A non-finite norm identifies an example with a bad gradient.
-        aux: The auxiliary output of the loss, with a leading example axis; else `None`.
-        parts: If `clip_norm` is a tree, the norms of the parts, a tree of `[n]`; else `None`.
+        aux: The auxiliary output of the loss, with a leading example axis; `None` without
+            `has_aux`.
+        parts: If `clip_norm` is a tree, a like tree of the norms of the parts, `[n]` each; else
+            `None`.
     """
 
     loss: jax.Array
@@ -61,30 +63,31 @@ def clipped_grad(
               \qquad g_i = \nabla_\theta\, \ell(\theta, x_i)
 
     A single example changes the sum by at most `C`, up to rounding. Robust training and
-    differentially private SGD rely on this: see `add_noise`. A non-finite gradient of an example
-    makes the sum non-finite, unless it is skipped; `info.norm` identifies the example. In float32 a
-    gradient longer than 8e37 times `C` adds nothing, because its factor underflows.
+    differentially private SGD rely on this bound (see `add_noise`). An example with a non-finite
+    gradient makes the sum non-finite, unless `skip_nonfinite` is set; `info.norm` identifies this
+    example. In float32, a gradient whose norm exceeds 8e37 times `C` adds nothing to the sum,
+    because its scale factor underflows.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
         clip_norm: The largest norm `C` > 0 of one example's gradient; a number or a scalar array,
-            which may be traced. Infinity doesn't clip. Or a tree of such numbers that is a prefix
-            of the params, such as `{'encoder': 1.0, 'head': 0.1}`, to clip each part separately.
+            which may be traced. Infinity disables clipping. A tree of such numbers that is a prefix
+            of the params, such as `{'encoder': 1.0, 'head': 0.1}`, clips each part separately.
         argnums: Which positional arguments to differentiate; the norm is over all of them.
-        has_aux: Whether `loss_fn` returns `(value, aux)`; `aux` is then in the info.
+        has_aux: Whether `loss_fn` returns `(value, aux)`; `info.aux` then holds `aux`.
         batch_argnums: Which positional arguments have a leading example axis; by default all
             after the last of `argnums`.
-        reduction: `'sum'`, or `'mean'`, which divides by the number of examples, or of those that
-            `where` selects (a skipped example counts, with a gradient of zero). For
-            private training divide the sum by the expected number instead.
-        method: `'ghost'` computes norms from activations and cotangents, and forms the gradient
-            of a matrix only if it is smaller than these (`ghost_report` shows which); `'vmap'`
-            forms all gradients at once; `'chunked'` forms them chunk by chunk. `'auto'` is
-            `'ghost'` if activations and cotangents of an example take less memory than its
-            gradient, else `'chunked'`.
+        reduction: `'sum'`, or `'mean'`, which divides by the number of examples that `where`
+            selects (all by default). Skipped examples count with a gradient of zero. For private
+            training, divide the sum by the expected number of examples instead.
+        method: `'ghost'` computes norms from activations and cotangents. It forms the gradient of a
+            matrix only if the gradient is smaller than the activations and cotangents;
+            `ghost_report` shows the choice. `'vmap'` forms the gradients of all examples at once;
+            `'chunked'` forms them chunk by chunk. `'auto'` is `'ghost'` if activations and
+            cotangents of an example take less memory than its gradient, else `'chunked'`.
         chunk_size: Number of examples to process at once; `None` chooses it from the sizes.
-        rule: `'clip'` as above; `'automatic'` scales every gradient by `C / (norm + 0.01)`, so
-            that `C` is a factor of the learning rate and needs no tuning.
+        rule: `'clip'` uses the factor above. `'automatic'` scales every gradient by `C / (norm +
+            0.01)`; `C` is then a factor of the learning rate and needs no tuning.
         skip_nonfinite: Whether an example with a non-finite gradient or loss counts as
             one with a gradient of zero.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
@@ -94,8 +97,8 @@ def clipped_grad(
     Returns:
         A function `(params, batch, ..., key=None, where=None)` -> `(gradient, info)`. The gradient
         is like the params (summed in float32 or wider), `info` is an `ExampleInfo` with the loss
-        and the norm of every example. The bool array `where` of shape `[n]` selects examples. The
-        other ones, such as the padding of a batch, count as examples with a gradient of zero,
+        and the norm of every example. The bool array `where` of shape `[n]` selects examples.
+        Examples that aren't selected, such as the padding of a batch, have a gradient of zero,
         whatever their values.
 
     Raises:
@@ -164,7 +167,7 @@ def _clip_gradients(
 
 
 class Clip(NamedTuple):
-    """The treatment of one example's gradient.
+    """Clipping options for the gradient of an example.
 
     Attributes:
         blocks: Blocks of params that share a scale factor, and their limits.

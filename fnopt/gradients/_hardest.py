@@ -21,15 +21,15 @@ CRITERIA = ("norm", "loss", "disagreement")
 
 
 class HardExamples(NamedTuple):
-    """The `k` hardest examples of a batch, the hardest first.
+    """The `k` hardest examples of a batch, sorted by decreasing score.
 
     Attributes:
-        index: Their positions in the batch, int32 `[k]`; -1 if fewer than `k` examples count,
-            and then the other fields of this entry have no meaning.
-        score: The score by which they were selected, `[k]`.
-        loss: Their losses, `[k]`.
-        norm: The norms of their gradients, `[k]`.
-        aux: Their auxiliary output of the loss; else `None`.
+        index: Positions of the examples in the batch, int32 `[k]`. If fewer than `k` examples
+            count, the remaining entries are -1, and the other fields are undefined there.
+        score: The scores of the examples, `[k]`.
+        loss: The losses of the examples, `[k]`.
+        norm: The norms of the examples' gradients, `[k]`.
+        aux: The auxiliary output of the loss for these examples; `None` without `has_aux`.
     """
 
     index: jax.Array
@@ -58,15 +58,15 @@ def hardest_examples(
     .. math:: \lVert g_i \rVert, \qquad \ell(\theta, x_i) \qquad\text{or}\qquad
               -\cos\Bigl(g_i, \sum_{j \ne i} g_j\Bigr)
 
-    When a model fits most of the data, mislabelled examples are among the first. The batch
-    may be a whole data set, because only a chunk of gradients is in memory at a time.
+    If a model fits most of the data, mislabelled examples have high scores. The batch may be a
+    whole data set, because only one chunk of gradients is in memory at a time.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
-        k: Number of examples, between 1 and the size of the whole batch.
-        by: `'norm'`, `'loss'` or `'disagreement'`. The last takes a second, forward-mode pass, in
-            which an id beyond the end of a table counts as its last row, as in `jax.jvp`. In
-            `jax.grad`, and in norms, it counts for no row.
+        k: Number of examples to return, from 1 to the size of the whole batch.
+        by: `'norm'`, `'loss'` or `'disagreement'`. `'disagreement'` takes a second, forward-mode
+            pass. An out-of-bounds index of a table refers to its last row in that pass, as in
+            `jax.jvp`, and to no row in norms, as in `jax.grad`.
         argnums: Which positional arguments to differentiate; the norm is over all of them.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
         batch_argnums: Which positional arguments have a leading example axis; by default all
@@ -80,7 +80,8 @@ def hardest_examples(
     Returns:
         A function `(params, batch, ..., key=None, where=None)` -> `HardExamples`. Examples with a
         NaN score come first, and a NaN norm counts as infinite. For `'disagreement'` the sum omits
-        such examples. The bool array `where` of shape `[n]` selects examples.
+        examples with a non-finite gradient or loss. The bool array `where` of shape `[n]` selects
+        examples.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.

@@ -23,19 +23,20 @@ def check_examples_independent(
     has_aux: bool = False,
     probes: int = 2,
 ) -> Callable[..., None]:
-    r"""Check by trial that the losses of a batch don't depend on each other.
+    r"""Check numerically that the loss of an example doesn't depend on the other examples.
 
     Per-example gradients require that
 
     .. math:: \ell_i(\theta, x_1, \dots, x_n) = \ell(\theta, x_i)
 
-    Batch norm in training mode breaks this, and so does anything else that is computed over the
-    batch axis: a contrastive loss, or a capacity shared by the tokens of all examples. The check
-    replaces a few examples, one at a time, and requires that all other losses stay the same.
+    Every computation over the batch axis violates this condition: batch norm in training mode, a
+    contrastive loss, or an expert capacity that the tokens of all examples share. The check
+    replaces a few examples, one at a time, and requires that the losses of all other examples don't
+    change.
 
-    `per_example_grads` and similar functions call the loss with *one* example. A batch norm inside
-    the loss then sees a batch of one, so the loss isn't the function that you train. Therefore
-    check the loss of a batch before you write the loss of one example.
+    `per_example_grads` and similar functions call the loss with *one* example. Batch norm inside
+    the loss then normalises a batch of one, so this loss differs from the loss that you train.
+    Therefore check the loss of a batch before you write the loss of one example.
 
     Args:
         losses_fn: `losses_fn(params, batch, ...) -> [n]`, the loss of every example of a batch, or
@@ -110,7 +111,7 @@ def _numbers(x: Any) -> np.ndarray:
 
 
 def _pairs(batch: Any, size: int, probes: int) -> list[tuple[int, int]]:
-    """Pairs of different examples, at positions throughout the batch."""
+    """Pairs of different examples, at positions spread over the batch."""
     leaves = [_numbers(x) for x in jax.tree.leaves(batch)]
 
     def next_different(i: int) -> int | None:

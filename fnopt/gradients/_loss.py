@@ -1,4 +1,4 @@
-"""A user's loss of one example: checks, and its binding to a batch."""
+"""Checks of a user's loss of one example, and its binding to a batch."""
 
 from __future__ import annotations
 
@@ -98,14 +98,14 @@ def check_example_loss(output: Any, has_aux: bool, name: str) -> tuple[jax.Array
 
 
 class BoundLoss(NamedTuple):
-    """A loss with its arguments, the common form of all functions of `gradients`.
+    """A loss bound to its arguments: the common input of all functions of `gradients`.
 
     Attributes:
         loss: `(params, example) -> (value, aux)`; closes over the shared arguments.
         params: A tuple of the differentiated arguments.
         batch: A tree; every leaf has a leading axis of `size` examples.
         size: Number of examples.
-        given: The user's params, whose sharding the sums get.
+        given: The user's params; the sums get their sharding.
     """
 
     loss: Callable[[Any, Any], tuple[jax.Array, Any]]
@@ -200,12 +200,12 @@ class ExampleLoss:
             )
 
     def batch_of(self, args: tuple[Any, ...]) -> Any:
-        """The batch, in the form of `with_batch`."""
+        """The batched arguments, as `with_batch` takes them."""
         batch = tuple(args[i] for i in self._positions(len(args))[1])
         return batch[0] if len(batch) == 1 else batch
 
     def with_batch(self, args: tuple[Any, ...], batch: Any) -> tuple[Any, ...]:
-        """The arguments with another batch: one argument, or a tuple if several are batched."""
+        """Replace the batched arguments: one argument, or a tuple if several are batched."""
         _, positions = self._positions(len(args))
         given = (batch,) if len(positions) == 1 else batch
         if not isinstance(given, tuple) or len(given) != len(positions):
@@ -263,7 +263,7 @@ class ExampleLoss:
 
 
 def named_leaves(args: Mapping[int, Any]) -> list[tuple[str, Any]]:
-    """Leaves of positional arguments, with their names in messages."""
+    """Leaves of positional arguments, with their names for error messages."""
     return [
         (f"argument {i}, {leaf_text(path)}", leaf)
         for i, arg in args.items()

@@ -1,4 +1,4 @@
-"""Apply a function of a batch to a few examples at a time."""
+"""Evaluation of a function of a batch on a few examples at a time."""
 
 from __future__ import annotations
 
@@ -35,21 +35,23 @@ def microbatch(
 
     .. math:: f(x_1, \ldots, x_B) = \sum_k f(x_{(k-1)m+1}, \ldots, x_{km})
 
-    This needs the memory of one part of :math:`m` examples, and runs as a loop. The last part may
-    be shorter.
+    The microbatches run in a loop, so memory use is that of :math:`m` examples. The last microbatch
+    may be smaller.
 
     Args:
-        fun: A function of a batch whose results are sums, means or lists over its examples.
+        fun: A function of a batch whose results are sums, means or stacked arrays over the
+            examples.
         argnums: Which positional arguments are batched.
-        microbatch_size: :math:`m`, the number of examples at once; None for all.
-        accumulator: `'sum'` (of the parts' results), `'mean'` (weighted by their sizes) or
-            `'concat'` (along the first axis, in the order of the examples); one for all results,
-            or a tree that is a prefix of the results.
+        microbatch_size: :math:`m`, the number of examples in a microbatch; None for the whole
+            batch.
+        accumulator: `'sum'` over the microbatches, `'mean'` weighted by their sizes, or `'concat'`
+            along the first axis, in the order of the examples. One accumulator for all results, or
+            a tree of accumulators that is a prefix of the results.
         argnames: Which keyword arguments are batched.
         in_axes: The axis of the examples.
 
     Returns:
-        A function with the arguments of `fun`.
+        A function with the signature of `fun`.
 
     Raises:
         ValueError: If the batched arguments disagree in size, or the accumulator is unknown.
@@ -90,7 +92,7 @@ def microbatch(
 
 
 def _accumulate(call: Any, batch: Any, size: int, part_size: int | None, rule: Any) -> Any:
-    """Combine the results of microbatches: sums and means in the carry, lists stacked."""
+    """Combine the results of microbatches: sums and means in the carry, other results stacked."""
     # One example is enough for shapes: those of listed results are taken from the parts.
     one = jax.eval_shape(lambda b: jax.tree.map(lambda x: replicate(x, 0)[:1], b), batch)
     leaves, treedef = jax.tree.flatten(jax.eval_shape(call, one))
@@ -120,7 +122,7 @@ def _accumulate(call: Any, batch: Any, size: int, part_size: int | None, rule: A
 
 
 def _summed_leaves(leaves: list[Any], rules: list[str]) -> list[Any]:
-    """The leaves that are added up, not listed."""
+    """Leaves that are summed, not concatenated."""
     return [x for x, rule in zip(leaves, rules, strict=True) if rule != "concat"]
 
 
@@ -152,7 +154,7 @@ def micro_vmap(
         microbatch_size: Number of examples at once; None for all.
 
     Returns:
-        The function of a batch.
+        A function of a batch.
 
     Raises:
         ValueError: If batched arguments disagree in size.

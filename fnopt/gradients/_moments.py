@@ -28,12 +28,12 @@ from fnopt.sharding import reshard_like
 
 
 class Formed(NamedTuple):
-    """Formed per-example gradients, by `jax.vmap(jax.grad)`.
+    """Per-example gradients in memory, computed by `jax.vmap(jax.grad)`.
 
     Attributes:
         grads: A tree like the params with a leading example axis.
-        loss_and_aux: The loss's results, with a leading example axis.
-        again: Function that forms the gradients again; `None` if they have changed since.
+        loss_and_aux: The results of the loss, with a leading example axis.
+        again: Function that recomputes the gradients; `None` if `grads` were changed.
     """
 
     grads: Any
@@ -46,7 +46,7 @@ class Formed(NamedTuple):
         return jax.tree.leaves(self.grads)
 
     def norms(self, blocks: Sequence[int] | None = None, count: int = 1) -> jax.Array:
-        """The norms by block of leaves, `[blocks, n]`; of all leaves together if `None`."""
+        """The norms by block of leaves, `[blocks, n]`; by default over all leaves together."""
         if not self.leaves:
             return jnp.zeros((count, *self.loss_and_aux[0].shape), jnp.float32)
         blocks = [0] * len(self.leaves) if blocks is None else blocks
@@ -61,7 +61,7 @@ class Formed(NamedTuple):
         return block_norms(squares, careful, blocks, count)
 
     def moments(self, counts: jax.Array) -> tuple[Any, list[jax.Array]]:
-        """The mean gradient, and by leaf the sum of squared deviations from the mean.
+        """The mean gradient, and for every leaf the sum of squared deviations from the mean.
 
         Args:
             counts: 1 for the examples that count, 0 for the others, whose gradients are zero.
@@ -71,7 +71,7 @@ class Formed(NamedTuple):
         return mean, [deviations for _, deviations in found]
 
     def only(self, wanted: jax.Array) -> Formed:
-        """A copy with zero gradients for the other examples, even if they are NaN."""
+        """A copy in which examples that don't count have zero gradients, even if these were NaN."""
         grads = jax.tree.map(lambda g: only_where(wanted, g), self.grads)
         return self._replace(grads=grads, again=None)
 
@@ -104,7 +104,7 @@ Measure = Callable[..., Measurements]
 
 
 def measure(bound: BoundLoss, strategy: Strategy) -> Measure:
-    """The function that reduces the gradients of a chunk in one forward and one backward pass."""
+    """Reduce the gradients of a chunk in one forward and one backward pass."""
     if strategy.ghost is not None:
         return strategy.ghost.measure
 
@@ -123,8 +123,8 @@ class Moments(NamedTuple):
 
     Attributes:
         count: Number of gradients, int32.
-        mean: Their mean, like the params, at least float32; zero without gradients.
-        deviations: By leaf, the sum of the squared distances from the mean.
+        mean: The mean gradient, like the params, at least float32; zero for an empty set.
+        deviations: For every leaf, the sum of the squared distances from the mean.
     """
 
     count: jax.Array
@@ -133,7 +133,7 @@ class Moments(NamedTuple):
 
 
 class Totals(NamedTuple):
-    """Moments of the gradients, with loss and norm of every example.
+    """Moments of the gradients, and the loss and the gradient norm of every example.
 
     Attributes:
         moments: Moments of the gradients that count.
@@ -157,7 +157,7 @@ def totals(
     skip_nonfinite: bool,
     axis_name: Any,
 ) -> Totals:
-    """Moments of the gradients of a batch, over all devices of a named axis if there is one."""
+    """Moments of the gradients of a batch; with a named axis, over all devices of the axis."""
     take, leaves = measure(bound, strategy), jax.tree.leaves(bound.params)
 
     def merge_chunk(moments: Moments, chunk: tuple[Any, jax.Array | None]) -> tuple[Moments, Any]:

@@ -1,4 +1,4 @@
-"""Random parts of differentially private training: noise on the sum, Poisson sampling."""
+"""Randomness of differentially private training: noise on the sum, Poisson sampling."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fnopt.gradients._loss import fold_in_step
 
 
 class NoiseInfo(NamedTuple):
-    """The noise that was added, and its scale.
+    """Standard deviation of the added noise, and the sensitivity.
 
     Attributes:
         stddev: The standard deviation of the noise on every number.
@@ -43,19 +43,20 @@ def add_noise(
     step: Any = None,
     batch_size: Any = None,
 ) -> tuple[Any, NoiseInfo]:
-    r"""Add Gaussian noise in proportion to the sensitivity to one example.
+    r"""Add Gaussian noise in proportion to the sensitivity of the sum to one example.
 
     .. math:: \tilde g = g + \sigma S \xi, \quad \xi \sim \mathcal N(0, I), \qquad
               S = \Bigl(\sum_k C_k^2\Bigr)^{1/2} \; [\,/\, B\,]
 
     `S` is the sensitivity: the largest change of a sum of gradients, clipped to `C` (or part by
     part to `C_k`), when an example is added or removed. An accounting library computes the privacy
-    of many steps from the noise multiplier, the sampling rate and the number of steps. Its result
-    holds if batches are sampled as it assumes, and if nothing else that depends on the data
-    (losses, norms, skipped examples) is published. The noise comes from JAX's generator in floating
-    point. This generator isn't cryptographically secure, and floating-point noise has known
-    weaknesses. On several devices, add the noise to the sum over all devices (`clipped_grad` with
-    `axis_name`), with the same key on every device, so that it is added once.
+    of many steps from the noise multiplier, the sampling rate and the number of steps. The privacy
+    guarantee holds if batches are sampled as the library assumes. It also requires that no other
+    results that depend on the data (losses, norms, skipped examples) are published. The noise is a
+    floating-point sample of JAX's generator. This generator isn't cryptographically secure, and
+    floating-point noise has known weaknesses. On several devices, add the noise to the sum over all
+    devices (`clipped_grad` with `axis_name`), with the same key on every device, so that the noise
+    is added once.
 
     Args:
         grads: The clipped sum of `clipped_grad`, or this sum divided by `batch_size`.
@@ -106,12 +107,12 @@ def sensitivity(clip_norm: Any, *, batch_size: Any = None) -> jax.Array:
     .. math:: S = \Bigl(\sum_k C_k^2\Bigr)^{1/2} \; [\,/\, B\,]
 
     Args:
-        clip_norm: The `clip_norm` of `clipped_grad`, a number or a tree of numbers, one for each
+        clip_norm: The `clip_norm` of `clipped_grad`: a number, or a tree with a number for each
             part.
         batch_size: The divisor of the sum, if any.
 
     Returns:
-        A scalar, the unit of the noise multiplier of `add_noise`.
+        A scalar. `add_noise` multiplies it by the noise multiplier.
 
     Raises:
         ValueError: If a clip norm isn't positive and finite, or the batch size isn't positive.
@@ -182,9 +183,9 @@ class PoissonBatch(NamedTuple):
     Attributes:
         index: The positions of the examples in the data set, int32 `[capacity]`; 0 in the padding.
         where: Mask of the examples, False for padding, bool `[capacity]`.
-        count: Number of examples drawn, int32; larger than the capacity if they don't fit.
-        overflow: Number of examples that don't fit, int32. Unless it is 0, the batch isn't the
-            sample that an accountant assumes: don't use it.
+        count: Number of drawn examples, int32; larger than the capacity if not all of them fit.
+        overflow: Number of examples that don't fit, int32. Use the batch only if `overflow` is 0;
+            otherwise it isn't a Poisson sample, which accountants assume.
     """
 
     index: jax.Array
@@ -198,12 +199,11 @@ def poisson_batch(
 ) -> PoissonBatch:
     r"""Draw each of `size` examples with probability `rate`, independently.
 
-    The accounting of differentially private training assumes this sampling. The number of
-    examples is random, about `n q`. Under `jit` a batch needs a fixed size, so it is padded. Pass
-    `where` to `clipped_grad`, and divide by the *expected* size `n q`.
+    The accounting of differentially private training assumes Poisson sampling. The number of drawn
+    examples is random, with the mean `n q`. The batch is padded to a fixed size for `jit`. Pass
+    `where` to `clipped_grad`, and divide the sum by the *expected* size `n q`.
 
-    The default capacity `C` is too small for less than one of 10^10 batches, by Bernstein's
-    inequality:
+    The default capacity `C` overflows in less than one of 10^10 batches, by Bernstein's inequality:
 
     .. math:: P\bigl(\mathrm{Binomial}(n, q) \ge n q + t\bigr) \le
               \exp\Bigl(-\frac{t^2}{2 n q (1 - q) + 2 t / 3}\Bigr), \qquad C = \lceil n q + t \rceil
@@ -211,7 +211,8 @@ def poisson_batch(
     Args:
         key: One PRNG key.
         size: `n`, the number of examples in the data set.
-        rate: `q`, the probability of each; a number, or a scalar array, which may be traced.
+        rate: `q`, the probability of each example; a number, or a scalar array, which may be
+            traced.
         capacity: The size of the padded batch, at most `size`. It is required if the rate is
             traced.
         step: The step number, folded into the key so that one key serves a whole training; `None`

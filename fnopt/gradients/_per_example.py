@@ -36,15 +36,15 @@ def per_example_grads(
             default all after the last of `argnums`. The others, and every keyword
             argument, are passed to all examples unchanged.
         chunk_size: Number of examples to differentiate at once, which bounds the memory of
-            activations; the result is the same. If it doesn't divide the batch, the remainder
-            costs a copy of the result. `None` for all.
+            activations and doesn't change the result. If the batch size isn't a multiple of it,
+            concatenating the remainder copies the result. `None` for all.
 
     Returns:
         A function `(params, batch, ..., key=None)` -> the gradients: a tree like `params` whose
-        leaves have a leading axis of `n` examples, in the dtype of the params (a tuple of trees
-        for a sequence `argnums`). With `has_aux` it returns `(gradients, aux)`, and leaves of
-        `aux` also have a leading example axis. If `key` is given, example `i` calls the loss with
-        `key=jax.random.fold_in(key, i)`, independent of the chunk size.
+        leaves have a leading axis of `n` examples, in the dtype of the params (a tuple of trees for
+        a sequence `argnums`). With `has_aux` it returns `(gradients, aux)`, and leaves of `aux`
+        also have a leading example axis. If `key` is given, the loss of example `i` gets
+        `key=jax.random.fold_in(key, i)`, whatever the chunk size.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
@@ -133,13 +133,13 @@ def per_example_norms(
     chunk_size: int | None = None,
     groups: str | Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    r"""Compute the norm of the gradient of every example, over all params or by leaf.
+    r"""Compute the norm of every example's gradient, over all params, by leaf or by group.
 
     .. math:: \lVert g_i \rVert = \Bigl(\sum_k \lVert \nabla_{\theta_k}\,
               \ell(\theta, x_i) \rVert^2\Bigr)^{1/2}
 
-    The hardest, mislabelled and broken examples have large norms. Only a
-    chunk of gradients is in memory at a time, and with `method='ghost'` hardly any.
+    Hard, mislabelled and corrupt examples have large norms. Only one chunk of gradients is in
+    memory at a time, and `method='ghost'` forms few gradients.
 
     Take a matrix that is used at `R` positions with inputs `a_r`, whose outputs have cotangents
     `c_r`. Its gradient is a sum of outer products, whose norm follows from inner products:
@@ -153,11 +153,11 @@ def per_example_norms(
         has_aux: Whether `loss_fn` returns `(value, aux)`.
         batch_argnums: Which positional arguments have a leading example axis; by default all
             after the last of `argnums`.
-        method: `'ghost'` computes norms from activations and cotangents, and forms the gradient
-            of a matrix only if it is smaller than these (`ghost_report` shows which); `'vmap'`
-            forms all gradients at once; `'chunked'` forms them chunk by chunk. `'auto'` is
-            `'ghost'` if activations and cotangents of an example take less memory than its
-            gradient, else `'chunked'`.
+        method: `'ghost'` computes norms from activations and cotangents. It forms the gradient of a
+            matrix only if the gradient is smaller than the activations and cotangents;
+            `ghost_report` shows the choice. `'vmap'` forms the gradients of all examples at once;
+            `'chunked'` forms them chunk by chunk. `'auto'` is `'ghost'` if activations and
+            cotangents of an example take less memory than its gradient, else `'chunked'`.
         chunk_size: Number of examples to process at once; `None` chooses it from the sizes.
         groups: `'leaf'` for the norm of every leaf, or a dict from names to patterns of
             paths (:func:`fnopt.core.matches`) for the norms of groups of leaves. A leaf belongs to
@@ -213,7 +213,7 @@ def _group_norms(
 def losses_and_norms(
     bound: BoundLoss, strategy: Strategy, groups: LeafGroups | None = None
 ) -> tuple[jax.Array, tuple[jax.Array, ...], Any]:
-    """The loss, the norms of the gradient by group (of all leaves by default) and the aux."""
+    """The loss, the gradient norms by group (by default over all leaves), and aux."""
     take = measure(bound, strategy)
     blocks, count = (None, 1) if groups is None else (groups.of_leaf, groups.count)
 

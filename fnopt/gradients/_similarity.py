@@ -25,8 +25,8 @@ def alignment_with_others(bound: BoundLoss, found: Totals, chunk_size: int | Non
               {\lVert g_i \rVert \, (\lVert S \rVert^2 - 2 \langle g_i, S \rangle
               + \lVert g_i \rVert^2)^{1/2}}
 
-    If the sum included the example itself, a single huge gradient would seem to agree best of all.
-    The cosine is zero if a direction is undefined.
+    The sum omits the example itself; otherwise a single huge gradient would have the largest
+    cosine. The cosine is zero if a gradient or the sum is zero.
 
     Args:
         bound: The loss and the batch.
@@ -78,7 +78,7 @@ def _forward(bound: BoundLoss, direction: Any, chunk: Any) -> jax.Array:
 
 
 def _reverse(bound: BoundLoss, direction: Any, chunk: Any) -> jax.Array:
-    """The inner products by reverse mode alone: the backward pass is linear in the weights."""
+    """Inner products by reverse mode only, because the backward pass is linear in the weights."""
 
     def losses(params: Any) -> jax.Array:
         return jax.vmap(lambda example: bound.loss(params, example)[0])(chunk)
@@ -98,15 +98,15 @@ class GradientSimilarity(NamedTuple):
     """Inner products and cosines of the gradients of `n` examples with `m` other gradients.
 
     Attributes:
-        inner: The inner products, `[n, m]`, at least float32; of a batch with itself the Gram
+        inner: The inner products, `[n, m]`, at least float32; without a second batch, the Gram
             matrix.
         cosine: The cosines of the angles, `[n, m]`; zero for a gradient of zero, which has no
             direction. They are correct even if inner products overflow or underflow.
         norm: The norm of every example's gradient, `[n]`.
         loss: The loss of every example, `[n]`.
         aux: The auxiliary output of the loss; else `None`.
-        other_norm: The norms of the other batch, `[m]`; `None` without one.
-        other_loss: Its losses, `[m]`; `None` without one.
+        other_norm: The gradient norms of the other batch, `[m]`; `None` without a second batch.
+        other_loss: The losses of the other batch, `[m]`; `None` without a second batch.
     """
 
     inner: jax.Array
@@ -133,16 +133,16 @@ def gradient_similarity(
     .. math:: K_{ij} = \langle g_i, g_j \rangle, \qquad
               \cos_{ij} = \frac{K_{ij}}{\lVert g_i \rVert \lVert g_j \rVert}
 
-    Examples with a negative cosine work against each other; near-duplicates have a cosine near 1.
-    `K` is the neural tangent kernel of the losses on the batch. For a matrix that is used at
-    positions `r` with inputs `a_r` and cotangents `c_r` it is
-    :math:`\sum_{r,s} (a_{ir} \cdot a_{js}) (c_{ir} \cdot c_{js})`, so no gradient is
-    formed. With very many positions forming is cheaper, and slices of the gradients are
-    formed one after the other.
+    A negative cosine means that a step on one example increases the loss of the other.
+    Near-duplicates have a cosine near 1. `K` is the neural tangent kernel of the losses on the
+    batch. For a matrix that is used at positions `r` with inputs `a_r` and cotangents `c_r` it is
+    :math:`\sum_{r,s} (a_{ir} \cdot a_{js}) (c_{ir} \cdot c_{js})`, so no gradient is formed. If a
+    matrix is used at very many positions, forming slices of the gradients is cheaper, and
+    `gradient_similarity` does that.
 
     With a test batch as `other`, a step of length `lr` on training example `i` changes the loss of
-    test example `j` by `-lr * inner[i, j]`, to first order. The sum over checkpoints of a training
-    estimates the influence of training examples on a prediction.
+    test example `j` by `-lr * inner[i, j]`, to first order. The sum of these changes over the
+    checkpoints of a training estimates the influence of training examples on a prediction (TracIn).
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
@@ -151,18 +151,18 @@ def gradient_similarity(
         batch_argnums: Which positional arguments have a leading example axis; by default all
             after the last of `argnums`.
         method: As in `per_example_norms`.
-        chunk_size: Number of examples to process at once. `None` for all: one pass over the
-            batch, with all recorded factors (or, with other methods, all gradients) in
-            memory. With `k` chunks there are `k (k + 1)` passes over a chunk.
+        chunk_size: Number of examples to process at once. `None` for all: one pass over the batch,
+            with the recorded factors of all examples in memory (or all gradients, if `method` isn't
+            `'ghost'`). With `k` chunks there are `k (k + 1)` passes over a chunk.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
             the batch (and `other`) is sharded, or several axes. Rows are then the examples of this
-            device, and columns all examples. Examples are gathered, not their gradients.
+            device, and columns all examples. Devices gather examples, not gradients.
 
     Returns:
         A function `(params, batch, ..., key=None, other=None)` -> a `GradientSimilarity`. `other`
-        is a second batch for the columns, of any size: like the batched argument, or a tuple if
-        there are several. A non-finite gradient affects only the row and column of its
-        example.
+        is a second batch, of any size, for the columns. It has the form of the batched argument, or
+        is a tuple for several batched arguments. A non-finite gradient affects only the row and
+        column of its example.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
@@ -209,7 +209,7 @@ def gradient_similarity(
 def _compare_batch(
     bound: BoundLoss, other: Any, *, count: int, **options: Any
 ) -> GradientSimilarity:
-    """Compare with the examples of another batch, or with each other without one."""
+    """Compare examples with the examples of another batch, or with each other."""
     columns = bound if other is None else bound._replace(batch=other, size=count)
     return _compare(bound, columns, other is not None, **options)
 
@@ -230,19 +230,19 @@ def _compare(
 
 
 def _row_types(batch: Any) -> Any:
-    """The structure of a batch, and the types of its examples."""
+    """Tree structure of a batch, and the types of its examples."""
     leaves, structure = jax.tree.flatten(batch)
     return structure, [(x.shape[1:], x.dtype, jax.typeof(x).weak_type) for x in leaves]
 
 
 class _Scaled(NamedTuple):
-    """The gradients of a chunk with norms around 1, and what they were divided by.
+    """Gradients of a chunk, scaled to norms near 1, with their divisors.
 
     Attributes:
         gradients: The scaled gradients.
-        length: Their norms, between 1/2 and 2.
-        exponent: The powers of two that they were divided by.
-        outputs: The norms before, the losses and what they returned beside.
+        length: The norms of the scaled gradients, between 1/2 and 2.
+        exponent: The powers of two by which the gradients were divided.
+        outputs: The norms before scaling, the losses and the auxiliary outputs.
     """
 
     gradients: Any

@@ -29,9 +29,10 @@ class Lookup(NamedTuple):
     """A lookup of rows in the program.
 
     Attributes:
-        indices: The rows, each at least 0; the number of rows for a row without a gradient.
-        kind: Shape and dtype of the result, before casts.
-        back: The axes of the result that run over a row, in order.
+        indices: The row indices, each at least 0. The number of rows of the table marks a lookup
+            without a gradient.
+        kind: Shape and dtype of the looked-up rows, before casts.
+        back: The axes of the result that index the entries of a row, in order.
     """
 
     indices: jax.Array
@@ -39,7 +40,7 @@ class Lookup(NamedTuple):
     back: tuple[int, ...]
 
     def rows(self, cotangent: jax.Array) -> jax.Array:
-        """The cotangent, a row for every index."""
+        """Reshape the cotangent to one row per index."""
         n = cotangent.ndim
         ends = tuple(range(n - len(self.back), n))
         by_row = jnp.moveaxis(cotangent, self.back, ends)
@@ -47,10 +48,10 @@ class Lookup(NamedTuple):
 
 
 class Lookups:
-    """Interpreter that records every lookup of rows, and adds a shift to its result.
+    """Interpreter that records every lookup of rows and adds a shift to the result.
 
     Args:
-        shifts: For every table the shifts of its lookups in order; None without shifts.
+        shifts: For every table, the shifts of its lookups in program order; None without shifts.
     """
 
     def __init__(self, shifts: Sequence[Sequence[Any]] | None) -> None:
@@ -58,7 +59,7 @@ class Lookups:
         self.found: dict[int, list[Lookup]] = {}
 
     def evaluate(self, closed: jex.ClosedJaxpr, values: Sequence[Any]) -> list[Any]:
-        """Evaluate the program for inputs, some of which are tables."""
+        """Evaluate the program for inputs that may include tables."""
         outs = jaxprs.interpret(closed.jaxpr, closed.consts, values, self._evaluate_equation)
         for x in outs:
             if isinstance(x, Table):
@@ -113,7 +114,7 @@ def _whole_rows(shape: tuple[int, ...], sizes: Sequence[int]) -> bool:
 
 
 def _rows_of_gather(eqn: Any, ins: list[Any]) -> tuple[jax.Array, tuple[int, ...]] | None:
-    """The rows of a gather of whole rows, one for each index."""
+    """Row indices of a gather of whole rows, one per index."""
     shape, numbers = eqn.invars[0].aval.shape, eqn.params["dimension_numbers"]
     sizes, mode = eqn.params["slice_sizes"], eqn.params["mode"]
     starts = tuple(numbers.start_index_map)
@@ -129,7 +130,7 @@ def _rows_of_gather(eqn: Any, ins: list[Any]) -> tuple[jax.Array, tuple[int, ...
 
 
 def _rows_of_dynamic_slice(eqn: Any, ins: list[Any]) -> tuple[jax.Array, tuple[int, ...]] | None:
-    """The rows of a dynamic slice, which is clamped to the table."""
+    """Row indices of a dynamic slice, which is clamped to the table."""
     shape, sizes = eqn.invars[0].aval.shape, eqn.params["slice_sizes"]
     if not _whole_rows(shape, sizes):
         return None
@@ -140,7 +141,7 @@ def _rows_of_dynamic_slice(eqn: Any, ins: list[Any]) -> tuple[jax.Array, tuple[i
 
 
 def _rows_of_slice(eqn: Any, ins: list[Any]) -> tuple[jax.Array, tuple[int, ...]] | None:
-    """The rows of a slice."""
+    """Row indices of a slice."""
     del ins
     shape, p = eqn.invars[0].aval.shape, eqn.params
     strides = p["strides"] or (1,) * len(shape)
@@ -151,7 +152,7 @@ def _rows_of_slice(eqn: Any, ins: list[Any]) -> tuple[jax.Array, tuple[int, ...]
 
 
 def _clip_or_drop(index: jax.Array, size: int, clips: bool) -> jax.Array:
-    """Clip indices out of bounds, or map them to the number of rows, which has no gradient."""
+    """Clip out-of-bounds indices, or map them to the number of rows, which marks no gradient."""
     zero, n = jnp.zeros_like(index), jnp.full_like(index, size)
     # The two modes of JAX's gather: clipped indices have the gradient of the last row.
     if clips:
@@ -170,12 +171,13 @@ def sparse_value_and_grad(
     .. math:: \frac{\partial L}{\partial \theta_i} = \sum_{j:\, \mathrm{ids}_j = i}
               \frac{\partial L}{\partial r_j}, \qquad r_j = \theta_{\mathrm{ids}_j}
 
-    The loss is differentiated with respect to the rows that it looks up: by `table[ids]`,
-    `jnp.take(table, ids, axis=0)`, or an embedding layer of flax or Equinox. An array of the
-    table's size is never formed. Gradients of repeated rows are summed.
+    The loss is differentiated with respect to the rows that it looks up. A lookup is `table[ids]`,
+    `jnp.take(table, ids, axis=0)`, or an embedding layer of flax or Equinox. No gradient of the
+    table's size is formed. Gradients of repeated rows are summed.
 
     Any other use of a table raises an error: a product with the whole table (tied output weights),
-    or a lookup inside `scan`, `cond` or `jax.checkpoint`. A gradient is therefore never incomplete.
+    or a lookup inside `scan`, `cond` or `jax.checkpoint`. The gradient is therefore always
+    complete.
 
     Args:
         fun: A loss `fun(params, *args) -> scalar`, or `(scalar, aux)`.
@@ -237,7 +239,7 @@ def sparse_value_and_grad(
 
 
 def _shifts(evaluate: Callable[..., Any], others: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Zero shifts of the lookups by table, and functions from cotangents to rows."""
+    """Zero shifts of the lookups by table, and functions that convert cotangents to `Rows`."""
     seen: list[Any] = [[] for _ in others]
     backs: list[Any] = [[] for _ in others]
 
@@ -261,7 +263,7 @@ def _check_patterns(patterns: tuple[str, ...], names: list[str]) -> None:
 
 
 def _program(fun: Any, leaves: list[Any], treedef: Any, args: Any, kwargs: Any) -> Any:
-    """The program of a function of leaves, and the function from its outputs to the result."""
+    """Jaxpr of a function of leaves, and the function that converts its outputs to the result."""
     kept: list[Any] = []
 
     def flat(leaves: list[Any]) -> list[Any]:
@@ -284,7 +286,7 @@ def _program(fun: Any, leaves: list[Any], treedef: Any, args: Any, kwargs: Any) 
 
 
 def _rows(table: Any, indices: list[jax.Array], values: list[jax.Array], backs: list[Any]) -> Rows:
-    """The cotangents of all lookups of a table, those of equal rows summed."""
+    """Cotangents of all lookups of a table, summed over equal rows."""
     size, shape = jnp.shape(table)[0], jnp.shape(table)[1:]
     if not values:
         return Rows(jnp.zeros(0, jnp.int32), jnp.zeros((0, *shape), jnp.result_type(table)), size)

@@ -28,9 +28,9 @@ def noise_scale(
               \mathrm{tr}\,\Sigma \approx \frac{\lvert g_b \rvert^2 - \lvert g_B \rvert^2}
               {1/b - 1/B}, \qquad B_\mathrm{simple} = \frac{\mathrm{tr}\,\Sigma}{\lvert G \rvert^2}
 
-    Data-parallel training already computes both: the gradient of one device, and their mean. The
-    two estimates are noisy but unbiased; their ratio is biased. Therefore average the estimates
-    over steps, and then divide the averages.
+    Data-parallel training already computes both gradients: that of one device, and the mean over
+    the devices. The two estimates are noisy but unbiased; their ratio is biased. Therefore average
+    the estimates over steps, and then divide the averages.
 
     Args:
         small_norm: The norm of a mean gradient over `small_size` examples; or several norms,
@@ -40,10 +40,12 @@ def noise_scale(
         big_size: `B > b`.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis of the
             devices, or several, over which squares of `small_norm` are averaged. `small_norm` is
-            then the norm of this device's mean gradient, and `big_norm` that of the overall mean.
+            then the norm of this device's mean gradient, and `big_norm` the norm of the mean over
+            all devices.
 
     Returns:
-        `(noise_scale, grad_sq, trace)`: the ratio, and the estimates of `|G|^2` and of the trace.
+        `(noise_scale, grad_sq, trace)`: the ratio, and the estimates of `|G|^2` and
+        :math:`\mathrm{tr}\,\Sigma`.
 
     Raises:
         ValueError: If the sizes are not `0 < small_size < big_size`.
@@ -82,15 +84,15 @@ class GradientStatistics(NamedTuple):
 
     Attributes:
         mean: The mean gradient, like the params.
-        variance: By leaf, the sum of the variances of its numbers, which is the trace of the
-            covariance of one example's gradient; unbiased. NaN with fewer than two examples,
-            infinite if squares of finite gradients overflow.
-        snr: By leaf, the signal-to-noise ratio `|mean|^2 / variance`, with an unbiased estimate of
-            `|mean|^2`, so it may be negative if the signal is weak.
-            Zero for a param that the loss ignores, infinite if all gradients are equal, NaN
-            if squares of the gradients overflow or underflow.
-        noise_scale: The simple noise scale of all params, `sum(variance) / |mean|^2` with the same
-            estimate: the batch size above which larger batches hardly help.
+        variance: For every leaf, the sum of the variances of its entries: the unbiased trace of the
+            covariance of one example's gradient. NaN with fewer than two examples, infinite if
+            squares of finite gradients overflow.
+        snr: For every leaf, the signal-to-noise ratio `|mean|^2 / variance`. The estimate of
+            `|mean|^2` is unbiased, so the ratio may be negative if the signal is weak. Zero for a
+            param that the loss ignores, infinite if all gradients are equal, NaN if squares of the
+            gradients overflow or underflow.
+        noise_scale: The simple noise scale of all params, `sum(variance) / |mean|^2`, with the
+            unbiased estimate of `|mean|^2`. Larger batches than this hardly help.
         loss: The loss of every example, `[n]`.
         norm: The global norm of every example's gradient, `[n]`. A non-finite norm identifies
             an example with a bad gradient.
@@ -98,7 +100,6 @@ class GradientStatistics(NamedTuple):
         count: Number of examples that count, int32.
         alignment: With `alignment=True`, the cosine of the angle between the gradient of every
             example and the mean of all other gradients, `[n]`; else `None`.
-            example and the mean of those of all others, `[n]`; else `None`.
     """
 
     mean: Any
@@ -126,16 +127,17 @@ def gradient_statistics(
 ) -> Callable[..., GradientStatistics]:
     r"""Compute mean, variance and signal-to-noise ratio of per-example gradients, in one pass.
 
-    With the mean gradient :math:`g` of :math:`n` examples, for every leaf and for all together:
+    With the mean gradient :math:`g` of :math:`n` examples, for every leaf and for all leaves
+    together:
 
     .. math:: v = \frac{\sum_i \lVert g_i - g \rVert^2}{n - 1}, \qquad
               s = \lVert g \rVert^2 - \frac vn, \qquad
               \mathrm{snr} = \frac sv, \qquad B_\mathrm{simple} = \frac vs
 
     Per-example gradients aren't kept, so the cost is little more than that of the mean gradient.
-    Squared deviations refer to one gradient of each chunk, and chunks are merged by their
-    means, so a variance that is small relative to the mean keeps its digits. A second pass (one
-    forward-mode derivative along the mean) shows which examples disagree with the others:
+    Squared deviations are computed relative to one gradient of each chunk, and chunks are merged by
+    their means, so a variance that is small relative to the mean stays accurate. A second pass (one
+    forward-mode derivative along the mean) computes how well every example agrees with the others:
 
     .. math:: \mathrm{alignment}_i = \cos\Bigl(g_i, \sum_{j \ne i} g_j\Bigr)
 
@@ -147,10 +149,10 @@ def gradient_statistics(
             after the last of `argnums`.
         method: As in `per_example_norms`.
         chunk_size: Number of examples to process at once; `None` chooses it from the sizes.
-        alignment: Whether to make the second pass; for ids beyond the end of a table see
-            `by='disagreement'` of :func:`fnopt.hardest_examples`.
-        skip_nonfinite: Whether an example with a non-finite gradient or loss is left out
-            of all sums. Otherwise, one such example makes them NaN.
+        alignment: Whether to make the second pass. It treats out-of-bounds indices of a table as
+            `by='disagreement'` of :func:`fnopt.hardest_examples` does.
+        skip_nonfinite: Whether to omit examples with a non-finite gradient or loss from all sums.
+            Otherwise, one such example makes the sums NaN.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
             the batch is sharded, or several axes. Sums then cover all devices, and all get the
             same result. `None` sums over the examples of this call.
@@ -239,7 +241,7 @@ def _statistics(
 def _variance(
     mean: jax.Array, deviations: jax.Array, count: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The variance, and the squared norm of the mean without its bias by noise."""
+    """Variance, and the unbiased squared norm of the mean."""
     n, length = count.astype(deviations.dtype), sum_of_squares(mean).astype(deviations.dtype)
     variance = jnp.where(count < 2, jnp.full_like(deviations, jnp.nan), deviations / (n - 1))
     # E|mean|^2 = |E mean|^2 + variance / n (McCandlish et al., 2018, appendix A.1).

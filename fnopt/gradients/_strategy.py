@@ -1,4 +1,4 @@
-"""Strategies for per-example gradients: chunks, recorded factors, compiled calls."""
+"""Strategies to reduce per-example gradients: chunks, recorded factors, compiled calls."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _GHOST_FACTOR = 8
 
 
 class Strategy(NamedTuple):
-    """The strategy by which the gradients of a batch are reduced.
+    """Strategy for the reduction of the gradients of a batch.
 
     Attributes:
-        ghost: The traced loss, if gradients are reduced without forming them.
+        ghost: The traced loss, if `method` is `'ghost'`; else None.
         chunk_size: Number of examples to process at once; `None` for all.
     """
 
@@ -52,7 +52,7 @@ def checked_strategy(method: str, chunk_size: int | None, name: str) -> int | No
 
 
 def choose(method: str, chunk_size: int | None, bound: BoundLoss) -> Strategy:
-    """Choose the strategy; `'auto'` compares the memory of one example."""
+    """Choose the strategy; `'auto'` compares the memory of one example under both methods."""
     if method == "vmap":
         return Strategy(None, None)
     # Recorded factors win where they are smaller than the gradient of an example.
@@ -67,7 +67,7 @@ def choose(method: str, chunk_size: int | None, bound: BoundLoss) -> Strategy:
 
 
 def _fitting(bytes_per_example: int, size: int) -> int:
-    """The number of examples, of `size`, that fit the budget."""
+    """Number of examples of this size that fit the memory budget."""
     budget = _CPU_CHUNK_BYTES if jax.default_backend() == "cpu" else _ACCELERATOR_CHUNK_BYTES
     most = min(size, max(1, budget // max(1, bytes_per_example)))
     # A divisor close by spares the remainder chunk, which is compiled apart.
@@ -75,7 +75,7 @@ def _fitting(bytes_per_example: int, size: int) -> int:
 
 
 def gradient_bytes(params: Any) -> int:
-    """The size of one example's gradient, float32 or wider."""
+    """Size of one example's gradient in bytes, in float32 or wider."""
     return sum(
         math.prod(jnp.shape(leaf)) * compute_dtype(jnp.result_type(leaf)).itemsize
         for leaf in jax.tree.leaves(params)
@@ -85,10 +85,10 @@ def gradient_bytes(params: Any) -> int:
 def run_compiled(run: Callable[..., Any], bound: BoundLoss, *args: Any, **options: Any) -> Any:
     """Call `run(bound, *args, **options)`; an eager call is compiled once and cached.
 
-    Operation by operation, loops and conditions would be compiled again in every call.
+    Without the cache, eager execution would compile loops and conditionals again in every call.
 
     Args:
-        run: A function that depends only on its arguments, not a closure.
+        run: A function that closes over no values.
         bound: The loss with its arguments.
         *args: Trees of arrays and numbers.
         **options: Arguments that aren't arrays.
@@ -111,7 +111,7 @@ def _rebound(
 def _traced_loss(
     bound: BoundLoss, args: tuple[Any, ...], options: dict[str, Any]
 ) -> TracedFunction | None:
-    """The traced loss, if the call is eager and its program can be cached."""
+    """Traced loss, if the call is eager and its program can be cached."""
     given = bound.params, bound.batch, args
     static = jax.tree.structure(given), *options.values()
     try:

@@ -1,4 +1,4 @@
-"""Sums and norms of the gradients of examples, without overflow."""
+"""Sums and norms of per-example gradients, without overflow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Lengths = Sequence[jax.Array]
 
 
 def squares_of(x: jax.Array) -> jax.Array:
-    """The squared norms of formed gradients, `[n]`, at least float32."""
+    """Squared norms of formed gradients, `[n]`, at least float32."""
     return jax.vmap(sum_of_squares)(x)
 
 
@@ -36,12 +36,12 @@ def widen(x: jax.Array) -> jax.Array:
 
 
 def unit_of(x: jax.Array) -> jax.Array:
-    """A divisor that brings an array into range."""
+    """Divisor that scales an array into the dtype's range."""
     return range_divisor(jnp.max(jnp.abs(x), initial=0))
 
 
 def lengths_of(x: jax.Array) -> jax.Array:
-    """The norms of formed gradients, `[n]`, with a scale for each, in one more pass."""
+    """Norms of formed gradients, `[n]`, in a further pass with a scale factor per example."""
 
     def norm_of_example(x: jax.Array) -> jax.Array:
         unit = unit_of(x)
@@ -52,7 +52,7 @@ def lengths_of(x: jax.Array) -> jax.Array:
 
 
 def squared_deviations(x: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The mean of the gradients that count, and the sum of squared deviations from the mean."""
+    """Mean of the gradients that count, and the sum of squared deviations from the mean."""
     x = widen(x)
     # From one of them first: zero if all are the same, and small numbers have an exact mean.
     first = replicate(x, 0)[jnp.argmax(replicate(counts))]
@@ -72,10 +72,10 @@ def block_norms(
     """The norms of blocks of params, `[blocks, n]`.
 
     Args:
-        squares: Squared norms by leaf; out of range if the norms are below 1e-19 or above 1e19.
-        careful: Function that computes the norms by leaf without squares; called only if squares
+        squares: Squared norms by leaf, in float32 out of range for norms below 1e-19 or above 1e19.
+        careful: Function that computes the norms by leaf without overflow, called only if squares
             are out of range.
-        blocks: By leaf, the number of its block.
+        blocks: The block index of every leaf.
         count: Number of blocks; a block without leaves has norm 0.
     """
     members = [[i for i, b in enumerate(blocks) if b == block] for block in range(count)]
@@ -111,7 +111,7 @@ def zero_sums(params: Any) -> Any:
 
 
 def like_params(sums: Any, params: Any) -> Any:
-    """Cast sums to the dtypes and the sharding of the params, as `jax.grad` returns them."""
+    """Cast sums to the dtypes and shardings of the params, like the results of `jax.grad`."""
     return jax.tree.map(lambda s, p: reshard_like(s.astype(jnp.result_type(p)), p), sums, params)
 
 
@@ -127,7 +127,7 @@ def weighted_total(weights: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def only_where(wanted: jax.Array, x: jax.Array) -> jax.Array:
-    """Set the examples that don't count to zero; a weight of zero would keep a NaN."""
+    """Set examples that don't count to zero; multiplication by a weight of zero would keep NaN."""
     return jnp.where(per_row(wanted, x), x, jnp.zeros((), x.dtype))
 
 
@@ -138,7 +138,7 @@ def scaled_rows(factors: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def inner_products(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The real inner products of all `x[i]` with all `y[j]`, `[n, m]`, at least float32."""
+    """Real inner products of all `x[i]` with all `y[j]`, `[n, m]`, at least float32."""
     dtype = compute_dtype(x.dtype, y.dtype)
     a, b = (reshape(z.astype(dtype), z.shape[0], -1) for z in (x, y))
     # Re<x, y> is the inner product of the real and imaginary parts side by side.

@@ -29,10 +29,10 @@ def weighted_grad(
     .. math:: g = \sum_{i=1}^n w_i \nabla_\theta\, \ell(\theta, x_i)
               \qquad\text{or}\qquad \frac1n \sum_{i=1}^n w_i \nabla_\theta\, \ell(\theta, x_i)
 
-    The weights are the cotangents of one backward pass over the batch, so the cost is that of a
-    plain gradient. You can differentiate it with respect to the weights, for influence functions,
-    data reweighting and meta-learning. A weight of zero doesn't exclude an example with a
-    non-finite gradient.
+    The weights are the cotangents of one backward pass over the batch, so the cost equals that of a
+    plain gradient. The result is differentiable with respect to the weights, for influence
+    functions, data reweighting and meta-learning. A weight of zero doesn't exclude an example with
+    a non-finite gradient.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
@@ -80,8 +80,8 @@ def value_and_weighted_grad(
 ) -> Callable[..., Any]:
     r"""Compute the loss of every example, and the gradient of their weighted sum.
 
-    See `weighted_grad`. The losses are neither weighted nor summed: the gradient is that of
-    `weights @ losses`.
+    See `weighted_grad`. The returned losses are neither weighted nor summed; the gradient is the
+    gradient of `weights @ losses`.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.

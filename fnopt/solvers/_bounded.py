@@ -1,4 +1,4 @@
-"""Steps that stay within bounds: the trust-region step of the free params, projected."""
+"""Bound-constrained steps: the trust-region step of the free params, projected onto the box."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from fnopt.solvers._trust_region import Trial, next_damping
 from fnopt.solvers.linear_model._choice import is_large_and_sparse
 from fnopt.solvers.linear_model._linearization import Linearization, NormalMatrix
 
-_PASSES = 5  # how often a step is taken again with more params on their bounds
-# Of the cost: the first-order change on the way to a bound from which steps go half the way. With
+_PASSES = 5  # how often a step is recomputed with more params on their bounds
+# Relative first-order change of the cost up to a bound, above which steps stop half-way. With
 # 0.01 to 0.5 `python -m benchmarks bounds` counts 80 to 82 of 638 fits in another minimum.
 _FAR = 0.1
 
 
 Map = Callable[[jax.Array], jax.Array]
 Products = tuple[Map, Map] | None
-"""With the Jacobian and its transpose, where nothing else is known of it."""
+"""Products with the Jacobian and with its transpose, if the point keeps no matrix."""
 
 
 def within_bounds(solver: Any, flat: FlatResidual) -> Any:
     """Choose a linear solver that supports active bounds.
 
-    Those left may be fewer than the residuals, even of a wide problem, whose Gram matrix is
-    singular then.
+    With active bounds the free params may be fewer than the residuals, even in a wide problem. The
+    Gram matrix of the rows is then singular.
     """
     wide = solver.linear_solver == "cholesky" and flat.rows < flat.n
     if solver.linear_solver == "auto" and is_large_and_sparse(flat):
@@ -48,21 +48,21 @@ def without(
     r"""Linearization with the columns of active params removed.
 
     Args:
-        point: The point.
-        held: The params that don't take part, a mask of shape `[n]`.
-        shift: How far these are moved nevertheless, zero for the others; the residuals are then
-            those that the linear model gives after the move.
-        products: Those with the Jacobian, where the point doesn't have it.
+        point: The linearization.
+        held: Mask of the active params, of shape `[n]`.
+        shift: The step of the active params, zero for the others; the residuals are then the
+            residuals of the linear model after this step.
+        products: The products with the Jacobian, if the point keeps no matrix.
 
     Returns:
-        The point whose Jacobian and gradient have zeros for the held params.
+        The linearization whose Jacobian and gradient have zeros for the active params.
     """
     free = (~held).astype(point.x.dtype)
     columns = point.columns * free
     if products is not None or not isinstance(point.J, (jax.Array, NormalMatrix)):
         return _without_matrix(point, free, columns, shift, products)
     if isinstance(point.J, NormalMatrix):
-        # The residuals stay those of the point: they only say how a step bends.
+        # The residuals stay unshifted: only the acceleration of a step depends on them.
         G = point.J
         gradient = point.gradient if shift is None else point.gradient + G.times(shift)
         J = G._replace(matrix=G.matrix * free * free[:, None])
@@ -93,12 +93,12 @@ def _without_matrix(
 
 
 class _BoxCut(NamedTuple):
-    """A step for which more and more params are put on their bounds."""
+    """The state of the passes that put more and more params on their bounds."""
 
-    moved: jax.Array  # bool[n], which are
-    end: jax.Array  # [n], where the step ends, in the box
-    best: jax.Array  # [n], the best such end so far
-    predicted: jax.Array  # what the linear model says of it
+    moved: jax.Array  # bool[n], mask of the params on a bound
+    end: jax.Array  # [n], the end of the step, in the box
+    best: jax.Array  # [n], the best end so far
+    predicted: jax.Array  # the predicted reduction of the best end
     lam: jax.Array  # damping of the next pass
     more: jax.Array  # bool, whether the last step left the box
     passes: jax.Array  # int32
@@ -113,31 +113,31 @@ def bounded_step(
     propose: Callable[[Linearization, jax.Array], Trial],
     products: Products = None,
 ) -> tuple[Trial, jax.Array]:
-    r"""A step within bounds.
+    r"""Compute a step that satisfies the bounds.
 
-    Params on a bound that the cost pushes them against are held, the others take the step of the
-    method, and what leads out of the box is cut back to it: to the bound, or to half of the way
-    where the whole way changes the cost by more than a tenth of it, to first order. On a bound a
-    param is held, and an early one ends in another minimum: an amplitude of 0 hides all others.
+    Params with an active bound stay fixed, and the others take the step of the method. A param that
+    would leave the box stops at its bound. It stops half-way if the step to the bound changes the
+    cost, to first order, by more than a tenth. A param that reaches its bound too early may lead to
+    another minimum: with an amplitude of 0 the other params of a term have no effect.
 
-    Cutting one param back spoils the step for those that go with it. So the step is taken again
-    for the rest, a few times; the best of these ends, by the linear model, stands.
+    Truncating one param invalidates the step of the correlated params. So the step of the other
+    params is recomputed, a few times. The end with the best value of the linear model is chosen.
 
-    A step that promises nothing after this is refused. That shrinks the region, and short steps
-    go down the scaled gradient, along which cutting back does no harm.
+    If the predicted reduction of that end isn't positive, the step is rejected and the trust region
+    shrinks. Short steps follow the scaled negative gradient, along which truncation does no harm.
 
     Args:
-        point: Where the step starts, in the box, with all of its Jacobian.
+        point: The linearization at the current point, in the box, with the full Jacobian.
         box: The bounds.
         scale: The scaling `D` of the params, of shape `[n]`.
-        radius: The trust radius.
-        lam: A guess of the damping.
-        propose: Gives the step of the method from a point, by a guess of the damping.
-        products: Those with the Jacobian, where the point doesn't have it.
+        radius: The trust-region radius.
+        lam: An initial guess of the damping.
+        propose: `propose(point, lam)` returns the step of the method.
+        products: The products with the Jacobian, if the point keeps no matrix.
 
     Returns:
-        The trial, whose predicted reduction is that of the linear model after cutting back, and
-        where it ends, exactly on the bounds that it meets.
+        The trial, with the linear model's predicted reduction for the truncated step, and its end
+        point, which is exactly on the bounds that it reaches.
 
     Reference:
         Coleman and Li (1996), An interior trust region approach for nonlinear minimization subject
@@ -169,7 +169,7 @@ def bounded_step(
 
     first = cut(jnp.zeros_like(held), point.x + trial.step, trial, jnp.zeros((), jnp.int32))
     last = while_loop(lambda at: at.more & (at.passes < _PASSES), advance, first)
-    # Where nothing was cut, the method's own prediction is the better one.
+    # Where nothing was truncated, the method's own prediction is more accurate.
     predicted = jnp.where(first.more, last.predicted, trial.predicted)
     step = jnp.where(first.more, last.best - point.x, trial.step)
     trial = trial._replace(
@@ -182,7 +182,7 @@ def bounded_step(
 
 
 def _predicted_reduction(point: Linearization, step: jax.Array, products: Products) -> jax.Array:
-    """The reduction of the cost that the linear model predicts for a step."""
+    """Return the reduction of the cost that the linear model predicts for a step."""
     if isinstance(point.J, NormalMatrix):
         model_norm = matmul(step, point.J.times(step))
     else:
@@ -192,11 +192,11 @@ def _predicted_reduction(point: Linearization, step: jax.Array, products: Produc
 
 
 def free_point(point: Linearization, box: Box | None) -> Linearization:
-    """Reduce the linearization to the params that aren't held on their bounds."""
+    """Reduce the linearization to the params without an active bound."""
     return point if box is None else without(point, box.held(point.x, point.gradient))
 
 
 def shifted(box: Box, x: jax.Array, gradient: jax.Array, change: Any) -> Any:
-    """Which params follow a bound, and how far they go when the bounds change."""
+    """Return the mask of the params on a bound, and their changes when the bounds change."""
     held = box.held(x, gradient)
     return held, jnp.where(x <= box.lower, change.lower, change.upper)

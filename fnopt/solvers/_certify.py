@@ -104,9 +104,9 @@ def certify(
 
     Args:
         problem: The problem, with scaled residuals.
-        model: Its linear model.
-        state: The loop at its end.
-        tolerances: The numbers of the method.
+        model: The linear model of the problem.
+        state: The final state of the loop.
+        tolerances: The tolerances of the method.
         unit: The factor that scales the residuals.
         full: Whether to look for negative curvature as well.
     """
@@ -151,11 +151,11 @@ def certified_end(
     """Test the final point of a loop by the spectrum of its Jacobian.
 
     Args:
-        state: The loop at its end.
-        point: Its point.
+        state: The final state of the loop.
+        point: The linearization at the final point.
         box: The bounds: params on an active bound are left out of the optimality tests.
-        spectrum_of: The spectrum at a point.
-        tolerances: The numbers of the method.
+        spectrum_of: A function from a point to its spectrum.
+        tolerances: The tolerances of the method.
     """
     free, spectrum = free_point(point, box), spectrum_of(point)
     free_spectrum = spectrum if box is None else spectrum_of(free)
@@ -209,7 +209,7 @@ def exact_point(model: LinearModel, point: Linearization) -> Linearization:
 
 
 def _spectrum(model: LinearModel, point: Linearization) -> Spectrum:
-    """Return rank and best single-parameter decrease for models without a triangular factor."""
+    """Return the spectrum; without a triangular factor, only the rank and the largest slope."""
     if point.triangle is None:
         best = jnp.max(slopes(point), initial=0)
         none = jnp.zeros(point.x.shape, bool)

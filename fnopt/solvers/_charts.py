@@ -15,11 +15,11 @@ from fnopt.solvers.result._solution import Solution, StepHistory
 
 
 class _Chart(NamedTuple):
-    """The solution on a chart, and the vector with which the next one begins."""
+    """The solution on a chart, and the initial vector of the next chart."""
 
     x: jax.Array  # tangent coordinates, then base points
     end: Solution
-    moved: jax.Array  # whether the end is away from the base points
+    moved: jax.Array  # whether the solution differs from the base points
 
 
 def through_charts(
@@ -30,17 +30,18 @@ def through_charts(
 ) -> Solution:
     """Solve in tangent coordinates until the solution is at its base points.
 
-    The Jacobian, the certificate and the covariance are then those of the tangent space at the
-    solution, up to rounding: a retraction differs from another to second order in its coordinates.
+    Jacobian, certificate and covariance then refer to the tangent space at the solution, up to
+    rounding error: retractions differ only to second order in their coordinates.
 
     Args:
         setting: The problem.
         solve: `solve(x, max_steps)` solves with the base points at the end of `x` as constants.
-        x: Where to start.
-        max_steps: The most steps of all charts.
+        x: The initial guess.
+        max_steps: The maximum number of steps of all charts together.
 
     Returns:
-        The last solution, with the whole vector as its params and the steps of all charts.
+        The last solution, with the whole vector as its params and the number of steps of all
+        charts.
     """
     fitted = setting.problem.fitted
     root = jnp.asarray(float(jnp.finfo(x.dtype).eps) ** 0.5, x.dtype)
@@ -62,7 +63,7 @@ def through_charts(
 
 
 def _added(before: Solution, end: Solution) -> Solution:
-    """The solution with the steps of the charts before."""
+    """Add the number of steps of the previous charts to the solution."""
     names = ("steps", "nfev", "njev", "nhev")
     counts = {name: getattr(before, name) + getattr(end, name) for name in names}
     history = end.history

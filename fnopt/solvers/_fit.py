@@ -1,4 +1,4 @@
-"""A least-squares fit as one function of arrays: set-up, search, and the way back to the params."""
+"""A least-squares fit as one function of arrays: set-up, search, conversion to params."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def fit(
     *,
     asked: SearchOptions,
 ) -> Solution:
-    """Fit params to data, from where everything is traced: set-up, search, and the way back."""
+    """Fit params to data under a trace: set-up, search, and conversion to the user's params."""
     params = pvary_for(residual_fn, params, *args)
     setting = set_up(residual_fn, params, args, jac=jac, **options)
     if setting.problem.box is not None:

@@ -28,7 +28,7 @@ from fnopt.solvers.problem._units import end_units, in_unit
 from fnopt.solvers.result._solution import Solution
 
 Map = Callable[[jax.Array], jax.Array]
-Data = tuple[Any, Any, Any]  # what residuals (and their squares), losses and bounds depend on
+Data = tuple[Any, Any, Any]  # arrays that residuals (and squares), losses and bounds depend on
 
 
 def implicitly(
@@ -38,23 +38,23 @@ def implicitly(
     x: jax.Array,
     max_steps: jax.Array,
 ) -> Solution:
-    """An iteration whose result is differentiated by the implicit function theorem.
+    """Differentiate the result of an iteration by the implicit function theorem.
 
-    Params, cost, residuals and Jacobian of the result have derivatives with respect to all that
-    the residuals, losses and bounds depend on: arguments, or what the residual function closes
-    over. The start has none: the minimum doesn't depend on it.
+    Params, cost, residuals and Jacobian of the result have derivatives with respect to all arrays
+    that the residuals, losses and bounds depend on: arguments and captured arrays. The derivative
+    with respect to the initial guess is zero, because the minimum doesn't depend on it.
 
     Args:
         iterate: `iterate(problem, solver, x, max_steps)` returns a solution made of vectors.
         problem: The problem.
         solver: The method.
-        x: Where to start.
-        max_steps: The most steps.
+        x: The initial guess.
+        max_steps: The maximum number of steps.
 
     Returns:
-        What `iterate` returns.
+        The solution that `iterate` returns.
     """
-    # What the functions close over becomes an argument, so that it can have a derivative.
+    # Captured arrays become arguments, so that they can have a derivative.
     flat, one = problem.flat, jnp.ones((), x.dtype)
     given, ones = flat.derivative, pvary_over_rows(jnp.ones(flat.m, x.dtype))
     opened = (
@@ -84,7 +84,7 @@ def implicitly(
     @run.defjvp
     def rule(primals: Any, tangents: Any) -> tuple[Solution, Solution]:
         (_, data, *_), (_, change, *_) = primals, tangents
-        with rows_sharded_over(axes):  # the rule is traced when everything else is done
+        with rows_sharded_over(axes):  # JAX traces the rule after this context has ended
             end = run(*primals)
             tangent = _tangent(rebuilt, end, data, change, mode)
         return end._replace(params=_on_mesh_of(end.params, tangent.params)), tangent
@@ -93,7 +93,7 @@ def implicitly(
 
 
 def _on_mesh_of(x: jax.Array, like: jax.Array) -> jax.Array:
-    """Put the type of an array on the mesh of another: JAX 0.7 compares the meshes of carries.
+    """Convert the type of an array to the mesh of another: JAX 0.7 compares the meshes of carries.
 
     An array that depends on no input of a `shard_map` is on no mesh.
     """
@@ -105,7 +105,7 @@ def _on_mesh_of(x: jax.Array, like: jax.Array) -> jax.Array:
 def _opened(
     fn: Any, x: jax.Array, *rest: jax.Array, mark: Callable[[jax.Array], jax.Array] = lambda x: x
 ) -> tuple[Callable[[list[Any]], Any], list[Any]]:
-    """A function as one of what it closes over, and these values; None stays None."""
+    """Make the captured arrays of a function arguments, and return both; None stays None."""
     if fn is None:
         return lambda consts: None, []
     function, consts = convert_closure(fn, mark(x), *rest)
@@ -161,19 +161,19 @@ def _derived(problem: Problem, x: jax.Array, mode: str, with_jacobian: bool) -> 
     r = problem.flat.r(x)
     if not with_jacobian:
         return problem.cost_at(x), r, None
-    # By the function itself: what the user's Jacobian depends on is not looked at here.
+    # Differentiates the function itself: arrays that only the user's Jacobian captures don't count.
     _, J = linearise(problem.flat._replace(derivative=None), x, mode)
     return problem.cost_at(x), r, problem.weighed(J, r)
 
 
 def _triangle_change(R: jax.Array | None, J: jax.Array, dJ: jax.Array) -> jax.Array:
-    r"""The change of the triangle `R` of rows that are divided over devices.
+    r"""Return the tangent of the triangular factor `R` of rows that are sharded over devices.
 
     .. math:: R^\top R = J^\top J, \qquad dR = \Phi(K + K^\top)\, R, \qquad
               K = (J R^{-1})^\top\, dJ\, R^{-1}
 
-    where :math:`\Phi` takes the upper triangle with half of the diagonal. A row without a pivot
-    counts as constant.
+    where :math:`\Phi` takes the upper triangle with half of the diagonal. A row of `R` without a
+    pivot counts as constant.
     """
     assert R is not None
     pivots = (jnp.diagonal(R) != 0).astype(R.dtype)

@@ -1,4 +1,4 @@
-"""The points and steps of many small problems, which lie along the last axis: the *lanes*."""
+"""Linearizations and steps of many small problems along the last axis, the *lanes*."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ class LaneProblems(NamedTuple):
     """The functions of many problems."""
 
     linearise: Callable[[tuple[jax.Array, ...], Any], tuple[list[jax.Array], jax.Array]]
-    """The columns of the Jacobians and the residuals, each `[m, lanes]`, from params and data."""
+    """Map params and data to the columns of the Jacobians and the residuals, each `[m, lanes]`."""
     losses: Callable[[Any], RobustCost | None]
-    """What residuals cost, from the data."""
+    """Map the data to the robust cost of the residuals."""
 
 
 class LossRows(NamedTuple):
-    """The residuals before a loss weights them, and the columns that it has weighted."""
+    """The residuals before weighting by a loss, and the weighted columns of the Jacobian."""
 
     residuals: jax.Array  # [m, lanes]
     columns: list[jax.Array]
@@ -58,16 +58,16 @@ class LossRows(NamedTuple):
 def evaluate(
     problems: LaneProblems, x: jax.Array, data: Any, dense: bool = False, **floor: float
 ) -> tuple[Linearization, Any]:
-    """The points with their normal equations, and `LossRows` where residuals have a loss.
+    """Return the points with their normal equations, and `LossRows` if residuals have a loss.
 
-    The normal matrix is a tuple of its entries, or dense where params are taken out of it.
+    The normal matrix is a tuple of its entries, or dense if bounds may remove params.
     """
     columns, residuals = problems.linearise(tuple(x), data)
     losses, r = problems.losses(data), residuals
     if losses is not None:
         a, b = losses.corrections(residuals, **floor)
         columns, r = [b * column for column in columns], a * residuals
-    # Behind a barrier: the model would otherwise be evaluated anew for what uses the residuals.
+    # With a barrier, because XLA would otherwise evaluate the model again for each use of r.
     *columns, r = jax.lax.optimization_barrier((*columns, r))
     sums = normal_equations(columns, r)
     A = NormalMatrix(_full(sums.A), jnp.ones_like(x)) if dense else sums.A
@@ -80,7 +80,7 @@ def evaluate(
 
 
 def costed(problems: LaneProblems, cost: Any, data: Any, *residuals: Any) -> jax.Array:
-    """A cost of residuals that have losses, or its reduction from one to another."""
+    """Return the robust cost of residuals, or its reduction between two residuals."""
 
     def one(data: Any, *r: jax.Array) -> jax.Array:
         return cost(problems.losses(data), *r)
@@ -89,9 +89,9 @@ def costed(problems: LaneProblems, cost: Any, data: Any, *residuals: Any) -> jax
 
 
 def lane_summary(problems: LaneProblems, x: jax.Array, data: Any) -> tuple[jax.Array, jax.Array]:
-    r"""The cost at params of shape `[n, lanes]`, and :math:`(J^T J)^{-1}` of `[n, n, lanes]`.
+    r"""Return the cost at params `[n, lanes]`, and :math:`(J^T J)^{-1}` of `[n, n, lanes]`.
 
-    `J` is without the floor under the curvature of a loss.
+    `J` has no lower bound on the curvature of a loss.
     """
     point, r = evaluate(problems, x, data, floor=0.0)
     inverse = over_lanes(gram_spectrum)(point).inverse
@@ -109,16 +109,16 @@ def step(
     search: SearchState,
     radius: jax.Array,
 ) -> SearchState:
-    """The searches after a step; lanes that are done keep what they have, to the last bit.
+    """Take one step in every search; finished lanes keep their state, bit for bit.
 
     Args:
         problems: The functions of the problems.
         method: The method.
-        tolerances: Its numbers.
-        data: The problems' data.
+        tolerances: The tolerances of the method.
+        data: The data of the problems.
         box: The bounds, of shape `[n, lanes]`.
         search: The searches.
-        radius: First radii of restarts; 0 for that of the method.
+        radius: Initial radii of restarts; 0 selects the method's own.
     """
     scale = metric(search, relative=box is None)
     if box is None:
@@ -138,7 +138,7 @@ def step(
         actual = costed(problems, reduction, data, rows.residuals, r.residuals, pulled)
 
     running = search.status == Status.RUNNING.value
-    # A lane that is done takes no step.
+    # A finished lane takes no step.
     actual = jnp.where(running, actual, -jnp.inf)
     after, _ = after_step(method, tolerances, box, search, scale, trial, end, r, actual, radius)
     small = {
@@ -149,7 +149,7 @@ def step(
 
 
 def _propose_within(state: SearchState, scale: jax.Array, box: Box) -> tuple[Trial, jax.Array]:
-    """The step of one problem within bounds, and where it ends."""
+    """Return the step of one problem within bounds, and its end point."""
 
     def propose(point: Linearization, lam: jax.Array) -> Trial:
         return _propose(point, scale, state.radius, lam)
@@ -158,10 +158,10 @@ def _propose_within(state: SearchState, scale: jax.Array, box: Box) -> tuple[Tri
 
 
 def _propose(point: Linearization, scale: jax.Array, radius: jax.Array, lam: jax.Array) -> Trial:
-    """The steps of problems by an unrolled Cholesky factorisation, for guesses of the damping.
+    """Return the steps of all problems by an unrolled Cholesky factorisation, for given damping.
 
-    As in :class:`fnopt.linear.TriangleSystem` a step is cut to the radius, and one factorisation is
-    all: the damping of the next step follows from it.
+    As in :class:`fnopt.linear.TriangleSystem` a step is cut to the radius. One factorisation is
+    enough, because the damping of the next step follows from this solution.
     """
     A, g = _scaled_rows(point, scale), point.gradient / scale
     least = rounding_damping(jnp.ones_like(lam), len(g))
@@ -183,7 +183,7 @@ def _propose(point: Linearization, scale: jax.Array, radius: jax.Array, lam: jax
 
 
 def _scaled_rows(point: Linearization, scale: jax.Array) -> Any:
-    """The lower triangle of the scaled normal matrix, number by number."""
+    """Return the lower triangle of the scaled normal matrix as a tuple of rows of entries."""
     A = point.J.matrix if isinstance(point.J, NormalMatrix) else point.J
     return tuple(
         tuple(A[i][j] / (scale[i] * scale[j]) for j in range(i + 1)) for i in range(len(scale))
@@ -191,15 +191,15 @@ def _scaled_rows(point: Linearization, scale: jax.Array) -> Any:
 
 
 def _full(A: Rows) -> jax.Array:
-    """The symmetric matrix of a lower triangle."""
+    """Return the symmetric matrix with a given lower triangle."""
     n = range(len(A))
     return jnp.stack([jnp.stack([A[max(i, j)][min(i, j)] for j in n]) for i in n])
 
 
 def gram_spectrum(point: Linearization) -> Spectrum:
-    """What the normal matrix with a diagonal of 1 shows of one problem, and its inverse.
+    """Return the spectrum of one problem from its normal matrix with unit diagonal.
 
-    A pivot that rounding explains counts as zero, and its param as determined by the others.
+    A pivot at rounding level counts as zero, and its param as dependent on the others.
     """
     scale = initial_scale(point.columns)
     A = _scaled_rows(point, scale)
@@ -208,7 +208,7 @@ def gram_spectrum(point: Linearization) -> Spectrum:
     c = unrolled_forward(factor, tuple(point.gradient / scale))
     inverse, full = _full(unrolled_inverse(factor)), _full(A)
     dropped = ~jnp.isfinite(jnp.stack(factor.diagonal))
-    # A param is determined if no change of the dropped ones moves it.
+    # A param is determined if it doesn't depend on the params without a pivot.
     effects = jnp.abs(jnp.sum(inverse[:, :, None] * full[None], axis=1))
     effects = effects * dropped.astype(scale.dtype)
     root = jnp.asarray(float(jnp.finfo(scale.dtype).eps) ** 0.5, scale.dtype)

@@ -1,8 +1,8 @@
 """Many small problems at once: the loop of `least_squares`, with a problem in each lane.
 
-Problems lie along the last axis, the *lanes*, so that a number of the algorithm is a vector of so
-many. Residuals and normal equations are written for lanes; steps, stopping tests and certificates
-are those of one problem under `jax.vmap`. A lane whose problem is done takes the next one.
+The last axis of all arrays is the problems, the *lanes*. Residuals and normal equations are written
+for lanes; steps, stopping tests and certificates are those of one problem under `jax.vmap`. A lane
+whose problem is finished takes the next problem.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fnopt.solvers._stopping import Tolerances, checked_status
 
 
 class LaneEnds(NamedTuple):
-    """The ends of all problems, along the first axis."""
+    """The results of all problems, along the first axis."""
 
     x: jax.Array  # [fits, n]
     cost: jax.Array
@@ -45,26 +45,26 @@ class LaneEnds(NamedTuple):
 
 
 class _Lanes(NamedTuple):
-    """The problems in work, along the last axis."""
+    """The problems that are being solved, along the last axis."""
 
     search: SearchState
-    index: jax.Array  # int32, which problems; their number where there is none
-    rounds: jax.Array  # int32, certificates so far
-    cost: jax.Array  # at the last restart
-    radius: jax.Array  # the first one of a restart
+    index: jax.Array  # int32, indices of the problems; the number of problems for an idle lane
+    rounds: jax.Array  # int32, number of certificates so far
+    cost: jax.Array  # the cost at the last restart
+    radius: jax.Array  # the initial radius of a restart
 
 
 class _Queue(NamedTuple):
-    """The problems in work, how many were begun, and the ends of those that are done."""
+    """The problems in the lanes, the number of started problems, and the results so far."""
 
     lanes: _Lanes
     begun: jax.Array  # int32
     ends: LaneEnds
 
 
-# Lanes are refilled when at most one in four still works. To refill them costs about a step of all;
-# of 500 fits with 6.4 +- 1.4 evaluations steps and refills, simulated, are 44, for one in two 47,
-# for one in eight 46.
+# Lanes are refilled when at most one in four is still running. Refilling costs about as much as a
+# step of all lanes. For 500 simulated fits with 6.4 +- 1.4 evaluations, steps and refills are 44;
+# they are 47 for one in two, and 46 for one in eight.
 _REFILL = 4
 
 
@@ -78,17 +78,17 @@ def search_lanes(
     max_steps: int,
     lanes: int,
 ) -> LaneEnds:
-    """Fits all problems, so many at a time.
+    """Solve all problems, `lanes` of them at a time.
 
     Args:
         problems: The functions of the problems.
-        x0: Where to start, of shape `[fits, n]`.
-        rows: The problems' data: arrays whose first axis is the problems.
+        x0: The initial guesses, of shape `[fits, n]`.
+        rows: The data of the problems: arrays whose first axis is the problems.
         box: The bounds, of shape `[fits, n]`.
         method: The method.
-        tolerances: Its numbers.
-        max_steps: The most steps of a problem.
-        lanes: Number of problems that are worked on at once.
+        tolerances: The tolerances of the method.
+        max_steps: The maximum number of steps of a problem.
+        lanes: Number of problems that are solved at once.
     """
     fits, n = x0.shape
 
@@ -99,7 +99,7 @@ def search_lanes(
         return jnp.sum(is_running(lanes.search), dtype=jnp.int32)
 
     def start_lanes(index: jax.Array) -> _Lanes:
-        """The lanes before the first evaluation of these problems; idle without a problem."""
+        """Return lanes before the first evaluation of these problems; idle without a problem."""
         x, data = _lane_rows((x0, rows), index)
         point, r = zeros_of(functools.partial(evaluate, problems, dense=box is not None), x, data)
         search = initial_state(point._replace(x=x), r)
@@ -108,7 +108,7 @@ def search_lanes(
         return _Lanes(search._replace(status=status), index, 0 * index, blank, blank)
 
     def certify_lanes(lanes: _Lanes, data: Any, box: Box | None) -> tuple[_Lanes, LaneEnds]:
-        """The lanes whose failed certificates restart them, and the ends of all."""
+        """Restart the lanes whose certificate failed; return all lanes and their results."""
         search, rounds = lanes.search, lanes.rounds + 1
         certify = functools.partial(certified_end, spectrum_of=gram_spectrum, tolerances=tolerances)
         certified = over_lanes(certify)(search, search.point, box)
@@ -135,7 +135,7 @@ def search_lanes(
         return _choose(restarts, fresh, lanes), ends
 
     def advance_queue(queue: _Queue) -> _Queue:
-        """The queue with new problems in idle lanes, after steps of all until most are done."""
+        """Run all lanes until most are finished, and put new problems into idle lanes."""
         idle = ~is_running(queue.lanes.search)
         index = queue.begun + jnp.cumsum(idle, dtype=jnp.int32) - 1
         index = jnp.where(idle, jnp.minimum(index, fits), queue.lanes.index)
@@ -150,7 +150,7 @@ def search_lanes(
         least = jnp.where(begun < fits, count_running(lanes) // _REFILL, 0)
         stopped = while_loop(lambda now: count_running(now) > least, advance, lanes)
         lanes, ends = certify_lanes(stopped, data, sides)
-        # Only the ends of lanes that stopped and don't restart are kept.
+        # Only the results of lanes that stopped and don't restart are kept.
         index = jnp.where(is_running(stopped.search) | is_running(lanes.search), fits, index)
         ends = jax.tree.map(
             lambda old, new: old.at[index].set(jnp.moveaxis(new, -1, 0), mode="drop"),
@@ -178,7 +178,7 @@ def search_lanes(
 
 
 def _lane_rows(tree: Any, index: jax.Array) -> Any:
-    """Rows of arrays as lanes; any for an index that is out of range."""
+    """Return rows of arrays as lanes; arbitrary values for an index out of range."""
     return jax.tree.map(lambda a: jnp.moveaxis(a.at[index].get(mode="clip"), 0, -1), tree)
 
 

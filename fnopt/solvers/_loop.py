@@ -1,4 +1,4 @@
-"""The least-squares loop: linearize, propose, compare, accept or refuse, adapt the radius."""
+"""The least-squares loop: linearize, propose a step, accept or reject it, adapt the radius."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ from fnopt.solvers.result._solution import StepHistory
 class SearchState(NamedTuple):
     """The state of the loop."""
 
-    point: Linearization  # where the search is
-    residuals: jax.Array | None  # [m], where those of the linear model are weighted by a loss
-    scale: jax.Array  # [n], the norms of the Jacobian's columns, with a fading memory
-    max_columns: jax.Array  # [n], the largest of them over the residual norm, so far
+    point: Linearization  # at the current iterate
+    residuals: jax.Array | None  # [m], unweighted, if a loss weights those of the linear model
+    scale: jax.Array  # [n], maximum norms of the Jacobian's columns, with exponential decay
+    max_columns: jax.Array  # [n], maximum of column norm over residual norm, so far
     radius: jax.Array  # of the trust region; 0 before the first evaluation
     lam: jax.Array  # damping of the next step
-    rejections: jax.Array  # int32, refused steps in a row
+    rejections: jax.Array  # int32, consecutive rejected steps
     status: jax.Array
     steps: jax.Array  # int32, number of trial steps
     history: StepHistory | None
 
 
 Watch = Callable[[Problem, SearchState, jax.Array, jax.Array], SearchState]
-"""Write the history and call the callback, from the problem, the state, whether the step was
-accepted, and whether this is the evaluation of a start."""
+"""Write the history and call the callback, given the problem, the state, whether the step was
+accepted, and whether this is the first evaluation of a loop."""
 
 
 def zeros_of(fn: Callable[..., Any], *args: Any) -> Any:
-    """Zeros of the shapes and dtypes that a function returns."""
+    """Return zeros of the shapes and dtypes that a function returns."""
     return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(fn, *args))
 
 
 def initial_state(
     point: Linearization, residuals: Any, history: StepHistory | None = None
 ) -> SearchState:
-    """The state before the first evaluation, of one problem or of many along the last axis."""
+    """Return the initial state of one problem, or of many problems along the last axis."""
     zero, zeros = jnp.zeros_like(point.cost), jnp.zeros_like(point.x)
     count = zero.astype(jnp.int32)
     return SearchState(
@@ -80,10 +80,10 @@ def initial_state(
 def blank_state(
     problem: Problem, model: LinearModel, x: jax.Array, history: StepHistory | None
 ) -> SearchState:
-    """The state before the first evaluation, which the loop makes like all others.
+    """Return the state before the first evaluation, which is the loop's first iteration.
 
-    So the program holds the user's function once. On a mesh the types of arrays aren't known ahead,
-    and the start is evaluated here as well.
+    So the program contains the user's function once. On a mesh the types of arrays are unknown
+    before an evaluation, so the initial guess is evaluated here as well.
     """
     evaluate = functools.partial(problem.evaluate, model)
     on_mesh = row_axes() or not jax.sharding.get_abstract_mesh().empty
@@ -92,7 +92,7 @@ def blank_state(
 
 
 def relative_columns(point: Linearization) -> jax.Array:
-    """The norms of the Jacobian's columns over that of the residuals; 0 where these are zero."""
+    """Return the norms of the Jacobian's columns over the residual norm; 0 if this is zero."""
     return divide(point.columns, jnp.sqrt(2 * point.cost))
 
 
@@ -105,16 +105,16 @@ def iterate(
     max_steps: jax.Array,
     watch: Watch,
 ) -> SearchState:
-    """Steps until a stopping test holds.
+    """Take steps until a stopping test holds.
 
     Args:
         problem: The problem.
         method: The method.
-        tolerances: Its numbers.
-        state: Where to start; everything but the params and the number of steps is made anew.
-        radius: The first radius of a trust region; 0 for that of the method.
-        max_steps: The most steps in all.
-        watch: Notes a step.
+        tolerances: The tolerances of the method.
+        state: The initial state, of which only the params and the number of steps are used.
+        radius: The initial trust-region radius; 0 selects the method's own.
+        max_steps: The maximum number of steps in total.
+        watch: Records a step and calls the callback.
     """
     model = method.model(problem.model)
     box, relative = problem.box, model.has_triangle and method.rule.is_region
@@ -148,19 +148,19 @@ def iterate(
 
 
 def restarted(state: SearchState) -> SearchState:
-    """The state before the next loop, which keeps the params and the number of steps."""
+    """Return the initial state of the next loop, with the same params and number of steps."""
     return state._replace(
         radius=jnp.zeros_like(state.radius),
         scale=jnp.zeros_like(state.scale),
         rejections=jnp.zeros_like(state.rejections),
         status=jnp.full_like(state.status, Status.RUNNING.value),
-        # Evaluating the start again is no step.
+        # The evaluation of the initial point doesn't count as a step.
         steps=state.steps - (state.steps >= 0).astype(jnp.int32),
     )
 
 
 def metric(state: SearchState, relative: bool) -> jax.Array:
-    """The scaling of the next step, with or without the relative step bound."""
+    """Return the scaling of the next step, with or without the relative step bound."""
     scale = initial_scale(state.scale)
     return with_relative_bound(scale, state.point) if relative else scale
 
@@ -177,18 +177,18 @@ def after_step(
     actual: jax.Array,
     radius: jax.Array,
 ) -> tuple[SearchState, jax.Array]:
-    """The state after a step or after the evaluation of a start, and whether that was accepted.
+    """Return the state after a step or a first evaluation, and whether it was accepted.
 
     The arrays are those of one problem, or of many along the last axis of each.
 
     Args:
         method: The method.
-        tolerances: Its numbers.
+        tolerances: The tolerances of the method.
         box: The bounds.
-        state: The state before the step; a radius of 0 says that its point wasn't evaluated.
+        state: The state before the step; a radius of 0 marks that its point wasn't evaluated.
         scale: The scaling of the step.
         trial: The step.
-        end: Where the step ends.
+        end: The linearization at the end of the step.
         r: The residuals at the end, not weighted by a loss.
         actual: The reduction of the cost.
         radius: The first radius of a trust region; 0 for that of the method.
@@ -228,12 +228,12 @@ def after_step(
 
 
 def _select(accepted: jax.Array, new: Any, old: Any) -> Any:
-    """The new tree if a step is accepted, of many problems along the last axis or of one."""
+    """Select the new tree where a step is accepted, for one problem or along the last axis."""
     if accepted.ndim:
         return jax.tree.map(lambda a, b: jnp.where(accepted, a, b), new, old)
     return cond(accepted, lambda: new, lambda: old)
 
 
 def _free_slopes(point: Linearization, box: Box | None) -> Linearization:
-    """The point for stopping tests: a triangle's `c` holds what held params would take off."""
+    """Return the free point for stopping tests, without its triangle, which has active params."""
     return point if box is None else free_point(point, box)._replace(triangle=None)

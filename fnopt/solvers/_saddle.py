@@ -1,4 +1,4 @@
-"""The second-order test of a certificate: the least curvature of the cost, and the way down it."""
+"""The second-order test of a certificate: least curvature of the cost, and a step along it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fnopt.solvers.linear_model._linearization import Linearization
 from fnopt.solvers.linear_model._scaling import initial_scale
 from fnopt.solvers.problem._problem import Problem
 
-# Lanczos' method is exact for as many params; for more it finds a clearly negative end of the
+# Lanczos' method is exact for this many params; for more it finds a clearly negative end of the
 # spectrum (Kuczyński and Woźniakowski 1992: an error of (ln n / 32)^2 of the spectrum's width).
 _PRODUCTS = 32
 
@@ -25,18 +25,18 @@ class Curvature(NamedTuple):
     """The least curvature at a point."""
 
     least: jax.Array  # the least eigenvalue of D^-1 H D^-1
-    x: jax.Array  # [n], the lowest of some points along its direction
-    falls: jax.Array  # whether the cost is lower there, by more than a negligible decrease
-    negative: jax.Array  # whether the least eigenvalue is negative by more than rounding
+    x: jax.Array  # [n], the point of least cost among trial points along the eigenvector
+    falls: jax.Array  # whether the decrease of the cost at x is more than negligible
+    negative: jax.Array  # whether the least eigenvalue is negative by more than rounding error
 
 
 def least_curvature(problem: Problem, point: Linearization, bound: jax.Array) -> Curvature:
     r"""Look for a direction of negative curvature, and take a step along it.
 
     Along the direction `v` of the least eigenvalue :math:`\lambda` of the scaled Hessian the cost
-    decreases by :math:`|\lambda| t^2 / 2` to second order. Points on both sides are tried, from the
-    one at which that is the whole cost, each at a quarter of the distance of the one before, as
-    long as it is more than a negligible share.
+    decreases by :math:`|\lambda| t^2 / 2` to second order. The largest trial `t` makes this
+    decrease equal to the cost. Each further `t`, on both sides, is a quarter of the previous one,
+    while the predicted decrease is more than a negligible share of the cost.
 
     Args:
         problem: The problem.
@@ -68,7 +68,7 @@ def least_curvature(problem: Problem, point: Linearization, bound: jax.Array) ->
     least = pair.values[0]
     v = moving * pair.vectors[0] / scale
     longest = jnp.sqrt(divide(2 * point.cost, jnp.abs(least)))
-    trials = 1 + int(np.log(1 / SHARE) / np.log(16))  # the decrease goes with the square
+    trials = 1 + int(np.log(1 / SHARE) / np.log(16))  # the decrease is proportional to t^2
     lengths = longest * jnp.asarray(0.25 ** np.arange(trials), x.dtype)
     ends = x + jnp.concatenate([jnp.zeros_like(lengths[:1]), lengths, -lengths])[:, None] * v
     if problem.box is not None:
@@ -76,6 +76,6 @@ def least_curvature(problem: Problem, point: Linearization, bound: jax.Array) ->
     costs = jax.vmap(problem.cost_at)(ends)
     costs = jnp.where(jnp.isfinite(costs), costs, jnp.asarray(jnp.inf, costs.dtype))
     falls = (least < 0) & (jnp.min(costs) < costs[0] - bound / 2)
-    # Each product rounds by a unit of the norm, at most the trace n of the scaled J^T J.
+    # A product has a rounding error of eps times the norm, at most the trace n of the scaled J^T J.
     rounding = jnp.asarray(_PRODUCTS * x.size * float(jnp.finfo(x.dtype).eps), x.dtype)
     return Curvature(least, ends[jnp.argmin(costs)], falls, least < -rounding)

@@ -1,4 +1,4 @@
-"""The search of `least_squares`: loops, each with a certificate of its end, to a solution."""
+"""The search of `least_squares`: loops until the certificate of the final point holds."""
 
 from __future__ import annotations
 
@@ -23,19 +23,20 @@ from fnopt.solvers.problem._problem import Problem, Setting
 from fnopt.solvers.problem._units import in_unit, restored
 from fnopt.solvers.result._solution import Solution, StepHistory, StepInfo, empty_history, noted
 
-# Loops at most. Without restarts 81 of the 1,173 fits that converge from the starts of NIST and of
-# Moré, Garbow and Hillstrom don't; a check that failed thrice isn't mended by another one.
+# Maximum number of loops. Without restarts, 81 of the 1,173 fits that converge from the initial
+# guesses of NIST and of Moré, Garbow and Hillstrom don't. After three failed checks a further loop
+# doesn't help.
 ROUNDS = 3
 
 
 class _Round(NamedTuple):
-    """A loop and the certificate of its end."""
+    """The final state of a loop, and its certificate."""
 
     state: SearchState
     certified: Certified
-    unit: jax.Array  # what the residuals of that loop are multiplied by
-    number: jax.Array  # int32, loops so far, without those in another unit
-    decreased: jax.Array  # whether the last restart lowered the cost by more than a share
+    unit: jax.Array  # the factor of the residuals in this loop
+    number: jax.Array  # int32, number of loops so far, without repetitions in another unit
+    decreased: jax.Array  # whether the last restart lowered the cost by more than SHARE
 
 
 class SearchOptions(NamedTuple):
@@ -43,7 +44,7 @@ class SearchOptions(NamedTuple):
 
     starts: int = 1
     certify: str = "first-order"
-    history: int | None = None  # the steps to keep
+    history: int | None = None  # the number of steps to keep
     callback: Callable[[StepInfo], Any] | None = None
     check_jac: bool = True
 
@@ -51,7 +52,7 @@ class SearchOptions(NamedTuple):
 def search(
     setting: Setting, solver: LeastSquaresMethod, max_steps: jax.Array, options: SearchOptions
 ) -> Solution:
-    """Loops until a certificate holds, or three times; the solution as vectors."""
+    """Run loops until a certificate holds, at most three; return the solution as vectors."""
     problem, x, full = setting.problem, setting.x, options.certify == "full"
     tolerances = solver.tolerances(setting.made.free, x.dtype)
 
@@ -63,14 +64,14 @@ def search(
         end = iterate(scaled, solver, tolerances, start, radius, max_steps, watch)
         certified = certify(scaled, solver.model(scaled.model), end, tolerances, unit, full)
         # The restart takes the Gauss-Newton step of the failed check. If that doesn't lower the
-        # cost, the linear model was wrong, and the point stands.
+        # cost, the linear model was wrong, and the search ends at this point.
         decreased = end.point.cost < (1 - tolerances.share) * start.point.cost
         decreased |= rescaled | (last.number == 0)
         number = last.number + (~rescaled).astype(jnp.int32)
         return _Round(end, certified, unit, number, decreased)
 
     def unfinished(last: _Round) -> jax.Array:
-        # Evaluating the same point in another unit is no step.
+        # An evaluation of the same point in another unit doesn't count as a step.
         in_time = (last.state.steps < max_steps) | (last.certified.unit != last.unit)
         return last.certified.failed & last.decreased & (last.number < ROUNDS) & in_time
 
@@ -112,10 +113,10 @@ def _solution(problem: Problem, solver: LeastSquaresMethod, last: _Round) -> Sol
 
 
 def final_status(status: jax.Array, certified: Certified, decreased: jax.Array) -> jax.Array:
-    """The status of a search whose last loop ended with a certificate."""
+    """Return the status of a search from its last loop and the certificate."""
     running = status == Status.RUNNING.value
     status = jnp.where(running, Status.MAX_STEPS.array, certified.status)
-    # Each restart lowered the cost, and no more are made.
+    # Each restart lowered the cost, but the limit of restarts is reached.
     exhausted = certified.failed & decreased & is_converged(status)
     return jnp.where(exhausted, Status.STALLED.array, status)
 
@@ -130,7 +131,7 @@ def _watch(
     accepted: jax.Array,
     first: jax.Array,
 ) -> SearchState:
-    """Writes the history and calls the callback after a step, not after evaluating a start."""
+    """Write the history and call the callback after a step, not after a first evaluation."""
     if state.history is None and callback is None:
         return state
 
@@ -139,12 +140,13 @@ def _watch(
         cost = problem.cost(point.r if state.residuals is None else state.residuals)
         gradient = free_point(point, problem.box).gradient
         entry = StepHistory(cost, norm(gradient), state.radius, accepted)
-        # A trust radius is a length of residuals; a damping in units of D^2 has no unit.
+        # A trust-region radius has the unit of the residuals; a damping relative to D^2 has no
+        # unit.
         powers = {"cost": 2, "gradient_norm": 2, "radius": int(solver.rule.is_region)}
         entry = restored(entry, unit, powers)
         if callback is not None:
             info = StepInfo(state.steps, setting.params(point.x), *entry)
-            # Report RUNNING until the certificate is made.
+            # Report RUNNING until the certificate is computed.
             converged = is_converged(state.status)
             running = jnp.where(converged, Status.RUNNING.array, state.status)
             status = status_after(callback, info, running)

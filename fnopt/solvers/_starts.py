@@ -1,4 +1,4 @@
-"""Multi-start: several searches side by side, of which the lowest end counts."""
+"""Multi-start: several searches in parallel, of which the solution of least cost is returned."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fnopt.solvers.result._solution import Solution
 
 
 def checked_starts(starts: int) -> int:
-    """The number of starts; refuses what is none."""
+    """Check the number of starting points and return it."""
     if isinstance(starts, bool) or not isinstance(starts, int) or starts < 1:
         raise ValueError(
             f"least_squares: starts = {starts!r}, expected how many points to search from, a whole "
@@ -25,14 +25,15 @@ def checked_starts(starts: int) -> int:
 
 
 def starting_points(x: jax.Array, box: Box | None, count: int) -> jax.Array:
-    r"""The start, and others around it that fill the space evenly.
+    r"""Return the initial guess and low-discrepancy points around it.
 
     With points :math:`u` of a low-discrepancy sequence in :math:`[0, 1)^n` a param starts at
-    :math:`x_j\, 10^{2 u_j - 1}`: its sign stays, its magnitude changes by up to ten either way. One
-    that is zero starts at :math:`2 u_j - 1`, and one with two bounds anywhere between these.
+    :math:`x_j\, 10^{2 u_j - 1}`: its sign stays, and its magnitude changes by a factor of up to ten
+    in either direction. A param that is zero starts at :math:`2 u_j - 1`, and a param with two
+    bounds anywhere between the bounds.
 
     Args:
-        x: The start, of shape `[n]`.
+        x: The initial guess, of shape `[n]`.
         box: The bounds.
         count: Number of points.
 
@@ -62,9 +63,9 @@ def _additive_recurrence(count: int, n: int) -> np.ndarray:
 
 
 def lowest(search: Callable[[jax.Array], Solution], starts: jax.Array) -> Solution:
-    """The solution of the lowest cost, with the evaluations of all.
+    """Return the solution of least cost, with the numbers of evaluations of all searches.
 
-    Of ends whose costs differ by a negligible share one that has converged counts.
+    Among solutions whose costs differ by a negligible share, a converged one is preferred.
     """
     ends = jax.vmap(search)(starts)
     cost = jnp.where(jnp.isfinite(ends.cost), ends.cost, jnp.asarray(jnp.inf, ends.cost.dtype))

@@ -1,6 +1,6 @@
-"""The stopping tests of a least-squares loop, and the one bound on rounding that they share.
+"""The stopping tests of a least-squares loop, and their bound on rounding error.
 
-A point may also stand for many problems, which then lie along the last axis of all of its arrays.
+The arrays of a point may also have a last axis of many problems.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from fnopt.sharding import row_shards
 from fnopt.solvers._trust_region import SHARE, StepEvaluation
 from fnopt.solvers.linear_model._linearization import Linearization
 
-# Of the cost: a change of the params by 1e-5 sqrt(m - n) standard errors (see SHARE).
+# Relative to the cost: a change of the params by 1e-5 sqrt(m - n) standard errors (see SHARE).
 _SHARP = 1e-10
 
 
 class Tolerances(NamedTuple):
-    """The hyper-parameters of a method, in the dtype of the computation."""
+    """The tolerances of a method, in the dtype of the computation."""
 
     ftol: jax.Array
     xtol: jax.Array
     gtol: jax.Array
-    eps: jax.Array  # rounding unit of the params
+    eps: jax.Array  # machine epsilon of the params
 
     @property
     def share(self) -> jax.Array:
-        """What a converged point may leave of the cost, by the first-order model."""
+        """Largest predicted decrease, relative to the cost, at a converged point."""
         return jnp.maximum(jnp.asarray(SHARE, self.ftol.dtype), jnp.maximum(self.ftol, self.xtol))
 
 
 def default_tolerances(eps: float) -> tuple[float, float, float]:
-    r"""`ftol`, `xtol` and `gtol` for params with the rounding unit `eps`.
+    r"""Return `ftol`, `xtol` and `gtol` for params with the machine epsilon `eps`.
 
     The predicted decrease has twice the digits of the cost, so `ftol` can be below `eps`.
     """
@@ -44,7 +44,7 @@ def default_tolerances(eps: float) -> tuple[float, float, float]:
 
 
 def first_of(*cases: tuple[jax.Array, Status]) -> jax.Array:
-    """The status of the first case that holds, `RUNNING` if none does."""
+    """Return the status of the first case that holds, or `RUNNING`."""
     status = Status.RUNNING.array
     for holds, case in reversed(cases):
         status = jnp.where(holds, case.array, status)
@@ -52,17 +52,18 @@ def first_of(*cases: tuple[jax.Array, Status]) -> jax.Array:
 
 
 def cost_rounding(point: Linearization, eps: jax.Array) -> jax.Array:
-    r"""Bound on what rounding does to a difference of costs.
+    r"""Return a bound on the rounding error of a difference of costs.
 
     .. math:: \delta f = 4 \epsilon f + \rho \|r\| / \sqrt m
 
-    The sum of squares itself, and the residuals, whose errors have random signs.
+    The first term comes from the sum of squares, the second from the residuals, whose rounding
+    errors have random signs.
     """
     return _rounding(point, eps)[1]
 
 
 def _rounding(point: Linearization, eps: jax.Array) -> tuple[jax.Array, jax.Array]:
-    r"""The bounds for the length of the residuals and for a difference of costs.
+    r"""Return bounds on the rounding errors of the residual norm and of a difference of costs.
 
     .. math:: \rho = \epsilon\, \max(1, n / m)\, \| (\|J_j\| x_j)_j \|
 
@@ -76,18 +77,18 @@ def _rounding(point: Linearization, eps: jax.Array) -> tuple[jax.Array, jax.Arra
 
 
 def slopes(point: Linearization) -> jax.Array:
-    r"""The gradient by every column's length, :math:`|J_j^T r| / \|J_j\|`, of shape `[n]`.
+    r"""Return the scaled gradient, :math:`|J_j^T r| / \|J_j\|`, of shape `[n]`.
 
-    Each is the length of what that parameter alone could take off the residuals. MINPACK's gnorm is
-    their largest, over :math:`\|r\|`.
+    Each entry is the norm of the part of the residuals that one param alone could remove, to first
+    order. MINPACK's gnorm is the largest entry over :math:`\|r\|`.
     """
     return divide(jnp.abs(point.gradient), point.columns)
 
 
 def within_range(point: Linearization) -> jax.Array:
-    r"""The length of the residuals within the range of the Jacobian, :math:`\|P r\|`.
+    r"""Return the norm of the residuals projected onto the Jacobian's range, :math:`\|P r\|`.
 
-    Of models without a triangle the largest slope, which is a lower bound.
+    For models without a triangular factor it is the largest entry of `slopes`, a lower bound.
     """
     if point.triangle is None:
         return jnp.max(slopes(point), axis=0, initial=0)
@@ -95,10 +96,11 @@ def within_range(point: Linearization) -> jax.Array:
 
 
 def is_nearer(after: Linearization, before: Linearization) -> jax.Array:
-    r"""Whether the residual norm within the range of the Jacobian is at least halved.
+    r"""Whether the norm of the residuals' projection onto the range of the Jacobian is halved.
 
-    This decides about a step whose cost is flat to rounding. At rounding level the norm itself has
-    hardly a digit; a Gauss-Newton step that converges leaves far less than half of it.
+    This test decides whether to accept a step that changes the cost only at rounding level. There
+    the norm has hardly a correct digit; a convergent Gauss-Newton step leaves far less than half of
+    the norm.
 
     Reference:
         Hager and Zhang (2005), A new conjugate gradient method with guaranteed descent and an
@@ -108,16 +110,16 @@ def is_nearer(after: Linearization, before: Linearization) -> jax.Array:
 
 
 def is_stationary(point: Linearization, gtol: jax.Array) -> jax.Array:
-    """Whether no residual is left, or it is at right angles to every column (MINPACK's gtol)."""
+    """Whether the residual is zero, or orthogonal to every column within gtol, as in MINPACK."""
     steep = jnp.max(slopes(point), axis=0, initial=0)
     return (point.cost <= 0) | (steep <= gtol * jnp.sqrt(2 * point.cost))
 
 
 def negligible_decrease(point: Linearization, tolerances: Tolerances) -> jax.Array:
-    r"""Largest predicted decrease that is accepted at convergence.
+    r"""Return the largest predicted decrease that is accepted at convergence.
 
-    A share of the cost, or what rounding makes of it and, for each parameter, of one component of
-    the residuals, :math:`\delta f + \tfrac12 n \rho^2`.
+    It is a share of the cost, or the rounding error of the cost plus that of one residual component
+    for each param, :math:`\delta f + \tfrac12 n \rho^2`.
     """
     rho, noise = _rounding(point, tolerances.eps)
     noise += jnp.asarray(len(point.x) / 2, rho.dtype) * jnp.square(rho)
@@ -131,13 +133,13 @@ def is_flat(point: Linearization, tolerances: Tolerances) -> jax.Array:
 
 
 def cost_converged(step: StepEvaluation, cost: jax.Array, ftol: jax.Array) -> jax.Array:
-    r"""Whether the model promises, and the step gained, next to nothing (MINPACK's ftol).
+    r"""Whether predicted and actual reduction are both negligible (MINPACK's ftol).
 
     .. math:: \delta f_\text{predicted} \le \epsilon_f f \quad\text{and}\quad
         |\delta f| \le \max(\epsilon_f f, \text{noise})
 
-    The prediction is exact to rounding, so it is what is tested sharply; the actual reduction is a
-    difference of nearly equal numbers and only has to be as small as its noise allows.
+    The predicted reduction is exact to rounding error, so its test is strict. The actual reduction
+    is a difference of nearly equal numbers, so its tolerance is at least its rounding error.
     """
     small = ftol * cost
     return (step.trial.predicted <= small) & (
@@ -152,24 +154,24 @@ def stopping_status(
     scale: jax.Array,
     tolerances: Tolerances,
 ) -> jax.Array:
-    r"""The status after a step, `RUNNING` where no stopping test holds.
+    r"""Return the status after a step, `RUNNING` if no stopping test holds.
 
-    A step is tiny against the params if :math:`\|D p\| \le \epsilon_x \|D x\|` (MINPACK's xtol).
+    A step converges in the params if :math:`\|D p\| \le \epsilon_x \|D x\|` (MINPACK's xtol).
 
     Args:
-        reached: Where the search is after the step.
-        before: Where the step started.
+        reached: The linearization at the iterate after the step.
+        before: The linearization at the iterate before the step.
         step: The step.
         scale: The scaling, of shape `[n]`.
-        tolerances: The numbers of the method.
+        tolerances: The tolerances of the method.
     """
     is_minimum = is_flat(reached, tolerances)
     exhausted = step.flat & ~step.accepted
     small = exhausted | cost_converged(step, before.cost, tolerances.ftol)
     tiny = step.trial.length <= tolerances.xtol * length(scale * before.x)
     newton = (step.trial.lam <= 0) & step.accepted
-    # The radius shrinks at least by half with every refusal: so often, until steps that were longer
-    # than the params by 1 / eps are as short as rounding.
+    # Every rejection at least halves the radius. After this many, steps that were 1 / eps times as
+    # long as the params are as short as their rounding error.
     most = 2 * int(-np.log2(float(jnp.finfo(step.actual.dtype).eps)))
     refused = ~step.accepted & (step.rejections >= most)
     stuck = tiny | refused | (exhausted & step.interior)
@@ -185,16 +187,16 @@ def stopping_status(
 def checked_status(
     status: jax.Array, moved: jax.Array, cost: jax.Array, counted: int | jax.Array = 1
 ) -> jax.Array:
-    """The status; `ILL_POSED` where every column of the Jacobian is zero, and residuals are not.
+    """Return the status; `ILL_POSED` if every Jacobian column is zero and the residuals aren't.
 
-    Such a point is stationary, but because the residuals are constant, or saturated, or the loss
-    counts all of them as outliers, or no residual counts.
+    Such a point is stationary only because the residuals are constant or saturated, the loss treats
+    all of them as outliers, or all weights are zero.
 
     Args:
-        status: The status by the tests of convergence.
-        moved: Whether any param moves any residual that counts.
+        status: The status by the convergence tests.
+        moved: Whether any Jacobian column is nonzero.
         cost: The cost.
-        counted: Number of residuals that count.
+        counted: Number of residuals with nonzero weight.
 
     Returns:
         The status, of the same shape.

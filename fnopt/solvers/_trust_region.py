@@ -1,4 +1,4 @@
-"""The radius of a step: gain ratio, acceptance, and the rules by which the radius adapts."""
+"""Trust-region control: gain ratio, acceptance of steps, and update rules for the radius."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from fnopt.linear import DampedStep, divide, length
 from fnopt.sharding import psum_rows
 from fnopt.solvers.linear_model._linearization import Linearization
 
-LEAST_GAIN = 1e-4  # Moré (1978), p0: less than this fraction of the prediction is no progress
+LEAST_GAIN = 1e-4  # Moré (1978), p0: a step with a smaller gain ratio is rejected
 _POOR, _GOOD = 0.25, 0.75  # Moré (1978), section 7: gain ratios that shrink and grow the radius
-# Of the cost. A relative decrease d is a change of the params by sqrt(d (m - n)) standard errors,
-# for the variance is estimated as 2 f / (m - n): by 1e-2 sqrt(m - n) of one. Where a single
-# parameter could gain more than that, no search has converged, whatever stopped the step.
+# Relative decrease of the cost. A decrease d is a change of the params by sqrt(d (m - n)) standard
+# errors, because the variance is estimated as 2 f / (m - n): here 1e-2 sqrt(m - n) standard errors.
+# Where one param alone could decrease the cost by more, the search hasn't converged.
 SHARE = 1e-4
 
 
 class Trial(NamedTuple):
-    """A proposed step, and its properties by the linear model."""
+    """A proposed step, and its properties under the linear model."""
 
     step: jax.Array  # [n]
     length: jax.Array  # ||D p||
     slope: jax.Array  # g^T p
-    predicted: jax.Array  # reduction of the cost
+    predicted: jax.Array  # predicted reduction of the cost
     lam: jax.Array  # damping
     solution_length: jax.Array  # ||D p|| before the step was cut to the radius
     hebden: jax.Array  # Hebden's increase of the damping for a solution half as long
 
 
 def linear_step(point: Linearization, scale: jax.Array, step: DampedStep) -> Trial:
-    """The step of the linear model without a second-order correction."""
+    """Return the step of the linear model without a second-order correction."""
     p = step.p / scale
     size = length(step.p)
     return Trial(
@@ -48,22 +48,22 @@ def linear_step(point: Linearization, scale: jax.Array, step: DampedStep) -> Tri
 
 
 def next_damping(trial: Trial, radius: jax.Array) -> jax.Array:
-    """The damping for a radius by Hebden's formula, from the solution for another one.
+    """Return the damping for a radius by Hebden's formula, from the solution for another damping.
 
-    Where a factorisation failed there is no solution, and the damping grows by Marquardt's factor.
+    If the factorisation failed, there is no solution, and the damping grows by Marquardt's factor.
     """
     lam = trial.lam + (divide(trial.solution_length, radius) - 1) * trial.hebden
     return jnp.where(jnp.isfinite(lam), jnp.maximum(lam, jnp.zeros_like(lam)), 10 * trial.lam)
 
 
 def actual_reduction(before: jax.Array, after: jax.Array) -> jax.Array:
-    r"""By how much the cost falls from one residual to another.
+    r"""Return the actual reduction of the cost between two residual vectors.
 
     .. math:: \tfrac12 \|r\|^2 - \tfrac12 \|r_+\|^2 = \tfrac12 (r - r_+)^T (r + r_+)
 
-    Near a solution both costs agree in nearly all digits. Their difference is all rounding, while
-    the product keeps the digits that the residuals themselves have: in float32 that is worth a
-    digit or more in the params.
+    Near a solution both costs agree in nearly all digits, and their difference is rounding error.
+    The product keeps the digits of the residuals, which in float32 gives the params at least one
+    more correct digit.
 
     Args:
         before: The residual `r` at the point, of shape `[m]`.
@@ -78,7 +78,7 @@ def actual_reduction(before: jax.Array, after: jax.Array) -> jax.Array:
 
 
 def gain_ratio(actual: jax.Array, predicted: jax.Array) -> jax.Array:
-    """The actual reduction of the cost over the predicted one; -1 where nothing is predicted."""
+    """Return actual over predicted reduction of the cost; -1 if no reduction is predicted."""
     safe = jnp.where(predicted > 0, predicted, jnp.ones_like(predicted))
     return jnp.where(predicted > 0, actual / safe, -jnp.ones_like(actual))
 
@@ -91,31 +91,31 @@ class StepEvaluation(NamedTuple):
     noise: jax.Array  # bound on the rounding error of the reduction
     gain: jax.Array  # actual over predicted reduction
     accepted: jax.Array
-    radius: jax.Array  # before the step
-    rejections: jax.Array  # int32, refused steps in a row before it
+    radius: jax.Array  # the radius before the step
+    rejections: jax.Array  # int32, consecutive rejected steps before this step
 
     @property
     def flat(self) -> jax.Array:
-        """Whether neither the actual nor the predicted reduction is above rounding."""
+        """Whether neither the actual nor the predicted reduction is above rounding error."""
         return (self.trial.predicted <= self.noise) & (jnp.abs(self.actual) <= self.noise)
 
     @property
     def interior(self) -> jax.Array:
-        """Whether the step is the undamped one, within the radius."""
+        """Whether the step is undamped and within the radius."""
         return (self.trial.lam <= 0) & (self.trial.solution_length <= self.radius)
 
 
 def evaluate_step(
     state: Any, trial: Trial, actual: jax.Array, noise: jax.Array, decreased: jax.Array
 ) -> StepEvaluation:
-    """Compares a step with its prediction.
+    """Compare the actual reduction of a step with the predicted one.
 
     Args:
-        state: What has the radius and the number of rejections before the step.
+        state: A state with the radius and the number of rejections before the step.
         trial: The step.
         actual: The reduction of the cost; minus infinity where the end isn't finite.
-        noise: Bound on its rounding error.
-        decreased: Whether to accept a step whose cost is flat to rounding.
+        noise: Bound on the rounding error of the reduction.
+        decreased: Whether to accept a step that changes the cost only at rounding level.
     """
     gain = gain_ratio(actual, trial.predicted)
     enough = (actual >= 0) & (gain > jnp.asarray(LEAST_GAIN, gain.dtype))
@@ -125,18 +125,18 @@ def evaluate_step(
 
 
 def _once(condition: jax.Array) -> jax.Array:
-    """A condition of many problems that the compiler computes once, and not anew for each user.
+    """Return a condition of many problems in a form that the compiler computes only once.
 
-    XLA merges cheap arithmetic into everything that uses it. It never does that to a square root.
+    XLA fuses cheap arithmetic into each of its users, and so repeats it, but not a square root.
     """
     return jnp.sqrt(condition.astype(jnp.float32)) > 0
 
 
 class RadiusRule(NamedTuple):
-    """Rule for the radius: that of a trust region, an inverse damping, or a fraction of a step.
+    """Update rule for the radius: of a trust region, an inverse damping, or a step size.
 
-    A refused step at least halves the radius, so every rule ends. Only a step that is flat to
-    rounding, and refused for that, grows the radius of a region.
+    A rejected step at least halves the radius, so the search ends with every rule. Only a step that
+    is rejected because the cost changes at rounding level may grow the radius of a trust region.
     """
 
     next: Callable[[StepEvaluation], jax.Array]
@@ -144,21 +144,21 @@ class RadiusRule(NamedTuple):
     """Whether the radius bounds the length of the step."""
 
     def radius_after(self, step: StepEvaluation) -> jax.Array:
-        """The radius of the next step."""
+        """Return the radius of the next step."""
         radius = self.next(step)
-        # Where a factorisation failed the step is NaN: like one that was too long.
+        # After a failed factorisation the step is NaN and treated as too long.
         radius = jnp.where(jnp.isnan(radius), step.radius / 2, radius)
         return jnp.maximum(radius, jnp.asarray(jnp.finfo(radius.dtype).tiny, radius.dtype))
 
 
 def initial_radius(factor: Any, scale: jax.Array, x: jax.Array, cost: jax.Array) -> jax.Array:
-    r"""The first radius, in the units of the residuals (Moré 1978, section 7).
+    r"""Return the initial trust-region radius, in units of the residuals (Moré 1978, section 7).
 
     .. math:: \Delta = c \max(\|D x\|, 10^{-4} \|r\|), \quad
         \text{or } c \|r\| \text{ if } D x = 0
 
-    Without a least radius, from tiny params, no step could lower the cost by more than a negligible
-    share of it.
+    Without the lower bound, a step from tiny params could decrease the cost only by a negligible
+    share.
     """
     size = length(scale * x)
     residual = jnp.sqrt(2 * cost)
@@ -168,10 +168,10 @@ def initial_radius(factor: Any, scale: jax.Array, x: jax.Array, cost: jax.Array)
 
 
 def _shrink_factor(actual: jax.Array, slope: jax.Array) -> jax.Array:
-    r"""The minimum of the parabola through the known values and slope, within [0.1, 0.5].
+    r"""Return the minimizer of the interpolating parabola, within [0.1, 0.5].
 
-    Along the step, the cost starts with the slope :math:`g^T p` and ends :math:`-\delta f` lower;
-    the parabola through these has its minimum at
+    The parabola has the slope :math:`g^T p` at the start of the step and the reduction
+    :math:`\delta f` at its end. Its minimum is at
 
     .. math:: \mu = \frac{\tfrac12 g^T p}{g^T p + \delta f}.
 
@@ -187,17 +187,18 @@ def _shrink_factor(actual: jax.Array, slope: jax.Array) -> jax.Array:
 
 
 def _trust_region(step: StepEvaluation) -> jax.Array:
-    r"""Shrinks after a poor step, grows after a good one.
+    r"""Shrink the trust region after a poor step, and grow it after a good one.
 
     .. math:: \Delta \leftarrow \begin{cases}
         \mu \min(\Delta, 10 \|D p\|) & \rho < 0.25 \\
         \max(\Delta, 2 \|D p\|) & \rho > 0.75 \text{ or } \lambda = 0 \\
         \Delta & \text{otherwise, and right after a refused step} \end{cases}
 
-    A radius far beyond the step didn't limit it: shrinking that alone would repeat the same step.
-    And after a refused step it doesn't grow back at once, or every second step of a crawl in a
-    valley is refused. The gain ratio of a step that is flat to rounding says nothing: where such a
-    step ends at the edge, the region is too small, and grows as fast as it may shrink.
+    A radius far larger than the step doesn't limit it, so shrinking only the radius would repeat
+    the same step. The radius doesn't grow directly after a rejected step; otherwise every second
+    step along a narrow valley is rejected. The gain ratio of a step that changes the cost only at
+    rounding level has no meaning. If such a step ends on the boundary, the region is too small and
+    grows by the inverse of the least shrink factor.
 
     Reference:
         Moré (1978), section 7, and MINPACK's `lmder`.
@@ -216,7 +217,7 @@ def _trust_region(step: StepEvaluation) -> jax.Array:
 
 
 def _marquardt(step: StepEvaluation) -> jax.Array:
-    r"""Ten times less damping after a step that is accepted, ten times more after a refused one.
+    r"""Divide the damping by ten after an accepted step, multiply it by ten after a rejected one.
 
     Reference:
         Marquardt (1963), An algorithm for least-squares estimation of nonlinear parameters.
@@ -226,7 +227,7 @@ def _marquardt(step: StepEvaluation) -> jax.Array:
 
 
 def _nielsen(step: StepEvaluation) -> jax.Array:
-    r"""Damping by how well the model predicted, without a jump between good and poor.
+    r"""Update the damping as a continuous function of the gain ratio.
 
     .. math:: \lambda \leftarrow \lambda \max(\tfrac13, 1 - (2 \rho - 1)^3)
         \text{ if accepted, else } \lambda \leftarrow \nu \lambda \text{ with }
@@ -244,14 +245,14 @@ def _nielsen(step: StepEvaluation) -> jax.Array:
 
 
 def _bounded(radius: jax.Array) -> jax.Array:
-    """Damping within what rounding can tell from none, and what can be inverted."""
+    """Clip the inverse damping, so that damping is above rounding error and can be inverted."""
     limits = jnp.finfo(radius.dtype)
     least = jnp.asarray(8 * limits.tiny, radius.dtype)
     return jnp.clip(radius, least, jnp.asarray(1 / limits.eps, radius.dtype))
 
 
 def _fraction(step: StepEvaluation) -> jax.Array:
-    """The whole step again after one that is accepted, a part of it after a refused one."""
+    """Reset the step size to 1 after an accepted step, reduce it after a rejected one."""
     shrink = _shrink_factor(step.actual, step.trial.slope)
     one = jnp.ones_like(step.radius)
     return jnp.where(step.accepted, one, shrink * step.radius)

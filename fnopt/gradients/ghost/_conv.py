@@ -1,4 +1,4 @@
-"""Convolutions with a kernel, as one matrix product for each offset in the window."""
+"""Convolutions with a kernel, as one matrix product per offset in the window."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fnopt.gradients.ghost._sites import Site
 
 
 def layout(site: Site) -> FactorLayout:
-    """Layout: `T` are the groups, `D` window and input channels, `K` output channels."""
+    """Layout: `T` is the group axis, `D` the window and input channels, `K` the output channels."""
     numbers, groups = site.eqn.params["dimension_numbers"], site.eqn.params["feature_group_count"]
     out, own, *window = numbers.rhs_spec
     shape = site.weight.aval.shape
@@ -26,20 +26,20 @@ def layout(site: Site) -> FactorLayout:
 
 
 def pair(site: Site, x: jax.Array, g: jax.Array) -> Pair:
-    """Rows of the image under each offset of the window, and rows of the cotangent."""
+    """Rows of the input for each offset of the window, and rows of the cotangent."""
     groups = site.eqn.params["feature_group_count"]
     blocks = tuple(_rows(patch, groups) for patch in _window_offsets(site, x))
     return Pair(Dense(blocks), outputs(site, g))
 
 
 def outputs(site: Site, g: Any) -> Dense:
-    """Reshape an array of the output's shape to rows, one for each position."""
+    """Reshape an array of the output's shape to one row per position."""
     numbers, groups = site.eqn.params["dimension_numbers"], site.eqn.params["feature_group_count"]
     return Dense((_rows(g.transpose(numbers.out_spec), groups),))
 
 
 def _window_offsets(site: Site, x: jax.Array) -> Iterator[jax.Array]:
-    """For each offset in the window, the inputs of all output positions; `[N, C, ...]`."""
+    """For each offset in the window, the input entries for all output positions; `[N, C, ...]`."""
     p = site.eqn.params
     numbers = p["dimension_numbers"]
     x = x.transpose(numbers.lhs_spec)

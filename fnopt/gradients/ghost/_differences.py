@@ -3,8 +3,8 @@ r"""Moments of gradients from their differences, as sums of outer products.
 .. math:: \sum_r a_r c_r^\top - \sum_r b_r d_r^\top
           = \sum_r (a_r - b_r) c_r^\top + \sum_r b_r (c_r - d_r)^\top
 
-The second form has small factors where the gradients are close. In float32 the inner products of
-the first would cancel, and a spread of a thousandth of the mean would be lost.
+The factors of the second form are small if the gradients are close. In float32 the inner products
+of the first form would cancel, and a standard deviation of a thousandth of the mean would be lost.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class GroupMoments(NamedTuple):
 
     Attributes:
         mean: The mean over the gradients that count, by param.
-        deviations: By param, the sum of the squared distances from the mean. For a group
-            that isn't formed by param, it stands at the first param.
+        deviations: By param, the sum of the squared distances from the mean. For a group that isn't
+            formed by param, the entry of the first param holds the sum over the group.
     """
 
     mean: Mapping[int, jax.Array]
@@ -53,7 +53,7 @@ def moments(
     counts: jax.Array,
     params: Mapping[int, Any],
 ) -> GroupMoments:
-    """The mean of the gradients that count, and the sum of squared deviations."""
+    """Mean of the gradients that count, and the sum of squared deviations."""
     if isinstance(formed, dict):
         found = {i: squared_deviations(x, counts) for i, x in formed.items()}
         return GroupMoments(
@@ -70,7 +70,7 @@ def moments(
 
 
 def _moments(group: Group, tape: Tape, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The mean `[T, D, K]` and the squared deviations, by one product over the examples."""
+    """Mean `[T, D, K]` and squared deviations, by one matrix product over the examples."""
     assert group.layout is not None
     _, d, k = group.layout.sizes
     data = [_tape.data_of(site, tape) for site in group.sites]
@@ -100,11 +100,11 @@ def _moments(group: Group, tape: Tape, counts: jax.Array) -> tuple[jax.Array, ja
 
 
 class Difference(NamedTuple):
-    """The factors of a difference of two gradients.
+    """Factors of the difference of two gradients.
 
     Attributes:
-        changed: The part with a left factor of its own.
-        shifted: The part with the left factor of the subtracted gradient, if any.
+        changed: The term with the difference of the left factors.
+        shifted: The term with the left factor of the subtracted gradient, if there is one.
     """
 
     changed: Pair
@@ -112,12 +112,12 @@ class Difference(NamedTuple):
 
     @property
     def parts(self) -> list[Pair]:
-        """The terms of the difference."""
+        """Nonzero terms of the difference."""
         return [self.changed] if self.shifted is None else [self.changed, self.shifted]
 
 
 def difference(pair: Pair, reference: Pair) -> Difference:
-    """The factors of the difference of two gradients."""
+    """Compute the factors of the difference of two gradients."""
     assert isinstance(pair.right, Dense)
     assert isinstance(reference.right, Dense)
     if isinstance(pair.left, OneHot):
@@ -132,12 +132,12 @@ def difference(pair: Pair, reference: Pair) -> Difference:
 
 
 def _total(change: Difference, left: Any, counts: jax.Array, shape: tuple[int, int]) -> jax.Array:
-    """The sum of the differences that count, `[T, D, K]`.
+    """Sum of the differences of the examples that count, `[T, D, K]`.
 
     Args:
         change: The differences of all examples from one gradient.
         left: The left factor of that gradient.
-        counts: Which examples count.
+        counts: Mask of the examples that count.
         shape: `D` and `K`.
     """
 

@@ -1,4 +1,4 @@
-"""Elementwise sites: biases, scales, and others with a derivative as small as the output."""
+"""Elementwise sites: biases, scales, and other sites whose derivative is as small as the output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fnopt.sharding import reshard_like
 def tangent(
     site: Site, weight: Any, change: Any, others: list[Any], around: tuple[int, ...]
 ) -> jax.Array:
-    """The tangent of a site's output with respect to its weight, for one example.
+    """Tangent of a site's output along a tangent of its weight, for one example.
 
     Args:
         site: The site.
@@ -30,7 +30,7 @@ def tangent(
 
 
 def gradient(site: Site, weight: Any, others: list[Any], g: jax.Array) -> jax.Array:
-    """The gradient of one example with respect to the stacked value of the site's weight.
+    """Gradient of one example with respect to the stacked value of the site's weight.
 
     Args:
         site: The site.
@@ -46,7 +46,7 @@ def gradient(site: Site, weight: Any, others: list[Any], g: jax.Array) -> jax.Ar
 
 
 def _map_over_scans(site: Site, around: tuple[int, ...]) -> Any:
-    """The equation for all iterations of the scans around it, as a function of its operands."""
+    """Map an equation over the iterations of the enclosing scans, as a function of its operands."""
     k = site.position
     axes = [site.axes if isinstance(o, int) else o.axes for o in site.others]
 

@@ -19,7 +19,7 @@ class _Axes(NamedTuple):
         base: The weight before its transposes.
         weight: Its batched, contracted and free axes.
         data: The batched and contracted axes of the other operand.
-        out: The batched axes of the output, and those that come from the weight.
+        out: The batch axes of the output, and the output axes that come from the weight.
     """
 
     base: Weight
@@ -29,7 +29,7 @@ class _Axes(NamedTuple):
 
     @property
     def swapped(self) -> bool:
-        """Whether the free axes stand for `D`; `D` has the first axis, so that uses agree."""
+        """Whether `D` has the free axes; `D` has the weight's first axis, so all uses agree."""
         _, contracted, free = self.weight
         return bool(free) and (not contracted or free[0] < contracted[0])
 
@@ -57,7 +57,7 @@ def _axes(site: Site) -> _Axes:
 
 
 def layout(site: Site) -> FactorLayout:
-    """Layout: `T` has the batched axes of the weight, `D` the contracted and `K` the free ones."""
+    """Layout: `T` has the batch axes of the weight, `D` its contracted and `K` its free axes."""
     axes = _axes(site)
     batched, contracted, free = axes.weight
     parts = (batched, free, contracted) if axes.swapped else (batched, contracted, free)
@@ -73,19 +73,19 @@ def layout(site: Site) -> FactorLayout:
 
 
 def cotangent_first(site: Site) -> bool:
-    """Whether the cotangents are the first factor of the pair."""
+    """Whether the cotangents are the left factor of the pair."""
     return _axes(site).swapped
 
 
 def pair(site: Site, x: jax.Array, g: jax.Array) -> Pair:
-    """Rows of the data and of the cotangent, one for each position of one example."""
+    """Rows of the data and of the cotangent of one example, one per position."""
     axes = _axes(site)
     inputs, cotangents = _rows(x, axes.data[0], axes.data[1]), outputs(site, g)
     return Pair(cotangents, inputs) if axes.swapped else Pair(inputs, cotangents)
 
 
 def outputs(site: Site, g: Any) -> Dense:
-    """Reshape an array of the output's shape to rows, one for each position."""
+    """Reshape an array of the output's shape to one row per position."""
     axes = _axes(site)
     return _rows(g, axes.out[0], axes.out[1])
 

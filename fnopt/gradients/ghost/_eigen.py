@@ -1,4 +1,4 @@
-"""Gradients in the eigenbases of their Kronecker factors, and the mean of their squares."""
+"""Gradients in the eigenbases of their Kronecker factors, and their second moments."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _LARGEST = 2**24
 
 
 def rotate_rows(x: jax.Array, basis: jax.Array) -> jax.Array:
-    """Rows in a basis: `x Q`.
+    """Rotate rows into a basis: `x Q`.
 
     Args:
         x: `[..., T, R, d]`.
-        basis: `Q`, orthogonal blocks `[T, blocks, width, width]` with the vectors in columns. No
-            blocks stand for the identity.
+        basis: `Q`, orthogonal blocks `[T, blocks, width, width]` with the basis vectors in columns.
+            Without blocks, the basis is the identity.
 
     Returns:
         `[..., T, R, blocks * width]`; the last block may be padded.
@@ -38,7 +38,7 @@ def rotate_rows(x: jax.Array, basis: jax.Array) -> jax.Array:
 
 
 def rotate_rows_back(x: jax.Array, basis: jax.Array, size: int) -> jax.Array:
-    """The inverse: `x Q^T`, `[..., T, R, size]`."""
+    """Invert `rotate_rows`: `x Q^T`, `[..., T, R, size]`."""
     count, width = basis.shape[1:3]
     if not count:
         return x
@@ -48,10 +48,11 @@ def rotate_rows_back(x: jax.Array, basis: jax.Array, size: int) -> jax.Array:
 
 
 def squares_of_sites(sites: Sequence[Any], bases: tuple[jax.Array, ...]) -> jax.Array:
-    """The sum over examples and residuals of the squared gradients of a weight, `[T, D, K]`.
+    """Sum over examples and residuals of the squared gradients of a weight, `[T, D, K]`.
 
     Args:
-        sites: The sites of the weight: inputs `[n, T, R, d]` and cotangents `[n, k, T, R, d]`.
+        sites: The inputs `[n, T, R, d]` and cotangents `[n, k, T, R, d]` of each site of the
+            weight.
         bases: The bases of the left and of the right side.
     """
     left, right = bases
@@ -91,7 +92,7 @@ def _rotate_pair(site: Any, inputs: jax.Array, cotangents: jax.Array) -> tuple[A
 
 
 def _squares_of_lookups(sites: Sequence[Any], basis: jax.Array) -> jax.Array:
-    """Squared gradients of lookups; repeated rows of an example are added first."""
+    """Squared gradients of lookups; gradients of repeated rows of an example are summed first."""
     index = jnp.concatenate([s.index for s in sites], 2)  # [n, T, R]
     # A one-hot input keeps its own basis: only cotangents are rotated.
     g = rotate_rows(jnp.concatenate([s.cotangents for s in sites], 3), basis)

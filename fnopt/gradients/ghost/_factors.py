@@ -1,7 +1,7 @@
 r"""Gradients of matrices as sums of outer products: factors, norms, inner products and layout.
 
-The gradient of one example is, for each of `T` matrices, a sum over the `R` positions at which the
-matrix was used:
+For each of `T` matrices, the gradient of one example is a sum over the `R` positions at which the
+matrix is used:
 
 .. math:: G_t = \sum_{r=1}^R a_{tr} c_{tr}^\top, \qquad
           \langle G, G' \rangle = \sum_{t,r,s} \langle a_{tr}, a'_{ts} \rangle
@@ -38,7 +38,7 @@ class OneHot(NamedTuple):
     """Unit vectors.
 
     Attributes:
-        index: Position of the one, `[T, R]`.
+        index: Index of the entry 1, `[T, R]`.
     """
 
     index: jax.Array
@@ -48,7 +48,7 @@ Factor = Dense | OneHot
 
 
 class Pair(NamedTuple):
-    """A sum of outer products: `left` has the `a`, `right` the `c` of the formula."""
+    """Sum of outer products: `left` contains the `a`, `right` the `c` of the formula."""
 
     left: Factor
     right: Factor
@@ -60,7 +60,7 @@ def widen_float16(x: jax.Array) -> jax.Array:
 
 
 def product(a: jax.Array, b: jax.Array, axis: int, precision: Any) -> jax.Array:
-    """A batched matrix product that contracts the given axis of both, in a wide dtype."""
+    """Batched matrix product that contracts the given axes, in float32 or wider."""
     # bfloat16 factors are multiplied as they are: accelerators add up their products in float32.
     a, b = widen_float16(a), widen_float16(b)
     dtype = compute_dtype(a.dtype, b.dtype)
@@ -90,7 +90,7 @@ def gram(a: Factor, b: Factor) -> jax.Array:
 
 
 def sum_of(terms: Any) -> jax.Array:
-    """The sum of at least one array."""
+    """Sum of one or more arrays."""
     first, *rest = terms
     for term in rest:
         first = first + term
@@ -98,20 +98,20 @@ def sum_of(terms: Any) -> jax.Array:
 
 
 def rows(factor: Factor) -> int:
-    """The number of vectors for each matrix."""
+    """Number of vectors per matrix."""
     x = factor.index if isinstance(factor, OneHot) else factor.blocks[0]
     return x.shape[1]
 
 
 def inner(p: Pair, q: Pair) -> jax.Array:
-    """The inner product of two gradients."""
+    """Inner product of two gradients."""
     left, right = gram(p.left, q.left), gram(p.right, q.right)
     dtype = compute_dtype(left.dtype, right.dtype)
     return jnp.sum(left.astype(dtype) * right.astype(dtype))
 
 
 def length_squared(pairs: Sequence[Pair]) -> jax.Array:
-    """The squared norm of a sum of gradients."""
+    """Squared norm of a sum of gradients."""
     # Two outer products take three products of vectors, and no factors side by side in memory.
     if len(pairs) > 2 or any(rows(p.left) > 1 for p in pairs):
         pairs = merge_pairs(pairs)
@@ -124,7 +124,7 @@ def length_squared(pairs: Sequence[Pair]) -> jax.Array:
 
 
 def length(pairs: Sequence[Pair]) -> jax.Array:
-    """Norm of a sum of gradients, whose factors are first scaled to 1 at most."""
+    """Norm of a sum of gradients, after scaling their factors to at most 1."""
     # The squares are of the fourth power in the factors: they leave float32 long before the norm.
     left, right = _common_unit([p.left for p in pairs]), _common_unit([p.right for p in pairs])
     scaled = [Pair(_divide(p.left, left), _divide(p.right, right)) for p in pairs]
@@ -133,7 +133,7 @@ def length(pairs: Sequence[Pair]) -> jax.Array:
 
 
 def scale_pair(pair: Pair, factor: jax.Array) -> Pair:
-    """Multiply a gradient by a number, with a left factor scaled to 1 at most."""
+    """Multiply a gradient by a number, after scaling the left factor to at most 1."""
     unit = _common_unit([pair.left])
 
     def rescale(x: jax.Array) -> jax.Array:
@@ -163,7 +163,7 @@ def _divide(factor: Factor, unit: jax.Array) -> Factor:
 
 
 def inner_self(pair: Pair) -> jax.Array:
-    """The squared norm of a gradient."""
+    """Squared norm of a gradient."""
     if rows(pair.left) > 1 or not isinstance(pair.right, Dense):
         return inner(pair, pair)
     # A single position: the norm of an outer product is the product of the norms.
@@ -191,7 +191,7 @@ def outer(pair: Pair, shape: tuple[int, int], precision: Any = None) -> jax.Arra
     Args:
         pair: Its factors.
         shape: `D` and `K`.
-        precision: The precision of this product in the model.
+        precision: The matrix-product precision of the site in the model.
     """
     match pair:
         case Pair(OneHot(index), Dense((block,))):
@@ -207,10 +207,10 @@ def outer(pair: Pair, shape: tuple[int, int], precision: Any = None) -> jax.Arra
 
 
 def site_pair(rule: Any, site: Site, x: jax.Array, g: jax.Array) -> Pair:
-    """The factors of one example's gradient with respect to the site's stacked weight.
+    """Factors of one example's gradient with respect to the site's stacked weight.
 
-    Iterations that share the weight are further positions; iterations with separate slices
-    are further matrices.
+    Scan iterations that share the weight count as positions. Iterations with separate slices of the
+    weight count as matrices.
 
     Args:
         rule: The module with the `pair` of one iteration.
@@ -246,7 +246,7 @@ def pair_shapes(
     nodes: Mapping[int, tuple[Any, tuple[int, ...]]],
     lengths: Mapping[int, int],
 ) -> Pair:
-    """The shapes of a site's factors."""
+    """Shapes of a site's factors."""
     (other,) = site.others
     assert isinstance(other, int)
 

@@ -13,7 +13,7 @@ from fnopt.gradients.ghost._weights import without_transposes
 
 
 def layout(site: Site) -> FactorLayout:
-    """Layout: `D` is the axis of the lookup, `K` has all others."""
+    """Layout: `D` is the axis of the lookup, `K` has all other axes."""
     base, perm = without_transposes(site.weight)
     order = [perm[0], *sorted(perm[1:])]
     shape = base.aval.shape
@@ -24,7 +24,7 @@ def layout(site: Site) -> FactorLayout:
 
 
 def pair(site: Site, indices: jax.Array, g: jax.Array) -> Pair:
-    """The factors of a lookup: a unit vector for the row, and the cotangent."""
+    """Factors of a lookup: a unit vector for the row, and the cotangent."""
     _, perm = without_transposes(site.weight)
     numbers = site.eqn.params["dimension_numbers"]
     # Where the axis that is looked up isn't collapsed, it is the first one, of size 1.

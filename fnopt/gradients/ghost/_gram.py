@@ -30,12 +30,12 @@ BLOCK_BYTES = 32 * 2**20
 
 
 class GradientPart(NamedTuple):
-    """The gradients of a group of leaves, as factors or formed.
+    """Gradients of a group of leaves, as factors or formed.
 
     Attributes:
-        formed: The formed gradients, if they are formed.
+        formed: The formed gradients, or None.
         tape: The factors of the gradients.
-        factors: Factors of the examples' gradients, `[n]`; formed gradients already contain
+        factors: Scale factors of the examples' gradients, `[n]`; formed gradients already include
             them.
     """
 
@@ -47,9 +47,9 @@ class GradientPart(NamedTuple):
 def inner_matrix(group: Group, part: GradientPart, other: GradientPart) -> jax.Array | None:
     """The inner products of the gradients of all examples of two tapes, `[n, m]`.
 
-    `None` if they are zero. For two positions a product of gradients takes `D + K`
-    multiplications, and there are `R^2` pairs of positions. If forming the `D x K` gradients is
-    cheaper, they are formed slice by slice.
+    Returns `None` if all inner products are zero. An inner product of two gradients takes `D + K`
+    multiplications for each of the `R^2` pairs of positions. If forming the `D x K` gradients is
+    cheaper, slices of them are formed.
     """
     if group.form == "none":
         return None
@@ -67,7 +67,7 @@ def inner_matrix(group: Group, part: GradientPart, other: GradientPart) -> jax.A
 
 
 def _pairs(group: Group, part: GradientPart) -> list[Pair]:
-    """The factors of the gradients of all examples, with a leading example axis."""
+    """Factors of the gradients of all examples, with a leading example axis."""
 
     def factor_example(data: list[tuple[Any, jax.Array]], factor: jax.Array | None) -> list[Pair]:
         found = [
@@ -85,7 +85,7 @@ def _positions(pair: Pair) -> int:
 
 
 def _gram_of_positions(p: list[Pair], q: list[Pair]) -> jax.Array:
-    """Inner products over all pairs of positions, for as many examples at once as fit."""
+    """Inner products over all pairs of positions, for as many examples at once as fit in memory."""
 
     def products_of_example(mine: list[Pair]) -> jax.Array:
         return jax.vmap(lambda theirs: sum_of(inner(a, b) for a in mine for b in theirs))(q)
@@ -103,7 +103,7 @@ def _gram_of_positions(p: list[Pair], q: list[Pair]) -> jax.Array:
 
 
 def by_slices(p: Pair, q: Pair, d: int, k: int) -> jax.Array:
-    """Inner products of formed gradients, a slice of their `D` rows at a time."""
+    """Inner products of gradients, formed for a slice of the `D` rows at a time."""
     x, y = _join_vectors(p.left), _join_vectors(q.left)
     per_row = 4 * x.shape[1] * k * (x.shape[0] + y.shape[0])
     count = math.ceil(d / min(d, max(1, BLOCK_BYTES // per_row)))
@@ -127,5 +127,5 @@ def by_slices(p: Pair, q: Pair, d: int, k: int) -> jax.Array:
 
 
 def _join_vectors(factor: Any) -> jax.Array:
-    """Join the blocks of vectors."""
+    """Concatenate the blocks of vectors."""
     return jnp.concatenate(factor.blocks, axis=-1)

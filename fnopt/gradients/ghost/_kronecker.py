@@ -1,8 +1,9 @@
-r"""Blocks of a Gauss-Newton matrix by param: Kronecker products, dense blocks, diagonals.
+r"""Block of a Gauss-Newton matrix for each param: Kronecker product, dense or diagonal.
 
 The gradient with respect to a weight is a sum of outer products of inputs and cotangents,
-:math:`\sum_r a_r c_r^\top`, and its second moment is near :math:`E[a a^\top] \otimes E[c c^\top]`.
-The shapes alone determine the block of a param. A bias is a further row of the weight.
+:math:`\sum_r a_r c_r^\top`, and its second moment is approximately
+:math:`E[a a^\top] \otimes E[c c^\top]`. The kind of a param's block depends only on shapes. A bias
+is treated as a further row of its weight.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _OUTPUTS: dict[str, Any] = {"dot": _dot.outputs, "conv": _conv.outputs}
 
 
 def bias_of(bias: Group, product: Group) -> tuple[int, ...]:
-    """Bias params of a weight, the row for an input that is always 1; empty without a bias.
+    """Bias params of a weight, as its row for a constant input of 1; empty without a bias.
 
-    All uses of the bias must add it to the output of a product with the weight. Element `k`
-    of the concatenated biases is added to feature `k` at all positions.
+    Every use of the bias must be an addition to the output of a product with the weight. Element
+    `k` of the concatenated biases must be added to feature `k` at all positions.
 
     Args:
         bias: The param, or the params that are concatenated.
@@ -37,7 +38,6 @@ def bias_of(bias: Group, product: Group) -> tuple[int, ...]:
 
     Returns:
         Indices of the params in the order of concatenation.
-        Their numbers in the order in which they are joined.
     """
     orders = {tuple(entry_shapes(s.weight)) for s in bias.sites}
     return orders.pop() if len(orders) == 1 and _is_row(bias, product) else ()
@@ -80,8 +80,8 @@ class Side(NamedTuple):
     """Shape of a Kronecker factor.
 
     Attributes:
-        size: Its side, including the homogeneous coordinate.
-        count: Number of dense blocks on its diagonal; 0 for a diagonal factor.
+        size: Number of rows, including the homogeneous coordinate.
+        count: Number of dense diagonal blocks; 0 for a diagonal factor.
     """
 
     size: int
@@ -89,11 +89,11 @@ class Side(NamedTuple):
 
     @property
     def width(self) -> int:
-        """The size of a dense block; the last one is padded with zeros."""
+        """Size of a dense block; the last block is padded with zeros."""
         return -(-self.size // self.count)
 
     def shape(self, matrices: int) -> tuple[int, ...]:
-        """The shape of the factors of a number of matrices."""
+        """Shape of the factors of a number of matrices."""
         if not self.count:
             return (matrices, self.size)
         return (matrices, self.count, self.width, self.width)
@@ -107,20 +107,21 @@ class Side(NamedTuple):
 class KroneckerBlock(NamedTuple):
     """The block of a param, or of a weight and its bias.
 
-    A weight may be several params that are concatenated before the product. It may also be a part
-    of a param that is split before the product; other blocks then have the other parts.
+    A weight may consist of several params that are concatenated before the product. It may also be
+    a part of a param that is split before the product; the other parts then belong to other blocks.
 
     Attributes:
         kind: `'kronecker'`, `'dense'`, `'diagonal'` or `'none'`. A `'kronecker'` block without a
             layout has formed rows.
-        leaves: Indices of the params: those of the weight, then those of its bias.
+        leaves: Indices of the params of the weight, followed by those of its bias.
         biases: Indices of the bias params, in the order of the features.
         group: The sites of the weight.
         layout: The layout of the weight as matrices.
-        taps: The sites where the bias is added; elsewhere the homogeneous coordinate is 0.
+        taps: The sites that add the bias; at other sites the homogeneous coordinate is 0.
         matrices: Number of matrices: `T`.
-        sizes: Rows and columns of each matrix; number of entries with less than two factors.
-        sides: Sides of each factor; of a Kronecker product left and right.
+        sizes: Rows and columns of each matrix; the number of entries for blocks with fewer than two
+            factors.
+        sides: The side of each factor; for a Kronecker product, left and right.
         why: The reason.
     """
 
@@ -137,11 +138,11 @@ class KroneckerBlock(NamedTuple):
 
     @property
     def bias_left(self) -> bool:
-        """Whether the left factor has the homogeneous coordinate, because inputs are there."""
+        """Whether the left factor belongs to the inputs and has the homogeneous coordinate."""
         return not cotangents_left(self.group.sites[0])
 
     def matrix(self, leaves: Sequence[Any]) -> jax.Array:
-        """The params of the block as `[T, D, K]`, or `[T, D]` with less than two sides."""
+        """Params of the block as `[T, D, K]`, or `[T, D]` with fewer than two sides."""
         if self.layout is None:
             return leaves[self.leaves[0]].reshape(1, *self.sizes)
         layout, (t, d, k) = self.layout, self.layout.sizes
@@ -155,7 +156,7 @@ class KroneckerBlock(NamedTuple):
         return jnp.concatenate([m, jnp.expand_dims(row, axis)], axis)
 
     def leaves_of(self, m: jax.Array, like: Sequence[Any]) -> dict[int, jax.Array]:
-        """Parameters of a matrix, by index; the rest of a parameter with several blocks is zero.
+        """Params of a matrix, by index; the parts of a param that belong to other blocks are zero.
 
         Args:
             m: The result of `matrix`.
@@ -176,11 +177,11 @@ class KroneckerBlock(NamedTuple):
 
 
 def plan_blocks(plan: Plan, max_side: int) -> tuple[KroneckerBlock, ...]:
-    """The block of every param.
+    """Plan the blocks of all params.
 
     Args:
-        plan: The plan of the params.
-        max_side: The largest side of a dense matrix; larger ones are cut into blocks.
+        plan: The plan for the gradients of the params.
+        max_side: The largest side of a dense matrix; larger matrices are cut into diagonal blocks.
     """
     blocks: list[KroneckerBlock] = []
     remaining = [g for g in plan.groups if g.form == "params"]  # that may be biases
@@ -195,12 +196,12 @@ def plan_blocks(plan: Plan, max_side: int) -> tuple[KroneckerBlock, ...]:
 
 
 def cotangents_left(site: Site) -> bool:
-    """Whether the left factor has the cotangents, and the right one the inputs."""
+    """Whether the left factor belongs to the cotangents, and the right factor to the inputs."""
     return site.kind == "dot" and _dot.cotangent_first(site)
 
 
 def _split_by_weight(group: Group, plan: Plan) -> list[Group]:
-    """Split a group by weight; empty if some element enters by no product."""
+    """Split a group by weight; empty if an element is used outside of products."""
     if group.form in {"vmap", "none"} or any(s.kind == "direct" for s in group.sites):
         return []
     layouts = [stacked_layout(s, plan.lengths) for s in group.sites]

@@ -1,4 +1,4 @@
-"""The factors of the blocks of a Gauss-Newton matrix, from the tape of a batch."""
+"""Factors of the blocks of a Gauss-Newton matrix, from the tape of a batch."""
 
 from __future__ import annotations
 
@@ -28,15 +28,14 @@ Factors = tuple[jax.Array, ...]
 def block_factors(
     ghost: Ghost, blocks: Sequence[KroneckerBlock], tape: Tape, sharing: str
 ) -> tuple[Factors, ...]:
-    """The factors of every block: means over the examples, float32 or wider.
+    """Factors of every block: means over the examples, float32 or wider.
 
     Args:
-        ghost: A traced function of one example that returns a vector of residuals; the matrix is
-            the mean of `J^T J`.
+        ghost: A traced function of one example that returns a vector of residuals. The Gauss-Newton
+            matrix is the mean of `J^T J`.
         blocks: The blocks of its params.
         tape: The tape of the examples, from `record_tape`.
-        sharing: `'expand'` or `'reduce'`, for weights that are used at many
-            positions.
+        sharing: `'expand'` or `'reduce'` (K-FAC), for weights that are used at many positions.
     """
     flat = _rows_gram.flat(tape)
     formed: dict[int, Any] = {}
@@ -59,7 +58,7 @@ def block_moments(
     tape: Tape,
     bases: Sequence[Factors],
 ) -> tuple[Factors, ...]:
-    r"""The second moments of the gradients in given bases, :math:`E[(Q_A^\top M Q_G)^2]`.
+    r"""Second moments of the gradients in given bases, :math:`E[(Q_A^\top M Q_G)^2]`.
 
     Args:
         ghost: As for `block_factors`.
@@ -95,15 +94,15 @@ def _formed_gradient(
 
 
 def _matrices(block: KroneckerBlock, rows: jax.Array) -> jax.Array:
-    """Gradients that are formed, `[n k, *param]`, as `[1, n k, D, K]`."""
+    """Reshape formed gradients `[n k, *param]` to `[1, n k, D, K]`."""
     return widen(reshape(rows, 1, rows.shape[0], *(s.size for s in block.sides)))
 
 
 def _factors_of_rows(block: KroneckerBlock, rows: jax.Array, tape: Tape) -> Factors:
-    r"""The moments of gradients `M` that are formed, `[n k, *param]`.
+    r"""Kronecker factors from formed gradients `M`, `[n k, *param]`.
 
-    Those of rows and columns, :math:`E[M M^\top] \otimes E[M^\top M] / E\|M\|^2`, have the trace of
-    the whole one, and are exact where that is a Kronecker product.
+    The product :math:`E[M M^\top] \otimes E[M^\top M] / E\|M\|^2` has the trace of the full second
+    moment. It is exact if the second moment is a Kronecker product.
     """
     n = tape.outputs[0].shape[0]
     rows = _matrices(block, rows)
@@ -151,7 +150,7 @@ class _Rows:
             self.inputs = jnp.pad(self.inputs, widths, constant_values=one)
 
     def input_moment(self) -> jax.Array:
-        """The sum over examples and positions."""
+        """Second moment of the inputs, summed over examples and positions."""
         if self.inputs is not None:
             return _moment(self.sides[0], _merge_rows(self.inputs))
         # Of unit vectors: how often each was looked up.
@@ -198,7 +197,8 @@ def _mix_factors(pairs: Sequence[Factors]) -> Factors:
     .. math:: \sum_s w_s \hat A_s \otimes \hat G_s \approx
               \Big(\sum_s w_s \hat A_s\Big) \otimes \Big(\sum_s w_s \hat G_s\Big) / \sum_s w_s
 
-    with factors of trace 1. The trace is kept, and it is exact where either factor is the same.
+    with factors of trace 1. The approximation keeps the trace. It is exact if all terms have the
+    same left factor or the same right factor.
     """
     traces = [(factor_traces(left), factor_traces(right)) for left, right in pairs]
     weights = [left * right for left, right in traces]
@@ -213,7 +213,7 @@ def _mix_factors(pairs: Sequence[Factors]) -> Factors:
 
 
 def factor_traces(factor: jax.Array) -> jax.Array:
-    """The traces of factors `[T, size]` or `[T, blocks, width, width]`: `[T]`."""
+    """Traces `[T]` of factors `[T, size]` or `[T, blocks, width, width]`."""
     if factor.ndim > 2:
         factor = jnp.diagonal(factor, axis1=2, axis2=3)
     return jnp.sum(factor.reshape(factor.shape[0], -1), 1)
@@ -230,7 +230,7 @@ def _merge_rows(x: jax.Array) -> jax.Array:
 
 
 def _moment(side: Side, rows: jax.Array) -> jax.Array:
-    """The sum of `x x^T` over rows `[T, N, d]`, or its diagonal blocks."""
+    """Sum of `x x^T` over rows `[T, N, d]`, or its diagonal blocks."""
     t, n, d = rows.shape
     if not side.count:
         return jnp.sum(rows * rows, 1)

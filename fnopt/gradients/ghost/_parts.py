@@ -14,7 +14,7 @@ from fnopt.programs import jaxprs
 def entry_shapes(weight: Weight) -> dict[int, tuple[int, ...]]:
     """Shapes of the params of a weight by index, in the order of concatenation.
 
-    For a scanned param it is the shape of one slice.
+    The shape of a scanned param is the shape of one slice.
     """
     if isinstance(weight, Leaf) or _is_entry(weight):
         (number,) = weight.leaves
@@ -23,7 +23,7 @@ def entry_shapes(weight: Weight) -> dict[int, tuple[int, ...]]:
 
 
 def replace_params(weight: Weight, params: Mapping[int, np.ndarray]) -> np.ndarray | None:
-    """Compute the weight, or within scans a slice of it, from other params.
+    """Compute the weight (within scans, a slice of it) from other values of the params.
 
     Args:
         weight: The weight.
@@ -69,7 +69,7 @@ def _apply_move(weight: ComputedWeight, inputs: Sequence[np.ndarray]) -> np.ndar
 
 
 def _is_entry(weight: Weight) -> bool:
-    """Whether scans slice the param itself."""
+    """Whether a weight is a param that scans slice."""
     sliced = isinstance(weight, Slice)
     while isinstance(weight, Slice):
         (weight,) = weight.inputs
@@ -77,10 +77,10 @@ def _is_entry(weight: Weight) -> bool:
 
 
 def are_apart(weights: Sequence[Weight]) -> bool:
-    """Whether weights certainly share no element.
+    """Whether weights provably share no element.
 
     Args:
-        weights: The weights; each has distinct elements.
+        weights: The weights, each with distinct elements.
     """
     shapes: dict[int, tuple[int, ...]] = {}
     for w in weights:

@@ -1,4 +1,4 @@
-"""Plan for the gradients of every param, from shapes alone."""
+"""Plan for the gradients of all params, from shapes alone."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ _FORM_FACTOR = 4
 
 
 class Group(NamedTuple):
-    """Params whose gradients are handled together, because they share sites.
+    """Params whose gradients are reduced together, because they share sites.
 
     Attributes:
         leaves: Indices of the params.
         sites: Their sites.
-        form: `'gram'` never forms a gradient, `'matrix'` forms it as a matrix, `'params'` forms
-            it like the params, `'vmap'` uses `jax.vmap(jax.grad)`, `'none'` is for a zero
-            gradient.
-        layout: The layout of the weight as matrices, for the first two forms.
+        form: `'gram'` doesn't form the gradient, `'matrix'` forms it as a matrix, `'params'` forms
+            it like the params, `'vmap'` uses `jax.vmap(jax.grad)`, `'none'` marks a zero gradient.
+        layout: The layout of the weight as matrices, for `'gram'` and `'matrix'`.
         why: The reason for the form.
     """
 
@@ -42,12 +41,12 @@ class Group(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The plan for a loss: the sites and the form of the gradient of every param.
+    """Plan for a loss: the sites and the form of the gradient of every param.
 
     Attributes:
         level: The loss of one example with its taps and records.
         groups: All params.
-        taps: By index of the node: shape and dtype of the output, and the scans around it.
+        taps: By index of the node: shape and dtype of the output, and the enclosing scans.
         lengths: Number of iterations of the scans, by index.
         params: Shapes and dtypes of the params.
         bytes: Bytes stored for one example until its gradient is summed.
@@ -61,12 +60,12 @@ class Plan(NamedTuple):
     bytes: int
 
     def tap_bytes(self, number: int) -> int:
-        """Size of a cotangent of this node in bytes, for one example."""
+        """Size in bytes of the cotangent of this node, for one example."""
         return _bytes(*self.taps[number], self.lengths)
 
 
 def make_plan(closed: jex.ClosedJaxpr, n_params: int) -> Plan:
-    """Make the plan for the traced loss of one example, whose first inputs are the params."""
+    """Make the plan for the traced loss of one example; its first inputs are the params."""
     found = find_sites(closed, n_params)
     params = tuple(v.aval for v in closed.jaxpr.invars[:n_params])
     groups = tuple(_group(found, leaves, sites) for leaves, sites in _components(found, n_params))
@@ -122,7 +121,7 @@ def _form(found: Found, sites: Sequence[Site]) -> tuple[str, FactorLayout | None
 
 
 def stacked_layout(site: Site, lengths: dict[int, int]) -> FactorLayout:
-    """The layout of a site's weight, with an axis of `T` for every scan that slices it."""
+    """Layout of a site's weight, with an axis of `T` for every scan that slices the weight."""
     layout = RULES[site.kind].layout(site)
     sizes = tuple(lengths[number] for number in layout.weight.axes)
     n = len(sizes)
@@ -144,7 +143,7 @@ def _bytes(aval: Any, axes: tuple[int, ...], lengths: dict[int, int]) -> int:
 
 
 def tap_zeros(plan: Plan) -> dict[int, jax.Array]:
-    """A zero for every tap, with an axis for every scan around it."""
+    """Zeros for every tap, with an axis for every enclosing scan."""
     return {
         i: jax.numpy.zeros((*(plan.lengths[n] for n in axes), *aval.shape), aval.dtype)
         for i, (aval, axes) in plan.taps.items()

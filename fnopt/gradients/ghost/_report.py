@@ -1,4 +1,4 @@
-"""The report of `method='ghost'`, param by param."""
+"""Report of the rule that `method='ghost'` uses for each param."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ class ParamRule(NamedTuple):
     Attributes:
         name: The path of the param.
         shape: Its shape.
-        rule: `'gram'`: never formed, the norm comes from inner products of activations and of
-            cotangents. `'matrix'`, `'params'`: formed from activations and cotangents, because
-            this is cheap. `'vmap'`: formed by `jax.vmap(jax.grad)`, because no rule applies, for
-            this param only. `'none'`: the loss doesn't use it.
-        enters: The operations that use it, such as `('gather', 'dot_general')`.
+        rule: How the gradient is handled. `'gram'`: the gradient isn't formed; its norm comes from
+            inner products of activations and of cotangents. `'matrix'`, `'params'`: the gradient is
+            formed from activations and cotangents, because this is cheap. `'vmap'`: no rule
+            applies, so `jax.vmap(jax.grad)` forms the gradient of this param. `'none'`: the loss
+            doesn't use the param.
+        enters: The operations that use the param, such as `('gather', 'dot_general')`.
         why: The reason for the rule.
     """
 
@@ -38,9 +39,9 @@ class GhostReport(NamedTuple):
 
     Attributes:
         params: One entry for each param.
-        coverage: Fraction of the numbers in the params that is handled without `'vmap'`.
+        coverage: Fraction of the params' entries whose gradients need no `'vmap'`.
         bytes_per_example: Bytes stored for one example until its gradient is summed.
-        gradient_bytes: The bytes of its gradient.
+        gradient_bytes: Size of one example's gradient in bytes.
     """
 
     params: tuple[ParamRule, ...]
@@ -69,7 +70,7 @@ def ghost_report(
 ) -> Callable[..., GhostReport]:
     """Report how the per-example gradient norms of each parameter are computed, and why.
 
-    The report needs one trace of the loss for one example, and computes nothing.
+    The report traces the loss once for one example, and executes nothing.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.

@@ -1,11 +1,11 @@
 r"""The Jacobian of the residuals of a batch as a tape of factors.
 
-A row is the gradient of one residual of one example. All residuals of an example share the records
-of the forward pass, and each has its own cotangents. The products
+A row is the gradient of one residual of one example. All residuals of an example share the recorded
+activations of the forward pass. Each residual has separate cotangents. The products
 
 .. math:: K = J J^\top, \qquad J^\top a, \qquad J v
 
-are computed from these. A row is formed only for params with small rows.
+are computed from records and cotangents. Rows are formed only for params whose rows are small.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fnopt.sharding import pvary_like
 
 
 class GhostRows(NamedTuple):
-    """The rows of the Jacobian of `n` examples with `k` residuals each, as factors.
+    """Rows of the Jacobian of `n` examples with `k` residuals each, as factors.
 
     Attributes:
         ghost: The traced residuals of one example, and the plan of every param.
@@ -47,10 +47,10 @@ class GhostRows(NamedTuple):
         return self.tape.outputs[0]
 
     def gram(self, other: GhostRows) -> jax.Array:
-        r"""The inner products of all rows with those of another tape, `[n k, m l]`.
+        r"""Inner products of all rows with the rows of another tape, `[n k, m l]`.
 
-        The other tape may be of other residuals of the same params. For params with the same
-        layout in both, the product is computed from the tapes, else from formed rows.
+        The other tape may belong to different residuals of the same params. If a param has the same
+        layout on both tapes, its product is computed from the tapes, else from formed rows.
         """
         mine, theirs = self._parts(), other._parts()
         n, m = (rows.residuals.size for rows in (self, other))
@@ -117,7 +117,7 @@ class GhostRows(NamedTuple):
 
 
 def record_rows(ghost: Ghost, batch: Any) -> GhostRows:
-    """Record the rows by one forward pass, and one backward pass for each residual of an example.
+    """Record the rows by one forward pass, and one backward pass per residual of an example.
 
     Args:
         ghost: A traced function of one example that returns a vector.
@@ -154,21 +154,21 @@ def record_tape(ghost: Ghost, batch: Any) -> Tape:
 def by_param(
     group: Group, part: _rows_gram.RowsPart, params: Sequence[Any]
 ) -> Mapping[int, jax.Array]:
-    """The rows of a group like its params, `[n k, *param]`."""
+    """Formed rows of a group, by param, `[n k, *param]`."""
     if isinstance(part.formed, dict):
         return part.formed
     return _tape.by_param(group, _rows_gram.flat(part.tape), dict(enumerate(params)))
 
 
 def _combine_rows(cotangents: jax.Array, weights: jax.Array) -> jax.Array:
-    """The cotangents of a weighted sum of the residuals of every example."""
+    """Cotangents of a weighted sum of the residuals of every example."""
     dtype = compute_dtype(cotangents.dtype)
     wide, weights = cotangents.astype(dtype), weights.astype(dtype)
     return jax.vmap(lambda w, g: jnp.tensordot(w, g, 1, precision=HIGHEST))(weights, wide)
 
 
 def multiply_rows(rows: jax.Array, direction: jax.Array) -> jax.Array:
-    """The product of rows `[..., *param]` of a Jacobian with a direction like the param."""
+    """Product of rows `[..., *param]` of a Jacobian with a direction like the param."""
     dtype = compute_dtype(rows.dtype, direction.dtype)
     rows, direction = rows.astype(dtype), direction.astype(dtype)
     return jnp.tensordot(rows, direction, direction.ndim, precision=HIGHEST)
@@ -177,7 +177,7 @@ def multiply_rows(rows: jax.Array, direction: jax.Array) -> jax.Array:
 def _push_site(
     site: Site, tape: Tape, params: Sequence[Any], direction: Mapping[int, jax.Array]
 ) -> jax.Array:
-    """The contribution of a site to `J v`, `[n, k]`."""
+    """Contribution of a site to `J v`, `[n, k]`."""
     numbers = sorted(site.weight.leaves)
     numbered = dict(enumerate(params))
 

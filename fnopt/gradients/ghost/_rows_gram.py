@@ -21,10 +21,10 @@ from fnopt.sharding import reshape
 
 
 class RowsPart(NamedTuple):
-    """The rows of the Jacobian of a group of leaves, as factors or formed.
+    """Rows of the Jacobian of a group of leaves, as factors or formed.
 
     Attributes:
-        formed: The formed rows, `[n k, ...]`, if they are formed.
+        formed: The formed rows, `[n k, ...]`, or None.
         tape: The factors of the rows; cotangents are `[n, k, ...]`.
     """
 
@@ -37,7 +37,7 @@ class Factors(NamedTuple):
 
     Attributes:
         pair: Records `[n, T, R, d]`, and cotangents `[n, k, T, R, d]`.
-        axes: By side of the pair: `None` for records, 0 for cotangents.
+        axes: The residual axis of each side of the pair: `None` for records, 0 for cotangents.
     """
 
     pair: Pair
@@ -45,14 +45,14 @@ class Factors(NamedTuple):
 
     @property
     def is_single(self) -> bool:
-        """Whether the site has one matrix, used at one position, in one block."""
+        """Whether the site has one matrix that is used at one position, in one block."""
         blocks = [f.blocks for f in self.pair if isinstance(f, Dense)]
         single = all(len(b) == 1 and b[0].shape[-3:-1] == (1, 1) for b in blocks)
         return len(blocks) == 2 and single
 
     @property
     def outputs(self) -> Any:
-        """The axis of the residuals, for `jax.vmap`."""
+        """Axes of the residuals, for `jax.vmap`."""
         return Pair(*self.axes)  # pyright: ignore[reportArgumentType]
 
 
@@ -66,7 +66,7 @@ def have_same_layout(group: Group, other: Group) -> bool:
 
 
 def inner_matrix(rows: tuple[Group, RowsPart], other_rows: tuple[Group, RowsPart]) -> jax.Array:
-    """Compute the Gram block of two groups of rows with one layout, `[n k, m l]`."""
+    """Compute the Gram block of two groups of rows with equal layout, `[n k, m l]`."""
     (group, p), (_, q) = rows, other_rows
     if p.formed is not None and q.formed is not None:
         assert not isinstance(p.formed, dict)
@@ -87,8 +87,8 @@ def inner_matrix(rows: tuple[Group, RowsPart], other_rows: tuple[Group, RowsPart
 def _gram_of_examples(p: Factors, q: Factors) -> jax.Array:
     """Inner products of rows with one position: a product of two matrices of inner products.
 
-    They are written like the inner products of biases. The compiler then finds that the product for
-    a bias is the one of the cotangents, and computes it once.
+    The product of cotangents is written like the inner product of biases, so that the compiler
+    eliminates the common subexpression.
     """
     total = None
     for x, y, axis in zip(p.pair, q.pair, p.axes, strict=True):
@@ -112,7 +112,7 @@ def by_leaf(leaves: Mapping[int, jax.Array], other: Mapping[int, jax.Array]) -> 
 
 
 def flat(tape: Tape) -> Tape:
-    """Flatten the tape: every residual counts as an example."""
+    """Flatten the tape, so that every residual counts as an example."""
     k = tape.outputs[0].shape[1]
     return Tape(
         [tape.outputs[0].reshape(-1)],
@@ -156,12 +156,12 @@ def _are_dense(found: list[Factors]) -> bool:
 
 
 def _dense_blocks(pair: Pair) -> jax.Array:
-    """A block of a dense factor, whose shape ends in `[T, R, d]`."""
+    """Block of a dense factor, whose shape ends in `[T, R, d]`."""
     return next(f for f in pair if isinstance(f, Dense)).blocks[0]
 
 
 def _flat_pair(factors: Factors) -> Pair:
-    """A row for every residual of every example: `[n k, T, R, d]` on both sides."""
+    """Factors with one row per residual of every example: `[n k, T, R, d]` on both sides."""
     cotangents = factors.pair.left if factors.axes[0] == 0 else factors.pair.right
     k = jax.tree.leaves(cotangents)[0].shape[1]
     sides = zip(factors.pair, factors.axes, strict=True)

@@ -1,10 +1,9 @@
-"""Sites at which params meet the example: an abstract walk of the loss of one example.
+"""Sites that combine params with the example, found by abstract interpretation of the loss.
 
-The loss is traced for a single example, so there is no batch axis. A value that depends
-on the params but not on the example is a *weight*, also after casts, transposes, jit,
-remat and slicing by scans. An equation in which a weight meets any other value is a *site*. The
-gradient with respect to the weight follows from the equation's other inputs and from the cotangent
-of its output.
+The loss is traced for a single example, so there is no batch axis. A value that depends on the
+params but not on the example is a *weight*, also after casts, transposes, jit, remat and slicing by
+scans. An equation that combines a weight with any other value is a *site*. The gradient with
+respect to the weight follows from the equation's other inputs and from the cotangent of its output.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _MOST_OFFSETS = 64
 
 
 class Site(NamedTuple):
-    """An equation in which a weight meets the example.
+    """Equation that combines a weight with values of the example.
 
     Attributes:
         kind: `'dot'`, `'conv'`, `'gather'` or `'direct'`.
@@ -57,7 +56,7 @@ class Site(NamedTuple):
         position: Index of the weight among the operands.
         weight: The weight.
         others: The other operands: weights, or indices of records.
-        tap: Index of the node that has the cotangent of the output.
+        tap: Index of the node that records the cotangent of the output.
         axes: Indices of the scans around it, outermost first.
     """
 
@@ -71,7 +70,7 @@ class Site(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The sites of a loss, and the params without a site.
+    """Sites of a loss, and the params that no rule covers.
 
     Attributes:
         level: The loss, with taps and records as its nodes.
@@ -89,7 +88,7 @@ class Found(NamedTuple):
 
 
 def find_sites(closed: jex.ClosedJaxpr, n_params: int) -> Found:
-    """Walk the loss of one example; its first `n_params` inputs are the params."""
+    """Find the sites in the loss of one example; its first `n_params` inputs are the params."""
     finder = _SiteFinder()
     invars = closed.jaxpr.invars
     params = [Leaf(v.aval, frozenset({i})) for i, v in enumerate(invars[:n_params])]
@@ -134,7 +133,7 @@ class _SiteFinder:
 
 
 class _Walk:
-    """The walk through one jaxpr."""
+    """Abstract interpretation of one jaxpr."""
 
     def __init__(
         self, finder: _SiteFinder, sub: jaxprs.SubJaxpr, values: Values, axes: tuple[int, ...]
@@ -263,7 +262,7 @@ class _Walk:
 
 
 def site_kind(eqn: jex.JaxprEqn, position: int) -> str:
-    """The rule for a weight at this operand; `''` if there is none."""
+    """Rule for a weight at this operand; `''` if no rule applies."""
     name = eqn.primitive.name
     if name == "dot_general":
         # A real matrix among complex numbers: its gradient is the real part of the product's.
@@ -278,7 +277,7 @@ def site_kind(eqn: jex.JaxprEqn, position: int) -> str:
 
 
 def _changes_derivative(eqn: jex.JaxprEqn, position: int) -> bool:
-    """Whether an operand matters for the derivative with respect to the others."""
+    """Whether an operand affects the derivative with respect to the other operands."""
     name = eqn.primitive.name
     if name in {"add", "add_any", "sub", "concatenate", "pad", "stack"}:
         return False
@@ -295,7 +294,7 @@ def _conv_kind(eqn: jex.JaxprEqn) -> str:
 
 
 def _is_lookup(eqn: jex.JaxprEqn) -> bool:
-    """Whether whole rows are picked: `table[indices]`, or `vmap` of `table[index]`."""
+    """Whether a gather looks up whole rows: `table[indices]`, or `vmap` of `table[index]`."""
     table: Any = eqn.invars[0].aval
     numbers, mode = eqn.params["dimension_numbers"], eqn.params["mode"]
     rows = tuple(eqn.params["slice_sizes"]) == (1, *table.shape[1:])

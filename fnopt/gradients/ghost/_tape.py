@@ -29,7 +29,7 @@ from fnopt.sharding import pvary_like
 
 
 class Tape(NamedTuple):
-    """The tape of a backward pass: inputs and cotangents of the sites, with a leading example axis.
+    """Tape of a backward pass: inputs and cotangents of the sites, with a leading example axis.
 
     Attributes:
         outputs: The loss, and the leaves of aux.
@@ -47,8 +47,8 @@ class Tape(NamedTuple):
 def record(plan: Plan, params: Sequence[Any], batch: Sequence[Any]) -> Tape:
     """Run the loss and its derivative on all examples.
 
-    The params themselves are not differentiated, except those left to `jax.vmap`. The others get
-    their gradients from zeros that are added to the outputs of the sites.
+    Only params with the form `'vmap'` are differentiated. For all other params, the loss is
+    differentiated with respect to zeros that are added to the outputs of the sites.
     """
     formed = {i: params[i] for group in plan.groups if group.form == "vmap" for i in group.leaves}
 
@@ -73,7 +73,7 @@ Formed = jax.Array | dict[int, jax.Array] | None
 
 
 def form(group: Group, tape: Tape, params: Mapping[int, Any]) -> Formed:
-    """The formed gradients of all examples; None if the plan doesn't form them."""
+    """Formed gradients of all examples; None if the plan doesn't form them."""
     if group.form == "vmap":
         return {i: tape.grads[i] for i in group.leaves}
     if group.form == "matrix":
@@ -84,7 +84,7 @@ def form(group: Group, tape: Tape, params: Mapping[int, Any]) -> Formed:
 
 
 def by_param(group: Group, tape: Tape, params: Mapping[int, Any]) -> dict[int, jax.Array]:
-    """The gradients of all examples like the params, for any plan."""
+    """Gradients of all examples by param, formed under any plan."""
     if group.form == "vmap":
         return {i: tape.grads[i] for i in group.leaves}
     return {} if group.form == "none" else _gradients_by_param(group, tape, params)
@@ -93,13 +93,14 @@ def by_param(group: Group, tape: Tape, params: Mapping[int, Any]) -> dict[int, j
 def squared_norms(group: Group, formed: Formed, tape: Tape) -> dict[int, jax.Array]:
     """The squared norms of the examples' gradients, `[n]`; of all params of a group together.
 
-    By param if gradients are formed like the params, else with the first param of the group.
+    If gradients are formed like the params, there is a norm for every param; else the entry of the
+    first param holds the norm over the group.
     """
     return _measure(group, formed, tape, squares_of, length_squared)
 
 
 def norms(group: Group, formed: Formed, tape: Tape) -> dict[int, jax.Array]:
-    """The norms of the gradients, even if their squares are out of range."""
+    """Norms of the gradients, accurate even if their squares are out of range."""
     return _measure(group, formed, tape, lengths_of, length)
 
 
@@ -118,7 +119,7 @@ def _measure(
 
 
 def pairs_of(group: Group, data: Sequence[tuple[Any, jax.Array]]) -> list[Pair]:
-    """The factors of one example's gradient."""
+    """Factors of one example's gradient."""
     return [site_pair(RULES[s.kind], s, x, g) for s, (x, g) in zip(group.sites, data, strict=True)]
 
 
@@ -129,7 +130,7 @@ def weighted_sum(
     weights: Sequence[jax.Array],
     params: Mapping[int, Any],
 ) -> dict[int, jax.Array]:
-    """The sum of the gradients of all examples, each times its weight, by param."""
+    """Weighted sum of the gradients of all examples, by param."""
     if isinstance(formed, dict):
         return {i: weighted_total(weights[i], x) for i, x in formed.items()}
     if group.layout is None:
@@ -143,7 +144,7 @@ def weighted_sum(
 
 
 def data_of(site: Site, tape: Tape) -> tuple[Any, jax.Array]:
-    """The recorded inputs of a site, and the cotangent of its output."""
+    """Recorded inputs of a site, and the cotangent of its output."""
     (other,) = site.others
     assert isinstance(other, int)
     return tape.records[other], tape.cotangents[site.tap]
@@ -158,12 +159,12 @@ def _matrices(group: Group, site: Site, tape: Tape) -> jax.Array:
 
 
 def _site_pairs(site: Site, tape: Tape) -> Pair:
-    """The factors of all examples."""
+    """Factors of all examples at each site."""
     return jax.vmap(functools.partial(site_pair, RULES[site.kind], site))(*data_of(site, tape))
 
 
 def _precision(site: Site) -> Any:
-    """The precision that the model asks for; presets of algorithms are for its own dtypes."""
+    """Matrix-product precision of the model; algorithm presets apply only to the model's dtypes."""
     precision = site.eqn.params.get("precision")
     parts = precision if isinstance(precision, tuple) else (precision,)
     return precision if all(isinstance(p, jax.lax.Precision) for p in parts) else None
@@ -194,7 +195,7 @@ def examples_as_positions(x: jax.Array) -> jax.Array:
 def _gradients_by_param(
     group: Group, tape: Tape, params: Mapping[int, Any]
 ) -> dict[int, jax.Array]:
-    """Gradients of every example with respect to the params, from the gradient at every site."""
+    """Gradients of every example with respect to the params, from the gradients at the sites."""
     memo: dict[int, Any] = {}
 
     def value(weight: Weight) -> Any:

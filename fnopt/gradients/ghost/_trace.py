@@ -1,4 +1,4 @@
-"""A user's loss, traced once for one example, and the reduction of its gradients on a batch."""
+"""Trace of a user's loss for one example, and the reduction of its gradients over a batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Ghost(NamedTuple):
     """A traced loss.
 
     Attributes:
-        plan: How the gradient of every param is reduced and summed.
+        plan: The plan for the gradient of every param.
         params: The leaves of the params.
         params_tree: Their structure.
         out_tree: The structure of `(loss, aux)`.
@@ -37,8 +37,8 @@ class Ghost(NamedTuple):
 
         Args:
             batch: The examples.
-            blocks: By leaf of the params, the block of its norm; all together if `None`. Params
-                that share sites but are in different blocks are formed.
+            blocks: The norm block of every leaf of the params; `None` for one block. If params
+                share sites but are in different blocks, their gradients are formed.
         """
         tape = record(self.plan, self.params, jax.tree.leaves(batch))
         numbered = dict(enumerate(self.params))
@@ -51,7 +51,7 @@ class Ghost(NamedTuple):
         return GhostMeasurements(self, tape, formed)
 
     def like_params(self, sums: Mapping[int, jax.Array]) -> Any:
-        """Convert sums by param index to a tree like the params, with zeros for missing ones."""
+        """Convert sums by param index to a tree like the params, with zeros for missing params."""
 
         def sum_of_param(i: int, param: Any) -> jax.Array:
             dtype = compute_dtype(param.dtype)
@@ -68,8 +68,7 @@ class GhostMeasurements(NamedTuple):
         ghost: The loss.
         tape: The factors of the gradients.
         formed: By group, the formed gradients, if they are formed.
-        factors: Factors of the gradients in inner products, `[n]`; `None` for 1.
-        factors: Factors of the gradients in inner products, `[n]`; `None` for 1.
+        factors: Scale factors of the gradients in inner products, `[n]`; `None` for 1.
     """
 
     ghost: Ghost
@@ -79,11 +78,11 @@ class GhostMeasurements(NamedTuple):
 
     @property
     def loss_and_aux(self) -> tuple[jax.Array, Any]:
-        """The loss's results, with a leading example axis."""
+        """The results of the loss, with a leading example axis."""
         return jax.tree.unflatten(self.ghost.out_tree, self.tape.outputs)
 
     def squares(self) -> list[jax.Array]:
-        """Squared norms `[n]` by leaf; those of a group stand at its first leaf."""
+        """Squared norms `[n]` by leaf; the first leaf of a group has the norm of the group."""
         return self._totals_by_leaf(_tape.squared_norms)
 
     def norms(self, blocks: Sequence[int] | None = None, count: int = 1) -> jax.Array:
@@ -94,7 +93,7 @@ class GhostMeasurements(NamedTuple):
         return block_norms(self.squares(), lambda: self._totals_by_leaf(_tape.norms), blocks, count)
 
     def moments(self, counts: jax.Array) -> tuple[Any, list[jax.Array]]:
-        """The mean gradient, and by leaf the sum of squared deviations from the mean.
+        """The mean gradient, and for every leaf the sum of squared deviations from the mean.
 
         Args:
             counts: 1 for the examples that count, 0 for the others, whose gradients are zero.
@@ -128,7 +127,7 @@ class GhostMeasurements(NamedTuple):
         return found
 
     def inner_products(self, other: GhostMeasurements) -> jax.Array:
-        """The inner products of these gradients with those of other examples, `[n, m]`."""
+        """Inner products of these gradients with the gradients of other examples, `[n, m]`."""
         dtype = jnp.finfo(compute_dtype(*(p.dtype for p in self.ghost.plan.params))).dtype
         shape = (self.tape.outputs[0].shape[0], other.tape.outputs[0].shape[0])
         total = jnp.zeros(shape, dtype)
@@ -144,7 +143,7 @@ class GhostMeasurements(NamedTuple):
         return total
 
     def only(self, wanted: jax.Array) -> GhostMeasurements:
-        """A copy with zeros for the other examples, whose values may be NaN."""
+        """A copy in which examples that don't count have zero gradients, even if these were NaN."""
 
         def zero_others(x: jax.Array) -> jax.Array:
             return only_where(wanted, x) if is_inexact(x) else x
@@ -156,10 +155,10 @@ class GhostMeasurements(NamedTuple):
         return self._replace(tape=tape, formed=jax.tree.map(zero_others, self.formed))
 
     def weighted_sum(self, weights: Sequence[jax.Array]) -> Any:
-        """The sum of the gradients, each times a weight; float32 or wider.
+        """Weighted sum of the gradients, float32 or wider.
 
         Args:
-            weights: By leaf of the params, the weights of the examples, `[n]`.
+            weights: The weights of the examples, `[n]`, for every leaf of the params.
         """
         numbered = dict(enumerate(self.ghost.params))
         sums: dict[int, jax.Array] = {}

@@ -40,14 +40,14 @@ _MOVES = {
 class Weight:
     """A value that is the same for every example.
 
-    Inside a scan it may be a slice of a larger value. The *stacked* value, with a leading axis
-    for every scan that slices it, is then computed and differentiated.
+    Inside a scan, a weight may be a slice of a larger value. Then the *stacked* value is computed
+    and differentiated, which has a leading axis for every scan that slices it.
 
     Attributes:
         aval: Shape and dtype of one slice.
-        leaves: The params on which it depends differentiably; none for a constant.
+        leaves: The params on which the weight depends differentiably; empty for a constant.
         axes: Indices of the scans that slice it, outermost first.
-        inputs: The weights from which it is computed.
+        inputs: The weights from which this weight is computed.
     """
 
     aval: Any
@@ -62,7 +62,7 @@ class Weight:
 
     @functools.cached_property
     def moves_only(self) -> bool:
-        """Whether every element is an element of the params, up to the sign."""
+        """Whether every element equals an element of the params, up to the sign."""
         return False
 
     @functools.cached_property
@@ -76,7 +76,7 @@ class Weight:
         return bool(self.leaves) and is_inexact(self.aval)
 
     def compute(self, values: Sequence[Any], wide: bool) -> Any:
-        """The stacked value from the stacked values of its inputs."""
+        """Compute the stacked value from the stacked values of the inputs."""
         raise NotImplementedError
 
 
@@ -85,7 +85,7 @@ class Leaf(Weight):
 
     @functools.cached_property
     def key(self) -> Any:
-        """The number of the leaf."""
+        """The index of the leaf."""
         return ("leaf", *self.leaves)
 
     @functools.cached_property
@@ -115,7 +115,7 @@ class ConstantWeight(Weight):
 
 
 class Slice(Weight):
-    """A slice of a weight that a scan runs over; the stacked value is the whole weight."""
+    """Slice of a weight that a scan iterates over; its stacked value is the whole weight."""
 
     @functools.cached_property
     def key(self) -> Any:
@@ -139,7 +139,7 @@ class Slice(Weight):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class ComputedWeight(Weight):
-    """An output of an equation of weights.
+    """Output of an equation whose inputs are weights.
 
     Attributes:
         eqn: The equation.
@@ -156,7 +156,7 @@ class ComputedWeight(Weight):
 
     @functools.cached_property
     def key(self) -> Any:
-        """The primitive with its parameters, and the inputs; for moves of elements only."""
+        """The primitive, its parameters and the inputs, if the equation only moves elements."""
         if not self.moves_only:
             return id(self)
         params = tuple((k, str(v)) for k, v in sorted(self.eqn.params.items()))
@@ -182,7 +182,7 @@ class ComputedWeight(Weight):
         return self.moves_only and disjoint and all(w.keeps_length for w in self.inputs)
 
     def compute(self, values: Sequence[Any], wide: bool) -> Any:
-        """Run the equation for all slices."""
+        """Evaluate the equation for all slices."""
         # Without the casts of a mixed-precision model a gradient keeps its digits.
         if wide and self.name == "convert_element_type":
             return values[0]
@@ -200,7 +200,7 @@ def map_over_scans(
     axes: Sequence[Sequence[int]],
     lengths: Sequence[int] | None = None,
 ) -> Any:
-    """Map `fn` over all iterations of the surrounding scans.
+    """Map `fn` over all iterations of the enclosing scans.
 
     Args:
         fn: A function of as many arrays as `axes` has entries.
@@ -216,7 +216,7 @@ def map_over_scans(
 
 
 def step(eqn: jex.JaxprEqn, inputs: Sequence[Weight], around: Sequence[int]) -> list[Weight]:
-    """The outputs of an equation whose inputs are all weights."""
+    """Outputs of an equation whose inputs are all weights."""
     stopped = eqn.primitive.name == "stop_gradient"
     leaves = frozenset() if stopped else frozenset().union(*(w.leaves for w in inputs))
     sliced = {number for w in inputs for number in w.axes}
@@ -233,7 +233,7 @@ def evaluate(weight: Weight, leaves: Mapping[int, Any], wide: bool = False) -> A
     Args:
         weight: The weight.
         leaves: The params by index.
-        wide: Whether casts are omitted.
+        wide: Whether to omit casts.
     """
     memo: dict[int, Any] = {}
 
@@ -251,8 +251,8 @@ def evaluate(weight: Weight, leaves: Mapping[int, Any], wide: bool = False) -> A
 def pull_back(weight: Weight, cotangent: Any, leaves: Mapping[int, Any]) -> dict[int, Any]:
     """Pull a gradient with respect to a weight's stacked value back to its params.
 
-    If the weight is a permutation of params, the dtype of the cotangent is kept. A sum over a
-    batch is then not rounded to the compute dtype of the model.
+    If the weight is a permutation of params, the result has the dtype of the cotangent, so a sum
+    over a batch isn't rounded to the compute dtype of the model.
     """
     numbers = sorted(weight.leaves)
     if isinstance(weight, Leaf):
@@ -279,7 +279,7 @@ def pull_back(weight: Weight, cotangent: Any, leaves: Mapping[int, Any]) -> dict
 
 
 def without_transposes(weight: Weight) -> tuple[Weight, tuple[int, ...]]:
-    """The weight before casts, names and transposes, and the permutation of its axes."""
+    """The weight before casts, names and transposes, and the axis permutation of these."""
     perm = tuple(range(weight.aval.ndim))
     while isinstance(weight, ComputedWeight) and weight.moves_only:
         if weight.name == "transpose":

@@ -1,1 +1,1 @@
-"""The linear model of the residuals at a point: its algebra, its scaling, what it leaves out."""
+"""The linear model of the residuals at a point: its linear algebra and its scaling."""

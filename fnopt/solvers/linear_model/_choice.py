@@ -1,4 +1,4 @@
-"""The linear model at a point, in the algebra that suits its shape."""
+"""The choice of the linear model by the shape of the Jacobian."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fnopt.solvers.linear_model._gram import RowsModel, TallGramModel
 from fnopt.solvers.linear_model._krylov import KrylovModel
 from fnopt.solvers.linear_model._sparse_gram import sparse_gram_model
 
-_SPARSE = 256  # from that many unknowns on a sparse Jacobian isn't made a full matrix
+_SPARSE = 256  # unknowns from which on a sparse Jacobian isn't converted to a dense matrix
 
-# By the name of the algebra: of a Jacobian with at least as many rows as columns, and of others.
+# For each linear solver: the model of a tall (or square) Jacobian, and of a wide one.
 _MODELS: dict[str, tuple[type[LinearModel], type[LinearModel]]] = {
     "qr": (TriangleModel, LiftedModel),
     "cholesky": (TallGramModel, WideGramModel),
@@ -22,13 +22,13 @@ _MODELS: dict[str, tuple[type[LinearModel], type[LinearModel]]] = {
 
 
 def linear_model(flat: FlatResidual, solver: str, mode: str, chunk_size: int | None) -> LinearModel:
-    """Chooses how residuals are linearised and what is kept of the Jacobian, when tracing.
+    """Choose at trace time how to linearise residuals and how to store the Jacobian.
 
     Args:
         flat: The residual function of a vector.
         solver: `'auto'`, `'qr'`, `'cholesky'` or `'cg'`.
         mode: `'auto'`, `'forward'` or `'reverse'`.
-        chunk_size: Number of derivatives that are taken at once, or None.
+        chunk_size: Number of tangents or cotangents to propagate at once, or None.
 
     Returns:
         The model.
@@ -43,13 +43,13 @@ def linear_model(flat: FlatResidual, solver: str, mode: str, chunk_size: int | N
             return model
         name = "cg"
     if row_axes() and m < n:
-        # Divided rows are only ever summed over, so nothing is made of the space that they span.
+        # Sharded rows are only summed over, so no model works in their row space.
         wide = TallGramModel if solver == "cholesky" else KrylovModel
         return wide(flat, mode, chunk_size)
     return _MODELS[name][m < n](flat, mode, chunk_size)
 
 
 def is_large_and_sparse(flat: FlatResidual) -> bool:
-    """Whether the Jacobian is sparse, and too large to be made a full matrix."""
+    """Whether the Jacobian is sparse, and too large for a dense matrix."""
     given = flat.derivative
     return given is not None and given.sparse and min(flat.rows, flat.n) > _SPARSE

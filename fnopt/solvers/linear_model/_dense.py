@@ -29,29 +29,29 @@ from fnopt.solvers.linear_model._scaling import initial_scale
 
 
 class DenseModel(LinearModel):
-    """The model that keeps a Jacobian of any shape."""
+    """The model that keeps the Jacobian matrix, of any shape."""
 
     def evaluate(self, x: jax.Array) -> Linearization:
-        """The point with its Jacobian."""
+        """Return the point with its Jacobian."""
         return linearization_at(x, *linearise(self.flat, x, self.mode, self.chunk_size))
 
     def jacobian(self, point: Linearization) -> Any:
-        """The Jacobian at a point."""
+        """Return the Jacobian at a point."""
         return point.J
 
 
 class TriangleModel(DenseModel):
-    """The model of a tall Jacobian by its QR factorisation, which a point comes with."""
+    """The model of a tall Jacobian by QR; a point includes the triangular factor."""
 
     has_triangle = True
 
     def evaluate(self, x: jax.Array) -> Linearization:
-        """The point with its Jacobian and the triangle of that."""
+        """Return the point with its Jacobian and the Jacobian's triangular factor."""
         r, J = linearise(self.flat, x, self.mode, self.chunk_size)
         return factorised_linearization(x, r, J, self.flat.graded)
 
     def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> TriangleSystem:
-        """Steps by the triangle."""
+        """Return the linear system for steps by the triangular factor."""
         assert point.triangle is not None
         L, c = point.triangle
         scaled = Triangle(L / scale[:, None], c)
@@ -62,7 +62,7 @@ class LiftedModel(DenseModel):
     """The model of a wide Jacobian by the QR factorisation of its transpose."""
 
     def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> LiftedSystem:
-        """Steps within the row space."""
+        """Return the linear system for steps restricted to the row space of the scaled Jacobian."""
         Q, R = jnp.linalg.qr((point.J / scale).T)
         pull = scaled_rmv(point, scale)
         rows = triangle(R.T, point.r)
@@ -72,7 +72,7 @@ class LiftedModel(DenseModel):
         return LiftedSystem(inside, Q)
 
     def rank(self, point: Linearization) -> jax.Array:
-        """By the singular values."""
+        """Return the rank by singular values."""
         _, R = jnp.linalg.qr((point.J / initial_scale(point.columns)).T)
         return numerical_rank(jnp.linalg.svd(R, compute_uv=False), self.size)
 
@@ -81,7 +81,7 @@ class WideGramModel(DenseModel):
     """The model of a wide Jacobian by the Gram matrix of its rows."""
 
     def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> WideGramSystem:
-        """Steps by the Gram matrix."""
+        """Return the linear system for steps by the Gram matrix of the rows."""
         return WideGramSystem(
             gram((point.J / scale).T),
             point.r,
@@ -91,5 +91,5 @@ class WideGramModel(DenseModel):
         )
 
     def rank(self, point: Linearization) -> jax.Array:
-        """By the eigenvalues."""
+        """Return the rank by the eigenvalues of the Gram matrix."""
         return gram_rank(gram((point.J / initial_scale(point.columns)).T))

@@ -1,4 +1,4 @@
-"""Linear models by Gram matrices: of the columns of a tall Jacobian, of the rows of a wide one."""
+"""Linear models by Gram matrices, of the columns of tall and of the rows of wide Jacobians."""
 
 from __future__ import annotations
 
@@ -18,54 +18,54 @@ class TallGramModel(LinearModel):
     """The model that keeps the Gram matrix instead of the Jacobian."""
 
     def evaluate(self, x: jax.Array) -> Linearization:
-        """The point with its Gram matrix."""
+        """Return the point with its Gram matrix."""
         r, G, g, unit = linearise_gram(self.flat, x, self.mode, self.chunk_size)
         columns = unit * jnp.sqrt(jnp.diagonal(G))
         return Linearization(x, r, NormalMatrix(G, unit), half_square(r), g, columns)
 
     def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> TallGramSystem:
-        """Steps by the Gram matrix."""
+        """Return the linear system for steps by the Gram matrix."""
         G, unit = point.J
         pull = self._pull(point, scale)
         d = scale / unit
         return TallGramSystem(G / d / d[:, None], point.gradient / scale, lam, pull)
 
     def _pull(self, point: Linearization, scale: jax.Array) -> Map | None:
-        if self.mode == "forward":  # perhaps the only mode that the function has
+        if self.mode == "forward":  # the function may have no reverse-mode derivative
             return None
-        # Only called where the residual function is differentiated anyway.
+        # Only called where steps differentiate the residual function anyway.
         moving = free(point)
         return lambda w: moving * linearise_products(self.flat.r, point.x)[2](w) / scale
 
     def rank(self, point: Linearization) -> jax.Array:
-        """By the eigenvalues."""
+        """Return the rank by the eigenvalues of the Gram matrix."""
         G, unit = point.J
         d = initial_scale(point.columns) / unit
         return gram_rank(G / d / d[:, None])
 
     def jacobian(self, point: Linearization) -> Any:
-        """The Jacobian, formed again; None where its Gram matrix was added up without it."""
+        """Form the Jacobian again; return None if its Gram matrix was summed without it."""
         return linearise(self.flat, point.x, self.mode)[1] if self._is_formed else None
 
     @property
     def _is_formed(self) -> bool:
-        """Whether there is memory for the Jacobian."""
+        """Whether the Jacobian fits in memory."""
         given = self.flat.derivative
         return self.chunk_size is None if given is None else given.gram is None
 
 
 class RowsModel(LinearModel):
-    r"""The model that keeps :math:`K = J J^\top` of residuals that are given by example.
+    r"""The model that keeps :math:`K = J J^\top`, for residuals that are defined per example.
 
-    Scaled variables need :math:`J D^{-2} J^\top`, which is no sum of products of what enters the
-    model and what comes back unless `D` is one number: all params have the same scale, the root
-    mean square of the columns' norms (Levenberg's damping, not Marquardt's).
+    Scaled variables need :math:`J D^{-2} J^\top`. This is a sum of products of activations and
+    backpropagated cotangents only if `D` is a single number. So all params have the same scale, the
+    root mean square of the columns' norms (Levenberg's damping, not Marquardt's).
     """
 
     has_matrix = False
 
     def evaluate(self, x: jax.Array) -> Linearization:
-        """The point with its Gram matrix."""
+        """Return the point with its Gram matrix."""
         assert self.flat.gram is not None
         r, pull = linearise_pull(self.flat.r, x)
         K = self.flat.gram(x)
@@ -73,13 +73,13 @@ class RowsModel(LinearModel):
         return Linearization(x, r, K, half_square(r), pull(r), jnp.full_like(x, column))
 
     def products(self, point: Linearization) -> tuple[Map, Map]:
-        """By a forward and a backward pass through the residuals."""
+        """Return the products, by a forward and a backward pass through the residuals."""
         r, x = self.flat.r, point.x
-        # Only a product with J needs a forward derivative.
+        # Only a product with J needs a forward-mode derivative.
         return lambda v: pushed(r, (x,), (v,))[1], linearise_pull(r, x)[1]
 
     def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> WideGramSystem:
-        """Steps by the Gram matrix of the scaled rows."""
+        """Return the linear system for steps by the Gram matrix of the scaled rows."""
         push, pull = self.products(point)
         return WideGramSystem(
             point.J / scale[0] / scale[0],
@@ -90,6 +90,6 @@ class RowsModel(LinearModel):
         )
 
     def rank(self, point: Linearization) -> jax.Array:
-        """By the eigenvalues."""
+        """Return the rank by the eigenvalues of the Gram matrix."""
         scale = initial_scale(point.columns)[0]
         return gram_rank(point.J / scale / scale)

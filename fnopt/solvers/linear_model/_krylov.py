@@ -1,4 +1,4 @@
-"""The linear model without a matrix, by products with the Jacobian and its transpose."""
+"""The matrix-free linear model, by products with the Jacobian and its transpose."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from fnopt.solvers.linear_model._linearization import Linearization, half_square
 
 
 class KrylovModel(LinearModel):
-    """The model that keeps only what products with the Jacobian need."""
+    """The model that keeps only the data for products with the Jacobian."""
 
     has_matrix = False
 
     def evaluate(self, x: jax.Array) -> Linearization:
-        """The point, the norms of whose columns are estimated."""
+        """Return the point, with estimated norms of the Jacobian's columns."""
         r, J, pull = self.linearised_rmv(x)
         return Linearization(x, r, J, half_square(r), pull(r), probed_columns(pull, r))
 
     def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> KrylovSystem:
-        """Steps by conjugate gradients."""
+        """Return the linear system for steps by conjugate gradients."""
         del lam
         push, pull = self.products(point)
-        moving = free(point)  # columns that a bounded step has taken out are zero
+        moving = free(point)  # the columns of active params are zero
         return KrylovSystem(
             lambda v: push(moving * v / scale), lambda w: moving * pull(w) / scale, point.r
         )

@@ -13,7 +13,7 @@ from fnopt.sharding import psum_rows, row_axes
 
 
 class NormalMatrix(NamedTuple):
-    """The Gram matrix of columns in units, in place of a Jacobian that isn't kept."""
+    """The Gram matrix of scaled columns, for models that don't keep the Jacobian."""
 
     matrix: jax.Array  # [n, n], U^-1 J^T J U^-1
     unit: jax.Array  # [n], the diagonal of U
@@ -28,44 +28,44 @@ class Linearization(NamedTuple):
 
     x: jax.Array  # [n]
     r: jax.Array  # [m]
-    J: Any  # what the linear algebra keeps: J, `NormalMatrix`, a tree for products, or nothing
+    J: Any  # the stored form of the Jacobian: J, `NormalMatrix`, a tree for products, or None
     cost: jax.Array  # half the sum of squares
     gradient: jax.Array  # [n], J^T r
     columns: jax.Array  # [n], the norm of every column of J
-    triangle: Triangle | None = None  # of J and r, where the linear algebra goes by that
+    triangle: Triangle | None = None  # of J and r, if the linear algebra uses it
 
 
 def half_square(r: jax.Array) -> jax.Array:
-    r"""The cost :math:`f = \tfrac12 \|r\|^2`; infinite where the residual is not finite."""
+    r"""Return the cost :math:`f = \tfrac12 \|r\|^2`; infinite if the residual isn't finite."""
     cost = jnp.asarray(0.5, r.dtype) * psum_rows(jnp.sum(jnp.square(r)))
     return jnp.where(jnp.isfinite(cost), cost, jnp.asarray(jnp.inf, r.dtype))
 
 
 def linearization_at(x: jax.Array, r: jax.Array, J: jax.Array) -> Linearization:
-    """Gathers a point."""
+    """Make a linearization from a point, its residual and its Jacobian."""
     return Linearization(x, r, J, half_square(r), matmul(r, J), norm(J))
 
 
 def factorised_linearization(
     x: jax.Array, r: jax.Array, J: jax.Array, graded: bool
 ) -> Linearization:
-    """Gathers a point by the triangle of its tall Jacobian, which has everything but the cost."""
+    """Make a linearization from the triangular factor of a tall Jacobian."""
     factors = row_triangle(J, r, graded)
     L, c = factors
     return Linearization(x, r, J, half_square(r), matmul(L, c), norm(L, axis=1), factors)
 
 
 def stacked(J: jax.Array | None) -> jax.Array | None:
-    r"""The Jacobian; where its rows are divided, the triangle with the same :math:`J^T J`."""
+    r"""Return the Jacobian; if its rows are sharded, the triangle with the same :math:`J^T J`."""
     if J is None or not row_axes():
         return J
     return row_triangle(J, jnp.zeros_like(J[:, 0])).L.T
 
 
 def is_finite(point: Linearization) -> jax.Array:
-    """Whether the point can be stepped from: params, residuals and Jacobian are finite.
+    """Whether params, residuals and Jacobian are finite, so that a step is possible.
 
-    The cost shows it of the residuals, and the norms of its columns of the Jacobian.
+    The cost is finite if the residuals are, and the column norms are finite if the Jacobian is.
     """
-    # One sum, which is finite if all of its terms are.
+    # The sum is finite only if all of its terms are.
     return jnp.isfinite(jnp.sum(point.x + point.gradient + point.columns, axis=0) + point.cost)

@@ -1,4 +1,4 @@
-"""The metric of the trust region."""
+"""The scaling of the trust region."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import jax.numpy as jnp
 from fnopt.linear import divide
 from fnopt.solvers.linear_model._linearization import Linearization
 
-# Of the residuals' length: the least that a whole parameter counts for. Measured on the starts of
-# NIST and of Moré, Garbow and Hillstrom (162), and on 1,200 far ones: 7 and 51 fewer are solved
-# without the bound, 2 and 17 fewer with 0.5, 2 and 3 fewer with 1.
+# The least scaled size |D_j x_j| of a param, relative to the residual norm. Measured on the initial
+# guesses of NIST and of Moré, Garbow and Hillstrom (162), and on 1,200 far ones: 7 and 51 fewer are
+# solved without the bound, 2 and 17 fewer with 0.5, 2 and 3 fewer with 1.
 _RELATIVE = 0.7
-# Of the scaling, that is left after a step: a tenth after 22 steps. Measured on the starts of NIST,
-# of Moré, Garbow and Hillstrom, and far ones (docs/performance.md): 0.8 and 0.95 solve as many but
-# for one or two, 0.5 and 1 fewer.
+# Decay of the scaling per step: a tenth is left after 22 steps. Measured on the initial guesses of
+# NIST, of Moré, Garbow and Hillstrom, and on far ones (docs/performance.md): 0.8 and 0.95 solve as
+# many but for one or two, 0.5 and 1 fewer.
 _DECAY = 0.9
 
 
 def initial_scale(columns: jax.Array) -> jax.Array:
-    r"""Moré's scaling: :math:`D_j = \|J_j\|`, and 1 for a parameter that has no effect yet.
+    r"""Return Moré's scaling: :math:`D_j = \|J_j\|`, and 1 where the column is zero.
 
-    In :math:`\|D p\|` a parameter counts by how far it moves the residuals, so the method does
-    not depend on the units of the params.
+    In :math:`\|D p\|` a param is weighted by its effect on the residuals, so the method doesn't
+    depend on the units of the params.
 
     Reference:
         Moré (1978), The Levenberg-Marquardt algorithm: implementation and theory, section 6.
@@ -31,29 +31,29 @@ def initial_scale(columns: jax.Array) -> jax.Array:
 
 
 def grown_scale(scale: jax.Array, columns: jax.Array) -> jax.Array:
-    r"""Moré's update with a fading memory, :math:`D_j \leftarrow \max(0.9\, D_j, \|J_j\|)`.
+    r"""Update Moré's scaling with decay, :math:`D_j \leftarrow \max(0.9\, D_j, \|J_j\|)`.
 
-    Moré's own, without the factor, keeps a parameter that was steep once on a short lead for ever:
-    from a start where it was steeper by magnitudes a search crawls. Without memory it is thrown
-    across steep regions again and again.
+    Without decay (Moré's update), a param with a large column at one iterate takes short steps from
+    then on, and a search from a steep initial guess is slow. Without memory, steps overshoot steep
+    regions again and again.
     """
     return jnp.maximum(jnp.asarray(_DECAY, scale.dtype) * scale, columns)
 
 
 def with_relative_bound(scale: jax.Array, point: Linearization) -> jax.Array:
-    r"""The scaling in which a parameter with little effect changes by factors of its own size.
+    r"""Return the scaling that bounds the relative change of params with little effect.
 
     .. math:: D_j \leftarrow \max(D_j, \delta\, \|r\| / |x_j|), \qquad \delta = 0.7
 
-    Where a parameter hardly moves the residuals (an exponential that has died out), its column
-    is next to nothing, and a step within :math:`\|D p\| \le \Delta` may change it by any number
-    of magnitudes: to where it has no effect at all. So as long as its whole effect,
-    :math:`D_j |x_j|`, is less than the residuals, it changes by factors. The bound goes with the
-    residuals. A parameter that is zero has no size, and no bound.
+    Where a param hardly changes the residuals (an exponential that has decayed), its column is
+    nearly zero. A step within :math:`\|D p\| \le \Delta` may then change it by many orders of
+    magnitude, to where it has no effect. So while its scaled size :math:`D_j |x_j|` is less than
+    the residual norm, only its relative change is bounded. The bound is proportional to the
+    residual norm. A param that is zero has no bound.
 
     Args:
-        scale: The largest norms of the Jacobian's columns, older ones with less weight, `[n]`.
-        point: The point.
+        scale: The decayed maximum norms of the Jacobian's columns, `[n]`.
+        point: The linearization at the current iterate.
 
     Returns:
         The scaling `D`, of shape `[n]`.

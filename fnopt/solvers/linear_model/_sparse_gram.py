@@ -1,4 +1,4 @@
-"""The linear model of a sparse Jacobian whose normal equations can be factorised."""
+"""The linear model of a sparse Jacobian with factorised normal equations."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from fnopt.solvers.linear_model._scaling import initial_scale
 
 Algebra = type[BandedGramSystem] | type[EliminatedGramSystem]
 
-_WIDEST_BLOCK = 128  # unknowns in a block of a band; beyond, conjugate gradients may be faster
-_LEAST_BLOCKS = 4  # blocks; a shorter band is a full matrix
+_WIDEST_BLOCK = 128  # unknowns in a block of a band; above, conjugate gradients may be faster
+_LEAST_BLOCKS = 4  # blocks; a band of fewer blocks is treated as a dense matrix
 
 
 def sparse_gram_model(
     flat: FlatResidual, mode: str, chunk_size: int | None
 ) -> SparseGramModel | None:
-    """The model by a narrow band, or else by elimination; None where neither is affordable."""
+    """Return the model by a narrow band, or by elimination; None if both cost too much."""
     given = flat.derivative
     if given is None or given.compressed is None or flat.rows < flat.n:
         return None
@@ -41,7 +41,7 @@ def sparse_gram_model(
 
 
 def _layout(sparsity: Sparsity, by_rows: bool) -> tuple[Any, Algebra] | None:
-    """The blocks of the Gram matrix, and what factorises them; None if neither is affordable."""
+    """Return the block layout of the Gram matrix and its system; None if both cost too much."""
     band = band_of(
         sparsity, by_rows, min(_WIDEST_BLOCK, sparsity.shape[not by_rows] // _LEAST_BLOCKS)
     )
@@ -52,23 +52,23 @@ def _layout(sparsity: Sparsity, by_rows: bool) -> tuple[Any, Algebra] | None:
 
 
 def inverse_root(J: SparseJacobian, rows: jax.Array, fixed: jax.Array | None = None) -> jax.Array:
-    r"""The rows `B` times a root of the pseudo-inverse: :math:`Y Y^T = B (J^T J)^+ B^T`.
+    r"""Multiply rows `B` by a root of the pseudo-inverse: :math:`Y Y^T = B (J^T J)^+ B^T`.
 
     .. math:: G^+ \approx (G + \delta I)^{-1} + \delta (G + \delta I)^{-2}, \qquad
         b - G (G + \delta I)^{-1} b = \delta (G + \delta I)^{-1} b
 
-    With the rounding level :math:`\delta` a singular matrix has a factor. The error of both terms
-    is :math:`(\delta / \lambda)^2` for an eigenvalue :math:`\lambda`, and what is left of `b` is
-    its part in the null space.
+    With :math:`\delta` at rounding level a singular matrix has a Cholesky factor. The relative
+    error of both terms together is :math:`(\delta / \lambda)^2` for an eigenvalue :math:`\lambda`.
+    The remainder of `b` in the second formula is its component in the null space.
 
     Args:
         J: The Jacobian, `[m, n]`.
         rows: The rows, `[q, n]`.
-        fixed: Which variables have no variance, `[n]`.
+        fixed: Mask of the variables without variance, `[n]`.
 
     Returns:
-        `Y`, `[q, 2 n]`; infinite in the rows of which more than :math:`\sqrt\epsilon` (of the
-        square) is in the null space.
+        `Y`, `[q, 2 n]`; infinite in rows whose component in the null space is more than
+        :math:`\sqrt\epsilon` of the row, by squared norm.
 
     Reference:
         King and Chillingworth (1979), Approximation of generalized inverses by iterated
@@ -97,7 +97,7 @@ def inverse_root(J: SparseJacobian, rows: jax.Array, fixed: jax.Array | None = N
 
 @dataclasses.dataclass(frozen=True)
 class SparseGramModel(LinearModel):
-    """The model that keeps both the Jacobian, for its products, and its sparse Gram matrix."""
+    """The model that keeps the sparse Jacobian, for products, and its sparse Gram matrix."""
 
     layout: Any
     algebra: Algebra
@@ -105,7 +105,7 @@ class SparseGramModel(LinearModel):
     has_matrix: ClassVar[bool] = False
 
     def evaluate(self, x: jax.Array) -> Linearization:
-        """The point with its Jacobian's entries and its Gram matrix."""
+        """Return the point with the entries of its Jacobian and the Gram matrix."""
         given = self.flat.derivative
         assert given is not None
         assert given.compressed is not None
@@ -115,13 +115,13 @@ class SparseGramModel(LinearModel):
         return Linearization(x, r, (J, G), half_square(r), pull(r), columns)
 
     def products(self, point: Linearization) -> tuple[Map, Map]:
-        """The products with the Jacobian at a point, and with its transpose."""
+        """Return the products with the Jacobian at a point and with its transpose."""
         return super().products(point._replace(J=point.J[0]))
 
     def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> TallGramSystem:
-        """Steps by a sparse factorisation in scaled variables."""
+        """Return the linear system for steps by a sparse factorisation in scaled variables."""
         push, pull = self.products(point)
-        # A column that a bounded step has taken out is zero: a param of infinite scale.
+        # The column of an active param is zero, which is equivalent to an infinite scale.
         scale = jnp.where(point.columns > 0, scale, jnp.inf)
         return self.algebra(
             self.layout.scaled(point.J[1], scale),
@@ -133,7 +133,7 @@ class SparseGramModel(LinearModel):
         )
 
     def jacobian(self, point: Linearization) -> SparseJacobian | None:
-        """The sparse Jacobian; None where rows are divided over devices."""
+        """Return the sparse Jacobian; None if rows are sharded over devices."""
         given = self.flat.derivative
         assert given is not None
         assert given.compressed is not None

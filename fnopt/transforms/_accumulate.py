@@ -29,7 +29,7 @@ from fnopt.transforms._chain import Wrapper
 
 
 class AccumulateState(NamedTuple):
-    """Calls since the last step, number of steps, sums of weights and of gradients."""
+    """Calls since the last step, number of steps, sum of weights, and weighted sum of gradients."""
 
     mini_step: jax.Array
     gradient_step: jax.Array
@@ -39,7 +39,7 @@ class AccumulateState(NamedTuple):
 
     @property
     def count(self) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The count for schedules: the emitting steps."""
+        """The count for schedules: the number of emitted steps."""
         return self.gradient_step
 
 
@@ -49,17 +49,19 @@ class accumulate(Wrapper):
     .. math:: u_t = \begin{cases} \mathrm{inner}\left(\sum_i w_i\, g_i \,/\, \sum_i w_i\right),
               \quad i = t-k+1, \dots, t & k \text{ divides } t \\ 0 & \text{otherwise} \end{cases}
 
-    It is training with a batch `k` times as large, in the memory of a small one. The inner
-    transform runs on the emitting calls only, so its schedules count emitted steps. The sum is
-    kept in at least float32; the mean goes to the inner transform in the gradients' dtype. With
-    `k=1` the updates are those of the inner transform, bit for bit.
+    This is equivalent to a batch `k` times as large, in the memory of a small batch. The inner
+    transform runs on the emitting calls only, so its schedules count emitted steps. The sum is kept
+    in at least float32; the mean goes to the inner transform in the gradients' dtype. With `k=1`
+    the updates are those of the inner transform, bit for bit.
 
-    The weights are 1. Batches of different sizes need weights. If each loss is a mean over the
-    tokens of its batch, `update(..., weight=tokens)` makes the step of one batch of all tokens.
+    The weights are 1 by default. Batches of different sizes need weights. If each loss is a mean
+    over the tokens of its batch, `update(..., weight=tokens)` makes the step of a single batch with
+    all tokens.
 
     Put `dynamic_loss_scale` and `apply_if_finite` around it, as in
-    `dynamic_loss_scale(accumulate(tx, k))`: a gradient that overflows is left out, and another one
-    completes the sum. Inside of it they see the sum only, and one overflow loses all `k` gradients.
+    `dynamic_loss_scale(accumulate(tx, k))`: they skip a gradient that overflows, and the next
+    gradient completes the sum. Inside `accumulate`, they see only the sum, and one overflow
+    discards all `k` gradients.
 
     Args:
         inner: The transform that makes the steps, fnopt's or any (init, update) pair.
@@ -91,7 +93,7 @@ class accumulate(Wrapper):
             raise ValueError(f"{where()}accumulate: k = {self.k}, expected a whole number.")
 
     def init(self, params: Any) -> AccumulateState:
-        """An empty sum, and the inner state."""
+        """Return an empty sum, and the inner state."""
         # What an inner `freeze` keeps (counters, keys) has no gradient to add up.
         acc = slot_zeros(jax.tree.map(lambda p: p if is_inexact(p) else None, params))
         weight = jnp.zeros((), default_float())
@@ -106,15 +108,16 @@ class accumulate(Wrapper):
         weight: Any = None,
         **extra_args: Any,
     ) -> tuple[Any, AccumulateState]:
-        """Zeros, until the sum has enough gradients; then the inner updates for it.
+        """Return zeros until the sum has `k` gradients; then return the inner updates for the sum.
 
         Args:
             updates: The gradients.
             state: The state.
             params: The params.
-            weight: How much they count, a number from 0 on, such as the tokens of the batch; None
-                for 1. A gradient of weight 0 may be NaN. If all weights are 0, so is the mean.
-            **extra_args: Those of the inner transform.
+            weight: The weight of the gradients, a nonnegative number such as the number of tokens
+                in the batch; None means 1. A gradient of weight 0 may be NaN. If all weights are 0,
+                the mean is 0.
+            **extra_args: The extra arguments of the inner transform.
 
         Returns:
             The updates and the state.
@@ -225,7 +228,7 @@ def has_updated(state: AccumulateState) -> jax.Array:
 
 
 class ApplyEveryState(NamedTuple):
-    """State: step count, and the sum of the updates since the last emitted one."""
+    """State: step count, and the sum of the updates since the last emitted update."""
 
     count: jax.Array
     grad_acc: Slot
@@ -237,12 +240,12 @@ class apply_every(Leafwise):
     .. math:: u_t = \begin{cases} \sum_{i=t-k+1}^{t} g_i & k \text{ divides } t \\
               0 & \text{otherwise} \end{cases}
 
-    What comes before it in a chain makes `k` steps with one set of params, and what comes after
-    sees zeros. For a batch in parts, where the whole optimizer makes one step for the mean
-    gradient, take `accumulate`.
+    Transforms before it in a chain make `k` steps at the same parameters, and transforms after it
+    get zeros in between. To accumulate a large batch, with one step of the whole optimizer for the
+    mean gradient, use `accumulate`.
 
     Args:
-        k: After how many steps, a whole number.
+        k: The number of steps between emitted sums, a whole number.
 
     Raises:
         ValueError: If `k` isn't a whole number, at least 1.

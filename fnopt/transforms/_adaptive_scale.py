@@ -1,4 +1,4 @@
-"""Scales that adapt to the loss: reduction on a plateau, and the range of float16 gradients."""
+"""Adaptive scales: reduction on a plateau of the loss, and loss scaling for float16 gradients."""
 
 from __future__ import annotations
 
@@ -43,20 +43,22 @@ class reduce_on_plateau(Transformation):
               \text{no } \bar v < v_{best} - r\, |v_{best}| - a \text{ in } p \text{ means} \\
               c_t & \text{otherwise} \end{cases}
 
-    `update` needs the loss as the extra argument `value`. It belongs at the end of a chain.
+    `update` needs the loss as the extra argument `value`. Put it at the end of a chain.
 
     Args:
         factor: :math:`f`, between 0 and 1.
-        patience: :math:`p`, after how many means without a better one the factor shrinks. In
-            PyTorch's `ReduceLROnPlateau` it shrinks one later: its `patience` is :math:`p - 1`.
-        rtol: :math:`r`, the relative decrease that counts, of the modulus of the best loss.
-        atol: :math:`a`, the absolute decrease that counts.
-        cooldown: Number of means that are not counted after the factor has shrunk.
-        accumulation_size: Over how many losses a mean is taken.
+        patience: :math:`p`, the number of means without improvement after which the scale is
+            reduced. PyTorch's `ReduceLROnPlateau` reduces one mean later: its `patience` is
+            :math:`p - 1`.
+        rtol: :math:`r`, the smallest decrease that counts, relative to the modulus of the best
+            loss.
+        atol: :math:`a`, the smallest absolute decrease that counts.
+        cooldown: The number of means that are ignored after a reduction.
+        accumulation_size: The number of losses in a mean.
         min_scale: :math:`c_{min}`.
 
     Raises:
-        ValueError: If a number is out of its range, or `rtol` and `atol` are both zero.
+        ValueError: If a number is out of range, or `rtol` and `atol` are both zero.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -86,7 +88,7 @@ class reduce_on_plateau(Transformation):
             )
 
     def init(self, params: Any) -> ReduceOnPlateauState:
-        """A factor of one, and an infinite loss."""
+        """Return a scale of one, and an infinite best loss."""
         dtype = default_float()
         one, zero = jnp.ones((), dtype), jnp.zeros((), dtype)
         return ReduceOnPlateauState(
@@ -102,7 +104,7 @@ class reduce_on_plateau(Transformation):
         value: Any,
         **extra_args: Any,
     ) -> tuple[Any, ReduceOnPlateauState]:
-        """The updates times the scale after this loss."""
+        """Multiply the updates by the scale after this loss."""
         dtype = state.avg_value.dtype
         seen = safe_increment(state.count)
         value = scalar_loss(value, dtype)
@@ -157,25 +159,27 @@ class dynamic_loss_scale(Wrapper):
               \sigma \beta & g \text{ is not finite} \end{cases}
 
     Gradients below 6e-8 are zero in float16. So multiply the loss by `loss_scale(state)` before
-    its gradient is taken; here it is divided out, in float32. A gradient that overflowed is not
-    stepped on: params and inner state stay as they are in every bit, and the scale is halved. After
-    `growth_interval` good steps it is doubled. bfloat16 has the range of float32 and needs none of
-    this.
+    differentiation; this transform divides the gradient by the scale in float32. If a gradient
+    overflows, the step is skipped: parameters and inner state stay bitwise unchanged, and the scale
+    is halved. After `growth_interval` good steps the scale is doubled. bfloat16 has the range of
+    float32 and needs no loss scaling.
 
     Put it around the whole optimizer, around `accumulate` too: `dynamic_loss_scale(accumulate(tx,
-    k))` leaves out a gradient that overflowed, and another one completes the sum. Inside of
-    `accumulate` it sees the sum only: one overflow loses all `k` gradients, which must have been
-    scaled alike. A finite gradient whose *step* isn't finite is not its
-    matter: see `apply_if_finite`.
+    k))` skips a gradient that overflows, and the next gradient completes the sum. Inside
+    `accumulate`, it sees only the sum: one overflow discards all `k` gradients, which must have the
+    same scale. It doesn't check whether the *step* for a finite gradient is finite: see
+    `apply_if_finite`.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.
-        init_scale: The first scale.
-        growth_interval: :math:`n`, after how many good steps in a row the scale grows.
-        growth_factor: :math:`\gamma`, by which it grows; a power of two loses no digits.
-        backoff_factor: :math:`\beta`, by which it falls.
-        min_scale: It never falls below this.
-        max_scale: It never grows beyond this.
+        init_scale: The initial scale.
+        growth_interval: :math:`n`, the number of consecutive good steps after which the scale
+            grows.
+        growth_factor: :math:`\gamma`, the factor of a growing scale; a power of two loses no
+            digits.
+        backoff_factor: :math:`\beta`, the factor of the scale after an overflow.
+        min_scale: The lower bound of the scale.
+        max_scale: The upper bound of the scale.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -200,7 +204,7 @@ class dynamic_loss_scale(Wrapper):
     max_scale: Scalar = hyper(default=2.0**24, gt=0, infinite=True)
 
     def init(self, params: Any) -> DynamicLossScaleState:
-        """The first scale, and the inner state."""
+        """Return the initial scale, and the inner state."""
         # A sum is a copy: a donated state must not delete the number that the optimizer holds.
         scale = jnp.asarray(self.init_scale, jnp.float32) + jnp.zeros((), jnp.float32)
         return DynamicLossScaleState(scale, zero_count(), zero_count(), self.inner.init(params))
@@ -238,7 +242,7 @@ class dynamic_loss_scale(Wrapper):
 
 
 def loss_scale(state: Any) -> jax.Array:
-    """The factor of the loss under `dynamic_loss_scale`.
+    """Return the current factor of the loss under `dynamic_loss_scale`.
 
     Args:
         state: The state of `dynamic_loss_scale`, or of a chain or wrapper with one inside.
@@ -247,7 +251,7 @@ def loss_scale(state: Any) -> jax.Array:
         A float32 scalar.
 
     Raises:
-        ValueError: If there is no such state in it, or more than one.
+        ValueError: If `state` contains no such state, or more than one.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -28,7 +28,7 @@ from fnopt.transforms._tree_algebra import numbers, real_dtype_of
 
 
 class AverageParamsState(NamedTuple):
-    """Step count, the weight of the average, and the average times its weight."""
+    """Step count, total weight of the average, and the average times this weight."""
 
     count: jax.Array
     weight: jax.Array
@@ -76,16 +76,16 @@ class params_ema(_AverageParams):
               w_t = \beta_t\, w_{t-1} + (1-\beta_t), \qquad \bar\theta_t = a_t / w_t
 
     Updates pass unchanged: put it last in a chain, where it sees the final update. Read the average
-    with `averaged_params`. The division by :math:`w` is the correction for the start at zero, also
-    for a decay that changes.
+    with `averaged_params`. The division by :math:`w` corrects the bias of the initialization at
+    zero, also for a changing decay.
 
     Args:
         decay: :math:`\beta`, a number or a `Schedule`.
         debias: Whether the average starts at zero with bias correction; otherwise it starts at the
-            first params.
-        warmup: Whether the decay is at most :math:`(1+t)/(10+t)`, so that early params are
-            forgotten early.
-        every: The average moves every so many steps.
+            initial parameters.
+        warmup: Whether the decay is at most :math:`(1+t)/(10+t)`, so that early parameters are
+            forgotten quickly.
+        every: The number of steps between two updates of the average.
         accumulator_dtype: Storage dtype; by default the params' own, but at least float32.
 
     Example:
@@ -110,7 +110,7 @@ class params_ema(_AverageParams):
     accumulator_dtype: Any = static(default=None, convert=as_dtype)
 
     def init(self, params: Any) -> AverageParamsState:
-        """An average of zero with no weight, or the first params."""
+        """Return an average of zero with zero weight, or the initial parameters."""
         state = super().init(params)
         if self.debias:
             return state
@@ -130,17 +130,17 @@ class params_ema(_AverageParams):
 
 
 class params_mean(_AverageParams):
-    r"""Keep the plain mean of the parameters after a start step (SWA, Polyak's and tail averages).
+    r"""Keep the plain mean of the parameters after a given step (SWA, Polyak and tail averaging).
 
     .. math:: \bar\theta = \frac1n \sum_{i=1}^{n} \theta_{s + i k}
 
-    Updates pass unchanged: put it last in a chain. Read the average with `averaged_params`; before
-    the first is taken, that gives the params themselves.
+    Updates pass unchanged: put it last in a chain. Read the average with `averaged_params`, which
+    returns the current parameters before the first average.
 
     Args:
-        start: :math:`s`, after how many steps the mean begins; 0 for Polyak's average.
-        every: :math:`k`, every how many steps it takes the params in: the length of a cycle for
-            stochastic weight averaging.
+        start: :math:`s`, the number of steps after which the mean begins; 0 gives Polyak averaging.
+        every: :math:`k`, the number of steps between two averaged iterates: the length of a cycle
+            for stochastic weight averaging.
         accumulator_dtype: Storage dtype; by default the params' own, but at least float32.
 
     Example:
@@ -174,10 +174,10 @@ class params_mean(_AverageParams):
 
 
 def averaged_params(state: Any, params: Any) -> Any:
-    """The average that `params_ema` or `params_mean` keeps, for evaluation.
+    """Return the average that `params_ema` or `params_mean` keeps, for evaluation.
 
     Args:
-        state: The state of an optimizer with one of them inside.
+        state: The state of an optimizer that contains `params_ema` or `params_mean`.
         params: The params; the average has their dtypes. Before the first average, and for leaves
             without one (frozen or masked), the result is the params.
 
@@ -185,7 +185,7 @@ def averaged_params(state: Any, params: Any) -> Any:
         A tree like `params`.
 
     Raises:
-        ValueError: If there is no average in the state, or more than one of a leaf.
+        ValueError: If the state has no average, or more than one average of a leaf.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -224,14 +224,14 @@ class lookahead(Wrapper):
               t: \quad \phi \leftarrow \phi + \alpha\, (\theta_{t+1} - \phi), \quad
               \theta_{t+1} \leftarrow \phi
 
-    The slow params :math:`\phi` are a slot of the state. They are what to evaluate:
+    The slow params :math:`\phi` are a slot of the state. Evaluate the slow params:
     `fnopt.slots(state)["slow"]`.
 
     Args:
         inner: The fast optimizer, fnopt's or any (init, update) pair.
-        sync_period: :math:`k`, after how many steps the params meet.
+        sync_period: :math:`k`, the number of steps between two synchronizations.
         slow_step_size: :math:`\alpha`.
-        reset_state: Whether the fast optimizer forgets its state then.
+        reset_state: Whether to reset the fast optimizer's state at a synchronization.
 
     Raises:
         ValueError: If `sync_period` isn't a whole number, at least 1.
@@ -257,13 +257,13 @@ class lookahead(Wrapper):
     reset_state: bool = static(default=False)
 
     def init(self, params: Any) -> LookaheadState:
-        """Slow params where the fast ones are."""
+        """Return slow params equal to the fast params."""
         return LookaheadState(zero_count(), slot_copy(params), self.inner.init(params))
 
     def update(
         self, updates: Any, state: LookaheadState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, LookaheadState]:
-        """The fast updates, or the update to the interpolated params."""
+        """Return the fast updates, or the update to the interpolated params."""
         fast, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
         steps = safe_increment(state.steps_since_sync)
         meets = steps >= self.sync_period

@@ -56,7 +56,7 @@ class set_to_zero(Transformation):
     def update(
         self, updates: Any, state: EmptyState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, EmptyState]:
-        """Zeros of the updates' shapes and dtypes."""
+        """Return zeros of the updates' shapes and dtypes."""
         return jax.tree.map(jnp.zeros_like, updates), state
 
     def left_out(self, params: Any) -> Any:
@@ -86,11 +86,11 @@ class scale(Leafwise):
 
 
 class stateless(Transformation):
-    r"""A transform from a plain function: :math:`u = f(g, \theta)`.
+    r"""Make a transform from a plain function: :math:`u = f(g, \theta)`.
 
     Args:
-        fn: `fn(updates, params) -> updates` on whole trees; `params` is None if the caller gave
-            none. A function defined at the top of a module can be pickled and put in a config.
+        fn: `fn(updates, params) -> updates` on whole trees; `params` is None if the caller passed
+            no params. A function defined at the top of a module can be pickled and put in a config.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -161,7 +161,7 @@ class ScaleByLearningRateState(NamedTuple):
 class scale_by_learning_rate(Leafwise):
     r"""Scale by minus the learning rate: :math:`u_t = -\eta_t\, g_t`.
 
-    It is the one place where the sign of descent enters: put it last in a chain.
+    Only this transform adds the minus sign of descent: put it last in a chain.
 
     Args:
         learning_rate: :math:`\eta`, a number, an array scalar or a `Schedule`.
@@ -192,9 +192,10 @@ class scale_by_learning_rate(Leafwise):
 
 
 def divide_by_norm(x: jax.Array, length: jax.Array) -> jax.Array:
-    """`x / length` for any length; `x` where that is zero.
+    """`x / length` for any length; `x` where the length is zero.
 
-    In two divisions: a float32 length beyond 2^126 has a reciprocal that is subnormal, and zero.
+    It takes two divisions, because the reciprocal of a float32 length beyond 2^126 is subnormal and
+    flushed to zero.
     """
     unit = range_divisor(length)
     rest = length / unit
@@ -206,7 +207,7 @@ class normalize_by_update_norm(Transformation):
 
     .. math:: u = \frac{c}{\lVert g \rVert_2 + \epsilon}\, g
 
-    Zero updates stay zero, without an epsilon too.
+    Zero updates stay zero, even without an epsilon.
 
     Args:
         scale_factor: :math:`c`, the length of the result.
@@ -245,7 +246,7 @@ class scale_by_trust_ratio(Leafwise):
     A leaf whose params or update are zero passes unchanged.
 
     Args:
-        min_norm: :math:`n`, below which both norms are not taken to be.
+        min_norm: :math:`n`, the lower bound of both norms.
         trust_coefficient: :math:`c`.
         eps: :math:`\epsilon`.
 
@@ -279,8 +280,8 @@ class centralize(Leafwise):
 
     .. math:: u_{\cdot j} = g_{\cdot j} - \frac{1}{m} \sum_i g_{ij}
 
-    Vectors and scalars pass unchanged. The last axis is that of the outputs, as in the kernels of
-    flax and Keras.
+    Vectors and scalars pass unchanged. The last axis is the output axis, as in the kernels of flax
+    and Keras.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

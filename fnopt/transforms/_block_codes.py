@@ -1,11 +1,11 @@
-"""Arrays of floats as 8-bit or 4-bit codes, in blocks with a scale each; also for shards of a leaf.
+"""Arrays of floats as 8-bit or 4-bit codes with one scale per block; also for shards of a leaf.
 
-A code is the leading bits of a float: those of a size, as a part of the largest of its block, plus
-a bias. Sizes below the bias are evenly spaced and larger ones logarithmically, as in the mu-law of
-ITU-T G.711. So codes and numbers are computed from each other by an addition and a shift.
+A code consists of the leading bits of a float: the magnitude, relative to the largest of its block,
+plus a bias. Magnitudes below the bias are spaced evenly and larger magnitudes logarithmically, as
+in the mu-law of ITU-T G.711. So encoding and decoding take an addition and a shift.
 
-A shard that holds whole blocks of the leaf has the leaf's codes in every bit. Elsewhere blocks
-begin where the shard does, and the last is short.
+A shard of whole blocks of the leaf has exactly the leaf's codes. In other shards the blocks begin
+at the start of the shard, and the last block is shorter.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Code(NamedTuple):
     """A format of codes.
 
     Attributes:
-        bits: Of a code.
-        signed: Whether one of them is the sign.
-        octaves: From the bias to the largest size.
-        digits: The bits behind those of the octave.
+        bits: The number of bits of a code.
+        signed: Whether one of the bits is the sign.
+        octaves: The number of octaves from the bias to the largest magnitude.
+        digits: The number of bits after the bits of the octave.
     """
 
     bits: int
@@ -39,7 +39,7 @@ class Code(NamedTuple):
 
     @property
     def bias(self) -> float:
-        """The octave of the smallest code, so that it stands for zero."""
+        """The octave of the smallest code, chosen so that this code represents zero."""
         return 2.0**-self.octaves
 
     @property
@@ -49,7 +49,7 @@ class Code(NamedTuple):
 
     @property
     def dropped_bits(self) -> int:
-        """The bits of a float32 behind those of its code."""
+        """The number of bits of a float32 after the bits of its code."""
         return int(np.finfo(np.float32).nmant) - self.digits
 
     @property
@@ -96,10 +96,10 @@ def _chance(y: jax.Array, place: jax.Array, step: jax.Array, bits: int) -> jax.A
 
 
 def round_to_codes(y: jax.Array, place: jax.Array, code: Code, step: jax.Array) -> jax.Array:
-    """Codes of float32 numbers in units of `1 / (1 - bias)`, rounded at random to a neighbour.
+    """Round float32 numbers in units of `1 / (1 - bias)` stochastically to codes.
 
-    The nearer code is more likely, so that numbers are right on average. Rounded to the nearest, a
-    mean square that changes by a thousandth in a step would never change. `place` is the place of
+    The nearer code is more likely, so that rounding is unbiased. With rounding to nearest, a mean
+    square that changes by a thousandth in a step would never change. `place` is the position of
     every number in its block.
     """
     size = jnp.abs(y) if code.signed else y
@@ -137,7 +137,7 @@ def _divisor(n: int, most: int) -> int | None:
 
 
 def block_length(shape: tuple[int, ...], block_size: int) -> int:
-    """Number of elements that share a scale: `block_size`, or a divisor of the array's size.
+    """Number of elements per scale: `block_size`, or a divisor of the array's size.
 
     A last axis of less than two blocks is a block, because LLVM doesn't vectorize a loop over two.
     """
@@ -164,7 +164,7 @@ def _as_blocks(x: jax.Array, block_size: int) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=1)
 def block_scales(x: jax.Array, block_size: int) -> jax.Array:
-    """The largest size in every block, which is infinite or NaN where something in it is."""
+    """The largest magnitude in every block; infinite or NaN if any element of the block is."""
     sizes = jnp.abs(_as_blocks(x, block_size))
     # A state begins as zeros. XLA would fold their maxima, number by number: 9 s for a million.
     zero = jax.lax.optimization_barrier(jnp.zeros((), sizes.dtype))
@@ -195,10 +195,10 @@ def _over_blocks(x: jax.Array, shape: tuple[int, ...], block_size: int) -> jax.A
 def encode_with(
     x: jax.Array, scales: jax.Array, code: Code, block_size: int, count: jax.Array
 ) -> jax.Array:
-    """Codes of the array's shape for the scales of its blocks; `count` is the number of the step.
+    """Encode an array for given scales of its blocks; `count` is the number of the step.
 
-    A block with an infinity or NaN has a scale that is one, and is NaN or infinite when it is read:
-    nothing is hidden.
+    A block that contains an infinity or NaN has this value as its scale, so that its decoded
+    numbers are infinite or NaN.
     """
     # The reciprocal of a subnormal scale may be infinite.
     usable = (scales >= jnp.finfo(scales.dtype).tiny) & jnp.isfinite(scales)
@@ -218,14 +218,14 @@ def encode_with(
 def encode(
     x: jax.Array, code: Code, block_size: int, count: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Codes of the array's shape, and a scale for every block."""
+    """Encode an array as codes of its shape, and a scale for every block."""
     scales = block_scales(x, block_size)
     return encode_with(x, scales, code, block_size, count), scales
 
 
 @functools.partial(jax.jit, static_argnums=(2, 3))
 def decode(codes: jax.Array, scales: jax.Array, code: Code, block_size: int) -> jax.Array:
-    """The numbers that codes and scales stand for, in the dtype of the scales."""
+    """Decode codes and scales to numbers in the dtype of the scales."""
     unit = _over_blocks((scales * (1 / (1 - code.bias)))[..., None], codes.shape, block_size)
     return decode_numbers(codes, code).astype(scales.dtype) * unit
 
@@ -238,15 +238,15 @@ def encode_part(
     count: jax.Array,
     scales_of: Callable[[jax.Array, int], jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
-    """Codes of the part's shape and the scales of its blocks, `[..., blocks]`.
+    """Encode a part as codes of its shape, and the scales of its blocks, `[..., blocks]`.
 
     Args:
-        x: A slot's part, or the parts of all devices in a row, `[..., length]`.
+        x: A slot's part, or the concatenated parts of all devices, `[..., length]`.
         shape: The shape of the whole leaf.
         code: As in `encode`.
         block_size: As in `encode`.
         count: As in `encode`.
-        scales_of: From an array and `block_size` to the scales of its blocks.
+        scales_of: A function from an array and `block_size` to the scales of its blocks.
     """
     blocks = _blocks(x, shape, block_size)
     scales = scales_of(blocks, block_size)
@@ -265,7 +265,7 @@ def decode_part(
     code: Code,
     block_size: int,
 ) -> jax.Array:
-    """The numbers that a part's codes and scales stand for."""
+    """Decode a part's codes and scales to numbers."""
     blocks = _blocks(codes, shape, block_size)
     numbers = decode(blocks, scales.reshape(blocks.shape[:-1]), code, block_size)
     return _without_blocks(numbers, shape).reshape(codes.shape)

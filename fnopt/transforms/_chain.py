@@ -27,9 +27,9 @@ from fnopt.core import (
 
 
 class Wrapper(Transformation):
-    """A transform around one `inner` transform, whose state it keeps in `inner_state`.
+    """A transform around one `inner` transform; its state has the inner state in `inner_state`.
 
-    Extra arguments of `update` are the inner transform's: a wrapper hands on all that it gets.
+    A wrapper passes all extra arguments of `update` on to the inner transform.
     """
 
     has_own_state: ClassVar[bool] = True  # False where the state is the inner one itself
@@ -82,7 +82,7 @@ class Chain(Transformation):
 
     Args:
         transforms: The members, in order.
-        names: A name for every member, or None.
+        names: A name for every member; None for unnamed members.
 
     Example:
         >>> import fnopt
@@ -117,7 +117,7 @@ class Chain(Transformation):
     def update(
         self, updates: Tree, state: State, params: Any = None, **extra_args: Any
     ) -> tuple[Tree, State]:
-        """Hand the updates from member to member; extra arguments go to all of them."""
+        """Pass the updates from member to member; all members get the extra arguments."""
         states = self._unpack_states(state)
         new_states = []
         for key, tx, member_state in zip(self._keys, self.transforms, states, strict=True):
@@ -147,7 +147,7 @@ class Chain(Transformation):
         )
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
-        """Every transform with its name (given, or its own) and its state."""
+        """Every transform with its state and its name (the given name, or the transform's own)."""
         own = [tx._place for tx in self.transforms]
         times = Counter(own)
         names = self.names or [
@@ -181,7 +181,7 @@ def chain(*transforms: Any) -> Chain:
         members are named.
 
     Raises:
-        ValueError: For no members, repeated names, or names for some members only.
+        ValueError: If there are no members, repeated names, or names for some members only.
         TypeError: If a member isn't an optimizer.
 
     Example:
@@ -252,13 +252,13 @@ def read_slot(
     who: str,
     maker: str,
 ) -> Any:
-    """Params whose leaves are `read(state, p, slot leaf)` wherever a state of a class has a slot.
+    """Replace params by `read(state, p, slot leaf)` wherever a state of a class has a slot.
 
     Several states may have the slots of different leaves, as in a partition. A leaf without a slot
-    (frozen, or left out by a mask) is the param itself.
+    (frozen, or excluded by a mask) stays the param itself.
 
     Raises:
-        ValueError: If there is no such state, or more than one keeps a part of the same leaf.
+        ValueError: If there is no such state, or if several states have a slot for the same leaf.
     """
     found = states_of(state, kind)
     _check_number(min(len(found), 1), who, maker)
@@ -282,14 +282,14 @@ def read_slot(
 class strict(Wrapper):
     """Refuse unknown extra arguments, and name all missing ones at once.
 
-    Every `update` takes any extra argument, so that one call serves all members of a chain. The
-    price is that a misspelled one is not noticed. With `strict` around the whole optimizer it is,
-    while the step is traced. The state is that of the inner optimizer, so you can add or remove the
-    wrapper during training.
+    Every `update` accepts any extra argument, so that one call serves all members of a chain. Hence
+    it ignores a misspelled argument. With `strict` around the whole optimizer, a misspelled
+    argument raises an error while the step is traced. The state is the inner optimizer's state, so
+    you can add or remove the wrapper during training.
 
     The known names are the keyword-only parameters of `update` (see `Transformation.reads`).
     Functions given as extra arguments, such as `value_fn`, add the names of their own parameters.
-    Another library's transform with `**kwargs` takes everything: then no name is unknown.
+    Another library's transform with `**kwargs` accepts every name: then no name is unknown.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.
@@ -317,7 +317,7 @@ class strict(Wrapper):
         return self.inner.other_gradients
 
     def reads(self) -> Mapping[str, bool]:
-        """Any name, because `strict` checks each."""
+        """Any name, because `strict` checks every name."""
         return {ANY: False}
 
     def init(self, params: Any) -> Any:
@@ -327,7 +327,7 @@ class strict(Wrapper):
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """The inner updates, if all argument names are known."""
+        """Return the inner updates, if all argument names are known."""
         _check_names(self.inner, extra_args)
         return self.inner.update(updates, state, params, **extra_args)
 

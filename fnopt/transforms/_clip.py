@@ -48,7 +48,7 @@ class clip(Transformation):
     def update(
         self, updates: Any, state: EmptyState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, EmptyState]:
-        """The clipped updates."""
+        """Return the clipped updates."""
         if any(map(jnp.iscomplexobj, jax.tree.leaves(updates))):
             named = leaves_with_names(updates)[0]
             path, g = next((path, g) for path, g in named if jnp.iscomplexobj(g))
@@ -68,9 +68,9 @@ class clip_by_global_norm(Transformation):
 
     .. math:: u = g \cdot \frac{c}{\max(\lVert g \rVert_2,\, c)}
 
-    The norm runs over all leaves and is summed in at least float32. A gradient with infinite or
-    NaN entries is not repaired; put `apply_if_finite` around the chain for that. The factor is a
-    number of the dtype: in float32 a gradient longer than 8e37 times :math:`c` counts as zero.
+    The norm of all leaves is accumulated in at least float32. Infinite or NaN entries are not
+    removed; put `apply_if_finite` around the chain to skip such steps. The factor has the dtype of
+    the norm: in float32, a gradient longer than 8e37 times :math:`c` becomes zero.
 
     Args:
         max_norm: :math:`c`, the largest norm that passes unchanged.
@@ -130,7 +130,7 @@ class scale_by_param_block_norm(Leafwise):
     .. math:: u_\ell = \max(\lVert \theta_\ell \rVert,\, s)\, g_\ell
 
     Args:
-        min_scale: :math:`s`, what the norm is at least.
+        min_scale: :math:`s`, the lower bound of the norm.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -153,7 +153,7 @@ class scale_by_param_block_rms(Leafwise):
     .. math:: u_\ell = \max(\mathrm{rms}(\theta_\ell),\, s)\, g_\ell
 
     Args:
-        min_scale: :math:`s`, what the root mean square is at least.
+        min_scale: :math:`s`, the lower bound of the root mean square.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -174,7 +174,7 @@ class scale_by_param_block_rms(Leafwise):
 
 
 def clipped_rms(x: jax.Array, most: jax.Array) -> jax.Array:
-    """The array, shorter if its root mean square is above `most`."""
+    """Return the array, scaled down if its root mean square is above `most`."""
     return x / jnp.maximum(rms(x) / most, jnp.ones_like(most))
 
 
@@ -197,14 +197,14 @@ class adaptive_grad_clip(Leafwise):
     .. math:: u_j = g_j \cdot \min\left(1,\;
               \frac{c \max(\lVert \theta_j \rVert,\, \epsilon)}{\lVert g_j \rVert}\right)
 
-    A unit is what feeds one output: a column of a matrix, the kernel of one channel of a
-    convolution, and all of a vector. The last axis is that of the outputs.
+    A unit is the group of weights of one output: a column of a matrix, the kernel of one channel of
+    a convolution, or a whole vector. The last axis is the output axis.
 
     Args:
         clipping: :math:`c`, the largest ratio of the norms that passes unchanged.
-        eps: :math:`\epsilon`, what the norm of the params is at least.
-        axis: The axes that the norms run over, an int or several; by default all but the last
-            (for 3 axes, the first), and all of a vector.
+        eps: :math:`\epsilon`, the lower bound of the params' norm.
+        axis: The axes of the norms, an int or several; by default all but the last axis (for 3
+            axes, the first), and the only axis of a vector.
 
     Raises:
         ValueError: For an array of more than 5 axes without `axis`.

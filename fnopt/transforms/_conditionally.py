@@ -70,13 +70,13 @@ class conditionally_transform(_Conditional):
     .. math:: (u_t, s') = \begin{cases} \mathrm{inner}(g_t, s) & c(t) \\
               (g_t, s) & \text{otherwise} \end{cases}
 
-    What passes are *gradients*: use it for a part of a chain, and `conditionally_mask` around an
-    optimizer.
+    In the other steps the outputs are *gradients*: use this transform for a part of a chain, and
+    `conditionally_mask` around an optimizer.
 
     Args:
         inner: The transform, fnopt's or any (init, update) pair.
-        should_transform_fn: `fn(step)`, from the number of updates made so far to a boolean.
-        forward_extra_args: Whether the function gets the extra arguments of `update` too.
+        should_transform_fn: `fn(step)` maps the number of updates made so far to a boolean.
+        forward_extra_args: Whether to pass the extra arguments of `update` to the function.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -98,8 +98,8 @@ class conditionally_mask(_Conditional):
 
     Args:
         inner: The transform, fnopt's or any (init, update) pair.
-        should_transform_fn: `fn(step)`, from the number of updates made so far to a boolean.
-        forward_extra_args: Whether the function gets the extra arguments of `update` too.
+        should_transform_fn: `fn(step)` maps the number of updates made so far to a boolean.
+        forward_extra_args: Whether to pass the extra arguments of `update` to the function.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -124,11 +124,11 @@ class skip_large_updates(Wrapper):
     .. math:: (u, s') = \begin{cases} \mathrm{inner}(g, s) & \lVert g \rVert^2 < c \\
               (0, s) & \text{otherwise} \end{cases}
 
-    Around `accumulate` it leaves a bad batch out of the mean.
+    Around `accumulate`, it excludes a bad batch from the mean.
 
     Args:
         inner: The transform to guard, fnopt's or any (init, update) pair.
-        max_squared_norm: :math:`c`.
+        max_squared_norm: :math:`c`, the bound on the squared gradient norm.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -142,7 +142,7 @@ class skip_large_updates(Wrapper):
     max_squared_norm: Scalar = hyper(gt=0, infinite=True)
 
     def init(self, params: Any) -> SkipLargeUpdatesState:
-        """A zero count of skipped updates, and the inner state."""
+        """Return a zero count of skipped updates, and the inner state."""
         return SkipLargeUpdatesState(zero_count(), self.inner.init(params))
 
     def update(
@@ -176,19 +176,19 @@ class apply_if_finite(Wrapper):
     .. math:: (u, s') = \begin{cases} \mathrm{inner}(g, s) & \text{if } g,\ u \text{ are finite and
               } s' \text{ is where } s \text{ is} \\ (0, s) & \text{otherwise} \end{cases}
 
-    A bad step leaves params and inner state as they were, in every bit. The result is checked too,
-    not only the gradient. A finite gradient of 1e25 makes a float32 mean square infinite for the
-    rest of training. The inner step is computed twice for this, which costs little for methods with
-    a few operations per param.
+    A bad step leaves parameters and inner state bitwise unchanged. Not only the gradient but also
+    the result is checked, because a finite gradient of 1e25 makes a float32 mean square infinite
+    for the rest of training. For this check the inner step is computed twice, which costs little
+    for methods with a few operations per parameter.
 
-    By default, every bad step is skipped. optax takes the next bad step after some skipped ones in
-    a row, which makes every param NaN. Watch `notfinite_count` in the state instead, and stop if it
-    grows. `max_consecutive_errors` gives optax's rule.
+    By default, every bad step is skipped. After some consecutive skips, optax takes the next bad
+    step, which makes every parameter NaN. Watch `notfinite_count` in the state instead, and stop if
+    it grows. `max_consecutive_errors` selects optax's rule.
 
     Args:
         inner: The transform to guard, fnopt's or any (init, update) pair.
-        max_consecutive_errors: Number of bad steps in a row that are skipped before one is taken;
-            None skips all.
+        max_consecutive_errors: The number of consecutive bad steps that are skipped before one is
+            taken; None skips all.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -203,7 +203,7 @@ class apply_if_finite(Wrapper):
     max_consecutive_errors: Scalar | None = hyper(default=None, ge=0, infinite=True)
 
     def init(self, params: Any) -> ApplyIfFiniteState:
-        """No bad steps so far, and the inner state."""
+        """Return the state without bad steps, and the inner state."""
         return ApplyIfFiniteState(
             zero_count(), jnp.ones((), bool), zero_count(), self.inner.init(params)
         )
@@ -242,7 +242,7 @@ class apply_if_finite(Wrapper):
 
 
 def mask_updates(condition: jax.Array, updates: Any) -> Any:
-    """The updates, or zeros where the condition is False."""
+    """Return the updates, or zeros where the condition is False."""
 
     def zero_leaf(u: Any) -> Any:
         if jnp.result_type(u) == jax.dtypes.float0:  # the gradient of a frozen integer: a zero
@@ -282,7 +282,7 @@ def _stays_finite(new: Any, old: Any) -> jax.Array:
 class keep_params_nonnegative(Leafwise):
     r"""Shorten updates where they would make a parameter negative: :math:`u = \max(g, -\theta)`.
 
-    It belongs at the end of a chain. Params that are negative at the start go to zero.
+    Put it at the end of a chain. Initially negative parameters become zero.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -310,8 +310,8 @@ class ZeroNansState(NamedTuple):
 class zero_nans(Transformation):
     r"""Replace NaN by zero; infinities stay.
 
-    A NaN is seldom alone: the other entries of that gradient are doubtful too. To skip the
-    whole step and keep the state, use `apply_if_finite`.
+    The other entries of a gradient with a NaN are often wrong too. To skip the whole step and keep
+    the state, use `apply_if_finite`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -322,13 +322,13 @@ class zero_nans(Transformation):
     """
 
     def init(self, params: Any) -> ZeroNansState:
-        """No NaN was found."""
+        """Return flags that are all False."""
         return ZeroNansState(jax.tree.map(lambda _: jnp.zeros((), bool), params))
 
     def update(
         self, updates: Any, state: ZeroNansState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ZeroNansState]:
-        """Updates without NaN, and the leaves that had one."""
+        """Return updates without NaN, and flags of the leaves that had a NaN."""
         found = jax.tree.map(
             lambda g: jnp.any(jnp.isnan(g)) if is_inexact(g) else jnp.zeros((), bool), updates
         )

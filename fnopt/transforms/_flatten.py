@@ -1,4 +1,4 @@
-"""Parameters in another form: as one vector, and complex ones as pairs of real numbers."""
+"""Reshaped parameters: all leaves as one vector, and complex leaves as pairs of real leaves."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class FlattenState(NamedTuple):
 class flatten(Wrapper):
     r"""Apply a transform to all leaves as one vector: :math:`u = \mathrm{inner}(\mathrm{vec}\, g)`.
 
-    Methods that treat every element alike give the same updates in fewer, larger kernels. Those
-    that look at leaves (norms, masks, paths) see a single leaf. Every step copies the leaves into
-    the vector and back. On accelerators this pays only for thousands of small leaves.
+    Elementwise methods give the same updates in fewer, larger kernels. Methods that depend on
+    leaves (norms, masks, paths) see a single leaf. Every step copies the leaves into the vector and
+    back. On accelerators this is faster only for thousands of small leaves.
 
     Args:
         inner: The transform, fnopt's or any (init, update) pair.

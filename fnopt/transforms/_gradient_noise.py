@@ -25,7 +25,7 @@ from fnopt.core import (
 
 
 def key_words(key: Any) -> tuple[int, ...] | int:
-    """A key as whole numbers, so that an optimizer with it can be compared and written down."""
+    """Convert a key to whole numbers, so that its optimizer can be compared and serialized."""
     if isinstance(key, (int, np.integer)):
         return int(key)
     if isinstance(key, Tracer):
@@ -41,7 +41,7 @@ def key_words(key: Any) -> tuple[int, ...] | int:
 
 
 def step_key(words: Any, count: jax.Array) -> jax.Array:
-    """The key of a step: a function of the words and of the step, so a run can be restored."""
+    """The key of a step, which depends only on the words and the step, so a run can be restored."""
     if isinstance(words, int):
         key = jax.random.key(words)
     else:
@@ -51,7 +51,7 @@ def step_key(words: Any, count: jax.Array) -> jax.Array:
 
 
 class AddGradientNoiseState(NamedTuple):
-    """The number of updates made: the noise of a step comes from the key and this number."""
+    """The number of updates made; it and the key determine the noise of a step."""
 
     count: jax.Array
 
@@ -71,7 +71,7 @@ class add_gradient_noise(Transformation):
         key: A whole number or a key of `jax.random`; a constant of the compiled step.
 
     Raises:
-        TypeError: If the key is neither.
+        TypeError: If the key is neither a whole number nor a key.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -15,7 +15,7 @@ _REST = "others"
 
 
 class GroupLabels(by_pattern):
-    """Labels by patterns, each of which must match something: a misspelled group is an error."""
+    """Labels by patterns, each of which must match a leaf: a misspelled group is an error."""
 
     def check(self, positions: list[str]) -> None:
         """Refuse patterns that match no leaf."""
@@ -44,14 +44,14 @@ def param_groups(
 
     Args:
         recipe: A function that makes an optimizer, such as `fnopt.adamw`.
-        groups: A mapping from patterns on leaf paths to the arguments that differ there. The
-            first pattern that matches decides.
-        *args: The arguments for all other leaves, and for what a group doesn't name.
-        **kwargs: The same by name.
+        groups: A mapping from patterns on leaf paths to the arguments that differ for these leaves.
+            The first matching pattern applies.
+        *args: The arguments for all other leaves, which are also the defaults of the groups.
+        **kwargs: Keyword arguments, with the same role.
 
     Returns:
-        A `partition` with a transform for each group and one for the other leaves. What looks at
-        all gradients together, such as `clip_by_global_norm`, belongs in a chain in front of it.
+        A `partition` with a transform for each group and one for the other leaves. Chain transforms
+        of all gradients jointly, such as `clip_by_global_norm`, before this partition.
 
     Raises:
         TypeError: If `recipe` isn't a function, `groups` isn't a dict of dicts, or the recipe has
@@ -92,11 +92,11 @@ def scale_by_group(
 ) -> partition:
     r"""Scale every leaf by the factor of its group: :math:`u_\ell = c_\ell\, g_\ell`.
 
-    Behind an optimizer it makes learning rates of leaves, decoupled weight decay included.
+    After an optimizer it sets learning rates per leaf, which scale decoupled weight decay too.
 
     Args:
-        factors: A mapping from patterns on leaf paths to numbers or `Schedule`s. The first pattern
-            that matches decides.
+        factors: A mapping from patterns on leaf paths to numbers or `Schedule`s. The first matching
+            pattern applies.
         default: The factor of all other leaves.
 
     Returns:
@@ -120,18 +120,18 @@ def scale_by_group(
 
 
 def layer_decay(decay: float, layers: Sequence[str]) -> dict[str, float]:
-    r"""Factors that fall from the last layer to the first, for fine-tuning: :math:`c_i = d^{n-i}`.
+    r"""Factors that decay from the last layer to the first, for fine-tuning: :math:`c_i = d^{n-i}`.
 
     Args:
         decay: :math:`d`, the factor between a layer and the next one.
-        layers: A pattern for each of the :math:`n` layers, from the input to the output. Of two
-            that match a leaf the first decides.
+        layers: A pattern for each of the :math:`n` layers, from the input to the output. If several
+            match a leaf, the first applies.
 
     Returns:
-        A dict for `scale_by_group`; leaves of no layer keep their rate.
+        A dict for `scale_by_group`; leaves outside of all layers keep their learning rate.
 
     Raises:
-        ValueError: If `decay` isn't positive, or a pattern stands twice.
+        ValueError: If `decay` isn't positive, or a pattern is repeated.
 
     Example:
         >>> import fnopt

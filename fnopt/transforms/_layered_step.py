@@ -50,15 +50,15 @@ class layered_step(Value):
 
     The backward pass runs from the last layer to the first. It computes the gradient of a layer
     from the layer's input, steps the layer at once, and drops the gradient. The inputs of all
-    layers are kept, and a layer is computed again in the backward pass, as with `jax.checkpoint`.
-    The step of an elementwise optimizer equals that of the whole gradient.
+    layers are stored, and each layer is recomputed in the backward pass, as with `jax.checkpoint`.
+    For an elementwise optimizer, the step equals the step for the whole gradient.
 
     `step(params, state, *batch)` returns the new params, the new state and the loss. The params are
-    a pair `(outer, layers)`: `outer` for `first` and `last`, and `layers` with an axis of the
-    layers in front of every leaf. The optimizer steps `outer` and each layer as trees of their own.
-    So norms, shapes and paths are those of one layer: a `clip_by_global_norm` inside clips each
-    layer alone, and a mask of layers is `by_pattern('kernel', default=False)`. Donate params and
-    state, or XLA keeps both old and new ones.
+    a pair `(outer, layers)`: `outer` for `first` and `last`, and `layers` with a leading axis of
+    layers in every leaf. The optimizer steps `outer` and each layer as separate trees. So it sees
+    the norms, shapes and paths of one layer: a `clip_by_global_norm` inside clips each layer
+    separately, and a mask of layers is `by_pattern('kernel', default=False)`. Donate params and
+    state, or XLA keeps both the old and the new arrays.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.
@@ -68,7 +68,7 @@ class layered_step(Value):
         max_norm: The largest global norm of the gradient, over all layers and `outer`; None
             disables clipping.
         exact_norm: Whether a backward pass before the step computes the norm of its own gradient,
-            which takes twice the time. Otherwise the norm of the previous step's gradient serves,
+            which takes twice the time. Otherwise the norm of the previous step's gradient is used,
             and the first step isn't clipped.
 
     Raises:
@@ -111,7 +111,7 @@ class layered_step(Value):
             )
 
     def init(self, params: tuple[Any, Any]) -> LayeredState:
-        """The optimizer's states for the outer params and for every layer."""
+        """Return the optimizer's states for the outer params and for every layer."""
         outer, layers = _pair(params)
         _depth(layers)
         states = jax.vmap(self.inner.init)(layers)
@@ -121,7 +121,7 @@ class layered_step(Value):
     def __call__(
         self, params: tuple[Any, Any], state: LayeredState, *batch: Any
     ) -> tuple[tuple[Any, Any], LayeredState, jax.Array]:
-        """The new params, the new state, and the loss at the old params."""
+        """Return the new params, the new state, and the loss at the old params."""
         outer, layers = _pair(params)
         depth = _depth(layers)
         if not isinstance(state, LayeredState):

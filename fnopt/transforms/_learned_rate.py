@@ -49,15 +49,17 @@ class mechanize(Wrapper):
               \Delta_{t+1} = \Delta_t + \mathrm{inner}(g_t)
 
     The scales :math:`s` grow with the reward :math:`\langle g_t, -\Delta_t \rangle`. The optimizer
-    should have a learning rate of order one, or its schedule. As in the authors' version for JAX, a
-    reward is clipped by the largest so far. It may be negative; the bet is then zero.
+    should have a learning rate of order one, or a schedule of this order. As in the authors'
+    version for JAX, a reward is clipped by the largest product so far. If the summed reward is
+    negative, the bet is zero.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.
-        weight_decay: Pulls towards zero, in units of the gradient's norm over that of the params.
-        eps: Keeps quotients finite.
+        weight_decay: The strength of weight decay, relative to the gradient's norm over the params'
+            norm.
+        eps: A small constant that keeps quotients finite.
         s_init: The initial scales.
-        num_betas: Number of scales; their decays are :math:`1 - 10^{-i}`.
+        num_betas: The number of scales; their decays are :math:`1 - 10^{-i}`.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -82,7 +84,7 @@ class mechanize(Wrapper):
     num_betas: int = static(default=6, least=1)
 
     def init(self, params: Any) -> MechanizeState:
-        """No bets so far."""
+        """Return the state before the first bet."""
         dtype = real_dtype_of(params)
         # An array each, because a donated state may not hold one twice.
         r, m, v = (jnp.zeros(self.num_betas, dtype) for _ in range(3))
@@ -92,7 +94,7 @@ class mechanize(Wrapper):
     def update(
         self, updates: Any, state: MechanizeState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, MechanizeState]:
-        """Updates that lead to the scaled point."""
+        """Return updates that lead to the scaled point."""
         dtype = state.s.dtype
         h = numbers(self, dtype, skip=("inner",))
         step, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
@@ -148,17 +150,18 @@ class hypergradient(Wrapper):
               {\lVert g_t \rVert \lVert d_{t-1} \rVert}\right) & \text{normalized} \end{cases}
 
     The loss after the last step has the derivative :math:`-\langle g_t, d_{t-1} \rangle` with
-    respect to the rate of that step. The rate grows while steps agree, and shrinks where they turn
-    back. Updates include the minus sign of descent. A rate below zero, which the paper allows, is
-    zero here; a product that isn't finite doesn't change the rate.
+    respect to the learning rate of that step. The learning rate grows while successive steps agree,
+    and shrinks when they reverse. Updates include the minus sign of descent. A learning rate below
+    zero, which the paper allows, is set to zero here. A nonfinite product doesn't change the
+    learning rate.
 
     Args:
         inner: The direction, without a learning rate: `identity()` for plain descent (SGD-HD),
             `trace(0.9, nesterov=True)` (SGDN-HD), `scale_by_adam()` (Adam-HD).
         learning_rate: :math:`\eta_0`.
-        hyper_rate: :math:`\beta`, the rate of the rate.
+        hyper_rate: :math:`\beta`, the learning rate of the learning rate.
         normalized: Whether the change is relative, by the cosine between gradient and direction,
-            so that :math:`\beta` doesn't depend on the size of gradients.
+            so that :math:`\beta` is independent of the gradients' scale.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -177,7 +180,7 @@ class hypergradient(Wrapper):
     normalized: bool = static(default=False)
 
     def init(self, params: Any) -> HypergradientState:
-        """The first rate, and no direction."""
+        """Return the initial learning rate, and a zero direction."""
         # A copy: a donated state must not delete the number that the optimizer holds.
         rate = jnp.array(self.learning_rate, real_dtype_of(params))
         return HypergradientState(rate, slot_zeros(params), self.inner.init(params))
@@ -185,7 +188,7 @@ class hypergradient(Wrapper):
     def update(
         self, updates: Any, state: HypergradientState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, HypergradientState]:
-        """A step along the new direction, with the adapted rate."""
+        """Step along the new direction, with the adapted learning rate."""
         rate = self._rate(updates, state)
         new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
         kept = map_leaves(lambda d, old: (d, d), new, outputs=2, last=state.direction)[1]
@@ -211,7 +214,7 @@ def _unit(tree: Any) -> Any:
 
 
 class ScaleByDistanceOverGradientsState(NamedTuple):
-    """For every leaf the largest distance from its start, the norm of its gradients, the start."""
+    """For every leaf the largest distance from its initial value, gradient norm, initial value."""
 
     max_dist: CustomSlot
     grad_norm: CustomSlot
@@ -219,18 +222,19 @@ class ScaleByDistanceOverGradientsState(NamedTuple):
 
 
 class scale_by_distance_over_gradients(Leafwise):
-    r"""Scale every leaf by its distance from the start over the root of summed squared gradients.
+    r"""Scale every leaf by its distance from its initial value over its gradients' norm.
 
     .. math:: u_t = c\, \frac{\max_{i \le t} \lVert \theta_i - \theta_0 \rVert}
               {\sqrt{\sum_{i \le t} \lVert g_i \rVert^2 + \epsilon}}\, g_t
 
-    Before the first step the distance is taken as :math:`r\,(1 + \lVert \theta_0 \rVert)`. For one
-    step size of all leaves see `dog`.
+    The initial distance is :math:`r\,(1 + \lVert \theta_0 \rVert)`. For a common step size of all
+    leaves see `dog`.
 
     Args:
         reps_rel: :math:`r`.
         eps: :math:`\epsilon`.
-        param_dtype: Storage dtype of the start; None for the params' own, but at least float32.
+        param_dtype: Storage dtype of the initial params; None uses the params' own, but at least
+            float32.
         global_scale: :math:`c`.
 
     Example:
@@ -253,7 +257,7 @@ class scale_by_distance_over_gradients(Leafwise):
     global_scale: Scalar = hyper(default=1.0)
 
     def fill(self, slot: str) -> Any:
-        """The start of the params."""
+        """Return the initial params."""
         return "params"
 
     def storage(self, slot: str) -> Any:
@@ -261,14 +265,14 @@ class scale_by_distance_over_gradients(Leafwise):
         return self.param_dtype
 
     def start(self, slot: str, p: Any) -> Any:
-        """The first distance, and no gradients."""
+        """Return the initial distance, and a zero norm of gradients."""
         dtype = real_dtype(compute_dtype(p.dtype))
         if slot == "grad_norm":
             return jnp.zeros((), dtype)
         return jnp.asarray(self.reps_rel, dtype) * (1 + global_norm(p).astype(dtype))
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Root of epsilon, because norms and not squares are added."""
+        """Root of epsilon, because it is combined with norms, not with squares."""
         return {"least": safe_sqrt(h.eps)}
 
     def leaf(self, h: Any, g: Any, p: Any, farthest: Any, norm: Any, start: Any) -> Any:

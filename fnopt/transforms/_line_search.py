@@ -1,7 +1,8 @@
-"""The line search of all methods: one trial step towards the strong Wolfe conditions.
+"""The common line search: one trial step at a time towards the strong Wolfe conditions.
 
 A caller evaluates the objective at `next_rate` and hands the result to `advance_search`, until the
-search is done. So a loop can hold the function once, whatever else it does with an evaluation.
+search is done. So the compiled loop contains the function only once, whatever else it does with an
+evaluation.
 
 Reference:
     Nocedal and Wright (2006), Numerical Optimization, algorithms 3.5 and 3.6; Hager and Zhang
@@ -23,7 +24,7 @@ from fnopt.transforms._tree_algebra import select_tree
 
 
 def with_extras(value_fn: Callable[..., Any], extra_args: dict[str, Any]) -> Callable[[Any], Any]:
-    """Bind the extra arguments that a function names; a function of the params remains."""
+    """Bind the extra arguments that a function names, which leaves a function of the params."""
     parameters = list(inspect.signature(value_fn).parameters.values())[1:]
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return functools.partial(value_fn, **extra_args)
@@ -32,20 +33,20 @@ def with_extras(value_fn: Callable[..., Any], extra_args: dict[str, Any]) -> Cal
 
 
 def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Value and gradient from the state of a line search if it has them, else computed.
+    """Return value and gradient from a line search's state if it has them, else compute them.
 
-    A line search ends with the value and the gradient at the point that it chose. For a function
-    that doesn't change from step to step these are what the next step needs.
+    A line search ends with the value and the gradient at the point that it chose. For a
+    deterministic function, the next step can reuse both.
 
     Args:
         value_fn: `value_fn(params, *args, **kwargs)`, a scalar.
 
     Returns:
-        A function `(params, *args, state, **kwargs) -> (value, gradient)`, where `state` is that
-        of an optimizer with one line search in it that keeps gradients.
+        A function `(params, *args, state, **kwargs) -> (value, gradient)`, where `state` is the
+        state of an optimizer with one line search that stores gradients.
 
     Raises:
-        ValueError: If no line search, or more than one, keeps them in the state.
+        ValueError: If no line search, or more than one, stores value and gradient in the state.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -72,7 +73,7 @@ def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., Any
 
 
 def stored_value_and_grad(state: Any) -> tuple[jax.Array, Any]:
-    """The value and the gradient that a line search keeps somewhere in a state."""
+    """Return the value and the gradient that a line search stores in a state."""
     found = find_kept(state)
     if len(found) != 1:
         raise ValueError(
@@ -83,7 +84,7 @@ def stored_value_and_grad(state: Any) -> tuple[jax.Array, Any]:
 
 
 def find_kept(state: Any) -> list[tuple[jax.Array, Any]]:
-    """All the values and gradients that line searches keep in a state."""
+    """Return all values and gradients that line searches store in a state."""
     fields = getattr(state, "_fields", ())
     if "value" in fields and "grad" in fields:
         return [] if state.grad is None else [(state.value, state.grad)]
@@ -124,7 +125,7 @@ class LineSearchCriteria(NamedTuple):
     clips: bool = False
 
     def is_higher(self, new: LinePoint, other: LinePoint) -> jax.Array:
-        """Whether a value is no lower than another one, beyond what rounding may hide."""
+        """Whether a value is at least another value, beyond rounding error."""
         if self.rise is None:
             return new.value >= other.value
         return new.value > other.value + self.rise
@@ -164,12 +165,12 @@ class LineSearch(NamedTuple):
 
 
 def start_search(value: jax.Array, slope: jax.Array, guess: jax.Array) -> LineSearch:
-    """The search before its first step.
+    """Return the search before its first trial step.
 
     Args:
-        value: The value at the start.
-        slope: The slope there.
-        guess: The first step to try.
+        value: The value at step size 0.
+        slope: The slope at step size 0.
+        guess: The first trial step size.
     """
     start = LinePoint(jnp.zeros_like(guess), value, slope)
     inf, no = jnp.asarray(jnp.inf, guess.dtype), jnp.zeros((), bool)

@@ -32,7 +32,7 @@ from fnopt.transforms._tree_algebra import (
 
 
 class ZoomLinesearchInfo(NamedTuple):
-    """The outcome of a search: evaluations made, and by how much the two criteria are missed."""
+    """The outcome of a search: number of evaluations, and violations of the two criteria."""
 
     num_linesearch_steps: jax.Array  # int32
     decrease_error: jax.Array
@@ -56,26 +56,27 @@ class scale_by_zoom_linesearch(Transformation):
               |\langle u, \nabla f(\theta + \eta u) \rangle| \le c_2 |\langle u, \nabla f(\theta)
               \rangle| + \epsilon
 
-    Steps grow until an interval must hold such a step; that is then narrowed by interpolation.
-    Where values differ by less than :math:`c_3 |f|`, the slope decides instead of the value, which
-    rounding has blurred. If no step lowers the value, the update is zero.
+    Step sizes grow until they bracket such a step; interpolation then narrows the bracket. If
+    values differ by less than :math:`c_3 |f|`, the slope decides instead of the value, which is
+    dominated by rounding error. If no step decreases the value, the update is zero.
 
-    It stands behind transforms that make a descent direction, the minus sign included.
+    Put it after transforms that compute a descent direction, including the minus sign.
 
     Args:
-        max_linesearch_steps: Number of steps that are tried at most.
-        max_learning_rate: The longest step; by default there is none.
+        max_linesearch_steps: The maximum number of trial steps.
+        max_learning_rate: The largest step size; by default unbounded.
         tol: :math:`\epsilon`.
-        increase_factor: By which factor steps grow; with 1 or less they never do.
+        increase_factor: The growth factor of step sizes; with 1 or less they never grow.
         slope_rtol: :math:`c_1`.
         curv_rtol: :math:`c_2`.
-        approx_dec_rtol: :math:`c_3`; None leaves the rule out.
-        stepsize_precision: The length of an interval that is narrow enough.
-        initial_guess_strategy: `'keep'` starts with the last step, `'one'` with 1, which is right
-            for methods that know the curvature.
+        approx_dec_rtol: :math:`c_3`; None disables the rule.
+        stepsize_precision: The bracket's width at which the search ends, if it has found a
+            decrease.
+        initial_guess_strategy: `'keep'` starts with the last step size, `'one'` with 1, which suits
+            methods that approximate the Hessian.
 
     Raises:
-        ValueError: If the strategy is neither of the two.
+        ValueError: If the strategy is neither `'keep'` nor `'one'`.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -115,7 +116,7 @@ class scale_by_zoom_linesearch(Transformation):
             )
 
     def init(self, params: Any) -> ScaleByZoomLinesearchState:
-        """A first step of 1, and nothing known."""
+        """Return a step size of 1, without value and gradient."""
         dtype = real_dtype_of(params)
         # An array each, because a donated state may not hold one twice.
         value, *errors = (jnp.full((), jnp.inf, dtype) for _ in range(3))
@@ -134,15 +135,15 @@ class scale_by_zoom_linesearch(Transformation):
         value_fn: Callable[..., Any],
         **extra_args: Any,
     ) -> tuple[Any, ScaleByZoomLinesearchState]:
-        """The updates times the step that was found.
+        """Multiply the updates by the step size of the search.
 
         Args:
             updates: A descent direction.
             state: The state.
             params: The params.
             value: The value of the function at the params.
-            grad: Its gradient there.
-            value_fn: The function; it gets those of the other extra arguments that it names.
+            grad: The gradient of the function at the params.
+            value_fn: The function; it gets the extra arguments that its signature names.
             **extra_args: Further arguments of `value_fn`.
 
         Returns:
@@ -198,7 +199,7 @@ class scale_by_zoom_linesearch(Transformation):
 
 
 class BacktrackingLinesearchInfo(NamedTuple):
-    """The outcome of a search: evaluations made, and by how much the criterion is missed."""
+    """The outcome of a search: number of evaluations, and violation of the criterion."""
 
     num_linesearch_steps: jax.Array  # int32
     decrease_error: jax.Array
@@ -221,26 +222,25 @@ class _Trial(NamedTuple):
 
 
 class scale_by_backtracking_linesearch(Transformation):
-    r"""Shorten a step until the value falls enough (Armijo's criterion).
+    r"""Backtrack until the value decreases sufficiently (Armijo's criterion).
 
     .. math:: f(\theta + \eta u) \le f(\theta) + \delta\, |f(\theta)| + \eta\, c\, \langle u,
               \nabla f \rangle + \epsilon
 
-    It stands behind transforms that make a descent direction, the minus sign included, such as
-    `fnopt.sgd(1.0)`. The first step that is tried is `increase_factor` times the last one. If no
-    step lowers the value, the update is zero.
+    Put it after transforms that compute a descent direction, including the minus sign, such as
+    `fnopt.sgd(1.0)`. The first trial step size is `increase_factor` times the last step size. If no
+    step decreases the value, the update is zero.
 
     Args:
-        max_backtracking_steps: How often a step is shortened at most.
-        slope_rtol: :math:`c`, the part of the predicted decrease that is asked for.
-        decrease_factor: The factor that shortens a refused step.
-        increase_factor: The ratio of the next first step to the last step. Infinity
-            starts at `max_learning_rate` always; with 1 or less, steps never grow.
-        max_learning_rate: The longest step.
+        max_backtracking_steps: The maximum number of backtracking steps.
+        slope_rtol: :math:`c`, the required fraction of the predicted decrease.
+        decrease_factor: The factor that reduces a rejected step size.
+        increase_factor: The ratio of the first trial step size to the last step size. Infinity
+            always starts at `max_learning_rate`; with 1 or less, step sizes never grow.
+        max_learning_rate: The largest step size.
         atol: :math:`\epsilon`, an absolute tolerance.
-        rtol: :math:`\delta`, a relative tolerance, of the modulus of the value.
-        store_grad: Whether to keep the gradient at the end for
-            :func:`fnopt.value_and_grad_from_state`.
+        rtol: :math:`\delta`, a tolerance relative to the modulus of the value.
+        store_grad: Whether to store the final gradient for :func:`fnopt.value_and_grad_from_state`.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -279,7 +279,7 @@ class scale_by_backtracking_linesearch(Transformation):
             )
 
     def init(self, params: Any) -> ScaleByBacktrackingLinesearchState:
-        """A first step of 1, and nothing known."""
+        """Return a step size of 1, without value and gradient."""
         dtype = real_dtype_of(params)
         value, error = (jnp.full((), jnp.inf, dtype) for _ in range(2))
         grad = jax.tree.map(jnp.zeros_like, params) if self.store_grad else None
@@ -297,15 +297,15 @@ class scale_by_backtracking_linesearch(Transformation):
         value_fn: Callable[..., Any],
         **extra_args: Any,
     ) -> tuple[Any, ScaleByBacktrackingLinesearchState]:
-        """The updates times the step that was found.
+        """Multiply the updates by the step size of the search.
 
         Args:
             updates: A descent direction.
             state: The state.
             params: The params.
             value: The value of the function at the params.
-            grad: Its gradient there.
-            value_fn: The function; it gets those of the other extra arguments that it names.
+            grad: The gradient of the function at the params.
+            value_fn: The function; it gets the extra arguments that its signature names.
             **extra_args: Further arguments of `value_fn`.
 
         Returns:

@@ -36,19 +36,19 @@ class MaskedState(NamedTuple):
 
 
 def keep_selected(chosen: Any, tree: Any) -> Any:
-    """The leaves where the tree `chosen` is True; `None`, an empty tree, in place of the others."""
+    """Keep the leaves where `chosen` is True; replace the others by `None`, an empty tree."""
     return jax.tree.map(lambda c, x: x if c else None, chosen, tree)
 
 
 def merge_masked(chosen: Any, tree: Any, other: Any) -> Any:
-    """The leaves of `tree` where the tree `chosen` is True, those of `other` elsewhere."""
+    """Take the leaves of `tree` where `chosen` is True, and the leaves of `other` elsewhere."""
     return jax.tree.map(lambda c, x, y: x if c else y, chosen, tree, other)
 
 
 class Selective(Wrapper):
-    """A wrapper whose inner transform works on some leaves, and sees `None` in place of others.
+    """A wrapper whose inner transform gets some leaves, and `None` in place of all others.
 
-    Functions of the params among the extra arguments (`value_fn`, `obj_fn` ...) become functions of
+    Extra arguments that are functions of the params (`value_fn`, `obj_fn` ...) become functions of
     these leaves.
     """
 
@@ -65,13 +65,13 @@ class Selective(Wrapper):
         raise NotImplementedError
 
     def left_out(self, params: Any) -> Any:
-        """Mask of the leaves that stay as they are: the inner transform's, and frozen ones."""
+        """Mask of the leaves that don't change: those of the inner transform, and frozen leaves."""
         chosen = self._select(params)
         others = jax.tree.map(lambda _: self._others_stay, chosen)
         return merge_masked(chosen, self.inner.left_out(keep_selected(chosen, params)), others)
 
     def init(self, params: Any) -> MaskedState:
-        """The inner state, for the leaves that the inner transform works on."""
+        """Return the inner state for the selected leaves."""
         return MaskedState(self.inner.init(keep_selected(self._select(params), params)))
 
     def update(
@@ -102,8 +102,8 @@ class masked(Selective):
               g_\ell & \text{otherwise} \end{cases}
 
     The inner transform sees `None` in place of the other leaves, and keeps no state for them.
-    Leaves that are not selected come out as *gradients*. Use `masked` for a part of a chain, and
-    `freeze` for params that should stay as they are.
+    The updates of unselected leaves are *gradients*. Use `masked` for a part of a chain, and
+    `freeze` for params that should not change.
 
     Args:
         inner: The transform for the selected leaves, fnopt's or any (init, update) pair.
@@ -132,10 +132,10 @@ class freeze(Selective):
     .. math:: u_\ell = \begin{cases} 0 & m_\ell \\
               \mathrm{inner}(g)_\ell & \text{otherwise} \end{cases}
 
-    Frozen leaves have no state, and their gradients are ignored, so these may be NaN or None. You
-    can also freeze integers (a counter inside a model), keys of `jax.random` and functions. Put it
-    around the whole optimizer, so that no other transform sees the frozen leaves. Where the
-    gradient is None, the update is None.
+    Frozen leaves have no state, and their gradients are ignored: they may be NaN or None. You can
+    also freeze integers (a counter inside a model), keys of `jax.random` and functions. Put
+    `freeze` around the whole optimizer, so that no other transform sees the frozen leaves. Where
+    the gradient is None, the update is None.
 
     Args:
         inner: The optimizer of the other leaves, fnopt's or any (init, update) pair.
@@ -189,8 +189,8 @@ class partition(Transformation):
 
     Args:
         transforms: A dict from label to transform, fnopt's or any (init, update) pair. Labels are
-            strings, ints, or anything but fractions with a hash and a text of its own, such as
-            members of an enum: the states have the text. A label that no leaf has is fine.
+            strings, ints, or other hashable objects with a unique text (not floats), such as
+            members of an enum: the states use the text. A label without leaves is allowed.
         labels: The label of every leaf: a tree of labels with the structure of the params or a
             prefix of it, `by_pattern`, `by_path`, or one label for all leaves.
 
@@ -218,7 +218,7 @@ class partition(Transformation):
         super().__post_init__()
 
     def init(self, params: Any) -> dict[Any, Any]:
-        """A dict from label to the state of its transform."""
+        """Return a dict from label to the state of its transform."""
         labels = self._labels(params)
         states = {}
         with self._scope(params):
@@ -254,7 +254,7 @@ class partition(Transformation):
         return merged, new_state
 
     def left_out(self, params: Any) -> Any:
-        """Mask of the leaves that stay as they are, from every label's transform."""
+        """Mask of the leaves that don't change, from every label's transform."""
         found = labels = self._labels(params)
         for label, tx in self.transforms.items():
             out = tx.left_out(_select_label(labels, label, params))

@@ -1,4 +1,4 @@
-"""Averages of past gradients, and corrections of the gradient by past ones."""
+"""Averages of past gradients, and corrections of the gradient by past gradients."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ class trace(Leafwise):
     .. math:: m_t = \gamma\, m_{t-1} + g_t, \qquad
               u_t = \begin{cases} m_t \\ g_t + \gamma\, m_t & \text{Nesterov} \end{cases}
 
-    It is a sum, not an average: with a constant gradient it grows to :math:`g / (1 - \gamma)`.
+    The momentum is a sum, not an average: for a constant gradient it grows to :math:`g / (1 -
+    \gamma)`.
 
     Args:
         decay: :math:`\gamma`, the momentum.
@@ -78,7 +79,7 @@ class ema(Leafwise):
 
     Args:
         decay: :math:`\beta`.
-        debias: Whether to correct for the start at zero.
+        debias: Whether to correct the bias of the initialization at zero.
         accumulator_dtype: Storage dtype of the average; by default the params' own, but at least
             float32.
         nesterov: Whether to look ahead.
@@ -135,12 +136,12 @@ class grokfast(Leafwise):
 
     .. math:: h_t = \alpha h_{t-1} + (1-\alpha)\, g_t, \qquad u_t = g_t + \lambda h_t
 
-    In front of an optimizer it shortens the time between fitting the training set and generalising
-    ("grokking"). On the problems of its paper the factor is up to 50.
+    Before an optimizer in a chain, it shortens the time between fitting the training set and
+    generalising ("grokking"). The paper reports a factor of up to 50.
 
     Args:
         alpha: :math:`\alpha`, decay of the mean.
-        lamb: :math:`\lambda`, how much of it is added.
+        lamb: :math:`\lambda`, the factor of the added mean.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -177,15 +178,15 @@ class reduce_variance(Leafwise):
     .. math:: c_t = g_t + \gamma\, \frac{\beta_1}{1-\beta_1}\, (g_t - g_{t-1}), \qquad
               u_t = \frac{c_t}{\max(1,\, \lVert c_t \rVert / r)}
 
-    Chain it in front of a method that averages gradients with decay :math:`\beta_1`: `mars` is
+    Chain it before a method that averages gradients with decay :math:`\beta_1`: `mars` is
     `chain(reduce_variance(), adamw(...))`, and `lion` or `shampoo` can replace `adamw`. Each leaf
     is clipped by its own norm. The two gradients come from successive batches, as in the
     approximate form of the paper, with one gradient per step. The first step adds nothing.
 
     Args:
         b1: :math:`\beta_1`, the decay of the mean in the method that follows.
-        gamma: :math:`\gamma`, how much of the change is added; 0 for none of it.
-        max_norm: :math:`r`, the largest norm of a leaf that passes unchanged; infinity for no
+        gamma: :math:`\gamma`, the weight of the added change; 0 disables the correction.
+        max_norm: :math:`r`, the largest norm of a leaf that passes unchanged; infinity disables the
             bound.
 
     Example:

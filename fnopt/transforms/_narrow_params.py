@@ -1,4 +1,4 @@
-"""Updates of low-precision parameters: compensated sums, stochastic rounding, master copies."""
+"""Updates of low-precision parameters: stochastic rounding, compensated sums, master copies."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from fnopt.transforms._gradient_noise import key_words, step_key
 
 
 class RoundedWrapper(Wrapper):
-    r"""Base class of wrappers that round the params after a step to their dtype.
+    r"""Base class of wrappers that round the stepped params to their dtype.
 
-    The update is the way to that number, :math:`q - \theta` in float32, so that `apply_updates`,
-    which adds in float32, lands on it exactly. A bfloat16 update could not say it: between
-    :math:`\theta` and :math:`q` half as large lie numbers that are finer than the digits of
-    the difference (from 1 to 0.001 bfloat16 has no way). Only where `q` is :math:`2^{16}` times
-    smaller than the param does float32 run out of digits too; the step then ends within
+    With the rounded param :math:`q`, the update is :math:`q - \theta` in float32, so that
+    `apply_updates`, which adds in float32, gives :math:`q` exactly. A bfloat16 update has too few
+    digits: if :math:`q` is less than half of :math:`\theta`, its digits are finer than the digits
+    of the difference (no bfloat16 update leads from 1 to 0.001). Only if `q` is :math:`2^{16}`
+    times smaller than the param, float32 has too few digits too; the result is then within
     :math:`2^{-24}` of the old param.
     """
 
@@ -41,7 +41,7 @@ class RoundedWrapper(Wrapper):
 
 
 def rows(updates: Any, *trees: Any) -> tuple[list[tuple[Any, ...]], Any]:
-    """The leaves of `updates` with those of other trees, which may have `None` there."""
+    """Zip the leaves of `updates` with the leaves of other trees, which may be `None`."""
     leaves, treedef = jax.tree.flatten(updates, is_leaf=is_none)
     columns = [treedef.flatten_up_to(tree) for tree in trees]
     return list(zip(leaves, *columns, strict=True)), treedef
@@ -53,31 +53,31 @@ def is_rounded(p: Any, u: Any) -> bool:
 
 
 class StochasticRoundingState(NamedTuple):
-    """The number of updates made, which the random numbers come from, and the inner state."""
+    """The number of updates made, which seeds the random numbers, and the inner state."""
 
     count: jax.Array
     inner_state: Any
 
 
 class stochastic_rounding(RoundedWrapper):
-    r"""Round parameters of 16 and 8 bits at random, so that their mean is exact.
+    r"""Round parameters of 16 and 8 bits stochastically, without bias.
 
     .. math:: \theta' = \mathrm{sr}(\theta + u), \qquad E[\theta'] = \theta + u
 
-    The sum is rounded to one of its two neighbours at random, to the nearer one more often. It
-    needs no memory. Rounding to the nearest loses every step that is smaller than half of a param's
-    last digit: 1 - 1000 x 1e-3 is 1 in bfloat16. Params of 32 bits and more are left to
-    `apply_updates`. `kahan` and `master_copy` have no noise, and cost memory.
+    The sum is rounded to one of its two neighbours at random, more often to the nearer one. This
+    needs no memory. Rounding to nearest loses every step smaller than half of a param's last digit:
+    1 - 1000 x 1e-3 is 1 in bfloat16. Params of 32 bits and more aren't rounded. `kahan` and
+    `master_copy` have no noise, but need memory.
 
-    Put it around the whole optimizer: what comes after it in a chain would move the params off the
-    numbers that were chosen. The updates of narrow params are float32 here (see
-    `Transformation.wide_updates`), and are to be added in float32, as `apply_updates` does.
+    Put it around the whole optimizer: a later transform in a chain would change the rounded params.
+    The updates of narrow params are float32 here (see `Transformation.wide_updates`), and must be
+    added in float32, as `apply_updates` does.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.
-        key: A whole number or a key of `jax.random`, a constant of the compiled step. The random
-            numbers of a step come from the key and the number of the step, so a restored run
-            continues unchanged.
+        key: A whole number or a key of `jax.random`, a constant of the compiled step. The key and
+            the step number determine the random numbers of a step, so a restored run continues
+            unchanged.
 
     Raises:
         TypeError: If the key is neither.
@@ -104,7 +104,7 @@ class stochastic_rounding(RoundedWrapper):
     def update(
         self, updates: Any, state: StochasticRoundingState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, StochasticRoundingState]:
-        """The updates to the randomly rounded params."""
+        """Return the updates to the stochastically rounded params."""
         new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
         pairs, treedef = rows(new, params)
         leaves = [u for u, _ in pairs]
@@ -135,14 +135,14 @@ class kahan(RoundedWrapper):
               c' = (\theta + y) - \theta'
 
     The compensation :math:`c` is one more array in the dtype of the params. With it, bfloat16
-    params have 16 digits instead of 8, in 4 bytes a param. A float32 copy (`master_copy`) takes 6.
-    It also works for 32-bit params, and makes their sums as accurate as with twice the digits. For
-    8-bit params it is a float16 array: two float8 numbers have too few digits between them for a
-    small step.
+    params have 16 digits instead of 8, in 4 bytes per param. A float32 copy (`master_copy`) takes 6
+    bytes. `kahan` also works for 32-bit params, whose sums become as accurate as with twice the
+    digits. For 8-bit params the compensation is a float16 array, because two float8 numbers have
+    too few digits for a small step.
 
     Put it around the whole optimizer: what comes after it in a chain would move the params off the
-    numbers that it reckons with. The updates of narrow params are float32 here (see
-    `Transformation.wide_updates`), and are to be added in float32, as `apply_updates` does.
+    rounded params that it assumes. The updates of narrow params are float32 here (see
+    `Transformation.wide_updates`), and must be added in float32, as `apply_updates` does.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.
@@ -163,14 +163,14 @@ class kahan(RoundedWrapper):
     """
 
     def init(self, params: Any) -> KahanState:
-        """Rounding errors of zero, and the inner state."""
+        """Return rounding errors of zero, and the inner state."""
         zeros = jax.tree.map(_zero_error, params)
         return KahanState(zeros, self.inner.init(params))
 
     def update(
         self, updates: Any, state: KahanState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, KahanState]:
-        """The updates to the rounded params, and their rounding errors."""
+        """Return the updates to the rounded params, and the rounding errors."""
         new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
         triples, treedef = rows(new, params, state.compensation)
         pairs = [_compensate_leaf(*triple) for triple in triples]
@@ -204,27 +204,27 @@ def _compensate_leaf(u: Any, p: Any, c: Any) -> tuple[Any, Any]:
 
 
 class MasterCopyState(NamedTuple):
-    """Wide params, `None` where the params are as wide themselves, and the inner state."""
+    """Wide params, or `None` where the params already have this width, and the inner state."""
 
     master: Slot
     inner_state: Any
 
 
 class master_copy(RoundedWrapper):
-    r"""Update a float32 copy of the parameters, of which the model's are the rounding.
+    r"""Update a float32 copy of the parameters; the model's parameters are its rounding.
 
     .. math:: m' = m + \mathrm{inner}(g, m), \qquad \theta' = \mathrm{round}(m')
 
-    The inner optimizer works on the wide params `m` only. Its slots, its weight decay and its steps
-    are those of a float32 run. Only the gradient is taken at the rounded params. After every step
-    the params are exactly the rounding of the wide ones. `m` begins as a copy of the params; read
-    it with `master_params`, for evaluation or to go on in float32. Leaves of this width have no
-    copy and are updated directly.
+    The inner optimizer sees only the wide params `m`. Its slots, weight decay and steps are as in a
+    float32 run. Only the gradient is evaluated at the rounded params. After every step the params
+    are exactly the rounding of the wide ones. `m` is initialized as a copy of the params; read it
+    with `master_params`, for evaluation or to continue in float32. Leaves that already have this
+    width have no copy and are updated directly.
 
     Put it around the whole optimizer: what comes after it in a chain would move the params off the
-    copy. The updates of narrow params are float32 here (see `Transformation.wide_updates`), and are
-    to be added in float32, as `apply_updates` does. If you set the params yourself, make a new
-    state: the next step starts from the copy, not from the params.
+    copy. The updates of narrow params are float32 here (see `Transformation.wide_updates`), and
+    must be added in float32, as `apply_updates` does. If you set the params yourself, initialize a
+    new state: the next step starts from the copy, not from the params.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.
@@ -248,7 +248,7 @@ class master_copy(RoundedWrapper):
     dtype: Any = static(default=jnp.dtype(jnp.float32), convert=as_dtype)
 
     def init(self, params: Any) -> MasterCopyState:
-        """Wide copies, and the inner state for them."""
+        """Return wide copies, and the inner state for them."""
         copy = lambda p: jnp.array(p, self.dtype, copy=True) if self._copies(p) else None  # noqa: E731
         master = jax.tree.map(copy, params)
         return MasterCopyState(master, self.inner.init(_wide(params, master)))
@@ -260,7 +260,7 @@ class master_copy(RoundedWrapper):
     def update(
         self, updates: Any, state: MasterCopyState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, MasterCopyState]:
-        """The updates to the rounded wide params."""
+        """Return the updates to the rounded wide params."""
         master = _wide(params, state.master)
         new, inner_state = self.inner.update(updates, state.inner_state, master, **extra_args)
         triples, treedef = rows(new, params, state.master)
@@ -287,7 +287,7 @@ def _update_master(u: Any, p: Any, m: Any) -> tuple[Any, Any]:
 
 
 def master_params(state: Any, params: Any) -> Any:
-    """Parameters at the precision that `master_copy` keeps; other parameters as they are.
+    """Return the wide params of `master_copy`; other params are returned unchanged.
 
     Args:
         state: The state of `master_copy`, or of a chain or wrapper with one inside.
@@ -297,7 +297,7 @@ def master_params(state: Any, params: Any) -> Any:
         A tree like `params`.
 
     Raises:
-        ValueError: If there is no such state in it, or more than one for a leaf.
+        ValueError: If `state` contains no such state, or more than one for a leaf.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

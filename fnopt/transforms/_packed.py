@@ -34,7 +34,7 @@ _RATIO = -0.3
 
 
 class Layout(NamedTuple):
-    """Positions of the leaves of a tree in its buffers.
+    """The positions of a tree's leaves in its buffers.
 
     Attributes:
         treedef: The structure of the tree.
@@ -78,21 +78,22 @@ class packed(Wrapper):
               \qquad \mathrm{unpack}(\mathrm{pack}(\theta)) = \theta
 
     A training loop keeps `tx.pack(params)`, a dict of vectors, and the loss reads
-    `tx.unpack(buffers)` inside the jitted step. The derivative with respect to the buffers is
-    packed, too. So a step of thousands of small leaves compiles and runs as a step of one leaf.
-    For large leaves it saves nothing, and the copies between the leaves and the buffer cost time.
+    `tx.unpack(buffers)` inside the jitted step. The gradient with respect to the buffers is packed,
+    too. So a step of thousands of small leaves compiles and runs like a step of one leaf. For large
+    leaves packing saves nothing, and the copies between leaves and buffers cost time.
 
     Elementwise optimizers and global norms give the same updates as for the tree. Methods that use
-    norms, shapes or paths of leaves see whole buffers; `packed` compares eight steps of a tree of
-    the same paths with those of its buffers, and refuses an optimizer whose steps differ. The
-    leaves of that tree are small, and 16 stand for many. It doesn't compare optimizers that need
-    extra arguments, or whose hyper-parameters are traced.
+    norms, shapes or paths of leaves see whole buffers. So `packed` compares eight steps on a test
+    tree of the same paths with eight steps on its buffers, and rejects an optimizer whose steps
+    differ. The test tree has small leaves, at most 16 in place of many. `packed` doesn't check
+    optimizers that need extra arguments, or whose hyper-parameters are traced.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.
-        layout: The params (arrays or their shapes), of which the layout is kept.
+        layout: The params (arrays or their shapes), from which the layout is taken.
         labels: Which leaves share a buffer: a tree of labels, `by_pattern` or `by_path`. A buffer
-            is called `'label.dtype'`, so that `mask='decay.*'` chooses those labelled `'decay'`.
+            is called `'label.dtype'`, so that `mask='decay.*'` selects the buffers labelled
+            `'decay'`.
 
     Raises:
         TypeError: If a leaf is not floating or complex.
@@ -127,7 +128,7 @@ class packed(Wrapper):
         self._check_alike()
 
     def pack(self, tree: Any) -> dict[str, jax.Array]:
-        """The leaves of a tree as buffers: a dict from the name of a buffer to a vector."""
+        """Pack the leaves of a tree into buffers: a dict from the name of a buffer to a vector."""
         named, treedef = leaves_with_names(tree)
         if treedef != self.layout.treedef:
             came, expected = [name for name, _ in named], self.layout.paths
@@ -149,7 +150,7 @@ class packed(Wrapper):
         }
 
     def unpack(self, buffers: Any) -> Any:
-        """The tree of the leaves in buffers, in the buffers' dtypes."""
+        """Unpack buffers into the tree of leaves, in the buffers' dtypes."""
         self._check(buffers, "unpack")
         found: dict[int, jax.Array] = {}
         for name, parts in self.layout.parts().items():
@@ -161,14 +162,14 @@ class packed(Wrapper):
         return self.layout.treedef.unflatten([found[i] for i in range(len(found))])
 
     def init(self, params: Any) -> Any:
-        """The inner state, for buffers."""
+        """Return the inner state for the buffers."""
         self._check(params, "params")
         return self.inner.init(params)
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """The inner updates of buffers."""
+        """Return the inner updates of the buffers."""
         self._check(updates, "gradients")
         return self.inner.update(updates, state, params, **extra_args)
 

@@ -1,4 +1,4 @@
-"""Slots as codes of eight or four bits."""
+"""Quantized slots: codes of eight or four bits."""
 
 from __future__ import annotations
 
@@ -30,48 +30,51 @@ from fnopt.transforms._stored_slots import StoredSlots, is_coded, pattern_items
 
 
 class QuantizedStateState(NamedTuple):
-    """The number of updates made, and the inner state, with codes and scales for a leaf."""
+    """The number of updates made, and the inner state with codes and scales in place of leaves."""
 
     count: jax.Array
     inner_state: Any
 
 
 class quantized_state(StoredSlots):
-    r"""Keep slots as 8-bit or 4-bit codes, with one float32 scale for every block of them.
+    r"""Store slots as 8-bit or 4-bit codes, with one float32 scale per block.
 
     .. math:: s_i \approx \max_{j \in \mathrm{block}} |s_j| \cdot q(c_i), \qquad
               E[q(c_i)] = \frac{s_i}{\max_j |s_j|}
 
-    An Adam whose mean and mean square are stored so needs 2.03 bytes of state a param, instead of
-    8. A code is the leading bits of a float with a small bias, as in the mu-law of ITU-T G.711. It
-    has three bits behind the octave for signed slots, four for others. Sizes below 2^-15 of the
-    largest of a block are evenly spaced. With `bits=4` there are no bits behind the octave for
-    signed slots, and one for others; even spacing begins below 2^-7. A mean square that isn't zero
-    is never rounded to zero, because the step is divided by its root. Small leaves (norms, biases)
-    stay float32. Embeddings train stably because few rows share the scale of a block.
+    Adam with quantized mean and mean square needs 2.03 bytes of state per parameter, instead of 8.
+    A code consists of the leading bits of a float with a small bias, as in the mu-law of ITU-T
+    G.711. A code has three bits after the octave for signed slots, and four for unsigned slots.
+    Magnitudes below 2^-15 of the largest of a block are evenly spaced. With `bits=4` there are no
+    bits after the octave for signed slots, and one for unsigned slots; even spacing begins below
+    2^-7. A nonzero mean square is never rounded to zero, because the step is divided by its root.
+    Small leaves (norms, biases) stay float32. Embeddings train stably because few rows share a
+    scale.
 
-    A number is rounded to one of its two neighbours, to the nearer one more often. The random bits
-    are mixed from its own last digits and the number of the step. Rounded to the nearest, a mean
-    square that changes by a thousandth in a step would follow the largest of its block and not
-    itself.
+    A number is rounded to one of its two neighbours, more often to the nearer one. The random bits
+    come from the number's last digits and the step number. With rounding to nearest, a mean square
+    that changes by a thousandth in a step would follow the largest of its block, not its own
+    gradients.
 
-    A block with an infinity or NaN becomes NaN or infinite as a whole, so you notice it; wrap the
-    optimizer in `apply_if_finite` if this may happen.
+    A whole block becomes NaN or infinite if it contains a NaN or infinity. Wrap the optimizer in
+    `apply_if_finite` if this may happen.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.
         slots: A dict from the name of a slot (see `slot_names`), its path or a glob to `'signed'`
-            or, for what is never negative, `'unsigned'`, which stores negative numbers as zero.
-        block_size: How many elements share a scale: fewer, down to half, where that divides the
-            last axis, and all of a last axis of less than twice as many. 256 costs 4/256 byte an
-            element.
-        min_size: Leaves of fewer elements aren't quantized.
-        bits: Of a code, 8 or 4. Four bits are `jnp.int4`, two of which XLA keeps in a byte; blocks
-            of 128 (Li et al.) make 1.06 bytes of state a param for Adam. Files hold a byte each.
+            or, for nonnegative slots, `'unsigned'`, which stores negative numbers as zero.
+        block_size: The number of elements per scale. A block has fewer elements, down to half, if
+            that divides the last axis. A last axis shorter than two blocks is one block. 256 costs
+            4/256 byte per element.
+        min_size: Leaves with fewer elements aren't quantized.
+        bits: The number of bits of a code, 8 or 4. Codes of four bits are `jnp.int4`, two of which
+            XLA stores in a byte; with blocks of 128 (Li et al.), Adam needs 1.06 bytes of state per
+            parameter. Files store a byte per code.
 
     Raises:
         TypeError: If `slots` isn't a dict.
-        ValueError: If no slot has one of the names, a form is neither, or `bits` are others.
+        ValueError: If a name matches no slot, a form is neither `'signed'` nor `'unsigned'`, or
+            `bits` is neither 8 nor 4.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -101,7 +104,7 @@ class quantized_state(StoredSlots):
         check_choice(self.bits, (8, 4), "bits", "quantized_state")
 
     def init(self, params: Any) -> QuantizedStateState:
-        """The inner state, with its slots quantised."""
+        """Return the inner state with quantized slots."""
         inner_state = self.inner.init(params)
         self._check_names(inner_state)
         return self._encode(zero_count(), inner_state)
@@ -109,7 +112,7 @@ class quantized_state(StoredSlots):
     def update(
         self, updates: Any, state: QuantizedStateState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, QuantizedStateState]:
-        """A step of the inner transform, with its slots in float32."""
+        """Take a step of the inner transform with its slots in float32."""
 
         def step(updates: Any, state: Any, params: Any) -> tuple[Any, Any]:
             inner_state = self._map_slots(self._decode, state.inner_state)

@@ -25,7 +25,7 @@ from fnopt.core import (
 
 
 class SAMState(NamedTuple):
-    """Calls since the last step, both inner states, and the params before the ascent."""
+    """Calls since the last step, both inner states, and the params before the ascent steps."""
 
     steps_since_sync: jax.Array
     inner_state: Any
@@ -34,28 +34,28 @@ class SAMState(NamedTuple):
 
 
 class sam(Transformation):
-    r"""Sharpness-aware minimisation: step by the gradient at the worst point nearby.
+    r"""Sharpness-aware minimisation: step along the gradient at the worst nearby point.
 
     .. math:: \tilde\theta = \theta + \rho\, \frac{g(\theta)}{\lVert g(\theta) \rVert}, \qquad
               u = \mathrm{inner}(g(\tilde\theta))
 
-    The adversary is an optimizer that *descends*; its steps are taken uphill. That of the paper is
-    `fnopt.chain(fnopt.normalize_by_update_norm(eps=0.0), fnopt.sgd(rho))`.
+    The adversary is an optimizer that *descends*; its steps are negated to ascend. The paper's
+    adversary is `fnopt.chain(fnopt.normalize_by_update_norm(eps=0.0), fnopt.sgd(rho))`.
 
-    By default one step takes `sync_period` calls. The first ones move the params to the adversarial
-    point, the last one steps from the params before them. A training loop doesn't change, but
-    evaluate `fnopt.slots(state)["cache"]` between these calls, not the params. In opaque mode a
-    call is a step, and `update` needs `grad_fn` as an extra argument.
+    By default one step takes `sync_period` calls. The first calls move the params to the
+    adversarial point; the last call steps from the params before the ascent. The training loop
+    doesn't change, but between these calls evaluate `fnopt.slots(state)["cache"]`, not the params.
+    In opaque mode every call is a step, and `update` needs `grad_fn` as an extra argument.
 
     Args:
         optimizer: The optimizer, fnopt's or any (init, update) pair.
         adv_optimizer: The adversary.
-        sync_period: Number of gradients that make a step.
-        reset_state: Whether the adversary is reset in every step.
-        opaque_mode: Whether one call makes the whole step; it needs the extra argument
+        sync_period: The number of gradients per step.
+        reset_state: Whether to reset the adversary's state in every step.
+        opaque_mode: Whether one call makes the whole step. This mode needs the extra argument
             `grad_fn(params, i)`, the gradient at other params, where `i` counts the adversary's
             steps.
-        batch_axis_name: In opaque mode, over which mapped axis gradients are averaged.
+        batch_axis_name: In opaque mode, the mapped axis over which gradients are averaged.
 
     Raises:
         ValueError: If `sync_period` isn't a whole number, at least 1.
@@ -103,7 +103,7 @@ class sam(Transformation):
         return {**super().reads(), "grad_fn": self.opaque_mode}
 
     def init(self, params: Any) -> SAMState:
-        """Both inner states; in opaque mode no params are kept."""
+        """Return both inner states; in opaque mode no params are stored."""
         cache = None if self.opaque_mode else slot_copy(params)
         inner_state, adv_state = self.optimizer.init(params), self.adv_optimizer.init(params)
         return SAMState(zero_count(), inner_state, adv_state, cache)
@@ -117,7 +117,7 @@ class sam(Transformation):
         grad_fn: Any = None,
         **extra_args: Any,
     ) -> tuple[Any, SAMState]:
-        """Take an optimizer step, or in the calls before it an adversarial step."""
+        """Take an optimizer step, or an adversarial step in the calls before."""
         if not self.opaque_mode:
             if grad_fn is not None:  # for a transform inside that needs it
                 extra_args["grad_fn"] = grad_fn

@@ -45,13 +45,14 @@ class schedule_free(Wrapper):
         y_{t+1} &= \beta_1 x_{t+1} + (1-\beta_1)\, z_{t+1}
 
     The params are :math:`y`. Evaluate :math:`x`, which `schedule_free_eval_params(state, params)`
-    computes. The inner optimizer should have no momentum, because :math:`\beta_1` replaces it, and
-    a constant rate, perhaps with a warm-up.
+    computes. The inner optimizer should have no momentum, because :math:`\beta_1` replaces
+    momentum, and a constant learning rate, perhaps with a warm-up.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.
-        learning_rate: :math:`\eta`, its learning rate, a number or a `Schedule`, for the weights.
-        b1: :math:`\beta_1`, how near the average gradients are taken.
+        learning_rate: :math:`\eta`, the inner learning rate, a number or a `Schedule`, for the
+            weights.
+        b1: :math:`\beta_1`, the weight of the average in the point where gradients are evaluated.
         weight_lr_power: :math:`p`.
         state_dtype: Storage dtype of :math:`z`; by default the params' own, but at least float32.
 
@@ -75,7 +76,7 @@ class schedule_free(Wrapper):
     state_dtype: Any = static(default=None, convert=as_dtype)
 
     def init(self, params: Any) -> ScheduleFreeState:
-        """All sequences start at the params."""
+        """Return the initial state; all sequences start at the params."""
         dtype = real_dtype_of(params)
         # An array each, because a donated state may not hold one twice.
         weight_sum, max_lr = (jnp.zeros((), dtype) for _ in range(2))
@@ -85,7 +86,7 @@ class schedule_free(Wrapper):
     def update(
         self, updates: Any, state: ScheduleFreeState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ScheduleFreeState]:
-        """Updates to the next interpolation between average and iterate."""
+        """Return the updates to the next interpolation between average and iterate."""
         dtype, count = state.weight_sum.dtype, safe_increment(state.count)
         # The paper counts from 1: a warm-up's rate of 0 has no weight.
         h = numbers(self, dtype, count, skip=("inner",))
@@ -113,12 +114,11 @@ class schedule_free(Wrapper):
 
 
 def schedule_free_eval_params(state: Any, params: Any) -> Any:
-    r"""The average that `schedule_free` trains, to evaluate: :math:`x = (y - (1-b_1)\, z) / b_1`.
+    r"""Return the average of `schedule_free` for evaluation: :math:`x = (y - (1-b_1)\, z) / b_1`.
 
     Args:
         state: The state of `schedule_free`, or of a chain or wrapper with one inside.
-        params: The params that are trained; those that something else trains come back as they
-            are.
+        params: The trained params; leaves of other optimizers are returned unchanged.
 
     Returns:
         A tree like `params`.

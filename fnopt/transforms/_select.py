@@ -24,7 +24,7 @@ from fnopt.core import (
 
 
 def as_selector(given: Any, what: str = "labels") -> Selector:
-    """A selector as it is; a tree of labels, or a prefix of one, as `Labels`."""
+    """Convert a tree of labels, or a prefix of one, to `Labels`; return a selector unchanged."""
     if isinstance(given, Selector):
         return given
     # An Equinox module can be called, too, but it is a tree of labels and no leaf.
@@ -46,7 +46,7 @@ def as_selector(given: Any, what: str = "labels") -> Selector:
 
 
 def as_mask(given: Any) -> Selector:
-    """Selector of the `mask` argument; a bare string is a pattern, several are a list of them.
+    """Convert the `mask` argument to a selector; strings are patterns.
 
     Args:
         given: A selector, a tree of bools or a prefix of one, or patterns such as `'*/bias'`.
@@ -68,7 +68,7 @@ def as_mask(given: Any) -> Selector:
 
 
 def as_labels(given: Any) -> Selector:
-    """Selector of the `labels` argument of a partition; one label is for all leaves."""
+    """Convert the `labels` argument of a partition to a selector; one label is for all leaves."""
     if isinstance(given, str) and set("*?[/") & set(given):
         raise TypeError(
             f"labels = {given!r} looks like a pattern, expected a tree of labels, fnopt.by_path(fn)"
@@ -99,7 +99,7 @@ def select(selector: Any, tree: Any) -> Any:
 
     Raises:
         ValueError: If leaves have no label (they are listed), or the selector fits no leaf.
-        TypeError: If the selector is a bare function or a bare pattern, or a label is no string,
+        TypeError: If the selector is a bare function or a bare pattern, or a label isn't a string,
             int or bool.
 
     Example:
@@ -143,10 +143,10 @@ Leaves = list[tuple[str, Any]]
 
 
 def as_label(label: Any, what: str) -> Label:
-    """A label as str, bool or int.
+    """Convert a label to str, bool or int.
 
-    NumPy's and JAX's single booleans are Python's here; what else can be hashed, such as a member
-    of an enum, is known by its text. Fractions are no labels: a mask was meant, or a factor.
+    Boolean scalars of NumPy and JAX become Python's. Other hashable objects, such as a member of an
+    enum, are identified by their text. Floats are rejected: the user meant a mask or a factor.
     """
     if isinstance(label, (str, bool, int)) and not isinstance(label, enum.Enum):
         return label
@@ -174,11 +174,11 @@ def _has_a_text(label: Any) -> bool:
 
 
 class Selector(Value):
-    """Give every leaf of a tree a label, from its path, shape and dtype.
+    """Label every leaf of a tree by its path, shape and dtype.
 
     The kinds are `by_path` (a function), `by_pattern` (patterns on the path) and `Labels` (a tree
-    of labels, made where a plain tree is given). A selector is a value: it compares, hashes,
-    prints, pickles, and goes to and from a configuration.
+    of labels, made from a plain tree). A selector is a value: you can compare, hash, print and
+    pickle it, and store it in a configuration.
 
     Example:
         >>> import fnopt
@@ -187,7 +187,7 @@ class Selector(Value):
     """
 
     def choose(self, leaves: Leaves) -> list[Any]:
-        """A label for every leaf; None for one that this selector says nothing about."""
+        """Return a label for every leaf; None for a leaf that the selector doesn't cover."""
         raise NotImplementedError(f"{type(self).__name__} must define choose(self, leaves)")
 
     def check(self, positions: list[str]) -> None:
@@ -197,8 +197,8 @@ class Selector(Value):
 class by_path(Selector):
     """Select by a function of the leaf's path and the leaf.
 
-    The function is called while JAX traces, so it decides from the path, shape and dtype: values
-    are not known then.
+    The function is called while JAX traces, so it can use the path, shape and dtype, but not the
+    values.
 
     Args:
         fn: `fn(path, leaf)` returns the label of one leaf: a bool for a mask, a string or
@@ -221,7 +221,7 @@ class by_path(Selector):
             raise TypeError(f"by_path: {name} can't be called as fn(path, leaf).")
 
     def choose(self, leaves: Leaves) -> list[Any]:
-        """The labels that the function gives."""
+        """Return the labels that the function returns."""
         return [self.fn(path, leaf) for path, leaf in leaves]
 
 
@@ -248,20 +248,20 @@ def _check_pair(item: Any) -> tuple[str, Any]:
 
 
 class by_pattern(Selector):
-    """Select by glob patterns on the leaf's path; the first pattern that matches decides.
+    """Select by glob patterns on the leaf's path; the first matching pattern applies.
 
     `*` matches any text, also slashes, `?` one character, `[ab]` one of a set. A leading `*/` also
     matches the empty text, so `'*/bias'` finds `'bias'` at the top too; the path of a branch
     (`'encoder'`) selects all leaves below it.
 
     Args:
-        patterns: A pattern or several, whose leaves are labelled True; or a mapping from pattern
-            to label. A value such as `fnopt.MatrixDimensionNumbers` is handed on as it is.
-        default: The label of the leaves that no pattern matches. Without it they are labelled
-            False if the patterns' labels are all True, else they are an error.
+        patterns: A pattern or several, whose leaves are labelled True; or a mapping from pattern to
+            label. A value such as `fnopt.MatrixDimensionNumbers` is passed on unchanged.
+        default: The label of the leaves that no pattern matches. Without a default these leaves are
+            labelled False if the patterns' labels are all True; otherwise they raise an error.
 
     Raises:
-        ValueError: In use, if there is no default and no pattern matches any leaf, or one that
+        ValueError: In use without a default, if no pattern matches any leaf, or if a pattern that
             is a name (without `*`, `?` and `[`) matches none.
 
     Example:
@@ -277,7 +277,7 @@ class by_pattern(Selector):
     default: Any = static(default=None)
 
     def choose(self, leaves: Leaves) -> list[Any]:
-        """The label of the first pattern that matches, for every leaf."""
+        """Return the label of the first matching pattern, for every leaf."""
         other = self.default
         if other is None and all(label is True for _, label in self.patterns):
             other = False
@@ -305,14 +305,14 @@ class by_pattern(Selector):
 
 
 class Labels(Selector):
-    """A tree of labels by leaf path, made of a plain tree that is given as mask or labels.
+    """A tree of labels by leaf path, made from a plain tree of masks or labels.
 
-    Paths instead of the tree itself make it hashable and independent of containers. Labels in a
+    Storing paths instead of the tree makes it hashable and independent of containers. Labels in a
     plain dict fit a `FrozenDict`, an nnx `State` or an Equinox module of the same names.
 
     Args:
-        paths: The paths, spelled as by `leaf_paths`; one that names a branch labels all of its
-            leaves, `''` labels all leaves of the tree.
+        paths: The paths, spelled as by `leaf_paths`; the path of a branch labels all of its leaves,
+            and `''` labels all leaves of the tree.
         values: A label for every path.
 
     Example:
@@ -326,13 +326,13 @@ class Labels(Selector):
     values: tuple[Label, ...] = static(convert=tuple)
 
     def choose(self, leaves: Leaves) -> list[Any]:
-        """For every leaf its own label, or that of the nearest branch above it."""
+        """Return every leaf's own label, or the label of the nearest branch above the leaf."""
         known = dict(zip(self.paths, self.values, strict=True))
         found = [[known[b] for b in _branches(path) if b in known] for path, _ in leaves]
         return [labels[0] if labels else None for labels in found]
 
     def check(self, positions: list[str]) -> None:
-        """Refuse labels for leaves that the tree lacks."""
+        """Raise an error for labels of leaves that the tree lacks."""
         here = {branch for position in positions for branch in _branches(position)}
         # A position may also lie above the label: a whole branch that is None for now.
         above = set(positions)

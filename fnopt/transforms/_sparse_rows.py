@@ -28,22 +28,22 @@ class SparseRowsState(NamedTuple):
 
 
 class sparse_rows(Wrapper):
-    r"""Update the rows of embedding tables that a batch has looked up, and no others.
+    r"""Update only the rows of embedding tables that a batch has looked up.
 
     .. math:: (u_i, s_i') &= \mathrm{inner}(g_i, s_i, \theta_i) \quad \text{for the rows } i
               \text{ of the batch}, \\
               (u_i, s_i') &= (0, s_i) \text{ for all others}
 
-    The gradient has `fnopt.core.Rows` in place of a table, as `fnopt.sparse_value_and_grad` makes
-    it; rows that appear twice are summed. The inner optimizer updates only these rows of params and
-    slots. With donated params and state the update is in place, so the cost of a step depends on
-    the rows and not on the table.
+    The gradient has `fnopt.core.Rows` in place of a table, as `fnopt.sparse_value_and_grad` returns
+    it; repeated rows are summed. The inner optimizer updates only these rows of params and slots.
+    With donated params and state the update is in place, so the cost of a step depends on the
+    number of rows, not on the table.
 
-    For SGD and AdaGrad this is the step of the dense gradient. Methods with averages become their
-    *lazy* forms (lazy Adam, lazy momentum). A row's averages and weight decay don't change in steps
-    without the row, but the step count does. The inner optimizer should treat every element by
-    itself; clipping by the norm of the gradient is right inside too, because the other rows are
-    zero. Other leaves are stepped as ever.
+    For SGD and AdaGrad the step equals the step for the dense gradient. Methods with averages
+    become their *lazy* forms (lazy Adam, lazy momentum). A row's averages and weight decay don't
+    change in steps without the row, but the step count does. The inner optimizer should be
+    elementwise; clipping by the gradient norm is correct inside too, because the other rows are
+    zero. Leaves without `Rows` are updated as usual.
 
     Put it around the whole optimizer, because other transforms don't take `Rows`.
 
@@ -51,8 +51,8 @@ class sparse_rows(Wrapper):
         inner: The optimizer, fnopt's or any (init, update) pair.
 
     Raises:
-        ValueError: If `inner` adds up gradients over steps, or has a slot without a row for every
-            row of the table.
+        ValueError: If `inner` accumulates gradients over steps, or has a slot without a row for
+            every row of the table.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -77,7 +77,7 @@ class sparse_rows(Wrapper):
     def update(
         self, updates: Any, state: SparseRowsState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, SparseRowsState]:
-        """Take the inner step of the rows, and of all other leaves."""
+        """Take the inner step for the rows, and for all other leaves."""
         nodes, treedef = jax.tree.flatten(updates, is_leaf=is_rows)
         like = params if params is not None else updates
         if not any(map(is_rows, nodes)):

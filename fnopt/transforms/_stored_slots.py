@@ -30,7 +30,7 @@ from fnopt.transforms._gradient_noise import key_words, step_key
 
 
 def pattern_items(given: Any) -> tuple[tuple[str, Any], ...]:
-    """A mapping from names of slots as a field that can be hashed."""
+    """Convert a mapping from names of slots to a hashable field."""
     if not isinstance(given, (Mapping, tuple)):
         raise TypeError(
             f"{where()}slots = {given!r}, expected a dict from the name of a slot to its form, as "
@@ -40,7 +40,7 @@ def pattern_items(given: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def is_coded(x: Any) -> bool:
-    """Whether a node of a slot is codes with their scales."""
+    """Whether a node of a slot consists of codes with their scales."""
     dtypes = jnp.uint8, jnp.int4
     return isinstance(x, tuple) and len(x) == 2 and getattr(x[0], "dtype", None) in dtypes
 
@@ -53,7 +53,7 @@ class StoredSlots(Wrapper):
     """Base class of wrappers that store some slots of the inner state in another form.
 
     Slots are chosen by name, by their path where names are ambiguous (`'1/trace'`), or by a glob;
-    the first of `slots` that fits says the form.
+    the first matching entry of `slots` determines the form.
     """
 
     slots: Any
@@ -109,23 +109,23 @@ class precision_policy(StoredSlots):
     .. math:: (u, s') = \mathrm{inner}\big(c(g),\ c(s),\ c(\theta)\big), \qquad
               s'_{\mathrm{stored}} = \mathrm{round}(s')
 
-    It works around any optimizer: `precision_policy(adamw(1e-3), {"mu": "bfloat16"})`,
-    `{"*": "bfloat16"}` for all slots. The step itself is computed in at least float32; a slot is
-    rounded once, when it is stored.
+    It can wrap any optimizer: `precision_policy(adamw(1e-3), {"mu": "bfloat16"})`, or `{"*":
+    "bfloat16"}` for all slots. The step itself is computed in at least float32; a slot is rounded
+    once, when it is stored.
 
-    A slow average must not be rounded to the nearest: with `b2=0.999` a mean square in bfloat16
+    Don't use rounding to nearest for a slow average: with `b2=0.999` a mean square in bfloat16
     never decays. With a `key`, slots of 16 bits and less are rounded stochastically, without bias,
     at the cost of random numbers.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.
         slots: A dict from the name of a slot (see `slot_names`), its path or a glob to a dtype.
-        compute_dtype: float32 or wider: what gradients, params and slots are cast to before the
-            step. None for the widest that is among them, but at least float32.
-        key: A whole number or a key of `jax.random`: slots are rounded at random.
+        compute_dtype: The dtype that gradients, params and slots are cast to before the step,
+            float32 or wider. None uses the widest dtype among them, but at least float32.
+        key: A whole number or a key of `jax.random`, which enables stochastic rounding of slots.
 
     Raises:
-        ValueError: If no slot has one of the names, or the compute dtype has less than 32 bits.
+        ValueError: If a name matches no slot, or the compute dtype has less than 32 bits.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -156,7 +156,7 @@ class precision_policy(StoredSlots):
 
     @property
     def reads_step(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether slots are rounded at random."""
+        """Whether slots are rounded stochastically."""
         return self.key is not None
 
     def init(self, params: Any) -> PrecisionPolicyState:
@@ -168,7 +168,7 @@ class precision_policy(StoredSlots):
     def update(
         self, updates: Any, state: PrecisionPolicyState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, PrecisionPolicyState]:
-        """A step of the inner transform in the compute dtype."""
+        """Take a step of the inner transform in the compute dtype."""
         params = None if params is None else self._cast(params)
         inner_state = self._map(lambda _, x: self._wide(x), state.inner_state)
         new, inner_state = self.inner.update(self._cast(updates), inner_state, params, **extra_args)
@@ -216,15 +216,17 @@ class precision_policy(StoredSlots):
 class offloaded(Wrapper):
     r"""Keep the state of an optimizer in the host's memory.
 
-    `init` puts the arrays of the state there, in their shardings. Inside the jitted step each array
-    is copied to the device, updated and copied back. Between steps the device has room for other
-    arrays. On an H200 XLA fetched the whole state before it computed, so the peak within a step was
-    that of a state on the device; :func:`fnopt.layered_step` fetches one layer at a time. Scalars
-    (step counts) stay on the device. The updates are those of the inner optimizer, bit by bit.
+    `init` moves the arrays of the state to host memory, with their shardings. Inside the jitted
+    step each array is copied to the device, updated and copied back. Between steps the device has
+    room for other arrays. On an H200, XLA fetched the whole state before computing, so the peak
+    memory of a step was that of a state on the device; :func:`fnopt.layered_step` fetches one layer
+    at a time. Scalars (step counts) stay on the device. The updates are those of the inner
+    optimizer, bit by bit.
 
-    The state has the structure of the inner optimizer's. On a CPU the same program runs, and both
-    memories are one. Put wrappers that keep an old state, such as `apply_if_finite`, inside:
-    under `jax.vmap` they select between arrays, for which JAX needs them on the device.
+    The state has the structure of the inner optimizer's. On a CPU the same program runs; host and
+    device memory are the same there. Put wrappers that keep an old state, such as
+    `apply_if_finite`, inside: under `jax.vmap` they select between arrays, for which JAX needs them
+    on the device.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.
@@ -252,13 +254,13 @@ class offloaded(Wrapper):
     memory_kind: str = static(default="pinned_host")
 
     def init(self, params: Any) -> Any:
-        """The inner state, in the other memory."""
+        """Return the inner state in host memory."""
         return self._move(place_state(self.inner.init(params), params))
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """The inner update, with the state on the device."""
+        """Return the inner update, computed with the state on the device."""
         new, state = self.inner.update(updates, on_device(state), params, **extra_args)
         return new, self._move(state)
 
@@ -278,7 +280,7 @@ class offloaded(Wrapper):
 
 
 def on_device(tree: Any) -> Any:
-    """The arrays of a tree in the memory of their device."""
+    """Copy the arrays of a tree to the memory of their device."""
     return jax.tree.map(lambda x: _move_array(x, None) if jnp.ndim(x) else x, tree)
 
 

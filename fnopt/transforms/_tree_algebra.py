@@ -1,4 +1,4 @@
-"""Inner products and steps of trees, for methods that look at all params together."""
+"""Inner products and steps of trees, for methods that use all params jointly."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fnopt.sharding import sum_over_shards
 
 
 def real_dtype_of(tree: Any, what: str = "params") -> Any:
-    """The real dtype that scalars about a tree are computed in, at least float32."""
+    """The real dtype of scalars that are computed from a tree, at least float32."""
     check_inexact(tree, what)
     # One dtype for a whole tree: the widest leaf decides.
     return real_dtype(compute_dtype(*map(jnp.result_type, jax.tree.leaves(tree))))
@@ -44,7 +44,7 @@ def inner(a: Any, b: Any) -> jax.Array:
 
 
 def conjugate_tree(tree: Any) -> Any:
-    """The conjugate tree: the direction of steepest ascent from a gradient of `jax.grad`."""
+    """Conjugate a tree: a gradient of `jax.grad` becomes the direction of steepest ascent."""
     return jax.tree.map(jnp.conj, tree)
 
 
@@ -54,17 +54,17 @@ def scale_tree(rate: jax.Array, updates: Any) -> Any:
 
 
 def params_after_step(params: Any, rate: jax.Array, updates: Any) -> Any:
-    """The params after a step, rounded as they will be."""
+    """Return the params after a step, rounded to their dtypes."""
     return apply_updates(params, cast_like(scale_tree(rate, updates), params))
 
 
 def select_tree(condition: jax.Array, tree: Any, other: Any) -> Any:
-    """The first of two trees where a condition holds, else the second."""
+    """Return the first of two trees where a condition holds, else the second."""
     return jax.tree.map(functools.partial(jnp.where, condition), tree, other)
 
 
 def numbers(tx: Any, dtype: Any, count: Any = None, skip: tuple[str, ...] = ()) -> Any:
-    """The numbers of a transform as scalars of one dtype, by name; schedules at `count`."""
+    """Hyper-parameters of a transform as scalars of one dtype, by name; schedules at `count`."""
     now = tx.at(count)
     values = {name: getattr(now, name) for name in tx._leaf_names if name not in skip}
     return SimpleNamespace(
@@ -73,7 +73,7 @@ def numbers(tx: Any, dtype: Any, count: Any = None, skip: tuple[str, ...] = ()) 
 
 
 def larger_estimate(before: jax.Array, numerator: jax.Array, length: jax.Array) -> jax.Array:
-    """The larger of an estimated distance and the next one, numerator / length."""
+    """The maximum of an estimated distance and its next estimate, numerator / length."""
     known = length > 0  # without gradients there is nothing to estimate from
     found = numerator / jnp.where(known, length, jnp.ones_like(length))
     return jnp.maximum(before, jnp.where(known, found, before))

@@ -1,4 +1,4 @@
-"""Decoupled weight decay, and cautious steps and decay, which agree with the gradient."""
+"""Decoupled weight decay, and cautious steps and decay that agree in sign with the gradient."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class AddDecayedWeightsState(NamedTuple):
 class add_decayed_weights(Leafwise):
     r"""Add a multiple of the parameters to the updates: :math:`u_t = g_t + \lambda_t\, \theta_t`.
 
-    Between a direction and `scale_by_learning_rate` it is decoupled weight decay; in front of a
-    direction it is the gradient of :math:`\frac{\lambda}{2} \lVert \theta \rVert^2`.
+    Between a direction and `scale_by_learning_rate`, it is decoupled weight decay; before a
+    direction, it adds the gradient of :math:`\frac{\lambda}{2} \lVert \theta \rVert^2`.
 
     Args:
         weight_decay: :math:`\lambda`, a number or a `Schedule`.
@@ -69,7 +69,7 @@ class add_decayed_weights(Leafwise):
     mask: Any = static(default=None, convert=lambda mask: None if mask is None else as_mask(mask))
 
     def init(self, params: Any) -> AddDecayedWeightsState:
-        """A zero count, if one is needed."""
+        """Return a zero count, if a schedule needs it."""
         if self.mask is not None:
             select_mask(self.mask, params)  # so that a mask which doesn't fit is found here
         return super().init(params)
@@ -81,7 +81,7 @@ class add_decayed_weights(Leafwise):
     def update(
         self, updates: Any, state: AddDecayedWeightsState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, AddDecayedWeightsState]:
-        """The updates plus the decay."""
+        """Add the decay to the updates."""
         if self.mask is None:
             return self._step(updates, state, params)
         chosen = select_mask(self.mask, params)
@@ -97,13 +97,13 @@ class independent_weight_decay(add_decayed_weights):
 
     .. math:: u_t = g_t - \lambda_t\, \theta_t
 
-    It belongs behind a whole optimizer, where updates have their sign and their size:
-    `chain(adam(rate), independent_weight_decay(1e-4))`. The best decay then doesn't move with the
-    learning rate. If the rate follows a schedule, give the decay a schedule of the same shape.
-    Otherwise weights still decay when the rate is zero.
+    Chain it after a whole optimizer, where updates include the sign and the learning rate:
+    `chain(adam(rate), independent_weight_decay(1e-4))`. Then the best decay doesn't depend on the
+    learning rate. If the learning rate follows a schedule, give the decay a schedule of the same
+    shape. Otherwise weights still decay when the learning rate is zero.
 
     Args:
-        weight_decay: :math:`\lambda`, a number or a `Schedule`: the fraction that a step removes.
+        weight_decay: :math:`\lambda`, the fraction that a step removes; a number or a `Schedule`.
         mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
 
     Raises:
@@ -127,12 +127,12 @@ class independent_weight_decay(add_decayed_weights):
 
 
 class cautious_weight_decay(add_decayed_weights):
-    r"""Decoupled weight decay of the elements that the update shrinks anyway.
+    r"""Decoupled weight decay only for elements whose magnitude the update decreases.
 
     .. math:: u_t = g_t + \lambda_t\, [\,g_t\, \theta_t \ge 0\,]\, \theta_t
 
-    It stands between a direction and `scale_by_learning_rate`, as `add_decayed_weights` does. The
-    stationary points are then those of the loss without decay.
+    Put it between a direction and `scale_by_learning_rate`, like `add_decayed_weights`. The
+    stationary points are then the stationary points of the loss without decay.
 
     Args:
         weight_decay: :math:`\lambda`, a number or a `Schedule`.
@@ -158,7 +158,7 @@ class cautious_weight_decay(add_decayed_weights):
 
 
 class DecayToAnchorState(NamedTuple):
-    """The number of updates made (None for a constant pull), and the params of `init`."""
+    """The number of updates made (None for a constant strength), and the params of `init`."""
 
     count: jax.Array | None
     anchor: Slot
@@ -169,10 +169,11 @@ class decay_to_anchor(Leafwise):
 
     .. math:: u_t = g_t + \lambda_t\, (\theta_t - \theta_0)
 
-    For fine-tuning: what was learned before is what weights decay to. In front of an optimizer it
-    is the gradient of :math:`\frac{\lambda}{2} \lVert \theta - \theta_0 \rVert^2`, as in the
-    paper; between a direction and `scale_by_learning_rate` it is decoupled. New layers get plain
-    decay: `chain(masked(decay_to_anchor(a), 'body/*'), add_decayed_weights(b, 'head/*'), ...)`.
+    In fine-tuning, weights decay towards the pretrained values. Before an optimizer, it adds the
+    gradient of :math:`\frac{\lambda}{2} \lVert \theta - \theta_0 \rVert^2`, as in the paper;
+    between a direction and `scale_by_learning_rate`, the regularisation is decoupled. New layers
+    need plain decay: `chain(masked(decay_to_anchor(a), 'body/*'), add_decayed_weights(b, 'head/*'),
+    ...)`.
 
     Args:
         strength: :math:`\lambda`, a number or a `Schedule`.
@@ -209,18 +210,19 @@ class CautiousState(NamedTuple):
 
 
 class cautious(Wrapper):
-    r"""Keep the elements of a step that descend along the current gradient, and rescale them.
+    r"""Keep only the elements of a step that descend along the current gradient, and rescale them.
 
     .. math:: m = [\,u\, g < 0\,], \qquad u' = \frac{m\, u}{\max(\bar m, \epsilon)}
 
     with the mean :math:`\bar m` over a leaf. Momentum may point uphill for the current batch; such
-    elements of the step are zero. Put it around the whole optimizer: it compares the updates with
-    the gradients that come in. Decoupled weight decay inside is masked with the rest; to leave it
-    alone put it behind, `chain(cautious(adam(rate)), independent_weight_decay(rate * decay))`.
+    elements of the step are set to zero. Put `cautious` around the whole optimizer, because it
+    compares the updates with the incoming gradients. Decoupled weight decay inside is masked too;
+    to keep it unmasked, chain it after, `chain(cautious(adam(rate)), independent_weight_decay(rate
+    * decay))`.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.
-        eps: :math:`\epsilon`, the least fraction that is made up for.
+        eps: :math:`\epsilon`, the lower bound of the kept fraction in the rescaling.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -245,7 +247,7 @@ class cautious(Wrapper):
     def update(
         self, updates: Any, state: CautiousState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, CautiousState]:
-        """Mask the inner step where its sign disagrees with descent, and rescale it."""
+        """Mask the elements of the inner step that don't descend, and rescale the step."""
         new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
 
         def mask_leaf(u: Any, gradient: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Minimization of any smooth function: the methods, and the loop to convergence."""
+"""Minimization of smooth functions: the methods, and the loop to convergence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model of L-BFGS-B: the compact BFGS matrix, and its Cauchy point within bounds."""
+"""The model of L-BFGS-B: the compact BFGS matrix, and the generalised Cauchy point."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from fnopt.solvers.minimize._problem import Evaluation
 
 
 class CorrectionPairs(NamedTuple):
-    """Differences of points and of gradients, the oldest first, each over the step's length.
+    """Differences of points and of gradients, the oldest first, divided by the step length.
 
     So the rows of `S` have length 1 and those of `Y` are curvatures, whatever the scale of the
-    problem. Rows that aren't filled yet are zero.
+    problem. Unused rows are zero.
     """
 
     S: jax.Array  # [m, n]
     Y: jax.Array  # [m, n]
     rho: jax.Array  # [m], 1 / s^T y; 0 for an empty row
-    theta: jax.Array  # the curvature in directions that nothing is known of
+    theta: jax.Array  # the curvature in directions without a correction pair
 
 
 def no_pairs(m: int, x: jax.Array, theta: jax.Array) -> CorrectionPairs:
-    """An empty memory, with a first curvature."""
+    """Return an empty memory, with an initial curvature."""
     rows = jnp.zeros((m, x.size), x.dtype)
     return CorrectionPairs(rows, rows, jnp.zeros(m, x.dtype), theta)
 
 
 def with_pair(pairs: CorrectionPairs, new: SecantPair) -> CorrectionPairs:
-    """The memory with a pair more, if it has positive curvature, and without the oldest."""
+    """Replace the oldest correction pair by a new one, if this has positive curvature."""
 
     def pushed(rows: jax.Array, row: jax.Array) -> jax.Array:
         return jnp.where(new.usable, jnp.concatenate([rows[1:], row[None]]), rows)
@@ -52,24 +52,24 @@ class CompactMatrix(NamedTuple):
     theta: jax.Array
 
     def solved(self, v: jax.Array) -> jax.Array:
-        """The inverse of M times vectors, `[..., 2 m]`."""
+        """Return the inverse of M times vectors, `[..., 2 m]`."""
         return jnp.linalg.solve(self.M, v[..., None])[..., 0]
 
     def times(self, v: jax.Array) -> jax.Array:
-        """The matrix times a vector."""
+        """Return the matrix times a vector."""
         inside = self.solved(matmul(self.W.T, v))
         return self.theta * v - matmul(self.W, inside)
 
 
 def compact(pairs: CorrectionPairs) -> CompactMatrix:
-    r"""The compact form.
+    r"""Return the compact form of the BFGS matrix.
 
     .. math:: W = [Y^T \;\; \theta S^T], \qquad
               M = \begin{pmatrix} -D & L^T \\ L & \theta S S^T \end{pmatrix}
 
     with the diagonal :math:`D` and the strictly lower triangle :math:`L` of :math:`S Y^T`. Rows
-    and columns are scaled so that those of :math:`M` are of order 1; empty ones have a 1 on the
-    diagonal and nothing in :math:`W`.
+    and columns are scaled so that entries of :math:`M` are of order 1; unused rows have a 1 on the
+    diagonal of :math:`M` and zeros in :math:`W`.
     """
     S, Y, theta = pairs.S, pairs.Y, pairs.theta
     root = jnp.sqrt(theta)
@@ -78,7 +78,7 @@ def compact(pairs: CorrectionPairs) -> CompactMatrix:
     D = jnp.diagonal(SY) + empty
     L = jnp.tril(SY, -1)
     d = jnp.sqrt(D)
-    # Scaled by 1 / sqrt(D) on the first half: s^T y is far smaller than theta if the memory is bad.
+    # The first half is scaled by 1 / sqrt(D): after poor steps s^T y is far smaller than theta.
     L = L / d
     top = jnp.concatenate([-jnp.eye(d.size, dtype=S.dtype), L.T], axis=1)
     bottom = jnp.concatenate([L, SS + jnp.diag(empty)], axis=1)
@@ -87,14 +87,14 @@ def compact(pairs: CorrectionPairs) -> CompactMatrix:
 
 
 def free_step(B: CompactMatrix, free: jax.Array, r: jax.Array) -> jax.Array:
-    r"""The step of the free params to the minimum of the model.
+    r"""Return the step of the free params to the minimum of the model.
 
     .. math:: d = -B_{FF}^{-1} r_F = -\tfrac1\theta r_F - \tfrac{1}{\theta^2} W_F
               \left( M - \tfrac1\theta W_F^T W_F \right)^{-1} W_F^T r_F
 
     Args:
-        B: The matrix.
-        free: Which params are free, a mask of `[n]`.
+        B: The compact BFGS matrix.
+        free: Mask of the free params, `[n]`.
         r: The gradient of the model, of shape `[n]`.
 
     Returns:
@@ -102,30 +102,30 @@ def free_step(B: CompactMatrix, free: jax.Array, r: jax.Array) -> jax.Array:
     """
     mask = free.astype(r.dtype)
     W, r = B.W * mask[:, None], r * mask
-    # Sherman, Morrison and Woodbury: a system of 2 m unknowns in place of one for all free params.
+    # Sherman-Morrison-Woodbury: a system of 2 m unknowns instead of one for all free params.
     K = B.M - matmul(W.T, W) / B.theta
     inside = jnp.linalg.solve(K, matmul(W.T, r)[:, None])[:, 0]
     return -(r + matmul(W, inside) / B.theta) / B.theta
 
 
 def cauchy_point(B: CompactMatrix, box: Box, point: Evaluation) -> tuple[jax.Array, jax.Array]:
-    r"""Minimises the model along :math:`P(x - t g)`, piece by piece.
+    r"""Find the first local minimum of the model along :math:`P(x - t g)`.
 
     .. math:: m'_k = -\|d_k\|^2 + \theta\, t_k \|d_k\|^2 - p_k^T M^{-1} c_k, \qquad
               m''_k = \theta \|d_k\|^2 - p_k^T M^{-1} p_k
 
     On the piece between the breakpoints :math:`t_k` and :math:`t_{k+1}`, where :math:`d_k` is the
     descent direction of the params that still move, :math:`p_k = W^T d_k`, and :math:`c_k = W^T
-    (x(t_k) - x)`. All pieces are looked at in one pass over the sorted breakpoints, with sums from
-    the far end, which don't cancel.
+    (x(t_k) - x)`. One pass over the sorted breakpoints evaluates all pieces, with sums from the
+    last breakpoint, which avoid cancellation.
 
     Args:
-        B: The matrix of the model.
+        B: The compact BFGS matrix.
         box: The bounds.
-        point: Where the model is made.
+        point: The evaluation at the current iterate.
 
     Returns:
-        The Cauchy point, and the mask of the params that are off their bounds there.
+        The Cauchy point, and the mask of the params that aren't on a bound at this point.
     """
     x, g = point.x, point.gradient
     t, d = _breakpoints(box, x, g)
@@ -159,7 +159,7 @@ def cauchy_point(B: CompactMatrix, box: Box, point: Evaluation) -> tuple[jax.Arr
 
 
 def _breakpoints(box: Box, x: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """When every param reaches its bound on the way down the gradient, and how fast it moves."""
+    """Return every param's breakpoint along the negative gradient, and the descent direction."""
     room = jnp.where(g < 0, box.upper - x, x - box.lower)
     moves = (g != 0) & (room > 0)
     t = jnp.where(moves, room / jnp.where(moves, jnp.abs(g), jnp.ones_like(g)), 0)
@@ -168,6 +168,6 @@ def _breakpoints(box: Box, x: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.A
 
 
 def _from_the_end(rows: jax.Array) -> jax.Array:
-    """Sums over rows k, k + 1, ...; the last is 0."""
+    """Return the sums over rows k, k + 1, ...; the last sum is 0."""
     sums = lax.cumsum(rows, axis=0, reverse=True)
     return jnp.concatenate([sums, jnp.zeros_like(rows[:1])])

@@ -20,20 +20,20 @@ def implicitly(
     x: jax.Array,
     traced: Any,
 ) -> tuple[Any, Evaluation]:
-    """An iteration whose result is differentiated by the implicit function theorem.
+    """Differentiate the result of an iteration by the implicit function theorem.
 
-    The start, and what is in `traced`, have no influence on a minimum, and no derivative.
+    The initial guess and `traced` don't change a minimum, so their derivatives are zero.
 
     Args:
-        iterate: `iterate(problem, x, traced)` returns anything and the last point.
+        iterate: `iterate(problem, x, traced)` returns any tree and the last point.
         problem: The problem.
-        x: Where to start.
+        x: The initial guess.
         traced: Further arrays that the iteration reads.
 
     Returns:
-        What `iterate` returns.
+        The result of `iterate`.
     """
-    # What the function closes over becomes an argument, so that it can have a derivative.
+    # Captured arrays become arguments, so that they can have a derivative.
     f, consts = convert_closure(problem.f, x)
     onto, more = convert_closure(problem.projection or (lambda v: v), x)
 

@@ -1,4 +1,4 @@
-"""The loop of `minimize`: one evaluation a turn, so that no lane of a batch waits for others."""
+"""The loop of `minimize`: one evaluation per iteration, so that problems of a batch don't wait."""
 
 from __future__ import annotations
 
@@ -38,32 +38,32 @@ from fnopt.transforms import (
     start_search,
 )
 
-# Evaluations of a line search, as in L-BFGS-B (Byrd, Lu, Nocedal and Zhu, 1995).
+# Maximum evaluations of a line search, as in L-BFGS-B (Byrd, Lu, Nocedal and Zhu, 1995).
 _EVALUATIONS = 20
-# Moré and Thuente (1994), section 4: by which steps grow at most.
+# Moré and Thuente (1994), section 4: the largest factor by which a step size grows.
 _GROWTH = 4.0
-_NARROW = 0.1  # of an interval, L-BFGS-B's xtol (Byrd, Lu, Nocedal and Zhu, 1995)
-_RESTARTS = 2  # in a row that decrease the value by less than least_squares calls a share
+_NARROW = 0.1  # relative width of an interval, L-BFGS-B's xtol (Byrd, Lu, Nocedal and Zhu, 1995)
+_RESTARTS = 2  # consecutive restarts with a relative decrease below SHARE
 
 
 class SearchLine(NamedTuple):
-    """A search along a direction."""
+    """A line search along a direction."""
 
     direction: Direction
     search: LineSearch
-    trial: Evaluation  # the point to take, as far as the search has come
+    trial: Evaluation  # the best trial point of the line search so far
 
 
 class MinimizeState(NamedTuple):
     """The state of the loop."""
 
     point: Evaluation  # the iterate
-    memory: Any  # of the method
-    line: SearchLine  # the search from the iterate
-    best: Evaluation | None  # the lowest point, where values may rise
-    typical: jax.Array  # magnitude of values: that of the start, at most 1
-    fresh: jax.Array  # whether the memory has learned nothing yet
-    restarts: jax.Array  # int32, restarts in a row that didn't help
+    memory: Any  # the state of the method
+    line: SearchLine  # the line search from the iterate
+    best: Evaluation | None  # the iterate of least value, for methods whose value may rise
+    typical: jax.Array  # typical magnitude of values: that at the initial guess, at most 1
+    fresh: jax.Array  # whether the state of the method contains no step yet
+    restarts: jax.Array  # int32, consecutive restarts without a decrease
     restarted: jax.Array  # the value at the last restart
     status: jax.Array
     steps: jax.Array  # int32, number of trial points
@@ -72,13 +72,13 @@ class MinimizeState(NamedTuple):
 
 
 Watch = Callable[[MinimizeState, StepHistory], jax.Array]
-"""Calls the callback with the state and what it shows; returns the status after it."""
+"""Call the callback with the state and a history entry; return the new status."""
 
 
 def blank_state(
     problem: SmoothObjective, method: MinimizeMethod, x: jax.Array, history: StepHistory | None
 ) -> MinimizeState:
-    """The state before the first evaluation, which the loop makes like all others."""
+    """Return the state before the first evaluation, which is the loop's first iteration."""
     zero, none, still = jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32), jnp.zeros_like(x)
     point = Evaluation(x, zero, still)
     return MinimizeState(
@@ -105,7 +105,7 @@ def iterate(
     max_steps: jax.Array,
     watch: Watch | None,
 ) -> MinimizeState:
-    """Steps until a stopping test holds."""
+    """Take steps until a stopping test holds."""
     share = jnp.asarray(SHARE, state.point.x.dtype)
 
     def advance(state: MinimizeState) -> MinimizeState:
@@ -152,22 +152,22 @@ def iterate(
 
 
 class SearchOutcome(NamedTuple):
-    """The line search after an evaluation."""
+    """The outcome of the line search after an evaluation."""
 
     line: SearchLine
     over: jax.Array
     accepted: jax.Array
-    finite: jax.Array  # whether the far end of the search is finite
-    unbounded: jax.Array  # whether values fall as far as the search goes
+    finite: jax.Array  # whether the value at the upper end of the bracket is finite
+    unbounded: jax.Array  # whether values fall up to the longest step of the search
 
 
 def _search(
     method: MinimizeMethod, state: MinimizeState, rate: jax.Array, there: Evaluation
 ) -> SearchOutcome:
-    """The search along the direction after an evaluation.
+    """Advance the line search by an evaluation.
 
-    Values are differences to that of the iterate, over the decrease that its gradient predicts: of
-    order 1 whatever the units of the function.
+    The line search uses differences to the value at the iterate, divided by the first-order
+    predicted decrease. They are of order 1 in any units of the function.
     """
     finite = there.is_finite()
     unbounded = there.value == -jnp.inf
@@ -187,9 +187,9 @@ def _search(
     place = LinePoint(rate, value, dot(there.gradient, step) / scale)
     search, taken = advance_search(line.search, criteria, place)
     trial = _choose(taken, there, line.trial)
-    # A step below the rounding of the params is none.
+    # A step below the rounding error of the params doesn't count.
     moves = (search.safe.rate > 0) & jnp.any(trial.x != point.x)
-    # By less than the size of the params the search went nowhere.
+    # A search shorter than the size of the params doesn't show that the function is unbounded.
     far = jnp.max(jnp.abs(there.x - point.x), initial=0) > jnp.max(jnp.abs(point.x), initial=0)
     endless = ~search.bracketed & (search.count >= _EVALUATIONS) & far
     return SearchOutcome(
@@ -238,7 +238,7 @@ def _next_rate(line: SearchLine) -> jax.Array:
 
 
 def _trial_point(problem: SmoothObjective, state: MinimizeState, rate: jax.Array) -> jax.Array:
-    """Where the search tries next; bounds are reached exactly."""
+    """Return the next trial point of the line search; bounds are reached exactly."""
     x = state.point.x + rate * state.line.direction.step
     if problem.box is None:
         return x
@@ -257,7 +257,7 @@ def _judged(
     after: MinimizeState,
     outcome: SearchOutcome,
 ) -> MinimizeState:
-    """The state with its status; a refuted convergence discards the memory instead."""
+    """Set the status of the state; at a failed optimality check, discard the method's state."""
     point, direction = after.point, after.line.direction
     first = before.steps < 0
     moved = ~first & outcome.accepted
@@ -267,10 +267,10 @@ def _judged(
     steepest = jnp.max(jnp.abs(pull), initial=0)
     if tolerances.gtol is not None:
         stationary |= steepest <= tolerances.gtol
-    # A decrease below rounding, by the model and by the gradient.
+    # The predicted decrease is below rounding error, by the model and by the gradient.
     negligible = direction.predicted <= rounding_of(point.value)
     stationary |= negligible & is_rounding(steepest * largest(point.x), point.value)
-    # What the rounding of the params does to the value.
+    # The change of the value by rounding errors of the params.
     noise = rounding_of(jnp.sum(jnp.abs(pull * point.x)))
     vanished = (jnp.abs(point.value) <= noise) & jnp.isfinite(noise)
     scale = jnp.maximum(jnp.abs(point.value), tolerances.ftol * after.typical)
@@ -280,7 +280,7 @@ def _judged(
     short = known & step_converged(
         point.x - before.point.x, direction.rate * direction.step, point.x, tolerances.xtol
     )
-    # What a search that failed could have gained at most: its slope up to its far end.
+    # The largest decrease that a failed line search can have missed, by its initial slope.
     line = outcome.line
     room = -dot(point.gradient, line.direction.step) * line.search.high.rate
     lost = failed & (jnp.minimum(room, line.direction.predicted) <= small)
@@ -289,7 +289,7 @@ def _judged(
     refuted = moved & flat & ~optimal
     last = after.restarts >= _RESTARTS
     ends = (failed & (before.fresh | last)) | (refuted & last)
-    # Where no step lowers a value that is zero to rounding, it has converged.
+    # If no step decreases a value that is zero to rounding error, the search has converged.
     zero = vanished | (rounding_of(after.typical) >= jnp.abs(point.value))
     status = first_of(
         (first & ~point.is_finite(), Status.NONFINITE_START),
@@ -300,14 +300,14 @@ def _judged(
         (ends & ~outcome.finite, Status.NONFINITE_STEP),
         (ends, Status.STALLED),
     )
-    # A step of zero fails at the next evaluation, and the memory is made anew.
+    # A zero step fails at the next evaluation, which resets the state of the method.
     step = jnp.where(refuted, jnp.zeros_like(direction.step), direction.step)
     line = after.line._replace(direction=direction._replace(step=step))
     return after._replace(line=line, status=status)
 
 
 def _watched(before: MinimizeState, state: MinimizeState, watch: Watch | None) -> MinimizeState:
-    """Writes the history and calls the callback."""
+    """Write the history and call the callback."""
     if watch is None and state.history is None:
         return state
 
@@ -323,7 +323,7 @@ def _watched(before: MinimizeState, state: MinimizeState, watch: Watch | None) -
 
 
 def final_point(state: MinimizeState) -> Evaluation:
-    """The last point if it converged, else the lowest."""
+    """Return the last iterate if it converged, else the iterate of least value."""
     if state.best is None:
         return state.point
     last = is_converged(state.status) & (state.point.value <= state.best.value)

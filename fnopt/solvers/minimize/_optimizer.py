@@ -1,4 +1,4 @@
-"""Any optimizer of the library, or of another one, as a method."""
+"""Any optimizer of fnopt or optax as a method of `minimize`."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 from fnopt.transforms import Chain, find_kept, scale_by_zoom_linesearch
 
 GIVEN = frozenset({"value", "grad", "value_fn", "obj_fn"})
-"""The extra arguments that an optimizer gets here."""
+"""The extra arguments that an optimizer gets from `minimize`."""
 
 # Kelley (1999), Iterative Methods for Optimization, section 2.3.1: a relative gradient.
 _RELATIVE_GRADIENT = 1e-5
 
 
 class OptimizerMemory(NamedTuple):
-    """The state of the optimizer, and the largest gradient so far."""
+    """The state of the optimizer, and the largest gradient norm so far."""
 
     state: Any
     steepest: jax.Array
 
 
 class optimizer_steps(MinimizeMethod):
-    """Takes every step of an optimizer; it gets value, gradient and function.
+    """Take every step of an optimizer, which gets value, gradient and function.
 
-    The iteration converges where the gradient is below 1e-5 (or the square root of the rounding
-    unit, if that is more) of its largest value so far.
+    The search converges when the gradient is below 1e-5 (or the square root of the machine epsilon,
+    if that is larger) times the largest gradient so far.
 
     Args:
         tx: The optimizer.
@@ -49,21 +49,21 @@ class optimizer_steps(MinimizeMethod):
     wolfe = None
 
     def begin(self, problem: SmoothObjective, point: Evaluation) -> OptimizerMemory:
-        """The optimizer's first state."""
+        """Return the initial state of the optimizer."""
         steepest = jnp.max(jnp.abs(point.gradient), initial=0)
         return OptimizerMemory(self.tx.init(problem.unflatten(point.x)), steepest)
 
     def learn(
         self, memory: OptimizerMemory, before: Evaluation, after: Evaluation, fresh: jax.Array
     ) -> OptimizerMemory:
-        """The largest gradient."""
+        """Update the largest gradient."""
         steepest = jnp.maximum(memory.steepest, jnp.max(jnp.abs(after.gradient), initial=0))
         return memory._replace(steepest=steepest)
 
     def direction(
         self, problem: SmoothObjective, point: Evaluation, memory: OptimizerMemory, fresh: jax.Array
     ) -> tuple[Direction, OptimizerMemory]:
-        """The optimizer's next step."""
+        """Return the next step of the optimizer."""
         params, slope = problem.unflatten(point.x), problem.unflatten(point.gradient)
 
         # optax's line searches refuse extra arguments that the function doesn't name.
@@ -81,7 +81,7 @@ class optimizer_steps(MinimizeMethod):
     def is_stationary(
         self, problem: SmoothObjective, point: Evaluation, memory: OptimizerMemory
     ) -> jax.Array:
-        """Whether the gradient is small beside the largest one."""
+        """Whether the gradient is small relative to the largest gradient so far."""
         eps = float(jnp.finfo(point.x.dtype).eps)
         part = jnp.asarray(max(_RELATIVE_GRADIENT, eps**0.5), point.x.dtype)
         return jnp.max(jnp.abs(point.gradient), initial=0) <= part * memory.steepest
@@ -89,7 +89,7 @@ class optimizer_steps(MinimizeMethod):
     def evaluate(
         self, problem: SmoothObjective, x: jax.Array, memory: OptimizerMemory
     ) -> Evaluation:
-        """The evaluation that a line search at the end of a chain left, or a new evaluation."""
+        """Reuse the evaluation of a line search at the end of a chain, or evaluate the function."""
         if not self._ends_with_search:
             return problem.evaluate(x)
         ((value, slope),) = find_kept(memory.state)
@@ -102,7 +102,7 @@ class optimizer_steps(MinimizeMethod):
         return isinstance(members[-1], scale_by_zoom_linesearch)
 
     def evaluations(self, memory: OptimizerMemory) -> jax.Array:
-        """The number of evaluations: those of line searches, and the driver's own."""
+        """Return the number of evaluations by line searches and by the driver."""
         own = jnp.ones((), jnp.int32)
         if self._ends_with_search:
             own = jnp.where(jnp.isfinite(find_kept(memory.state)[0][0]), 0, own)
@@ -110,7 +110,7 @@ class optimizer_steps(MinimizeMethod):
 
 
 def _search_steps(state: Any) -> list[jax.Array]:
-    """The counts of evaluations that line searches keep in a state."""
+    """Return the evaluation counts of the line searches in a state."""
     if not isinstance(state, (tuple, list, dict)):
         return []
     if "num_linesearch_steps" in getattr(state, "_fields", ()):

@@ -1,4 +1,4 @@
-"""The user's function as a function of a real vector, and the way back to params."""
+"""The user's function as a function of a real vector, and the conversion back to params."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from fnopt.sharding import replicate
 
 
 class Evaluation(NamedTuple):
-    """A point, with the value and the gradient of the function there."""
+    """A point, with the value and the gradient of the function at this point."""
 
     x: jax.Array  # [n]
     value: jax.Array
     gradient: jax.Array  # [n]
 
     def is_finite(self) -> jax.Array:
-        """Whether value and gradient are numbers."""
+        """Whether value and gradient are finite."""
         return jnp.isfinite(self.value) & jnp.all(jnp.isfinite(self.gradient))
 
 
@@ -54,11 +54,11 @@ class SmoothObjective(NamedTuple):
     flatten: Callable[[Any], jax.Array] = lambda tree: tree
 
     def evaluate(self, x: jax.Array) -> Evaluation:
-        """Value and gradient at a point."""
+        """Compute value and gradient at a point."""
         return Evaluation(x, *value_and_slope(self.f, x))
 
     def in_unit(self, unit: jax.Array) -> SmoothObjective:
-        """The problem of params that are multiples of a unit."""
+        """Return the problem in scaled params, the multiples of a unit."""
         f, box, project = self.f, self.box, self.projection
         return SmoothObjective(
             f=lambda u: f(u * unit),
@@ -69,15 +69,15 @@ class SmoothObjective(NamedTuple):
         )
 
     def project(self, x: jax.Array) -> jax.Array:
-        """The nearest feasible point."""
+        """Return the nearest feasible point."""
         if self.projection is not None:
             return self.projection(x)
         return x if self.box is None else self.box.nearest(x)
 
     def projected_gradient(self, point: Evaluation) -> jax.Array:
-        r"""The gradient within the feasible set; zero at a stationary point.
+        r"""Return the projected gradient, which is zero at a stationary point.
 
-        With bounds, entries that an active bound holds are zero. With a projection it is
+        With bounds, the entries of params with an active bound are zero. With a projection it is
         :math:`x - P(x - g)`, the measure of stationarity of Birgin, Martinez and Raydan (2000).
         """
         x, g = point.x, point.gradient
@@ -89,22 +89,22 @@ class SmoothObjective(NamedTuple):
 
 
 class FlatObjective(NamedTuple):
-    """The problem of a vector, and how to return to params."""
+    """The problem as one of a vector, and the conversion back to params."""
 
-    x: jax.Array  # [n], where to start
+    x: jax.Array  # [n], the initial guess
     problem: SmoothObjective
-    params: Callable[[jax.Array], Any]  # the user's params at a vector, in their dtypes
-    value: Callable[[Any], Any]  # the user's function of these
-    rounding: Callable[[jax.Array], jax.Array]  # the vector as params of 16 bits round it
+    params: Callable[[jax.Array], Any]  # from the vector to the user's params, in their dtypes
+    value: Callable[[Any], Any]  # the user's function of the params
+    rounding: Callable[[jax.Array], jax.Array]  # rounds to 16-bit params
     at_bound: Callable[[jax.Array], Any]  # -1 and 1 for params on a bound; None without any
 
     def traced(self) -> FlatObjective:
-        """The same with the function traced, once."""
+        """Return the problem with the function traced once."""
         program, consts = convert_closure(self.problem.f, self.x)
         return self._replace(problem=self.problem._replace(f=lambda x: program(x, *consts)))
 
     def rounded(self, x: jax.Array, nfev: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The end, or the start if that is better, once params have 16 bits."""
+        """Round the solution to 16-bit params; return the initial guess if its value is less."""
         f = self.problem.f
         before, after = f(self.rounding(self.x)), f(self.rounding(x))
         better = (after <= before) | ~jnp.isfinite(before)
@@ -113,13 +113,13 @@ class FlatObjective(NamedTuple):
 
 
 def widened(leaf: Any) -> Any:
-    """The dtype in which a leaf is computed: 16 bits are too few for a line search."""
+    """Convert a leaf to its compute dtype: 16 bits are too few for a line search."""
     return compute_dtype(jnp.result_type(leaf)) if _is_half(leaf) else jnp.result_type(leaf)
 
 
 def _check_fitted(params: Any, constraints: Any) -> None:
-    """Refuses params that are no numbers to fit; one that is fixed may be anything."""
-    if constraints is None:  # else what is fitted is known once constraints have been read
+    """Raise if a param that isn't fixed isn't numeric."""
+    if constraints is None:  # otherwise constraints determine the fitted params
         check_inexact(params, "params", fitted=True)
 
 
@@ -129,7 +129,7 @@ def has_half_precision(params: Any) -> bool:
 
 
 def seen_by(params: Any, constraints: Any) -> Any:
-    """The shapes and dtypes of the params as the function sees them."""
+    """Return the shapes and dtypes of the params that the function receives."""
     _check_fitted(params, constraints)  # a constraint keeps the shape and the dtype of a leaf
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), widened(leaf)), params)
 
@@ -147,7 +147,7 @@ def set_up(
     constraints: Any,
     projection: Callable[[Any], Any] | None,
 ) -> FlatObjective:
-    """Brings a problem to a vector; everything that is known by now is checked."""
+    """Convert a problem to one of a vector, and check all known arguments."""
     _check_fitted(params, constraints)
     wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, widened(leaf)), params)
     made = parametrised(wide, constraints)
@@ -168,7 +168,7 @@ def set_up(
         return jax.tree.map(lambda a, p: jnp.asarray(a, jnp.result_type(p)), tree, params)
 
     def rounding(x: jax.Array) -> jax.Array:
-        if made.kinds:  # what a constraint makes of the rounding isn't known
+        if made.kinds:  # the effect of rounding on a constrained param isn't known
             return x
         return flat(jax.tree.map(_rounded_like, laid.unflatten(x), params))
 
@@ -212,12 +212,12 @@ def _sides(box: Box | None, params: Any, made: Parametrisation) -> Callable[[jax
 
 
 def _rounded_like(x: jax.Array, param: Any) -> jax.Array:
-    """The numbers as they are once they are stored in a leaf of 16 bits."""
+    """Round numbers to the precision of a 16-bit leaf."""
     return x.astype(jnp.result_type(param)).astype(x.dtype) if _is_half(param) else x
 
 
 def as_scalar(out: Any, has_aux: bool, dtype: Any) -> jax.Array:
-    """The value that a user's function returned, as a scalar."""
+    """Convert the value that a user's function returned to a scalar."""
     if has_aux:
         if not isinstance(out, (tuple, list)) or len(out) != 2:
             raise TypeError(

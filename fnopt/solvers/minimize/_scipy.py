@@ -1,4 +1,4 @@
-"""SciPy's names of methods and keywords of `minimize`, in our terms."""
+"""Conversion of SciPy's methods and keywords for `minimize`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fnopt.core import check_tolerance, default_float
 from fnopt.solvers.minimize._quasi_newton import lbfgsb
 from fnopt.solvers.problem._scipy import ScipyTable, check_jac, first
 
-# By SciPy's names in lower case, as SciPy compares them.
+# The keys are SciPy's names in lower case, as SciPy compares them.
 METHODS = {
     "l-bfgs-b": "lbfgsb",
     "bfgs": "bfgs",
@@ -45,7 +45,7 @@ _NO_HESSIAN = "Leave it out: 'newton_cg' takes products of the exact Hessian"
 _TABLE = ScipyTable(
     "minimize",
     keywords=("tol", "jac", "options"),
-    # The last ones have no meaning here: derivatives are exact, and nothing is printed by step.
+    # The last ones have no effect here: derivatives are exact, and steps aren't printed.
     options=(
         *("ftol", "gtol", "xtol", "maxcor", "disp", *_STEPS),
         *("eps", "finite_diff_rel_step", "workers", "iprint"),
@@ -61,7 +61,7 @@ _TABLE = ScipyTable(
 
 
 class MinimizeRequest(NamedTuple):
-    """What of a call SciPy's keywords change."""
+    """The arguments of `minimize` that SciPy's keywords may change."""
 
     method: Any
     ftol: Any
@@ -72,10 +72,10 @@ class MinimizeRequest(NamedTuple):
 
 
 def method_name(name: str) -> str:
-    """Our name of a method that may be called as in SciPy.
+    """Convert SciPy's name of a method to fnopt's name.
 
     Raises:
-        ValueError: For one of SciPy's that isn't here, with what to write instead.
+        ValueError: If fnopt doesn't have SciPy's method; the message names a replacement.
     """
     lower = name.lower()
     if lower in _ELSEWHERE:
@@ -86,21 +86,21 @@ def method_name(name: str) -> str:
 def as_asked(
     keywords: dict[str, Any], method: Any, constraints: Any, *, max_steps: int, **limits: Any
 ) -> MinimizeRequest:
-    """A call with SciPy's `tol`, `jac` and `options` brought into its own.
+    """Convert a call with SciPy's `tol`, `jac` and `options` to fnopt's arguments.
 
     Args:
         keywords: Keywords and values that aren't `minimize`'s own.
-        method: The method, or its name; None is SciPy's default, and ours.
-        constraints: The constraints; those of SciPy are others.
-        max_steps: The most points to try.
+        method: The method, or its name; None selects the default, as in SciPy.
+        constraints: The constraints; SciPy's constraint functions are refused.
+        max_steps: The maximum number of trial points.
         **limits: `ftol`, `xtol` and `gtol`, the tolerances of value, params and gradient; None for
-            the default, or what SciPy's keywords say.
+            SciPy's keyword, or else the default.
 
     Returns:
-        The call.
+        The converted arguments.
 
     Raises:
-        TypeError: For a keyword or an option that neither knows, or that is called otherwise here.
+        TypeError: If a keyword or an option is unknown, or has another name in fnopt.
     """
     read = _TABLE.read(keywords)
     check_jac("minimize", keywords.get("jac"), "its value")
@@ -120,7 +120,7 @@ def as_asked(
 
 
 def _check_constraints(constraints: Any) -> None:
-    """Refuses what SciPy calls constraints: functions that have to be zero, or positive."""
+    """Refuse SciPy's constraints: functions that have to be zero or nonnegative."""
     several = constraints if isinstance(constraints, (list, tuple)) else [constraints]
     for one in several:
         named = isinstance(one, dict) and {"type", "fun"} <= one.keys()
@@ -132,11 +132,11 @@ def _check_constraints(constraints: Any) -> None:
 
 
 def as_sides(bounds: Any) -> Any:
-    """SciPy's pairs `(low, high)`, with None for no bound, as `(lower, upper)`.
+    """Convert SciPy's pairs `(low, high)`, with None for no bound, to `(lower, upper)`.
 
-    A list of tuples is meant so, one with None, and any number of pairs but two. Two lists are
-    `([0, 0], [1, 1])`, the lower and the upper bounds; a single pair bounds every param, and all
-    else is left as it is.
+    SciPy's pairs are a list of tuples, a sequence with None, or any number of pairs except two. Two
+    lists are the lower and the upper bounds, `([0, 0], [1, 1])`. A single pair bounds every param.
+    All other values are returned unchanged.
 
     Raises:
         ValueError: If two pairs can be read either way.
@@ -161,7 +161,7 @@ def as_sides(bounds: Any) -> Any:
 
 
 def _is_pair(side: Any) -> bool:
-    """Whether it is two numbers, or None for them."""
+    """Whether a value is a pair whose entries are numbers or None."""
     if not isinstance(side, (list, tuple)) or len(side) != 2:
         return False
     return all(x is None or isinstance(x, (int, float)) for x in side)

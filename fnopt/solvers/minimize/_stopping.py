@@ -13,13 +13,13 @@ from fnopt.solvers.minimize._problem import Evaluation
 
 # L-BFGS-B's factr of 1e7, in float64: Byrd, Lu, Nocedal and Zhu (1995), and SciPy.
 _FTOL = 2.2e-9
-# Of the relative gradient. Where the curvature is as large as the value, x^T H x = f, this leaves a
-# decrease by half of 1e-4 of the value, the share that `least_squares` accepts.
+# Tolerance of the relative gradient. If the curvature is as large as the value, x^T H x = f, the
+# remaining decrease is half of 1e-4 times the value, the share that `least_squares` accepts.
 _OPTIMALITY = 1e-2
 
 
 class MinimizeTolerances(NamedTuple):
-    """Numbers to stop at."""
+    """Tolerances of the stopping tests."""
 
     ftol: jax.Array  # of the value
     xtol: jax.Array  # of the largest param
@@ -28,7 +28,7 @@ class MinimizeTolerances(NamedTuple):
 
 
 def tolerances(dtype: Any, ftol: Any, xtol: Any, gtol: Any) -> MinimizeTolerances:
-    """The tolerances as arrays, with the defaults filled in."""
+    """Return the tolerances as arrays, with defaults for None."""
     eps = float(jnp.finfo(dtype).eps)
 
     def number(x: Any, default: float) -> jax.Array:
@@ -44,18 +44,18 @@ def tolerances(dtype: Any, ftol: Any, xtol: Any, gtol: Any) -> MinimizeTolerance
 
 
 def value_converged(gained: jax.Array, predicted: jax.Array, small: jax.Array) -> jax.Array:
-    r"""Whether the last step changed, and the next one promises, next to nothing of the value.
+    r"""Whether the last change and the next predicted decrease of the value are negligible.
 
     .. math:: |\delta f| \le \epsilon_f F \quad\text{and}\quad
         \delta f_\text{predicted} \le \epsilon_f F, \qquad
         F = \max(|f|, \epsilon_f \min(|f_0|, 1))
 
-    A value that falls to zero has converged where it is less than :math:`\epsilon_f^2` of that of
-    the start.
+    A value that tends to zero has converged when it is less than :math:`\epsilon_f^2` times the
+    value at the initial guess.
 
     Args:
         gained: The decrease by the last step.
-        predicted: That of the next one by the model.
+        predicted: The predicted decrease by the next step.
         small: :math:`\epsilon_f F`.
     """
     return jnp.maximum(jnp.abs(gained), predicted) <= small
@@ -66,33 +66,34 @@ def is_rounding(steep: jax.Array, value: jax.Array) -> jax.Array:
 
     .. math:: \|g\|_\infty \|x\|_\infty \le \sqrt{8 \epsilon}\, |f|
 
-    Where the curvature is as large as the value, :math:`x^T H x = f`, a step from there decreases
-    the value by at most half of its rounding error.
+    If the curvature is as large as the value, :math:`x^T H x = f`, a further step decreases the
+    value by at most half of its rounding error.
     """
     return steep <= jnp.sqrt(rounding_of(jnp.ones_like(value))) * jnp.abs(value)
 
 
 def step_converged(last: jax.Array, step: jax.Array, x: jax.Array, xtol: jax.Array) -> jax.Array:
-    r"""Whether the last step and the next are tiny: :math:`\|p\| \le \epsilon_x \|x\|`.
+    r"""Whether the last and the next step are tiny: :math:`\|p\| \le \epsilon_x \|x\|`.
 
-    Both in the maximum norm.
+    Both norms are maximum norms.
     """
     longest = jnp.max(jnp.maximum(jnp.abs(last), jnp.abs(step)), initial=0)
     return longest <= xtol * largest(x)
 
 
 def relative_gradient(point: Evaluation, pull: jax.Array, typical: jax.Array) -> jax.Array:
-    r"""First-order optimality: the relative change of the value by relative changes of params.
+    r"""Return the relative gradient, a measure of first-order optimality.
 
     .. math:: \max_i |g_i x_i| \,/ \max(|f|, \epsilon^{1/4} \min(|f_0|, 1))
 
-    Rounding of values by :math:`\epsilon` of a typical one hides :math:`\sqrt\epsilon` of the
-    gradient, times the root of a curvature :math:`x^T H x`. A value that falls to zero is compared
-    with :math:`\epsilon^{1/4}` of that of the start, which allows for a curvature of 1e4.
+    A relative rounding error :math:`\epsilon` of values limits the relative gradient to
+    :math:`\sqrt\epsilon` times the root of the curvature :math:`x^T H x`. For a value that tends to
+    zero, the denominator is :math:`\epsilon^{1/4}` times the value at the initial guess, which
+    allows for a curvature of 1e4.
 
     Args:
         point: The point.
-        pull: The gradient within the feasible set, of shape `[n]`.
+        pull: The projected gradient, of shape `[n]`.
         typical: :math:`\min(|f_0|, 1)`.
 
     Reference:

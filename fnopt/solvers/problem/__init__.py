@@ -1,1 +1,1 @@
-"""A user's problem: its checks, and what becomes of it as functions of a vector."""
+"""Checks of a user's problem, and its conversion to functions of a vector."""

@@ -1,4 +1,4 @@
-"""What a user hands to a solver: checks of it, auxiliary outputs, first mistakes."""
+"""Checks of a user's arguments, auxiliary outputs, and notes on common errors."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from fnopt.residuals import (
     parametrised,
 )
 
-# SciPy's names for derivatives by differences, which are exact here.
+# SciPy's names of finite-difference schemes; derivatives are exact here.
 SCHEMES = ("2-point", "3-point", "cs")
 
 
 def started_from(caller: str, params: Any, keywords: dict[str, Any]) -> Any:
-    """Where to start: the params, or SciPy's `x0`, which is taken out of the keywords."""
+    """Return the initial guess: the params, or SciPy's `x0`, which is removed from the keywords."""
     if params is None and "x0" in keywords:
         return keywords.pop("x0")
     if params is None:
@@ -48,7 +48,7 @@ def started_from(caller: str, params: Any, keywords: dict[str, Any]) -> Any:
 
 
 def checked_args(args: Any, caller: str = "least_squares") -> tuple[Any, ...]:
-    """The further arguments of a user's function as a tuple of trees of arrays."""
+    """Convert the further arguments of a user's function to a tuple of trees of arrays."""
     if not isinstance(args, (tuple, list)):
         raise TypeError(
             f"{caller}: args is {type(args).__name__}, expected a tuple of arguments; for a "
@@ -65,7 +65,7 @@ def checked_args(args: Any, caller: str = "least_squares") -> tuple[Any, ...]:
 
 @contextlib.contextmanager
 def first_call_hints(params: Any = None, name: str = "residual_fn") -> Iterator[None]:
-    """Adds to an error of a user's function what it comes from, most often."""
+    """Add a note with the most common cause to an error of a user's function."""
     try:
         with explain_missing_keys(params):
             yield
@@ -90,7 +90,7 @@ _OURS = {"fnopt", "jax"}
 
 
 def _is_of_the_call(error: Exception) -> bool:
-    """Whether a function was called with other arguments than it takes, and not from its inside."""
+    """Whether an error comes from the arguments of the call, and not from inside the function."""
     if not _OF_A_CALL.search(str(error)):
         return False
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -102,11 +102,11 @@ def _is_of_the_call(error: Exception) -> bool:
 def with_a_derivative_that_is_there(
     run: Callable[[Any], Any], solver: Any, caller: str = "least_squares", fn: str = "residual_fn"
 ) -> Any:
-    """Run a solver; in reverse mode, with straight steps, where there is no other derivative.
+    """Run a solver; if the function has no forward mode, in reverse mode without acceleration.
 
-    Whether a forward derivative is needed depends on the method, its mode, the shape and what the
-    user gives, and a `custom_vjp` of the data alone is no obstacle. So only JAX can tell, by its
-    error: a function that has the derivative is traced once (tests/solvers/test_custom_vjp.py).
+    Whether a forward-mode derivative is needed depends on the method, its mode, the shape and the
+    user's arguments, and a `custom_vjp` of the data alone is no obstacle. So the solver waits for
+    JAX's error. A function with a forward mode is traced once (tests/solvers/test_custom_vjp.py).
     """
     try:
         return run(solver)
@@ -134,12 +134,12 @@ def with_a_derivative_that_is_there(
 def traced_functions(
     residual_fn: Any, jac: Any, params: Any, args: tuple[Any, ...], constraints: Any
 ) -> tuple[TracedFunction | ExampleResiduals, TracedFunction | None] | None:
-    """The functions of a user as values, if the call is eager and their jaxprs can be compared."""
-    # A Jacobian that can be gone through in chunks is more than a function.
+    """Trace the user's functions to values, if the call is eager and jaxprs can be compared."""
+    # A Jacobian by chunks has methods besides the call, so it stays as it is.
     if not is_eager((params, args, constraints)) or hasattr(jac, "fold"):
         return None
     made = parametrised(params, constraints)
-    if made.kinds and hasattr(jac, "composed"):  # with the map from what is fitted to the params
+    if made.kinds and hasattr(jac, "composed"):  # with the map from fitted variables to params
         return None
     seen = param_shapes(made)
     if isinstance(residual_fn, ExampleResiduals):
@@ -164,7 +164,7 @@ def jit_residuals(residual_fn: Any, args: tuple[Any, ...]) -> Callable[..., Any]
 
 
 def of_examples(residual_fn: Any, jac: Any, batch: Any) -> ExampleResiduals:
-    """The residuals of a batch, from those of one example."""
+    """Return the residuals of a batch from the residual function of one example."""
     if jac is not None:
         raise ValueError(
             "least_squares: batch and jac are both given, expected one of them: of residuals by "
@@ -175,15 +175,15 @@ def of_examples(residual_fn: Any, jac: Any, batch: Any) -> ExampleResiduals:
 
 
 def without_aux(residual_fn: Any, batch: Any = None) -> tuple[Any, Callable[..., Any]]:
-    """A function of `(residuals, aux)`, or a container of such, as two: one for each.
+    """Split a function that returns `(residuals, aux)`, or a container of such, into two functions.
 
     Args:
         residual_fn: `residual_fn(params, *args)` returns a pair; or a list, tuple or dict of such
             functions.
-        batch: The examples, if they are functions of one.
+        batch: The examples, if the functions take one example.
 
     Returns:
-        The residual function or functions, and the function of the rest, whose values are in a
+        The residual function or functions, and a function that returns the auxiliary outputs in a
         container like `residual_fn`.
     """
     if callable(residual_fn):

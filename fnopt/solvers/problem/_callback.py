@@ -1,4 +1,4 @@
-"""Callbacks at every step: their signatures, what they answer, and what they raise."""
+"""Callbacks at every step: their signatures, return values and exceptions."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from fnopt.solvers.result._solution import StepInfo
 
 
 def asked_to_stop(callback: Callable[[Any], Any], info: StepInfo, value: str = "cost") -> jax.Array:
-    """Calls a function of the host with what there is to see, and says whether to stop.
+    """Call a function on the host with a `StepInfo`, and return whether to stop.
 
     Args:
-        callback: `callback(info)`, or one with a signature of SciPy's; it stops the fit
-            by returning True or raising `StopIteration`. Another exception is shown as a warning,
-            and the fit goes on.
-        info: What there is to see.
-        value: What SciPy calls the cost of this search.
+        callback: `callback(info)`, or a callback with one of SciPy's signatures. It stops the fit
+            by returning True or raising `StopIteration`. Any other exception becomes a warning, and
+            the fit continues.
+        info: The argument of the callback.
+        value: SciPy's name of the cost of this solver.
 
     Returns:
         A boolean scalar.
@@ -38,15 +38,15 @@ def asked_to_stop(callback: Callable[[Any], Any], info: StepInfo, value: str = "
         except StopIteration:
             answer = True
         except Exception as error:
-            # From in here it would end the fit: a full disk hours of work.
+            # An exception raised here would abort the fit: a full disk would cost hours of work.
             if not failed:
                 warnings.warn(_failure(callback, error), stacklevel=2)
             failed.append(error)
             answer = False
-        # Only True itself: what a logger returns is often something that is true.
+        # Only True itself stops: a logger often returns another truthy value.
         return np.asarray(isinstance(answer, (bool, np.bool_)) and bool(answer))
 
-    # Its answer is used, so it is called in every step; one with effects can't be in a batch.
+    # The result is used, so JAX calls it in every step; `jax.vmap` refuses ordered effects.
     shape = jax.ShapeDtypeStruct((), bool)
     return jax.pure_callback(call, shape, info, vmap_method="sequential")
 
@@ -54,7 +54,7 @@ def asked_to_stop(callback: Callable[[Any], Any], info: StepInfo, value: str = "
 def status_after(
     callback: Callable[[Any], Any], info: StepInfo, status: jax.Array, value: str = "cost"
 ) -> jax.Array:
-    """The status of a search after its callback: `STOPPED` where a running one is asked to stop."""
+    """Return the status after the callback: `STOPPED` if it stops a running search."""
     stop = asked_to_stop(callback, info, value) & (status == Status.RUNNING.value)
     return jnp.where(stop, Status.STOPPED.array, status)
 
@@ -69,10 +69,10 @@ def _failure(callback: Any, error: Exception) -> str:
 
 
 def _of_a_step(callback: Callable[..., Any], value: str) -> Callable[[StepInfo], Any]:
-    """A callback of a `StepInfo`; SciPy tells its two signatures by the name of the argument."""
+    """Convert to a callback of a `StepInfo`, by SciPy's names of the only argument."""
     try:
         names = list(inspect.signature(callback).parameters)
-    except (TypeError, ValueError):  # some builtin functions have none
+    except (TypeError, ValueError):  # some builtin functions have no signature
         return callback
     if names in (["x"], ["xk"]):
         return lambda info: callback(info.params)

@@ -1,4 +1,4 @@
-"""Whether a Jacobian that the user brings is that of the residuals."""
+"""Check that a user's Jacobian is the derivative of the residuals."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fnopt.sharding import pvary_over_rows
 from fnopt.solvers.problem._problem import Problem
 from fnopt.solvers.result._solution import Solution
 
-_OFF = 0.02  # differences approximate a Jacobian better than that, even in float32
-# Rounding units, of what a product is the sum of; and of these, of a column that counts as much as
-# the others.
+_OFF = 0.02  # finite differences have a smaller relative error, even in float32
+# Multiple of the machine epsilon for the terms of a product; and multiple of these rounding errors,
+# above which a column counts in the direction as much as the others.
 _ROUNDING = 100
 
 
@@ -30,33 +30,33 @@ def disagrees(problem: Problem, x: jax.Array, columns: jax.Array) -> jax.Array |
         + \sum_j (100\, \epsilon\, \|J_j\| + \delta_j) |v_j|, \qquad
         \dot r = \tfrac{d}{dt} r(x + t v)
 
-    What rounding makes of a column is taken as
+    The rounding error of a column is taken as
 
     .. math:: \delta_j = 100\, \epsilon\, \frac{\|r\| + \sum_k \|J_k x_k\|}{\max(|x_j|, 1)},
 
-    and all params move in the direction, each by as much of the residuals:
-    :math:`|v_j| \approx 1 / \max(\|J_j\|, 100\, \delta_j)`. So one whose column was forgotten
-    moves by what shows, if it matters. What isn't finite, or has no derivative (a table that is
-    looked up), is no evidence. Nor is one point, which may be on a kink, where there are two
-    derivatives: the two are compared nearby as well.
+    The direction moves all params, each with the same effect on the residuals:
+    :math:`|v_j| \approx 1 / \max(\|J_j\|, 100\, \delta_j)`. So a missing column of a param with an
+    effect is detected. Products that aren't finite, or functions without a derivative (table
+    look-ups), are no evidence. A point may be on a kink with two derivatives, so the products are
+    also compared at a point nearby.
 
     Args:
         problem: The problem.
         x: The point.
-        columns: The norms of the columns of the user's Jacobian there.
+        columns: The norms of the columns of the user's Jacobian at the point.
 
     Returns:
-        Whether it does. None if there is none, if the function can't be differentiated, or if the
-        Jacobian is one that is gone through in chunks, for the sake of memory.
+        Whether they disagree. None if there is no user's Jacobian, if the function can't be
+        differentiated, or if the Jacobian is computed in chunks to bound memory.
     """
     flat, given = problem.flat, problem.flat.derivative
     if given is None or given.gram is not None:
         return None
     try:
         jaxpr = jax.make_jaxpr(lambda x: pushed(flat.r, (x,), (x,)))(x).jaxpr
-    except Exception:  # a function without a derivative, whatever it says of that
+    except Exception:  # a function without a derivative may raise any exception
         return None
-    # What is left of a custom_vjp, which fails when it is compiled.
+    # The trace of a custom_vjp has this primitive, which fails at compilation.
     if any(eqn.primitive.name == "custom_lin" for eqn in jaxprs.equations(jaxpr)):
         return None
 
@@ -68,14 +68,14 @@ def disagrees(problem: Problem, x: jax.Array, columns: jax.Array) -> jax.Array |
         distance = norm(exact - given_push)
         return (norm(exact) > 0) & jnp.isfinite(distance) & (distance > tolerance)
 
-    # A step of forward differences away, off any kink that `x` may be on.
+    # The second point is a finite-difference step away, off any kink at `x`.
     root = jnp.asarray(float(jnp.finfo(x.dtype).eps) ** 0.5, x.dtype)
     size = jnp.where(x != 0, jnp.abs(x), divide(norm(flat.r(x)), columns))
     return jnp.all(lax.map(differs, jnp.stack([x, x + root * size * _uneven(x)])))
 
 
 def _direction(r: jax.Array, x: jax.Array, columns: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A direction, and what rounding makes of a difference along it."""
+    """Return a direction, and a bound on the rounding error of the difference along it."""
     unit = jnp.asarray(_ROUNDING * float(jnp.finfo(x.dtype).eps), x.dtype)
     size = jnp.maximum(jnp.abs(x), jnp.ones_like(x))
     rounding = unit * (norm(r) + jnp.sum(columns * jnp.abs(x))) / size
@@ -85,18 +85,18 @@ def _direction(r: jax.Array, x: jax.Array, columns: jax.Array) -> tuple[jax.Arra
 
 
 def _uneven(x: jax.Array) -> jax.Array:
-    """Numbers of either sign between 1 and 2, so that no two params make up for each other."""
+    """Return numbers of magnitude 1 to 2 and either sign, so that errors of params don't cancel."""
     wave = jnp.sin(1 + jnp.arange(x.size, dtype=x.dtype) * jnp.asarray(2.4, x.dtype))
     return wave + jnp.where(wave < 0, -1, 1).astype(x.dtype)
 
 
 def checked_jacobian(problem: Problem, solver: Any, x: jax.Array, end: Solution) -> Solution:
-    """The solution, whose status says if the user's Jacobian isn't that of the residuals.
+    """Set the status `WRONG_JACOBIAN` if the user's Jacobian disagrees with the residuals.
 
     Args:
         problem: The problem.
         solver: The method.
-        x: Where to compare.
+        x: The point of the comparison.
         end: The solution.
     """
     if problem.flat.derivative is None:

@@ -1,4 +1,4 @@
-"""The least squares problem as functions of a vector."""
+"""The least-squares problem as functions of a vector."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from fnopt.solvers.linear_model._base import LinearModel
 from fnopt.solvers.linear_model._linearization import Linearization, half_square
 
 Squares = Callable[[jax.Array, jax.Array], jax.Array]
-"""The weighted squares of residuals at a point, in a unit."""
+"""Return the weighted squares of residuals at a point, in a unit."""
 
 
 class Problem(NamedTuple):
@@ -55,10 +55,10 @@ class Problem(NamedTuple):
     losses: RobustCost | None = None
     box: Box | None = None
     squares: Squares | None = None  # w r^2, if there are weights
-    fitted: int | None = None  # how much of the vector, where base points of manifolds follow
+    fitted: int | None = None  # number of fitted entries, if base points of manifolds follow
 
     def on_chart(self, x: jax.Array) -> tuple[Problem, jax.Array]:
-        """The problem of what is fitted, with base points as constants, and that part of `x`."""
+        """Return the problem of the fitted part of `x`, with constant base points, and that part."""
         if self.fitted is None:
             return self, x
         head, base = x[: self.fitted], x[self.fitted :]
@@ -78,7 +78,7 @@ class Problem(NamedTuple):
 
     @property
     def model(self) -> FlatResidual:
-        """Residuals whose squares model the cost to second order."""
+        """Return residuals whose squares model the cost to second order."""
         losses, flat, given = self.losses, self.flat, self.flat.derivative
         if losses is None:
             return flat
@@ -88,7 +88,7 @@ class Problem(NamedTuple):
         return flat._replace(r=losses.corrected(flat.r), derivative=given, gram=gram, graded=True)
 
     def evaluate(self, model: LinearModel, x: jax.Array) -> tuple[Linearization, jax.Array]:
-        """The point as the linear model has it, and the residuals as they are."""
+        """Return the linearization at a point, and the residuals before weighting by a loss."""
         point = model.evaluate(x)
         if self.losses is None:
             return point, point.r
@@ -96,14 +96,14 @@ class Problem(NamedTuple):
         return point._replace(cost=self.losses.felt_cost(r)), r
 
     def cost(self, r: jax.Array) -> jax.Array:
-        """The cost of residuals."""
+        """Return the cost of residuals."""
         return half_square(r) if self.losses is None else self.losses.cost(r)
 
     def cost_at(self, x: jax.Array) -> jax.Array:
-        r"""The cost at a point, for derivatives.
+        r"""Return the cost at a point, in a differentiable form.
 
-        In terms of :math:`w r^2` it has one by a weight of 0 too, where :math:`\sqrt{w}\, r`
-        has none.
+        The form :math:`w r^2` has a derivative with respect to a weight of 0, whereas
+        :math:`\sqrt{w}\, r` has none.
         """
         if self.squares is None:
             return self.cost(self.flat.r(x))
@@ -115,12 +115,12 @@ class Problem(NamedTuple):
     def reduction(
         self, point: Linearization, before: jax.Array, after: jax.Array, step: jax.Array
     ) -> jax.Array:
-        """By how much the cost falls from the residuals of a point to those after a step.
+        """Return the reduction of the cost between the residuals before and after a step.
 
         Args:
-            point: The point, of the model.
-            before: The residuals there, of shape `[m]`.
-            after: Those after the step.
+            point: The linearization before the step.
+            before: The residuals before the step, of shape `[m]`.
+            after: The residuals after the step.
             step: The step, of shape `[n]`.
         """
         if self.losses is None:
@@ -131,7 +131,7 @@ class Problem(NamedTuple):
         return self.losses.reduction(before, after, pulled)
 
     def curved(self, J: Any, r: jax.Array) -> Any:
-        r"""The model's Jacobian without the floor under its curvature, for the covariance.
+        r"""Return the model's Jacobian without the lower bound on curvature, for the covariance.
 
         .. math:: \sqrt{\max(0, \rho' + 2 z \rho'')}\, J
         """
@@ -142,38 +142,38 @@ class Problem(NamedTuple):
         return J.times_rows(factors) if isinstance(J, SparseJacobian) else J * factors[:, None]
 
     def weighed(self, J: jax.Array, r: jax.Array) -> jax.Array:
-        """The rows of the residuals' Jacobian by the roots of the curvatures of their losses."""
+        """Multiply the rows of the Jacobian by the square roots of the losses' curvatures."""
         if self.losses is None:
             return J
         return J * self.losses.corrections(r, floor=0.0)[1][:, None]
 
 
 class Setting(NamedTuple):
-    """The user's problem as one of a vector, and the way back."""
+    """The user's problem as one of a vector, and the conversion back."""
 
-    x: jax.Array  # [n], where to start
+    x: jax.Array  # [n], the initial guess
     problem: Problem
     made: Parametrisation
-    dof: jax.Array  # int32, residuals that count minus variables
-    whiten: Whitening  # what residuals are multiplied by
+    dof: jax.Array  # int32, number of residuals with nonzero weight minus number of variables
+    whiten: Whitening  # scales the residuals to unit variance
 
     def params(self, x: jax.Array) -> Any:
-        """The user's params at a vector."""
+        """Convert a vector to the user's params."""
         return self.made.assemble(self.problem.flat.unravel(x))
 
     def on_chart(self, x: jax.Array) -> Setting:
-        """The setting of what is fitted, with base points as constants."""
+        """Return the setting of the fitted variables, with base points as constants."""
         problem, x = self.problem.on_chart(x)
         return self._replace(x=x, problem=problem)
 
     def rebased(self, x: jax.Array) -> jax.Array:
-        """The same params, with the points reached on manifolds as base points."""
+        """Make the current points on manifolds the base points; the params stay the same."""
         charts = self.made.charts
         assert charts is not None
         return ravel(charts.rebase(self.problem.flat.unravel(x)))[0]
 
     def tangent(self, x: jax.Array, is_sparse: bool) -> jax.Array | SparseJacobian | None:
-        """The derivative of the raveled params by the vector; None if they are the vector.
+        """Return the derivative of the raveled params by the vector; None if both are equal.
 
         Params on manifolds count by their tangent coordinates.
         """
@@ -204,7 +204,7 @@ def set_up(
     bounds: Any = None,
     constraints: Any = None,
 ) -> Setting:
-    """Brings a problem to a vector; everything that is known by now is checked."""
+    """Convert a problem to one of a vector, and check all known arguments."""
     fn = joined_function(residual_fn)
     made = charted(params, constraints)
     plain = loss is None and sigma is None and weights is None and jac is None
@@ -233,14 +233,14 @@ def set_up(
         return Setting(x, Problem(flat, losses, box, fitted=fitted), made, dof, whiten)
 
     def both_parts(w: jax.Array, shape: Any) -> jax.Array:
-        """The weights of a leaf, for the real and the imaginary part if it is complex."""
+        """Return the weights of a leaf; of a complex leaf for the real and the imaginary part."""
         return lax.complex(w, w) if jnp.issubdtype(shape.dtype, jnp.complexfloating) else w
 
     w = flat.flatten(jax.tree.map(both_parts, whiten.weights, shapes))
 
     def squares(x: jax.Array, unit: jax.Array) -> jax.Array:
         value = unit * flat.flatten(residuals(flat.unravel(x)))
-        # Where there is no datum, more weight doesn't help either.
+        # A residual of weight 0 that isn't finite is a missing datum: its weight has no effect.
         counts = (w > 0) | jnp.isfinite(value)
         return w * jnp.square(jnp.where(counts, value, jnp.zeros_like(value)))
 
@@ -251,7 +251,7 @@ def set_up(
 def _of_variables(
     given: Derivative, flat: FlatResidual, x: jax.Array, made: Parametrisation
 ) -> Derivative:
-    """The derivative by what is fitted, from that by the params."""
+    """Convert a derivative by the params to a derivative by the fitted variables."""
     if not made.kinds:
         return given
 
@@ -262,7 +262,7 @@ def _of_variables(
 
 
 def _weighted(flat: FlatResidual, dtype: Any, whiten: Whitening) -> FlatResidual:
-    """The weighted residuals with the derivative of those, from that of the residuals."""
+    """Return the weighted residuals with their derivative."""
     given, gram = flat.derivative, flat.gram
 
     def weighted(r: jax.Array) -> jax.Array:
@@ -283,7 +283,7 @@ def _weighted(flat: FlatResidual, dtype: Any, whiten: Whitening) -> FlatResidual
 def by_example(
     setting: Setting, fns: ExampleResiduals, args: tuple[Any, ...], solver: Any
 ) -> Setting:
-    """The problem with what a method takes from residuals that are given by example.
+    """Adapt a problem to residuals that are defined per example.
 
     Args:
         setting: The problem of the batch as a whole.

@@ -1,4 +1,4 @@
-"""SciPy's keywords: one table for each solver, and what reads a call by it."""
+"""SciPy's keywords: one table for each solver, and functions that read a call by the table."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ EXACT = "derivatives are exact here. If yours are cheaper, give fun a jax.custom
 
 
 class ScipyTable(NamedTuple):
-    """What a solver takes of SciPy's keywords."""
+    """The keywords of SciPy that a solver accepts."""
 
     caller: str
     keywords: tuple[str, ...]
-    instead: dict[str, str]  # of other keywords: what to write
-    options: tuple[str, ...] = ()  # of the dict `options`
+    instead: dict[str, str]  # refused keywords, with their replacement
+    options: tuple[str, ...] = ()  # keys of the dict `options`
     steps: tuple[str, ...] = ()  # keywords and options that limit the steps
 
     def read(self, given: dict[str, Any]) -> dict[str, Any]:
-        """The keywords and the entries of `options`, without those that are None.
+        """Return the keywords and the entries of `options` that aren't None.
 
         Raises:
-            TypeError: For a name that the table doesn't have, with what to write instead.
+            TypeError: If the table doesn't have a name; the message names the replacement.
         """
         caller, options = self.caller, dict(given.get("options") or {})
         for name in options:
@@ -39,19 +39,19 @@ class ScipyTable(NamedTuple):
         return {name: value for name, value in both.items() if value is not None}
 
     def most_steps(self, read: dict[str, Any], max_steps: int) -> int:
-        """The least of the limits of steps."""
+        """Return the least of all limits on the number of steps."""
         limits = [check_count(read[name], name, self.caller) for name in self.steps if name in read]
         return min(limits, default=max_steps)
 
 
 def check_jac(caller: str, jac: Any, value: str, other: str = "") -> None:
-    """Refuses a derivative, or a function that returns one beside its value.
+    """Refuse a derivative, or a function that returns its value and its derivative.
 
     Args:
         caller: The function that is called.
-        jac: What it was given.
-        value: What its function returns.
-        other: What it takes instead.
+        jac: The value of the argument `jac`.
+        value: What the user's function has to return, for the message.
+        other: What the caller accepts instead, for the message.
     """
     if jac is True:
         raise TypeError(
@@ -62,5 +62,5 @@ def check_jac(caller: str, jac: Any, value: str, other: str = "") -> None:
 
 
 def first(read: dict[str, Any], *names: str, given: Any = None) -> Any:
-    """The value of the first name that is there, if none was given."""
+    """Return `given`, or the value of the first name in `read`."""
     return next((read[name] for name in names if name in read), None) if given is None else given

@@ -1,4 +1,4 @@
-"""Keywords of SciPy's `least_squares`, in our terms."""
+"""Conversion of the keywords of SciPy's `least_squares`."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ def as_asked(
     bounds: Any,
     max_steps: int,
 ) -> tuple[Any, Any, Any, Any, int, int]:
-    """A call of `least_squares` with SciPy's keywords brought into its own.
+    """Convert a call of `least_squares` with SciPy's keywords to fnopt's arguments.
 
     Args:
         options: Keywords and values that aren't `least_squares`' own.
         residual_fn: The residual function, or several.
-        jac: The Jacobian; SciPy's names of difference schemes stand for none.
+        jac: The Jacobian; SciPy's names of difference schemes mean None.
         solver: The method.
-        loss: The loss, with a scale of its own unless it is a name or a function.
-        bounds: The bounds; infinite ones stand for none.
-        max_steps: The most steps.
+        loss: The loss; `f_scale` is the scale of a loss that is a name or a function.
+        bounds: The bounds; infinite bounds mean None.
+        max_steps: The maximum number of steps.
 
     Returns:
-        Jacobian, method, loss, bounds, the most steps, and `verbose`.
+        Jacobian, method, loss, bounds, the maximum number of steps, and `verbose`.
 
     Raises:
-        TypeError: For a keyword that neither knows, or that is called otherwise here.
-        ValueError: If a value is none of those expected.
+        TypeError: If a keyword is unknown, or has another name in fnopt.
+        ValueError: If a keyword has an unknown value.
     """
     read = _TABLE.read(options)
     bounds = finite_bounds(bounds)
@@ -97,7 +97,7 @@ def check_enough(
     args: tuple[Any, ...],
     constraints: Any,
 ) -> None:
-    """Refuses fewer residuals than params for SciPy's `method='lm'`, as SciPy does."""
+    """Refuse fewer residuals than params for SciPy's `method='lm'`, as SciPy does."""
     if options.get("method") != "lm" or constraints is not None:  # which SciPy doesn't have
         return
     residuals = jax.eval_shape(residual_fn, params, *args)
@@ -110,8 +110,8 @@ def check_enough(
 
 
 def with_keywords(residual_fn: Any, jac: Any, keywords: Any) -> tuple[Any, Any]:
-    """The residual function and its Jacobian, or several, with arguments that they take by name."""
-    joined_function(residual_fn)  # before anything is said of the params: the two may be swapped
+    """Bind keyword arguments to the residual functions and their Jacobians."""
+    joined_function(residual_fn)  # checked before the params, because the two may be swapped
     if not keywords:
         return residual_fn, jac
     if not isinstance(keywords, dict):
@@ -126,7 +126,7 @@ def with_keywords(residual_fn: Any, jac: Any, keywords: Any) -> tuple[Any, Any]:
 
 
 def _sparse(residual_fn: Any, sparsity: Any) -> Any:
-    """The Jacobian by SciPy's pattern of it: any matrix, whose entries are where it isn't zero."""
+    """Make a sparse Jacobian from SciPy's pattern: the nonzeros of any matrix."""
     if sparsity is None:
         return None
     pattern = sparsity if hasattr(sparsity, "tocoo") else np.asarray(sparsity) != 0
@@ -134,7 +134,7 @@ def _sparse(residual_fn: Any, sparsity: Any) -> Any:
 
 
 def _scaled(loss: Any, scale: Any) -> Any:
-    if isinstance(loss, str):  # a name is no array: a fit by one couldn't be kept
+    if isinstance(loss, str):  # a fit can't store a string, but a loss
         return named_loss(loss, 1.0 if scale is None else scale)
     if scale is None or loss is None:
         return loss
@@ -147,7 +147,7 @@ def _scaled(loss: Any, scale: Any) -> Any:
 
 
 def finite_bounds(bounds: Any) -> Any:
-    """The bounds as they are; None where they bound nothing."""
+    """Return the bounds unchanged; None if all are infinite."""
     if bounds is None:
         return None
     pair = (bounds.lb, bounds.ub) if hasattr(bounds, "lb") and hasattr(bounds, "ub") else bounds

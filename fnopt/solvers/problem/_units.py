@@ -1,4 +1,4 @@
-"""Residuals in a unit in which their squares neither overflow nor vanish."""
+"""Scaling of the residuals, so that their squares neither overflow nor underflow."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from fnopt.solvers.problem._problem import Problem
 def finer_unit(
     problem: Problem, cost: jax.Array, r: jax.Array, unit: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The unit in which the largest residual is about 1, and whether the squares ask for it.
+    """Return the unit in which the largest residual is about 1, and whether it is needed.
 
-    They do where the cost is so small that sums of squares have lost digits, and where residuals
-    are above the fourth root of the largest number: below it, steps and params in the scaling of
-    the Jacobian, which may be longer by as much again, have squares in range. A power of two rounds
-    nothing.
+    It is needed where the cost is so small that sums of squares lose digits, or where residuals
+    exceed the fourth root of the dtype's largest number. Below this, squares of steps and params in
+    the Jacobian's scaling are in range, even if these are larger than the residuals by the same
+    factor. The unit is a power of two, so scaling has no rounding error.
 
     Args:
-        problem: The problem, in its unit.
+        problem: The problem, in the current unit.
         cost: The cost.
         r: The residuals.
-        unit: The unit.
+        unit: The current unit.
     """
     info = jnp.finfo(unit.dtype)
     reach = jnp.asarray(2.0 ** (info.maxexp // 4), unit.dtype)
     largest = pmax_rows(jnp.max(_felt(problem, r), initial=0))
     finite = jnp.isfinite(largest) & (largest > 0)
     finer = unit / floor_power_of_two(largest)
-    # One that is subnormal, or whose inverse is, isn't exact.
+    # A unit that is subnormal, or whose inverse is subnormal, isn't exact.
     most = jnp.asarray(2.0**-4 / info.tiny, unit.dtype)
     finer = jnp.clip(finer, 1 / most, most)
     needed = finite & ((cost < least_square_sum(cost.dtype)) | (largest > reach)) & (finer != unit)
@@ -47,13 +47,13 @@ def _felt(problem: Problem, r: jax.Array) -> jax.Array:
 
 
 def in_unit(problem: Problem, unit: jax.Array) -> Problem:
-    """The problem whose residuals, and their Jacobian, are multiplied by a number."""
+    """Multiply the residuals and their Jacobian by a number."""
     flat, losses = problem.flat, problem.losses
     given, gram, squares = flat.derivative, flat.gram, problem.squares
     scaled = flat._replace(
         r=lambda x: unit * flat.r(x),
         derivative=given and given.scaled(lambda x: jnp.full(flat.m, unit, x.dtype)),
-        # Before the rows are multiplied, for the products may overflow.
+        # The factor applies before rows are multiplied, because their products may overflow.
         gram=gram and (lambda x, by=None: gram(x, unit if by is None else unit * by)),
     )
     return problem._replace(
@@ -64,9 +64,9 @@ def in_unit(problem: Problem, unit: jax.Array) -> Problem:
 
 
 def end_units(problem: Problem, r: jax.Array, J: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Units of the residuals and of every param, in which second derivatives are about 1.
+    """Return units of the residuals and of every param, in which second derivatives are about 1.
 
-    Residuals are multiplied by theirs; a scaled param of 1 is one of the unit.
+    Residuals are multiplied by their unit; params are divided by theirs.
     """
     felt = pmax_rows(jnp.max(_felt(problem, r), initial=0))
     unit = 1 / floor_power_of_two(felt)
@@ -77,13 +77,13 @@ def end_units(problem: Problem, r: jax.Array, J: jax.Array | None) -> tuple[jax.
 
 
 def restored(values: Any, unit: jax.Array, powers: dict[str, int]) -> Any:
-    """A tuple with names whose fields go back from the unit, each by its power."""
-    whole = 1 / unit  # of quotients in a row a compiler makes one, by a product of the units
+    """Convert fields of a named tuple back from the unit, each by its power."""
+    whole = 1 / unit  # a compiler may merge successive quotients into one, by the product of units
 
     def back(value: Any, power: int) -> Any:
         if value is None:
             return None
-        for _ in range(power):  # one by one: the square of a unit may overflow
+        for _ in range(power):  # one at a time: the square of a unit may overflow
             value = jax.tree.map(lambda part: part * whole, value)
         return value
 

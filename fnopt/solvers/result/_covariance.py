@@ -1,4 +1,4 @@
-"""The covariance of fitted params, from the Jacobian at the solution."""
+"""Covariances of fitted params, from the Jacobian at the solution."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ Solution = Any  # fnopt.solvers.Solution, whose report imports this file
 class CovarianceFactor(NamedTuple):
     """A factor of the covariance of the params, and the directions that the data determine.
 
-    Squares of small and of large numbers leave the range of float32 before the factor does:
-    standard errors are computed from it.
+    Variances leave the range of float32 before the entries of the factor do, so standard errors are
+    computed from the factor.
     """
 
-    root: jax.Array  # [k, p], R with C = R^T R, of the part that the data determine; finite
-    scaled: jax.Array  # [p, n], d params / d the fitted variables in their own scales
-    seen: jax.Array  # [k, n], orthonormal: directions of these that move the residuals, else 0
+    root: jax.Array  # [k, p], R with C = R^T R, for the directions that the data determine; finite
+    scaled: jax.Array  # [p, n], derivative of the params by the scaled fitted variables
+    seen: jax.Array  # [k, n], orthonormal directions of these variables above rounding noise, else
+    # 0
     has_variance: jax.Array  # bool, whether the variance of the data is known
 
     def covariance(self) -> jax.Array:
-        """The covariance `[p, p]`, infinite for params that aren't determined."""
+        """Return the covariance `[p, p]`, infinite for params that the data don't determine."""
         return _finite_where(self.determined(), matmul(self.root.T, self.root))
 
     def correlation(self) -> jax.Array:
-        """The correlation `[p, p]`: NaN for params that aren't determined, 0 for held ones."""
+        """Return the correlation `[p, p]`: NaN for undetermined params, 0 for fixed params."""
         each, unit = self.determined(), divide(self.root, norm(self.root))
         C = matmul(unit.T, unit)
         return jnp.where(each & each[:, None], C, jnp.full_like(C, jnp.nan))
@@ -46,9 +47,10 @@ class CovarianceFactor(NamedTuple):
         return _finite_where(self.determined(change), matmul(root.T, root))
 
     def errors(self, change: jax.Array | None = None) -> jax.Array:
-        r"""The standard errors of :math:`g^T \theta`, for the rows `g` of `change`, `[q, p]`.
+        r"""Return the standard errors of :math:`g^T \theta`, for rows `g` of `change`, `[q, p]`.
 
-        Of the params themselves without it; infinite where the data don't determine them.
+        Without `change`, return the standard errors of the params. Errors are infinite for
+        undetermined params or combinations.
         """
         root = self.root if change is None else matmul(self.root, change.T)
         error = norm(root)
@@ -57,8 +59,8 @@ class CovarianceFactor(NamedTuple):
     def determined(self, change: jax.Array | None = None) -> jax.Array:
         r"""Whether the data determine :math:`g^T \theta`, for the rows `g` of `change`, `[q, p]`.
 
-        They do where hardly anything of `g` is in the null space of the Jacobian: a share of less
-        than :math:`\sqrt \epsilon` of its square, in variables of like effect.
+        They do where the component of `g` in the null space of the Jacobian is negligible: less
+        than :math:`\sqrt \epsilon` of the squared norm, in scaled variables.
         """
         g = self.scaled if change is None else matmul(change, self.scaled)
         g = g / initial_scale(jnp.max(jnp.abs(g), axis=1))[:, None]  # so that squares are in range
@@ -69,11 +71,11 @@ class CovarianceFactor(NamedTuple):
 
 
 class SparseCovarianceFactor(NamedTuple):
-    """The covariance of the params by a sparse factor, for a few combinations of them."""
+    """The covariance of a few linear combinations of params, by a sparse factor."""
 
     J: SparseJacobian  # [m, n]
     tangent: SparseJacobian | None  # [p, n]
-    deviation: jax.Array  # of the data; infinite without degrees of freedom
+    deviation: jax.Array  # standard deviation of the data; infinite without degrees of freedom
     fixed: jax.Array | None  # [n], variables without variance
 
     def along(self, change: jax.Array) -> jax.Array:
@@ -83,7 +85,7 @@ class SparseCovarianceFactor(NamedTuple):
         return _finite_where(each, matmul(root, root.T))
 
     def errors(self, change: jax.Array) -> jax.Array:
-        """The standard errors of the rows of `change`, infinite where not determined."""
+        """Return the standard errors of the rows of `change`; infinite if undetermined."""
         root = self._root(change)
         error = norm(root.T)
         return jnp.where(jnp.isfinite(error), error, jnp.inf)
@@ -103,7 +105,7 @@ def covariance_factor(
     *,
     absolute_sigma: bool,
 ) -> CovarianceFactor:
-    r"""Factor the covariance of the params of a fit by the singular values of the scaled Jacobian.
+    r"""Factor the covariance of fitted params by the SVD of the scaled Jacobian.
 
     .. math:: C = s^2 (J^T J)^+ = s^2 D^{-1} V \,\mathrm{diag}(1 / \sigma^2)\, V^T D^{-1},
         \qquad J D^{-1} = U \,\mathrm{diag}(\sigma)\, V^T
@@ -111,19 +113,19 @@ def covariance_factor(
     where :math:`s^2 = \|r\|^2 / (m - k)`, with `k` the rank, estimates the variance of the data,
     or is 1 if the residuals are in units of known standard deviations. The columns are scaled
     first, so that the rank doesn't depend on the units of the params. Singular values below
-    rounding are left out, with their directions.
+    rounding level are omitted.
 
     Args:
         J: The Jacobian, of shape `[m, n]`.
         cost: Half the sum of squares.
         residuals: The residuals, a tree.
-        dof: The degrees of freedom, if they aren't :math:`m - k`.
+        dof: The degrees of freedom, if they differ from :math:`m - k`.
         T: The derivative of the params by the variables, of shape `[p, n]`; None for the identity.
         absolute_sigma: Whether the residuals are in units of known standard deviations.
-        fixed: Which variables are fixed, `[n]`: they have no variance.
+        fixed: Mask of the fixed variables, `[n]`, which have no variance.
 
     Returns:
-        The factor, and which combinations of params it holds for.
+        The factor, with the directions that the data determine.
     """
     n = J.shape[1]
     free = jnp.ones(n, J.dtype) if fixed is None else (~fixed).astype(J.dtype)
@@ -148,9 +150,9 @@ def covariance_factor(
 
 @jax.custom_jvp
 def _inverse_root(root: jax.Array, G: jax.Array) -> jax.Array:
-    """The factor `R` of :math:`G^+ = R^T R`, with the derivative of an inverse.
+    """Return the factor `R` of :math:`G^+ = R^T R`, with the derivative of an inverse.
 
-    That of the singular vectors is undefined where singular values are equal.
+    The derivative of singular vectors is undefined where singular values are equal.
     """
     del G
     return root
@@ -165,8 +167,8 @@ def _inverse_root_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tu
 def residual_deviation(cost: jax.Array, residuals: Any, m: int, dof: jax.Array) -> jax.Array:
     r"""Estimate the standard deviation of the data, :math:`(2 f / (m - k))^{1/2}`.
 
-    From the residuals where their squares are out of range, if these are all: over a named axis
-    they are only some of them.
+    If the squares are out of range, it is computed from the residuals instead of the cost. This
+    isn't possible over a named axis, where a device has only some of the residuals.
     """
     dof = jnp.maximum(dof.astype(cost.dtype), 1)
     flat = real_vector(residuals, real_dtype(cost.dtype))
@@ -180,7 +182,7 @@ def residual_deviation(cost: jax.Array, residuals: Any, m: int, dof: jax.Array) 
 def factor_of(
     solution: Solution, absolute_sigma: bool = False
 ) -> CovarianceFactor | SparseCovarianceFactor:
-    """The covariance factor of the params of a solution, those that are held or tied included."""
+    """Return the covariance factor of the params of a solution, with fixed and tied params."""
     if not isinstance(solution.jacobian, SparseJacobian):
         return _dense_factor(solution, absolute_sigma)
     J = solution.jacobian
@@ -219,22 +221,22 @@ def _arguments(solution: Solution) -> tuple[Any, ...]:
 
 
 def covariance_of(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
-    """The covariance, infinite in the rows and columns of params that aren't determined."""
+    """Return the covariance, infinite in the rows and columns of undetermined params."""
     return tiered_call(_covariance, *_arguments(solution), absolute_sigma=bool(absolute_sigma))
 
 
 def covariance_along(solution: Solution, absolute_sigma: bool, change: jax.Array) -> jax.Array:
-    r"""The covariance `[q, q]` of combinations :math:`G \theta` of the params."""
+    r"""Return the covariance `[q, q]` of linear combinations :math:`G \theta` of the params."""
     return _along(factor_of(solution, absolute_sigma), change)
 
 
 def errors_of(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
-    """The standard error of every parameter, infinite where it isn't determined."""
+    """Return the standard error of every param, infinite for undetermined params."""
     return tiered_call(CovarianceFactor.errors, _dense_factor(solution, absolute_sigma))
 
 
 def correlation_of(solution: Solution) -> jax.Array:
-    """The correlation of the params: NaN for those that aren't determined, 0 for held ones."""
+    """Return the correlation of the params: NaN for undetermined params, 0 for fixed params."""
     return tiered_call(CovarianceFactor.correlation, _dense_factor(solution))
 
 

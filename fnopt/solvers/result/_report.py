@@ -1,4 +1,4 @@
-"""A solution in words: how it ended, and the params with their errors."""
+"""The text report of a solution: its status, and the params with standard errors."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def report(
     absolute_sigma: bool = False,
     more: Sequence[str] = (),
 ) -> str:
-    """A short report of one fit.
+    """Return a short report of one fit.
 
     Args:
         solution: The fit.
-        title: Its first words.
-        names: The names of the params' entries, by default the paths of the tree.
+        title: The first words of the report.
+        names: The names of the numbers in the params, by default the paths of the tree.
         absolute_sigma: Whether the residuals are in units of known standard deviations.
-        more: Lines about the goodness of the fit.
+        more: Further lines about the goodness of fit.
 
     Returns:
         The text.
@@ -64,7 +64,7 @@ def report(
 
 
 def batch_report(name: str, result: Any) -> str:
-    """A report of many problems of one kind: the number for each status."""
+    """Return a report of a batch of problems: the number of problems for each status."""
     codes = np.ravel(np.asarray(result.status))
     lines = [f"{name}: {codes.size} problems"]
     for code, count in zip(*np.unique(codes, return_counts=True), strict=True):
@@ -73,19 +73,19 @@ def batch_report(name: str, result: Any) -> str:
 
 
 def _is_plain(residuals: list[np.ndarray], cost: float, total: float) -> bool:
-    """Whether the cost is that of plain squares, not of a robust loss."""
+    """Whether the cost is half the sum of squares, without a robust loss."""
     coarse = max(float(jnp.finfo(r.dtype).eps) for r in residuals)
     return abs(total - cost) <= max(1e-4, 8 * coarse) * max(total, cost)
 
 
 def _in_range(cost: Any, dtype: Any) -> bool:
-    """Whether a sum of squares has all of its digits in a dtype."""
+    """Whether a sum of squares has full precision in a dtype."""
     kind = jnp.finfo(dtype)
     return 1e3 * float(kind.tiny) <= float(cost) <= float(kind.max) / 8
 
 
 def fitted_count(solution: Solution) -> int:
-    """The number of fitted numbers."""
+    """Return the number of fitted numbers."""
     fixed = 0 if solution.fixed is None else int(np.sum(solution.fixed))
     if solution.tangent is not None:
         return solution.tangent.shape[1] - fixed
@@ -93,12 +93,12 @@ def fitted_count(solution: Solution) -> int:
 
 
 def named_entries(params: Any) -> list[str]:
-    """The names of the numbers of a tree, in the order of its leaves."""
+    """Return the names of the numbers in a tree, in the order of its leaves."""
     return [name for path, leaf in _entries(params) for name in entry_names(path, np.shape(leaf))]
 
 
 def _params(solution: Solution, names: Sequence[str] | None, absolute_sigma: bool) -> list[str]:
-    """The lines about the params: first their problems, then each value."""
+    """Return the lines about the params: first their problems, then each value."""
     names = named_entries(solution.params) if names is None else list(names)
     values = np.concatenate(
         [np.ravel(np.asarray(leaf, np.float64)) for _, leaf in _entries(solution.params)]
@@ -113,7 +113,7 @@ def _params(solution: Solution, names: Sequence[str] | None, absolute_sigma: boo
         missing = listed(infinite) if 0 < len(infinite) < len(names) else missing
         correlated, most = _correlated(solution, values, errors)
         if rank == n and solution.dof is not None and int(solution.dof) == 0:
-            # Determined, by as many equations: what is missing is a scatter to judge errors by.
+            # As many residuals as params: without degrees of freedom there are no standard errors.
             errors = np.where(np.isinf(errors), np.nan, errors)
             lines.append("  no degrees of freedom, so no standard errors")
         if correlated.any():
@@ -122,7 +122,7 @@ def _params(solution: Solution, names: Sequence[str] | None, absolute_sigma: boo
     if 0 <= rank < n:
         lines.insert(0, f"  rank {rank} of {n}: the data don't determine {missing}")
     notes = _notes(solution, errors, correlated)
-    errors[correlated] = np.nan  # too large to round by
+    errors[correlated] = np.nan  # too large to determine the digits of the value
     order = np.arange(values.size)
     if values.size > _MOST_SHOWN:
         size = np.where(values != 0, np.abs(values), 1)
@@ -141,20 +141,20 @@ def _params(solution: Solution, names: Sequence[str] | None, absolute_sigma: boo
 def _correlated(
     solution: Solution, values: np.ndarray, errors: np.ndarray
 ) -> tuple[np.ndarray, float]:
-    """Which params have errors above their size and a correlation of 1, and the largest one."""
+    """Return a mask of params with large errors and correlations near 1, and the largest one."""
     corr = np.abs(np.asarray(correlation_of(solution), np.float64)) - np.eye(values.size)
     counted = np.isfinite(errors) & (errors > np.abs(values))
-    if solution.tangent is not None:  # not those tied to others, which stand for them
+    if solution.tangent is not None:  # without tied params
         moves = np.asarray(solution.tangent) != 0
-        moves &= np.sum(moves, axis=1, keepdims=True) == 1  # what follows one variable alone
+        moves &= np.sum(moves, axis=1, keepdims=True) == 1  # of one variable only
         counted &= np.any(moves, axis=1)
         counted &= np.isin(np.arange(values.size), np.argmax(moves, axis=0))
-    near = (corr >= _ALIKE) & counted & counted[:, None]  # never where it is NaN
+    near = (corr >= _ALIKE) & counted & counted[:, None]  # False where it is NaN
     return np.any(near, axis=0), np.max(corr, where=near, initial=0)
 
 
 def _entries(params: Any) -> list[tuple[str, Any]]:
-    """The leaves by name: tangents for points on manifolds, zeros for what is no number."""
+    """Return the leaves by name: tangents for points on manifolds, zeros for other objects."""
 
     def with_tangent(node: Any) -> Any:
         return {"tangent": node.value} if is_on(node) else node
@@ -169,13 +169,13 @@ def _entries(params: Any) -> list[tuple[str, Any]]:
 
 
 def listed(names: list[str]) -> str:
-    """Up to six names."""
+    """Join up to six names."""
     more = f" and {len(names) - 6} more" if len(names) > 6 else ""
     return ", ".join(names[:6]) + more
 
 
 def _notes(solution: Solution, errors: np.ndarray, correlated: np.ndarray) -> list[str]:
-    """The notes behind the value of each parameter."""
+    """Return the notes after the value of each param."""
     held, bounds = _held(solution, errors.size), _bounds(solution, errors.size)
     notes = []
     for i, error in enumerate(errors):
@@ -193,7 +193,7 @@ def _notes(solution: Solution, errors: np.ndarray, correlated: np.ndarray) -> li
 
 
 def _held(solution: Solution, size: int) -> np.ndarray:
-    """Which params don't move with what is fitted."""
+    """Return a mask of the params that don't depend on the fitted variables."""
     free = np.ones(1, bool) if solution.fixed is None else ~np.asarray(solution.fixed)
     if solution.tangent is None:
         return np.broadcast_to(~free, (size,)) if free.size in (1, size) else np.zeros(size, bool)
@@ -201,24 +201,24 @@ def _held(solution: Solution, size: int) -> np.ndarray:
 
 
 def _moving(tangent: jax.Array | SparseJacobian, counts: np.ndarray) -> np.ndarray:
-    """The sum of `counts` over the variables that move each parameter."""
+    """Return the sum of `counts` over the variables on which each param depends."""
     v = jnp.asarray(counts, jnp.int32)
     moves = jax.tree.map(lambda a: (a != 0).astype(jnp.int32), tangent)
     return np.asarray(moves.mv(v) if isinstance(moves, SparseJacobian) else moves @ v)
 
 
 def _bounds(solution: Solution, size: int) -> np.ndarray:
-    """-1 and 1 for params that end on their lower and upper bound."""
+    """Return -1 and 1 for params on their lower and upper bound, else 0."""
     if solution.at_bound is None:
         return np.zeros(size, int)
     sides = np.asarray(solution.at_bound)
-    if solution.tangent is None:  # params are what is fitted, or too many for a matrix
+    if solution.tangent is None:  # params are the fitted variables, or too many for a matrix
         return sides if sides.size == size else np.zeros(size, int)
     return np.sign(_moving(solution.tangent, sides))
 
 
 def _error(error: float) -> str:
-    """Two digits of a standard error."""
+    """Format a standard error with two digits."""
     return f"{error:.{_decimals(error)}f}" if 1e-5 < error < 1e5 else f"{error:.2g}"
 
 
@@ -227,8 +227,8 @@ def _decimals(error: float) -> int:
 
 
 def _rounded(value: float, error: float) -> str:
-    """A value with as many digits as its error says; as usual if that says nothing."""
-    if not 0 < error < np.inf or (value == 0 and not 1e-5 < error < 1e5):  # NaN is no error either
+    """Format a value with the digits that its error determines; by default without an error."""
+    if not 0 < error < np.inf or (value == 0 and not 1e-5 < error < 1e5):  # or if it is NaN
         return f"{value:.6g}"
     if 1e-5 < error < 1e5 and abs(value) < 1e9:
         decimals = _decimals(error)

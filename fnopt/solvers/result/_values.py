@@ -1,4 +1,4 @@
-"""The values of params, a line each."""
+"""Report lines with the values of params."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 
 from fnopt.core import leaves_with_names
 
-_MOST = 10  # numbers with a line of their own, where no error says which of them matter
+_MOST = 10  # numbers with a line of their own, in reports without standard errors
 
 
 def value_lines(params: Any, at_bound: Any = None) -> list[str]:
-    """The lines of a report with the values of params; of many only how many they are.
+    """Return the report lines with the values of params; for many params only their number.
 
     Args:
         params: The params.
-        at_bound: A tree like them, with -1 and 1 for those on their lower and upper bound.
+        at_bound: A tree like the params, with -1 and 1 for params on their lower and upper bound.
     """
     leaves = leaves_with_names(params)[0]
     bounds = [0] * len(leaves) if at_bound is None else jax.tree.leaves(at_bound)
@@ -42,19 +42,19 @@ def value_lines(params: Any, at_bound: Any = None) -> list[str]:
 
 
 def bound_note(side: int) -> str:
-    """Note for a report that a param is on its lower or upper bound."""
+    """Return the report's note that a param is on its lower or upper bound."""
     return f"   (at its {'lower' if side < 0 else 'upper'} bound)" if side else ""
 
 
 def entry_names(path: str, shape: tuple[int, ...]) -> list[str]:
-    """The names of the numbers of a leaf: `'w[0, 1]'`."""
+    """Return the names of the numbers in a leaf: `'w[0, 1]'`."""
     if not shape:
         return [path or "x"]
     return [f"{path or 'x'}[{', '.join(map(str, i))}]" for i in np.ndindex(*shape)]
 
 
 def _is_number(leaf: Any) -> bool:
-    """Whether a leaf is a number or an array of them; what is held may be anything."""
+    """Whether a leaf is a number or a numeric array; fixed params may be any object."""
     if isinstance(leaf, jax.Array):
         return jnp.issubdtype(leaf.dtype, np.number)
     return np.asarray(leaf).dtype.kind in "iufc"

@@ -58,7 +58,7 @@ class Problem(NamedTuple):
     fitted: int | None = None  # number of fitted entries, if base points of manifolds follow
 
     def on_chart(self, x: jax.Array) -> tuple[Problem, jax.Array]:
-        """Return the problem of the fitted part of `x`, with constant base points, and that part."""
+        """Restrict the problem to the fitted part of `x`, with base points constant."""
         if self.fitted is None:
             return self, x
         head, base = x[: self.fitted], x[self.fitted :]

@@ -44,7 +44,7 @@ def bounds_by_name(bounds: Any, params: Any) -> Any:
 
 
 def _ordered_like(side: Any, params: Any) -> Any:
-    """One side of the bounds, in the order of the params."""
+    """Return one side of the bounds, in the order of the params."""
     if isinstance(params, OrderedDict) and isinstance(side, dict) and set(side) == set(params):
         return OrderedDict((name, side[name]) for name in params)
     return side
@@ -92,7 +92,7 @@ def spread(bounds: Bounds, start: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def bounds_of_numbers(bounds: Any, start: jax.Array, names: tuple[str, ...]) -> Bounds | None:
-    """Bounds of a vector of params; refuse crossed bounds, and a start outside, by name."""
+    """Check the bounds of a vector of params and its initial guess; errors name the params."""
     box = checked_bounds(bounds_as_lists(bounds, names))
     if box is None or any(isinstance(a, Tracer) for a in (start, *jax.tree.leaves(box))):
         return box
@@ -122,7 +122,7 @@ def _is_crossed(pair: tuple[Any, Any]) -> bool:
 
 
 def _as_array(side: Any) -> Any:
-    """One side of the bounds, with a list or tuple of numbers as an array."""
+    """Convert one side of the bounds to an array if it is a list or tuple of numbers."""
     return jnp.asarray(side, default_float()) if is_numbers(side) and not is_scalar(side) else side
 
 

@@ -18,7 +18,7 @@ def _is_known(x: Any) -> bool:
     return not isinstance(x, Tracer)
 
 
-_COARSE = 1e-3  # of the range of some data: what their rounding may be at most
+_COARSE = 1e-3  # largest rounding error of data, relative to their range
 
 
 def as_weights(sigma: jax.Array | None) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def read(x: Any, name: str, caller: str = "curve_fit") -> Any:
         raise TypeError(f"{caller}: {name} is None, expected an array of numbers.")
     if isinstance(x, jax.Array) or not all(map(_is_known, jax.tree.leaves(x))):
         return x
-    if isinstance(x, np.ma.MaskedArray):  # what is masked is left out by `nan_policy`
+    if isinstance(x, np.ma.MaskedArray):  # masked entries become NaN, for `nan_policy`
         x = np.ma.filled(x.astype(float), np.nan)
     return _numbers(np.asarray(x), name, caller)
 
@@ -45,7 +45,7 @@ def read(x: Any, name: str, caller: str = "curve_fit") -> Any:
 def as_floating(x: Any) -> jax.Array:
     """Convert a JAX array to floats unless it is floating."""
     if not isinstance(x, jax.Array) and all(map(_is_known, jax.tree.leaves(x))):
-        # NumPy converts: a conversion by JAX is a program to compile.
+        # NumPy converts, because JAX would compile a program for the conversion.
         x = np.asarray(x)
         inexact = jnp.issubdtype(x.dtype, jnp.inexact)
         with np.errstate(over="ignore"):
@@ -79,7 +79,7 @@ def warn_if_coarse(given: Any, dtype: Any, name: str, caller: str = "curve_fit")
         return
     with np.errstate(invalid="ignore"):
         off, span = np.max(np.abs(given - given.astype(dtype))), np.ptp(given)
-        noise = 1e3 * np.finfo(float).eps * np.max(np.abs(given))  # of data that are all alike
+        noise = 1e3 * np.finfo(float).eps * np.max(np.abs(given))  # variation of constant data
         apart: Any = np.diff(np.unique(given)) if name in ("xdata", "x") else np.empty(0)
         # Positions are even only if two units in the last place, 4 roundings, lie between them.
         is_close = apart.size and np.median(apart) < 4 * off

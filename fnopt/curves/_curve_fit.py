@@ -116,12 +116,12 @@ def curve_fit(
             :mod:`fnopt.models`. It returns an array of the shape of `ydata`.
         xdata: The positions of the data: an array, or any other argument for `f`. Lists and tuples
             of numbers become arrays.
-        ydata: The data, an array of shape `[m]` (or any other). A number stands for an array of
-            the shape that `f` returns, as in `ydata=0`.
-        p0: The start: a sequence of numbers or an array of shape `[n]`; by default a one for each
-            parameter of `f`. `f` gets a dict by the names of the parameters as keyword arguments,
-            `f(x, **p)`, and any other pytree as one argument, `f(x, p)`. A model of
-            :mod:`fnopt.models` guesses its start, and a dict overrides parts of the guess.
+        ydata: The data, an array of shape `[m]` (or any other shape). A number, as in `ydata=0`, is
+            broadcast to the shape that `f` returns.
+        p0: The initial guess: a sequence of numbers or an array of shape `[n]`; by default 1 for
+            each parameter of `f`. A dict by the names of the parameters is passed as keyword
+            arguments, `f(x, **p)`, and any other pytree as one argument, `f(x, p)`. A model of
+            :mod:`fnopt.models` computes its initial guess, and a dict overrides entries of it.
         sigma: Standard deviations of the data: a scalar, an array like `ydata`, or a covariance
             matrix of shape `[m, m]`. A point with infinite `sigma` is ignored.
         absolute_sigma: Whether `sigma` is in the units of the data. If False, only the ratios of
@@ -155,10 +155,10 @@ def curve_fit(
         likelihood: `'poisson'` maximises the likelihood of counts, and the covariance is then the
             inverse Fisher information. Counts may be fractions, as in generalized linear
             models, but not negative.
-        starts: Number of start points, around `p0` or between the bounds, that are searched in
-            one call; see :func:`fnopt.least_squares`.
-        **scipy_options: Other arguments of SciPy's solvers. `verbose`, `callback` and `factor`
-            (the first trust radius) mean the same; `x_scale`, `diag`, `epsfcn`,
+        starts: Number of starting points of a multi-start search, around `p0` or between the
+            bounds; see :func:`fnopt.least_squares`.
+        **scipy_options: Other arguments of SciPy's solvers. `verbose`, `callback` and `factor` (the
+            initial trust-region radius) have the same meaning; `x_scale`, `diag`, `epsfcn`,
             `diff_step`, `tr_solver`, `tr_options` and `workers` have no effect.
 
     Returns:
@@ -168,9 +168,9 @@ def curve_fit(
         fit succeeded.
 
     Raises:
-        ValueError: If the data are empty, not finite, or of shapes that don't fit; if counts are
-            negative; if `sigma` is not positive; if `p0` has the wrong length or is outside the
-            bounds; if the bounds are crossed; or if an option has an unknown value.
+        ValueError: If the data are empty, not finite, or have incompatible shapes; if counts are
+            negative; if `sigma` is not positive; if `p0` has the wrong length or violates a bound;
+            if a lower bound exceeds its upper bound; or if an option has an unknown value.
         TypeError: If `f` isn't a function or isn't written with `jax.numpy`, if `p0` isn't made
             of numbers, if there are fewer data than params (without bounds and `method='trf'`),
             or if a keyword is unknown.
@@ -212,7 +212,7 @@ def curve_fit(
         sigma = checked_sigma(sigma, y)
         matrix = is_matrix(sigma, y)
         jacobian = residual_jacobian(jac, passing, matrix)
-        # A model with a Jacobian of its own may be one that can't be differentiated.
+        # A model with a user's Jacobian may not be differentiable.
         bent = jacobian is None
         solver = levenberg_marquardt(ftol=ftol, xtol=xtol, gtol=gtol, geodesic=bent, **radius)
         residuals = curve_residuals(f, passing, likelihood, matrix)
@@ -244,7 +244,7 @@ def curve_fit(
     report_failures(solution, popt, pcov, names, loss is None, absolute, likelihood)
     if full_output:
         return popt, pcov, *_details(solution)
-    if axis_name is not None:  # all else is of one device
+    if axis_name is not None:  # the other results refer to one device
         return popt, pcov
     return Fit(
         popt,
@@ -292,7 +292,7 @@ def _knows_variance(likelihood: str | None, absolute_sigma: bool, sigma: Any, lo
     return True
 
 
-# What MINPACK's info says of the convergence tests.
+# MINPACK's `info` for each convergence test.
 _MINPACK = {
     Status.CONVERGED_COST: 1,
     Status.CONVERGED_STEP: 2,

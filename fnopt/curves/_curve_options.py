@@ -11,7 +11,7 @@ import numpy as np
 from fnopt.solvers import ScipyTable
 
 Numbers = Sequence[float] | list[float | jax.Array] | np.ndarray | jax.Array | float
-"""A start whose entries are the arguments of the model; any other is passed to it as it is."""
+"""An initial guess whose entries are arguments of the model; others are passed unchanged."""
 
 
 class CurveFitOptions(TypedDict, total=False):
@@ -49,7 +49,7 @@ _CLOSURE = "Let f take what it needs from a closure or functools.partial"
 _SOLVER = "It is one of fnopt.least_squares, whose function is lambda p: f(xdata, *p) - ydata"
 _TABLE = ScipyTable(
     "curve_fit",
-    # What follows `callback` has no meaning here: derivatives are exact, the method doesn't depend
+    # The keywords after `callback` have no effect: derivatives are exact, the method doesn't depend
     # on the units of the params, and it chooses its own linear algebra.
     keywords=(
         *("factor", "verbose", "col_deriv", "callback"),

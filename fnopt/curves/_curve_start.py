@@ -1,4 +1,4 @@
-"""The start of a curve fit, its bounds, and the calling convention of the model."""
+"""The initial guess of a curve fit, its bounds, and the calling convention of the model."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from fnopt.solvers import named_entries
 
 
 class Start(NamedTuple):
-    """Start of a fit, with the calling convention of its model."""
+    """Initial guess of a fit, with the calling convention of its model."""
 
     params: Any
     passing: str  # see `call_model`
-    names: tuple[str, ...]  # of the numbers, in the order of the leaves
+    names: tuple[str, ...]  # names of the numbers, in the order of the leaves
     bounds: Bounds | None
 
 
@@ -48,7 +48,7 @@ def start_of(
     y: jax.Array,
     likelihood: str | None = None,
 ) -> Start:
-    """The start of a fit, with its bounds as a pair of trees."""
+    """Return the initial guess of a fit, with its bounds as a pair of trees."""
     check_kinds(f, p0)
     if is_model(f) and (p0 is None or isinstance(p0, dict)):
         p0 = _with_guess(f, {} if p0 is None else p0, x, y, likelihood)
@@ -122,7 +122,7 @@ def as_numbers(params: dict[str, Any], names: tuple[str, ...]) -> Any:
 
 
 def is_model(f: Any) -> bool:
-    """Whether a function has named params and a guess, as those of `fnopt.models` do."""
+    """Whether a function has named params and a `guess`, like the models of `fnopt.models`."""
     return all(hasattr(f, name) for name in ("names", "bounds", "guess"))
 
 
@@ -153,7 +153,7 @@ def _positive_guess(model: Any, x: Any, y: jax.Array) -> dict[str, Any]:
 
 
 def _default_start(bounds: Bounds | None, n: int) -> jax.Array:
-    r"""SciPy's start: 1, the middle of two finite bounds, or 1 away from a single bound."""
+    r"""Return SciPy's default: 1, the middle of two finite bounds, or 1 from a single bound."""
     one = jnp.asarray(np.ones(n, default_float()))  # an eager `jnp.ones` takes twice as long
     if bounds is None:
         return one
@@ -190,7 +190,7 @@ def numbers_noted(noted: bool) -> Iterator[None]:
         yield
     except (IndexError, TypeError) as error:
         *_, (last, _) = traceback.walk_tb(error.__traceback__)
-        is_ours = last.f_globals.get("__name__", "").startswith("fnopt.")  # says all that is wrong
+        is_ours = last.f_globals.get("__name__", "").startswith("fnopt.")  # has its own explanation
         of_jax = isinstance(error, (jax.errors.JAXTypeError, jax.errors.JAXIndexError))
         if noted and not is_ours and not of_jax:
             error.add_note(
@@ -221,7 +221,7 @@ def argument_names(f: Callable[..., Any], n: int) -> tuple[str, ...]:
 
 
 def check_count_of_params(f: Callable[..., Any], n: int, name: str = "curve_fit") -> None:
-    """Refuse a function whose number of params differs from the start's."""
+    """Refuse a function whose number of params differs from the length of the initial guess."""
     try:
         required, most, any_number = positional(f)
     except ValueError:  # a function without a signature, such as a NumPy ufunc

@@ -13,7 +13,7 @@ from fnopt.core import Status, is_converged
 from fnopt.programs import has_tracers
 from fnopt.solvers import Solution, errors_of, fitted_count, listed
 
-_NEAR = 0.1  # standard errors from the minimum that do not count
+_NEAR = 0.1  # negligible distance from the minimum, in standard errors
 _START = (
     "Look at f(xdata, *p0) and its derivatives: something overflows there, or is NaN. Try another "
     "p0 (by default all are 1; a model of fnopt.models guesses)"
@@ -85,7 +85,7 @@ def report_failures(
     if has_tracers((solution, pcov)):  # where derivatives are taken, numbers are wrapped
         solution, popt, pcov = jax.tree.map(jax.lax.stop_gradient, (solution, popt, pcov))
     if any(isinstance(x, Tracer) for x in (solution.status, pcov)):
-        return  # under jit or vmap the status is all there is
+        return  # under jit or vmap only the status can report a failure
     if not is_converged(np.asarray(solution.status)):
         left = _distance_in_errors(solution) if plain else np.inf
         status = Status(int(solution.status))
@@ -116,7 +116,7 @@ def _warning_text(
 ) -> str:
     """Text of the warning about a converged fit without certificate or covariance, or `''`."""
     certificate = solution.certificate
-    tiny = np.finfo(pcov.dtype).tiny  # smaller variances have lost digits, on a CPU all
+    tiny = np.finfo(pcov.dtype).tiny  # smaller variances lose digits, or on a CPU become 0
     usable = np.isfinite(np.diag(pcov)) & (np.diag(pcov) >= tiny)
     if np.all(np.isfinite(pcov)) and np.all(usable):
         certified = certificate is None or bool(certificate.certified)

@@ -16,7 +16,7 @@ from fnopt.jacobians import ravel
 from fnopt.residuals import box_of
 from fnopt.solvers import errors_of, least_squares
 
-_CLOSE = 1e-3  # of a standard error: far below the statistical error of an end
+_CLOSE = 1e-3  # tolerance in standard errors: far below the statistical error of an end
 _MOST_REFITS = 30  # doubling the distance so often reaches 1e9 standard errors
 
 
@@ -35,9 +35,9 @@ def profile_intervals(fit: Any, level: float = 0.95) -> dict[str, tuple[float, f
         level: The probability that an interval contains the true value.
 
     Returns:
-        The lower and upper end for each name. An end is infinite if no value reaches the
-        threshold, and the bound if it comes first. The distance of an end
-        from the best value has a relative error of 1e-3.
+        The lower and upper end for each name. An end is infinite if no value reaches the threshold,
+        and equals the bound if the search reaches the bound first. The distance of an end from the
+        best value has a relative error of 1e-3.
 
     Raises:
         ValueError: If the fit was made under `jax.jit` or `jax.vmap`, has constraints, or `level`
@@ -105,7 +105,7 @@ def _end(
     if not 0 < abs(error) < np.inf:
         return float(np.sign(error) * np.inf) if error else float(best[j])
     centre = float(best[j])
-    inside, outside = (0.0, 0.0), None  # steps from the centre, and the distances there
+    inside, outside = (0.0, 0.0), None  # pairs: the step from the centre, and its distance
     step, point = quantile * error, best
     for _ in range(_MOST_REFITS):
         step = np.sign(error) * min(abs(step), abs(bound - centre))

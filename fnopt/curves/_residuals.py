@@ -128,7 +128,7 @@ def fisher_rows(J: jax.Array, r: jax.Array, mu: jax.Array, y: jax.Array) -> jax.
     """
     mu, r, y = (jnp.ravel(v) for v in (jnp.broadcast_to(mu, y.shape), r, y))
     root = jnp.sqrt(mu)
-    # At mu = y the slope is 1 / sqrt(mu); the residual's own rounding counts nearby.
+    # At mu = y the slope is 1 / sqrt(mu); nearby, the quotient has the residual's rounding error.
     near = jnp.abs(mu - y) <= jnp.finfo(mu.dtype).eps ** 0.5 * mu
     slope = (mu - y) / jnp.where(near, jnp.ones_like(r), r) / mu
     factor = jnp.where(near, jnp.ones_like(mu), 1 / (root * slope))

@@ -11,7 +11,7 @@ from jax.scipy.special import betainc, erfinv
 
 from fnopt.core import default_float
 
-_NEARLY_NORMAL = 1e6  # degrees of freedom from which on the normal distribution is exact enough
+_NEARLY_NORMAL = 1e6  # degrees of freedom above which the normal distribution is used
 
 
 def t_quantile(level: float | jax.Array, dof: float | jax.Array) -> jax.Array:

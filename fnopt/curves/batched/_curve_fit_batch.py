@@ -82,7 +82,7 @@ def curve_fit_batch(
     because types have no sharding: use `jax.shard_map` there.
 
     The compute dtype is the common dtype of `x`, `y` and `p0`, at least float32. In float32, a fit
-    with data or start below 1e-6 or above 1e6 is rescaled, because squares leave the range of the
+    with data or `p0` below 1e-6 or above 1e6 is rescaled, because squares leave the range of the
     dtype beyond 1e-19 and 1e19. The covariance may leave this range, but the standard errors
     `errors` don't.
 
@@ -91,11 +91,11 @@ def curve_fit_batch(
             of the shape of one fit's data.
         x: The positions of the data: an array or any pytree of arrays, the same for all fits.
         y: The data, of shape `[fits, points]` (or `[fits, ...]`).
-        p0: The start: an array of shape `[n]` for all fits or `[fits, n]`; or a sequence with
-            an entry for each param, which is a number for all fits or an array of shape `[fits]`.
-            `f` gets a dict by the names of its params as keyword arguments, `f(x, **p)`, and any
-            other pytree as one argument, `f(x, p)`; leaves are numbers, or arrays with a leading
-            axis of length `fits`.
+        p0: The initial guess: an array of shape `[n]` for all fits or `[fits, n]`; or a sequence
+            with an entry for each param, which is a number for all fits or an array of shape
+            `[fits]`. A dict by the names of the params is passed as keyword arguments, `f(x, **p)`,
+            and any other pytree as one argument, `f(x, p)`; leaves are numbers, or arrays with a
+            leading axis of length `fits`.
         sigma: Standard deviations of the data, broadcast to `y`.
         absolute_sigma: Whether `sigma` is in the units of the data. If False, only the ratios of
             `sigma` matter, and the covariance is multiplied by the reduced chi-square.
@@ -109,31 +109,31 @@ def curve_fit_batch(
         f_scale: The scale of a loss given by name.
         jac: The Jacobian of one fit, `jac(x, a, b, ...)` of shape `[points, n]`, written with
             `jax.numpy`, if it is cheaper than automatic differentiation. It is compared with a
-            derivative of `f`, if `f` has one, at the start of the first fit.
-        ftol: Relative tolerance of the cost; by default the rounding unit, in float32 1e-10.
-        xtol: Relative tolerance of the params; by default 4 rounding units.
-        gtol: Tolerance of the cosine between the residual and the Jacobian's columns; by default
-            the rounding unit.
-        radius: The first trust radius, in units of :math:`\|D x\|`; see
+            derivative of `f`, if `f` has one, at the initial guess of the first fit.
+        ftol: Relative tolerance of the cost; by default the machine epsilon, in float32 1e-10.
+        xtol: Relative tolerance of the params; by default 4 times the machine epsilon.
+        gtol: Tolerance of the cosine between the residuals and the Jacobian's columns; by default
+            the machine epsilon.
+        radius: The initial trust-region radius, in units of :math:`\|D x\|`; see
             :class:`fnopt.levenberg_marquardt`.
         max_steps: Maximum number of steps of a fit. The fallback has the same maximum.
-        fallback: Whether :func:`fnopt.least_squares` repeats failed fits from their starts, one
-            after the other. It solves fits that need QR or acceleration, such as those with a steep
-            power or a bad start of a rate. Each takes milliseconds, where the batch takes
-            microseconds. By default (None) it is on for up to 1,000 fits. It is compiled when a
-            fit fails; under `jax.jit` always.
+        fallback: Whether :func:`fnopt.least_squares` repeats failed fits from their initial
+            guesses, one after the other. It solves fits that need QR or acceleration, for example
+            models with a steep power or a poor initial guess of a rate. A repeated fit takes
+            milliseconds, a fit in the batch microseconds. By default (None) the fallback is on for
+            up to 1,000 fits. It is compiled when a fit fails; under `jax.jit` always.
         chunk: Number of fits that are processed at once; by default as many as fit into a CPU
             core's cache (128), or 65,536 on an accelerator.
-            cache (128), or 65,536 on an accelerator.
 
     Returns:
         A `BatchFit` with `params`, `covariance`, `errors`, `cost`, `rank`, `steps`, `status`,
-        `undetermined` and `certified` of every fit. Params are finite if `p0` is; a fit
-        whose start isn't finite keeps its `p0`.
+        `undetermined` and `certified` of every fit. Params are finite if `p0` is; a fit whose
+        `p0` isn't finite returns `p0`.
 
     Raises:
-        ValueError: If shapes don't fit, there are no params or more than 16, `sigma` is not
-            positive, a tolerance is negative, bounds are crossed, or `p0` is outside the bounds.
+        ValueError: If shapes are incompatible, there are no params or more than 16, `sigma` is not
+            positive, a tolerance is negative, a lower bound exceeds its upper bound, or `p0`
+            violates a bound.
         TypeError: If `f` isn't a function, `mask` isn't bool, data or params aren't real, or there
             are fewer data than params (without bounds).
 
@@ -224,7 +224,7 @@ def _losses(loss: Any, f_scale: Any, y: jax.Array) -> RobustCost | None:
 
 
 def _method(dtype: Any, ftol: Any, xtol: Any, gtol: Any, radius: Any) -> levenberg_marquardt:
-    """The method of the batch, with its options as arrays, so other values compile nothing."""
+    """Return the method of the batch, with array options, so other values need no compilation."""
     given = {"ftol": ftol, "xtol": xtol, "gtol": gtol, "radius": radius}
     for name, value in given.items():
         check_tolerance(value, name, "curve_fit_batch")

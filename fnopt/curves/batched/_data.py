@@ -1,4 +1,4 @@
-"""The arrays of many fits: those of each fit, and those that all fits share."""
+"""The arrays of many fits: the arrays of each fit, and the arrays that all fits share."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ NAME = "curve_fit_batch"
 class FitUnits(NamedTuple):
     """Scale factors of every fit; None for the user's own units."""
 
-    params: jax.Array  # [fits, n], what a number of the algorithm is multiplied by
-    residuals: jax.Array  # [fits], what a residual is multiplied by
+    params: jax.Array  # [fits, n], factors from scaled params to params
+    residuals: jax.Array  # [fits], factors of the residuals
 
 
 class Points(NamedTuple):
@@ -38,13 +38,13 @@ class Points(NamedTuple):
 class BatchData(NamedTuple):
     """The arrays of many fits."""
 
-    x0: jax.Array  # [fits, n], where they start
+    x0: jax.Array  # [fits, n], the initial guesses
     shared: Points  # data that all fits share
-    own: Points  # those of each fit, with a leading axis
+    own: Points  # data of each fit, with a leading axis
     box: Box | None  # bounds of shape [fits, n]
 
     def fit(self, row: Callable[[jax.Array], Any]) -> BatchData:
-        """The arrays of one fit; `row` selects them from those of all fits."""
+        """Return the arrays of one fit; `row` selects them from the arrays of all fits."""
         return jax.tree.map(row, self._replace(shared=Points(None)))._replace(shared=self.shared)
 
     @property
@@ -56,7 +56,7 @@ class BatchData(NamedTuple):
 def one_fit(data: BatchData) -> tuple[tuple[Any, ...], Points]:
     """Placeholders for the numbers and points of one fit, to trace functions with.
 
-    Shapes don't show that arrays vary over devices; then the first fit stands for all.
+    Shapes don't show whether arrays vary over devices; in that case the first fit is used.
     """
 
     def row(a: jax.Array) -> Any:
@@ -86,7 +86,7 @@ def checked_y(y: Any) -> jax.Array:
 
 
 def _first(given: Any) -> Any:
-    """Data on the host of the first fit, which stand for those of all fits."""
+    """Return the first fit's data on the host, as an example for all fits."""
     return given[:1] if isinstance(given, np.ndarray) else None
 
 

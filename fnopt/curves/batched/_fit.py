@@ -11,7 +11,7 @@ from jax.core import Tracer
 
 from fnopt.core import Status, is_converged, missing_attribute, show_report, status_messages
 
-# The names of a single fit and of SciPy's pair.
+# Names of the attributes of a single fit and of SciPy's pair.
 _ELSEWHERE = {
     "popt": "fit.params",
     "pcov": "fit.covariance",
@@ -33,13 +33,14 @@ class BatchFit(NamedTuple):
             undetermined.
         errors: Their standard errors, `[fits, n]`, the roots of the diagonal of the covariance.
             They are in range even if the squares in `covariance` underflow or overflow.
-        cost: Half the sum of squares, `[fits]`; infinite if the start isn't finite.
+        cost: Half the sum of squares, `[fits]`; infinite if it isn't finite at `p0`.
         rank: Number of params that the data determine, int32 `[fits]`.
-        steps: Number of steps, with refused ones, int32 `[fits]`.
+        steps: Number of steps, rejected ones included, int32 `[fits]`.
         status: Reason why each fit stopped, a `fnopt.Status` as int32 `[fits]`.
         undetermined: Mask of params that the data don't determine, bool `[fits, n]`, as in
             :class:`fnopt.solvers.Certificate`.
-        certified: Whether the Gauss-Newton decrement is negligible, bool `[fits]`, likewise.
+        certified: Whether the Gauss-Newton decrement is negligible, bool `[fits]`, as in
+            :class:`fnopt.solvers.Certificate`.
     """
 
     params: Any
@@ -72,7 +73,7 @@ class BatchFit(NamedTuple):
 
 
 def no_fits(x0: jax.Array) -> BatchFit:
-    """The result for no data sets, with starts of shape `[0, n]`."""
+    """Return the result for no data sets, with initial guesses of shape `[0, n]`."""
     count = jnp.zeros(0, jnp.int32)
     covariance = jnp.zeros((0, x0.shape[1], x0.shape[1]), x0.dtype)
     none = jnp.zeros(x0.shape, bool)

@@ -36,7 +36,7 @@ def fitted(
     split: Split | None,
     **settings: Any,
 ) -> tuple[BatchFit, jax.Array]:
-    """Fits on the devices that hold their data, and a mask of those that need the fallback."""
+    """Run fits on the devices that hold their data; return also a mask of fits for the fallback."""
 
     def run(task: Task, shared: Points, method: levenberg_marquardt, own: BatchData) -> Any:
         return _fit_here(task, own._replace(shared=shared), method, **settings)
@@ -60,7 +60,7 @@ def _fit_here(
 ) -> tuple[BatchFit, jax.Array]:
     chunk = min(chunk, data.x0.shape[0])
     wrong = None
-    if task.jacobian is not None:  # one that is wrong is so in every fit
+    if task.jacobian is not None:  # a wrong Jacobian is wrong in every fit
         first = data.fit(lambda a: a[0])
         wrong = task.is_wrong(first.x0, first.points)
     if scaled:
@@ -77,7 +77,7 @@ def _fit_here(
     x, cost = ends.x, jnp.where(jnp.isfinite(ends.cost), ends.cost, jnp.inf)
     covariance, errors = _covariances(ends, points, absolute_sigma, units)
     if units is not None:
-        whole = 1 / units.residuals  # a compiler makes one of two quotients, by a square
+        whole = 1 / units.residuals  # a compiler may merge two quotients into one, by the square
         x, cost = x * units.params, cost * whole * whole
     status = checked_status(ends.status, points > 0, ends.cost, points)
     if wrong is not None:
@@ -100,7 +100,7 @@ def _fit_here(
 def _needs_fallback(ends: LaneEnds) -> jax.Array:
     """Mask of the fits that failed or aren't certified, but may be solved by other steps.
 
-    :func:`fnopt.least_squares` also rescales a fit if only its squares overflow at the start.
+    :func:`fnopt.least_squares` also rescales a fit if only squares overflow at its initial guess.
     """
     failed = functools.reduce(jnp.logical_or, [ends.status == code.value for code in _UNSOLVED])
     failed |= is_converged(ends.status) & ~ends.certified
@@ -108,7 +108,7 @@ def _needs_fallback(ends: LaneEnds) -> jax.Array:
 
 
 def _refitted(task: Task, data: BatchData, ends: LaneEnds, max_steps: int) -> LaneEnds:
-    """Repeat unsolved fits from their starts with `least_squares`, one after the other.
+    """Repeat unsolved fits from their initial guesses with `least_squares`, one after the other.
 
     QR and acceleration would be too expensive for all lanes.
     """
@@ -158,7 +158,7 @@ def _fit_alone(task: Task, fit: BatchData, max_steps: int) -> LaneEnds:
 def _covariances(
     ends: LaneEnds, points: jax.Array, absolute_sigma: bool, units: FitUnits | None
 ) -> tuple[jax.Array, jax.Array]:
-    """Covariances of fits, and the standard errors, which underflow later.
+    """Return covariances of fits, and standard errors, which underflow at smaller scales.
 
     Both are infinite if the data leave a param undetermined.
     """

@@ -22,7 +22,7 @@ _IN_LOOPS = hasattr(jax, "set_mesh")  # since JAX 0.8
 
 
 Closed = tuple[Any, Any]
-"""The losses of a task, and what its functions close over."""
+"""The losses of a task, and the arrays that its functions close over."""
 
 
 def implicitly(
@@ -35,17 +35,17 @@ def implicitly(
     """Differentiate the results of fits by the implicit function theorem.
 
     Params, sums of squares and covariances have derivatives with respect to data, bounds, scales
-    of losses, and arrays that the model closes over, but not to starts. Results that aren't finite
-    have a derivative of zero.
+    of losses, and arrays that the model closes over, but not to initial guesses. Results that
+    aren't finite have a derivative of zero.
 
     Args:
         iterate: `iterate(task, data, settings)` returns the results of the fits.
         task: The functions of a fit.
-        data: Starts, data and bounds.
+        data: Initial guesses, data and bounds.
         settings: A tree of arrays that isn't differentiated.
         chunk: Number of fits that are differentiated at once.
     """
-    # Each device has fits of its own.
+    # Each device has its own fits.
     data = data._replace(x0=pvary_like(data.x0, (data.shared, data.own)))
     task_of, consts = _opened(task, data)
 
@@ -115,7 +115,7 @@ def _tangent(
     tangents: tuple[Closed, BatchData],
     chunk: int,
 ) -> LaneEnds:
-    # A fit that isn't finite looks at one that is: zero times what it has would not be zero.
+    # A fit that isn't finite gets finite values, because zero times NaN isn't zero.
     good = jnp.isfinite(end.cost)
     index = jnp.where(good, jnp.arange(good.size), jnp.argmax(good))
     (closed, batch), (d_closed, d_batch) = primals, tangents
@@ -153,7 +153,7 @@ def _tangent(
 
     d_rows = _changes((d_batch.own, d_batch.box))
     fits = jax.tree.map(lambda a: a[index], (end.x, rows.inexact, rows.others, d_rows))
-    # JAX 0.7 can't transpose a linear solve inside of a loop: no chunks there.
+    # JAX 0.7 can't transpose a linear solve in a loop, so it gets no chunks.
     in_chunks = functools.partial(lax.map, fit_tangent, batch_size=chunk)
     found = in_chunks(fits) if _IN_LOOPS else jax.vmap(fit_tangent)(fits)
     dx, costs, inverse = (jnp.where(per_row(good, a), a, jnp.zeros_like(a)) for a in found)

@@ -25,7 +25,7 @@ Params = tuple[jax.Array, ...]
 Predict = Callable[[Params, Any], jax.Array]
 """`predict(numbers, x)` returns the values of one fit."""
 Jacobian = Callable[[Params, Any], jax.Array]
-"""`jacobian(numbers, x)` returns their derivatives, `[..., n]`."""
+"""`jacobian(numbers, x)` returns the derivatives of these values, `[..., n]`."""
 
 
 def checked_model(
@@ -90,7 +90,7 @@ def checked_jacobian(
 
 def has_no_forward_mode(predict: Predict | TracedFunction, data: BatchData) -> bool:
     """Whether the model contains a `custom_vjp`."""
-    if isinstance(predict, TracedFunction):  # a function with a `custom_vjp` is never one
+    if isinstance(predict, TracedFunction):  # a function with a `custom_vjp` isn't one
         return False
     numbers, points = one_fit(data)
     return lacks_forward(predict, numbers, points.x)

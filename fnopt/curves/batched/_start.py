@@ -1,4 +1,4 @@
-"""Starts of many fits, and the layout of their params in rows."""
+"""Initial guesses of many fits, and the layout of their params in rows."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class ParamLayout(NamedTuple):
     """Layout of the params of one fit in a row of numbers."""
 
     passing: str  # see `call_model`
-    names: tuple[str, ...]  # of the numbers, if they are the arguments of f
+    names: tuple[str, ...]  # names of the numbers, if these are the arguments of f
     shapes: Any  # a tree of jax.ShapeDtypeStruct, or a list for numbers
 
     def rows(self, leaves: list[Any], fits: int, dtype: Any) -> jax.Array:
-        """Concatenate leaves, each for all fits or with a leading axis, to `[fits, n]`."""
+        """Concatenate leaves, each shared by all fits or with a leading axis, to `[fits, n]`."""
         shapes = jax.tree.leaves(self.shapes)
         wide = [
             jnp.broadcast_to(jnp.asarray(leaf, dtype), (fits, *s.shape)).reshape(fits, s.size)
@@ -59,11 +59,11 @@ class ParamLayout(NamedTuple):
 
 
 def checked_start(f: Any, p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, ParamLayout]:
-    """Convert the starts of all fits to rows in the compute dtype.
+    """Convert the initial guesses of all fits to rows in the compute dtype.
 
     Args:
         f: The model.
-        p0: The start, in the user's form.
+        p0: The initial guess, as the user passed it.
         x: The positions of the data.
         y: The data, of shape `[fits, ...]`.
 
@@ -93,7 +93,7 @@ def checked_start(f: Any, p0: Any, x: Any, y: jax.Array) -> tuple[jax.Array, Par
 
 
 def _columns(given: Any, fits: int, what: str) -> list[Any] | None:
-    """The numbers of every fit, parameter by parameter; None for a tree."""
+    """Return the numbers of every fit, param by param; None for a tree."""
     if _is_array(given) and jnp.ndim(given) in (1, 2):
         given = jnp.asarray(given)
         if given.ndim == 2 and given.shape[0] != fits:
@@ -109,12 +109,12 @@ def _columns(given: Any, fits: int, what: str) -> list[Any] | None:
 
 
 def checked_box(bounds: Any, p0: Any, x0: jax.Array, layout: ParamLayout) -> Box | None:
-    """Convert bounds to rows like the starts; None if all are infinite.
+    """Convert bounds to rows like the initial guesses; None if all are infinite.
 
     Args:
-        bounds: `(lower, upper)`, in the user's form: each a number, or like `p0`.
-        p0: The start, in the user's form.
-        x0: The starts in rows, of shape `[fits, n]`.
+        bounds: `(lower, upper)`, as the user passed them: each a number, or like `p0`.
+        p0: The initial guess, as the user passed it.
+        x0: The initial guesses in rows, of shape `[fits, n]`.
         layout: The layout of a row.
 
     Returns:

@@ -24,7 +24,7 @@ class Task(NamedTuple):
     predict: Predict | TracedFunction
     jacobian: Jacobian | TracedFunction | None
     losses: RobustCost | None
-    # Of a fit by itself; it is given where the model has derivatives in reverse mode only.
+    # The residual of one fit; set if the model has reverse-mode derivatives only.
     solver: LeastSquaresMethod | None = None
 
     @property
@@ -54,7 +54,7 @@ class Task(NamedTuple):
         return matmul(r, r) / 2 if losses is None else losses.cost(r)
 
     def losses_of(self, points: Points) -> RobustCost | None:
-        """The losses in the scale of the fits; None without losses."""
+        """Return the losses in the scaled units of the fits; None without losses."""
         if self.losses is None or points.units is None:
             return self.losses
         return self.losses.in_unit(points.units.residuals)

@@ -12,10 +12,10 @@ from fnopt.curves.batched._data import BatchData, FitUnits
 from fnopt.linear import divide
 from fnopt.residuals import RobustCost
 
-# Numbers of float32 between this and its inverse are left as they are: products of four are in
-# range, such as the square of a derivative. Others are brought to _SMALL or _LARGE: a param that
-# starts at zero has no unit, so derivatives may be as far from the residuals as the data are from
-# 1, and squares of both are in range up to data of 2**96 and down to 2**-108.
+# Numbers of float32 between this and its inverse are unchanged: products of four such numbers are
+# in range, for example the square of a derivative. Other numbers are scaled to _SMALL or _LARGE. A
+# param with an initial guess of zero has no unit, so derivatives may differ from the residuals by
+# as large a factor as the data from 1. Squares of both are in range for data from 2**-108 to 2**96.
 _ORDINARY, _SMALL, _LARGE = 2.0**20, 2.0**-36, 2.0**48
 
 
@@ -38,10 +38,11 @@ def _has_units(data: BatchData, losses: RobustCost | None) -> jax.Array:
 
 
 def in_units(data: BatchData, losses: RobustCost | None) -> BatchData:
-    """Scale starts, data and bounds by powers of two, which is exact.
+    """Scale initial guesses, data and bounds by powers of two, which is exact.
 
     In float32 squares overflow beyond 1.8e19 and underflow below 1e-19. The unit of a parameter is
-    its start. The unit of the residuals is that of the data, or the scale of their loss if smaller.
+    its initial guess. The unit of the residuals is the unit of the data, or the scale of their loss
+    if this is smaller.
     """
     units = lax.stop_gradient(_units(data, losses))
     x0, box = jax.tree.map(lambda a: a / units.params, (data.x0, data.box))

@@ -1,4 +1,4 @@
-"""Products with the Hessian, Gauss-Newton and Fisher matrices, and Gram matrices of examples."""
+"""Products with the Hessian, Gauss-Newton and Fisher matrices, and Gram matrices of Jacobians."""
 
 from __future__ import annotations
 

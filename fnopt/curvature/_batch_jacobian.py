@@ -38,33 +38,34 @@ def batch_jacobian(
     :math:`(J^\top J + \lambda I)^{-1} J^\top r = J^\top (K + \lambda I)^{-1} r`.
     `K` is also the empirical neural tangent kernel of `residual_fn`.
 
-    One forward pass, and one backward pass for every residual of an example, record the inputs and
-    cotangents of each product of the model. For a matrix that is used at positions `s` with inputs
-    `a_s`, whose outputs have cotangents `c_s`,
+    One forward pass, and one backward pass per residual of an example, record the inputs and
+    cotangents of every matrix product in the model. For a matrix that is used at positions `s` with
+    inputs `a_s`, whose outputs have cotangents `c_s`,
 
     .. math:: K_{ij} = \sum_{s,t} (a_{is} \cdot a_{jt}) (c_{is} \cdot c_{jt}),
 
-    so no row of `J` is formed. This works for any function, also with derivatives inside the
-    residuals (the Laplacian of a network).
+    so no row of `J` is formed. This works for any JAX function, even if the residuals contain
+    derivatives (such as the Laplacian of a network).
 
     Args:
         residual_fn: `fn(params, example)` for ONE example returns an array or a tree of arrays.
             A sequence of such functions, each with its own batch (interior and boundary
             points), gives one Jacobian with concatenated rows.
-        method: `'ghost'` as above; it forms the rows of params without a rule
-            (:func:`fnopt.gradients.ghost_report` lists them). `'formed'` forms all rows by
-            `jax.vmap`. `'auto'` chooses the method that stores less for an example.
+        method: `'ghost'` is the method above; it forms only the rows of params without a rule
+            (:func:`fnopt.gradients.ghost_report` lists these params). `'formed'` forms all rows by
+            `jax.vmap`. `'auto'` chooses the method that stores less per example.
         chunk_size: Number of examples to process at once; `None` for all. With `c` chunks the Gram
             matrix takes `c (c + 1)` passes over a chunk instead of one.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
             the batch is sharded, or several axes. `residuals` and `mv` then refer to this device's
-            examples; `vector`, `vector_at`, `gram`, `rmv`, `sizes` and `shape` refer to all
-            devices, in their order. Devices pass the factors of the products around a ring, and
-            each computes its rows of the Gram matrix. With chunks, the examples are gathered.
+            examples; `vector`, `vector_at`, `gram`, `rmv`, `sizes` and `shape` refer to the
+            examples of all devices, in device order. Devices pass recorded factors around a ring,
+            and each device computes its rows of the Gram matrix. With chunks, the examples are
+            gathered on every device.
 
     Returns:
         A function `(params, batch)` -> a `BatchJacobian`. The leaves of the batch have a leading
-        axis of `n` examples; for a sequence of functions it is a sequence of batches.
+        axis of `n` examples. For a sequence of functions, pass a sequence of batches.
 
     Raises:
         TypeError: If params or residuals aren't floating, or params are complex.
@@ -85,7 +86,7 @@ def batch_jacobian(
 
     Reference:
         Jacot, Gabriel and Hongler, 2018, "Neural Tangent Kernel", arXiv:1806.07572. Rochette,
-        Manoel and Tramel, 2019, arXiv:1912.06015, for the products of activations.
+        Manoel and Tramel, 2019, arXiv:1912.06015, for the inner products of activations.
     """
     check_choice(method, METHODS, "method", _NAME)
     chunk_size = check_chunk_size(chunk_size, _NAME)
@@ -114,7 +115,8 @@ def batch_jacobian(
 class BatchJacobian:
     """The Jacobian of a batch's residuals as a linear map, returned by `batch_jacobian`.
 
-    Its first product stores it for later products, so use it within a single `jax.jit`, or eagerly.
+    The first product records the Jacobian for later products. Therefore use an instance within a
+    single `jax.jit`, or eagerly.
 
     Example:
         >>> import jax.numpy as jnp
@@ -138,17 +140,17 @@ class BatchJacobian:
 
     @property
     def forms_rows(self) -> bool:
-        """Whether the rows of all functions are formed, because no tape is smaller."""
+        """Whether the rows of all functions are formed, because tapes wouldn't be smaller."""
         return all(part.ghost is None for part in self._parts)
 
     @property
     def residuals(self) -> Any:
-        """The residuals, with a leading example axis; a tuple for several."""
+        """The residuals, with a leading example axis; a tuple for several functions."""
         return self._as_residuals(self._values())
 
     @property
     def vector(self) -> jax.Array:
-        """The concatenated residuals, example by example, in the order of the rows of `gram`."""
+        """Concatenated residuals, example by example, in the order of the rows of `gram`."""
         return self.flatten(self._values())
 
     def _values(self) -> list[jax.Array]:
@@ -157,11 +159,11 @@ class BatchJacobian:
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
-        """Numbers of examples, and of residuals of an example, by residual function."""
+        """For every residual function, the number of examples and of residuals per example."""
         return tuple((part.total, part.layout.size) for part in self._parts)
 
     def vector_at(self, params: Any) -> jax.Array:
-        """The concatenated residuals at other params, by a forward pass.
+        """Concatenated residuals at other params, computed by a forward pass.
 
         Args:
             params: A tree like the params.
@@ -185,11 +187,11 @@ class BatchJacobian:
     def normal(self, weights: Sequence[float] | None = None) -> jax.Array:
         r""":math:`\sum_f w_f J_f^\top J_f` over the residual functions, `[P, P]`, symmetric.
 
-        With fewer params than residuals this is the smaller matrix. It forms the rows, a
-        chunk at a time if there are chunks.
+        This matrix is smaller than `gram` if there are fewer params than residuals. The rows of `J`
+        are formed, chunk by chunk if `chunk_size` is set.
 
         Args:
-            weights: A number for each residual function; by default 1.
+            weights: The weight :math:`w_f` of each residual function; by default 1.
 
         Returns:
             The matrix, float32 or wider, in the order of the concatenated leaves of the params.
@@ -241,7 +243,7 @@ class BatchJacobian:
         return use_mesh_of([part.bound.batch for part in self._parts], self._params)
 
     def flatten(self, parts: Sequence[jax.Array]) -> jax.Array:
-        """Concatenate arrays `[n, k]` of each function, over all devices."""
+        """Concatenate arrays `[n, k]` of all functions, over all devices."""
         # On an explicit mesh JAX joins no sharded axis to another one.
         flat = [replicate(x).reshape(-1) for x in parts]
         return jnp.concatenate([all_gather_tree(x, self._axis_name) for x in flat])
@@ -254,7 +256,7 @@ class BatchJacobian:
         ]
 
     def _parts_of(self, weights: Any) -> list[jax.Array]:
-        """The weights of the residuals of every function, `[n, k]` each."""
+        """Weights of the residuals of every function, `[n, k]` each."""
         if len(jax.tree.leaves(weights)) == 1 and jnp.shape(weights) == (self.shape[0],):
             parts = zip(self._parts, self.split(weights), strict=True)
             return [part.own(x) for part, x in parts]

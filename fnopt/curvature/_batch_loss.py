@@ -1,4 +1,4 @@
-"""The mean loss of a batch, and its quadratic model in the outputs."""
+"""Mean loss of a batch, and its quadratic model in the outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TOO_WIDE = "fnopt.kfac takes such a loss, with sample_fn."
 
 
 class _Part(NamedTuple):
-    """A model with its loss and batch."""
+    """Model with its loss and batch."""
 
     layout: RealVector
     loss_fn: Callable[[Any, Any], jax.Array]
@@ -26,29 +26,29 @@ class _Part(NamedTuple):
     size: int
 
     def loss(self, outputs: jax.Array, example: Any) -> jax.Array:
-        """The loss of one example, from its outputs as a vector."""
+        """Loss of one example, from its outputs as a vector."""
         return self.loss_fn(self.layout.unflatten(outputs), example)
 
     def mean(self, outputs: jax.Array) -> jax.Array:
-        """The mean over the examples, from `[n, C]`."""
+        """Mean loss over the examples, from outputs `[n, C]`."""
         losses = jax.vmap(self.loss)(outputs, self.batch)
         return jnp.mean(losses.astype(outputs.dtype))
 
 
 class BatchLoss:
-    r"""The sum of mean losses, with its derivatives in the outputs `f` of the models.
+    r"""Sum of mean losses, with its derivatives with respect to the outputs `f` of the models.
 
     .. math:: L = \sum_m \frac{1}{n_m} \sum_i \ell_m(f_m(\theta, x_{mi}), x_{mi}), \qquad
               \nabla L = J^\top \frac{\partial L}{\partial f}, \qquad G = J^\top H J
 
-    All `N` outputs, and derivatives with respect to them, form one vector.
+    All `N` outputs are concatenated in one vector, and so are derivatives with respect to them.
 
     Args:
         model_fn: `f(params, example) -> outputs` of ONE example, or a tuple of such functions.
-        loss_fn: `loss(outputs, example) -> scalar`, or a tuple of as many.
+        loss_fn: `loss(outputs, example) -> scalar`, or a tuple with one loss per model.
         params: The params.
-        batch: The examples, or as many batches.
-        dtype: The dtype of the algebra between outputs.
+        batch: The examples, or a tuple with one batch per model.
+        dtype: The dtype of linear algebra in the output space.
         method: As in `batch_jacobian`.
         chunk_size: As in `batch_jacobian`.
         name: The public function that the user called, for messages.
@@ -97,7 +97,7 @@ class BatchLoss:
         """The eigenvalues of `H`, `[N]`."""
 
     def value_at(self, params: Any) -> jax.Array:
-        """The loss at other params, by a forward pass."""
+        """Loss at other params, computed by a forward pass."""
         return self._mean(self.J.vector_at(params).astype(self.dtype))
 
     def gram(self) -> jax.Array:
@@ -106,20 +106,20 @@ class BatchLoss:
         return self.into(self.into(K).T)
 
     def times_gram(self, x: jax.Array) -> jax.Array:
-        """The product of the Gram matrix with a vector, by a backward and a forward pass."""
+        """Product of the Gram matrix with a vector, by a backward and a forward pass."""
         pushed = self.J.mv(self.J.rmv(self.back(x)))
         return self.into(self.J.flatten(self.J.parts(pushed)).astype(self.dtype))
 
     def into(self, x: jax.Array) -> jax.Array:
-        r""":math:`Q^\top x` of `[N, ...]`: coordinates in which `H` is diagonal."""
+        r"""Transform `x`, `[N, ...]`, to coordinates in which `H` is diagonal: :math:`Q^\top x`."""
         return self._map_parts(OutputHessian.into, x)
 
     def back(self, x: jax.Array) -> jax.Array:
-        """`Q x`: the inverse of `into`."""
+        """Transform back from these coordinates: `Q x`."""
         return self._map_parts(OutputHessian.back, x)
 
     def rounding(self, eps: float) -> jax.Array:
-        """Standard error of the value if all outputs are rounded to `eps`, independently."""
+        """Standard error of the loss if all outputs have independent rounding errors of `eps`."""
         # Independent errors add by their squares: a sum of N equal ones by N^(1/2), not N.
         moved = jnp.sum(jnp.abs(self.slope * self.outputs)) / self.outputs.size**0.5
         return jnp.finfo(self.dtype).eps * jnp.abs(self.value) + eps * moved

@@ -59,7 +59,7 @@ def bind(fn: Callable[..., Any], params: Any, batch: Any, name: str) -> BoundRes
 
 
 def checked_batches(batches: Any, count: int, name: str) -> tuple[Any, ...]:
-    """Check that there is a batch for each of several functions."""
+    """Check that there is one batch per function."""
     if not isinstance(batches, (list, tuple)) or len(batches) != count:
         raise TypeError(
             f"{name}: the batch is {type_text(batches)}, expected a sequence of {count} batches: "

@@ -1,4 +1,4 @@
-"""Centred log-derivatives of a wave function at samples, as a linear map."""
+"""Centred log-derivatives of a wave function at samples, as a linear operator."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ class CentredJacobian:
     .. math:: O_{s\theta} = \frac{\partial \log \psi_\theta(s)}{\partial \theta}, \qquad
               \bar O = \sum_s w_s O_s
 
-    Complex numbers are represented as pairs of real ones. Each part of a complex param is a param,
-    and each part of a complex row is a row. The Gram matrices in real and in complex numbers solve
-    the same problem. For a function that is holomorphic in its params, :math:`X^\top X` represents
-    the complex :math:`S = X^\dagger X`; for any other function it represents the real part of
-    :math:`S`.
+    Complex numbers are represented as pairs of real numbers. The real and imaginary parts of a
+    complex param count as two params, and those of a complex row as two rows. The real Gram matrix
+    and the complex one lead to the same solution. For a function that is holomorphic in its params,
+    :math:`X^\top X` represents the complex :math:`S = X^\dagger X`; for any other function it
+    represents the real part of :math:`S`.
 
     Args:
         log_amplitude_fn: `log_psi(params, sample)`, a real or complex scalar, of ONE sample.
         params: The params, real or complex.
         samples: Arrays with a leading axis of `n` samples.
         weights: Weight of each sample, `[n]`; `None` for equal weights.
-        dtype: The dtype of the algebra between samples.
+        dtype: The dtype of linear algebra in the sample space.
         method: As in `batch_jacobian`.
         chunk_size: As in `batch_jacobian`.
         axis_name: As in `batch_jacobian`.
@@ -78,7 +78,7 @@ class CentredJacobian:
         """What the samples count, of sum 1, `[n]`, those of all devices; NaN if one is below 0."""
 
     def mean(self, values: jax.Array) -> jax.Array:
-        """The weighted mean of `[n, ...]`; rows of weight zero may be NaN."""
+        """Weighted mean of `[n, ...]` over samples; samples of weight zero may be NaN."""
         w = per_row(self.weights, values)
         return jnp.sum(jnp.where(w > 0, w * values, jnp.zeros_like(values)), axis=0)
 
@@ -102,15 +102,15 @@ class CentredJacobian:
         return jax.vmap(self.centred)(jax.vmap(self.centred, 1, 1)(K))
 
     def times_gram(self, x: jax.Array) -> jax.Array:
-        """The product of the Gram matrix with a vector, by a backward and a forward pass."""
+        """Product of the Gram matrix with a vector, by a backward and a forward pass."""
         return self._push(self._pull(x))
 
     def mv(self, direction: Any) -> jax.Array:
-        """The product `X v` with a tree like the params, `[n k]`."""
+        """Product `X v` with a tree like the params, `[n k]`."""
         return self._push(_split(direction))
 
     def rmv(self, a: jax.Array) -> Any:
-        r"""The product :math:`X^\top a`, a tree like the params."""
+        r"""Product :math:`X^\top a`, a tree like the params."""
         return _join_parts(self._pull(a), self._params)
 
     def _push(self, split: Any) -> jax.Array:
@@ -137,12 +137,12 @@ class CentredJacobian:
 
 
 def _split(tree: Any) -> Any:
-    """Complex leaves as pairs of their real and imaginary parts."""
+    """Split complex leaves into their real and imaginary parts."""
     return jax.tree.map(lambda x: (jnp.real(x), jnp.imag(x)) if jnp.iscomplexobj(x) else x, tree)
 
 
 def _join_parts(split: Any, like: Any) -> Any:
-    """The inverse of `_split`."""
+    """Invert `_split`."""
     return jax.tree.map(
         lambda x, part: jax.lax.complex(*part) if jnp.iscomplexobj(x) else part, like, split
     )

@@ -1,4 +1,4 @@
-"""Solves with a damped Gram matrix, by a factorisation or by conjugate gradients."""
+"""Solution of systems with a damped Gram matrix, by Cholesky or conjugate gradients."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def nystrom(times: Map, size: int, rank: int, dtype: Any) -> Nystrom:
     Args:
         times: The product with the matrix.
         size: The number `N` of its rows.
-        rank: Number of products, one after the other; at most `N`.
+        rank: Rank of the approximation, at most `N`; the number of sequential products.
         dtype: The dtype of the vectors.
 
     Returns:
-        The approximation, which is exact for a matrix of this rank.
+        The approximation, which is exact if the matrix has at most this rank.
 
     Reference:
         Frangella, Tropp and Udell, 2021, "Randomized Nyström preconditioning", arXiv:2110.02820.
@@ -73,7 +73,7 @@ def nystrom(times: Map, size: int, rank: int, dtype: Any) -> Nystrom:
 
 
 def _largest(x: jax.Array) -> jax.Array:
-    """The largest entry, as a unit in which squares neither overflow nor underflow."""
+    """Largest entry, as a scale at which squares neither overflow nor underflow."""
     top = jnp.max(jnp.abs(x), initial=0)
     return jnp.where((top > 0) & (top < jnp.inf), top, jnp.ones_like(top))
 
@@ -89,19 +89,19 @@ class _CGIterate(NamedTuple):
 def conjugate_gradients(
     times: Map, b: jax.Array, precondition: Map, tol: float, iterations: int
 ) -> tuple[jax.Array, jax.Array]:
-    r"""Solve `A x = b` for a positive definite matrix.
+    r"""Solve `A x = b` for a positive definite matrix by preconditioned conjugate gradients.
 
     Args:
         times: The product with `A`.
         b: The right-hand side, `[N]`.
-        precondition: The product with the preconditioner, a positive definite matrix.
-        tol: Relative residual at which the iteration ends.
+        precondition: The product with the positive definite preconditioner.
+        tol: Relative residual norm at which the iteration stops.
         iterations: Maximum number of products.
 
     Returns:
         The solution, and the number of products. The solution is NaN if the right-hand side or its
-        preconditioned form isn't finite. If rounding finds a direction of negative curvature, the
-        iteration ends with its last solution.
+        preconditioned form isn't finite. If rounding errors cause a search direction of negative
+        curvature, the iteration stops and returns its last iterate.
     """
     unit = _largest(b)
     b = b / unit
@@ -137,12 +137,12 @@ _MATRICES = 4  # of the Gram matrix's size: itself, in other coordinates, damped
 
 
 class DampedGram(NamedTuple):
-    r"""A damped Gram matrix :math:`K + \lambda I`, by products with it and with its inverse.
+    r"""Damped Gram matrix :math:`K + \lambda I`, as products with `K` and with the inverse.
 
     Attributes:
         times: The product with `K`.
         inverse: The product with :math:`(K + \lambda I)^{-1}`.
-        lam: The damping, at least the rounding error.
+        lam: The damping, at least of the size of the rounding error.
     """
 
     times: Map
@@ -151,14 +151,14 @@ class DampedGram(NamedTuple):
 
 
 def check_rows(count: int, what: str, dtype: Any, where: str, instead: str = "solver='cg'") -> None:
-    """Check that the Gram matrix of all rows is small enough to factorise.
+    """Check that the Gram matrix of all rows is small enough for a factorisation.
 
     Args:
         count: Number of rows.
-        what: Their name in the plural, for the message.
+        what: The name of the rows in the plural, for the message.
         dtype: The dtype of the matrix.
         where: The beginning of the message.
-        instead: The option that needs no matrix.
+        instead: The option that avoids the matrix.
     """
     if count > _MOST:
         size = _MATRICES * count**2 * jnp.dtype(dtype).itemsize / 1e9
@@ -170,7 +170,7 @@ def check_rows(count: int, what: str, dtype: Any, where: str, instead: str = "so
 
 
 def solve_by_cholesky(K: jax.Array, damping: jax.Array) -> DampedGram:
-    """Factorize a given matrix by Cholesky's method."""
+    """Factorise a given matrix by Cholesky's method."""
     # K is rounded to eps |K| <= eps tr(K) in norm: with twice that, K + lam I stays definite.
     lam = jnp.maximum(damping, 2 * jnp.finfo(K.dtype).eps * jnp.trace(K))
     damped = K + lam * jnp.eye(K.shape[0], dtype=K.dtype)
@@ -189,7 +189,7 @@ def solve_by_cg(
         dtype: The dtype of the vectors.
         damping: The damping.
         iterations: Maximum number of iterations.
-        rank: Rank of the Nyström preconditioner, which takes as many products; 0 for none.
+        rank: Rank of the Nyström preconditioner, which takes `rank` products; 0 disables it.
     """
     eps = float(jnp.finfo(dtype).eps)
     lam, precondition = damping, lambda r: r

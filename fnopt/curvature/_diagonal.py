@@ -1,4 +1,4 @@
-"""Diagonals and traces of curvature matrices, estimated by probes or exact."""
+"""Diagonals and traces of curvature matrices, estimated from random probes or exact."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Estimate(NamedTuple):
 
     Attributes:
         value: The estimate, unbiased.
-        variance: The variance of the estimate, from the spread of the probes; its square root is
-            the standard error. NaN for a single probe; 0 or infinite if squares of the values
-            leave the range of their dtype (below 1e-19 in float32, for example).
+        variance: The variance of the estimate, from the sample variance of the probes; its square
+            root is the standard error. NaN for a single probe; 0 or infinite if squares of the
+            values underflow or overflow (values below 1e-19 in float32, for example).
     """
 
     value: Any
@@ -47,7 +47,7 @@ def _signs(key: jax.Array, like: Any) -> Any:
 
 
 def _mean_over_probes(probe: Callable[[jax.Array], Any], key: jax.Array, samples: int) -> Estimate:
-    """Mean and variance over probes by Welford's recurrence, one probe in memory at a time."""
+    """Mean and variance over probes by Welford's recurrence, with one probe in memory at a time."""
     shapes = jax.eval_shape(probe, key)
     zeros = jax.tree.map(
         lambda x: reshard_like(jnp.zeros(x.shape, compute_dtype(x.dtype)), x), shapes
@@ -137,7 +137,8 @@ def trace_estimate(
 
     Args:
         product: The matrix product `v -> A v`; its result has the structure and shapes of `v`.
-        like: A tree of floating arrays with the structure and shapes of `v`; values don't matter.
+        like: A tree of floating arrays with the structure and shapes of `v`; its values are
+            ignored.
         key: One PRNG key.
         samples: Number of probes; each costs a product.
 
@@ -192,8 +193,8 @@ def ggn_diagonal(
 
     .. math:: \operatorname{diag}(G)_j = \frac1n \sum_i \sum_{c,d} J_{icj} H_{icd} J_{idj}
 
-    This takes one backward pass over the batch for every output of an example. Only the rows of a
-    chunk of examples are in memory at a time.
+    The cost is one backward pass over the batch per output of an example. Only the Jacobian rows of
+    one chunk of examples are in memory at a time.
 
     Args:
         model_fn: `f(params, example) -> outputs` for ONE example, an array or a tree.
@@ -248,7 +249,7 @@ def ggn_diagonal(
 
 
 def quadratic_diagonal(rows: jax.Array, curvature: jax.Array) -> jax.Array:
-    """The diagonal of `J^T H J`, by param."""
+    """Diagonal of `J^T H J`, by param."""
     wide = rows.astype(compute_dtype(rows.dtype))
     bent = jnp.tensordot(curvature.astype(wide.dtype), wide, 1, precision=HIGHEST)
     return jnp.sum(wide * bent, 0)

@@ -1,7 +1,7 @@
 r"""Blocks of a Gauss-Newton matrix in the eigenbases of their Kronecker factors.
 
-With :math:`A = Q_A \Lambda Q_A^\top` and the same for :math:`G`, the best diagonal in this basis
-consists of the second moments of the gradients `M`,
+With :math:`A = Q_A \Lambda Q_A^\top` and a like decomposition of :math:`G`, the best diagonal in
+this basis consists of the second moments of the gradients `M`,
 
 .. math:: A \otimes G \to (Q_A \otimes Q_G) \operatorname{diag} S (Q_A \otimes Q_G)^\top,
     \qquad S = E[(Q_A^\top M Q_G)^2]
@@ -27,7 +27,7 @@ _Blocks = KroneckerBlock | BlockStack
 
 
 def is_corrected(block: _Blocks) -> bool:
-    """Whether a block has an eigenbasis, because it has two factors."""
+    """Whether a block has two factors, and therefore an eigenbasis."""
     return len(block.sides) == 2
 
 
@@ -40,7 +40,7 @@ def basis_shapes(block: _Blocks) -> tuple[tuple[int, ...], ...]:
 
 
 def moment_shape(block: _Blocks) -> tuple[int, ...]:
-    """Shape of the second moments in the bases, with sides padded to whole blocks."""
+    """Shape of the second moments in the eigenbases, with sides padded to whole blocks."""
     return (block.matrices, *(s.count * s.width if s.count else s.size for s in block.sides))
 
 
@@ -108,7 +108,7 @@ def _map_matrices(fn: Callable[[jax.Array, Any], jax.Array], m: jax.Array, rest:
 
 
 def _rebase_rows(m: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
-    """`[T, R, D]` with the squares of the cosines between the vectors of two bases."""
+    """Multiply `[T, R, D]` by the squared cosines between the vectors of two bases."""
     t, count, width = old.shape[:3]
     if not count:
         return m
@@ -122,7 +122,7 @@ def _rebase_rows(m: jax.Array, old: jax.Array, new: jax.Array) -> jax.Array:
 def times_corrected(
     bases: Factors, moments: jax.Array, damping: jax.Array, m: jax.Array
 ) -> jax.Array:
-    """The product of the inverses of damped blocks with matrices `[T, D, K]`."""
+    """Product of the inverses of damped blocks with matrices `[T, D, K]`."""
 
     def divide_matrix(m: jax.Array, rest: tuple[Factors, jax.Array]) -> jax.Array:
         (left, right), moments = rest

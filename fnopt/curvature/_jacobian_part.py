@@ -30,14 +30,14 @@ class FormedRows(NamedTuple):
 
     Attributes:
         residuals: The residuals, `[n, k]`.
-        rows: A tree like the params, of rows `[n, k, *param]`.
+        rows: A tree like the params, with leaves `[n, k, *param]`.
     """
 
     residuals: jax.Array
     rows: Any
 
     def gram(self, other: FormedRows) -> jax.Array:
-        """The inner products of all rows with those of another Jacobian, `[n k, m l]`."""
+        """Inner products of all rows with the rows of another Jacobian, `[n k, m l]`."""
         pairs = zip(jax.tree.leaves(self.rows), jax.tree.leaves(other.rows), strict=True)
         found = [matmul(_matrix(a), _matrix(b).T) for a, b in pairs]
         dtype = compute_dtype(*(x.dtype for x in found))
@@ -74,7 +74,7 @@ def _matrix(rows: jax.Array) -> jax.Array:
 
 
 def form_rows(bound: BoundLoss, batch: Any) -> FormedRows:
-    """Form the rows by one backward pass for every residual of an example."""
+    """Form the rows by one backward pass per residual of an example."""
 
     def rows_of_example(example: Any) -> tuple[jax.Array, Any]:
         r, pull, _ = jax.vjp(lambda p: bound.loss(p, example), bound.params, has_aux=True)
@@ -86,12 +86,13 @@ def form_rows(bound: BoundLoss, batch: Any) -> FormedRows:
 def rows_of_all_devices(
     product: Callable[[Any], jax.Array], rows: GhostRows | FormedRows, axis_name: Any
 ) -> jax.Array:
-    """The products with the rows of all devices side by side, `[n, devices m]`.
+    """Products with the rows of all devices, concatenated: `[n, devices m]`.
 
-    In every round each device passes rows to the next one, so it holds those of at most two.
+    In every round each device passes rows to the next device, so a device holds the rows of at most
+    two devices.
 
     Args:
-        product: Function that returns the products of this device's rows with others, `[n, m]`.
+        product: Function that returns the products of this device's rows with given rows, `[n, m]`.
         rows: The rows of this device.
         axis_name: The named axis of the devices.
     """
@@ -186,7 +187,7 @@ class JacobianPart:
         return everywhere
 
     def gram(self, other: JacobianPart) -> jax.Array:
-        """The inner products of all rows with those of another part, `[n k, m l]`."""
+        """Inner products of all rows with the rows of another part, `[n k, m l]`."""
         if self.axis_name is None:
             return self._products(other)
         if self.chunk_size is None and other.chunk_size is None:
@@ -215,7 +216,7 @@ class JacobianPart:
         return found.reshape(self.bound.size * k, other.bound.size * width)
 
     def pull(self, weights: jax.Array) -> Any:
-        r""":math:`J^\top a` for `a` of `[n, k]`, summed over devices."""
+        r"""Product :math:`J^\top a` for `a` of shape `[n, k]`, summed over devices."""
         axes = explicit_spec(jax.tree.leaves(self.bound.batch)[0])[0]
         if axes is not None:  # sharded as the examples are
             weights = reshard_to(weights, (axes, None))
@@ -234,7 +235,7 @@ class JacobianPart:
         return psum(total, self.axis_name)
 
     def normal(self) -> jax.Array:
-        r""":math:`J^\top J`, `[P, P]`, from formed rows, summed over devices."""
+        r"""Product :math:`J^\top J`, `[P, P]`, from formed rows, summed over devices."""
 
         def square(rows: FormedRows) -> jax.Array:
             matrix = rows.matrix()
@@ -257,14 +258,14 @@ class JacobianPart:
         return psum(found, self.axis_name)
 
     def push(self, direction: Any) -> jax.Array:
-        """`J v`, `[n, k]`."""
+        """Product `J v`, `[n, k]`."""
         if self.chunk_size is None:
             return self.rows.push(direction)
         return self.over_chunks(lambda batch: self.take(batch).push(direction), self.bound.batch)
 
 
 def _gram(part: JacobianPart, rows: Any, other: JacobianPart, other_rows: Any) -> jax.Array:
-    """The inner products of rows, each formed or recorded on a tape."""
+    """Inner products of rows, which are formed or recorded on a tape."""
     if isinstance(rows, FormedRows) is isinstance(other_rows, FormedRows):
         return rows.gram(other_rows)
     if isinstance(rows, FormedRows):
@@ -273,6 +274,6 @@ def _gram(part: JacobianPart, rows: Any, other: JacobianPart, other_rows: Any) -
 
 
 def _push_rows(rows: Any, formed: FormedRows) -> jax.Array:
-    """The products of formed rows with a Jacobian that is not, `[formed, others]`."""
+    """Products of formed rows with a Jacobian that is on a tape, `[formed, others]`."""
     flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), formed.rows)
     return jax.lax.map(lambda row: rows.push(row).reshape(-1), flat, batch_size=16)

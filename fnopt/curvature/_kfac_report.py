@@ -1,4 +1,4 @@
-"""The report of `kfac`: the Gauss-Newton block of each param, and its state."""
+"""Report of `kfac`: the Gauss-Newton block of each param, and the size of its state."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class KfacRule(NamedTuple):
         shape: Its shape.
         block: `'kronecker'`, `'dense'`, `'diagonal'`, or `'none'` for a param that the model
             doesn't use.
-        factors: The sides of its factors: `'785 x 128'`; `'bias of w'` for a param that is a
-            further row of a weight; `'joined to w'` for a param that is concatenated with
-            another before the product. `'2 x 512'` is a factor that was cut into blocks. A param
-            that is split before the product has several factors.
+        factors: The sides of the factors: `'785 x 128'`. `'bias of w'` is a param that is treated
+            as a further row of a weight. `'joined to w'` is a param that is concatenated with
+            another param before the product. `'2 x 512'` is a factor that is cut into blocks. A
+            param that is split before the product has several factors.
         why: The reason.
-        bytes: Bytes of its state: momentum, factors and inverses. Shared state of
-            several params is counted with the first one.
+        bytes: Size of the param's state in bytes: momentum, factors and inverses. State that
+            several params share is counted with the first param.
     """
 
     name: str
@@ -45,9 +45,9 @@ class KfacReport(NamedTuple):
 
     Attributes:
         params: One entry for each param.
-        coverage: Fraction of the numbers in the params that have no diagonal block.
+        coverage: Fraction of the params' entries whose block isn't diagonal.
         numbers: Number of entries of the factors.
-        bytes: Bytes of the state of `fnopt.kfac`, except for a few scalars.
+        bytes: Size of the state of `fnopt.kfac` in bytes, except for a few scalars.
     """
 
     params: tuple[KfacRule, ...]
@@ -73,7 +73,7 @@ def kfac_report(
 ) -> Callable[[Any, Any], KfacReport]:
     """Report which curvature block `fnopt.kfac` uses for each parameter, and why.
 
-    The report needs one trace of the model for one example, and computes nothing.
+    The report traces the model once for one example, and executes nothing.
 
     Args:
         model_fn: `f(params, example) -> outputs` of ONE example.
@@ -137,7 +137,7 @@ def _numbers(block: KroneckerBlock) -> int:
 
 
 def _curvature_numbers(block: KroneckerBlock, eigenbasis: bool) -> int:
-    """Numbers in the state of a block: factors with their inverses, or bases and moments."""
+    """Number of entries in the state of a block: factors and inverses, or bases and moments."""
     if not (eigenbasis and is_corrected(block)):
         return 2 * _numbers(block)
     return _numbers(block) + sum(map(math.prod, (*basis_shapes(block), moment_shape(block))))

@@ -57,12 +57,13 @@ _MOST_BYTES = 2**33
 
 
 class KroneckerSpec(NamedTuple):
-    """The curvature to approximate: model, loss, and options.
+    """Specification of the curvature to approximate: model, loss, and options.
 
     Attributes:
         model_fn: `f(params, example) -> outputs` of ONE example.
         loss_fn: `loss(outputs, example) -> scalar`.
-        samples: Number of random rows of the root of the output Hessian; `None` for all.
+        samples: Number of random rows of the square root of the output Hessian; `None` for the
+            exact root.
         sample_fn: Function that draws a label from the model, `(key, outputs, example) -> example`;
             or `None`.
         sharing: `'expand'` or `'reduce'`.
@@ -84,7 +85,7 @@ class KroneckerSpec(NamedTuple):
 
 
 class KroneckerModel:
-    """A spec with params and a batch, within one trace.
+    """Spec with params and a batch, within one trace.
 
     Args:
         spec: The spec.
@@ -141,11 +142,11 @@ class KroneckerModel:
         return psum(sums, self.spec.axis_name)
 
     def outputs(self, params: Any) -> jax.Array:
-        """The outputs of this device's examples as vectors, `[n, C]`."""
+        """Outputs of this device's examples as vectors, `[n, C]`."""
         return jax.vmap(lambda e: self.bound.loss(params, e)[0])(self.batch)
 
     def loss(self, outputs: jax.Array, example: Any) -> jax.Array:
-        """The loss of one example from its outputs as a vector."""
+        """Loss of one example from its outputs as a vector."""
         return self.spec.loss_fn(self.layout.unflatten(outputs), example)
 
     def mean_loss(self, outputs: jax.Array) -> jax.Array:
@@ -154,7 +155,7 @@ class KroneckerModel:
         return mean if self.devices == 1 else mean / self.devices
 
     def hessian_product(self, outputs: jax.Array) -> Callable[[jax.Array], jax.Array]:
-        """The product with the Hessian of the mean loss in the outputs, of `[n, C]`."""
+        """Product of `[n, C]` with the Hessian of the mean loss with respect to the outputs."""
         found = None
         if self.spec.sample_fn is None and not self.is_softmax:
             found = output_curvature(self.loss, outputs, self.batch, self.spec.name)
@@ -165,11 +166,11 @@ class KroneckerModel:
         return lambda v: jax.jvp(slope, (outputs,), (v,))[1]
 
     def factors(self, outputs: jax.Array, key: jax.Array) -> tuple[Factors, ...]:
-        """Factors of all stacks, from the outputs at the params."""
+        """Factors of all stacks, from the outputs at the current params."""
         return self.factors_of(self.tape(outputs, key))
 
     def tape(self, outputs: jax.Array, key: jax.Array) -> Any:
-        """Inputs and cotangents of all products, from which factors and moments are computed."""
+        """Tape of the inputs and cotangents of all products, for factors and moments."""
         # The factors are constants of a step: no derivative goes through the curvature.
         rows = jax.lax.stop_gradient(self._rows(outputs, key).astype(self.dtype))
         if is_sharded(outputs):  # over devices, by example
@@ -192,7 +193,7 @@ class KroneckerModel:
         return self._average(self._join_stacks(found))
 
     def _join_stacks(self, found: tuple[Factors, ...]) -> tuple[Factors, ...]:
-        """The factors of stacks, from those of blocks."""
+        """Concatenate the factors of blocks to factors of stacks."""
         return tuple(
             tuple(map(concatenate, map(list, zip(*(found[i] for i in stack.numbers), strict=True))))
             for stack in self.stacks
@@ -259,13 +260,13 @@ class KroneckerModel:
         damping: jax.Array,
         moments: tuple[Factors, ...] = (),
     ) -> Matrices:
-        """The product of the inverse with matrices, in the form of `matrices`.
+        """Product of the inverse with matrices, in the form of `matrices`.
 
         Args:
             matrices: By stack.
             inverses: The result of `inverses` or `bases`.
-            damping: The damping of these inverses.
-            moments: Second moments in these bases.
+            damping: The damping that `inverses` were computed with.
+            moments: Second moments in the eigenbases.
         """
         each = zip(matrices, inverses, moments or ((),) * len(inverses), strict=True)
         return tuple(
@@ -282,7 +283,7 @@ def common_dtype(params: Any) -> Any:
 
 
 def planned_blocks(spec: KroneckerSpec, params: Any, batch: Any) -> tuple[KroneckerBlock, ...]:
-    """The blocks, from shapes alone."""
+    """Plan the blocks from shapes alone."""
     check_real(params, spec.name)
     spec = spec._replace(axis_name=None)  # of whatever examples
     found: list[KroneckerBlock] = []

@@ -23,10 +23,11 @@ from fnopt.sharding import all_gather, concatenate, psum, pvary_like, replicate,
 
 
 def inverses_of_all(stacks: Sequence[jax.Array], axis_name: Any = None) -> list[jax.Array]:
-    """Inverses of positive definite matrices, `[k, n, n]` each.
+    """Inverses of batches of positive definite matrices, `[k, n, n]` each.
 
     Matrices of one size are inverted together. On a mesh, or along a named axis, every device
-    inverts its share, measured by the cube of the size; one all-gather then gives all of them.
+    inverts an equal share, measured by the cube of the size. One all-gather then distributes the
+    inverses.
     """
     sizes = sorted({x.shape[-1] for x in stacks}, reverse=True)
     by_size = [[i for i, x in enumerate(stacks) if x.shape[-1] == n] for n in sizes]
@@ -60,10 +61,10 @@ def _inverse(A: jax.Array) -> jax.Array:
 
 
 def shares(counts: Sequence[int], sizes: Sequence[int], devices: int) -> list[list[list[int]]]:
-    """Indices of the matrices of each device, by size.
+    """Indices of the matrices that each device inverts.
 
-    The next matrix, by size, goes to the device with the least work so far (Graham, 1969:
-    longest processing time first is within 4/3 of the best).
+    In order of decreasing size, each matrix is assigned to the device with the least work so far.
+    The maximum work is at most 4/3 of the optimum (longest processing time first; Graham, 1969).
     """
     work, found = [0] * devices, [[[] for _ in sizes] for _ in range(devices)]
     for group in sorted(range(len(sizes)), key=lambda j: -sizes[j]):
@@ -100,7 +101,7 @@ def _assign(stacks: list[jax.Array], devices: int) -> list[list[list[int]]]:
 
 
 def _own_inverses(stacks: list[jax.Array], owned: list[list[list[int]]], axes: Any) -> jax.Array:
-    """This device's inverses in a row."""
+    """This device's inverses, flattened and concatenated."""
     sizes = [x.shape[-1] for x in stacks]
     lengths = [sum(len(g) * n * n for g, n in zip(own, sizes, strict=True)) for own in owned]
     longest = max(lengths)  # branches of a `switch` return one shape
@@ -138,9 +139,10 @@ def _restore_order(
 
 
 class BlockStack(NamedTuple):
-    """Blocks that are inverted and multiplied together.
+    """Blocks of equal shape that are inverted and multiplied together.
 
-    With stacks, the program size grows with the number of different sides instead of layers.
+    With stacks, the program size grows with the number of distinct sides instead of the number of
+    layers.
 
     Attributes:
         numbers: Indices of the blocks.
@@ -157,11 +159,11 @@ class BlockStack(NamedTuple):
 
     @property
     def matrices(self) -> int:
-        """Number of matrices of all blocks: `T`."""
+        """Total number of matrices of the blocks: `T`."""
         return sum(b.matrices for b in self.blocks)
 
     def matrix(self, leaves: Sequence[Any]) -> jax.Array:
-        """The params of the blocks as `[T, D, K]`, or `[T, D]` with less than two sides."""
+        """Params of the blocks as `[T, D, K]`, or `[T, D]` with fewer than two sides."""
         return concatenate([b.matrix(leaves) for b in self.blocks])
 
     def parts(self, x: jax.Array) -> list[jax.Array]:
@@ -170,13 +172,13 @@ class BlockStack(NamedTuple):
         return jnp.split(x, ends) if ends else [x]
 
     def leaves_of(self, m: jax.Array, like: Sequence[Any]) -> list[dict[int, jax.Array]]:
-        """Parameters of the matrices, by block and index; for a split parameter its part."""
+        """Params of the matrices, by block and index; for a split param, its part."""
         parts = zip(self.blocks, self.parts(m), strict=True)
         return [block.leaves_of(part, like) for block, part in parts]
 
 
 def stacked_blocks(blocks: Sequence[KroneckerBlock]) -> tuple[BlockStack, ...]:
-    """Blocks by their sides, in the order of first occurrence."""
+    """Group blocks by their sides, in the order of first occurrence."""
     stacks: dict[Any, list[int]] = {}
     for i, block in enumerate(blocks):
         stacks.setdefault((block.sides, block.sizes), []).append(i)
@@ -194,8 +196,8 @@ def inverse_factors(
 ) -> tuple[Factors, ...]:
     """Inverses of the damped factors of all blocks, with the shapes of the factors.
 
-    Factors of one width are inverted together. If the factors are on a mesh, each device
-    inverts some of them.
+    Factors of equal width are inverted together. If the factors are on a mesh, each device inverts
+    a share of them.
 
     Args:
         stacks: The blocks.
@@ -238,12 +240,12 @@ def _shifts(block: BlockStack, factors: Factors, damping: jax.Array) -> Factors:
 
 
 def times_inverse(inverses: Factors, damping: jax.Array, m: jax.Array) -> jax.Array:
-    """The product with the inverses of blocks.
+    """Product of the inverses of blocks with matrices.
 
     Args:
         inverses: The result of `inverse_factors` for one stack.
         damping: The divisor of blocks without curvature.
-        m: The matrices, `[T, D, K]`, or `[T, D]` with less than two factors.
+        m: The matrices, `[T, D, K]`, or `[T, D]` with fewer than two factors.
     """
     if not inverses:
         return m / damping.astype(m.dtype)
@@ -256,7 +258,7 @@ def times_inverse(inverses: Factors, damping: jax.Array, m: jax.Array) -> jax.Ar
 
 
 def _multiply_left(inverse: jax.Array, m: jax.Array) -> jax.Array:
-    """The product of factors with matrices `[T, D, K]`, on the left."""
+    """Product of factors, on the left, with matrices `[T, D, K]`."""
     if inverse.ndim == 2:
         return inverse[..., None] * m
     t, d, k = m.shape

@@ -20,8 +20,8 @@ class Eigenpairs(NamedTuple):
     """Eigenvalues with their eigenvectors.
 
     Attributes:
-        values: The eigenvalues, `[k]`, beginning with the requested end of the spectrum.
-        vectors: The eigenvectors of length 1, a tree with a leading axis of `k`.
+        values: The eigenvalues, `[k]`, ordered from the requested end of the spectrum.
+        vectors: The unit eigenvectors, a tree with a leading axis of `k`.
         errors: Residual norms `|A q - value q|`, `[k]`, which bound the distance to an eigenvalue.
     """
 
@@ -41,19 +41,19 @@ def top_eigenvalues(
 ) -> Eigenpairs:
     r"""Compute extreme eigenvalues of a symmetric matrix by Lanczos' method.
 
-    From `m` products it computes the matrix restricted to their Krylov space,
+    From `m` products the method computes the matrix restricted to the Krylov space,
 
     .. math:: T = Q^\top A Q, \qquad Q = [q, A q, \dots, A^{m-1} q] \text{ orthonormal},
 
     whose extreme eigenvalues approximate those of `A` for `m` far below its size. Every vector is
-    orthogonalised twice against all previous ones, so there are no spurious copies of eigenvalues.
-    A multiple eigenvalue usually appears once.
+    orthogonalised twice against all previous vectors, so there are no spurious copies of
+    eigenvalues. A multiple eigenvalue usually appears once.
 
     Args:
         product: `v -> A v`, from a tree to a tree like it: a :func:`hvp` or :func:`ggn_vp` with
             its params and batch.
-        like: The tree, of floating arrays; its values are ignored.
-        key: A PRNG key for the first vector.
+        like: A tree of floating arrays like `v`; its values are ignored.
+        key: A PRNG key for the random initial vector.
         k: Number of eigenvalues.
         iterations: Number of products `m`, at most the number of params. `m` vectors are stored.
         which: `'largest'`, `'smallest'` or `'magnitude'`.
@@ -103,7 +103,7 @@ def top_eigenvalues(
 def _lanczos(
     product: Callable[[jax.Array], jax.Array], key: jax.Array, like: jax.Array, steps: int
 ) -> tuple[jax.Array, jax.Array]:
-    """An orthonormal basis `[steps, n]`, and the matrix restricted to it."""
+    """Orthonormal basis `[steps, n]`, and the matrix restricted to its span."""
 
     def draw(i: jax.Array) -> jax.Array:
         return jax.random.normal(jax.random.fold_in(key, i), like.shape, like.dtype)

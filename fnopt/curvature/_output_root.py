@@ -1,7 +1,8 @@
-r"""Square roots of the Hessian of a loss in the outputs of the model.
+r"""Square roots of the Hessian of a loss with respect to the outputs of the model.
 
-If :math:`E[V^\top V]` of the rows `V` of an example is the Hessian :math:`H` of its loss in
-the outputs `f`, the Gauss-Newton matrix is the mean of the squares of the gradients of `V f`.
+If the rows `V` of an example satisfy :math:`E[V^\top V] = H`, with the Hessian :math:`H` of its
+loss in the outputs `f`, then the Gauss-Newton matrix is the second moment of the gradients of `V
+f`.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ class OutputHessian(NamedTuple):
     vectors: jax.Array
 
     def into(self, x: jax.Array) -> jax.Array:
-        r"""The coordinates :math:`Q^\top x` of `[n C, ...]`."""
+        r"""Transform `x`, `[n C, ...]`, to the coordinates :math:`Q^\top x`."""
         return self._rotate("nbij,nbim->nbjm", x)
 
     def back(self, x: jax.Array) -> jax.Array:
-        """The outputs `Q x` of coordinates."""
+        """Transform coordinates `x` back to `Q x`."""
         return self._rotate("nbij,nbjm->nbim", x)
 
     def _rotate(self, form: str, x: jax.Array) -> jax.Array:
@@ -72,7 +73,7 @@ def output_hessian(
 
 
 def check_loss(loss: OutputLoss, count: int, dtype: Any, batch: Any, name: str) -> None:
-    """Check that a loss is a real scalar of the outputs of one example."""
+    """Check that a loss of the outputs of one example is a real scalar."""
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     with explain_example_errors(name, example):
         found = jax.eval_shape(loss, jax.ShapeDtypeStruct((count,), dtype), example)
@@ -94,14 +95,14 @@ def output_rows(
     name: str,
     axis_name: Any = None,
 ) -> jax.Array:
-    """The rows `V` of every example, `[n, k, C]`.
+    """Rows `V` of every example, `[n, k, C]`.
 
     Args:
         loss: The loss.
         outputs: `[n, C]`.
         batch: The examples.
         key: A key for the random signs.
-        samples: Number of random rows of an example; `None` for an exact root of `C` rows.
+        samples: Number of random rows per example; `None` for an exact root with `C` rows.
         name: The public function that the user called, for messages.
         axis_name: The named axis along which a larger batch is sharded, if any.
     """
@@ -126,7 +127,7 @@ def output_rows(
 def output_curvature(
     loss: OutputLoss, outputs: jax.Array, batch: Any, name: str
 ) -> Callable[[jax.Array], jax.Array] | None:
-    """The product with the Hessian of a loss that is a sum over outputs, `[n, C]`; else `None`.
+    """Product with the diagonal Hessian of a sum over outputs, `[n, C]`; else `None`.
 
     Negative curvature counts as zero, as in `output_rows`.
     """
@@ -155,12 +156,12 @@ def drawn_rows(
 
     Args:
         loss: A negative log-likelihood.
-        draw: Function of a key, the outputs of an example and the example; returns the example
-            with another label.
+        draw: Function of a key, the outputs of an example and the example that returns the example
+            with a sampled label.
         outputs: `[n, C]`.
         batch: The examples.
         key: The key.
-        samples: Number of labels of an example.
+        samples: Number of labels per example.
         axis_name: The named axis along which a larger batch is sharded, if any.
     """
 
@@ -174,7 +175,7 @@ def drawn_rows(
 
 
 def keys_of(outputs: jax.Array, key: jax.Array, axis_name: Any = None) -> jax.Array:
-    """A key for each example, sharded like the outputs `[n, C]`.
+    """One key per example, sharded like the outputs `[n, C]`.
 
     Keys of examples sharded along a named axis equal those on a single device.
     """
@@ -186,7 +187,7 @@ def keys_of(outputs: jax.Array, key: jax.Array, axis_name: Any = None) -> jax.Ar
 def block_size(
     loss: OutputLoss, outputs: jax.Array, batch: Any, name: str, remedy: str = SAMPLED
 ) -> int:
-    """The block size of the Hessian in the outputs: 1, or a larger divisor of `C`.
+    """Block size of the Hessian in the outputs: 1, or a larger divisor of `C`.
 
     The loss of a sequence is a sum over positions, so the Hessian has a block for each position.
     """
@@ -215,7 +216,7 @@ def block_size(
 
 
 def _eigen(loss: OutputLoss, f: jax.Array, example: Any, size: int) -> tuple[jax.Array, jax.Array]:
-    """Eigenvalues `[C / size, size]` of the Hessian, and the vectors."""
+    """Eigenvalues `[C / size, size]` and eigenvectors of the Hessian."""
     slope = lambda f: jax.grad(loss)(f, example)  # noqa: E731
     seeds = jnp.tile(jnp.eye(size, dtype=f.dtype), (1, f.size // size))
     # One seed serves the same column of all blocks: `size` products in place of `C`.

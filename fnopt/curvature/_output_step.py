@@ -1,4 +1,4 @@
-"""The Gauss-Newton direction of a batch, solved in the space of the outputs."""
+"""Gauss-Newton direction of a batch, solved in the space of the outputs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from fnopt.curvature._damped_gram import Map, check_rows, solve_by_cg, solve_by_
 
 
 class OutputStep(NamedTuple):
-    r"""A direction, represented by its weights on the outputs.
+    r"""Direction, represented by its weights on the outputs.
 
     Attributes:
         weights: `a` of the direction :math:`-J^\top a` (without momentum), `[N]`.
-        slope: The derivative of the loss along the direction.
-        second_derivative: The second derivative of the Gauss-Newton model along it.
+        slope: The directional derivative of the loss along the direction.
+        second_derivative: The second derivative of the Gauss-Newton model along the direction.
         known: Whether the loss and its derivatives are finite.
     """
 
@@ -29,13 +29,13 @@ class OutputStep(NamedTuple):
 
 
 class _Solver(NamedTuple):
-    r"""The Gauss-Newton matrix `K` among the outputs, as products and solves.
+    r"""Gram matrix :math:`K = J J^\top` in the output space, as products and solves.
 
     Attributes:
-        times: The product with it.
-        diagonal: Its diagonal, or about that.
+        times: The product with `K`.
+        diagonal: The diagonal of `K`, or an estimate of it.
         inverse: The product with :math:`(\sqrt h K \sqrt h + \lambda I)^{-1}`.
-        lam: The damping, large enough for rounding.
+        lam: The damping, at least of the size of the rounding error.
     """
 
     times: Map
@@ -69,9 +69,10 @@ def output_step(
     Args:
         loss: The loss.
         damping: :math:`\lambda`, positive.
-        before: `J v`, `[N]`; `None` for no `v`.
-        iterations: Maximum number of conjugate gradient steps, without `K`; `None` to factorise.
-        rank: Rank of their Nyström preconditioner; 0 for none.
+        before: `J v`, `[N]`; `None` if there is no `v`.
+        iterations: Maximum number of conjugate gradient steps, which don't form `K`; `None`
+            factorises `K`.
+        rank: Rank of the Nyström preconditioner for conjugate gradients; 0 disables it.
 
     Returns:
         The direction.

@@ -32,11 +32,12 @@ def hvp(
     .. math:: H v = \nabla^2 f(\theta)\, v
               = \tfrac{d}{dt} \nabla f(\theta + t v) \big|_{t=0}
 
-    by forward over reverse mode, at the cost of about two gradients, without a matrix.
+    by forward-over-reverse differentiation, at the cost of about two gradients, without forming
+    `H`.
 
     Args:
         fn: `fn(params) -> scalar`; or, with a batch, `fn(params, example) -> scalar` for ONE
-            example, whose values are averaged.
+            example; values are averaged over the batch.
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: Number of examples to differentiate at once; `None` for all.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
@@ -97,9 +98,9 @@ def ggn_vp(
               J_i = \frac{\partial f(\theta, x_i)}{\partial \theta}, \quad
               H_i = \nabla^2_f\, \ell(f, x_i)
 
-    `G` is the Hessian without the curvature of the model; it is positive semidefinite if the loss
-    is convex in the outputs. For the squared error and the cross-entropy of logits it is the
-    Fisher matrix.
+    `G` is the Hessian without the second derivatives of the model. It is positive semidefinite if
+    the loss is convex in the outputs. For the squared error and the cross-entropy of logits it is
+    the Fisher matrix.
 
     Args:
         model_fn: `f(params, example) -> outputs` for ONE example, an array or a tree.
@@ -164,9 +165,9 @@ def fisher_vp(
     .. math:: F v = \frac1n \sum_i g_i\, (g_i \cdot v), \qquad
               g_i = \nabla_\theta\, \ell(\theta, x_i)
 
-    for a loss that is a negative log-likelihood. With labels *drawn from the model* it
-    is an unbiased estimate of the Fisher matrix. With the labels of the data it is the
-    empirical Fisher matrix, a different matrix.
+    for a loss that is a negative log-likelihood. With labels *sampled from the model*, `F` is an
+    unbiased estimate of the Fisher matrix. With the labels of the data, `F` is the empirical Fisher
+    matrix, which differs from it.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar` for ONE example.

@@ -1,4 +1,4 @@
-"""The best step in the span of two directions, by the exact quadratic model of a batch."""
+"""Minimiser in the span of two directions of the exact quadratic model of a batch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _PARALLEL = 1e-4
 
 
 class StackedDirection(NamedTuple):
-    """A direction as a tree and as stacked matrices; zero if not finite.
+    """Direction as a tree and as stacked matrices; zero if it isn't finite.
 
     Attributes:
-        unit: Like the params, of length 1 (or zero), so that no square underflows.
-        matrices: The same as stacked matrices, for inner products over fewer arrays.
-        norm: The length; 1 if it is zero.
-        some: Whether the length isn't zero.
+        unit: The direction with norm 1 (or zero), like the params, so that squares don't underflow.
+        matrices: `unit` as stacked matrices, for inner products over fewer arrays.
+        norm: The norm of the direction; 1 if it is zero.
+        some: Whether the norm isn't zero.
         finite: Whether the direction is finite.
     """
 
@@ -35,7 +35,7 @@ class StackedDirection(NamedTuple):
 
 
 def direction(tree: Any, matrices: Any) -> StackedDirection:
-    """A direction from its two forms."""
+    """Make a direction from its two forms."""
     # Unit directions: the entries of the model's 2 x 2 matrix then have one size.
     norm = global_norm(matrices)
     finite = jnp.isfinite(norm)
@@ -49,12 +49,12 @@ def direction(tree: Any, matrices: Any) -> StackedDirection:
 
 
 class Combination(NamedTuple):
-    """Weights of the directions, and the predicted change.
+    """Weights of the two directions, and the predicted change of the objective.
 
     Attributes:
         weights: `[2]`.
-        change: The change of the objective by the model, without damping.
-        share: The fraction of the damped model's second derivative that is curvature, not damping.
+        change: The change that the undamped model predicts.
+        share: The fraction of the damped model's second derivative that doesn't come from damping.
     """
 
     weights: jax.Array
@@ -71,19 +71,19 @@ def best_combination(
     l2: jax.Array,
     total: Callable[[Any], Any] = lambda sums: sums,
 ) -> Combination:
-    r"""Minimise the damped model over a span.
+    r"""Minimise the damped model over the span of two directions.
 
     .. math:: M(u) = g^\top u + \tfrac12 u^\top (G + (\eta + \lambda) I)\, u,
               \qquad u = \alpha d + \mu m
 
     Args:
         push: `v -> J v`, the outputs of all examples.
-        hessian_product: The product with the Hessian of the mean loss in the outputs.
-        gradient: `g`, of the whole objective, as matrices.
+        hessian_product: The product with the Hessian of the mean loss with respect to the outputs.
+        gradient: `g`, the gradient of the whole objective, as matrices.
         directions: `d` and `m`; the second one may be zero.
         damping: :math:`\lambda`.
         l2: :math:`\eta`.
-        total: Function from the sum over this device to the sum over all examples.
+        total: Function from the sum over this device's examples to the sum over all examples.
 
     Returns:
         The weights; NaN if the model has no minimum.
@@ -108,7 +108,7 @@ def best_combination(
 
 
 def _minimum(B: jax.Array, r: jax.Array, nonzero: list[jax.Array]) -> jax.Array:
-    """`-B^-1 r`; of the first direction alone, if the second is zero or the same."""
+    """`-B^-1 r`; restricted to the first direction, if the second is zero or parallel to it."""
     some = nonzero[0] & (B[0, 0] > 0)
     scale = jnp.sqrt(jnp.where(B > 0, B, jnp.ones_like(B)).diagonal())
     cosine = B[0, 1] / (scale[0] * scale[1])

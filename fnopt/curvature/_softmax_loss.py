@@ -7,8 +7,8 @@ and the loss linear in :math:`f` and :math:`L = \log \sum_i e^{z_i}`. Then
     \qquad V = B^\top \sqrt w \left(\operatorname{diag} \sqrt p - p \sqrt p^\top\right),
     \qquad w = \frac{\partial \ell}{\partial L},
 
-so a root of the Hessian costs as much as the loss, without an eigenvalue problem for every
-position. Such losses are recognised from their program.
+so a square root of the Hessian costs as much as the loss, without an eigenvalue problem for every
+position. Such losses are recognised from their jaxpr.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ class _Value(NamedTuple):
 
     Attributes:
         value: The value.
-        kind: `'constant'`; `'scores'`, linear in the outputs; `'linear'`, in logarithms of sums
-            too; `'exp'` of scores, `'sum'` of that; or `'other'`.
-        scores: Of what an `'exp'` or a `'sum'` is made.
-        axes: Over which a `'sum'` goes.
+        kind: `'constant'`; `'scores'`, linear in the outputs; `'linear'`, in outputs and logarithms
+            of sums; `'exp'`, an exponential of scores; `'sum'`, a sum of exponentials; or
+            `'other'`.
+        scores: The scores of an `'exp'` or a `'sum'`.
+        axes: The axes that a `'sum'` reduces.
     """
 
     value: Any
@@ -65,7 +66,7 @@ class _Value(NamedTuple):
 
 
 class _Piece(NamedTuple):
-    """Scores with the axes of their classes, and the shape of the logarithm of the sum."""
+    """Scores, their class axes, and the shape of their log-sum-exp."""
 
     scores: jax.Array
     axes: tuple[int, ...]
@@ -73,7 +74,7 @@ class _Piece(NamedTuple):
 
 
 def is_softmax_loss(loss: Any, count: int, dtype: Any, example: Any) -> bool:
-    """Whether the Hessian in `count` outputs is that of softmaxes, for all outputs and examples.
+    """Whether a loss of `count` outputs has a softmax Hessian, for all outputs and examples.
 
     Args:
         loss: Function of one example's outputs, a vector, and the example; returns a number.
@@ -133,13 +134,13 @@ def _row(piece: _Piece, weights: jax.Array, key: jax.Array, samples: int) -> jax
 def _read(
     loss: Any, f: jax.Array, example: Any, taps: Sequence[jax.Array] | None
 ) -> tuple[_Value, list[_Piece]]:
-    """Interpret the program of a loss by how it uses the outputs.
+    """Classify the values in the jaxpr of a loss by their dependence on the outputs.
 
     Args:
         loss: The loss.
         f: The outputs.
         example: The example.
-        taps: What is added to the logarithms of sums.
+        taps: Zeros that are added to the logarithms of sums.
     """
     # The program and not the name of the loss: a user's own cross entropy is recognised too.
     closed = jax.make_jaxpr(lambda f, example: loss(f, example))(f, example)

@@ -35,7 +35,7 @@ def checked_options(reduction: str, chunk_size: int | None, name: str) -> int | 
 
 
 def check_direction(direction: Any, params: Any, name: str) -> None:
-    """Check that params have a gradient, and that a direction has their structure and shapes."""
+    """Check that params are differentiable, and that a direction has their structure and shapes."""
     check_real(params, name)
     check_same_tree(direction, params, f"{name}: v", "the params")
 
@@ -72,7 +72,7 @@ def explain_errors(
 
 
 def scalar(found: Any, name: str) -> jax.Array:
-    """Check that a user's loss is a scalar without auxiliary output."""
+    """Check that a user's loss returns a scalar without auxiliary output."""
     if isinstance(found, tuple):
         raise TypeError(
             f"{name}: the loss returned {type_text(found)}, expected one floating scalar. Of "
@@ -93,8 +93,8 @@ def sum_over_examples(
     """Sum the results of `total` over chunks of a batch, cast to the dtypes of the params.
 
     Args:
-        total: Function of params and a chunk that returns its sum over examples, a tree like
-            params.
+        total: Function of params and a chunk that returns the sum over the chunk's examples, a tree
+            like params.
         params: The params.
         batch: The examples.
         reduction: `'mean'` or `'sum'` over the examples.

@@ -1,4 +1,4 @@
-"""Derivatives of one node with respect to another, or to the arguments."""
+"""Derivatives of a node with respect to another node or the arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MODES = ("auto", "forward", "reverse")
 
 
 class _Link(NamedTuple):
-    """The destination as a function of the source, and the source's value to take it at."""
+    """The value at `dst` as a function of the value at `src`, and the point of differentiation."""
 
     destination: Callable[[Any], Any]
     source: Any
@@ -31,28 +31,29 @@ def grad_between(
     *,
     select: Callable[[Any], Any] | None = None,
 ) -> Callable[..., Any]:
-    r"""Compute the gradient of one node (or a number made of it) with respect to another.
+    r"""Compute the gradient of a node (or a scalar function of it) with respect to another node.
 
     .. math:: \frac{\partial\, s(\text{dst})}{\partial\, \text{src}}
 
-    Examples are the class score for a saliency map, and the activation of a unit with respect to
-    the params. The cost is one backward pass from `dst` to `src`.
+    Examples are the gradient of a class score for a saliency map, and the gradient of a unit's
+    activation with respect to the params. The cost is one backward pass from `dst` to `src`.
 
     Args:
         fn: Any JAX function.
         src: The name of one node (as in `capture`), or the positional arguments to differentiate
             with respect to: an int, or a sequence of ints.
         dst: The name of one node, or `None` for the function's output.
-        select: Makes a real scalar of the value at `dst`, such as `lambda scores: scores[0, 3]`;
-            without `select`, `dst` must be a scalar.
+        select: Function from the value at `dst` to a real scalar, such as `lambda scores: scores[0,
+            3]`. Without `select`, the value at `dst` must be a scalar.
 
     Returns:
-        A function of the arguments of `fn` that returns the gradient, like the value at `src`, with
-        leading axes for iterations of scans; zero if `dst` doesn't depend on `src`.
+        A function of the arguments of `fn` that returns the gradient. It has the structure of the
+        value at `src`, with leading axes for scan iterations, and is zero if `dst` doesn't depend
+        on `src`.
 
     Raises:
         ValueError: If a name matches no node, several nodes, or a node without a derivative.
-        TypeError: If there is no real scalar to differentiate.
+        TypeError: If the value at `dst`, or the result of `select`, isn't a real scalar.
 
     Example:
         >>> from fnopt.taps import grad_between, tap
@@ -78,7 +79,7 @@ def grad_between(
 def jacobian_between(
     fn: Callable[..., Any], src: Source, dst: str | None = None, *, mode: str = "auto"
 ) -> Callable[..., Any]:
-    r"""Compute the Jacobian of one node with respect to another, or to the arguments.
+    r"""Compute the Jacobian of a node with respect to another node or the arguments.
 
     .. math:: J = \frac{\partial\, \text{dst}}{\partial\, \text{src}}
 
@@ -86,13 +87,14 @@ def jacobian_between(
         fn: Any JAX function.
         src: The name of one node (as in `capture`), or positional arguments.
         dst: The name of one node, or `None` for the function's output.
-        mode: `'forward'` takes one pass per element of `src`, `'reverse'` one per element of
-            `dst`, all at once by `vmap`; `'auto'` takes the mode with fewer passes, or `'reverse'`
-            for a function with a `custom_vjp`.
+        mode: `'forward'` takes one pass per element of `src`, `'reverse'` one pass per element of
+            `dst`. All passes run at once under `vmap`. `'auto'` chooses the mode with fewer passes,
+            or `'reverse'` for a function with a `custom_vjp`.
 
     Returns:
-        A function of the arguments of `fn` that returns `J`, of shape `[*dst.shape, *src.shape]`,
-        each with leading axes for iterations of scans (trees as with `jax.jacobian`).
+        A function of the arguments of `fn` that returns `J`, of shape `[*dst.shape, *src.shape]`.
+        Both shapes have leading axes for scan iterations. For trees, the structure is that of
+        `jax.jacobian`.
 
     Raises:
         ValueError: If a name matches no node, several nodes, or a node without a derivative.

@@ -52,36 +52,34 @@ def capture(
     .. math:: h, \qquad \bar h = \frac{\partial\, \text{loss}}{\partial h}, \qquad
               \frac{\partial\, \text{loss}}{\partial\theta}
 
-    The model needs no changes besides taps. One forward pass, and one backward pass for
-    cotangents or gradients, gives everything; wrap it in `jax.jit` like `jax.grad`.
+    Only taps have to be added to the model. `capture` takes one forward pass, and one backward pass
+    if cotangents or gradients are requested. Wrap the result in `jax.jit`, as with `jax.grad`.
 
-    A node inside a scan has a leading axis of iterations (entry `t` belongs to
-    `xs[t]`). In a branch of `cond` that isn't taken, values and cotangents are zero; a name that is
-    tapped in several branches, with one shape, has the value of the branch taken. Inside a
-    `while_loop` the value is that of the last iteration, and there is no cotangent. Inside a
-    function with its own derivative rule there is a value but no cotangent.
+    A node inside a scan has a leading axis of iterations (entry `t` belongs to `xs[t]`). In a
+    branch of `cond` that isn't taken, values and cotangents are zero. If several branches tap one
+    name with equal shapes, the result is the value in the branch taken. Inside a `while_loop` the
+    value is that of the last iteration, and there is no cotangent. Inside a function with its own
+    derivative rule there is a value but no cotangent.
 
     Args:
         fn: Any JAX function; a scalar loss for cotangents or gradients.
-        names: The nodes, one or several: the name of a `tap`, of one of several taps of that name
-            (`'attention#2'`), of a tapped tree or of a leaf of it (`'state/h'`), or a glob
-            (`'layer_*'`; `*` matches slashes too). `'scope:Model/Dense_0'` is a `jax.named_scope`,
-            which flax and Equinox modules open: the last floating value that leaves it. `None`
+        names: The nodes, one or several: the name of a `tap`, of one of several taps with equal
+            names (`'attention#2'`), of a tapped tree or one of its leaves (`'state/h'`), or a glob
+            (`'layer_*'`; `*` matches slashes too). `'scope:Model/Dense_0'` is the last floating
+            value that leaves a `jax.named_scope`, which flax and Equinox modules open. `None`
             selects all taps.
         values: Whether to return the nodes' values.
-        cotangents: Whether to return their cotangents. Nodes without a cotangent are omitted if a
-            name matches several nodes, and for `None`.
+        cotangents: Whether to return the nodes' cotangents. If a name matches several nodes, or
+            `names` is `None`, nodes without a cotangent are omitted.
         argnums: Positional arguments whose gradients are also returned, as in `jax.grad`.
-        has_aux: Whether `fn` returns `(loss, aux)`; matters for cotangents and gradients.
+        has_aux: Whether `fn` returns `(loss, aux)`; used only for cotangents and gradients.
         reduce: The reduction of each value and cotangent: a function of one array that returns an
             array or a tree of arrays; `'rms'`, `'mean'`, `'max'` (of magnitudes), `'zeros'` (their
             fraction), `'dead'` (the fraction of features, on the last axis, that are zero for all
             examples), `'nonfinite'` (their fraction), or `'histogram'` (32 counts of magnitudes,
             bin `k` from :math:`2^{-42+2k}` to :math:`2^{-40+2k}`, all smaller ones in the first,
-            all larger ones in the last, as in `fnopt.monitor`);
-            or several, as a sequence or a dict. Reductions run inside scans, so large arrays
-            aren't stacked.
-            stacked.
+            all larger ones in the last, as in `fnopt.monitor`); or several, as a sequence or a
+            dict. Reductions run inside scans, so large arrays aren't stacked.
 
     Returns:
         A function of the arguments of `fn` that returns `(output of fn, Captured)`. A cotangent has
@@ -144,7 +142,7 @@ def _backward(
     reduction: Reduction | None,
     has_aux: bool,
 ) -> tuple[Any, NodeValues, NodeValues, list[Any]]:
-    """The output, the records, the cotangents by node, and the leaves of the gradient."""
+    """Output, records, cotangents by node, and the leaves of the gradient."""
     shapes = {i: cotangent_shape(program.nodes[i], reduction) for i in probed}
     probes = jax.tree.map(lambda s: jnp.zeros(s.shape, probe_dtype(s.dtype)), shapes)
 
@@ -158,7 +156,7 @@ def _backward(
 
 
 def cotangent_shape(node: Node, reduction: Reduction | None) -> Any:
-    """Shape and dtype of a node's cotangent as it is stored: reduced, or whole."""
+    """Shape and dtype of a node's stored cotangent, reduced or not."""
     whole = jax.ShapeDtypeStruct(node.shape, node.dtype)
     if reduction is None:
         return whole
@@ -194,7 +192,7 @@ def nodes(fn: Callable[..., Any], *, scopes: bool = False) -> Callable[..., tupl
 
     Args:
         fn: Any JAX function.
-        scopes: Whether to list its named scopes too, besides the taps.
+        scopes: Whether to list the named scopes of `fn` too.
 
     Returns:
         A function of the arguments of `fn` (arrays or `jax.ShapeDtypeStruct`s) that returns a tuple

@@ -1,4 +1,4 @@
-"""Change values or cotangents at a node, for experiments."""
+"""Interventions on values or cotangents at a node, for experiments."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ Rule = Callable[[Any], Any]
 
 
 class _Rule(NamedTuple):
-    """The intervention at a node: a function is applied, or an array stands instead."""
+    """Intervention at a node: a function of the value, or an array that replaces it."""
 
     function: Rule | None
     array: Any
 
     def __call__(self, value: Any, entry: Any) -> Any:
-        """The new value; `entry` is the array's entry of this iteration."""
+        """Return the new value; `entry` is the array's entry for this iteration."""
         if self.function is not None:
             return self.function(value)
         return jnp.broadcast_to(entry.astype(value.dtype), value.shape)
 
     def by_iteration(self, node: Node) -> Any:
-        """An array with leading axes for the scans around the node, as `capture` returns it."""
+        """Array with leading axes for the enclosing scans, like the result of `capture`."""
         if self.function is not None:
             return None
         array, inner = jnp.asarray(self.array), node.shape[len(node.axes) :]
@@ -64,25 +64,25 @@ def patch(
 
     .. math:: h \leftarrow r(h) \qquad\text{or}\qquad \bar h \leftarrow r(\bar h)
 
-    Use it for experiments: clip the gradient inside a recurrent cell, stop it at a node, ablate a
-    unit, or insert an activation of another run.
+    Use `patch` for experiments: clip or stop the gradient at a node, ablate a unit, or insert an
+    activation of another run.
 
     Args:
         fn: Any JAX function.
         values: The replacement of a node's value, by name (or glob, as in `capture`): a
             differentiable function of the value (such as `jax.lax.stop_gradient`), or an array that
-            broadcasts to it. Inside a scan of `T` iterations an array may also have one entry for
-            each of them, `[T, ...]`, as `capture` returns it.
+            broadcasts to it. Inside a scan of `T` iterations an array may also have one entry per
+            iteration, `[T, ...]`, like the result of `capture`.
         cotangents: The replacement of a node's cotangent in the backward pass, by name: a function
             of the cotangent, such as `lambda g: jnp.clip(g, -1, 1)` or `jnp.zeros_like`, or an
-            array. The value stays the same. Reverse mode only.
+            array. The value doesn't change. Only for reverse mode.
 
     Returns:
-        A function like `fn`, for `jax.grad`, `jax.jit`, `capture` and others. A node inside a
-        scan is patched in every iteration, with the value of this iteration. Several names that
-        match one node apply in their order; the cotangent is that of the patched value. A tap of
-        the patched function has the patched value, and the loss's derivative with respect to this
-        value, before the cotangent rule.
+        A function like `fn`, for `jax.grad`, `jax.jit`, `capture` and others. A node inside a scan
+        is patched in every iteration. If several names match one node, their rules apply in order;
+        cotangent rules get the cotangent of the patched value. `capture` of the patched function
+        returns the patched value, and the loss's derivative with respect to it before the cotangent
+        rule.
 
     Raises:
         ValueError: If a name matches no node, or a node that can't be patched; or if a rule changes

@@ -1,4 +1,4 @@
-"""One traced call of a user's function, with the requested nodes."""
+"""Traced call of a user's function, with its nodes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ class TracedCall(NamedTuple):
         nodes: All nodes, by index.
         inputs: The arrays of the call.
         diff: The positions of the differentiated arrays among `inputs`.
-        diff_tree: The structure of the differentiated arguments (a tuple for a sequence of them).
+        diff_tree: The tree structure of the differentiated arguments (a tuple for a sequence
+            `argnums`).
         out_tree: The structure of the output.
     """
 
@@ -72,12 +73,12 @@ class TracedCall(NamedTuple):
     def run(
         self, visit: NodeFn, probes: NodeValues, diff: Sequence[Any] | None = None
     ) -> tuple[Any, NodeValues]:
-        """Run it again; return the output, and the records by node.
+        """Evaluate the program; return the output, and the records by node.
 
         Args:
             visit: Function that is called at each node selected by `only`.
             probes: Extra inputs of `visit`, by node.
-            diff: Other values for the differentiated inputs.
+            diff: New values of the differentiated inputs.
         """
         inputs = list(self.inputs)
         for i, value in zip(self.diff, self.diff_inputs if diff is None else diff, strict=True):
@@ -95,10 +96,10 @@ class TracedCall(NamedTuple):
         return self._replace(level=self.level.restrict(set(chosen)))
 
     def by_name(self, records: NodeValues) -> dict[str, Any]:
-        """Records under the names of their nodes, in the order of the program.
+        """Records by the names of their nodes, in program order.
 
-        Nodes with one name of which only one can run, in the branches of a `cond`, are one node:
-        branches that don't run record zeros.
+        Nodes with equal names in different branches of a `cond` count as one node, because only one
+        of them can run. Branches that don't run record zeros.
         """
         found: dict[str, Any] = {}
         for i in sorted(records):
@@ -111,13 +112,14 @@ class TracedCall(NamedTuple):
         return found
 
     def select(self, names: Names, ask: Ask) -> list[int]:
-        """Indices of the nodes of these names that have a value (or a cotangent).
+        """Indices of the nodes with these names that have a value (or a cotangent).
 
-        A pattern, or `None`, skips nodes without one; but each must match at least one node.
+        Patterns and `None` skip nodes without a value (or cotangent). Each pattern must match at
+        least one node.
 
         Raises:
-            ValueError: If a name matches nothing, or nothing that has it; the message lists
-                the available nodes, or gives the reason.
+            ValueError: If a name matches no node, or no node with a value (or cotangent). The
+                message lists the available nodes, or gives the reason.
         """
         groups = [self._all_taps()] if names is None else [self.matches(n) for n in names]
         chosen: set[int] = set()
@@ -136,7 +138,7 @@ class TracedCall(NamedTuple):
         return taps
 
     def matches(self, pattern: str) -> list[int]:
-        """Nodes of one name: by exact name, else members of a tree, else by glob."""
+        """Nodes for a name: by exact name, else the leaves of a tree, else by glob."""
         full = [node.name for node in self.nodes]
         base = [_base(name) for name in full]
         pairs = list(enumerate(zip(full, base, strict=True)))
@@ -156,10 +158,11 @@ class TracedCall(NamedTuple):
         return found
 
     def only_node(self, name: str, ask: Ask) -> int:
-        """Return the only node of a name.
+        """Return the only node for a name.
 
         Raises:
-            ValueError: If the name matches none or several nodes, or one without the request.
+            ValueError: If the name matches no node, several nodes, or a node without the requested
+                value or cotangent.
         """
         found = self.select((name,), ask)
         if len(found) > 1:
@@ -189,19 +192,19 @@ class TracedCall(NamedTuple):
 
 
 def _base(name: str) -> str:
-    """The name that nodes may share: without the number."""
+    """Name of a node without its number, which several nodes may share."""
     return name.rpartition("#")[0] or name
 
 
 def _are_alternatives(nodes: list[Node]) -> bool:
-    """Whether there are several nodes of one shape, of which only one can run."""
+    """Whether there are several nodes with equal shapes, of which only one can run."""
     shapes = {(node.shape, node.dtype) for node in nodes}
     pairs = itertools.combinations(nodes, 2)
     return len(nodes) > 1 == len(shapes) and all(a.excludes(b) for a, b in pairs)
 
 
 def _merge_records(*records: jax.Array) -> jax.Array:
-    """The record of the node that ran, of several; others are zero."""
+    """Merge the records of alternative nodes; the records of nodes that didn't run are zero."""
     join = jnp.logical_or if records[0].dtype == bool else jnp.add
     return functools.reduce(join, records)
 
@@ -215,7 +218,7 @@ def trace_program(
     *,
     scopes: bool = False,
 ) -> TracedCall:
-    """Trace one call of `fn`, once.
+    """Trace a call of `fn`.
 
     Args:
         name: The public function, for messages.
@@ -251,7 +254,7 @@ def trace_program(
 
 
 def _diff_leaves(name: str, args: tuple[Any, ...], argnums: Argnums) -> tuple[list[int], Any]:
-    """The positions of the differentiated leaves among all leaves, and their structure."""
+    """Positions of the differentiated leaves among all leaves, and their tree structure."""
     if isinstance(argnums, int):
         return [*_leaves_of(name, args, argnums)], jax.tree.structure(args[argnums])
     numbers = argnums or ()
@@ -273,7 +276,7 @@ def _leaves_of(name: str, args: tuple[Any, ...], n: int) -> range:
 
 
 def has_scopes(names: Names) -> bool:
-    """Whether any of these names means a scope."""
+    """Whether any of these names refers to a scope."""
     return any(name.startswith(SCOPE_PREFIX) for name in names or ())
 
 

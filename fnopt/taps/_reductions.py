@@ -45,7 +45,7 @@ REDUCTIONS: dict[str, Reduction] = {
 
 
 def as_reduction(name: str, reduce: Any) -> Reduction | None:
-    """Make a function of one array from a name, a function, several names, or a dict of both."""
+    """Make a function of one array from a name, a function, or a sequence or dict of these."""
     if reduce is None or callable(reduce):
         return reduce
     if isinstance(reduce, str):

@@ -32,16 +32,16 @@ ad.primitive_transposes[tap_p] = lambda cotangent, x, *, name: [cotangent]
 def tap(name: str, x: Tree) -> Tree:
     """Name a value inside a function for `capture`, `patch` and related functions.
 
-    A tap is the identity. Without `capture` or `patch`, the compiled program is the same as without
-    the tap, also that of the gradient. A tap works in any JAX code (jit, grad, vmap, scan, remat,
+    A tap is the identity. Outside of `capture` and `patch`, taps don't change the compiled program
+    of a function or its gradient. A tap works in any JAX code (jit, grad, vmap, scan, remat,
     branches, custom derivative rules) and in the modules of any framework.
 
-    `capture` also finds values named by `jax.ad_checkpoint.checkpoint_name`. That function
-    also marks values for rematerialisation policies, and keeps names in a differentiated function,
-    but it may cost memory. `jax.grad(loss)` has no taps: capture the loss.
+    `capture` also finds values named by `jax.ad_checkpoint.checkpoint_name`. `checkpoint_name` also
+    marks values for rematerialisation policies, and its names survive differentiation, but it may
+    cost memory. Taps don't survive `jax.grad(loss)`: capture the loss itself.
 
     Args:
-        name: The name of the value, with slashes if you like (`'layer_3/attention'`). If one name
+        name: The name of the value, which may contain slashes (`'layer_3/attention'`). If one name
             is used several times, the nodes are `name#0`, `name#1`, … in the order of the program.
         x: An array, or a tree, whose leaves are then named `name/path`.
 
@@ -83,10 +83,10 @@ def _check_name(name: Any) -> None:
 
 @jax.custom_jvp
 def add_probe(x: jax.Array, probe: jax.Array) -> jax.Array:
-    """Return `x`; its cotangent is also that of the probe.
+    """Return `x`; the probe gets the same cotangent as `x`.
 
     This equals `x + probe` at `probe = 0`, but the probe's zeros are never read. The compiler
-    removes them, and `x` doesn't change by a bit.
+    removes them, and `x` is unchanged bit for bit.
     """
     return x
 
@@ -97,7 +97,7 @@ def _add_probe_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple
 
 
 def add_reduced_probe(reduce: Callable[[Any], Any], x: jax.Array, probe: Any) -> jax.Array:
-    """Return `x`; the probe's cotangent is `reduce(cotangent of x)`, and nothing else is stored."""
+    """Return `x`; the probe's cotangent is `reduce(cotangent of x)`, and only this is stored."""
 
     @jax.custom_vjp
     def identity(x: jax.Array, probe: Any) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The linear assignment problem: pairs of rows and columns with the least total cost."""
+"""The linear assignment problem: pairs of rows and columns with the minimum total cost."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _PathSearch(NamedTuple):
 def _shortest_path(
     cost: jax.Array, u: jax.Array, v: jax.Array, owner: jax.Array, row: Any
 ) -> _PathSearch:
-    """Dijkstra's search over reduced costs until a column without an owner is reached."""
+    """Dijkstra's search over reduced costs until an unassigned column is reached."""
     n, m = cost.shape
     far = jnp.asarray(jnp.inf, cost.dtype)
 
@@ -60,7 +60,7 @@ def _shortest_path(
 
 
 def _flip_path(search: _PathSearch, owner: jax.Array, column: jax.Array, row: Any) -> Any:
-    """Augment the assignment along the path, from its end to its first row."""
+    """Augment the assignment along the path, from the path's end to its first row."""
 
     def augment(carry: Any) -> Any:
         owner, column, end, _ = carry
@@ -74,7 +74,7 @@ def _flip_path(search: _PathSearch, owner: jax.Array, column: jax.Array, row: An
 
 
 def _solve(cost: jax.Array) -> jax.Array:
-    """Column of every row, for at least as many columns as rows."""
+    """The column of every row, for at least as many columns as rows."""
     n, m = cost.shape
 
     def add(row: Any, carry: Any) -> Any:
@@ -101,16 +101,17 @@ def _solve(cost: jax.Array) -> jax.Array:
 
 
 def hungarian_algorithm(cost_matrix: Any) -> tuple[jax.Array, jax.Array]:
-    r"""Find the cheapest assignment of rows to columns.
+    r"""Find the minimum-cost assignment of rows to columns.
 
     .. math:: \min_\pi \sum_i C_{i\, \pi(i)}
 
-    over all ways to give every row a column of its own (or every column a row, if there are
-    fewer columns). Rows are added one at a time along shortest paths, which takes
-    :math:`O(n^2 m)` operations for :math:`n \le m`. The function runs under `jit` and `vmap`.
+    over all assignments of distinct columns to rows (or of distinct rows to columns, if there are
+    fewer columns). Rows are added one at a time along shortest paths, which takes :math:`O(n^2 m)`
+    operations for :math:`n \le m`. The function runs under `jit` and `vmap`.
 
     Args:
-        cost_matrix: :math:`C`, real `[n, m]`. An infinite cost marks a pair to avoid if possible.
+        cost_matrix: :math:`C`, real `[n, m]`. An infinite cost marks a pair that is assigned only
+            if unavoidable.
 
     Returns:
         Row and column indices `(i, j)`, each `[min(n, m)]` of int32, with the rows in increasing
@@ -118,7 +119,7 @@ def hungarian_algorithm(cost_matrix: Any) -> tuple[jax.Array, jax.Array]:
 
     Raises:
         TypeError: If the costs aren't real.
-        ValueError: If it isn't a matrix.
+        ValueError: If `cost_matrix` isn't a matrix.
 
     Example:
         >>> from fnopt.discrete import hungarian_algorithm

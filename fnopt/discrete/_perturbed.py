@@ -62,18 +62,17 @@ def make_perturbed_fun(
               \partial f_\sigma(x) = -\mathbb E_z \left( f(x + \sigma z) - f(x) \right)
               \frac{\nabla \log p(z)^\top}{\sigma}
 
-    Both are means over samples. The function is only evaluated, so an argmax, a ranking or an
-    assignment gets derivatives of any order.
+    Both expectations are estimated by means over samples. The function is only evaluated, not
+    differentiated, so an argmax, a ranking or an assignment gets derivatives of any order.
 
     Args:
-        fun: A traceable function of a tree of floating arrays. It returns numbers; integers and
+        fun: A traceable function of a tree of floating arrays. `fun` returns numbers; integers and
             bools are averaged as floats.
         num_samples: The number of noisy inputs.
         sigma: :math:`\sigma`, a positive number.
         noise: The distribution of :math:`z`: `Gumbel()`, `Normal()`, or any object with
             `sample(key, shape, dtype)` and `log_prob(z)`.
-        use_baseline: Whether :math:`f(x)` is subtracted in derivatives, which lowers their
-            variance.
+        use_baseline: Whether to subtract :math:`f(x)` in derivatives, which reduces their variance.
 
     Returns:
         `perturbed(key, x)`, which returns the structure of `fun(x)` in float32 or wider.
@@ -129,7 +128,7 @@ def _floats(tree: Any) -> Any:
 
 
 def _sample(key: Any, x: Any, sigma: Any, noise: Any) -> tuple[Any, jax.Array]:
-    """A noisy input without derivative, and the log-density of its noise, which depends on `x`."""
+    """A noisy input without derivative, and the log-density of its noise as a function of `x`."""
     leaves, treedef = jax.tree.flatten(x)
     shifted, total = [], jnp.zeros((), compute_dtype())
     for k, leaf in zip(jax.random.split(key, max(len(leaves), 1)), leaves, strict=False):

@@ -43,19 +43,20 @@ def _log_probabilities(
 
 
 def softmax_cross_entropy(logits: Any, labels: Any, axis: Any = -1, where: Any = None) -> jax.Array:
-    r"""The cross entropy between a distribution over classes and the softmax of scores.
+    r"""The cross entropy between a distribution over classes and the softmax of logits.
 
     .. math:: \ell(x, y) = -\sum_i y_i \log \frac{e^{x_i}}{\sum_j e^{x_j}}
 
-    A class of probability zero may have a logit of minus infinity: it counts nothing. A row
+    A class of probability zero may have a logit of minus infinity: it contributes zero. A row
     without any class (an empty mask) has loss 0 and gradient 0.
 
     Args:
         logits: :math:`x`, floating; the classes are along `axis`.
         labels: :math:`y`, of the same shape, usually a distribution: floats, integers (one-hot) or
             bools.
-        axis: The axis or axes of the classes; None for all.
-        where: Bools: which classes there are. Either of the shape of `logits`, or without `axis`.
+        axis: The axis or axes of the classes; None uses all axes.
+        where: A bool mask of the valid classes, of the shape of `logits`, or of this shape without
+            `axis`.
 
     Returns:
         The losses, without `axis`; at least float32.
@@ -82,7 +83,7 @@ def softmax_cross_entropy(logits: Any, labels: Any, axis: Any = -1, where: Any =
 def softmax_cross_entropy_with_integer_labels(
     logits: Any, labels: Any, axis: Any = -1, where: Any = None
 ) -> jax.Array:
-    r"""The cross entropy of class numbers and the softmax of scores.
+    r"""The cross entropy between integer labels and the softmax of logits.
 
     .. math:: \ell(x, c) = -\log \frac{e^{x_c}}{\sum_j e^{x_j}}
 
@@ -92,8 +93,8 @@ def softmax_cross_entropy_with_integer_labels(
             classes (-1) gives NaN; `jnp.where(labels >= 0, loss, 0)` excludes such rows, also from
             the gradient.
         axis: The axis or axes of the classes (counted in row-major order if there are several).
-        where: Bools: which classes there are. Either of the shape of `logits`, or without `axis`.
-            A row without any class has loss 0.
+        where: A bool mask of the valid classes, of the shape of `logits`, or of this shape without
+            `axis`. A row without any class has loss 0.
 
     Returns:
         The losses, of the shape of `labels`; at least float32.
@@ -125,7 +126,7 @@ def softmax_cross_entropy_with_integer_labels(
 def poly_loss_cross_entropy(
     logits: Any, labels: Any, *, epsilon: Any = 2.0, axis: Any = -1, where: Any = None
 ) -> jax.Array:
-    r"""The cross entropy with another weight on its first polynomial term.
+    r"""The cross entropy with a modified weight of its first polynomial term (PolyLoss).
 
     .. math:: \ell(x, y) = -\sum_i y_i \log p_i + \epsilon \sum_i y_i (1 - p_i), \qquad
               p = \mathrm{softmax}(x)
@@ -133,9 +134,10 @@ def poly_loss_cross_entropy(
     Args:
         logits: :math:`x`, floating; the classes are along `axis`.
         labels: :math:`y`, of the same shape, usually a distribution.
-        epsilon: :math:`\epsilon`; with 0 it is the cross entropy.
-        axis: The axis or axes of the classes; None for all.
-        where: Bools: which classes there are. Either of the shape of `logits`, or without `axis`.
+        epsilon: :math:`\epsilon`; 0 gives the cross entropy.
+        axis: The axis or axes of the classes; None uses all axes.
+        where: A bool mask of the valid classes, of the shape of `logits`, or of this shape without
+            `axis`.
 
     Returns:
         The losses, without `axis`; at least float32.
@@ -214,8 +216,8 @@ def sigmoid_focal_loss(
     Args:
         logits: :math:`x`, floating, of any shape.
         labels: :math:`y` in [0, 1], of the same shape or a scalar: floats, integers or bools.
-        alpha: :math:`\alpha`, the weight of positive examples; None for no weights.
-        gamma: :math:`\gamma`; with 0 it is the cross entropy.
+        alpha: :math:`\alpha`, the weight of positive examples; None disables weights.
+        gamma: :math:`\gamma`; 0 gives the cross entropy.
 
     Returns:
         The losses, of the shape of `logits`; at least float32.
@@ -248,11 +250,11 @@ def smooth_labels(labels: Any, alpha: Any, *, axis: Any = -1, where: Any = None)
     .. math:: y'_i = (1 - \alpha)\, y_i + \alpha / K
 
     Args:
-        labels: :math:`y`, floating, distributions (one-hot, say) along `axis`.
+        labels: :math:`y`, floating, distributions (such as one-hot labels) along `axis`.
         alpha: :math:`\alpha` in [0, 1].
-        axis: The axis or axes of the classes; None for all.
-        where: Bools: which of the :math:`K` classes there are. Either of the shape of `labels`, or
-            without `axis`.
+        axis: The axis or axes of the classes; None uses all axes.
+        where: A bool mask of the :math:`K` valid classes, of the shape of `labels`, or of this
+            shape without `axis`.
 
     Returns:
         The smoothed labels, of the shape and dtype of `labels`.

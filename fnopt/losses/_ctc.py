@@ -79,16 +79,16 @@ def ctc_loss_with_forward_probs(
 
     Args:
         logits: Scores, floating `[B, T, K]`.
-        logit_paddings: `[B, T]`; not 0 where a frame is padding (what it holds doesn't matter).
+        logit_paddings: `[B, T]`; nonzero for padding frames, whose logits are ignored.
         labels: Integers `[B, N]`.
-        label_paddings: `[B, N]`; not 0 where a label is padding. Padding is at the end.
+        label_paddings: `[B, N]`; nonzero for padding labels. Padding is at the end.
         blank_id: The class :math:`\epsilon` of the blank.
-        log_epsilon: The logarithm of 0: a sequence that can't be aligned (more
-            labels than frames) has about this loss, with the sign turned.
+        log_epsilon: The value for the logarithm of 0: a sequence that can't be aligned (more labels
+            than frames) has about the loss `-log_epsilon`.
 
     Returns:
-        The losses `[B]`; :math:`\log \alpha^\epsilon`, `[T, B, N + 1]`, which in the last frame
-        has the sum of both; :math:`\log \alpha^\ell`, `[T, B, N]`. All at least float32.
+        The losses `[B]`; :math:`\log \alpha^\epsilon`, `[T, B, N + 1]`, whose last frame has the
+        sum of both; :math:`\log \alpha^\ell`, `[T, B, N]`. All at least float32.
 
     Raises:
         TypeError: If the logits aren't floating or the labels aren't integers.
@@ -142,7 +142,7 @@ def ctc_loss(
     blank_id: int = 0,
     log_epsilon: Any = -1e5,
 ) -> jax.Array:
-    r"""The connectionist temporal classification loss: labels of unknown position.
+    r"""The connectionist temporal classification loss, for label sequences without alignment.
 
     .. math:: \ell(x, y) = -\log \sum_{\pi:\, \mathcal B(\pi) = y} \prod_t p_t(\pi_t)
 
@@ -150,12 +150,12 @@ def ctc_loss(
 
     Args:
         logits: Scores, floating `[B, T, K]`.
-        logit_paddings: `[B, T]`; not 0 where a frame is padding (what it holds doesn't matter).
+        logit_paddings: `[B, T]`; nonzero for padding frames, whose logits are ignored.
         labels: Integers `[B, N]`.
-        label_paddings: `[B, N]`; not 0 where a label is padding. Padding is at the end.
+        label_paddings: `[B, N]`; nonzero for padding labels. Padding is at the end.
         blank_id: The class of the blank.
-        log_epsilon: The logarithm of 0: a sequence that can't be aligned (more
-            labels than frames) has about this loss, with the sign turned.
+        log_epsilon: The value for the logarithm of 0: a sequence that can't be aligned (more labels
+            than frames) has about the loss `-log_epsilon`.
 
     Returns:
         The losses `[B]`, of every sequence; at least float32.

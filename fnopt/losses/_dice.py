@@ -1,4 +1,4 @@
-"""Overlap of regions: Dice and Tversky losses for segmentation."""
+"""Overlap losses for segmentation: Dice and Tversky."""
 
 from __future__ import annotations
 
@@ -51,20 +51,21 @@ def dice_loss(
     .. math:: \ell_c &= 1 - \frac{I_c + s}{I_c + \alpha\, (P_c - I_c) + \beta\, (T_c - I_c) + s}, \\
               I_c &= \sum p_c t_c, \quad P_c = \sum p_c, \quad T_c = \sum t_c
 
-    With :math:`\alpha = \beta = \tfrac12` it is Dice's loss, else Tversky's.
+    :math:`\alpha = \beta = \tfrac12` gives the Dice loss, other values the Tversky loss.
 
     Args:
         predictions: Logits `[B, ..., C]`, floating (probabilities if `apply_softmax` is False).
-            With one class, or without a class axis, a sigmoid takes the softmax's place.
+            With one class, or without a class axis, a sigmoid replaces the softmax.
         targets: One-hot regions :math:`t`, of the same shape: floats, integers or bools.
-        class_weights: A factor for each class, `[C]`; None for 1.
-        smooth: :math:`s`, keeps small regions from dominating. With 0, two empty regions agree.
+        class_weights: A factor for each class, `[C]`; None uses 1.
+        smooth: :math:`s`, which reduces the weight of small regions. With 0, two empty regions have
+            loss 0.
         alpha: :math:`\alpha`, the weight of false positives.
         beta: :math:`\beta`, the weight of false negatives.
         apply_softmax: Whether the predictions are logits.
-        reduction: Over the classes: `'mean'`, `'sum'` or `'none'`.
-        ignore_background: Whether class 0 is left out (if there are others).
-        axis: The axes of a region; None for all between the first and the last.
+        reduction: The reduction over classes: `'mean'`, `'sum'` or `'none'`.
+        ignore_background: Whether to exclude class 0 (if there are other classes).
+        axis: The axes of a region; None uses all axes between the first and the last.
 
     Returns:
         The losses `[B]`, or `[B, C]` for `'none'`; at least float32.
@@ -111,7 +112,7 @@ def multiclass_generalized_dice_loss(
     apply_softmax: bool = True,
     ignore_background: bool = False,
 ) -> jax.Array:
-    r"""Dice's loss with classes weighted against their frequency.
+    r"""The Dice loss with classes weighted inversely to their frequency.
 
     .. math:: \ell = \frac1{BC} \sum_{b, c} w_c\, \ell_{bc}, \qquad
               w_c \propto \frac1{n_c^2 + 10^{-7}}, \quad \sum_c w_c = C
@@ -123,7 +124,7 @@ def multiclass_generalized_dice_loss(
         targets: One-hot regions, of the same shape: floats, integers or bools.
         smooth: As in `dice_loss`.
         apply_softmax: Whether the predictions are logits.
-        ignore_background: Whether class 0 is left out.
+        ignore_background: Whether to exclude class 0.
 
     Returns:
         The loss of the batch, a scalar; at least float32.
@@ -157,7 +158,7 @@ def multiclass_generalized_dice_loss(
 def binary_dice_loss(
     predictions: Any, targets: Any, *, smooth: Any = 1.0, apply_sigmoid: bool = True
 ) -> jax.Array:
-    r"""Dice's loss of one region.
+    r"""The Dice loss of one region.
 
     .. math:: \ell = 1 - \frac{\sum p\, t + s}{\tfrac12 \sum p + \tfrac12 \sum t + s}
 
@@ -165,7 +166,7 @@ def binary_dice_loss(
         predictions: Logits `[B, ...]` or `[B, ..., 1]`, floating (probabilities if
             `apply_sigmoid` is False).
         targets: The region, of the same shape: floats, integers or bools.
-        smooth: :math:`s`, keeps small regions from dominating.
+        smooth: :math:`s`, which reduces the weight of small regions.
         apply_sigmoid: Whether the predictions are logits.
 
     Returns:

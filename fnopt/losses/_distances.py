@@ -58,7 +58,7 @@ def l2_loss(predictions: Any, targets: Any = None) -> jax.Array:
 
 
 def huber_loss(predictions: Any, targets: Any = None, *, delta: Any = 1.0) -> jax.Array:
-    r"""Huber's loss: a parabola for small errors, straight lines for large ones.
+    r"""The Huber loss: quadratic for small errors, linear for large errors.
 
     .. math:: \ell(e) = \begin{cases} \tfrac12 e^2 & |e| \le \delta \\
               \delta\, (|e| - \tfrac12 \delta) & |e| > \delta \end{cases}
@@ -67,7 +67,7 @@ def huber_loss(predictions: Any, targets: Any = None, *, delta: Any = 1.0) -> ja
     Args:
         predictions: :math:`\hat y`, floating, of any shape.
         targets: :math:`y`, of the same shape or a scalar; None for zero.
-        delta: :math:`\delta`, where the line begins.
+        delta: :math:`\delta`, the error at which the linear part begins.
 
     Returns:
         The losses, of the shape of `predictions`; at least float32.
@@ -108,8 +108,8 @@ def _log_cosh_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[
 def log_cosh(predictions: Any, targets: Any = None) -> jax.Array:
     r"""The logarithm of the hyperbolic cosine of the error: :math:`\log \cosh(\hat y - y)`.
 
-    About :math:`\tfrac12 e^2` for small errors and :math:`|e| - \log 2` for large ones; accurate
-    in all digits for both.
+    The loss is about :math:`\tfrac12 e^2` for small errors and :math:`|e| - \log 2` for large
+    errors, and accurate in all digits for both.
 
     Args:
         predictions: :math:`\hat y`, floating, of any shape.
@@ -153,9 +153,9 @@ def kl_divergence(
     Args:
         log_predictions: :math:`\log q`, floating.
         targets: :math:`p`, of the same shape.
-        axis: The axis or axes of the distribution; None for all.
-        where: A bool mask of the elements that count. Either of the shape of the targets, or
-            without `axis`.
+        axis: The axis or axes of the distribution; None uses all axes.
+        where: A bool mask of the elements to include. It has the shape of the targets, or this
+            shape without `axis`.
 
     Returns:
         The divergences, without `axis`; at least float32.
@@ -178,7 +178,7 @@ def kl_divergence(
 def kl_divergence_with_log_targets(
     log_predictions: Any, log_targets: Any, axis: Any = -1, where: Any = None
 ) -> jax.Array:
-    r"""The Kullback-Leibler divergence of distributions that are given by their logarithms.
+    r"""The Kullback-Leibler divergence of distributions from their logarithms.
 
     .. math:: \mathrm{KL}(p \,\|\, q) = \sum_i e^{\log p_i} \left( \log p_i - \log q_i \right)
 
@@ -187,9 +187,9 @@ def kl_divergence_with_log_targets(
     Args:
         log_predictions: :math:`\log q`, floating.
         log_targets: :math:`\log p`, of the same shape.
-        axis: The axis or axes of the distribution; None for all.
-        where: A bool mask of the elements that count. Either of the shape of the targets, or
-            without `axis`.
+        axis: The axis or axes of the distribution; None uses all axes.
+        where: A bool mask of the elements to include. It has the shape of the targets, or this
+            shape without `axis`.
 
     Returns:
         The divergences, without `axis`; at least float32.
@@ -222,14 +222,14 @@ def generalized_kl_divergence(
 
     .. math:: \mathrm{KL}(p \,\|\, q) = \sum_i p_i \log \frac{p_i}{q_i} - p_i + q_i
 
-    Every term is at least 0, and convex in both arguments together.
+    Every term is nonnegative, and jointly convex in both arguments.
 
     Args:
         log_predictions: :math:`\log q`, floating.
         targets: :math:`p`, of the same shape.
-        axis: The axis or axes of the measure; None for all.
-        where: A bool mask of the elements that count. Either of the shape of the targets, or
-            without `axis`.
+        axis: The axis or axes of the measure; None uses all axes.
+        where: A bool mask of the elements to include. It has the shape of the targets, or this
+            shape without `axis`.
 
     Returns:
         The divergences, without `axis`; at least float32.

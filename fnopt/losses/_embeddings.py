@@ -20,10 +20,10 @@ def _scale(x: jax.Array, axis: Any, where: Any) -> tuple[jax.Array, jax.Array]:
 
 
 def unit(x: jax.Array, epsilon: Any, axis: Any, where: Any = None) -> tuple[jax.Array, jax.Array]:
-    r"""The unit vector :math:`x / \max(\|x\|, \sqrt\epsilon)`, and what its square lacks to 1.
+    r"""The unit vector :math:`x / \max(\|x\|, \sqrt\epsilon)`, and one minus its squared length.
 
-    A vector of zeros stays one. The length is taken of the vector over its largest entry: squares
-    of 1e20 and 1e-24 are infinite and zero in float32.
+    A zero vector stays zero. The length is computed from the vector divided by its largest entry,
+    because squares of 1e20 and 1e-24 are infinite and zero in float32.
     """
     x, top = _scale(x, axis, where)
     square = jnp.sum(jnp.square(x), axis=axis, keepdims=True, where=where)
@@ -74,10 +74,10 @@ def cosine_similarity(
 
     Args:
         predictions: :math:`\hat y`, floating, vectors along `axis`.
-        targets: :math:`y`, vectors too; the other axes may broadcast.
-        epsilon: The least squared length to divide by.
-        axis: The axis or axes of the vectors; None for all.
-        where: A bool mask of the elements that count.
+        targets: :math:`y`, vectors along `axis`; the other axes may broadcast.
+        epsilon: The lower bound of the squared lengths in the denominator.
+        axis: The axis or axes of the vectors; None uses all axes.
+        where: A bool mask of the elements to include.
 
     Returns:
         The cosines, without `axis`; at least float32.
@@ -101,14 +101,14 @@ def cosine_distance(
     .. math:: 1 - \cos(\hat y, y) = \tfrac12 \left\| \frac{\hat y}{\|\hat y\|} -
               \frac{y}{\|y\|} \right\|^2
 
-    It is computed by the right side, which keeps its digits for vectors that almost agree.
+    The function evaluates the right-hand side, which is accurate for nearly equal vectors.
 
     Args:
         predictions: :math:`\hat y`, floating, vectors along `axis`.
-        targets: :math:`y`, vectors too; the other axes may broadcast.
-        epsilon: The least squared length to divide by.
-        axis: The axis or axes of the vectors; None for all.
-        where: A bool mask of the elements that count.
+        targets: :math:`y`, vectors along `axis`; the other axes may broadcast.
+        epsilon: The lower bound of the squared lengths in the denominator.
+        axis: The axis or axes of the vectors; None uses all axes.
+        where: A bool mask of the elements to include.
 
     Returns:
         The distances, without `axis`; at least float32.
@@ -133,11 +133,11 @@ def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> jax.Array:
 
     Args:
         embeddings: :math:`z`, floating `[B, D]`.
-        labels: :math:`c`, `[B]`: views of the same thing have the same label.
+        labels: :math:`c`, `[B]`: views of the same example have the same label.
         temperature: :math:`\tau`.
 
     Returns:
-        The mean over all pairs of equal label, a scalar (0 if there is none); at least float32.
+        The mean over all pairs with equal labels, a scalar (0 without pairs); at least float32.
 
     Raises:
         TypeError: If the embeddings aren't floating.
@@ -202,9 +202,9 @@ def triplet_margin_loss(
         positives: :math:`p`, of the same shape.
         negatives: :math:`n`, of the same shape.
         axis: The axis of the vectors.
-        norm_degree: :math:`q`, at least 1; the differences are taken without their sign.
+        norm_degree: :math:`q`, at least 1; of the absolute differences.
         margin: :math:`m`.
-        eps: :math:`\epsilon`, which keeps the derivative finite where two vectors meet.
+        eps: :math:`\epsilon`, which keeps the derivative finite where two vectors are equal.
 
     Returns:
         The losses, of the shape of `anchors` without `axis`; float32 or wider.

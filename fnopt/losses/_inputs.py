@@ -1,4 +1,4 @@
-"""Checks of the inputs of losses, and arithmetic that neither cancels nor overflows."""
+"""Input checks of losses, and arithmetic without cancellation or overflow."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from fnopt.core import compute_dtype, type_text
 
 
 def floats(name: str, **arrays: Any) -> tuple[Any, ...]:
-    """The arguments of a loss in one compute dtype, at least float32; `None` stays `None`.
+    """Cast the arguments of a loss to one compute dtype, at least float32; `None` stays `None`.
 
-    The first is what a model says and must be floating; the others may be integers or bools. They
-    must broadcast to the shape of one of them: a column against a row would give every pair.
+    The first argument is the model's prediction and must be floating; the others may be integers or
+    bools. The arguments must broadcast to the shape of one of them, because a column and a row
+    would give every pair.
     """
     given = {k: jnp.asarray(x) for k, x in arrays.items() if x is not None}
     first = next(iter(given))
@@ -33,7 +34,7 @@ def floats(name: str, **arrays: Any) -> tuple[Any, ...]:
 
 
 def check_broadcast(name: str, **arrays: jax.Array | None) -> None:
-    """Refuse shapes that broadcast to something larger than each of them, or not at all."""
+    """Reject shapes that don't broadcast, or broadcast to a shape larger than each of them."""
     shapes = {k: x.shape for k, x in arrays.items() if x is not None}
     try:
         together = jnp.broadcast_shapes(*shapes.values())
@@ -46,14 +47,14 @@ def check_broadcast(name: str, **arrays: jax.Array | None) -> None:
 
 
 def pairs(name: str, **arrays: Any) -> tuple[Any, ...]:
-    """`floats` that are compared element by element."""
+    """Apply `floats` to arguments that are compared element by element."""
     found = floats(name, **arrays)
     check_broadcast(name, **dict(zip(arrays, found, strict=True)))
     return found
 
 
 def class_labels(name: str, labels: Any, shape: tuple[int, ...]) -> jax.Array:
-    """Labels that are class numbers, one for each of `shape`."""
+    """Check integer labels of the given shape."""
     labels = jnp.asarray(labels)
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         raise TypeError(f"{name}: labels are {type_text(labels)}, expected integers.")
@@ -66,7 +67,7 @@ def class_labels(name: str, labels: Any, shape: tuple[int, ...]) -> jax.Array:
 
 
 def mask(where: Any, shape: Any, axis: Any) -> jax.Array | None:
-    """`where` as bools of a shape; one without the reduced axes is repeated along them."""
+    """Broadcast `where` to bools of a shape, also a mask without the reduced axes."""
     if where is None:
         return None
     where = jnp.asarray(where)
@@ -76,7 +77,7 @@ def mask(where: Any, shape: Any, axis: Any) -> jax.Array | None:
 
 
 def zero_excluded(where: jax.Array | None, x: jax.Array) -> jax.Array:
-    """Replace excluded elements by zeros, which may be NaN or infinite."""
+    """Replace excluded elements, which may be NaN or infinite, by zeros."""
     return x if where is None else jnp.where(where, x, jnp.zeros_like(x))
 
 
@@ -106,7 +107,7 @@ def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
 
 
 def move_axes_last(x: jax.Array, axis: Any) -> jax.Array:
-    """The axes to reduce (an int, several, or None for all) as one last axis."""
+    """Merge the axes to reduce (an int, several, or None for all) into one last axis."""
     reduced = _axes(axis, x.ndim)
     others = tuple(a for a in range(x.ndim) if a not in reduced)
     moved = x.transpose(others + reduced)
@@ -115,13 +116,13 @@ def move_axes_last(x: jax.Array, axis: Any) -> jax.Array:
 
 @jax.custom_jvp
 def log_softmax(x: jax.Array) -> jax.Array:
-    r"""The logarithm of the softmax over the last axis, accurate also where it is next to 0.
+    r"""The logarithm of the softmax over the last axis, accurate also for results near 0.
 
     .. math:: \log p_i = x_i - m - \mathrm{log1p}\Bigl(\sum_{x_j < m} e^{x_j - m} + k - 1\Bigr)
 
-    with :math:`m` the maximum, which is met :math:`k` times. The one that the plain formula adds
-    to the sum would swallow all that is smaller than its rounding error. Rows of nothing but
-    minus infinity stay as they are.
+    where :math:`m` is the maximum, which occurs :math:`k` times. The plain formula adds 1 to the
+    sum, which loses all terms below the rounding error of 1. Rows that are entirely minus infinity
+    are unchanged.
     """
     if x.shape[-1] == 0:
         return x
@@ -143,12 +144,12 @@ def _log_softmax_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tup
 
 
 def exclude_scores(where: jax.Array | None, x: jax.Array) -> jax.Array:
-    """Scores with minus infinity where the mask excludes: classes that can't be."""
+    """Set the scores of excluded classes to minus infinity."""
     return x if where is None else jnp.where(where, x, jnp.full_like(x, -jnp.inf))
 
 
 def take_at_label(x: jax.Array, labels: jax.Array) -> jax.Array:
-    """The entry of each row (last axis) at its label; NaN where there is no such class."""
+    """The entry of each row (last axis) at its label; NaN for a label outside the classes."""
     # A negative label would count from the end, silently.
     safe_labels = jnp.where(labels < 0, jnp.full_like(labels, x.shape[-1]), labels)
     found = jnp.take_along_axis(x, safe_labels[..., None], axis=-1, mode="fill", fill_value=jnp.nan)

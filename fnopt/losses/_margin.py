@@ -1,4 +1,4 @@
-"""Losses of scores: hinge, perceptron, ranking and Fenchel-Young losses, sparsemax among them."""
+"""Losses of scores: hinge, perceptron, ranking, sparsemax and other Fenchel-Young losses."""
 
 from __future__ import annotations
 
@@ -155,13 +155,13 @@ def ranking_softmax_loss(
     Args:
         logits: Scores :math:`x`, floating `[..., n]`, the items of a list on the last axis.
         labels: Relevances :math:`y`, of the same shape.
-        where: Bools `[..., n]`: which items there are; the others may hold anything.
-        weights: Weights :math:`w`, of the same shape; None for 1.
-        reduce_fn: How the losses of the lists are reduced, called with `where=` (lists with at
-            least one item); None for one loss a list.
+        where: A bool mask `[..., n]` of the valid items; other items are ignored.
+        weights: Weights :math:`w`, of the same shape; None uses 1.
+        reduce_fn: The reduction of the lists' losses, called with `where=` (lists with at least one
+            item); None returns one loss per list.
 
     Returns:
-        The reduced loss, or `[...]` losses; at least float32. The mean of no list is 0.
+        The reduced loss, or `[...]` losses; at least float32. The mean over zero lists is 0.
 
     Raises:
         TypeError: If the logits aren't floating.
@@ -195,10 +195,9 @@ def make_fenchel_young_loss(max_fun: Callable[..., Any]) -> Callable[..., jax.Ar
     .. math:: \ell(x, y) = F(x) - \langle y, x \rangle, \qquad
               F(x) = \max_{y \in \mathcal C} \langle y, x \rangle - \Omega(y)
 
-    Its gradient is :math:`\hat y(x) - y`, with :math:`\hat y` where the maximum is reached. (The
-    constant :math:`\Omega(y)` is left out.) With the logarithm of the sum of exponentials it is
-    the cross entropy; with a maximum that `fnopt.discrete.make_perturbed_fun` made smooth it
-    learns structured predictions.
+    The gradient of the loss is :math:`\hat y(x) - y`, where :math:`\hat y` is the maximizer. (The
+    constant :math:`\Omega(y)` is omitted.) Log-sum-exp as `max_fun` gives the cross entropy. A
+    maximum smoothed by `fnopt.discrete.make_perturbed_fun` gives a loss for structured prediction.
 
     Args:
         max_fun: :math:`F`, from scores `[n]` and further arguments to a scalar.
@@ -275,7 +274,7 @@ def multiclass_sparsemax_loss(scores: Any, labels: Any) -> jax.Array:
     .. math:: \ell(x, c) = p^\top (x - x_c \mathbf 1) + \tfrac12 (1 - \|p\|^2), \qquad
               p = \operatorname*{argmin}_{q \in \Delta} \|q - x\|^2
 
-    It is zero when the labelled class is ahead of all others by 1.
+    The loss is zero if the score of the labelled class exceeds all others by at least 1.
 
     Args:
         scores: :math:`x`, floating; the classes are on the last axis.

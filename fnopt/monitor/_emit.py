@@ -1,4 +1,4 @@
-"""Metrics of a running program, emitted every few steps."""
+"""Emission of metrics from a jitted program every few steps."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def record_of(step: Any, metrics: Any) -> dict[str, Any]:
         metrics: A dict of numbers, `Health`s and further dicts; or a `Health`.
 
     Returns:
-        A dict with `'step'` first; names are joined by `/`. Scalars are Python's, arrays NumPy's.
-        An infinite ratio, as to biases that are zero, is left out.
+        A dict with `'step'` first; nested names are joined by `/`. Scalars are Python numbers,
+        arrays are NumPy arrays. An infinite ratio, as for zero biases, is omitted.
 
     Example:
         >>> import jax.numpy as jnp
@@ -82,10 +82,10 @@ def emit(sink: Sink, step: Any, metrics: Callable[[], Any], *, every: int = 1) -
     """Send metrics from a jitted function to a function on the host, every few steps.
 
     On all other steps nothing is computed and nothing is sent. Delivery is asynchronous and may
-    reorder records (each has its step): wait with `jax.effects_barrier()` before reading what the
-    sink has got. Under `jax.vmap` there is one record for each member, and the metrics are
-    computed in every step, since a batched condition selects. A sink that raises (the disk is
-    full) doesn't end the program: there is one warning of it, and later records are tried again.
+    reorder records (each has its step): call `jax.effects_barrier()` before reading the records of
+    the sink. Under `jax.vmap` there is one record for each batch member, and the metrics are
+    computed in every step, since a batched condition becomes a select. A sink that raises (the disk
+    is full) doesn't end the program: it causes one warning, and later records are still sent.
 
     Args:
         sink: Takes one flat dict, as `record_of` makes it: a function, a `JsonLines`, a
@@ -148,13 +148,13 @@ class EmitHealthState(NamedTuple):
 class emit_health(Transformation):
     """Pass updates through unchanged, and send their health to a function every few steps.
 
-    It is `emit` of `health` as a transform, for training loops whose step one can't edit.
+    It applies `emit` to `health` as a transform, for training loops whose step you can't edit.
 
     Args:
         sink: Takes one flat dict: `{'step': 200, 'norm/dense/kernel': 0.3, ...}`.
         every: Sends the updates 0, `every`, 2 `every`, ...; between them nothing is computed.
         stats: The statistics, as for `health`.
-        groups: Which leaves are taken together, as for `health`.
+        groups: The groups of leaves, as for `health`.
 
     Raises:
         ValueError: In use, if the ratio is among `stats` and no params are given.
@@ -174,13 +174,13 @@ class emit_health(Transformation):
     groups: Any = static(default=None, convert=as_groups)
 
     def init(self, params: Any) -> EmitHealthState:
-        """A count of zero."""
+        """Return a zero count."""
         return EmitHealthState(zero_count())
 
     def update(
         self, updates: Any, state: EmitHealthState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, EmitHealthState]:
-        """Return the updates unchanged; on the chosen steps their health goes to the sink."""
+        """Return the updates unchanged; on the chosen steps send their health to the sink."""
         if any(map(is_inexact, jax.tree.leaves(updates))):
             measure = lambda: health(updates, params, stats=self.stats, groups=self.groups)  # noqa: E731
             emit(self.sink, state.count, measure, every=self.every)

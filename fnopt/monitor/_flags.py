@@ -16,15 +16,15 @@ from fnopt.monitor._health import Health
 
 
 class Flag(enum.IntEnum):
-    """Kind of a health warning; `health_flags` lists the conditions.
+    """Kind of a health warning; `health_flags` defines the conditions.
 
     Attributes:
         FINE: No warning.
-        DEAD: The gradient is negligible relative to those of most layers.
-        EXPLODING: Its norm is far above what it used to be.
-        NONFINITE: It has NaN or infinities in it.
-        VANISHING: It is negligible relative to the largest layer's.
-        HALF_DEAD: Half of its elements or more are zero.
+        DEAD: The gradient is negligible relative to the gradients of most layers.
+        EXPLODING: The gradient norm is far above its usual value.
+        NONFINITE: The gradient contains NaN or infinities.
+        VANISHING: The gradient is negligible relative to the largest gradient of a layer.
+        HALF_DEAD: Half of the gradient's elements or more are zero.
 
     Example:
         >>> from fnopt.monitor import Flag
@@ -75,7 +75,7 @@ _ONLY_WITH_ZEROS = "as half dead only where 'zeros' is among the statistics"
 
 
 class FlagReport(NamedTuple):
-    """The names of the groups with a flag; empty (and false) if all is well."""
+    """The names of the groups with a flag; empty (and false) without flags."""
 
     dead: tuple[str, ...]
     exploding: tuple[str, ...]
@@ -108,44 +108,45 @@ class health_flags(Value):
     r"""Detect dead, vanishing and exploding layers from successive `Health` values.
 
     A group is *dead* if the root mean square :math:`r_\ell` of its gradient is negligible relative
-    to that of the median group. It is *exploding* if its norm :math:`n_\ell` is far above its usual
-    norm :math:`\bar n_\ell`, or above an absolute limit:
+    to the median group. It is *exploding* if its norm :math:`n_\ell` is far above its usual norm
+    :math:`\bar n_\ell`, or above an absolute limit:
 
     .. math::
         r_\ell \le d \cdot \operatorname{median}_k r_k, \qquad
         n_\ell > e\, \bar n_\ell \ \text{ or } \ n_\ell > c
 
-    A group is *vanishing* if it is negligible relative to the largest group,
-    :math:`r_\ell \le v \max_k r_k`, like the first of many saturating layers. It is *half dead* if
-    at least half of its elements are exactly zero, as behind units that are never active; this flag
-    needs `zeros` among the statistics. A batch of one example leaves half of all rectified units
+    A group is *vanishing* if its gradient is negligible relative to the largest group,
+    :math:`r_\ell \le v \max_k r_k`, as in the first of many saturating layers. A group is *half
+    dead* if at least half of its elements are exactly zero, as after units that are never active;
+    this flag needs `zeros` among the statistics. A batch of one example leaves half of all
+    rectified units
     inactive: raise `zeros` for such batches.
 
-    A bias is dead or vanishing only if the weights of its layer are. Biases of attention keys and
-    biases before a normalisation never have a gradient. Weights are half dead only if their bias
-    is. A matrix without a bias is never half dead: unused rows of an embedding and inputs that are
-    always zero aren't dead units.
+    A bias is dead or vanishing only if the weights of its layer are dead or vanishing. Biases of
+    attention keys and biases before a normalisation never have a gradient. Weights are half dead
+    only if their bias is half dead. A matrix without a bias is never half dead: unused rows of an
+    embedding and inputs that are always zero aren't dead units.
 
     :math:`\bar n_\ell` is an exponential geometric mean over the observations that were neither
-    zero nor flagged, which rises and never falls, so a fit that converges may tremble; it counts as
-    a tenth of the median group's at least. Both tests, except for the absolute limit, are
-    independent of the scale of the loss.
+    zero nor flagged. It rises and never falls, so that fluctuations of a converging fit raise no
+    flag, and it is at least a tenth of the median group's value. Both tests, except for the
+    absolute limit, are independent of the scale of the loss.
 
-    A flag rises after `patience` such observations in a row. It falls after as many observations
-    in a row that are beyond the threshold by the factor `release`. The flag for infinite or NaN
-    elements rises at once.
+    A flag is raised after `patience` consecutive observations of its condition. It is lowered after
+    as many consecutive observations beyond the threshold by the factor `release`. The flag for
+    infinite or NaN elements is raised at once.
 
-    It is a pair of pure functions: `init(groups)` and `update(health, state)`.
+    `health_flags` is a pair of pure functions: `init(groups)` and `update(health, state)`.
 
     Args:
         dead: :math:`d`, fraction of the median root mean square.
         exploding: :math:`e`, multiple of the group's usual norm.
-        limit: :math:`c`, norm that is too large in any case.
-        release: How far beyond the threshold an observation must be to count as recovered.
+        limit: :math:`c`, the absolute limit of the norm.
+        release: The factor beyond the threshold at which an observation counts as recovered.
         decay: Decay of the usual norm for each observation.
         vanishing: :math:`v`, fraction of the largest root mean square.
         zeros: Fraction of zeros above which a group is half dead.
-        patience: Number of observations in a row that raise or lower a flag.
+        patience: The number of consecutive observations that raise or lower a flag.
 
     Example:
         >>> import jax.numpy as jnp
@@ -169,14 +170,14 @@ class health_flags(Value):
     patience: int = static(default=3, least=1)
 
     def init(self, groups: int, dtype: Any = None) -> FlagState:
-        """No flags, and no past.
+        """Return the initial state, without flags.
 
         Args:
-            groups: How many groups will be observed, `len(health.names)`.
+            groups: The number of groups, `len(health.names)`.
             dtype: The dtype of the statistics; float32 by default.
 
         Returns:
-            The first state.
+            The initial state.
         """
         flag = (bool, jnp.int32)  # and its streak
         dtypes = (*flag, *flag, *flag, dtype or jnp.float32, *flag, *flag)
@@ -186,8 +187,8 @@ class health_flags(Value):
         """Update the flags by one observation; pure, for use inside a jitted step.
 
         Args:
-            health: What `health` measured, with the norm among the statistics.
-            state: The state after the observation before.
+            health: The result of `health`, with the norm among the statistics.
+            state: The state after the previous observation.
 
         Returns:
             The next state.
@@ -216,7 +217,7 @@ class health_flags(Value):
         return FlagState(usual=usual, **_update_flags(state, wishes, self.patience))
 
     def report(self, names: tuple[str, ...], state: FlagState) -> FlagReport:
-        """The names of the groups whose flags are up.
+        """Return the names of the groups whose flags are raised.
 
         Args:
             names: The names of the groups, `health.names`.
@@ -270,7 +271,7 @@ def _update_flags(
 
 
 class Thresholds(Protocol):
-    """The thresholds of `health_flags`, where they are explained."""
+    """The thresholds of `health_flags`, which documents them."""
 
     dead: Scalar
     exploding: Scalar
@@ -282,10 +283,10 @@ class Thresholds(Protocol):
 
 
 def is_dead(h: Thresholds, rms: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Whether each group looks dead, and whether it looks clearly alive.
+    """Whether each group is dead, and whether it has clearly recovered.
 
-    The median is taken of the finite groups that have elements. Where most of them are zero it is
-    zero too, and they are still found, since zero is not above it.
+    The median is over the finite groups that have elements. If most groups are zero, the median is
+    zero too; these groups are still found, since zero is not above zero.
     """
     counts = present & jnp.isfinite(rms)
     median = _median(rms, counts)
@@ -293,7 +294,7 @@ def is_dead(h: Thresholds, rms: jax.Array, present: jax.Array) -> tuple[jax.Arra
 
 
 def is_vanishing(h: Thresholds, rms: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Whether each group is negligible relative to the largest, and whether it clearly is not."""
+    """Whether each group is negligible relative to the largest, and whether it has recovered."""
     counts = present & jnp.isfinite(rms)
     # Relative to the largest: gradients of all layers grow and shrink with the loss.
     largest = jnp.max(jnp.where(counts, rms, jnp.zeros_like(rms)), initial=0)
@@ -302,7 +303,7 @@ def is_vanishing(h: Thresholds, rms: jax.Array, present: jax.Array) -> tuple[jax
 
 
 def half_dead(h: Thresholds, health: Health, biases: tuple[int | None, ...]) -> jax.Array:
-    """Whether half of each group is zero, and of its bias."""
+    """Whether half of each group and of its bias is zero."""
     if health.zeros is None:
         return jnp.zeros(len(biases), bool)
     judged = np.asarray([bias is not None for bias in biases], bool)
@@ -323,7 +324,7 @@ def _median(x: jax.Array, counts: jax.Array) -> jax.Array:
 
 
 def is_exploding(h: Thresholds, norm: jax.Array, usual: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Whether each norm is far too large, and whether it clearly is not."""
+    """Whether each norm is far too large, and whether it has clearly recovered."""
     # What was negligible in the first observations may become as large as the others.
     least = _median(usual, usual > 0) / 10
     bound = jnp.minimum(h.exploding * jnp.maximum(usual, least), h.limit)

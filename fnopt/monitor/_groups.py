@@ -45,15 +45,15 @@ def as_groups(given: Any) -> Groups:
     """Convert the argument `groups` to its hashable form.
 
     Args:
-        given: None for every leaf by itself; a number of path parts (1 makes a group of
-            everything under one top-level name); a list of patterns, which name themselves; or a
-            mapping from name to pattern or patterns.
+        given: None makes every leaf a group. A number of path parts groups leaves by path (1 groups
+            all leaves under one top-level name). A list of patterns makes groups named by the
+            patterns. A mapping goes from name to pattern or patterns.
 
     Returns:
         None, the number, or pairs of a name and its patterns.
 
     Raises:
-        ValueError: For a number below 1 or no groups at all.
+        ValueError: For a number below 1 or an empty collection.
         TypeError: For anything else.
     """
     if given is None:
@@ -128,13 +128,13 @@ _MANY = 64  # leaves side by side; a layer has a handful, a list of parameters h
 def weights_of(names: tuple[str, ...], shapes: tuple[Shape | None, ...]) -> tuple[int, ...]:
     """For every bias the index of its weights; for other leaves their own index.
 
-    A bias stands beside its weights in the tree and has some of their axes: `[64]` beside
-    `[128, 64]`, `[4, 16]` beside `[64, 4, 16]`. Of several such weights it is the one whose name is
-    most alike: `b1` belongs to `w1`.
+    A bias is a sibling of its weights in the tree and has some of their axes: `[64]` beside `[128,
+    64]`, `[4, 16]` beside `[64, 4, 16]`. If several weights match, the most similar name wins: `b1`
+    belongs to `w1`.
 
     Args:
         names: The paths of the leaves.
-        shapes: Their shapes; `None` for what is no single leaf.
+        shapes: The shapes of the leaves; `None` for groups of several leaves.
     """
     found = list(range(len(names)))
     by_parent = sorted(range(len(names)), key=lambda i: _parent(names[i]))
@@ -149,11 +149,11 @@ def weights_of(names: tuple[str, ...], shapes: tuple[Shape | None, ...]) -> tupl
 
 
 def biases_of(weights: Sequence[int], shapes: Sequence[Shape | None]) -> tuple[int | None, ...]:
-    """For every leaf the bias whose zeros say how many of its units are inactive.
+    """For every leaf, the bias whose zeros show how many units are inactive.
 
-    That is itself if it is a vector or has weights of its own, and `None` for matrices without a
-    bias. The zeros of such a matrix may be unused rows of an embedding, or inputs that are always
-    zero.
+    The bias is the leaf itself if it is a vector or has weights, and `None` for matrices without a
+    bias. The zeros of such a matrix may come from unused rows of an embedding, or from inputs that
+    are always zero.
     """
     first = {w: i for i, w in reversed([*enumerate(weights)]) if w != i}
     return tuple(

@@ -28,19 +28,19 @@ from fnopt.sharding import axis_names, check_axis_name, shards_over
 class Health:
     """Measurements of `health`: for each statistic an array over the groups, or None.
 
-    It is a pytree whose names are static, so `jax.jit`, `jax.vmap` and `jax.lax.scan` give it back
-    with further axes in front.
+    It is a pytree with static names, so `jax.jit`, `jax.vmap` and `jax.lax.scan` can return it, the
+    latter two with additional leading axes.
 
     Attributes:
-        names: The name of every group; without `groups` those of the leaves.
-        sizes: How many elements each group has.
-        skipped: The names of the leaves that were not looked at, because they hold integers.
-        shapes: The shape of every group that is one leaf, None of others.
-        norm: Euclidean norm, `[groups]` (as all others but the histogram).
+        names: The names of the groups; without `groups`, the names of the leaves.
+        sizes: The number of elements of every group.
+        skipped: The names of the leaves that were skipped because they hold integers.
+        shapes: The shape of every group that is a single leaf; None for other groups.
+        norm: Euclidean norm, `[groups]` (like all other statistics but the histogram).
         max: Largest absolute value.
-        mean: Mean; of complex leaves that of the real part.
+        mean: Mean; for complex leaves, the mean of the real part.
         rms: Root mean square.
-        ratio: Norm over the norm of the params: how far a step moves the weights, relatively.
+        ratio: Norm over the norm of the params; for updates, the relative step length.
         zeros: Fraction of elements that are exactly zero.
         nonfinite: Number of elements that are infinite or NaN.
         histogram: Number of elements in each bin of `histogram_edges()`, `[groups, 32]`.
@@ -65,7 +65,7 @@ class Health:
         return tuple(s for s in STATISTICS if getattr(self, s) is not None)
 
     def __str__(self) -> str:
-        """The table, if the numbers are concrete."""
+        """Return the table, if the numbers are concrete."""
         return self.table() if self.stats and all(map(self._is_known, self.stats)) else repr(self)
 
     _repr_pretty_ = show_report
@@ -76,7 +76,7 @@ class Health:
         return known and x.ndim == 1 + (stat == "histogram")
 
     def as_dict(self) -> dict[str, Any]:
-        """A flat dict such as `{'norm/dense/kernel': ...}`, as loggers like it."""
+        """Return a flat dict such as `{'norm/dense/kernel': ...}`, for loggers."""
         return {
             f"{stat}/{name}": getattr(self, stat)[..., i, :]
             if stat == "histogram"
@@ -128,9 +128,9 @@ def health(
         \text{rms} = \frac{\lVert g_\ell \rVert_2}{\sqrt{n_\ell}}, \quad
         \text{ratio} = \frac{\lVert g_\ell \rVert_2}{\lVert \theta_\ell \rVert_2}
 
-    Call it inside the jitted step. Only the statistics that are asked for are computed, leaves of
-    16 bits in float32. Non-finite elements make the norm infinite or NaN, and `nonfinite` counts
-    them. Single elements are looked at only in steps where a norm is not finite.
+    Call it inside the jitted step. Only the requested statistics are computed; for 16-bit leaves,
+    in float32. Non-finite elements make the norm infinite or NaN, and `nonfinite` counts them.
+    Individual elements are tested only in steps with a nonfinite norm.
 
     Args:
         tree: Gradients or updates: a tree of floating or complex arrays. Leaves of other types
@@ -139,20 +139,21 @@ def health(
         stats: The statistics to compute: some of `'norm'`, `'max'`, `'mean'`, `'rms'`, `'ratio'`,
             `'zeros'`, `'nonfinite'`, `'histogram'`. By default norm, nonfinite, and the ratio if
             there are params.
-        groups: Which leaves are taken together. None: every leaf is a group; a number `n`: leaves
-            whose paths share the first `n` parts form a group; a list of patterns (`'encoder'`,
-            `'*/bias'`) or a dict from name to pattern or patterns: a leaf is in the first group
-            that matches, otherwise in the group `'other'`.
+        groups: The groups of leaves. None: every leaf is a group; a number `n`: leaves whose paths
+            share the first `n` parts form a group; a list of patterns (`'encoder'`, `'*/bias'`) or
+            a dict from name to pattern or patterns: a leaf is in the first group that matches,
+            otherwise in the group `'other'`.
         axis_name: Inside `jax.shard_map`, the named axis, or several, over which every leaf is
-            divided into equal parts (FSDP): what is measured is then of whole leaves, the same on
-            all devices. Gradients of a divided batch are whole: average them first.
+            divided into equal parts (FSDP): the statistics are then those of whole leaves, equal on
+            all devices. Gradients of a sharded batch are whole arrays: average them over devices
+            first.
 
     Returns:
-        A `Health`: the numbers, and the names that belong to them.
+        A `Health`: the statistics with the names of the groups.
 
     Raises:
         ValueError: If the tree has no floating leaf, a pattern fits no leaf, a statistic is
-            unknown, or the ratio is asked for without params.
+            unknown, or the ratio is requested without params.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""The history of measurements, on the host: from a transform's state, or from a log."""
+"""The history of measurements on the host, from a transform's state or from a log."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class History:
             yield record
 
     def report(self) -> FlagReport:
-        """The groups whose flags were up at the last recorded step."""
+        """Return the groups whose flags were raised at the last recorded step."""
         code = self.values["flag"][-1] if len(self.steps) else np.zeros(len(self.names))
         kinds = Flag.DEAD, Flag.EXPLODING, Flag.NONFINITE, Flag.VANISHING, Flag.HALF_DEAD
         return FlagReport.from_flags(self.names, [code == kind for kind in kinds])
@@ -77,21 +77,21 @@ def health_history(
 ) -> History:
     """Read the history that `record_health` keeps in the state of an optimizer.
 
-    Call it outside `jax.jit`. Of a state with further axes (a `jax.vmap` over optimizers) take one
-    entry first: `jax.tree.map(lambda x: x[i], state)`.
+    Call it outside `jax.jit`. From a state with additional axes (a `jax.vmap` over optimizers) take
+    one entry first: `jax.tree.map(lambda x: x[i], state)`.
 
     Args:
         tx: The optimizer.
-        state: Its state.
-        params: The params, for the names (abstract ones will do).
-        name: Which recorder, if there are several: its name in the chain.
+        state: The optimizer's state.
+        params: The params, for the names; abstract arrays suffice.
+        name: The recorder's name in the chain, if there are several recorders.
 
     Returns:
         A `History` of the last recordings, oldest first.
 
     Raises:
-        ValueError: If there is no such recorder, the name doesn't single one out, or the params
-            have other groups than those that it saw.
+        ValueError: If there is no such recorder, the name doesn't single one out, or the groups of
+            the params differ from the recorded groups.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -130,12 +130,12 @@ def history_of(records: Iterable[Mapping[str, Any]], prefix: str = "") -> Histor
     """Build a `History` from the records of a sink or of a log file.
 
     Args:
-        records: Flat dicts with a `'step'` and entries such as `'norm/dense/kernel'`; other
-            entries are left out. Those read from JSON lines have None for what isn't finite.
+        records: Flat dicts with a `'step'` and entries such as `'norm/dense/kernel'`; other entries
+            are ignored. Records from JSON lines have None for nonfinite numbers.
         prefix: The prefix under which the health was emitted, if any: `'grads'`.
 
     Returns:
-        A `History`, sorted by step. What a record lacks is NaN.
+        A `History`, sorted by step. Missing entries of a record are NaN.
 
     Raises:
         ValueError: If no record has any health.

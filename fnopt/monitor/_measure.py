@@ -40,7 +40,7 @@ Rows = dict[str, jax.Array]
 
 
 def as_stats(given: Any) -> tuple[str, ...]:
-    """Check names of statistics, and put them into their fixed order."""
+    """Check names of statistics, and sort them into their fixed order."""
     names = (given,) if isinstance(given, str) else tuple(given)
     unknown = [n for n in names if n not in STATISTICS]
     if unknown:
@@ -151,12 +151,12 @@ def common_dtype(leaves: list[Any]) -> Any:
 def measure(
     leaves: list[Any], params: list[Any] | None, grouping: Grouping, stats: tuple[str, ...]
 ) -> Rows:
-    """The chosen statistics of every group.
+    """Return the chosen statistics of every group.
 
     Args:
         leaves: All leaves of the tree.
         params: All leaves of the params, for the ratio.
-        grouping: Which leaves belong together.
+        grouping: The groups of the leaves.
         stats: Names from `STATISTICS`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The flow of gradients through the layers over time, as one picture."""
+"""Plot of the gradient flow through the layers over time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MOST_LABELS = 50  # of 8 points, which are legible on the tallest figure (18.8 i
 
 
 def by_depth(names: Sequence[str]) -> list[str]:
-    """Sort numbered siblings by their number, `layer_2` before `layer_10`; else keep the order."""
+    """Sort numbered siblings by number, `layer_2` before `layer_10`; else keep the order."""
     ranks: dict[tuple[str, str], int] = {}
 
     def key(name: str) -> list[tuple[int, list[int]]]:
@@ -104,11 +104,12 @@ def plot_gradient_flow(
     the end.
 
     Args:
-        history: From `health_history` or `history_of`.
+        history: A `History` from `health_history` or `history_of`.
         stat: The statistic to draw: `'norm'`, `'rms'`, `'ratio'`, `'max'`; `'mean'`, `'zeros'` and
             `'nonfinite'` are drawn without logarithm.
-        order: Patterns of names from top to bottom (`['embedding', 'layers', 'head']`); what fits
-            none comes last. By default the order of the tree, numbered layers by number.
+        order: Patterns of names from top to bottom (`['embedding', 'layers', 'head']`); names
+            without a match come last. By default the order of the tree, with numbered layers sorted
+            by number.
         ax: The axes to draw into; by default a new figure of fitting size.
 
     Returns:

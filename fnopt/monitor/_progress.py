@@ -1,4 +1,4 @@
-"""A progress line of a training: steps, throughput, metrics."""
+"""A progress line for training: steps, throughput, metrics."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from fnopt.monitor._writers import Record, Writer, step_of
 
 
 class Progress(Writer):
-    """A progress line with throughput and metrics: by tqdm where installed, else plain text.
+    """A progress line with throughput and metrics, by tqdm if installed, else as plain text.
 
-    Call it with a record a step, or hand it to a solver: `minimize(..., callback=Progress(200))`.
+    Call it with one record per step, or pass it to a solver: `minimize(...,
+    callback=Progress(200))`.
 
     Args:
-        total: How many steps there will be, or None if nobody knows.
-        examples: How many examples (tokens, ...) a step takes: then their rate is shown too.
+        total: The total number of steps; None if unknown.
+        examples: The number of examples (tokens, ...) per step; if given, their rate is shown too.
         show: The names of the metrics to show; by default all scalars, up to four.
-        seconds: The least time between two plain lines; tqdm has its own rhythm.
-        tqdm: Whether to use tqdm; None for where it can be imported.
-        file: Where to write; standard error by default.
+        seconds: The minimum time between two plain lines; tqdm has its own interval.
+        tqdm: Whether to use tqdm; None uses tqdm if it can be imported.
+        file: The file to write to; standard error by default.
 
     Raises:
         ImportError: If `tqdm` is True and it isn't installed.
@@ -116,7 +117,7 @@ class Progress(Writer):
         super().__exit__(kind, error, trace)
 
     def close(self) -> None:
-        """Show the last state, if it isn't shown yet."""
+        """Show the last record, if it isn't shown yet."""
         if self._bar is not None:
             left = (self.total or 0) - self._done
             self._bar.update(left if 0 < left < self._stride else 0)  # steps without a record

@@ -31,10 +31,10 @@ class RecordHealthState(NamedTuple):
     """State of `record_health`: step count, current flags, ring buffer of measurements.
 
     Attributes:
-        count: Number of updates that have passed, int32.
+        count: The number of updates so far, int32.
         flags: The state of the flags.
         ring: A dict from statistics to arrays `[size, groups, ...]`; entry `i` of the ring holds
-            the recordings `i`, `i + size`, ..., whichever is the last. `'flag'` holds `Flag` codes.
+            the latest of the recordings `i`, `i + size`, .... `'flag'` holds `Flag` codes.
     """
 
     count: jax.Array
@@ -47,15 +47,15 @@ class record_health(Transformation):
 
     .. math:: u = g, \qquad s_{t+1} = s_t \cup \mathrm{health}(g_t)
 
-    First in a chain it sees the gradients, last the updates, to which the ratio to the weights
-    belongs. The state is a ring of fixed size, so it works in `jax.lax.scan`, `jax.jit` and
-    `jax.vmap`. It is saved with the rest of the optimizer's state. `health_history` reads it.
+    First in a chain, it records the gradients; last in a chain, the updates, for which the ratio is
+    meaningful. The state is a ring buffer of fixed size, so it works in `jax.lax.scan`, `jax.jit`
+    and `jax.vmap`. It is saved with the rest of the optimizer's state. `health_history` reads it.
 
     Args:
-        size: Number of recordings that are kept.
+        size: The number of stored recordings.
         every: Records the updates 0, `every`, 2 `every`, ...; between them nothing is computed.
         stats: The statistics, as for `health`; the norm is always among them.
-        groups: Which leaves form a group, as for `health`.
+        groups: The groups of leaves, as for `health`.
         flags: The thresholds of the flags.
 
     Raises:
@@ -88,7 +88,7 @@ class record_health(Transformation):
         return as_stats(("norm", *self.stats))
 
     def init(self, params: Any) -> RecordHealthState:
-        """An empty ring: its shape is known from the names of the leaves."""
+        """Return an empty ring; the names of the leaves determine its shape."""
         grouping, dtype = group(params, self.groups), _dtype(params)
         n = len(grouping.names)
         ring = zero_statistics(self.recorded, dtype, n) | {"flag": jnp.zeros(n, jnp.int32)}
@@ -161,14 +161,14 @@ class snapshot(Transformation):
     .. math:: u = g, \qquad s = m(g) \quad\text{or}\quad
               s_t = \frac{1 - \beta}{1 - \beta^t} \sum_{i \le t} \beta^{t-i}\, m(g_i)
 
-    First in a chain it sees the gradients, last the updates. `fnopt.tree.get(state, measure_name)`
-    reads the measurement; before the first step it is zero.
+    First in a chain, it measures the gradients; last in a chain, the updates.
+    `fnopt.tree.get(state, measure_name)` reads the measurement; before the first step it is zero.
 
     Args:
-        measure_name: The name to find it by.
+        measure_name: The name of the measurement in the state.
         measure: `measure(updates)` returns an array or a tree of arrays; it is traced.
-        decay: :math:`\beta` of an average over the steps, corrected for its start at zero, in at
-            least float32; by default the last measurement alone.
+        decay: :math:`\beta` of a bias-corrected average over the steps, in at least float32; by
+            default only the last measurement is kept.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -187,7 +187,7 @@ class snapshot(Transformation):
     decay: Scalar | None = hyper(default=None, ge=0, lt=1)
 
     def init(self, params: Any) -> SnapshotState:
-        """Zeros of the measurement's shapes."""
+        """Return zeros of the measurement's shapes."""
         shapes = jax.eval_shape(self.measure, params)
         # The measurement and its average are two arrays: a donated state may not hold one twice.
         zeros, average = (

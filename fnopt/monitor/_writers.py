@@ -32,7 +32,7 @@ def warn(message: str) -> None:
 
 
 def warn_once(source: Any, message: str) -> None:
-    """Warn of a function or an object once."""
+    """Warn once per function or object."""
     owner = getattr(source, "__self__", source)  # a bound method is another one at every access
     key = id(owner)
     if key in _WARNED:
@@ -65,14 +65,14 @@ def step_of(record: Any, name: str) -> int:
 
 
 class Writer:
-    """A sink that holds a file open: call it with records, close it in the end, or use `with`."""
+    """A sink with an open file: call it with records and close it at the end, or use `with`."""
 
     def __call__(self, record: Record) -> None:
         """Take one record."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Write what is still in a buffer, and close the file."""
+        """Flush the buffer, and close the file."""
 
     def __enter__(self) -> Self:
         return self
@@ -98,9 +98,9 @@ def _as_json(value: Any) -> Any:
 
 
 class JsonLines(Writer):
-    """Append records to a file, one JSON object a line.
+    """Append records to a file, one JSON object per line.
 
-    Every line is flushed, so that a run that dies leaves all of its records. What isn't finite is
+    Every line is flushed, so that the records of a crashed run are complete. Nonfinite numbers are
     written as `null`, because JSON has no NaN.
 
     Args:
@@ -143,16 +143,16 @@ class JsonLines(Writer):
 
 
 def read_json_lines(path: Any) -> list[dict[str, Any]]:
-    """Read the records that `JsonLines` has written.
+    """Read the records of a `JsonLines` file.
 
     Args:
         path: The file.
 
     Returns:
-        One dict for each line; a last line that was cut off by a crash is left out.
+        One dict for each line; a last line truncated by a crash is skipped.
 
     Raises:
-        ValueError: If another line isn't JSON; the message says which.
+        ValueError: If another line isn't JSON; the message names the line.
 
     Example:
         >>> import tempfile
@@ -178,10 +178,10 @@ class TensorBoard(Writer):
     """Write records as a TensorBoard event file; needs the tensorboardX package.
 
     Numbers become scalars, histograms of `health` histograms over the logarithm (base 2) of the
-    magnitude. What else has axes is left out.
+    magnitude. Other arrays are skipped.
 
     Args:
-        folder: The run's folder, which `tensorboard --logdir` is pointed at.
+        folder: The run's folder, to pass to `tensorboard --logdir`.
 
     Raises:
         ImportError: If tensorboardX isn't installed.
@@ -225,7 +225,7 @@ class TensorBoard(Writer):
         )
 
     def close(self) -> None:
-        """Write the rest and close the file."""
+        """Flush and close the file."""
         self._writer.close()
 
 
@@ -236,7 +236,7 @@ def tee(*sinks: Callable[[dict[str, Any]], Any]) -> Callable[[dict[str, Any]], N
         *sinks: Functions or writers.
 
     Returns:
-        A function of a record. The writers stay yours to close.
+        A function of a record. You still have to close the writers.
 
     Example:
         >>> from fnopt.monitor import tee

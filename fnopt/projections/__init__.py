@@ -1,4 +1,4 @@
-"""Projections: the nearest point of a set."""
+"""Euclidean projections onto convex sets and spheres."""
 
 from __future__ import annotations
 

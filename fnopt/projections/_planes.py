@@ -37,13 +37,13 @@ def _safe_ratio(numerator: jax.Array, square: jax.Array) -> jax.Array:
 
 
 def projection_vector(x: Any, a: Any) -> Any:
-    r"""The nearest point on the line through zero and a vector.
+    r"""Project onto the line through zero and a vector.
 
     .. math:: \frac{a^\top x}{a^\top a}\, a
 
     Args:
-        x: A tree of floating (or complex) arrays, taken as one vector.
-        a: A tree of the same structure and shapes. If it is zero, so is the result.
+        x: A tree of floating (or complex) arrays, treated as one vector.
+        a: A tree of the same structure and shapes. If `a` is zero, the result is zero.
 
     Returns:
         A tree like `x`.
@@ -71,13 +71,13 @@ def _move_along(name: str, x: Any, a: Any, b: Any, half: bool) -> Any:
 
 
 def projection_hyperplane(x: Any, a: Any, b: Any) -> Any:
-    r"""The nearest point of the plane :math:`a^\top y = b`.
+    r"""Project onto the hyperplane :math:`a^\top y = b`.
 
     .. math:: x + \frac{b - a^\top x}{a^\top a}\, a
 
     Args:
-        x: A tree of floating (or complex) arrays, taken as one vector.
-        a: The normal, a tree of the same structure and shapes. If it is zero, `x` stays.
+        x: A tree of floating (or complex) arrays, treated as one vector.
+        a: The normal, a tree of the same structure and shapes. If `a` is zero, `x` is returned.
         b: A number.
 
     Returns:
@@ -95,13 +95,13 @@ def projection_hyperplane(x: Any, a: Any, b: Any) -> Any:
 
 
 def projection_halfspace(x: Any, a: Any, b: Any) -> Any:
-    r"""The nearest point of the half-space :math:`a^\top y \le b`.
+    r"""Project onto the half-space :math:`a^\top y \le b`.
 
     .. math:: x + \frac{\min(b - a^\top x, 0)}{a^\top a}\, a
 
     Args:
-        x: A tree of floating (or complex) arrays, taken as one vector.
-        a: The normal, a tree of the same structure and shapes. If it is zero, `x` stays.
+        x: A tree of floating (or complex) arrays, treated as one vector.
+        a: The normal, a tree of the same structure and shapes. If `a` is zero, `x` is returned.
         b: A number.
 
     Returns:
@@ -119,7 +119,7 @@ def projection_halfspace(x: Any, a: Any, b: Any) -> Any:
 
 
 def projection_affine_set(x: Any, A: Any, b: Any) -> jax.Array:
-    r"""The nearest point that solves linear equations: :math:`A y = b`.
+    r"""Project onto the solutions of linear equations :math:`A y = b`.
 
     .. math:: x - A^\top (A A^\top)^{-1} (A x - b)
 
@@ -157,21 +157,21 @@ def projection_affine_set(x: Any, A: Any, b: Any) -> jax.Array:
 
 
 def projection_box_section(x: Any, lower: Any, upper: Any, w: Any, c: Any) -> jax.Array:
-    r"""The nearest point of a box that lies in a plane.
+    r"""Project onto the intersection of a box and a hyperplane.
 
     .. math:: \operatorname*{argmin}_y \|x - y\|_2 \quad \text{with} \quad
               l \le y \le u, \; w^\top y = c
 
     The solution is :math:`y = \min(\max(x - \tau w, l), u)`; the multiplier :math:`\tau` is found
-    by bisection, and derivatives are those of the entries that are at no bound.
+    by bisection, and derivatives are those of the entries strictly between the bounds.
 
     Args:
         x: A vector `[n]`.
         lower: :math:`l`, a number or `[n]`; it may be infinite.
         upper: :math:`u`, a number or `[n]`; it may be infinite.
         w: :math:`w`, a number or `[n]`.
-        c: A number that some point of the box reaches; else the point that comes nearest to it is
-            returned.
+        c: :math:`c`. If no point of the box satisfies :math:`w^\top y = c`, the point with the
+            closest :math:`w^\top y` is returned.
 
     Returns:
         A vector like `x`.
@@ -207,7 +207,7 @@ def projection_box_section(x: Any, lower: Any, upper: Any, w: Any, c: Any) -> ja
 def _multiplier(x: Any, low: Any, high: Any, w: Any, c: Any) -> jax.Array:
     """Multiplier of the plane, by bisection between the breakpoints of a decreasing function.
 
-    Where bounds are infinite it goes on falling beyond them, as straight as it is there.
+    If bounds are infinite, the function continues to decrease linearly beyond the breakpoints.
     """
     usable = w != 0
     # Entries with weight 0 are not moved by the multiplier: they have no breakpoint.
@@ -262,13 +262,13 @@ def _clip_leaf(x: jax.Array, bound: Any, side: str) -> jax.Array:
 
 
 def projection_box(tree: Any, lower: Any, upper: Any) -> Any:
-    r"""The nearest point between bounds: :math:`\min(\max(x, l), u)`.
+    r"""Project onto a box (clip to bounds): :math:`\min(\max(x, l), u)`.
 
     Args:
         tree: :math:`x`, a tree of real floating arrays.
-        lower: :math:`l`: a number, a tree like `tree`, or one whose leaves stand for whole
-            branches of it; None for no bound.
-        upper: :math:`u`, likewise.
+        lower: :math:`l`: a number, a tree like `tree`, or a tree prefix, whose leaves apply to
+            whole branches; None means no bound.
+        upper: :math:`u`, in the same form as `lower`.
 
     Returns:
         A tree like `tree`.
@@ -289,7 +289,7 @@ def projection_box(tree: Any, lower: Any, upper: Any) -> Any:
 
 
 def projection_hypercube(tree: Any, scale: Any = 1) -> Any:
-    r"""The nearest point of a cube: :math:`\min(\max(x, 0), s)`.
+    r"""Project onto a hypercube: :math:`\min(\max(x, 0), s)`.
 
     Args:
         tree: :math:`x`, a tree of real floating arrays.
@@ -307,7 +307,7 @@ def projection_hypercube(tree: Any, scale: Any = 1) -> Any:
 
 
 def projection_non_negative(tree: Any) -> Any:
-    r"""The nearest point without negative entries: :math:`\max(x, 0)`.
+    r"""Project onto the nonnegative orthant: :math:`\max(x, 0)`.
 
     Args:
         tree: :math:`x`, a tree of real floating arrays.
@@ -325,7 +325,7 @@ def projection_non_negative(tree: Any) -> Any:
 
 
 def projection_linf_ball(tree: Any, scale: Any = 1) -> Any:
-    r"""The nearest point without an entry larger than `scale`: :math:`\min(\max(x, -s), s)`.
+    r"""Project onto the ball of the maximum norm: :math:`\min(\max(x, -s), s)`.
 
     Args:
         tree: :math:`x`, a tree of real floating arrays.

@@ -32,8 +32,8 @@ def _threshold(x: jax.Array, scale: jax.Array) -> jax.Array:
 def simplex_of_rows(x: jax.Array, scale: jax.Array) -> jax.Array:
     r"""Project the rows of an array (last axis) onto :math:`\{y \ge 0, \sum y = s\}`.
 
-    The derivative is that of the active set: :math:`\tau` is written once more as the mean over
-    the entries that stay positive.
+    The derivative is taken for a fixed active set: :math:`\tau` is recomputed as the mean over the
+    entries that stay positive.
     """
     if x.shape[-1] == 0:
         return x
@@ -83,7 +83,7 @@ def _project_to_ball(to_sphere: Any, tree: Any, scale: jax.Array) -> Any:
 
 
 def projection_simplex(tree: Any, scale: Any = 1) -> Any:
-    r"""The nearest point of the simplex: numbers that are not negative and sum to `scale`.
+    r"""Project onto the simplex of nonnegative numbers that sum to `scale`.
 
     .. math:: \operatorname*{argmin}_y \|x - y\|_2 \quad \text{with} \quad
               y \ge 0, \; \mathbf 1^\top y = s
@@ -91,7 +91,7 @@ def projection_simplex(tree: Any, scale: Any = 1) -> Any:
     The derivative is exact wherever it exists.
 
     Args:
-        tree: :math:`x`, a tree of real floating arrays, taken as one vector.
+        tree: :math:`x`, a tree of real floating arrays, treated as one vector.
         scale: :math:`s`, at least 0.
 
     Returns:
@@ -113,14 +113,14 @@ def projection_simplex(tree: Any, scale: Any = 1) -> Any:
 
 
 def projection_l1_sphere(tree: Any, scale: Any = 1) -> Any:
-    r"""The nearest point whose absolute values sum to `scale`.
+    r"""Project onto the 1-norm sphere, whose absolute values sum to `scale`.
 
     .. math:: \operatorname*{argmin}_y \|x - y\|_2 \quad \text{with} \quad \|y\|_1 = s
 
-    If several points are nearest (at zero), the result is the one with positive entries.
+    If several points are nearest (at zero), the result is the point with positive entries.
 
     Args:
-        tree: :math:`x`, a tree of real floating arrays, taken as one vector.
+        tree: :math:`x`, a tree of real floating arrays, treated as one vector.
         scale: :math:`s`, at least 0.
 
     Returns:
@@ -140,14 +140,14 @@ def projection_l1_sphere(tree: Any, scale: Any = 1) -> Any:
 
 
 def projection_l1_ball(tree: Any, scale: Any = 1) -> Any:
-    r"""The nearest point whose absolute values sum to at most `scale`.
+    r"""Project onto the 1-norm ball, whose absolute values sum to at most `scale`.
 
     .. math:: \operatorname*{argmin}_y \|x - y\|_2 \quad \text{with} \quad \|y\|_1 \le s
 
-    A point inside the ball is returned unchanged, bit by bit.
+    A point inside the ball is returned bitwise unchanged.
 
     Args:
-        tree: :math:`x`, a tree of real floating arrays, taken as one vector.
+        tree: :math:`x`, a tree of real floating arrays, treated as one vector.
         scale: :math:`s`, at least 0.
 
     Returns:
@@ -182,13 +182,13 @@ def _scale_to_sphere(tree: Any, s: jax.Array) -> tuple[Any, jax.Array]:
 
 
 def projection_l2_sphere(tree: Any, scale: Any = 1) -> Any:
-    r"""The nearest point of Euclidean length `scale`: :math:`s\, x / \|x\|_2`.
+    r"""Project onto the Euclidean sphere of radius `scale`: :math:`s\, x / \|x\|_2`.
 
-    Zero, which is equally near to all points, is projected on the point with equal positive
+    Zero, which is equally near to all points, is projected onto the point with equal positive
     entries.
 
     Args:
-        tree: :math:`x`, a tree of floating or complex arrays, taken as one vector.
+        tree: :math:`x`, a tree of floating or complex arrays, treated as one vector.
         scale: :math:`s`, at least 0.
 
     Returns:
@@ -208,14 +208,14 @@ def projection_l2_sphere(tree: Any, scale: Any = 1) -> Any:
 
 
 def projection_l2_ball(tree: Any, scale: Any = 1) -> Any:
-    r"""The nearest point of Euclidean length at most `scale`.
+    r"""Project onto the Euclidean ball of radius `scale`.
 
     .. math:: x\, \min\left( 1, \frac{s}{\|x\|_2} \right)
 
-    A point inside the ball is returned unchanged, bit by bit.
+    A point inside the ball is returned bitwise unchanged.
 
     Args:
-        tree: :math:`x`, a tree of floating or complex arrays, taken as one vector.
+        tree: :math:`x`, a tree of floating or complex arrays, treated as one vector.
         scale: :math:`s`, at least 0.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Helpers of the projections: leaves in one precision, lengths without overflow."""
+"""Helpers of the projections: compute dtypes, and norms without overflow."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ def check_floating(name: str, tree: Any, *, allow_complex: bool = False) -> None
 
 
 def check_scale(name: str, scale: Any) -> None:
-    """Check that a size is not negative."""
+    """Check that a scale is not negative."""
     check_number(scale, "scale", name)
     if not isinstance(scale, Tracer) and not scale >= 0:
         raise ValueError(f"{name}: scale = {scale}, expected one number >= 0.")
 
 
 def common_dtype(*trees: Any) -> Any:
-    """The dtype to compute in for whole trees."""
+    """The compute dtype for whole trees."""
     leaves = [x for tree in trees for x in jax.tree.leaves(tree)]
     return compute_dtype(*(jnp.result_type(x) for x in leaves if is_inexact(x)))
 
 
 def widen(tree: Any, dtype: Any) -> Any:
-    """The leaves in the compute dtype; real ones stay real."""
+    """Cast the leaves to the compute dtype; real leaves stay real."""
 
     def widen_leaf(x: Any) -> jax.Array:
         x = jnp.asarray(x)
@@ -56,7 +56,7 @@ def widen(tree: Any, dtype: Any) -> Any:
 
 
 def restore_dtypes(tree: Any, like: Any) -> Any:
-    """The leaves in the dtypes that they had."""
+    """Cast the leaves back to their original dtypes."""
     return jax.tree.map(lambda x, old: x.astype(jnp.result_type(old)), tree, like)
 
 
@@ -68,7 +68,7 @@ def project_wide(
     *,
     allow_complex: bool = False,
 ) -> Any:
-    """Check a tree and a size, and return `project(widened tree, size)` in the tree's dtypes."""
+    """Check a tree and a scale, and return `project(widened tree, scale)` in the tree's dtypes."""
     check_floating(name, tree, allow_complex=allow_complex)
     check_scale(name, scale)
     dtype = common_dtype(tree)
@@ -77,25 +77,25 @@ def project_wide(
 
 
 def largest_modulus(tree: Any, real: Any) -> jax.Array:
-    """The largest modulus, as a number to divide by."""
+    """The largest modulus of a tree, as a divisor."""
     tops = [jnp.max(jnp.abs(x), initial=0) for x in jax.tree.leaves(tree)]
     return range_divisor(functools.reduce(jnp.maximum, tops, jnp.zeros((), real)))
 
 
 def divide(tree: Any, by: jax.Array) -> Any:
-    """A tree over a number."""
+    """Divide a tree by a number."""
     return jax.tree.map(lambda x: x / by, tree)
 
 
 def inner(tree_x: Any, tree_y: Any, dtype: Any) -> jax.Array:
-    r"""The real inner product :math:`\Re \sum \bar x y`, not as a rounded matrix product."""
+    r"""The real inner product :math:`\Re \sum \bar x y`, without low-precision matrix products."""
     real = jnp.zeros((), real_dtype(dtype))
     parts = jax.tree.map(lambda x, y: jnp.sum(jnp.real(jnp.conj(x) * y)), tree_x, tree_y)
     return functools.reduce(jnp.add, jax.tree.leaves(parts), real)
 
 
 def length(tree: Any, dtype: Any) -> tuple[jax.Array, Any, jax.Array]:
-    """The Euclidean length in units of the largest entry, the tree in these units, the unit.
+    """The scaled Euclidean norm, the tree over its largest entry, and this entry (the unit).
 
     In these units the square neither overflows nor underflows. The length of zeros is 0, with
     derivative 0.

@@ -1,4 +1,4 @@
-"""Phases and weights of schedules, and the schedules of one formula."""
+"""Phases and weights of schedules, and the elementary schedules."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class linear_schedule(Schedule):
     Args:
         init_value: :math:`I`, the value up to step :math:`B`.
         end_value: :math:`E`, the value from step :math:`B + T` on.
-        transition_steps: :math:`T`, the length of the transition in steps. A transition of no
-            steps is over at once (where optax would stay at `init_value` for ever).
+        transition_steps: :math:`T`, the length of the transition in steps. A transition of no steps
+            ends at once (optax would stay at `init_value` forever).
         transition_begin: :math:`B`, the step at which the transition begins.
 
     Example:
@@ -84,7 +84,7 @@ class polynomial_schedule(Schedule):
         init_value: :math:`I`, the value up to step :math:`B`.
         end_value: :math:`E`, the value from step :math:`B + T` on.
         power: :math:`p`.
-        transition_steps: :math:`T`, the length of the transition in steps; 0 is over at once.
+        transition_steps: :math:`T`, the length of the transition in steps; with 0 it ends at once.
         transition_begin: :math:`B`, the step at which the transition begins.
 
     Example:
@@ -117,7 +117,7 @@ class schedule(Schedule):
 
     Raises:
         TypeError: If `fn` can't be called with one argument.
-        ValueError: When called, if the function gives something else than one real number.
+        ValueError: When called, if the function doesn't return one real number.
 
     Example:
         >>> import fnopt
@@ -164,10 +164,10 @@ _LARGEST = 2.0**31 - 2.0**7  # the largest float32 that an int32 holds
 
 
 def numbers(schedule: Any) -> Any:
-    """The schedule with its arrays strongly typed, of JAX's default float dtype.
+    """Convert the arrays of a schedule to strongly typed arrays of JAX's default float dtype.
 
-    Python's numbers stay: arithmetic on them is no operation of the program, and what they meet
-    decides the dtype.
+    Python numbers are unchanged: arithmetic on them adds no operation to the program, and the other
+    operand determines the dtype.
     """
     as_array = lambda x: x if isinstance(x, float) else jnp.asarray(x, default_float())  # noqa: E731
     return jax.tree.map(as_array, schedule)
@@ -176,8 +176,8 @@ def numbers(schedule: Any) -> Any:
 def steps_since(count: Any, begin: Any) -> jax.Array:
     """The number of steps from `begin` to `count`, as a float that depends on `begin`.
 
-    A Python number is exact (below 2**31), an array as exact as its dtype: in float32 the step
-    2**24 + 1 is 2**24.
+    A Python number is exact (below 2**31), an array only to the precision of its dtype: in float32
+    the step 2**24 + 1 is 2**24.
     """
     count = jnp.asarray(count)
     whole_count = bool(jnp.issubdtype(count.dtype, jnp.integer))
@@ -201,7 +201,7 @@ def steps_since(count: Any, begin: Any) -> jax.Array:
 def fraction(count: Any, begin: Any, steps: Any) -> jax.Array:
     """The finished fraction of a phase of `steps` steps: 0 before `begin`, 1 at its end and after.
 
-    A phase of no steps is over at once.
+    A phase of no steps ends at once.
     """
     ahead = steps_since(count, begin)
     # A known length saves two selects in every program that uses the schedule.
@@ -225,9 +225,9 @@ def after_warmup(h: Any, count: Any, value: jax.Array) -> jax.Array:
 
 
 def power(base: jax.Array, exponent: Any) -> jax.Array:
-    """`base ** exponent` for a base in [0, 1], with a zero derivative to the base at 0.
+    """`base ** exponent` for a base in [0, 1], with a zero derivative at the base 0.
 
-    There the slope of a root is infinite, and one infinite factor would make a derivative NaN.
+    The slope of a root at 0 is infinite, and an infinite factor could make a derivative NaN.
     """
     # From 2 on the derivative of a power at 0 is 0 without a select.
     if isinstance(exponent, float) and (exponent == 1 or exponent >= 2):
@@ -238,5 +238,5 @@ def power(base: jax.Array, exponent: Any) -> jax.Array:
 
 
 def cosine(phase: jax.Array, exponent: Any = 1.0) -> jax.Array:
-    r"""The weight :math:`(\frac12 (1 + \cos \pi x))^p` of the start at a phase `x` in [0, 1]."""
+    r"""The weight :math:`(\frac12 (1 + \cos \pi x))^p` of the initial value at phase `x` in [0, 1]."""
     return power(0.5 * (1 + jnp.cos(jnp.pi * phase)), exponent)

@@ -24,8 +24,8 @@ class exponential_decay(Schedule):
         transition_steps: :math:`T`, in steps.
         decay_rate: :math:`r`, the factor per :math:`T` steps.
         transition_begin: :math:`B`, the step at which the decay begins.
-        staircase: Whether :math:`x_t` is rounded down, so that the value falls in steps.
-        end_value: A bound: the smallest value if :math:`r < 1`, else the largest. None for none.
+        staircase: Whether to round :math:`x_t` down, so that the value decays in a staircase.
+        end_value: A bound: the smallest value if :math:`r < 1`, else the largest. None disables it.
 
     Example:
         >>> import fnopt
@@ -48,7 +48,7 @@ class exponential_decay(Schedule):
 
 
 def decay_from(h: Any, start: jax.Array, ahead: jax.Array) -> jax.Array:
-    """A start value after `ahead` steps of the exponential decay that `h` describes."""
+    """The value after `ahead` steps of the exponential decay that `h` describes."""
     periods = jnp.maximum(ahead, 0.0) / h.transition_steps
     if not (isinstance(h.decay_rate, float) and h.decay_rate <= 1):
         periods = jnp.minimum(periods, _largest_power(jnp.asarray(h.decay_rate, periods.dtype)))
@@ -67,7 +67,7 @@ def _largest_power(rate: jax.Array) -> jax.Array:
 
 
 class cosine_decay_schedule(Schedule):
-    r"""Cosine decay from a value to a fraction of it.
+    r"""Cosine decay from an initial value to a fraction of this value.
 
     .. math:: \eta_t = I \left((1 - \alpha)\, c_t^p + \alpha\right), \qquad
               c_t = \tfrac12 \left(1 + \cos \frac{\pi \min(t, T)}{T}\right)
@@ -108,7 +108,7 @@ class warmup_constant_schedule(Schedule):
     Args:
         init_value: :math:`I`, the first value.
         peak_value: :math:`P`, the value from step :math:`W` on.
-        warmup_steps: :math:`W`, in steps; with 0 the value is the peak from the start.
+        warmup_steps: :math:`W`, in steps; with 0 the schedule starts at the peak.
 
     Example:
         >>> import fnopt
@@ -209,7 +209,7 @@ def _cycle_number(time: jax.Array, growth: jax.Array) -> jax.Array:
 
 
 class cosine_restarts_schedule(Schedule):
-    r"""Cosine decay with warm restarts (SGDR), each cycle longer than the one before.
+    r"""Cosine decay with warm restarts (SGDR), in cycles of growing length.
 
     .. math::
         \eta_t &= I \left((1 - \alpha)\, c_t^p + \alpha\right), \qquad
@@ -219,8 +219,8 @@ class cosine_restarts_schedule(Schedule):
     Args:
         init_value: :math:`I`, the value at the start of every cycle.
         decay_steps: :math:`T_0`, the length of the first cycle in steps.
-        t_mult: :math:`m`, how many times longer each cycle is than the one before.
-        alpha: :math:`\alpha`, where a cycle ends, as a fraction of `init_value`.
+        t_mult: :math:`m`, the ratio of the lengths of consecutive cycles.
+        alpha: :math:`\alpha`, the final value of a cycle, as a fraction of `init_value`.
         exponent: :math:`p`.
 
     Example:
@@ -258,11 +258,11 @@ def sgdr_schedule(cosine_kwargs: Iterable[Mapping[str, Any]]) -> join_schedules:
     .. math:: \eta_t = s_i(t - t_i), \qquad t_{i+1} = t_i + T_i
 
     Args:
-        cosine_kwargs: For each cycle the arguments of `warmup_cosine_decay_schedule`; its
-            `decay_steps` is the cycle's length :math:`T_i`.
+        cosine_kwargs: The arguments of `warmup_cosine_decay_schedule` for each cycle; `decay_steps`
+            is the cycle's length :math:`T_i`.
 
     Returns:
-        The schedules joined.
+        The joined schedules.
 
     Raises:
         ValueError: If there is no cycle.

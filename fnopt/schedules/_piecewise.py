@@ -1,4 +1,4 @@
-"""Piecewise schedules: constant, interpolated, one-cycle and joined ones."""
+"""Piecewise schedules: constant, interpolated, one-cycle and joined schedules."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class piecewise_constant_schedule(Schedule):
 
     Args:
         init_value: :math:`I`, the first value.
-        boundaries_and_scales: A dict `{b_i: f_i}` from step to factor, or pairs `(b_i, f_i)` in
-            the order of the steps. The schedule keeps pairs.
+        boundaries_and_scales: A dict `{b_i: f_i}` from step to factor, or pairs `(b_i, f_i)` in the
+            order of the steps. The schedule stores pairs.
 
     Raises:
         ValueError: If a factor is negative, or pairs are not in the order of their steps.
@@ -88,7 +88,7 @@ def as_pairs(owner: str, given: Any) -> tuple[tuple[Any, Any], ...]:
 
 
 def check_pairs(owner: str, pairs: tuple[tuple[Any, Any], ...]) -> None:
-    """Raise a ValueError if steps don't increase or factors are negative; traced ones pass."""
+    """Raise a ValueError if steps don't increase or factors are negative; skip traced numbers."""
     _check_increasing(owner, tuple(step for step, _ in pairs))
     negative = [f for _, f in pairs if isinstance(f, float) and f < 0]
     if negative:
@@ -98,15 +98,15 @@ def check_pairs(owner: str, pairs: tuple[tuple[Any, Any], ...]) -> None:
 
 
 class join_schedules(Schedule):
-    r"""Concatenate schedules, each of which counts steps from its own start.
+    r"""Concatenate schedules, each of which counts steps from its own beginning.
 
     .. math:: \eta_t = s_i(t - b_i) \quad \text{for } b_i \le t < b_{i+1}, \qquad b_0 = 0
 
     Args:
         schedules: The schedules :math:`s_0, s_1, \ldots`; plain functions are wrapped with
             `fnopt.schedule` first.
-        boundaries: The steps :math:`b_1, b_2, \ldots` at which the next one begins, one less than
-            schedules.
+        boundaries: The steps :math:`b_1, b_2, \ldots` at which the next schedule begins, one fewer
+            than schedules.
 
     Raises:
         ValueError: If there are no schedules, the lengths disagree or the boundaries don't
@@ -175,13 +175,14 @@ class piecewise_interpolate_schedule(Schedule):
               x = \frac{t - b_i}{b_{i+1} - b_i}, \qquad v_{i+1} = f_{i+1} v_i
 
     between the steps :math:`b_i \le t < b_{i+1}`, with :math:`b_0 = 0`, :math:`v_0 = I`, and
-    :math:`w(x) = 1 - x` or :math:`\tfrac12 (1 + \cos \pi x)`. After the last step it is constant.
+    :math:`w(x) = 1 - x` or :math:`\tfrac12 (1 + \cos \pi x)`. After the last step the value is
+    constant.
 
     Args:
         interpolate_type: `'linear'` or `'cosine'`.
         init_value: :math:`I`, the first value.
-        boundaries_and_scales: A dict `{b_i: f_i}` from step to factor, or pairs `(b_i, f_i)` in
-            the order of the steps. The schedule keeps pairs.
+        boundaries_and_scales: A dict `{b_i: f_i}` from step to factor, or pairs `(b_i, f_i)` in the
+            order of the steps. The schedule stores pairs.
 
     Raises:
         ValueError: If the type is unknown, a factor is negative, or pairs are not in the order of
@@ -225,7 +226,7 @@ def _share_of_steps(fraction_of_all: Any, steps: Any) -> Any:
 
 
 class linear_onecycle_schedule(Schedule):
-    r"""One-cycle schedule with linear interpolation: warm-up, decay, and decay to almost zero.
+    r"""One-cycle schedule with linear interpolation: warm-up, decay, final decay to almost zero.
 
     .. math:: \frac{P}{d} \;\to\; P \;\to\; \frac{P}{d} \;\to\; \frac{P}{d f}
 
@@ -236,9 +237,10 @@ class linear_onecycle_schedule(Schedule):
         transition_steps: :math:`T`, the length of the cycle in steps.
         peak_value: :math:`P`.
         pct_start: :math:`p_s`, the fraction of the cycle in which the value increases.
-        pct_final: :math:`p_f`, the fraction at which it is back at its start.
-        div_factor: :math:`d`, the peak over the first value.
-        final_div_factor: :math:`f`, the first value over the last.
+        pct_final: :math:`p_f`, the fraction of the cycle at which the initial value is reached
+            again.
+        div_factor: :math:`d`, the ratio of the peak to the first value.
+        final_div_factor: :math:`f`, the ratio of the first value to the last.
 
     Example:
         >>> import fnopt
@@ -283,8 +285,8 @@ class cosine_onecycle_schedule(Schedule):
         transition_steps: :math:`T`, the length of the cycle in steps.
         peak_value: :math:`P`.
         pct_start: :math:`p_s`, the fraction of the cycle in which the value increases.
-        div_factor: :math:`d`, the peak over the first value.
-        final_div_factor: :math:`f`, the first value over the last.
+        div_factor: :math:`d`, the ratio of the peak to the first value.
+        final_div_factor: :math:`f`, the ratio of the first value to the last.
 
     Example:
         >>> import fnopt

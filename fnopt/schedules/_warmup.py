@@ -38,7 +38,7 @@ class warmup_exponential_decay_schedule(Schedule):
         warmup_steps: :math:`W`, the length of the warm-up in steps.
         transition_steps: :math:`T`, in steps.
         decay_rate: :math:`r`, the factor per :math:`T` steps.
-        transition_begin: :math:`B`, how many steps after the warm-up the decay begins.
+        transition_begin: :math:`B`, the number of steps between the end of warm-up and the decay.
         staircase: Whether :math:`x_t` is rounded down, so that the value falls in steps.
         end_value: A bound of the decay: the smallest value if :math:`r < 1`, else the largest.
 
@@ -80,20 +80,20 @@ class warmup_stable_decay_schedule(Schedule):
         \end{cases} \qquad x_t = \min\left( \frac{t - W - S}{D}, 1 \right)
 
     with :math:`w(x) = 1 - x` for `'linear'`, :math:`\tfrac12 (1 + \cos \pi x)` for `'cosine'`
-    and :math:`1 - \sqrt x` for `'sqrt'`. The length of the training need not be known before the
-    decay begins.
+    and :math:`1 - \sqrt x` for `'sqrt'`. The total number of training steps need not be known
+    before the decay begins.
 
     Args:
         init_value: :math:`I`, the first value.
         peak_value: :math:`P`.
         warmup_steps: :math:`W`, the length of the warm-up in steps.
-        stable_steps: :math:`S`, the length of the constant in steps.
-        decay_steps: :math:`D`, the length of the decay in steps (not of the whole).
+        stable_steps: :math:`S`, the length of the constant phase in steps.
+        decay_steps: :math:`D`, the length of the decay in steps (not of the whole schedule).
         end_value: :math:`E`, the last value.
         decay_type: `'linear'`, `'cosine'` or `'sqrt'`.
 
     Raises:
-        ValueError: If the type of the decay is unknown.
+        ValueError: If `decay_type` is unknown.
 
     Example:
         >>> import fnopt
@@ -136,13 +136,13 @@ class inverse_sqrt_schedule(Schedule):
     .. math:: \eta_t = \begin{cases} (1 - t/W)\, I + (t/W)\, P & t < W \\
               P \sqrt{\frac{\tau}{\tau + t - W}} & t \ge W \end{cases}
 
-    With :math:`\tau = W` it is :math:`P \sqrt{W / t}`, the schedule of the transformer.
+    With :math:`\tau = W` the decay is :math:`P \sqrt{W / t}`, the Transformer's schedule.
 
     Args:
         init_value: :math:`I`, the first value.
         peak_value: :math:`P`, the value at step :math:`W`.
         warmup_steps: :math:`W`, the length of the warm-up in steps.
-        timescale: :math:`\tau`, in steps; None for :math:`\max(W, 1)`.
+        timescale: :math:`\tau`, in steps; None uses :math:`\max(W, 1)`.
 
     Example:
         >>> import fnopt

@@ -1,4 +1,4 @@
-"""Arithmetic of trees, and finding things in them.
+"""Arithmetic on pytrees, and search in them.
 
 Import the package, not its names: `from fnopt import tree`, then `tree.sum(x)`.
 """

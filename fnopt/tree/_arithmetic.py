@@ -1,4 +1,4 @@
-"""Arithmetic of whole trees: sums, products, choices, and the dtype of mixed arrays."""
+"""Arithmetic on whole trees: sums, products, selection, and dtype promotion."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def check_arrays(name: str, *trees: Any) -> None:
 
 
 def names_bad_leaf(fn: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Decorate a function of trees: a leaf that is no array is named in the error."""
+    """Decorate a function of trees, so that its error names a leaf that isn't an array."""
 
     @functools.wraps(fn)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Result:
@@ -56,19 +56,19 @@ def promoted_dtype(*leaves: Any) -> Any:
 
 
 def wide_dtype(dtype: Any) -> Any:
-    """The dtype to add up in: at least float32 for floating ones, itself for the rest."""
+    """The accumulation dtype: at least float32 for floating dtypes, other dtypes unchanged."""
     return compute_dtype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else dtype
 
 
 def compute_wide(fn: Callable[..., Any], dtype: Any, *leaves: Any) -> jax.Array:
-    """A function of leaves, computed at least in float32 and returned in the given dtype."""
+    """Wrap a function of leaves: compute in at least float32, and return the given dtype."""
     return fn(*(jnp.asarray(x).astype(wide_dtype(dtype)) for x in leaves)).astype(dtype)
 
 
 def scaled_dtype(scalar: Any, *leaves: Any) -> Any:
-    """The dtype of leaves times a number, which never widens floating ones.
+    """The dtype of leaves times a number, which never widens floating leaves.
 
-    A `bfloat16` leaf stays so under a float32 rate; only a complex number makes it complex.
+    A `bfloat16` leaf times a float32 number stays `bfloat16`; only a complex number changes it.
     """
     dtype = promoted_dtype(*leaves)
     if jnp.issubdtype(dtype, jnp.inexact) and not jnp.iscomplexobj(scalar):
@@ -77,7 +77,7 @@ def scaled_dtype(scalar: Any, *leaves: Any) -> Any:
 
 
 def common_dtype(leaves: list[Any]) -> Any:
-    """The dtype of a scalar about a whole tree: the leaves' common one, at least float32."""
+    """The dtype of a scalar for a whole tree: the leaves' common dtype, at least float32."""
     return wide_dtype(promoted_dtype(*leaves)) if leaves else default_float()
 
 
@@ -99,10 +99,10 @@ def add(tree_x: Any, tree_y: Any, *other_trees: Any) -> Any:
     Args:
         tree_x: A tree of numbers.
         tree_y: A tree of the same structure.
-        *other_trees: More of them.
+        *other_trees: More trees of the same structure.
 
     Returns:
-        A tree in the leaves' common dtypes; sums of 16-bit leaves are made in float32.
+        A tree in the leaves' common dtypes; sums of 16-bit leaves are accumulated in float32.
 
     Example:
         >>> from fnopt import tree
@@ -187,7 +187,7 @@ def scale(scalar: Any, tree: Any) -> Any:
         tree: :math:`x`.
 
     Returns:
-        A tree with the dtypes of `tree` where they are floating.
+        A tree in which floating leaves keep the dtypes of `tree`.
 
     Example:
         >>> from fnopt import tree
@@ -205,7 +205,7 @@ def scale(scalar: Any, tree: Any) -> Any:
 
 @names_bad_leaf
 def add_scale(tree_x: Any, scalar: Any, tree_y: Any) -> Any:
-    r"""A tree plus a number times another: :math:`x + a\, y`.
+    r"""A tree plus a number times another tree: :math:`x + a\, y`.
 
     Args:
         tree_x: :math:`x`; a `None` in it stays `None`.
@@ -236,8 +236,8 @@ def where(condition: Any, tree_x: Any, tree_y: Any) -> Any:
 
     Args:
         condition: A bool, or bools that broadcast against every leaf.
-        tree_x: The tree to take where it is true.
-        tree_y: The tree to take where it is false.
+        tree_x: The tree to select where `condition` is true.
+        tree_y: The tree to select where `condition` is false.
 
     Returns:
         A tree in the leaves' common dtypes.
@@ -256,8 +256,8 @@ def clip(tree: Any, min_value: Any = None, max_value: Any = None) -> Any:
 
     Args:
         tree: A tree of real numbers.
-        min_value: The lower bound, a number; None for none.
-        max_value: The upper bound; None for none.
+        min_value: The lower bound, a number; None disables it.
+        max_value: The upper bound; None disables it.
 
     Returns:
         A tree with the dtypes of `tree`.
@@ -280,7 +280,7 @@ def clip(tree: Any, min_value: Any = None, max_value: Any = None) -> Any:
 
 @names_bad_leaf
 def conj(tree: Any) -> Any:
-    r"""The complex conjugate :math:`\bar x` of every leaf; real ones stay.
+    r"""The complex conjugate :math:`\bar x` of every leaf; real leaves are unchanged.
 
     Args:
         tree: A tree of numbers.

@@ -1,4 +1,4 @@
-"""Trees in the structure of others: constant, cast, and random ones."""
+"""Trees with the structure of other trees: constant, cast, and random trees."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def zeros_like(tree: Any, dtype: Any = None) -> Any:
 
     Args:
         tree: A tree of arrays.
-        dtype: The dtype; by default that of each leaf.
+        dtype: The dtype; by default each leaf's own dtype.
 
     Returns:
         A tree of the same structure, shapes and sharding.
@@ -45,7 +45,7 @@ def ones_like(tree: Any, dtype: Any = None) -> Any:
 
     Args:
         tree: A tree of arrays.
-        dtype: The dtype; by default that of each leaf.
+        dtype: The dtype; by default each leaf's own dtype.
 
     Returns:
         A tree of the same structure, shapes and sharding.
@@ -65,7 +65,7 @@ def full_like(tree: Any, fill_value: Any, dtype: Any = None) -> Any:
     Args:
         tree: A tree of arrays.
         fill_value: The number.
-        dtype: The dtype; by default that of each leaf.
+        dtype: The dtype; by default each leaf's own dtype.
 
     Returns:
         A tree of the same structure, shapes and sharding.
@@ -92,7 +92,7 @@ def batch_shape(tree: Any, shape: tuple[int, ...] = ()) -> Any:
         shape: The lengths of the new axes.
 
     Returns:
-        A tree of leaves of shape `(*shape, *leaf.shape)`: a start for `jax.vmap`.
+        A tree of leaves of shape `(*shape, *leaf.shape)`, as an argument for `jax.vmap`.
 
     Example:
         >>> from fnopt import tree
@@ -109,7 +109,7 @@ def batch_shape(tree: Any, shape: tuple[int, ...] = ()) -> Any:
 
 @names_bad_leaf
 def cast(tree: Any, dtype: Any) -> Any:
-    """A tree in another dtype.
+    """Cast a tree to another dtype.
 
     Args:
         tree: A tree of arrays.
@@ -127,11 +127,11 @@ def cast(tree: Any, dtype: Any) -> Any:
 
 
 def cast_like(tree: Any, other_tree: Any) -> Any:
-    """A tree in the dtypes of another.
+    """Cast a tree to the dtypes of another tree.
 
     Args:
         tree: A tree of arrays.
-        other_tree: A tree of the same structure; where it has no array, nothing is cast.
+        other_tree: A tree of the same structure; leaves without an array there aren't cast.
 
     Returns:
         A tree of the structure of `tree`.
@@ -150,20 +150,20 @@ def cast_like(tree: Any, other_tree: Any) -> Any:
 
 @names_bad_leaf
 def dtype(tree: Any, mixed_dtype_handler: str | None = None) -> Any:
-    """The dtype of a tree.
+    """The common dtype of a tree.
 
     Args:
         tree: A tree of arrays.
-        mixed_dtype_handler: What is done if there are several: `'promote'` gives what JAX promotes
-            them to, `'highest'` and `'lowest'` the one that all others promote to or that promotes
-            to all others; None is an error.
+        mixed_dtype_handler: How to handle several dtypes: `'promote'` returns JAX's promoted dtype.
+            `'highest'` returns the dtype that all others promote to, and `'lowest'` the dtype that
+            promotes to all others. None raises an error.
 
     Returns:
         A NumPy dtype; JAX's default float for an empty tree.
 
     Raises:
-        ValueError: If the leaves differ and there is no handler, or if no dtype is the highest or
-            lowest.
+        ValueError: If the leaves differ and there is no handler, or if there is no highest or
+            lowest dtype.
 
     Example:
         >>> from fnopt import tree
@@ -203,7 +203,7 @@ def _sort_dtypes(a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def split_key_like(rng_key: Any, target_tree: Any) -> Any:
-    """A PRNG key for every leaf of a tree.
+    """Split a PRNG key into one key per leaf of a tree.
 
     Args:
         rng_key: One PRNG key.
@@ -213,7 +213,7 @@ def split_key_like(rng_key: Any, target_tree: Any) -> Any:
         A tree of the same structure with keys as leaves.
 
     Raises:
-        TypeError: If it isn't one key.
+        TypeError: If `rng_key` isn't one key.
 
     Example:
         >>> from fnopt import tree
@@ -237,9 +237,9 @@ def random_like(
     Args:
         rng_key: One PRNG key.
         target_tree: A tree of arrays.
-        sampler: `sampler(key, shape, dtype)`; one with an `out_sharding` parameter gets the
-            sharding of the leaf too.
-        dtype: The dtype; by default that of each leaf.
+        sampler: `sampler(key, shape, dtype)`; a sampler with an `out_sharding` parameter also gets
+            the sharding of the leaf.
+        dtype: The dtype; by default each leaf's own dtype.
 
     Returns:
         A tree of the same structure and shapes.
@@ -262,13 +262,13 @@ def random_like(
 
 
 def unwrap_random_key_data(input_tree: Any) -> Any:
-    """A tree with typed PRNG keys as plain arrays: for files and comparisons.
+    """Convert the typed PRNG keys of a tree to plain arrays, for files and comparisons.
 
     Args:
         input_tree: Any tree.
 
     Returns:
-        The same with `jax.random.key_data` of every key; all other leaves as they are.
+        A tree with `jax.random.key_data` in place of every key; other leaves are unchanged.
 
     Example:
         >>> from fnopt import tree

@@ -1,4 +1,4 @@
-"""Matching of saved leaves to those of a fresh tree, also between trees and flat vectors."""
+"""Matching of saved leaves to the leaves of a fresh tree, also between trees and flat vectors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class SlotPlace(NamedTuple):
 
 
 class NamedLeaf(NamedTuple):
-    """A leaf with its name; in slots the name is that of slot and param, else it is the path."""
+    """A leaf with its name: slot and param for leaves of slots, else the path."""
 
     name: str
     path: str
@@ -35,9 +35,9 @@ class NamedLeaves(NamedTuple):
     """The leaves of a tree by name.
 
     Attributes:
-        leaves: The leaves in their order.
+        leaves: The leaves, in tree order.
         treedef: The structure of the tree.
-        counts: The names of its step counts.
+        counts: The names of the tree's step counts.
     """
 
     leaves: list[NamedLeaf]
@@ -51,7 +51,7 @@ class NamedLeaves(NamedTuple):
 
 
 def named_leaves(tree: Any, rename: Mapping[str, str] | None = None) -> NamedLeaves:
-    """Name all leaves of a tree; its NamedTuples say which are slots and counts."""
+    """Name all leaves of a tree; its NamedTuples identify slots and counts."""
     leaves, treedef = leaves_with_names(tree)
     # Objects that are in one place only, to be known again by their identity.
     shapes = [_shape(x) if is_array_like(x) else x for _, x in leaves]
@@ -123,7 +123,7 @@ def repack(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) -> dict[s
     """Convert saved slots between trees and flat vectors, as the fresh slots need.
 
     Returns:
-        The arrays by the names of fresh leaves; `matching` says from where.
+        The arrays by the names of fresh leaves; `matching` has their sources.
     """
     slots: dict[tuple[str, str], list[NamedLeaf]] = defaultdict(list)
     for leaf in fresh.leaves:
@@ -191,7 +191,7 @@ WRAPPER_COUNTS = ("gradient_step", "step")
 
 
 def are_equal(a: Any, b: Any) -> bool:
-    """Whether two leaves are known to be equal: traced ones are if they are one object."""
+    """Whether two leaves are known to be equal; traced leaves are if they are the same object."""
     if a is b or isinstance(a, Tracer) or isinstance(b, Tracer):
         return a is b
     return np.array_equal(a, b)
@@ -201,7 +201,8 @@ class Matching(NamedTuple):
     """Map from fresh leaves to their saved leaves.
 
     Attributes:
-        found: From the names of fresh leaves to saved leaves; one may have several.
+        found: A map from the names of fresh leaves to saved leaves; a saved leaf may have several
+            names.
         used: The paths of the saved leaves that were found.
     """
 
@@ -209,7 +210,7 @@ class Matching(NamedTuple):
     used: set[str]
 
     def add(self, name: str, leaf: NamedLeaf) -> None:
-        """Note the saved leaf of a fresh one."""
+        """Record the saved leaf of a fresh leaf."""
         self.found[name] = leaf
         self.used.add(leaf.path)
 
@@ -217,11 +218,10 @@ class Matching(NamedTuple):
 def match_slots(fresh: NamedLeaves, saved: NamedLeaves) -> Matching:
     """Find slots by the names of slot and param, and other leaves by their path.
 
-    A saved tree of plain dicts and lists doesn't say where its slots are. A leaf of it belongs to
-    the slot and param that its path ends with, of several such ones to those of the longest name;
-    if several leaves end so, those count that stand where most other slots are. Where a name occurs
-    several times, equally often in either tree, the order decides; if it doesn't occur equally
-    often, only leaves of equal paths belong together.
+    A saved tree of plain dicts and lists doesn't identify its slots. A leaf in such a tree matches
+    the slot and param whose names end its path; the longest name wins. If several leaves have the
+    same ending, the leaves beside most other slots win. If a name occurs equally often in both
+    trees, leaves match in order; otherwise only leaves of equal paths match.
     """
     matching = Matching({}, set())
     by_path = {leaf.path: leaf for leaf in saved.leaves if leaf.slot is None}
@@ -263,8 +263,8 @@ def match_scalars(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) ->
     """Match scalars of a state to the saved state that its slots came from.
 
     Returns:
-        The names of leaves that stay fresh: numbers of states whose slots all do. A count without
-        its moments would make the next step wrong.
+        The names of leaves that stay fresh: scalars of states whose slots all stay fresh. A
+        restored count without its moments would make the next step wrong.
     """
     by_path = {leaf.path: leaf for leaf in saved.leaves}
     sources: dict[str, set[str]] = defaultdict(set)

@@ -1,4 +1,4 @@
-"""Averages of gradients, for optimizers of one's own."""
+"""Averages of gradients, for custom optimizers."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def update_moment_per_elem_norm(updates: Any, moments: Any, decay: Any, order: A
 
     .. math:: m \leftarrow \beta m + (1 - \beta) |g|^k
 
-    For real gradients it is :math:`g^k`, as in `update_moment`.
+    For real gradients the power is :math:`g^k`, as in `update_moment`.
 
     Args:
         updates: :math:`g`, a tree of gradients; a `None` stays `None`.
@@ -118,12 +118,12 @@ def update_infinity_moment(updates: Any, moments: Any, decay: Any, eps: Any) -> 
 
 
 def bias_correction(moment: Any, decay: Any, count: Any) -> Any:
-    r"""Correct the bias of an average that started at zero: :math:`m / (1 - \beta^t)`.
+    r"""Correct the bias of an average initialized at zero: :math:`m / (1 - \beta^t)`.
 
     Args:
         moment: :math:`m`, a tree of averages.
         decay: :math:`\beta`.
-        count: :math:`t`, how many steps it is the average of, at least 1.
+        count: :math:`t`, the number of averaged steps, at least 1.
 
     Returns:
         A tree with the dtypes of `moment`.

@@ -1,4 +1,4 @@
-"""Numbers about whole trees."""
+"""Reductions of whole trees."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sum(tree: Any) -> jax.Array:
         tree: A tree of numbers.
 
     Returns:
-        A scalar in the leaves' common dtype, at least float32 for floating ones; 0 for an empty
+        A scalar in the leaves' common dtype, at least float32 for floating leaves; 0 for an empty
         tree.
 
     Example:
@@ -46,11 +46,11 @@ def vdot(tree_x: Any, tree_y: Any) -> jax.Array:
     r"""The inner product of two trees: :math:`\sum_\ell \sum_i \bar x_{\ell i}\, y_{\ell i}`.
 
     Args:
-        tree_x: A tree of numbers; complex ones are conjugated.
+        tree_x: A tree of numbers; complex numbers are conjugated.
         tree_y: A tree of the same structure and shapes.
 
     Returns:
-        A scalar in the leaves' common dtype, at least float32 for floating ones.
+        A scalar in the leaves' common dtype, at least float32 for floating leaves.
 
     Raises:
         ValueError: If shapes differ (nothing is broadcast).
@@ -77,7 +77,7 @@ def vdot(tree_x: Any, tree_y: Any) -> jax.Array:
 
 @names_bad_leaf
 def norm(tree: Any, ord: Any = None, squared: bool = False) -> jax.Array:
-    r"""Euclidean norm of a tree, as of one vector.
+    r"""The norm of a tree as one vector, Euclidean by default.
 
     .. math:: \|x\|_2 = \sqrt{\textstyle\sum |x_i|^2}, \qquad \|x\|_1 = \textstyle\sum |x_i|,
               \qquad \|x\|_\infty = \max |x_i|
@@ -85,14 +85,14 @@ def norm(tree: Any, ord: Any = None, squared: bool = False) -> jax.Array:
     Args:
         tree: A tree of numbers.
         ord: 1, 2 (also None) or infinity (`jnp.inf`, `'inf'` or `'infinity'`).
-        squared: Whether the square of the norm is returned.
+        squared: Whether to return the square of the norm.
 
     Returns:
         A real scalar, at least float32. The Euclidean norm is `fnopt.global_norm`: its derivative
         at zero is zero.
 
     Raises:
-        ValueError: If `ord` is something else.
+        ValueError: If `ord` has another value.
 
     Example:
         >>> from fnopt import tree
@@ -134,10 +134,10 @@ def max(tree: Any) -> jax.Array:
     r"""The largest number of a tree.
 
     Args:
-        tree: A tree of real numbers; empty leaves are left out.
+        tree: A tree of real numbers; empty leaves are ignored.
 
     Returns:
-        A scalar in the leaves' common dtype, at least float32 for floating ones; minus infinity
+        A scalar in the leaves' common dtype, at least float32 for floating leaves; minus infinity
         for a tree without a number.
 
     Example:
@@ -153,10 +153,10 @@ def min(tree: Any) -> jax.Array:
     r"""The smallest number of a tree.
 
     Args:
-        tree: A tree of real numbers; empty leaves are left out.
+        tree: A tree of real numbers; empty leaves are ignored.
 
     Returns:
-        A scalar in the leaves' common dtype, at least float32 for floating ones; infinity for a
+        A scalar in the leaves' common dtype, at least float32 for floating leaves; infinity for a
         tree without a number.
 
     Example:

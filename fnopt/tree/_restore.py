@@ -1,4 +1,4 @@
-"""Partial restore: the fitting leaves and step counts of a saved tree in a fresh one."""
+"""Partial restore: copy the matching leaves and step counts of a saved tree into a fresh tree."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from fnopt.tree._matching import (
 def recount(
     counts: Iterable[str], other: set[str], sources: dict[str, Any], given: int | None
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Assign saved step counts to fresh ones, and drop the superfluous saved ones.
+    """Assign saved step counts to fresh counts, and drop superfluous saved counts.
 
     Args:
-        counts: The names of the fresh tree's counts.
-        other: The names of its other leaves.
-        sources: The saved leaves by name; changed.
-        given: The number of steps, for counts that weren't saved; None for that of the saved
-            counts nearest to them in the tree, if these agree.
+        counts: The names of the fresh tree's step counts.
+        other: The names of the fresh tree's other leaves.
+        sources: The saved leaves by name; modified in place.
+        given: The number of steps, for counts that weren't saved; None takes the number of the
+            nearest saved counts in the tree, if these agree.
 
     Returns:
-        What counts that weren't saved were taken from, by name; and the saved counts that the
-        fresh tree has no place for, but whose number it has.
+        The sources of counts that weren't saved, by name; and the saved counts without a place in
+        the fresh tree, whose number the fresh tree has elsewhere.
     """
     saved = {}
     for k, x in sources.items():
@@ -90,19 +90,19 @@ def _nearest(name: str, others: Iterable[str]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class RestoreReport:
-    """The report of `restore`: what was done with every leaf, by name.
+    """The report of `restore`: how every leaf was treated, by name.
 
     Attributes:
-        taken: Leaves of the fresh tree that have saved values now.
-        fresh: Leaves that stay as they were: nothing of their name was saved.
-        reshaped: Leaves that stay as they were although something of their name was saved, with
-            the shape or dtype of either, fresh and saved.
-        left_over: Saved leaves that the fresh tree has no place for.
-        counted: Step counts that weren't saved, and what their number was taken from: the name of
-            a saved count, or `'count='` for the argument.
-        dropped: Saved step counts that the fresh tree has no place for, but whose number it has.
-        alike: Whether leaves are fresh and others left over although the trees have leaves of the
-            same shapes in the same order: then they may differ in names only.
+        taken: Leaves of the fresh tree that got saved values.
+        fresh: Unchanged leaves for which no leaf of the same name was saved.
+        reshaped: Unchanged leaves for which a leaf of the same name was saved with another shape or
+            dtype, with both, fresh and saved.
+        left_over: Saved leaves without a place in the fresh tree.
+        counted: Step counts that weren't saved, with the source of their number: the name of a
+            saved count, or `'count='` for the argument.
+        dropped: Saved step counts without a place in the fresh tree, whose number it has elsewhere.
+        alike: Whether there are fresh and left-over leaves although both trees have leaves of the
+            same shapes in the same order: then the trees may differ only in names.
     """
 
     taken: tuple[str, ...]
@@ -115,7 +115,7 @@ class RestoreReport:
 
     @property
     def complete(self) -> bool:
-        """Whether every leaf was restored, and nothing but known counts is left over."""
+        """Whether every leaf was restored, and only known counts are left over."""
         return not (self.fresh or self.reshaped or self.left_over)
 
     def __str__(self) -> str:
@@ -149,23 +149,22 @@ def restore(
     and lists. So the state of `adam` fits into that of `adamw`, and transforms, wrappers and leaves
     may be added or removed. Counts and other numbers of a state are restored together with its
     slots. A slot that is one vector (of :class:`fnopt.flatten`) is converted into a tree and back,
-    if both have the same number of elements. A step count that wasn't saved (of a rate that follows
-    a schedule now) gets the number of the saved counts nearest to it, if these agree. Nothing is
-    silent: print the report, or refuse what is not `report.complete`. Leaves without numbers (an
-    activation function in a module) don't change and aren't reported.
+    if both have the same number of elements. A step count that wasn't saved (of a learning rate
+    that now follows a schedule) gets the number of the nearest saved counts, if these agree. The
+    report lists all mismatches: print it, or reject a restore unless `report.complete`. Leaves
+    without numbers (an activation function in a module) don't change and aren't reported.
 
     Args:
         fresh: The tree to fill: params of a new model, or the state `tx.init(params)`.
         saved: The tree with the values, of any structure: a nested dict of arrays will do.
-        rename: From the beginnings of saved names to what they are called in the fresh tree, such
-            as `{'encoder': 'backbone'}`; the longest that fits is used. Names are whole parts of a
-            path.
-        count: The number of steps made, for the counts that weren't saved: optimizers keep none
-            where nothing reads it. The count of moments that weren't saved stays 0.
+        rename: A map from prefixes of saved names to prefixes in the fresh tree, such as
+            `{'encoder': 'backbone'}`; the longest matching prefix is used. Prefixes consist of
+            whole parts of a path.
+        count: The number of steps made, for the counts that weren't saved: optimizers store a count
+            only if they use it. The count of moments that weren't saved stays 0.
 
     Returns:
-        A tree like `fresh`, its arrays in the dtypes and where those of `fresh` are; and a
-        `RestoreReport`.
+        A tree like `fresh`, with the dtypes and shardings of `fresh`; and a `RestoreReport`.
 
     Raises:
         ValueError: If two saved leaves have the same name after renaming.

@@ -1,4 +1,4 @@
-"""Search and replacement of what a state holds, by name or by parameter."""
+"""Search and replacement in a state, by name or by parameter."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fnopt.tree._matching import is_named_tuple
 
 @dataclasses.dataclass(frozen=True)
 class NamedTupleKey:
-    """A step of a path into a field of a NamedTuple.
+    """A path entry for a field of a NamedTuple.
 
     Attributes:
         tuple_name: The name of the NamedTuple's class, `'ScaleByAdamState'`.
@@ -79,13 +79,13 @@ def _walk(node: Any, path: _Path = ()) -> Iterator[tuple[Any, _Path, Any]]:
 def get_all_with_path(
     tree: Any, key: Any, filtering: _Filter | None = None
 ) -> list[tuple[_Path, Any]]:
-    """List all parts of a tree with a given name, with their paths.
+    """List all subtrees with a given name, with their paths.
 
     Args:
         tree: A tree: the state of an optimizer (an optax one too), an optimizer, a dict.
-        key: The name of a field, a dict's key, or the name of a state's class.
-        filtering: `filtering(path, value) -> bool`: which of them count. A path consists of
-            JAX's keys, and of `NamedTupleKey`s for the fields of NamedTuples.
+        key: The name of a field, the key of a dict, or the name of a state's class.
+        filtering: `filtering(path, value) -> bool`: which matches to keep. A path consists of JAX's
+            keys, and of `NamedTupleKey`s for the fields of NamedTuples.
 
     Returns:
         A list of `(path, value)` pairs.
@@ -101,19 +101,19 @@ def get_all_with_path(
 
 
 def get(tree: Any, key: Any, default: Any = None, filtering: _Filter | None = None) -> Any:
-    """Return the only part of a tree with a given name.
+    """Return the only subtree with a given name.
 
     Args:
         tree: A tree: the state of an optimizer (an optax one too), an optimizer, a dict.
-        key: The name of a field, a dict's key, or the name of a state's class.
-        default: What is returned if there is none.
-        filtering: `filtering(path, value) -> bool`: which things count.
+        key: The name of a field, the key of a dict, or the name of a state's class.
+        default: The result if there is no match.
+        filtering: `filtering(path, value) -> bool`: which matches to keep.
 
     Returns:
         The thing.
 
     Raises:
-        KeyError: If there are several; the message lists the ways to them.
+        KeyError: If there are several matches; the message lists their paths.
 
     Example:
         >>> from fnopt import tree
@@ -133,20 +133,19 @@ def get(tree: Any, key: Any, default: Any = None, filtering: _Filter | None = No
 
 
 def set(tree: Any, filtering: _Filter | None = None, /, **kwargs: Any) -> Any:
-    """Replace the parts of a tree that have given names.
+    """Replace the subtrees with given names.
 
     Args:
         tree: A tree: the state of an optimizer (an optax one too), an optimizer, a dict.
-        filtering: `filtering(path, value) -> bool`: which things are replaced; by default all of
-            the name.
-        **kwargs: New values by name. A number for an array keeps the array's dtype, so that no
-            step is compiled again. Values of optimizers are checked as in their construction.
+        filtering: `filtering(path, value) -> bool`: which matches to replace; by default all.
+        **kwargs: New values by name. A number for an array keeps the array's dtype, so that the
+            step isn't recompiled. Values of optimizers are checked as in their constructors.
 
     Returns:
-        A tree of the same structure; what isn't named is the same object as before.
+        A tree of the same structure; all other subtrees are the same objects as before.
 
     Raises:
-        KeyError: If there is nothing of a name.
+        KeyError: If a name has no match.
 
     Example:
         >>> from fnopt import tree
@@ -220,18 +219,18 @@ def map_params(
 
     Args:
         initable: The optimizer, or its `init`.
-        f: Applied to every leaf of every slot (and what `rest` has at its place). Leaves that a
-            mask leaves out stay None.
-        state: The state (a tree of anything of its structure, shardings for example).
+        f: Applied to every leaf of every slot (and the corresponding leaves of `rest`). Leaves that
+            a mask excludes stay None.
+        state: The state, or another tree of its structure, such as a tree of shardings.
         *rest: Trees like the params.
-        transform_non_params: Applied to all other leaves; by default they stay.
+        transform_non_params: Applied to all other leaves; by default they are unchanged.
         is_leaf: As in `jax.tree.map`, inside the slots.
 
     Returns:
         A tree of the structure of `state`.
 
     Raises:
-        ValueError: If the state isn't that of the optimizer.
+        ValueError: If the state doesn't belong to the optimizer.
 
     Example:
         >>> from fnopt import tree

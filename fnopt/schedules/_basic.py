@@ -238,5 +238,5 @@ def power(base: jax.Array, exponent: Any) -> jax.Array:
 
 
 def cosine(phase: jax.Array, exponent: Any = 1.0) -> jax.Array:
-    r"""The weight :math:`(\frac12 (1 + \cos \pi x))^p` of the initial value at phase `x` in [0, 1]."""
+    r"""Weight :math:`(\frac12 (1 + \cos \pi x))^p` of the initial value at phase `x` in [0, 1]."""
     return power(0.5 * (1 + jnp.cos(jnp.pi * phase)), exponent)

@@ -1,4 +1,4 @@
-"""Derivatives of any function as trees, matrices and operators; sparse ones and their patterns."""
+"""Jacobians as trees, matrices and operators; sparse Jacobians, Hessians and their patterns."""
 
 from __future__ import annotations
 

@@ -14,13 +14,13 @@ from fnopt.jacobians._flat import vector_function
 from fnopt.jacobians._sparse import sparse_jacobian
 
 _NAME = "check_sparsity"
-_SLACK = 1e3  # of the rounding unit: a row of a large Jacobian adds many numbers up
+_SLACK = 1e3  # tolerance in machine epsilons: a row of a large Jacobian sums many numbers
 
 
 def check_sparsity(
     fn: Callable[..., Any], pattern: Any, *, mode: str = "auto"
 ) -> Callable[..., None]:
-    r"""Check by trial that the Jacobian of a function has no entry outside of a pattern.
+    r"""Check numerically that the Jacobian of a function has no entry outside of a pattern.
 
     `sparse_jacobian` adds a missing entry to another one, without a warning. The check
     compares a product with a random vector with the exact product. It finds all entries that

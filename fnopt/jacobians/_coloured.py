@@ -1,4 +1,4 @@
-"""Sparse Jacobians, in compressed form with a column for every colour, or as entries."""
+"""Sparse Jacobians, compressed to one sum of columns (or rows) for each colour."""
 
 from __future__ import annotations
 
@@ -81,9 +81,9 @@ class SparseJacobian(FromEntries):
     then two such arrays, and `sparsity` describes the whole matrix.
 
     Args:
-        sums: The sums, of shape `[m, colours]`; by rows, `[n, colours]`.
-        sparsity: The positions of the entries, and the colours of the columns; by rows, those
-            of the transpose.
+        sums: The sums, of shape `[m, colours]`; `[n, colours]` if `by_rows`.
+        sparsity: The positions of the entries, and the colours of the columns; those of the
+            transpose if `by_rows`.
         by_rows: Whether rows were summed instead of columns.
 
     Example:
@@ -174,7 +174,7 @@ class SparseJacobian(FromEntries):
 
 @jax.tree_util.register_pytree_node_class
 class TwoWayJacobian(SparseJacobian):
-    """A sparse matrix in compressed form: some entries in sums of columns, others of rows.
+    """A sparse matrix with some entries in sums of columns and the others in sums of rows.
 
     Args:
         sums: The sums of columns, of shape `[m, ...]`, and the sums of rows, `[n, ...]`.

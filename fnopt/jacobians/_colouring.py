@@ -93,7 +93,7 @@ def _greedy(rows: np.ndarray, cols: np.ndarray, columns: int) -> np.ndarray:
     order = np.argsort(cols, kind="stable")
     starts = np.searchsorted(cols[order], np.arange(columns + 1))
     by_column = rows[order].tolist()
-    used: dict[int, int] = {}  # the colours that a row has, as bits
+    used: dict[int, int] = {}  # the colours used in each row, as a bit mask
     colour = np.full(columns, -1, np.int32)
     for j, (lo, hi) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
         if lo == hi:
@@ -151,7 +151,8 @@ class SymmetricSparsity(ColumnColours):
         natural = range(self.shape[0])
         fullest = sorted(natural, key=lambda v: -len(neighbours[v]))
         found = [_star(neighbours, order) for order in (natural, fullest)]
-        # Columns without a row in common are a star colouring too, now and then one of fewer.
+        # A colouring of columns without a common row is a star colouring too, sometimes with fewer
+        # colours.
         found.append(Sparsity(self.rows, self.cols, self.shape).colour)
         colour = min(found, key=lambda colour: int(colour.max(initial=0)))
         colour[np.setdiff1d(np.arange(self.shape[0]), self.rows)] = -1
@@ -183,8 +184,8 @@ def _star(neighbours: list[list[int]], order: Any) -> np.ndarray:
     """Greedy star colouring: every path of four vertices has at least three colours."""
     colour = np.full(len(neighbours), -1, np.int32)
     known = [-1] * len(neighbours)
-    seen: list[dict[int, int]] = [{} for _ in neighbours]  # by vertex: how often a colour is near
-    near = [0] * len(neighbours)  # by vertex: the colours that are near, as bits
+    seen: list[dict[int, int]] = [{} for _ in neighbours]  # by vertex: colours of its neighbours
+    near = [0] * len(neighbours)  # by vertex: the colours of its neighbours, as a bit mask
     for v in order:
         used = near[v]
         for w in neighbours[v]:
@@ -214,19 +215,19 @@ class Bicolouring:
     Partitions are compared by identity, as :class:`Sparsity` is.
 
     Args:
-        columns: The entries that sums of columns give, of shape `[m, n]`.
-        rows: The transposes of the entries that sums of rows give, of shape `[n, m]`.
+        columns: The pattern of the entries that are found by columns, of shape `[m, n]`.
+        rows: The transposed pattern of the entries that are found by rows, of shape `[n, m]`.
     """
 
     def __init__(self, columns: Sparsity, rows: Sparsity) -> None:
         self.columns, self.rows = columns, rows
         all_rows, all_cols = np.r_[columns.rows, rows.cols], np.r_[columns.cols, rows.rows]
         self.whole = Sparsity(all_rows, all_cols, columns.shape)
-        self.order = np.lexsort((all_cols, all_rows))  # of the entries of both parts, row by row
+        self.order = np.lexsort((all_cols, all_rows))  # sorts the entries of both parts row by row
 
     @property
     def colours(self) -> int:
-        """Number of sums, of columns and of rows."""
+        """Number of sums of columns and sums of rows together."""
         return self.columns.colours + self.rows.colours
 
 
@@ -260,7 +261,7 @@ def bicolouring(
     for bound, full, by_columns in sorted(splits, key=lambda split: split[0])[:_TRIED]:
         if bound >= (most if best is None else best.colours):
             break
-        here = full[cols if by_columns else rows]  # which entries are of the full part
+        here = full[cols if by_columns else rows]  # mask of the entries in full rows or columns
         columns = here if by_columns else ~here
         found = Bicolouring(
             Sparsity(rows[columns], cols[columns], shape),
@@ -276,7 +277,7 @@ def _splits(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield candidate sets of full rows, each with a lower bound on the number of colours."""
     degree = np.bincount(rows, minlength=shape[0])
-    counts = np.unique(degree[degree > 0])[:-1]  # the fullest of the others
+    counts = np.unique(degree[degree > 0])[:-1]  # the largest degree of the remaining rows
     for count in counts[:_LOOKED_AT].tolist():
         full = degree > count
         crossed = np.bincount(cols[full[rows]], minlength=1).max()

@@ -16,7 +16,7 @@ from fnopt.jacobians._pairs import Shapes
 from fnopt.sharding import pvary_like, reshard_like
 
 Colouring = tuple[Sparsity, bool] | Bicolouring
-"""A colouring of columns; one of rows (of the transpose, and True); or of both."""
+"""A colouring of columns; a colouring of rows (of the transpose, with True); or of both."""
 
 
 def colouring(
@@ -98,7 +98,7 @@ def _goes_back(found: Colouring) -> bool:
 
 
 def _lacks_reverse(flat: VectorFunction) -> bool:
-    """Whether there is something that JAX can't transpose: a loop of unknown length, a callback."""
+    """Whether JAX can't transpose the function, because of a `while_loop` or a callback."""
     try:
         jax.eval_shape(lambda x, w: jax.vjp(flat.fn, x)[1](w), flat.x, _outputs(flat))
     except (TypeError, ValueError, NotImplementedError):

@@ -1,4 +1,4 @@
-"""The order in which unknowns are eliminated from sparse normal equations, found on the host."""
+"""Elimination orders for sparse normal equations, planned on the host."""
 
 from __future__ import annotations
 
@@ -19,50 +19,52 @@ from fnopt.jacobians._pairs import (
 )
 
 Sizes = tuple[int, int]
-"""The shape of a block of a matrix: the size of the later group, then of the earlier one."""
+"""The shape of a block: the size of the later group, then the size of the earlier group."""
 
-# Multiplications of the dense factor that weigh as much as a level, which is compiled by itself.
+# Multiplications of the dense factor that cost as much as one level, which adds to compile time.
 # On the pose graph M3500 1e6, 2e7 and 1e8 give 36, 16 and 10 levels: 22, 12 and 8 s to compile,
 # 0.38, 0.32 and 0.45 s to solve (docs/performance.md, sparse problems).
 _LEVEL = 5 * 10**7
-# Of the mean number of neighbouring unknowns: groups with more wait for a later level. On M3500
-# 1 to 3 give 36 to 40 levels in full, and 1.3e7 to 1.9e7 multiplications.
+# Largest number of neighbouring unknowns, relative to the mean, of a group that is eliminated in
+# this level. On M3500 1 to 3 give 36 to 40 levels in full, and 1.3e7 to 1.9e7 multiplications.
 _FAR = 2.0
-_PATIENCE = 3  # levels that don't lower the cost, before one may: each takes time to plan
-_LEFT = 4096  # unknowns: the Cholesky factor of a matrix of more takes 2e10 multiplications
+_PATIENCE = 3  # consecutive levels without a lower cost, before planning stops
+_LEFT = 4096  # unknowns in the dense matrix: a larger Cholesky factor takes over 2e10
+# multiplications
 
 
 class EliminationLevel(NamedTuple):
-    """Groups of one size that no residual couples, eliminated at once."""
+    """Uncoupled groups of one size, which are eliminated together."""
 
-    size: int  # unknowns of a group
-    start: int  # the first unknown
-    stop: int  # the one after the last
-    first: int  # the first group, among those of its size
+    size: int  # number of unknowns in a group
+    start: int  # index of the first unknown
+    stop: int  # index after the last unknown
+    first: int  # index of the first group, among the groups of its size
     blocks: dict[int, slice]  # by the size of the neighbour: the blocks below the diagonal
     products: dict[Sizes, tuple[np.ndarray, np.ndarray, np.ndarray]]
-    """Pairs of the blocks of a group, and the block that their product is subtracted from."""
+    """Pairs of blocks of a group, and the block from which their product is subtracted."""
 
 
 class Gram(NamedTuple):
-    """How the blocks of the Gram matrix are summed from the entries of the Jacobian."""
+    """Index arrays that sum the blocks of the Gram matrix from the entries of the Jacobian."""
 
-    rows: dict[int, np.ndarray]  # by size of group: the entries [rows, size]; past the last: 0
+    rows: dict[int, np.ndarray]  # by size of group: indices of entries [rows, size]; an index past
+    # the end means 0
     products: dict[Sizes, tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Elimination:
-    r"""The block Cholesky factorisation of :math:`J^T J`, planned from the pattern of `J`.
+    r"""Plan of a block Cholesky factorisation of :math:`J^T J`, from the pattern of `J`.
 
-    Unknowns are grouped. Each level eliminates groups that no residual couples, all at once: the
-    points of a bundle adjustment, every second pose of a chain. What is left after the last level
+    Unknowns are grouped. Each level eliminates uncoupled groups together: for example the points of
+    a bundle adjustment, or every second pose of a chain. The Schur complement after the last level
     is a dense matrix.
 
     Args:
         order: The unknowns in the order of elimination, of shape `[n]`.
-        blocks: For every shape of blocks the first row and the first column of each, in that order.
-        gram: How the blocks are summed.
+        blocks: For every shape, the first row and the first column of each block.
+        gram: Index arrays for the blocks of the Gram matrix.
         levels: The levels.
         residuals: The number of residuals.
 
@@ -92,32 +94,32 @@ class Elimination:
 
     @functools.cached_property
     def position(self) -> np.ndarray:
-        """Where each unknown is in the order."""
+        """Position of each unknown in the elimination order."""
         return np.argsort(self.order)
 
     @property
     def eliminated(self) -> int:
-        """The number of unknowns that the levels eliminate."""
+        """Number of unknowns that the levels eliminate."""
         return self.levels[-1].stop if self.levels else 0
 
     @property
     def left(self) -> int:
-        """The number of unknowns that are left after the last level."""
+        """Number of unknowns in the dense matrix after the last level."""
         return self.order.size - self.eliminated
 
     @property
     def is_affordable(self) -> bool:
-        """Whether the factorisation fits a core; else steps come from conjugate gradients."""
+        """Whether a CPU core can afford the factorisation; else use conjugate gradients."""
         return bool(self.blocks) and self.left <= _LEFT
 
     @property
     def widest(self) -> int:
-        """The most numbers that a row of the factor holds, at most."""
+        """Upper bound on the number of entries in a row of the factor."""
         return self.left + max((level.size for level in self.levels), default=0)
 
     @property
     def entries(self) -> int:
-        """The numbers that the factor holds."""
+        """Number of entries of the factor."""
         stored = sum(
             int(np.sum(at[1] < self.eliminated)) * a * b for (a, b), at in self.blocks.items()
         )
@@ -125,7 +127,7 @@ class Elimination:
 
     @property
     def multiplications(self) -> int:
-        """The multiplications of one factorisation."""
+        """Number of multiplications of one factorisation."""
         return sum(map(_level_cost, self.levels)) + self.left**3 // 3
 
     def __str__(self) -> str:
@@ -154,11 +156,11 @@ def elimination(sparsity: Sparsity, by_rows: bool = False) -> Elimination:
     """Plan the elimination for a sparse Jacobian.
 
     Args:
-        sparsity: Where the Jacobian has entries; by rows, that of its transpose.
-        by_rows: Whether it is.
+        sparsity: The pattern of the Jacobian, or of its transpose.
+        by_rows: Whether `sparsity` is the pattern of the transpose.
 
     Returns:
-        The plan; one without blocks where full rows couple too many unknowns.
+        The plan; without blocks if full rows couple too many unknowns.
 
     Example:
         >>> import numpy as np
@@ -172,7 +174,7 @@ def elimination(sparsity: Sparsity, by_rows: bool = False) -> Elimination:
         rows, cols, m, n = cols, rows, n, m
     try:
         return _planned(rows, cols, m, n, sparsity.leaves)
-    except ManyPairsError:  # there are full rows
+    except ManyPairsError:  # full rows couple too many unknowns
         return Elimination(np.arange(n), {}, Gram({}, {}), [], m)
 
 
@@ -182,7 +184,7 @@ def _planned(rows: np.ndarray, cols: np.ndarray, m: int, n: int, leaves: Shapes)
     levels, between = _levels(size, *coupled(rows, group[cols]))
     taken = np.concatenate([*levels, np.arange(0)])
     rest = np.setdiff1d(np.arange(size.size), taken)
-    place = np.argsort(np.concatenate([taken, rest]))  # of a group in the order
+    place = np.argsort(np.concatenate([taken, rest]))  # position of each group in the order
     order = np.lexsort((np.arange(n), place[group]))
     laid = _Layout(size[np.argsort(place)], *distinct_edges(*(place[part] for part in between)))
     of_level, first = [], 0
@@ -196,7 +198,7 @@ def _planned(rows: np.ndarray, cols: np.ndarray, m: int, n: int, leaves: Shapes)
 def _levels(
     size: np.ndarray, a: np.ndarray, b: np.ndarray
 ) -> tuple[list[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """The groups of every level, and all pairs of groups that are coupled before or after one."""
+    """Return the groups of every level, and all pairs of groups coupled before or after a level."""
     left, dense = np.ones(size.size, bool), int(size.sum())
     levels, now, everything = [], (a, b), [(a, b)]
     spent, best, kept = 0.0, dense**3 / 3, 0
@@ -225,7 +227,7 @@ def _levels(
 def _next_level(
     size: np.ndarray, left: np.ndarray, a: np.ndarray, b: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Groups to eliminate, and for all of their neighbours the group and the neighbour."""
+    """Return the groups to eliminate, and the pairs of these groups and their neighbours."""
     one, other = np.r_[a, b], np.r_[b, a]
     by_one = np.argsort(one, kind="stable")
     one, other = one[by_one], other[by_one]
@@ -248,17 +250,17 @@ def _next_level(
 
 
 class _Layout:
-    """The blocks of the factor, by shape; of square ones those on the diagonal come first.
+    """The blocks of the factor, by shape; diagonal blocks come first.
 
     Args:
         size: The size of every group, in the order of elimination.
-        later, earlier: The pairs of different groups between which there is a block.
+        later, earlier: The pairs of different groups with a block in the factor.
     """
 
     def __init__(self, size: np.ndarray, later: np.ndarray, earlier: np.ndarray) -> None:
         self.size = size
         self.start = np.r_[0, np.cumsum(size)]
-        self.rank = np.zeros_like(size)  # among the groups of its size
+        self.rank = np.zeros_like(size)  # index of each group among the groups of its size
         self.blocks: dict[Sizes, tuple[np.ndarray, np.ndarray]] = {}
         self._keys: dict[Sizes, tuple[np.ndarray, int]] = {}
         by_column = np.lexsort((later, earlier))
@@ -279,7 +281,7 @@ class _Layout:
                     self.blocks[t, s] = starts
 
     def find(self, later: np.ndarray, earlier: np.ndarray) -> np.ndarray:
-        """The numbers of blocks of one shape, among those of that shape."""
+        """Return the indices of blocks of one shape, among all blocks of this shape."""
         keys, diagonals = self._keys[int(self.size[later[0]]), int(self.size[earlier[0]])]
         below = diagonals + np.searchsorted(keys, earlier * self.size.size + later)
         return np.where(later == earlier, self.rank[later], below).astype(np.int32)
@@ -287,7 +289,7 @@ class _Layout:
     def products(
         self, later: np.ndarray, earlier: np.ndarray, a: np.ndarray, b: np.ndarray
     ) -> dict[Sizes, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """By shape: the factors `a` and `b` of products, and the blocks that they belong to."""
+        """Return by shape: the factors `a` and `b` of products, and the target blocks."""
         t, u = self.size[later], self.size[earlier]
         found = {}
         for i, j in np.unique(np.stack([t, u]), axis=1).T.tolist():
@@ -298,7 +300,7 @@ class _Layout:
         return found
 
     def level(self, first: int, stop: int) -> EliminationLevel:
-        """The level of the groups from one to another."""
+        """Return the level of the groups `first` to `stop - 1`."""
         later, earlier = self._of
         lo, hi = np.searchsorted(earlier, [first, stop])
         later, earlier = later[lo:hi], earlier[lo:hi]
@@ -322,10 +324,10 @@ class _Layout:
 
 
 def _gram(layout: _Layout, rows: np.ndarray, group: np.ndarray, position: np.ndarray) -> Gram:
-    """The sums, from the row, the group and the position in the order of every entry."""
+    """Return the index arrays, from the row, group and order position of every entry."""
     groups = layout.size.size
     keys, part = np.unique(rows.astype(np.int64) * groups + group, return_inverse=True)
-    row, of = np.divmod(keys, groups)  # a part is what a row has of a group
+    row, of = np.divmod(keys, groups)  # a part: the entries of one row in one group
     local, parts = np.zeros_like(of), {}
     for s in np.unique(layout.size[of]).tolist():
         here = layout.size[of] == s

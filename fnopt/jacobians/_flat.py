@@ -152,7 +152,7 @@ def forward_from_reverse(fn: Callable[..., jax.Array]) -> Callable[..., jax.Arra
     def rule(args: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
         leaves, treedef = jax.tree.flatten(args)
         changes = treedef.flatten_up_to(tangents)
-        still = (SymbolicZero, np.ndarray)  # of whole numbers the changes are NumPy's float0
+        still = (SymbolicZero, np.ndarray)  # tangents of integers are NumPy arrays of float0
         moving = [i for i, change in enumerate(changes) if not isinstance(change, still)]
 
         def of_moving(moved: list[Any]) -> jax.Array:
@@ -179,7 +179,7 @@ class VectorFunction(NamedTuple):
     """A function of a tree as a function of vectors."""
 
     fn: Callable[[jax.Array], jax.Array]  # [n] -> [m]
-    x: jax.Array  # [n], where it is taken
+    x: jax.Array  # [n], the point
     m: int
     unflatten: Callable[[jax.Array], Any]  # [m, ...] -> the outputs, with leaves [*shape, ...]
     params: Any
@@ -219,7 +219,7 @@ def vector_function(fn: Callable[[Any], Any], params: Any, name: str) -> VectorF
     with explain_jax_errors(name, "the function"), explain_missing_keys(params):
         found = jax.eval_shape(copy_function(fn), params)
     outputs = checked_outputs(found, name)
-    # Inside shard_map, so that every device has the derivatives of its own outputs.
+    # Inside shard_map, every device then differentiates its own outputs.
     params = pvary_like(params, outputs)
     x, unravel = ravel(params, "params")
     layout = real_vector(outputs, x.dtype)
@@ -270,5 +270,5 @@ def lacks_forward(fn: Callable[..., Any], *args: Any) -> bool:
 
 def is_about_forward_mode(error: BaseException) -> bool:
     """Whether an error of JAX says that a `custom_vjp` has no forward mode."""
-    # JAX calls what a custom_vjp leaves behind custom_lin, where its derivative is derived.
+    # In the derivative of a custom_vjp, JAX leaves the primitive custom_lin.
     return "custom_vjp" in str(error) or "custom_lin" in str(error)

@@ -22,7 +22,8 @@ from fnopt.sharding import pvary_like
 class JacobianOperator:
     """The Jacobian of a function at a point as a linear operator; the matrix is never formed.
 
-    Its first product traces and stores it, so use it within a single `jax.jit`, or eagerly.
+    The first product traces and stores the linear map, so use an operator within a single
+    `jax.jit`, or eagerly.
 
     Args:
         fn: A function of the params.
@@ -176,7 +177,7 @@ def tree_or_matrix(
 def _of_params(
     fn: Callable[..., Any], argnums: int | Sequence[int], args: tuple[Any, ...], kwargs: Any
 ) -> tuple[Callable[[Any], Any], Any]:
-    """The function of its differentiated argument alone, and the value of that argument."""
+    """Return a function of the differentiated argument alone, and the value of this argument."""
     is_single = isinstance(argnums, int)
     positions = (argnums,) if is_single else tuple(argnums)
     if not positions or any(not -len(args) <= i < len(args) for i in positions):

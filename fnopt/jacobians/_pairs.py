@@ -10,11 +10,11 @@ _MOST = 2**22  # pairs: their indices take 0.1 GB, and a second to sort
 
 
 class ManyPairsError(Exception):
-    """The error for more pairs than there is memory for."""
+    """The error for pairs that don't fit in memory."""
 
 
 def coupled(rows: np.ndarray, cols: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs of different columns that share a row, once, the larger first."""
+    """Return each pair of different columns that share a row, once, the larger index first."""
     keys = distinct(rows.astype(np.int64) * (cols.max(initial=0) + 1) + cols)
     rows, cols = np.divmod(keys, cols.max(initial=0) + 1)
     a, b = row_pairs(rows)
@@ -29,13 +29,13 @@ def row_pairs(owner: np.ndarray, most: int | None = None) -> tuple[np.ndarray, n
         most: The largest number of pairs; None for 2^22.
 
     Raises:
-        ManyPairsError: If there are more.
+        ManyPairsError: If there are more than `most` pairs.
     """
     starts = np.flatnonzero(np.r_[True, owner[1:] != owner[:-1]]) if owner.size else owner[:0]
     counts = np.diff(np.r_[starts, owner.size])
     if np.sum(counts * (counts + 1) // 2) > (_MOST if most is None else most):
         raise ManyPairsError
-    # Position p pairs with all from the start of its value to p.
+    # Position p pairs with all positions from the start of its run of equal values to p.
     before = np.arange(owner.size) - np.repeat(starts, counts)
     a = np.repeat(np.arange(owner.size), before + 1)
     ends = np.cumsum(before + 1)
@@ -46,7 +46,7 @@ def row_pairs(owner: np.ndarray, most: int | None = None) -> tuple[np.ndarray, n
 def pattern_product(
     a: tuple[np.ndarray, np.ndarray], b: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The pattern of a product of matrices from theirs, the second one's sorted by rows."""
+    """Return the pattern of a product of two matrices; the second pattern is sorted by rows."""
     first, stop = (np.searchsorted(b[0], a[1], side) for side in ("left", "right"))
     count = stop - first
     of = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
@@ -54,7 +54,7 @@ def pattern_product(
 
 
 def distinct_edges(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Pairs of different numbers, once, the larger first."""
+    """Return each pair of different numbers once, the larger number first."""
     high, low = np.maximum(a, b), np.minimum(a, b)
     bound = int(high.max(initial=0)) + 1
     high, low = high[high != low].astype(np.int64), low[high != low]
@@ -63,7 +63,7 @@ def distinct_edges(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
 
 def distinct(keys: np.ndarray) -> np.ndarray:
-    """The sorted values of an array, each once: `np.unique` is slower by hashing."""
+    """Return the sorted distinct values of an array, faster than `np.unique`, which hashes."""
     keys = np.sort(keys)
     return keys[np.r_[True, keys[1:] != keys[:-1]]] if keys.size else keys
 
@@ -71,21 +71,21 @@ def distinct(keys: np.ndarray) -> np.ndarray:
 Shapes = tuple[tuple[int, ...], ...]
 """The shapes of the params' leaves."""
 
-_SIZES = 4  # different sizes of groups at most: every pair of sizes is a part of the program
+_SIZES = 4  # most different sizes of groups: every pair of sizes adds to the program
 
 
 def unknown_groups(rows: np.ndarray, cols: np.ndarray, n: int, leaves: Shapes) -> np.ndarray:
-    """The number of the group that each unknown belongs to.
+    """Return the index of the group of each unknown.
 
-    The rows of a leaf (the first axis counts them) are groups, if for most of them some residual
-    depends on all of their unknowns. Then groups that are coupled with the same ones are joined.
-    Where that gives groups of many sizes, they aren't; at last every unknown is a group.
+    The slices of a leaf along its first axis are groups, if for most of them some residual depends
+    on all of their unknowns. Groups that are coupled to the same groups are joined, unless this
+    gives groups of too many sizes. If sizes are still too many, every unknown is a group.
 
     Args:
         rows: The residual of every entry of the Jacobian.
-        cols: Its unknown.
+        cols: The unknown of every entry.
         n: The number of unknowns.
-        leaves: The shapes of the params' leaves, if they are known.
+        leaves: The shapes of the params' leaves, if known.
     """
     alone = np.arange(n)
     by_row = _full_rows(rows, cols, n, leaves) if sum(map(math.prod, leaves)) == n else alone
@@ -95,7 +95,7 @@ def unknown_groups(rows: np.ndarray, cols: np.ndarray, n: int, leaves: Shapes) -
 
 
 def _full_rows(rows: np.ndarray, cols: np.ndarray, n: int, leaves: Shapes) -> np.ndarray:
-    """The rows of the leaves, where most of them are full; else single unknowns."""
+    """Group the slices of a leaf if most of them are full; else group single unknowns."""
     parts, start = [], 0
     for shape in leaves:
         size = math.prod(shape)

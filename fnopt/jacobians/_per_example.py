@@ -88,7 +88,7 @@ class PerExampleJacobian:
     chunk_size: int | None
 
     def __call__(self, params: Any, *batch: Any, **shared: Any) -> Any:
-        """The Jacobians, as blocks."""
+        """Return the Jacobians as a tree of blocks."""
         size, layout, rows = self._bound(params, batch, shared)
 
         def body(carry: None, chunk: Any) -> tuple[None, Any]:
@@ -130,7 +130,7 @@ class PerExampleJacobian:
     def _bound(
         self, params: Any, batch: tuple[Any, ...], shared: dict[str, Any]
     ) -> tuple[int, RealVector, Callable[[Any], Any]]:
-        """The number of examples, the layout of the outputs of one, and its rows."""
+        """Return the number of examples, the layout of one example's outputs, and its rows."""
         check_real(params, _NAME)
         size = check_batch(_named_leaves(batch), _NAME, _SHARED)
         params, shared = replicate_for_batch((params, shared), batch)
@@ -161,11 +161,11 @@ def _joined(rows: Any, k: int) -> jax.Array:
 def _rows_of(
     fn: Callable[[Any, Any], Any], layout: RealVector, params: Any, mode: str
 ) -> Callable[[Any], Any]:
-    """The function from an example to a tree like the params, of its rows `[k, *param]`."""
+    """Return the function from an example to its rows, a tree like the params of `[k, *param]`."""
     x, unravel = ravel(params, "params")
 
     def by_rows(example: Any) -> Any:
-        # By the leaves and not by the vector: what is never laid end to end need not be cut up.
+        # By leaf and not by the raveled vector, which saves a concatenation and a split.
         value, pull = jax.vjp(lambda p: layout.flatten(fn(p, example)), params)
         units = pvary_like(jnp.eye(layout.size, dtype=value.dtype), value)
         return jax.vmap(lambda e: pull(reshard_like(e, value))[0])(units)

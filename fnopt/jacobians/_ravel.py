@@ -43,7 +43,7 @@ def ravel(tree: Any, what: str = "tree") -> tuple[jax.Array, Callable[[jax.Array
     sizes = [math.prod(shape) for shape in shapes]
 
     def unravel(vector: jax.Array) -> Any:
-        # One equation for all leaves; and its transpose, a concatenation, another one.
+        # One equation for all leaves, whose transpose is one concatenation.
         parts = jax.lax.split(vector, sizes)
         rows = zip(parts, shapes, dtypes, places, strict=True)
         return jax.tree.unflatten(
@@ -53,7 +53,7 @@ def ravel(tree: Any, what: str = "tree") -> tuple[jax.Array, Callable[[jax.Array
 
     if not leaves:
         return jnp.zeros((0,), dtype), unravel
-    # Whole on every device: what solvers do with it would gather it again and again.
+    # Replicated on every device, because solvers would otherwise gather it repeatedly.
     parts = [jnp.ravel(replicate(jnp.asarray(leaf, dtype))) for leaf in leaves]
     return jnp.concatenate(parts), unravel
 

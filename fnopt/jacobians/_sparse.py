@@ -1,4 +1,4 @@
-"""Jacobian of a function whose outputs depend on a few params each."""
+"""Jacobian of a function whose outputs each depend on few params."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class SparseJacobianFunction(Protocol):
     """Function that computes a sparse Jacobian, with the plan of its elimination."""
 
     plan: Callable[..., Elimination]
-    """The elimination that `least_squares` takes from these arguments."""
+    """`plan` with these arguments is the elimination that `least_squares` uses."""
     composed: Callable[[Callable[[Any], Any]], SparseJacobianFunction]
     """`composed(inner)` is the sparse Jacobian of `fn(inner(x), ...)`."""
 
@@ -163,7 +163,7 @@ def _found(flat: VectorFunction, inner: Inner | None) -> tuple[np.ndarray, np.nd
 
 
 def _given(entries: tuple[np.ndarray, np.ndarray, Any]) -> Pattern:
-    """The pattern that is given, times that of an inner function."""
+    """Return the user's pattern, times the pattern of an inner function."""
     rows, cols, shape = entries
 
     def given(flat: VectorFunction, inner: Inner | None) -> tuple[np.ndarray, np.ndarray]:

@@ -155,7 +155,7 @@ def _checked_scalar(value: Any) -> Any:
 
 
 def _both_ways(slope: VectorFunction) -> tuple[np.ndarray, np.ndarray]:
-    """The entries that the program has on both sides of the diagonal: no others can be nonzero."""
+    """Return the entries whose transpose is in the pattern too: others are zero by symmetry."""
     rows, cols = (part.astype(np.int64) for part in found_pattern(slope, _NAME))
     n = slope.m
     both = np.intersect1d(rows * n + cols, cols * n + rows)

@@ -12,7 +12,7 @@ from fnopt.jacobians._flat import VectorFunction, lacks_forward, vector_function
 from fnopt.jacobians.dependence import dependence
 
 _NAME = "sparsity_pattern"
-_MOST = 2**26  # entries; that many take half a gigabyte, and weeks to colour
+_MOST = 2**26  # entries; this many take half a gigabyte of memory, and weeks to colour
 
 
 def sparsity_pattern(fn: Callable[..., Any]) -> Callable[..., tuple[np.ndarray, np.ndarray]]:
@@ -78,7 +78,7 @@ def found_pattern(flat: VectorFunction, name: str = _NAME) -> tuple[np.ndarray, 
 def _members(
     program: Any, size: int, flat: VectorFunction, name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The positions of the outputs of a linear program, and of the inputs they depend on."""
+    """Return the indices of a linear program's outputs, and of the inputs of each output."""
     sets, (ids,) = dependence(program, size)
     if sets.entries(ids) > _MOST:
         raise ValueError(

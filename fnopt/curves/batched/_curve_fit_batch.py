@@ -30,9 +30,9 @@ from fnopt.programs import is_eager, jit_call, trace_and_call
 from fnopt.residuals import RobustCost, named_loss, robust_cost
 from fnopt.solvers import default_tolerances, levenberg_marquardt
 
-_CHUNK = {"cpu": 128}  # elsewhere a chunk has to fill the device, not a cache
+_CHUNK = {"cpu": 128}  # on accelerators a chunk fills the device instead of a cache
 _LARGE_CHUNK = 1 << 16
-_FEW = 1000  # fits, that fall back unasked: all of them take some seconds, not hours
+_FEW = 1000  # fits up to which the fallback is on by default: it takes seconds, not hours
 
 
 def curve_fit_batch(

@@ -24,7 +24,7 @@ class Task(NamedTuple):
     predict: Predict | TracedFunction
     jacobian: Jacobian | TracedFunction | None
     losses: RobustCost | None
-    # The residual of one fit; set if the model has reverse-mode derivatives only.
+    # The method of a single fit; set if the model has reverse-mode derivatives only.
     solver: LeastSquaresMethod | None = None
 
     @property

@@ -12,7 +12,7 @@ from fnopt.jacobians.dependence._sets import ALL, Sets
 from fnopt.jacobians.dependence._sums import mixed
 from fnopt.programs import Cond, Scan, While, control_view
 
-_UNROLLED = 20_000  # equations; a loop of more is taken as one of any number of turns
+_UNROLLED = 20_000  # equations; a longer loop is treated as one of unknown length
 _ROUNDS = 32  # iterations to a fixed point; a carry that still changes depends on all inputs
 
 Run = Callable[[jex.ClosedJaxpr, list[Entry]], list[Entry]]

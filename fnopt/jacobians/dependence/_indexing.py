@@ -113,7 +113,7 @@ def _scattered(
     op: Operation, shape: tuple[int, ...], indices: np.ndarray, updates: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The flat indices that updates are written to, and the updates within bounds."""
-    # Where one goes is what a gather with the same indices finds there; 0 beyond the bounds.
+    # A gather of flat indices with the same indices gives the targets; 0 means out of bounds.
     places = np.arange(1, math.prod(shape) + 1, dtype=np.int32).reshape(shape)
     target = gather_numbers(places, indices, _as_gather(op, shape, updates.shape))
     inside = target > 0

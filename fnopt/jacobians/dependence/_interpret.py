@@ -117,7 +117,6 @@ def dependence(linear: jex.ClosedJaxpr, size: int) -> tuple[Sets, list[np.ndarra
 
     Returns:
         The table of sets, and for each output of the program an array of set indices.
-        The sets, and for each output of the program an array of them.
 
     Example:
         >>> from fnopt.jacobians.dependence import dependence
@@ -129,7 +128,7 @@ def dependence(linear: jex.ClosedJaxpr, size: int) -> tuple[Sets, list[np.ndarra
     sets = Sets(size)
     *others, _ = linear.jaxpr.invars
     inputs = [Entry(shape_of(v)) for v in others] + [dependent(sets.inputs)]
-    with jax.ensure_compile_time_eval():  # also where something is being traced outside
+    with jax.ensure_compile_time_eval():  # also inside an outer trace
         try:
             return sets, [entry.sets for entry in _run(sets, linear, inputs)]
         except _WrittenError:

@@ -120,7 +120,7 @@ def outputs_of(eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
 
 Run = Callable[[jex.ClosedJaxpr, list[Entry]], list[Entry]]
 
-# What never says which element goes where.
+# Names of parameters that don't affect dependence.
 _HARMLESS = frozenset(
     ("sharding", "out_sharding", "precision", "preferred_element_type", "accuracy")
 )

@@ -7,7 +7,7 @@ import numpy as np
 from fnopt.jacobians._pairs import distinct
 
 EMPTY, ALL = 0, 1
-_MOST = 2**25  # members that are looked at together; what has more is taken to depend on all
+_MOST = 2**25  # members that are processed together; larger sets are replaced by ALL
 
 
 class Sets:
@@ -109,7 +109,7 @@ class Sets:
         found, start, count = np.unique(owner, return_index=True, return_counts=True)
         most = np.zeros_like(count)
         np.maximum.at(most, np.searchsorted(found, groups), self._count[ids])
-        # Of each group the largest, which is the union if that has no more members.
+        # The largest set of each group, which is the union if both have equal size.
         order = np.argsort(self._count[ids], kind="stable")
         result[groups[order]] = ids[order]
         result[found[count == self.size]] = ALL
@@ -118,7 +118,7 @@ class Sets:
         return result
 
     def _added(self, members: np.ndarray, start: np.ndarray, count: np.ndarray) -> np.ndarray:
-        """Numbers for new sets, which are slices of `members`."""
+        """Return indices for new sets, which are slices of `members`."""
         needed = self._used + members.size
         if needed > self._pool.size:
             self._pool = np.concatenate([self._pool, np.empty(needed, np.int32)])

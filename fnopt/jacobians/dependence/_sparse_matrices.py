@@ -63,7 +63,7 @@ def _places_of_rows(
 
 
 def _of_rows(columns: np.ndarray, starts: np.ndarray) -> np.ndarray:
-    """The indices `[..., entries, 2]` of a BCSR array; beyond all rows where it is padded."""
+    """The indices `[..., entries, 2]` of a BCSR array; out of bounds for padding."""
     batch = columns.shape[:-1]
     starts = np.broadcast_to(starts, (*batch, starts.shape[-1])).reshape(-1, starts.shape[-1])
     entries = np.arange(columns.shape[-1])
@@ -72,7 +72,7 @@ def _of_rows(columns: np.ndarray, starts: np.ndarray) -> np.ndarray:
 
 
 def _by_batch(indices: np.ndarray, data: Entry, shape: tuple[int, ...]) -> np.ndarray:
-    """The indices of all entries by all axes, `[all entries, axes]`."""
+    """The indices of all entries along all axes, batch axes included: `[all entries, axes]`."""
     batch = shape[: indices.ndim - 2]
     entries = data.shape[-1]
     found = np.broadcast_to(indices, (*batch, entries, indices.shape[-1]))

@@ -12,7 +12,7 @@ from fnopt.jacobians.dependence._moves import padded
 from fnopt.jacobians.dependence._rule import Entry, Operation
 from fnopt.jacobians.dependence._sets import EMPTY, Sets
 
-_MOST_PRODUCTS = 2**25  # beyond, a matrix that is known isn't looked at for zeros
+_MOST_PRODUCTS = 2**25  # above, zeros of a known matrix are ignored
 
 
 def mixed(sets: Sets, shapes: list[tuple[int, ...]], inputs: list[Entry]) -> list[np.ndarray]:
@@ -197,7 +197,7 @@ def _edges(padding: Any, dilation: Any) -> list[tuple[int, int, int]]:
 
 
 def _windows(ids: np.ndarray, size: Any, strides: Any, dilation: Any) -> np.ndarray:
-    """The ids that each place of a window sees, of `[a, b, *space]`: `[places, a, b, *moves]`."""
+    """Set indices at each window position, from `[a, b, *space]`: `[positions, a, b, *moves]`."""
     reach = [(k - 1) * d + 1 for k, d in zip(size, dilation, strict=True)]
     moves = [
         max((n - k) // s + 1, 0) for n, k, s in zip(ids.shape[2:], reach, strides, strict=True)

@@ -1,4 +1,4 @@
-"""Costs of a program: FLOPs, bytes and memory from its jaxpr, and the roofline."""
+"""Costs of a program: FLOPs, memory traffic and memory use from its jaxpr, and the roofline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory traffic, assuming that elementwise operations are fused with their neighbours."""
+"""Memory traffic of a program, assuming that elementwise operations are fused."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from fnopt.costs._graph import IN_PLACE, VIEWS, Cell, Graph, Op
 
 
 def nbytes(cell: Cell) -> int:
-    """Size of a value in memory; 0 for tokens."""
+    """Size of a value in bytes; 0 for tokens."""
     return bytes_of(cell.aval)
 
 
 def bytes_of(array: Any) -> int:
-    """Size of an array or abstract value in memory; 0 for tokens."""
+    """Size of an array or abstract value in bytes; 0 for tokens."""
     dtype = getattr(array, "dtype", None)
     size = math.prod(getattr(array, "shape", ())) * getattr(dtype, "itemsize", 0)
     return -(-size // 2) if dtype in (jnp.int4, jnp.uint4) else size  # two in a byte
 
 
 def own_traffic(op: Op) -> int:
-    """Memory traffic of one operation: its operands and its results.
+    """Memory traffic of one operation: the bytes of its operands and results.
 
-    An operand that is a broadcast or a wider view of a smaller array counts as that array.
+    An operand that is a broadcast or a wider view of a smaller array counts with the smaller
+    array's size.
     """
     if op.name in IN_PLACE:
         changed = op.inputs[1 if op.name == "dynamic_update_slice" else 2]
@@ -40,14 +41,15 @@ def own_traffic(op: Op) -> int:
 
 
 def moves_memory(op: Op) -> bool:
-    """Whether an operation has its own memory traffic: heavy, loops, or unknown."""
+    """Whether an operation has its own memory traffic: if unfused, a loop, or unknown."""
     return op.name in MEMORY_BOUND_BY_ITSELF or bool(op.bodies) or op.name not in RULES
 
 
 def edge_traffic(graph: Graph) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Inputs and outputs of a program that no operation with its own traffic has read or written.
+    """Traffic of inputs and outputs that no operation with its own memory traffic reads or writes.
 
-    The fused elementwise work reads or writes each once; yields the part and the bytes.
+    Fused elementwise operations read or write each of these arrays once. Yields the part and the
+    bytes.
     """
     # The memory whose traffic `own_traffic` or the body of a loop counts.
     counted = {c.root for op in filter(moves_memory, graph.ops) for c in [*op.inputs, *op.outputs]}
@@ -85,10 +87,10 @@ def _writes(graph: Graph, counted: set[Cell]) -> Iterator[tuple[tuple[str, ...],
 
 
 def _fused_into(cell: Cell, makers: dict[Cell, Op], free: set[Cell]) -> Cell | None:
-    """A result of a matrix product, ... that is written as this output instead.
+    """Result of a matrix product (or similar) that a fused operation overwrites with this output.
 
-    An activation function right after a matrix product costs no traffic: the product is written
-    once, and as the output of the function.
+    An activation function after a matrix product adds no traffic: only the output of the function
+    is written.
     """
     seen, stack = {cell}, [cell]
     while stack and free:

@@ -1,4 +1,4 @@
-"""Sum of the work of a program, with loops by their trip counts."""
+"""Total work of a program, with loop bodies multiplied by trip counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Scope = tuple[str, ...]
 
 @dataclasses.dataclass
 class _Tally:
-    """Work per part, what is unknown, and which parts it makes inexact, of one run of a program."""
+    """Work per part of one run of a program, with unknown operations and inexact parts."""
 
     works: dict[_Scope, Work] = dataclasses.field(default_factory=dict)
     unknown: Counter[tuple[str, str, str]] = dataclasses.field(default_factory=Counter)
@@ -33,7 +33,7 @@ class _Tally:
     def add_all(
         self, other: _Tally, scope: _Scope, times: int = 1, bound: Bound | None = None
     ) -> None:
-        """Add `times` runs of a program in the part `scope`, or a `bound` of them."""
+        """Add the work of `times` runs of a program in the part `scope`, or a `bound` of it."""
         if times == 0:
             return
         for inner, work in other.works.items():
@@ -55,11 +55,11 @@ class _Tally:
 
 
 def count(graph: Graph, trip_counts: dict[str, int]) -> Cost:
-    """The cost of one run of a program.
+    """Compute the cost of one run of a program.
 
     Args:
-        graph: The program, pruned.
-        trip_counts: Iterations of loops by name (see `Loop`), `'*'` for all other loops.
+        graph: The program without unused operations.
+        trip_counts: Trip counts by the names of loops (see `Loop`); `'*'` for all other loops.
     """
     counter = _Counter(trip_counts)
     tally = counter.graph(graph, ())
@@ -70,7 +70,7 @@ def count(graph: Graph, trip_counts: dict[str, int]) -> Cost:
 
 
 class _Counter:
-    """Walk over a program that collects work, loops and choices."""
+    """Walk over a program that collects work, loops and conditionals."""
 
     def __init__(self, trip_counts: dict[str, int]) -> None:
         self.trip_counts = trip_counts
@@ -124,7 +124,7 @@ class _Counter:
         tally.add_all(body, op.scope, trips, "at most" if loop.at_most else bound)
 
     def iterations(self, op: Op, name: str) -> Loop:
-        """Trip count of a while loop: by its name, by its program, or by `'*'`."""
+        """Trip count of a while loop: by its name, from the program, or by `'*'`."""
         if name in self.trip_counts:
             return Loop(name, self.trip_counts[name])
         found, others = trip_count(op), self.trip_counts.get("*")
@@ -157,7 +157,7 @@ class _Counter:
 
 
 def _work(op: Op) -> Work | str:
-    """The work of an operation, or why it is not known."""
+    """Work of an operation, or the reason why it is unknown."""
     rule = RULES.get(op.name)
     if rule is None:
         return reason_unknown(op.name)

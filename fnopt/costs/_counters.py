@@ -1,4 +1,4 @@
-"""Bounds of the numbers of a loop, and of their change per iteration."""
+"""Bounds of loop variables, and of their change per iteration."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _DEEPEST, _LONGEST = 60, 5_000
 
 
 class BodyArgument(NamedTuple):
-    """Origin of an argument of the program of a loop or a branch.
+    """Origin of an argument of a loop body or branch.
 
     Attributes:
-        op: The loop or the conditional.
-        outside: The initial value; `None` for a constant of the program.
+        op: The loop or conditional.
+        outside: The initial value outside; `None` for a constant of the program.
         inside: A carried value at the start of the body.
-        later: The same value at the end of the body.
+        later: The carried value at the end of the body.
     """
 
     op: Op
@@ -49,7 +49,7 @@ class BodyArgument(NamedTuple):
 
 
 def entry_of(cell: Cell) -> BodyArgument:
-    """Origin of a cell that is an argument of a program."""
+    """Origin of a cell that is an argument of an inner program."""
     op = cell.maker
     assert op is not None
     which, position = next(
@@ -84,7 +84,7 @@ def cases_of(op: Op, cell: Cell) -> Sequence[Cell | None]:
 
 
 class CounterBounds:
-    """Bounds of the numbers in one loop, as functions of its iteration.
+    """Bounds of the values in a loop, as functions of the iteration number.
 
     Args:
         loop: A while loop or a scan.
@@ -117,7 +117,7 @@ class CounterBounds:
         return fitted(line, cell.aval.dtype)
 
     def result_of(self, op: Op, cell: Cell) -> LinearBounds:
-        """Bounds of a number from the operation that computes it."""
+        """Bounds of a value from the operation that computes it."""
         if op.name in _ARITHMETIC:
             a, b = map(self.line, op.inputs)
             return _ARITHMETIC[op.name](a, b)
@@ -134,7 +134,7 @@ class CounterBounds:
         return any_of([self.line(case) for case in cases_of(op, cell)] or [ANY])
 
     def entered(self, cell: Cell) -> LinearBounds:
-        """Bounds of an argument of a loop's or a branch's program."""
+        """Bounds of an argument of a loop body or branch."""
         entry = entry_of(cell)
         start = self.line(entry.outside)
         if entry.inside is None:
@@ -154,12 +154,12 @@ class CounterBounds:
         return before._replace(lasts=lasts)
 
     def change(self, cell: Cell, later: Cell | None, dtypes: set[Any]) -> tuple[Any, Any] | None:
-        """Bounds of the growth of a carried number per iteration.
+        """Bounds of the change of a carried value per iteration.
 
         Args:
             cell: The number.
-            later: The number at the end of the body.
-            dtypes: Collects the dtypes of intermediate values.
+            later: The value at the end of the body.
+            dtypes: A set to which the dtypes of intermediate values are added.
         """
         if later is cell:
             return 0, 0
@@ -194,7 +194,7 @@ class CounterBounds:
         return None
 
     def in_all_trips(self, cell: Cell, loop: Op) -> LinearBounds:
-        """Bounds of a number of a surrounding loop, over all of its iterations."""
+        """Bounds of a value of an enclosing loop, over all iterations of that loop."""
         line = CounterBounds(loop, self.most_trips).line(cell)
         if line.steady:
             return line

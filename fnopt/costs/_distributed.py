@@ -1,4 +1,4 @@
-"""Cost of a training step on many devices: memory, messages and time of each device."""
+"""Cost of a training step on many devices: memory, communication and time per device."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Network:
               \cdot \lceil \log_2 N \rceil
 
     Args:
-        bandwidth: Bytes per second that a device sends while it receives as many, over the slowest
-            link.
-        latency: Seconds until a message reaches the next device.
-        name: Its name in tables.
+        bandwidth: Bytes per second over the slowest link, for a device that sends and receives
+            simultaneously.
+        latency: Seconds that a message takes to the next device.
+        name: The name in tables.
 
     Raises:
         ValueError: The bandwidth is not above 0, or the latency is negative.
@@ -50,17 +50,17 @@ class Network:
 
 @dataclasses.dataclass(frozen=True)
 class DeviceCost:
-    """The memory, messages and computation of one device in a step.
+    """Memory, communication and computation of one device in a step.
 
     Attributes:
-        params_bytes: Params that stay on the device.
-        grads_bytes: Their gradients.
-        state_bytes: The optimizer's state on the device.
-        kept_bytes: Bytes that the forward pass keeps for the backward pass.
+        params_bytes: Bytes of the params that the device stores.
+        grads_bytes: Bytes of the gradients that the device stores.
+        state_bytes: Bytes of the optimizer's state that the device stores.
+        kept_bytes: Bytes that the forward pass stores for the backward pass.
         sent_bytes: Bytes that the device sends in a step; it receives as many.
         gradient_seconds: The roofline time of the forward and the backward pass.
         update_seconds: The roofline time of the update.
-        network_seconds: The time of the messages, without overlap.
+        network_seconds: The communication time, without overlap.
     """
 
     params_bytes: float
@@ -74,22 +74,22 @@ class DeviceCost:
 
     @property
     def memory_bytes(self) -> float:
-        """Total memory."""
+        """Total memory in bytes."""
         return self.params_bytes + self.grads_bytes + self.state_bytes + self.kept_bytes
 
     @property
     def seconds(self) -> float:
-        """Time of a step without overlap of messages and arithmetic."""
+        """Time of a step without overlap of communication and computation."""
         return self.gradient_seconds + self.update_seconds + self.network_seconds
 
     @property
     def overlapped_seconds(self) -> float:
-        """Time of a step whose messages overlap with the computation of gradients."""
+        """Time of a step if communication overlaps with the computation of gradients."""
         return max(self.gradient_seconds, self.network_seconds) + self.update_seconds
 
     @property
     def update_share(self) -> float:
-        """Fraction of `seconds` that the update's arithmetic takes."""
+        """Fraction of `seconds` that the optimizer update takes."""
         return self.update_seconds / self.seconds if self.seconds else 0.0
 
 
@@ -138,7 +138,7 @@ def distributed_cost(
     block_size: int | None = None,
     meeting_network: Network | None = None,
 ) -> DistributedCost:
-    r"""Compute the cost of a step on each of many devices, from its cost on one.
+    r"""Compute the cost of a step per device for several distribution strategies.
 
     With params of `P` bytes, a state of `S`, and `N` devices, each with the batch of the counted
     step, a device stores and sends (on a ring, which sends least)
@@ -152,24 +152,25 @@ def distributed_cost(
     `diloco` P            P            S + 2 P      2 P (N - 1) / (N H)
     ======== ============ ============ ============ =========================================
 
-    `zero1` is `fnopt.distributed.sharded`. `fsdp` also shards the params, and gathers those of a
-    layer when it needs them, twice; the memory of gathered layers isn't included. `diloco` has
-    workers of one device each, which synchronize every `H` steps, with an outer momentum; with
-    8-bit codes it sends about a quarter and stores another `P` (rounding errors). The update is
-    divided like the state. Params are assumed to be float32, with one message for all leaves.
-    The count omits the outer update, the all-to-alls of matrix methods, and overheads of a program:
-    copies, padding, fragmentation, a suboptimal schedule of messages.
+    `zero1` is `fnopt.distributed.sharded`. `fsdp` also shards the params, and gathers a layer's
+    params twice, in the forward and in the backward pass. The memory of gathered layers isn't
+    included. `diloco` has workers of one device each, which synchronize every `H` steps, with an
+    outer momentum. With 8-bit codes it sends about a quarter and stores another `P` (rounding
+    errors). The work of the update is divided like the state. Params are assumed to be float32,
+    with one message for all leaves. The cost omits the outer update, the all-to-alls of matrix
+    methods, and overheads: copies, padding, memory fragmentation, suboptimal scheduling of
+    collectives.
 
     Args:
-        step: The result of `step_cost(loss, tx)(params, *batch)`, with the batch of one device;
-            shapes are enough.
+        step: The result of `step_cost(loss, tx)(params, *batch)`, with the batch of one device.
+            Shapes suffice.
         devices: :math:`N`.
-        hardware: The rates of a device.
+        hardware: The FLOP/s and bandwidth of a device.
         network: The network between devices.
         every: :math:`H`, the steps between synchronizations of `diloco`.
         block_size: As in `fnopt.distributed.diloco`: None for messages of floats, else the number
             of 8-bit codes with one scale.
-        meeting_network: The network for synchronizations, if different.
+        meeting_network: The network for `diloco` synchronizations, if it differs from `network`.
 
     Returns:
         A `DistributedCost`.

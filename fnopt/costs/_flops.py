@@ -1,4 +1,4 @@
-"""FLOPs of matrix products, convolutions, factorisations and transforms."""
+"""FLOPs of matrix products, convolutions, factorisations and Fourier transforms."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def cholesky(op: Op) -> Work:
 
 
 def triangular_solve(op: Op) -> Work:
-    """FLOPs n² for every right-hand side."""
+    """FLOPs n² per right-hand side."""
     *_, n, _ = op.avals[0].shape
     return _count(op, n * op.avals[1].size, 1)
 
@@ -57,7 +57,7 @@ def householder_product(op: Op) -> Work:
 
 
 def qr(op: Op) -> Work:
-    """FLOPs of the reflections, and of Q if it is used."""
+    """FLOPs of the Householder reflections, and of Q if it is used."""
     batch, m, n = _matrix(op)
     k = min(m, n)
     columns = m if op.params.get("full_matrices") else k
@@ -67,7 +67,7 @@ def qr(op: Op) -> Work:
 
 
 def tridiagonal_solve(op: Op) -> Work:
-    """FLOPs 3n for the elimination and 5n for every right-hand side."""
+    """FLOPs 3n for the elimination and 5n per right-hand side."""
     n, b = op.avals[0].shape[-1], op.avals[3]
     batch = op.avals[0].size // max(n, 1)
     return _count(op, 3 * n * batch + 5 * b.size, 1)
@@ -89,7 +89,7 @@ def sort(op: Op) -> Work:
 
 
 def top_k(op: Op) -> Work:
-    """Comparisons of every element with each level of a heap of k."""
+    """Comparisons of every element with the levels of a heap of size k."""
     return Work(elementwise_flops=op.avals[0].size * max(op.params["k"], 1).bit_length())
 
 
@@ -101,7 +101,7 @@ def dot_general(op: Op) -> Work:
 
 
 def ragged_dot_general(op: Op) -> Work:
-    """FLOPs of the product of every row of the left side with one of the groups."""
+    """FLOPs of the product of every row of the left operand with the matrix of its group."""
     numbers = op.params["ragged_dot_dimension_numbers"]
     (contracted, _), _ = numbers.dot_dimension_numbers
     length = _length(op.avals[0], contracted)
@@ -114,7 +114,7 @@ def ragged_dot_general(op: Op) -> Work:
 def conv_general_dilated(op: Op) -> Work:
     """FLOPs 2 x batch x output features x input features of a group x valid taps.
 
-    Taps on padding or between the elements of a dilated input don't count.
+    Kernel taps on padding, or between the elements of a dilated input, don't count.
     """
     p = op.params
     numbers = p["dimension_numbers"]
@@ -144,7 +144,7 @@ def valid_taps(
     """Pairs of an output position and a kernel tap that read an element of the input, in one axis.
 
     Output `o` and tap `k` read position `o * stride + k * rhs_dilation - padding[0]` of the input,
-    whose elements have the distance `lhs_dilation`.
+    whose elements are `lhs_dilation` apart.
     """
     low, high = padding
     extent = (size - 1) * lhs_dilation + 1 if size else 0

@@ -1,4 +1,4 @@
-"""FLOPs of each primitive: a table from its name to a rule."""
+"""Table from the names of primitives to FLOP rules."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _COMPLEX = {"mul": 6, "div": 11, "square": 5, "one_minus_square": 3, "polynomial
 
 
 def _arithmetic(op: Op, count: int) -> Work:
-    """`count` operations, if they are on floating-point numbers."""
+    """`count` FLOPs if the dtype is floating, else 0."""
     if not any(jnp.issubdtype(a.dtype, jnp.inexact) for a in [*op.avals, op.out]):
         return Work()
     complex_valued = any(jnp.issubdtype(a.dtype, jnp.complexfloating) for a in op.avals)
@@ -119,7 +119,7 @@ _ITERATIVE = {"eig", "eigh", "svd", "schur", "hessenberg", "tridiagonal"}
 
 
 def reason_unknown(name: str) -> str:
-    """Reason why a primitive has no rule."""
+    """Reason why a primitive has no FLOP rule."""
     if name in _COMMUNICATION:
         return "communication between devices isn't counted"
     if name in _HOST:

@@ -1,4 +1,4 @@
-"""A traced program as a list of operations, with calls inlined and dead code eliminated."""
+"""Traced program as a list of operations, with calls inlined and dead code eliminated."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fnopt.programs import (
 
 
 def names(text: str) -> frozenset[str]:
-    """Set of names from a string with spaces between them."""
+    """Set of names from a space-separated string."""
     return frozenset(text.split())
 
 
@@ -57,11 +57,11 @@ class Cell:
 
     Attributes:
         aval: Its shape and dtype.
-        known: The number, if it is a constant of the program or an argument.
-        base: The cell whose memory it views, if it is a view.
+        known: The number, if the cell is a concrete scalar: a constant of the program or an
+            argument.
+        base: The cell whose memory this cell views, if it is a view.
         maker: The operation that computes it.
-        enters: Whether it is an argument inside that operation, such as a carried
-            value of a loop.
+        enters: Whether the cell is an argument inside `maker`, such as a carried value of a loop.
     """
 
     aval: Any
@@ -72,7 +72,7 @@ class Cell:
 
     @property
     def root(self) -> Cell:
-        """Cell that owns the memory of this one."""
+        """Cell that owns this cell's memory."""
         return self if self.base is None else self.base.root
 
 
@@ -85,12 +85,12 @@ class Op:
         params: The equation's parameters.
         inputs: Its operands.
         outputs: Its results.
-        scope: The parts of the model that contain it, outermost first.
-        control: Its control flow (loop, conditional or map), if any.
+        scope: The parts of the model that contain the operation, outermost first.
+        control: The kind of control flow (loop, conditional or map), if any.
         bodies: Its inner programs: `(body,)` of a scan, `(test, body)` of a while
             loop, the branches of a cond.
-        effects: Whether it has side effects, so that it runs in any case.
-        used: Mask of the outputs that are read; known after the program is pruned.
+        effects: Whether the operation has side effects, so that it is never removed.
+        used: Mask of the outputs that are used; set when the program is pruned.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Op:
 
 
 class Graph(NamedTuple):
-    """A program: operations in order, between inputs and outputs (`None` for unneeded ones)."""
+    """A program: operations in order, inputs and outputs (`None` for unused ones)."""
 
     inputs: list[Cell]
     ops: list[Op]
@@ -123,7 +123,7 @@ class Graph(NamedTuple):
 
 
 def trace_graph(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Graph:
-    """Trace the program of `fn` for arguments of these shapes; nothing is computed."""
+    """Trace `fn` for arguments of these shapes; nothing is computed."""
     with (
         explain_jax_errors("cost", "the function"),
         explain_missing_keys(args[0] if args else None),
@@ -136,7 +136,7 @@ def trace_graph(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 
 def graph_of(sub: jaxprs.SubJaxpr) -> Graph:
-    """Operations of a jaxpr; its constants are inputs too, after its arguments."""
+    """Graph of a jaxpr, whose inputs are the arguments and then the constants."""
     inputs = [Cell(v.aval) for v in sub.jaxpr.invars]
     consts = _constants(sub)
     ops: list[Op] = []
@@ -145,7 +145,7 @@ def graph_of(sub: jaxprs.SubJaxpr) -> Graph:
 
 
 def number(x: Any) -> int | Fraction | None:
-    """Value of a concrete scalar; `None` for anything else (a shape, a tracer, infinity)."""
+    """Value of a concrete finite scalar; `None` for anything else (a shape, a tracer, infinity)."""
     scalar = isinstance(x, (bool, int, float)) or getattr(x, "shape", None) == ()
     if not scalar or isinstance(x, (Tracer, jax.ShapeDtypeStruct)):
         return None
@@ -170,7 +170,7 @@ def _run(
     scope: tuple[str, ...],
     ops: list[Op],
 ) -> list[Cell]:
-    """Appends the operations of a jaxpr to `ops`; returns the cells of its outputs."""
+    """Append the operations of a jaxpr to `ops`, and return the cells of its outputs."""
     env = dict(zip(jaxpr.constvars, consts, strict=True)) | dict(
         zip(jaxpr.invars, inputs, strict=True)
     )
@@ -211,7 +211,7 @@ def _operation(eqn: jex.JaxprEqn, inputs: list[Cell], scope: tuple[str, ...]) ->
 
 
 def _bodies(control: Control | None) -> tuple[Graph, ...]:
-    """The programs inside a loop or a choice."""
+    """Inner programs of a loop or conditional."""
     match control:
         case While() as loop:
             return graph_of(loop.test), graph_of(loop.body)
@@ -223,7 +223,7 @@ def _bodies(control: Control | None) -> tuple[Graph, ...]:
 
 
 def _scope_of(eqn: jex.JaxprEqn, outer: tuple[str, ...]) -> tuple[str, ...]:
-    """The named scopes around an equation: forward and backward count as the same part."""
+    """Named scopes around an equation; the forward and backward pass of a scope are one part."""
     own: tuple[str, ...] = ()
     for part in jaxprs.name_scopes(eqn):
         while match := _TRANSFORMED.match(part):
@@ -238,7 +238,7 @@ def _scope_of(eqn: jex.JaxprEqn, outer: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _inside(eqn: jex.JaxprEqn, sub: jaxprs.SubJaxpr, scope: tuple[str, ...]) -> tuple[str, ...]:
-    """A jitted function of the user's is a part too; those of JAX itself (`relu`) are not."""
+    """Add the name of a user's jitted function to the scopes; JAX's own (`relu`) add none."""
     name = eqn.params.get("name")
     # JAX's own functions are jitted as well, and would be parts of every model.
     file = getattr(sub.jaxpr.debug_info, "func_filename", None) or _JAX
@@ -247,14 +247,14 @@ def _inside(eqn: jex.JaxprEqn, sub: jaxprs.SubJaxpr, scope: tuple[str, ...]) -> 
 
 
 def prune(graph: Graph, keep: Sequence[bool] | None = None) -> tuple[Graph, list[bool]]:
-    """Remove the operations that the kept outputs don't need.
+    """Remove operations that the kept outputs don't depend on.
 
     Args:
         graph: The program.
-        keep: Mask of the needed outputs; all by default.
+        keep: Mask of the outputs to keep; all by default.
 
     Returns:
-        The program with `None` in place of outputs that are not kept, and a mask of its inputs.
+        The program with `None` in place of removed outputs, and a mask of the used inputs.
     """
     keep = [True] * len(graph.outputs) if keep is None else keep
     outputs = [c if k else None for c, k in zip(graph.outputs, keep, strict=True)]

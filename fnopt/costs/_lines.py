@@ -1,4 +1,4 @@
-"""Linear bounds of numbers in a loop, and the iterations in which comparisons hold."""
+"""Linear bounds of loop variables, and the iterations in which comparisons hold."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LinearBounds(NamedTuple):
         high: The upper bound in iteration 0.
         fall: The change of the lower bound per iteration.
         rise: The change of the upper bound per iteration.
-        lasts: The last iteration for which this holds, before the number overflows.
+        lasts: The last iteration for which the bounds hold, before the number overflows.
     """
 
     low: Number
@@ -48,8 +48,8 @@ class TripSpan(NamedTuple):
 
     Attributes:
         until: The condition holds in all iterations before this one.
-        end: It doesn't hold in this iteration.
-        after: It doesn't hold in this iteration and in all later ones.
+        end: The condition doesn't hold in this iteration.
+        after: The condition holds neither in this iteration nor in a later one.
     """
 
     until: Number = 0
@@ -69,24 +69,24 @@ def either(*spans: TripSpan) -> TripSpan:
 
 
 def always(holds: bool) -> TripSpan:
-    """Iterations of a condition that always holds, or never."""
+    """The iterations of a condition that always holds, or never holds."""
     trips = math.inf if holds else 0
     return TripSpan(trips, trips, trips)
 
 
 def difference(a: LinearBounds, b: LinearBounds) -> LinearBounds:
-    """Bounds of `a - b` as a number that can't overflow."""
+    """Bounds of `a - b` in exact arithmetic, without overflow."""
     lasts = min(a.lasts, b.lasts)
     return LinearBounds(a.low - b.high, a.high - b.low, a.fall - b.rise, a.rise - b.fall, lasts)
 
 
 def plus(a: LinearBounds, b: LinearBounds) -> LinearBounds:
-    """Bounds of `a + b`; infinite if it may overflow, as with an unbounded operand."""
+    """Bounds of `a + b`; infinite if the sum may overflow, as with an unbounded operand."""
     return difference(a, _flipped(b)) if a.known and b.known else ANY
 
 
 def minus(a: LinearBounds, b: LinearBounds) -> LinearBounds:
-    """Bounds of `a - b`; infinite if it may overflow."""
+    """Bounds of `a - b`; infinite if the difference may overflow."""
     return plus(a, _flipped(b))
 
 
@@ -120,15 +120,16 @@ def smallest(a: LinearBounds, b: LinearBounds) -> LinearBounds:
 
 
 def any_of(lines: Sequence[LinearBounds]) -> LinearBounds:
-    """Bounds of a number that is one of several."""
+    """Bounds of a number that equals one of several numbers."""
     lows, highs, falls, rises, lasts = zip(*lines, strict=True)
     return LinearBounds(min(lows), max(highs), min(falls), max(rises), min(lasts))
 
 
 def fitted(line: LinearBounds, dtype: Any) -> LinearBounds:
-    """Restrict bounds to the iterations in which the dtype represents their numbers.
+    """Restrict bounds to the iterations in which the dtype represents the bounded numbers.
 
-    Floating-point numbers are followed while they are whole and exact.
+    Bounds of floating-point numbers hold while the numbers are integers that the dtype represents
+    exactly.
     """
     if jnp.issubdtype(dtype, jnp.floating):
         # Whole numbers up to 2^(mantissa + 1) are exact; beyond, x + 1 may be x and a loop endless.
@@ -155,7 +156,7 @@ def positive(line: LinearBounds, strictly: bool) -> TripSpan:
 
 
 def zero(line: LinearBounds, is_zero: bool) -> TripSpan:
-    """The iterations in which a number is zero, or nonzero, if its value is known in each."""
+    """The iterations in which a number is zero, or nonzero, if its value is known in all."""
     low, high, fall, rise, _ = line
     if low != high or fall != rise:
         return TripSpan()
@@ -175,14 +176,14 @@ def _flipped(line: LinearBounds) -> LinearBounds:
 
 
 def _lasts(room: Number, change: int | Fraction) -> Number:
-    """The last trip in which `room + change t` is at least zero; -1 if there is none."""
+    """Last iteration in which `room + change t` is at least zero; -1 if there is none."""
     if math.isinf(room):  # an unbounded number is within its dtype as long as it stays where it is
         return math.inf if change >= 0 else -1
     return _first_below(room, change, strictly=False) - 1
 
 
 def _first_below(start: Number, change: int | Fraction, strictly: bool) -> Number:
-    """The first trip in which `start + change t` is below zero, `strictly` also at zero."""
+    """First iteration in which `start + change t` is below zero; with `strictly`, also at zero."""
     if start < 0 or (strictly and start == 0):
         return 0
     if change >= 0 or start == math.inf:

@@ -28,7 +28,7 @@ _DEEPEST, _LONGEST = 60, 5_000  # as for counters
 
 
 class Trips(NamedTuple):
-    """The number of iterations of a loop.
+    """Trip count of a loop.
 
     Attributes:
         number: Number of iterations, or its upper bound.
@@ -40,11 +40,12 @@ class Trips(NamedTuple):
 
 
 def trip_count(op: Op) -> Trips | None:
-    """Upper bound of the trip count of a while loop; `None` if the program gives none.
+    """Upper bound of the trip count of a while loop; `None` if none follows from the program.
 
-    Numbers that change by a known amount per iteration are followed through the condition. A
-    conjunction of comparisons ends with the first of them, a disjunction with
-    the last. A batch (`jax.vmap`) ends with its last example, and the bounds cover all examples.
+    The analysis propagates loop variables that change by a known amount per iteration through the
+    condition. A conjunction of comparisons ends the loop when its first comparison fails, a
+    disjunction when its last one fails. A batched loop (`jax.vmap`) ends with its last example, so
+    the bounds cover all examples.
     """
     whole = op.bodies[1].inputs[0].maker  # before it was pruned
     assert whole is not None
@@ -52,7 +53,7 @@ def trip_count(op: Op) -> Trips | None:
 
 
 class _Conditions:
-    """The iterations in which the conditions of a loop hold."""
+    """Iterations in which the conditions of a loop hold."""
 
     def __init__(self, op: Op) -> None:
         self.op = op
@@ -85,7 +86,7 @@ class _Conditions:
         return found
 
     def result_of(self, op: Op, cell: Cell, wanted: bool) -> TripSpan:
-        """Iterations of a condition from the operation that computes it."""
+        """Iterations in which a condition holds, from the operation that computes it."""
         a, b = (*op.inputs, None, None)[:2]
         parts = _parts(op)
         if parts and cell.aval.dtype == bool:
@@ -127,7 +128,7 @@ class _Conditions:
         return span
 
     def chosen(self, op: Op, cell: Cell, wanted: bool) -> TripSpan:
-        """Iterations of one of several conditions."""
+        """Iterations in which a condition holds that equals one of several conditions."""
         spans = [self.span(case, wanted) for case in cases_of(op, cell)]
         if len(spans) == 2:  # the second where the first operand is true
             first, second = (self.span(op.inputs[0], which) for which in (False, True))
@@ -138,7 +139,7 @@ class _Conditions:
         return TripSpan(min(span.until for span in spans), after, after)
 
     def entered(self, cell: Cell, wanted: bool) -> TripSpan:
-        """Iterations of an argument of a loop's or a branch's program."""
+        """Iterations in which a condition holds that is an argument of a loop body or branch."""
         entry = entry_of(cell)
         if entry.inside is None:
             return self.span(entry.outside, wanted)
@@ -157,7 +158,7 @@ class _Conditions:
 
 
 def _parts(op: Op) -> Sequence[Cell]:
-    """The operands of a logical operation."""
+    """Operands of a logical operation."""
     if op.name in {"and", "or"}:
         return op.inputs
     if op.name in {"reduce_and", "reduce_or"}:

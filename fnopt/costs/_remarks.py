@@ -1,4 +1,4 @@
-"""Text of the costs: tables, and remarks on bounds and omissions."""
+"""Text of costs: tables, and remarks on bounds and omissions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def work_table(rows: Sequence[Row], hardware: Hardware | None = None) -> list[st
 
 
 def aligned(row: tuple[str, ...], widths: list[int]) -> str:
-    """A line: the first cell to the left, the others to the right."""
+    """A line with the first cell left-aligned and the other cells right-aligned."""
     figures = [cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True)]
     return "  ".join([row[0].ljust(widths[0]), *figures]).rstrip()
 
@@ -78,13 +78,13 @@ _SHOWN = 8  # remarks of a kind that are shown: a table with its remarks fits a 
 
 
 class Unknown(NamedTuple):
-    """An operation that is not counted, or only in part.
+    """An operation that is not counted, or only partly.
 
     Attributes:
         name: The primitive, or the name of the loop.
-        part: The part of the model that contains it.
-        reason: Why it isn't counted, and what to do.
-        count: Number of its runs.
+        part: The part of the model that contains the operation.
+        reason: Why the operation isn't counted, and what the user can do.
+        count: Number of times that the operation runs.
     """
 
     name: str
@@ -94,11 +94,11 @@ class Unknown(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """A loop of a program, with its number of iterations.
+    """A loop of a program, with its trip count.
 
     Attributes:
-        name: Its part and kind, numbered if a part has several: `'decoder/while'`.
-        trips: Number of runs of its body; `None` if unknown, and then it counts once.
+        name: Part and kind of the loop, numbered if a part has several: `'decoder/while'`.
+        trips: The trip count; `None` if unknown, and then the body counts once.
         at_most: Whether `trips` is an upper bound, as with `(error > tol) & (i < 50)`.
     """
 
@@ -113,18 +113,18 @@ class Loop(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """The compiler's figures for the same program, on the default backend.
+    """The compiler's figures for the program, on the default backend.
 
     Attributes:
-        flops: Its count; it counts the body of every loop ONCE.
-        transcendentals: Its count of tanh, exp, log and so on.
-        bytes_accessed: Its estimate of the memory traffic.
+        flops: The compiler's FLOP count, which counts the body of every loop ONCE.
+        transcendentals: The compiler's count of tanh, exp, log and so on.
+        bytes_accessed: The compiler's estimate of the memory traffic.
         argument_bytes: Size of the arguments.
         output_bytes: Size of the results.
-        temp_bytes: Size of the working memory.
-        peak_bytes: Arguments, results and working memory together; donated buffers count once.
-        host_bytes: Peak in the host's memory, for `offloaded` state, which isn't part of the
-            accelerator's peak. On a CPU it is zero, and the peak counts everything.
+        temp_bytes: Size of the temporary buffers.
+        peak_bytes: Arguments, results and temporary buffers together; donated buffers count once.
+        host_bytes: Peak memory on the host, for `offloaded` state, which `peak_bytes` of an
+            accelerator doesn't include. On a CPU it is zero, and `peak_bytes` includes everything.
     """
 
     flops: float
@@ -138,14 +138,14 @@ class Compiled(NamedTuple):
 
 
 def labelled(name: str, bounds: Iterable[Bound]) -> str:
-    """Name of a row, and whether its figures are bounds or incomplete."""
+    """Label of a row: its name, and whether its figures are bounds or incomplete."""
     found = set(bounds)
     worst = "incomplete" if "incomplete" in found else "at most"
     return f"{name} ({worst})" if found else name
 
 
 def notes(unknown: Sequence[Unknown], loops: Sequence[Loop], choices: Sequence[str]) -> list[str]:
-    """Remarks on omissions, on loops that count with their limit, and on conds."""
+    """Remarks on omitted operations, on loops that count with their limit, and on conds."""
     left_out = [f"incomplete: {u.name} x {u.count}{_in(u.part)}: {u.reason}" for u in unknown]
     bounds = [
         f"at most: {loop.name} counts with the {loop.trips} iterations that it can make; "

@@ -27,13 +27,15 @@ class Cost:
     """The cost of one run of a program; `print(cost)` shows a table.
 
     Attributes:
-        parts: Work per part: the path of `jax.named_scope`s and of the user's jitted functions,
-            `''` for the rest. The parts add up to `total`.
-        unknown: Operations that the figures omit; empty if all were counted.
-        loops: The loops and their numbers of iterations.
+        parts: Work per part. The key is the path of `jax.named_scope`s and the user's jitted
+            functions, `''` for operations outside of these. The work of all parts adds up to
+            `total`.
+        unknown: Operations that the figures omit; empty if all operations are counted.
+        loops: The loops and their trip counts.
         compiled: The compiler's figures, if requested.
-        inexact: The parts whose figures aren't exact: `'at most'` if a loop counts with its
-            limit, or a cond with one branch; `'incomplete'` if operations are in `unknown`.
+        inexact: The parts whose figures aren't exact: `'at most'` if a loop counts with its limit,
+            or a cond with the maximum over its branches; `'incomplete'` if operations are in
+            `unknown`.
         choices: The parts of conds whose branches have different costs.
 
     Example:
@@ -57,7 +59,7 @@ class Cost:
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of matrix products and all other operations."""
+        """FLOPs of matrix products and of all other operations."""
         return self.total.flops
 
     @property
@@ -72,7 +74,7 @@ class Cost:
 
     @property
     def transcendentals(self) -> int:
-        """Evaluations of exp, log, tanh, sqrt, ... (not in `flops`, as with the compiler)."""
+        """Evaluations of exp, log, tanh, sqrt, ... (not in `flops`, as in the compiler's count)."""
         return self.total.transcendentals
 
     @property
@@ -94,8 +96,8 @@ class Cost:
     def at_most(self) -> bool:
         """Whether the figures are upper bounds.
 
-        The unknowns are then only how early some loops end, or which branch of a cond is taken.
-        Figures that are neither exact nor upper bounds are incomplete: see `unknown`.
+        If so, only the early end of some loops, or the branches that conds take, are unknown.
+        Figures that are neither exact nor upper bounds are incomplete (see `unknown`).
         """
         return not self.exact and not self.unknown
 
@@ -114,9 +116,9 @@ class Cost:
         return sum(inside, Work())
 
     def grouped(self, depth: int) -> dict[str, Work]:
-        """Work per part, with deeper parts than `depth` added to the part that contains them.
+        """Work per part, with parts deeper than `depth` added to the part that contains them.
 
-        A root that all named parts share (the model's own name, in Flax) is no level.
+        A root that all named parts share (in Flax, the model's own name) doesn't count as a level.
         """
         groups: dict[str, Work] = {}
         for name, group in self._groups(depth).items():
@@ -126,7 +128,7 @@ class Cost:
     def labels(self, depth: int) -> dict[str, str]:
         """Labels of the parts of `grouped` in a table: `'(rest)'`, `'solver (at most)'`.
 
-        Work of a part that belongs to no inner part with a row is its `(rest)`.
+        The `(rest)` of a part is the work that belongs to none of the inner parts in the table.
         """
         groups = self._groups(depth)
         bounds: dict[str, list[Bound]] = {group: [] for group in groups.values()}
@@ -141,11 +143,11 @@ class Cost:
         return {name: "/".join(name.split("/")[:depth]) for name in self.parts}
 
     def seconds(self, hardware: Hardware) -> float:
-        """Roofline time: a lower bound of the time on a machine with these rates."""
+        """Roofline time: a lower bound of the run time on a machine with these rates."""
         return hardware.seconds(self.total)
 
     def table(self, depth: int = 2, hardware: Hardware | None = None) -> str:
-        """Figures as text, with a line for every part.
+        """Figures as text, with one line per part.
 
         Args:
             depth: Number of levels of parts to show.
@@ -164,7 +166,7 @@ class Cost:
         return f"Cost(flops={self.flops}, bytes={self.bytes}, parts={len(self.parts)}{unknown})"
 
     def __add__(self, other: Any) -> Cost:
-        """The cost of running one program after the other."""
+        """Add the costs of two programs that run one after the other."""
         if not isinstance(other, Cost):
             return NotImplemented
         parts = dict(self.parts)
@@ -178,12 +180,12 @@ class Cost:
 
 
 def worse(bound_so_far: Bound | None, other: Bound) -> Bound:
-    """Exactness of the sum of two figures: None (exact), a bound, or incomplete."""
+    """Exactness of the sum of two figures: None (exact), `'at most'`, or `'incomplete'`."""
     return "incomplete" if bound_so_far == "incomplete" else other
 
 
 def _shared(paths: Sequence[Sequence[str]]) -> int:
-    """The length of the common prefix of paths."""
+    """Length of the common prefix of paths."""
     if len(paths) < 2:
         return 0
     same = [len({*level}) == 1 for level in zip(*paths, strict=False)]
@@ -191,7 +193,7 @@ def _shared(paths: Sequence[Sequence[str]]) -> int:
 
 
 def _cost_table(cost: Cost, depth: int, hardware: Hardware | None) -> str:
-    """The table of one program: a line a part, the total, and what else there is to say."""
+    """Table of one program: one line per part, the total, and remarks."""
     labels = cost.labels(depth)
     rows = [(labels[name], [work]) for name, work in cost.grouped(depth).items()]
     by_weight = sorted(rows, key=lambda row: (-row[1][0].flops, -row[1][0].bytes))
@@ -210,7 +212,7 @@ class GradCost:
         forward: The forward pass, as it runs before a backward pass.
         backward: The backward pass; with `jax.checkpoint`, including recomputation.
         residual_bytes: Bytes that the forward pass keeps for the backward pass, besides arguments.
-        compiled: The compiler's figures for both together, if requested.
+        compiled: The compiler's figures for both passes together, if requested.
     """
 
     forward: Cost
@@ -240,7 +242,7 @@ class GradCost:
 
     @property
     def at_most(self) -> bool:
-        """Whether the figures are upper bounds, because loops may end early."""
+        """Whether the figures are upper bounds, for example because loops may end early."""
         bounded = all(cost.exact or cost.at_most for cost in self.phases.values())
         return bounded and not self.exact
 
@@ -249,7 +251,7 @@ class GradCost:
         return sum(cost.seconds(hardware) for cost in self.phases.values())
 
     def table(self, depth: int = 1, hardware: Hardware | None = None) -> str:
-        """Figures as text, with a line for every phase and for its parts.
+        """Figures as text, with a line per phase and per part of a phase.
 
         Args:
             depth: Number of levels of parts to show; 0 for the phases alone.
@@ -292,7 +294,7 @@ class StepCost(GradCost):
         forward: The forward pass, as it runs before a backward pass.
         backward: The backward pass; with `jax.checkpoint`, including recomputation.
         residual_bytes: Bytes that the forward pass keeps for the backward pass, besides arguments.
-        update: The optimizer: from gradients to new params and state.
+        update: The optimizer update, from gradients to new params and state.
         params_bytes: Size of the params.
         state_bytes: Size of the optimizer's state.
         compiled: The compiler's figures for the whole step with donated params and state, if
@@ -314,7 +316,7 @@ class StepCost(GradCost):
 
 
 def _parts(cost: Cost, depth: int, order: Sequence[str]) -> list[Row]:
-    """The rows of a phase's parts: first those of the forward pass, in its order."""
+    """Rows of a phase's parts, in the order of the forward pass, then parts that it lacks."""
     groups = cost.grouped(depth) if depth else {}
     names = [n for n in order if n in groups] + [n for n in groups if n not in order]
     labels = cost.labels(depth)

@@ -1,4 +1,4 @@
-"""Units of work, and the roofline: a lower bound of the time on a machine with given rates."""
+"""Work counts, and the roofline model: a lower bound of the run time on a given machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """Counts of FLOPs, transcendentals and bytes, which add and scale.
+    """Counts of FLOPs, transcendentals and bytes, with addition and scaling.
 
     Attributes:
         matmul_flops: FLOPs of matrix products and convolutions; a multiply-add counts as two.
@@ -35,7 +35,7 @@ class Work:
 
     @property
     def intensity(self) -> float:
-        """Arithmetic intensity: FLOPs per byte; infinite if no memory is touched."""
+        """Arithmetic intensity: FLOPs per byte; infinite without memory traffic."""
         if self.bytes:
             return self.flops / self.bytes
         return float("inf") if self.flops else 0.0
@@ -60,26 +60,27 @@ class Work:
         )
 
     def at_least(self, other: Work) -> Work:
-        """Elementwise maximum of two amounts of work."""
+        """Elementwise maximum of two work counts."""
         amounts = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
         return Work(*map(max, amounts))
 
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-    r"""The rates of a machine, and the roofline time of work on it.
+    r"""The peak rates of a machine, and the roofline time of work on the machine.
 
     .. math:: t = \max\left(\frac{F_\mathrm{matmul}}{\mathrm{flops}} +
               \frac{F_\mathrm{other}}{\mathrm{vector\_flops}},\
               \frac{B}{\mathrm{bandwidth}}\right)
 
-    It is a lower bound, because arithmetic and memory traffic overlap perfectly, and nothing else
-    takes time. A transcendental counts as one operation of the vector units.
+    The roofline time is a lower bound: it assumes that arithmetic and memory traffic overlap
+    perfectly, and omits all other costs. A transcendental counts as one operation of the vector
+    units.
 
     Args:
         flops: Matrix-product rate in FLOP/s, for the dtype in use.
         bandwidth: Memory bandwidth in byte/s.
-        vector_flops: Rate of all other arithmetic in FLOP/s; by default that of matrix products.
+        vector_flops: Rate of all other arithmetic in FLOP/s; `flops` by default.
         name: Its name in tables.
 
     Raises:
@@ -111,11 +112,11 @@ class Hardware:
 
     @property
     def ridge(self) -> float:
-        """Arithmetic intensity (FLOP/byte) above which arithmetic is the limit."""
+        """Arithmetic intensity (FLOP/byte) above which a program is compute-bound."""
         return self.flops / self.bandwidth
 
     def seconds(self, work: Work) -> float:
-        """Lower bound of the time of the work."""
+        """Roofline time: a lower bound of the run time of the work."""
         return max(self._arithmetic(work), work.bytes / self.bandwidth)
 
     def limit(self, work: Work) -> str:

@@ -1,4 +1,4 @@
-"""Costs of a training step: forward pass, backward pass and update, each separately."""
+"""Costs of a training step, separately for forward pass, backward pass and update."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def grad_cost(
         argnums: Which positional arguments to differentiate, as in `jax.grad`.
         has_aux: Whether `loss` returns `(scalar, aux)`.
         trip_counts: As in `fnopt.costs.cost`.
-        compile: Whether to compile as well, for the compiler's figures.
+        compile: Whether to compile the program too, for the compiler's figures.
 
     Returns:
         A function of the arguments of `loss` that returns a `GradCost`; nothing is executed.
@@ -87,13 +87,12 @@ def step_cost(
         tx: The optimizer: an fnopt transformation or any `(init, update)` pair.
         has_aux: Whether `loss` returns `(scalar, aux)`.
         update_args: Extra arguments for `tx.update`.
-        trip_counts: As in `fnopt.costs.cost`; for loops of the loss and of the optimizer.
-        compile: Whether to compile as well, for the memory of the step with donated params
-            and state.
+        trip_counts: As in `fnopt.costs.cost`, for loops in the loss and in the optimizer.
+        compile: Whether to compile the step too, for its memory use with donated params and state.
 
     Returns:
-        A function `(params, *batch) -> StepCost`, of arrays or `jax.ShapeDtypeStruct`s; nothing
-        is executed.
+        A function `(params, *batch) -> StepCost` of arrays or `jax.ShapeDtypeStruct`s; nothing is
+        executed.
 
     Raises:
         TypeError: The loss is not a scalar; `tx` isn't an optimizer; an argument is not an array.
@@ -145,7 +144,7 @@ def step_cost(
 def _forward_pass(
     loss: Callable[..., Any], argnums: int | Sequence[int], has_aux: bool
 ) -> Callable[..., tuple[Any, Any, Any]]:
-    """`loss` as it runs before a backward pass: gives `(pullback, value, aux)`."""
+    """Forward pass of `loss` for a later backward pass; returns `(pullback, value, aux)`."""
     chosen = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     def forward(*args: Any, **kwargs: Any) -> tuple[Any, Any, Any]:
@@ -168,7 +167,7 @@ def _check_loss(what: str, loss: Any) -> None:
 
 
 def _checked_value(result: Any, has_aux: bool) -> Any:
-    """The loss's result, if it is a scalar (and aux)."""
+    """Check that the loss returns a scalar (and aux), and return its result."""
     value = result[0] if has_aux and isinstance(result, tuple) and len(result) == 2 else result
     shape = getattr(value, "shape", None)
     if shape == ():
@@ -187,7 +186,7 @@ def _measured(
     counts: dict[str, int],
     *others: Cost,
 ) -> GradCost:
-    """The two passes; `others` is what else `counts` may name the loops of."""
+    """Costs of the two passes; `others` are further programs whose loops `counts` may name."""
     pullback, value, _ = jax.eval_shape(forward, *args, **kwargs)
     graph, _ = prune(trace_graph(forward, args, kwargs))
     forward_cost = count(graph, counts)
@@ -204,7 +203,7 @@ def _count(fn: Callable[..., Any], args: tuple[Any, ...], counts: dict[str, int]
 
 
 def _kept_bytes(graph: Graph, residuals: Sequence[Cell | None]) -> int:
-    """Size of what is kept for the backward pass and is not an argument, each memory once."""
+    """Bytes stored for the backward pass, without arguments; shared buffers count once."""
     inputs = set(graph.inputs)
     memory: dict[Cell, int] = {}
     for cell in residuals:

@@ -1,8 +1,8 @@
 """Use fnopt's optimizers in other libraries, and other libraries' optimizers in fnopt.
 
-Most loops need nothing from this package. An fnopt optimizer has the `init` and `update` that flax,
-Equinox and optax call. `fnopt.chain` takes other libraries' (init, update) pairs unchanged. Other
-libraries are imported inside the functions that need them.
+Most training loops don't need this package. An fnopt optimizer has the `init` and `update` that
+flax, Equinox and optax call, and `fnopt.chain` accepts other libraries' (init, update) pairs. The
+functions here import other libraries only when they are called.
 """
 
 from __future__ import annotations

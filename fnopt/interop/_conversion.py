@@ -1,4 +1,4 @@
-"""Conversion for optax and flax: transformations, optimizers of nnx, params on manifolds."""
+"""Conversion for optax and flax: transformations, nnx optimizers, params on manifolds."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from fnopt.manifolds import on
 def to_optax(tx: Any) -> Any:
     """Convert an fnopt optimizer to an `optax.GradientTransformationExtraArgs`.
 
-    optax's wrappers, flax and Equinox take an fnopt optimizer without conversion. But `optax.chain`
-    and others pass extra arguments (`value=loss`) only to instances of this class, and silently
-    drop them for others. Therefore convert optimizers that need extra arguments. The result has no
-    equality and no configuration, and its numbers aren't leaves.
+    optax's wrappers, flax and Equinox accept an fnopt optimizer without conversion. But
+    `optax.chain` and similar wrappers pass extra arguments (`value=loss`) only to instances of this
+    class, and silently drop them for other objects. Therefore convert optimizers that need extra
+    arguments. The result can't be compared or configured, and its hyper-parameters aren't leaves.
 
     Args:
         tx: An fnopt optimizer, or any (init, update) pair.
@@ -45,16 +45,15 @@ def to_optax(tx: Any) -> Any:
 def from_optax(tx: Any) -> Transformation:
     """Convert an optax transformation to an fnopt one.
 
-    `fnopt.chain` and the wrappers do this automatically. Use it to get an optimizer that is a
-    pytree, and can be an argument of a jitted function. Its hyper-parameters are constants, because
-    optax's functions close over them.
+    `fnopt.chain` and fnopt's wrappers convert automatically. Convert explicitly to get an optimizer
+    that is a pytree and can be an argument of a jitted function. The hyper-parameters are
+    constants, because optax's functions close over them.
 
     Args:
         tx: An `optax.GradientTransformation`, or any (init, update) pair.
 
     Returns:
-        A Transformation with the same state. `tx` gets the extra arguments that its signature
-        takes.
+        A `Transformation` with the same state. `tx` gets the extra arguments in its signature.
 
     Raises:
         TypeError: If `tx` isn't an optimizer.
@@ -72,8 +71,9 @@ def from_optax(tx: Any) -> Transformation:
 def nnx_optimizer(model: Any, tx: Any, *, wrt: Any) -> Any:
     """Make an `nnx.Optimizer` whose learning rate may change without recompilation.
 
-    In `nnx.Optimizer` the optimizer is static, so every new number compiles a new program. This
-    optimizer holds `tx` as data, so `optimizer.tx = fnopt.adam(rate)` in a loop doesn't recompile.
+    `nnx.Optimizer` holds its optimizer as static data, so every new hyper-parameter value
+    recompiles a step. The optimizer here holds `tx` as a pytree, so `optimizer.tx =
+    fnopt.adam(rate)` in a loop doesn't recompile.
 
     Args:
         model: The `nnx.Module`.
@@ -104,7 +104,7 @@ def _class() -> Any:
     from flax import nnx
 
     class Optimizer(nnx.Optimizer):
-        """An `nnx.Optimizer` whose `tx` is data."""
+        """An `nnx.Optimizer` that holds `tx` as a pytree."""
 
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, nnx.data(_as_arrays(value)) if name == "tx" else value)
@@ -113,7 +113,7 @@ def _class() -> Any:
 
 
 def _as_arrays(tx: Any) -> Any:
-    """The optimizer with arrays for its numbers: other numbers are static in nnx."""
+    """Convert the optimizer's numbers to arrays, because nnx treats other numbers as static."""
     # nnx hashes what isn't an array: another learning rate would be another program.
     return jax.tree.map(
         lambda x: jnp.asarray(x, default_float()) if isinstance(x, float) else x, tx
@@ -123,8 +123,8 @@ def _as_arrays(tx: Any) -> Any:
 def register_flax_points() -> None:
     """Let `flax.serialization` save params made by :func:`fnopt.manifolds.on`.
 
-    flax serializes only registered classes. The bytes hold the array; the manifold
-    comes from the target tree of the restore. Pickle and orbax need no registration.
+    flax serializes only registered classes. The bytes contain only the array; the target tree of
+    the restore provides the manifold. Pickle and orbax need no registration.
 
     Example:
         >>> import flax.serialization, fnopt, jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Names of other libraries that `fnopt` doesn't have, with replacements."""
+"""Names of other libraries, with fnopt's replacements."""
 
 from __future__ import annotations
 

@@ -14,10 +14,10 @@ def privacy_epsilon(
 ) -> float:
     r"""Compute the privacy loss of DP-SGD: the :math:`\epsilon` of :math:`(\epsilon, \delta)`.
 
-    It holds for Poisson-sampled batches (:func:`fnopt.poisson_batch`), clipped sums
-    (:func:`fnopt.clipped_grad`) and Gaussian noise (:func:`fnopt.add_noise`), with respect
-    to adding or removing one example. dp-accounting does the accounting, by privacy loss
-    distributions.
+    The result holds for Poisson-sampled batches (:func:`fnopt.poisson_batch`), clipped sums
+    (:func:`fnopt.clipped_grad`) and Gaussian noise (:func:`fnopt.add_noise`). Neighbouring data
+    sets differ by adding or removing one example. The library dp-accounting computes the result
+    from privacy loss distributions.
 
     Args:
         noise_multiplier: The standard deviation of the noise, in units of the sensitivity.
@@ -26,7 +26,7 @@ def privacy_epsilon(
         delta: :math:`\delta`, well below one over the number of examples.
 
     Returns:
-        The epsilon; infinite without noise.
+        :math:`\epsilon`; infinite without noise.
 
     Raises:
         ValueError: If an argument is out of range.
@@ -58,7 +58,7 @@ def privacy_epsilon(
 def calibrated_noise(epsilon: float, sampling_rate: float, steps: int, delta: float) -> float:
     r"""Compute the smallest noise multiplier of DP-SGD for a budget :math:`(\epsilon, \delta)`.
 
-    It is the inverse of :func:`privacy_epsilon`, to 0.1 per cent, on the private side.
+    This function inverts :func:`privacy_epsilon` to 0.1 per cent, and never exceeds the budget.
 
     Args:
         epsilon: :math:`\epsilon`, the privacy budget.

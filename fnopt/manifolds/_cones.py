@@ -1,4 +1,4 @@
-"""Positive definite matrices and probabilities: open sets with flat coordinates."""
+"""Positive definite matrices and probabilities: open sets with global flat coordinates."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from fnopt.manifolds._manifold import Manifold
 class PositiveDefiniteMatrices(Manifold):
     r"""Symmetric positive definite matrices, `[..., n, n]`, in the log-Cholesky metric.
 
-    With :math:`X = L L^\top` a tangent holds the changes of :math:`\log L_{ii}`, then of the
-    entries of `L` below the diagonal, `[..., n (n + 1) / 2]`. In these coordinates the set is flat:
-    steps don't leave it, `local` is a difference, the mean of matrices is the mean of the
-    coordinates, and `transport` is the identity.
+    With :math:`X = L L^\top`, a tangent has the changes of :math:`\log L_{ii}`, followed by the
+    changes of the entries of `L` below the diagonal, `[..., n (n + 1) / 2]`. In these coordinates
+    the manifold is flat: steps stay on it, `local` is a difference, the mean of matrices is the
+    mean of their coordinates, and `transport` is the identity.
 
     Example:
         >>> import jax.numpy as jnp
@@ -28,7 +28,7 @@ class PositiveDefiniteMatrices(Manifold):
 
     Reference:
         Lin (2019), Riemannian geometry of symmetric positive definite matrices via Cholesky
-        decomposition, arXiv:1908.09326. For the affine-invariant metric, which costs matrix
+        decomposition, arXiv:1908.09326. For the affine-invariant metric, which needs matrix
         logarithms: Pennec, Fillard and Ayache (2006).
     """
 
@@ -59,7 +59,7 @@ class PositiveDefiniteMatrices(Manifold):
         return jnp.concatenate([jnp.log(grown), (M - L)[..., below[0], below[1]]], axis=-1)
 
     def nearest(self, y: jax.Array) -> jax.Array:
-        """Symmetric part, with eigenvalues of at least the rounding unit of the largest."""
+        """Symmetric part, with eigenvalues of at least `n eps` times the largest."""
         values, Q = jnp.linalg.eigh((y + jnp.swapaxes(y, -1, -2)) / 2)
         floor = jnp.max(jnp.abs(values), axis=-1, keepdims=True)
         floor = jnp.asarray(y.shape[-1] * jnp.finfo(y.dtype).eps, y.dtype) * floor
@@ -67,7 +67,7 @@ class PositiveDefiniteMatrices(Manifold):
         return matmul(Q * values[..., None, :], jnp.swapaxes(Q, -1, -2))
 
     def distance(self, x: jax.Array) -> jax.Array:
-        """Distance of any manifold; infinite if a matrix has no Cholesky factor."""
+        """As in `Manifold`; infinite if a matrix has no Cholesky factor."""
         diagonal = jnp.diagonal(jnp.linalg.cholesky(x), axis1=-2, axis2=-1)
         return jnp.where(jnp.all(diagonal > 0), super().distance(x), jnp.inf)
 
@@ -80,8 +80,9 @@ class Probabilities(Manifold):
 
     .. math:: \mathrm{retract}(x, v)_i = x_i e^{v_i} \Big/ \sum_j x_j e^{v_j}
 
-    The metric is Aitchison's, of log-ratios, in which the simplex is flat. A step never reaches 0.
-    A solution with zeros is approached, and these numbers are reported as undetermined.
+    The metric is Aitchison's metric of log-ratios, in which the simplex is flat. A step never
+    reaches 0. If the solution has zeros, the iterates approach it, and solvers report the vanishing
+    entries as undetermined.
 
     Example:
         >>> import jax.numpy as jnp
@@ -99,7 +100,7 @@ class Probabilities(Manifold):
         return shape[-1] - 1
 
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
-        """Probabilities with these changes of their logarithms, bounded to stay finite."""
+        """Change the logarithms of the probabilities, bounded to stay finite, and normalise."""
         p = jax.nn.softmax(jnp.log(x) + v, axis=-1)
         return jnp.maximum(p, jnp.finfo(p.dtype).tiny)
 
@@ -109,16 +110,16 @@ class Probabilities(Manifold):
         return change - jnp.mean(change, axis=-1, keepdims=True)
 
     def nearest(self, y: jax.Array) -> jax.Array:
-        """Entries of at least the rounding unit, divided by their sum."""
+        """Entries bounded below by the machine epsilon, divided by their sum."""
         y = jnp.maximum(y, jnp.asarray(jnp.finfo(y.dtype).eps, y.dtype))
         return y / jnp.sum(y, axis=-1, keepdims=True)
 
     def distance(self, x: jax.Array) -> jax.Array:
-        """Distance of any manifold; infinite if an entry isn't positive."""
+        """As in `Manifold`; infinite if an entry isn't positive."""
         return jnp.where(jnp.any(x <= 0), jnp.inf, super().distance(x))
 
     def from_coordinates(self, x: jax.Array, c: jax.Array) -> jax.Array:
-        """Log-ratios with orthonormal coordinates."""
+        """Log-ratios with these orthonormal coordinates."""
         n = x.shape[-1]
         even = jnp.full((*x.shape[:-1], n, 1), n**-0.5, x.dtype)
         return complement(even, c[..., None])[..., 0]

@@ -1,4 +1,4 @@
-"""Unit vectors and orthonormal frames, whose tangents have the shape of the points."""
+"""Spheres and Stiefel manifolds, whose tangents have the shape of the points."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ class Sphere(Manifold):
 
     .. math:: \mathrm{retract}(x, v) = \cos(\|v\| / r)\, x + \sin(\|v\| / r)\, r v / \|v\|
 
-    This is the exponential map, after `v` has been projected onto the tangent space
-    :math:`v^\top x = 0`. `local` is its inverse, of the length of the arc. The inverse is undefined
-    at the opposite point, where `local` returns a finite value. `transport` projects.
+    This is the exponential map, applied to the projection of `v` onto the tangent space
+    :math:`v^\top x = 0`. `local` is the logarithm map, whose norm is the arc length. At the
+    antipodal point the logarithm is undefined, and `local` returns a finite value. `transport`
+    projects onto the tangent space.
 
     Args:
-        radius: The length of the vectors; None lets each vector keep its initial length, as
-            for the rows of a weight matrix (`Oblique`).
+        radius: The length of the vectors; with None, each vector keeps its initial length, as for
+            the rows of a weight matrix (`Oblique`).
 
     Example:
         >>> import jax.numpy as jnp
@@ -55,14 +56,14 @@ class Sphere(Manifold):
         return shape[-1] - 1
 
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
-        """End of the arc that begins along `v`."""
+        """End point of the great-circle arc in the direction `v`."""
         x, square = self._normalize(x)
         v = _tangent(x, v, square)
         t = jnp.sum(v * v, axis=-1, keepdims=True) / square
         return cosine(t) * x + sine_ratio(t) * v
 
     def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """Tangent along the arc from `x` to `y`, with the length of the arc."""
+        """Tangent of the great-circle arc from `x` to `y`, with the arc length as norm."""
         x, square = self._normalize(x)
         y, _ = self._normalize(y)
         normal = _tangent(x, y, square)
@@ -70,7 +71,7 @@ class Sphere(Manifold):
         return angle_ratio(jnp.sum(normal * normal, axis=-1, keepdims=True) / square, c) * normal
 
     def nearest(self, y: jax.Array) -> jax.Array:
-        """Vector in the same direction; for the zero vector, along the first axis."""
+        """Vector in the same direction; for the zero vector, the first axis."""
         first = jnp.eye(1, y.shape[-1], dtype=y.dtype)[0]
         is_zero = jnp.sum(y * y, axis=-1, keepdims=True) == 0
         return self._normalize(jnp.where(is_zero, first, y))[0]
@@ -90,7 +91,7 @@ class Sphere(Manifold):
         return _tangent(x, v, square)
 
     def _normalize(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Vectors of the length, and its square."""
+        """Vectors scaled to the radius, and the squared radius."""
         square = jnp.sum(x * x, axis=-1, keepdims=True)
         safe = jnp.where(square > 0, square, jnp.ones_like(square))
         if self.radius is None:
@@ -115,8 +116,9 @@ class OrthonormalFrames(Manifold):
     .. math:: Y_1 = (I - A / 2 + S)^{-1} (I + A / 2 - S), \qquad
         \mathrm{retract}(X, V) = X Y_1 + N (I + Y_1) / 2
 
-    It takes one solve of size `p`, exists for every `V`, and is a geodesic to second order.
-    `local` is its inverse. `transport` projects.
+    The Cayley transform takes one linear solve of size `p`, exists for every `V`, and agrees with
+    the geodesic to second order. `local` is the inverse. `transport` projects onto the tangent
+    space.
 
     Example:
         >>> import jax.numpy as jnp
@@ -153,7 +155,7 @@ class OrthonormalFrames(Manifold):
         return matmul(x, inner) + matmul(normal, eye + inner) / 2
 
     def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """Tangent whose Cayley transform leads to `y`."""
+        """Tangent whose retraction at `x` is `y`."""
         inner = matmul(_transpose(x), y)
         normal = y - matmul(x, inner)
         eye = jnp.eye(x.shape[-1], dtype=x.dtype)
@@ -206,7 +208,7 @@ def complement(x: jax.Array, b: jax.Array) -> jax.Array:
 
     The basis is that of a block reflection :math:`I - W (I + H)^{-1} W^\top`, which maps `x` to the
     first unit vectors. :math:`U H` is the polar decomposition of the first rows of `x`, and `W` is
-    `x` with `U` added to these rows. The basis counts as constant.
+    `x` with `U` added to these rows. Derivatives treat the basis as constant.
 
     Args:
         x: Orthonormal columns, `[..., n, p]`.

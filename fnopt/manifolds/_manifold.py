@@ -15,14 +15,15 @@ class Manifold(Value):
     r"""A set of points; the last axes of an array hold a point, leading axes are batch axes.
 
     A point `x` moves by `retract(x, v)`, where `v` is a tangent, an array of `tangent_shape`.
-    Tangents form a vector space, so optimizers and solvers use them as arrays. A subclass defines
+    Tangents form a vector space, so optimizers and solvers treat them as ordinary arrays. A
+    subclass defines
 
     - `retract(x, v)`, with :math:`R_x(0) = x`, smooth, which stays on the set for every `v`;
     - `local(x, y)`, the tangent that leads from `x` to `y`: :math:`R_x(\mathrm{local}(x, y)) = y`;
     - `nearest(y)`, a point on the set close to any array of the shape;
     - `tangent_shape(shape)` and `accepts(shape)`, and `axes`, the number of axes of a point.
 
-    These are enough if the entries of a tangent are orthonormal coordinates. A manifold whose
+    These methods suffice if the entries of a tangent are orthonormal coordinates. A manifold whose
     tangents have the shape of the points (such as vectors orthogonal to the point of a sphere)
     also defines `dimension(shape)`, `from_coordinates(x, c)` and `transport(x, v)`.
 
@@ -60,15 +61,15 @@ class Manifold(Value):
         raise NotImplementedError(f"{type(self).__name__} must define nearest(self, y)")
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
-        """Whether arrays of a shape hold points."""
+        """Whether arrays of this shape contain points."""
         return len(shape) >= self.axes
 
     def tangent_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of tangents at an array of points of a shape."""
+        """Shape of the tangents of an array of points with this shape."""
         return tuple(shape)
 
     def dimension(self, shape: tuple[int, ...]) -> int:
-        """Dimension of the set, for one point."""
+        """Dimension of the manifold, for one point."""
         return math.prod(self.tangent_shape(shape)[len(shape) - self.axes :])
 
     def from_coordinates(self, x: jax.Array, c: jax.Array) -> jax.Array:
@@ -76,7 +77,7 @@ class Manifold(Value):
         return c.reshape(self.tangent_shape(x.shape))
 
     def transport(self, x: jax.Array, v: jax.Array) -> jax.Array:
-        """Tangent at `x` closest to `v`, a tangent of a point nearby."""
+        """Transport `v`, a tangent at a nearby point, to the closest tangent at `x`."""
         del x
         return v
 
@@ -85,7 +86,8 @@ class Manifold(Value):
 
         .. math:: \mathrm{grad} f = DR_x(0)^\top g
 
-        Coordinates are orthonormal in the metric, so this is the direction of steepest ascent.
+        The coordinates are orthonormal in the metric, so the gradient is the direction of steepest
+        ascent.
         """
         zero = jnp.zeros(self.tangent_shape(x.shape), x.dtype)
         return jax.vjp(lambda v: self.retract(x, v), zero)[1](g.astype(x.dtype))[0]

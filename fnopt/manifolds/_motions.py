@@ -1,4 +1,4 @@
-"""Poses: rigid motions of the plane and of space."""
+"""Poses: rigid motions of the plane (SE(2)) and of space (SE(3))."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class RigidMotions(Manifold):
 
     .. math:: \mathrm{retract}(T, (u, \omega)) = (R \exp(\hat\omega),\ p + R u)
 
-    Tangents are `(u, omega)`, a shift and a rotation vector in the frame of the pose: `[..., 6]` in
-    space, `[..., 3]` in the plane. To first order the retraction equals the exponential map of the
-    group, so both have the same covariances of tangents. `local` is its inverse; it measures a
-    relative pose as g2o and GTSAM's `Pose2` do.
+    Tangents are `(u, omega)`, a translation and a rotation vector in the frame of the pose: `[...,
+    6]` in space, `[..., 3]` in the plane. To first order the retraction equals the exponential map
+    of the group, so both have the same covariances of tangents. `local` is the inverse of the
+    retraction; it measures a relative pose as g2o and GTSAM's `Pose2` do.
 
     Args:
         size: The dimension of the space, 2 or 3.
@@ -59,7 +59,7 @@ class RigidMotions(Manifold):
         return self.of(self.rotations.retract(R, turn), p + _rotate_vector(R, u))
 
     def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """Shift and rotation vector from `x` to `y`, in the frame of `x`."""
+        """Translation and rotation vector from `x` to `y`, in the frame of `x`."""
         (R, p), (S, q) = self.parts(x), self.parts(y)
         shift = _rotate_vector(jnp.swapaxes(R, -1, -2), q - p)
         return jnp.concatenate([shift, self.rotations.local(R, S)], axis=-1)
@@ -84,7 +84,7 @@ class RigidMotions(Manifold):
         return jnp.concatenate([jnp.concatenate([R, p[..., None]], axis=-1), last], axis=-2)
 
     def inverse(self, x: jax.Array) -> jax.Array:
-        """Inverse pose, without a solve."""
+        """Inverse pose, without a linear solve."""
         R, p = self.parts(x)
         back = jnp.swapaxes(R, -1, -2)
         return self.of(back, -_rotate_vector(back, p))

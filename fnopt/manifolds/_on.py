@@ -16,22 +16,21 @@ from fnopt.manifolds._manifold import Manifold
 class on(Value):
     """Mark an array as a parameter on a manifold.
 
-    The result is a pytree node with the array as its only leaf. `jax.tree` functions, `jit`,
-    `vmap`, `grad`, `scan` and checkpoints treat it as an array. Functions of the params read
-    `.value`.
+    The result is a pytree node whose only leaf is the array, so `jax.tree` functions, `jit`,
+    `vmap`, `grad`, `scan` and checkpoints work. Functions of the params read the array as `.value`.
 
-    :func:`fnopt.least_squares`, :func:`fnopt.minimize` and :func:`fnopt.root` move it along the
-    manifold. In a training loop use :class:`fnopt.manifolds.riemannian`.
+    :func:`fnopt.least_squares`, :func:`fnopt.minimize` and :func:`fnopt.root` move the parameter
+    along the manifold. In a training loop use :class:`fnopt.manifolds.riemannian`.
 
     Args:
         manifold: The manifold, such as `fnopt.manifolds.SO3`.
         value: An array of points: the last axes hold one point, the leading axes are batch axes.
-            If its entries are known (not traced), they must be on the manifold, up to half of the
-            digits of the dtype.
+            Concrete (not traced) points must lie on the manifold, up to half of the digits of the
+            dtype.
 
     Raises:
         TypeError: If `manifold` isn't a manifold, or the array isn't real and floating.
-        ValueError: If the array doesn't have the shape of points, or is off the manifold.
+        ValueError: If the array doesn't have the shape of points, or doesn't lie on the manifold.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -78,7 +77,7 @@ on(SO3, SO3.nearest(value)).
 
 
 def check_point(manifold: Manifold, value: Any, name: str, caller: str) -> None:
-    """Refuse an array that isn't on its manifold; traced arrays pass."""
+    """Raise a ValueError for an array that isn't on its manifold; traced arrays pass."""
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise TypeError(
             f"{where()}{caller}: {name} is {value.dtype}, expected a real float array. Convert it: "
@@ -112,7 +111,8 @@ def map_points(fn: Any, params: Any, *rest: Any) -> Any:
     Args:
         fn: The function.
         params: A tree.
-        rest: Trees with its structure. Leaves without a manifold come from the last tree.
+        rest: Trees with the structure of `params`. Leaves without a manifold come from the last
+            tree.
     """
 
     def map_node(node: Any, *others: Any) -> Any:
@@ -125,7 +125,7 @@ def map_points(fn: Any, params: Any, *rest: Any) -> Any:
 
 
 def in_tangents(params: Any) -> Any:
-    """Replace points on manifolds by zeros in the shape of tangent coordinates."""
+    """Replace points on manifolds by zero coordinates of their tangent spaces."""
 
     def zeros(manifold: Manifold, x: Any) -> jax.Array:
         x = jnp.asarray(x)
@@ -136,7 +136,7 @@ def in_tangents(params: Any) -> Any:
 
 
 def along_tangents(params: Any, tangents: Any) -> Any:
-    """Move params along tangent coordinates, which replace points on manifolds in the tangent."""
+    """Move params along tangent coordinates, which take the place of points in the second tree."""
 
     def moved(manifold: Manifold, x: Any, c: Any) -> jax.Array:
         x = jnp.asarray(x)

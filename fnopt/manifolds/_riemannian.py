@@ -1,4 +1,4 @@
-"""Any optimizer on parameters on manifolds."""
+"""Riemannian version of any optimizer, for parameters on manifolds."""
 
 from __future__ import annotations
 
@@ -23,23 +23,22 @@ class RiemannianState(NamedTuple):
 class riemannian(Wrapper):
     r"""Run an optimizer in the tangent spaces of parameters on manifolds.
 
-    Make it the outermost transform. A transform after it, as in
-    `chain(riemannian(sgd), scale(0.5))`, moves the params off their manifold, and fnopt can't
-    detect this.
+    `riemannian` must be the outermost transform. A later transform, as in `chain(riemannian(sgd),
+    scale(0.5))`, moves the params off their manifold, and fnopt can't detect this.
 
     .. math:: v = \mathrm{inner}(DR_x(0)^\top g), \qquad u = R_x(v) - x
 
     Leaves made by :func:`fnopt.manifolds.on` move along their manifold; the inner optimizer trains
-    all other leaves as usual. For points it gets Riemannian gradients, and zero tangents as
-    params, so weight decay doesn't change points. `fnopt.apply_updates` adds the updates; the sum
-    is the point of the retraction, up to rounding. Each step returns to the manifold, so rounding
-    errors don't accumulate.
+    all other leaves as usual. For points, the inner optimizer gets Riemannian gradients, and zero
+    tangents as params, so weight decay doesn't change points. `fnopt.apply_updates` adds the
+    updates; the sum equals the retracted point, up to rounding. Each step returns to the manifold,
+    so rounding errors don't accumulate.
 
-    Slots that average gradients (momentum, `mu`) are transported to the point first, which makes
-    SGD with momentum exact. Averages of squares are kept unchanged, entry by entry. Methods such
-    as Adam therefore approximate those of Bécigneul and Ganea, which have one average of
-    squares for a whole point. In the state of another library nothing is transported; its momentum
-    is projected when it is used.
+    Slots that average gradients (momentum, `mu`) are first transported to the current point, so SGD
+    with momentum is exactly Riemannian. Elementwise averages of squares are not transported.
+    Methods such as Adam therefore approximate those of Bécigneul and Ganea, which have one average
+    of squares per point. The state of another library's optimizer isn't transported; its momentum
+    is projected in use.
 
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.
@@ -74,7 +73,7 @@ class riemannian(Wrapper):
     def update(
         self, updates: Any, state: RiemannianState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, RiemannianState]:
-        """Return the differences to the points that the inner updates lead to."""
+        """Return the differences between the retracted points and the params."""
 
         def inward(gradients: Any) -> Any:
             return map_points(_gradient, params, gradients)
@@ -93,7 +92,7 @@ class riemannian(Wrapper):
 
 
 def _origin(params: Any) -> Any:
-    """The params with the tangent 0 in place of every point."""
+    """Params with a zero tangent in place of every point."""
 
     def zero(manifold: Manifold, x: Any) -> jax.Array:
         return jnp.zeros(manifold.tangent_shape(jnp.shape(x)), x.dtype)
@@ -131,7 +130,7 @@ def _transport(manifold: Manifold, x: Any, v: Any) -> jax.Array:
 
 
 def _transport_state(state: Any, params: Any, origin: Any) -> Any:
-    """The state with its averages of gradients as tangents at the params."""
+    """Transport the averages of gradients in a state to the params."""
     if hasattr(state, "_fields"):
         real, own = declared_slots(type(state)), custom_slots(type(state))
         moving = {name for name, is_real in real.items() if not is_real} - own
@@ -150,7 +149,7 @@ def _transport_state(state: Any, params: Any, origin: Any) -> Any:
 
 
 def _transport_slot(slot: Any, params: Any, origin: Any) -> Any:
-    """A slot of tangents at other points; one that is stored in another form stays as it is."""
+    """Transport a slot of tangents; a slot in another storage form isn't changed."""
     if jax.tree.structure(slot) != jax.tree.structure(origin):
         return slot
     if [*map(jnp.shape, jax.tree.leaves(slot))] != [*map(jnp.shape, jax.tree.leaves(origin))]:

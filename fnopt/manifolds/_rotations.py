@@ -1,4 +1,4 @@
-"""Rotations of the plane and of space."""
+"""Rotations of the plane (SO(2)) and of space (SO(3))."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ class Rotations(Manifold):
         \mathrm{local}(R, S) = \log(R^\top S)^\vee
 
     Tangents are rotation vectors in the frame of `R`, axis times angle, `[..., 3]`; in the plane
-    they are angles, `[..., 1]`. `transport` keeps these numbers, which is an isometry.
+    they are angles, `[..., 1]`. `transport` leaves these coordinates unchanged, which is an
+    isometry.
 
     The points are matrices and not quaternions: `R @ x` rotates, `R @ S` composes, and each
-    rotation has one matrix, but two quaternions. `local` uses the quaternion, so it is accurate and
-    differentiable at the angles 0 and :math:`\pi`. At exactly :math:`\pi` it returns one of the two
-    rotation vectors.
+    rotation has one matrix, but two quaternions. `local` uses a quaternion internally, so it is
+    accurate and differentiable at the angles 0 and :math:`\pi`. At exactly :math:`\pi`, `local`
+    returns one of the two rotation vectors.
 
     Args:
         size: 2 or 3.
@@ -46,7 +47,7 @@ class Rotations(Manifold):
     axes = 2
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
-        """Whether the last two axes have the size."""
+        """Whether the last two axes have length `size`."""
         return shape[-2:] == (self.size, self.size)
 
     def tangent_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:

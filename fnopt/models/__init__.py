@@ -1,4 +1,4 @@
-"""Ready-made models of curves: functions of x with named params, closed under + and *."""
+"""Ready-made models for curve fits: functions of x with named params, closed under + and *."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from fnopt.models._model import Bounds, Model
 class Datasets(Model):
     """A model of several data sets, with shared and separate params.
 
-    Fit it to a tuple of positions and the concatenated data. A separate param `a` is named
+    Fit the model to a tuple of x arrays and the concatenated data. A separate param `a` is named
     `a_0`, `a_1` and so on; a shared param keeps its name.
 
     Args:
@@ -24,8 +24,7 @@ class Datasets(Model):
         shared: The names of the shared params, or one name.
 
     Raises:
-        ValueError: If the model has no param of a shared name, or positions aren't those of
-            `count` sets.
+        ValueError: If the model has no param of a shared name, or if there aren't `count` x arrays.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -63,7 +62,7 @@ class Datasets(Model):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the params of all data sets; shared names occur once."""
+        """Names of the params of all data sets; shared params occur once."""
         return tuple(dict.fromkeys(n for i in range(self.count) for n in self._names_of(i)))
 
     @property
@@ -83,7 +82,7 @@ class Datasets(Model):
         )
 
     def guess(self, x: Any, y: Any) -> dict[str, jax.Array]:
-        """Guesses of the data sets; for a shared param their mean."""
+        """Initial guesses for all data sets; for a shared param, the mean over the data sets."""
         self._check(x)
         ends = np.cumsum([np.size(xi) for xi in x])[:-1].tolist()
         guesses = [self.model.guess(*pair) for pair in zip(x, jnp.split(y, ends), strict=True)]

@@ -25,7 +25,7 @@ _ELSEWHERE = {
 
 
 class Model(Value):
-    """A function of x with named params, their bounds and a guess of their start.
+    """A function of x with named params, bounds, and an initial guess from data.
 
     Call a model as `model(x, **params)`, `model(x, params)` or `model(x, *values)`. Add and
     multiply models: `Gaussian("a_") + Linear("b_")`, `sum(models)`. :func:`fnopt.curve_fit`
@@ -66,7 +66,7 @@ class Model(Value):
 
     @property
     def is_peak(self) -> bool:
-        """Whether the model vanishes far away; a sum guesses its peaks last."""
+        """Whether the model vanishes far from its center; a sum guesses its peaks last."""
         return False
 
     def parts(self) -> tuple[Model, ...]:
@@ -74,7 +74,7 @@ class Model(Value):
         return (self,)
 
     def components(self, x: Any, params: dict[str, Any]) -> dict[str, jax.Array]:
-        """Values of every term of a sum, by its prefix, or its class if it has none."""
+        """Values of every term of a sum, by the term's prefix, or its class name if it has none."""
         return {
             getattr(part, "prefix", "") or type(part).__name__: part(x, params)
             for part in self.parts()
@@ -107,7 +107,7 @@ class Model(Value):
 
 
 class Component(Model):
-    """A model of one function, whose arguments after x are its params.
+    """Model of one function, whose arguments after x are the params.
 
     Args:
         prefix: Prefix of the names of the params.
@@ -134,7 +134,7 @@ class Component(Model):
         return self.curve(jnp.asarray(x), *values)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """Guess, in the order of `names`."""
+        """Initial guess, in the order of `names`."""
         del x, y
         raise NotImplementedError
 
@@ -154,7 +154,7 @@ class Component(Model):
 
 
 class Function(Component):
-    """A model of a user's function."""
+    """Model of a user's function."""
 
     fn: Callable[..., Any] = static(default=None)
 
@@ -172,7 +172,7 @@ def model(fn: Callable[..., Any], prefix: str = "") -> Model:
         prefix: Prefix of the names of the params.
 
     Returns:
-        The model. It makes no guess: give `p0` for its params.
+        The model, without an initial guess: pass `p0` for its params.
 
     Example:
         >>> import jax.numpy as jnp
@@ -217,7 +217,7 @@ class Combined(Model):
         return (self,) if self.is_product else self.left.parts() + self.right.parts()
 
     def guess(self, x: Any, y: Any) -> dict[str, jax.Array]:
-        """Guess of every term from the data minus previous terms, peaks last."""
+        """Initial guess of every term from the data minus previous terms, with peaks last."""
         if self.is_product:
             return super().guess(x, y)
         found, rest = {}, jnp.asarray(y, default_float())

@@ -17,7 +17,7 @@ _TERMS = 32  # 12 digits by Weideman (1994), table 1
 
 @functools.cache
 def _coefficients(terms: int) -> tuple[float, np.ndarray]:
-    """Scale L of the conformal map, and the coefficients, highest power first."""
+    """Scale `L` of the conformal map, and the coefficients, highest power first."""
     scale = np.sqrt(terms / np.sqrt(2))  # eq. 38
     points = 4 * terms
     angle = np.pi * np.arange(-points // 2 + 1, points // 2) / (points // 2)
@@ -37,7 +37,7 @@ def faddeeva(x: jax.Array, y: jax.Array) -> jax.Array:
 
     Args:
         x: The real part of `z`.
-        y: The imaginary part, at least 0.
+        y: The imaginary part of `z`, at least 0.
 
     Returns:
         An array of the broadcast shape.
@@ -61,7 +61,7 @@ def faddeeva(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _width(sigma: Any) -> jax.Array:
-    """A nonzero width; the bound of a width allows 0."""
+    """Replace a zero width, which the bounds allow, by a nonzero width."""
     sigma = jnp.asarray(sigma)
     return jnp.maximum(sigma, jnp.finfo(sigma.dtype).tiny ** 0.5)
 
@@ -86,7 +86,8 @@ def _voigt(x: jax.Array, amplitude: Any, center: Any, sigma: Any, gamma: Any) ->
 def highest(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Height, position and full width at half maximum of the highest peak, or deepest dip.
 
-    The width is twice that of the narrower side, because another peak may overlap the wider side.
+    The full width is twice the half width on the narrower side, because another peak may overlap
+    the wider side.
     """
     up = jnp.max(y) - jnp.median(y) >= jnp.median(y) - jnp.min(y)
     base = jnp.where(up, jnp.min(y), jnp.max(y))
@@ -106,7 +107,7 @@ class _Peak(Component):
 
     @property
     def is_peak(self) -> bool:
-        """True: a peak vanishes far away."""
+        """True, because a peak vanishes far from its center."""
         return True
 
 

@@ -22,9 +22,9 @@ def _line(x: jax.Array, y: jax.Array, degree: int = 1, weights: Any = None) -> j
 
 
 def _log_line(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Factor and rate of an exponential, by a straight line through the logarithm.
+    """Factor and rate of an exponential, from a least-squares line through the logarithm.
 
-    Squares have the weight :math:`|y|`, as for the logarithm of a count.
+    Squared residuals have the weight :math:`|y|`, as for the logarithm of counts.
     """
     size = jnp.abs(y)
     height, rate = _line(x, jnp.log(size + _LEAST), weights=jnp.sqrt(size))
@@ -32,7 +32,7 @@ def _log_line(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _nearest(x: jax.Array, y: jax.Array, value: jax.Array) -> jax.Array:
-    """Position at which the data are nearest to a value."""
+    """The x at which the data are nearest to a value."""
     return x[jnp.argmin(jnp.abs(y - value))]
 
 
@@ -153,7 +153,7 @@ class PowerLaw(Component):
 
     @staticmethod
     def curve(x: jax.Array, amplitude: Any, exponent: Any) -> jax.Array:
-        """Values of the power; its derivative by the exponent contains the logarithm of `x`."""
+        """Values of the power law; the derivative by the exponent contains the logarithm of `x`."""
         power = jnp.where(x > 0, x, 1.0) ** exponent
         return jnp.where(x > 0, amplitude * power, 0.0)
 
@@ -166,7 +166,7 @@ class _Rise(Component):
     positive = ("sigma",)
 
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
-        """Guess of a step over the range of the values, a seventh of the range wide (lmfit)."""
+        """Guess of a step over the range of the data, a seventh of the x range wide (lmfit)."""
         low, high = jnp.min(y), jnp.max(y)
         return high - low, _nearest(x, y, (low + high) / 2), (jnp.max(x) - jnp.min(x)) / 7
 
@@ -287,7 +287,7 @@ class Hill(Component):
 
     @staticmethod
     def curve(x: jax.Array, vmax: Any, k: Any, n: Any) -> jax.Array:
-        """Values, by a logistic function of the logarithm, in which no power overflows."""
+        """Values, by a logistic function of the logarithm, which avoids overflow of powers."""
         ratio = n * (jnp.log(jnp.where(x > 0, x, 1.0)) - jnp.log(k))
         return jnp.where(x > 0, vmax * jax.nn.sigmoid(ratio), 0.0)
 

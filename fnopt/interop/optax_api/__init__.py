@@ -3,9 +3,9 @@
     from fnopt.interop import optax_api as optax
 
 Rates, decays and masks may be plain functions, and labels may be a function of the params.
-`MultiSteps`, `inject_hyperparams`, `multi_transform` and `freeze(mask)` have optax's arguments.
-Results are fnopt optimizers, and optax itself is not needed. A name without a counterpart raises an
-AttributeError that says what to use.
+`MultiSteps`, `inject_hyperparams`, `multi_transform` and `freeze(mask)` have optax's signatures.
+The functions return fnopt optimizers, and optax needn't be installed. A name without a counterpart
+raises an AttributeError that names an alternative.
 """
 
 from __future__ import annotations

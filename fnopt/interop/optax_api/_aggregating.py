@@ -1,4 +1,4 @@
-"""Optimizers of per-example gradients: one transform before the aggregation, one after it."""
+"""Optimizers of per-example gradients, with transforms before and after the aggregation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fnopt.transforms import chain, identity
 
 
 class _aggregating(Transformation):
-    """A transform whose gradients have an axis that the params haven't."""
+    """Transform whose gradients have an example axis that the params don't have."""
 
     other_gradients = True
 
@@ -34,7 +34,7 @@ class _aggregating(Transformation):
 
 
 class _Kind(type):
-    """The metaclass whose calls return transforms of gradients with an axis of examples."""
+    """Metaclass whose calls return transforms of gradients with an example axis."""
 
     def __call__(cls, init: Any, update: Any) -> _aggregating:
         return _aggregating(from_pair(init, update))
@@ -45,7 +45,7 @@ class _Kind(type):
 
 
 class Aggregator(metaclass=_Kind):
-    """An (init, update) pair that aggregates the gradients of the examples."""
+    """An (init, update) pair that aggregates per-example gradients."""
 
 
 class _processed(Transformation):
@@ -102,7 +102,7 @@ def average_per_element_updates(per_elt_axis: int | Sequence[int] = 0) -> Any:
 
 
 class AccumulateAvgUpdatesState(NamedTuple):
-    """Calls since the last mean, whether the last call completed one, and the running mean."""
+    """Calls since the last complete mean, whether the last call completed it, the running mean."""
 
     micro_step: jax.Array
     ready: jax.Array
@@ -110,7 +110,7 @@ class AccumulateAvgUpdatesState(NamedTuple):
 
 
 def accumulate_avg_updates(accumulation_steps: int) -> Any:
-    """Average gradients over some calls, with zero updates between."""
+    """Average gradients over several calls, with zero updates in between."""
     if accumulation_steps < 1:
         raise ValueError(f"accumulation_steps is {accumulation_steps}, expected at least 1.")
     if accumulation_steps == 1:
@@ -132,7 +132,7 @@ def accumulate_avg_updates(accumulation_steps: int) -> Any:
 
 
 def _release(ready: jax.Array, step: jax.Array, mean: Any) -> tuple[Any, Any]:
-    """The mean where it is ready, else zeros; and the other way round in the state."""
+    """Return the mean if it is complete, else zeros; reset the state's mean if it is complete."""
     nothing = tree.zeros_like(mean)
     given, kept = tree.where(ready, (mean, nothing), (nothing, mean))
     step = jnp.where(ready, jnp.zeros_like(step), step)
@@ -142,7 +142,7 @@ def _release(ready: jax.Array, step: jax.Array, mean: Any) -> tuple[Any, Any]:
 def average_incrementally_updates(
     per_elt_axis: int | Sequence[int] | None, accumulation_steps: int
 ) -> Any:
-    """Average over an axis of examples (if any) and over some calls."""
+    """Average over an axis of examples (if any) and over several calls."""
     over_calls = accumulate_avg_updates(accumulation_steps)
     if per_elt_axis is None:
         return over_calls

@@ -1,4 +1,4 @@
-"""optax's conventions for arguments: plain functions as rates, and as masks of the params."""
+"""optax's conventions for arguments: plain functions as rates and as masks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PRINTING = {"verbose", "print_win_rate_every_n_steps"}
 
 
 class _with_labels(Transformation):
-    """A transform with trees that are functions of the params: made when the params are seen."""
+    """Transform whose labels or masks are functions of the params, evaluated in every call."""
 
     floating_alone = True
 
@@ -35,13 +35,13 @@ class _with_labels(Transformation):
     labels: Callable[[Any], Any] = static()
 
     def init(self, params: Any) -> Any:
-        """The state of the transform for these params."""
+        """Make the state of the transform for these params."""
         return self.make(self.labels(params)).init(params)
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """The update of the transform for these params."""
+        """Apply the update of the transform for these params."""
         tx = self.make(self.labels(updates if params is None else params))
         return tx.update(updates, state, params, **extra_args)
 
@@ -60,7 +60,7 @@ def as_schedule(value: Any) -> Any:
 
 
 def with_labels(make: Callable[[Any], Any], labels: Any) -> Any:
-    """A transform with labels (or a mask): a tree, or a function of the params."""
+    """Make a transform with labels (or a mask) that are a tree or a function of the params."""
     return _with_labels(make, labels) if is_function(labels) else lenient(make(labels))
 
 
@@ -82,7 +82,7 @@ def make_lenient(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def own_name(argument: str, signature: inspect.Signature) -> str:
-    """Translate the name of an argument of optax."""
+    """Translate an argument name of optax to fnopt's."""
     return argument if argument in signature.parameters else _RENAMED.get(argument, argument)
 
 
@@ -97,13 +97,13 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 
 @functools.cache
 def bridge(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a recipe or transform of fnopt take optax's arguments.
+    """Wrap an fnopt optimizer or transform so that it accepts optax's arguments.
 
     Args:
         fn: A function or class of fnopt.
 
     Returns:
-        A function of the same signature, which takes plain functions as schedules and masks.
+        A function with the same signature that accepts plain functions as schedules and masks.
     """
     signature, defaults = inspect.signature(fn), _DEFAULTS.get(fn.__name__, {})
 
@@ -132,7 +132,7 @@ def bridge(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _call(fn: Callable[..., Any], signature: inspect.Signature, given: dict[str, Any]) -> Any:
-    """Call with arguments by name, but those by position that can't be named."""
+    """Call a function with keyword arguments where possible, else with positional ones."""
     bound = inspect.BoundArguments(signature, {})  # pyright: ignore[reportArgumentType]
     bound.arguments.update({n: given[n] for n in signature.parameters if n in given})
     return lenient(fn(*bound.args, **bound.kwargs))

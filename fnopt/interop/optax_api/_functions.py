@@ -19,7 +19,7 @@ def global_norm(updates: Any) -> jax.Array:
 
 
 def safe_increment(count: Any) -> jax.Array:
-    """Add one to a count of any real dtype; the largest number of the dtype stays."""
+    """Add one to a count of any real dtype, saturating at the largest number."""
     count = jnp.asarray(count)
     if not jnp.issubdtype(count.dtype, jnp.floating):
         return core.safe_increment(count)
@@ -29,7 +29,7 @@ def safe_increment(count: Any) -> jax.Array:
 def safe_norm(
     x: jax.Array, min_norm: Any, ord: Any = None, axis: Any = None, keepdims: bool = False
 ) -> jax.Array:
-    """Norm of an array, at least `min_norm`, and constant below."""
+    """Norm of an array, bounded below by `min_norm`, with zero derivative at the bound."""
     norm = jnp.linalg.norm(x, ord, axis, True)
     small = norm <= min_norm
     # The inner select keeps the infinite slope at zero out of the derivative.
@@ -39,7 +39,7 @@ def safe_norm(
 
 
 def safe_root_mean_squares(x: jax.Array, min_rms: Any) -> jax.Array:
-    """Root mean square of an array, at least `min_rms`, and constant below."""
+    """Root mean square, bounded below by `min_rms`, with zero derivative at the bound."""
     mean = jnp.mean(jnp.square(jnp.abs(x)))
     small = mean <= jnp.square(jnp.asarray(min_rms, mean.dtype))
     rms = jnp.sqrt(jnp.where(small, jnp.ones_like(mean), mean))
@@ -49,12 +49,12 @@ def safe_root_mean_squares(x: jax.Array, min_rms: Any) -> jax.Array:
 def nnls(A: Any, b: Any, iters: int, unroll: int | bool = 1, L: Any = None) -> jax.Array:
     r"""Find the :math:`x \ge 0` that minimises :math:`\lVert A x - b \rVert`.
 
-    It takes a fixed number of accelerated projected gradient steps. `fnopt.least_squares` with
-    bounds needs fewer steps, and reports the quality of its solution.
+    The function takes a fixed number of accelerated projected gradient steps. `fnopt.least_squares`
+    with bounds needs fewer steps, and reports whether it converged.
 
     Args:
         A: A matrix `[m, n]`.
-        b: A vector `[m]`, or a matrix `[m, k]` of several.
+        b: A vector `[m]`, or a matrix `[m, k]` of `k` right-hand sides.
         iters: Number of steps.
         unroll: The argument of `jax.lax.scan`.
         L: An upper bound of the largest eigenvalue of `A.T @ A`.
@@ -125,7 +125,7 @@ def hvp(loss: Callable[..., Any], v: Any, params: Any, inputs: Any, targets: Any
 def hessian_diag(loss: Callable[..., Any], params: Any, inputs: Any, targets: Any) -> jax.Array:
     """Compute the Hessian's diagonal, with one product for each param.
 
-    `fnopt.curvature.hessian_diagonal` estimates it from a few products.
+    `fnopt.curvature.hessian_diagonal` estimates the diagonal from a few products.
     """
     flat, _ = ravel(params)
 
@@ -138,6 +138,6 @@ def hessian_diag(loss: Callable[..., Any], params: Any, inputs: Any, targets: An
 def fisher_diag(
     negative_log_likelihood: Callable[..., Any], params: Any, inputs: Any, targets: Any
 ) -> jax.Array:
-    """Square the gradient of the batch; for one example this is the Fisher matrix' diagonal."""
+    """Square the gradient of the batch; for one example, the diagonal of the Fisher matrix."""
     gradient = jax.grad(negative_log_likelihood)(params, inputs, targets)
     return jnp.square(ravel(gradient)[0])

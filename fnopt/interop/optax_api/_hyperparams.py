@@ -1,4 +1,4 @@
-"""Hyper-parameters in the state, as in optax."""
+"""Hyper-parameters in the optimizer's state, as in optax."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fnopt.interop.optax_api._wrappers import StatefulSchedule, WrappedSchedule
 
 
 class InjectStatefulHyperparamsState(NamedTuple):
-    """Step count, the numbers by name, the states of schedules, and the inner state."""
+    """Step count, hyper-parameters by name, states of schedules, and the inner state."""
 
     count: jax.Array
     hyperparams: dict[str, Any]
@@ -30,7 +30,7 @@ InjectHyperparamsState = InjectStatefulHyperparamsState
 
 
 class _injected(Transformation):
-    """Make its transform anew in every step, from the numbers in the state."""
+    """Transform that is rebuilt in every step from the hyper-parameters in the state."""
 
     floating_alone = True
 
@@ -39,7 +39,7 @@ class _injected(Transformation):
     numbers: dict[str, Any]
 
     def init(self, params: Any) -> InjectStatefulHyperparamsState:
-        """Make the numbers arrays, with schedules at step 0."""
+        """Convert the hyper-parameters to arrays, with schedules at step 0."""
         states = {name: schedule.init() for name, schedule in self.scheduled}
         now = self._current_values(self.numbers, states, {})
         inner = self.factory(**now).init(params)
@@ -52,7 +52,7 @@ class _injected(Transformation):
         params: Any = None,
         **extra_args: Any,
     ) -> tuple[Any, InjectStatefulHyperparamsState]:
-        """Step with the numbers of the state, and those of the schedules."""
+        """Take a step with the hyper-parameters of the state and the values of schedules."""
         states = state.hyperparams_states
         now = self._current_values(state.hyperparams, states, extra_args)
         tx = self.factory(**now)
@@ -63,7 +63,7 @@ class _injected(Transformation):
         )
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
-        """Transforms that are built from the numbers in the state."""
+        """Transforms that are built from the hyper-parameters in the state."""
         if state is None:
             return ()
         return (Member("inner", self.factory(**state.hyperparams), state.inner_state),)
@@ -91,19 +91,20 @@ def inject_hyperparams(
 ) -> Callable[..., Any]:
     """Keep the hyper-parameters of an optimizer in its state, where a loop can change them.
 
-    Use it for scripts that write `state.hyperparams["learning_rate"] = ...`. An optimizer of fnopt
-    doesn't need it: it is a pytree whose numbers can be changed, traced and swept.
+    Use it for scripts that write `state.hyperparams["learning_rate"] = ...`. New code doesn't need
+    it, because an fnopt optimizer is a pytree whose hyper-parameters can be changed, traced and
+    vectorised.
 
     Args:
         inner_factory: A function that makes an optimizer.
-        static_args: Names of arguments that stay outside of the state.
-        hyperparam_dtype: The dtype of the numbers; by default JAX's.
+        static_args: Names of arguments that are not stored in the state.
+        hyperparam_dtype: The dtype of the hyper-parameters; by default JAX's default float.
 
     Returns:
-        A function of the same arguments, whose result has the state
-        `InjectStatefulHyperparamsState`. The state holds numbers, functions of the step and
-        instances of `schedules.StatefulSchedule`. All other arguments are constants of
-        the program, also integers for an argument that takes only integers (a key, an interval).
+        A function of the same arguments that returns an optimizer with the state
+        `InjectStatefulHyperparamsState`. The state holds arguments that are numbers, functions of
+        the step or instances of `schedules.StatefulSchedule`. All other arguments are compile-time
+        constants, including integers for arguments that accept only integers (a key, an interval).
 
     Raises:
         ValueError: If the factory has no argument with a name in `static_args`.
@@ -162,7 +163,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_whole(name: str, value: Any, parameter: inspect.Parameter | None) -> bool:
-    """Whether a value is a whole number for an argument that takes no others."""
+    """Whether a value is an integer for an argument that accepts only integers."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         return False
     if parameter is None or parameter.annotation in (parameter.empty, Any, "Any"):

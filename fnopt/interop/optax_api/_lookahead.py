@@ -1,4 +1,4 @@
-"""Lookahead with optax's convention: the training loop holds a pair of fast and slow params."""
+"""Lookahead with optax's convention: the params are a pair of fast and slow params."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LookaheadState(NamedTuple):
 
 
 class _lookahead(Transformation):
-    """`fnopt.lookahead` whose slow params are a part of the params."""
+    """`fnopt.lookahead` with the slow params as part of the params."""
 
     needs_params = True
     other_gradients = True  # those of the fast params alone
@@ -52,14 +52,14 @@ class _lookahead(Transformation):
     inner: transforms.lookahead
 
     def init(self, params: Any) -> LookaheadState:
-        """Initialize the fast optimizer; params that are no pair give a warning, as in optax."""
+        """Initialise the fast optimizer; warn if the params aren't a pair, as optax does."""
         state = self.inner.init(_fast(params))
         return LookaheadState(state.inner_state, state.steps_since_sync)
 
     def update(
         self, updates: Any, state: LookaheadState, params: Any = None, **extra_args: Any
     ) -> tuple[LookaheadParams, LookaheadState]:
-        """Return the updates of both, from gradients of the fast params."""
+        """Return the updates of fast and slow params, from gradients of the fast params."""
         fast, slow = _check_params(params)
         now = states.LookaheadState(state.steps_since_sync, slow, state.fast_state)
         updates, new = self.inner.update(updates, now, fast, **extra_args)
@@ -93,7 +93,7 @@ def _check_params(params: Any) -> LookaheadParams:
 def lookahead(
     fast_optimizer: Any, sync_period: int, slow_step_size: Any, reset_state: bool = False
 ) -> Any:
-    """Interpolate every few steps between fast and slow params."""
+    """Interpolate between fast and slow params every `sync_period` steps."""
     return _lookahead(
         transforms.lookahead(fast_optimizer, sync_period, slow_step_size, reset_state)
     )

@@ -1,4 +1,4 @@
-"""Losses of arrays that broadcast, as in optax, with a warning."""
+"""Losses whose arguments broadcast, as in optax, with a warning."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _EQUAL |= {"dice_loss", "multiclass_generalized_dice_loss", "binary_dice_loss"}
 
 
 def broadcasting(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a loss take arrays that broadcast to a larger shape, with a warning."""
+    """Wrap a loss so that its arguments broadcast to a larger shape, with a warning."""
     if not inspect.isfunction(loss) or loss.__name__ in _EQUAL:
         return loss
     signature, name = inspect.signature(loss), loss.__name__
@@ -57,21 +57,21 @@ def broadcasting(loss: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _elements(given: dict[str, Any]) -> dict[str, jax.Array] | None:
-    """The arrays in the shape that they broadcast to; None where they have one or there is none."""
+    """Broadcast arrays to a common shape; None if their shapes are equal or incompatible."""
     arrays = {k: x for k, x in given.items() if k in _ELEMENTS and x is not None}
     shape = _common(*map(jnp.shape, arrays.values()))
     return None if shape is None else {k: jnp.broadcast_to(x, shape) for k, x in arrays.items()}
 
 
 def _vectors(given: dict[str, Any]) -> dict[str, jax.Array] | None:
-    """As `_elements`, for vectors of one length."""
+    """Like `_elements`, for vectors of equal length."""
     found = _elements(given)
     lengths = {jnp.shape(given[k])[-1:] for k in found or ()} - {()}
     return found if len(lengths) == 1 else None
 
 
 def _rows(given: dict[str, Any]) -> dict[str, jax.Array] | None:
-    """Scores and class numbers for the same rows."""
+    """Broadcast scores and class indices to the same rows."""
     (first, scores), (second, labels) = [*given.items()][:2]
     shape = _common(jnp.shape(scores)[:-1], jnp.shape(labels))
     if shape is None:

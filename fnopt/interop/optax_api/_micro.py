@@ -1,4 +1,4 @@
-"""Functions of examples or of parts of a batch, with rules that accumulate their results."""
+"""Evaluation of functions of examples or microbatches, with rules that accumulate the results."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fnopt.interop.optax_api._types import AccumulationType
 
 @dataclasses.dataclass(frozen=True)
 class Accumulator:
-    """A rule that accumulates results, with a first carry, a step, and an end.
+    """A rule that accumulates results: initial carry, step, and final result.
 
     Args:
-        init: `init(like)`, the carry before the first part, from the shapes of its result.
-        update: `update(carry, result, index)`, the carry after a part.
+        init: `init(like)`, the initial carry, from the shapes of a microbatch's result.
+        update: `update(carry, result, index)`, the carry after a microbatch.
         finalize: `finalize(carry)`, the returned value.
         aggregate: `aggregate(results)`, one result from the list of results of single examples.
     """
@@ -37,7 +37,7 @@ def as_accumulator(rule: Any, parts: Any, like: Any) -> Accumulator:
     Args:
         rule: A rule, or its name.
         parts: Number of parts.
-        like: The shapes and dtypes of a part's result.
+        like: The shapes and dtypes of a microbatch's result.
     """
     if isinstance(rule, Accumulator):
         return rule
@@ -72,7 +72,7 @@ def as_accumulator(rule: Any, parts: Any, like: Any) -> Accumulator:
 
 
 def _leafwise(init: Any, update: Any, finalize: Any, aggregate: Any) -> Accumulator:
-    """The rule of one array for all arrays of a tree."""
+    """Extend a rule for one array to all arrays of a tree."""
     over = jax.tree.map
     return Accumulator(
         functools.partial(over, init),
@@ -83,7 +83,7 @@ def _leafwise(init: Any, update: Any, finalize: Any, aggregate: Any) -> Accumula
 
 
 def _wide_zeros(like: Any) -> jax.Array:
-    """Zeros; sums of 16-bit numbers over many parts are made in float32."""
+    """Zeros, at least float32, because sums over many microbatches lose digits in 16 bits."""
     inexact = jnp.issubdtype(like.dtype, jnp.inexact)
     return jnp.zeros(like.shape, compute_dtype(like.dtype) if inexact else like.dtype)
 
@@ -102,9 +102,9 @@ def _empty_list(parts: Any) -> Callable[[Any], jax.Array]:
 
 
 def reshape_batch_axis(tree: Any, microbatch_size: int, axis: int = 0) -> Any:
-    """Split the axis of examples into an axis of parts and an axis of their examples.
+    """Split the axis of examples into an axis of microbatches and an axis of their examples.
 
-    Neighbours go to different parts: part `i` has every `k`-th example, beginning with the `i`-th.
+    Microbatch `i` has every `k`-th example, beginning with example `i`.
     """
 
     def reshape_leaf(x: Any) -> jax.Array:
@@ -125,18 +125,20 @@ def microbatch(
     in_axes: int | Sequence[int] = 0,
     num_real_microbatches: Any = None,
 ) -> Callable[..., Any]:
-    """Apply a function of a batch to one part of the batch after another.
+    """Apply a function of a batch to microbatches, one after the other.
 
-    `fnopt.microbatch` has fewer rules, and takes batches of any size.
+    `fnopt.microbatch` has fewer rules, and accepts batches of any size.
 
     Args:
         fun: The function.
         argnums: Which positional arguments have an axis of examples.
-        microbatch_size: Number of examples of a part, a divisor of the batch size. None for all.
+        microbatch_size: Number of examples per microbatch, a divisor of the batch size. None for
+            the whole batch.
         accumulator: An `AccumulationType`, an `Accumulator`, or a tree of these that is a prefix
             of the results.
         argnames: Which keyword arguments have an axis of examples.
-        in_axes: This axis, for all or for each of `argnums` and then of `argnames`.
+        in_axes: The axis of examples: one for all arguments, or one for each of `argnums`, then
+            `argnames`.
         num_real_microbatches: Number of parts that are computed, if not all; it may be traced.
     """
     if microbatch_size is None:
@@ -202,7 +204,7 @@ def micro_vmap(
 ) -> Callable[..., Any]:
     """Apply `jax.vmap` to a few examples at a time, and accumulate the results by a rule.
 
-    Keyword arguments have their examples along the first axis. See `microbatch`.
+    Keyword arguments have the examples along the first axis. See `microbatch`.
     """
     if out_axes != 0:
         raise NotImplementedError(f"micro_vmap: out_axes = {out_axes}, expected 0.")
@@ -233,7 +235,7 @@ def micro_vmap(
 
 
 class Aux(NamedTuple):
-    """Values, metrics and aux of the examples, in order."""
+    """Values, metrics and aux of the examples, in the order of the batch."""
 
     values: Any
     metrics: Any
@@ -255,14 +257,14 @@ def micro_grad(
 ) -> Callable[..., tuple[Any, Aux]]:
     """Compute, transform and accumulate gradients of single examples.
 
-    `fnopt.clipped_grad` and `fnopt.weighted_grad` do this without forming them.
+    `fnopt.clipped_grad` and `fnopt.weighted_grad` don't form per-example gradients.
 
     Args:
         fun: A function of params and a batch.
-        has_aux: Whether it returns `(value, aux)`.
+        has_aux: Whether `fun` returns `(value, aux)`.
         argnums: Which positional arguments to differentiate.
         batch_argnums: Which positional arguments have an axis of examples.
-        keep_batch_dim: Whether `fun` gets an axis of one example, or none.
+        keep_batch_dim: Whether the example that `fun` gets keeps an axis of length one.
         microbatch_size: Number of examples at once.
         accumulator: The rule that accumulates the results of `transform_fn`.
         transform_fn: A function of one example's gradient.
@@ -270,7 +272,7 @@ def micro_grad(
         num_real_microbatches: Number of parts that are computed, if not all.
 
     Returns:
-        A function of the same arguments: gradients, and values, metrics and aux by example.
+        A function of the same arguments that returns the gradients, and an `Aux` of every example.
     """
     batched = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
     value_and_grad = jax.value_and_grad(fun, argnums, has_aux=has_aux)

@@ -1,4 +1,4 @@
-"""Mean and variance of per-example gradients, tracked next to an optimizer."""
+"""Mean and variance of per-example gradients, tracked in an optimizer's state."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Axis = int | Sequence[int]
 
 
 class PerElementMeanAndSumSqDiffGradsState(NamedTuple):
-    """Calls since the last result, whether the last call gave one, running mean and squares."""
+    """Calls since the last result, whether the last call returned it, running mean and squares."""
 
     micro_step: jax.Array
     ready: jax.Array
@@ -31,7 +31,7 @@ class PerElementMeanAndSumSqDiffGradsState(NamedTuple):
 
 
 class PerElementMeanAndVarianceEMAState(NamedTuple):
-    """Steps, the decay, and the averages over the steps, which start at zero."""
+    """Step count, decay, and moving averages over the steps, which start at zero."""
 
     count: jax.Array
     ema_decay: jax.Array
@@ -48,9 +48,9 @@ def _mean_and_squares(updates: Any, axis: Axis) -> tuple[Any, Any]:
 def get_per_element_mean_and_sum_sq_diff_grads(
     per_elt_axis: Axis = 0, accumulation_steps: int = 1
 ) -> Any:
-    """Mean over examples (and some calls), and the sum of squared differences from it.
+    """Mean over examples (and several calls), and the sum of squared differences from the mean.
 
-    It returns `(mean, {"sum_sq_diff_grads": ..., "sample_size": ...})`.
+    The update is `(mean, {"sum_sq_diff_grads": ..., "sample_size": ...})`.
     """
 
     def init(params: Any) -> PerElementMeanAndSumSqDiffGradsState:
@@ -92,7 +92,7 @@ def get_per_element_mean_and_sum_sq_diff_grads(
 
 
 def track_per_element_mean_and_variance_with_ema(ema_decay: Any = 0.9) -> Any:
-    """Average mean and variance over the steps, and return the updates unchanged."""
+    """Track moving averages of mean and variance in the state; updates pass unchanged."""
 
     def init(params: Any) -> PerElementMeanAndVarianceEMAState:
         nothing, decay = tree.zeros_like(params), jnp.asarray(ema_decay, jnp.float32)

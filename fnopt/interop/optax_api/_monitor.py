@@ -1,4 +1,4 @@
-"""Measurements of the updates, kept in the state as in optax."""
+"""Measurements of the updates, stored in the state as in optax."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fnopt.interop.optax_api._restated import restated
 
 
 class SnapshotState(NamedTuple):
-    """A measurement by its name."""
+    """A measurement, by its name."""
 
     measurement: dict[str, Any]
 
@@ -26,7 +26,7 @@ class MonitorState(NamedTuple):
 
 
 class _Averaged(NamedTuple):
-    """A measurement whose average is wanted."""
+    """A measurement with a moving average."""
 
     measure: Callable[[Any], Any]
     decay: Any
@@ -34,7 +34,7 @@ class _Averaged(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Measured:
-    """The states of several snapshots as one."""
+    """Combine the states of several snapshots in one state."""
 
     names: tuple[str, ...]
     optax_type: type = MonitorState
@@ -54,13 +54,13 @@ class _Measured:
 
 
 def snapshot(measure_name: str, measure: Callable[[Any], Any]) -> Any:
-    """Measure the updates, and keep the result in the state by its name."""
+    """Measure the updates, and store the result in the state under a name."""
     return restated(ours.snapshot(measure_name, measure), _WithoutAverage())
 
 
 @dataclasses.dataclass(frozen=True)
 class _WithoutAverage:
-    """The state of a snapshot without an average."""
+    """State of a snapshot without an average."""
 
     optax_type: type = SnapshotState
 
@@ -79,7 +79,7 @@ def measure_with_ema(
     debias: bool = True,
     accumulator_dtype: Any = None,
 ) -> Any:
-    """Make a measurement for `monitor` that is averaged over the steps, without bias."""
+    """Make a measurement for `monitor` with a bias-corrected moving average over the steps."""
     del accumulator_dtype  # averages are float32 at least
     if not debias:
         raise ValueError("measure_with_ema: debias = False, expected True: there is no other form.")
@@ -87,7 +87,7 @@ def measure_with_ema(
 
 
 def monitor(measures: dict[str, Any]) -> Any:
-    """Keep measurements of the updates in the state, by name; read with `tree.get(state, name)`.
+    """Store measurements of the updates in the state; `tree.get(state, name)` reads them.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Gradient accumulation with optax's class."""
+"""Gradient accumulation with optax's class `MultiSteps`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fnopt.transforms import accumulate, states
 
 
 class _multi_steps(Transformation):
-    """Accumulation that leaves out the gradients that a rule refuses, with optax's state."""
+    """Accumulation that skips gradients by a rule, with optax's state."""
 
     floating_alone = True
 
@@ -97,11 +97,12 @@ class MultiSteps:
 
     Args:
         opt: The optimizer that makes the steps.
-        every_k_schedule: Number of gradients of a step, a number or a function of the steps
-            made.
-        use_grad_mean: Whether `opt` gets the mean of the gradients; if False, their sum.
-        should_skip_update_fn: `f(updates, gradient_step, params)` returns whether to skip these
-            gradients, and a tree that is kept as `skip_state`; such as `skip_not_finite`.
+        every_k_schedule: Number of gradients per step: a number, or a function of the number of
+            steps.
+        use_grad_mean: Whether `opt` gets the mean or, if False, the sum of the gradients.
+        should_skip_update_fn: A function such as `skip_not_finite`: `f(updates, gradient_step,
+            params)` returns whether to skip these gradients, and a tree that is stored as
+            `skip_state`.
         accumulator_dtype: Ignored: sums are at least float32.
 
     Example:
@@ -133,17 +134,17 @@ class MultiSteps:
         return self._tx.inner.inner
 
     def init(self, params: Any) -> Any:
-        """The state before the first call."""
+        """Make the initial state."""
         return self._tx.init(params)
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """Return zero updates, and those of `opt` at every k-th call."""
+        """Return the updates of `opt` at every k-th call, else zeros."""
         return self._tx.update(updates, state, params, **extra_args)
 
     def has_updated(self, state: Any) -> Any:
-        """Whether the last call made a step."""
+        """Whether the last call took a step."""
         return (state.mini_step == 0) & (state.gradient_step > 0)
 
     def gradient_transformation(self) -> Transformation:

@@ -1,4 +1,4 @@
-"""Muon with optax's arguments, made of fnopt's parts."""
+"""Muon with optax's arguments, composed of fnopt's transforms."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def scale_by_muon(
     preconditioning: str = "frobenius",
     weight_dimension_numbers: Any = None,
 ) -> Any:
-    """Replace the mean gradient of every matrix by one with singular values near 1."""
+    """Orthogonalise the mean gradient of every matrix, so that its singular values are near 1."""
     rule = weight_dimension_numbers
     return transforms.chain(
         transforms.ema(beta, accumulator_dtype=mu_dtype, nesterov=nesterov),

@@ -68,7 +68,7 @@ NOT_HERE = {
 
 
 class _Namespace(types.ModuleType):
-    """A module of optax's: its names, found in one of fnopt's packages or in several."""
+    """Namespace for a module of optax, with names from one or several packages of fnopt."""
 
     def __init__(self, name: str, prefix: str, *rooms: str) -> None:
         super().__init__(name, f"The names of optax's {name.rpartition('.')[2]}.")
@@ -88,7 +88,7 @@ class _Namespace(types.ModuleType):
 
 
 def namespaces(home: str) -> dict[str, types.ModuleType]:
-    """Modules of optax by name, for the package `home`."""
+    """Namespaces for optax's modules, by name, in the package `home`."""
     rooms = {
         **dict.fromkeys(("contrib", "schedules", "transforms"), ("", home)),
         "losses": ("", home, "fnopt.losses"),
@@ -111,7 +111,7 @@ def find(name: str, home: str) -> Any:
         home: The name of the module that requests it.
 
     Raises:
-        AttributeError: If there is none; the message says what to use.
+        AttributeError: If there is no such object; the message names an alternative.
     """
     value = _find(name, home)
     return _deprecated(name, value) if name in _DEPRECATED else value
@@ -159,6 +159,6 @@ def _hint(name: str) -> str:
 
 
 def names() -> list[str]:
-    """Names that are found, for `dir`."""
+    """Available names, for `dir`."""
     packages = [importlib.import_module(f"fnopt.{room}") for room in _ROOMS]
     return sorted({*(n for p in packages for n in p.__all__), *_RENAMED, *_TYPES} - set(NOT_HERE))

@@ -1,6 +1,7 @@
 """Clipping and noise for per-example gradients.
 
-In fnopt `clipped_grad` clips without forming the gradients, at about the cost of one.
+`fnopt.clipped_grad` clips without forming per-example gradients, at about the cost of the gradient
+of the batch.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fnopt.interop.optax_api._bridge import as_schedule
 
 
 def per_example_global_norm_clip(grads: Any, l2_norm_clip: Any) -> tuple[Any, jax.Array]:
-    """Sum gradients after clipping each to a norm, and count the clipped ones.
+    """Clip every example's gradient to a norm; return the sum and the number of clipped gradients.
 
     Args:
         grads: A tree of arrays `[n, ...]`.
@@ -37,19 +38,20 @@ def per_example_global_norm_clip(grads: Any, l2_norm_clip: Any) -> tuple[Any, ja
 
 
 def _floating(g: Any) -> jax.Array:
-    """Whole numbers, as examples in documentation have them, as floating ones."""
+    """Convert integer gradients, as in documentation examples, to floating ones."""
     return jnp.asarray(g, jnp.result_type(g) if is_inexact(g) else default_float())
 
 
 def per_example_layer_norm_clip(
     grads: Any, global_l2_norm_clip: Any, uniform: bool = True
 ) -> tuple[Any, Any]:
-    """Sum gradients after clipping each leaf of each, and count the clipped ones by leaf.
+    """Clip every leaf of every example's gradient; return sums and numbers of clipped leaves.
 
     Args:
         grads: A tree of arrays `[n, ...]`.
         global_l2_norm_clip: The largest norm of an example's whole gradient.
-        uniform: Whether all leaves have the same share of its square; otherwise by their size.
+        uniform: Whether all leaves get an equal share of the squared clipping norm; otherwise a
+            share in proportion to their size.
     """
     leaves, treedef = jax.tree.flatten(grads)
     sizes = [1 if uniform else g[0].size for g in leaves]
@@ -59,13 +61,13 @@ def per_example_layer_norm_clip(
 
 
 class DifferentiallyPrivateAggregateState(NamedTuple):
-    """Key of the next noise."""
+    """PRNG key for the next noise."""
 
     rng_key: jax.Array
 
 
 class _private_mean(Transformation):
-    """The mean of clipped gradients `[n, ...]`, with noise."""
+    """Noisy mean of clipped gradients `[n, ...]`."""
 
     other_gradients = True  # with an axis of examples
 
@@ -74,14 +76,14 @@ class _private_mean(Transformation):
     key: Any
 
     def init(self, params: Any) -> DifferentiallyPrivateAggregateState:
-        """The key."""
+        """Return the key as the state."""
         del params
         return DifferentiallyPrivateAggregateState(self.key)
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, DifferentiallyPrivateAggregateState]:
-        """Return the noisy mean, and another key."""
+        """Return the noisy mean, and a new key."""
         del params, extra_args
         n = jax.tree.leaves(updates)[0].shape[0]
         key, own = jax.random.split(state.rng_key)
@@ -94,13 +96,13 @@ class _private_mean(Transformation):
 def differentially_private_aggregate(
     l2_norm_clip: Any, noise_multiplier: Any, key: Any = None, *, seed: Any = None
 ) -> Any:
-    """Average gradients `[n, ...]` that are clipped one by one, with Gaussian noise.
+    """Clip every gradient of `[n, ...]`, average them, and add Gaussian noise.
 
     Args:
         l2_norm_clip: The largest norm of an example's gradient.
-        noise_multiplier: The noise's standard deviation over that norm.
+        noise_multiplier: The noise's standard deviation, relative to `l2_norm_clip`.
         key: A PRNG key, or a seed.
-        seed: Another name of `key`.
+        seed: Alias of `key`.
     """
     given = key if key is not None else seed
     if given is None or isinstance(given, int):
@@ -117,7 +119,7 @@ def dpsgd(
     momentum: Any = None,
     nesterov: bool = False,
 ) -> Any:
-    """Gradient descent with the private mean of gradients `[n, ...]`."""
+    """Gradient descent with the differentially private mean of gradients `[n, ...]`."""
     private = differentially_private_aggregate(l2_norm_clip, noise_multiplier, seed)
     descent = optimizers.sgd(as_schedule(learning_rate), momentum, nesterov)
     return transforms.chain(private, descent)

@@ -1,4 +1,4 @@
-"""Wrappers whose states have optax's fields, for scripts that read them."""
+"""Wrappers whose states have optax's fields, for scripts that read these fields."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fnopt.transforms import states
 
 
 class MultiStepsState(NamedTuple):
-    """Calls since the last step, steps, the optimizer's state, the sum, the rule's result."""
+    """Calls since the last step, step count, the optimizer's state, the sum, `skip_state`."""
 
     mini_step: Any
     gradient_step: Any
@@ -23,7 +23,7 @@ class MultiStepsState(NamedTuple):
 
 
 class SAMState(NamedTuple):
-    """Steps since the last synchronization, both inner states, and the params to return to."""
+    """Steps since the last synchronization, both inner states, and the unperturbed params."""
 
     steps_since_sync: Any
     opt_state: Any
@@ -32,7 +32,7 @@ class SAMState(NamedTuple):
 
 
 class ScheduleFreeState(NamedTuple):
-    """The first decay, the weight of the mean so far, steps, the largest rate, the inner point."""
+    """`b1`, the sum of weights, the step count, the largest rate, the inner state, and `z`."""
 
     b1: Any
     weight_sum: Any
@@ -43,7 +43,7 @@ class ScheduleFreeState(NamedTuple):
 
 
 class MechanicState(NamedTuple):
-    """State of the optimizer, and bets of several decays; the initial params."""
+    """State of the optimizer, Mechanic's statistics per decay, and the initial params."""
 
     base_optimizer_state: Any
     r: Any
@@ -65,8 +65,8 @@ class Renamed:
 
     Args:
         own: fnopt's class.
-        there: The class with optax's names of the fields.
-        names: Pairs of names, of fnopt and of optax; others are the same.
+        there: The class with optax's field names.
+        names: Pairs of field names (fnopt's, optax's) that differ.
     """
 
     own: type
@@ -110,7 +110,7 @@ class ByLabel:
 
 
 class restated(Transformation):
-    """A transform with a state of another class."""
+    """Transform whose state is converted to another class."""
 
     floating_alone = True
 
@@ -119,23 +119,23 @@ class restated(Transformation):
 
     @property
     def other_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the transform inside takes gradients of another form than the params."""
+        """Whether the inner transform takes gradients of another structure than the params."""
         return self.inner.other_gradients
 
     def init(self, params: Any) -> Any:
-        """Make the inner state in the other class."""
+        """Make the inner state, converted to the other class."""
         return self.form.as_optax(self.inner.init(params))
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """The update of the transform inside."""
+        """Apply the update of the inner transform."""
         own = self._as_fnopt(state)
         updates, new = self.inner.update(updates, own, params, **extra_args)
         return updates, self.form.as_optax(new)
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
-        """The transform inside."""
+        """The inner transform."""
         own = None if state is None else self._as_fnopt(state)
         return (Member(self.inner._place, self.inner, own),)
 
@@ -167,7 +167,7 @@ FORMS = {
 
 
 def restate_maker(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a maker of transforms if optax has another class for their states."""
+    """Wrap a factory of transforms if optax has another class for their states."""
     if name not in FORMS:
         return make
 
@@ -179,7 +179,7 @@ def restate_maker(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_fnopt_states(state: Any) -> Any:
-    """Convert the classes of this module in a state to fnopt's."""
+    """Convert states of the classes in this module to fnopt's classes."""
     for form in FORMS.values():
         if isinstance(state, form.optax_type):
             return form.as_fnopt(state._replace(**_convert_fields(state)))
@@ -197,5 +197,5 @@ def _convert_fields(state: Any) -> dict[str, Any]:
 
 
 def schedule_free_eval_params(state: Any, params: Any) -> Any:
-    """Average of the params that `schedule_free` trains, for evaluation."""
+    """Averaged params of `schedule_free`, for evaluation."""
     return transforms.schedule_free_eval_params(with_fnopt_states(state), params)

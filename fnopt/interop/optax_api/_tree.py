@@ -1,4 +1,4 @@
-"""Search in states, also by optax's names of their classes."""
+"""Search in states, also by optax's class names."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from fnopt.interop.optax_api._types import find_state
 def get(
     tree: Any, key: Any, default: Any = None, filtering: Callable[[Any, Any], bool] | None = None
 ) -> Any:
-    """Get the only entry of a name in a tree; states also by optax's names of their classes."""
+    """Get the only entry with a name in a tree; states also by optax's class names."""
     return own.get(tree, _own_name(key), default, filtering)
 
 
 def get_all_with_path(
     tree: Any, key: Any, filtering: Callable[[Any, Any], bool] | None = None
 ) -> list[tuple[Any, Any]]:
-    """List all entries of a name in a tree; states also by optax's names of their classes."""
+    """List all entries with a name in a tree; states also by optax's class names."""
     return own.get_all_with_path(tree, _own_name(key), filtering)
 
 
 def sum(tree: Any, associative_reduction: bool = False) -> Any:
-    """Sum all elements; `associative_reduction` adds up leaves pairwise."""
+    """Sum all elements; with `associative_reduction`, leaves are summed pairwise."""
     if not associative_reduction:
         return own.sum(tree)
     return jax.tree.reduce_associative(jnp.add, jax.tree.map(jnp.sum, tree), identity=0)

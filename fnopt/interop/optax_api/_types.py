@@ -1,4 +1,4 @@
-"""optax's classes of transformations and states, for code that makes and tests them."""
+"""optax's classes of transformations and states, for scripts that construct or check them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fnopt.core import Transformation, from_pair
 
 
 class _Pair(type):
-    """The metaclass whose calls return fnopt transformations; all of these are its instances."""
+    """Metaclass whose calls return fnopt transformations, which are instances of its classes."""
 
     def __call__(cls, init: Any, update: Any) -> Transformation:
         return from_pair(init, update)
@@ -23,8 +23,8 @@ class _Pair(type):
 class GradientTransformation(metaclass=_Pair):
     """An (init, update) pair: `GradientTransformation(init_fn, update_fn)`.
 
-    The call returns an fnopt Transformation, and every fnopt Transformation is an instance. It has
-    `init` and `update` and unpacks to the two.
+    The constructor returns an fnopt Transformation, and every fnopt Transformation is an instance
+    of this class. A Transformation has `init` and `update`, and unpacks to these two functions.
 
     Example:
         >>> from fnopt.interop import optax_api as optax
@@ -51,7 +51,7 @@ def init_empty_state(params: Any) -> EmptyState:
 
 
 def with_extra_args_support(tx: Any) -> Any:
-    """Return a transformation unchanged, because all take extra arguments in fnopt."""
+    """Return a transformation unchanged, because all fnopt transformations take extra arguments."""
     return tx
 
 

@@ -38,13 +38,13 @@ def selective_transform(optimizer: Any, *, freeze_mask: Any) -> Any:
 def partition(
     transforms: Any, param_labels: Any, *, mask_compatible_extra_args: bool = False
 ) -> Any:
-    """Apply to every leaf the transform of its label.
+    """Apply a transform to every leaf according to its label.
 
     Args:
         transforms: A dict from label (anything hashable) to transform.
         param_labels: The label of every leaf: a tree with the structure of the params or a prefix
             of it, or a function from params to such a tree.
-        mask_compatible_extra_args: Whether extra arguments are masked too; only False.
+        mask_compatible_extra_args: Whether extra arguments are masked too; only False is supported.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -89,7 +89,7 @@ def _check_extra_args(mask_compatible_extra_args: bool) -> None:
 
 
 def scale_by_learning_rate(learning_rate: Any, *, flip_sign: bool = True) -> Any:
-    """Scale by minus the learning rate; without `flip_sign` by the rate itself."""
+    """Scale by minus the learning rate; without `flip_sign`, by the learning rate."""
     descent = transforms.scale_by_learning_rate(as_schedule(learning_rate))
     return descent if flip_sign else transforms.chain(descent, transforms.scale(-1.0))
 
@@ -112,7 +112,7 @@ def stateless_with_tree_map(f: Callable[..., Any]) -> Any:
 def centralize() -> Any:
     """Subtract from every array the mean over all axes but the first.
 
-    fnopt's `centralize` takes all axes but the last, which is the output axis in flax and Keras.
+    `fnopt.centralize` averages over all axes but the last, the output axis in flax and Keras.
     """
     return stateless_with_tree_map(
         lambda g, p: g if g.ndim < 2 else g - jnp.mean(g, tuple(range(1, g.ndim)), keepdims=True)
@@ -120,7 +120,7 @@ def centralize() -> Any:
 
 
 def join_schedules(schedules: Any, boundaries: Any) -> Any:
-    """Join schedules at boundaries; they may be plain functions."""
+    """Join schedules, which may be plain functions, at boundaries."""
     from fnopt.schedules import join_schedules
 
     return join_schedules(tuple(map(as_schedule, schedules)), tuple(boundaries))
@@ -165,14 +165,14 @@ class StatefulSchedule(abc.ABC):
 
 
 class WrappedScheduleState(NamedTuple):
-    """The number of steps made."""
+    """Number of steps."""
 
     count: jax.Array
 
 
 @dataclasses.dataclass(frozen=True)
 class WrappedSchedule(StatefulSchedule):
-    """A function of the step as a schedule with a step count.
+    """A function of the step count as a stateful schedule.
 
     Args:
         schedule_fn: The function.
@@ -195,7 +195,7 @@ class WrappedSchedule(StatefulSchedule):
 
 
 class _printing(Transformation):
-    """A line search that prints its errors where a criterion is missed."""
+    """Line search that prints its errors if a criterion isn't met."""
 
     floating_alone = True
 
@@ -204,7 +204,7 @@ class _printing(Transformation):
     name: str = static()
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
-        """The line search, whose state is the whole state."""
+        """The line search, which has the same state."""
         return (Member(self.inner._place, self.inner, state),)
 
     def init(self, params: Any) -> Any:

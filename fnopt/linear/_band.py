@@ -1,4 +1,4 @@
-"""Gram matrices with a narrow band, in blocks along the diagonal, and steps from them."""
+"""Block-banded Gram matrices, their Cholesky factorisation, and steps from them."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from fnopt.linear._gram_system import SparseGramSystem
 from fnopt.linear._secular import Solvers, cholesky
 from fnopt.sharding import pvary_like
 
-_BLOCK = 16  # smaller blocks aren't faster: what counts then is how many there are
-_MOST_PAIRS = 2**24  # of entries in a row, whose indices take 200 MB
+_BLOCK = 16  # smaller blocks aren't faster: time then depends on the number of blocks
+_MOST_PAIRS = 2**24  # pairs of entries of a row; their indices take 200 MB
 
 
 class BandLayout:
-    r"""The block-banded layout of :math:`J^T J`: the blocks of its diagonal and those left of them.
+    r"""Layout of a block-tridiagonal :math:`J^T J`: its diagonal and subdiagonal blocks.
 
-    The unknowns are ordered so that only near ones are coupled. With blocks as large as the
-    bandwidth, all entries are in the blocks `[i, i]` and `[i, i - 1]`. An array
+    The unknowns are ordered so that only unknowns within the bandwidth are coupled. With blocks as
+    large as the bandwidth, all entries are in the blocks `[i, i]` and `[i, i - 1]`. An array
     `[blocks, 2, size, size]` then holds the lower triangle, in :math:`2 n b` numbers.
 
     Args:
-        order: The columns of the Jacobian in that order.
+        order: The columns of the Jacobian in this order.
         size: The number of unknowns in a block.
         places: For every product of two entries of a row: the first entry, the second entry, and
             the index of their sum in the flattened array.
@@ -40,7 +40,7 @@ class BandLayout:
     ) -> None:
         self.order = order
         self.size = size
-        self.widest = 2 * size  # entries in a row of the factor, which is two blocks
+        self.widest = 2 * size  # entries in a row of the factor, which spans two blocks
         self.blocks = -(-order.size // size)
         self.position = np.argsort(order)
         self._left, self._right, self._target = places
@@ -54,7 +54,8 @@ class BandLayout:
             terms, self._target, int(np.prod(shape)), indices_are_sorted=True
         )
         filled = np.arange(J.shape[1] - (self.blocks - 1) * self.size, self.size)
-        return sums.reshape(shape).at[-1, 0, filled, filled].set(1)  # so that it has an inverse
+        return sums.reshape(shape).at[-1, 0, filled, filled].set(1)  # so that the padded matrix is
+        # nonsingular
 
     def scaled(self, G: jax.Array, scale: jax.Array) -> jax.Array:
         r"""The blocks of :math:`D^{-1} G D^{-1}`, for the diagonal of `D` in the columns' order."""
@@ -78,15 +79,15 @@ class BandLayout:
 
 @functools.lru_cache(maxsize=8)
 def band_of(sparsity: Sparsity, by_rows: bool, widest: int) -> BandLayout | None:
-    """The band of the Gram matrix of a sparse Jacobian; None if it is too wide.
+    """Return the layout of a sparse Jacobian's banded Gram matrix; None if the band is too wide.
 
     Args:
-        sparsity: The places of the Jacobian's entries, or of its transpose's if `by_rows`.
-        by_rows: Whether `sparsity` is that of the transpose.
+        sparsity: The pattern of the Jacobian, or of its transpose if `by_rows`.
+        by_rows: Whether `sparsity` is the pattern of the transpose.
         widest: The size of the largest block allowed.
 
     Returns:
-        The band in the columns' own order, or in Cuthill and McKee's order if that is narrower.
+        The layout in the original order, or in Cuthill and McKee's order if its band is narrower.
     """
     rows, cols = sparsity.rows, sparsity.cols
     m, n = sparsity.shape
@@ -103,7 +104,7 @@ def band_of(sparsity: Sparsity, by_rows: bool, widest: int) -> BandLayout | None
     if width > _BLOCK:
         high, low = distinct_edges(a, b)
         starts, ends = np.r_[high, low], np.r_[low, high]
-        if np.bincount(starts, minlength=1).max() > 2 * widest:  # in any order
+        if np.bincount(starts, minlength=1).max() > 2 * widest:  # too wide in any order
             return None
         order = min(
             order, reverse_cuthill_mckee(starts, ends, n), key=lambda order: _width(order, a, b)
@@ -143,8 +144,9 @@ def reverse_cuthill_mckee(rows: np.ndarray, cols: np.ndarray, n: int) -> np.ndar
     bandwidth is below the sizes of two levels.
 
     Args:
-        rows: One end of every edge, both directions and loops or not, int array of shape `[k]`.
-        cols: The other ends.
+        rows: One end of every edge, int array of shape `[k]`; edges may appear in both directions,
+            and loops are allowed.
+        cols: The other end of every edge.
         n: Number of nodes.
 
     Returns:
@@ -175,7 +177,7 @@ def reverse_cuthill_mckee(rows: np.ndarray, cols: np.ndarray, n: int) -> np.ndar
 
 
 def _component(neighbours: list[list[int]], node: int, seen: bytearray) -> list[int]:
-    """The nodes that can be reached, from a far end."""
+    """Return the nodes of a connected component, in order from a peripheral node."""
     far, depth = _levels(neighbours, node, bytearray(seen))
     while True:
         last = min(far[-1], key=lambda k: len(neighbours[k]))
@@ -188,7 +190,7 @@ def _component(neighbours: list[list[int]], node: int, seen: bytearray) -> list[
 
 
 def _levels(neighbours: list[list[int]], node: int, seen: bytearray) -> tuple[list[list[int]], int]:
-    """The nodes by their distance from one; marks them as seen."""
+    """Return the nodes by distance from a node, and mark them as seen."""
     levels, level = [], [node]
     seen[node] = True
     while level:
@@ -206,18 +208,18 @@ def _levels(neighbours: list[list[int]], node: int, seen: bytearray) -> tuple[li
 class BandFactor(NamedTuple):
     r"""The blocks of :math:`G + \lambda I = L L^T`."""
 
-    L: jax.Array  # [blocks, size, size], on the diagonal
-    Z: jax.Array  # [blocks, size, size], the transposes of those left of it; the first is 0
+    L: jax.Array  # [blocks, size, size], the diagonal blocks
+    Z: jax.Array  # [blocks, size, size], the transposed subdiagonal blocks; the first is 0
 
 
 def band_cholesky(G: jax.Array, lam: jax.Array) -> BandFactor:
-    r"""Factor a matrix in blocks, one after the other; NaN if it isn't positive definite.
+    r"""Factor a block-tridiagonal matrix; NaN if it isn't positive definite.
 
     .. math:: L_{i-1} Z_i = G_{i,i-1}^T, \qquad L_i L_i^T = G_{ii} + \lambda I - Z_i^T Z_i
 
     Args:
-        G: The blocks on the diagonal and left of it, of shape `[blocks, 2, size, size]`; above
-            the diagonal they may hold anything.
+        G: The diagonal and subdiagonal blocks, of shape `[blocks, 2, size, size]`; entries above
+            the diagonal of the matrix are ignored.
         lam: The damping, a scalar.
 
     Returns:
@@ -264,13 +266,13 @@ def _solve(L: jax.Array, B: jax.Array, transposed: bool = False) -> jax.Array:
 class BandedGramSystem(SparseGramSystem):
     r"""A linear model whose normal equations have a narrow band.
 
-    The steps are those of :class:`TallGramSystem`. They cost :math:`O(n b^2)` operations instead
-    of :math:`O(n^3)`, and :math:`2 n b` numbers of memory.
+    The steps equal those of :class:`TallGramSystem`. They take :math:`O(n b^2)` operations instead
+    of :math:`O(n^3)`, and memory for :math:`2 n b` numbers.
 
     Args:
         G: The blocks of :math:`A^T A`, of shape `[blocks, 2, size, size]`.
         g: :math:`A^T r`, of shape `[n]`.
-        start: A guess of the damping, a scalar; a good one saves factorisations.
+        start: An initial guess of the damping, a scalar; a good guess saves factorisations.
         pull: :math:`w \mapsto A^T w`.
         push: :math:`v \mapsto A v`.
         layout: The layout of the band.

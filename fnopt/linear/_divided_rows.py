@@ -1,8 +1,8 @@
 """QR decompositions of matrices with sharded rows, without moving the rows between devices.
 
-Every device reduces its rows to a triangle. These triangles are gathered and stacked on all
-devices, and the stack has the triangle of the whole matrix (TSQR). This is as accurate as a
-single factorisation, and each device sends `[n, n]` numbers.
+Every device reduces its rows to a triangular factor. These factors are gathered and stacked on all
+devices; the QR decomposition of the stack gives the triangular factor of the whole matrix (TSQR).
+This is as accurate as a single factorisation, and each device sends `[n, n]` numbers.
 
 Reference:
     Demmel, Grigori, Hoemmen and Langou, 2008, arXiv:0806.2159.
@@ -38,9 +38,8 @@ def with_fewer_residuals(A: jax.Array) -> jax.Array:
     """Replace rows of residuals, sharded in any way, by fewer ones with the same triangle.
 
     Over the named axes of `rows_sharded_over` each device has its own rows. On an automatic mesh
-    the type tells the devices but not how the rows lie on them. The rows are divided into as many
-    blocks as there are devices, which is right for any layout and never dearer than one
-    factorisation.
+    the type contains the devices but not the sharding of the rows. The rows are then split into one
+    block per device, which is correct for any sharding and never slower than one factorisation.
     """
     if row_axes():
         return _of_all_devices(A)
@@ -59,7 +58,7 @@ def with_fewer_residuals(A: jax.Array) -> jax.Array:
 
     @divided.def_vmap
     def whole(size: int, batched: Any, A: jax.Array) -> tuple[jax.Array, bool]:
-        # Of many matrices it is most likely these that are divided.
+        # In a batch of matrices, most likely the batch axis is sharded.
         del size, batched
         return _triangle(A), True
 
@@ -67,7 +66,7 @@ def with_fewer_residuals(A: jax.Array) -> jax.Array:
 
 
 def _of_all_devices(A: jax.Array) -> jax.Array:
-    """The triangles of the devices of a named axis; their rows, where these are fewer."""
+    """Gather the triangular factors of all devices of a named axis, or their rows if fewer."""
     m, n = A.shape
     # The factors of the parts stand for the parts, since R^T R is A^T A; but nothing is squared.
     mine = _triangle(A) if m > n else A
@@ -80,7 +79,7 @@ def _triangle(A: jax.Array) -> jax.Array:
 
 
 def _has_long_parts(A: jax.Array, mesh: Any, names: tuple[Any, ...]) -> bool:
-    """Whether there are several parts with more rows than their triangles."""
+    """Whether there are several parts with more rows than columns."""
     parts = _parts(mesh, names)
     return parts > 1 and len(A) // parts > A.shape[1]
 

@@ -16,7 +16,7 @@ from fnopt.linear._gram_system import SparseGramSystem
 from fnopt.linear._secular import Solvers, backward, cholesky, forward
 
 Blocks = dict[tuple[int, int], jax.Array]
-"""The blocks of a symmetric matrix on and below the diagonal, `[blocks, *shape]`, by shape."""
+"""The blocks on and below the diagonal of a symmetric matrix, `[blocks, *shape]` by shape."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +77,7 @@ class BlockLayout:
         return found
 
     def rest(self, G: Blocks) -> jax.Array:
-        """The lower triangle of what is left after the last level, a matrix."""
+        """The lower triangle of the dense matrix after the last level."""
         left, done = self.plan.left, self.plan.eliminated
         matrix = jnp.zeros((left, left), next(iter(G.values())).dtype)
         for (t, u), (row, col) in self.plan.blocks.items():
@@ -89,7 +89,7 @@ class BlockLayout:
     def neighbours(
         self, level: EliminationLevel
     ) -> dict[int, tuple[slice, np.ndarray, np.ndarray]]:
-        """By size: the blocks of neighbours, the groups that they belong to, their unknowns."""
+        """Return by size: the blocks of neighbours, their groups, and their unknowns."""
         s, found = level.size, {}
         for t, at in level.blocks.items():
             row, col = (part[at] for part in self.plan.blocks[t, s])
@@ -97,30 +97,32 @@ class BlockLayout:
         return found
 
 
-# Columns of a block: as sums, products of 9 x 3 blocks are 1.6 times as fast as a batched product
-# (8 against 13 ms for 20,000 pairs on a CPU core, JAX 0.10). More make the program long.
+# Columns up to which products of blocks are unrolled sums. For 9 x 3 blocks these are 1.6 times as
+# fast as a batched product (8 against 13 ms for 20,000 pairs on a CPU core, JAX 0.10). More columns
+# make the program long.
 _UNROLLED = 16
-# Numbers of products that are formed at once, 32 MB in float64; those of a bundle adjustment with
-# 44,000 points would take 27 times the memory of its Jacobian.
+# Entries of products that are formed at once, 32 MB in float64. All products of a bundle adjustment
+# with 44,000 points would take 27 times the memory of its Jacobian.
 _AT_ONCE = 2**22
 
 
 class LevelFactor(NamedTuple):
     """The columns of a Cholesky factor that one level eliminates."""
 
-    inverse: jax.Array  # [groups, s, s], of the blocks on the diagonal
-    Z: dict[int, jax.Array]  # [blocks, t, s], below it, by the size of the neighbour
+    inverse: jax.Array  # [groups, s, s], the inverses of the diagonal blocks
+    Z: dict[int, jax.Array]  # [blocks, t, s], the blocks below the diagonal, by the size of the
+    # neighbour
 
 
 class EliminationFactor(NamedTuple):
-    """A Cholesky factor: its columns by level, and what is left."""
+    """A Cholesky factor: its columns by level, and the factor of the dense rest."""
 
     levels: list[LevelFactor]
     last: jax.Array  # [left, left]
 
 
 def eliminate(layout: BlockLayout, G: Blocks, lam: jax.Array) -> EliminationFactor:
-    r"""Factors :math:`G + \lambda I = L L^T`; NaN if it isn't positive definite.
+    r"""Factor :math:`G + \lambda I = L L^T`; NaN if the matrix isn't positive definite.
 
     .. math:: L_e L_e^T = G_{ee} + \lambda I, \qquad Z_{ne} = G_{ne} L_e^{-T}, \qquad
         G_{nk} \leftarrow G_{nk} - Z_{ne} Z_{ke}^T
@@ -145,7 +147,7 @@ def eliminate(layout: BlockLayout, G: Blocks, lam: jax.Array) -> EliminationFact
 
 
 def eliminated_forward(layout: BlockLayout, factor: EliminationFactor, b: jax.Array) -> jax.Array:
-    r"""Solves :math:`L y = b`, in the order of elimination."""
+    r"""Solve :math:`L y = b`, in the order of elimination."""
     parts = []
     for level, (inverse, Z) in zip(layout.plan.levels, factor.levels, strict=True):
         here = b[level.start : level.stop].reshape(-1, 1, level.size)
@@ -157,7 +159,7 @@ def eliminated_forward(layout: BlockLayout, factor: EliminationFactor, b: jax.Ar
 
 
 def eliminated_backward(layout: BlockLayout, factor: EliminationFactor, y: jax.Array) -> jax.Array:
-    r"""Solves :math:`L^T x = y`, in the order of elimination."""
+    r"""Solve :math:`L^T x = y`, in the order of elimination."""
     done = layout.plan.eliminated
     x = y.at[done:].set(backward(factor.last, y[done:]))
     for level, (inverse, Z) in zip(
@@ -184,15 +186,15 @@ def _add_products(
     b: np.ndarray,
     target: np.ndarray,
 ) -> jax.Array:
-    """Adds products :math:`A_a B_b^T` of small matrices to blocks, in chunks.
+    """Add products :math:`A_a B_b^T` of small matrices to blocks, in chunks.
 
     Args:
         blocks: The blocks, `[blocks, t, u]`.
         left: The matrices `A`, `[count, t, s]`.
         right: The matrices `B`, `[count, u, s]`.
-        a: The first factor of each product.
-        b: The second.
-        target: The block of each product, in ascending order.
+        a: The index of the first factor of each product.
+        b: The index of the second factor of each product.
+        target: The index of the block of each product, in ascending order.
     """
 
     def add(blocks: jax.Array, part: tuple[Any, Any, Any]) -> tuple[jax.Array, None]:
@@ -223,17 +225,17 @@ def _times_transposed(A: jax.Array, B: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class EliminatedGramSystem(SparseGramSystem):
-    r"""A linear model whose sparse normal equations are factorised by levels.
+    r"""A linear model whose sparse normal equations are factorised by elimination in levels.
 
-    The steps are those of :class:`TallGramSystem`.
+    The steps equal those of :class:`TallGramSystem`.
 
     Args:
         G: The blocks of :math:`A^T A`.
         g: :math:`A^T r`, of shape `[n]`.
-        start: A guess of the damping, a scalar; it saves factorisations.
+        start: An initial guess of the damping, a scalar; a good guess saves factorisations.
         pull: :math:`w \mapsto A^T w`.
         push: :math:`v \mapsto A v`.
-        layout: Where which unknown is in the blocks.
+        layout: The layout of the blocks.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np

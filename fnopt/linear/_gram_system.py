@@ -1,4 +1,4 @@
-"""Gram matrices and steps from them, which are the fastest for large problems."""
+"""Gram matrices, and steps from them, the fastest method for large problems."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from fnopt.linear._secular import (
 from fnopt.linear._system import DampedStep
 from fnopt.sharding import psum_rows
 
-_WIDE = 128  # below that many columns a product in two parts saves nothing
+_WIDE = 128  # with fewer columns, splitting the product saves no time
 
 
 def gram(A: jax.Array) -> jax.Array:
-    r"""The symmetric product :math:`A^T A`, at a lower cost than a general product.
+    r"""Compute the symmetric product :math:`A^T A`, at a lower cost than a general product.
 
     .. math:: \begin{pmatrix} A_1^T A_1 & \cdot \\ A_2^T A_1 & A_2^T A_2 \end{pmatrix}
 
@@ -57,31 +57,31 @@ def gram(A: jax.Array) -> jax.Array:
 
 
 class _GramSystem:
-    """Steps by the factor of a damped Gram matrix, which a subclass solves with."""
+    """Base class for steps by a factor of a damped Gram matrix."""
 
     def trust_region(self: Any, radius: jax.Array) -> DampedStep:
-        """The step within the radius; see :func:`secular_root`."""
+        """Return the trust-region step; see :func:`secular_root`."""
         least, most = self._least, self._gradient_norm / radius
         return self._step(secular_root(self._solve, radius, least, most, self.start), least)
 
     def damped(self: Any, lam: jax.Array) -> DampedStep:
-        """The damped step."""
+        """Return the damped step."""
         least = self._least
         return self._step(self._solve(jnp.maximum(lam, least)), least)
 
     def gauss_newton(self: Any) -> DampedStep:
-        """The step with the least damping at which the factorisation is sure to succeed."""
+        """Return the step with the least damping at which the factorisation surely succeeds."""
         return self.damped(jnp.zeros((), self._least.dtype))
 
 
 @dataclasses.dataclass(frozen=True)
 class TallGramSystem(_GramSystem):
-    r"""A linear model with `m >= n`, known by its normal equations.
+    r"""A linear model with `m >= n`, given by its normal equations.
 
     .. math:: (A^T A + \lambda I)\, p = -A^T r
 
     Squaring `A` squares its condition number. Directions with singular values below
-    :math:`\sqrt{\epsilon}` of the largest can't be told from noise, and their steps are damped.
+    :math:`\sqrt{\epsilon}` of the largest are below rounding error, and their steps are damped.
 
     Args:
         G: :math:`A^T A`, of shape `[n, n]`.
@@ -150,13 +150,13 @@ class SparseGramSystem(TallGramSystem):
         return psum_rows(jnp.sum(jnp.square(self.push(v))))
 
     def rounding_solvers(self) -> tuple[jax.Array, Solvers]:
-        """The damping that rounding makes necessary, and the halves of a solution with it."""
+        """Return the damping that rounding errors require, and the solvers with this damping."""
         least = self._least
         return least, self._solvers(self._factor(least))
 
     @property
     def _least(self) -> jax.Array:
-        # Rounding adds up over the entries of a row of the factor.
+        # Rounding errors accumulate over the entries of a row of the factor.
         return rounding_damping(jnp.max(self.layout.diagonal(self.G)), self.layout.widest)
 
 
@@ -222,7 +222,7 @@ class WideGramSystem(_GramSystem):
 
 
 def _least_damping(K: jax.Array) -> jax.Array:
-    """The damping that rounding makes necessary for a dense matrix."""
+    """Return the damping that rounding errors require for a dense matrix."""
     return rounding_damping(jnp.max(jnp.diagonal(K), initial=0), K.shape[0])
 
 
@@ -230,6 +230,6 @@ def _damped_step(
     solved: Damped, p: jax.Array, model_norm: jax.Array, least: jax.Array
 ) -> DampedStep:
     predicted = jnp.asarray(0.5, p.dtype) * model_norm + solved.lam * jnp.sum(jnp.square(p))
-    # The least damping is there for rounding only: such a step is a full one.
+    # The least damping only compensates rounding errors, so the step counts as undamped.
     lam = jnp.where(solved.lam <= least, jnp.zeros_like(solved.lam), solved.lam)
     return DampedStep(p, lam, model_norm, predicted, solved.factor)

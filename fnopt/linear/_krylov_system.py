@@ -1,4 +1,4 @@
-"""Steps that need only products with the Jacobian, so that it is never formed."""
+"""Matrix-free steps by products with the Jacobian."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class _KrylovIterate(NamedTuple):
     p: jax.Array  # [n]
     s: jax.Array  # [m], -(A p + r)
     z: jax.Array  # [n], minus the gradient of the damped model
-    d: jax.Array  # [n], the direction
+    d: jax.Array  # [n], the search direction
     gamma: jax.Array  # ||z||^2
     gain: jax.Array  # reduction of the damped model so far
     count: jax.Array
@@ -40,7 +40,7 @@ class KrylovSystem:
         pull: :math:`w \mapsto A^T w`.
         r: The residual, of shape `[m]`.
         tolerance: The fraction :math:`\eta`.
-        iterations: The largest number of iterations; each costs one product with `A` and one with
+        iterations: The maximum number of iterations; each takes one product with `A` and one with
             its transpose.
 
     Example:
@@ -114,8 +114,8 @@ class KrylovSystem:
         alpha = jnp.where(outside, to_boundary(now.p, now.d, radius), full)
         p = now.p + alpha * now.d
         s = now.s - alpha * q
-        # From the residual, not by a recursion with A^T A d, whose error would grow by the square
-        # of the condition number (CGLS).
+        # The gradient comes from the residual (CGLS). A recursion with A^T A d would have an error
+        # that grows with the square of the condition number.
         z = self.pull(s) - lam * p
         gamma = jnp.sum(jnp.square(z))
         half = jnp.asarray(0.5, alpha.dtype)

@@ -27,7 +27,7 @@ def matrix_inverse_pth_root(
     error_tolerance: float = 1e-6,
     precision: Any = HIGHEST,
 ) -> tuple[jax.Array, jax.Array]:
-    r"""The inverse p-th root of a positive matrix, and its error.
+    r"""Compute the inverse p-th root of a positive semidefinite matrix, and its error.
 
     .. math:: X_{k+1} = X_k T_k, \qquad M_{k+1} = T_k^p M_k, \qquad
               T_k = (1 + \tfrac 1p) I - \tfrac 1p M_k
@@ -38,15 +38,15 @@ def matrix_inverse_pth_root(
 
     Args:
         matrix: :math:`A`, real, symmetric, positive semidefinite, `[n, n]`.
-        p: A positive whole number.
-        num_iters: The largest number of iterations.
+        p: A positive integer.
+        num_iters: The maximum number of iterations.
         ridge_epsilon: :math:`\epsilon`, added to the eigenvalues relative to the largest one.
         error_tolerance: The tolerance for the largest element of `M - I`.
         precision: The precision of the matrix products.
 
     Returns:
         :math:`A^{-1/p}` in the dtype of the matrix, and the largest element of `M - I`. If this
-        element is not small, or is NaN, the root can't be trusted.
+        element is not small, or is NaN, the root is inaccurate.
 
     Raises:
         ValueError: If the matrix isn't square, or `p` isn't a positive number.
@@ -81,7 +81,7 @@ def matrix_inverse_pth_root(
 
     def goes_on(state: Any) -> jax.Array:
         *_, error, before, i = state
-        # An error may grow a little before it falls.
+        # The error may grow slightly before it decreases.
         return (error > error_tolerance) & (error < 1.2 * before) & (i < num_iters)
 
     M, X = z * A, z ** (1 / p) * eye
@@ -118,7 +118,7 @@ def power_iteration(
     precision: Any = HIGHEST,
     key: Any = None,
 ) -> tuple[jax.Array, Any]:
-    r"""The eigenvalue of largest modulus, and its eigenvector.
+    r"""Compute the eigenvalue of largest modulus, and its eigenvector.
 
     .. math:: v \leftarrow \frac{A v}{\lVert A v \rVert}, \qquad \lambda = v^\top A v
 

@@ -22,7 +22,7 @@ def are_squares_safe(largest: jax.Array) -> jax.Array:
 
 
 def least_square_sum(dtype: Any) -> jax.Array:
-    """The least sum of squares with full precision: a smaller one has subnormal rounding errors."""
+    """Return the least sum of squares with full precision, above subnormal rounding errors."""
     info = jnp.finfo(dtype)
     return jnp.asarray(float(info.tiny) / float(info.eps), dtype)
 
@@ -32,16 +32,16 @@ def norm(v: jax.Array, axis: int = 0) -> jax.Array:
 
     .. math:: \|v\| = c \sqrt{\textstyle\sum_i (v_i / c)^2}, \qquad c = \max_i |v_i|
 
-    In float32 squares overflow beyond 1.8e19 and vanish below 1e-19. Residuals and Jacobians of
-    unscaled models do reach such magnitudes. Squares of float64 are safe from 1e-102 to 1e102;
-    within these limits `c = 1`, which avoids a rounding.
+    In float32 squares overflow beyond 1.8e19 and underflow below 1e-19. Residuals and Jacobians of
+    unscaled models reach such magnitudes. Squares of float64 are safe from 1e-102 to 1e102; within
+    these limits `c = 1`, which avoids a rounding error.
 
     Args:
         v: An array of shape `[..., m, ...]`; `m` may be zero.
         axis: The axis to reduce.
 
     Returns:
-        The norm, without that axis.
+        The norm, without the reduced axis.
 
     Example:
         >>> import jax.numpy as jnp

@@ -16,7 +16,7 @@ from fnopt.linear._norms import divide, norm
 from fnopt.linear._system import DampedStep, System
 from fnopt.sharding import replicate, while_loop
 
-_SLACK = 0.2  # a step within 20 % of the radius is near enough: each try is a factorisation
+_SLACK = 0.2  # tolerance: the step length is within 20 % of the radius; a trial is a factorisation
 _FACTORISATIONS = 12  # two or three are usual; MINPACK's lmpar allows 10
 
 
@@ -27,13 +27,13 @@ class Damped(NamedTuple):
     lam: jax.Array
     length: jax.Array  # ||p||
     slope: jax.Array  # p^T (A^T A + lam I)^-1 p, which is -||p|| d||p||/dlam
-    factor: Any  # of K + lam I: another right-hand side costs no other factorisation
+    factor: Any  # the factor of K + lam I, for further right-hand sides
 
 
 def cholesky(K: jax.Array, lam: jax.Array) -> jax.Array:
-    r"""The lower factor of :math:`K + \lambda I`; NaN if that isn't positive definite."""
+    r"""Return the lower factor of :math:`K + \lambda I`; NaN if it isn't positive definite."""
     i = jnp.arange(K.shape[0])
-    # Only the lower triangle is read: to average both would write another matrix.
+    # Only the lower triangle is read, because averaging both would write another matrix.
     return lax.linalg.cholesky(K.at[i, i].add(lam), symmetrize_input=False)
 
 
@@ -51,14 +51,14 @@ def backward(L: jax.Array, b: jax.Array) -> jax.Array:
 
 
 class Solvers(NamedTuple):
-    """The two halves of a solution by a factorisation, forward and backward."""
+    """Forward and backward substitution with a factorisation."""
 
     forward: Callable[[jax.Array], jax.Array]  # b -> y with L y = b, or its blocks
     backward: Callable[[jax.Array], jax.Array]  # y -> x with L^T x = y
 
 
 def rounding_damping(top: jax.Array, k: int) -> jax.Array:
-    r"""The least damping that rounding errors allow, :math:`32 \sqrt{k}\, \epsilon \max_i K_{ii}`.
+    r"""Return the least damping that rounding errors allow.
 
     The factorisation of a singular matrix has an error of about :math:`\sqrt{k}\, \epsilon`, and
     may fail with less damping than that. With just as much, rounding errors in undetermined
@@ -87,9 +87,10 @@ def secular_root(
     most: jax.Array,
     start: jax.Array,
 ) -> Damped:
-    r"""The damping at which the step is as long as the radius, or the least if it is shorter.
+    r"""Solve for the damping at which the step length equals the trust-region radius.
 
-    The damping is the root of the secular equation
+    If the step with the least damping is within the radius, it is returned. Otherwise the damping
+    is the root of the secular equation
 
     .. math:: \phi(\lambda) = \|p(\lambda)\| - \Delta = 0, \qquad
         \phi' = -\frac{p^T (A^T A + \lambda I)^{-1} p}{\|p\|}.
@@ -102,11 +103,11 @@ def secular_root(
     length is close to the radius.
 
     Args:
-        solve: The solution for a damping.
-        radius: The trust radius.
+        solve: A function from a damping to the solution.
+        radius: The trust-region radius.
         least: The smallest damping.
         most: A damping at which the step is certainly shorter than the radius.
-        start: The damping to start from, such as that of the step before.
+        start: The initial guess of the damping, such as the damping of the previous step.
 
     Returns:
         The solution. The number of iterations is bounded.
@@ -136,7 +137,7 @@ def secular_root(
 def _next(
     state: _SecularSearch, radius: jax.Array, least: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The next damping, and the bracket it lies in; a failed factorisation counts as too long."""
+    """Return the next damping and its bracket; a failed factorisation counts as a too long step."""
     lam, length = state.now.lam, state.now.length
     short = length < radius
     high = jnp.where(short, jnp.minimum(state.high, lam), state.high)
@@ -147,26 +148,27 @@ def _next(
     # least ten times its lower end.
     middle = jnp.maximum(jnp.sqrt(low) * jnp.sqrt(high), jnp.asarray(10, low.dtype) * low)
     lam = jnp.where((hebden > low) & (hebden < high), hebden, jnp.minimum(middle, high))
-    # Whether a full step fits is found out as soon as the damping gets that small.
+    # The least damping is tried as soon as the iteration gets this small.
     return jnp.maximum(lam, least), low, high
 
 
 def dogleg_step(system: System, g: jax.Array, radius: jax.Array) -> DampedStep:
-    r"""The farthest point within a trust region on the path from the Cauchy step to the full step.
+    r"""Return the last point of the dogleg path within the trust region.
 
     .. math:: p_C = -\frac{\|g\|^2}{\|A g\|^2}\, g, \qquad
         p(t) = \begin{cases} t\, p_C & t \le 1 \\
         p_C + (t - 1)(p_N - p_C) & t > 1 \end{cases}
 
-    Along this path the length grows and the model decreases, so the farthest point is the best.
+    The path leads from 0 over the Cauchy step to the full step. Along it the length grows and the
+    model decreases, so the last point within the radius has the least model value.
 
     Args:
         system: The linear model.
         g: :math:`A^T r`, of shape `[n]`.
-        radius: The trust radius, a scalar > 0.
+        radius: The trust-region radius, a scalar > 0.
 
     Returns:
-        The step. Its damping is 0 if the full step fits, and otherwise only marks that it doesn't.
+        The step. Its damping is 0 for the full step; otherwise it is a positive placeholder.
 
     Example:
         >>> import jax.numpy as jnp

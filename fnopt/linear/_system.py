@@ -1,4 +1,4 @@
-"""The interface of linear models, and the choice of one by the shape of a problem."""
+"""The interface of linear models, and the choice of a linear solver by the problem's shape."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import jax
 from fnopt.core import where
 
 SOLVERS = ("auto", "qr", "cholesky", "cg")
-_ACCURATE = 64  # up to that many unknowns on the smaller side, accuracy costs next to nothing
-_DENSE = 8192  # beyond, factorising costs more than a few hundred products with the Jacobian
+_ACCURATE = 64  # smaller side of the Jacobian up to which QR costs hardly more than Cholesky
+_DENSE = 8192  # above, a factorisation costs more than a few hundred products with the Jacobian
 
 
 class DampedStep(NamedTuple):
@@ -20,28 +20,28 @@ class DampedStep(NamedTuple):
     lam: jax.Array  # its damping; 0 for a full step
     model_norm: jax.Array  # ||A p||^2
     predicted: jax.Array  # the model's reduction, (||r||^2 - ||A p + r||^2) / 2
-    factor: Any = None  # what it was solved with, where `pull_back` makes use of it
+    factor: Any = None  # the factorisation, for `pull_back`
     full: jax.Array | None = None  # length of the solution before it was cut to the radius
-    rise: jax.Array | None = None  # Hebden's: by what lam rises for a solution half as long
+    rise: jax.Array | None = None  # Hebden's increase of lam for a solution half as long
 
 
 class System(Protocol):
-    r"""A linear model :math:`A p + r` in factorised form, so that steps cost little.
+    r"""A linear model :math:`A p + r` in factorised form, for repeated steps.
 
     Implemented by :class:`TriangleSystem`, :class:`LiftedSystem`, :class:`TallGramSystem`,
     :class:`WideGramSystem`, :class:`BandedGramSystem` and :class:`KrylovSystem`.
     """
 
     def trust_region(self, radius: jax.Array) -> DampedStep:
-        r"""The step that lowers the model most within :math:`\|p\| \le \Delta`."""
+        r"""Return the minimizer of the model within :math:`\|p\| \le \Delta`."""
         ...
 
     def damped(self, lam: jax.Array) -> DampedStep:
-        r"""The minimum of :math:`\tfrac12 \|A p + r\|^2 + \tfrac\lambda2 \|p\|^2`."""
+        r"""Return the minimizer of :math:`\tfrac12 \|A p + r\|^2 + \tfrac\lambda2 \|p\|^2`."""
         ...
 
     def gauss_newton(self) -> DampedStep:
-        r"""The minimum of the model; the one of least norm if it isn't unique."""
+        r"""Return the minimizer of the model, of least norm if it isn't unique."""
         ...
 
     def model_norm(self, v: jax.Array) -> jax.Array:
@@ -49,9 +49,9 @@ class System(Protocol):
         ...
 
     def pull_back(self, w: jax.Array, step: DampedStep) -> jax.Array | None:
-        r"""The vector :math:`(A^T A + \lambda I)^{-1} A^T w`, with the damping of a step.
+        r"""Return :math:`(A^T A + \lambda I)^{-1} A^T w`, with the damping of a step.
 
-        None if that costs as much as a step.
+        None if it costs as much as a step.
         """
         ...
 

@@ -12,7 +12,7 @@ from fnopt.linear._divided_rows import with_fewer_residuals, with_fewer_rows
 from fnopt.linear._norms import divide
 from fnopt.sharding import concatenate
 
-_ROUNDED = 32  # rounding units, of a Jacobian whose entries are good to a few
+_ROUNDED = 32  # machine epsilons, for a Jacobian whose entries are accurate to a few
 
 
 class Triangle(NamedTuple):
@@ -27,7 +27,7 @@ class Triangle(NamedTuple):
 
 
 def triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
-    r"""The triangle of a tall matrix, without :math:`Q` and without :math:`A^T A`.
+    r"""Compute the triangular factor of a tall matrix, without :math:`Q` or :math:`A^T A`.
 
     The QR decomposition of the augmented matrix :math:`[A\; r]` holds both :math:`R` and
     :math:`Q^T r`. It is as accurate as `A` itself; :math:`A^T A` would lose half of the digits.
@@ -37,8 +37,8 @@ def triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
         r: The residual, of shape `[m]`.
         graded: Whether the sizes of rows differ by many digits. An outlier under a robust loss
             has such a row: a large residual with a derivative near zero. Reflections mix every
-            column into the top row, and its large residual would then hide the digits of the
-            others. So rows of zeros are put on top, which makes the reflections equivalent to
+            column into the top row, and a large residual there would hide the digits of the other
+            rows. So rows of zeros are put on top, which makes the reflections equivalent to
             modified Gram-Schmidt.
 
     Returns:
@@ -56,8 +56,8 @@ def triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
         methods for least squares problems, section 2.4 (the rows of zeros).
     """
     n = A.shape[1]
-    # LAPACK's own form, R above and reflections below: Q is never built. The signs of R's rows are
-    # arbitrary, but those of Q^T r go with them, and they cancel in all that is made of both.
+    # LAPACK's compact form, R above and reflections below: Q is never formed. The signs of R's rows
+    # are arbitrary, but Q^T r has the same signs, so they cancel in all results.
     rows = with_fewer_rows(concatenate([A, r[:, None]], axis=1))
     above, below = n if graded else 0, 0 if graded else max(n - len(rows), 0)
     raw, _ = jnp.linalg.qr(jnp.pad(rows, ((above, below), (0, 0))), mode="raw")
@@ -65,7 +65,7 @@ def triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
 
 
 def row_triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
-    """The triangle of the rows of residuals, which may be divided over devices.
+    """Compute the triangular factor of residual rows, which may be sharded over devices.
 
     `graded` has no effect on the factorisation of each device's part.
     """
@@ -76,16 +76,16 @@ def row_triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
 def noise_damping(L: jax.Array) -> jax.Array:
     r"""Damping for numerically dependent columns.
 
-    For a column that depends on others, rounding leaves a pivot of a few units, and a step along
-    it would be as long as :math:`\|r\| / \epsilon`. Damping such a column loses nothing, because
-    it adds nothing to the range of the others.
+    For a column that depends on other columns, rounding leaves a pivot of a few machine epsilons,
+    and a step along it would be as long as :math:`\|r\| / \epsilon`. Damping such a column loses
+    nothing, because it adds nothing to the range of the other columns.
 
     Args:
         L: The triangle of columns of like lengths, of shape `[k, k]`.
 
     Returns:
-        The diagonal, of shape `[k]`: the largest entry where a pivot is below 32 rounding units of
-        that entry, else 0.
+        The diagonal, of shape `[k]`: the largest entry where a pivot is below 32 machine epsilons
+        times this entry, else 0.
 
     Example:
         >>> import jax.numpy as jnp
@@ -140,11 +140,11 @@ class SingularFactors(NamedTuple):
 
 
 def singular_factors(A: jax.Array, r: jax.Array) -> SingularFactors:
-    r"""Singular values, without forming :math:`A^T A`, which would square the condition number.
+    r"""Compute singular values without :math:`A^T A`, which would square the condition number.
 
     A tall matrix (`m >= n`) is reduced by the QR decomposition of the augmented :math:`[A\; r]`,
-    whose triangle holds both :math:`R` and :math:`Q^T r`. :math:`Q` is never formed, and the SVD
-    is that of the small :math:`R`. A wide matrix (`m < n`) is reduced by the QR decomposition of
+    whose triangle contains :math:`R` and :math:`Q^T r`. :math:`Q` is never formed, and only the
+    small :math:`R` needs an SVD. A wide matrix (`m < n`) is reduced by the QR decomposition of
     :math:`A^T`. This costs :math:`m^2 n + m^3`, and no `n x n` array exists.
 
     Args:
@@ -152,7 +152,7 @@ def singular_factors(A: jax.Array, r: jax.Array) -> SingularFactors:
         r: The residual, of shape `[m]`.
 
     Returns:
-        Singular values, right singular vectors, and the residual in the left singular vectors.
+        Singular values, right singular vectors, and the residual in the basis of the left ones.
 
     Example:
         >>> import jax.numpy as jnp
@@ -185,8 +185,8 @@ def numerical_rank(s: jax.Array, size: int) -> jax.Array:
 
     .. math:: \#\{ s_i > \min(32, \max(m, n))\, \epsilon\, s_1 \}
 
-    Rounding errors of a column that depends on others hardly grow with the number of rows: they are
-    one or two units for 10 rows and for 100,000. A tolerance that grows with the number of rows
+    Rounding errors of a dependent column hardly grow with the number of rows: they are one or two
+    machine epsilons for 10 rows and for 100,000. A tolerance that grows with the number of rows
     would discard directions that the data determine to several digits.
 
     Args:
@@ -230,6 +230,6 @@ def gauss_newton_solution(factors: SingularFactors, size: int) -> jax.Array:
 
 
 def _determined(s: jax.Array, size: int) -> jax.Array:
-    """Which singular values are above rounding noise, as a mask of shape `[k]`."""
+    """Return a mask of the singular values above rounding noise, of shape `[k]`."""
     noise = min(size, _ROUNDED) * jnp.finfo(s.dtype).eps
     return s > jnp.asarray(noise, s.dtype) * s[0]

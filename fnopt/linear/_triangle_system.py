@@ -1,4 +1,4 @@
-"""Steps from a triangular (QR) factor, which are the most accurate, for up to medium problems."""
+"""Steps from a triangular (QR) factor, the most accurate, for small and medium problems."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from fnopt.linear._triangle import (
     singular_triangle,
 )
 
-# Times the radius: a longer step is cut. Moré (1978) repeats the solution until the length is
+# Steps longer than this times the radius are cut. Moré (1978) iterates until the length is
 # within 1.1; the damping for the next step follows from this solution anyway, and a program without
 # an inner loop compiles in two thirds of the time.
 _LONGEST = 1.5
-# Rounding units of the largest entry: the least multiple of the identity below a triangle, so that
-# no pivot is zero: a few times the rounding of a Householder QR (Higham 2002, theorem 19.4).
+# Least damping, in machine epsilons of the largest entry, so that no pivot is zero. It is a few
+# times the rounding error of a Householder QR (Higham 2002, theorem 19.4).
 _LEAST = 8.0
 
 
@@ -51,8 +51,8 @@ class TriangleSystem:
     r"""A linear model given by the triangle of its QR decomposition.
 
     Every step costs one QR decomposition of two triangles. The condition number isn't squared, so
-    directions with small singular values still count. Problems that are singular at their solution
-    make their progress in these directions. The radius bounds the effect of rounding errors there.
+    directions with small singular values still contribute. Problems that are singular at their
+    solution converge along these directions. The radius bounds the effect of rounding errors.
 
     Args:
         triangle: The triangle of `A` and `r`.
@@ -81,7 +81,7 @@ class TriangleSystem:
     fixed: jax.Array | float = 0.0
 
     def trust_region(self, radius: jax.Array) -> DampedStep:
-        r"""The step with the damping `start`, cut to 1.5 radii.
+        r"""Return the step with the damping `start`, cut to 1.5 radii.
 
         `full` and `rise` are the quantities from which Hebden's iteration computes the next
         damping,
@@ -104,23 +104,23 @@ class TriangleSystem:
         least *= jnp.where(top > 0, top, jnp.ones_like(top))
         L, c = damped_triangle(self.triangle, jnp.maximum(jnp.sqrt(lam), least) + self.fixed)
         p = -backward(L, c)
-        full = norm(p)  # in a scaling beyond columns that hardly count it may be huge
+        full = norm(p)  # may be huge if the scaling is far above the column norms
         rise = jnp.square(divide(full, length(forward(L, p))))
         model_norm = self.model_norm(p)
         predicted = jnp.asarray(0.5, lam.dtype) * model_norm + lam * full * full
         return DampedStep(p, lam, model_norm, predicted, L, full, rise)
 
     def gauss_newton(self) -> DampedStep:
-        """The full step of least norm in units of the columns, without directions of noise.
+        """Return the full step of least norm in units of the columns, without noise directions.
 
-        The units are the lengths of the columns here. The scaling of the search remembers how
-        steep a parameter was far from here, and would make its present effect look like noise.
+        The units are the column norms at this point. The scaling of the search also contains larger
+        norms at earlier points, with which the effect of a param could look like rounding noise.
         """
         columns = norm(self.triangle.L, axis=1)
         return self.shortest(jnp.where(columns > 0, columns, jnp.ones_like(columns)))
 
     def shortest(self, unit: jax.Array) -> DampedStep:
-        """The full step of least norm in given units, in directions above rounding noise.
+        """Return the full step of least norm in given units, in directions above rounding noise.
 
         Args:
             unit: The units, of shape `[k]`.
@@ -133,7 +133,7 @@ class TriangleSystem:
         return DampedStep(p, jnp.zeros_like(model_norm), model_norm, half * model_norm)
 
     def pull_back(self, w: jax.Array, step: DampedStep) -> jax.Array:
-        """The damped solution for another right-hand side."""
+        """Return the damped solution for another right-hand side."""
         return backward(step.factor, forward(step.factor, self.pull(w)))
 
     def model_norm(self, v: jax.Array) -> jax.Array:

@@ -21,12 +21,12 @@ from jax import lax
 Rows = tuple[tuple[jax.Array, ...], ...]
 """A lower triangle: row `i` holds its entries 0 to `i`, each of shape `[lanes]`."""
 
-# A CPU's compiler vectorises a sum over the lanes only where it has unrolled the loop over the
-# points before, and it unrolls only small loops: a few points of a few terms. Without it a fit was
-# seen to take up to three times as long, with more of either up to five times. Stages of short
-# sums keep the digits of float32, too.
+# XLA on a CPU vectorises a sum over the lanes only if it has unrolled the loop over the points, and
+# it unrolls only small loops: a few points of a few terms. Without stages a fit took up to three
+# times as long; with more points or terms, up to five times. Stages of short sums also have smaller
+# rounding errors in float32.
 _POINTS, _TERMS = 5, 11
-_PARTIAL = 10  # sums of sums have no model in them
+_PARTIAL = 10  # for sums of partial sums, which don't evaluate the model
 
 
 class NormalEquations(NamedTuple):
@@ -63,7 +63,7 @@ def normal_equations(columns: Sequence[jax.Array], r: jax.Array) -> NormalEquati
         [ 3. 12.] [3. 6.] [3. 3.]
     """
     n = len(columns)
-    # Without the barrier the model would be evaluated anew for each of the sums.
+    # Without the barrier XLA would evaluate the model again for each of the sums.
     *J, r = lax.optimization_barrier((*columns, r))
     products = [r * r, *(c * r for c in J)]
     products += [J[i] * J[j] for i in range(n) for j in range(i + 1)]
@@ -81,7 +81,7 @@ def sum_points(terms: list[jax.Array]) -> list[jax.Array]:
 
 
 def _in_stages(terms: Sequence[jax.Array], block: int) -> Sequence[jax.Array]:
-    """Sums over the first axis, of so many rows at a time; then the sums of these."""
+    """Sum over the first axis in blocks of rows; then sum the partial sums."""
     m = terms[0].shape[0]
     if m <= block:
         return _sum_together(tuple(terms), 0)
@@ -96,7 +96,7 @@ def _in_stages(terms: Sequence[jax.Array], block: int) -> Sequence[jax.Array]:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _sum_together(terms: tuple[jax.Array, ...], axis: int) -> tuple[jax.Array, ...]:
-    """Sums over an axis, all in one loop."""
+    """Sum several terms over an axis in one loop."""
     zeros = (jnp.zeros((), terms[0].dtype),) * len(terms)
 
     def add(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -107,7 +107,8 @@ def _sum_together(terms: tuple[jax.Array, ...], axis: int) -> tuple[jax.Array, .
 
 @_sum_together.defjvp
 def _sums_of_tangents(axis: int, primals: Any, tangents: Any) -> Any:
-    # JAX has a rule for any reducer, which from 0.12 on fails where the rate of one term is zero.
+    # JAX's derivative rule for general reducers fails from 0.12 on if the tangent of a term is
+    # zero.
     (terms,), (rates,) = primals, tangents
     return _sum_together(terms, axis), tuple(jnp.sum(rate, axis) for rate in rates)
 
@@ -115,8 +116,8 @@ def _sums_of_tangents(axis: int, primals: Any, tangents: Any) -> Any:
 def unrolled_cholesky(A: Rows, damping: jax.Array, least: float | jax.Array = 0.0) -> Factor:
     r"""Factor :math:`A + \lambda I = L L^T` for every lane.
 
-    If a pivot isn't above `least`, its row and column of `L` are left out. For a semidefinite
-    matrix the result is a factor of the part that the remaining ones span.
+    If a pivot isn't above `least`, its row and column of `L` are omitted. For a semidefinite matrix
+    the result is a factor of the submatrix of the remaining rows and columns.
 
     Args:
         A: The lower triangles.
@@ -143,8 +144,8 @@ def unrolled_cholesky(A: Rows, damping: jax.Array, least: float | jax.Array = 0.
             L[i].append((row[j] - _dot(L[i][:j], L[j][:j])) / diagonal[j])
         pivot = row[i] + damping - _dot(L[i], L[i])
         definite = definite & (pivot > least)
-        # Infinite where there is no pivot: what is divided by it is zero, so the unknown drops
-        # out of that lane without a branch.
+        # The diagonal is infinite without a pivot: quotients by it are zero, so the unknown drops
+        # out of its lane without a branch.
         diagonal.append(jnp.sqrt(jnp.where(pivot > least, pivot, jnp.full_like(pivot, jnp.inf))))
     return Factor(tuple(map(tuple, L)), tuple(diagonal), definite)
 

@@ -13,12 +13,12 @@ from fnopt.core import compute_dtype, type_text
 class _PathSearch(NamedTuple):
     """State of a shortest-path search from an unassigned row."""
 
-    distance: jax.Array  # [m] of the shortest path to every column
-    parent: jax.Array  # [m] the row before it on that path
+    distance: jax.Array  # [m] length of the shortest path to every column
+    parent: jax.Array  # [m] the preceding row on the shortest path to every column
     done: jax.Array  # [m] bools: the columns whose distance is final
     rows: jax.Array  # [n] bools: the rows that were reached
     last: jax.Array  # the column reached last
-    length: jax.Array  # and its distance
+    length: jax.Array  # the distance of the column reached last
 
 
 def _shortest_path(
@@ -34,7 +34,7 @@ def _shortest_path(
         distance = jnp.where(better, through, search.distance)
         parent = jnp.where(better, row, search.parent)
         last = jnp.argmin(jnp.where(search.done, far, distance)).astype(jnp.int32)
-        # Columns that no finite cost leads to are taken in order, so that the search ends.
+        # Columns without a finite cost are visited in order, so that the search ends.
         last = jnp.where(search.done[last], jnp.argmin(search.done).astype(jnp.int32), last)
         return _PathSearch(
             distance,

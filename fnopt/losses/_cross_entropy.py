@@ -160,7 +160,7 @@ def poly_loss_cross_entropy(
 
 
 def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    # Both terms are positive: nothing cancels, also where a sure answer is right.
+    # Both terms are positive: nothing cancels, even for confident correct answers.
     return multiply(labels, jax.nn.softplus(-logits)) + multiply(
         1 - labels, jax.nn.softplus(logits)
     )

@@ -43,7 +43,7 @@ def _check_inputs(
 
 
 def _frames(logits: jax.Array, padded: jax.Array, labels: jax.Array, blank_id: int) -> _Frames:
-    # Padded frames may hold anything; zeros keep it out of the derivative.
+    # Padded frames may contain any values; zeros exclude these from the derivative.
     log_p = log_softmax(jnp.where(padded[..., None], jnp.zeros_like(logits), logits))
     wide = jnp.broadcast_to(labels[:, None], (*logits.shape[:2], labels.shape[1]))
     # A look-up, not a product with one-hot rows: an accelerator would round that to 16 bits.

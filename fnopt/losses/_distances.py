@@ -211,7 +211,7 @@ def kl_divergence_with_log_targets(
     p = jnp.exp(log_p)
     finite = jnp.where(log_p == -jnp.inf, jnp.zeros_like(log_p), log_p)
     terms = multiply(p, finite - log_q)
-    # What the mask excludes was set to log p = log q = 0, whose term is zero.
+    # Excluded elements were set to log p = log q = 0, whose term is zero.
     return jnp.sum(terms, axis=axis)
 
 

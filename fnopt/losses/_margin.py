@@ -134,7 +134,7 @@ def _reduce(loss: jax.Array, some: jax.Array | None, reduce_fn: Any) -> jax.Arra
     if reduce_fn is None:
         return zero_excluded(some, loss)
     if reduce_fn is jnp.mean and some is not None:
-        # The mean of nothing is 0 over 0; its gradient too.
+        # The mean over zero lists would be 0 / 0, and its gradient too.
         count = jnp.sum(some.astype(loss.dtype))
         return jnp.sum(zero_excluded(some, loss)) / jnp.maximum(count, 1)
     return reduce_fn(loss, where=some)
@@ -263,7 +263,7 @@ def sparsemax_loss(logits: Any, labels: Any) -> jax.Array:
         raise TypeError(f"sparsemax_loss: labels are {type_text(yes)}, expected 0 and 1.")
     check_broadcast("sparsemax_loss", logits=x, labels=yes)
     z = jnp.where(yes != 0, -x, x)
-    # The square is taken of what is used only: that of 1e30 is infinite.
+    # Only used elements are squared, because the square of 1e30 is infinite.
     square = 0.25 * jnp.square(jnp.clip(z, -1, 1) + 1)
     return jnp.where(z >= 1, z, square)
 

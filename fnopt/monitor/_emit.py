@@ -118,11 +118,11 @@ def emit(sink: Sink, step: Any, metrics: Callable[[], Any], *, every: int = 1) -
     due = step % every == 0
 
     def deliver(due: Any, step: Any, values: Any) -> None:
-        if due:  # under vmap all members come here, also those whose turn it is not
+        if due:  # under vmap all members get here, also those whose step isn't due
             try:
                 sink(record_of(step, values))
             except Exception as error:
-                # From inside a callback it would end the program: a full disk the training.
+                # An exception in a callback would end the program, and a full disk the training.
                 name = getattr(sink, "__name__", type(sink).__name__)
                 warn_once(
                     sink,

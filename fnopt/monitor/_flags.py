@@ -260,7 +260,7 @@ def _update_flags(
     changed = {}
     for kind, (enter, leave) in wishes.items():
         flag, streak = getattr(state, kind), getattr(state, f"{kind}_streak")
-        # What isn't finite is shown at once.
+        # Nonfinite values are flagged at once.
         least = jnp.where(flag, patience, 1) if kind == "nonfinite" else patience
         streak = jnp.where(jnp.where(flag, leave, enter), streak + 1, jnp.zeros_like(streak))
         # Hysteresis: a flag changes after its criterion differed from it `patience` times in a row.
@@ -325,7 +325,7 @@ def _median(x: jax.Array, counts: jax.Array) -> jax.Array:
 
 def is_exploding(h: Thresholds, norm: jax.Array, usual: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Whether each norm is far too large, and whether it has clearly recovered."""
-    # What was negligible in the first observations may become as large as the others.
+    # A group that was negligible in the first observations may become as large as the others.
     least = _median(usual, usual > 0) / 10
     bound = jnp.minimum(h.exploding * jnp.maximum(usual, least), h.limit)
     bound = jnp.where(usual > 0, bound, h.limit)
@@ -340,5 +340,5 @@ def next_usual(h: Thresholds, norm: jax.Array, usual: jax.Array, exploding: jax.
     past = jnp.where(usual > 0, jnp.log(jnp.where(usual > 0, usual, one)), now)
     # Geometric: norms of a training range over orders of magnitude.
     mean = jnp.exp(h.decay * past + (one - h.decay) * now)
-    # It never falls: a layer that has converged and moves again does not explode.
+    # The usual norm never falls: a converged layer that moves again isn't exploding.
     return jnp.where(counts, jnp.maximum(mean, usual), usual)

@@ -20,7 +20,7 @@ Record = Mapping[str, Any]
 """A flat dict with a `'step'`."""
 
 
-_WARNED: dict[int, Any] = {}  # what has been warned of, by its id: alive, so that no other has it
+_WARNED: dict[int, Any] = {}  # objects by id; alive, so that ids stay unique
 
 
 def warn(message: str) -> None:
@@ -135,7 +135,7 @@ class JsonLines(Writer):
         """Close the file; on a full disk warn that records are lost."""
         try:
             self._file.close()
-        except OSError as error:  # raised, it would end the program after all of its training
+        except OSError as error:  # an exception would end the program after the training
             warn(
                 f"JsonLines: {self.path} could not be written to its end: {error}. Its last "
                 "records are lost."

@@ -58,8 +58,8 @@ class scale_by_belief(AdamDirection):
 
     def second_moment(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         """The average of the squared distance of the gradient from its mean."""
-        # Adding a number last would make XLA repeat the whole sum in the loop of the update, which
-        # then reads the old slot too, and copies it.
+        # If the number were added last, XLA would repeat the whole sum in the loop of the update.
+        # That loop would then read the old slot too, and XLA would copy the slot.
         return h.b2 * nu + (h.gain2 * squared_modulus(g - mu) + h.eps_root)
 
 
@@ -153,8 +153,8 @@ class scale_by_yogi(AdamDirection):
     def second_moment(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         """The old second moment, moved toward the new square by a multiple of that square."""
         square = squared_modulus(g)
-        # The sign bounds the change by the new square: a small one can't make `nu` fall at once, as
-        # an exponential average would (Zaheer et al., 2018).
+        # The sign bounds the change by the new square: a small square can't decrease `nu` at once,
+        # unlike in an exponential average (Zaheer et al., 2018).
         return nu - h.gain2 * jnp.sign(nu - square) * square
 
 
@@ -240,7 +240,8 @@ class scale_by_diffgrad(AdamDirection):
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any, previous: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
         friction = jax.nn.sigmoid(jnp.abs(previous - g))
-        # Not friction times Adam's quotient, for which XLA keeps a temporary of the params' size.
+        # Not friction times Adam's quotient, for which XLA keeps a temporary buffer of the params'
+        # size.
         u = friction * (h.mean * mu) / (positive_root(nu) + h.scaled_eps)
         # The step reads the old gradient: after it XLA can overwrite the slot in place.
         return u, mu, nu, write_after(g, u)

@@ -23,7 +23,7 @@ from fnopt.transforms import Chain
 
 
 class _Bounded(Leafwise):
-    """Base class: a step size for every element between two converging bounds."""
+    """Base class of methods with elementwise step sizes between two converging bounds."""
 
     carrier = "mu"
 
@@ -47,7 +47,7 @@ class _Bounded(Leafwise):
         }
 
     def clip_step(self, h: Any, mu: Any, nu: Any) -> Any:
-        """Mean gradient times the clipped step size."""
+        """Multiply the mean gradient by the clipped step size."""
         factor = h.correction / (positive_root(nu) + h.eps)
         return jnp.clip(factor, h.lower, h.upper) * mu
 

@@ -49,7 +49,7 @@ def zeros_like_parts(p: jax.Array, axes: Axes) -> Parts:
     dtype = real_dtype(compute_dtype(p.dtype))
     if axes is None:
         return (jnp.zeros_like(p, dtype),)
-    # Like the sums of the params: so the slots have the sharding that means of gradients will have.
+    # Computed like sums of the params, so that the slots have the sharding of the gradients' means.
     return tuple(jnp.zeros_like(jnp.sum(p, axis=i), dtype) for i in reversed(axes))
 
 
@@ -135,7 +135,7 @@ class scale_by_factored_rms(Leafwise):
         """The two largest axes, the smaller one first; None for leaves that aren't factored."""
         if not self.factored or len(shape) < 2:
             return None
-        # A stable sort: of equal axes the later ones, as in optax.
+        # A stable sort prefers the later of equal axes, as in optax.
         *_, smaller, larger = (int(i) for i in np.argsort(shape, kind="stable"))
         return None if shape[smaller] < self.min_dim_size_to_factor else (smaller, larger)
 

@@ -137,7 +137,7 @@ class scale_by_adadelta(Leafwise):
     def leaf(self, h: Any, g: Any, e_g: Any, e_x: Any) -> Any:
         square = squared_modulus(g)
         e_g = ema(e_g, square, h.rho)
-        # The quotient of the roots: that of the averages may overflow where the step does not.
+        # The quotient of the roots, because the quotient of the averages may overflow.
         step = positive_root(e_x + h.eps) / positive_root(e_g + h.eps) * g
         e_x = ema(e_x, squared_modulus(step), h.rho)
         # The same step from the new average, so that XLA overwrites the old one in place: its
@@ -242,7 +242,7 @@ class scale_by_sm3(Leafwise):
         return {"gain": jnp.where(h.b2 == 1, jnp.ones_like(h.b2), 1 - h.b2)}
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
-        # SM3-II: the least of the sums along the axes bounds the sum of squares of an element.
+        # SM3-II: the minimum of the sums along the axes bounds the sum of squares of an element.
         covers = [
             jnp.expand_dims(v, tuple(j for j in range(g.ndim) if j != i)) if g.ndim > 1 else v
             for i, v in enumerate(mu)

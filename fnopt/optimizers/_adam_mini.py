@@ -114,7 +114,7 @@ def _block_zeros(p: Any, label: Any) -> jax.Array:
     p = jnp.asarray(p)
     kept = _block_axis(p.ndim, label)
     axes = tuple(i for i in range(p.ndim) if i != kept)
-    # Like a sum of the params, which has the sharding that means of gradients will have.
+    # Computed like a sum of the params, which has the sharding of the gradients' means.
     dtype = real_dtype(compute_dtype(p.dtype))
     return jnp.zeros_like(jnp.sum(p, axis=axes, keepdims=True), dtype)
 

@@ -63,7 +63,7 @@ class scale_by_stable_adam(AdamDirection):
     """
 
     needs_params = True
-    carrier = None  # the growth carries an infinite gradient already
+    carrier = None  # the growth already propagates an infinite gradient
 
     b2: Scalar = hyper(default=0.99, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-6, ge=0)

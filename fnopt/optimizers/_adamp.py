@@ -79,8 +79,8 @@ class scale_by_adamp(AdamDirection):
         # on.
         if p.ndim < 2 or not p.size:
             return direction + h.weight_decay * p, mu, nu
-        # By output where these are invariant, else by leaf, as in the authors' code. JAX's outputs
-        # are the last axis, PyTorch's the first.
+        # By output if the outputs' weights are invariant, else by leaf, as in the authors' code.
+        # JAX's outputs are the last axis, PyTorch's the first.
         outputs = _Across(p, g, tuple(range(p.ndim - 1)))
         whole = _Across(p, g, tuple(range(p.ndim)))
         by_output, by_leaf = outputs.is_invariant(h.delta), whole.is_invariant(h.delta)

@@ -85,7 +85,7 @@ class scale_by_adan(Leafwise):
         }
 
     def leaf(self, h: Any, g: Any, m: Any, v: Any, n: Any, previous: Any) -> Any:
-        # The slot begins with zeros, from which the first gradient is no change.
+        # The slot is initialized with zeros; the first gradient counts as no change.
         change = h.later * (g - previous)
         m = ema(m, g, h.b1, h.gain1)
         v = ema(v, change, h.b2, h.gain2)

@@ -19,10 +19,10 @@ from fnopt.core import (
 )
 from fnopt.transforms import all_finite, real_dtype_of
 
-_DECREASE = 1e-4  # of what the slope promises: Armijo's condition
-_POOR = 0.25  # a gain below which the damping was too small: Nocedal and Wright, algorithm 4.1
-_REFUSED = 8.0  # what damping is multiplied by
-_USUAL = 1e-3  # a first damping of losses of size 1
+_DECREASE = 1e-4  # fraction of the linear decrease in Armijo's condition
+_POOR = 0.25  # gain ratio below which the damping was too small: Nocedal and Wright, algorithm 4.1
+_REFUSED = 8.0  # factor of the damping after a refused step
+_USUAL = 1e-3  # initial damping for losses of order 1
 
 
 class DampingRule(NamedTuple):
@@ -67,8 +67,8 @@ class BatchStep(NamedTuple):
     second_derivative: jax.Array  # d^T G d
     value: jax.Array  # the loss
     known: jax.Array  # whether the loss and its derivatives are finite
-    phi: Any  # what momentum remembers of the direction; None without momentum
-    noise: jax.Array  # differences of the loss below this are rounding
+    phi: Any  # the direction to store as momentum; None without momentum
+    noise: jax.Array  # rounding error of differences of the loss
 
 
 StepOptions = Any
@@ -97,7 +97,7 @@ class BatchStepDescent(Transformation):
 
     damping_rule: ClassVar[DampingRule]
 
-    # `self` is untyped: the options are fields of the subclasses, in an order of their own.
+    # `self` is untyped: the options are fields of the subclasses, in different orders.
     def __post_init__(self: Any) -> None:
         super().__post_init__()
         check_solver(self, type(self).__name__)
@@ -139,7 +139,7 @@ class BatchStepDescent(Transformation):
         known: jax.Array,
         noise: jax.Array,
     ) -> BatchStep:
-        """The step along momentum less `pulled`, with the quadratic model along it."""
+        """The step along momentum minus `pulled`, with the quadratic model along the step."""
         phi = jax.tree.map(jnp.negative, pulled)
         longer = jnp.ones((), value.dtype)
         if self.momentum is not None:
@@ -196,7 +196,7 @@ def _search_length(
     tried: jax.Array,
     value_at: Callable[[Any], jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
-    """Backtrack by halves to a sufficient decrease; the step length (0 if none), and the loss."""
+    """Halve the step until it decreases the loss enough; return its length (or 0), and the loss."""
     if options.halvings == 0 and not options.adaptive:
         return tried, step.value
 
@@ -236,7 +236,8 @@ def _next_damping(
     poor = cut | ~(gain >= _POOR)
     factor = jnp.where(~cut & (gain > good), shrink, jnp.where(poor, grow, 1.0))
     factor = jnp.where(accepted, factor, _REFUSED).astype(damping.dtype)
-    # So that it comes back from where it was not needed; in the units of the first one.
+    # The bounds, in units of the initial damping, let the damping recover after steps without need
+    # of it.
     eps, first = jnp.finfo(damping.dtype).eps, jnp.asarray(options.damping).astype(damping.dtype)
     unit, one = first / _USUAL, jnp.ones_like(first)
     least, most = eps * jnp.minimum(unit, one), jnp.maximum(unit, one) / eps

@@ -95,5 +95,5 @@ class scale_by_dion(Matrixwise):
         # A column of zeros (a gradient of lower rank) keeps its direction for the next iteration.
         length = frobenius_norm(R, (1,))
         Q = jnp.where(length == 0, slots.basis, R / nonzero(length))
-        # A gradient that is not finite is seen in the update and the momentum, not in the basis.
+        # A nonfinite gradient affects the update and the momentum, but not the basis.
         return matmul(Q, transpose(P)), {"mu": mu, "basis": only_finite(Q, slots.basis)}

@@ -169,12 +169,12 @@ class scale_by_galore(Transformation):
         return jnp.zeros(low, dtype), jnp.zeros((k, max(m, n), r), dtype)
 
     def _slots(self, layout: MatrixLayout, row: Any, which: int) -> list[Any]:
-        """Projected gradients (0) or directions (1) from what is kept of them."""
+        """Load projected gradients (0) or directions (1) from their stored form."""
         pairs = zip(row, layout.shapes, strict=True)
         return [load_slot(x, lambda s=s: self._start(s)[which]) for x, s in pairs]
 
     def _whole(self, part: dict[str, tuple[jax.Array, jax.Array]]) -> jax.Array:
-        """Inner updates of a shape, back in the axes of the params."""
+        """Map inner updates of a shape back to the axes of the params."""
         ((side, (u, P)),) = part.items()
         dtype = compute_dtype(u.dtype, P.dtype)
         u, P = u.astype(dtype), P.astype(dtype)

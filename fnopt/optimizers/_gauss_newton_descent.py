@@ -100,8 +100,9 @@ class gauss_newton_descent(BatchStepDescent):
         Dangel, Goldshlager and Zeinhofer, 2025, arXiv:2505.12149 (ENGD-W).
     """
 
-    # A poor gain or a cut step doesn't make it grow: the search has found a good length, and a
-    # batch that is drawn anew in each step would keep the damping where it began.
+    # A small gain ratio or a shortened step doesn't increase the damping: the search has found a
+    # good length. With a new batch in each step, the damping would otherwise stay at its initial
+    # value.
     damping_rule: ClassVar[DampingRule] = DampingRule(good=0.5, shrink=0.25, grow=1.0)
 
     learning_rate: ScalarOrSchedule = hyper(default=1.0, ge=0, schedule=True)
@@ -134,7 +135,7 @@ class gauss_newton_descent(BatchStepDescent):
             return batch_jacobian(residual_fn, method=method, **options)(params, batch)
 
         J = jacobian(self.method)
-        # Nothing is computed yet: what the tape would save is lost where rows are formed anyway.
+        # Nothing is computed yet: the tape saves nothing if rows are formed anyway.
         tall = (self.method, self.solver) == ("auto", "cholesky") and J.shape[0] > J.shape[1]
         J = jacobian("formed") if tall else J
         dtype = step_dtype(params)
@@ -173,7 +174,7 @@ class gauss_newton_descent(BatchStepDescent):
     def _among_residuals(
         self, J: BatchJacobian, scale: jax.Array, b: jax.Array, damping: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array]:
-        """Solve among the residuals: `J^T (J J^T + lam I)^-1 b`, its image by `J`, the damping."""
+        """Solve in residual space: `J^T (J J^T + lam I)^-1 b`, its image under `J`, the damping."""
         K = self._gram(J, scale, damping)
         a = K.inverse(b)
         return J.rmv(scale * a), K.times(a), K.lam
@@ -198,7 +199,7 @@ class gauss_newton_descent(BatchStepDescent):
 def _among_params(
     J: BatchJacobian, scale: jax.Array, b: jax.Array, damping: jax.Array
 ) -> tuple[Any, jax.Array, jax.Array]:
-    """Solve among the params: `(J^T J + lam I)^-1 J^T b`, and the squares of all columns."""
+    """Solve in parameter space: `(J^T J + lam I)^-1 J^T b`, and squared norms of all columns."""
     from fnopt.curvature import solve_by_cholesky
 
     G = J.normal([1 / n for n, _ in J.sizes]).astype(scale.dtype)

@@ -13,7 +13,7 @@ from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.optimizers._recipe import one_of
 
-# The axes that a norm is taken over, of stacks `[k, rows, columns]`.
+# The axes of a norm, in stacks `[k, rows, columns]`.
 _AXES = {"matrix": (1, 2), "output": (1,)}
 
 

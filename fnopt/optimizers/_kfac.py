@@ -40,8 +40,8 @@ from fnopt.transforms import all_finite
 if TYPE_CHECKING:
     from fnopt.curvature import Combination, KroneckerModel, KroneckerSpec
 
-_LEAST, _MOST = 1e-30, 1e30  # damping, in the units of the loss
-_REFUSED = 8.0  # what it is multiplied by after a step that was too long
+_LEAST, _MOST = 1e-30, 1e30  # damping, in units of the loss
+_REFUSED = 8.0  # factor of the damping after a step that was too long
 
 
 class kfac(Transformation):
@@ -237,7 +237,7 @@ class kfac(Transformation):
 
         model = KroneckerModel(self._spec, params, batch)
         count, fresh = state.count, state.averaged == 0
-        again = state.status != Status.RUNNING.value  # after a step that was refused
+        again = state.status != Status.RUNNING.value  # after a refused step
         blocks = find_finite_blocks(averages_of(state))
         whole = all_finite((state.damping, state.weights)) & are_all_finite(blocks)
         state = replace_nonfinite(state, self.damping)
@@ -250,7 +250,7 @@ class kfac(Transformation):
         down = tuple(map(jnp.negative, divided))
         last = jax.tree.map(lambda m: m.astype(value.dtype), state.momentum)
         directions = direction(model.tree(down), down), direction(last, model.matrices(last))
-        if self.model_every > 1:  # weights that are kept for too long make the loss explode
+        if self.model_every > 1:  # weights that are reused for too long make the loss diverge
             again = again | (value - state.value > jnp.abs(state.value))
         found = self._combination(objective, state, gradient, directions, again)
         step, longest = _combine(found.weights, directions)
@@ -306,7 +306,7 @@ class kfac(Transformation):
             return best()
         zero = jnp.zeros_like(state.value)
         now = now | (state.count % self.model_every == 0) | (state.weights[0] == 0)
-        # The kept weights predict no change, so the damping is not adapted in such a step.
+        # Reused weights predict no change, so the damping isn't adapted in such a step.
         return jax.lax.cond(now, best, lambda: Combination(state.weights, zero, zero))
 
     def _adapt(
@@ -319,9 +319,9 @@ class kfac(Transformation):
         noise: jax.Array,
         now: jax.Array,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The damping of the next step, whether this one is no worse, and the objective after it.
+        """The next damping, whether this step didn't increase the objective, and the new objective.
 
-        Where that isn't looked at, it counts as if it were.
+        If the objective isn't evaluated, the step counts as a decrease.
         """
 
         def compare() -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -332,7 +332,7 @@ class kfac(Transformation):
             one = jnp.ones_like(factor)
             # The Levenberg-Marquardt rule of Martens and Grosse (2015), section 6.5.
             change = jnp.where(gain > 0.75, factor, jnp.where(gain < 0.25, 1 / factor, one))
-            # A step whose gain drowns in rounding tells nothing, unless damping is what made it so.
+            # A gain below rounding error is inconclusive, unless the damping caused the small step.
             change = jnp.where(clear, change, jnp.where(found.share < 0.01, factor, one))
             damping = state.damping * change
             return jnp.clip(damping, _LEAST, _MOST), after <= value + noise, after
@@ -341,7 +341,7 @@ class kfac(Transformation):
 
 
 def _combine(weights: jax.Array, directions: tuple[Any, Any]) -> tuple[Any, jax.Array]:
-    """The step, and an upper bound of its entries."""
+    """Return the step, and an upper bound of its entries."""
     a, b = (w * d.norm for w, d in zip(weights, directions, strict=True))
     step = jax.tree.map(lambda d, m: a * d + b * m, *(d.unit for d in directions))
     return step, jnp.abs(a) + jnp.abs(b)

@@ -26,7 +26,7 @@ class Objective:
         self.model, self.params = model, params
         self.l2, self._penalised = jnp.asarray(l2).astype(model.dtype), not is_static_zero(l2)
         self._own = model.own(params)
-        # One pass through the model for the value and for all products with its Jacobian.
+        # One pass through the model gives the value and all products with the model's Jacobian.
         self.outputs, self._push = jax.linearize(model.outputs, self._own)
         self.wide = jax.tree.map(lambda p: p.astype(model.dtype), params)
 
@@ -76,7 +76,7 @@ class Objective:
     def _penalty(self, params: Any) -> jax.Array:
         if not self._penalised:
             return jnp.zeros((), self.model.dtype)
-        # Zero without `l2`, even of params whose squares overflow.
+        # Zero without `l2`, even for params whose squares overflow.
         squares = [jnp.sum(p * (self.l2 / 2 * p)) for p in jax.tree.leaves(params)]
         return sum(squares[1:], squares[0])
 

@@ -156,7 +156,7 @@ def are_all_finite(sound: list[jax.Array]) -> jax.Array:
 
 
 def _mean(weight: jax.Array, old: Any, new: Any, sound: list[jax.Array]) -> Any:
-    """Running averages of every stack; an average that isn't finite restarts with this batch."""
+    """Running averages of every stack; a nonfinite average restarts with this batch."""
 
     def average(o: jax.Array, n: jax.Array, sound: jax.Array) -> jax.Array:
         return jnp.where(per_row(sound, o), weight * o + (1 - weight) * n, n)

@@ -41,8 +41,8 @@ from fnopt.optimizers._recipe import recipe
 from fnopt.sharding import sequential
 from fnopt.transforms import partition
 
-_LEAST_LIMIT = 10  # of inverse roots, for short sides
-_LARGEST_RMS = 10.0  # of an update; one of gradients like those before has 1 or less
+_LEAST_LIMIT = 10  # bound of inverse roots, for short sides
+_LARGEST_RMS = 10.0  # bound of an update's root mean square; typical gradients give 1 or less
 
 
 class ScaleByKlShampooState(NamedTuple):
@@ -144,13 +144,13 @@ class scale_by_kl_shampoo(Matrixwise):
         return jnp.broadcast_to(value, (k, m)), jnp.broadcast_to(value, (k, n))
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
-        # Squares are divided by eigenvalues below 1: they need room.
+        # Squares are divided by eigenvalues below 1, so they need headroom.
         first, g = count == 0, clip_squarable(g, 100 * g.shape[1] * g.shape[2])
         mu = jnp.where(first, slots.mu, ema(slots.mu, g, h.b1))
         rows, columns = (positive_root(x) for x in slots.values)
         divisor = rows[:, :, None] * columns[:, None, :] + h.eps
         u = rotate_back(rotate(mu, slots.bases) / divisor, slots.bases)
-        # The first factors are of gradients as they are.
+        # The first factors are of unwhitened gradients.
         rows, columns = (jnp.where(first, jnp.ones_like(x), x) for x in (rows, columns))
         seen, diagonals = _covariances(g, slots.bases, rows, columns)
         average = lambda old, x: only_finite(ema(old, x, h.b2), old)  # noqa: E731
@@ -166,7 +166,7 @@ class scale_by_kl_shampoo(Matrixwise):
         return jnp.where(first, jnp.zeros_like(u), limit_rms(u, _LARGEST_RMS)), new
 
     def _bound_eigenvalues(self, new: jax.Array, old: jax.Array) -> jax.Array:
-        """Bound the inverse roots of eigenvalues; where one isn't finite, keep the old ones."""
+        """Bound the inverse roots of eigenvalues; keep the old eigenvalues if one isn't finite."""
         limit, least = self.max_inverse_root, float(jnp.finfo(new.dtype).tiny)
         if limit is not None:
             least = max(_LEAST_LIMIT, min(new.shape[1], limit)) ** -2.0
@@ -182,7 +182,7 @@ def _covariances(g: Any, bases: Pair, rows: Any, columns: Any) -> tuple[Pair, Pa
         g: The gradients, `[k, m, n]`.
         bases: The bases.
         rows: The roots of the eigenvalues of the left factor, `[k, m]`.
-        columns: Those of the right one, `[k, n]`.
+        columns: The roots of the eigenvalues of the right factor, `[k, n]`.
     """
     _, m, n = g.shape
     left, right = bases

@@ -277,7 +277,7 @@ class scale_by_novograd(Leafwise):
         }
 
     def leaf(self, h: Any, g: Any, p: Any, mu: Any, nu: Any) -> Any:
-        # Norms, as their squares may be no numbers.
+        # Norms, because their squares may overflow.
         nu = joint_norm([h.old * nu, h.new * global_norm(g).astype(nu.dtype)])
         length = _root_of_sum(nu, h.eps_root, h.least)
         unit = g / add_epsilon(length, h.eps)

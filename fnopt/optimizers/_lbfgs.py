@@ -127,13 +127,13 @@ class scale_by_lbfgs(Transformation):
         if not self.scale_init_precond:
             return one
         square = inner(g, g).astype(ratio.dtype)
-        # Before the first pair nothing is known of the curvature: a step of length 1 at most.
+        # Before the first pair the curvature is unknown: the step has length 1 at most.
         first = 1 / jnp.sqrt(jnp.maximum(square, one))
         return jnp.where(usable, ratio, jnp.where(count > 0, one, first))
 
 
 def _or_one(x: jax.Array) -> jax.Array:
-    # Quotients are computed also where they are not selected.
+    # Quotients are also computed where they aren't selected.
     return jnp.where(x > 0, x, jnp.ones_like(x))
 
 
@@ -181,7 +181,7 @@ def inverse_product(
     return jax.lax.scan(forward, r, (order, alphas))[0]
 
 
-# The line search of optax.lbfgs. A first step of 1 is Newton's.
+# The line search of optax.lbfgs. An initial step size of 1 is the quasi-Newton step.
 _ZOOM = scale_by_zoom_linesearch(max_linesearch_steps=20, initial_guess_strategy="one")
 
 

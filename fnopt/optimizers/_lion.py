@@ -175,13 +175,13 @@ class scale_by_rprop(Leafwise):
         return self.learning_rate if slot == "step_sizes" else 0.0
 
     def leaf(self, h: Any, g: Any, size: Any, previous: Any) -> Any:
-        # The product of signs, not of the numbers: that of 1e-30 and 1e-20 is zero in float32.
+        # The product of signs, not of numbers: 1e-30 times 1e-20 is zero in float32.
         agree = jnp.real(jnp.sign(g) * jnp.conj(jnp.sign(previous)))
         grown = jnp.clip(
             size * jnp.where(agree > 0, h.eta_plus, h.eta_minus), h.min_step_size, h.max_step_size
         )
-        # After a change of sign the stored update is zero. So the next step keeps the size, and one
-        # change of sign shrinks it once.
+        # After a change of sign the stored update is zero. So the next step keeps the step size,
+        # and one change of sign reduces it once.
         size = jnp.where(agree == 0, size, grown)
         # An infinite gradient has a sign, too; the sum gives NaN instead.
         u = jnp.where(agree < 0, jnp.zeros_like(g), size * jnp.sign(g)) + 0 * g

@@ -83,7 +83,7 @@ class scale_by_madgrad(Leafwise):
 
 
 def _cube_root(x: jax.Array) -> jax.Array:
-    """The cube root with derivative 0 at 0, where its own is infinite."""
+    """The cube root with derivative 0 at 0, where the true derivative is infinite."""
     positive = x > 0
     return jnp.where(positive, jnp.cbrt(jnp.where(positive, x, jnp.ones_like(x))), x)
 
@@ -176,7 +176,7 @@ class scale_by_cocob(Leafwise):
     def leaf(self, h: Any, g: Any, p: Any, p0: Any, c: Any, scale: Any, total: Any, r: Any) -> Any:
         size = jnp.abs(g)
         scale, total = jnp.maximum(scale, size), total + size
-        # The reward bounds the bet: a negative one would bet with borrowed money.
+        # The reward bounds the bet: a negative reward would bet with borrowed money.
         r = jnp.maximum(r - jnp.real(jnp.conj(g) * (p - p0)), jnp.zeros_like(r))
         c = c - g
         # Quotients first: the product of two scales underflows for gradients of 1e-20.

@@ -72,7 +72,7 @@ def matrix_axes(
     """
 
     def axes_fn(params: Any, *args: Any, **kwargs: Any) -> Any:
-        from fnopt.gradients.ghost import find_sites  # heavy, and needed here alone
+        from fnopt.gradients.ghost import find_sites  # slow to import, and used only here
 
         leaves, treedef = jax.tree.flatten(params)
 
@@ -111,7 +111,7 @@ def matrix_axes(
 
 
 def _numbers(site: Any) -> MatrixDimensionNumbers | None:
-    """The rows and columns of the param at this site; None if it is no matrix there."""
+    """The rows and columns of the param at this site; None if the param isn't a matrix there."""
     operand = _operand(site.weight)
     if operand is None or site.kind not in {"dot", "conv"}:
         return None
@@ -140,7 +140,7 @@ def _operand(weight: Any) -> _Operand | None:
     eqn = getattr(weight, "eqn", None)
     if before is None or len(weight.inputs) > 1:
         return None
-    if eqn is None:  # an entry of what a scan runs over
+    if eqn is None:  # an entry of a scanned array
         first, *rest = before.dims
         return _Operand(tuple(rest), before.scanned + first)
     dims = _move(eqn, before.dims, weight.inputs[0].aval.shape, weight.aval.shape)
@@ -148,7 +148,7 @@ def _operand(weight: Any) -> _Operand | None:
 
 
 def _move(eqn: Any, dims: tuple[Axes, ...], old: Axes, new: Axes) -> tuple[Axes, ...] | None:
-    """The axes along each dimension after an equation that moves numbers."""
+    """The axes along each dimension after an equation that permutes or moves elements."""
     name, params = eqn.primitive.name, eqn.params
     if name == "transpose":
         return tuple(dims[d] for d in params["permutation"])
@@ -163,8 +163,8 @@ def _move(eqn: Any, dims: tuple[Axes, ...], old: Axes, new: Axes) -> tuple[Axes,
 def _reshape(dims: tuple[Axes, ...], old: Axes, new: Axes) -> tuple[Axes, ...]:
     """The axes along each dimension of a reshaped array.
 
-    A new dimension has those axes whose numbers it counts: strides and sizes of both shapes are
-    compared. Dimensions of one entry have none.
+    Strides and sizes of both shapes determine the old axes in each new dimension. Dimensions of
+    size 1 have no axes.
     """
     spans = list(zip(dims, _spans(old), strict=True))
     return tuple(
@@ -174,7 +174,7 @@ def _reshape(dims: tuple[Axes, ...], old: Axes, new: Axes) -> tuple[Axes, ...]:
 
 
 def _spans(shape: Axes) -> list[tuple[int, int]]:
-    """For every dimension its stride, and the stride of the one before."""
+    """For every dimension its stride, and the stride of the preceding dimension."""
     out, stride = [], 1
     for size in reversed(shape):
         out.append((stride, stride * size))

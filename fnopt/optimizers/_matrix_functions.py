@@ -60,7 +60,7 @@ def _orthonormal_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]
     r"""`Q^T dX = (\Omega + dR R^{-1}) R`: the antisymmetric part below the diagonal."""
     Q, R = jnp.linalg.qr(primals[0])
     pivots = jnp.abs(jnp.diagonal(R, axis1=1, axis2=2))
-    known = (pivots > _noise(pivots))[:, None, :]  # others have a direction of rounding
+    known = (pivots > _noise(pivots))[:, None, :]  # other directions consist of rounding errors
     eye = jnp.eye(R.shape[-1], dtype=R.dtype)
     R = jnp.where(known & jnp.swapaxes(known, 1, 2), R, eye)
     moved = jnp.where(known, tangents[0], jnp.zeros_like(Q))
@@ -109,7 +109,7 @@ def inverse_root(A: jax.Array, eps: jax.Array, exponent: jax.Array) -> jax.Array
 
 def _inverse_root(A: jax.Array, eps: jax.Array, exponent: jax.Array) -> tuple[Any, ...]:
     values, vectors = jnp.linalg.eigh(A)
-    # What rounding leaves of an eigenvalue 0 would be seen beside the ridge.
+    # The rounding error of an eigenvalue 0 could exceed the ridge.
     noise = A.shape[-1] * jnp.finfo(A.dtype).eps * values[:, -1:]
     seen = values > noise
     largest = values[:, -1:]
@@ -126,17 +126,17 @@ def _inverse_root_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array
     dA, deps, dexponent = tangents
     root, values, vectors, seen, largest = _inverse_root(*primals)
     inside = matmul(matmul(jnp.swapaxes(vectors, 1, 2), dA), vectors)
-    # Zeros have no derivative. Numbers that are not taken must be finite, too: their products with
-    # tangents of zero are not.
+    # Zeros have no derivative. Unselected numbers must be finite too: their products with zero
+    # tangents would be NaN.
     some = largest > 0
     values = jnp.where(some, values, jnp.ones_like(values))
     a, b = values[:, :, None], values[:, None, :]
-    # Of two numbers the larger one stands in front, so that nothing overflows.
+    # The larger of two numbers comes first, so that nothing overflows.
     large, log = jnp.maximum(a, b), -jnp.abs(jnp.log(a) - jnp.log(b))
     same = log == 0
     quotient = jnp.expm1(-exponent * log) / jnp.where(same, -jnp.ones_like(log), jnp.expm1(log))
     slope = jnp.where(same, -exponent, quotient) * large ** (-exponent - 1)
-    either = seen[:, :, None] | seen[:, None, :]  # what is rounding is zero, and stays zero
+    either = seen[:, :, None] | seen[:, None, :]  # rounding errors count as zero, and stay zero
     change = jnp.where(either, slope, jnp.zeros_like(slope)) * inside
     ridge = eps * inside[:, -1:, -1] + deps * largest  # of the largest eigenvalue and its change
     powers = jnp.where(some, values**-exponent, jnp.zeros_like(values))

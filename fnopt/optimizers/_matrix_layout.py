@@ -22,8 +22,8 @@ import numpy as np
 
 from fnopt.sharding import concatenate, is_sharded, replicate, reshape, reshard_like, wait_for
 
-# A stack of matrices and its result are temporaries. In sixteen portions, one after the other, they
-# are an eighth of the matrices' size.
+# A stack of matrices and its result are temporary buffers. In sixteen portions, one after the
+# other, these buffers are an eighth of the matrices' size.
 _MOST_PORTIONS = 16
 # The numbers of a portion: 256 kB in float32 outweigh the calls of a program of their own. An
 # accelerator needs 16 MB, seven matrices of 768 by 768: 6 GFLOP in a product outweigh its launch.
@@ -126,7 +126,7 @@ class MatrixLayout:
 
     @property
     def _grid(self) -> tuple[int, ...]:
-        """The axes of even parts, before they are stacked."""
+        """The axes of equal parts, before the parts are stacked."""
         m, n = self.heights[0], self.widths[0]
         return self.batch, len(self.heights), m, len(self.widths), n
 
@@ -165,7 +165,7 @@ def _lay_wide(x: jax.Array, shape: tuple[int, int, int], wide: bool) -> jax.Arra
     return jnp.swapaxes(x, 1, 2) if wide and shape[1] > shape[2] else x
 
 
-# Programs of their own, so that a step has one equation a leaf for each; XLA inlines them.
+# Separately jitted, so that a step has one equation per leaf for each; XLA inlines them.
 _cut = jax.jit(MatrixLayout._cut, static_argnums=(0, 2, 3))
 _whole = jax.jit(MatrixLayout._whole, static_argnums=(0, 3))
 
@@ -208,7 +208,7 @@ def groups(rows: list[list[Any]]) -> list[Places]:
 
 
 def _portions(rows: list[list[Any]], group: Places) -> list[Places]:
-    """Divide a group into portions of about one size."""
+    """Divide a group into portions of nearly equal size."""
     i, j = group[0]
     leaves = jax.tree.leaves(rows[i][j])
     numbers = len(group) * max((x.size for x in leaves), default=0)

@@ -67,7 +67,7 @@ def axes_by_name(
         n = len(shape)
         if own in _KERNELS:
             found = _of_kernel(path, layer, shape, layers, norms)
-        else:  # of a matrix, or of experts
+        else:  # biases of a matrix, or of experts
             is_stack = n > 2 and any("expert" in name for name in names)
             found = [Axes((n - 2,), (n - 1,))] if n == 2 or is_stack else []
         return _split_fused(found[0], shape, own, layer) if len(found) == 1 else None
@@ -97,14 +97,14 @@ def _of_kernel(
     layers: dict[Path, dict[str, Shape]],
     norms: dict[Path, set[Shape]],
 ) -> list[Axes]:
-    """All ways to read a kernel that names and shapes allow."""
+    """All interpretations of a kernel that names and shapes allow."""
     depths = _depths(path, shape, norms)
     others = {name: s for name, s in layers[path[:-1]].items() if name != path[-1]}
     is_outputs_first = path[-1].lower() == "weight"
-    if len(others) == 1 and others.keys() <= _BIASES:  # a layer of its own
+    if len(others) == 1 and others.keys() <= _BIASES:  # a separate layer
         (bias,) = others.values()
         found = [*_by_bias(shape, bias, is_outputs_first)]
-        if not found and len(shape) == 2 and len(bias) == 1:  # a vector that is no bias of it
+        if not found and len(shape) == 2 and len(bias) == 1:  # a vector, not the kernel's bias
             found = [*_by_layer(layer, 2, 0, is_outputs_first, False)]
         if len(found) > 1:
             found = [x for x in found if min(x.rows + x.columns) in depths]
@@ -131,7 +131,7 @@ def _depths(path: Path, shape: Shape, norms: dict[Path, set[Shape]]) -> set[int]
 
 
 def _by_bias(shape: Shape, bias: Shape, is_outputs_first: bool) -> Iterator[Axes]:
-    """Readings in which the bias has the stacked axes and the outputs of the kernel."""
+    """Interpretations in which the bias has the stacked axes and the outputs of the kernel."""
     n, found = len(shape), False
     if is_outputs_first:
         for b in range(n - 1):
@@ -149,7 +149,7 @@ def _by_bias(shape: Shape, bias: Shape, is_outputs_first: bool) -> Iterator[Axes
 def _by_layer(
     layer: str, n: int, batch: int, is_outputs_first: bool, has_query: bool
 ) -> Iterator[Axes]:
-    """Readings of a kernel of `n` axes in a layer of this name, behind stacked axes."""
+    """Interpretations of a kernel of `n` axes in a layer of this name, after stacked axes."""
     if n - batch < 2:
         return
     first, *middle, last = range(batch, n)

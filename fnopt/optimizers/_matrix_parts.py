@@ -129,7 +129,7 @@ def _cut(layout: MatrixLayout, x: jax.Array, wide: bool, leaves: UnshardedLeaves
     data, size = jnp.ravel(x), rows * columns
     if k == 1:
         data = data[None]
-    elif k % n == 0:  # a part is some whole matrices
+    elif k % n == 0:  # a part consists of whole matrices
         ours = jnp.swapaxes(_rows(data.reshape(k // n, size), n), 0, 1)
         data = jax.lax.all_to_all(ours, shard_axes(), 0, 0).reshape(k, -1)
     else:
@@ -195,7 +195,7 @@ def _pad_for_owners(x: jax.Array, n: int) -> jax.Array:
 def _split_results(out: Any, given: Any, n: int) -> Any:
     """Split results into pieces for all devices, `[n, k, length]`.
 
-    One with a name is turned as what came by that name is.
+    A named result is transposed if the input of this name is transposed.
     """
     if isinstance(out, dict):
         return {

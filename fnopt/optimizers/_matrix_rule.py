@@ -16,7 +16,7 @@ from fnopt.optimizers._matrix_names import axes_by_name
 from fnopt.sharding import unsharded_leaves
 from fnopt.transforms import Labels, Selector, by_pattern
 
-# Of the leaves of a partition, by path and shape: its members see no biases beside their kernels.
+# Axes of all leaves of a partition, by path and shape: its members don't see biases beside kernels.
 _inferred: contextvars.ContextVar[dict[Any, Any] | None] = contextvars.ContextVar(
     "axes", default=None
 )
@@ -146,7 +146,7 @@ def numbers_of(rule: Any, leaves: list[tuple[str, Any]]) -> list[MatrixDimension
 
 
 def _shape(leaf: Any) -> tuple[int, ...]:
-    return tuple(getattr(leaf, "shape", ()))  # of a number, and of what is refused later on
+    return tuple(getattr(leaf, "shape", ()))  # for numbers, and for values that are rejected later
 
 
 def _infer(leaves: list[tuple[str, Any]], has_outputs: bool) -> list[Any]:
@@ -173,7 +173,7 @@ def inference_scope(tree: Any) -> Iterator[None]:
 
 def _resolve(chosen: Any, leaf: Any) -> MatrixDimensionNumbers | None:
     chosen = _as_numbers(chosen)
-    if chosen is True:  # the plain rule: what has two axes is a matrix
+    if chosen is True:  # the default rule: leaves with two axes are matrices
         return MatrixDimensionNumbers() if len(_shape(leaf)) == 2 else None
     return chosen or None
 

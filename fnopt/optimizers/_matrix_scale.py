@@ -133,7 +133,7 @@ class normalize_neurons(Matrixwise):
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)
 
     def _axis(self, shape: tuple[int, ...]) -> int:
-        """The axis that a mean square is taken over."""
+        """The axis of a mean square."""
         return 1 if self.side == "output" or shape[2] >= shape[1] else 2
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> jax.Array:
@@ -145,8 +145,8 @@ class normalize_neurons(Matrixwise):
         state, (leaves, treedef) = super().init(params), jax.tree.flatten(params)
         if unsharded_leaves() is not None or not any(map(is_on_mesh, leaves)):
             return state
-        # Sums over the params are sharded like their neurons; the compiler can't know that none is
-        # taken.
+        # Sums over the params are sharded like the neurons. Because of the barrier the compiler
+        # can't know that the sums are never selected.
         never = jax.lax.optimization_barrier(jnp.zeros((), bool))
 
         def zeros(p: Any, layout: MatrixLayout, nu: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:

@@ -221,7 +221,7 @@ class _Seen(NamedTuple):
 def _first_scalars(tx: Any, params: Any) -> tuple[Any, ...]:
     """`barf`, `gamma`, the lower bounds and the count before the first step."""
     dtype = real_dtype_of(params)
-    # An array each, because a donated state may not hold one twice.
+    # Separate arrays, because a donated state may not contain an array twice.
     zeros = (jnp.zeros((), dtype) for _ in range(2))
     lowest = jnp.array(0 if tx.lower_bound is None else tx.lower_bound, dtype)
     return *zeros, lowest, first_lower_bound(dtype), zero_count()
@@ -264,11 +264,12 @@ def _steps(
     if tx.adapt_lower_bound:
         cap = (grown * (seen.barf - seen.gamma) + seen.product) / (grown * weight)
         raised = jnp.maximum(seen.lb, lowest)
-        # Half way down to the known bound. In the paper that is 0: half of the model's value.
+        # Halfway to the given bound. In the paper the bound is 0, which gives half of the model's
+        # value.
         lower = jnp.maximum((cap + lowest) / 2, lowest)
         bound = jnp.where(cap < raised, lower, raised)
     gap = grown * (seen.barf - weight * bound - seen.gamma) + seen.product
-    # Where the model is flat there is no way to go by it.
+    # A flat model gives no step size.
     flat = square <= float(jnp.finfo(jnp.float64).eps)
     step = jnp.maximum(gap, jnp.zeros_like(gap)) / jnp.where(flat, jnp.ones_like(square), square)
     step = jnp.where(flat, jnp.zeros_like(step), step)

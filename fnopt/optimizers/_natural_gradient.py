@@ -125,8 +125,8 @@ class natural_gradient(BatchStepDescent):
         arXiv:2110.02820 (Nyström's preconditioner).
     """
 
-    # The model of a batch promises much of outputs that are nearly decided, and keeps little of it:
-    # a damping that only falls would soon fit each batch by itself.
+    # For nearly decided outputs, the model of a batch predicts too large a decrease: a damping that
+    # only shrinks would soon overfit each batch.
     damping_rule: ClassVar[DampingRule] = DampingRule(good=0.75, shrink=0.5, grow=2.0)
 
     model_fn: Functions = static(convert=_functions)

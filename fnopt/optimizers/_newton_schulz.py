@@ -14,10 +14,11 @@ from fnopt.optimizers._matrix_functions import adjoint
 
 Triple = tuple[float, float, float]
 
-# After so many polynomials in the Gram matrix alone it is formed anew: what rounding has put into
-# its smallest eigenvalues grows by up to 69 in a step, and a negative one would not come back.
+# After this number of polynomials in the Gram matrix, the matrix is recomputed: rounding errors of
+# its smallest eigenvalues grow by up to 69 in a step, and a negative eigenvalue would diverge.
 _STEPS_OF_A_GRAM = 3
-# Few matrices at a time stay in the cache of a CPU's core; so many numbers outweigh the loop.
+# A few matrices at a time fit in the cache of a CPU core; this many numbers outweigh the loop's
+# cost.
 _LEAST_AT_A_TIME = 2**14
 
 # Jordan et al., 2024, https://kellerjordan.github.io/posts/muon
@@ -121,7 +122,7 @@ def _batch_size(shape: tuple[int, ...]) -> int:
     k, m, n = shape
     if jax.default_backend() != "cpu":
         return k
-    # A single one is slower than two.
+    # A single matrix is slower than two.
     enough = (c for c in range(2, k) if k % c == 0 and c * m * n >= _LEAST_AT_A_TIME)
     return next(enough, k)
 
@@ -129,7 +130,7 @@ def _batch_size(shape: tuple[int, ...]) -> int:
 def _orthogonalize_batch(
     x: jax.Array, coefficients: tuple[Triple, ...], eps: Any, preconditioning: str
 ) -> jax.Array:
-    # In units of the largest element: squares of 1e-24 would be 0, those of 1e20 infinite.
+    # In units of the largest element: squares of 1e-24 would be 0, and squares of 1e20 infinite.
     largest = jnp.max(jnp.abs(x), axis=(1, 2), keepdims=True)
     unit = jax.lax.stop_gradient(nonzero(largest))
     x, A = _precondition(x / unit.astype(x.dtype), eps / unit, preconditioning)
@@ -147,7 +148,7 @@ def gram(x: jax.Array) -> jax.Array:
 
 
 def _precondition(x: jax.Array, eps: jax.Array, kind: str) -> tuple[jax.Array, jax.Array]:
-    """The matrices with singular values of at most 1 or nearly so, and their Gram matrices."""
+    """Scale matrices to singular values of about 1 at most; also return their Gram matrices."""
     A = gram(x)
     if kind == "aol":
         # Almost orthogonal layers: with the roots of these sums divided out of rows and columns of
@@ -171,7 +172,7 @@ def _precondition(x: jax.Array, eps: jax.Array, kind: str) -> tuple[jax.Array, j
 
 
 def _cheaper_by_gram(x: jax.Array, steps: int) -> bool:
-    """Whether products with the Gram matrix are fewer; in 16 bits it has no digits to spare."""
+    """Whether the Gram matrix needs less work; in 16 bits it lacks the digits."""
     _, m, n = x.shape
     restarts = math.ceil(steps / _STEPS_OF_A_GRAM)
     plain = steps * (2 * n + m)

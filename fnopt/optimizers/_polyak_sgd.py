@@ -82,7 +82,7 @@ def next_lower_bound(
         # A loss of 0 has no scale: 1 is the unit of a log-likelihood.
         scale = jnp.where(value == 0, jnp.ones_like(value), jnp.abs(value))
         margin = jnp.where(first, scale, margin)
-    # fmin leaves a loss of NaN out.
+    # fmin ignores a NaN loss.
     best = jnp.fmin(state.best_value, value)
     count = jnp.where(below, safe_increment(state.below_count), state.below_count)
     level = best - margin
@@ -161,7 +161,7 @@ class scale_by_polyak(Transformation):
         gap = (value - bound).astype(norm.dtype)
         gap = jnp.maximum(gap, jnp.zeros_like(gap)) if self.variant == "sps+" else gap
         square = norm * norm + number(self.eps)
-        still = square <= jnp.finfo(norm.dtype).tiny  # a zero gradient has no step
+        still = square <= jnp.finfo(norm.dtype).tiny  # no step for a zero gradient
         ratio = gap / jnp.where(still, jnp.ones_like(square), square)
         step = jnp.minimum(ratio, number(self.max_learning_rate))
         step = jnp.where(still, jnp.zeros_like(step), step)

@@ -38,7 +38,8 @@ from fnopt.optimizers._partition_matrices import matrix_recipe
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import partition
 
-# Of an update; a whitened one has 1. These four are of github.com/evanatyourservice/kron_torch.
+# Bound of an update's root mean square; a whitened update has 1. These four are of
+# github.com/evanatyourservice/kron_torch.
 _LARGEST_RMS = 1.1
 _FLAT, _DECAY, _LEAST = 500, 0.001, 0.03  # how often factors are updated; see `_due`
 
@@ -195,11 +196,12 @@ def _update_factor(Q: jax.Array, A: jax.Array, B: jax.Array, rate: jax.Array) ->
 
 def _norm_from_below(A: jax.Array) -> jax.Array:
     """A lower bound of the spectral norm of symmetric matrices, by two products of one row."""
-    # It cancels. The slope of a maximum is NaN where XLA computes `A` twice and rounds differently.
+    # The divisor cancels. A maximum has a NaN slope if XLA computes `A` twice with different
+    # rounding.
     largest = jax.lax.stop_gradient(nonzero(jnp.max(jnp.abs(A), axis=(1, 2), keepdims=True)))
     A = A / largest
     i = jnp.argmax(jnp.sum(jnp.square(A), axis=2), axis=1)
-    x = jnp.take_along_axis(A, i[:, None, None], axis=1)  # a row [k, 1, n] of each
+    x = jnp.take_along_axis(A, i[:, None, None], axis=1)  # a row `[k, 1, n]` of each
     y = matmul(x, A)
     y = y / nonzero(safe_sqrt(jnp.sum(jnp.square(y), axis=2, keepdims=True)))
     return largest * safe_sqrt(jnp.sum(jnp.square(matmul(y, A)), axis=2, keepdims=True))

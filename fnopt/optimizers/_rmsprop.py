@@ -40,7 +40,7 @@ class ScaleByStddevState(NamedTuple):
 
 
 class _RunningMeanSquare(Leafwise):
-    """The fields, and the start, of a running mean square."""
+    """The fields, and the initial value, of a running mean square."""
 
     decay: Scalar = hyper(default=0.9, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-8, ge=0)
@@ -135,7 +135,7 @@ class scale_by_stddev(_RunningMeanSquare):
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu = ema(mu, g, h.decay, h.gain)
         nu = ema(nu, squared_modulus(g), h.decay, h.gain)
-        # Of a gradient that hardly changes, rounding can make the difference negative.
+        # For a nearly constant gradient, rounding can make the difference negative.
         variance = jnp.maximum(h.unseen * nu - squared_modulus(h.unseen * mu), 0)
         return g / self.divisor(h, variance), mu, nu
 

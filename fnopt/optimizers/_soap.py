@@ -133,7 +133,7 @@ class scale_by_soap(Matrixwise):
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
         first, g = count == 0, clip_squarable(g, g.shape[1] * g.shape[2])
-        t = jnp.maximum(count, jnp.ones_like(count))  # steps that Adam has made, this one included
+        t = jnp.maximum(count, jnp.ones_like(count))  # number of Adam's steps, including this step
         mu = jnp.where(first, slots.mu, ema(slots.mu, g, h.b1))
         nu = jnp.where(first, slots.nu, ema(slots.nu, jnp.square(rotate(g, slots.bases)), h.b2))
         u = zero_slope_at_zero(rotate(mu, slots.bases) / (positive_root(nu) + h.eps))
@@ -160,7 +160,7 @@ def _power_iteration(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, j
             new.append(None)
             continue
         # One step of orthogonal iteration: factors change slowly, so the last bases are a good
-        # start.
+        # initial guess.
         product = matmul(factor, old)
         order = jnp.argsort(-jnp.sum(old * product, axis=1), axis=1)  # by the Rayleigh quotients
         nu = jnp.take_along_axis(nu, order[:, :, None] if axis == 1 else order[:, None, :], axis)

@@ -200,7 +200,7 @@ class scale_by_sophia(Transformation):
 
             def average(b2: Any, h: Any, nu: Any) -> Any:
                 new = ema(nu, jnp.real(h), b2)
-                return h, jnp.where(jnp.isfinite(new), new, nu)  # else its steps are 0 for ever
+                return h, jnp.where(jnp.isfinite(new), new, nu)  # else its steps stay 0
 
             nu = map_leaves(average, found, hyper=self.b2, outputs=2, nu=state.nu)[1]
             like = state.hessian_fn_state

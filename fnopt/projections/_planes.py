@@ -65,7 +65,7 @@ def _move_along(name: str, x: Any, a: Any, b: Any, half: bool) -> Any:
     w, a, top, square, dtype = _normal(name, x, a)
     b = jnp.asarray(b).astype(real_dtype(dtype)) / top
     step = _safe_ratio(b - inner(a, w, dtype), square)
-    # A point of the half-space has a positive step: it stays.
+    # A point of the half-space has a positive step, so it is unchanged.
     step = jnp.minimum(step, 0) if half else step
     return restore_dtypes(jax.tree.map(lambda p, q: p + step * q, w, a), x)
 
@@ -149,7 +149,7 @@ def projection_affine_set(x: Any, A: Any, b: Any) -> jax.Array:
             f"projection_affine_set: x has shape {w.shape}, A {m.shape}, b {c.shape}, expected "
             "[n], [m, n], [m]."
         )
-    # By a triangle of the rows rather than by A A^T, whose condition is the square of A's.
+    # By a QR factorisation rather than by A A^T, whose condition number is the square of A's.
     q, r = jnp.linalg.qr(m.T)
     with jax.default_matmul_precision("highest"):
         target = jax.scipy.linalg.solve_triangular(r.T, c, lower=True)
@@ -195,7 +195,7 @@ def projection_box_section(x: Any, lower: Any, upper: Any, w: Any, c: Any) -> ja
     y = v - tau * w
     free = (y > low) & (y < high) & (w != 0)
     at_bound = jnp.clip(y, low, high)
-    # Once more from the free entries alone: exact, and it has the right derivative.
+    # Recomputed from the free entries only: exact, and with the correct derivative.
     square = jnp.sum(jnp.where(free, w * w, 0).astype(dtype))
     rest = c - jnp.sum(jnp.where(free, 0, w * at_bound).astype(dtype))
     exact = _safe_ratio(jnp.sum(jnp.where(free, w * v, 0).astype(dtype)) - rest, square)
@@ -210,7 +210,7 @@ def _multiplier(x: Any, low: Any, high: Any, w: Any, c: Any) -> jax.Array:
     If bounds are infinite, the function continues to decrease linearly beyond the breakpoints.
     """
     usable = w != 0
-    # Entries with weight 0 are not moved by the multiplier: they have no breakpoint.
+    # Entries with weight 0 don't depend on the multiplier: they have no breakpoint.
     safe = jnp.where(usable, w, 1).astype(x.dtype)
     kinks = jnp.stack([(x - low) / safe, (x - high) / safe])
     kinks = jnp.where(usable & jnp.isfinite(kinks), kinks, 0).astype(x.dtype)

@@ -14,7 +14,7 @@ from fnopt.projections._trees import length, project_wide
 def _threshold(x: jax.Array, scale: jax.Array) -> jax.Array:
     r"""The :math:`\tau` of rows with :math:`\sum_i \max(x_i - \tau, 0) = s`; `max(x)` is 0."""
     n = x.shape[-1]
-    # What lies more than s below the top is never reached; cut off, it can't spoil the sums.
+    # Entries more than s below the maximum are never active; clipped, they don't affect the sums.
     x = jax.lax.stop_gradient(jnp.maximum(x, -scale[..., None]))
     scale = jax.lax.stop_gradient(scale)[..., None]
     down = jnp.sort(x, axis=-1)[..., ::-1]
@@ -23,7 +23,7 @@ def _threshold(x: jax.Array, scale: jax.Array) -> jax.Array:
     active = jnp.sum(scale + counts * down - sums > 0, axis=-1, keepdims=True)
     last = jnp.maximum(active - 1, 0)
     tau = (jnp.take_along_axis(sums, last, axis=-1) - scale) / (last + 1).astype(x.dtype)
-    # One step of Newton's method takes away what the long sum has lost.
+    # One Newton step corrects the rounding error of the long sum.
     above = jnp.maximum(x - tau, 0)
     number = jnp.maximum(jnp.sum((above > 0).astype(x.dtype), axis=-1, keepdims=True), 1)
     return tau + (jnp.sum(above, axis=-1, keepdims=True) - scale) / number
@@ -38,10 +38,10 @@ def simplex_of_rows(x: jax.Array, scale: jax.Array) -> jax.Array:
     if x.shape[-1] == 0:
         return x
     scale = jnp.broadcast_to(scale, x.shape[:-1])
-    # Moving all entries alike moves nothing, and the largest one keeps its digits at 0.
+    # A common shift of all entries doesn't change the result, and the largest entry is exact at 0.
     x = x - jax.lax.stop_gradient(jnp.max(x, axis=-1, keepdims=True))
     tau = _threshold(x, scale)
-    # With s = 0 only the largest entries are left, at 0.
+    # With s = 0 only the largest entries are active, at 0.
     support = jnp.where(jnp.any(x > tau, axis=-1, keepdims=True), x > tau, x >= tau)
     number = jnp.maximum(jnp.sum(support.astype(x.dtype), axis=-1, keepdims=True), 1)
     inside = jnp.where(support, x, jnp.zeros_like(x))
@@ -69,7 +69,7 @@ def _project_leaves_together(tree: Any, scale: jax.Array) -> Any:
 def _project_to_l1_sphere(tree: Any, scale: jax.Array) -> tuple[Any, jax.Array]:
     """Project onto the 1-norm sphere; also whether the tree is inside it."""
     moduli = jax.tree.map(jnp.abs, tree)
-    # Zero counts as positive: of the nearest points that its signs allow, one.
+    # Zero counts as positive: this selects one of the nearest points.
     sizes = _project_leaves_together(moduli, scale)
     sphere = jax.tree.map(lambda x, size: jnp.where(x < 0, -size, size), tree, sizes)
     total = sum(map(jnp.sum, jax.tree.leaves(moduli)), jnp.zeros_like(scale))

@@ -191,7 +191,7 @@ def steps_since(count: Any, begin: Any) -> jax.Array:
     if not whole_count:
         return count.astype(default_float()) - begin
     # float32 holds integers up to 2^24 only, so the whole steps are subtracted as integers; the
-    # rest of `begin` is almost always zero, but through it flows the derivative.
+    # rest of `begin` is almost always zero, but the derivative goes through it.
     whole = jax.lax.stop_gradient(jnp.clip(jnp.floor(begin), 0, _LARGEST))
     integer = jax.dtypes.canonicalize_dtype(int)
     ahead = count.astype(integer) - whole.astype(integer)

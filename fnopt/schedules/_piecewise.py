@@ -24,7 +24,7 @@ from fnopt.schedules._basic import cosine, fraction, interpolate, numbers, steps
 
 
 def _check_increasing(owner: str, boundaries: tuple[Any, ...]) -> None:
-    """Raise a ValueError if boundaries are negative or not increasing; traced ones pass."""
+    """Raise a ValueError if boundaries are negative or not increasing; skip traced boundaries."""
     known = [b for b in boundaries if isinstance(b, float)]
     if any(b < 0 for b in known) or any(b <= a for a, b in pairwise(known)):
         raise ValueError(
@@ -149,8 +149,8 @@ class join_schedules(Schedule):
         value = first(count)
         for boundary, schedule in zip(self.boundaries, others, strict=True):
             ahead = steps_since(count, boundary)
-            # A schedule is never asked for a time before its beginning: what it would give is not
-            # selected, but a NaN in it would spoil derivatives.
+            # A schedule is never evaluated before its beginning: the value wouldn't be selected,
+            # but a NaN would make derivatives NaN.
             value = jnp.where(ahead < 0, value, schedule(jnp.maximum(ahead, 0)))
         return value
 

@@ -94,7 +94,7 @@ class accumulate(Wrapper):
 
     def init(self, params: Any) -> AccumulateState:
         """Return an empty sum, and the inner state."""
-        # What an inner `freeze` keeps (counters, keys) has no gradient to add up.
+        # The leaves of an inner `freeze` (counters, keys) have no gradient to accumulate.
         acc = slot_zeros(jax.tree.map(lambda p: p if is_inexact(p) else None, params))
         weight = jnp.zeros((), default_float())
         return AccumulateState(zero_count(), zero_count(), weight, acc, self.inner.init(params))
@@ -134,7 +134,7 @@ class accumulate(Wrapper):
         acc = self._add(updates, state, None if weight is None else now)
         total = jnp.where(state.mini_step == 0, now, state.weight + now)
         if weight is not None:
-            extra_args["weight"] = total  # that of the mean, for another sum inside
+            extra_args["weight"] = total  # the weight of the mean, for another sum inside
 
         new_updates, inner_state = self._step_if(
             emits,
@@ -149,8 +149,8 @@ class accumulate(Wrapper):
         return new_updates, AccumulateState(mini_step, gradient_step, total, acc, inner_state)
 
     def _add(self, updates: Any, state: AccumulateState, weight: Any) -> Any:
-        # The first gradient replaces the old sum: nothing has to be set to zero after a step, and
-        # the sum of one gradient is that gradient in every bit.
+        # The first gradient replaces the old sum: nothing has to be zeroed after a step, and the
+        # sum of one gradient equals this gradient bitwise.
         first = state.mini_step == 0
 
         def add_leaf(*row: Any) -> Any:
@@ -168,7 +168,7 @@ class accumulate(Wrapper):
         total = nonzero(total)
 
         def finish_leaf(g: Any, acc: Any) -> Any:
-            del g  # it only lends its dtype
+            del g  # used only for its dtype
             # finfo of a complex dtype has the real one: no complex division.
             return acc / total.astype(jnp.finfo(acc.dtype).dtype) if self.use_grad_mean else acc
 
@@ -189,7 +189,7 @@ def _as_weight(weight: Any, dtype: Any) -> jax.Array:
 def _where_both(tree: Any, other: Any) -> Any:
     """Leaves of `tree` where `other` has one, too; all, if structures differ, for the message.
 
-    What an inner `freeze` keeps may have no sum (counters), or no gradient (None).
+    The leaves of an inner `freeze` may have no sum (counters), or no gradient (None).
     """
     if len({jax.tree.structure(x, is_leaf=is_none) for x in (tree, other)}) > 1:
         return tree

@@ -216,9 +216,9 @@ class dynamic_loss_scale(Wrapper):
         finite = all_finite(updates)
 
         def unscale(updates: Any) -> Any:
-            # Zeros, because under vmap the inner step is computed also where it is thrown away.
+            # Zeros, because under vmap the inner step is also computed where it is discarded.
             leaves, treedef = jax.tree.flatten(mask_updates(finite, updates))
-            # Frozen params may be whole numbers, whose updates stay as they are.
+            # Frozen params may be integers, whose updates are unchanged.
             return treedef.unflatten(
                 map_leaves(lambda s, g: g / s, g, hyper=state.scale) if is_inexact(g) else g
                 for g in leaves

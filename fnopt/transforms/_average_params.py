@@ -60,7 +60,7 @@ class _AverageParams(Transformation):
         stored = apply_updates(params, cast_like(updates, params))
         scalars = {"kept": kept, "added": added}
 
-        # Written so that a share of zero leaves a param alone that is not finite.
+        # Written so that a nonfinite param with a weight of zero has no effect.
         def row(h: Any, x: Any, average: Any) -> Any:
             new = jnp.where(h["added"] > 0, x, jnp.zeros_like(x))
             return x, h["kept"] * average + h["added"] * new
@@ -199,7 +199,7 @@ def averaged_params(state: Any, params: Any) -> Any:
 
 
 def _read(kept: AverageParamsState, p: Any, average: Any) -> Any:
-    # Before the first average there is none: the params are read.
+    # Before the first average, return the params.
     some = kept.weight > 0
     weight = jnp.where(some, kept.weight, jnp.ones_like(kept.weight))
 
@@ -275,7 +275,7 @@ class lookahead(Wrapper):
         new, _, slow = map_leaves(
             step_leaf, fast, hyper=self.slow_step_size, outputs=3, params=params, slow=state.slow
         )
-        # The types of a state never change: a loop would refuse other ones.
+        # The types of a state never change, because a loop rejects other types.
         inner_state = cast_like(inner_state, state.inner_state)
         if self.reset_state:
             fresh = self.inner.init(params)

@@ -85,8 +85,8 @@ def magnitudes(code: Code) -> np.ndarray:
 def _chance(y: jax.Array, place: jax.Array, step: jax.Array, bits: int) -> jax.Array:
     """Pseudo-random bits for every element, hashed from its digits, its index and the step.
 
-    The last digits of an average are as good as random and cost nothing to draw; the step is there
-    for numbers that come back to the same code, and so to the same digits.
+    The last digits of an average are nearly random and cost nothing to draw. The step number is
+    needed for numbers that return to the same code, and so to the same digits.
     """
     word = jax.lax.bitcast_convert_type(y, jnp.uint32)
     # 2^32 over the golden ratio (Knuth's multiplicative hash), and the fourth prime of xxHash32.
@@ -105,11 +105,11 @@ def round_to_codes(y: jax.Array, place: jax.Array, code: Code, step: jax.Array) 
     size = jnp.abs(y) if code.signed else y
     bits = jax.lax.bitcast_convert_type(size + code.bias, jnp.int32) - code.bias_bits
     found = (bits + _chance(y, place, step, code.dropped_bits)) >> code.dropped_bits
-    # Random rounding of a number next to 1 must not pass the code of 1.
+    # Random rounding of a number near 1 must not exceed the code of 1.
     found = jnp.minimum(found, jnp.full_like(found, code.largest))
     if code.signed:
         found = found | jnp.where(y < 0, jnp.full_like(found, code.sign), jnp.zeros_like(found))
-    else:  # A mean square becomes zero only where it is zero: the step divides by its root.
+    else:  # Only a zero mean square may be rounded to zero, because the step divides by its root.
         found = jnp.maximum(found, (y > 0).astype(jnp.int32))
     return found.astype(jnp.uint8 if code.bits == 8 else jnp.int4)
 
@@ -128,8 +128,8 @@ def decode_numbers(codes: jax.Array, code: Code) -> jax.Array:
 def _divisor(n: int, most: int) -> int | None:
     """Largest divisor of `n` between half of `most` and `most`, preferably a multiple of 8.
 
-    Vectors of 8 numbers then don't cross the ends of blocks: XLA on a CPU decodes blocks of 250
-    in three times the time of those of 200.
+    Vectors of 8 numbers then don't cross the ends of blocks: XLA on a CPU takes three times longer
+    for blocks of 250 than for blocks of 200.
     """
     divisors = [k for k in range(most, (most - 1) // 2, -1) if n % k == 0]
     best = [k for k in divisors if k == most or k % 8 == 0] or divisors
@@ -150,8 +150,8 @@ def block_length(shape: tuple[int, ...], block_size: int) -> int:
 def _as_blocks(x: jax.Array, block_size: int) -> jax.Array:
     """The array with blocks as its last axis, each of at most `block_size` elements.
 
-    Leading axes stay where the last one can be divided: they may be spread over devices. Only where
-    the size of the whole array has no fitting divisor it is padded, which takes a copy.
+    Leading axes stay where the last one can be divided: they may be sharded over devices. Only an
+    array whose size has no fitting divisor is padded, which takes a copy.
     """
     length = block_length(x.shape, block_size)
     if x.ndim and x.shape[-1] == length:

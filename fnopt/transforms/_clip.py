@@ -94,7 +94,7 @@ class clip_by_global_norm(Transformation):
         norm = global_norm(updates)
         max_norm = lax.convert_element_type(self.max_norm, norm.dtype)
         # One scalar factor, not a select over two trees: XLA fuses a product into whatever comes
-        # next, while a division per element would be kept in a temporary of the params' size.
+        # next, while a division per element would need a temporary buffer of the params' size.
         factor = max_norm / lax.max(norm, max_norm)
         # finfo of a complex dtype has the real one: no complex product.
         return map_leaves(lambda g: g * factor.astype(jnp.finfo(g.dtype).dtype), updates), state

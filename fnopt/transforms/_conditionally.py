@@ -199,7 +199,7 @@ class apply_if_finite(Wrapper):
         (Array([0., 0.], dtype=float32), Array(1, dtype=int32), Array(False, dtype=bool))
     """
 
-    # Without a bound a training whose params are bad stops moving, but is not made worse.
+    # Without a bound, training with bad params stops, but the params get no worse.
     max_consecutive_errors: Scalar | None = hyper(default=None, ge=0, infinite=True)
 
     def init(self, params: Any) -> ApplyIfFiniteState:
@@ -227,8 +227,9 @@ class apply_if_finite(Wrapper):
             new, inner_state = self.inner.update(safe, state.inner_state, params, **extra_args)
             return new, cast_like(inner_state, state.inner_state)
 
-        # The step is computed twice, to look at it and to take it. To keep the first result until
-        # its last number is known would take a second copy of params and state, and be slower.
+        # The step is computed twice, first for the check and then for the result. Storing the first
+        # result until the check ends would take a second copy of params and state, and would be
+        # slower.
         seen_updates, seen_state = step()
         finite &= all_finite(seen_updates) & _stays_finite(seen_state, state.inner_state)
         skipped = jax.tree.map(jnp.zeros_like, seen_updates), state.inner_state
@@ -259,8 +260,9 @@ def _hold_on_all_shards(conditions: Callable[[], list[jax.Array]]) -> jax.Array:
         failing = [(~holds).astype(jnp.float32) for holds in conditions()]
         failed = functools.reduce(jnp.add, failing, jnp.zeros((), jnp.float32))
         failed = total(failed) if shard_axes() else failed
-        # A root is dear enough for XLA to compute it once. A cheap number it would compute anew for
-        # every leaf that depends on it: programs whose length grows with the square of the leaves.
+        # A root is expensive enough for XLA to compute it once. XLA would recompute a cheap number
+        # for every leaf that depends on it, and the program's length would grow with the square of
+        # the number of leaves.
         return jnp.sqrt(failed) == 0
 
 
@@ -271,7 +273,7 @@ def all_finite(tree: Any) -> jax.Array:
 
 
 def _stays_finite(new: Any, old: Any) -> jax.Array:
-    """Whether all finite elements stay finite; intended infinities may stay."""
+    """Whether all finite elements stay finite; existing infinities are allowed."""
     pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
     floats = [(x, y) for x, y in pairs if is_inexact(x)]
     return _hold_on_all_shards(

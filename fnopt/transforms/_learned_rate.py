@@ -86,7 +86,7 @@ class mechanize(Wrapper):
     def init(self, params: Any) -> MechanizeState:
         """Return the state before the first bet."""
         dtype = real_dtype_of(params)
-        # An array each, because a donated state may not hold one twice.
+        # Separate arrays, because a donated state may not contain an array twice.
         r, m, v = (jnp.zeros(self.num_betas, dtype) for _ in range(3))
         s = jnp.full(self.num_betas, jnp.array(self.s_init, dtype))
         return MechanizeState(r, m, v, s, slot_copy(params), self.inner.init(params))
@@ -122,7 +122,7 @@ class mechanize(Wrapper):
 
 def _bets(state: MechanizeState, reward: jax.Array, h: Any, n: int) -> tuple[Any, ...]:
     """Update the rewards, largest products, squares and scales of the bets."""
-    # Cutkosky et al. (2023): 0.9, 0.99, ..., of which the best one wins without a choice.
+    # Cutkosky et al. (2023): 0.9, 0.99, ..., of which the best wins without tuning.
     betas = jnp.asarray([1.0 - 0.1**i for i in range(1, n + 1)], reward.dtype)
     clipped = jnp.clip(reward, -state.m, state.m)
     m = jnp.maximum(betas * state.m, jnp.abs(reward) + h.eps)
@@ -204,7 +204,7 @@ class hypergradient(Wrapper):
         else:
             product = inner_product(gradients, state.direction).astype(before.dtype)
             rate = before + h.hyper_rate * product
-        # A rate that is not a number once would stay so.
+        # A learning rate that is NaN once would stay NaN.
         return jnp.where(jnp.isfinite(rate), jnp.maximum(rate, jnp.zeros_like(rate)), before)
 
 
@@ -277,6 +277,6 @@ class scale_by_distance_over_gradients(Leafwise):
 
     def leaf(self, h: Any, g: Any, p: Any, farthest: Any, norm: Any, start: Any) -> Any:
         farthest = jnp.maximum(farthest, global_norm(p - start))
-        norm = joint_norm([norm, global_norm(g).astype(norm.dtype)])  # no squares: they overflow
+        norm = joint_norm([norm, global_norm(g).astype(norm.dtype)])  # norms: squares overflow
         step = h.global_scale * farthest / nonzero(joint_norm([norm, h.least]))
         return step * g, farthest, norm, start

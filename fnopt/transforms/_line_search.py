@@ -110,15 +110,15 @@ class LinePoint(NamedTuple):
 class LineSearchCriteria(NamedTuple):
     """The criteria of a search."""
 
-    value: jax.Array  # what the value has to decrease from
+    value: jax.Array  # the value at step size 0
     slope: jax.Array  # at the start
     tol: jax.Array
-    c1: jax.Array  # part of the predicted decrease
-    c2: jax.Array  # part of the slope
-    rise: jax.Array | None  # of values that rounding may hide: there the slope decides
-    factor: jax.Array  # by which steps grow
+    c1: jax.Array  # fraction of the predicted decrease
+    c2: jax.Array  # fraction of the slope
+    rise: jax.Array | None  # increase within rounding error: there the slope decides
+    factor: jax.Array  # growth factor of steps
     longest: jax.Array
-    narrow: jax.Array  # length of an interval that isn't narrowed any more
+    narrow: jax.Array  # width of an interval at which narrowing ends
     most: jax.Array  # evaluations
     # Whether an interpolated step too near an end of its interval is moved off that end. Otherwise
     # the middle is tried, as optax does, which shortens a far too long step by halves only.
@@ -228,14 +228,14 @@ def advance_search(
     narrowing = _narrow(search, criteria, new, decrease)
     after = select_tree(search.bracketed, narrowing, widening)
     found = search.bracketed | widening.bracketed | met
-    # Before the bracket every step that decreases enough is longer than the ones before.
+    # Before bracketing, every step with sufficient decrease is longer than the previous steps.
     better = (decrease <= criteria.tol) & (~search.bracketed | (new.value < search.safe.value))
     safe = select_tree(better | met, new, search.safe)
     at_limit = ~found & (new.rate >= criteria.longest)
     width = jnp.abs(search.high.rate - search.low.rate)
     narrow = search.bracketed & (width <= criteria.narrow) & (safe.rate > 0)
     exhausted = count.astype(new.rate.dtype) >= criteria.most
-    # With nothing left to try, any finite step that goes down is better than none.
+    # After the last evaluation, any finite step that decreases the value is accepted.
     lower = (new.value < criteria.value) & jnp.isfinite(new.value) & jnp.isfinite(new.slope)
     last_resort = exhausted & ~(safe.rate > 0) & lower
     safe = select_tree(last_resort, new, safe)

@@ -118,7 +118,7 @@ class scale_by_zoom_linesearch(Transformation):
     def init(self, params: Any) -> ScaleByZoomLinesearchState:
         """Return a step size of 1, without value and gradient."""
         dtype = real_dtype_of(params)
-        # An array each, because a donated state may not hold one twice.
+        # Separate arrays, because a donated state may not contain an array twice.
         value, *errors = (jnp.full((), jnp.inf, dtype) for _ in range(3))
         info = ZoomLinesearchInfo(zero_count(), *errors)
         grad = jax.tree.map(jnp.zeros_like, params)
@@ -228,8 +228,8 @@ class scale_by_backtracking_linesearch(Transformation):
               \nabla f \rangle + \epsilon
 
     Put it after transforms that compute a descent direction, including the minus sign, such as
-    `fnopt.sgd(1.0)`. The first trial step size is `increase_factor` times the last step size. If no
-    step decreases the value, the update is zero.
+    `fnopt.sgd(1.0)`. The first trial step size is `increase_factor` times the last one. If no step
+    decreases the value, the update is zero.
 
     Args:
         max_backtracking_steps: The maximum number of backtracking steps.
@@ -322,7 +322,7 @@ class scale_by_backtracking_linesearch(Transformation):
 
         def unfinished(trial: _Trial) -> jax.Array:
             refused = ~(trial.error <= h.atol)
-            # The first trial is no step back: one evaluation more than steps back.
+            # The first trial isn't a backtracking step: it takes one more evaluation.
             return refused & (trial.count.astype(dtype) <= h.max_backtracking_steps)
 
         def shorten(trial: _Trial) -> _Trial:
@@ -331,7 +331,7 @@ class scale_by_backtracking_linesearch(Transformation):
             return _Trial(rate, new, error(rate, new), trial.count + jnp.ones((), jnp.int32))
 
         grown = h.increase_factor * state.learning_rate
-        # Infinity times a step that has underflowed is no number.
+        # Infinity times an underflowed step is NaN.
         first = jnp.where(grown <= h.max_learning_rate, grown, h.max_learning_rate)
         begin = _Trial(first, start, jnp.asarray(jnp.inf, dtype), zero_count())
         end = while_loop(unfinished, shorten, begin)
@@ -345,6 +345,6 @@ class scale_by_backtracking_linesearch(Transformation):
             kept = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, state.grad)
         info = BacktrackingLinesearchInfo(end.count, end.error)
         new = jnp.where(usable, end.value, start)
-        # A step that was refused is remembered, so that the next search goes on from it.
+        # A rejected step size is stored, so that the next search continues from it.
         after = ScaleByBacktrackingLinesearchState(end.rate, new, kept, info)
         return scale_tree(rate, updates), after

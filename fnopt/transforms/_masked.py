@@ -168,8 +168,8 @@ class freeze(Selective):
 def _no_update(g: Any, p: Any) -> Any:
     """Zero update: in the gradient's dtype for floating params, in the param's own for others.
 
-    For a key of `jax.random`, to which nothing can be added, they are what
-    `jax.grad(allow_int=True)` says of one: zeros of no bits. For what is no array, None.
+    For a key of `jax.random`, to which nothing can be added, it is the result of
+    `jax.grad(allow_int=True)`: zeros of dtype `float0`. For other objects it is None.
     """
     if not is_array_like(p):
         return None
@@ -267,7 +267,7 @@ class partition(Transformation):
         return tuple(Member(str(label), tx, states[label]) for label, tx in self.transforms.items())
 
     def _scope(self, tree: Any) -> Any:
-        """Scope in which the transforms know what the labels found in all leaves."""
+        """Scope in which the transforms see the labels of all leaves."""
         return getattr(self.labels, "scope", contextlib.nullcontext)(tree)
 
     def _labels(self, tree: Any) -> Any:

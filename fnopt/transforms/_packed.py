@@ -29,7 +29,8 @@ from fnopt.transforms._select import Selector, as_labels, select
 _STEPS = 8
 # The compile time of the probe grows with its leaves; leaves that are treated alike need no more.
 _LEAVES = 16
-# The gradients of the probe change sign, and shrink a thousandfold and more, in its steps.
+# During the steps, the gradients of the probe change sign and shrink by a factor of a thousand and
+# more.
 _RATIO = -0.3
 
 
@@ -306,7 +307,7 @@ def _labels(selector: Selector, tree: Any) -> list[str]:
     named, _ = leaves_with_names(tree)
     try:
         return [*map(str, selector.choose(named))]
-    except Exception:  # it is meant for the names of the buffers
+    except Exception:  # the mask is meant for the names of the buffers
         return [""] * len(named)
 
 

@@ -78,7 +78,7 @@ class schedule_free(Wrapper):
     def init(self, params: Any) -> ScheduleFreeState:
         """Return the initial state; all sequences start at the params."""
         dtype = real_dtype_of(params)
-        # An array each, because a donated state may not hold one twice.
+        # Separate arrays, because a donated state may not contain an array twice.
         weight_sum, max_lr = (jnp.zeros((), dtype) for _ in range(2))
         z, b1 = slot_copy(params, self.state_dtype), jnp.array(self.b1, dtype)
         return ScheduleFreeState(zero_count(), weight_sum, max_lr, b1, z, self.inner.init(params))
@@ -88,7 +88,7 @@ class schedule_free(Wrapper):
     ) -> tuple[Any, ScheduleFreeState]:
         """Return the updates to the next interpolation between average and iterate."""
         dtype, count = state.weight_sum.dtype, safe_increment(state.count)
-        # The paper counts from 1: a warm-up's rate of 0 has no weight.
+        # The paper counts from 1: a learning rate of 0 in the warm-up has no weight.
         h = numbers(self, dtype, count, skip=("inner",))
         max_lr = jnp.maximum(state.max_lr, h.learning_rate)
         positive = max_lr > 0

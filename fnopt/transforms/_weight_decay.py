@@ -152,7 +152,7 @@ class cautious_weight_decay(add_decayed_weights):
     """
 
     def leaf(self, h: Any, g: Any, p: Any) -> Any:
-        # Signs first: the product of small numbers would vanish.
+        # Signs first, because the product of small numbers underflows.
         same = (jnp.sign(g) * jnp.conj(jnp.sign(p))).real >= 0
         return g + h.weight_decay * jnp.where(same, p, jnp.zeros_like(p))
 
@@ -237,7 +237,7 @@ class cautious(Wrapper):
         Liang, Chen, Liu and Liu, 2024, arXiv:2411.16085.
     """
 
-    # The least share in the code of Liang et al. (2024): no step grows a thousandfold.
+    # The smallest fraction in the code of Liang et al. (2024): no step grows a thousandfold.
     eps: Scalar = hyper(default=1e-3, gt=0, le=1)
 
     def init(self, params: Any) -> CautiousState:
@@ -251,7 +251,8 @@ class cautious(Wrapper):
         new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
 
         def mask_leaf(u: Any, gradient: Any) -> Any:
-            # Of unit numbers: products of small ones would vanish, of large ones overflow.
+            # Of unit numbers, because products of small numbers underflow and products of large
+            # numbers overflow.
             agrees = (jnp.sign(u) * jnp.conj(jnp.sign(gradient))).real < 0
             share = agrees.sum(dtype=u.real.dtype) / max(agrees.size, 1)
             share = jnp.maximum(share, jnp.asarray(self.eps).astype(share.dtype))

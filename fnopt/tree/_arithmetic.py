@@ -42,7 +42,7 @@ def names_bad_leaf(fn: Callable[Given, Result]) -> Callable[Given, Result]:
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Result:
         try:
             return fn(*args, **kwargs)
-        except TypeError:  # the check takes longer than what it checks: only now
+        except TypeError:  # only after an error, because the check is slower than the function
             check_arrays(f"tree.{fn.__name__}", *args, *kwargs.values())
             raise
 
@@ -51,7 +51,7 @@ def names_bad_leaf(fn: Callable[Given, Result]) -> Callable[Given, Result]:
 
 def promoted_dtype(*leaves: Any) -> Any:
     """The common dtype of leaves by JAX's standard promotion rules, whatever the mode."""
-    with jax.numpy_dtype_promotion("standard"):  # mixing on purpose, also under strict promotion
+    with jax.numpy_dtype_promotion("standard"):  # mixing on purpose, also if strict
         return jnp.dtype(jnp.result_type(*leaves))
 
 
@@ -171,7 +171,7 @@ def div(tree_x: Any, tree_y: Any) -> Any:
 
     def divide_leaf(x: Any, y: Any) -> jax.Array:
         dtype = promoted_dtype(x, y)
-        # The quotient of integers is a float, as that of the operator `/`.
+        # The quotient of integers is a float, as with the operator `/`.
         whole = not jnp.issubdtype(dtype, jnp.inexact)
         return compute_wide(operator.truediv, default_float() if whole else dtype, x, y)
 

@@ -16,7 +16,7 @@ from fnopt.tree._arithmetic import names_bad_leaf, promoted_dtype
 
 
 def _strong_dtype(leaf: Any, dtype: Any) -> Any:
-    """The given dtype, strongly typed, or that of the leaf."""
+    """The given dtype, strongly typed, or the leaf's dtype."""
     return jnp.result_type(leaf) if dtype is None else jnp.dtype(dtype)
 
 
@@ -254,7 +254,7 @@ def random_like(
 
     def sample_leaf(leaf: Any, key: Any) -> jax.Array:
         leaf = jnp.asarray(leaf) if not hasattr(leaf, "dtype") else leaf
-        # Without it the numbers would be made whole on every device.
+        # Without a sharding the whole array would be generated on every device.
         extra = {"out_sharding": jax.typeof(leaf).sharding} if sharded else {}
         return sampler(key, leaf.shape, leaf.dtype if dtype is None else dtype, **extra)
 

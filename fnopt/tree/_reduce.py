@@ -121,7 +121,7 @@ def _size(x: Any) -> jax.Array:
 
 
 def _extreme(tree: Any, fn: Callable[..., Any], pick: Callable[..., Any], none: float) -> jax.Array:
-    # A leaf without elements has no largest and no smallest one.
+    # A leaf without elements has no maximum and no minimum.
     leaves = [x for x in jax.tree.leaves(tree) if getattr(x, "size", 1)]
     dtype = common_dtype(leaves)
     if not leaves:

@@ -75,7 +75,7 @@ def _field(name: str) -> str:
 
 
 def _pace(name: str, wrappers: Iterable[str]) -> str | None:
-    """Path of the innermost wrapper that makes fewer steps than calls."""
+    """Path of the innermost wrapper with fewer steps than calls."""
     return max((place for place in wrappers if name.startswith(place)), key=len, default=None)
 
 
@@ -185,7 +185,7 @@ def restore(
     match_counts(target, source, matching, stay)
     given = {name: leaf.leaf for name, leaf in matching.found.items()} | packed
     rest = {x.name: x.leaf for x in source.leaves if x.path not in matching.used}
-    # A saved leaf of another place may be called like a fresh one.
+    # A saved leaf from another place may have the name of a fresh leaf.
     rest = {f"saved {name}" if name in target.names else name: x for name, x in rest.items()}
     pool = {**rest, **given}
     counts = [name for name in target.counts if name not in stay]

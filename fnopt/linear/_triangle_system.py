@@ -33,7 +33,7 @@ def cut_to_radius(step: DampedStep, radius: jax.Array) -> DampedStep:
 
     Args:
         step: A solution of the damped system, with its length.
-        radius: The trust radius.
+        radius: The trust-region radius.
     """
     assert step.full is not None
     most = jnp.asarray(_LONGEST, radius.dtype) * radius

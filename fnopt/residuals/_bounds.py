@@ -18,7 +18,7 @@ from fnopt.residuals._prefix import as_leaf, broadcast_prefix, first_bad
 
 
 class Box(NamedTuple):
-    """Lower and upper bounds of every parameter; infinite where there is none."""
+    """Lower and upper bounds of every param; infinite without a bound."""
 
     lower: jax.Array  # [n]
     upper: jax.Array  # [n]
@@ -30,7 +30,7 @@ class Box(NamedTuple):
 
     @property
     def fixed(self) -> jax.Array:
-        """Mask of the params that equal bounds fix, `[n]`."""
+        """Mask of the params that are fixed by equal bounds, `[n]`."""
         return self.lower == self.upper
 
     def is_boundless(self) -> bool:
@@ -48,14 +48,14 @@ class Box(NamedTuple):
         return (x >= self.upper).astype(jnp.int32) - (x <= self.lower).astype(jnp.int32)
 
     def held(self, x: jax.Array, gradient: jax.Array) -> jax.Array:
-        """Active set: mask of the params on a bound beyond which the cost falls, `[n]`."""
+        """Active set: mask of the params on a bound beyond which the cost decreases, `[n]`."""
         low = (x <= self.lower) & (gradient >= 0)
         high = (x >= self.upper) & (gradient <= 0)
         return low | high
 
 
 def bounds_pair(bounds: Any, caller: str) -> tuple[Any, Any]:
-    """Lower and upper bounds, from a pair of these or SciPy's `Bounds`."""
+    """Return lower and upper bounds, from a pair or from SciPy's `Bounds`."""
     if hasattr(bounds, "lb") and hasattr(bounds, "ub"):
         return bounds.lb, bounds.ub
     if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
@@ -71,18 +71,18 @@ def box_of(bounds: Any, params: Any, dtype: Any) -> list[Box] | None:
     """Broadcast bounds to params, leaf by leaf.
 
     Args:
-        bounds: `(lower, upper)`: each a number for all, or a tree like the params, or like their
-            top, of arrays that broadcast to them; None for no bound.
-        params: The params, which have to be inside.
-        dtype: The dtype to compare in.
+        bounds: `(lower, upper)`: each a number for all params, or a tree with the structure of the
+            params or a prefix of it, of arrays that broadcast to the params; None for no bound.
+        params: The params, which have to satisfy the bounds.
+        dtype: The dtype of the comparison.
 
     Returns:
         A box of flat vectors for every leaf of the params; None without any bound.
 
     Raises:
         TypeError: If `bounds` isn't a pair.
-        ValueError: If a bound doesn't fit the params, is above the upper one (equal bounds hold a
-            param), or the params are outside.
+        ValueError: If a bound doesn't match the params, a lower bound exceeds its upper bound
+            (equal bounds fix a param), or the params violate a bound.
 
     Example:
         >>> import jax.numpy as jnp
@@ -119,7 +119,7 @@ def free_box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box
     Args:
         bounds: As for :func:`box_of`.
         params: The params.
-        made: What constraints make of the params.
+        made: The params as a function of the free variables, by the constraints.
         dtype: The dtype to compare in.
 
     Raises:
@@ -144,31 +144,31 @@ def free_box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box
 
 
 def _of_tangent(box: Box, manifold: Manifold, path: str, leaf: Any) -> Box:
-    """No bounds on the tangent coordinates of points on a manifold; refuses other ones."""
+    """Return infinite bounds for the tangent coordinates of a point; refuse finite ones."""
     if not box.is_boundless():
         raise ValueError(
             f"{where()}{leaf_text(path)} has bounds and is on {manifold!r}, expected no bounds "
             "(None) for a parameter on a manifold."
         )
     size = jax.eval_shape(curved(manifold).start, leaf).size
-    with jax.ensure_compile_time_eval():  # that it is boundless is known under jit as well
+    with jax.ensure_compile_time_eval():  # infinite bounds are known under jit too
         inf = jnp.full(size, jnp.inf, box.lower.dtype)
         return Box(-inf, inf)
 
 
 def _closed(side: Any, end: float) -> Any:
-    """A tree of bounds with an infinite one in place of None."""
+    """Replace None in a tree of bounds by infinite bounds."""
     return jax.tree.map(lambda x: end if x is None else x, side, is_leaf=lambda x: x is None)
 
 
 def _side(value: Any, leaf: Any, path: str, dtype: Any) -> jax.Array:
-    traced = isinstance(value, Tracer)  # what is known can be looked at under jit as well
+    traced = isinstance(value, Tracer)  # concrete values can be checked under jit too
     with contextlib.nullcontext() if traced else jax.ensure_compile_time_eval():
         return as_leaf(value, leaf, path, "bounds", dtype)
 
 
 def _check(box: Box, x: jax.Array, path: str) -> None:
-    # By NumPy: under jit an operation of JAX would make a traced array of a known one.
+    # By NumPy, because under jit a JAX operation would return a traced array.
     lower, upper = (s if isinstance(s, Tracer) else np.reshape(s, x.shape) for s in box)
     name = leaf_text(path) if path else "params"
     bad = first_bad(np.less_equal, lower, upper)

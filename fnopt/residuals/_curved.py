@@ -13,7 +13,7 @@ from fnopt.manifolds import Manifold, check_point, is_on
 
 
 class curved(Value):
-    """Fit points of a manifold by coordinates of the tangent space at their start.
+    """Fit points of a manifold by coordinates of the tangent space at their initial values.
 
     The coordinates have origin 1, so a relative tolerance is relative to a
     tangent of length 1: a radian, for a rotation.
@@ -38,8 +38,8 @@ class curved(Value):
 class Charts(NamedTuple):
     """Functions that move the base points of params on manifolds."""
 
-    fitted: int  # how many numbers are fitted; base points follow them
-    leaves: int  # how many leaves of the free tree they are
+    fitted: int  # number of fitted numbers; base points follow them
+    leaves: int  # number of leaves of the free tree with fitted numbers
     rebase: Callable[[Any], Any]  # the free tree, with the points reached as base points
     tangent: Callable[[Any], Any]  # the params, with tangent coordinates in place of points
 

@@ -14,9 +14,9 @@ from fnopt.sharding import pvary_over_rows, replicate, reshard_like
 
 Map = Callable[[jax.Array], jax.Array]
 Gram = Callable[..., tuple[jax.Array, jax.Array]]
-r"""`gram(x, d, w)` adds up :math:`(DJ)^T DJ` and :math:`J^T w` without ever having all of `J`.
+r"""`gram(x, d, w)` sums :math:`(DJ)^T DJ` and :math:`J^T w` without forming all of `J`.
 
-Given `*maps` as well, it is that of the matrix whose rows are those of `J` after the maps.
+With further arguments `*maps`, the maps are applied to the rows of `J` first.
 """
 
 
@@ -41,8 +41,8 @@ class Derivative(NamedTuple):
     push: Callable[[Any, jax.Array], jax.Array]  # J, v -> J v
     pull: Callable[[Any, jax.Array], jax.Array]  # J, w -> J^T w
     sparse: bool = False  # whether products cost far less than the matrix
-    gram: Gram | None = None  # if there is a way without J
-    compressed: Compressed | None = None  # if it is kept by the colours of its columns or rows
+    gram: Gram | None = None  # sums the Gram matrix without J, if available
+    compressed: Compressed | None = None  # for Jacobians compressed by colours
 
     def scaled(self, factors: Map) -> Derivative:
         r"""The derivative of :math:`b_i f_i`, with the factors `b(x)` as constants.
@@ -85,7 +85,7 @@ class Derivative(NamedTuple):
         """
         if self.compressed is None:
             return self.preceded_by(whole, head)
-        # One that is composed of sparse Jacobians is by what is fitted already.
+        # A composed sparse Jacobian is already a derivative by the fitted variables.
         return self._replace(at=lambda x: self.at(whole(x)))
 
     def preceded_by(self, inner: Map, x: jax.Array) -> Derivative:
@@ -124,7 +124,7 @@ def scaled_rows(gram: Any, factors: Callable[[jax.Array], jax.Array]) -> Any:
         return None
 
     def scaled(x: jax.Array, factor: Any = None) -> jax.Array:
-        b = replicate(factors(x))  # as the Gram matrix is
+        b = replicate(factors(x))  # like the Gram matrix
         return counted(b[:, None], counted(b[None, :], gram(x, factor)))
 
     return scaled

@@ -106,7 +106,7 @@ class Examples(NamedTuple):
     residuals: ExampleResiduals
     batches: list[Any]
     method: str = "auto"  # as in :func:`fnopt.curvature.batch_jacobian`
-    chunk_size: int | None = None  # how many examples are taken at once
+    chunk_size: int | None = None  # number of examples that are processed at once
 
     def __call__(self, params: Any) -> Any:
         """The blocks of the Jacobian."""
@@ -141,7 +141,7 @@ class Examples(NamedTuple):
 
     def jacobian(self, params: Any, factor: Any = None) -> Any:
         """Jacobian by example: its rows, or a tape of the functions for its products."""
-        from fnopt.curvature import batch_jacobian  # an import that other methods needn't wait for
+        from fnopt.curvature import batch_jacobian  # imported here to save time for other methods
 
         def times(fn: Function) -> Function:
             def scaled(params: Any, example: Any) -> Any:
@@ -217,12 +217,12 @@ def by_example(
     examples = examples._replace(method=method, chunk_size=chunk_size)
     name, wide = linear_solver(solver, flat.rows, flat.n), flat.rows < flat.n
     if row_axes() and wide and solver != "cholesky":
-        name = "cg"  # where rows are divided, J J^T isn't a sum of what devices have
+        name = "cg"  # with sharded rows, J J^T isn't a sum over devices
     if name == "cg":
         return flat
     by_rows = name == "cholesky" and wide and not row_axes()
     if by_rows and (method == "formed" or _has_short_tape(flat, x, examples)):
-        from fnopt.curvature import check_rows  # an import only for Gram matrices
+        from fnopt.curvature import check_rows  # imported only for Gram matrices
 
         check_rows(flat.m, "residuals", x.dtype, where(), "linear_solver='cg'")
 

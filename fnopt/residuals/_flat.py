@@ -24,7 +24,7 @@ class FlatResidual(NamedTuple):
     unflatten: Callable[[jax.Array], Any]  # [m] -> the residuals as the user returns them
     m: int
     n: int
-    derivative: Derivative | None = None  # the Jacobian that the user brings, if any
+    derivative: Derivative | None = None  # the user's Jacobian, if any
     gram: Callable[..., jax.Array] | None = None  # x, factor -> J J^T [m, m] of factor * r
     graded: bool = False  # whether rows with large residuals have small derivatives
 
@@ -64,9 +64,9 @@ def flat_residual(
     fn = joined_function(residual_fn)
     x, unravel = ravel(_checked_params(params), "params")
 
-    @jax.jit  # so that all that a solver does with it comes from one trace
+    @jax.jit  # so that all uses in a solver share one trace
     def residuals(vector: jax.Array) -> Any:
-        with rows_sharded_over(None):  # what the function fits by itself is its own
+        with rows_sharded_over(None):  # fits inside the function have rows of their own
             return fn(unravel(vector), *args)
 
     shapes = jax.eval_shape(residuals, x)

@@ -213,7 +213,7 @@ def _rows(branch: Any, residual: Any, residual_path: str, params: Any, dtype: An
     rows = f"{leaf_text(residual_path)} of the residuals"
     numbers = type(params) in (list, tuple)
     if numbers and getattr(branch, "shape", None) == (*residual.shape, len(params)):
-        branch = type(params)(jnp.moveaxis(branch, -1, 0))  # a matrix, for numbers in a row
+        branch = type(params)(jnp.moveaxis(branch, -1, 0))  # a matrix, for a list of numbers
     leaves = _branches(treedef, branch, f"a tree like the params for {rows}")
     complex_rows = jnp.issubdtype(residual.dtype, jnp.complexfloating)
     if complex_rows:
@@ -243,14 +243,14 @@ def _block(value: Any, residual: Any, param: Any, what: str, dtype: Any) -> jax.
     if not is_inexact(param):  # a fixed leaf, whose column is not used
         return jnp.zeros((residual.size, math.prod(jnp.shape(param))), dtype)
     if isinstance(value, (list, tuple)) and all(map(is_array_like, jax.tree.leaves(value))):
-        value = jnp.asarray(value)  # rows of numbers, as NumPy takes them
+        value = jnp.asarray(value)  # nested lists, as NumPy accepts them
     if not hasattr(value, "shape") or not is_inexact(value):
         raise TypeError(
             f"{where()}jac: {what} is {getattr(value, 'dtype', type(value).__name__)}, expected a "
             f"floating array of shape {shape}."
         )
     value = jnp.asarray(value)
-    # SciPy adds and leaves out axes of length one.
+    # As in SciPy, axes of length one may be added or missing.
     got, expected = ([size for size in axes if size != 1] for axes in (value.shape, shape))
     if got != expected or value.ndim > max(2, len(shape)):
         raise ValueError(

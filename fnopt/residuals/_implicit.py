@@ -1,4 +1,4 @@
-"""Derivatives of solutions by the implicit function theorem, and Newton's steps to a root."""
+"""Derivatives of solutions by the implicit function theorem, and Newton steps to a root."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fnopt.core import matmul, nonzero
 from fnopt.jacobians import forward_from_reverse, value_and_jacobian
 from fnopt.sharding import replicate, reshard_like
 
-_MATRIX = 1000  # params up to which the Hessian is formed: its eigenvalues take a second
+_MATRIX = 1000  # params up to which the Hessian is formed: its eigenvalues take one second
 
 
 def pushed(
@@ -41,7 +41,7 @@ def pushed(
     treedef = jax.tree.structure(jax.eval_shape(fn, *primals))
 
     def push_output(i: int) -> tuple[jax.Array, jax.Array]:
-        # Apart, so that what isn't asked for isn't computed.
+        # In two passes, so that unused results aren't computed.
         output = forward_from_reverse(lambda *args: jax.tree.leaves(fn(*args))[i])
         return jax.jvp(output, tuple(primals), tuple(tangents))
 
@@ -99,7 +99,7 @@ def minimum_tangent(
     if x.size <= _MATRIX or mode != "auto":
         H = jax.jacfwd(gradient)(x, data)
         if total is not None:
-            H, moved = total(H), total(moved)  # apart: only one of them is linear in the change
+            H, moved = total(H), total(moved)  # two sums, because only one is linear in the change
         times = functools.partial(matmul, H)
     if fixed is None:
         return -_hessian_solve(times, H, moved)
@@ -125,10 +125,10 @@ def _hessian_solve(times: Any, H: jax.Array | None, b: jax.Array) -> jax.Array:
     """Solve with a Hessian, by conjugate gradients if only its products are known."""
     if H is None:
         tol = 10 * float(jnp.finfo(b.dtype).eps)
-        # Without rounding as many iterations as params are enough; a singular Hessian has no end.
+        # In exact arithmetic n iterations are enough; with a singular Hessian they don't end.
         cg = functools.partial(jax.scipy.sparse.linalg.cg, tol=tol, maxiter=2 * b.size)
         return lax.custom_linear_solve(times, b, lambda A, b: cg(A, b)[0], symmetric=True)
-    # With a diagonal of ones, what counts as a flat direction does not depend on units of params.
+    # With a unit diagonal, the test for flat directions doesn't depend on the units of params.
     unit = nonzero(jnp.sqrt(jnp.abs(jnp.diagonal(lax.stop_gradient(H)))))
     return _pseudo_solve(H, b, unit, unit, H.shape[0], hermitian=True)
 
@@ -156,7 +156,7 @@ def root_tangent(
 def after_newton(
     fn: Callable[[jax.Array], jax.Array], x: jax.Array, steps: int = 10
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Take some Newton steps; return their end, the first step and the last step.
+    """Take some Newton steps; return the final point, the first step and the last step.
 
     Near a root the steps shrink. Equations that vanish only at infinity, as `exp(x)` and `1 / x`
     do, get small too, but the steps don't.

@@ -16,7 +16,7 @@ from fnopt.residuals._flat import FlatResidual
 from fnopt.sharding import pmax_rows, psum_rows, pvary_like, pvary_over_rows, reshard_like, row_axes
 
 Map = Callable[[jax.Array], jax.Array]
-_PROBES = 8  # of which the norm of a column is right to 1 / sqrt(2 * 8), 25 %
+_PROBES = 8  # number of probes; column norms have an error of 1 / sqrt(2 * 8), 25 %
 
 
 def linearise(
@@ -201,7 +201,7 @@ def probed_columns(pull: Map, r: jax.Array) -> jax.Array:
         Bekas, Kokiopoulou and Saad (2007), An estimator for the diagonal of a matrix.
     """
     key = jax.random.key(0)
-    if row_axes():  # other rows, other probes
+    if row_axes():  # devices with other rows use other probes
         key = jax.random.fold_in(pvary_over_rows(key), lax.axis_index(row_axes()))
     probes = jax.random.normal(key, (_PROBES, r.size), r.dtype)
     root = jnp.sqrt(jnp.asarray(_PROBES, r.dtype))
@@ -236,8 +236,8 @@ def linearise_lanes(
     """
     lanes = jax.vmap(r, in_axes=-1, out_axes=-1)
 
-    # One param at a time: what it doesn't touch drops out when the derivative is written down. The
-    # compiler shares the value among the n of them.
+    # One tangent per param: the trace omits operations that don't depend on the param. The compiler
+    # shares the value among all n tangents.
     pairs = [
         jax.jvp(
             lambda x_i, i=i: lanes((*x[:i], x_i, *x[i + 1 :]), data), (x_i,), (jnp.ones_like(x_i),)

@@ -34,7 +34,7 @@ class Constraint(Value):
 
 
 class fixed(Constraint):
-    """Fix a parameter at its start; any dtype is allowed, such as an integer.
+    """Fix a parameter at its initial value; any dtype is allowed, such as an integer.
 
     Example:
         >>> from fnopt.residuals import fixed, parametrised
@@ -94,7 +94,7 @@ class interval(Constraint):
         upper: The upper end :math:`b`.
 
     Raises:
-        ValueError: If the ends are crossed.
+        ValueError: If `lower` isn't below `upper`.
 
     Example:
         >>> from fnopt.residuals import interval, parametrised
@@ -116,7 +116,7 @@ class interval(Constraint):
         """The logit of the position in the interval."""
         a, b = (jnp.asarray(end, value.dtype) for end in (self.lower, self.upper))
         eps = jnp.asarray(jnp.finfo(value.dtype).eps, value.dtype)
-        # A start that is on an end but for rounding would have an infinite logit, and stay there.
+        # An initial value on an end, up to rounding, would have an infinite logit and never move.
         place = jnp.clip((value - a) / (b - a), eps, 1 - eps)
         return jnp.log(place) - jnp.log1p(-place)
 
@@ -134,7 +134,8 @@ def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
     """Separate the free variables from fixed and tied params.
 
     Args:
-        params: The start, a pytree of real floating arrays; fixed params may have another dtype.
+        params: The initial guess, a pytree of real floating arrays; fixed params may have any
+            dtype.
         constraints: A constraint for all params, or a tree of constraints. A dict may be nested
             like the params. Its keys may also be paths of leaves, patterns of paths (`'*/bias'`),
             or branches, whose leaves all get the constraint. The first match of a leaf wins.
@@ -144,8 +145,8 @@ def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
 
     Raises:
         TypeError: If a constraint isn't one of the four.
-        ValueError: If a constraint matches no leaf, no param is free, or a start is outside the
-            range of its constraint.
+        ValueError: If a constraint matches no leaf, no param is free, or an initial value is
+            outside the range of its constraint.
 
     Example:
         >>> from fnopt.residuals import fixed, parametrised
@@ -254,7 +255,7 @@ def _start(kind: Value | None, leaf: Any, path: str) -> Any:
 
 
 def _value(kind: Constraint | curved | None, leaf: Any, rest: Any) -> Any:
-    """Value of a leaf; of a tied leaf its start, until it is computed from the others."""
+    """Value of a leaf; a tied leaf has its initial value until its function is evaluated."""
     if isinstance(kind, (fixed, tied)):
         return _as_array(leaf)
     value = next(rest)
@@ -268,7 +269,7 @@ def _as_array(leaf: Any) -> jax.Array:
 
 
 def floating_start(params: Any, constraints: Any = None) -> Any:
-    """Convert a start: a list of numbers to a vector, free integers to floats.
+    """Convert an initial guess: a list of numbers to a vector, free integers to floats.
 
     Users write `x0=[1, 1]` for a function of an array. With constraints, the numbers of a list stay
     separate leaves, because constraints refer to leaves. Fixed params keep their dtype. Booleans
@@ -311,7 +312,7 @@ def as_vector(tree: Any) -> Any:
     """Convert a list or tuple of numbers to an array; return other trees unchanged."""
     if not are_in_a_row(tree):
         return tree
-    with jax.numpy_dtype_promotion("standard"):  # in a list kinds are mixed without thinking
+    with jax.numpy_dtype_promotion("standard"):  # users mix integers and floats in a list
         return jnp.asarray(tree)
 
 

@@ -58,7 +58,7 @@ def broadcast_prefix(
             f"{where()}{what} are a tree that doesn't fit, with the leaves {came}; expected one "
             f"value for all, or a tree like the top of the one with the leaves {fits}."
         ) from None
-    # In order; the prefix may hold lists of its own.
+    # Leaves are matched in order, because the prefix may contain lists as values.
     lists = jax.tree.structure(prefix, is_leaf=ends).flatten_up_to(parts)
     return [value for part in lists for value in part]
 

@@ -196,8 +196,8 @@ class barron(RobustLoss):
     def rho(self, z: jax.Array) -> jax.Array:
         """The loss `rho(z)` of the squared, scaled residual `z = (r / scale) ** 2`."""
         alpha = jnp.asarray(self.alpha, z.dtype)
-        # At 2, where squares are chosen, z / 0 would make the derivative NaN all the same; so would
-        # the infinite alpha of Welsch's loss below.
+        # At alpha = 2 another branch is selected, but z / 0 would still make the derivative NaN; so
+        # would the infinite alpha of Welsch's loss below.
         b = jnp.maximum(2 - alpha, jnp.asarray(jnp.finfo(z.dtype).eps, z.dtype))
         welsch = ~jnp.isfinite(alpha)
         b = jnp.where(welsch, jnp.ones_like(b), b)
@@ -214,7 +214,7 @@ def _expm1(x: jax.Array) -> jax.Array:
 
 @_expm1.defjvp
 def _expm1_slope(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> Any:
-    # JAX's derivative, the value plus one, has no digits left for a far outlier.
+    # JAX's derivative, the value plus one, has no correct digits for a far outlier.
     return _expm1(*primals), jnp.exp(*primals) * tangents[0]
 
 
@@ -222,7 +222,7 @@ def _powered(t: jax.Array, a: jax.Array) -> jax.Array:
     r""":math:`(e^{a t} - 1) / a`, which is `t` for `a = 0`."""
     small = jnp.abs(a) < jnp.asarray(jnp.finfo(a.dtype).eps, a.dtype)
     safe = jnp.where(small, jnp.ones_like(a), a)
-    # To first order in a, so that the derivative by a is right too.
+    # To first order in a, so that the derivative with respect to a is correct too.
     return jnp.where(small, t + a * t * t / 2, _expm1(safe * t) / safe)
 
 
@@ -274,7 +274,7 @@ class custom_loss(RobustLoss):
             )
         start = jax.lax.stop_gradient(z)
         value, slope, curvature = (jnp.asarray(part, z.dtype) for part in self.fn(start))
-        step = z - start  # zero, but its derivatives are those that are given
+        step = z - start  # zero, with a nonzero derivative that selects the user's derivatives
         return value + slope * step + curvature * jnp.square(step) / 2
 
 
@@ -311,7 +311,7 @@ def named_loss(name: str, scale: Any = 1.0) -> RobustLoss | None:
 
     Args:
         name: `'linear'`, `'soft_l1'`, `'huber'`, `'cauchy'`, `'arctan'`, or one of fnopt's own.
-        scale: Its scale, SciPy's `f_scale`.
+        scale: The scale of the loss, SciPy's `f_scale`.
 
     Returns:
         The loss.

@@ -13,14 +13,14 @@ from fnopt.residuals._prefix import broadcast_prefix
 from fnopt.residuals._robust import RobustLoss, custom_loss, named_loss, robust_slopes
 from fnopt.sharding import any_row, psum_rows
 
-# Least curvature of a loss in units of its slope. Triggs et al. (2000) and Ceres drop a curvature
-# that isn't positive (1 here); with next to none, the params that only an outlier determines make
-# steps that hold up all others. A measured choice: 540 fits with 15 % of outliers took 12,058
-# evaluations with 0.05, 10,510 with 0.3, 8,885 with 0.6 and 11,601 with 1, with as many right
-# ends; `python -m benchmarks robust_fits` has such fits.
+# Least curvature of a loss relative to its slope. Triggs et al. (2000) and Ceres replace a
+# curvature that isn't positive by the slope (1 here). With a tiny curvature, params that only an
+# outlier determines take long steps, which reduce the progress of all others. Measured: 540 fits
+# with 15 % of outliers took 12,058 evaluations with 0.05, 10,510 with 0.3, 8,885 with 0.6 and
+# 11,601 with 1, with as many correct solutions; `python -m benchmarks robust_fits` has such fits.
 _FLOOR = 0.6
-# A residual this many times the scale of its loss is an outlier: a straight line in the cost, whose
-# digits hide the costs of the others (two digits of float32's seven).
+# A residual above this many times the scale of its loss is an outlier. Its cost is linear, and so
+# large that it hides the costs of the others (two of float32's seven digits).
 _FAR = 100.0
 
 
@@ -120,8 +120,8 @@ class RobustCost(Value):
         """
         slope, curvature = self._map(_slopes, r)
         w = jnp.maximum(curvature, jnp.asarray(floor, r.dtype) * slope)
-        # Of a straight line's curvature only rounding is left. A compiler may round it differently
-        # where it computes it twice, so no decision must hang on that.
+        # The curvature of a linear loss is rounding error. A compiler may round it differently in
+        # two computations, so no decision must depend on it.
         curved = w > jnp.asarray(16 * jnp.finfo(r.dtype).eps, r.dtype) * slope
         root = jnp.sqrt(jnp.where(curved, w, jnp.ones_like(w)))
         zero = jnp.zeros_like(w)
@@ -186,7 +186,7 @@ def _slopes(loss: RobustLoss, c: jax.Array, r: jax.Array) -> tuple[jax.Array, ja
     r"""Slope :math:`\rho'` and curvature :math:`\rho' + 2 z \rho''`."""
     z, share = _scaled_square(c, r)
     _, d1, d2 = robust_slopes(loss, z)
-    # Where the square was cut the slope is that of a straight line: it goes with r.
+    # Where the square was clipped, the slope is that of a linear loss, relative to r.
     return share * d1, share * (d1 + 2 * z * d2)
 
 

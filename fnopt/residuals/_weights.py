@@ -85,9 +85,9 @@ def _weight(value: Any, leaf: Any, path: str) -> jax.Array:
 
 def _weigher(w: jax.Array) -> Whitener:
     def weigh(r: jax.Array) -> jax.Array:
-        # A residual without weight is left out whatever it is: NaN, say, where there is no datum.
-        # The root isn't taken there, so that derivatives by other weights are finite. That of a
-        # negative weight, which can't be refused under jit, is NaN: the status will tell.
+        # A residual of weight 0 is excluded, even if it is NaN for a missing datum. Its root isn't
+        # computed, so that derivatives by other weights are finite. The root of a negative weight,
+        # which can't be refused under jit, is NaN, which the status reports.
         w_r = reshard_like(w, r)
         counts = w_r != 0
         root = jnp.sqrt(jnp.where(counts, w_r, jnp.ones_like(w_r)))

@@ -79,7 +79,7 @@ def shape_of(x: Any) -> tuple[int, ...]:
 
 def default_float() -> Any:
     """JAX's default float, strongly typed: float64 with x64 on, else float32."""
-    # `jnp.asarray(1e-3)` is weakly typed and costs a second trace on step two.
+    # `jnp.asarray(1e-3)` is weakly typed, so the second step would be traced again.
     return jnp.dtype(jax.dtypes.canonicalize_dtype(float))
 
 
@@ -102,7 +102,7 @@ def _is_inexact(dtype: Any) -> bool:
 
 def safe_increment(count: jax.Array) -> jax.Array:
     """`count + 1`, saturating at the dtype's largest value."""
-    # NumPy's constants: every member of every step that is traced counts, and arrays cost more.
+    # NumPy constants are cheaper to trace than arrays, and every member of a chain makes them.
     last, one = np.asarray(jnp.iinfo(count.dtype).max - 1, count.dtype), np.ones((), count.dtype)
     return lax.add(lax.min(count, last), one)
 
@@ -153,7 +153,8 @@ def _leaves_from_values(init: Callable[[Any], Any], params: Any) -> list[str]:
     return [name for (name, _), x in named if not isinstance(x, jex.Literal) and x in known]
 
 
-# If a release of JAX names it otherwise, nothing is taken for staged: right, and slower to trace.
+# If a release of JAX renames this attribute, no value counts as staged, which is correct but slower
+# to trace.
 _TRACER: Any = getattr(partial_eval, "DynamicJaxprTracer", ())
 
 

@@ -29,7 +29,7 @@ _HINT = "Were the updates made for these params (gradient with respect to them, 
 
 
 def _is_leaf(x: Any) -> bool:
-    # None stands for "no update", so it counts as a leaf here; and so do some rows of a table.
+    # None means "no update", so it counts as a leaf here, like `Rows` of a table.
     return x is None or isinstance(x, Rows)
 
 
@@ -58,7 +58,7 @@ def _add_leaf(name: Callable[[], str], p: Any, u: Any) -> Any:
             f"have shape {jnp.shape(u)}, expected the same. {_HINT}"
         )
     if _is_plain(p) and _is_plain(u) and p.dtype == u.dtype:
-        # The operator is a function of `jnp` under `jit`, which would be traced for every leaf.
+        # The operator `+` calls a jitted `jnp` function, which would be traced for every leaf.
         total = lax.add(p, u) if is_traced(p, u) else p + u
         return lax.convert_element_type(total, p.dtype)  # not weakly typed
     p_dtype, u_dtype = dtype_of(p), dtype_of(u)
@@ -66,7 +66,7 @@ def _add_leaf(name: Callable[[], str], p: Any, u: Any) -> Any:
         return p
     if not is_inexact(p):
         return _add_integers(name, p, u)
-    # Rounded once, after the sum: a bfloat16 update to bfloat16 params would be rounded twice.
+    # The sum is rounded once; a cast of the update to bfloat16 would be a second rounding.
     dtype = compute_dtype(p_dtype, u_dtype)
     return (jnp.asarray(p).astype(dtype) + jnp.asarray(u).astype(dtype)).astype(p_dtype)
 
@@ -86,7 +86,7 @@ def _add_rows(name: Callable[[], str], p: Any, u: Rows) -> Any:
 
 
 def _add_integers(name: Callable[[], str], p: Any, u: Any) -> Any:
-    # Not by way of float32: it holds whole numbers up to 2**24 only, and a counter may be larger.
+    # No cast to float32: it represents integers only up to 2**24, and a counter may be larger.
     if is_inexact(u):
         raise TypeError(
             f"{where()}apply_updates: {name()}: params are {jnp.result_type(p)}, updates are "

@@ -59,15 +59,16 @@ def scan_chunks(
         whole = chunks * chunk_size
 
         def fold(x: Any) -> Any:
-            # Examples of a chunk are `chunks` apart: an axis that is sharded over devices is cut
-            # within each of them, where consecutive examples would have to be moved.
+            # Examples of a chunk are `chunks` apart, so a sharded axis is split within each device.
+            # Consecutive examples would have to be moved between devices.
             x = x if whole == size else replicate(x, 0)[:whole]
             return reshape(x, chunk_size, chunks, *x.shape[1:])
 
         folded = jax.tree.map(fold, batch)
 
         def step(carry: Carry, i: jax.Array) -> tuple[Carry, Any]:
-            # Taken out one by one: a scan over the transposed batch would need a copy of it.
+            # Chunks are indexed one by one, because a scan over the transposed batch would copy the
+            # batch.
             take = lambda x: jax.lax.dynamic_index_in_dim(x, i, axis=1, keepdims=False)  # noqa: E731
             return body(carry, jax.tree.map(take, folded))
 
@@ -77,7 +78,7 @@ def scan_chunks(
         )
         if whole == size:
             return carry, outputs
-        # A scan has chunks of one size only, and padding would need a function of padded examples.
+        # A scan needs chunks of equal size, and padding would pass padded examples to the function.
         carry, last = body(carry, jax.tree.map(lambda x: replicate(x, 0)[whole:], batch))
         return carry, jax.tree.map(lambda a, b: concatenate([a, b]), outputs, last)
 
@@ -115,7 +116,7 @@ def stack_alike(arrays: Sequence[jax.Array]) -> list[ArrayStack]:
         stacks.setdefault(i if stays else jax.typeof(x), []).append(i)
     found = []
     for places in stacks.values():
-        # A stack is a copy and an operation more: few arrays aren't worth it.
+        # A stack costs a copy and an operation, which doesn't pay for few arrays.
         if len(places) < _FEW:
             found += [ArrayStack([i], arrays[i]) for i in places]
         else:

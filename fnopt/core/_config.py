@@ -89,7 +89,8 @@ def _encode_function(x: Any, path: str) -> Any:
 
 def _lookup(name: str) -> Any:
     """Find a function by `module:qualname` in imported modules; a config never imports code."""
-    # A configuration from elsewhere can name any module: importing it would run its code.
+    # A configuration from an untrusted source can name any module, and an import would run its
+    # code.
     module, _, qualname = name.partition(":")
     found = sys.modules.get(module)
     for part in qualname.split("."):

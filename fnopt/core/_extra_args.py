@@ -80,12 +80,12 @@ def extra_arg_names(tx: Any, given: Mapping[str, Any]) -> frozenset[str]:
 
 def check_spelling(tx: Any, given: Mapping[str, Any]) -> None:
     """Raise a TypeError for a misspelled extra argument."""
-    # Known names need no walk through the members, which eager steps would pay for.
+    # Known names need no walk through the members, which would slow down eager steps.
     if given.keys() <= EXTRA_ARGS.keys():
         return
     known = extra_arg_names(tx, given)
     for name in () if ANY in known else sorted(given.keys() - known - EXTRA_ARGS.keys()):
-        # As many letters in common as 'valeu' and 'value' have.
+        # Similarity ratio of 'valeu' and 'value'.
         near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
         if near:
             raise TypeError(

@@ -69,7 +69,7 @@ def _signature(update: Callable[..., Any]) -> _Signature:
 
 
 def _pair_of(tx: Any) -> tuple[Any, Any]:
-    # What was not called yet: the init and update of a class are unbound, a recipe's only raise.
+    # A class or recipe that was not called: its init and update are unbound, or raise.
     if isinstance(tx, (type, types.FunctionType)):
         return None, None
     if callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None)):

@@ -304,8 +304,8 @@ def _leaf_formula(
         args = jax.tree.map(lambda x: cast(x, dtype), row)
         nothing = None
         if squares:
-            # Zero, or NaN for an infinite gradient. (Not by a cap that leaves these: XLA keeps what
-            # is made of a gradient by more than one operation, and read twice, in memory.)
+            # Zero, or NaN for an infinite gradient. (A clip that keeps infinite gradients would
+            # cost memory: XLA stores a value that takes several operations and is read twice.)
             nothing = lax.mul(np.zeros((), args[0].dtype), args[0])
             args = (capped(args[0]), *args[1:])
             if carrier:

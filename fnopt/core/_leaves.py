@@ -101,7 +101,8 @@ def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
 
 def same_tree(tree: Any, other: Any) -> bool:
     """Whether two trees have the same structure, and their leaves the same shapes."""
-    # Not by the names in jax.tree, which are functions around these: every update comes by here.
+    # The functions in jax.tree wrap these; every update calls them, so the wrappers would cost
+    # time.
     leaves, structure = tree_flatten(tree)
     other_leaves, other_structure = tree_flatten(other)
     return structure == other_structure and all(map(same_shape, leaves, other_leaves))
@@ -214,7 +215,7 @@ def _map_row(
     args = [cast(x, dtype) for x in row]
     if hyper is not None:
         real = real_dtype(dtype)
-        # One cast for each dtype, not for each leaf: a program has as many operations.
+        # One cast per dtype instead of per leaf keeps the program small.
         if real not in casts:
             casts[real] = jax.tree.map(lambda x: jnp.asarray(x, real), hyper)
         args.insert(0, casts[real])
@@ -245,7 +246,8 @@ def without_gradient(
     if treedef != other:
         check_same_tree(updates, params, "gradients", "params")
     may_lack = jax.tree.leaves(tx.left_out(params), is_leaf=is_none)
-    # A leaf without a gradient is left out if the optimizer allows it, or has nothing to step.
+    # A leaf without a gradient is omitted if the optimizer allows it, or if it isn't a floating
+    # array.
     absent = [
         g is None and (may or not (hasattr(p, "dtype") and is_inexact(p)))
         for g, p, may in zip(gradients, leaves, may_lack, strict=True)

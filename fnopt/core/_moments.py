@@ -23,7 +23,7 @@ def as_dtype(dtype: Any) -> Any:
         known = jnp.dtype(dtype)
     except TypeError:
         known = None
-    # NumPy takes an array for the name of its dtype, and "a" for that of strings.
+    # NumPy accepts an array as a dtype specification, and "a" as the name of the string dtype.
     is_array = isinstance(dtype, (np.generic, np.ndarray, jax.Array))
     if is_array or known is None or not jnp.issubdtype(known, jnp.inexact):
         raise TypeError(
@@ -73,14 +73,14 @@ def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
         Array(0.75, dtype=float32)
     """
     if isinstance(decay, np.floating) and decay >= 0:
-        # A decay that is known while a step is traced: three operations. The difference is exact
-        # from 1/2 on (Sterbenz), so log1p keeps the digits of 1 - decay.
+        # A concrete decay takes three operations. The difference is exact for decays of at least
+        # 1/2 (Sterbenz), so log1p keeps the digits of 1 - decay.
         log = math.log1p(decay - 1) if decay > 0 else -math.inf
         t = lax.convert_element_type(count, decay.dtype)
         return lax.neg(lax.expm1(lax.mul(t, np.asarray(log, decay.dtype))))
     decay, t = jnp.broadcast_arrays(decay, count) if decay.shape != count.shape else (decay, count)
-    # Operations of lax: a function of jnp that is met for the first time is traced by itself,
-    # which was half of what a step of one leaf cost to trace.
+    # lax operations, because the first call of a jnp function traces it separately, which was half
+    # of the trace time of a step of one leaf.
     t = lax.convert_element_type(t, decay.dtype)
     zero, half, one = (lax.full_like(decay, value) for value in (0, 0.5, 1))
     positive = lax.gt(decay, zero)

@@ -23,7 +23,7 @@ from fnopt.core._leaves import check_inexact
 from fnopt.core._numbers import nonzero, range_divisor, safe_sqrt, squared_modulus, sum_of_squares
 from fnopt.sharding import shard_axes, sharded_full_like, sum_over_shards
 
-# From how many elements on a temporary of that size is avoided.
+# Number of elements from which a temporary buffer of the array's size is avoided.
 _LARGE = 2**14
 
 
@@ -51,7 +51,7 @@ def safe_norms(
     plain = squares(None)
     bad = out_of_range(plain)
     some = jnp.any(bad) if bad.shape else bad
-    # What isn't out of range isn't zero either: its root needs no care.
+    # A sum within range isn't zero, so its square root is differentiable.
     return lax.cond(some, lambda: _rescaled(squares, plain, bad, root), lambda: lax.sqrt(plain))
 
 
@@ -95,15 +95,15 @@ def joint_norm(norms: Sequence[jax.Array] | jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def _norm(leaves: list[jax.Array]) -> jax.Array:
-    # Compiled by itself, or an eager call would compile the condition anew every time.
+    # Compiled separately, because an eager call would compile the conditional every time.
     return (_joint_norm if is_traced(*leaves) else _norm_program)(leaves)
 
 
 def _joint_norm(leaves: list[jax.Array]) -> jax.Array:
     dtype = real_dtype(compute_dtype(*(x.dtype for x in leaves)))
     leaves = [kind.array for kind in stack_alike(leaves)]
-    # XLA on a GPU computes both sides of a condition, and reads the leaves once more for it. On a
-    # CPU, which is bound by arithmetic here, three sums take fifteen times as long as one.
+    # XLA on a GPU computes both branches of a conditional, which reads the leaves once more. On a
+    # CPU, which is compute-bound here, three sums take fifteen times as long as one.
     if jax.default_backend() != "cpu":
         return _norm_from_ranges(leaves, dtype)
 
@@ -111,7 +111,8 @@ def _joint_norm(leaves: list[jax.Array]) -> jax.Array:
         total = sum_of_squares(leaves[0], scale, dtype)
         for x in leaves[1:]:
             if scale is not None and x.size >= _LARGE:
-                # A scale for every leaf, or one as large as the leaf is kept for all of that shape.
+                # One scale per leaf; a shared scale would be stored broadcast to the shape of the
+                # leaves.
                 total, scale = lax.optimization_barrier((total, scale))
             total = lax.add(total, sum_of_squares(x, scale, dtype))
         return total
@@ -155,7 +156,7 @@ def _norm_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[jax.Array, jax
     slope = jnp.zeros_like(norm)
     for x, dx in zip(primals[0], tangents[0], strict=True):
         dtype = compute_dtype(x.dtype, norm.dtype)
-        # The quotient first: it has modulus 1 at most, a product could overflow.
+        # Divide first: the quotient has modulus 1 at most, and a product could overflow.
         unit = jnp.conj(x.astype(dtype) / length.astype(dtype))
         slope += jnp.sum(jnp.real(unit * dx.astype(dtype)))
     return norm, slope

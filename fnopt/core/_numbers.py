@@ -52,7 +52,7 @@ def safe_sqrt(x: jax.Array) -> jax.Array:
     zero, one = (sharded_full_like(x, value) for value in (0, 1))
     x = lax.max(x, zero)
     positive = lax.ne(x, zero)  # or NaN
-    # sqrt has an infinite slope at zero; the inner select keeps it out of the derivative.
+    # sqrt has an infinite derivative at zero; the inner select removes it from the derivative.
     return lax.select(positive, lax.sqrt(lax.select(positive, x, one)), zero)
 
 
@@ -71,7 +71,7 @@ def range_divisor(largest: jax.Array) -> jax.Array:
     reach = 2.0 ** (jnp.finfo(largest.dtype).maxexp - 3)
     least, most = (sharded_full_like(largest, value) for value in (1 / reach, reach))
     usable = (largest > 0) & jnp.isfinite(largest)
-    # It cancels, so that no derivative goes through it.
+    # The scale cancels, so no derivative is propagated through it.
     return lax.stop_gradient(
         lax.select(usable, lax.clamp(least, largest, most), sharded_full_like(largest, 1))
     )
@@ -114,7 +114,7 @@ def floor_power_of_two(size: jax.Array) -> jax.Array:
     """
     info = jnp.finfo(size.dtype)
     words = jnp.dtype(f"uint{info.bits}")
-    # The number without its mantissa; `ldexp` is a power to XLA, and zero for subnormal numbers.
+    # Mask the mantissa. XLA lowers `ldexp` to a power, which is zero for subnormal numbers.
     exponent = np.asarray(-1 << info.nmant, f"int{info.bits}").view(words)
     bits = lax.bitcast_convert_type(size, words) & exponent
     floor = lax.bitcast_convert_type(bits, size.dtype)
@@ -136,8 +136,8 @@ def sum_of_squares(x: Any, scale: Any = None, dtype: Any = None) -> jax.Array:
 
 
 # By default a GPU rounds the factors of a float32 product to 10 bits (TF32), a TPU to 7 (bfloat16).
-# A gradient J^T r near its zero, a predicted reduction or a squared condition number is all
-# cancellation: it has no digits left then. Nothing is lost on a CPU, where all is exact anyway.
+# A gradient J^T r near zero, a predicted reduction or a normal matrix would then lose all digits by
+# cancellation. On a CPU the precision has no cost, because products are in full precision anyway.
 HIGHEST = jax.lax.Precision.HIGHEST
 
 
@@ -151,7 +151,8 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
     sharding = product_sharding(a, b, (-1, batch), batch)
     if sharding is None:
         return jnp.matmul(a, b, precision=HIGHEST)
-    # matmul takes no sharding for stacks of one matrix: it squeezes them before.
+    # matmul accepts no output sharding for a stack of one matrix, because it squeezes the stack
+    # first.
     axes = ((jnp.ndim(a) - 1,), (batch,)), (range(batch), range(batch))
     return jax.lax.dot_general(a, b, axes, precision=HIGHEST, out_sharding=sharding)
 

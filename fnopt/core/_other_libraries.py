@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 _RATE = ("learning_rate", "peak_value", "init_value", "value")  # a schedule's, too
-# Arguments of other libraries' optimizers, in the order in which a recipe is asked for ours.
+# Arguments of other libraries' optimizers, with fnopt's names in order of preference.
 _OURS = {
     **dict.fromkeys(("lr", "rate", "step_size"), _RATE),
     "learning_rate": _RATE,
@@ -25,7 +25,7 @@ _OURS = {
     "use_nesterov": ("nesterov",),
     "every_k_schedule": ("k",),
 }
-# Options of other libraries' optimizers that are a transform of their own here.
+# Options of other libraries' optimizers that are separate transforms in fnopt.
 _APART = {
     "weight_decay": "fnopt.chain(fnopt.add_decayed_weights(weight_decay), {}) for an L2 penalty, "
     "or the optimizer's w form (adamw) for decoupled decay",
@@ -39,7 +39,8 @@ _APART = {
     "params": "tx.init(params): an optimizer here doesn't hold the params",
 }
 _APART["l2"] = _APART["weight_decay"]
-# Arguments that recipes of matrix methods had: options of their parts, and of the other leaves.
+# Removed arguments of matrix methods: options of their transforms and of the optimizer for other
+# leaves.
 _OF_MATRICES = {
     "muon_weight_dimension_numbers": "weight_dimension_numbers",
     "weight_decay_mask": "weight_decay=fnopt.add_decayed_weights(decay, mask)",
@@ -97,7 +98,7 @@ def _hint(name: str, given: str, known: list[str]) -> str:
     return ""
 
 
-# What optimizers of other libraries have as methods and attributes, and what stands for it here.
+# Methods and attributes of other libraries' optimizers, with fnopt's replacements.
 _STEP = "updates, state = tx.update(grads, state, params); params = fnopt.apply_updates(...)"
 _READ = "fnopt.hyperparams(tx, state) reads hyper-parameters, fnopt.slots(state) the rest"
 _ATTRIBUTES = {

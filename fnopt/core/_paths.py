@@ -13,9 +13,9 @@ from fnopt.core._text import names_text
 
 _IsLeaf = Callable[[Any], bool]
 
-# flax wraps arrays in boxes (nnx.Param, linen's Partitioned), whose `.value` says nothing about
-# the model. They are known by their class, since a field that is called `value` may also be an
-# honest part of a model (query, key, value).
+# flax wraps arrays in boxes (nnx.Param, linen's Partitioned), whose `.value` says nothing about the
+# model. Boxes are recognised by their class, because a model may have a field called `value` too
+# (query, key, value).
 _BOX_CLASSES = frozenset({"Variable", "VariableState", "AxisMetadata"})
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# A conversion to a narrow dtype and back is what XLA may leave out ("excess precision"), and what
-# was rounded off would then be zero. So the numbers of the narrow dtype are reached by arithmetic,
-# as multiples of their distance; all of it is exact, for the distance is a power of two.
+# XLA may omit a conversion to a narrow dtype and back ("excess precision"), and the rounding error
+# would then be zero. Therefore numbers are rounded by arithmetic to multiples of the narrow dtype's
+# spacing. The arithmetic is exact, because the spacing is a power of two.
 _LEAST_EXPONENT = -126  # of a normal float32: smaller numbers are flushed to zero on some devices
 _SMALL = 4096  # elements of an array that shares a draw of random numbers
 _FIRST = 64  # the number of the first draw of a leaf; those below are shared
@@ -88,7 +88,7 @@ def stochastic_round_leaves(
             continue
         sizes = [xs[i].size for i in small]
         own = jax.random.fold_in(key, jnp.iinfo(words).bits)
-        # Behind a barrier, or XLA would draw again for every leaf.
+        # Without the barrier, XLA would generate the random numbers again for every leaf.
         shared = jax.lax.optimization_barrier(jax.random.bits(own, (sum(sizes),), words))
         ends = itertools.accumulate(sizes)
         for i, size, end in zip(small, sizes, ends, strict=True):
@@ -101,7 +101,7 @@ def stochastic_round_leaves(
 
 
 def _words(dtype: Any) -> Any:
-    # As many random bits as float32 has digits beyond those of the dtype: no bias is left.
+    # There are as many random bits as float32 has extra digits, so rounding is unbiased.
     return jnp.uint16 if jnp.finfo(dtype).bits == 16 else jnp.uint32
 
 

@@ -46,10 +46,10 @@ class Rows:
         if self.is_unique or self.indices.shape[0] == 0:
             return Rows(self.indices, self.values, self.size, True)
         k, dtype = self.indices.shape[0], jnp.int32
-        # All that stands for no row is put behind the table, and every number there is used once.
+        # Indices that refer to no row are mapped to unique numbers beyond the table.
         indices = self._within()
-        # The numbers alone are sorted, and looked up again: to sort their places along takes, on
-        # a CPU, five times as long.
+        # Only the indices are sorted, and positions are looked up again; sorting pairs takes five
+        # times as long on a CPU.
         ordered = jnp.sort(indices)
         is_new = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
         place = jnp.cumsum(is_new.astype(dtype)) - 1

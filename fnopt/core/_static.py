@@ -49,7 +49,8 @@ def is_static(field: dataclasses.Field[Any]) -> bool:
     return bool(field.metadata.get("static"))
 
 
-# What a simple annotation of a static field asks for: in words, as a test, and how it is stored.
+# For each simple annotation of a static field: description, test, and conversion to the stored
+# form.
 _KINDS: dict[str, tuple[str, Callable[[Any], bool], Callable[[Any], Any]]] = {
     "bool": ("True or False", lambda value: isinstance(value, (bool, np.bool_)), bool),
     "int": ("a whole number", is_integer, int),
@@ -66,7 +67,7 @@ def _as_annotated(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
         return value
     words, fits, stored = _KINDS[name]
     expected = words if least is None else f"{words} >= {least}"
-    # At construction: inside a jitted step a wrong flag is an error far from its cause.
+    # Checked at construction, because an error inside a jitted step would be far from its cause.
     if not fits(value):
         raise TypeError(f"{where()}{owner}: {field.name} = {value!r}, expected {expected}.")
     if least is not None and value < least:

@@ -10,14 +10,14 @@ from typing import Any
 import jax
 from jax.core import Tracer
 
-# Tracing is plain Python, so the transform that is running is known when a message is written.
+# Tracing is plain Python, so an error message can name the transform that is running.
 _places: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("places", default=())
 
 
 class error_scope:
     """Context that adds `name` to messages; yields whether it is the outermost context."""
 
-    # A class and no generator, because every member of every update enters one.
+    # A class is faster than a generator, and every member of every update enters a scope.
     __slots__ = ("_name", "_token")
 
     def __init__(self, name: str) -> None:

@@ -15,11 +15,11 @@ from fnopt.distributed._packing import local_unsharded_leaves, row_shape
 from fnopt.programs import jaxprs
 from fnopt.sharding import SHARD_SUM, UnshardedLeaves, shards_over
 
-# Lengths that no other array of a program has: an array with one of them is a leaf. The first is a
-# prime, so that no product or quotient of sizes is one of them.
+# Lengths that no other array of a program has, so an array with such a length is a leaf. The first
+# length is prime, so that it isn't a product or quotient of sizes.
 _PROBE, _MOST_LEAVES = 1_000_003, 100_000
 
-# What brings elements of an array together, or depends on where in the whole array they are.
+# Primitives that combine elements of an array, or depend on their positions in the whole array.
 _MIXING = frozenset(
     [
         *("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
@@ -29,7 +29,7 @@ _MIXING = frozenset(
     ]
 )
 
-# What only gives numbers another shape.
+# Primitives that only change shapes.
 _FORM = frozenset(["broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy"])
 
 _INSTEAD = (
@@ -85,7 +85,8 @@ def _reason(
 ) -> str | None:
     given = _with_axes(updates.tree), None if params is None else _with_axes(params.tree)
     divided = _shard_shapes(given[0]), None if params is None else _shard_shapes(given[1])
-    # Two abstract runs, of shards and of whole leaves: an elementwise update is the same program.
+    # Compare the programs for shards and for whole leaves: they are equal for an elementwise
+    # update.
     shapes = {name: x.shape for name, x in leaves_with_names(updates.tree)[0]}
     leaves = local_unsharded_leaves(shapes, axes)._replace(is_probe=True)
     parts = _program(tx.tree, divided[0], divided[1], extras.tree, axes, leaves)
@@ -115,7 +116,8 @@ def _program(
         ).jaxpr
     operations = list(_operations(jaxpr, tx._place))
     mixing = ((name, eqn.primitive.name) for name, eqn in operations if _mixes_elements(eqn))
-    # The numbers in the program count too: a mean divides by the size of the leaf.
+    # The constants of the programs are compared too, because a mean divides by the size of the
+    # leaf.
     steps = [
         (eqn.primitive.name, *(str(x.val) for x in eqn.invars if _is_scalar(x)))
         for _, eqn in operations

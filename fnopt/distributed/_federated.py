@@ -136,7 +136,7 @@ def _mean_change(p: Any, xs: Sequence[Any], weights: jax.Array) -> jax.Array:
     dtype = compute_dtype(jnp.result_type(p))
     share = weights.astype(real_dtype(dtype))
     p = jnp.asarray(p, dtype)
-    # Changes are averaged, not params: a mean of params in 16 bits loses what the clients learnt.
+    # Average changes and not params, because a 16-bit mean of params would lose the changes.
     total = jnp.zeros_like(p)
     for k, x in enumerate(xs):
         move = share[k].astype(dtype) * (p - jnp.asarray(x, dtype))

@@ -152,7 +152,7 @@ class diloco(Transformation):
 
         def meet() -> tuple[Any, ...]:
             moved = _outer_gradient(state.anchor, params, own)
-            # A worker that diverged, or has no valid weight, doesn't count.
+            # A worker with non-finite params or an invalid weight doesn't count.
             valid = all_finite(moved) & jnp.isfinite(weight) & (weight > 0)
             share = jnp.where(valid, weight, jnp.zeros_like(weight))
             gradient, error, some = self._mean(moved, share, state.error, count)
@@ -178,13 +178,13 @@ class diloco(Transformation):
     ) -> tuple[Any, Any, jax.Array]:
         """Weighted mean over workers, its rounding error, and whether any weight is positive."""
         try:
-            # Scaled before they are summed, so that a worker without a weight is not heard at all.
+            # Scale before the sum, so that a worker with weight zero has no effect.
             total = jax.lax.psum(weight, self.axis)
             some = total > 0
             share = weight / jnp.where(some, total, jnp.ones_like(total))
 
             def weigh(x: jax.Array) -> jax.Array:
-                # Selected too: zero times NaN, of a worker that diverged, would be NaN.
+                # Select too, because zero times NaN (from a worker that diverged) is NaN.
                 real = share.astype(jnp.finfo(x.dtype).dtype)
                 return jnp.where(weight > 0, x, jnp.zeros_like(x)) * real
 
@@ -230,7 +230,7 @@ def _outer_gradient(anchor: Any, params: Any, own: Any) -> Any:
     """Outer gradient: minus a worker's change of the params since the last synchronization."""
 
     def change(a: Any, p: Any, u: Any) -> Any:
-        # From where the worker began, which is the common point as its params can hold it.
+        # The change starts from the anchor, rounded to the dtype of the worker's params.
         begun = a.astype(jnp.result_type(p)).astype(a.dtype)
         return begun - (p.astype(a.dtype) + u)
 

@@ -60,7 +60,7 @@ def common_mesh(params: Any, mesh: Any, name: str) -> Any:
 
 def context_mesh() -> list[Any]:
     """The mesh that `jax.set_mesh` has set, if there is one."""
-    # A traced program knows the abstract mesh only; `get_mesh` raises there.
+    # While a program is traced, only the abstract mesh is available; `get_mesh` raises.
     find = "get_abstract_mesh" if is_tracing() else "get_mesh"
     mesh: Any = getattr(jax.sharding, find, lambda: None)()
     return [] if mesh is None or mesh.empty else [mesh]

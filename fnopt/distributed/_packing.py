@@ -22,7 +22,7 @@ from fnopt.transforms import SIGNED, decode, encode
 
 def split_in_shards(x: Any, n: int) -> jax.Array:
     """Split a leaf into `n` equal shards, `[n, ceil(size / n)]`, padded with zeros."""
-    # By elements and not by an axis: a leaf of any shape divides into N parts of one size.
+    # Split elements and not an axis, because a leaf of any shape then has N equal parts.
     x = jnp.ravel(x)
     length = -(-x.size // n)
     return jnp.pad(x, (0, n * length - x.size)).reshape(n, length)
@@ -92,7 +92,7 @@ def _send_packed(
     send: Callable[[jax.Array], jax.Array], blocks: list[jax.Array]
 ) -> list[jax.Array]:
     """Send blocks, concatenated along their last axis, in one call per dtype."""
-    # A collective has a latency of its own: one for each dtype, not for each leaf.
+    # Every collective adds latency, so there is one per dtype and not one per leaf.
     received: dict[int, jax.Array] = {}
     for dtype in dict.fromkeys(x.dtype for x in blocks):
         which = [i for i, x in enumerate(blocks) if x.dtype == dtype and x.size]
@@ -128,8 +128,8 @@ def compressed_sum(
     if not sum(x.size for x in leaves):
         return tree, owed
     n = jax.lax.psum(1, axes)
-    # Reduce-scatter and all-gather, both in codes. What either rounding leaves out is added to the
-    # next message (error feedback, Karimireddy et al., 2019, arXiv:1901.09847).
+    # Reduce-scatter and all-gather, both in codes. Both rounding errors are added to the next
+    # message (error feedback, Karimireddy et al., 2019, arXiv:1901.09847).
     packed, block = _pack(leaves, n, block_size)
     codes, sent = _encode_rows(packed, block, count)
     received = jax.lax.all_to_all(codes, axes, 0, 0)

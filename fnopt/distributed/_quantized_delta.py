@@ -109,7 +109,7 @@ class quantized_delta(Value):
         check_same_tree(params, start, "params of the client", "params of the server")
 
         def encode_leaf(p: Any, x: Any, e: jax.Array) -> tuple[Codes, jax.Array]:
-            # Error feedback: what rounding left out of the last message is part of this one.
+            # Error feedback: the rounding error of the last message is added to this message.
             owed = as_pairs(_wide(p, e.dtype) - _wide(x, e.dtype) + e)
             codes = Codes(*encode(owed, SIGNED, self.block_size, state.count))
             return codes, from_pairs(owed - self._decoded(codes), e.dtype)

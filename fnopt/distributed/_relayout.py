@@ -226,7 +226,7 @@ def _where_blocks_differ(
         if not (is_coded(mine) and is_coded(theirs)):
             continue
         (codes, scales), (all_codes, all_scales) = mine, theirs
-        # As many numbers a scale in both, a whole number: then no part ends within a block.
+        # If both have the same integer number of elements per scale, no shard ends within a block.
         same = codes.size * all_scales.size == scales.size * all_codes.size
         if same and all_codes.size % all_scales.size == 0:
             continue

@@ -148,7 +148,7 @@ class sharded(Transformation):
         check_inexact(updates, "gradients")
         n = self._size()
         _check_wrappers()
-        # While tracing, so that an optimizer that needs whole leaves never runs on parts.
+        # Checked while tracing, so that an optimizer that needs whole leaves never runs on shards.
         check_elementwise(self.inner, updates, params, extra_args, self.axis)
         mine = None if params is None else local_shards(params, self.axis, n)
         grads = self._averaged(updates, n)
@@ -224,7 +224,7 @@ def undivided(tx: Any) -> Any:
 
 
 def _check_wrappers() -> None:
-    # These wrappers decide on a step by the gradient, which differs from device to device here.
+    # These wrappers accept or skip a step by the gradient, which differs between devices here.
     for name in ("apply_if_finite", "skip_large_updates"):
         if name in where():
             raise ValueError(

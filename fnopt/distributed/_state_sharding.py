@@ -22,7 +22,7 @@ from fnopt.distributed._meshes import (
 from fnopt.distributed._sharded import undivided
 from fnopt.sharding import fits_param, is_tracing, match_params
 
-# JAX 0.7 hasn't it: there no context may have a mesh.
+# JAX 0.7 lacks this function; no mesh context is possible there.
 _use: Any = getattr(jax.sharding, "use_abstract_mesh", contextlib.nullcontext)
 # JAX 0.7 has the other name.
 _set_mesh: Any = getattr(jax, "set_mesh", getattr(jax.sharding, "use_mesh", None))

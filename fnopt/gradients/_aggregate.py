@@ -58,8 +58,8 @@ def median_of_means(grads: Any, groups: int) -> Any:
             raise ValueError(
                 f"median_of_means: groups is {groups}, expected between 1 and the {n} examples."
             )
-        # Consecutive examples, in groups whose sizes differ by one at most. A batch is shuffled
-        # already, so that no further permutation is needed for random groups.
+        # Consecutive examples, in groups whose sizes differ by one at most. A batch is already
+        # shuffled, so random groups need no further permutation.
         group = jnp.arange(n) * groups // n
         counts = jnp.bincount(group, length=groups).astype(x.dtype)
         sums = jax.ops.segment_sum(x, group, groups)
@@ -137,7 +137,7 @@ def sign_agreement(grads: Any, threshold: float = 0.5) -> Any:
 
     def combine(x: jax.Array, n: int) -> jax.Array:
         mean, agreement = jnp.mean(x, axis=0), jnp.abs(jnp.mean(jnp.sign(x), axis=0))
-        # n - 1 of n agreeing is compared with the threshold as a count, free of rounding.
+        # Compare counts with the threshold, so that rounding has no effect.
         enough = jnp.round(agreement * n) >= threshold * n - 1e-6
         return jnp.where(enough, mean, jnp.zeros_like(mean))
 

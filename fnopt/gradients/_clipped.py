@@ -159,7 +159,7 @@ def _clip_gradients(
     sums, info = _clipped_sum(bound, wanted, clip, choose(method, chunk_size, bound))
     sums = psum(sums, axis_name)
     if reduction == "mean":
-        # Divided by the number of examples, clipped or not: the sensitivity is then known.
+        # Divide by the number of all examples, clipped or not, so that the sensitivity is known.
         counted = bound.size if wanted is None else jnp.sum(wanted)
         count = jnp.maximum(psum(counted, axis_name), 1)
         sums = jax.tree.map(lambda total: total / jnp.asarray(count, total.dtype), sums)
@@ -190,7 +190,7 @@ class Clip(NamedTuple):
             clip_factors(n, c, self.rule) for n, c in zip(norms, self.blocks.limits, strict=True)
         ]
         if wanted is not None:
-            # A weight of NaN, from the norm of an example that is left out, becomes zero too.
+            # A NaN weight, from the norm of an omitted example, becomes zero too.
             weights = [
                 jnp.where(reshard_like(wanted, w), w, sharded_full_like(w, 0)) for w in weights
             ]

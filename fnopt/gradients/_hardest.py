@@ -133,7 +133,7 @@ def _hardest(
     known = score, loss, norm, aux
     if axis_name is None:
         return _select_hardest(k, wanted, *known)
-    # Of each device no more than k can be among the first k of all.
+    # At most k examples of each device can be among the k hardest of all devices.
     found = _select_hardest(min(k, known[0].size), wanted, *known)
     here = found.index + known[0].size * jax.lax.axis_index(axis_name)
     counts = found.index >= 0
@@ -151,11 +151,11 @@ def _select_hardest(
     norm: jax.Array,
     aux: Any,
 ) -> HardExamples:
-    # What is chosen from must be in one place: k of n numbers.
+    # The candidates must be replicated on one device: k of n numbers.
     score, wanted, (loss, norm, aux) = jax.tree.map(
         lambda x: replicate(x, 0), (score, wanted, (loss, norm, aux))
     )
-    # An example whose score is NaN is the first that a user wants to see.
+    # An example with a NaN score is the most important for the user.
     order = jnp.where(jnp.isnan(score), jnp.full_like(score, jnp.inf), score)
     wanted = jnp.ones(score.shape, jnp.bool_) if wanted is None else wanted
     # Two sorts, because an example that counts may have a score of minus infinity.

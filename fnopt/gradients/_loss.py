@@ -65,7 +65,7 @@ def fold_in_step(key: Any, step: Any, name: str) -> Any:
         return key
     step = jnp.asarray(step)
     if step.shape != () or not jnp.issubdtype(step.dtype, jnp.integer):
-        # Rounding would give two steps the same random numbers.
+        # Rounding a floating step could give two steps the same random numbers.
         raise TypeError(f"{name}: step is {type_text(step)}, expected one integer.")
     return jax.random.fold_in(key, step.astype(jnp.uint32))
 
@@ -163,7 +163,8 @@ class ExampleLoss:
         leaves = named_leaves({i: args[i] for i in batch_argnums})
         size = check_batch(leaves, self.name, PASS_BY_KEYWORD)
         keys = None
-        # A forgotten key is an error of the loss otherwise, in terms of its own arguments.
+        # Otherwise, a forgotten key would raise an error inside the loss, about the loss's
+        # arguments.
         if key is None:
             self._check_needs_no_key(args, kwargs)
         else:
@@ -172,7 +173,8 @@ class ExampleLoss:
         shared = tuple(None if i in places else arg for i, arg in enumerate(args))
         with use_mesh_of(given, batch):
             params, shared, kwargs = replicate_for_batch((given, shared, kwargs), batch)
-        # Inside shard_map, so that a derivative is of this device's examples and nothing is added.
+        # Inside shard_map, so that derivatives refer to this device's examples and aren't summed
+        # over devices.
         params = pvary_like(params, (args, kwargs, key))
 
         # Nothing of `self` in it, so that what it reads can be seen.
@@ -272,7 +274,8 @@ def named_leaves(args: Mapping[int, Any]) -> list[tuple[str, Any]]:
 
 
 def _example_keys(key: Any, size: int, axis_name: Any) -> jax.Array:
-    # By index, so that an example's key depends neither on the chunk size nor on its neighbours.
+    # Fold in the index, so that an example's key depends neither on the chunk size nor on other
+    # examples.
     index = jnp.arange(size, dtype=jnp.uint32)
     if axis_name is not None:
         index += (size * jax.lax.axis_index(axis_name)).astype(jnp.uint32)

@@ -93,7 +93,7 @@ def microbatch(
 
 def _accumulate(call: Any, batch: Any, size: int, part_size: int | None, rule: Any) -> Any:
     """Combine the results of microbatches: sums and means in the carry, other results stacked."""
-    # One example is enough for shapes: those of listed results are taken from the parts.
+    # One example suffices for shapes; concatenated results get their shapes from the microbatches.
     one = jax.eval_shape(lambda b: jax.tree.map(lambda x: replicate(x, 0)[:1], b), batch)
     leaves, treedef = jax.tree.flatten(jax.eval_shape(call, one))
     rules = _rule_by_leaf(rule, treedef.unflatten(leaves))

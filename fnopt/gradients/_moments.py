@@ -52,8 +52,8 @@ class Formed(NamedTuple):
         blocks = [0] * len(self.leaves) if blocks is None else blocks
 
         def careful() -> list[jax.Array]:
-            # Formed anew where it is needed, which is rare: what a branch takes from outside has
-            # to be in memory, while squares are summed as the gradients arise.
+            # Gradients are recomputed in the rare branch that needs them. Operands of a branch must
+            # be stored in memory, but squares are summed while the gradients are computed.
             leaves = self.leaves if self.again is None else jax.tree.leaves(self.again())
             return _promote([lengths_of(x) for x in leaves])
 
@@ -108,7 +108,7 @@ def measure(bound: BoundLoss, strategy: Strategy) -> Measure:
     if strategy.ghost is not None:
         return strategy.ghost.measure
 
-    # Formed gradients can be measured by any blocks: their norms are known by leaf.
+    # Formed gradients support any blocks, because their norms are computed by leaf.
     def formed(chunk: Any, blocks: Sequence[int] | None = None) -> Formed:
         del blocks
         grad = jax.vmap(jax.value_and_grad(bound.loss, has_aux=True), (None, 0))
@@ -187,18 +187,18 @@ def _merge_moments(a: Moments, b: Moments) -> Moments:
     """Merge the moments of two sets of gradients (Chan, Golub and LeVeque, 1983)."""
     # Deviations from the means are merged, because a difference of sums of squares would cancel.
     count = a.count + b.count
-    # Of the first chunk nothing changes: a share of 1, no gap to what was before.
+    # For the first chunk the share is 1 and the difference of means is zero.
     share = b.count.astype(jnp.float32) / jnp.maximum(count, 1).astype(jnp.float32)
     weight = a.count.astype(jnp.float32) * share
 
     def move_mean(x: jax.Array, y: jax.Array) -> jax.Array:
         y = reshard_like(y, x)
-        # Selected and not weighted: zero times the difference of an infinite mean would be NaN.
+        # Select instead of multiplying: zero times an infinite difference of means would be NaN.
         return jnp.where(a.count == 0, y, x + (y - x) * share.astype(x.dtype))
 
     pairs = zip(*map(jax.tree.leaves, (a.mean, b.mean)), strict=True)
     gaps = [sum_of_squares(x - y.astype(x.dtype)) for x, y in pairs]
-    # An infinite square isn't to be NaN for want of a gap.
+    # An infinite sum of squares must not become NaN if the difference of means is zero.
     gaps = [jnp.where(weight == 0, jnp.zeros_like(g), g * weight.astype(g.dtype)) for g in gaps]
     deviations = [s + t + g for s, t, g in zip(a.deviations, b.deviations, gaps, strict=True)]
     return Moments(count, jax.tree.map(move_mean, a.mean, b.mean), deviations)

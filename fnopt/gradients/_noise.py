@@ -96,7 +96,7 @@ def add_noise(
     sensitivity = _sensitivity(clip_norm, batch_size)
     stddev = jnp.asarray(noise_multiplier).astype(sensitivity.dtype) * sensitivity
     leaves, treedef = jax.tree.flatten(grads)
-    # A key for each leaf: leaves of one shape would get the same noise otherwise.
+    # One key per leaf; otherwise leaves of equal shape would get the same noise.
     noisy = [_noisy(g, jax.random.fold_in(key, i), stddev) for i, g in enumerate(leaves)]
     return jax.tree.unflatten(treedef, noisy), NoiseInfo(stddev, sensitivity)
 
@@ -164,7 +164,7 @@ def _sensitivity(clip_norm: Any, batch_size: Any) -> jax.Array:
 
 
 def _noisy(grad: jax.Array, key: Any, stddev: jax.Array) -> jax.Array:
-    # Noise is added in float32 at least: the rounding of bfloat16 isn't part of the accounting.
+    # Add noise in at least float32, because the accounting doesn't include rounding to bfloat16.
     dtype = compute_dtype(grad.dtype)
     noise = jax.random.normal(key, grad.shape, dtype)
     if jnp.issubdtype(dtype, jnp.complexfloating):

@@ -37,11 +37,11 @@ def alignment_with_others(bound: BoundLoss, found: Totals, chunk_size: int | Non
     length = global_norm(mean).astype(norm.dtype)
 
     def unit(x: jax.Array, param: Any) -> jax.Array:
-        # Of length 1, which even float16 can hold.
+        # Norm 1, which is in range even in float16.
         return jnp.conj(x / nonzero(length).astype(x.dtype)).astype(param.dtype)
 
     direction = jax.tree.map(unit, mean, bound.params)
-    # In units of the largest norm, whose squares are in range.
+    # Relative to the largest norm, so that squares are in range.
     largest = nonzero(jnp.max(jnp.where(jnp.isfinite(norm), norm, jnp.zeros_like(norm))))
     along = derivatives_along(bound, direction, chunk_size).astype(norm.dtype) / largest
     total = length / largest * found.moments.count.astype(norm.dtype)
@@ -49,7 +49,7 @@ def alignment_with_others(bound: BoundLoss, found: Totals, chunk_size: int | Non
     own = relative
     if found.counts is not None:
         own = jnp.where(found.counts, relative, jnp.zeros_like(relative))
-    # For an example that counts `along` is its own part too, for the others it is not.
+    # `along` includes the example itself if the example counts.
     mine = (own / nonzero(relative)) * along
     # The norm of S - g, by |S|^2 - 2 <S, g> + |g|^2; rounding may leave less than zero.
     others = safe_sqrt(total**2 - 2 * total * mine + own**2)
@@ -83,7 +83,7 @@ def _reverse(bound: BoundLoss, direction: Any, chunk: Any) -> jax.Array:
     def losses(params: Any) -> jax.Array:
         return jax.vmap(lambda example: bound.loss(params, example)[0])(chunk)
 
-    # <w, J v> = <J^T w, v> is linear in w, and its gradient by w is J v.
+    # <w, J v> = <J^T w, v> is linear in w, and its gradient with respect to w is J v.
     values, pull = jax.vjp(losses, bound.params)
 
     def along(weights: jax.Array) -> jax.Array:
@@ -217,7 +217,7 @@ def _compare_batch(
 def _compare(
     bound: BoundLoss, columns: BoundLoss, is_other: bool, *, method: str, chunk_size: int | None
 ) -> GradientSimilarity:
-    # The whole batch if nothing else is said: every further chunk costs passes over all.
+    # By default the whole batch, because every further chunk costs passes over all chunks.
     strategy = choose(method, chunk_size or max(bound.size, columns.size), bound)
     # One program is replayed for both, with the types that it was recorded with.
     typed = columns._replace(batch=pvary_like(columns.batch, bound.batch))
@@ -268,7 +268,7 @@ def _scale_gradients(take: Measure, chunk: Any) -> _Scaled:
     # Four powers of two are left for the sums of products.
     top = jnp.finfo(norm.dtype).maxexp - 4
     exponent = jax.lax.stop_gradient(jnp.clip(exponent, -top, top)).astype(jnp.int32)
-    # A power of two, so that nothing is rounded.
+    # A power of two, so that scaling is exact.
     factors = jnp.ldexp(jnp.ones_like(norm), -exponent)
     return _Scaled(seen.scaled(factors), norm * factors, exponent, (norm, loss, aux))
 

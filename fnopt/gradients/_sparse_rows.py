@@ -91,7 +91,8 @@ class Lookups:
     ) -> jax.Array:
         (rows,) = jaxprs.bind(eqn, [table.array, *others])
         seen = self.found.setdefault(table.place, [])
-        # The gradient of a row is that of a zero shift; the table itself isn't differentiated.
+        # The gradient of a row is the gradient of a zero shift; the table itself isn't
+        # differentiated.
         if self._shifts is not None:
             rows = rows + self._shifts[table.place][len(seen)]
         seen.append(Lookup(indices, jax.typeof(rows), back))
@@ -248,7 +249,7 @@ def _shifts(evaluate: Callable[..., Any], others: list[Any]) -> tuple[list[Any],
             seen[i] = [lookup.kind for lookup in found]
             backs[i] = [lookup.back for lookup in found]
 
-    # Shapes alone: how many lookups there are is known after one abstract run.
+    # One abstract evaluation gives the number of lookups and their shapes.
     jax.eval_shape(note_lookups, others)
     return [[jnp.zeros(kind.shape, kind.dtype) for kind in kinds] for kinds in seen], backs
 

@@ -16,9 +16,9 @@ from fnopt.programs import TracedFunction, is_eager, is_on_one_device, jit_call,
 
 METHODS = ("auto", "vmap", "chunked", "ghost")
 
-# How many bytes the per-example gradients of one chunk may take. On a CPU a chunk that fits its
-# caches is fastest (measured on a dense network and a transformer); an accelerator needs enough
-# examples at once to be busy (its figure is an estimate).
+# Maximum bytes of the per-example gradients of one chunk. On a CPU, a chunk that fits its caches is
+# fastest (measured on a dense network and a transformer). An accelerator needs enough examples at
+# once for full utilisation (its figure is an estimate).
 _CPU_CHUNK_BYTES = 4 * 2**20
 _ACCELERATOR_CHUNK_BYTES = 512 * 2**20
 
@@ -70,7 +70,7 @@ def _fitting(bytes_per_example: int, size: int) -> int:
     """Number of examples of this size that fit the memory budget."""
     budget = _CPU_CHUNK_BYTES if jax.default_backend() == "cpu" else _ACCELERATOR_CHUNK_BYTES
     most = min(size, max(1, budget // max(1, bytes_per_example)))
-    # A divisor close by spares the remainder chunk, which is compiled apart.
+    # A nearby divisor avoids a remainder chunk, which would be compiled separately.
     return next((k for k in range(most, most // 2, -1) if size % k == 0), most)
 
 

@@ -90,7 +90,8 @@ def block_norms(
         )
         return jnp.where(bad, found, safe_sqrt(plain))
 
-    # A condition and no select: the second pass costs as much as the first, and is rare.
+    # A conditional instead of a select, because the second pass costs as much as the first, and is
+    # rare.
     return jax.lax.cond(jnp.any(bad), again, lambda: safe_sqrt(plain))
 
 
@@ -117,8 +118,8 @@ def like_params(sums: Any, params: Any) -> Any:
 
 def weighted_total(weights: jax.Array, x: jax.Array) -> jax.Array:
     """`sum_i weights[i] * x[i]` over the leading axis, at least float32."""
-    # A matrix product, because XLA's reduction over a leading axis is 60x slower on a CPU; at the
-    # highest precision, or an accelerator would round the weights to fewer digits.
+    # A matrix product, because XLA's reduction over a leading axis is 60x slower on a CPU. At the
+    # highest precision, because an accelerator would otherwise round the weights to fewer digits.
     dtype = compute_dtype(x.dtype)
     weights, x = weights.astype(dtype), x.astype(dtype)
     sharding = product_sharding(weights, x, (0, 0))

@@ -173,7 +173,7 @@ def _weighted_sum(
     return losses, aux, sums
 
 
-# A rule for tangents: linear in them, so that JAX transposes it and both modes have it.
+# The JVP rule is linear in the tangents, so JAX transposes it, and both modes work.
 @jax.custom_jvp
 def _scale_cotangent(x: jax.Array, scale: jax.Array) -> jax.Array:
     del scale
@@ -210,7 +210,7 @@ def scale_gradient(inputs: Any, scale: Any) -> Any:
 
     def scale_leaf(x: Any) -> jax.Array:
         x = jnp.asarray(x)
-        # In reverse mode the output says nothing of the scale, so it is a constant for both modes.
+        # Reverse mode has no gradient for the scale, so both modes treat the scale as constant.
         return _scale_cotangent(x, jax.lax.stop_gradient(jnp.asarray(scale, x.real.dtype)))
 
     return jax.tree.map(scale_leaf, inputs)

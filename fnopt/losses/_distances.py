@@ -20,7 +20,7 @@ def squared_error(predictions: Any, targets: Any = None) -> jax.Array:
 
     Args:
         predictions: :math:`\hat y`, floating, of any shape.
-        targets: :math:`y`, of the same shape or a scalar; None for zero.
+        targets: :math:`y`, of the same shape or a scalar; None means zero.
 
     Returns:
         The squares, of the shape of `predictions`; at least float32.
@@ -43,7 +43,7 @@ def l2_loss(predictions: Any, targets: Any = None) -> jax.Array:
 
     Args:
         predictions: :math:`\hat y`, floating, of any shape.
-        targets: :math:`y`, of the same shape or a scalar; None for zero.
+        targets: :math:`y`, of the same shape or a scalar; None means zero.
 
     Returns:
         The losses, of the shape of `predictions`; at least float32.
@@ -66,7 +66,7 @@ def huber_loss(predictions: Any, targets: Any = None, *, delta: Any = 1.0) -> ja
 
     Args:
         predictions: :math:`\hat y`, floating, of any shape.
-        targets: :math:`y`, of the same shape or a scalar; None for zero.
+        targets: :math:`y`, of the same shape or a scalar; None means zero.
         delta: :math:`\delta`, the error at which the linear part begins.
 
     Returns:
@@ -113,7 +113,7 @@ def log_cosh(predictions: Any, targets: Any = None) -> jax.Array:
 
     Args:
         predictions: :math:`\hat y`, floating, of any shape.
-        targets: :math:`y`, of the same shape or a scalar; None for zero.
+        targets: :math:`y`, of the same shape or a scalar; None means zero.
 
     Returns:
         The losses, of the shape of `predictions`; at least float32.

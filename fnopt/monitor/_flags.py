@@ -317,7 +317,7 @@ def _median(x: jax.Array, counts: jax.Array) -> jax.Array:
     zero = jnp.zeros((), x.dtype)
     if not x.size:
         return zero
-    # Infinity sorts the elements that do not count behind all others.
+    # Infinity sorts the ignored elements after all others.
     ordered = jnp.sort(jnp.where(counts, x, jnp.asarray(jnp.inf, x.dtype)))
     how_many = jnp.sum(counts, dtype=jnp.int32)
     return jnp.where(how_many > 0, ordered[jnp.minimum(how_many // 2, x.size - 1)], zero)

@@ -65,7 +65,7 @@ def as_groups(given: Any) -> Groups:
     if isinstance(given, Mapping):
         pairs = tuple((str(name), _patterns(p)) for name, p in given.items())
     elif isinstance(given, (tuple, list)):
-        # Pairs are what this function makes: it may see its own result again.
+        # The function returns pairs, and may get its own result again.
         named = [p if isinstance(p, (tuple, list)) and len(p) == 2 else (p, p) for p in given]
         pairs = tuple((str(name).rstrip("/"), _patterns(p)) for name, p in named)
     else:

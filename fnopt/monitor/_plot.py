@@ -71,7 +71,7 @@ def _layers(history: History, stat: str, rows: list[int]) -> tuple[np.ndarray, n
         recorded = history.values["flag"][:, rows].T
         flags = np.where((flags == Flag.FINE) & (recorded == Flag.DEAD), Flag.DEAD, flags)
     blank = (flags == Flag.NONFINITE) | (flags == Flag.DEAD)
-    # Masked elements go through the logarithm, too: that of 1 gives no warning.
+    # Masked elements go through the logarithm, too: the logarithm of 1 gives no warning.
     numbers = np.ma.masked_array(np.where(blank, 1.0, values), blank)
     return (np.ma.log10(numbers) if stat in LOGARITHMIC else numbers), flags
 

@@ -83,7 +83,7 @@ class Progress(Writer):
         self._done = done
 
     def _rate(self, now: float, done: int) -> float | None:
-        """Steps per second since the first record: what came before it was compilation."""
+        """Steps per second since the first record, so without compilation."""
         assert self._first is not None
         start, first = self._first
         return (done - first) / (now - start) if done > first and now > start else None

@@ -88,7 +88,7 @@ def adabelief(
         eps_root: :math:`\bar\epsilon`, added at every step.
         weight_decay: Decoupled decay, a number or a `Schedule`; None leaves weight decay out of the
             chain.
-        weight_decay_mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        weight_decay_mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
         nesterov: Whether to use Nesterov momentum.
 
     Returns:

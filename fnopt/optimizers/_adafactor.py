@@ -140,7 +140,7 @@ class scale_by_factored_rms(Leafwise):
         return None if shape[smaller] < self.min_dim_size_to_factor else (smaller, larger)
 
     def start(self, slot: str, p: Any) -> Any:
-        """Zeros with the sharding of the params."""
+        """Return zeros with the sharding of the params."""
         return zeros_like_parts(p, self._axes(p.shape))
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def adafactor(
     where :math:`\hat V` is the product of a row and a column; see `scale_by_factored_rms`.
 
     Args:
-        learning_rate: :math:`\eta`, a number or a `Schedule`; None for 1.
+        learning_rate: :math:`\eta`, a number or a `Schedule`; None uses 1.
         min_dim_size_to_factor: The smallest size of both axes at which a leaf is factored.
         decay_rate: The exponent of the decay.
         decay_offset: The number of steps that is subtracted from the step count.
@@ -190,7 +190,7 @@ def adafactor(
         weight_decay_rate: :math:`\lambda`, not scaled by the learning rate; None disables decay.
         eps: Added to squared gradients.
         factored: Whether the second moments of matrices are factored at all.
-        weight_decay_mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        weight_decay_mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain with the slot `v`, and also the slot `ema` if there is momentum.
@@ -328,7 +328,7 @@ def came(
         eps_residual: Added to squared residuals.
         clipping_threshold: The largest root mean square of a leaf's step.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
         mu_dtype: Storage dtype of `mu`; by default the params', at least float32.
 
     Returns:

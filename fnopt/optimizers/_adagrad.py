@@ -164,7 +164,7 @@ def adadelta(
         eps: :math:`\epsilon`.
         weight_decay: A multiple of the parameters that is added to the gradients: a number or a
             `Schedule`.
-        weight_decay_mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        weight_decay_mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain of `add_decayed_weights`, `scale_by_adadelta` and `scale_by_learning_rate`, with

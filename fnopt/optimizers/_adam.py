@@ -251,7 +251,7 @@ def adamw(
         mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own. It is multiplied by the
             learning rate.
-        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
         nesterov: Whether to use Nesterov momentum (Nadam).
 
     Returns:
@@ -299,7 +299,7 @@ def nadamw(
         eps_root: Added under the root.
         mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         `adamw` with `nesterov=True`, with the slots `mu` and `nu`.

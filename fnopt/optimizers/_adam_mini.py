@@ -69,8 +69,8 @@ class scale_by_adam_mini(AdamDirection):
             last axis (the kernels of flax and Keras, output heads); `'rows'` for one for each index
             of the first (embedding tables, PyTorch's kernels); a whole number for any other axis,
             such as that of the heads in a kernel of shape (inputs, heads, size); `'auto'` for
-            `'outputs'` from two axes on, and `'leaf'` below. None for `'rows'` where the path has
-            `embed` in it, and `'auto'` for the others.
+            `'outputs'` from two axes on, and `'leaf'` below. None means `'rows'` for paths with
+            `embed` in them, and `'auto'` for other leaves.
         mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
 
     Raises:
@@ -110,7 +110,7 @@ class scale_by_adam_mini(AdamDirection):
 
 
 def _block_zeros(p: Any, label: Any) -> jax.Array:
-    """Zeros with the sharding of the params."""
+    """Return zeros with the sharding of the params."""
     p = jnp.asarray(p)
     kept = _block_axis(p.ndim, label)
     axes = tuple(i for i in range(p.ndim) if i != kept)
@@ -157,7 +157,7 @@ def adam_mini(
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`, added to the root.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
         blocks: The blocks of every leaf; see `scale_by_adam_mini`. None makes a block of every row
             where the path has `embed` in it, of every output of other matrices, and of a whole
             vector.

@@ -155,7 +155,7 @@ def mars(
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
         gamma: :math:`\gamma`, how much of the change is added.
         max_norm: :math:`r`, the largest norm of a leaf's gradient; `math.inf` for no bound.
-        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
         mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
 
     Returns:
@@ -190,7 +190,7 @@ class ScaleByQhadamState(NamedTuple):
 
 
 class scale_by_qhadam(Leafwise):
-    r"""Divide a weighted average of gradient and mean gradient by the root of that of the squares.
+    r"""Average gradient and mean gradient; divide by the root of the same average of squares.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad

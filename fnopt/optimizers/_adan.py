@@ -121,7 +121,7 @@ def adan(
         eps: Added to the root.
         eps_root: Added under the root.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain of `scale_by_adan`, `add_decayed_weights` and `scale_by_learning_rate`, with the

@@ -176,7 +176,7 @@ def ademamix(
         eps_root: Added under the root.
         mu_dtype: Storage dtype of both means; by default the params' own, but at least float32.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain of `scale_by_ademamix`, `add_decayed_weights` and `scale_by_learning_rate`, with
@@ -228,7 +228,7 @@ def simplified_ademamix(
         eps: Added to the root.
         eps_root: Added under the root.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain of `scale_by_simplified_ademamix`, `add_decayed_weights` and

@@ -235,7 +235,7 @@ def acprop(
         eps: Added to the root.
         eps_root: Added to the mean squared distance at every step.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain of `scale_by_acprop`, `add_decayed_weights` and `scale_by_learning_rate`, with the

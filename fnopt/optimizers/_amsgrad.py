@@ -242,7 +242,7 @@ def adamaxw(
         b2: Decay of the maximum.
         eps: Added to the modulus of the gradient.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain of `scale_by_adamax`, `add_decayed_weights` and `scale_by_learning_rate`, with the

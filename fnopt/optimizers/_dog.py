@@ -129,7 +129,7 @@ class scale_by_dowg(Transformation):
               g_t, \qquad r_t^2 = \max_{i \le t} \lVert \theta_i - \theta_0 \rVert^2
 
     Args:
-        init_estim_sq_dist: The squared distance before the first step; None for `eps`.
+        init_estim_sq_dist: The squared distance before the first step; None uses `eps`.
         eps: :math:`\epsilon`.
 
     Example:
@@ -198,7 +198,7 @@ def dog(
         init_step: The distance before the first step; see `scale_by_dog`.
         eps: :math:`\epsilon`.
         weight_decay: A multiple of the parameters that is added to the gradients. None disables it.
-        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain of `scale_by_dog` and `scale_by_learning_rate`, with the slot `init_params`.
@@ -232,10 +232,10 @@ def dowg(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`; 1 is the published method.
-        init_estim_sq_dist: The squared distance before the first step; None for `eps`.
+        init_estim_sq_dist: The squared distance before the first step; None uses `eps`.
         eps: :math:`\epsilon`.
         weight_decay: A multiple of the parameters that is added to the gradients. None disables it.
-        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain of `scale_by_dowg` and `scale_by_learning_rate`, with the slot `init_params`.

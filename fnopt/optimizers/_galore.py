@@ -69,7 +69,7 @@ class scale_by_galore(Transformation):
         scale: :math:`\alpha`.
         base_optimizer: The inner optimizer, which must not read the params; None for
             `scale_by_adam()`.
-        weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
+        weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
 
     Raises:
         ValueError: If the inner optimizer reads the params.
@@ -241,8 +241,8 @@ def galore(
         base_optimizer: The inner optimizer, which must not read the params; None for
             `scale_by_adam()`.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
-        weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
+        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
+        weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
 
     Returns:
         A chain of `scale_by_galore`, `add_decayed_weights` and `scale_by_learning_rate`.

@@ -63,8 +63,8 @@ class gauss_newton_descent(BatchStepDescent):
             of residuals.
         chunk_size: The number of examples to process at once; `None` processes the whole batch.
         axis_name: Inside `jax.shard_map`, the named axis that the batch is divided over, as in
-            :func:`fnopt.curvature.batch_jacobian`: the step is that of the whole batch, the same
-            on all devices.
+            :func:`fnopt.curvature.batch_jacobian`: the step uses the whole batch and is equal on
+            all devices.
         solver: `'cholesky'` factorises the Gram matrix, up to 32,768 residuals of the batch;
             `'cg'` uses conjugate gradients without this matrix; an iteration takes a backward and a
             forward product with the tape.

@@ -60,7 +60,7 @@ def lamb(
         eps: Added to the root.
         eps_root: Added under the root.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain of `scale_by_adam`, `add_decayed_weights`, `scale_by_trust_ratio` and
@@ -108,10 +108,10 @@ def lars(
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        weight_decay_mask: Which leaves decay; see `add_decayed_weights`.
+        weight_decay_mask: The leaves to decay; see `add_decayed_weights`.
         trust_coefficient: :math:`c`.
         eps: :math:`\epsilon`.
-        trust_ratio_mask: Which leaves are scaled by the ratio of norms; see `masked`.
+        trust_ratio_mask: The leaves to scale by the ratio of norms; see `masked`.
         momentum: :math:`\gamma`.
         nesterov: Whether to use Nesterov momentum.
 
@@ -289,7 +289,7 @@ class scale_by_novograd(Leafwise):
 def _root_of_sum(norm: jax.Array, number: jax.Array, its_root: jax.Array) -> jax.Array:
     """Return `sqrt(norm^2 + number)`, differentiable in `number` at 0."""
     info = jnp.finfo(norm.dtype)
-    # The slope is `1 / (2 norm)` times that of the quotient, which is `norm^-2`.
+    # The slope is `1 / (2 norm)` times the quotient's slope, which is `norm^-2`.
     large = norm > 2.0 ** (info.minexp // 3)
     size = jnp.where(large, norm, jnp.ones_like(norm))
     share = number / size / size

@@ -105,7 +105,7 @@ def lion(
         b2: :math:`\beta_2`, decay of the mean.
         mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain of `scale_by_lion`, `add_decayed_weights` and `scale_by_learning_rate`, with the

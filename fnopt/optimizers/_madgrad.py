@@ -202,7 +202,7 @@ def cocob(
         alpha: :math:`\alpha`, the caution of the first bets; larger values give smaller bets.
         eps: The smallest scale of gradients.
         weight_decay: A multiple of the parameters that is added to the gradients.
-        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
         A chain of `add_decayed_weights`, `scale_by_schedule` and `scale_by_cocob`.

@@ -61,7 +61,7 @@ class scale_by_matrix_shape(Transformation):
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """Scaled updates."""
+        """Return the scaled updates."""
         leaves, treedef = jax.tree.flatten(updates)
         layouts = layouts_of(self.weight_dimension_numbers, updates)
         scaled = [self._scale_matrices(*pair) for pair in zip(leaves, layouts, strict=True)]

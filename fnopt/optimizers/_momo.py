@@ -99,7 +99,7 @@ class momo(Transformation):
     adapt_lower_bound: bool = static(default=False)
 
     def init(self, params: Any) -> MomoState:
-        """Zero averages."""
+        """Return the state with zero averages."""
         return MomoState(slot_zeros(params), *_first_scalars(self, params))
 
     def update(
@@ -171,7 +171,7 @@ class momo_adam(Transformation):
     adapt_lower_bound: bool = static(default=False)
 
     def init(self, params: Any) -> MomoAdamState:
-        """Zero averages."""
+        """Return the state with zero averages."""
         squares = slot_zeros(params, real=True)
         return MomoAdamState(slot_zeros(params), squares, *_first_scalars(self, params))
 

@@ -46,13 +46,13 @@ def muon(
             AdamW's learning rates carry over.
         orthogonalizer: The transform that computes :math:`U V^\top` of the mean; None for
             `orthogonalize()`.
-        weight_dimension_numbers: Which leaves are matrices, and along which axes. Pass the result
-            of `matrix_axes`, or another tree of `MatrixDimensionNumbers` with None for the other
+        weight_dimension_numbers: The leaves that are matrices, and their axes. Pass the result of
+            `matrix_axes`, or another tree of `MatrixDimensionNumbers` with None for the other
             leaves. One `MatrixDimensionNumbers` applies to all leaves with two axes or more. A
             pattern, `by_pattern` or `by_path` gives them, True (a matrix, if the leaf has two axes)
             or False. None selects kernels as above, and leaves of two axes with other names, except
             biases, scales and tables.
-        others: The optimizer of the other leaves; None for AdamW with the same learning rate.
+        others: The optimizer of the other leaves; None uses AdamW with the same learning rate.
 
     Returns:
         A partition with the labels `'muon'` and `'adam'`.
@@ -107,8 +107,8 @@ def normuon(
         consistent_rms: The root mean square of an update, as in the paper; None uses Muon's factor.
         orthogonalizer: The transform that computes :math:`U V^\top` of the mean; None for
             `orthogonalize()`.
-        weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
-        others: The optimizer of the other leaves; None for AdamW with the same learning rate.
+        weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
+        others: The optimizer of the other leaves; None uses AdamW with the same learning rate.
 
     Returns:
         A partition with the labels `'normuon'` and `'adam'`.

@@ -68,7 +68,7 @@ def partition_matrices(
     Args:
         matrices: The optimizer of the matrices: a chain of parts and `scale_by_learning_rate`.
         others: The optimizer of the other leaves.
-        weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
+        weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
         label: The label of the matrices. The other leaves have the label `'adam'`.
 
     Returns:

@@ -151,7 +151,7 @@ class scale_by_polyak(Transformation):
         value: Any,
         **extra_args: Any,
     ) -> tuple[Any, ScaleByPolyakState]:
-        """The scaled updates."""
+        """Return the scaled updates."""
         norm = global_norm(updates)
         number = lambda x: jnp.asarray(x).astype(norm.dtype)  # noqa: E731
         dtype = state.lower_bound.best_value.dtype

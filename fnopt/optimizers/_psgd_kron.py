@@ -113,7 +113,7 @@ class scale_by_psgd_kron(Matrixwise):
     initial_scale: Scalar | None = hyper(default=None, gt=0)
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Pair:
-        """Identities."""
+        """Return identity matrices."""
         del slot
         return sides(identities, shape, dtype, [n <= self.max_size_triangular for n in shape[1:]])
 
@@ -232,8 +232,8 @@ def psgd_kron(
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
         precond_lr: The learning rate of the factors.
         max_size_triangular: The largest side with a factor; longer sides aren't preconditioned.
-        weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
-        others: The optimizer of the other leaves; None for AdamW with the same learning rate.
+        weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
+        others: The optimizer of the other leaves; None uses AdamW with the same learning rate.
 
     Returns:
         A partition with the labels `'psgd_kron'` and `'adam'`.

@@ -27,9 +27,9 @@ def _length(b2: Any, t: Any) -> tuple[Any, Any]:
     .. math:: \rho_\infty = \frac{2}{1-\beta_2} - 1, \qquad
               \rho_t = \rho_\infty - \frac{2 t \beta_2^t}{1-\beta_2^t}
 
-    The difference is that of two numbers near 2000 at the first steps. With
-    :math:`L = -\log \beta_2` and :math:`x = L t` it is :math:`(2/(1-\beta_2) - 1 - 2/L) +
-    (2/L)(1 - x/(e^x-1))`, whose second term has a series, and whose first is small.
+    At the first steps, two numbers near 2000 are subtracted. With :math:`L = -\log \beta_2` and
+    :math:`x = L t` it is :math:`(2/(1-\beta_2) - 1 - 2/L) + (2/L)(1 - x/(e^x-1))`, whose second
+    term has a series, and whose first is small.
     """
     of_b2: Any = np if isinstance(b2, np.floating) else jnp  # known numbers stay known
     # The logarithm of b2 = 0 is infinite; with 1e-6 the length differs from 1 by 2e-6.
@@ -91,7 +91,7 @@ class scale_by_radam(AdamDirection):
         length, limit = _length(h.b2, t)
         ratio = (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)
         adapts = length >= h.threshold
-        usable = adapts & (ratio > 0)  # the slope of the root of what isn't used would be NaN
+        usable = adapts & (ratio > 0)  # the slope of an unused root would be NaN
         # The correction of the mean square stands at the factor, so a leaf is scaled once.
         root_correction = jnp.sqrt(bias_correction(h.b2, t))
         mean, gradient = mean_weights(h.b1, t, self.nesterov)

@@ -199,8 +199,8 @@ def shampoo(
         eps: A constant added to eigenvalues, relative to the largest eigenvalue.
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
         precondition_frequency: The number of steps between two updates of the roots.
-        weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
-        others: The optimizer of the other leaves; None for AdamW with the same learning rate.
+        weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
+        others: The optimizer of the other leaves; None uses AdamW with the same learning rate.
 
     Returns:
         A partition with the labels `'shampoo'` and `'adam'`.

@@ -197,8 +197,8 @@ def soap(
         eps: Added to the root.
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
         precondition_frequency: How many steps the bases are kept.
-        weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
-        others: The optimizer of the other leaves; None for AdamW with the same learning rate.
+        weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
+        others: The optimizer of the other leaves; None uses AdamW with the same learning rate.
 
     Returns:
         A partition with the labels `'soap'` and `'adam'`.

@@ -236,7 +236,7 @@ def sophia(
         b2: Decay of the curvature.
         eps: A lower bound of the divisor.
         weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        weight_decay_mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        weight_decay_mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
         gamma: :math:`\gamma`; smaller values clip more elements.
         clip_threshold: :math:`c`; None disables clipping.
         update_interval: The number of steps between two estimates of the curvature.

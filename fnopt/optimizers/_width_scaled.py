@@ -29,7 +29,7 @@ def width_scaled(
         tx: The optimizer.
         params: The params of the wide model, or their shapes (`jax.eval_shape`).
         base_params: The parameters of the narrow model: the same tree with smaller leaves.
-        weight_dimension_numbers: Which leaves are matrices, and along which axes; see `muon`.
+        weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
 
     Returns:
         A chain of `tx` and a `partition` with a factor for every leaf.

@@ -107,8 +107,8 @@ class masked(Selective):
 
     Args:
         inner: The transform for the selected leaves, fnopt's or any (init, update) pair.
-        mask: Which leaves: a tree of bools with the structure of the params or a prefix of it, a
-            pattern on the leaf path (`'*/bias'`), `by_pattern` or `by_path`.
+        mask: The selected leaves: a tree of bools with the structure of the params or a prefix of
+            it, a pattern on the leaf path (`'*/bias'`), `by_pattern` or `by_path`.
 
     Raises:
         TypeError: If `mask` is a bare function or has leaves that are not bools.
@@ -139,7 +139,7 @@ class freeze(Selective):
 
     Args:
         inner: The optimizer of the other leaves, fnopt's or any (init, update) pair.
-        mask: Which leaves are frozen, in any form that `masked` takes.
+        mask: The leaves to freeze, in any form that `masked` takes.
 
     Raises:
         TypeError: If `mask` is a bare function or has leaves that are not bools.

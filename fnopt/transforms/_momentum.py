@@ -208,12 +208,12 @@ class reduce_variance(Leafwise):
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The weight of the change of the gradient; zero in the first step."""
-        # With gamma = 1 the momentum behind it is that of STORM (Yuan et al., 2024).
+        # With gamma = 1 the following momentum is STORM's (Yuan et al., 2024).
         gain = h.gamma * h.b1 / (1 - h.b1)
-        # The slot of zeros is no previous gradient.
+        # The initial zeros aren't a previous gradient.
         return {"gain": jnp.where(t > 1, gain, jnp.zeros_like(gain))}
 
     def leaf(self, h: Any, g: Any, last: Any) -> Any:
         corrected = g + h.gain * (g - last)
-        excess = global_norm(corrected) / h.max_norm  # zero where there is no bound
+        excess = global_norm(corrected) / h.max_norm  # zero without a bound
         return corrected / jnp.maximum(excess, jnp.ones_like(excess)), g

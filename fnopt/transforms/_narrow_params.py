@@ -140,7 +140,7 @@ class kahan(RoundedWrapper):
     digits. For 8-bit params the compensation is a float16 array, because two float8 numbers have
     too few digits for a small step.
 
-    Put it around the whole optimizer: what comes after it in a chain would move the params off the
+    Put it around the whole optimizer: a later transform in a chain would move the params off the
     rounded params that it assumes. The updates of narrow params are float32 here (see
     `Transformation.wide_updates`), and must be added in float32, as `apply_updates` does.
 
@@ -195,7 +195,7 @@ def _compensate_leaf(u: Any, p: Any, c: Any) -> tuple[Any, Any]:
     if is_rounded(p, u):
         end = round_to_nearest(total, p.dtype)
         y, lost = end - wide, total - end
-    else:  # what float32 itself rounds off (Knuth's two-sum, whichever is larger)
+    else:  # the rounding error of float32 (Knuth's two-sum, whichever is larger)
         back = total - wide
         lost = (wide - (total - back)) + (y - back)
     # Params that overflow have no rounding error; NaN would stay in the slot for ever.
@@ -221,7 +221,7 @@ class master_copy(RoundedWrapper):
     with `master_params`, for evaluation or to continue in float32. Leaves that already have this
     width have no copy and are updated directly.
 
-    Put it around the whole optimizer: what comes after it in a chain would move the params off the
+    Put it around the whole optimizer: a later transform in a chain would move the params off the
     copy. The updates of narrow params are float32 here (see `Transformation.wide_updates`), and
     must be added in float32, as `apply_updates` does. If you set the params yourself, initialize a
     new state: the next step starts from the copy, not from the params.
@@ -282,7 +282,7 @@ def _update_master(u: Any, p: Any, m: Any) -> tuple[Any, Any]:
     if is_narrow(p.dtype):
         end = round_to_nearest(m.astype(jnp.float32), p.dtype).astype(dtype)
     else:
-        end = jax.lax.reduce_precision(m, 8, 23)  # float32 behind which is float64
+        end = jax.lax.reduce_precision(m, 8, 23)  # float32 in front of float64
     return end.astype(dtype) - jnp.asarray(p).astype(dtype), m
 
 

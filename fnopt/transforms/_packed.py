@@ -92,9 +92,9 @@ class packed(Wrapper):
     Args:
         inner: The optimizer, fnopt's or any (init, update) pair.
         layout: The params (arrays or their shapes), from which the layout is taken.
-        labels: Which leaves share a buffer: a tree of labels, `by_pattern` or `by_path`. A buffer
-            is called `'label.dtype'`, so that `mask='decay.*'` selects the buffers labelled
-            `'decay'`.
+        labels: The labels of the leaves; leaves of a label share a buffer: a tree of labels,
+            `by_pattern` or `by_path`. A buffer is called `'label.dtype'`, so that `mask='decay.*'`
+            selects the buffers labelled `'decay'`.
 
     Raises:
         TypeError: If a leaf is not floating or complex.
@@ -275,7 +275,7 @@ class _Probe:
 def _representatives(inner: Any, layout: Layout) -> list[int]:
     """Leaves to probe: one of each kind first, then a second one, up to the limit.
 
-    A kind is a buffer, a number of axes, and what the selectors in the optimizer say.
+    A kind is a buffer, a number of axes, and the labels of the selectors in the optimizer.
     """
     tree = layout.treedef.unflatten(layout.leaves)
     labels = [_labels(selector, tree) for selector in _selectors(inner)]

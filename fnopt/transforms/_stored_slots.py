@@ -178,7 +178,7 @@ class precision_policy(StoredSlots):
         return new, PrecisionPolicyState(next_count(count), stored)
 
     def _store(self, state: Any, key: Any) -> Any:
-        wanted: list[tuple[jax.Array, Any]] = []  # what is rounded at random, and to what
+        wanted: list[tuple[jax.Array, Any]] = []  # arrays to round stochastically, and their dtypes
 
         def is_random(dtype: Any, x: Any) -> bool:
             return key is not None and is_narrow(dtype) and not jnp.iscomplexobj(x)
@@ -219,7 +219,7 @@ class offloaded(Wrapper):
     `init` moves the arrays of the state to host memory, with their shardings. Inside the jitted
     step each array is copied to the device, updated and copied back. Between steps the device has
     room for other arrays. On an H200, XLA fetched the whole state before computing, so the peak
-    memory of a step was that of a state on the device; :func:`fnopt.layered_step` fetches one layer
+    memory of a step was as for a state on the device; :func:`fnopt.layered_step` fetches one layer
     at a time. Scalars (step counts) stay on the device. The updates are those of the inner
     optimizer, bit by bit.
 

@@ -37,7 +37,7 @@ class add_decayed_weights(Leafwise):
 
     Args:
         weight_decay: :math:`\lambda`, a number or a `Schedule`.
-        mask: Which leaves decay: a tree of bools (or a prefix of the params), a pattern on the
+        mask: The leaves to decay: a tree of bools (or a prefix of the params), a pattern on the
             leaf path such as `'*/kernel'`, `fnopt.by_path` or `fnopt.by_pattern`. None decays all
             leaves.
 
@@ -104,7 +104,7 @@ class independent_weight_decay(add_decayed_weights):
 
     Args:
         weight_decay: :math:`\lambda`, the fraction that a step removes; a number or a `Schedule`.
-        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Raises:
         ValueError: From `init`, if the mask doesn't fit the params.
@@ -136,7 +136,7 @@ class cautious_weight_decay(add_decayed_weights):
 
     Args:
         weight_decay: :math:`\lambda`, a number or a `Schedule`.
-        mask: Which leaves decay; see `add_decayed_weights`. None decays all leaves.
+        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Raises:
         ValueError: From `init`, if the mask doesn't fit the params.

@@ -195,7 +195,7 @@ def _pad_for_owners(x: jax.Array, n: int) -> jax.Array:
 def _split_results(out: Any, given: Any, n: int) -> Any:
     """Split results into pieces for all devices, `[n, k, length]`.
 
-    A named result is transposed if the input of this name is transposed.
+    A named result is transposed if the input of the same name is transposed.
     """
     if isinstance(out, dict):
         return {

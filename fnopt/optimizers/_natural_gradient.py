@@ -61,11 +61,11 @@ class natural_gradient(BatchStepDescent):
     \mu^{2t})^{-1/2}` for the first steps.
 
     The step is halved until the loss of the batch satisfies Armijo's condition, and refused as in
-    :func:`fnopt.gauss_newton_descent`, which computes the same step for half the mean square of
-    residuals. The damping is halved if a full step achieves three quarters of the decrease that the
-    quadratic model predicts. The damping is doubled if the step was shortened or achieved less than
-    one quarter. `update` ignores the gradients (they may be `None`): call `update(None, state,
-    params, batch=batch)`.
+    :func:`fnopt.gauss_newton_descent`. That function computes the same step for half the mean
+    square of residuals. The damping is halved if a full step achieves three quarters of the
+    decrease that the quadratic model predicts. The damping is doubled if the step was shortened or
+    achieved less than one quarter. `update` ignores the gradients (they may be `None`): call
+    `update(None, state, params, batch=batch)`.
 
     Args:
         model_fn: `f(params, example) -> outputs` of ONE example, an array or a tree: logits, or the

@@ -103,7 +103,7 @@ class split_real_and_imaginary(Wrapper):
     .. math:: u = \mathrm{inner}(\mathrm{Re}\, g) + i\, \mathrm{inner}(\mathrm{Im}\, g)
 
     Without this wrapper, adaptive methods divide both parts by the root of the mean squared
-    modulus, so an update keeps the direction of the gradient in the complex plane.
+    modulus. So an update keeps the gradient's direction in the complex plane.
 
     Args:
         inner: The transform, fnopt's or any (init, update) pair.

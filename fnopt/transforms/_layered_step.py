@@ -73,8 +73,8 @@ class layered_step(Value):
 
     Raises:
         TypeError: If the loss isn't a real scalar, or `x` isn't floating.
-        ValueError: If leaves of the layers differ in their first axis, or it is empty, if `layer`
-            changes the type of `x`, or if `exact_norm` is given without `max_norm`.
+        ValueError: If leaves of the layers differ in their first axis, or this axis is empty, if
+            `layer` changes the type of `x`, or if `exact_norm` is given without `max_norm`.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt

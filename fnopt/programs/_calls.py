@@ -1,4 +1,4 @@
-"""Eager calls that compile each program once at most, whatever function object it comes from."""
+"""Eager calls that compile each program at most once, for all function objects that trace to it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from fnopt.programs._tracing import has_tracers, is_eager
 def trace_and_call(fn: Callable[..., Any], *args: Any) -> Any:
     r"""Call `jax.jit(fn)(*args)`, and compile each program once, if at all.
 
-    `jax.jit` caches programs by the identity of a function. So it compiles every new closure of a
-    user, and it misses changes of what a function reads besides its arguments. Here every call
-    traces the function, so nothing can be stale, and the jaxpr is the key of the compiled program.
-    Arrays that the function closes over are arguments of that program: other data of the same
-    shapes need no other compilation. A small program that runs a few times isn't compiled
-    (:func:`tiered_call`).
+    `jax.jit` caches programs by the identity of a function. So it compiles every new closure, and
+    misses changes of globals and captured values. Here every call traces the function, so no value
+    is stale, and the jaxpr is the key of the compiled program. Arrays that the function closes over
+    are arguments of this program, so other data of the same shapes need no compilation. A small
+    program that runs a few times isn't compiled (:func:`tiered_call`).
 
-    Under `jax.jit`, `jax.grad` and `jax.vmap` this is `jax.jit(fn)(*args)`. A program that calls
-    back to Python is made anew in every call, because the callback is usually a new object.
+    Under `jax.jit`, `jax.grad` and `jax.vmap` this is `jax.jit(fn)(*args)`. A program with Python
+    callbacks is compiled in every call, because the callback is usually a new object.
 
     Args:
         fn: A function of pytrees of arrays.
@@ -50,7 +49,7 @@ def trace_and_call(fn: Callable[..., Any], *args: Any) -> Any:
     try:
         key = key_of(closed.jaxpr)
     except NoKeyError:
-        key, make = object(), _program  # for this call alone
+        key, make = object(), _program  # a key for this call only
     leaves = [*closed.consts, *jax.tree.leaves(args)]
     outputs = _call(TieredProgram, KeyedJaxpr(key, closed.jaxpr), leaves, {}, make)
     return jax.tree.unflatten(structure, outputs)
@@ -80,10 +79,10 @@ def jit_call(fn: Callable[..., Any], *args: Any, **static: Any) -> Any:
 
 
 def tiered_call(fn: Callable[..., Any], *args: Any, **static: Any) -> Any:
-    """Call `fn(*args, **static)` like :func:`jit_call`, but compile it only when that pays.
+    """Call `fn(*args, **static)` like :func:`jit_call`, but compile it only when this saves time.
 
-    NumPy runs the program until its compilation would have cost no more: see
-    :class:`TieredProgram`. For programs that a user calls a few times with small arrays.
+    NumPy runs the program until its runs have taken as long as a compilation: see
+    :class:`TieredProgram`. Use it for programs that a user calls a few times with small arrays.
 
     Args:
         fn: A function that reads nothing but its arguments: not a closure.
@@ -127,7 +126,7 @@ def _call(
 ) -> Any:
     leaves, structure = jax.tree.flatten(args)
     single = is_on_one_device(leaves)
-    # With their types: 1, 1.0 and True are equal.
+    # The key contains types, because 1, 1.0 and True are equal.
     options = tuple((name, type(static[name]), static[name]) for name in sorted(static))
     jit = jit if single else jax.jit
     types = call_types(leaves) if single else None

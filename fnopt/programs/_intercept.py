@@ -14,7 +14,7 @@ from fnopt.programs._control_flow import Cond, Scan, While, control_view
 from fnopt.programs._nodes import JaxprNodes
 
 NodeFn = Callable[[int, Any, Any], tuple[Any, Any]]
-"""`(node, value, probe) -> (value, record)`; a record or probe that is `None` is none."""
+"""`(node, value, probe) -> (value, record)`; `None` means no record or no probe."""
 
 NodeValues = dict[int, Any]
 """Probes or records, by the number of their node."""
@@ -47,7 +47,7 @@ def intercept_nodes(
     for i, eqn in enumerate(level.jaxpr.eqns):
         ins, pairs = env.read(eqn.invars), level.node_vars.get(i, ())
         if jaxprs.names_value(eqn) and pairs and pairs[0].var is eqn.outvars[0]:
-            # Before the tap, so that a look at a patched function shows what was put there.
+            # Before the tap, so that a record of a patched function has the patched value.
             ins, pairs = [visited(pairs[0].node, *ins)], pairs[1:]
         if i in level.inner:
             with jaxprs.trace_context(eqn):
@@ -68,11 +68,12 @@ def _inside(
     visit: NodeFn,
     probes: NodeValues,
 ) -> tuple[list[Any], NodeValues]:
-    """Evaluate an equation with nodes in it."""
+    """Evaluate an equation whose jaxprs contain nodes."""
     if jaxprs.is_remat(eqn):
         return _remat(eqn, levels, ins, visit, probes)
     if jaxprs.is_custom_rule(eqn):
-        # Beside the call, which keeps its rule; the compiler merges the two forward computations.
+        # In addition to the call, which keeps its rule; the compiler merges both forward
+        # computations.
         return jaxprs.bind(eqn, ins), intercept_nodes(levels[0], ins, visit, probes)[1]
     if jaxprs.is_call(eqn):
         return intercept_nodes(levels[0], ins, visit, probes)
@@ -93,7 +94,7 @@ def _remat(
     visit: NodeFn,
     probes: NodeValues,
 ) -> tuple[list[Any], NodeValues]:
-    # What is recorded is stored; all else is still forgotten and computed again.
+    # Recorded values are stored; all other values are still recomputed.
     def run(ins: list[Any], probes: NodeValues) -> tuple[list[Any], NodeValues]:
         return intercept_nodes(levels[0], ins, visit, probes)
 

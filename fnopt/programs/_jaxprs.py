@@ -184,9 +184,9 @@ def bind(eqn: jex.JaxprEqn, values: Iterable[Any]) -> list[Any]:
     subfuns, params = params if isinstance(params, tuple) else ((), params)  # a tuple before 0.8
     values = list(values)
     if eqn.primitive.name == "pvary" and _varies(values[0], params["axes"]):
-        return values  # what differed between devices only from here on does so already
-    if not sub_jaxprs(eqn):  # others were traced with types of their own
-        values = pvary_like(values, values)  # it may have been traced where all are the same
+        return values  # the values already vary over the devices
+    if not sub_jaxprs(eqn):  # inner jaxprs were traced with their own types
+        values = pvary_like(values, values)  # it may have been traced with unvarying types
     with trace_context(eqn):
         outputs = eqn.primitive.bind(*subfuns, *values, **params)
     return list(outputs) if eqn.primitive.multiple_results else [outputs]

@@ -11,8 +11,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from fnopt.programs._jaxprs import is_custom_rule
 
-# Programs that are kept. On a CPU one of a least-squares fit takes some 310 memory mappings, and
-# Linux gives a process 65,530; a compilation that gets none ends in an error or ends the process.
+# Programs in the cache. On a CPU, the program of a least-squares fit takes some 310 memory
+# mappings, and Linux allows a process 65,530. A compilation beyond this limit raises an error or
+# aborts.
 MAX_PROGRAMS = 32
 
 
@@ -21,7 +22,7 @@ class NoKeyError(Exception):
 
 
 def key_of(jaxpr: Jaxpr, num_differentiated: int | None = None) -> tuple[Any, ...]:
-    """Hashable key; equal keys mean equal functions, with equal derivatives if asked for.
+    """Return a hashable key; equal keys mean equal functions, with equal derivatives on request.
 
     Args:
         jaxpr: The function.
@@ -58,7 +59,7 @@ def _derivatives(jaxpr: Jaxpr, first: int) -> ClosedJaxpr:
     x = inputs[:first]
     try:
         return jax.make_jaxpr(twice)(consts, x, inputs[first:], x, x)
-    except TypeError:  # it has no such derivative
+    except TypeError:  # the function has no second derivative
         raise NoKeyError from None
 
 

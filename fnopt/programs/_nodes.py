@@ -20,11 +20,11 @@ class Node(NamedTuple):
     Attributes:
         name: The unique name of the node: `'hidden'`, `'hidden#1'`, `'scope:Model/Dense_0'`.
         shape: The shape of its captured value; the iterations of scans are leading axes.
-        dtype: Its dtype.
-        axes: The lengths of the scans around it, outermost first.
-        note: The reason why it has no cotangent or can't be captured; empty if there is none.
-        visible: Whether its value can be captured.
-        branches: The number of each `cond` around it, with the number of its branch.
+        dtype: The dtype of the value.
+        axes: The lengths of the scans around the node, outermost first.
+        note: The reason why the node has no cotangent or can't be captured, or an empty string.
+        visible: Whether the value can be captured.
+        branches: The number of each `cond` around the node, with the number of the branch.
     """
 
     name: str

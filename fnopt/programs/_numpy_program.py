@@ -17,16 +17,16 @@ from fnopt.programs._jaxprs import SubJaxpr
 from fnopt.programs._numpy_rules import Eqn, identity, numpy_rule
 
 _quiet = functools.partial(np.errstate, all="ignore")  # infinities and NaN are results, as in JAX
-# Numbers that the operations of a block may take and return: the results stay until it ends. With
-# float64 they take 128 MB at most.
+# Limit of the operands and results of a block's operations, because results are kept until the
+# block ends. In float64 they take at most 128 MB.
 _MOST_WORK = 2**24
 _CALLBACKS = {"pure_callback", "io_callback", "debug_callback"}
 _FACTORISATIONS = {"geqrf", "householder_product", "svd", "eigh", "cholesky", "lu"}
-_PER_CALL = 1000  # numbers that NumPy takes through an operation in the time of a call: 1 to 2 us
+_PER_CALL = 1000  # numbers that NumPy processes in the overhead of a call, 1 to 2 us
 
 
 class OverBudgetError(Exception):
-    """The error of a run that has cost more than it may."""
+    """The error of a run that exceeds its budget of operations."""
 
 
 class NotInNumpyError(Exception):
@@ -40,18 +40,18 @@ class NumpyProgram:
         jaxpr: The program.
         consts: The constants of the jaxpr; None if they are the first arguments.
         structure: The structure of its results.
-        device: Where its results go, if its arguments are committed to a device.
+        device: The device of its results, if its arguments are committed to a device.
 
     Raises:
-        NotInNumpyError: If it has effects other than callbacks, or arrays that are large or not
-            NumPy's.
+        NotInNumpyError: If the program has effects other than callbacks, large arrays, or arrays
+            that NumPy doesn't support.
     """
 
     def __init__(
         self, jaxpr: jex.Jaxpr, consts: Sequence[Any] | None, structure: Any, device: Any = None
     ) -> None:
         self.spent, self.budget = 0.0, np.inf
-        self.calls_back = False  # to Python, which another run would repeat
+        self.calls_back = False  # whether it has Python callbacks, which another run repeats
         self.size = jaxprs.program_size(jaxpr)
         self.structure, self.device = structure, device
         inputs = [*(jaxpr.constvars if consts is None else ()), *jaxpr.invars]
@@ -69,10 +69,10 @@ class NumpyProgram:
 
         Args:
             args: The arrays.
-            budget: The number of operations that all calls may cost together.
+            budget: The maximum number of operations of all calls together.
 
         Raises:
-            OverBudgetError: If they cost more.
+            OverBudgetError: If the calls exceed the budget.
         """
         self.budget = np.inf if self.calls_back else budget
         with _quiet():
@@ -109,7 +109,7 @@ class _Block:
         self.values: list[Any] = []
         self.steps: list[_Step] = []
         self.known: set[int] = set()
-        self.found: dict[Any, Any] = {}  # of operations and constants, so that none stands twice
+        self.found: dict[Any, Any] = {}  # operations and constants so far, to remove duplicates
         variables = [*(jaxpr.constvars if consts is None else ()), *jaxpr.invars]
         self.inputs = [self._slot() for _ in variables]
         self.work = 0
@@ -152,7 +152,7 @@ class _Block:
         return self.found[key]
 
     def _add(self, jaxpr: jex.Jaxpr, consts: Sequence[Any], inputs: Sequence[int]) -> list[int]:
-        """Append the steps of a jaxpr; where its results will be."""
+        """Append the steps of a jaxpr; return the slots of its results."""
         constants = list(map(self._constant, consts, (var.aval for var in jaxpr.constvars)))
         variables = (*jaxpr.constvars, *jaxpr.invars)
         slots: dict[Any, int] = dict(zip(variables, [*constants, *inputs], strict=True))
@@ -167,7 +167,7 @@ class _Block:
             if call is not None:
                 results = self._add(call[0].jaxpr, call[0].consts, call[1])
             else:
-                same = object() if eqn.effects else eqn.primitive  # equal to nothing else
+                same = object() if eqn.effects else eqn.primitive  # a unique key for effects
                 key = same, *found, *map(_key, eqn.params.items())
                 results = self.found.get(key) or self._step(eqn, found)
                 self.found[key] = results
@@ -182,8 +182,8 @@ class _Block:
         if fn is identity:
             return inputs
         results = [self._slot() for _ in eqn.outvars]
-        # The same in every run; a loop may be long. A callback of constants runs later: it may
-        # raise (Equinox's `error_if`), in a branch that isn't taken.
+        # Constant operations are evaluated once, because a loop may be long. A callback of
+        # constants isn't: it may raise (Equinox's `error_if`), in a branch that isn't taken.
         runs_later = eqn.effects or eqn.primitive.name in _CALLBACKS or jaxprs.sub_jaxprs(eqn)
         if self.known.issuperset(inputs) and not runs_later:
             out = fn(*[self.values[i] for i in inputs])
@@ -258,7 +258,7 @@ class _Block:
 
 
 def _where(going: Any, new: list[Any], old: list[Any]) -> list[Any]:
-    """The new values of the loops that go on: `jax.vmap` makes one loop of many."""
+    """Select new values for the loops that continue: `jax.vmap` merges many loops into one."""
     if np.ndim(going) == 0:
         return new
     axes = [tuple(range(np.ndim(going), np.ndim(x))) for x in new]
@@ -267,7 +267,7 @@ def _where(going: Any, new: list[Any], old: list[Any]) -> list[Any]:
 
 
 def _compiled(eqn: Eqn) -> Callable[..., Any]:
-    """An operation that NumPy doesn't have, as a program of its own."""
+    """Compile an operation that NumPy doesn't have as a separate program."""
     dtypes = [_dtype(var.aval) for var in eqn.outvars]
 
     @jax.jit
@@ -300,7 +300,7 @@ def _callback(eqn: Eqn) -> Callable[..., Any]:
 
 
 def _work(eqn: Eqn) -> int:
-    """The numbers that an operation reads and writes; of a product a tenth of its terms, if more.
+    """Count the numbers that an operation reads and writes, or a tenth of a product's terms.
 
     A product of matrices by BLAS takes about a tenth of a nanosecond for a term, other operations
     a nanosecond for a number.
@@ -322,7 +322,7 @@ def _key(param: Any) -> Any:
     try:
         hash(param)
     except TypeError:
-        return object()  # equal to nothing
+        return object()  # a unique key
     return param
 
 
@@ -341,6 +341,6 @@ def _array(value: Any, aval: Any) -> Any:
     dtype = _dtype(aval)
     if dtype is None:
         return value
-    # A result may be an argument: a user may write into NumPy arrays, so they are copied.
+    # Results are copied, because they may be arguments, and a user may write into NumPy arrays.
     # Operations take a tenth of the time on scalars that they take on arrays without axes.
     return (np.asarray if isinstance(value, jax.Array) else np.array)(value, dtype)[()]

@@ -43,7 +43,7 @@ def _has_known_results(eqn: Eqn, rule: Rule) -> bool:
 
 
 def identity(x: Any) -> Any:
-    """The rule of operations that change nothing: a program leaves them out."""
+    """The rule of identity operations, which a program omits."""
     return x
 
 
@@ -100,7 +100,7 @@ _ELEMENTWISE: dict[str, Rule] = {
 
 
 def _div(eqn: Eqn) -> Rule | None:
-    # Of whole numbers JAX's quotient is truncated and NumPy's is not.
+    # JAX truncates integer quotients, NumPy doesn't.
     return operator.truediv if np.issubdtype(eqn.outvars[0].aval.dtype, np.inexact) else None
 
 
@@ -120,7 +120,7 @@ def _select(eqn: Eqn) -> Rule | None:
 def _convert(eqn: Eqn) -> Rule | None:
     old, new = eqn.invars[0].aval.dtype, eqn.params["new_dtype"]
     if np.issubdtype(old, np.inexact) and not np.issubdtype(new, np.inexact):
-        return None  # NumPy leaves open what becomes of numbers out of range
+        return None  # NumPy doesn't define conversions of numbers out of range
     if old.kind == "c" and np.dtype(new).kind != "c":
         return lambda x: x.real.astype(new)
     return identity if old == new else lambda x: x.astype(new)
@@ -195,7 +195,7 @@ def _pad(eqn: Eqn) -> Rule | None:
 
 
 def _window(x: Any, starts: Sequence[Any], sizes: Sequence[int]) -> tuple[slice, ...]:
-    """The part of an array from these indices on, moved so that the array holds it."""
+    """Return the slice of an array at these indices, clamped to the array."""
     limits = zip(starts, sizes, np.shape(x), strict=True)
     first = [min(max(int(start), 0), n - size) for start, size, n in limits]
     return tuple(slice(i, i + size) for i, size in zip(first, sizes, strict=True))

@@ -19,8 +19,8 @@ import numpy as np
 
 from fnopt.core import is_inexact
 
-_MIN_ARRAYS = 17  # of one dtype: fewer are returned one by one, without a copy
-_MAX_SIZE = 1024  # numbers of an array that may be copied twice
+_MIN_ARRAYS = 17  # arrays of one dtype; fewer are returned separately, without a copy
+_MAX_SIZE = 1024  # numbers in an array; larger arrays aren't copied
 
 
 @functools.partial(

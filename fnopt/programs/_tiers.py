@@ -1,4 +1,4 @@
-"""When a program is worth its compilation."""
+"""Programs that are compiled only when the compilation saves time."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from fnopt.programs._keys import shape_struct
 from fnopt.programs._numpy_program import NotInNumpyError, NumpyProgram, OverBudgetError
 
 _CONFIG: Any = jax.config  # its fields are made at run time
-# Whoever rents until the rent has cost as much as buying pays at most twice what the best choice in
-# hindsight costs (the ski-rental problem: Karlin, Manasse, Rudolph and Sleator 1988). XLA compiles
-# an operation of a fit in 1.5 ms, NumPy runs one in 0.6 us: both cost the same after so many runs.
+# The ski-rental problem (Karlin, Manasse, Rudolph and Sleator 1988): compiling once the runs have
+# cost as much as a compilation costs at most twice the optimum. XLA compiles an operation of a fit
+# in 1.5 ms, NumPy runs one in 0.6 us: both costs are equal after this many runs.
 _RUNS = 2500
 _SETTINGS = ("jax_enable_x64", "jax_default_device", "jax_debug_nans", "jax_debug_infs")
 
 
 def call_types(arrays: Sequence[Any]) -> tuple[Any, ...]:
-    """Settings, placements and types of a call: other ones need another program."""
+    """Return the settings, placements and types of a call, on which its program depends."""
     placements = {x.sharding for x in arrays if isinstance(x, jax.Array) and x.committed}
     settings = tuple(getattr(_CONFIG, name) for name in _SETTINGS)
     return settings, frozenset(placements), *map(jax.typeof, arrays)
 
 
 class TieredProgram:
-    """A function of arrays that NumPy runs at first, and XLA once that is cheaper.
+    """A function of arrays that NumPy runs first, and XLA after enough runs.
 
-    Compiling a small fit takes a second or two, running it takes NumPy some milliseconds. Programs
-    of other devices than CPUs, of large arrays, or with effects other than callbacks are compiled
-    at once.
+    XLA compiles a small fit in one or two seconds; NumPy runs it in a few milliseconds. Programs
+    for devices other than CPUs, with large arrays, or with effects other than callbacks are
+    compiled immediately.
 
     Args:
         fn: The function.

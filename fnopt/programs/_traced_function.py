@@ -46,8 +46,8 @@ class KeyedJaxpr:
 class TracedFunction:
     """A function of arrays as a pytree: its jaxpr is the structure, captured arrays are leaves.
 
-    So `jax.jit` of a function that takes it as an argument compiles again for another jaxpr, and
-    neither for another function object nor for other data of the same shapes.
+    So a jitted function with a `TracedFunction` argument compiles again only for another jaxpr, not
+    for another function object or other data of the same shapes.
 
     Args:
         keyed: The jaxpr of the function.
@@ -108,8 +108,8 @@ def trace_function(fn: Callable[..., Any], *args: Any) -> TracedFunction | None:
     closed, structure = make_jaxpr(fn, args)
     if has_tracers(closed.consts):
         return None
-    # JAX keeps the jaxprs of jitted functions, others are new in every call; from JAX 0.12 on they
-    # hold the captured arrays, which aren't kept here.
+    # JAX caches the jaxprs of jitted functions only. From JAX 0.12 on, jaxprs contain the captured
+    # arrays, which aren't kept here.
     keyed = _keyed if is_jitted(fn) and not closed.consts else _keyed.__wrapped__
     found = keyed(closed.jaxpr, structure, len(jax.tree.leaves(args[0])))
     return None if found is None else TracedFunction(found, tuple(closed.consts))
@@ -144,14 +144,14 @@ def make_jaxpr(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[jex.Close
 def _trace(fn: Any, args: tuple[Any, ...]) -> tuple[jex.ClosedJaxpr, Any]:
     if is_jitted(fn):
         traced: Any = fn.trace(*args)
-        # Static arguments are no inputs of the jaxpr, and captured tracers are.
+        # Static arguments aren't inputs of the jaxpr, but captured tracers are.
         if len(traced.jaxpr.in_avals) == len(jax.tree.leaves(args)):
             return traced.jaxpr, traced.out_info
     return jax.make_jaxpr(_with_checked_result(fn), return_shape=True)(*args)
 
 
 def _with_checked_result(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of the function, which JAX has never traced, that refuses results without a shape."""
+    """Return a copy of the function, without cached traces, that checks its results' shapes."""
 
     def checked(*args: Any) -> Any:
         result = fn(*args)

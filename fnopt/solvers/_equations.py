@@ -280,11 +280,12 @@ def _certified_root(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the root, the residuals at the root, and the status.
 
-    A minimum that is no root hasn't converged. How large the equations were elsewhere says
-    nothing: from far enough away, 1 is small. What is left is small beside what the params make
-    of the equations, or Newton's steps take it away. Then the root is where they lead: beside a
-    large equation the sum of squares doesn't see what is left of a small one. Of a sparse Jacobian
-    the params are the larger ones of the start and the end, and no Newton steps are made.
+    A nonzero minimum of the residual norm hasn't converged. The residual at the initial guess gives
+    no scale, because relative to a far point any residual is small. A root is accepted if each
+    residual is small relative to the terms :math:`|J| |x|`, or if Newton steps remove it. The
+    result of the Newton steps is then the root, because in a sum of squares a large equation hides
+    the residual of a small one. With a sparse Jacobian, `x` is the larger of the initial guess and
+    the end, and no Newton steps are taken.
     """
     r, x = end.residuals, end.params
     tol = jnp.asarray(jnp.finfo(r.dtype).eps ** (2 / 3) if tol is None else tol, r.dtype)

@@ -111,8 +111,8 @@ def _joint_norm(leaves: list[jax.Array]) -> jax.Array:
         total = sum_of_squares(leaves[0], scale, dtype)
         for x in leaves[1:]:
             if scale is not None and x.size >= _LARGE:
-                # One scale per leaf; a shared scale would be stored broadcast to the shape of the
-                # leaves.
+                # Without the barrier, XLA would store a scale that leaves of this shape share,
+                # broadcast to the shape.
                 total, scale = lax.optimization_barrier((total, scale))
             total = lax.add(total, sum_of_squares(x, scale, dtype))
         return total

@@ -62,7 +62,7 @@ def _reads(graph: Graph, counted: set[Cell]) -> Iterator[tuple[tuple[str, ...], 
     for op in graph.ops:
         if op.name in VIEWS or moves_memory(op):
             continue
-        # What is updated in place is not read: only the few elements that change are touched.
+        # An array that is updated in place isn't read; only the changed elements have traffic.
         for cell in op.inputs[1:] if op.name in IN_PLACE else op.inputs:
             if read := min(nbytes(cell), unread.get(cell.root, 0)):
                 unread[cell.root] -= read

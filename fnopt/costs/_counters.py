@@ -27,8 +27,8 @@ SAME = names("""
     layout_constraint reshard reduce_max reduce_min reduce_and reduce_or
 """)
 _ARITHMETIC = {"add": plus, "sub": minus, "mul": times, "max": largest, "min": smallest}
-# Depth and number of the operations that a counter is followed through: far more than a loop's own
-# arithmetic has, and below Python's limit of recursion.
+# Maximum depth and number of operations in the analysis of a counter: far above the arithmetic of
+# real loops, and below Python's recursion limit.
 _DEEPEST, _LONGEST = 60, 5_000
 
 
@@ -149,7 +149,7 @@ class CounterBounds:
             return ANY
         before = LinearBounds(start.low, start.high, *change)
         after = LinearBounds(start.low + change[0], start.high + change[1], *change)
-        # In its last trip the body makes the number that the condition then refuses.
+        # The last iteration computes the value for which the condition fails.
         lasts = min((fitted(after, dtype).lasts + 1 for dtype in dtypes), default=math.inf)
         return before._replace(lasts=lasts)
 

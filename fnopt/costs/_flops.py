@@ -150,7 +150,7 @@ def valid_taps(
     extent = (size - 1) * lhs_dilation + 1 if size else 0
     window = (kernel - 1) * rhs_dilation + 1
     outputs = max(0, (low + extent + high - window) // stride + 1)
-    # Every `period`-th output position meets an element, if one of the first ones does.
+    # If one of the first output positions reads an element, every `period`-th position does.
     period = lhs_dilation // math.gcd(stride, lhs_dilation)
     count = 0
     for k in range(kernel):

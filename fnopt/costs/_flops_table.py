@@ -13,7 +13,7 @@ from fnopt.costs._roofline import Work
 
 Rule = Callable[[Op], Work]
 
-# Moves, makes or names data, or works on whole numbers and random bits only.
+# Primitives that only move, create or name data, or operate on integers and random bits.
 _FREE = VIEWS | names("""
     concatenate stack pad iota zeros_like empty empty2 create_token after_all axis_index
     real imag complex
@@ -104,7 +104,7 @@ RULES: dict[str, Rule] = {
     "top_k": flops.top_k,
 }
 
-# These read and write memory of their own; everything else is thought of as fused into them.
+# Operations with their own memory traffic; all others are assumed to be fused.
 MEMORY_BOUND_BY_ITSELF = names("""
     dot_general ragged_dot_general conv_general_dilated cholesky triangular_solve lu qr geqrf
     householder_product tridiagonal_solve fft sort top_k

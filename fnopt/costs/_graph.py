@@ -42,7 +42,7 @@ VIEWS = names("""
     sharding_constraint layout_constraint device_put reduce_precision bitcast_convert_type reshard
     pvary pin unpin to_edtype from_edtype
 """)
-# These change a few elements of their first operand where it lies.
+# These update a few elements of their first operand in place.
 IN_PLACE = names("""
     dynamic_update_slice scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max
     scatter-apply
@@ -230,7 +230,8 @@ def _scope_of(eqn: jex.JaxprEqn, outer: tuple[str, ...]) -> tuple[str, ...]:
             part = match[1]
         if part and part != "rematted_computation":
             own = (*own, part)
-    # The backward pass names a rematerialised part twice: where it was, and where it is run again.
+    # In the backward pass, a rematerialised part has its name twice: for the original and for the
+    # recomputation.
     half = len(own) // 2
     if jaxprs.is_remat(eqn) and own[:half] == own[half:]:
         own = own[:half]
@@ -240,7 +241,7 @@ def _scope_of(eqn: jex.JaxprEqn, outer: tuple[str, ...]) -> tuple[str, ...]:
 def _inside(eqn: jex.JaxprEqn, sub: jaxprs.SubJaxpr, scope: tuple[str, ...]) -> tuple[str, ...]:
     """Add the name of a user's jitted function to the scopes; JAX's own (`relu`) add none."""
     name = eqn.params.get("name")
-    # JAX's own functions are jitted as well, and would be parts of every model.
+    # JAX's own functions are jitted too, and would otherwise be parts of every model.
     file = getattr(sub.jaxpr.debug_info, "func_filename", None) or _JAX
     named = jaxprs.is_call(eqn) and name and name != "<lambda>" and not file.startswith(_JAX)
     return (*scope, str(name)) if named else scope
@@ -293,7 +294,7 @@ def _prune_scan(op: Op, loop: Scan, used: list[bool]) -> tuple[Op, list[bool]]:
             break
         keep[:carries] = grown
     reads[consts : consts + carries] = keep[:carries]
-    # After its arguments a body lists constants of its own, which are inputs of nothing here.
+    # After its arguments, a body lists its own constants, which aren't inputs of the operation.
     return dataclasses.replace(op, bodies=(body,)), reads[: len(op.inputs)]
 
 

@@ -146,7 +146,7 @@ class _Conditions:
         if entry.op is not self.op:
             return TripSpan()
         if (entry.inside, wanted) in self.open:
-            # By induction: it keeps its value for as long as all else that it is made of does.
+            # By induction: the condition is constant as long as its other operands are.
             return TripSpan(until=math.inf)
         start = self.span(entry.outside, wanted)
         self.open.add((entry.inside, wanted))

@@ -192,7 +192,7 @@ def _measured(
     forward_cost = count(graph, counts)
     backward_cost = _count(lambda pull, ct: pull(ct), (pullback, value), counts)
     check_all_used(counts, sum(others, forward_cost + backward_cost))
-    # A pullback is a pytree whose leaves are what the backward pass reads.
+    # A pullback is a pytree whose leaves are the residuals of the backward pass.
     residuals = graph.outputs[: len(jax.tree.leaves(pullback))]
     return GradCost(forward_cost, backward_cost, _kept_bytes(graph, residuals))
 

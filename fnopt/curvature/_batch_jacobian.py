@@ -101,7 +101,8 @@ def batch_jacobian(
                 f"{_NAME}: residual_fn is {type_text(residual_fn)}, expected fn(params, example) "
                 "or a sequence of such functions."
             )
-        # Inside shard_map, so that a derivative is of this device's examples and nothing is added.
+        # Inside shard_map, so that derivatives refer to this device's examples and aren't summed
+        # over devices.
         own = pvary_like(jax.tree.map(replicate, params), batches)
         with use_mesh_of(batches, params):
             name = where().removesuffix(": ") or _NAME
@@ -178,7 +179,8 @@ class BatchJacobian:
         with self._mesh():
             for i, part in enumerate(self._parts):
                 for j, other in enumerate(self._parts[: i + 1]):
-                    # Only the lower blocks: the Gram matrix is symmetric, bit for bit too.
+                    # Only lower blocks are computed, because the Gram matrix is symmetric, bit for
+                    # bit.
                     blocks[i, j] = replicate(part.gram(other))
                     blocks[j, i] = blocks[i, j].T
         count = range(len(self._parts))
@@ -244,7 +246,7 @@ class BatchJacobian:
 
     def flatten(self, parts: Sequence[jax.Array]) -> jax.Array:
         """Concatenate arrays `[n, k]` of all functions, over all devices."""
-        # On an explicit mesh JAX joins no sharded axis to another one.
+        # On an explicit mesh, JAX can't merge a sharded axis with another axis.
         flat = [replicate(x).reshape(-1) for x in parts]
         return jnp.concatenate([all_gather_tree(x, self._axis_name) for x in flat])
 

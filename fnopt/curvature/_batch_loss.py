@@ -74,8 +74,8 @@ class BatchLoss:
         self.dtype, self.name, self.parts = dtype, name, []
         for model, loss, examples in zip(models, losses, batches, strict=True):
             bound, layout = bind(model, jax.tree.map(replicate, params), examples, name)
-            # The algebra among the outputs is done by all devices of a mesh, for all examples.
-            # What the loss doesn't look at is not sent.
+            # All devices of a mesh compute the linear algebra in the output space for all examples.
+            # Inputs that the loss doesn't read aren't gathered.
             whole = all_gather_tree(jax.tree.map(replicate, examples), axis_name)
             part = _Part(layout, loss, whole, bound.size * psum(1, axis_name))
             check_loss(part.loss, layout.size, dtype, examples, name)
@@ -120,7 +120,8 @@ class BatchLoss:
 
     def rounding(self, eps: float) -> jax.Array:
         """Standard error of the loss if all outputs have independent rounding errors of `eps`."""
-        # Independent errors add by their squares: a sum of N equal ones by N^(1/2), not N.
+        # Variances of independent errors add, so the error of a sum of N terms grows like N^(1/2),
+        # not N.
         moved = jnp.sum(jnp.abs(self.slope * self.outputs)) / self.outputs.size**0.5
         return jnp.finfo(self.dtype).eps * jnp.abs(self.value) + eps * moved
 

@@ -68,7 +68,7 @@ class CentredJacobian:
         ((self.count, self.width),) = self.J.sizes
         self.rows: int = self.count * self.width
         w = jnp.ones(self.count, dtype) if weights is None else self._real(weights, name, "weights")
-        # A negative weight has no root. NaN makes it known, where zero would hide it.
+        # The square root of a negative weight is NaN, which reveals the error; zero would hide it.
         w = jnp.where(w >= 0, w, jnp.full_like(w, jnp.nan))
         # So that no sum overflows. XLA divides by the largest through its reciprocal, which
         # underflows.

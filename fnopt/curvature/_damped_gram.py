@@ -32,8 +32,8 @@ class Nystrom(NamedTuple):
         """
         U, least = self.vectors, self.values[-1]
         factors = (least + damping) / (self.values + damping)
-        # `I - U U^T` leaves a rounding error of some units along U. Smaller factors would make the
-        # preconditioner indefinite.
+        # `I - U U^T` has rounding errors of a few units in the last place along U. Smaller factors
+        # would make the preconditioner indefinite.
         factors = jnp.maximum(factors, _LEAST * float(jnp.finfo(U.dtype).eps)) - 1
         return lambda v: v + matmul(U, factors * matmul(U.T, v))
 
@@ -108,7 +108,7 @@ def conjugate_gradients(
     z = precondition(b)
     gamma = jnp.dot(b, z, precision=HIGHEST)
     small = (tol * tol) * jnp.dot(b, b, precision=HIGHEST)
-    # NaN ends the loop before its first product, and no step must come of that.
+    # NaN ends the loop before the first product; the result must not be a zero step.
     start = jnp.where(jnp.isfinite(gamma), jnp.zeros_like(b), jnp.full_like(b, jnp.nan))
     first = _CGIterate(start, b, z, gamma, jnp.zeros((), jnp.int32))
 
@@ -195,13 +195,14 @@ def solve_by_cg(
     lam, precondition = damping, lambda r: r
     if rank:
         near = nystrom(times, size, rank, dtype)
-        # The least damping as for Cholesky. Without a preconditioner CG doesn't resolve such small
-        # eigenvalues, and needs none.
+        # The least damping as for Cholesky. Without a preconditioner, CG doesn't resolve such small
+        # eigenvalues, so it needs no bound.
         lam = jnp.maximum(damping, 2 * eps * jnp.sum(near.values))
         precondition = near.preconditioner(lam)
 
     def inverse(b: jax.Array) -> jax.Array:
-        # eps^(3/4) of |b|: near what CG attains in the dtype, and tight beside the damping.
+        # eps^(3/4) |b| is close to the attainable accuracy of CG in the dtype, and small relative
+        # to the damping.
         return conjugate_gradients(
             lambda x: times(x) + lam * x, b, precondition, eps**0.75, iterations
         )[0]

@@ -77,8 +77,8 @@ def _pad_factor(factor: jax.Array, size: int) -> jax.Array:
     if count * width == size:
         return factor
     fill = (jnp.arange(count * width) >= size).astype(factor.dtype).reshape(count, width)
-    # The padding gets an eigenvalue below all others and of their size: LAPACK's errors are
-    # relative to the largest eigenvalue, and -1 beside tiny ones would drown them.
+    # The padding gets an eigenvalue below all others, of the same magnitude. LAPACK's errors are
+    # relative to the largest eigenvalue, so -1 would swamp tiny eigenvalues.
     trace = jnp.trace(factor[:, -1], axis1=1, axis2=2)
     least = -jnp.where(trace > 0, trace, jnp.ones_like(trace))
     return factor + least[:, None, None, None] * jax.vmap(jnp.diag)(fill)

@@ -68,7 +68,7 @@ class FormedRows(NamedTuple):
 
 
 def _matrix(rows: jax.Array) -> jax.Array:
-    # The first two axes cannot become one where an explicit mesh divides the first.
+    # The first two axes can't be merged if an explicit mesh shards the first.
     wide = replicate(rows).astype(compute_dtype(rows.dtype))
     return wide.reshape(wide.shape[0] * wide.shape[1], -1)
 
@@ -97,7 +97,7 @@ def rows_of_all_devices(
         axis_name: The named axis of the devices.
     """
     count, here = jax.lax.psum(1, axis_name), jax.lax.axis_index(axis_name)
-    # Of a tape the arrays go round; its plan is the same everywhere.
+    # Only the arrays of a tape are passed on; all devices have the same plan.
     formed = isinstance(rows, FormedRows)
     arrays, treedef = jax.tree.flatten(rows if formed else (rows.tape, rows.formed))
     ring = [(i, (i + 1) % count) for i in range(count)]
@@ -109,8 +109,8 @@ def rows_of_all_devices(
 
     arrays = pvary_like(arrays, here)
     blocks = jax.lax.scan(pass_on, arrays, None, length=count)[1]
-    # A ring: each device holds the rows of one other device at a time, not of all.
-    # In round i came the rows of the device that is i before this one.
+    # In a ring, each device holds the rows of one other device at a time. In round i, the rows of
+    # the device i places before this one arrive.
     order = jnp.mod(here - jnp.arange(count, dtype=here.dtype), count)
     blocks = jnp.take(blocks, order, axis=0, mode="clip")  # its own inverse
     return jnp.moveaxis(blocks, 0, 1).reshape(blocks.shape[1], -1)
@@ -180,7 +180,7 @@ class JacobianPart:
         everywhere = copy.copy(self)
         everywhere.__dict__.pop("rows", None)
         everywhere.__dict__.pop("residuals", None)
-        # One program is replayed for both, with the types that it was recorded with.
+        # One recorded program is evaluated for both, so types must equal the recorded types.
         everywhere.bound = self.bound._replace(
             batch=pvary_like(batch, self.bound.batch), size=self.total
         )

@@ -112,7 +112,7 @@ class KroneckerModel:
 
         bound = BoundLoss(residuals, params, (batch, seeds), self.bound.size, params)  # pyright: ignore[reportArgumentType]
         self.ghost = trace_ghost(bound)
-        # Before anything is computed: an allocation that fails names no cause.
+        # Checked before the computation, because a failed allocation doesn't name the cause.
         self._check_memory(rows)
         self.blocks = plan_blocks(self.ghost.plan, spec.max_side)
         self.stacks = stacked_blocks(self.blocks)
@@ -120,7 +120,7 @@ class KroneckerModel:
     def _check_memory(self, rows: int) -> None:
         """Check that the cotangents of all examples fit in memory."""
         of_sites = sum(map(self.ghost.plan.tap_bytes, self.ghost.plan.taps))
-        # Cotangents come back, and are laid out as rows.
+        # Cotangents are computed, and reshaped to rows.
         each = self.layout.size * self.dtype.itemsize + 2 * of_sites
         n, most = self.bound.size, _MOST_BYTES * jax.device_count()
         if self.spec.samples is None and n * rows * each > most:

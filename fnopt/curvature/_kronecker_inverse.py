@@ -55,7 +55,7 @@ def _invert_in_turn(stacks: Sequence[jax.Array]) -> list[jax.Array]:
 def _inverse(A: jax.Array) -> jax.Array:
     root = jnp.linalg.cholesky(A)
     eyes = jnp.broadcast_to(jnp.eye(A.shape[-1], dtype=A.dtype), A.shape)
-    # A^-1 = L^-T L^-1 is symmetric to the last bit, which the inverse by LU isn't.
+    # A^-1 = L^-T L^-1 is symmetric to the last bit, and an inverse by LU isn't.
     half = jax.lax.linalg.triangular_solve(root, eyes, left_side=True, lower=True)
     return matmul(jnp.swapaxes(half, -1, -2), half)
 
@@ -214,7 +214,7 @@ def inverse_factors(
     dense = [i for i, x in enumerate(found) if x is None]
     damped = {}
     for i in dense:
-        # The rounding of the factor must not make it indefinite.
+        # Rounding errors of the factor must not make the damped factor indefinite.
         least = 2 * jnp.finfo(leaves[i].dtype).eps * factor_traces(leaves[i])
         shift = jnp.maximum(shifts[i], least)[:, None, None, None]
         damped[i] = leaves[i] + shift * jnp.eye(leaves[i].shape[-1], dtype=leaves[i].dtype)
@@ -233,7 +233,7 @@ def _shifts(block: BlockStack, factors: Factors, damping: jax.Array) -> Factors:
     means = [factor_traces(x) / s.size for x, s in zip(factors, block.sides, strict=True)]
     some = (means[0] > 0) & (means[1] > 0)
     safe = [jnp.where(some, m, jnp.ones_like(m)) for m in means]
-    # The quotient of the roots, because that of the means may overflow.
+    # The quotient of the roots, because the quotient of the means may overflow.
     pi = jnp.sqrt(safe[0]) / jnp.sqrt(safe[1])
     root = jnp.sqrt(damping)
     return pi * root, root / pi

@@ -132,7 +132,8 @@ def _lanczos(
     zeros = jnp.zeros((steps, like.size), like.dtype)
     carry = (zeros.at[0].set(first), zeros, jnp.zeros((), like.dtype))
     basis, images, _ = jax.lax.fori_loop(0, steps, extend_basis, carry)
-    # From the images and not from the recurrence, whose coefficients lose orthogonality in float32.
+    # Compute T from the products A q, because the coefficients of the recurrence are inaccurate in
+    # float32.
     T = matmul(basis, images.T)
     return basis, (T + T.T) / 2
 

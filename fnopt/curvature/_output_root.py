@@ -18,7 +18,8 @@ from fnopt.core import HIGHEST, explain_example_errors, type_text
 from fnopt.jacobians import sparsity_pattern
 from fnopt.sharding import explicit_spec, is_sharded, local_rows, psum, replicate, reshard_to
 
-# Outputs that the loss mixes: each example has an eigendecomposition of that size, 512^3 FLOPs.
+# Maximum number of outputs that the loss mixes. Each example needs an eigendecomposition of this
+# size, 512^3 FLOPs.
 _LARGEST_BLOCK = 512
 
 OutputLoss = Callable[[jax.Array, Any], jax.Array]
@@ -117,7 +118,7 @@ def output_rows(
         )
         return rows.reshape(n, blocks * size, blocks * size)
     count = n * psum(1, axis_name)
-    # Signs have the least variance of all entries with E[s s^T] = I (Hutchinson, 1990).
+    # Random signs have the least variance of all vectors with E[s s^T] = I (Hutchinson, 1990).
     signs = jax.random.rademacher(key, (count, samples, blocks, size), root.dtype)
     signs = local_rows(signs, axis_name)
     rows = jnp.einsum("nbij,nsbj->nsbi", root, signs, precision=HIGHEST)
@@ -219,11 +220,11 @@ def _eigen(loss: OutputLoss, f: jax.Array, example: Any, size: int) -> tuple[jax
     """Eigenvalues `[C / size, size]` and eigenvectors of the Hessian."""
     slope = lambda f: jax.grad(loss)(f, example)  # noqa: E731
     seeds = jnp.tile(jnp.eye(size, dtype=f.dtype), (1, f.size // size))
-    # One seed serves the same column of all blocks: `size` products in place of `C`.
+    # One seed vector probes the same column of all blocks: `size` products instead of `C`.
     seeds = seeds + 0 * f  # sharded and varying as the examples are
     columns = jax.vmap(lambda v: jax.jvp(slope, (f,), (v,))[1])(seeds)
     hessian = columns.reshape(size, -1, size).transpose(1, 2, 0)
-    # Where the loss isn't convex, what bends down is left out.
+    # If the loss isn't convex, negative curvature is set to zero.
     if size == 1:
         return jnp.maximum(hessian[:, :, 0], 0), jnp.ones_like(hessian)
     # Symmetrised, because the rounding of the two triangles differs.

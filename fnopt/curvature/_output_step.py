@@ -84,8 +84,8 @@ def output_step(
         K = _factorise(loss, damping)
     else:
         K = _iterate(loss, damping, iterations, rank)
-    # Outputs with more curvature than damping are solved for after a division by the root of `h`,
-    # the others without: either quotient stays in range.
+    # The system is divided by the root of `h` for outputs with more curvature than damping, and not
+    # for others, so that both quotients stay in range.
     direct = h * K.diagonal > K.lam
     u = jnp.where(direct, s / jnp.where(direct, root, jnp.ones_like(root)), jnp.zeros_like(s))
     t = jnp.where(direct, jnp.zeros_like(s), s) / K.lam
@@ -110,7 +110,7 @@ def _factorise(loss: BatchLoss, damping: jax.Array) -> _Solver:
 def _iterate(loss: BatchLoss, damping: jax.Array, iterations: int, rank: int) -> _Solver:
     root = jnp.sqrt(loss.curvature)
     signs = jax.random.rademacher(jax.random.key(0), root.shape, root.dtype)
-    # Its mean; an estimate is enough to tell what is large beside the damping.
+    # The mean of the diagonal: an estimate suffices to compare with the damping.
     mean = jnp.abs(jnp.dot(signs, loss.times_gram(signs), precision=HIGHEST)) / root.size
 
     scaled = solve_by_cg(

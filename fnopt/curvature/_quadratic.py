@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from fnopt.core import HIGHEST, global_norm
 from fnopt.sharding import replicate
 
-# The squared sine below which two directions are one. In float32 it is 1e3 units in the last place,
-# of which the solution by cosines keeps three digits.
+# Squared sine below which two directions count as parallel. In float32 it is 1e3 units in the last
+# place, so the solution by cosines keeps three digits.
 _PARALLEL = 1e-4
 
 
@@ -119,8 +119,8 @@ def _minimum(B: jax.Array, r: jax.Array, nonzero: list[jax.Array]) -> jax.Array:
     pair = -jnp.stack([s[0] - cosine * s[1], s[1] - cosine * s[0]]) / safe
     alone = -jnp.stack([s[0], jnp.zeros_like(s[0])])
     c = jnp.where(both, pair, jnp.where(some, alone, jnp.zeros_like(alone))) / scale
-    # With negative curvature there is no minimum, and a product may not be finite. Both are NaN,
-    # which is not a step of zero.
+    # There is no minimum with negative curvature, or if a product isn't finite. Both cases return
+    # NaN and not a zero step.
     sound = jnp.all(jnp.isfinite(B)) & (some | ~nonzero[0])
     return jnp.where(sound, c, jnp.full_like(c, jnp.nan))
 

@@ -142,7 +142,8 @@ def _read(
         example: The example.
         taps: Zeros that are added to the logarithms of sums.
     """
-    # The program and not the name of the loss: a user's own cross entropy is recognised too.
+    # Inspect the jaxpr and not the name of the loss, so that a user's own cross entropy is
+    # recognised too.
     closed = jax.make_jaxpr(lambda f, example: loss(f, example))(f, example)
     reader = _Reader(taps)
     inputs = [_Value(f, "scores"), *map(_Value, jax.tree.leaves(example))]

@@ -151,7 +151,7 @@ def _select_hardest(
     norm: jax.Array,
     aux: Any,
 ) -> HardExamples:
-    # The candidates must be replicated on one device: k of n numbers.
+    # A selection of k of n numbers needs all numbers on every device.
     score, wanted, (loss, norm, aux) = jax.tree.map(
         lambda x: replicate(x, 0), (score, wanted, (loss, norm, aux))
     )

@@ -114,7 +114,7 @@ def _class() -> Any:
 
 def _as_arrays(tx: Any) -> Any:
     """Convert the optimizer's numbers to arrays, because nnx treats other numbers as static."""
-    # nnx hashes what isn't an array: another learning rate would be another program.
+    # nnx hashes everything but arrays, so a new learning rate would recompile the step.
     return jax.tree.map(
         lambda x: jnp.asarray(x, default_float()) if isinstance(x, float) else x, tx
     )

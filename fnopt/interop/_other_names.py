@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 
-# Names that people bring from other libraries, where the spelling alone doesn't lead to ours.
+# Names of other libraries whose fnopt counterpart isn't found by similar spelling.
 _ELSEWHERE = {
     "MultiSteps": "fnopt.accumulate",
     "GradientTransformation": "fnopt.Transformation",

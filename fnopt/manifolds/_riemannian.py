@@ -100,7 +100,7 @@ def _origin(params: Any) -> Any:
     return map_points(zero, params)
 
 
-# Leaves that are alike share a trace.
+# Leaves of equal type share a trace.
 _once = functools.partial(jax.jit, static_argnums=0)
 
 

@@ -7,8 +7,8 @@ import math
 import jax
 import jax.numpy as jnp
 
-# Of the Taylor series in t <= 1: the next one, 1 / (2 * 6)! or 1 / (2 * 10)!, is below the rounding
-# unit of float32, or of float64.
+# Number of terms of the Taylor series for t <= 1: the next term, 1 / (2 * 6)! or 1 / (2 * 10)!, is
+# below the unit roundoff of float32 or float64.
 _TERMS, _TERMS_64 = 6, 10
 
 

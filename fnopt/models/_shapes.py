@@ -235,7 +235,8 @@ class DampedOscillation(Component):
     def start(self, x: jax.Array, y: jax.Array) -> tuple[Any, ...]:
         """Guess by the largest entry of the periodogram."""
         span = jnp.max(x) - jnp.min(x)
-        # Half a cycle apart, up to the mean sampling's Nyquist frequency (Lomb, 1976).
+        # Frequencies half a cycle apart, up to the Nyquist frequency of the mean sampling (Lomb,
+        # 1976).
         frequencies = jnp.pi / span * jnp.arange(2, x.size + 1, dtype=x.dtype)
         phases = frequencies[:, None] * x
         wave = jax.lax.complex(

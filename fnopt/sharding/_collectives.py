@@ -53,7 +53,7 @@ def pvary_like(tree: Any, like: Any) -> Any:
 
 def while_loop(cond_fun: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:
     """`jax.lax.while_loop` whose carry varies over all axes over which any of its leaves varies."""
-    # Sums over the rows of all devices have types that say what is the same on all of them.
+    # The types of sums over the rows of all devices don't vary over devices.
     if row_axes() or not any(map(varying_axes, jax.tree.leaves(init))):
         return lax.while_loop(cond_fun, body, init)
 
@@ -71,7 +71,7 @@ def cond(pred: Any, true_fun: Callable[[], Any], false_fun: Callable[[], Any]) -
 
 def pvary_for(fn: Callable[..., Any], params: Any, *args: Any) -> Any:
     """Mark params as varying over each axis over which `fn(params, *args)` varies."""
-    # Outside of `shard_map`, and with `check_vma=False`, types don't say what varies.
+    # Outside of `shard_map`, and with `check_vma=False`, types don't track varying axes.
     axes = tuple(getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ()))
     if row_axes() or not axes or not varying_axes(lax.axis_index(axes)):
         return params

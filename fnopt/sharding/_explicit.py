@@ -110,8 +110,8 @@ def sharded_full_like(x: Any, fill_value: Any, dtype: Any = None) -> jax.Array:
 def reshape(x: jax.Array, *shape: int) -> jax.Array:
     """Reshape an array; replicate it first if JAX can't infer the sharding of the result."""
     if is_sharded(x):
-        # Every release of JAX knows more of them (0.7 fewer than 0.10), so JAX is asked. A shape
-        # that doesn't fit is an error of the second call, too.
+        # Every release of JAX infers more shardings (0.7 fewer than 0.10), so try JAX first. A
+        # wrong shape raises an error in the second call, too.
         with contextlib.suppress(Exception):
             return x.reshape(shape)
     return replicate(x).reshape(shape)
@@ -136,7 +136,7 @@ def _common_spec(specs: set[Spec], joint: int) -> PartitionSpec:
         is_joint = i == joint % len(next(iter(specs)))
         candidates = axes if is_joint else axes - {None}
         kept.append(candidates.pop() if len(candidates) == 1 else None)
-    # Dimensions may not share an axis of the mesh; then the result is replicated.
+    # Two dimensions can't be sharded over one mesh axis; then the result is replicated.
     names = [name for axes in kept for name in axis_names(axes)]
     return PartitionSpec(*(kept if len({*names}) == len(names) else [None] * len(kept)))
 
@@ -156,7 +156,7 @@ def product_sharding(
         return None
     left, right = [*explicit_spec(a)], [*explicit_spec(b)]
     del left[summed[0]], right[summed[1]]
-    # An axis of the mesh shards one dimension of an array: the left factor has the choice.
+    # A mesh axis shards at most one dimension of an array; the left factor has priority.
     used = {name for axes in left for name in axis_names(axes)}
     right = right[batch:]
     free = [None if used & {*axis_names(axes)} else axes for axes in right]
@@ -184,7 +184,7 @@ def use_mesh_of(*trees: Any) -> Iterator[None]:
 
 def is_tracing() -> bool:
     """Whether operations are being traced; no concrete mesh can be set then."""
-    # Under `jit` an operation of constants is an equation, so its result is a tracer.
+    # Under `jit`, an operation on constants becomes an equation, so its result is a tracer.
     return isinstance(_add(np.int32(0), np.int32(0)), Tracer)
 
 

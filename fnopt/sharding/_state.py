@@ -43,7 +43,7 @@ def _matching_param(name: str, leaf: Any, known: dict[str, Any]) -> Any:
     suffixes = ["/".join(keys[i:]) for i in range(len(keys) + 1)]  # the longest first
     matches = [suffix for suffix in suffixes if suffix in known]
     matches.sort(key=lambda suffix: not fits_param(leaf, known[suffix]))
-    # The only leaf of params has no name: the names of all leaves end with it.
+    # If the params are a single leaf, its name is empty, and every name ends with it.
     return next((known[s] for s in matches if s or fits_param(leaf, known[s])), None)
 
 
@@ -77,7 +77,7 @@ def place_state(state: Any, params: Any) -> Any:
     def put(x: Any) -> Any:
         if isinstance(x, Tracer) or not isinstance(x, jax.Array):
             return x
-        # An array that isn't committed is moved too: the next step would move it, and compile anew.
+        # Uncommitted arrays are moved too; otherwise the next step would move them and recompile.
         is_there = x.committed and x.sharding.device_set == replicated.device_set
         return x if is_there else jax.device_put(x, replicated)
 
@@ -114,13 +114,14 @@ def _constrain_state(state: Any, params: Any, replicated: NamedSharding) -> Any:
 
 
 def _constrain_like(x: Any, p: Any) -> Any:
-    # A slot of another shape, or in another memory: the compiler knows where it was put.
+    # For a slot of another shape or in another memory kind, the compiler keeps the placement.
     if not fits_param(x, p) or _memory_space(x) != _memory_space(p):
         return x
     p = jnp.broadcast_to(jnp.real(p), jnp.shape(x)).astype(x.dtype)
     if explicit_spec(p) != explicit_spec(x):
         return x if is_sharded(x) else reshard_like(x, p)
-    # The operands of a select are sharded alike; the compiler can't know that it takes only `x`.
+    # The operands of a select are sharded alike, and the compiler doesn't know that `x` is always
+    # selected.
     never = jax.lax.optimization_barrier(jnp.zeros((), bool))
     return jnp.where(never, p, x)
 

@@ -109,7 +109,7 @@ def capture(
         program = trace_program("capture", fn, args, kwargs, argnums, scopes=has_scopes(chosen))
         seen = set(program.select(chosen, lacks_value)) if values else set()
         probed = program.select(chosen, lacks_cotangent) if cotangents else []
-        # Nodes that nobody asked for aren't visited, so that the compiler can fuse across them.
+        # Only requested nodes are visited, so that the compiler can fuse across other nodes.
         program = program.only({*seen, *probed})
         visit = _visitor(seen, reduction)
         if not cotangents and argnums is None:
@@ -162,7 +162,8 @@ def cotangent_shape(node: Node, reduction: Reduction | None) -> Any:
         return whole
     # A reduction sees one iteration of the scans around the node.
     inner = jax.ShapeDtypeStruct(node.shape[len(node.axes) :], node.dtype)
-    # A copy, because JAX caches the trace of a function, and a user may change what it reads.
+    # A copy of the function, because JAX caches traces by function, and globals that it reads may
+    # change.
     kept = jax.eval_shape(copy_function(reduction), inner)
     return jax.tree.map(lambda s: jax.ShapeDtypeStruct((*node.axes, *s.shape), s.dtype), kept)
 

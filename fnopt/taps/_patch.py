@@ -111,7 +111,7 @@ def patch(
             name, (own, back) = program.nodes[node].name, given
             for rule, entry in zip(on_value.get(node, []), own, strict=True):
                 value = _check_like(value, rule(value, entry), f"the value of {name!r}")
-            # The last rule is the first one that the cotangent meets on its way back.
+            # The backward pass applies the last rule first.
             pairs = list(zip(on_cotangent.get(node, []), back, strict=True))
             for rule, entry in reversed(pairs):
 

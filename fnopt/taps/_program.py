@@ -230,7 +230,7 @@ def trace_program(
     """
     leaves, treedef = jax.tree.flatten((args, kwargs))
     diff, diff_tree = _diff_leaves(name, args, argnums)
-    # Flags, names and functions among the arguments stay what they are, as under `jax.grad`.
+    # Flags, names and functions among the arguments aren't traced, as under `jax.grad`.
     wanted = {i for i, leaf in enumerate(leaves) if isinstance(leaf, _ARRAYS)}.union(diff)
     traced = {i: position for position, i in enumerate(sorted(wanted))}
 
@@ -245,7 +245,7 @@ def trace_program(
         ):
             return fn(*args, **kwargs)
 
-    # Recorded once per call: the same program gives values, cotangents and gradients.
+    # Traced once per call: the same program computes values, cotangents and gradients.
     inputs = [jnp.asarray(leaves[i]) for i in traced]
     closed, shapes = jax.make_jaxpr(call_function, return_shape=True)(inputs)
     level, nodes = find_nodes(closed, scopes)
@@ -270,7 +270,7 @@ def _leaves_of(name: str, args: tuple[Any, ...], n: int) -> range:
     n %= len(args)
     pairs, _ = leaves_with_names(args[n])
     check_params([(f"argument {n}, {leaf_text(path)}", leaf) for path, leaf in pairs], name)
-    # The leaves of all arguments are numbered in one row, as `jax.tree.flatten` gives them.
+    # The leaves of all arguments are numbered consecutively, in the order of `jax.tree.flatten`.
     start = len(jax.tree.leaves(args[:n]))
     return range(start, start + len(pairs))
 

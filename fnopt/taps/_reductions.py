@@ -27,7 +27,7 @@ def _mean(x: jax.Array) -> jax.Array:
 
 def _rms(x: jax.Array) -> jax.Array:
     magnitude = jnp.abs(_wide(x))
-    # A vanishing cotangent of 1e-25 is what one looks for; its square is no float32.
+    # Vanishing cotangents, such as 1e-25, must be visible, but their squares underflow in float32.
     scale = floor_power_of_two(jnp.max(magnitude, initial=0.0))
     return scale * jnp.sqrt(jnp.sum(jnp.square(magnitude / scale)) / max(x.size, 1))
 
@@ -37,7 +37,7 @@ REDUCTIONS: dict[str, Reduction] = {
     "rms": _rms,
     "max": lambda x: jnp.max(jnp.abs(_wide(x)), initial=0.0),
     "zeros": lambda x: _mean(x == 0),
-    # The last axis has the units; a vector has units only, no examples.
+    # The last axis indexes units; a vector has no example axis.
     "dead": lambda x: _mean(jnp.all(x == 0, axis=tuple(range(x.ndim - 1)))),
     "nonfinite": lambda x: _mean(~jnp.isfinite(x)),
     "histogram": lambda x: exponents.histogram(jnp.abs(_wide(x))),

@@ -108,7 +108,7 @@ def add_reduced_probe(reduce: Callable[[Any], Any], x: jax.Array, probe: Any) ->
         # JAX takes a cotangent in the dtype of its primal, the probe.
         return cotangent, jax.tree.map(lambda x: x.astype(probe_dtype(x.dtype)), reduced)
 
-    # A reduction has no meaning as a tangent: there is no forward mode.
+    # There is no forward mode, because a reduction isn't a tangent.
     identity.defvjp(lambda x, probe: (x, None), backward)
     return identity(x, probe)
 

@@ -50,8 +50,8 @@ def _window_offsets(site: Site, x: jax.Array) -> Iterator[jax.Array]:
     window = [site.weight.aval.shape[d] for d in numbers.rhs_spec[2:]]
     extent = [site.eqn.outvars[0].aval.shape[d] for d in numbers.out_spec[2:]]
     for offset in itertools.product(*map(range, window)):
-        # A strided slice for each offset: patches as one array take as many times the memory as
-        # the window has offsets.
+        # One strided slice per offset; an array of all patches would multiply the memory by the
+        # window size.
         start = [o * d for o, d in zip(offset, p["rhs_dilation"], strict=True)]
         steps = zip(start, extent, p["window_strides"], strict=True)
         stop = [s + (n - 1) * stride + 1 for s, n, stride in steps]
@@ -62,6 +62,6 @@ def _window_offsets(site: Site, x: jax.Array) -> Iterator[jax.Array]:
 def _rows(x: Any, groups: int) -> Any:
     """Reshape `[N, C, ...]` to `[groups, positions, C / groups]`."""
     n, channels = x.shape[:2]
-    # One after the other, as JAX asks for where examples are spread over devices.
+    # One after the other, which JAX requires if examples are sharded over devices.
     x = x.reshape(n, channels, -1).reshape(n, groups, channels // groups, -1)
     return x.transpose(1, 0, 3, 2).reshape(groups, -1, channels // groups)

@@ -89,7 +89,7 @@ def _moments(group: Group, tape: Tape, counts: jax.Array) -> tuple[jax.Array, ja
     gap = sum_of(_total(change, pair.left, counts, (d, k)) for change, pair in pairs)
     gap = gap / number(counts, gap.dtype)
     near = jnp.sum(only_where(counts > 0, squares))
-    # Rounding may make this negative for gradients that are all the same.
+    # Rounding may make this negative if all gradients are equal.
     deviations = near - sum_of_squares(gap) * number(counts, squares.dtype)
     deviations = jnp.maximum(deviations, jnp.zeros_like(near))
     mean = sum_of(outer(p, (d, k), HIGHEST) for p in origin).astype(gap.dtype) + gap
@@ -123,7 +123,8 @@ def difference(pair: Pair, reference: Pair) -> Difference:
     if isinstance(pair.left, OneHot):
         assert isinstance(reference.left, OneHot)
         return Difference(_one_hot(pair.left, pair.right, reference.left, reference.right), None)
-    # a c^T - b d^T = (a - b) c^T + b (c - d)^T: near each other, both terms are exact.
+    # a c^T - b d^T = (a - b) c^T + b (c - d)^T: both differences are accurate if the factors are
+    # close.
     wide, base = jax.tree.map(widen, pair), jax.tree.map(widen, reference)
     return Difference(
         Pair(jax.tree.map(operator.sub, wide.left, base.left), wide.right),
@@ -148,7 +149,7 @@ def _total(change: Difference, left: Any, counts: jax.Array, shape: tuple[int, i
     total = outer(changed, shape, HIGHEST)
     if change.shifted is None:
         return total
-    # Its left factor is the same for all examples, so their right ones are summed first.
+    # All examples share this left factor, so the right factors are summed first.
     right = jax.tree.map(lambda x: jnp.sum(zero_others(x), axis=0), change.shifted.right)
     return total + outer(Pair(left, right), shape, HIGHEST)
 

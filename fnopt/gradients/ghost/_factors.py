@@ -61,7 +61,7 @@ def widen_float16(x: jax.Array) -> jax.Array:
 
 def product(a: jax.Array, b: jax.Array, axis: int, precision: Any) -> jax.Array:
     """Batched matrix product that contracts the given axes, in float32 or wider."""
-    # bfloat16 factors are multiplied as they are: accelerators add up their products in float32.
+    # bfloat16 factors aren't widened, because accelerators accumulate their products in float32.
     a, b = widen_float16(a), widen_float16(b)
     dtype = compute_dtype(a.dtype, b.dtype)
     if a.dtype != b.dtype:
@@ -112,7 +112,8 @@ def inner(p: Pair, q: Pair) -> jax.Array:
 
 def length_squared(pairs: Sequence[Pair]) -> jax.Array:
     """Squared norm of a sum of gradients."""
-    # Two outer products take three products of vectors, and no factors side by side in memory.
+    # The norm of two outer products takes three inner products, without concatenating factors in
+    # memory.
     if len(pairs) > 2 or any(rows(p.left) > 1 for p in pairs):
         pairs = merge_pairs(pairs)
     # |sum_i a_i c_i^T|^2 = sum_ij (a_i . a_j) (c_i . c_j): the gradients are never formed.
@@ -125,7 +126,8 @@ def length_squared(pairs: Sequence[Pair]) -> jax.Array:
 
 def length(pairs: Sequence[Pair]) -> jax.Array:
     """Norm of a sum of gradients, after scaling their factors to at most 1."""
-    # The squares are of the fourth power in the factors: they leave float32 long before the norm.
+    # Squared norms are of fourth order in the factors, so they overflow or underflow long before
+    # the norm.
     left, right = _common_unit([p.left for p in pairs]), _common_unit([p.right for p in pairs])
     scaled = [Pair(_divide(p.left, left), _divide(p.right, right)) for p in pairs]
     norm = safe_sqrt(length_squared(scaled))
@@ -140,7 +142,7 @@ def scale_pair(pair: Pair, factor: jax.Array) -> Pair:
         x = x.astype(compute_dtype(x.dtype))
         return x * unit.astype(x.dtype) * factor.astype(x.dtype)
 
-    # The number goes to a dense factor: a one-hot one has no entries.
+    # Multiply a dense factor, because a one-hot factor has no entries.
     if isinstance(pair.right, OneHot):
         turned = scale_pair(Pair(pair.right, pair.left), factor)
         return Pair(turned.right, turned.left)
@@ -173,7 +175,7 @@ def inner_self(pair: Pair) -> jax.Array:
 def _lengths(factor: Factor) -> jax.Array:
     if isinstance(factor, OneHot):
         return jnp.ones(factor.index.shape[:1], jnp.float32)
-    # As a matrix, or XLA writes the squares down before it adds them (in another layout).
+    # Reshape to a matrix; otherwise XLA stores the squares (in another layout) before the sum.
     return sum_of(jax.vmap(sum_of_squares)(x.reshape(x.shape[0], -1)) for x in factor.blocks)
 
 
@@ -196,7 +198,7 @@ def outer(pair: Pair, shape: tuple[int, int], precision: Any = None) -> jax.Arra
     match pair:
         case Pair(OneHot(index), Dense((block,))):
             wide = block.astype(compute_dtype(block.dtype))
-            # A scatter: the one-hot matrix would have a column for every row of the table.
+            # A scatter, because the one-hot matrix would have a column for every row of the table.
             zeros = jnp.zeros(shape, wide.dtype)
             return jax.vmap(lambda i, c: zeros.at[i].add(c))(index, wide)
         case Pair(Dense(left), Dense((right,))):

@@ -25,7 +25,7 @@ from fnopt.gradients.ghost._plan import RULES, Group
 from fnopt.gradients.ghost._tape import Tape
 from fnopt.sharding import pvary_like
 
-# What the inner products of positions, or the slices of gradients, may take at a time.
+# Maximum bytes of the inner products of positions, or of the slices of gradients, at a time.
 BLOCK_BYTES = 32 * 2**20
 
 

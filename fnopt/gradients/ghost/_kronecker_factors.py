@@ -118,7 +118,7 @@ def _factors_of_rows(block: KroneckerBlock, rows: jax.Array, tape: Tape) -> Fact
 def _kronecker(block: KroneckerBlock, tape: Tape, sharing: str) -> Factors:
     sites = [_Rows(block, site, tape) for site in block.group.sites]
     if len({site.turned for site in sites}) > 1:
-        # Uses of a weight and of its transpose: their rows can't be counted together.
+        # A weight and its transpose are both used, so their rows can't be concatenated.
         return _mix_factors([_order_sides(s, *_expand_positions([s])) for s in sites])
     moments = _expand_positions if sharing == "expand" or sites[0].lookup else _reduce_positions
     return _order_sides(sites[0], *moments(sites))
@@ -153,7 +153,7 @@ class _Rows:
         """Second moment of the inputs, summed over examples and positions."""
         if self.inputs is not None:
             return _moment(self.sides[0], _merge_rows(self.inputs))
-        # Of unit vectors: how often each was looked up.
+        # For unit vectors: the number of lookups of each row.
         matrices = jnp.arange(self.index.shape[1])[None, :, None]
         zeros = jnp.zeros((self.index.shape[1], self.sides[0].size), self.cotangents.dtype)
         return zeros.at[matrices, replicate(self.index, 0)].add(1)

@@ -86,7 +86,7 @@ def are_apart(weights: Sequence[Weight]) -> bool:
     for w in weights:
         if any(shapes.setdefault(i, s) != s for i, s in entry_shapes(w).items()):
             return False
-    # Nobody reads this memory, so that it costs nothing: it is there to compare views of it.
+    # This memory is neither read nor written, so it costs nothing; it serves to compare views.
     memory = {i: np.empty(shape, np.int8) for i, shape in shapes.items()}
     found = [_views(w, memory) for w in weights]
     known = [views for views in found if views is not None]

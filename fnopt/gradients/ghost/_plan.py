@@ -15,9 +15,9 @@ from fnopt.programs import JaxprNodes
 
 RULES: dict[str, Any] = {"dot": _dot, "conv": _conv, "gather": _gather}
 
-# A gradient of D x K is formed where it has at most so many times the numbers of what it is made
-# of, R (D + K): then that costs less than the inner products of all R positions, and not much more
-# memory. Both ways add less than a tenth to the matrix products of a training step.
+# Maximum ratio of the size of a formed gradient, D x K, to the size of its factors, R (D + K).
+# Below it, forming costs less than the inner products of all R positions, and little more memory.
+# Either choice adds less than a tenth to the matrix products of a training step.
 _FORM_FACTOR = 4
 
 

@@ -145,7 +145,7 @@ def _factors(group: Group, part: RowsPart) -> list[Factors]:
 def _site_factors(site: Site, tape: Tape) -> Factors:
     axes = (0, None) if cotangents_left(site) else (None, 0)
 
-    # Only the cotangents get the axis of the residuals: what was recorded is the same for all.
+    # Only the cotangents have an axis of residuals; all residuals share the records.
     pair = functools.partial(site_pair, RULES[site.kind], site)
     of_example = jax.vmap(pair, (None, 0), Pair(*axes))  # pyright: ignore[reportArgumentType]
     return Factors(jax.vmap(of_example)(*_tape.data_of(site, tape)), axes)
@@ -177,7 +177,7 @@ def _gram_of_positions(p: list[Factors], q: list[Factors]) -> jax.Array:
     """Inner products over all pairs of positions, for as many examples at once as fit."""
 
     def products_of_factors(mine: Factors, theirs: Factors) -> jax.Array:
-        # What was recorded is multiplied once for all residuals of two examples.
+        # The records of two examples are multiplied once for all residuals.
         over_theirs = jax.vmap(inner, (None, theirs.outputs))
         return jax.vmap(over_theirs, (mine.outputs, None))(mine.pair, theirs.pair)
 

@@ -241,7 +241,7 @@ class _Walk:
             return None
         data: list[Any] = [v for v, w in zip(eqn.invars, ins, strict=True) if w is None]
         out: Any = eqn.outvars[0].aval
-        # A node that is used elsewhere has a cotangent of its own.
+        # A node with other uses has a different cotangent.
         same = len(data) == 1 and self.uses[data[0]] == 1 and data[0].aval.shape == out.shape
         return self.taps.get(data[0]) if same else None
 
@@ -265,7 +265,8 @@ def site_kind(eqn: jex.JaxprEqn, position: int) -> str:
     """Rule for a weight at this operand; `''` if no rule applies."""
     name = eqn.primitive.name
     if name == "dot_general":
-        # A real matrix among complex numbers: its gradient is the real part of the product's.
+        # A real matrix times complex numbers: the gradient is the real part of the complex
+        # gradient.
         operand: Any = eqn.invars[position].aval
         mixed = jnp.iscomplexobj(eqn.outvars[0].aval) != jnp.iscomplexobj(operand)
         return "direct" if mixed else "dot"
@@ -301,7 +302,7 @@ def _is_lookup(eqn: jex.JaxprEqn) -> bool:
     if not rows or numbers.operand_batching_dims:
         return False
     if numbers.collapsed_slice_dims == () and 0 in numbers.start_index_map:
-        # A slice as wide as the table can only start at 0, wherever else it is asked to.
+        # A slice of the full width is clamped to start at 0.
         return mode in {GatherScatterMode.CLIP, GatherScatterMode.PROMISE_IN_BOUNDS}
     modes = {
         GatherScatterMode.CLIP,

@@ -210,7 +210,7 @@ def _gradients_by_param(
         for site in group.sites:
             others = [records[o] if isinstance(o, int) else value(o) for o in site.others]
             g = _direct.gradient(site, value(site.weight), others, cotangents[site.tap])
-            # A move of elements rounds nothing, so the sum over sites keeps the wide dtype.
+            # Moves of elements are exact, so the sum over sites keeps the wide dtype.
             g = g.astype(compute_dtype(g.dtype)) if site.weight.moves_only else g
             for i, x in pull_back(site.weight, g, params).items():
                 total[i] = total[i] + x if i in total else x

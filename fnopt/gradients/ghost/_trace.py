@@ -131,7 +131,7 @@ class GhostMeasurements(NamedTuple):
         dtype = jnp.finfo(compute_dtype(*(p.dtype for p in self.ghost.plan.params))).dtype
         shape = (self.tape.outputs[0].shape[0], other.tape.outputs[0].shape[0])
         total = jnp.zeros(shape, dtype)
-        # The examples of one side are spread over devices, those of the other whole on each.
+        # The examples of one side are sharded over devices, those of the other side are replicated.
         formed, *known = jax.tree.map(
             lambda x: replicate(x, 0), (other.formed, other.tape, other.factors)
         )

@@ -166,7 +166,7 @@ class ComputedWeight(Weight):
     def moves_only(self) -> bool:
         """Whether the equation and all its inputs only move elements."""
         avals = [self.aval, *(w.aval for w in self.inputs)]
-        # The way back from complex numbers to real ones leaves half of a cotangent out.
+        # The transpose of a conversion from real to complex numbers drops half of a cotangent.
         alike = all(map(is_inexact, avals)) and len({jnp.iscomplexobj(a) for a in avals}) == 1
         moves = self.name in _MOVES or jaxprs.names_value(self.eqn)
         return alike and moves and all(w.moves_only for w in self.inputs)
@@ -178,7 +178,7 @@ class ComputedWeight(Weight):
         if repeats and self.inputs[0].aval.size != self.aval.size:
             return False
         disjoint = sum(len(w.leaves) for w in self.inputs) == len(self.leaves)
-        # The norm of a gradient is the same only if no element of a param is there twice.
+        # The norm of a gradient is unchanged only if no element of a param occurs twice.
         return self.moves_only and disjoint and all(w.keeps_length for w in self.inputs)
 
     def compute(self, values: Sequence[Any], wide: bool) -> Any:

@@ -92,7 +92,7 @@ multi_transform = partition
 safe_int32_increment = safe_increment
 MultiTransformState = PartitionState
 inject_stateful_hyperparams = inject_hyperparams
-# The optax whose names these are.
+# The version of optax with these names.
 __version__ = "0.2.8"
 
 __all__ = [
@@ -165,7 +165,7 @@ __all__ = [
 ]
 
 
-# Modules by which scripts import: `from fnopt.interop.optax_api.contrib import muon`.
+# Submodules for imports such as `from fnopt.interop.optax_api.contrib import muon`.
 for _name, _space in _names.namespaces(__name__).items():
     globals()[_name] = sys.modules[f"{__name__}.{_name}"] = _space
 

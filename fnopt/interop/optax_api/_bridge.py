@@ -12,9 +12,9 @@ import jax
 from fnopt.core import Transformation, Value, static
 from fnopt.schedules import schedule
 
-# Arguments where a function of the step may stand for a number.
+# Arguments that may be a function of the step in place of a number.
 _SCHEDULED = {"learning_rate", "weight_decay", "k", "decay", "step_size", "scaling"}
-# The ends of arguments where a function of the params may stand for a tree.
+# Suffixes of arguments that may be a function of the params in place of a tree.
 _OF_PARAMS = ("mask", "weight_dimension_numbers")
 # Arguments that have other names in optax, and arguments that only print.
 _NAMES: dict[str, dict[str, str]] = {
@@ -48,7 +48,7 @@ class _with_labels(Transformation):
 
 def is_function(value: Any) -> bool:
     """Whether a value is a plain function, and not a callable tree."""
-    # A module that is callable, or an fnopt Schedule, is a tree of its own.
+    # A callable module, or an fnopt Schedule, is itself a tree.
     if isinstance(value, Value) or not callable(value):
         return False
     return jax.tree.leaves(value) == [value]
@@ -86,7 +86,7 @@ def own_name(argument: str, signature: inspect.Signature) -> str:
     return argument if argument in signature.parameters else _RENAMED.get(argument, argument)
 
 
-# optax's defaults where ours differ: there no loss is below 0.
+# optax's defaults that differ from fnopt's: optax assumes that losses are at least 0.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "momo": {"lower_bound": 0.0},
     "momo_adam": {"lower_bound": 0.0},

@@ -14,14 +14,14 @@ import jax.numpy as jnp
 # Arguments with one number for every element.
 _ELEMENTS = {"predictions", "targets", "logits", "log_predictions", "log_targets", "labels"}
 _ELEMENTS |= {"predictor_outputs", "anchors", "positives", "negatives"}
-# Losses whose vectors, along the last axis, are normalised or measured before they are multiplied:
-# for them an axis of length 1 is not the same number many times.
+# Losses that normalise vectors along the last axis or take their norm, so that a last axis of
+# length 1 must not broadcast.
 _VECTORS = {"softmax_cross_entropy", "poly_loss_cross_entropy", "ranking_softmax_loss"}
 _VECTORS |= {"triplet_margin_loss", "cosine_distance", "cosine_similarity"}
 # Losses of scores and class numbers.
 _ROWS = {"multiclass_hinge_loss", "multiclass_perceptron_loss", "multiclass_sparsemax_loss"}
 _ROWS |= {"softmax_cross_entropy_with_integer_labels"}
-# Losses whose arrays have one shape in optax, too.
+# Losses whose arrays must have equal shapes in optax, too.
 _EQUAL = {"squared_error", "l2_loss", "perceptron_loss", "ctc_loss", "ctc_loss_with_forward_probs"}
 _EQUAL |= {"dice_loss", "multiclass_generalized_dice_loss", "binary_dice_loss"}
 
@@ -40,7 +40,8 @@ def broadcasting(loss: Callable[..., Any]) -> Callable[..., Any]:
         except ValueError as error:
             bound = signature.bind(*args, **kwargs)
             given = bound.arguments
-            # Only after fnopt's loss has refused: equal shapes take no further check.
+            # Only after fnopt's loss has raised an error, so that equal shapes need no further
+            # check.
             larger = together(given)
             if larger is None:
                 raise

@@ -17,7 +17,7 @@ from fnopt.interop.optax_api._losses import broadcasting
 from fnopt.interop.optax_api._restated import restate_maker
 from fnopt.interop.optax_api._types import find_state
 
-# Where names that are the same thing here may live.
+# Packages that may contain optax's names.
 _ROOMS = ("core", "optimizers", "transforms", "schedules", "losses", "projections", "gradients")
 _RENAMED = {
     "Schedule": "core.Schedule",
@@ -55,7 +55,7 @@ _DEPRECATED = {
     "convex_kl_divergence": "use generalized_kl_divergence",
     "optimistic_adam": "use `optimistic_adam_v2` instead",
 }
-# The rooms of functions that may return transforms.
+# Packages of functions that may return transforms.
 _MAKERS = ("optimizers", "transforms")
 # optax's annotations, which say no more than this.
 _TYPES = {
@@ -135,7 +135,7 @@ def _find(name: str, home: str) -> Any:
         return _adapt(room, getattr(importlib.import_module(f"fnopt.{room}"), ours))
     if (state := find_state(name)) is not None:
         return state
-    # The first room that has the name: a name means one thing in fnopt.
+    # The first package with the name, because a name has one meaning in fnopt.
     for room in () if name.startswith("_") or name in NOT_HERE else _ROOMS:
         package = importlib.import_module(f"fnopt.{room}")
         if name in package.__all__:

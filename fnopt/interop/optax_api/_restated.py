@@ -101,7 +101,7 @@ class ByLabel:
         return {i: inner[self._key(i)].inner_state for i in range(len(self.labels))}
 
     def _key(self, i: int) -> Any:
-        # JAX sorts the keys of a dict: labels that have no order are told by their numbers.
+        # JAX sorts the keys of a dict, so labels without an order are replaced by indices.
         try:
             sorted(self.labels)
         except TypeError:

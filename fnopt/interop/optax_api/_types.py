@@ -87,7 +87,7 @@ _RENAMED = {
     "ConditionallyMaskState": "ConditionallyState",
     "ConditionallyTransformState": "ConditionallyState",
     "ReduceLROnPlateauState": "ReduceOnPlateauState",
-    # The belief is a slot of Adam's state here.
+    # In fnopt the belief is a slot of Adam's state.
     "ScaleByBeliefState": "ScaleByAdamState",
     **dict.fromkeys(_WITHOUT_FIELDS, "EmptyState"),
 }

@@ -141,8 +141,8 @@ def zeros_for(init: Callable[[Any], Any], params: Any, caller: str = "") -> Any:
 
 
 def _leaves_from_values(init: Callable[[Any], Any], params: Any) -> list[str]:
-    # Forward reachability in the jaxpr: a value depends on the params if an operand does. Literals
-    # and constants have no equation, so zeros of any shape stay outside.
+    # Forward reachability in the jaxpr: a value depends on the params if one of its operands does.
+    # Literals and constants have no equation, so zeros of any shape stay outside.
     bare = jax.tree.map(lambda p: jax.ShapeDtypeStruct(jnp.shape(p), jnp.result_type(p)), params)
     closed, state = jax.make_jaxpr(init, return_shape=True)(bare)
     known = {*closed.jaxpr.invars}

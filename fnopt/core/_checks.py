@@ -124,7 +124,7 @@ def is_integer(value: Any, least: int | None = None) -> bool:
     """Whether a value is a whole number of Python or NumPy, at least `least`."""
     try:
         operator.index(value)
-    except TypeError:  # JAX's arrays of other numbers have an `__index__` too
+    except TypeError:  # JAX arrays of other dtypes have an `__index__` too
         return False
     return not isinstance(value, bool) and (least is None or value >= least)
 
@@ -152,7 +152,7 @@ def accepts_args(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     """Whether the signature of a function accepts these arguments."""
     try:
         signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # of some built-in functions nothing is known
+    except (TypeError, ValueError):  # some built-in functions have no signature
         return True
     try:
         signature.bind(*args, **kwargs)

@@ -109,7 +109,7 @@ def _stored(dtype: Any, p: Any, real: bool = False) -> Any:
     own = jnp.result_type(p)
     if real:
         return real_dtype(dtype or compute_dtype(own))
-    # A real storage dtype for complex params would drop the imaginary part.
+    # A real storage dtype would drop the imaginary part of a complex leaf.
     is_complex = jnp.issubdtype(own, jnp.complexfloating)
     fits = dtype and (jnp.issubdtype(dtype, jnp.complexfloating) or not is_complex)
     return dtype if fits else compute_dtype(own)

@@ -145,7 +145,7 @@ class _Counter:
             most = functools.reduce(Work.at_least, totals)
             tally.add(op.scope, most - heaviest.total)
             tally.mark_inexact(op.scope, "at most")
-        for other in branches:  # what isn't known of them might make them the heaviest
+        for other in branches:  # unknown operations might make a branch the most expensive
             if other is not heaviest:
                 tally.add_all(_Tally(unknown=other.unknown, inexact=other.inexact), op.scope)
 

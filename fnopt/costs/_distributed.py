@@ -209,7 +209,7 @@ def distributed_cost(
     travels = size * (devices - 1) / devices
     gradient_seconds = sum(p.seconds(hardware) for p in (step.forward, step.backward))
     whole = hardware.seconds(step.update.total)
-    # The largest part: N doesn't always divide the work.
+    # Count the largest part, because N doesn't always divide the work.
     parts = {k: -(-n // devices) for k, n in dataclasses.asdict(step.update.total).items()}
     part = hardware.seconds(Work(**parts))
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-Number = int | float | Fraction  # as a float only infinite
+Number = int | float | Fraction  # infinite as a float
 
 
 class LinearBounds(NamedTuple):
@@ -132,7 +132,8 @@ def fitted(line: LinearBounds, dtype: Any) -> LinearBounds:
     exactly.
     """
     if jnp.issubdtype(dtype, jnp.floating):
-        # Whole numbers up to 2^(mantissa + 1) are exact; beyond, x + 1 may be x and a loop endless.
+        # Integers up to 2^(mantissa + 1) are exact; beyond, x + 1 may equal x, and a loop may never
+        # end.
         most: Number = 2 ** (jnp.finfo(dtype).nmant + 1)
         least = -most
         if not line.known or any(x % 1 for x in line[:4]):

@@ -23,7 +23,7 @@ from fnopt.costs._lines import (
 # As `left - right`, or `right - left`, above zero or at least zero.
 _COMPARED = {"gt": (False, True), "ge": (False, False), "lt": (True, True), "le": (True, False)}
 _OPPOSITE = {"gt": "le", "ge": "lt", "lt": "ge", "le": "gt"}
-_LIMIT = 2**31 - 2  # a loop that counts to the largest int32 has no limit of its own
+_LIMIT = 2**31 - 2  # a loop that counts to the largest int32 has no limit in practice
 _DEEPEST, _LONGEST = 60, 5_000  # as for counters
 
 
@@ -60,7 +60,7 @@ class _Conditions:
         self.numbers = CounterBounds(op, _most_trips)
         self.open: set[tuple[Cell, bool]] = set()
         self.depth = self.visits = 0
-        self.lasts: Number = math.inf  # the last trip in which no number overflows
+        self.lasts: Number = math.inf  # the last iteration in which no number overflows
 
     def trips(self) -> Trips | None:
         """Number of iterations, if the loop ends."""

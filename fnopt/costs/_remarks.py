@@ -9,7 +9,7 @@ from fnopt.costs._roofline import Hardware, Work
 
 _HEADER = ("", "matmul FLOP", "other FLOP", "transcend.", "bytes", "FLOP/byte", "share")
 
-# A name, and the works that are done one after the other.
+# A name, and work counts that run one after the other.
 Row = tuple[str, Sequence[Work]]
 
 
@@ -67,14 +67,14 @@ def _sum(works: Sequence[Work]) -> Work:
 def _scaled(x: float, base: float, prefixes: Sequence[str]) -> str:
     for prefix in prefixes[:-1]:
         if abs(x) < base:
-            # Small counts are whole numbers, and stay so.
+            # Small counts are integers, and are shown as integers.
             return f"{x:.0f} {prefix}" if not prefix else f"{x:.4g} {prefix}"
         x /= base
     return f"{x:.4g} {prefixes[-1]}"
 
 
 Bound = Literal["at most", "incomplete"]
-_SHOWN = 8  # remarks of a kind that are shown: a table with its remarks fits a screen
+_SHOWN = 8  # maximum number of remarks per kind, so that a table with remarks fits a screen
 
 
 class Unknown(NamedTuple):

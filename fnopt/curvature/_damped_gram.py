@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fnopt.core import HIGHEST, matmul
 
 Map = Callable[[jax.Array], jax.Array]
-_LEAST = 16  # units in the last place: the least factor of a preconditioner, see its use
+_LEAST = 16  # units in the last place: the smallest factor of a preconditioner, see its use
 
 
 class Nystrom(NamedTuple):
@@ -130,10 +130,10 @@ def conjugate_gradients(
     return unit * end.x, end.count
 
 
-# Rows that are factorised: four such matrices take 17 GB in float32, a fifth of an accelerator with
-# 80 GB.
+# Maximum number of rows for a factorisation: four such matrices take 17 GB in float32, a fifth of
+# an accelerator with 80 GB.
 _MOST = 32768
-_MATRICES = 4  # of the Gram matrix's size: itself, in other coordinates, damped, its factor
+_MATRICES = 4  # of this size: the Gram matrix, in other coordinates, damped, and its factor
 
 
 class DampedGram(NamedTuple):

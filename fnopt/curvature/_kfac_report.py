@@ -109,7 +109,7 @@ def kfac_report(
         rules: dict[int, KfacRule] = {}
         for block in blocks:
             for i, rule in _rules(block, pairs, width, eigenbasis).items():
-                if i in rules:  # a param that is cut has several blocks
+                if i in rules:  # a split param has several blocks
                     both = dict.fromkeys([rules[i].factors, rule.factors])
                     size = rules[i].bytes + rule.bytes
                     rule = rules[i]._replace(factors="; ".join(both), bytes=size)

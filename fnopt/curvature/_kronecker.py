@@ -51,7 +51,7 @@ Matrices = tuple[jax.Array, ...]
 """By stack: `[T, D, K]`, or `[T, D]` where blocks have less than two factors."""
 
 SHARING = ("expand", "reduce")
-# 8 GiB a device for the rows of the output Hessian's root and their cotangents: a tenth of an
+# 8 GiB per device for the rows of the output Hessian's root and their cotangents: a tenth of an
 # accelerator with 80 GB.
 _MOST_BYTES = 2**33
 
@@ -248,7 +248,7 @@ class KroneckerModel:
         found: dict[int, jax.Array] = {}
         for stack, m in zip(self.stacks, matrices, strict=True):
             for some in stack.leaves_of(m, self.ghost.plan.params):
-                # The blocks of a param that is cut add up.
+                # The blocks of a split param are summed.
                 found |= {k: found[k] + x if k in found else x for k, x in some.items()}
         leaves = [found[i] for i in range(len(self.ghost.params))]
         return jax.tree.unflatten(self.ghost.params_tree, leaves)

@@ -205,7 +205,7 @@ def block_size(
             "curvature (an absolute value, a hinge), so that its Gauss-Newton matrix is zero. "
             "Expected a smooth one: fnopt.losses.huber_loss or log_cosh, say."
         )
-    # Entries of one block have the same quotient by the block size.
+    # Entries of one block have equal index // size.
     divisors = (b for b in range(1, count + 1) if count % b == 0)
     size = next(b for b in divisors if np.array_equal(rows // b, cols // b))
     if size > _LARGEST_BLOCK:

@@ -19,7 +19,7 @@ def _aggregate(grads: Any, name: str, fn: Callable[[jax.Array, int], jax.Array])
     size = check_batch(leaves, name, "Give the gradients of every example (per_example_grads).")
 
     def aggregate_leaf(x: jax.Array) -> jax.Array:
-        whole = replicate(x)  # every number is ordered, or counted, over all examples
+        whole = replicate(x)  # every entry is sorted, or counted, over all examples
         return fn(whole.astype(compute_dtype(x.dtype)), size).astype(x.dtype)
 
     return jax.tree.map(aggregate_leaf, grads)

@@ -15,7 +15,7 @@ from fnopt.gradients._loss import check_clip_norm
 class LeafGroups(NamedTuple):
     """Groups of leaves that share a norm, and the container of the result."""
 
-    of_leaf: tuple[int, ...]  # the number of the group of every leaf
+    of_leaf: tuple[int, ...]  # the group index of every leaf
     count: int
     tree: Any  # the structure of the result
 
@@ -47,7 +47,7 @@ def groups_of(params: Any, groups: Any, name: str) -> LeafGroups:
             f"{name}: groups: {names_text(lost)} match no leaf of {names_text(paths)}; see "
             "fnopt.leaf_paths(params)."
         )
-    keys = sorted(given)  # the order in which JAX takes a dict apart
+    keys = sorted(given)  # the order in which JAX flattens a dict
     fits = [next((k for k in given if _any_match([path], *given[k])), None) for path in paths]
     empty = [key for key in given if key not in fits]
     if empty:

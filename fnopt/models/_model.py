@@ -115,7 +115,7 @@ class Component(Model):
 
     prefix: str = static(default="")
     curve: ClassVar[Callable[..., jax.Array]]  # of x and the params
-    positive: ClassVar[tuple[str, ...]] = ()  # params bounded by 0 from below
+    positive: ClassVar[tuple[str, ...]] = ()  # params with the lower bound 0
 
     @property
     def names(self) -> tuple[str, ...]:

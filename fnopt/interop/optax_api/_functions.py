@@ -63,7 +63,7 @@ def nnls(A: Any, b: Any, iters: int, unroll: int | bool = 1, L: Any = None) -> j
         Beck and Teboulle, 2009, "A fast iterative shrinkage-thresholding algorithm".
     """
     gram, product = matmul(A.T, A), matmul(A.T, b)
-    if L is None:  # two norms that aren't less than the largest eigenvalue
+    if L is None:  # two norms that bound the largest eigenvalue
         columns = jnp.sum(jnp.abs(gram), axis=0)
         L = jnp.minimum(jnp.linalg.norm(gram), jnp.max(columns, initial=0))
     bound = jnp.asarray(L, product.dtype)

@@ -69,7 +69,7 @@ class _injected(Transformation):
         return (Member("inner", self.factory(**state.hyperparams), state.inner_state),)
 
     def _current_values(self, given: Any, states: Any, extra_args: Any) -> dict[str, Any]:
-        # A loop may have put any number into the state: it gets the dtype that it had.
+        # A loop may store any number in the state, so it is cast to the previous dtype.
         known = {*self.numbers, *(name for name, _ in self.scheduled)}
         if unknown := sorted(given.keys() - known):
             raise ValueError(

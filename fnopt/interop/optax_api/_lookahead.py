@@ -72,7 +72,7 @@ class _lookahead(Transformation):
 def _fast(params: Any) -> Any:
     if isinstance(params, LookaheadParams):
         return params.fast
-    if jax.tree.leaves(params):  # what stands for params has none
+    if jax.tree.leaves(params):  # placeholders of params have no leaves
         warnings.warn(
             f"lookahead: params are a {type(params).__name__}, expected LookaheadParams: taken as "
             "the fast ones.",

@@ -70,5 +70,5 @@ def muon(
         nesterov=nesterov,
     )
     numbers = muon_weight_dimension_numbers
-    rule = True if numbers is None else numbers  # all leaves of two axes, whatever their names
+    rule = True if numbers is None else numbers  # all leaves with two axes, whatever their names
     return optimizers.partition_matrices(matrices, others, rule, label="muon")

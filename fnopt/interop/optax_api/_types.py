@@ -41,7 +41,7 @@ class GradientTransformationExtraArgs(GradientTransformation, metaclass=_Pair):
     """An (init, update) pair with extra arguments, which every fnopt Transformation takes."""
 
 
-MaskedNode = type(None)  # what a mask leaves out
+MaskedNode = type(None)  # leaves that a mask excludes
 
 
 def init_empty_state(params: Any) -> EmptyState:

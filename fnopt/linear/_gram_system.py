@@ -86,7 +86,7 @@ class TallGramSystem(_GramSystem):
     Args:
         G: :math:`A^T A`, of shape `[n, n]`.
         g: :math:`A^T r`, of shape `[n]`.
-        start: A guess of the damping, a scalar; a good one saves factorisations.
+        start: An initial guess of the damping, a scalar; a good guess saves factorisations.
         pull: :math:`w \mapsto A^T w`, or None.
 
     Example:
@@ -172,7 +172,7 @@ class WideGramSystem(_GramSystem):
     Args:
         K: :math:`A A^T`, of shape `[m, m]`.
         r: The residual, of shape `[m]`.
-        start: A guess of the damping, a scalar; a good one saves factorisations.
+        start: An initial guess of the damping, a scalar; a good guess saves factorisations.
         push: :math:`v \mapsto A v`.
         pull: :math:`w \mapsto A^T w`.
 

@@ -93,7 +93,7 @@ class TriangleSystem:
         :math:`\|p\|` by the damping is :math:`-\|L^{-1} p\|^2 / \|p\|`.
 
         Args:
-            radius: The trust radius.
+            radius: The trust-region radius.
         """
         return cut_to_radius(self.damped(self.start), radius)
 

@@ -91,7 +91,7 @@ class cauchy(RobustLoss):
 
     .. math:: \rho(z) = \ln(1 + z)
 
-    The loss isn't convex: a fit may have several minima, so the start matters.
+    The loss isn't convex: a fit may have several minima, so the initial guess matters.
 
     Args:
         scale: The residual above which the influence decreases, in units of the residuals.
@@ -117,7 +117,7 @@ class arctan(RobustLoss):
 
     .. math:: \rho(z) = \arctan(z)
 
-    The loss isn't convex: a fit may have several minima, so the start matters.
+    The loss isn't convex: a fit may have several minima, so the initial guess matters.
 
     Args:
         scale: The residual above which the influence decreases, in units of the residuals.
@@ -141,7 +141,7 @@ class tukey(RobustLoss):
     .. math:: \rho(z) = \begin{cases} \tfrac13 \left( 1 - (1 - z)^3 \right) & z \le 1 \\
         \tfrac13 & z > 1 \end{cases}
 
-    The loss isn't convex, and its gradient is zero beyond `scale`. Start near the solution, for
+    The loss isn't convex, and its gradient is zero beyond `scale`. Choose an initial guess near the solution, for
     example from a fit with :class:`huber`.
 
     Args:

@@ -141,7 +141,7 @@ class tukey(RobustLoss):
     .. math:: \rho(z) = \begin{cases} \tfrac13 \left( 1 - (1 - z)^3 \right) & z \le 1 \\
         \tfrac13 & z > 1 \end{cases}
 
-    The loss isn't convex, and its gradient is zero beyond `scale`. Choose an initial guess near the solution, for
+    The loss isn't convex, and its gradient is zero beyond `scale`. Begin near the solution, for
     example from a fit with :class:`huber`.
 
     Args:

@@ -19,6 +19,10 @@ from fnopt.solvers.linear_model._linearization import Linearization
 
 # Relative to the cost: a change of the params by 1e-5 sqrt(m - n) standard errors (see SHARE).
 _SHARP = 1e-10
+# Hager and Zhang (2005), section 2: 1 - 2 delta with their delta = 0.1. With 0.5, steps that
+# converge linearly, as for large residuals, end early: 46 of 54 NIST fits by `dogleg` in float32
+# instead of 52, 6 of them false.
+_LESS = 0.8
 
 
 class Tolerances(NamedTuple):
@@ -96,17 +100,16 @@ def within_range(point: Linearization) -> jax.Array:
 
 
 def is_nearer(after: Linearization, before: Linearization) -> jax.Array:
-    r"""Whether the norm of the residuals' projection onto the range of the Jacobian is halved.
+    r"""Whether the norm of the residuals' projection onto the Jacobian's range clearly decreases.
 
     This test decides whether to accept a step that changes the cost only at rounding level. There
-    the norm has hardly a correct digit; a convergent Gauss-Newton step leaves far less than half of
-    the norm.
+    the norm has hardly a correct digit.
 
     Reference:
         Hager and Zhang (2005), A new conjugate gradient method with guaranteed descent and an
         efficient line search, section 2 (approximate Wolfe conditions).
     """
-    return 2 * within_range(after) <= within_range(before)
+    return within_range(after) <= jnp.asarray(_LESS, after.cost.dtype) * within_range(before)
 
 
 def is_stationary(point: Linearization, gtol: jax.Array) -> jax.Array:

@@ -122,7 +122,7 @@ def zeros_for(init: Callable[[Any], Any], params: Any, caller: str = "") -> Any:
 
     Args:
         init: Function that makes the state from params.
-        params: The params; at least one leaf is a `jax.ShapeDtypeStruct`.
+        params: The params, of which at least one leaf is a `jax.ShapeDtypeStruct`.
         caller: The name of the function in the message.
 
     Raises:

@@ -44,7 +44,7 @@ class Network:
             raise ValueError(f"Network: latency is {self.latency!r}, expected no negative time.")
 
     def seconds(self, sent: float, messages: float, devices: int) -> float:
-        """Time of messages in which a device sends `sent_bytes` in total."""
+        """Communication time of messages in which a device sends `sent_bytes` in total."""
         return sent / self.bandwidth + messages * self.latency * math.ceil(math.log2(devices))
 
 

@@ -20,7 +20,7 @@ from fnopt.jacobians import RealVector, check_real, checked_outputs, real_vector
 
 
 class BoundResiduals(NamedTuple):
-    """Residuals as a function of params and one example that returns a vector.
+    """Residuals of one example as a function of params and the example that returns a vector.
 
     Attributes:
         bound: The function with its arguments.

@@ -1,8 +1,7 @@
 r"""Square roots of the Hessian of a loss with respect to the outputs of the model.
 
-If the rows `V` of an example satisfy :math:`E[V^\top V] = H`, with the Hessian :math:`H` of its
-loss in the outputs `f`, then the Gauss-Newton matrix is the second moment of the gradients of `V
-f`.
+Let `H` be the Hessian of an example's loss in the outputs `f`. If :math:`E[V^\top V] = H` for rows
+`V`, then the Gauss-Newton matrix is the second moment of the gradients of `V f`.
 """
 
 from __future__ import annotations

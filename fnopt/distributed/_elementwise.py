@@ -58,9 +58,9 @@ def check_elementwise(
     """Raise a ValueError if the update of `tx` needs whole leaves.
 
     Sums with support for shards (norms, inner products) are allowed, because they include all
-    devices. Matrix methods are allowed, because they gather their matrices. A method that depends
-    on the shape of a leaf (factors of a table, a mean over its elements) has different programs for
-    a shard and for the whole leaf. The check compares these programs.
+    devices. Matrix methods are allowed, because they gather their matrices. The check compares the
+    programs for a shard and for the whole leaf. They differ for a method that depends on the leaf's
+    shape (factors of a table, a mean over elements).
     """
     functions = [name for name, x in extra_args.items() if callable(x)]
     if functions:

@@ -39,9 +39,9 @@ class sharded(Transformation):
               u = (u^{(1)}, \dots, u^{(N)})
 
     Use `sharded` inside `jax.shard_map`, with params that are replicated on every device and the
-    gradient :math:`g_j` of each device's part of the batch. A step is a reduce-scatter of the
-    gradients, the inner update of this device's :math:`N`-th of every leaf, and an all-gather of
-    the updates, with one collective per dtype. The traffic is that of an all-reduce; state and
+    gradient :math:`g_j` of each device's part of the batch. A step reduce-scatters the gradients,
+    updates this device's :math:`N`-th of every leaf by `inner`, and all-gathers the updates. There
+    is one collective of each kind per dtype. The traffic is that of an all-reduce; state and
     arithmetic are divided by N. Leaves keep their names, so masks and labels work. Leaves whose
     size isn't a multiple of N are padded with zeros. Without norms, the result equals that of
     `inner` bit for bit, if the compiler rounds long and short arrays alike. Norms and inner

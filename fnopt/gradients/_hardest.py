@@ -51,7 +51,7 @@ def hardest_examples(
     chunk_size: int | None = None,
     axis_name: Any = None,
 ) -> Callable[..., HardExamples]:
-    r"""Find the `k` examples with the largest gradient, loss or disagreement with the rest.
+    r"""Find the `k` examples with the largest gradient, loss or disagreement with the others.
 
     The score of an example is
 

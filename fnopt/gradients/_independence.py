@@ -29,10 +29,10 @@ def check_examples_independent(
 
     .. math:: \ell_i(\theta, x_1, \dots, x_n) = \ell(\theta, x_i)
 
-    Every computation over the batch axis violates this condition: batch norm in training mode, a
-    contrastive loss, or an expert capacity that the tokens of all examples share. The check
-    replaces a few examples, one at a time, and requires that the losses of all other examples don't
-    change.
+    Every computation over the batch axis violates this condition. Examples are batch norm in
+    training mode, a contrastive loss, and an expert capacity that the tokens of all examples share.
+    The check replaces a few examples, one at a time, and requires that the losses of all other
+    examples don't change.
 
     `per_example_grads` and similar functions call the loss with *one* example. Batch norm inside
     the loss then normalises a batch of one, so this loss differs from the loss that you train.

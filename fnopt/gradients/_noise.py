@@ -55,7 +55,7 @@ def add_noise(
     results that depend on the data (losses, norms, skipped examples) are published. The noise is a
     floating-point sample of JAX's generator. This generator isn't cryptographically secure, and
     floating-point noise has known weaknesses. On several devices, add the noise to the sum over all
-    devices (`clipped_grad` with `axis_name`), with the same key on every device, so that the noise
+    devices (`clipped_grad` with `axis_name`). Use the same key on every device, so that the noise
     is added once.
 
     Args:

@@ -136,8 +136,9 @@ def gradient_statistics(
 
     Per-example gradients aren't kept, so the cost is little more than that of the mean gradient.
     Squared deviations are computed relative to one gradient of each chunk, and chunks are merged by
-    their means, so a variance that is small relative to the mean stays accurate. A second pass (one
-    forward-mode derivative along the mean) computes how well every example agrees with the others:
+    their means. A variance that is small relative to the mean therefore stays accurate. A second
+    pass (one forward-mode derivative along the mean) computes how well every example agrees with
+    the others:
 
     .. math:: \mathrm{alignment}_i = \cos\Bigl(g_i, \sum_{j \ne i} g_j\Bigr)
 

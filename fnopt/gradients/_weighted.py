@@ -1,4 +1,4 @@
-"""Weighted gradients: a factor for every example, and an identity that scales gradients."""
+"""Gradients of weighted losses, and an identity function that scales gradients."""
 
 from __future__ import annotations
 

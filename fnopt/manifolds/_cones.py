@@ -13,10 +13,10 @@ from fnopt.manifolds._manifold import Manifold
 class PositiveDefiniteMatrices(Manifold):
     r"""Symmetric positive definite matrices, `[..., n, n]`, in the log-Cholesky metric.
 
-    With :math:`X = L L^\top`, a tangent has the changes of :math:`\log L_{ii}`, followed by the
-    changes of the entries of `L` below the diagonal, `[..., n (n + 1) / 2]`. In these coordinates
-    the manifold is flat: steps stay on it, `local` is a difference, the mean of matrices is the
-    mean of their coordinates, and `transport` is the identity.
+    With :math:`X = L L^\top`, a tangent is a vector `[..., n (n + 1) / 2]`. It contains the changes
+    of :math:`\log L_{ii}`, then the changes of the entries of `L` below the diagonal. In these
+    coordinates the manifold is flat. Steps stay on the manifold, `local` is a difference, the mean
+    is the mean of coordinates, and `transport` is the identity.
 
     Example:
         >>> import jax.numpy as jnp

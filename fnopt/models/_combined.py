@@ -1,4 +1,4 @@
-"""A model of several data sets that share params."""
+"""Model of several data sets that share params."""
 
 from __future__ import annotations
 

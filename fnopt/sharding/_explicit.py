@@ -63,8 +63,8 @@ def replicate(x: jax.Array, *dimensions: int) -> jax.Array:
 def replicate_for_batch(shared: Any, batch: Any) -> Any:
     """Gather arrays that all examples share over the mesh axes that the examples are sharded over.
 
-    Params that are sharded over the axis of the batch (FSDP) need this, because `jax.vmap` raises
-    an error for an argument that is sharded over the mesh axis of the mapped dimension.
+    Params that are sharded over the axis of the batch (FSDP) need this. `jax.vmap` raises an error
+    if an argument is sharded over the mesh axis of the mapped dimension.
 
     Args:
         shared: A tree; its leaves may be anything.

@@ -251,8 +251,8 @@ def evaluate(weight: Weight, leaves: Mapping[int, Any], wide: bool = False) -> A
 def pull_back(weight: Weight, cotangent: Any, leaves: Mapping[int, Any]) -> dict[int, Any]:
     """Pull a gradient with respect to a weight's stacked value back to its params.
 
-    If the weight is a permutation of params, the result has the dtype of the cotangent, so a sum
-    over a batch isn't rounded to the compute dtype of the model.
+    If the weight is a permutation of params, the result has the dtype of the cotangent. A sum over
+    a batch is then not rounded to the model's compute dtype.
     """
     numbers = sorted(weight.leaves)
     if isinstance(weight, Leaf):

@@ -86,7 +86,7 @@ class Renamed:
 
 @dataclasses.dataclass(frozen=True)
 class ByLabel:
-    """States of a partition, by label in optax and by the label's index in fnopt."""
+    """Conversion of a partition's states: by label in optax, by the label's index in fnopt."""
 
     labels: tuple[Any, ...]
     optax_type: type = PartitionState

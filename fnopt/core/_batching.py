@@ -32,7 +32,7 @@ def scan_chunks(
     size: int,
     chunk_size: int | None,
 ) -> tuple[Carry, Any]:
-    """Apply `jax.lax.scan` to chunks of examples, with one shorter chunk for the rest.
+    """Apply `jax.lax.scan` to chunks of examples; the last chunk may be shorter.
 
     A chunk takes every k-th example, so each device of a sharded batch holds a part of every chunk.
     A chunk of consecutive examples would be on one device, and every device would process every

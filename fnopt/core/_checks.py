@@ -121,7 +121,7 @@ def check_tolerance(value: Any, what: str, name: str) -> None:
 
 
 def is_integer(value: Any, least: int | None = None) -> bool:
-    """Whether a value is a whole number of Python or NumPy, at least `least`."""
+    """Whether a value is a Python or NumPy integer of at least `least`."""
     try:
         operator.index(value)
     except TypeError:  # JAX arrays of other dtypes have an `__index__` too

@@ -67,9 +67,9 @@ def slot_zeros(params: Any, dtype: Any = None, *, fill: Any = 0.0, real: bool = 
 
     Args:
         params: A tree of floating arrays (abstract ones too).
-        dtype: The storage dtype; by default that of each leaf, but at least float32, because slow
-            averages lose their increments in 16 bits. A real dtype applies to real leaves; slots
-            of complex leaves stay complex.
+        dtype: The storage dtype; by default the dtype of each leaf, but at least float32, because
+            slow averages lose their increments in 16 bits. A real dtype applies to real leaves;
+            slots of complex leaves stay complex.
         fill: The initial value, a scalar.
         real: Whether complex leaves get a real slot (second moments).
 

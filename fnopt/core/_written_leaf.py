@@ -45,7 +45,7 @@ def returned_by_leaf(owner: str, out: Any, slots: tuple[str, ...], g: Any, old: 
     """Check the result of `leaf`, and return the update and the new slots as a tuple.
 
     Raises:
-        TypeError: If the number of slots differs from that of the class.
+        TypeError: If the number of slots differs from the number that the class declares.
         ValueError: If the update has another shape than the leaf, or a slot has another shape than
             before.
     """

@@ -45,9 +45,9 @@ def top_eigenvalues(
 
     .. math:: T = Q^\top A Q, \qquad Q = [q, A q, \dots, A^{m-1} q] \text{ orthonormal},
 
-    whose extreme eigenvalues approximate those of `A` for `m` far below its size. Every vector is
-    orthogonalised twice against all previous vectors, so there are no spurious copies of
-    eigenvalues. A multiple eigenvalue usually appears once.
+    whose extreme eigenvalues approximate the extreme eigenvalues of `A` even if `m` is far below
+    the size of `A`. Every vector is orthogonalised twice against all previous vectors, so there are
+    no spurious copies of eigenvalues. A multiple eigenvalue usually appears once.
 
     Args:
         product: `v -> A v`, from a tree to a tree like it: a :func:`hvp` or :func:`ggn_vp` with

@@ -86,7 +86,7 @@ class Formed(NamedTuple):
         return jax.tree.unflatten(jax.tree.structure(self.grads), sums)
 
     def inner_products(self, other: Formed) -> jax.Array:
-        """The inner products of these gradients with those of other examples, `[n, m]`."""
+        """The inner products of these gradients with the gradients of other examples, `[n, m]`."""
         pairs = zip(self.leaves, other.leaves, strict=True)
         return functools.reduce(jnp.add, _promote([inner_products(x, y) for x, y in pairs]))
 

@@ -206,9 +206,9 @@ def _transpose(x: jax.Array) -> jax.Array:
 def complement(x: jax.Array, b: jax.Array) -> jax.Array:
     r""":math:`X_\perp B` for an orthonormal basis :math:`X_\perp` of the complement of `x`.
 
-    The basis is that of a block reflection :math:`I - W (I + H)^{-1} W^\top`, which maps `x` to the
-    first unit vectors. :math:`U H` is the polar decomposition of the first rows of `x`, and `W` is
-    `x` with `U` added to these rows. Derivatives treat the basis as constant.
+    The basis comes from the block reflection :math:`I - W (I + H)^{-1} W^\top`, which maps `x` to
+    the first unit vectors. :math:`U H` is the polar decomposition of the first rows of `x`, and `W`
+    is `x` with `U` added to these rows. Derivatives treat the basis as constant.
 
     Args:
         x: Orthonormal columns, `[..., n, p]`.

@@ -57,9 +57,9 @@ def capture(
 
     A node inside a scan has a leading axis of iterations (entry `t` belongs to `xs[t]`). In a
     branch of `cond` that isn't taken, values and cotangents are zero. If several branches tap one
-    name with equal shapes, the result is the value in the branch taken. Inside a `while_loop` the
-    value is that of the last iteration, and there is no cotangent. Inside a function with its own
-    derivative rule there is a value but no cotangent.
+    name with equal shapes, the result is the value in the branch taken. Inside a `while_loop`,
+    `capture` returns the value of the last iteration and no cotangent. Inside a function with its
+    own derivative rule there is a value but no cotangent.
 
     Args:
         fn: Any JAX function; a scalar loss for cotangents or gradients.

@@ -31,8 +31,8 @@ class hyperball(Matrixwise):
               R = \lVert \theta_t \rVert
 
     `hyperball` replaces `scale_by_learning_rate`: the learning rate is the angle of a step, and
-        weight decay has no effect. After `ema` and `orthogonalize` the chain is MuonH, after
-        `scale_by_adam` AdamH.
+    weight decay has no effect. After `ema` and `orthogonalize` the chain is MuonH, after
+    `scale_by_adam` AdamH.
     The norm is taken from the current matrix, so the transform needs no state for it; in float32
     its rounding error grows with the square root of the number of steps. A matrix of zeros stays at
     zero.

@@ -61,6 +61,7 @@ from fnopt.core._inspect import (
 )
 from fnopt.core._leafwise import Leafwise
 from fnopt.core._leaves import check_inexact, check_same_tree, check_scalars, is_none, map_leaves
+from fnopt.core._leaves import select_tree as select_tree
 from fnopt.core._moments import (
     as_dtype,
     bias_correction,

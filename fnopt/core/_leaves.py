@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -280,3 +281,8 @@ def floating_leaves(params: Any) -> Any:
         stacklevel=4,
     )
     return jax.tree.map(lambda p: p if is_inexact(p) else None, params)
+
+
+def select_tree(condition: jax.Array, tree: Any, other: Any) -> Any:
+    """Return the first of two trees where a condition holds, else the second."""
+    return jax.tree.map(functools.partial(jnp.where, condition), tree, other)

@@ -12,7 +12,7 @@ from jax import lax
 
 from fnopt.core._abstract import safe_increment
 from fnopt.core._apply import Params
-from fnopt.core._leaves import map_leaves
+from fnopt.core._leaves import map_leaves, select_tree
 
 
 def as_dtype(dtype: Any) -> Any:
@@ -195,4 +195,4 @@ def periodic_update(
         Mnih et al., 2015, doi:10.1038/nature14236.
     """
     now = jnp.asarray(steps) % jnp.asarray(update_period, jnp.result_type(steps)) == 0
-    return jax.tree.map(lambda new, old: jnp.where(now, new, old), new_tensors, old_tensors)
+    return select_tree(now, new_tensors, old_tensors)

@@ -16,6 +16,7 @@ from fnopt.core import (
     check_choice,
     hyper,
     safe_increment,
+    select_tree,
     slot_zeros,
     static,
     zero_count,
@@ -265,7 +266,7 @@ class kfac(Transformation):
         momentum = cast_like(step, state.momentum)
         new = (averages.averaged, adapted, found.weights, *averages[1:], momentum)
         old = (state.averaged, grown, state.weights, *averages_of(state)[1:], state.momentum)
-        kept = jax.tree.map(lambda n, o: jnp.where(accepted, n, o), new, old)
+        kept = select_tree(accepted, new, old)
         status = status_after(accepted, whole & directions[1].finite, known, finite)
         moved = jax.tree.map(lambda u: jnp.where(accepted, u, jnp.zeros_like(u)), moved)
         return moved, KfacState._make((safe_increment(count), *kept, value, status))

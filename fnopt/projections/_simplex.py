@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from fnopt.core import select_tree
 from fnopt.projections._trees import length, project_wide
 
 
@@ -79,7 +80,7 @@ def _project_to_l1_sphere(tree: Any, scale: jax.Array) -> tuple[Any, jax.Array]:
 def _project_to_ball(to_sphere: Any, tree: Any, scale: jax.Array) -> Any:
     """Keep a tree inside of the ball, else project it onto the sphere."""
     sphere, inside = to_sphere(tree, scale)
-    return jax.tree.map(lambda a, b: jnp.where(inside, a, b), tree, sphere)
+    return select_tree(inside, tree, sphere)
 
 
 def projection_simplex(tree: Any, scale: Any = 1) -> Any:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fnopt.core import Status
 from fnopt.sharding import while_loop
+from fnopt.solvers._loop import zeros_of
 from fnopt.solvers.problem._problem import Setting
 from fnopt.solvers.result._solution import Solution, StepHistory
 
@@ -56,8 +57,7 @@ def through_charts(
         moved &= (end.steps < max_steps) & ~stopped & jnp.all(jnp.isfinite(rebased))
         return _Chart(jnp.where(moved, rebased, reached), end, moved)
 
-    blank = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), jax.eval_shape(solve, x, max_steps))
-    start = _Chart(x, blank, jnp.ones((), bool))
+    start = _Chart(x, zeros_of(solve, x, max_steps), jnp.ones((), bool))
     last = while_loop(lambda at: at.moved, advance, start)
     return last.end._replace(params=last.x)
 

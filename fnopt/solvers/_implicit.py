@@ -65,7 +65,7 @@ def implicitly(
         _opened(given and given.gram, x, ones, ones),
     )
     closed_over = tuple(consts for _, consts in opened)
-    axes, mode = row_axes(), getattr(solver, "jacobian", "auto")
+    axes, mode = row_axes(), solver.jacobian
 
     def rebuilt(data: Data) -> Problem:
         closed_over, losses, box = data

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Status
+from fnopt.core import Status, select_tree
 from fnopt.residuals import Box
 from fnopt.sharding import while_loop
 from fnopt.solvers._certify import certified_end
@@ -132,7 +132,7 @@ def search_lanes(
             steps=search.steps,
             status=checked_status(status, jnp.any(search.max_columns > 0, axis=0), cost),
         )
-        return _choose(restarts, fresh, lanes), ends
+        return select_tree(restarts, fresh, lanes), ends
 
     def advance_queue(queue: _Queue) -> _Queue:
         """Run all lanes until most are finished, and put new problems into idle lanes."""
@@ -140,7 +140,7 @@ def search_lanes(
         index = queue.begun + jnp.cumsum(idle, dtype=jnp.int32) - 1
         index = jnp.where(idle, jnp.minimum(index, fits), queue.lanes.index)
         begun = jnp.minimum(queue.begun + jnp.sum(idle, dtype=jnp.int32), fits)
-        lanes = _choose(idle, start_lanes(index), queue.lanes)
+        lanes = select_tree(idle, start_lanes(index), queue.lanes)
         data, sides = _lane_rows((rows, box), index)
 
         def advance(now: _Lanes) -> _Lanes:
@@ -180,7 +180,3 @@ def search_lanes(
 def _lane_rows(tree: Any, index: jax.Array) -> Any:
     """Return rows of arrays as lanes; arbitrary values for an index out of range."""
     return jax.tree.map(lambda a: jnp.moveaxis(a.at[index].get(mode="clip"), 0, -1), tree)
-
-
-def _choose(which: jax.Array, new: Any, old: Any) -> Any:
-    return jax.tree.map(lambda a, b: jnp.where(which, a, b), new, old)

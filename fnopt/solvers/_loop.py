@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status, safe_increment
+from fnopt.core import Status, safe_increment, select_tree
 from fnopt.linear import divide
 from fnopt.residuals import Box
 from fnopt.sharding import cond, row_axes, while_loop
@@ -230,7 +230,7 @@ def after_step(
 def _select(accepted: jax.Array, new: Any, old: Any) -> Any:
     """Select the new tree where a step is accepted, for one problem or along the last axis."""
     if accepted.ndim:
-        return jax.tree.map(lambda a, b: jnp.where(accepted, a, b), new, old)
+        return select_tree(accepted, new, old)
     return cond(accepted, lambda: new, lambda: old)
 
 

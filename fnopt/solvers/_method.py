@@ -19,6 +19,7 @@ from fnopt.core import (
     leaf_text,
     leaves_with_names,
     safe_increment,
+    select_tree,
     slot_zeros,
     static,
     where,
@@ -216,7 +217,7 @@ class LeastSquaresMethod(Transformation):
         )
         old = state._replace(status=Status.NONFINITE_START.array)
         new, old = new._replace(scale=columns), old._replace(scale=old_columns)
-        state = jax.tree.map(lambda new, old: jnp.where(usable, new, old), new, old)
+        state = select_tree(usable, new, old)
         return updates, state._replace(
             count=safe_increment(state.count),
             scale=unravel_scale(state.scale),

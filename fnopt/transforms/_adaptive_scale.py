@@ -17,6 +17,7 @@ from fnopt.core import (
     map_leaves,
     safe_increment,
     scalar_loss,
+    select_tree,
     static,
     where,
     zero_count,
@@ -114,7 +115,7 @@ class reduce_on_plateau(Transformation):
         added = state._replace(count=seen, avg_value=mean)
         full = seen >= self.accumulation_size
         judged = self._compare_mean(added)
-        new = jax.tree.map(lambda a, b: jnp.where(full, a, b), judged, added)
+        new = select_tree(full, judged, added)
         return map_leaves(lambda c, g: c * g, updates, hyper=new.scale), new
 
     def _compare_mean(self, state: ReduceOnPlateauState) -> ReduceOnPlateauState:

@@ -18,6 +18,7 @@ from fnopt.core import (
     hyper,
     map_leaves,
     safe_increment,
+    select_tree,
     slot_copy,
     slot_zeros,
     static,
@@ -279,5 +280,5 @@ class lookahead(Wrapper):
         inner_state = cast_like(inner_state, state.inner_state)
         if self.reset_state:
             fresh = self.inner.init(params)
-            inner_state = jax.tree.map(lambda a, b: jnp.where(meets, a, b), fresh, inner_state)
+            inner_state = select_tree(meets, fresh, inner_state)
         return new, LookaheadState(jnp.where(meets, zero_count(), steps), slow, inner_state)

@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import EmptyState, scalar_loss, zero_count
-from fnopt.transforms._tree_algebra import select_tree
+from fnopt.core import EmptyState, scalar_loss, select_tree, zero_count
 
 
 def with_extras(value_fn: Callable[..., Any], extra_args: dict[str, Any]) -> Callable[[Any], Any]:

@@ -9,7 +9,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, Slot, Transformation, hyper, scalar_loss, static, where, zero_count
+from fnopt.core import (
+    Scalar,
+    Slot,
+    Transformation,
+    hyper,
+    scalar_loss,
+    select_tree,
+    static,
+    where,
+    zero_count,
+)
 from fnopt.sharding import while_loop
 from fnopt.transforms._line_search import (
     LinePoint,
@@ -27,7 +37,6 @@ from fnopt.transforms._tree_algebra import (
     params_after_step,
     real_dtype_of,
     scale_tree,
-    select_tree,
 )
 
 
@@ -297,20 +306,7 @@ class scale_by_backtracking_linesearch(Transformation):
         value_fn: Callable[..., Any],
         **extra_args: Any,
     ) -> tuple[Any, ScaleByBacktrackingLinesearchState]:
-        """Multiply the updates by the step size of the search.
-
-        Args:
-            updates: A descent direction.
-            state: The state.
-            params: The params.
-            value: The value of the function at the params.
-            grad: The gradient of the function at the params.
-            value_fn: The function; it gets the extra arguments that its signature names.
-            **extra_args: Further arguments of `value_fn`.
-
-        Returns:
-            The scaled updates and the state.
-        """
+        """Multiply the updates by the step size; as in `scale_by_zoom_linesearch.update`."""
         fn, dtype = with_extras(value_fn, extra_args), state.value.dtype
         h = jax.tree.map(lambda x: jnp.asarray(x, dtype), self)
         start, slope = scalar_loss(value, dtype), inner(grad, updates).astype(dtype)

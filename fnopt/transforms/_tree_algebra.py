@@ -58,11 +58,6 @@ def params_after_step(params: Any, rate: jax.Array, updates: Any) -> Any:
     return apply_updates(params, cast_like(scale_tree(rate, updates), params))
 
 
-def select_tree(condition: jax.Array, tree: Any, other: Any) -> Any:
-    """Return the first of two trees where a condition holds, else the second."""
-    return jax.tree.map(functools.partial(jnp.where, condition), tree, other)
-
-
 def numbers(tx: Any, dtype: Any, count: Any = None, skip: tuple[str, ...] = ()) -> Any:
     """Hyper-parameters of a transform as scalars of one dtype, by name; schedules at `count`."""
     now = tx.at(count)

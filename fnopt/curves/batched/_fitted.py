@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status, is_converged, safe_sqrt
+from fnopt.core import Status, is_converged, safe_sqrt, select_tree
 from fnopt.curves.batched._data import BatchData, FitUnits, Points
 from fnopt.curves.batched._fit import BatchFit
 from fnopt.curves.batched._implicit import implicitly
@@ -120,7 +120,7 @@ def _refitted(task: Task, data: BatchData, ends: LaneEnds, max_steps: int) -> La
         old = jax.tree.map(lambda a: a[k], ends)
         new = _fit_alone(task, data.fit(lambda a: a[k]), max_steps)
         solved = is_converged(new.status) | ~(new.cost > old.cost)
-        kept = jax.tree.map(lambda a, b: jnp.where(solved, a, b), new, old)
+        kept = select_tree(solved, new, old)
         kept = kept._replace(steps=old.steps + new.steps)
         return jax.tree.map(lambda all_, some: all_.at[k].set(some), ends, kept)
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Member, Transformation, default_float, global_norm, static
+from fnopt.core import Member, Transformation, default_float, global_norm, select_tree, static
 from fnopt.interop.optax_api._bridge import as_schedule
 from fnopt.interop.optax_api._restated import MultiStepsState
 from fnopt.transforms import accumulate, states
@@ -39,7 +39,7 @@ class _multi_steps(Transformation):
             return updates, new
         updates = jax.tree.map(lambda u: jnp.where(skip, jnp.zeros_like(u), u), updates)
         old = state._replace(skip_state=skip_state)
-        return updates, jax.tree.map(lambda old, new: jnp.where(skip, old, new), old, new)
+        return updates, select_tree(skip, old, new)
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
         """The accumulation."""

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Status, is_converged, safe_increment
+from fnopt.core import Status, is_converged, safe_increment, select_tree
 from fnopt.linear import norm
 from fnopt.sharding import cond, while_loop
-from fnopt.solvers._stopping import SHARE, first_of
+from fnopt.solvers._stopping import first_of
+from fnopt.solvers._trust_region import SHARE
 from fnopt.solvers.minimize._method import (
     Direction,
     MinimizeMethod,
@@ -114,23 +115,23 @@ def iterate(
         there = method.evaluate(problem, _trial_point(problem, state, rate), state.memory)
         outcome = _search(method, state, rate, there)
         over, accepted = first | outcome.over, first | outcome.accepted
-        point = _choose(accepted, _choose(first, there, outcome.line.trial), state.point)
+        point = select_tree(accepted, select_tree(first, there, outcome.line.trial), state.point)
         typical = jnp.where(first, jnp.minimum(jnp.abs(point.value), 1), state.typical)
         fresh = jnp.where(over, first | ~accepted, state.fresh)
 
         def renew() -> tuple[Any, Direction]:
             learned = method.learn(state.memory, state.point, point, state.fresh)
-            memory = _choose(fresh, method.begin(problem, point), learned)
+            memory = select_tree(fresh, method.begin(problem, point), learned)
             direction, memory = method.direction(problem, point, memory, fresh)
             return memory, direction
 
         memory, direction = cond(over, renew, lambda: (state.memory, state.line.direction))
         best = state.best
         if best is not None:
-            best = _choose(first | (accepted & (point.value < best.value)), point, best)
+            best = select_tree(first | (accepted & (point.value < best.value)), point, best)
         helped = point.value < state.restarted - share * jnp.abs(state.restarted)
         restarts = jnp.where(helped, 0, state.restarts) + 1
-        search = _choose(over, _new_search(direction), outcome.line.search)
+        search = select_tree(over, _new_search(direction), outcome.line.search)
         after = state._replace(
             point=point,
             memory=memory,
@@ -186,7 +187,7 @@ def _search(
     value = jnp.where(finite, (there.value - point.value) / scale, jnp.nan)
     place = LinePoint(rate, value, dot(there.gradient, step) / scale)
     search, taken = advance_search(line.search, criteria, place)
-    trial = _choose(taken, there, line.trial)
+    trial = select_tree(taken, there, line.trial)
     # A step below the rounding error of the params doesn't count.
     moves = (search.safe.rate > 0) & jnp.any(trial.x != point.x)
     # A search shorter than the size of the params doesn't show that the function is unbounded.
@@ -327,8 +328,4 @@ def final_point(state: MinimizeState) -> Evaluation:
     if state.best is None:
         return state.point
     last = is_converged(state.status) & (state.point.value <= state.best.value)
-    return _choose(last, state.point, state.best)
-
-
-def _choose(condition: jax.Array, a: Any, b: Any) -> Any:
-    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), a, b)
+    return select_tree(last, state.point, state.best)

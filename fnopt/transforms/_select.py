@@ -136,7 +136,7 @@ def select_mask(mask: Any, tree: Any) -> Any:
 
 
 Label = str | bool | int
-"""What a selector says about a leaf: True or False in a mask, a name or number in a partition."""
+"""Value that a selector assigns to a leaf: a bool in a mask, a name or number in a partition."""
 
 Leaves = list[tuple[str, Any]]
 """The leaves of a tree with their paths."""

@@ -106,6 +106,10 @@ def damped_triangle(factors: Triangle, d: jax.Array) -> Triangle:
 
     .. math:: L_d L_d^T = A^T A + \operatorname{diag}(d)^2, \qquad L_d\, c_d = A^T r
 
+    The diagonal is on top. Each reflection then has the form that makes it equivalent to modified
+    Gram-Schmidt, and rows of any sizes keep their digits. Below `A`, a diagonal that is
+    :math:`1 / \epsilon` times as large would cancel them.
+
     Args:
         factors: The triangle of `A` and `r`.
         d: The diagonal, of shape `[k]`, or a scalar.
@@ -121,11 +125,14 @@ def damped_triangle(factors: Triangle, d: jax.Array) -> Triangle:
         [[5.]] [3.]
 
     Reference:
-        Moré (1978), The Levenberg-Marquardt algorithm: implementation and theory, section 3.
+        Moré (1978), The Levenberg-Marquardt algorithm: implementation and theory, section 3;
+        Powell and Reid (1969), On applying Householder transformations to linear least squares
+        problems; Cox and Higham (1998), Stability of Householder QR factorization for weighted
+        least squares problems.
     """
     L, c = factors
-    A = jnp.concatenate([L.T, d * jnp.eye(len(c), dtype=c.dtype)])
-    return triangle(A, jnp.concatenate([c, jnp.zeros_like(c)]))
+    A = jnp.concatenate([d * jnp.eye(len(c), dtype=c.dtype), L.T])
+    return triangle(A, jnp.concatenate([jnp.zeros_like(c), c]))
 
 
 class SingularFactors(NamedTuple):

@@ -78,6 +78,17 @@ def test_what_nothing_moves_stays_where_it_is(x64):
     assert p[1] == 0
 
 
+@pytest.mark.parametrize("power", [-60, 0, 8, 60])
+def test_a_step_keeps_its_digits_at_any_damping(x64, power):
+    # The damping is up to 1e60 times the matrix, or as much smaller.
+    rng = np.random.default_rng(0)
+    A, r, d = rng.standard_normal((7, 3)), rng.standard_normal(7), 10.0**power
+    L, c = damped_triangle(triangle(jnp.asarray(A), jnp.asarray(r)), jnp.asarray(d))
+    p = np.linalg.solve(np.asarray(L).T, np.asarray(c))
+    exact = np.linalg.solve(A.T @ A + d * d * np.eye(3), A.T @ r)
+    np.testing.assert_allclose(p, exact, rtol=1e-13)
+
+
 @pytest.mark.parametrize("A", [np.ones((3, 2)), np.eye(3, 2, 1), np.zeros((3, 2))])
 def test_a_singular_matrix_gets_the_full_step_by_hebdens_iteration(x64, A):
     # The undamped solution is all noise, of any length; four more dampings are enough.

@@ -34,7 +34,6 @@ _LATER: dict[str, tuple[str, ...]] = {
         "hyper",
         "hyperparams",
         "incremental_update",
-        "leaf_paths",
         "map_leaves",
         "named",
         "periodic_update",
@@ -57,6 +56,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     ),
     "discrete": (),
     "distributed": (),
+    "errors": ("leaf_paths",),
     "gradients": (
         "add_noise",
         "clipped_grad",
@@ -89,6 +89,7 @@ _LATER: dict[str, tuple[str, ...]] = {
     "manifolds": (),
     "models": (),
     "monitor": (),
+    "numerics": (),
     "programs": (),
     "projections": (),
     "residuals": (

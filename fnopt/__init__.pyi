@@ -7,6 +7,7 @@ from fnopt import curvature as curvature
 from fnopt import curves as curves
 from fnopt import discrete as discrete
 from fnopt import distributed as distributed
+from fnopt import errors as errors
 from fnopt import gradients as gradients
 from fnopt import interop as interop
 from fnopt import jacobians as jacobians
@@ -15,6 +16,7 @@ from fnopt import losses as losses
 from fnopt import manifolds as manifolds
 from fnopt import models as models
 from fnopt import monitor as monitor
+from fnopt import numerics as numerics
 from fnopt import optimizers as optimizers
 from fnopt import programs as programs
 from fnopt import projections as projections
@@ -34,7 +36,6 @@ from fnopt.core import global_norm as global_norm
 from fnopt.core import hyper as hyper
 from fnopt.core import hyperparams as hyperparams
 from fnopt.core import incremental_update as incremental_update
-from fnopt.core import leaf_paths as leaf_paths
 from fnopt.core import map_leaves as map_leaves
 from fnopt.core import named as named
 from fnopt.core import periodic_update as periodic_update
@@ -50,6 +51,7 @@ from fnopt.curves import curve_fit as curve_fit
 from fnopt.curves import curve_fit_batch as curve_fit_batch
 from fnopt.curves import predict_band as predict_band
 from fnopt.curves import standard_errors as standard_errors
+from fnopt.errors import leaf_paths as leaf_paths
 from fnopt.gradients import add_noise as add_noise
 from fnopt.gradients import clipped_grad as clipped_grad
 from fnopt.gradients import gradient_similarity as gradient_similarity

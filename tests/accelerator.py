@@ -18,7 +18,7 @@ import pytest
 # In this order: what compares numbers, case by case; whole fits; what only reads programs.
 SELECTED = (
     *(f"transforms/test_{name}.py" for name in ("packed", "offloaded", "layered_step")),
-    *("core/test_numbers.py", "transforms/test_quantized_state.py"),
+    *("numerics/test_numbers.py", "transforms/test_quantized_state.py"),
     *("contract/test_solvers.py", "gradients/ghost/test_ghost_parity.py"),
     *(f"gradients/test_{name}.py" for name in ("clipped", "norms", "statistics", "compiled")),
     *(f"optimizers/test_{name}.py" for name in ("kfac", "muon", "newton_schulz", "shampoo")),

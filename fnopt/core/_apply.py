@@ -10,18 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core._abstract import (
-    compute_dtype,
-    dtype_of,
-    is_array_like,
-    is_inexact,
-    is_traced,
-    shape_of,
-)
-from fnopt.core._checks import type_text
-from fnopt.core._paths import differences, leaf_text, leaves_with_names
 from fnopt.core._rows import Rows, is_rows
-from fnopt.core._text import where
+from fnopt.errors import differences, leaf_text, leaves_with_names, type_text, where
+from fnopt.numerics import compute_dtype, dtype_of, is_array_like, is_inexact, is_traced, shape_of
 
 Params = TypeVar("Params")
 

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core._text import names_text
 from fnopt.core._value import Value, config_name, registry
+from fnopt.errors import names_text
 
 
 def to_config(value: Any) -> Any:

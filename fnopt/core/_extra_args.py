@@ -11,9 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core._abstract import is_array_like
-from fnopt.core._checks import type_text
-from fnopt.core._text import where
+from fnopt.errors import type_text, where
+from fnopt.numerics import is_array_like
 
 EXTRA_ARGS: Mapping[str, str] = {
     "value": "the loss at the params, a scalar",

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 
 from fnopt.core._extra_args import ANY, read_by
 from fnopt.core._static import static
-from fnopt.core._text import where
 from fnopt.core._transformation import Transformation
 from fnopt.core._value import brief
+from fnopt.errors import where
 
 
 class from_pair(Transformation):

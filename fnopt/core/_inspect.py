@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core._abstract import default_float
 from fnopt.core._foreign import as_transformation, from_pair
 from fnopt.core._slots import counts_steps, declared_slots
 from fnopt.core._transformation import Member, Transformation
+from fnopt.numerics import default_float
 
 _Path = tuple[str, ...]
 _COUNTS = ("count", "step", "gradient_step")  # the names of a state's own count

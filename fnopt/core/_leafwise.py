@@ -13,16 +13,7 @@ import numpy as np
 from jax import lax
 from jax.tree_util import tree_flatten
 
-from fnopt.core._abstract import (
-    compute_dtype,
-    dtype_of,
-    is_inexact,
-    is_traced,
-    real_dtype,
-    shape_of,
-)
-from fnopt.core._leaves import cast, check_inexact, check_same_tree, check_scalars, same_shape
-from fnopt.core._numbers import capped, zero_slope_at_zero
+from fnopt.core._leaves import cast, check_same_tree, check_scalars, same_shape
 from fnopt.core._slots import (
     count_of,
     custom_slots,
@@ -33,8 +24,18 @@ from fnopt.core._slots import (
     slot_zeros,
 )
 from fnopt.core._transformation import EmptyState, Transformation
-from fnopt.core._users_functions import explain_device_errors
 from fnopt.core._written_leaf import LeafNumbers, check_scalars_returned, returned_by_leaf
+from fnopt.errors import check_inexact, explain_device_errors
+from fnopt.numerics import (
+    capped,
+    compute_dtype,
+    dtype_of,
+    is_inexact,
+    is_traced,
+    real_dtype,
+    shape_of,
+    zero_slope_at_zero,
+)
 from fnopt.sharding import shard_axes
 
 
@@ -74,7 +75,8 @@ class Leafwise(Transformation):
     Example:
         >>> from typing import NamedTuple
         >>> import jax, jax.numpy as jnp, fnopt
-        >>> from fnopt.core import Leafwise, Slot, bias_correction, ema, hyper
+        >>> from fnopt.core import Leafwise, Slot, hyper
+        >>> from fnopt.numerics import bias_correction, ema
         >>> class MeanState(NamedTuple):
         ...     count: jax.Array
         ...     mu: Slot

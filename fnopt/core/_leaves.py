@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import warnings
 from collections.abc import Callable
@@ -13,64 +12,32 @@ import jax.numpy as jnp
 from jax import lax
 from jax.tree_util import tree_flatten
 
-from fnopt.core._abstract import (
+from fnopt.core._apply import Params, is_pair_with
+from fnopt.core._extra_args import translate_extra_args
+from fnopt.core._rows import is_rows
+from fnopt.errors import (
+    EQUINOX_FILTER,
+    check_inexact,
+    differences,
+    leaf_text,
+    leaves_with_names,
+    names_text,
+    where,
+)
+from fnopt.numerics import (
     compute_dtype,
     dtype_of,
+    euclidean_norm,
     is_array_like,
     is_inexact,
     real_dtype,
     shape_of,
 )
-from fnopt.core._apply import is_pair_with
-from fnopt.core._checks import type_text
-from fnopt.core._extra_args import translate_extra_args
-from fnopt.core._paths import differences, leaf_text, leaves_with_names
-from fnopt.core._rows import is_rows
-from fnopt.core._text import names_text, where
 
 _WRT_HINT = (
     "Was the gradient taken with respect to the params (see argnums of jax.grad), and is the "
     "state from init(params) of these params?"
 )
-
-_FILTER = "eqx.filter(model, eqx.is_inexact_array)"
-
-
-def check_inexact(tree: Any, what: str, fitted: bool = False) -> None:
-    """Raise a TypeError that names the first leaf that isn't a floating or complex array.
-
-    The message advises a remedy for an optimizer, or for the solver that `fitted` the leaves.
-    """
-    if all(map(is_inexact, jax.tree.leaves(tree))):  # names cost ten times as much as the check
-        return
-    for path, leaf in leaves_with_names(tree)[0]:
-        if is_inexact(leaf):
-            continue
-        raise TypeError(
-            f"{where()}{what}: {leaf_text(path)} is {type_text(leaf)}, expected a floating array. "
-            f"{_what_to_do(leaf, fitted)}"
-        )
-
-
-def _what_to_do(leaf: Any, fitted: bool) -> str:
-    """Advice for a leaf that an optimizer can't update or a solver can't fit."""
-    if dataclasses.is_dataclass(leaf):
-        return (
-            "JAX takes a dataclass for one leaf until its class is a tree: decorate it with "
-            "jax.tree_util.register_dataclass."
-        )
-    if fitted and is_array_like(leaf):
-        return "Convert it to float, or keep it out of the tree (close over it)."
-    if fitted:
-        return (
-            "Keep such leaves out of the tree (Equinox: params, rest = eqx.partition(model, "
-            "eqx.is_inexact_array), and eqx.combine(params, rest) inside the function)."
-        )
-    number = "Write a number as 1.0. " if isinstance(leaf, int) else ""
-    return (
-        f"{number}Freeze such leaves with fnopt.freeze or fnopt.partition (around the whole "
-        f"optimizer), or filter them out of the tree first (Equinox: {_FILTER})."
-    )
 
 
 def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
@@ -134,7 +101,7 @@ def _structure_message(
         differing = f"{what} have no array, every leaf is None or missing"
     same = f"{what} are {treedef}, {other_what} are {other_treedef}"
     arrays = all(is_array_like(x) for _, x in (*mine, *theirs))
-    hint = _WRT_HINT if arrays else f"Leave out what is no array (Equinox: {_FILTER})."
+    hint = _WRT_HINT if arrays else f"Leave out what is no array (Equinox: {EQUINOX_FILTER})."
     return f"{text}{differing or same}; expected the same tree. {hint}"
 
 
@@ -286,3 +253,84 @@ def floating_leaves(params: Any) -> Any:
 def select_tree(condition: jax.Array, tree: Any, other: Any) -> Any:
     """Return the first of two trees where a condition holds, else the second."""
     return jax.tree.map(functools.partial(jnp.where, condition), tree, other)
+
+
+def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Any) -> Params:
+    r"""Interpolate between two trees: :math:`\theta' + \tau\, (\theta - \theta')`.
+
+    Args:
+        new_tensors: :math:`\theta`, a tree of floating arrays.
+        old_tensors: :math:`\theta'`, a tree of the same structure and shapes.
+        step_size: :math:`\tau`, a scalar.
+
+    Returns:
+        A tree in the dtypes of `old_tensors`.
+
+    Raises:
+        ValueError: If structures or shapes differ.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> fnopt.incremental_update({"w": jnp.ones(2)}, {"w": jnp.zeros(2)}, 0.25)
+        {'w': Array([0.25, 0.25], dtype=float32)}
+
+    Reference:
+        Lillicrap et al., 2015, arXiv:1509.02971.
+    """
+
+    def interpolate(step: Any, new: Any, old: Any) -> Any:
+        return new, step * new + (1 - step) * old
+
+    step = jnp.asarray(step_size) if jnp.ndim(step_size) == 0 else step_size
+    return map_leaves(interpolate, new_tensors, hyper=step, outputs=2, old_tensors=old_tensors)[1]
+
+
+def periodic_update(
+    new_tensors: Params, old_tensors: Params, steps: Any, update_period: Any
+) -> Params:
+    """Replace old parameters by new ones every `update_period` steps.
+
+    Args:
+        new_tensors: A tree of arrays.
+        old_tensors: A tree of the same structure, shapes and dtypes.
+        steps: The step number, an integer.
+        update_period: Number of steps between replacements.
+
+    Returns:
+        `new_tensors` if the step is a multiple of the period, else `old_tensors`.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> fnopt.periodic_update({"w": jnp.ones(1)}, {"w": jnp.zeros(1)}, steps=6, update_period=3)
+        {'w': Array([1.], dtype=float32)}
+
+    Reference:
+        Mnih et al., 2015, doi:10.1038/nature14236.
+    """
+    now = jnp.asarray(steps) % jnp.asarray(update_period, jnp.result_type(steps)) == 0
+    return select_tree(now, new_tensors, old_tensors)
+
+
+def global_norm(tree: Any) -> jax.Array:
+    r"""Compute the Euclidean norm over all leaves, :math:`\sqrt{\sum_\ell \sum_i |x_{\ell i}|^2}`.
+
+    Args:
+        tree: A tree of floating or complex arrays; `None` leaves are skipped.
+
+    Returns:
+        A real scalar in the widest dtype of the leaves, at least float32. It is correct even if
+        the squares are out of range, as for float32 gradients of 1e20 or 1e-30.
+        Its derivative at zero is zero, not NaN.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> fnopt.global_norm({"a": jnp.asarray([3.0]), "b": jnp.asarray(4.0)})
+        Array(5., dtype=float32)
+    """
+    leaves = jax.tree.leaves(tree)
+    for x in leaves:  # keys and float0 gradients have no norm
+        if not (is_inexact(x) or (is_array_like(x) and jnp.issubdtype(dtype_of(x), jnp.integer))):
+            check_inexact(tree, "global_norm")
+    if not leaves:
+        return jnp.zeros((), jnp.float32)
+    return euclidean_norm([jnp.asarray(x) for x in leaves])

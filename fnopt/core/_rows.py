@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core._abstract import compute_dtype
-from fnopt.core._text import where
+from fnopt.errors import where
+from fnopt.numerics import compute_dtype
 
 _PROMISES = ("indices_are_sorted", "unique_indices")
 

@@ -9,10 +9,9 @@ from typing import Annotated, Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core._abstract import compute_dtype, real_dtype, safe_increment, zero_count
-from fnopt.core._leaves import check_inexact
-from fnopt.core._text import where
 from fnopt.core._value import Schedule
+from fnopt.errors import check_inexact, where
+from fnopt.numerics import compute_dtype, real_dtype, safe_increment, zero_count
 from fnopt.sharding import sharded_full_like
 
 _SLOT, _REAL, _CUSTOM, _EVENTS = "fnopt slot", "real", "custom", "fnopt events"

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fnopt.core._checks import is_integer
-from fnopt.core._text import where
+from fnopt.errors import is_integer, where
 
 
 def static(

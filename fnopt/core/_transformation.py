@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves
 
-from fnopt.core._abstract import dtype_of, is_abstract, is_inexact, zeros_for
+from fnopt.core._abstract import is_abstract, zeros_for
 from fnopt.core._extra_args import check_spelling, read_by, required_by
 from fnopt.core._leaves import floating_leaves, same_tree, without_gradient
-from fnopt.core._other_libraries import advice_for_attribute
 from fnopt.core._slots import missing_count, scheduled
-from fnopt.core._text import error_scope, where
 from fnopt.core._value import Schedule, Value
+from fnopt.errors import advice_for_attribute, error_scope, where
+from fnopt.numerics import dtype_of, is_inexact
 from fnopt.sharding import (
     is_on_explicit_mesh,
     place_state,

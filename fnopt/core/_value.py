@@ -14,10 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core._abstract import default_float
-from fnopt.core._other_libraries import wrong_arguments
 from fnopt.core._static import checked_static, is_static, static
-from fnopt.core._text import where
+from fnopt.errors import where, wrong_arguments
+from fnopt.numerics import default_float
 
 _BOUNDS: dict[str, tuple[str, Callable[[Any, Any], Any]]] = {
     "ge": (">=", operator.ge),

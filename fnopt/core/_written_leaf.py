@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core._checks import type_text
-from fnopt.core._text import names_text, where
+from fnopt.errors import names_text, type_text, where
 
 
 class LeafNumbers(SimpleNamespace):

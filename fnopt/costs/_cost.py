@@ -10,11 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from fnopt.core import is_integer, leaf_text, leaves_with_names
 from fnopt.costs._count import count
 from fnopt.costs._graph import prune, trace_graph
 from fnopt.costs._remarks import Compiled
 from fnopt.costs._result import Cost
+from fnopt.errors import is_integer, leaf_text, leaves_with_names
 
 TripCounts = int | Mapping[str, int] | None
 

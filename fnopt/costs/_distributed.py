@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from fnopt.core import check_count, names_text, show_report
 from fnopt.costs._remarks import aligned, binary, seconds
 from fnopt.costs._result import StepCost
 from fnopt.costs._roofline import Hardware, Work
+from fnopt.errors import check_count, names_text, show_report
 
 
 @dataclasses.dataclass(frozen=True)

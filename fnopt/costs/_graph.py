@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.extend import core as jex
 
-from fnopt.core import explain_jax_errors, explain_missing_keys
+from fnopt.errors import explain_jax_errors, explain_missing_keys
 from fnopt.programs import (
     Cond,
     Control,

@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from fnopt.core import show_report
 from fnopt.costs._remarks import (
     Bound,
     Compiled,
@@ -20,6 +19,7 @@ from fnopt.costs._remarks import (
     work_table,
 )
 from fnopt.costs._roofline import Hardware, Work
+from fnopt.errors import show_report
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -11,9 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, check_chunk_size, check_same_tree, type_text, where
+from fnopt.core import check_same_tree
 from fnopt.curvature._bound import bind, checked_batches
 from fnopt.curvature._jacobian_part import JacobianPart
+from fnopt.errors import check_choice, check_chunk_size, type_text, where
 from fnopt.jacobians import ravel
 from fnopt.sharding import all_gather_tree, pvary_like, replicate, reshard_like, use_mesh_of
 

@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fnopt.core import (
+from fnopt.errors import (
     check_batch,
-    compute_dtype,
     explain_example_errors,
     leaf_text,
     leaves_with_names,
@@ -17,6 +16,7 @@ from fnopt.core import (
 )
 from fnopt.gradients import BoundLoss
 from fnopt.jacobians import RealVector, check_real, checked_outputs, real_vector
+from fnopt.numerics import compute_dtype
 
 
 class BoundResiduals(NamedTuple):

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import is_inexact, leaf_text, leaves_with_names, per_row, type_text
 from fnopt.curvature._batch_jacobian import batch_jacobian
+from fnopt.errors import leaf_text, leaves_with_names, type_text
+from fnopt.numerics import is_inexact, per_row
 
 
 class CentredJacobian:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, matmul
+from fnopt.numerics import HIGHEST, matmul
 
 Map = Callable[[jax.Array], jax.Array]
 _LEAST = 16  # units in the last place: the smallest factor of a preconditioner, see its use

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, check_count, check_key, compute_dtype, is_inexact
 from fnopt.curvature._bound import bind
 from fnopt.curvature._products import hvp
 from fnopt.curvature._sums import (
@@ -17,7 +16,9 @@ from fnopt.curvature._sums import (
     sum_over_examples,
     symmetric_product,
 )
+from fnopt.errors import check_count, check_key
 from fnopt.jacobians import check_real
+from fnopt.numerics import HIGHEST, compute_dtype, is_inexact
 from fnopt.sharding import pvary_like, replicate, replicate_for_batch, reshard_like
 
 

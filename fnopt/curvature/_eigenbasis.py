@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import HIGHEST
 from fnopt.curvature._kronecker_inverse import BlockStack, Factors
 from fnopt.gradients.ghost import KroneckerBlock, rotate_rows, rotate_rows_back
+from fnopt.numerics import HIGHEST
 from fnopt.sharding import concatenate, replicate, sequential
 
 _Blocks = KroneckerBlock | BlockStack

@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
+from fnopt.curvature._bound import BoundResiduals
+from fnopt.gradients import BoundLoss, gradient_bytes
+from fnopt.gradients.ghost import GhostRows, multiply_rows, record_rows, trace_ghost
+from fnopt.numerics import (
     HIGHEST,
     compute_dtype,
     map_chunks,
@@ -19,9 +22,6 @@ from fnopt.core import (
     matmul,
     scan_chunks,
 )
-from fnopt.curvature._bound import BoundResiduals
-from fnopt.gradients import BoundLoss, gradient_bytes
-from fnopt.gradients.ghost import GhostRows, multiply_rows, record_rows, trace_ghost
 from fnopt.sharding import all_gather_tree, explicit_spec, psum, pvary_like, replicate, reshard_to
 
 

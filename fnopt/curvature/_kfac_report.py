@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import leaves_with_names, show_report, slot_zeros, table_lines
+from fnopt.core import slot_zeros
 from fnopt.curvature._eigenbasis import basis_shapes, is_corrected, moment_shape
 from fnopt.curvature._kronecker import KroneckerSpec, common_dtype, planned_blocks
+from fnopt.errors import leaves_with_names, show_report, table_lines
 from fnopt.gradients.ghost import KroneckerBlock
 
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, compute_dtype, matmul
 from fnopt.curvature._bound import bind
 from fnopt.curvature._eigenbasis import eigenbases, is_corrected, times_corrected
 from fnopt.curvature._kronecker_inverse import (
@@ -26,6 +25,7 @@ from fnopt.curvature._output_root import (
     output_rows,
 )
 from fnopt.curvature._softmax_loss import is_softmax_loss, softmax_rows
+from fnopt.errors import check_choice
 from fnopt.gradients import BoundLoss
 from fnopt.gradients.ghost import (
     KroneckerBlock,
@@ -36,6 +36,7 @@ from fnopt.gradients.ghost import (
     trace_ghost,
 )
 from fnopt.jacobians import check_real
+from fnopt.numerics import compute_dtype, matmul
 from fnopt.sharding import (
     concatenate,
     explicit_spec,

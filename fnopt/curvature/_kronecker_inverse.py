@@ -17,8 +17,8 @@ import numpy as np
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from fnopt.core import matmul
 from fnopt.gradients.ghost import KroneckerBlock, Side, factor_traces
+from fnopt.numerics import matmul
 from fnopt.sharding import all_gather, concatenate, psum, pvary_like, replicate, sequential
 
 

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import axis_norms, check_choice, check_count, check_key, matmul
 from fnopt.curvature._sums import symmetric_product
+from fnopt.errors import check_choice, check_count, check_key
 from fnopt.jacobians import ravel
+from fnopt.numerics import axis_norms, matmul
 
 _ENDS = ("largest", "smallest", "magnitude")
 _NAME = "top_eigenvalues"

@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import HIGHEST, explain_example_errors, type_text
+from fnopt.errors import explain_example_errors, type_text
 from fnopt.jacobians import sparsity_pattern
+from fnopt.numerics import HIGHEST
 from fnopt.sharding import explicit_spec, is_sharded, local_rows, psum, replicate, reshard_to
 
 # Maximum number of outputs that the loss mixes. Each example needs an eigendecomposition of this

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, matmul
 from fnopt.curvature._batch_loss import BatchLoss
 from fnopt.curvature._damped_gram import Map, check_rows, solve_by_cg, solve_by_cholesky
+from fnopt.numerics import HIGHEST, matmul
 
 
 class OutputStep(NamedTuple):

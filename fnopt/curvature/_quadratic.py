@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, global_norm
+from fnopt.core import global_norm
+from fnopt.numerics import HIGHEST
 from fnopt.sharding import replicate
 
 # Squared sine below which two directions count as parallel. In float32 it is 1e3 units in the last

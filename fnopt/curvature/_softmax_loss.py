@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import is_inexact
+from fnopt.numerics import is_inexact
 from fnopt.programs import jaxprs
 from fnopt.sharding import pvary_like
 

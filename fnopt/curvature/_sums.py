@@ -8,21 +8,19 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    cast_like,
+from fnopt.core import cast_like, check_same_tree
+from fnopt.errors import (
     check_batch,
     check_choice,
     check_chunk_size,
-    check_same_tree,
-    compute_dtype,
     explain_example_errors,
     leaf_text,
     leaves_with_names,
-    scan_chunks,
     type_text,
 )
 from fnopt.gradients import check_example_loss
 from fnopt.jacobians import check_real
+from fnopt.numerics import compute_dtype, scan_chunks
 from fnopt.sharding import psum, pvary_like, replicate_for_batch, reshard_like
 
 REDUCTIONS = ("mean", "sum")

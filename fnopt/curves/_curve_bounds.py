@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import default_float
+from fnopt.numerics import default_float
 from fnopt.residuals import bounds_pair
 
 Bounds = tuple[Any, Any]

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import default_float, is_inexact
 from fnopt.curves._failures import OptimizeWarning
+from fnopt.numerics import default_float, is_inexact
 
 
 def _is_known(x: Any) -> bool:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import Params, Status, check_count, explain_jax_errors
+from fnopt.core import Params, Status
 from fnopt.curves._curve_data import (
     as_weights,
     checked_counts,
@@ -34,6 +34,7 @@ from fnopt.curves._residuals import (
     fisher_rows,
     residual_jacobian,
 )
+from fnopt.errors import check_count, explain_jax_errors
 from fnopt.residuals import named_loss
 from fnopt.sharding import psum
 from fnopt.solvers import Solution, covariance_of, least_squares, levenberg_marquardt

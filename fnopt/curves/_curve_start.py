@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import accepts_args, default_float, matches, names_text
 from fnopt.curves._curve_bounds import (
     Bounds,
     bounds_as_lists,
@@ -25,7 +24,9 @@ from fnopt.curves._curve_bounds import (
     spread,
 )
 from fnopt.curves._curve_data import as_floating
+from fnopt.errors import accepts_args, matches, names_text
 from fnopt.jacobians import ravel
+from fnopt.numerics import default_float
 from fnopt.residuals import floating_start
 from fnopt.solvers import named_entries
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import Params, missing_attribute, show_report
+from fnopt.core import Params
 from fnopt.curves._curve_data import checked_x
 from fnopt.curves._plot import plot_fit
 from fnopt.curves._profile import profile_intervals
@@ -22,6 +22,7 @@ from fnopt.curves._uncertainty import (
     solution_of,
     standard_errors,
 )
+from fnopt.errors import missing_attribute, show_report
 from fnopt.residuals import whitened
 from fnopt.solvers import Solution, report
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import import_optional
 from fnopt.curves._uncertainty import curve_of
+from fnopt.errors import import_optional
 
 _POINTS = 400  # of the curve: smooth at the width of a page
 

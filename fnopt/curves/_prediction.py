@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import NotForJaxError, explain_jax_errors, names_text, type_text
+from fnopt.errors import NotForJaxError, explain_jax_errors, names_text, type_text
 from fnopt.jacobians import is_about_forward_mode, ravel_with_held, value_and_jacobian
 from fnopt.manifolds import along_tangents, in_tangents
 from fnopt.programs import copy_function

@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Value, explain_jax_errors, is_array_like
+from fnopt.core import Value
+from fnopt.errors import explain_jax_errors
+from fnopt.numerics import is_array_like
 from fnopt.programs import MAX_PROGRAMS, copy_function, is_eager, is_jitted
 from fnopt.residuals import formed
 from fnopt.solvers import SCHEMES

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.scipy.special import betainc, erfinv
 
-from fnopt.core import default_float
+from fnopt.numerics import default_float
 
 _NEARLY_NORMAL = 1e6  # degrees of freedom above which the normal distribution is used
 

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import type_text
 from fnopt.curves._prediction import as_params, linearised_prediction, predicted_shape
 from fnopt.curves._t_quantile import t_quantile
+from fnopt.errors import type_text
 from fnopt.jacobians import (
     held_as_zeros,
     ravel,

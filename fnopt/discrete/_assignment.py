@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, type_text
+from fnopt.errors import type_text
+from fnopt.numerics import compute_dtype
 
 
 class _PathSearch(NamedTuple):

@@ -8,7 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Value, check_count, check_inexact, check_key, compute_dtype
+from fnopt.core import Value
+from fnopt.errors import check_count, check_inexact, check_key
+from fnopt.numerics import compute_dtype
 
 
 class Normal(Value):

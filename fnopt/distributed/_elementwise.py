@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
-from fnopt.core import leaf_text, leaves_with_names, where
 from fnopt.distributed._packing import local_unsharded_leaves, row_shape
+from fnopt.errors import leaf_text, leaves_with_names, where
 from fnopt.programs import jaxprs
 from fnopt.sharding import SHARD_SUM, UnshardedLeaves, shards_over
 

@@ -17,16 +17,13 @@ from fnopt.core import (
     apply_updates,
     as_transformation,
     cast_like,
-    check_inexact,
     check_same_tree,
-    compute_dtype,
     hyper,
-    real_dtype,
-    safe_increment,
     slot_copy,
-    zero_count,
 )
 from fnopt.distributed._local_steps import add_proximal_gradient, all_finite
+from fnopt.errors import check_inexact
+from fnopt.numerics import compute_dtype, real_dtype, safe_increment, zero_count
 from fnopt.transforms import scale
 
 

@@ -18,16 +18,15 @@ from fnopt.core import (
     cast_like,
     hyper,
     map_leaves,
-    safe_increment,
     slot_copy,
     slot_zeros,
     static,
-    where,
-    zero_count,
 )
 from fnopt.distributed._meshes import axis_names
 from fnopt.distributed._packing import compressed_sum
 from fnopt.distributed._quantized_delta import checked_block_size
+from fnopt.errors import where
+from fnopt.numerics import safe_increment, zero_count
 from fnopt.transforms import scale
 
 

@@ -9,7 +9,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, reshard
 
-from fnopt.core import leaf_text, leaves_with_names, names_text
+from fnopt.errors import leaf_text, leaves_with_names, names_text
 from fnopt.sharding import is_tracing
 
 Axis = str | tuple[str, ...]

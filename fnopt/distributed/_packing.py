@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, real_dtype
+from fnopt.numerics import compute_dtype, real_dtype
 from fnopt.sharding import UnshardedLeaves, all_gather
 from fnopt.transforms import SIGNED, decode, encode
 

@@ -7,21 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Slot,
-    Value,
-    check_count,
-    check_inexact,
-    check_same_tree,
-    compute_dtype,
-    leaf_text,
-    leaves_with_names,
-    safe_increment,
-    slot_zeros,
-    static,
-    zero_count,
-)
+from fnopt.core import Slot, Value, check_same_tree, slot_zeros, static
 from fnopt.distributed._packing import as_pairs, from_pairs
+from fnopt.errors import check_count, check_inexact, leaf_text, leaves_with_names
+from fnopt.numerics import compute_dtype, safe_increment, zero_count
 from fnopt.transforms import SIGNED, decode, encode
 
 

@@ -13,10 +13,11 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fnopt.core import Transformation, leaf_text, leaves_with_names
+from fnopt.core import Transformation
 from fnopt.distributed._meshes import put
 from fnopt.distributed._sharded import mesh_of, shapes_by_name, sharded, undivided
 from fnopt.distributed._state_sharding import init_sharded, state_sharding
+from fnopt.errors import leaf_text, leaves_with_names
 from fnopt.sharding import UnshardedLeaves, replicate, shards_over
 from fnopt.transforms import is_coded, quantized_state
 from fnopt.transforms.states import QuantizedStateState

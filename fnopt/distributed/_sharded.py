@@ -9,16 +9,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fnopt.core import (
-    Member,
-    Transformation,
-    as_transformation,
-    check_inexact,
-    leaf_text,
-    leaves_with_names,
-    static,
-    where,
-)
+from fnopt.core import Member, Transformation, as_transformation, static
 from fnopt.distributed._elementwise import check_elementwise
 from fnopt.distributed._meshes import axis_names, put
 from fnopt.distributed._packing import (
@@ -28,6 +19,7 @@ from fnopt.distributed._packing import (
     reduce_scatter,
     shards_in_a_row,
 )
+from fnopt.errors import check_inexact, leaf_text, leaves_with_names, where
 from fnopt.sharding import UnshardedLeaves, place_state, replicate, shards_over, varying_axes
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_batch, compute_dtype, leaves_with_names, per_row
+from fnopt.errors import check_batch, leaves_with_names
+from fnopt.numerics import compute_dtype, per_row
 from fnopt.sharding import replicate
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import leaf_text, leaves_with_names, matches, names_text, type_text
+from fnopt.errors import leaf_text, leaves_with_names, matches, names_text, type_text
 from fnopt.gradients._loss import check_clip_norm
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, joint_norm, scan_chunks
+from fnopt.errors import check_choice
 from fnopt.gradients._clip_rule import (
     RULES,
     Blocks,
@@ -21,6 +21,7 @@ from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._moments import measure
 from fnopt.gradients._strategy import Strategy, checked_strategy, choose, run_compiled
 from fnopt.gradients._sums import REDUCTIONS, like_params, zero_sums
+from fnopt.numerics import joint_norm, scan_chunks
 from fnopt.sharding import psum, reshard_like, sharded_full_like
 
 

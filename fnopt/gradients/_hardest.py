@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, check_count
+from fnopt.errors import check_choice, check_count
 from fnopt.gradients._clip_rule import check_where
 from fnopt.gradients._loss import BoundLoss, ExampleLoss, check_not_empty
 from fnopt.gradients._moments import totals

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import check_batch, check_count, type_text
+from fnopt.errors import check_batch, check_count, type_text
 from fnopt.gradients._loss import PASS_BY_KEYWORD, named_leaves
 
 _NAME = "check_examples_independent"

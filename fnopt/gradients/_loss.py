@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import (
+from fnopt.errors import (
     accepts_args,
     check_batch,
     check_key,

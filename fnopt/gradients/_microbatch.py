@@ -8,14 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    check_batch,
-    check_choice,
-    check_count,
-    compute_dtype,
-    leaves_with_names,
-    scan_chunks,
-)
+from fnopt.errors import check_batch, check_choice, check_count, leaves_with_names
+from fnopt.numerics import compute_dtype, scan_chunks
 from fnopt.sharding import replicate, replicate_for_batch, reshard_like, use_mesh_of
 
 _RULES = ("sum", "mean", "concat")

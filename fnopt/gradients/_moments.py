@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, real_dtype, scan_chunks, sum_of_squares
 from fnopt.gradients._loss import BoundLoss
 from fnopt.gradients._strategy import Strategy
 from fnopt.gradients._sums import (
@@ -24,6 +23,7 @@ from fnopt.gradients._sums import (
     zero_sums,
 )
 from fnopt.gradients.ghost import GhostMeasurements
+from fnopt.numerics import compute_dtype, real_dtype, scan_chunks, sum_of_squares
 from fnopt.sharding import reshard_like
 
 

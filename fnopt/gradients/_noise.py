@@ -9,17 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import (
-    check_count,
-    check_inexact,
-    check_key,
-    check_number,
-    compute_dtype,
-    default_float,
-    joint_norm,
-)
+from fnopt.errors import check_count, check_inexact, check_key, check_number
 from fnopt.gradients._clip_rule import check_limits
 from fnopt.gradients._loss import fold_in_step
+from fnopt.numerics import compute_dtype, default_float, joint_norm
 
 
 class NoiseInfo(NamedTuple):

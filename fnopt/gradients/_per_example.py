@@ -7,11 +7,12 @@ from typing import Any
 
 import jax
 
-from fnopt.core import check_chunk_size, map_chunks
+from fnopt.errors import check_chunk_size
 from fnopt.gradients._clip_rule import LeafGroups, groups_of
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._moments import measure
 from fnopt.gradients._strategy import Strategy, checked_strategy, choose, run_compiled
+from fnopt.numerics import map_chunks
 
 
 def per_example_grads(
@@ -160,8 +161,8 @@ def per_example_norms(
             cotangents of an example take less memory than its gradient, else `'chunked'`.
         chunk_size: Number of examples to process at once; `None` chooses it from the sizes.
         groups: `'leaf'` for the norm of every leaf, or a dict from names to patterns of
-            paths (:func:`fnopt.core.matches`) for the norms of groups of leaves. A leaf belongs to
-            the first group that matches it; leaves without a group are omitted.
+            paths (:func:`fnopt.errors.matches`) for the norms of groups of leaves. A leaf belongs
+            to the first group that matches it; leaves without a group are omitted.
 
     Returns:
         A function `(params, batch, ..., key=None)` -> the norms, `[n]`, at least float32; or

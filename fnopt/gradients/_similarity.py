@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import global_norm, map_chunks, nonzero, safe_sqrt
+from fnopt.core import global_norm
 from fnopt.gradients._loss import BoundLoss, ExampleLoss, check_not_empty
 from fnopt.gradients._moments import Measure, Totals, measure
 from fnopt.gradients._per_example import losses_and_norms
 from fnopt.gradients._strategy import Strategy, checked_strategy, choose, run_compiled
+from fnopt.numerics import map_chunks, nonzero, safe_sqrt
 from fnopt.programs import jaxprs
 from fnopt.sharding import all_gather_tree, pvary_like, replicate, use_mesh_of
 

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
-from fnopt.core import Rows, leaves_with_names, matches, names_text
+from fnopt.core import Rows
+from fnopt.errors import leaves_with_names, matches, names_text
 from fnopt.programs import jaxprs
 
 _NAME = "sparse_value_and_grad"

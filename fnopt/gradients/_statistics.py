@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, default_float, safe_divide, sum_of_squares
 from fnopt.gradients._clip_rule import check_where
 from fnopt.gradients._loss import BoundLoss, ExampleLoss, check_not_empty
 from fnopt.gradients._moments import totals
 from fnopt.gradients._similarity import alignment_with_others
 from fnopt.gradients._strategy import checked_strategy, choose, run_compiled
 from fnopt.gradients._sums import like_params
+from fnopt.numerics import compute_dtype, default_float, safe_divide, sum_of_squares
 from fnopt.sharding import psum
 
 

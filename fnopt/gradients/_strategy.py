@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, check_chunk_size, compute_dtype
+from fnopt.errors import check_choice, check_chunk_size
 from fnopt.gradients._loss import BoundLoss
 from fnopt.gradients.ghost import Ghost, trace_ghost
+from fnopt.numerics import compute_dtype
 from fnopt.programs import TracedFunction, is_eager, is_on_one_device, jit_call, trace_function
 
 METHODS = ("auto", "vmap", "chunked", "ghost")

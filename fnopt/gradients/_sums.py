@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
+from fnopt.numerics import (
     HIGHEST,
     compute_dtype,
     joint_norm,

@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import accepts_args, check_choice, check_chunk_size, compute_dtype, scan_chunks
+from fnopt.errors import accepts_args, check_choice, check_chunk_size
 from fnopt.gradients._loss import BoundLoss, ExampleLoss, check_weights
 from fnopt.gradients._sums import REDUCTIONS, like_params, zero_sums
+from fnopt.numerics import compute_dtype, scan_chunks
 from fnopt.sharding import psum, pvary_like, reshard_like
 
 

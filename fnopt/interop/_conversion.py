@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Transformation, as_transformation, default_float
+from fnopt.core import Transformation, as_transformation
 from fnopt.manifolds import on
+from fnopt.numerics import default_float
 
 
 def to_optax(tx: Any) -> Any:

@@ -6,7 +6,7 @@ import functools
 import math
 from typing import Any
 
-from fnopt.core import check_count
+from fnopt.errors import check_count
 
 
 def privacy_epsilon(

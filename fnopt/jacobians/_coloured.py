@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import import_optional
+from fnopt.errors import import_optional
 from fnopt.jacobians._colouring import Bicolouring, Sparsity
 
 

@@ -11,18 +11,17 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from fnopt.core import (
+from fnopt.errors import (
     check_params,
     explain_jax_errors,
     explain_missing_keys,
-    is_inexact,
     leaf_text,
     leaves_with_names,
-    matmul,
     type_text,
     where,
 )
 from fnopt.jacobians._ravel import ravel, real_vector
+from fnopt.numerics import is_inexact, matmul
 from fnopt.programs import copy_function, jaxprs
 from fnopt.sharding import pvary_like, reshard_like
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from fnopt.core import check_choice, check_chunk_size
+from fnopt.errors import check_choice, check_chunk_size
 from fnopt.jacobians._flat import (
     VectorFunction,
     cheaper_mode,

@@ -9,17 +9,16 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
+from fnopt.errors import (
     check_batch,
     check_chunk_size,
-    compute_dtype,
     explain_example_errors,
     leaf_text,
     leaves_with_names,
-    scan_chunks,
 )
 from fnopt.jacobians._flat import blocks, check_real, checked_outputs, jacobian_mode, lacks_forward
 from fnopt.jacobians._ravel import RealVector, ravel, real_vector
+from fnopt.numerics import compute_dtype, scan_chunks
 from fnopt.sharding import pvary_like, replicate_for_batch, reshard_like
 
 _NAME = "per_example_jacobian"

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_inexact, compute_dtype, is_inexact
+from fnopt.errors import check_inexact
+from fnopt.numerics import compute_dtype, is_inexact
 from fnopt.sharding import concatenate, explicit_spec, replicate, reshape, reshard_like
 
 

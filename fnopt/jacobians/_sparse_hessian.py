@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import type_text
+from fnopt.errors import type_text
 from fnopt.jacobians._coloured import FromEntries
 from fnopt.jacobians._colouring import SymmetricSparsity
 from fnopt.jacobians._compressed import product_sums

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fnopt.core import matmul
 from fnopt.jacobians import SparseJacobian, Sparsity, distinct_edges, row_pairs
 from fnopt.linear._gram_system import SparseGramSystem
 from fnopt.linear._secular import Solvers, cholesky
+from fnopt.numerics import matmul
 from fnopt.sharding import pvary_like
 
 _BLOCK = 16  # smaller blocks aren't faster: time then depends on the number of blocks

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fnopt.core import matmul
 from fnopt.jacobians import Elimination, EliminationLevel, SparseJacobian
 from fnopt.linear._gram_system import SparseGramSystem
 from fnopt.linear._secular import Solvers, backward, cholesky, forward
+from fnopt.numerics import matmul
 
 Blocks = dict[tuple[int, int], jax.Array]
 """The blocks on and below the diagonal of a symmetric matrix, `[blocks, *shape]` by shape."""

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import materialized_transpose, matmul
 from fnopt.linear._norms import norm
 from fnopt.linear._secular import (
     Damped,
@@ -21,6 +20,7 @@ from fnopt.linear._secular import (
     secular_root,
 )
 from fnopt.linear._system import DampedStep
+from fnopt.numerics import materialized_transpose, matmul
 from fnopt.sharding import psum_rows
 
 _WIDE = 128  # with fewer columns, splitting the product saves no time

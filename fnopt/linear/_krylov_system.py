@@ -9,9 +9,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul
 from fnopt.linear._norms import divide, norm
 from fnopt.linear._system import DampedStep
+from fnopt.numerics import matmul
 from fnopt.sharding import psum_rows, while_loop
 
 

@@ -7,15 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    HIGHEST,
-    check_count,
-    compute_dtype,
-    default_float,
-    global_norm,
-    real_dtype,
-    type_text,
-)
+from fnopt.core import global_norm
+from fnopt.errors import check_count, type_text
+from fnopt.numerics import HIGHEST, compute_dtype, default_float, real_dtype
 from fnopt.sharding import while_loop
 
 

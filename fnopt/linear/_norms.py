@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import range_divisor
+from fnopt.numerics import range_divisor
 from fnopt.sharding import all_gather_rows
 
 

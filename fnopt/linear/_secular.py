@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import matmul
 from fnopt.linear._krylov_system import to_boundary
 from fnopt.linear._norms import divide, norm
 from fnopt.linear._system import DampedStep, System
+from fnopt.numerics import matmul
 from fnopt.sharding import replicate, while_loop
 
 _SLACK = 0.2  # tolerance: the step length is within 20 % of the radius; a trial is a factorisation

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
-from fnopt.core import where
+from fnopt.errors import where
 
 SOLVERS = ("auto", "qr", "cholesky", "cg")
 _ACCURATE = 64  # smaller side of the Jacobian up to which QR costs hardly more than Cholesky

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul
 from fnopt.linear._divided_rows import with_fewer_residuals, with_fewer_rows
 from fnopt.linear._norms import divide
+from fnopt.numerics import matmul
 from fnopt.sharding import concatenate
 
 _ROUNDED = 32  # machine epsilons, for a Jacobian whose entries are accurate to a few

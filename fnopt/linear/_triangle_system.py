@@ -8,7 +8,6 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul
 from fnopt.linear._norms import divide, length, norm
 from fnopt.linear._secular import backward, forward
 from fnopt.linear._system import DampedStep
@@ -18,6 +17,7 @@ from fnopt.linear._triangle import (
     gauss_newton_solution,
     singular_triangle,
 )
+from fnopt.numerics import matmul
 
 # Steps longer than this times the radius are cut. Moré (1978) iterates until the length is
 # within 1.1; the damping for the next step follows from this solution anyway, and a program without

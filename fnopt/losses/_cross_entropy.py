@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import type_text
+from fnopt.errors import type_text
 from fnopt.losses._inputs import (
     class_labels,
     exclude_scores,

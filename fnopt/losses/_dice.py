@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice
+from fnopt.errors import check_choice
 from fnopt.losses._inputs import floats
 
 

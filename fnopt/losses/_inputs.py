@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, type_text
+from fnopt.errors import type_text
+from fnopt.numerics import compute_dtype
 
 
 def floats(name: str, **arrays: Any) -> tuple[Any, ...]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul
 from fnopt.manifolds._frames import complement
 from fnopt.manifolds._manifold import Manifold
+from fnopt.numerics import matmul
 
 
 class PositiveDefiniteMatrices(Manifold):

@@ -9,10 +9,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import matmul, static, where
+from fnopt.core import static
+from fnopt.errors import where
 from fnopt.manifolds._manifold import Manifold
 from fnopt.manifolds._rotations import orthonormalize
 from fnopt.manifolds._smooth import angle_ratio, cosine, sine_ratio
+from fnopt.numerics import matmul
 
 
 class Sphere(Manifold):

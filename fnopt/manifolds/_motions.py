@@ -5,9 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul, static
+from fnopt.core import static
 from fnopt.manifolds._manifold import Manifold
 from fnopt.manifolds._rotations import Rotations
+from fnopt.numerics import matmul
 
 
 class RigidMotions(Manifold):

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Value, compute_dtype, static, type_text, where
+from fnopt.core import Value, static
+from fnopt.errors import type_text, where
 from fnopt.manifolds._manifold import Manifold
+from fnopt.numerics import compute_dtype
 
 
 class on(Value):

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, custom_slots, declared_slots, translate_extra_args
+from fnopt.core import custom_slots, declared_slots, translate_extra_args
 from fnopt.manifolds._manifold import Manifold
 from fnopt.manifolds._on import map_points
+from fnopt.numerics import compute_dtype
 from fnopt.transforms import Wrapper
 
 

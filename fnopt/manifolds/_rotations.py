@@ -5,9 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul, static
+from fnopt.core import static
 from fnopt.manifolds._manifold import Manifold
 from fnopt.manifolds._smooth import angle_ratio, cosine_ratio, sine_ratio
+from fnopt.numerics import matmul
 
 
 class Rotations(Manifold):

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import static, where
+from fnopt.core import static
+from fnopt.errors import where
 from fnopt.models._model import Bounds, Model
 
 

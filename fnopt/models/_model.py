@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Value, default_float, missing_attribute, static, where
+from fnopt.core import Value, static
+from fnopt.errors import missing_attribute, where
+from fnopt.numerics import default_float
 
 Bounds = dict[str, tuple[float | None, float | None]]
 

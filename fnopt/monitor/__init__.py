@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fnopt.core import exponents
 from fnopt.monitor._emit import EmitHealthState, emit, emit_health, record_of
 from fnopt.monitor._flags import Flag, FlagReport, FlagState, health_flags
 from fnopt.monitor._health import Health, health
@@ -11,6 +10,7 @@ from fnopt.monitor._plot import plot_gradient_flow
 from fnopt.monitor._progress import Progress
 from fnopt.monitor._record import RecordHealthState, SnapshotState, record_health, snapshot
 from fnopt.monitor._writers import JsonLines, TensorBoard, read_json_lines, tee
+from fnopt.numerics import exponents
 
 histogram_edges = exponents.histogram_edges
 

@@ -9,19 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import (
-    Transformation,
-    check_count,
-    is_inexact,
-    safe_increment,
-    static,
-    where,
-    zero_count,
-)
+from fnopt.core import Transformation, static
+from fnopt.errors import check_count, where
 from fnopt.monitor._groups import as_groups
 from fnopt.monitor._health import Health, health
 from fnopt.monitor._measure import CHEAP, as_stats
 from fnopt.monitor._writers import check_sink, warn_once
+from fnopt.numerics import is_inexact, safe_increment, zero_count
 
 Sink = Callable[[dict[str, Any]], Any]
 """What takes the records: a function of one flat dict."""

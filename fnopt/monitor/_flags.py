@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import Scalar, Value, hyper, show_report, static, where
+from fnopt.core import Scalar, Value, hyper, static
+from fnopt.errors import show_report, where
 from fnopt.monitor._groups import biases_of, weights_of
 from fnopt.monitor._health import Health
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fnopt.core import is_inexact, is_integer, leaves_with_names, matches, names_text, where
+from fnopt.errors import is_integer, leaves_with_names, matches, names_text, where
+from fnopt.numerics import is_inexact
 
 REST = "other"
 """The group of the leaves that no pattern matches."""

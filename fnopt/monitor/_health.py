@@ -12,7 +12,8 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import check_same_tree, names_text, show_report, where
+from fnopt.core import check_same_tree
+from fnopt.errors import names_text, show_report, where
 from fnopt.monitor._groups import as_groups, group
 from fnopt.monitor._measure import CHEAP, STATISTICS, as_stats, measure, num_shards
 from fnopt.sharding import axis_names, check_axis_name, shards_over

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fnopt.core import Transformation, names_text
+from fnopt.core import Transformation
+from fnopt.errors import names_text
 from fnopt.monitor._flags import Flag, FlagReport
 from fnopt.monitor._groups import group
 from fnopt.monitor._measure import STATISTICS

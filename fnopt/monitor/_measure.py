@@ -10,20 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import (
+from fnopt.errors import names_text, where
+from fnopt.monitor._groups import Grouping
+from fnopt.numerics import (
     ArrayStack,
     compute_dtype,
     exponents,
     map_stacks,
-    names_text,
     real_dtype,
     safe_divide,
     safe_norms,
     stack_alike,
     sum_of_squares,
-    where,
 )
-from fnopt.monitor._groups import Grouping
 from fnopt.sharding import is_tracing, shard_axes
 
 STATISTICS = ("norm", "max", "mean", "rms", "ratio", "zeros", "nonfinite", "histogram")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fnopt.core import import_optional, matches, names_text
+from fnopt.errors import import_optional, matches, names_text
 from fnopt.monitor._flags import Flag
 from fnopt.monitor._history import History
 

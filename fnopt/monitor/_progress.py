@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from fnopt.core import check_count, import_optional, names_text
+from fnopt.errors import check_count, import_optional, names_text
 from fnopt.monitor._writers import Record, Writer, step_of
 
 

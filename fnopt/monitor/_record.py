@@ -8,23 +8,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Scalar,
-    Transformation,
-    bias_correction,
-    check_same_tree,
-    compute_dtype,
-    ema,
-    hyper,
-    safe_increment,
-    static,
-    where,
-    zero_count,
-)
+from fnopt.core import Scalar, Transformation, check_same_tree, hyper, static
+from fnopt.errors import where
 from fnopt.monitor._flags import FlagState, health_flags
 from fnopt.monitor._groups import Grouping, as_groups, group
 from fnopt.monitor._health import Health
 from fnopt.monitor._measure import CHEAP, as_stats, common_dtype, measure, zero_statistics
+from fnopt.numerics import bias_correction, compute_dtype, ema, safe_increment, zero_count
 
 
 class RecordHealthState(NamedTuple):

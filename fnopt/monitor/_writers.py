@@ -14,7 +14,8 @@ from typing import Any, Self
 
 import numpy as np
 
-from fnopt.core import exponents, import_optional
+from fnopt.errors import import_optional
+from fnopt.numerics import exponents
 
 Record = Mapping[str, Any]
 """A flat dict with a `'step'`."""

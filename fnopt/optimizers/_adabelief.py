@@ -7,17 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    RealSlot,
-    Scalar,
-    ScalarOrSchedule,
-    Slot,
-    as_dtype,
-    hyper,
-    positive_root,
-    squared_modulus,
-    static,
-)
+from fnopt.core import RealSlot, Scalar, ScalarOrSchedule, Slot, hyper, static
+from fnopt.numerics import as_dtype, positive_root, squared_modulus
 from fnopt.optimizers._adam import AdamDirection, adam_means
 from fnopt.optimizers._recipe import descend, recipe, write_after
 from fnopt.transforms import Chain

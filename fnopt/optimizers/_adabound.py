@@ -6,16 +6,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Leafwise,
-    Scalar,
-    ScalarOrSchedule,
-    as_dtype,
-    bias_correction,
-    hyper,
-    positive_root,
-    static,
-)
+from fnopt.core import Leafwise, Scalar, ScalarOrSchedule, hyper, static
+from fnopt.numerics import as_dtype, bias_correction, positive_root
 from fnopt.optimizers._adam import ScaleByAdamState, adam_means
 from fnopt.optimizers._amsgrad import ScaleByAmsgradState
 from fnopt.optimizers._recipe import descend, recipe

@@ -9,21 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import (
-    CustomSlot,
-    Leafwise,
-    Scalar,
-    ScalarOrSchedule,
-    Slot,
-    as_dtype,
-    compute_dtype,
-    ema,
-    hyper,
-    positive_root,
-    real_dtype,
-    squared_modulus,
-    static,
-)
+from fnopt.core import CustomSlot, Leafwise, Scalar, ScalarOrSchedule, Slot, hyper, static
+from fnopt.numerics import as_dtype, compute_dtype, ema, positive_root, real_dtype, squared_modulus
 from fnopt.optimizers._recipe import descend, recipe
 from fnopt.transforms import (
     Chain,

@@ -8,20 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    CustomSlot,
-    Leafwise,
-    RealSlot,
-    Scalar,
-    ScalarOrSchedule,
-    Slot,
-    compute_dtype,
-    ema,
-    hyper,
-    positive_root,
-    real_dtype,
-    squared_modulus,
-)
+from fnopt.core import CustomSlot, Leafwise, RealSlot, Scalar, ScalarOrSchedule, Slot, hyper
+from fnopt.numerics import compute_dtype, ema, positive_root, real_dtype, squared_modulus
 from fnopt.optimizers._recipe import descend, recipe
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 

@@ -7,21 +7,15 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 
-from fnopt.core import (
-    Leafwise,
-    RealSlot,
-    Scalar,
-    ScalarOrSchedule,
-    Slot,
+from fnopt.core import Leafwise, RealSlot, Scalar, ScalarOrSchedule, Slot, hyper, static
+from fnopt.numerics import (
     as_dtype,
     bias_correction,
     ema,
-    hyper,
     is_static_zero,
     mean_weights,
     positive_root,
     squared_modulus,
-    static,
 )
 from fnopt.optimizers._recipe import descend, recipe
 from fnopt.transforms import Chain

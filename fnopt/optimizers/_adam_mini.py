@@ -7,22 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    CustomSlot,
-    Scalar,
-    ScalarOrSchedule,
-    Slot,
-    as_dtype,
-    check_inexact,
-    compute_dtype,
-    ema,
-    real_dtype,
-    squared_modulus,
-    static,
-    where,
-    zero_count,
-)
+from fnopt.core import CustomSlot, Scalar, ScalarOrSchedule, Slot, static
 from fnopt.core import slot_zeros as zeros
+from fnopt.errors import check_inexact, where
+from fnopt.numerics import as_dtype, compute_dtype, ema, real_dtype, squared_modulus, zero_count
 from fnopt.optimizers._adam import AdamDirection
 from fnopt.optimizers._recipe import descend, recipe
 from fnopt.transforms import (

@@ -7,19 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Leafwise,
-    RealSlot,
-    Scalar,
-    ScalarOrSchedule,
-    Slot,
-    as_dtype,
-    bias_correction,
-    hyper,
-    positive_root,
-    squared_modulus,
-    static,
-)
+from fnopt.core import Leafwise, RealSlot, Scalar, ScalarOrSchedule, Slot, hyper, static
+from fnopt.numerics import as_dtype, bias_correction, positive_root, squared_modulus
 from fnopt.optimizers._adam import AdamDirection, adam_means, scale_by_adam
 from fnopt.optimizers._recipe import descend, recipe
 from fnopt.transforms import (

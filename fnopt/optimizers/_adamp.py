@@ -7,15 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Scalar,
-    ScalarOrSchedule,
-    as_dtype,
-    axis_norms,
-    hyper,
-    nonzero,
-    static,
-)
+from fnopt.core import Scalar, ScalarOrSchedule, hyper, static
+from fnopt.numerics import as_dtype, axis_norms, nonzero
 from fnopt.optimizers._adam import AdamDirection, adam_scalars
 from fnopt.optimizers._recipe import descend, recipe
 from fnopt.transforms import Chain

@@ -7,18 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Leafwise,
-    RealSlot,
-    Scalar,
-    ScalarOrSchedule,
-    Slot,
-    bias_correction,
-    ema,
-    hyper,
-    positive_root,
-    squared_modulus,
-)
+from fnopt.core import Leafwise, RealSlot, Scalar, ScalarOrSchedule, Slot, hyper
+from fnopt.numerics import bias_correction, ema, positive_root, squared_modulus
 from fnopt.optimizers._adam import scale_by_adam
 from fnopt.optimizers._recipe import descend, recipe, write_after
 from fnopt.transforms import Chain, chain, scale_by_learning_rate

@@ -6,20 +6,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fnopt.core import (
-    Leafwise,
-    RealSlot,
-    Scalar,
-    ScalarOrSchedule,
-    Slot,
-    as_dtype,
-    bias_correction,
-    ema,
-    hyper,
-    positive_root,
-    squared_modulus,
-    static,
-)
+from fnopt.core import Leafwise, RealSlot, Scalar, ScalarOrSchedule, Slot, hyper, static
+from fnopt.numerics import as_dtype, bias_correction, ema, positive_root, squared_modulus
 from fnopt.optimizers._recipe import descend, recipe
 from fnopt.transforms import Chain
 

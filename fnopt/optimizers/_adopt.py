@@ -8,20 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Leafwise,
-    RealSlot,
-    Scalar,
-    ScalarOrSchedule,
-    Slot,
-    as_dtype,
-    bias_correction,
-    ema,
-    hyper,
-    positive_root,
-    squared_modulus,
-    static,
-)
+from fnopt.core import Leafwise, RealSlot, Scalar, ScalarOrSchedule, Slot, hyper, static
+from fnopt.numerics import as_dtype, bias_correction, ema, positive_root, squared_modulus
 from fnopt.optimizers._adam import ScaleByAdamState
 from fnopt.optimizers._recipe import clip_modulus, descend, recipe, write_after
 from fnopt.transforms import Chain

@@ -7,19 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    RealSlot,
-    Scalar,
-    ScalarOrSchedule,
-    Slot,
-    as_dtype,
-    bias_correction,
-    ema,
-    hyper,
-    nonzero,
-    positive_root,
-    static,
-)
+from fnopt.core import RealSlot, Scalar, ScalarOrSchedule, Slot, hyper, static
+from fnopt.numerics import as_dtype, bias_correction, ema, nonzero, positive_root
 from fnopt.optimizers._adam import AdamDirection, adam_means
 from fnopt.optimizers._recipe import descend, recipe
 from fnopt.transforms import Chain

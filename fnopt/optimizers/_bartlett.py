@@ -9,16 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Transformation,
-    compute_dtype,
-    map_leaves,
-    safe_increment,
-    squared_modulus,
-    static,
-    where,
-    zero_count,
-)
+from fnopt.core import Transformation, map_leaves, static
+from fnopt.errors import where
+from fnopt.numerics import compute_dtype, safe_increment, squared_modulus, zero_count
 
 
 class GaussNewtonBartlettState(NamedTuple):

@@ -8,15 +8,9 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Schedule,
-    Status,
-    Transformation,
-    check_choice,
-    safe_increment,
-    slot_zeros,
-    zero_count,
-)
+from fnopt.core import Schedule, Status, Transformation, slot_zeros
+from fnopt.errors import check_choice
+from fnopt.numerics import safe_increment, zero_count
 from fnopt.transforms import all_finite, real_dtype_of
 
 _DECREASE = 1e-4  # fraction of the linear decrease in Armijo's condition

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import CustomSlot, Scalar, Slot, as_dtype, hyper, matmul, nonzero, static
+from fnopt.core import CustomSlot, Scalar, Slot, hyper, static
+from fnopt.numerics import as_dtype, matmul, nonzero
 from fnopt.optimizers._matrix_factors import frobenius_norm, only_finite, transpose
 from fnopt.optimizers._matrix_functions import orthonormal_columns
 from fnopt.optimizers._matrix_rule import as_rule

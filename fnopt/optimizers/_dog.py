@@ -14,16 +14,12 @@ from fnopt.core import (
     Transformation,
     global_norm,
     hyper,
-    joint_norm,
     map_leaves,
-    nonzero,
-    safe_increment,
-    safe_sqrt,
     slot_copy,
     static,
-    where,
-    zero_count,
 )
+from fnopt.errors import where
+from fnopt.numerics import joint_norm, nonzero, safe_increment, safe_sqrt, zero_count
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import (
     Chain,

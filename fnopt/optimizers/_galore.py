@@ -14,14 +14,11 @@ from fnopt.core import (
     ScalarOrSchedule,
     Transformation,
     as_transformation,
-    compute_dtype,
     hyper,
     map_leaves,
-    matmul,
-    safe_increment,
     static,
-    zero_count,
 )
+from fnopt.numerics import compute_dtype, matmul, safe_increment, zero_count
 from fnopt.optimizers._adam import scale_by_adam
 from fnopt.optimizers._matrix_factors import only_finite
 from fnopt.optimizers._matrix_functions import adjoint, leading_directions

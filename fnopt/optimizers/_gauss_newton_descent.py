@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, Scalar, ScalarOrSchedule, hyper, static
+from fnopt.core import Scalar, ScalarOrSchedule, hyper, static
+from fnopt.numerics import HIGHEST
 from fnopt.optimizers._batch_step import (
     BatchStep,
     BatchStepDescent,

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import ScalarOrSchedule, hyper, nonzero, static
+from fnopt.core import ScalarOrSchedule, hyper, static
+from fnopt.numerics import nonzero
 from fnopt.optimizers._matrix_factors import frobenius_norm
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise

@@ -13,14 +13,13 @@ from fnopt.core import (
     Status,
     Transformation,
     cast_like,
-    check_choice,
     hyper,
-    safe_increment,
     select_tree,
     slot_zeros,
     static,
-    zero_count,
 )
+from fnopt.errors import check_choice
+from fnopt.numerics import safe_increment, zero_count
 from fnopt.optimizers._batch_step import step_dtype
 from fnopt.optimizers._kfac_objective import Objective, example_shapes
 from fnopt.optimizers._kfac_state import (

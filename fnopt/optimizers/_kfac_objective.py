@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import cast_like, check_batch, is_static_zero, leaf_text, leaves_with_names
+from fnopt.core import cast_like
+from fnopt.errors import check_batch, leaf_text, leaves_with_names
+from fnopt.numerics import is_static_zero
 
 if TYPE_CHECKING:
     from fnopt.curvature import Combination, KroneckerModel, Matrices, StackedDirection

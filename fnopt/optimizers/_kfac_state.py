@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Slot, Status, per_row, safe_increment, zero_count
+from fnopt.core import Slot, Status
+from fnopt.numerics import per_row, safe_increment, zero_count
 
 if TYPE_CHECKING:
     from fnopt.curvature import BlockStack, KroneckerModel

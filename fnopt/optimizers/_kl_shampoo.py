@@ -7,19 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    CustomSlot,
-    Scalar,
-    ScalarOrSchedule,
-    Slot,
-    as_dtype,
-    clip_squarable,
-    ema,
-    hyper,
-    matmul,
-    positive_root,
-    static,
-)
+from fnopt.core import CustomSlot, Scalar, ScalarOrSchedule, Slot, hyper, static
+from fnopt.numerics import as_dtype, clip_squarable, ema, matmul, positive_root
 from fnopt.optimizers._matrix_factors import (
     Pair,
     identities,

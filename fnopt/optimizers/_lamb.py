@@ -14,16 +14,11 @@ from fnopt.core import (
     Scalar,
     ScalarOrSchedule,
     Slot,
-    add_epsilon,
-    as_dtype,
-    compute_dtype,
     global_norm,
     hyper,
-    joint_norm,
-    real_dtype,
-    safe_sqrt,
     static,
 )
+from fnopt.numerics import add_epsilon, as_dtype, compute_dtype, joint_norm, real_dtype, safe_sqrt
 from fnopt.optimizers._adam import scale_by_adam
 from fnopt.optimizers._recipe import descend, recipe
 from fnopt.transforms import (

@@ -7,16 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    ScalarOrSchedule,
-    Slot,
-    Transformation,
-    map_leaves,
-    safe_increment,
-    slot_zeros,
-    static,
-    zero_count,
-)
+from fnopt.core import ScalarOrSchedule, Slot, Transformation, map_leaves, slot_zeros, static
+from fnopt.numerics import safe_increment, zero_count
 from fnopt.optimizers._recipe import recipe
 from fnopt.sharding import explicit_spec, reshard_to
 from fnopt.transforms import (

@@ -6,17 +6,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Leafwise,
-    RealSlot,
-    Scalar,
-    ScalarOrSchedule,
-    Slot,
-    as_dtype,
-    ema,
-    hyper,
-    static,
-)
+from fnopt.core import Leafwise, RealSlot, Scalar, ScalarOrSchedule, Slot, hyper, static
+from fnopt.numerics import as_dtype, ema
 from fnopt.optimizers._recipe import descend, one_of, recipe
 from fnopt.transforms import Chain
 

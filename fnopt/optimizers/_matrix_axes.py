@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import is_array_like, leaves_with_names, names_text, type_text
+from fnopt.errors import leaves_with_names, names_text, type_text
+from fnopt.numerics import is_array_like
 from fnopt.optimizers._matrix_rule import MatrixDimensionNumbers
 from fnopt.transforms import by_pattern
 

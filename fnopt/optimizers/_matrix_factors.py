@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import ema, matmul, nonzero, safe_sqrt
+from fnopt.numerics import ema, matmul, nonzero, safe_sqrt
 from fnopt.optimizers._matrix_functions import eigenvectors_down, orthonormal_columns
 from fnopt.sharding import sequential
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul
+from fnopt.numerics import matmul
 
 
 def adjoint(x: jax.Array) -> jax.Array:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from fnopt.core import Transformation, check_count, leaves_with_names, show_report, table_lines
+from fnopt.core import Transformation
+from fnopt.errors import check_count, leaves_with_names, show_report, table_lines
 from fnopt.optimizers._matrix_rule import as_whole, layouts_of
 from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.optimizers._partition_matrices import matrix_labels

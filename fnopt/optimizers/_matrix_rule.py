@@ -10,7 +10,8 @@ from typing import Any
 
 import jax
 
-from fnopt.core import Value, is_none, leaf_text, leaves_with_names, names_text, static, where
+from fnopt.core import Value, is_none, static
+from fnopt.errors import leaf_text, leaves_with_names, names_text, where
 from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.optimizers._matrix_names import axes_by_name
 from fnopt.sharding import unsharded_leaves

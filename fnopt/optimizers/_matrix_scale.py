@@ -8,19 +8,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    CustomSlot,
-    Scalar,
-    Transformation,
+from fnopt.core import CustomSlot, Scalar, Transformation, hyper, static
+from fnopt.numerics import (
     compute_dtype,
     ema,
-    hyper,
     nonzero,
     positive_root,
     real_dtype,
     safe_sqrt,
     squared_modulus,
-    static,
 )
 from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.optimizers._matrix_parts import cut, whole

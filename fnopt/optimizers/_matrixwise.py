@@ -12,19 +12,16 @@ import jax.numpy as jnp
 from fnopt.core import (
     EmptyState,
     Transformation,
-    compute_dtype,
     count_of,
     custom_slots,
     declared_slots,
     first_count,
-    leaf_text,
-    leaves_with_names,
     map_leaves,
     next_count,
-    real_dtype,
     slot_zeros,
-    where,
 )
+from fnopt.errors import leaf_text, leaves_with_names, where
+from fnopt.numerics import compute_dtype, real_dtype
 from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.optimizers._matrix_parts import (
     cut,

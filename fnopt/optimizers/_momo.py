@@ -13,17 +13,19 @@ from fnopt.core import (
     ScalarOrSchedule,
     Slot,
     Transformation,
+    hyper,
+    map_leaves,
+    scalar_loss,
+    slot_zeros,
+    static,
+)
+from fnopt.numerics import (
     bias_correction,
     clip_squarable,
     ema,
-    hyper,
-    map_leaves,
     positive_root,
     safe_increment,
-    scalar_loss,
-    slot_zeros,
     squared_modulus,
-    static,
     zero_count,
 )
 from fnopt.optimizers._polyak_sgd import LowerBound, first_lower_bound, next_lower_bound

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, ScalarOrSchedule, hyper, static, type_text
+from fnopt.core import Scalar, ScalarOrSchedule, hyper, static
+from fnopt.errors import type_text
 from fnopt.optimizers._batch_step import (
     BatchStep,
     BatchStepDescent,

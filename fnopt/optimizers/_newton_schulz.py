@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import add_epsilon, check_choice, matmul, nonzero, safe_sqrt
+from fnopt.errors import check_choice
+from fnopt.numerics import add_epsilon, matmul, nonzero, safe_sqrt
 from fnopt.optimizers._matrix_functions import adjoint
 
 Triple = tuple[float, float, float]

@@ -6,7 +6,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, ScalarOrSchedule, hyper, nonzero, safe_sqrt, static
+from fnopt.core import Scalar, ScalarOrSchedule, hyper, static
+from fnopt.numerics import nonzero, safe_sqrt
 from fnopt.optimizers._hyperball import HyperballState
 from fnopt.optimizers._matrix_factors import frobenius_norm
 from fnopt.optimizers._matrix_rule import as_rule

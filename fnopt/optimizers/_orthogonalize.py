@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, as_dtype, hyper, nonzero, real_dtype, squared_modulus, static
+from fnopt.core import Scalar, hyper, static
+from fnopt.numerics import as_dtype, nonzero, real_dtype, squared_modulus
 from fnopt.optimizers._matrix_factors import frobenius_norm
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise

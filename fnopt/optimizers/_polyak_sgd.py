@@ -14,11 +14,10 @@ from fnopt.core import (
     global_norm,
     hyper,
     map_leaves,
-    safe_increment,
     scalar_loss,
     static,
-    zero_count,
 )
+from fnopt.numerics import safe_increment, zero_count
 from fnopt.optimizers._recipe import descend
 from fnopt.transforms import Chain, real_dtype_of
 

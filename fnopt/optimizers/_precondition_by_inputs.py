@@ -7,22 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    CustomSlot,
-    Scalar,
-    Transformation,
-    bias_correction,
-    compute_dtype,
-    ema,
-    hyper,
-    leaf_text,
-    leaves_with_names,
-    nonzero,
-    safe_increment,
-    static,
-    where,
-    zero_count,
-)
+from fnopt.core import CustomSlot, Scalar, Transformation, hyper, static
+from fnopt.errors import leaf_text, leaves_with_names, where
+from fnopt.numerics import bias_correction, compute_dtype, ema, nonzero, safe_increment, zero_count
 from fnopt.optimizers._matrix_factors import zeros
 from fnopt.optimizers._matrix_rule import as_rule, layouts_of
 from fnopt.sharding import sequential

@@ -13,17 +13,19 @@ from fnopt.core import (
     ScalarOrSchedule,
     Slot,
     Transformation,
+    hyper,
+    map_leaves,
+    slot_copy,
+    slot_zeros,
+    static,
+)
+from fnopt.numerics import (
     bias_correction,
     clip_squarable,
     ema,
-    hyper,
-    map_leaves,
     positive_root,
     safe_increment,
-    slot_copy,
-    slot_zeros,
     squared_modulus,
-    static,
     zero_count,
 )
 from fnopt.optimizers._recipe import as_betas, recipe

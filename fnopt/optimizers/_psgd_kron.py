@@ -8,20 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    CustomSlot,
-    Scalar,
-    ScalarOrSchedule,
-    Slot,
-    as_dtype,
-    bias_correction,
-    ema,
-    hyper,
-    matmul,
-    nonzero,
-    safe_sqrt,
-    static,
-)
+from fnopt.core import CustomSlot, Scalar, ScalarOrSchedule, Slot, hyper, static
+from fnopt.numerics import as_dtype, bias_correction, ema, matmul, nonzero, safe_sqrt
 from fnopt.optimizers._matrix_factors import (
     Pair,
     identities,

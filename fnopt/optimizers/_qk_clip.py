@@ -7,15 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Scalar,
-    Transformation,
-    compute_dtype,
-    hyper,
-    leaves_with_names,
-    static,
-    where,
-)
+from fnopt.core import Scalar, Transformation, hyper, static
+from fnopt.errors import leaves_with_names, where
+from fnopt.numerics import compute_dtype
 
 
 class qk_clip(Transformation):

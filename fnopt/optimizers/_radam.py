@@ -7,15 +7,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import (
-    Scalar,
-    ScalarOrSchedule,
-    bias_correction,
-    hyper,
-    mean_weights,
-    positive_root,
-    static,
-)
+from fnopt.core import Scalar, ScalarOrSchedule, hyper, static
+from fnopt.numerics import bias_correction, mean_weights, positive_root
 from fnopt.optimizers._adam import AdamDirection, adam_means
 from fnopt.optimizers._recipe import descend, recipe
 from fnopt.transforms import Chain

@@ -12,7 +12,8 @@ import numpy as np
 from jax import lax
 from jax.core import Tracer
 
-from fnopt.core import Transformation, as_number, check_choice, error_scope, wrong_arguments
+from fnopt.core import Transformation, as_number
+from fnopt.errors import check_choice, error_scope, wrong_arguments
 from fnopt.sharding import sharded_full_like
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 

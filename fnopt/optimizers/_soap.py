@@ -7,19 +7,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    CustomSlot,
-    Scalar,
-    ScalarOrSchedule,
-    Slot,
+from fnopt.core import CustomSlot, Scalar, ScalarOrSchedule, Slot, hyper, static
+from fnopt.numerics import (
     as_dtype,
     bias_correction,
     clip_squarable,
     ema,
-    hyper,
     matmul,
     positive_root,
-    static,
     zero_slope_at_zero,
 )
 from fnopt.optimizers._matrix_factors import (

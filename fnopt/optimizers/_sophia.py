@@ -14,18 +14,14 @@ from fnopt.core import (
     ScalarOrSchedule,
     Slot,
     Transformation,
-    as_dtype,
     as_transformation,
-    bias_correction,
-    check_inexact,
-    ema,
     hyper,
     map_leaves,
-    safe_increment,
     slot_zeros,
     static,
-    zero_count,
 )
+from fnopt.errors import check_inexact
+from fnopt.numerics import as_dtype, bias_correction, ema, safe_increment, zero_count
 from fnopt.optimizers._recipe import clip_modulus, descend, recipe
 from fnopt.transforms import Chain
 

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import (
-    HIGHEST,
     Scalar,
     ScalarOrSchedule,
     Schedule,
@@ -17,11 +16,10 @@ from fnopt.core import (
     Transformation,
     global_norm,
     hyper,
-    safe_increment,
     slot_zeros,
     static,
-    zero_count,
 )
+from fnopt.numerics import HIGHEST, safe_increment, zero_count
 from fnopt.optimizers._batch_step import check_solver, step_dtype, zero_unless
 from fnopt.sharding import use_mesh_of
 from fnopt.transforms import all_finite

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, hyper, matmul, nonzero, static
+from fnopt.core import Scalar, hyper, static
+from fnopt.numerics import matmul, nonzero
 from fnopt.optimizers._matrix_factors import frobenius_norm, transpose
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise

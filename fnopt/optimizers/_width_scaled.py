@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from fnopt.core import leaf_text, leaves_with_names, where
+from fnopt.errors import leaf_text, leaves_with_names, where
 from fnopt.optimizers._matrix_rule import OUTPUTS_TOO, as_rule, layouts_of
 from fnopt.transforms import Chain, chain, partition, scale
 

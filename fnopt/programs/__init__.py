@@ -5,7 +5,7 @@ Only this package knows the structure of jaxprs, which may change with a release
 
 from __future__ import annotations
 
-from fnopt.core import deprecated_names
+from fnopt.errors import deprecated_names
 from fnopt.programs import _jaxprs as jaxprs
 from fnopt.programs._calls import is_on_one_device, jit_call, tiered_call, trace_and_call
 from fnopt.programs._control_flow import (

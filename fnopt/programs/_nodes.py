@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jax.extend import core as jex
 
-from fnopt.core import is_inexact
+from fnopt.numerics import is_inexact
 from fnopt.programs import _jaxprs as jaxprs
 from fnopt.programs._control_flow import Cond, Scan, While, control_view
 

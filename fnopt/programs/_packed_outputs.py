@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import is_inexact
+from fnopt.numerics import is_inexact
 
 _MIN_ARRAYS = 17  # arrays of one dtype; fewer are returned separately, without a copy
 _MAX_SIZE = 1024  # numbers in an array; larger arrays aren't copied

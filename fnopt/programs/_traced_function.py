@@ -11,7 +11,8 @@ import numpy as np
 from jax.core import eval_jaxpr
 from jax.extend import core as jex
 
-from fnopt.core import Value, check_returned, where
+from fnopt.core import Value
+from fnopt.errors import check_returned, where
 from fnopt.programs import _jaxprs as jaxprs
 from fnopt.programs._keys import MAX_PROGRAMS, NoKeyError, key_of, shape_struct
 from fnopt.programs._tracing import has_tracers, is_jitted

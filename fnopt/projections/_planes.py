@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import is_none, real_dtype
+from fnopt.core import is_none
+from fnopt.numerics import real_dtype
 from fnopt.projections._trees import (
     check_floating,
     check_scale,

@@ -10,16 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import (
-    check_number,
-    compute_dtype,
-    is_inexact,
-    leaf_text,
-    leaves_with_names,
-    range_divisor,
-    real_dtype,
-    type_text,
-)
+from fnopt.errors import check_number, leaf_text, leaves_with_names, type_text
+from fnopt.numerics import compute_dtype, is_inexact, range_divisor, real_dtype
 
 
 def check_floating(name: str, tree: Any, *, allow_complex: bool = False) -> None:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import leaf_text, leaves_with_names, where
+from fnopt.errors import leaf_text, leaves_with_names, where
 from fnopt.manifolds import Manifold
 from fnopt.residuals._curved import Parametrisation, curved, manifolds_of
 from fnopt.residuals._parameters import fixed, tied

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype
 from fnopt.manifolds import in_tangents, map_points
+from fnopt.numerics import compute_dtype
 from fnopt.residuals._curved import Charts, Parametrisation, curved
 from fnopt.residuals._parameters import fixed, parametrised, tied
 

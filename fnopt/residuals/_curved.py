@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Value, leaf_text, static, where
+from fnopt.core import Value, static
+from fnopt.errors import leaf_text, where
 from fnopt.manifolds import Manifold, check_point, is_on
 
 

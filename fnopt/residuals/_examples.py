@@ -9,13 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import (
-    Value,
+from fnopt.core import Value, static
+from fnopt.errors import (
     check_batch,
     explain_example_errors,
     leaf_text,
     leaves_with_names,
-    static,
     type_text,
     where,
 )

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_inexact, leaf_text, leaves_with_names, type_text, where
+from fnopt.errors import check_inexact, leaf_text, leaves_with_names, type_text, where
 from fnopt.jacobians import ravel, real_vector
 from fnopt.residuals._derivative import Derivative
 from fnopt.residuals._parameters import Parametrisation

@@ -11,16 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import (
-    compute_dtype,
-    explain_jax_errors,
-    is_array_like,
-    is_inexact,
-    leaf_text,
-    leaves_with_names,
-    matmul,
-    where,
-)
+from fnopt.errors import explain_jax_errors, leaf_text, leaves_with_names, where
 from fnopt.jacobians import (
     SparseJacobian,
     SparseJacobianFunction,
@@ -28,6 +19,7 @@ from fnopt.jacobians import (
     real_vector,
 )
 from fnopt.linear import gram as linear_gram
+from fnopt.numerics import compute_dtype, is_array_like, is_inexact, matmul
 from fnopt.residuals._curved import Parametrisation
 from fnopt.residuals._derivative import Compressed, Derivative, Gram, Map, counted
 from fnopt.residuals._flat import joined_function

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import matmul, nonzero
 from fnopt.jacobians import forward_from_reverse, value_and_jacobian
+from fnopt.numerics import matmul, nonzero
 from fnopt.sharding import replicate, reshard_like
 
 _MATRIX = 1000  # params up to which the Hessian is formed: its eigenvalues take one second

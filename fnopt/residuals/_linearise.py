@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import floor_power_of_two, matmul
 from fnopt.jacobians import jacobian_mode, lacks_forward, value_and_jacobian
 from fnopt.linear import are_squares_safe, gram, norm
+from fnopt.numerics import floor_power_of_two, matmul
 from fnopt.residuals._flat import FlatResidual
 from fnopt.sharding import pmax_rows, psum_rows, pvary_like, pvary_over_rows, reshard_like, row_axes
 

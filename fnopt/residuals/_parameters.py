@@ -10,20 +10,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import (
-    Value,
-    default_float,
+from fnopt.core import Value, hyper, static
+from fnopt.errors import (
     explain_jax_errors,
-    hyper,
-    is_inexact,
     leaf_text,
     leaves_with_names,
     matches,
     names_text,
-    static,
     where,
 )
 from fnopt.jacobians import ravel
+from fnopt.numerics import default_float, is_inexact
 from fnopt.programs import jaxprs
 from fnopt.residuals._curved import Parametrisation, curved, manifolds_of, on_its_manifold
 from fnopt.residuals._prefix import first_bad

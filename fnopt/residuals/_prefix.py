@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import leaf_text, leaves_with_names, names_text, where
+from fnopt.errors import leaf_text, leaves_with_names, names_text, where
 
 
 def broadcast_prefix(

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Value, accepts_args, explain_jax_errors, hyper, static, where
+from fnopt.core import Value, hyper, static
+from fnopt.errors import accepts_args, explain_jax_errors, where
 
 
 class RobustLoss(Value):

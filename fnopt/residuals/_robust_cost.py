@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Value, leaves_with_names, static, where
+from fnopt.core import Value, static
+from fnopt.errors import leaves_with_names, where
 from fnopt.residuals._prefix import broadcast_prefix
 from fnopt.residuals._robust import RobustLoss, custom_loss, named_loss, robust_slopes
 from fnopt.sharding import any_row, psum_rows

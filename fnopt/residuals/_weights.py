@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 
-from fnopt.core import leaves_with_names, real_dtype, where
+from fnopt.errors import leaves_with_names, where
+from fnopt.numerics import real_dtype
 from fnopt.residuals._prefix import as_leaf, broadcast_prefix, first_bad, named
 from fnopt.sharding import reshard_like
 

@@ -8,17 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Scalar,
-    Schedule,
-    accepts_args,
-    default_float,
-    hyper,
-    is_array_like,
-    static,
-    type_text,
-    where,
-)
+from fnopt.core import Scalar, Schedule, hyper, static
+from fnopt.errors import accepts_args, type_text, where
+from fnopt.numerics import default_float, is_array_like
 
 _TRACED = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError)
 

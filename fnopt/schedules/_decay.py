@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, Schedule, default_float, hyper, static, where
+from fnopt.core import Scalar, Schedule, hyper, static
+from fnopt.errors import where
+from fnopt.numerics import default_float
 from fnopt.schedules._basic import after_warmup, cosine, fraction, interpolate, numbers, steps_since
 from fnopt.schedules._piecewise import join_schedules
 

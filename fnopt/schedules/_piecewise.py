@@ -10,16 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Scalar,
-    Schedule,
-    as_number,
-    check_choice,
-    default_float,
-    hyper,
-    static,
-    where,
-)
+from fnopt.core import Scalar, Schedule, as_number, hyper, static
+from fnopt.errors import check_choice, where
+from fnopt.numerics import default_float
 from fnopt.schedules._basic import cosine, fraction, interpolate, numbers, steps_since
 
 

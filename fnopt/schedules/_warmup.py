@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Scalar, Schedule, check_choice, hyper, static
+from fnopt.core import Scalar, Schedule, hyper, static
+from fnopt.errors import check_choice
 from fnopt.schedules._basic import (
     after_warmup,
     cosine,

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul
 from fnopt.linear import Triangle, norm
+from fnopt.numerics import matmul
 from fnopt.residuals import Box, FlatResidual
 from fnopt.sharding import psum_rows, while_loop
 from fnopt.solvers._trust_region import Trial, next_damping

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Params, check_choice, check_scalars, error_scope, explain_jax_errors
+from fnopt.core import Params, check_scalars
+from fnopt.errors import check_choice, error_scope, explain_jax_errors
 from fnopt.programs import is_data, tiered_call, trace_and_call
 from fnopt.residuals import floating_start, without_operators
 from fnopt.sharding import rows_sharded_over

@@ -9,23 +9,18 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import (
-    Params,
-    Status,
+from fnopt.core import Params, Status, is_converged, status_messages
+from fnopt.errors import (
     check_count,
     check_inexact,
     check_returned,
     check_tolerance,
-    compute_dtype,
     explain_jax_errors,
-    is_converged,
-    matmul,
     missing_attribute,
-    real_dtype,
     show_report,
-    status_messages,
 )
 from fnopt.jacobians import SparseJacobian, forward_from_reverse, real_vector
+from fnopt.numerics import compute_dtype, matmul, real_dtype
 from fnopt.programs import (
     convert_closure,
     copy_function,

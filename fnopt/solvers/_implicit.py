@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import matmul
 from fnopt.jacobians import lacks_forward
+from fnopt.numerics import matmul
 from fnopt.programs import convert_closure
 from fnopt.residuals import linearise, minimum_tangent, pushed
 from fnopt.sharding import (

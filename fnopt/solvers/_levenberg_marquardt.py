@@ -5,8 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import hyper, matmul, static, where
+from fnopt.core import hyper, static
+from fnopt.errors import where
 from fnopt.linear import divide, length
+from fnopt.numerics import matmul
 from fnopt.residuals import curvature_along
 from fnopt.sharding import psum_rows
 from fnopt.solvers._method import LeastSquaresMethod

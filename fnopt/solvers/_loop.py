@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status, safe_increment, select_tree
+from fnopt.core import Status, select_tree
 from fnopt.linear import divide
+from fnopt.numerics import safe_increment
 from fnopt.residuals import Box
 from fnopt.sharding import cond, row_axes, while_loop
 from fnopt.solvers._bounded import bounded_step, free_point

@@ -13,20 +13,16 @@ from fnopt.core import (
     Status,
     Transformation,
     apply_updates,
-    check_chunk_size,
     check_same_tree,
     hyper,
-    leaf_text,
-    leaves_with_names,
-    safe_increment,
     select_tree,
     slot_zeros,
     static,
-    where,
-    zero_count,
 )
+from fnopt.errors import check_chunk_size, leaf_text, leaves_with_names, where
 from fnopt.jacobians import jacobian_mode, ravel
 from fnopt.linear import linear_solver
+from fnopt.numerics import safe_increment, zero_count
 from fnopt.residuals import (
     Examples,
     FlatResidual,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, type_text
+from fnopt.errors import check_choice, type_text
 from fnopt.jacobians import tree_or_matrix
 from fnopt.taps._program import has_scopes, lacks_cotangent, trace_program
 from fnopt.taps._tap import add_probe

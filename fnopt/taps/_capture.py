@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import type_text
+from fnopt.errors import type_text
 from fnopt.programs import Node, NodeFn, NodeValues, copy_function
 from fnopt.taps._program import (
     TracedCall,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fnopt.core import type_text
+from fnopt.errors import type_text
 from fnopt.programs import HIDDEN_BY_RULE, Node
 from fnopt.taps._program import (
     TracedCall,

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import (
+from fnopt.errors import (
     check_params,
     explain_jax_errors,
     explain_missing_keys,

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, exponents, floor_power_of_two, names_text
+from fnopt.errors import names_text
+from fnopt.numerics import compute_dtype, exponents, floor_power_of_two
 
 Reduction = Callable[[Any], Any]
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from fnopt.core import leaves_with_names
+from fnopt.errors import leaves_with_names
 from fnopt.programs import SCOPE_PREFIX
 
 Tree = TypeVar("Tree")

@@ -11,18 +11,19 @@ from fnopt.core import (
     Leafwise,
     ScalarOrSchedule,
     Slot,
-    default_float,
     hyper,
-    is_array_like,
-    is_inexact,
     is_none,
     map_leaves,
-    nonzero,
-    safe_increment,
     slot_zeros,
     static,
-    type_text,
-    where,
+)
+from fnopt.errors import type_text, where
+from fnopt.numerics import (
+    default_float,
+    is_array_like,
+    is_inexact,
+    nonzero,
+    safe_increment,
     zero_count,
 )
 from fnopt.transforms._chain import Wrapper

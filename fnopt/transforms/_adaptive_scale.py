@@ -11,17 +11,14 @@ from fnopt.core import (
     EventCount,
     Scalar,
     Transformation,
-    default_float,
     hyper,
-    is_inexact,
     map_leaves,
-    safe_increment,
     scalar_loss,
     select_tree,
     static,
-    where,
-    zero_count,
 )
+from fnopt.errors import where
+from fnopt.numerics import default_float, is_inexact, safe_increment, zero_count
 from fnopt.transforms._chain import Wrapper, find_state
 from fnopt.transforms._conditionally import all_finite, mask_updates
 

@@ -13,17 +13,15 @@ from fnopt.core import (
     Slot,
     Transformation,
     apply_updates,
-    as_dtype,
     cast_like,
     hyper,
     map_leaves,
-    safe_increment,
     select_tree,
     slot_copy,
     slot_zeros,
     static,
-    zero_count,
 )
+from fnopt.numerics import as_dtype, safe_increment, zero_count
 from fnopt.transforms._chain import Wrapper, read_slot
 from fnopt.transforms._tree_algebra import numbers, real_dtype_of
 

@@ -15,14 +15,12 @@ from fnopt.core import (
     Scalar,
     ScalarOrSchedule,
     Transformation,
-    add_epsilon,
     global_norm,
     hyper,
     map_leaves,
-    nonzero,
-    range_divisor,
     static,
 )
+from fnopt.numerics import add_epsilon, nonzero, range_divisor
 from fnopt.sharding import sharded_full_like
 
 

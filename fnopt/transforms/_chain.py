@@ -18,12 +18,10 @@ from fnopt.core import (
     as_transformation,
     call_text,
     cast_like,
-    error_scope,
     extra_arg_names,
-    names_text,
     static,
-    where,
 )
+from fnopt.errors import error_scope, names_text, where
 
 
 class Wrapper(Transformation):

@@ -13,17 +13,13 @@ from fnopt.core import (
     Leafwise,
     Scalar,
     Transformation,
-    axis_norms,
     global_norm,
     hyper,
-    is_integer,
-    leaf_text,
-    leaves_with_names,
     map_leaves,
     static,
-    type_text,
-    where,
 )
+from fnopt.errors import is_integer, leaf_text, leaves_with_names, type_text, where
+from fnopt.numerics import axis_norms
 from fnopt.transforms._basic import divide_by_norm
 
 

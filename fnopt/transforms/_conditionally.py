@@ -14,15 +14,12 @@ from fnopt.core import (
     Scalar,
     Transformation,
     cast_like,
-    default_float,
     global_norm,
     hyper,
-    is_inexact,
     parameter_names,
-    safe_increment,
     static,
-    zero_count,
 )
+from fnopt.numerics import default_float, is_inexact, safe_increment, zero_count
 from fnopt.sharding import shard_axes, sharded_full_like, sum_over_shards
 from fnopt.transforms._chain import Wrapper
 

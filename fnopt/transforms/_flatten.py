@@ -7,14 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    cast_like,
-    check_inexact,
-    compute_dtype,
-    is_array_like,
-    is_inexact,
-    translate_extra_args,
-)
+from fnopt.core import cast_like, translate_extra_args
+from fnopt.errors import check_inexact
+from fnopt.numerics import compute_dtype, is_array_like, is_inexact
 from fnopt.sharding import concatenate, replicate, reshape, reshard_like
 from fnopt.transforms._chain import Wrapper
 

@@ -9,19 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import (
-    Scalar,
-    Transformation,
-    check_inexact,
-    compute_dtype,
-    hyper,
-    real_dtype,
-    safe_increment,
-    safe_sqrt,
-    static,
-    where,
-    zero_count,
-)
+from fnopt.core import Scalar, Transformation, hyper, static
+from fnopt.errors import check_inexact, where
+from fnopt.numerics import compute_dtype, real_dtype, safe_increment, safe_sqrt, zero_count
 
 
 def key_words(key: Any) -> tuple[int, ...] | int:

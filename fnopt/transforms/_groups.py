@@ -6,7 +6,8 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fnopt.core import ScalarOrSchedule, names_text, where
+from fnopt.core import ScalarOrSchedule
+from fnopt.errors import names_text, where
 from fnopt.transforms._basic import scale_by_schedule
 from fnopt.transforms._masked import partition
 from fnopt.transforms._select import by_pattern

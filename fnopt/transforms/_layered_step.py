@@ -9,22 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import (
-    Scalar,
-    Value,
-    apply_updates,
-    as_transformation,
-    compute_dtype,
-    global_norm,
-    hyper,
-    is_inexact,
-    joint_norm,
-    leaf_text,
-    leaves_with_names,
-    real_dtype,
-    static,
-    type_text,
-)
+from fnopt.core import Scalar, Value, apply_updates, as_transformation, global_norm, hyper, static
+from fnopt.errors import leaf_text, leaves_with_names, type_text
+from fnopt.numerics import compute_dtype, is_inexact, joint_norm, real_dtype
 from fnopt.transforms._stored_slots import on_device
 
 

@@ -12,20 +12,15 @@ from fnopt.core import (
     Leafwise,
     Scalar,
     Slot,
-    as_dtype,
     cast_like,
-    compute_dtype,
     global_norm,
     hyper,
-    joint_norm,
     map_leaves,
-    nonzero,
-    real_dtype,
-    safe_sqrt,
     slot_copy,
     slot_zeros,
     static,
 )
+from fnopt.numerics import as_dtype, compute_dtype, joint_norm, nonzero, real_dtype, safe_sqrt
 from fnopt.transforms._chain import Wrapper
 from fnopt.transforms._tree_algebra import inner as inner_product
 from fnopt.transforms._tree_algebra import numbers, real_dtype_of, real_sum, scale_tree

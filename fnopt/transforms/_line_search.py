@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import EmptyState, scalar_loss, select_tree, zero_count
+from fnopt.core import EmptyState, scalar_loss, select_tree
+from fnopt.numerics import zero_count
 
 
 def with_extras(value_fn: Callable[..., Any], extra_args: dict[str, Any]) -> Callable[[Any], Any]:

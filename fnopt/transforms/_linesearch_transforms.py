@@ -9,17 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Scalar,
-    Slot,
-    Transformation,
-    hyper,
-    scalar_loss,
-    select_tree,
-    static,
-    where,
-    zero_count,
-)
+from fnopt.core import Scalar, Slot, Transformation, hyper, scalar_loss, select_tree, static
+from fnopt.errors import where
+from fnopt.numerics import zero_count
 from fnopt.sharding import while_loop
 from fnopt.transforms._line_search import (
     LinePoint,

@@ -11,20 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import (
-    Member,
-    Transformation,
-    as_transformation,
-    dtype_of,
-    error_scope,
-    is_array_like,
-    is_inexact,
-    leaves_with_names,
-    names_text,
-    static,
-    translate_extra_args,
-    where,
-)
+from fnopt.core import Member, Transformation, as_transformation, static, translate_extra_args
+from fnopt.errors import error_scope, leaves_with_names, names_text, where
+from fnopt.numerics import dtype_of, is_array_like, is_inexact
 from fnopt.transforms._chain import Wrapper
 from fnopt.transforms._select import as_label, as_labels, as_mask, select, select_mask
 

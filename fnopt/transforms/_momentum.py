@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Leafwise, Scalar, Slot, as_dtype, global_norm, hyper, mean_weights, static
-from fnopt.core import ema as averaged
+from fnopt.core import Leafwise, Scalar, Slot, global_norm, hyper, static
+from fnopt.numerics import as_dtype, mean_weights
+from fnopt.numerics import ema as averaged
 
 
 class TraceState(NamedTuple):

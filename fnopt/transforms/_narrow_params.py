@@ -7,17 +7,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Slot,
+from fnopt.core import Slot, is_none, static
+from fnopt.numerics import (
     as_dtype,
     compute_dtype,
     dtype_of,
     is_inexact,
     is_narrow,
-    is_none,
     round_to_nearest,
     safe_increment,
-    static,
     stochastic_round_leaves,
     zero_count,
 )

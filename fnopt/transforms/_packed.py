@@ -11,16 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import (
-    Value,
-    check_inexact,
-    leaf_text,
-    leaves_with_names,
-    names_text,
-    static,
-    type_text,
-    where,
-)
+from fnopt.core import Value, static
+from fnopt.errors import check_inexact, leaf_text, leaves_with_names, names_text, type_text, where
 from fnopt.sharding import concatenate, is_tracing, replicate, reshape
 from fnopt.transforms._chain import Wrapper
 from fnopt.transforms._select import Selector, as_labels, select

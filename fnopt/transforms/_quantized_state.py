@@ -8,14 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    check_choice,
-    compute_dtype,
-    leaves_with_names,
-    safe_increment,
-    static,
-    zero_count,
-)
+from fnopt.core import static
+from fnopt.errors import check_choice, leaves_with_names
+from fnopt.numerics import compute_dtype, safe_increment, zero_count
 from fnopt.sharding import unsharded_leaves
 from fnopt.transforms._block_codes import (
     CODES,

@@ -16,12 +16,11 @@ from fnopt.core import (
     as_transformation,
     cast_like,
     map_leaves,
-    safe_increment,
     slot_copy,
     static,
-    where,
-    zero_count,
 )
+from fnopt.errors import where
+from fnopt.numerics import safe_increment, zero_count
 
 
 class SAMState(NamedTuple):

@@ -11,15 +11,13 @@ from fnopt.core import (
     Scalar,
     ScalarOrSchedule,
     Slot,
-    as_dtype,
     cast_like,
     hyper,
     map_leaves,
-    safe_increment,
     slot_copy,
     static,
-    zero_count,
 )
+from fnopt.numerics import as_dtype, safe_increment, zero_count
 from fnopt.transforms._chain import Wrapper, read_slot
 from fnopt.transforms._tree_algebra import numbers, real_dtype_of
 

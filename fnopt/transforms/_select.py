@@ -10,14 +10,13 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import (
-    Value,
+from fnopt.core import Value, static
+from fnopt.errors import (
     accepts_args,
     leaf_text,
     leaves_with_names,
     matches,
     names_text,
-    static,
     type_text,
     where,
 )

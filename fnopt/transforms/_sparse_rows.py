@@ -7,16 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Rows,
-    Transformation,
-    dtype_of,
-    is_inexact,
-    is_rows,
-    is_wide,
-    map_slots,
-    where,
-)
+from fnopt.core import Rows, Transformation, is_rows, is_wide, map_slots
+from fnopt.errors import where
+from fnopt.numerics import dtype_of, is_inexact
 from fnopt.transforms._accumulate import accumulate, apply_every
 from fnopt.transforms._chain import Wrapper
 

@@ -9,21 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import (
-    as_dtype,
-    compute_dtype,
-    count_of,
-    first_count,
-    is_inexact,
-    is_narrow,
-    map_slots,
-    matches,
-    names_text,
-    next_count,
-    static,
-    stochastic_round_leaves,
-    where,
-)
+from fnopt.core import count_of, first_count, map_slots, next_count, static
+from fnopt.errors import matches, names_text, where
+from fnopt.numerics import as_dtype, compute_dtype, is_inexact, is_narrow, stochastic_round_leaves
 from fnopt.sharding import place_state
 from fnopt.transforms._chain import Wrapper
 from fnopt.transforms._gradient_noise import key_words, step_key

@@ -10,14 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    apply_updates,
-    cast_like,
-    check_inexact,
-    compute_dtype,
-    map_leaves,
-    real_dtype,
-)
+from fnopt.core import apply_updates, cast_like, map_leaves
+from fnopt.errors import check_inexact
+from fnopt.numerics import compute_dtype, real_dtype
 from fnopt.sharding import sum_over_shards
 
 

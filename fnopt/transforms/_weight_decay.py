@@ -7,17 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    Leafwise,
-    Scalar,
-    ScalarOrSchedule,
-    Slot,
-    hyper,
-    is_none,
-    is_static_zero,
-    map_leaves,
-    static,
-)
+from fnopt.core import Leafwise, Scalar, ScalarOrSchedule, Slot, hyper, is_none, map_leaves, static
+from fnopt.numerics import is_static_zero
 from fnopt.transforms._chain import Wrapper
 from fnopt.transforms._masked import keep_selected
 from fnopt.transforms._select import as_mask, select_mask

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fnopt.core import show_shapes
+from fnopt.errors import show_shapes
 from fnopt.transforms._accumulate import AccumulateState, ApplyEveryState
 from fnopt.transforms._adaptive_scale import DynamicLossScaleState, ReduceOnPlateauState
 from fnopt.transforms._average_params import AverageParamsState, LookaheadState

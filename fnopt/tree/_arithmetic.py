@@ -10,15 +10,9 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import (
-    compute_dtype,
-    default_float,
-    is_array_like,
-    is_none,
-    leaf_text,
-    leaves_with_names,
-    type_text,
-)
+from fnopt.core import is_none
+from fnopt.errors import leaf_text, leaves_with_names, type_text
+from fnopt.numerics import compute_dtype, default_float, is_array_like
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")

@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, check_key, default_float, leaf_text, leaves_with_names
+from fnopt.errors import check_choice, check_key, leaf_text, leaves_with_names
+from fnopt.numerics import default_float
 from fnopt.sharding import sharded_full_like
 from fnopt.tree._arithmetic import names_bad_leaf, promoted_dtype
 

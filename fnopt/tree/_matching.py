@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import is_array_like, leaves_with_names, slots, step_counts
+from fnopt.core import slots, step_counts
+from fnopt.errors import leaves_with_names
+from fnopt.numerics import is_array_like
 
 
 class SlotPlace(NamedTuple):

@@ -8,8 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import bias_correction as weight_sum
-from fnopt.core import compute_dtype, ema, is_none, real_dtype
+from fnopt.core import is_none
+from fnopt.numerics import bias_correction as weight_sum
+from fnopt.numerics import compute_dtype, ema, real_dtype
 
 
 def _update_moments(fn: Callable[..., Any], updates: Any, moments: Any) -> Any:

@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import default_float, global_norm
+from fnopt.core import global_norm
+from fnopt.numerics import default_float
 from fnopt.tree._arithmetic import check_arrays, common_dtype, names_bad_leaf
 
 # This package has its own `sum`, `max` and `min`, as the field names them.

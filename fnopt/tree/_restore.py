@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import is_array_like, names_text, show_report, type_text
+from fnopt.errors import names_text, show_report, type_text
+from fnopt.numerics import is_array_like
 from fnopt.tree._matching import (
     WRAPPER_COUNTS,
     NamedLeaf,

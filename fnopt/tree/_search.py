@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jax import tree_util
 
-from fnopt.core import Value, path_name
+from fnopt.core import Value
+from fnopt.errors import path_name
 from fnopt.tree._matching import is_named_tuple
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import fnopt
-from fnopt.core import is_inexact
+from fnopt.numerics import is_inexact
 from tests.contract.registry import CASES, FUNCTIONS, NOT_IN_REGISTRY, NOT_MINIMISERS
 from tests.contract.trees import (
     assert_buffers_of_their_own,

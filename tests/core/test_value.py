@@ -109,7 +109,7 @@ class options(fnopt.Schedule):
     chunk: int | None = fnopt.static(default=None, least=0)
     kind: str = fnopt.static(default="linear")
     fn: Callable[..., Any] = fnopt.static(default=abs)
-    mu_dtype: Any = fnopt.static(default=None, convert=fnopt.core.as_dtype)
+    mu_dtype: Any = fnopt.static(default=None, convert=fnopt.numerics.as_dtype)
     words: Any = fnopt.static(default=())
 
 

@@ -100,7 +100,7 @@ def test_equals_the_undivided_run(name):
 
     theirs, mine = jax.jit(run)(params)
     assert jax.tree.structure(theirs) == jax.tree.structure(mine)
-    named = fnopt.core.leaves_with_names(mine)[0]
+    named = fnopt.errors.leaves_with_names(mine)[0]
     for (leaf, x), y in zip(named, jax.tree.leaves(theirs), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5, err_msg=leaf)
 

@@ -79,11 +79,11 @@ def place(mesh):
     shardings = jax.tree.map(lambda s: NamedSharding(mesh, s), specs, is_leaf=is_leaf)
     ones = jax.tree.map(jnp.ones, shapes, is_leaf=is_leaf)
     return jax.tree.map(jax.device_put, ones, shardings), dict(
-        fnopt.core.leaves_with_names(shardings)[0]
+        fnopt.errors.leaves_with_names(shardings)[0]
     )
 
 def check(what, tree):
-    for path, leaf in fnopt.core.leaves_with_names(tree)[0]:
+    for path, leaf in fnopt.errors.leaves_with_names(tree)[0]:
         assert leaf.sharding.is_equivalent_to(wanted[path], leaf.ndim), (what, path, leaf.sharding)
 
 def step(tx, params, state, grads):

@@ -20,7 +20,7 @@ PAGE = Path(fnopt.__file__).parents[1] / "docs" / "coming_from" / "optax_deviati
 CHECKS: dict[str, Callable[[], None]] = {}
 # Lines that other tests hold: digits, slopes and values that take more than a step to see.
 ELSEWHERE = {
-    "`1 - b**t` in the bias correction": "tests/core/test_moments.py",
+    "`1 - b**t` in the bias correction": "tests/numerics/test_moments.py",
     "`radam` at the first steps": "tests/optimizers/cases.py",
     "`polyak_sgd`, `momo`, `momo_adam` without a": "tests/optimizers/test_lower_bound.py",
     "`reduce_on_plateau` and `rtol` of": "tests/transforms/test_linesearch.py",

@@ -105,7 +105,7 @@ def test_plain_labels_fit_an_nnx_state():
     params = nnx.state(Net(nnx.Rngs(0)), nnx.Param)
     tx = fnopt.freeze(fnopt.adam(0.1), {"hidden": True, "out": False})
     mu = fnopt.slots(tx.init(params))["mu"]
-    assert {p for p, _ in fnopt.core.leaves_with_names(mu)[0]} == {"out/bias", "out/kernel"}
+    assert {p for p, _ in fnopt.errors.leaves_with_names(mu)[0]} == {"out/bias", "out/kernel"}
     labels = jax.tree.map(lambda p: p.ndim > 1, params)
     assert (
         fnopt.freeze(fnopt.adam(0.1), labels).mask

@@ -90,7 +90,7 @@ class TestContainer:
 
     def test_labels_of_a_plain_dict_fit(self, make):
         params, labels = make(), {"dense": {"kernel": "a", "bias": "b"}}
-        chosen = fnopt.core.leaves_with_names(fnopt.select(labels, params))[0]
+        chosen = fnopt.errors.leaves_with_names(fnopt.select(labels, params))[0]
         assert dict(chosen) == {"dense/kernel": "a", "dense/bias": "b"}
         assert jax.tree.structure(fnopt.select(labels, params)) == jax.tree.structure(params)
 
@@ -104,10 +104,10 @@ class TestContainer:
         params = make()
         tx = fnopt.freeze(fnopt.adam(0.1), "*/bias")
         updates, state = tx.update(params, tx.init(params), params)
-        named = dict(fnopt.core.leaves_with_names(updates)[0])
+        named = dict(fnopt.errors.leaves_with_names(updates)[0])
         assert not named["dense/bias"].any()
         assert named["dense/kernel"].all()
-        mu = fnopt.core.leaves_with_names(fnopt.slots(state)["mu"])[0]
+        mu = fnopt.errors.leaves_with_names(fnopt.slots(state)["mu"])[0]
         assert [name for name, _ in mu] == ["dense/kernel"]
         assert jax.tree.structure(fnopt.apply_updates(params, updates)) == jax.tree.structure(
             params

@@ -39,7 +39,7 @@ def test_the_health_of_many_leaves_is_that_of_each(groups, size):
 
 
 def _group(name, groups):
-    return next(i for i, q in enumerate(groups) if fnopt.core.matches(name, q))
+    return next(i for i, q in enumerate(groups) if fnopt.errors.matches(name, q))
 
 
 def _one(leaves):

@@ -45,7 +45,7 @@ def test_reverse_mode_agrees_with_a_difference_quotient_in_float64(name):
 
 def test_only_the_slope_at_zero_changes():
     x = jnp.asarray([0.0, -0.0, 1e-30, -2.0, jnp.nan])
-    y, slope = jax.jvp(fnopt.core.zero_slope_at_zero, (x,), (jnp.ones(5),))
+    y, slope = jax.jvp(fnopt.numerics.zero_slope_at_zero, (x,), (jnp.ones(5),))
     np.testing.assert_array_equal(y, x)
     assert slope.tolist() == [0, 0, 1, 1, 1]
 

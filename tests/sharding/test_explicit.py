@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from fnopt.core import (
+from fnopt.core import global_norm
+from fnopt.numerics import (
     floor_power_of_two,
-    global_norm,
     joint_norm,
     nonzero,
     safe_divide,

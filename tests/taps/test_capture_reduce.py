@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fnopt.core import exponents
+from fnopt.numerics import exponents
 from fnopt.taps import capture, tap
 from fnopt.taps._reductions import REDUCTIONS
 

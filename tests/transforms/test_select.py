@@ -26,7 +26,7 @@ PARAMS = {
 
 
 def paths_where(selector: Any, label: Any = True, tree: Any = PARAMS) -> set[str]:
-    labels = fnopt.core.leaves_with_names(fnopt.select(selector, tree))[0]
+    labels = fnopt.errors.leaves_with_names(fnopt.select(selector, tree))[0]
     return {path for path, found in labels if found == label}
 
 

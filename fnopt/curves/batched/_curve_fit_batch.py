@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_count, check_tolerance, per_row
 from fnopt.curves._curve_start import check_kinds
 from fnopt.curves._residuals import check_enough
 from fnopt.curves.batched._data import NAME, BatchData, checked_y, split
@@ -26,6 +25,8 @@ from fnopt.curves.batched._split import split_of
 from fnopt.curves.batched._start import checked_box, checked_start
 from fnopt.curves.batched._task import Task
 from fnopt.curves.batched._units import needs_units
+from fnopt.errors import check_count, check_tolerance
+from fnopt.numerics import per_row
 from fnopt.programs import is_eager, jit_call, trace_and_call
 from fnopt.residuals import RobustCost, named_loss, robust_cost
 from fnopt.solvers import default_tolerances, levenberg_marquardt

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import default_float, leaf_text, leaves_with_names, per_row
 from fnopt.curves._curve_data import as_floating, read, warn_if_coarse
+from fnopt.errors import leaf_text, leaves_with_names
+from fnopt.numerics import default_float, per_row
 from fnopt.residuals import Box, as_vector
 from fnopt.sharding import explicit_spec, replicate, reshard_to, varying_axes
 

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import Status, is_converged, missing_attribute, show_report, status_messages
+from fnopt.core import Status, is_converged, status_messages
+from fnopt.errors import missing_attribute, show_report
 
 # Names of the attributes of a single fit and of SciPy's pair.
 _ELSEWHERE = {

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import Status, is_converged, safe_sqrt, select_tree
+from fnopt.core import Status, is_converged, select_tree
 from fnopt.curves.batched._data import BatchData, FitUnits, Points
 from fnopt.curves.batched._fit import BatchFit
 from fnopt.curves.batched._implicit import implicitly
 from fnopt.curves.batched._split import Split, by_device
 from fnopt.curves.batched._task import Task
 from fnopt.curves.batched._units import in_units
+from fnopt.numerics import safe_sqrt
 from fnopt.solvers import (
     LaneEnds,
     checked_status,

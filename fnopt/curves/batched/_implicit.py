@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import is_inexact, per_row
 from fnopt.curves.batched._data import BatchData, Points, filled, joined, one_fit
 from fnopt.curves.batched._task import Task
+from fnopt.numerics import is_inexact, per_row
 from fnopt.programs import convert_closure
 from fnopt.residuals import Box, minimum_tangent, pushed, value_and_slope
 from fnopt.sharding import pvary_like

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import explain_jax_errors, explain_missing_keys
 from fnopt.curves._curve_start import check_count_of_params, check_takes_tree
 from fnopt.curves._residuals import call_model
 from fnopt.curves.batched._data import NAME, BatchData, one_fit
 from fnopt.curves.batched._start import ParamLayout
+from fnopt.errors import explain_jax_errors, explain_missing_keys
 from fnopt.jacobians import lacks_forward
 from fnopt.programs import TracedFunction, is_eager, trace_function
 from fnopt.solvers import SCHEMES

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import compute_dtype, is_inexact, leaf_text, leaves_with_names
 from fnopt.curves._curve_bounds import bounds_by_name, checked_bounds
 from fnopt.curves._curve_start import argument_names, takes_names
 from fnopt.curves.batched._data import NAME
+from fnopt.errors import leaf_text, leaves_with_names
+from fnopt.numerics import compute_dtype, is_inexact
 from fnopt.residuals import Box, broadcast_prefix
 
 

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul
 from fnopt.curves.batched._data import Points, joined
 from fnopt.curves.batched._model import Jacobian, Params, Predict
 from fnopt.jacobians import forward_from_reverse
 from fnopt.linear import norm
+from fnopt.numerics import matmul
 from fnopt.programs import TracedFunction, is_data
 from fnopt.residuals import Derivative, FlatResidual, RobustCost, linearise_lanes
 from fnopt.solvers import LaneProblems, LeastSquaresMethod, Problem, disagrees, over_lanes

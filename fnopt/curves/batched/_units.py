@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.core import Tracer
 
-from fnopt.core import floor_power_of_two
 from fnopt.curves.batched._data import BatchData, FitUnits
 from fnopt.linear import divide
+from fnopt.numerics import floor_power_of_two
 from fnopt.residuals import RobustCost
 
 # Numbers of float32 between this and its inverse are unchanged: products of four such numbers are

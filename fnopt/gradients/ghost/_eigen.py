@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST
 from fnopt.gradients.ghost._factors import sum_of
+from fnopt.numerics import HIGHEST
 from fnopt.sharding import is_sharded, replicate
 
 # Numbers of gradients that are formed at once: 64 MB in float32. More examples go one by one.

@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, compute_dtype, real_dtype, safe_sqrt, sum_of_squares
 from fnopt.gradients._sums import unit_of
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._weights import Weight
+from fnopt.numerics import HIGHEST, compute_dtype, real_dtype, safe_sqrt, sum_of_squares
 from fnopt.sharding import product_sharding
 
 

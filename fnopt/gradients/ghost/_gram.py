@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, compute_dtype
 from fnopt.gradients._sums import inner_products
 from fnopt.gradients.ghost import _tape
 from fnopt.gradients.ghost._factors import (
@@ -23,6 +22,7 @@ from fnopt.gradients.ghost._factors import (
 )
 from fnopt.gradients.ghost._plan import RULES, Group
 from fnopt.gradients.ghost._tape import Tape
+from fnopt.numerics import HIGHEST, compute_dtype
 from fnopt.sharding import pvary_like
 
 # Maximum bytes of the inner products of positions, or of the slices of gradients, at a time.

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fnopt.core import leaves_with_names, show_report, table_lines
+from fnopt.errors import leaves_with_names, show_report, table_lines
 from fnopt.gradients._loss import ExampleLoss
 from fnopt.gradients.ghost._trace import trace_ghost
 

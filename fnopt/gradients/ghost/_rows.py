@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import HIGHEST, compute_dtype
 from fnopt.gradients._sums import weighted_total
 from fnopt.gradients.ghost import _direct, _rows_gram, _tape
 from fnopt.gradients.ghost._plan import Group, tap_zeros
@@ -24,6 +23,7 @@ from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._tape import Tape, visit
 from fnopt.gradients.ghost._trace import Ghost
 from fnopt.gradients.ghost._weights import evaluate
+from fnopt.numerics import HIGHEST, compute_dtype
 from fnopt.programs import intercept_nodes
 from fnopt.sharding import pvary_like
 

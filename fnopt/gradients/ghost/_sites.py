@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from jax.extend import core as jex
 from jax.lax import GatherScatterMode
 
-from fnopt.core import is_inexact
 from fnopt.gradients.ghost._weights import ConstantWeight, Leaf, Slice, Weight, step
+from fnopt.numerics import is_inexact
 from fnopt.programs import JaxprNodes, NodeVar, Scan, control_view, jaxprs
 
 # Equations whose derivative with respect to an operand is hardly larger than their output.

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype
 from fnopt.gradients._sums import lengths_of, scaled_rows, squares_of, weighted_total
 from fnopt.gradients.ghost import _direct
 from fnopt.gradients.ghost._factors import (
@@ -24,6 +23,7 @@ from fnopt.gradients.ghost._factors import (
 from fnopt.gradients.ghost._plan import RULES, Group, Plan, tap_zeros
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._weights import Weight, evaluate, pull_back
+from fnopt.numerics import compute_dtype
 from fnopt.programs import intercept_nodes
 from fnopt.sharding import pvary_like
 

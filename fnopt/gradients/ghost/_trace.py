@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype, is_inexact
 from fnopt.gradients._loss import BoundLoss
 from fnopt.gradients._sums import block_norms, only_where, scaled_rows
 from fnopt.gradients.ghost import _differences, _gram, _tape
 from fnopt.gradients.ghost._plan import Plan, make_plan
 from fnopt.gradients.ghost._tape import Tape, record
+from fnopt.numerics import compute_dtype, is_inexact
 from fnopt.sharding import replicate, reshard_like
 
 

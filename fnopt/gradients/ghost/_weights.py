@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex
 
-from fnopt.core import is_inexact
+from fnopt.numerics import is_inexact
 from fnopt.programs import jaxprs
 from fnopt.sharding import pvary_like, reshard_like, sharded_full_like, varying_axes
 

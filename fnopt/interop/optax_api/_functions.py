@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt import core
-from fnopt.core import HIGHEST, matmul
+from fnopt import core, numerics
 from fnopt.jacobians import ravel
+from fnopt.numerics import HIGHEST, matmul
 
 
 def global_norm(updates: Any) -> jax.Array:
@@ -22,7 +22,7 @@ def safe_increment(count: Any) -> jax.Array:
     """Add one to a count of any real dtype, saturating at the largest number."""
     count = jnp.asarray(count)
     if not jnp.issubdtype(count.dtype, jnp.floating):
-        return core.safe_increment(count)
+        return numerics.safe_increment(count)
     return jnp.minimum(count + jnp.ones_like(count), jnp.finfo(count.dtype).max)
 
 

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Member, Transformation, default_float, safe_increment, static, zero_count
+from fnopt.core import Member, Transformation, static
 from fnopt.interop.optax_api._wrappers import StatefulSchedule, WrappedSchedule
+from fnopt.numerics import default_float, safe_increment, zero_count
 
 
 class InjectStatefulHyperparamsState(NamedTuple):

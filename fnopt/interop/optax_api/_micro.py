@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import compute_dtype
 from fnopt.interop.optax_api._types import AccumulationType
+from fnopt.numerics import compute_dtype
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from fnopt import monitor as ours
 from fnopt import transforms
-from fnopt.core import zero_count
 from fnopt.interop.optax_api._restated import restated
+from fnopt.numerics import zero_count
 
 
 class SnapshotState(NamedTuple):

@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Member, Transformation, default_float, global_norm, select_tree, static
+from fnopt.core import Member, Transformation, global_norm, select_tree, static
 from fnopt.interop.optax_api._bridge import as_schedule
 from fnopt.interop.optax_api._restated import MultiStepsState
+from fnopt.numerics import default_float
 from fnopt.transforms import accumulate, states
 
 

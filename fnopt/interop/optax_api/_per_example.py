@@ -12,15 +12,11 @@ import jax
 import jax.numpy as jnp
 
 from fnopt import optimizers, transforms
-from fnopt.core import (
-    Transformation,
-    check_key,
-    default_float,
-    global_norm,
-    is_inexact,
-)
+from fnopt.core import Transformation, global_norm
+from fnopt.errors import check_key
 from fnopt.gradients import add_noise, clip_factors, weighted_total
 from fnopt.interop.optax_api._bridge import as_schedule
+from fnopt.numerics import default_float, is_inexact
 
 
 def per_example_global_norm_clip(grads: Any, l2_norm_clip: Any) -> tuple[Any, jax.Array]:

@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from fnopt import optimizers, transforms
-from fnopt.core import Member, Transformation, safe_increment, static, zero_count
+from fnopt.core import Member, Transformation, static
 from fnopt.interop.optax_api._bridge import as_schedule, bridge, with_labels
 from fnopt.interop.optax_api._restated import ByLabel, restated
+from fnopt.numerics import safe_increment, zero_count
 from fnopt.transforms.states import ZoomLinesearchInfo
 
 

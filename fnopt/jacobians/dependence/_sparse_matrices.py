@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex
 
-from fnopt.core import per_row
 from fnopt.jacobians.dependence._rule import Entry, Operation
 from fnopt.jacobians.dependence._sets import Sets
 from fnopt.jacobians.dependence._sums import mixed
+from fnopt.numerics import per_row
 
 
 def bcoo_product(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul
 from fnopt.linear import System
+from fnopt.numerics import matmul
 from fnopt.residuals import FlatResidual, linearise_products
 from fnopt.sharding import psum_rows
 from fnopt.solvers.linear_model._linearization import Linearization

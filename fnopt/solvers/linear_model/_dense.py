@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul
 from fnopt.linear import (
     LiftedSystem,
     Triangle,
@@ -18,6 +17,7 @@ from fnopt.linear import (
     numerical_rank,
     triangle,
 )
+from fnopt.numerics import matmul
 from fnopt.residuals import linearise
 from fnopt.solvers.linear_model._base import LinearModel, gram_rank, scaled_rmv
 from fnopt.solvers.linear_model._linearization import (

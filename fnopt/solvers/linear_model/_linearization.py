@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul
 from fnopt.linear import Triangle, norm, row_triangle
+from fnopt.numerics import matmul
 from fnopt.sharding import psum_rows, row_axes
 
 

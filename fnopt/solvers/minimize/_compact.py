@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import matmul
+from fnopt.numerics import matmul
 from fnopt.residuals import Box
 from fnopt.solvers.minimize._method import SecantPair
 from fnopt.solvers.minimize._problem import Evaluation

@@ -10,15 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import (
-    Params,
-    Status,
-    as_transformation,
-    check_count,
-    explain_jax_errors,
-    floor_power_of_two,
-    names_text,
-)
+from fnopt.core import Params, Status, as_transformation
+from fnopt.errors import check_count, explain_jax_errors, names_text
+from fnopt.numerics import floor_power_of_two
 from fnopt.programs import (
     is_data,
     is_eager,

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import Status, is_converged, safe_increment, select_tree
+from fnopt.core import Status, is_converged, select_tree
 from fnopt.linear import norm
+from fnopt.numerics import safe_increment
 from fnopt.sharding import cond, while_loop
 from fnopt.solvers._stopping import first_of
 from fnopt.solvers._trust_region import SHARE

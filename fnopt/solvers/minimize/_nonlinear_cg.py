@@ -7,7 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_choice, static
+from fnopt.core import static
+from fnopt.errors import check_choice
 from fnopt.linear import divide, norm
 from fnopt.solvers.minimize._method import (
     Direction,

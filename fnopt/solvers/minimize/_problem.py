@@ -9,16 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import (
-    check_inexact,
-    check_returned,
-    compute_dtype,
-    is_inexact,
-    real_dtype,
-    where,
-)
+from fnopt.errors import check_inexact, check_returned, where
 from fnopt.jacobians import held_as_zeros, real_vector
 from fnopt.manifolds import in_tangents
+from fnopt.numerics import compute_dtype, is_inexact, real_dtype
 from fnopt.programs import convert_closure
 from fnopt.residuals import (
     Box,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import matmul, static
+from fnopt.core import static
+from fnopt.numerics import matmul
 from fnopt.optimizers import inverse_product
 from fnopt.solvers.minimize._compact import (
     CorrectionPairs,

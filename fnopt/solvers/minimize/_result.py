@@ -8,14 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core import (
-    Params,
-    Status,
-    is_converged,
-    missing_attribute,
-    show_report,
-    status_messages,
-)
+from fnopt.core import Params, Status, is_converged, status_messages
+from fnopt.errors import missing_attribute, show_report
 from fnopt.solvers.result._report import batch_report
 from fnopt.solvers.result._solution import StepHistory
 from fnopt.solvers.result._values import value_lines

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from fnopt.core import check_tolerance, default_float
+from fnopt.errors import check_tolerance
+from fnopt.numerics import default_float
 from fnopt.solvers.minimize._quasi_newton import lbfgsb
 from fnopt.solvers.problem._scipy import ScipyTable, check_jac, first
 

@@ -12,16 +12,16 @@ from typing import Any
 
 import jax
 
-from fnopt.core import (
+from fnopt.errors import (
     check_returned,
     explain_example_errors,
     explain_missing_keys,
-    is_array_like,
     leaf_text,
     leaves_with_names,
     where,
 )
 from fnopt.jacobians import is_about_forward_mode
+from fnopt.numerics import is_array_like
 from fnopt.programs import TracedFunction, is_eager, jit_copy, trace_function
 from fnopt.residuals import (
     ExampleResiduals,

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import matmul
 from fnopt.jacobians import (
     SparseJacobian,
     ravel,
@@ -18,6 +17,7 @@ from fnopt.jacobians import (
     value_and_jacobian,
 )
 from fnopt.linear import divide
+from fnopt.numerics import matmul
 from fnopt.residuals import (
     Box,
     Derivative,

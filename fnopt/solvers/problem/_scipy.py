@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from fnopt.core import check_count
+from fnopt.errors import check_count
 from fnopt.solvers.problem._call import SCHEMES
 
 EXACT = "derivatives are exact here. If yours are cheaper, give fun a jax.custom_jvp"

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import check_count
+from fnopt.errors import check_count
 from fnopt.jacobians import sparse_jacobian
 from fnopt.residuals import RobustLoss, custom_loss, joined_function, named_loss
 from fnopt.solvers.problem._call import SCHEMES

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import floor_power_of_two
 from fnopt.linear import least_square_sum
+from fnopt.numerics import floor_power_of_two
 from fnopt.sharding import pmax_rows
 from fnopt.solvers.problem._problem import Problem
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from fnopt.core import matmul, real_dtype, safe_sqrt
 from fnopt.jacobians import SparseJacobian, real_vector
 from fnopt.linear import divide, least_square_sum, norm, numerical_rank, singular_factors
+from fnopt.numerics import matmul, real_dtype, safe_sqrt
 from fnopt.programs import tiered_call
 from fnopt.solvers.linear_model._scaling import initial_scale
 from fnopt.solvers.linear_model._sparse_gram import inverse_root

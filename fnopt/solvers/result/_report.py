@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import leaves_with_names
+from fnopt.errors import leaves_with_names
 from fnopt.jacobians import SparseJacobian, held_as_zeros
 from fnopt.manifolds import in_tangents, is_on
 from fnopt.solvers.result._covariance import correlation_of, errors_of

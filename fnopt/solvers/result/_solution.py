@@ -10,13 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from fnopt.core import (
-    Params,
-    is_converged,
-    missing_attribute,
-    show_report,
-    status_messages,
-)
+from fnopt.core import Params, is_converged, status_messages
+from fnopt.errors import missing_attribute, show_report
 from fnopt.jacobians import SparseJacobian
 from fnopt.solvers.result._report import batch_report, listed, named_entries, report
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core import leaves_with_names
+from fnopt.errors import leaves_with_names
 
 _MOST = 10  # numbers with a line of their own, in reports without standard errors
 

@@ -8,10 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import check_chunk_size, global_norm, scan_chunks
+from fnopt.core import global_norm
+from fnopt.errors import check_chunk_size
 from fnopt.gradients._loss import BoundLoss, ExampleLoss
 from fnopt.gradients._sums import weighted_total, zero_sums
 from fnopt.gradients.ghost._trace import Ghost, trace_ghost
+from fnopt.numerics import scan_chunks
 
 
 class Parity(NamedTuple):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fnopt.core import exponents
+from fnopt.numerics import exponents
 
 EDGES = np.concatenate([[0], exponents.histogram_edges(), [np.inf]])
 

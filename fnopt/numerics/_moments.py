@@ -1,4 +1,4 @@
-"""Moving averages, of gradients with bias corrections and of parameters."""
+"""Moving averages with bias corrections, their roots and their dtypes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fnopt.core._abstract import safe_increment
-from fnopt.core._apply import Params
-from fnopt.core._leaves import map_leaves, select_tree
+from fnopt.numerics._dtypes import safe_increment
 
 
 def as_dtype(dtype: Any) -> Any:
@@ -46,7 +44,7 @@ def ema(mean: jax.Array, x: jax.Array, decay: jax.Array, gain: jax.Array | None 
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from fnopt.core import ema
+        >>> from fnopt.numerics import ema
         >>> ema(jnp.asarray([4.0]), jnp.asarray([8.0]), 0.75)
         Array([5.], dtype=float32)
     """
@@ -68,7 +66,7 @@ def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from fnopt.core import bias_correction
+        >>> from fnopt.numerics import bias_correction
         >>> bias_correction(jnp.asarray(0.5), jnp.asarray(2))
         Array(0.75, dtype=float32)
     """
@@ -109,7 +107,7 @@ def mean_weights(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from fnopt.core import mean_weights
+        >>> from fnopt.numerics import mean_weights
         >>> [float(x) for x in mean_weights(jnp.asarray(0.5), jnp.asarray(1))]
         [2.0, 0.0]
     """
@@ -135,64 +133,8 @@ def positive_root(x: jax.Array) -> jax.Array:
 
     Example:
         >>> import jax.numpy as jnp
-        >>> from fnopt.core import positive_root
+        >>> from fnopt.numerics import positive_root
         >>> 0.0 / positive_root(jnp.asarray([0.0, 4.0]))
         Array([0., 0.], dtype=float32)
     """
     return lax.sqrt(lax.max(x, jnp.finfo(x.dtype).tiny))
-
-
-def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Any) -> Params:
-    r"""Interpolate between two trees: :math:`\theta' + \tau\, (\theta - \theta')`.
-
-    Args:
-        new_tensors: :math:`\theta`, a tree of floating arrays.
-        old_tensors: :math:`\theta'`, a tree of the same structure and shapes.
-        step_size: :math:`\tau`, a scalar.
-
-    Returns:
-        A tree in the dtypes of `old_tensors`.
-
-    Raises:
-        ValueError: If structures or shapes differ.
-
-    Example:
-        >>> import jax.numpy as jnp, fnopt
-        >>> fnopt.incremental_update({"w": jnp.ones(2)}, {"w": jnp.zeros(2)}, 0.25)
-        {'w': Array([0.25, 0.25], dtype=float32)}
-
-    Reference:
-        Lillicrap et al., 2015, arXiv:1509.02971.
-    """
-
-    def interpolate(step: Any, new: Any, old: Any) -> Any:
-        return new, step * new + (1 - step) * old
-
-    step = jnp.asarray(step_size) if jnp.ndim(step_size) == 0 else step_size
-    return map_leaves(interpolate, new_tensors, hyper=step, outputs=2, old_tensors=old_tensors)[1]
-
-
-def periodic_update(
-    new_tensors: Params, old_tensors: Params, steps: Any, update_period: Any
-) -> Params:
-    """Replace old parameters by new ones every `update_period` steps.
-
-    Args:
-        new_tensors: A tree of arrays.
-        old_tensors: A tree of the same structure, shapes and dtypes.
-        steps: The step number, an integer.
-        update_period: Number of steps between replacements.
-
-    Returns:
-        `new_tensors` if the step is a multiple of the period, else `old_tensors`.
-
-    Example:
-        >>> import jax.numpy as jnp, fnopt
-        >>> fnopt.periodic_update({"w": jnp.ones(1)}, {"w": jnp.zeros(1)}, steps=6, update_period=3)
-        {'w': Array([1.], dtype=float32)}
-
-    Reference:
-        Mnih et al., 2015, doi:10.1038/nature14236.
-    """
-    now = jnp.asarray(steps) % jnp.asarray(update_period, jnp.result_type(steps)) == 0
-    return select_tree(now, new_tensors, old_tensors)

@@ -10,17 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fnopt.core._abstract import (
-    compute_dtype,
-    dtype_of,
-    is_array_like,
-    is_inexact,
-    is_traced,
-    real_dtype,
+from fnopt.numerics._batching import stack_alike
+from fnopt.numerics._dtypes import compute_dtype, is_traced, real_dtype
+from fnopt.numerics._numbers import (
+    nonzero,
+    range_divisor,
+    safe_sqrt,
+    squared_modulus,
+    sum_of_squares,
 )
-from fnopt.core._batching import stack_alike
-from fnopt.core._leaves import check_inexact
-from fnopt.core._numbers import nonzero, range_divisor, safe_sqrt, squared_modulus, sum_of_squares
 from fnopt.sharding import shard_axes, sharded_full_like, sum_over_shards
 
 # Number of elements from which a temporary buffer of the array's size is avoided.
@@ -162,30 +160,10 @@ def _norm_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[jax.Array, jax
     return norm, slope
 
 
-def global_norm(tree: Any) -> jax.Array:
-    r"""Compute the Euclidean norm over all leaves, :math:`\sqrt{\sum_\ell \sum_i |x_{\ell i}|^2}`.
-
-    Args:
-        tree: A tree of floating or complex arrays; `None` leaves are skipped.
-
-    Returns:
-        A real scalar in the widest dtype of the leaves, at least float32. It is correct even if
-        the squares are out of range, as for float32 gradients of 1e20 or 1e-30.
-        Its derivative at zero is zero, not NaN.
-
-    Example:
-        >>> import jax.numpy as jnp, fnopt
-        >>> fnopt.global_norm({"a": jnp.asarray([3.0]), "b": jnp.asarray(4.0)})
-        Array(5., dtype=float32)
-    """
-    leaves = jax.tree.leaves(tree)
-    for x in leaves:  # keys and float0 gradients have no norm
-        if not (is_inexact(x) or (is_array_like(x) and jnp.issubdtype(dtype_of(x), jnp.integer))):
-            check_inexact(tree, "global_norm")
-    if not leaves:
-        return jnp.zeros((), jnp.float32)
+def euclidean_norm(arrays: list[jax.Array]) -> jax.Array:
+    """Euclidean norm over all elements of some arrays, and over the devices that share them."""
     with sum_over_shards():
-        norm, axes = _norm([jnp.asarray(x) for x in leaves]), shard_axes()
+        norm, axes = _norm(arrays), shard_axes()
         if not axes:
             return norm
         # The norms of all devices are gathered, because the sum of their squares could overflow.

@@ -12,9 +12,8 @@ from typing import Any, TypeGuard
 import jax
 from jax.core import Tracer
 
-from fnopt.core._checks import type_text
-from fnopt.core._paths import leaf_text, leaves_with_names
-from fnopt.core._text import names_text, where
+from fnopt.errors._paths import leaf_text, leaves_with_names
+from fnopt.errors._text import names_text, type_text, where
 
 _NUMPY = re.compile(r"\b(np|numpy|scipy|special|math)\.((?:\w+\.)*\w+)\s*\(")
 _WRITES = re.compile(r"[\w.]+\[[^=]*\]\s*[-+*/]?=(?!=)")

@@ -58,7 +58,7 @@ def stochastic_round(x: Any, dtype: Any, key: jax.Array) -> jax.Array:
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from fnopt.core import stochastic_round
+        >>> from fnopt.numerics import stochastic_round
         >>> x = jnp.full(10_000, 1 + 2.0**-10)  # bfloat16 has 1 and 1 + 2**-7
         >>> y = stochastic_round(x, jnp.bfloat16, jax.random.key(0))
         >>> print(f"{(y > 1).mean():.2f}")  # one in eight goes up

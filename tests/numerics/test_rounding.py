@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fnopt.core import compute_dtype, is_narrow, round_to_nearest, stochastic_round
+from fnopt.numerics import compute_dtype, is_narrow, round_to_nearest, stochastic_round
 
 NARROW = {
     "bfloat16": (1e-30, 1e30),

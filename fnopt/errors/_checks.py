@@ -1,7 +1,8 @@
-"""Checks of losses, batches, keys and numbers while a program is traced."""
+"""Checks of params, batches, keys and numbers while a program is traced."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import operator
 from collections.abc import Callable
@@ -11,27 +12,20 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 
-from fnopt.core._abstract import is_array_like, is_inexact
-from fnopt.core._paths import leaf_text, leaves_with_names
-from fnopt.core._text import names_text
+from fnopt.errors._paths import leaf_text, leaves_with_names
+from fnopt.errors._text import names_text, type_text, where
+from fnopt.numerics import is_array_like, is_inexact
 
 NamedLeaves = list[tuple[str, Any]]
 CLOSED_OVER = "Let the function close over what all examples share."
 
 
-def type_text(x: Any) -> str:
-    """Type of a leaf as text: `'float32[8,3]'`, or the name of its Python type."""
-    if not hasattr(x, "dtype"):
-        return type(x).__name__
-    return f"{x.dtype}[{','.join(map(str, x.shape))}]"
-
-
 def check_params(leaves: NamedLeaves, name: str) -> None:
     """Check that every leaf of the parameters can be differentiated."""
-    for where, leaf in leaves:
+    for path, leaf in leaves:
         if not is_inexact(leaf):
             raise TypeError(
-                f"{name}: {where} is {type_text(leaf)}, which has no gradient. Differentiate "
+                f"{name}: {path} is {type_text(leaf)}, which has no gradient. Differentiate "
                 "floating arrays only: split the rest off (equinox.partition, flax.nnx.split) and "
                 "close over it, or choose the argument with argnums."
             )
@@ -45,23 +39,23 @@ def check_batch(leaves: NamedLeaves, name: str, shared: str = CLOSED_OVER) -> in
     """
     if not leaves:
         raise ValueError(f"{name}: the batch has no array in it, so no examples.")
-    for where, leaf in leaves:
+    for path, leaf in leaves:
         if not getattr(leaf, "shape", ()):
             is_key = jnp.issubdtype(getattr(leaf, "dtype", jnp.float32), jax.dtypes.prng_key)
             if is_key:
                 raise ValueError(
-                    f"{name}: {where} of the batch is one random key, which all examples would "
+                    f"{name}: {path} of the batch is one random key, which all examples would "
                     "share. Give each its own: jax.random.split(key, n)."
                 )
             raise ValueError(
-                f"{name}: {where} of the batch is {type_text(leaf)} without an example axis. "
+                f"{name}: {path} of the batch is {type_text(leaf)} without an example axis. "
                 f"{shared}"
             )
-    sizes = {where: leaf.shape[0] for where, leaf in leaves}
+    sizes = {path: leaf.shape[0] for path, leaf in leaves}
     if len({*sizes.values()}) > 1:
         raise ValueError(
             f"{name}: the leading axes of the batch disagree: "
-            f"{names_text([f'{where}: {size}' for where, size in sizes.items()])}. "
+            f"{names_text([f'{path}: {size}' for path, size in sizes.items()])}. "
             "Every leaf needs one entry per example."
         )
     size = leaves[0][1].shape[0]
@@ -159,3 +153,50 @@ def accepts_args(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     except TypeError:
         return False
     return True
+
+
+def check_chunk_size(chunk_size: int | None, name: str) -> int | None:
+    """Check that a chunk size is `None` or a positive int, and return it."""
+    if chunk_size is None:
+        return None
+    return check_count(chunk_size, "chunk_size", name, otherwise=", or None for the default")
+
+
+EQUINOX_FILTER = "eqx.filter(model, eqx.is_inexact_array)"
+
+
+def check_inexact(tree: Any, what: str, fitted: bool = False) -> None:
+    """Raise a TypeError that names the first leaf that isn't a floating or complex array.
+
+    The message advises a remedy for an optimizer, or for the solver that `fitted` the leaves.
+    """
+    if all(map(is_inexact, jax.tree.leaves(tree))):  # names cost ten times as much as the check
+        return
+    for path, leaf in leaves_with_names(tree)[0]:
+        if is_inexact(leaf):
+            continue
+        raise TypeError(
+            f"{where()}{what}: {leaf_text(path)} is {type_text(leaf)}, expected a floating array. "
+            f"{_what_to_do(leaf, fitted)}"
+        )
+
+
+def _what_to_do(leaf: Any, fitted: bool) -> str:
+    """Advice for a leaf that an optimizer can't update or a solver can't fit."""
+    if dataclasses.is_dataclass(leaf):
+        return (
+            "JAX takes a dataclass for one leaf until its class is a tree: decorate it with "
+            "jax.tree_util.register_dataclass."
+        )
+    if fitted and is_array_like(leaf):
+        return "Convert it to float, or keep it out of the tree (close over it)."
+    if fitted:
+        return (
+            "Keep such leaves out of the tree (Equinox: params, rest = eqx.partition(model, "
+            "eqx.is_inexact_array), and eqx.combine(params, rest) inside the function)."
+        )
+    number = "Write a number as 1.0. " if isinstance(leaf, int) else ""
+    return (
+        f"{number}Freeze such leaves with fnopt.freeze or fnopt.partition (around the whole "
+        f"optimizer), or filter them out of the tree first (Equinox: {EQUINOX_FILTER})."
+    )

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax import tree_util
 
-from fnopt.core._text import names_text
+from fnopt.errors._text import names_text
 
 _IsLeaf = Callable[[Any], bool]
 
@@ -46,7 +46,7 @@ def path_name(path: tuple[Any, ...]) -> str:
 
     Example:
         >>> path = jax.tree_util.tree_flatten_with_path({"dense": [1.0]})[0][0][0]
-        >>> fnopt.core.path_name(path)
+        >>> fnopt.errors.path_name(path)
         'dense/0'
     """
     return "/".join(map(_key_name, path))
@@ -63,7 +63,7 @@ def leaves_with_names(tree: Any, is_leaf: _IsLeaf | None = None) -> tuple[list[A
         A list of `(name, leaf)` in the order of `jax.tree.leaves`, and the treedef.
 
     Example:
-        >>> fnopt.core.leaves_with_names({"b": [2.0], "a": 1.0})[0]
+        >>> fnopt.errors.leaves_with_names({"b": [2.0], "a": 1.0})[0]
         [('a', 1.0), ('b/0', 2.0)]
     """
     outer, _ = tree_util.tree_flatten_with_path(
@@ -130,7 +130,7 @@ def matches(path: str, pattern: str) -> bool:
 
     Example:
         >>> path = "encoder/dense/bias"
-        >>> [fnopt.core.matches(path, p) for p in ("encoder", "*/bias", "*/dense", "bias", "enc")]
+        >>> [fnopt.errors.matches(path, p) for p in ("encoder", "*/bias", "*/dense", "bias", "enc")]
         [True, True, True, False, False]
     """
     branch = f"{pattern.rstrip('/')}/*"

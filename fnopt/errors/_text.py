@@ -62,7 +62,7 @@ def import_optional(module: str, user: str, extra: str = "") -> Any:
         ImportError: If it isn't installed.
 
     Example:
-        >>> from fnopt.core import import_optional
+        >>> from fnopt.errors import import_optional
         >>> import_optional("scipy.parse", "to_scipy")
         Traceback (most recent call last):
         ImportError: to_scipy needs scipy: install it with `pip install scipy`.
@@ -134,3 +134,10 @@ def show_shapes(states: Iterable[Any]) -> None:
     """Make notebooks display states of these classes with shapes in place of arrays."""
     for state in states:
         state._repr_pretty_ = _show_shapes
+
+
+def type_text(x: Any) -> str:
+    """Type of a leaf as text: `'float32[8,3]'`, or the name of its Python type."""
+    if not hasattr(x, "dtype"):
+        return type(x).__name__
+    return f"{x.dtype}[{','.join(map(str, x.shape))}]"

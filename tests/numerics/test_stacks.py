@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fnopt
-from fnopt.core import stack_alike
+from fnopt.numerics import stack_alike
 from fnopt.programs import jaxprs
 from tests.contract.trees import many_leaves
 

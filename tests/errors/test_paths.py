@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 import fnopt
-from fnopt.core import leaves_with_names
+from fnopt.errors import leaves_with_names
 
 
 @jax.tree_util.register_dataclass

@@ -160,7 +160,7 @@ def missing_attribute(kind: str, names: dict[str, str]) -> Callable[[Any, str], 
         A method that raises an AttributeError.
 
     Example:
-        >>> from fnopt.core import missing_attribute
+        >>> from fnopt.errors import missing_attribute
         >>> class Result:
         ...     __getattr__ = missing_attribute("a Result", {"x": "params"})
         >>> Result().x

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fnopt.core._abstract import compute_dtype
+from fnopt.numerics._dtypes import compute_dtype
 from fnopt.sharding import product_sharding, sharded_full_like
 
 

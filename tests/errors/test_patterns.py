@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import fnopt
-from fnopt.core import matches
+from fnopt.errors import matches
 from fnopt.monitor._groups import group
 
 PARAMS = {
@@ -30,7 +30,7 @@ SELECTED = {
 
 
 def _named(tree, keep):
-    return [path for path, leaf in fnopt.core.leaves_with_names(tree)[0] if keep(leaf)]
+    return [path for path, leaf in fnopt.errors.leaves_with_names(tree)[0] if keep(leaf)]
 
 
 def _by_pattern(pattern):

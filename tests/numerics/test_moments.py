@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fnopt.core import bias_correction
+from fnopt.numerics import bias_correction
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.5, 0.9, 0.999, 0.9999, 1 - 2.0**-20])

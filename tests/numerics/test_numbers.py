@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import fnopt
-from fnopt.core import floor_power_of_two, joint_norm, safe_norms, sum_of_squares
-from fnopt.core._norms import _norm_from_ranges
 from fnopt.linear import norm
+from fnopt.numerics import floor_power_of_two, joint_norm, safe_norms, sum_of_squares
+from fnopt.numerics._norms import _norm_from_ranges
 
 MAGNITUDES = [1e-35, 1e-30, 1e-24, 1e-20, 1e-10, 1.0, 1e10, 1e18, 1e20, 1e30, 1e37]
 

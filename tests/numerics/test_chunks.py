@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fnopt.core._batching import scan_chunks
 from fnopt.gradients._loss import BoundLoss
 from fnopt.gradients._strategy import choose
+from fnopt.numerics._batching import scan_chunks
 
 
 def running(carry, chunk):

@@ -12,17 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fnopt.core._checks import check_count
 from fnopt.sharding import concatenate, is_sharded, pvary_like, replicate, reshape, use_mesh_of
 
 Carry = TypeVar("Carry")
-
-
-def check_chunk_size(chunk_size: int | None, name: str) -> int | None:
-    """Check that a chunk size is `None` or a positive int, and return it."""
-    if chunk_size is None:
-        return None
-    return check_count(chunk_size, "chunk_size", name, otherwise=", or None for the default")
 
 
 def scan_chunks(

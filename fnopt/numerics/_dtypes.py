@@ -1,0 +1,124 @@
+"""Shapes and dtypes of arrays, the dtype of a computation, step counts, and tracers."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.interpreters import partial_eval
+
+_CONFIG: Any = jax.config  # its fields are made at run time
+
+
+def compute_dtype(*dtypes: Any) -> Any:
+    """Dtype for a computation: the common dtype of the operands, at least float32.
+
+    bfloat16 and float16 are widened: an exponential average with b2 = 0.999 never decays in
+    bfloat16, and 1e-8 is zero in float16.
+
+    Args:
+        *dtypes: Floating or complex dtypes.
+
+    Returns:
+        A NumPy dtype.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fnopt.numerics import compute_dtype
+        >>> compute_dtype(jnp.bfloat16), compute_dtype(jnp.complex64)
+        (dtype('float32'), dtype('complex64'))
+    """
+    return _compute_dtype(dtypes, _CONFIG.jax_enable_x64)
+
+
+@functools.cache
+def _compute_dtype(dtypes: tuple[Any, ...], x64: bool) -> Any:
+    del x64  # without it float64 is float32
+    # JAX has no common dtype for float8 and others; float32 holds every number of it.
+    wide = [jnp.float32 if _is_float8(d) else d for d in dtypes]
+    with jax.numpy_dtype_promotion("standard"):  # mixing on purpose, also under strict promotion
+        return jnp.result_type(jnp.float32, *wide)
+
+
+def _is_float8(dtype: Any) -> bool:
+    dtype = jnp.dtype(dtype)
+    return dtype.itemsize == 1 and _is_inexact(dtype)
+
+
+def real_dtype(dtype: Any) -> Any:
+    """Dtype of the real part: float32 for complex64; a real dtype stays the same."""
+    return jnp.finfo(dtype).dtype
+
+
+def dtype_of(x: Any) -> Any:
+    """Dtype of an array or a Python number; faster than `jnp.result_type`."""
+    if isinstance(x, (np.ndarray, np.generic)):  # float64 is float32 without x64
+        return jnp.result_type(x)
+    try:
+        return x.dtype
+    except AttributeError:
+        return jnp.result_type(x)
+
+
+def shape_of(x: Any) -> tuple[int, ...]:
+    """Shape of an array or a Python number; faster than `jnp.shape`."""
+    try:
+        return x.shape
+    except AttributeError:
+        return jnp.shape(x)
+
+
+def default_float() -> Any:
+    """JAX's default float, strongly typed: float64 with x64 on, else float32."""
+    # `jnp.asarray(1e-3)` is weakly typed, so the second step would be traced again.
+    return jnp.dtype(jax.dtypes.canonicalize_dtype(float))
+
+
+def is_inexact(x: Any) -> bool:
+    """Whether a leaf is a floating or complex array (or a Python float or complex)."""
+    if isinstance(x, (float, complex)):
+        return True
+    return hasattr(x, "dtype") and _is_inexact(x.dtype)
+
+
+def is_array_like(x: Any) -> bool:
+    """Whether a leaf is an array or a number; a module's activation function is not."""
+    return hasattr(x, "dtype") or isinstance(x, (bool, int, float, complex))
+
+
+@functools.cache
+def _is_inexact(dtype: Any) -> bool:
+    return bool(jnp.issubdtype(dtype, jnp.inexact))
+
+
+def safe_increment(count: jax.Array) -> jax.Array:
+    """`count + 1`, saturating at the dtype's largest value."""
+    # NumPy constants are cheaper to trace than arrays, and every member of a chain makes them.
+    last, one = np.asarray(jnp.iinfo(count.dtype).max - 1, count.dtype), np.ones((), count.dtype)
+    return lax.add(lax.min(count, last), one)
+
+
+def zero_count() -> jax.Array:
+    """A fresh step count: a strongly typed int32 scalar."""
+    return jnp.zeros((), jnp.int32)
+
+
+# If a release of JAX renames this attribute, no value counts as staged, which is correct but slower
+# to trace.
+_TRACER: Any = getattr(partial_eval, "DynamicJaxprTracer", ())
+
+
+def is_traced(*arrays: Any) -> bool:
+    """Whether any of the arrays belongs to a program that is being traced.
+
+    While a program is traced, every operation becomes an equation, even on concrete numbers. Under
+    a `vmap` or a `grad` outside of `jit`, operations run eagerly.
+    """
+    for x in arrays:  # noqa: SIM110  (an eager update asks it of every member)
+        if isinstance(x, _TRACER):
+            return True
+    return False

@@ -6,6 +6,7 @@ from fnopt.linear._band import BandedGramSystem, BandLayout, band_of, reverse_cu
 from fnopt.linear._eliminated_system import BlockLayout, EliminatedGramSystem
 from fnopt.linear._gram_system import TallGramSystem, WideGramSystem, gram
 from fnopt.linear._krylov_system import KrylovSystem
+from fnopt.linear._krylov_system import to_boundary as to_boundary
 from fnopt.linear._matrix_functions import matrix_inverse_pth_root, power_iteration
 from fnopt.linear._norms import are_squares_safe as are_squares_safe
 from fnopt.linear._norms import divide as divide

@@ -13,7 +13,7 @@ from jax import lax
 
 from fnopt.jacobians import SparseJacobian, Sparsity, distinct_edges, row_pairs
 from fnopt.linear._gram_system import SparseGramSystem
-from fnopt.linear._secular import Solvers, cholesky
+from fnopt.linear._secular import Solvers, backward, cholesky, forward
 from fnopt.numerics import matmul
 from fnopt.sharding import pvary_like
 
@@ -227,7 +227,7 @@ def band_cholesky(G: jax.Array, lam: jax.Array) -> BandFactor:
     """
 
     def step(L: jax.Array, blocks: jax.Array) -> tuple[jax.Array, BandFactor]:
-        Z = _solve(L, blocks[1].T)
+        Z = lax.linalg.triangular_solve(L, blocks[1].T, left_side=True, lower=True)
         L = cholesky(blocks[0] - matmul(Z.T, Z), lam)
         return L, BandFactor(L, Z)
 
@@ -239,7 +239,7 @@ def band_forward(factor: BandFactor, b: jax.Array) -> jax.Array:
 
     def step(y: jax.Array, at: tuple[BandFactor, jax.Array]) -> tuple[jax.Array, jax.Array]:
         (L, Z), b = at
-        y = _solve(L, (b - matmul(y, Z))[:, None])[:, 0]
+        y = forward(L, b - matmul(y, Z))
         return y, y
 
     return lax.scan(step, pvary_like(jnp.zeros_like(b[0]), (factor, b)), (factor, b))[1]
@@ -250,16 +250,12 @@ def band_backward(factor: BandFactor, y: jax.Array) -> jax.Array:
 
     def step(rest: jax.Array, at: tuple[BandFactor, jax.Array]) -> tuple[jax.Array, jax.Array]:
         (L, Z), y = at
-        x = _solve(L, (y - rest)[:, None], True)[:, 0]
+        x = backward(L, y - rest)
         return matmul(Z, x), x
 
     return lax.scan(step, pvary_like(jnp.zeros_like(y[0]), (factor, y)), (factor, y), reverse=True)[
         1
     ]
-
-
-def _solve(L: jax.Array, B: jax.Array, transposed: bool = False) -> jax.Array:
-    return lax.linalg.triangular_solve(L, B, left_side=True, lower=True, transpose_a=transposed)
 
 
 @dataclasses.dataclass(frozen=True)

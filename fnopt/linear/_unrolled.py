@@ -42,7 +42,6 @@ class Factor(NamedTuple):
 
     L: Rows  # below the diagonal; row i has i entries
     diagonal: tuple[jax.Array, ...]  # L_ii, infinite where there is no pivot
-    definite: jax.Array  # bool[lanes], whether all pivots are positive
 
 
 def normal_equations(columns: Sequence[jax.Array], r: jax.Array) -> NormalEquations:
@@ -132,22 +131,20 @@ def unrolled_cholesky(A: Rows, damping: jax.Array, least: float | jax.Array = 0.
         >>> from fnopt.linear import unrolled_cholesky
         >>> A = ((jnp.asarray([4.0, 1.0]),), (jnp.asarray([2.0, 1.0]), jnp.asarray([5.0, 1.0])))
         >>> factor = unrolled_cholesky(A, jnp.zeros(2))
-        >>> print(factor.L[1][0], factor.definite)
-        [1. 1.] [ True False]
+        >>> print(factor.L[1][0], factor.diagonal[1])
+        [1. 1.] [ 2. inf]
     """
     L: list[list[jax.Array]] = []
     diagonal: list[jax.Array] = []
-    definite = jnp.asarray(True)
     for i, row in enumerate(A):
         L.append([])
         for j in range(i):
             L[i].append((row[j] - _dot(L[i][:j], L[j][:j])) / diagonal[j])
         pivot = row[i] + damping - _dot(L[i], L[i])
-        definite = definite & (pivot > least)
         # The diagonal is infinite without a pivot: quotients by it are zero, so the unknown drops
         # out of its lane without a branch.
         diagonal.append(jnp.sqrt(jnp.where(pivot > least, pivot, jnp.full_like(pivot, jnp.inf))))
-    return Factor(tuple(map(tuple, L)), tuple(diagonal), definite)
+    return Factor(tuple(map(tuple, L)), tuple(diagonal))
 
 
 def _dot(a: Sequence[jax.Array], b: Sequence[jax.Array]) -> Any:
@@ -202,7 +199,7 @@ def unrolled_inverse(factor: Factor) -> Rows:
         factor: The factors.
 
     Returns:
-        The lower triangles; finite but meaningless where the matrix isn't definite.
+        The lower triangles; finite but meaningless where a pivot is missing.
 
     Example:
         >>> import jax.numpy as jnp

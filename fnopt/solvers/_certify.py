@@ -10,7 +10,16 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Status, is_converged
-from fnopt.linear import Triangle, divide, length, numerical_rank, row_triangle, singular_triangle
+from fnopt.linear import (
+    Triangle,
+    divide,
+    gauss_newton_solution,
+    length,
+    linear_solver,
+    numerical_rank,
+    row_triangle,
+    singular_triangle,
+)
 from fnopt.residuals import Box
 from fnopt.sharding import psum_rows
 from fnopt.solvers._bounded import free_point, without
@@ -24,7 +33,7 @@ from fnopt.solvers.linear_model._scaling import initial_scale
 from fnopt.solvers.problem._problem import Problem
 from fnopt.solvers.problem._units import finer_unit
 
-_SMALL, _ENTRIES = 64, 2**18  # params; entries, 2 MB in float64, what a core's cache holds
+_ENTRIES = 2**18  # of a Jacobian: 2 MB in float64, what a core's cache holds
 
 
 class Certificate(NamedTuple):
@@ -199,7 +208,7 @@ def exact_point(model: LinearModel, point: Linearization) -> Linearization:
     flat = model.flat
     given = flat.derivative
     formed = model.chunk_size is None and (given is None or given.gram is None)
-    small = flat.n <= _SMALL and flat.rows * flat.n <= _ENTRIES
+    small = linear_solver("auto", flat.n, flat.n) == "qr" and flat.rows * flat.n <= _ENTRIES
     if point.triangle is not None or not (formed and small):
         return point
     if isinstance(model, DenseModel):
@@ -218,7 +227,7 @@ def _spectrum(model: LinearModel, point: Linearization) -> Spectrum:
     factors = singular_triangle(Triangle(L / initial_scale(point.columns)[:, None], c))
     rank = numerical_rank(factors.s, model.size)
     kept = jnp.arange(factors.s.size, dtype=rank.dtype) < rank
-    b = jnp.where(kept, factors.b, jnp.zeros_like(factors.b))
     determined = jnp.sum(jnp.where(kept[:, None], jnp.square(factors.Vt), 0), axis=0)
     null = determined < 1 - jnp.asarray(float(jnp.finfo(L.dtype).eps) ** 0.5, L.dtype)
-    return Spectrum(rank, jnp.sum(jnp.square(b)) / 2, length(divide(b, factors.s)), null)
+    z = gauss_newton_solution(factors, model.size)
+    return Spectrum(rank, jnp.sum(jnp.square(factors.s * z)) / 2, length(z), null)

@@ -64,7 +64,7 @@ def test_inverse_agrees_with_numpy(n):
     J, r = jacobians(20, n)
     factor = unrolled_cholesky(sums(J, r).A, jnp.zeros(LANES))
     inverse = full(unrolled_inverse(factor))
-    assert np.all(factor.definite)
+    np.testing.assert_array_equal(unrolled_rank(factor), n)
     for lane in range(LANES):
         A = J[..., lane].astype(np.float64)
         np.testing.assert_allclose(inverse[..., lane], np.linalg.inv(A.T @ A), rtol=1e-3, atol=1e-6)
@@ -79,7 +79,6 @@ def test_rank_and_finite_solutions_where_columns_depend():
     found = sums(J, r)
     factor = unrolled_cholesky(found.A, jnp.zeros(LANES), least=1e-5)
     np.testing.assert_array_equal(unrolled_rank(factor), [3, 2, 2, 0, 3])
-    np.testing.assert_array_equal(factor.definite, [True, False, False, False, True])
     assert np.all(np.isfinite(unrolled_solve(factor, found.g)))
     assert np.all(np.isfinite(full(unrolled_inverse(factor))))
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.linear import norm
+from fnopt.linear import norm, to_boundary
 from fnopt.residuals import hessian_product
 from fnopt.sharding import while_loop
 from fnopt.solvers.minimize._method import (
@@ -118,7 +118,7 @@ def steihaug(
         ahead = p + alpha * d
         leaves = ~convex | (norm(ahead) >= radius) | ~jnp.all(jnp.isfinite(ahead))
         # Lengths are in units of the radius, because the square of the radius may underflow.
-        edge = radius * _to_the_edge(p / radius, d)
+        edge = radius * to_boundary(p / radius, d, jnp.ones_like(radius))
         p = jnp.where(leaves, p + edge * d, ahead)
         r = r + alpha * Hd
         new = dot(r, r)
@@ -136,14 +136,3 @@ def steihaug(
     usable = jnp.isfinite(predicted) & jnp.all(jnp.isfinite(p))
     p, predicted = jnp.where(usable, p, -radius * g), jnp.where(usable, predicted, radius)
     return scale * p, scale * (scale * predicted)
-
-
-def _to_the_edge(p: jax.Array, d: jax.Array) -> jax.Array:
-    """Return the step size along `d` from `p`, inside the unit sphere, to the sphere."""
-    a, b, c = dot(d, d), dot(p, d), dot(p, p) - 1
-    root = jnp.sqrt(jnp.maximum(jnp.square(b) - a * c, 0))
-    # Choose the form of the root of the quadratic that has no cancellation.
-    positive = b > 0
-    over = jnp.where(positive, -c, root - b)
-    under = jnp.where(positive, b + root, a)
-    return over / jnp.where(under > 0, under, jnp.ones_like(under))

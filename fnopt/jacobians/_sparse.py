@@ -142,17 +142,19 @@ def _leaves(flat: VectorFunction) -> Shapes:
     return tuple(jnp.shape(leaf) for leaf in jax.tree.leaves(flat.params))
 
 
+@functools.lru_cache(maxsize=8)
+def _coloured(m: int, n: int, rows: bytes, cols: bytes, mode: str, leaves: Shapes) -> Colouring:
+    """Colouring of a pattern: one object for equal patterns, since programs depend on it."""
+    entries = np.frombuffer(rows, np.int32), np.frombuffer(cols, np.int32)
+    return colouring(*entries, (m, n), mode, leaves)
+
+
 def _colours_of(pattern: Pattern) -> Coloured:
     """Find the pattern in every trace; colourings of known patterns are cached."""
 
-    @functools.lru_cache(maxsize=4)
-    def coloured(m: int, n: int, rows: bytes, cols: bytes, mode: str, leaves: Shapes) -> Colouring:
-        entries = np.frombuffer(rows, np.int32), np.frombuffer(cols, np.int32)
-        return colouring(*entries, (m, n), mode, leaves)
-
     def found(flat: VectorFunction, inner: Inner | None, mode: str) -> Colouring:
         rows, cols = (part.astype(np.int32).tobytes() for part in pattern(flat, inner))
-        return coloured(flat.m, flat.x.size, rows, cols, mode, _leaves(flat))
+        return _coloured(flat.m, flat.x.size, rows, cols, mode, _leaves(flat))
 
     return found
 

@@ -20,8 +20,10 @@ from fnopt.residuals._flat import FlatResidual as FlatResidual
 from fnopt.residuals._flat import flat_residual as flat_residual
 from fnopt.residuals._flat import joined_function as joined_function
 from fnopt.residuals._flat import param_shapes as param_shapes
-from fnopt.residuals._given import composed_derivative as composed_derivative
+from fnopt.residuals._given import FreeJacobian as FreeJacobian
 from fnopt.residuals._given import formed as formed
+from fnopt.residuals._given import free_derivative as free_derivative
+from fnopt.residuals._given import free_jacobian as free_jacobian
 from fnopt.residuals._given import given_derivative as given_derivative
 from fnopt.residuals._given import without_operators as without_operators
 from fnopt.residuals._implicit import after_newton as after_newton

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -116,31 +116,42 @@ def given_derivative(
     return Derivative(evaluate, lambda J: J, matmul, lambda J, w: matmul(w, J), False, gram)
 
 
-def composed_derivative(
-    jac: SparseJacobianFunction,
-    made: Parametrisation,
-    x: jax.Array,
-    unravel: Callable[[jax.Array], Any],
-    args: tuple[Any, ...],
-) -> Derivative:
-    """The derivative with respect to the free variables, as a sparse Jacobian of the composition.
+class FreeJacobian(NamedTuple):
+    """The sparse Jacobian with respect to the free variables."""
+
+    fn: Callable[..., SparseJacobian]  # of the free tree and of further arguments
+
+
+def free_jacobian(jac: SparseJacobianFunction, made: Parametrisation) -> FreeJacobian:
+    """Compose a sparse Jacobian with the map from the free variables to the params.
 
     Args:
         jac: The result of :func:`fnopt.sparse_jacobian`.
         made: The params as a function of the free variables.
-        x: The vector of the free variables, then of constant base points on manifolds.
-        unravel: From this vector to the free tree.
-        args: Further arguments.
-
-    Returns:
-        The derivative, `[m, free]`.
     """
     fitted = len(made.free) if made.charts is None else made.charts.leaves
 
-    def evaluate(x: jax.Array) -> SparseJacobian:
-        free = unravel(x)
+    def of_free(free: Any, *args: Any) -> SparseJacobian:
         inner = jac.composed(lambda heads: made.assemble((*heads, *free[fitted:])))
-        return inner(free[:fitted], *args).astype(x.dtype)
+        return inner(free[:fitted], *args)
+
+    return FreeJacobian(of_free)
+
+
+def free_derivative(
+    jac: FreeJacobian, x: jax.Array, unravel: Callable[[jax.Array], Any], args: tuple[Any, ...]
+) -> Derivative:
+    """The derivative with respect to the free variables, `[m, free]`.
+
+    Args:
+        jac: The sparse Jacobian.
+        x: The vector of the free variables, then of constant base points on manifolds.
+        unravel: From this vector to the free tree.
+        args: Further arguments.
+    """
+
+    def evaluate(x: jax.Array) -> SparseJacobian:
+        return jac.fn(unravel(x), *args).astype(x.dtype)
 
     return _sparse_derivative(evaluate, jax.eval_shape(evaluate, x))
 

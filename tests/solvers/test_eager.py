@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 import fnopt
+from fnopt.manifolds import SE2, on
+from fnopt.solvers._fit import fit
 
 T = np.linspace(0.0, 3.0, 12, dtype=np.float32)
 Y = np.asarray(2.0 * np.exp(-0.7 * T) + 0.3, np.float32)
@@ -180,6 +182,34 @@ def test_a_jacobian_is_not_stale():
         fit = fnopt.least_squares(lambda p: decay(p, T, Y), START, jac=jac, max_steps=1)
         got.append(float(fit.params["level"]))
     assert got[0] != got[1]
+
+
+def test_a_sparse_fit_on_a_manifold_is_set_up_once_for_every_pattern(monkeypatch):
+    traced, tree = [], {}
+
+    def counted(*args, **kwargs):
+        traced.append(kwargs)
+        return fit(*args, **kwargs)
+
+    monkeypatch.setattr("fnopt.solvers._driver.fit", counted)
+
+    def residuals(p):
+        T = jnp.concatenate([p["root"].value[None], p["rest"].value])
+        return SE2.local(tree["step"], SE2.inverse(T[tree["parent"]]) @ T[1:])
+
+    start = {"root": on(SE2, jnp.eye(3)), "rest": on(SE2, jnp.tile(jnp.eye(3), (4, 1, 1)))}
+    for turn, parent, count in [(0.1, [0, 1, 2, 3], 1), (0.3, [0, 1, 2, 3], 1), (0.3, [0] * 4, 2)]:
+        step = SE2.retract(jnp.eye(3), jnp.asarray([1.0, 0.0, turn]))
+        tree |= {"step": step, "parent": np.asarray(parent)}
+        found = fnopt.least_squares(
+            residuals,
+            start,
+            jac=fnopt.sparse_jacobian(residuals),
+            constraints={"root": fnopt.fixed()},
+        )
+        last = np.linalg.matrix_power(np.asarray(step), 4 if parent[-1] else 1)
+        np.testing.assert_allclose(found.params["rest"].value[-1], last, atol=1e-5)
+        assert len(traced) == count
 
 
 def test_models_of_a_batch_are_not_stale():

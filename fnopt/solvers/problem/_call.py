@@ -25,11 +25,13 @@ from fnopt.numerics import is_array_like
 from fnopt.programs import TracedFunction, is_eager, jit_copy, trace_function
 from fnopt.residuals import (
     ExampleResiduals,
+    FreeJacobian,
     are_in_a_row,
+    charted,
     example_residuals,
+    free_jacobian,
     joined_function,
     param_shapes,
-    parametrised,
 )
 
 # SciPy's names of finite-difference schemes; derivatives are exact here.
@@ -133,14 +135,12 @@ def with_a_derivative_that_is_there(
 
 def traced_functions(
     residual_fn: Any, jac: Any, params: Any, args: tuple[Any, ...], constraints: Any
-) -> tuple[TracedFunction | ExampleResiduals, TracedFunction | None] | None:
+) -> tuple[TracedFunction | ExampleResiduals, TracedFunction | FreeJacobian | None] | None:
     """Trace the user's functions to values, if the call is eager and jaxprs can be compared."""
     # A Jacobian by chunks has methods besides the call, so it stays as it is.
     if not is_eager((params, args, constraints)) or hasattr(jac, "fold"):
         return None
-    made = parametrised(params, constraints)
-    if made.kinds and hasattr(jac, "composed"):  # with the map from fitted variables to params
-        return None
+    made = charted(params, constraints)
     seen = param_shapes(made)
     if isinstance(residual_fn, ExampleResiduals):
         batch, *rest = args
@@ -152,6 +152,10 @@ def traced_functions(
         found = residual_fn.mapped(of_one, batch)
         return None if None in found.fns else (found, None)
     r = trace_function(joined_function(residual_fn), seen, *args)
+    if made.kinds and hasattr(jac, "composed"):
+        free = param_shapes(made._replace(kinds=()))
+        J = trace_function(free_jacobian(jac, made).fn, free, *args)
+        return None if r is None or J is None else (r, FreeJacobian(J))
     J = None if jac is None else trace_function(joined_function(jac, "jac"), seen, *args)
     return None if r is None or (J is None and jac is not None) else (r, J)
 

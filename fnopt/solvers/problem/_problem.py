@@ -23,14 +23,16 @@ from fnopt.residuals import (
     Derivative,
     ExampleResiduals,
     FlatResidual,
+    FreeJacobian,
     Parametrisation,
     RobustCost,
     Whitening,
     charted,
-    composed_derivative,
     curved,
     flat_residual,
     free_box,
+    free_derivative,
+    free_jacobian,
     given_derivative,
     joined_function,
     mixed_rows,
@@ -217,7 +219,9 @@ def set_up(
     x, flat = flat_residual(lambda free: whiten(residuals(free)), made.free)
     if jac is not None:
         if made.kinds and hasattr(jac, "composed"):
-            given = composed_derivative(jac, made, x, flat.unravel, args)
+            jac = free_jacobian(jac, made)
+        if isinstance(jac, FreeJacobian):
+            given = free_derivative(jac, x, flat.unravel, args)
         else:
             given = given_derivative(jac, shapes, params, args, x.dtype)
             given = _of_variables(given, flat, x, made)

@@ -42,8 +42,9 @@ def t_quantile(level: float | jax.Array, dof: float | jax.Array) -> jax.Array:
         low, high = ends
         middle = (low + high) / 2
         square = jnp.exp(2 * middle)
-        inside = betainc(jnp.asarray(0.5, dtype), usable / 2, square / (usable + square))
-        return jnp.where(inside < p, middle, low), jnp.where(inside < p, high, middle)
+        # The probability of larger values keeps more digits than the probability near one.
+        outside = betainc(usable / 2, jnp.asarray(0.5, dtype), usable / (usable + square))
+        return jnp.where(outside > 1 - p, middle, low), jnp.where(outside > 1 - p, high, middle)
 
     # Bisection of log t, between 3e-7 and 2e17: 64 halvings are exact in float64 too.
     ends = (jnp.full_like(p * usable, -15), jnp.full_like(p * usable, 40))

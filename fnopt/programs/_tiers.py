@@ -30,9 +30,9 @@ def call_types(arrays: Sequence[Any]) -> tuple[Any, ...]:
 class TieredProgram:
     """A function of arrays that NumPy runs first, and XLA after enough runs.
 
-    XLA compiles a small fit in one or two seconds; NumPy runs it in a few milliseconds. Programs
-    for devices other than CPUs, with large arrays, or with effects other than callbacks are
-    compiled immediately.
+    XLA compiles a small fit in one or two seconds; NumPy runs it in a few milliseconds. The results
+    are placed on the device of the arguments, a GPU or TPU too. Programs of sharded or large
+    arrays, and programs with effects other than callbacks, are compiled immediately.
 
     Args:
         fn: The function.
@@ -44,7 +44,7 @@ class TieredProgram:
         self.compiled = jax.jit(fn)
         _, placements, *avals = types
         self.in_numpy = None
-        if _CONFIG.jax_debug_nans or _CONFIG.jax_debug_infs or not _is_on_cpu(placements):
+        if _CONFIG.jax_debug_nans or _CONFIG.jax_debug_infs or not _is_on_one_device(placements):
             return
         if jaxpr is None:
             traced = self.compiled.trace(*map(shape_struct, avals))
@@ -67,13 +67,6 @@ class TieredProgram:
         return self.compiled(*arrays)
 
 
-def _is_on_cpu(placements: frozenset[Any]) -> bool:
-    """Whether a program of arrays that are committed to these placements runs on a CPU."""
-    if not placements:
-        device = _CONFIG.jax_default_device
-        return (getattr(device, "platform", device) or jax.default_backend()) == "cpu"
-    return all(
-        isinstance(placement, SingleDeviceSharding)
-        and {device.platform for device in placement.device_set} == {"cpu"}
-        for placement in placements
-    )
+def _is_on_one_device(placements: frozenset[Any]) -> bool:
+    """Whether all arrays that are committed to devices are whole on the same one."""
+    return len(placements) <= 1 and all(isinstance(x, SingleDeviceSharding) for x in placements)

@@ -224,6 +224,7 @@ def test_gram_of_many_columns(x64):
     np.testing.assert_array_equal(G[:65, 65:], G[65:, :65].T)
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="other compilers join products")
 def test_no_factor_of_a_gram_matrix_is_read_along_its_columns_in_float64(x64):
     compiled = jax.jit(gram).lower(jnp.zeros((9, 200))).compile().as_text()
     assert compiled.count("lhs_contracting_dims={1}") == 3

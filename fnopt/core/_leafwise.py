@@ -18,12 +18,9 @@ from fnopt.core._slots import (
     count_of,
     custom_slots,
     declared_slots,
-    first_count,
     next_count,
-    slot_copy,
-    slot_zeros,
 )
-from fnopt.core._transformation import EmptyState, Transformation
+from fnopt.core._transformation import Transformation
 from fnopt.core._written_leaf import LeafNumbers, check_scalars_returned, returned_by_leaf
 from fnopt.errors import check_inexact, explain_device_errors
 from fnopt.numerics import (
@@ -60,8 +57,7 @@ class Leafwise(Transformation):
     beginning with 1 (None if the state has no `count`). A subclass that doesn't read `t` sets
     `reads_step = False`. Its count is then None, unless a hyper-parameter is a `Schedule`.
 
-    Override `fill` for a slot that doesn't start at zero, and `storage` for a storage dtype under
-    another name than `<slot>_dtype`. If a slot is a `RealSlot`, or with `keeps_squares`, gradients
+    If a slot is a `RealSlot`, or with `keeps_squares`, gradients
     are clipped to the largest number whose square is finite (2.3e18 in float32), because an
     infinite second moment would stay infinite. Infinite gradients are clipped too, and make the
     update NaN, because zero times the gradient is added to the update. If the formula of the update
@@ -94,7 +90,6 @@ class Leafwise(Transformation):
         [4. 4.] [1. 1.]
     """
 
-    State: ClassVar[Any] = EmptyState
     keeps_squares: ClassVar[bool | None] = None  # of gradients; None if a slot is a `RealSlot`
     carrier: ClassVar[str | None] = None  # the slot that carries infinite gradients to the update
     is_short: ClassVar[bool] = False  # whether `leaf` is one operation
@@ -108,34 +103,15 @@ class Leafwise(Transformation):
         """Update of one leaf, and its new slots."""
         raise NotImplementedError(f"{type(self).__name__} must define leaf(self, h, g, *slots)")
 
-    def storage(self, slot: str) -> Any:
-        """Storage dtype of a slot; None for the params' dtype, at least float32."""
-        return getattr(self, f"{slot}_dtype", None)
-
-    def fill(self, slot: str) -> Any:
-        """Initial value of a slot: a number, or `'params'` for a copy of the params."""
-        del slot
-        return 0.0
-
     def start(self, slot: str, p: Any) -> Any:
         """Initial value of a `CustomSlot` for the leaf `p`: strongly typed, at least float32."""
         raise NotImplementedError(f"{type(self).__name__} must define start(self, {slot!r}, p)")
 
-    def init(self, params: Any) -> Any:
-        """Make a zero count, if one is needed, and fresh slots."""
-        fields = {name: self._fresh(name, params) for name in declared_slots(self.State)}
-        if "count" in self.State._fields:
-            fields["count"] = first_count(self)
-        return self.State(**fields)
-
-    def _fresh(self, name: str, params: Any) -> Any:
-        if name in custom_slots(self.State):
-            check_inexact(params, "params")
-            return jax.tree.map(lambda p: self.start(name, jnp.asarray(p)), params)
-        fill, real = self.fill(name), declared_slots(self.State)[name]
-        if isinstance(fill, str):
-            return slot_copy(params, self.storage(name))
-        return slot_zeros(params, self.storage(name), fill=fill, real=real)
+    def _first(self, name: str, params: Any) -> Any:
+        if name not in custom_slots(self.State):
+            return super()._first(name, params)
+        check_inexact(params, "params")
+        return jax.tree.map(lambda p: self.start(name, jnp.asarray(p)), params)
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any

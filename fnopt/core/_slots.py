@@ -93,6 +93,21 @@ def slot_zeros(params: Any, dtype: Any = None, *, fill: Any = 0.0, real: bool = 
     return jax.tree.map(zeros_leaf, params)
 
 
+def first_slot(tx: Any, name: str, params: Any) -> Any:
+    """Initial value of a slot of `tx.State`, by the `fill` and the `storage` of the transform."""
+    if name not in declared_slots(tx.State):
+        raise NotImplementedError(
+            f"{where()}the field {name!r} of {tx.State.__name__} is no Slot: define init(self, "
+            "params), which makes the first state."
+        )
+    dtype = getattr(tx, tx.storage.get(name, f"{name}_dtype"), None)
+    fill = tx.fill.get(name, 0.0)
+    if fill == "params":
+        return slot_copy(params, dtype)
+    fill = getattr(tx, fill) if isinstance(fill, str) else fill
+    return slot_zeros(params, dtype, fill=fill, real=declared_slots(tx.State)[name])
+
+
 def slot_copy(params: Any, dtype: Any = None) -> Any:
     """Make a slot that starts as a copy of the params, at least float32 by default.
 

@@ -15,7 +15,7 @@ from jax.tree_util import tree_flatten, tree_leaves
 from fnopt.core._abstract import is_abstract, zeros_for
 from fnopt.core._extra_args import check_spelling, read_by, required_by
 from fnopt.core._leaves import floating_leaves, same_tree, without_gradient
-from fnopt.core._slots import missing_count, scheduled
+from fnopt.core._slots import first_count, first_slot, missing_count, scheduled
 from fnopt.core._value import Schedule, Value
 from fnopt.errors import advice_for_attribute, error_scope, where
 from fnopt.numerics import dtype_of, is_inexact
@@ -27,7 +27,7 @@ from fnopt.sharding import (
 )
 
 Tree = TypeVar("Tree")
-State = TypeVar("State")
+AnyState = TypeVar("AnyState")
 
 
 class EmptyState(NamedTuple):
@@ -42,6 +42,20 @@ class Member(NamedTuple):
     state: Any
 
 
+def _guarded_init(init: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(init)
+    def guarded(self: Transformation, params: Any) -> Any:
+        with error_scope(self._place) as outermost:
+            if outermost and self.floating_alone:
+                params = floating_leaves(params)
+            if outermost and is_abstract(params):
+                params = zeros_for(functools.partial(init, self), params)
+            state = init(self, params)
+            return place_state(state, params) if outermost else state
+
+    return guarded
+
+
 class Transformation(Value):
     r"""An optimizer, or a part of one, as an immutable value.
 
@@ -54,8 +68,10 @@ class Transformation(Value):
     fields are leaves, so new values don't recompile a step. Fields declared with `fnopt.static` are
     compile-time constants. A transformation unpacks: `init, update = tx`.
 
-    A subclass defines `update`, and `init` if it has state. If `init` has the class of the state as
-    return annotation, the state of another optimizer raises an error that names both. A required
+    A subclass defines `update`, and, if it has state, `State`, a NamedTuple, or `init`. If `init`
+    is annotated to return such a class, or `State` is one, the state of another optimizer raises an
+    error that names both. Slots of `State` start at zero, in a dtype of their own if the transform
+    has a field `<slot>_dtype`; `fill` and `storage` name other values and fields. A required
     extra argument of `update` is keyword-only without a default; all others go to `**extra_args`.
     Set `needs_params = True` if `update` reads the params, and `wide_updates = True` if its updates
     must not be rounded to the dtype of 16-bit params before they are added.
@@ -73,6 +89,11 @@ class Transformation(Value):
         {'w': Array([ 2.5, -3.5], dtype=float32)}
     """
 
+    State: ClassVar[Any] = EmptyState
+    # Slots that don't start at zero: a number, the field that has it, or "params" for a copy.
+    fill: ClassVar[Mapping[str, Any]] = {}
+    # Fields that have the storage dtypes of slots, where they aren't called `<slot>_dtype`.
+    storage: ClassVar[Mapping[str, str]] = {}
     needs_params: ClassVar[bool] = False
     # Whether updates of 16-bit params stay in float32: a step between two bfloat16 numbers isn't
     # always a bfloat16 number, so a transform that says where params must land says it wider.
@@ -113,14 +134,23 @@ class Transformation(Value):
     def __getitem__(self, i: int) -> Callable[..., Any]:
         return (self.init, self.update)[i]
 
+    @_guarded_init
     def init(self, params: Any) -> Any:
-        """Make the initial state, which consists of strongly typed arrays only."""
-        del params
-        return EmptyState()
+        """Make the initial state, which consists of strongly typed arrays only.
+
+        By default, it is a zero `count` and the slots that the class `State` declares.
+        """
+        if self.State is None:  # a wrapper without state of its own
+            return self._first("inner_state", params)
+        return self.State(**{name: self._first(name, params) for name in self.State._fields})
+
+    def _first(self, name: str, params: Any) -> Any:
+        """Initial value of a field of the state."""
+        return first_count(self) if name == "count" else first_slot(self, name, params)
 
     def update(
-        self, updates: Tree, state: State, params: Any = None, **extra_args: Any
-    ) -> tuple[Tree, State]:
+        self, updates: Tree, state: AnyState, params: Any = None, **extra_args: Any
+    ) -> tuple[Tree, AnyState]:
         """Transform gradients into updates, and the state into the next state."""
         raise NotImplementedError(f"{type(self).__name__} must define update")
 
@@ -164,8 +194,8 @@ class Transformation(Value):
 @functools.cache
 def _state_type(cls: type[Transformation]) -> type | None:
     """The NamedTuple that the class names as `State`, or that `init` is annotated to return."""
-    if hasattr(cls, "State"):
-        return cls.State  # pyright: ignore[reportAttributeAccessIssue]
+    if cls.State is not EmptyState:
+        return cls.State
     if cls.init is Transformation.init:
         return EmptyState
     try:
@@ -216,20 +246,6 @@ def _check_order(updates: Any, state: Any, params: Any) -> None:
                 f"{where()}update got a state as its {what}, expected "
                 "update(updates, state, params): gradients, state, params, in this order."
             )
-
-
-def _guarded_init(init: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(init)
-    def guarded(self: Transformation, params: Any) -> Any:
-        with error_scope(self._place) as outermost:
-            if outermost and self.floating_alone:
-                params = floating_leaves(params)
-            if outermost and is_abstract(params):
-                params = zeros_for(functools.partial(init, self), params)
-            state = init(self, params)
-            return place_state(state, params) if outermost else state
-
-    return guarded
 
 
 def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +19,6 @@ from fnopt.core import (
     cast_like,
     check_same_tree,
     hyper,
-    slot_copy,
 )
 from fnopt.distributed._local_steps import add_proximal_gradient, all_finite
 from fnopt.errors import check_inexact
@@ -168,13 +167,11 @@ class add_proximal_term(Transformation):
         Li et al., 2018, arXiv:1812.06127.
     """
 
+    State = ProximalState
+    fill: ClassVar[Any] = {"start": "params"}
     needs_params = True
 
     strength: Scalar = hyper(ge=0)
-
-    def init(self, params: Any) -> ProximalState:
-        """Store the initial params."""
-        return ProximalState(slot_copy(params))
 
     def update(
         self, updates: Any, state: ProximalState, params: Any = None, **extra_args: Any

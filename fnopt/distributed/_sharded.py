@@ -9,7 +9,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fnopt.core import Member, Transformation, as_transformation, static
+from fnopt.core import static
 from fnopt.distributed._elementwise import check_elementwise
 from fnopt.distributed._meshes import axis_names, put
 from fnopt.distributed._packing import (
@@ -21,9 +21,10 @@ from fnopt.distributed._packing import (
 )
 from fnopt.errors import check_inexact, leaf_text, leaves_with_names, where
 from fnopt.sharding import UnshardedLeaves, place_state, replicate, shards_over, varying_axes
+from fnopt.transforms import Wrapper
 
 
-class sharded(Transformation):
+class sharded(Wrapper):
     r"""Shard an optimizer's state and work over the devices of a named axis (ZeRO-1).
 
     .. math:: g^{(k)} = \Bigl(\tfrac1N \sum_{j=1}^{N} g_j\Bigr)^{(k)}, \qquad
@@ -97,17 +98,10 @@ class sharded(Transformation):
         Rajbhandari et al., 2020, arXiv:1910.02054.
     """
 
-    inner: Any
+    State = None
+
     axis: Any = static(convert=axis_names)
     mean: bool = static(default=True)
-
-    def __post_init__(self) -> None:
-        self._set("inner", as_transformation(self.inner, "sharded: inner"))
-        super().__post_init__()
-
-    def members(self, state: Any = None) -> tuple[Member, ...]:
-        """The inner optimizer, which has the same state."""
-        return (Member(self.inner._place, self.inner, state),)
 
     def init(self, params: Any) -> Any:
         """Make the inner state of this device's shards; on a mesh, of the shards of all devices."""

@@ -15,7 +15,7 @@ from fnopt.monitor._groups import as_groups
 from fnopt.monitor._health import Health, health
 from fnopt.monitor._measure import CHEAP, as_stats
 from fnopt.monitor._writers import check_sink, warn_once
-from fnopt.numerics import is_inexact, safe_increment, zero_count
+from fnopt.numerics import is_inexact, safe_increment
 
 Sink = Callable[[dict[str, Any]], Any]
 """What takes the records: a function of one flat dict."""
@@ -162,14 +162,12 @@ class emit_health(Transformation):
         {'step': 0, 'norm/w': 5.0}
     """
 
+    State = EmitHealthState
+
     sink: Sink = static(convert=check_sink)
     every: int = static(default=100, least=1)
     stats: tuple[str, ...] = static(default=CHEAP, convert=as_stats)
     groups: Any = static(default=None, convert=as_groups)
-
-    def init(self, params: Any) -> EmitHealthState:
-        """Return a zero count."""
-        return EmitHealthState(zero_count())
 
     def update(
         self, updates: Any, state: EmitHealthState, params: Any = None, **extra_args: Any

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -128,13 +128,11 @@ class scale_by_yogi(AdamDirection):
         Zaheer, Reddi, Sachan, Kale and Kumar, 2018, Adaptive methods for nonconvex optimization.
     """
 
+    fill: ClassVar[Any] = dict.fromkeys(("mu", "nu"), "initial_accumulator_value")
+
     eps: Scalar = hyper(default=1e-3, ge=0)
     eps_root: Scalar = hyper(default=0.0, ge=0)
     initial_accumulator_value: Scalar = hyper(default=1e-6, ge=0)
-
-    def fill(self, slot: str) -> Any:
-        """Initialize both averages with `initial_accumulator_value`."""
-        return self.initial_accumulator_value
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """Scalars of Adam, and the epsilon under the root."""

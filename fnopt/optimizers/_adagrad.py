@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -41,14 +41,11 @@ class scale_by_rss(Leafwise):
     """
 
     State = ScaleByRssState
+    fill: ClassVar[Any] = {"sum_of_squares": "initial_accumulator_value"}
 
     # The default of TensorFlow and optax: the first steps are shorter than those of the paper.
     initial_accumulator_value: Scalar = hyper(default=0.1, ge=0)
     eps: Scalar = hyper(default=1e-7, ge=0)
-
-    def fill(self, slot: str) -> Any:
-        """The sum starts at `initial_accumulator_value`."""
-        return self.initial_accumulator_value
 
     def leaf(self, h: Any, g: Any, total: Any) -> Any:
         # Epsilon stands under the root as in optax; Duchi et al. (2011) add it to the root.

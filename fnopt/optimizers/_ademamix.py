@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 
@@ -59,6 +59,7 @@ class scale_by_ademamix(Leafwise):
     """
 
     State = ScaleByAdemamixState
+    storage: ClassVar[Any] = dict.fromkeys(("m1", "m2"), "mu_dtype")
     carrier = "m1"
 
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
@@ -69,10 +70,6 @@ class scale_by_ademamix(Leafwise):
     eps: Scalar = hyper(default=1e-8, ge=0)
     eps_root: Scalar = hyper(default=0.0, ge=0)
     mu_dtype: Any = static(default=None, convert=as_dtype)
-
-    def storage(self, slot: str) -> Any:
-        """`mu_dtype` for the means."""
-        return None if slot == "nu" else self.mu_dtype
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """Bias corrections; the slow mean is not corrected, so that its weight grows from zero."""

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fnopt.core import Transformation, map_leaves, static
 from fnopt.errors import where
-from fnopt.numerics import compute_dtype, safe_increment, squared_modulus, zero_count
+from fnopt.numerics import compute_dtype, safe_increment, squared_modulus
 
 
 class GaussNewtonBartlettState(NamedTuple):
@@ -49,14 +49,10 @@ class gauss_newton_bartlett_estimator_diag_hessian(Transformation):
         Liu, Li, Hall, Liang and Ma, 2023, arXiv:2305.14342.
     """
 
+    State = GaussNewtonBartlettState
     needs_params = True
 
     random_seed: int = static(default=0)
-
-    def init(self, params: Any) -> GaussNewtonBartlettState:
-        """A zero count."""
-        del params
-        return GaussNewtonBartlettState(zero_count())
 
     def update(
         self,

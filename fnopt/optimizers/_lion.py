@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 
@@ -152,6 +152,7 @@ class scale_by_rprop(Leafwise):
     """
 
     State = ScaleByRpropState
+    fill: ClassVar[Any] = {"step_sizes": "learning_rate"}
     keeps_squares = False
 
     learning_rate: Scalar = hyper(ge=0)
@@ -160,10 +161,6 @@ class scale_by_rprop(Leafwise):
     eta_plus: Scalar = hyper(default=1.2, ge=1)
     min_step_size: Scalar = hyper(default=1e-6, ge=0)
     max_step_size: Scalar = hyper(default=50.0, gt=0, infinite=True)
-
-    def fill(self, slot: str) -> Any:
-        """The step sizes start at the learning rate."""
-        return self.learning_rate if slot == "step_sizes" else 0.0
 
     def leaf(self, h: Any, g: Any, size: Any, previous: Any) -> Any:
         # The product of signs, not of numbers: 1e-30 times 1e-20 is zero in float32.

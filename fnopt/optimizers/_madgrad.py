@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,16 +49,13 @@ class scale_by_madgrad(Leafwise):
     """
 
     State = ScaleByMadgradState
+    fill: ClassVar[Any] = {"x0": "params"}
     carrier = "s"
     needs_params = True
 
     learning_rate: ScalarOrSchedule = hyper(ge=0, schedule=True)
     momentum: Scalar = hyper(default=0.9, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-6, ge=0)
-
-    def fill(self, slot: str) -> Any:
-        """Store the initial parameters in `x0`."""
-        return "params" if slot == "x0" else 0.0
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """Weight of this gradient, and the interpolation weight of the step."""
@@ -154,16 +151,13 @@ class scale_by_cocob(Leafwise):
     """
 
     State = ScaleByCocobState
+    fill: ClassVar[Any] = {"init_particles": "params", "scale": "eps"}
     carrier = "cumulative_gradients"
     needs_params = True
 
     # Orabona and Tommasi (2017), algorithm 2.
     alpha: Scalar = hyper(default=100.0, gt=0)
     eps: Scalar = hyper(default=1e-8, gt=0)
-
-    def fill(self, slot: str) -> Any:
-        """Return the initial parameters, and the smallest scale."""
-        return {"init_particles": "params", "scale": self.eps}.get(slot, 0.0)
 
     def leaf(self, h: Any, g: Any, p: Any, p0: Any, c: Any, scale: Any, total: Any, r: Any) -> Any:
         size = jnp.abs(g)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,8 @@ class ScaleByStddevState(NamedTuple):
 class _RunningMeanSquare(Leafwise):
     """The fields, and the initial value, of a running mean square."""
 
+    fill: ClassVar[Any] = {"nu": "initial_scale"}
+
     decay: Scalar = hyper(default=0.9, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-8, ge=0)
     initial_scale: Scalar = hyper(default=0.0, ge=0)
@@ -41,10 +43,6 @@ class _RunningMeanSquare(Leafwise):
     def reads_step(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether there is a bias correction."""
         return self.bias_correction
-
-    def fill(self, slot: str) -> Any:
-        """The mean starts at zero, the mean square at `initial_scale`."""
-        return self.initial_scale if slot == "nu" else 0.0
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The weight of the new square, and the bias correction, if there is one."""

@@ -54,13 +54,10 @@ class hutchinson_estimator_diag_hessian(Transformation):
         Hutchinson, 1990; Bekas, Kokiopoulou and Saad, 2007.
     """
 
+    State = HutchinsonState
     needs_params = True
 
     random_seed: int = static(default=0)
-
-    def init(self, params: Any) -> HutchinsonState:
-        """A zero count."""
-        return HutchinsonState(zero_count())
 
     def update(
         self,

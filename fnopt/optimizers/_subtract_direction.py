@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -46,15 +46,11 @@ class subtract_direction(Wrapper):
         Contra-Muon, 2026, https://github.com/nilin/contra-muon.
     """
 
-    has_own_state: ClassVar[bool] = False
+    State = None
 
     strength: Scalar = hyper(default=0.2, ge=0)
     power_steps: int = static(default=5, least=1)
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)
-
-    def init(self, params: Any) -> Any:
-        """Return the state of the inner transform."""
-        return self.inner.init(params)
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any

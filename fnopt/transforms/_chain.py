@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,10 +27,9 @@ from fnopt.errors import error_scope, names_text, where
 class Wrapper(Transformation):
     """A transform around one `inner` transform; its state has the inner state in `inner_state`.
 
-    A wrapper passes all extra arguments of `update` on to the inner transform.
+    A wrapper passes all extra arguments of `update` on to the inner transform. `State` is None if
+    the state is the inner state itself.
     """
-
-    has_own_state: ClassVar[bool] = True  # False where the state is the inner one itself
 
     inner: Any  # a Transformation once constructed; another library's pair is taken too
 
@@ -40,8 +39,11 @@ class Wrapper(Transformation):
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
         """The inner transform, by its own name."""
-        inner_state = state if state is None or not self.has_own_state else state.inner_state
+        inner_state = state if state is None or self.State is None else state.inner_state
         return (Member(self.inner._place, self.inner, inner_state),)
+
+    def _first(self, name: str, params: Any) -> Any:
+        return self.inner.init(params) if name == "inner_state" else super()._first(name, params)
 
     def _step_if(
         self,
@@ -307,7 +309,7 @@ class strict(Wrapper):
         TypeError: strict: update got ['los'], which nothing in it takes; it takes ['value'].
     """
 
-    has_own_state = False
+    State = None
 
     @property
     def other_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -317,10 +319,6 @@ class strict(Wrapper):
     def reads(self) -> Mapping[str, bool]:
         """Any name, because `strict` checks every name."""
         return {ANY: False}
-
-    def init(self, params: Any) -> Any:
-        """The inner state."""
-        return self.inner.init(params)
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any

@@ -11,7 +11,7 @@ from jax.core import Tracer
 
 from fnopt.core import Scalar, Transformation, hyper, static
 from fnopt.errors import check_inexact, where
-from fnopt.numerics import compute_dtype, real_dtype, safe_increment, safe_sqrt, zero_count
+from fnopt.numerics import compute_dtype, real_dtype, safe_increment, safe_sqrt
 
 
 def key_words(key: Any) -> tuple[int, ...] | int:
@@ -74,13 +74,11 @@ class add_gradient_noise(Transformation):
         Neelakantan et al., 2015, arXiv:1511.06807.
     """
 
+    State = AddGradientNoiseState
+
     eta: Scalar = hyper(ge=0)
     gamma: Scalar = hyper(ge=0)
     key: Any = static(default=0, convert=key_words)
-
-    def init(self, params: Any) -> AddGradientNoiseState:
-        """A zero count."""
-        return AddGradientNoiseState(zero_count())
 
     def update(
         self, updates: Any, state: AddGradientNoiseState, params: Any = None, **extra_args: Any

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -243,6 +243,8 @@ class scale_by_distance_over_gradients(Leafwise):
     """
 
     State = ScaleByDistanceOverGradientsState
+    fill: ClassVar[Any] = {"init_params": "params"}
+    storage: ClassVar[Any] = {"init_params": "param_dtype"}
     needs_params = True
 
     # Ivgi et al. (2023), section 3: the first distance is 1e-6 (1 + |x|).
@@ -250,14 +252,6 @@ class scale_by_distance_over_gradients(Leafwise):
     eps: Scalar = hyper(default=1e-8, ge=0)
     param_dtype: Any = static(default=None, convert=as_dtype)
     global_scale: Scalar = hyper(default=1.0)
-
-    def fill(self, slot: str) -> Any:
-        """Return the initial params."""
-        return "params"
-
-    def storage(self, slot: str) -> Any:
-        """`param_dtype`."""
-        return self.param_dtype
 
     def start(self, slot: str, p: Any) -> Any:
         """Return the initial distance, and a zero norm of gradients."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -46,14 +46,11 @@ class trace(Leafwise):
     """
 
     State = TraceState
+    storage: ClassVar[Any] = {"trace": "accumulator_dtype"}
 
     decay: Scalar = hyper(ge=0, le=1)
     nesterov: bool = static(default=False)
     accumulator_dtype: Any = static(default=None, convert=as_dtype)
-
-    def storage(self, slot: str) -> Any:
-        """`accumulator_dtype`."""
-        return self.accumulator_dtype
 
     def leaf(self, h: Any, g: Any, m: Any) -> Any:
         # A sum, not a mean: the convention of optax, and of PyTorch without dampening.
@@ -96,6 +93,7 @@ class ema(Leafwise):
     """
 
     State = EmaState
+    storage: ClassVar[Any] = {"ema": "accumulator_dtype"}
 
     decay: Scalar = hyper(ge=0, lt=1)
     debias: bool = static(default=True)
@@ -106,10 +104,6 @@ class ema(Leafwise):
     def reads_step(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Whether the average is debiased."""
         return self.debias
-
-    def storage(self, slot: str) -> Any:
-        """`accumulator_dtype`."""
-        return self.accumulator_dtype
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The weights of the average and of the gradient."""

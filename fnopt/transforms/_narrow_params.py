@@ -17,7 +17,6 @@ from fnopt.numerics import (
     round_to_nearest,
     safe_increment,
     stochastic_round_leaves,
-    zero_count,
 )
 from fnopt.transforms._chain import Wrapper, read_slot
 from fnopt.transforms._gradient_noise import key_words, step_key
@@ -93,11 +92,9 @@ class stochastic_rounding(RoundedWrapper):
         Zamirai et al., 2020, arXiv:2010.06192; Gupta et al., 2015, arXiv:1502.02551.
     """
 
-    key: Any = static(default=0, convert=key_words)
+    State = StochasticRoundingState
 
-    def init(self, params: Any) -> StochasticRoundingState:
-        """A zero count, and the inner state."""
-        return StochasticRoundingState(zero_count(), self.inner.init(params))
+    key: Any = static(default=0, convert=key_words)
 
     def update(
         self, updates: Any, state: StochasticRoundingState, params: Any = None, **extra_args: Any

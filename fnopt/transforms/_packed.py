@@ -107,7 +107,7 @@ class packed(Wrapper):
         Array([-1.5, -1.5], dtype=float32)
     """
 
-    has_own_state = False
+    State = None
 
     layout: Any = static()
     labels: Any = static(default=None)

@@ -57,15 +57,12 @@ class sparse_rows(Wrapper):
         [1.  0.9] 4
     """
 
+    State = SparseRowsState
     other_gradients = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
         _check_members(self.inner)
-
-    def init(self, params: Any) -> SparseRowsState:
-        """The inner state for the whole params."""
-        return SparseRowsState(self.inner.init(params))
 
     def update(
         self, updates: Any, state: SparseRowsState, params: Any = None, **extra_args: Any

@@ -237,7 +237,7 @@ class offloaded(Wrapper):
         'pinned_host'
     """
 
-    has_own_state = False
+    State = None
 
     memory_kind: str = static(default="pinned_host")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -181,14 +181,11 @@ class decay_to_anchor(Leafwise):
     """
 
     State = DecayToAnchorState
+    fill: ClassVar[Any] = {"anchor": "params"}
     needs_params = True
     reads_step = False
 
     strength: ScalarOrSchedule = hyper(ge=0, schedule=True)
-
-    def fill(self, slot: str) -> Any:
-        """The params."""
-        return "params"
 
     def leaf(self, h: Any, g: Any, p: Any, anchor: Any) -> Any:
         return g + h.strength * (p - anchor), anchor
@@ -228,12 +225,10 @@ class cautious(Wrapper):
         Liang, Chen, Liu and Liu, 2024, arXiv:2411.16085.
     """
 
+    State = CautiousState
+
     # The smallest fraction in the code of Liang et al. (2024): no step grows a thousandfold.
     eps: Scalar = hyper(default=1e-3, gt=0, le=1)
-
-    def init(self, params: Any) -> CautiousState:
-        """The inner state."""
-        return CautiousState(self.inner.init(params))
 
     def update(
         self, updates: Any, state: CautiousState, params: Any = None, **extra_args: Any

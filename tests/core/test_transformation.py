@@ -1,13 +1,13 @@
 import dataclasses
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import pytest
 
 import fnopt
-from fnopt.core import EmptyState, Member, from_pair
+from fnopt.core import EmptyState, Member, RealSlot, Slot, from_pair
 
 
 class CountState(NamedTuple):
@@ -52,6 +52,40 @@ def test_stateless_by_default():
     assert flip().init(PARAMS) == EmptyState()
     with pytest.raises(TypeError, match=r"^flip: the state is a CountState, expected EmptyState"):
         flip().update(PARAMS, CountState(jnp.zeros(())))
+
+
+class SlotsState(NamedTuple):
+    count: jax.Array
+    anchor: Slot
+    nu: RealSlot
+
+
+class with_slots(fnopt.Transformation):
+    State = SlotsState
+    fill: ClassVar[Any] = {"anchor": "params", "nu": "start"}
+    storage: ClassVar[Any] = {"nu": "square_dtype"}
+    start: Any = 0.25
+    square_dtype: Any = fnopt.static(default=jnp.bfloat16)
+
+
+def test_the_state_class_declares_the_first_state():
+    params = {"w": jnp.full(2, 1 + 2j)}
+    state = with_slots().init(params)
+    assert (state.count.dtype, int(state.count)) == (jnp.int32, 0)
+    assert state.anchor["w"].tolist() == params["w"].tolist()
+    assert state.anchor["w"] is not params["w"]  # a step may donate both
+    assert (state.nu["w"].dtype, state.nu["w"].tolist()) == (jnp.bfloat16, [0.25, 0.25])
+
+
+def test_a_field_that_is_no_slot_needs_an_init():
+    class LossState(NamedTuple):
+        loss: jax.Array
+
+    class mean_loss(fnopt.Transformation):
+        State = LossState
+
+    with pytest.raises(NotImplementedError, match=r"'loss' of LossState is no Slot: define init"):
+        mean_loss().init(PARAMS)
 
 
 def test_update_must_be_defined():

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt import optimizers, transforms
-from fnopt.core import Member, Transformation, static
+from fnopt.core import static
 from fnopt.interop.optax_api._bridge import as_schedule, bridge, with_labels
 from fnopt.interop.optax_api._restated import ByLabel, restated
 from fnopt.numerics import safe_increment, zero_count
@@ -195,22 +195,14 @@ class WrappedSchedule(StatefulSchedule):
         return self.schedule_fn(state.count)
 
 
-class _printing(Transformation):
+class _printing(transforms.Wrapper):
     """Line search that prints its errors if a criterion isn't met."""
 
+    State = None
     floating_alone = True
 
-    inner: Any
     tolerance: Any
     name: str = static()
-
-    def members(self, state: Any = None) -> tuple[Member, ...]:
-        """The line search, which has the same state."""
-        return (Member(self.inner._place, self.inner, state),)
-
-    def init(self, params: Any) -> Any:
-        """The state of the line search."""
-        return self.inner.init(params)
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any

@@ -96,6 +96,7 @@ _LATER: dict[str, tuple[str, ...]] = {
         "fixed",
         "interval",
         "positive",
+        "prior",
         "tied",
     ),
     "solvers": (
@@ -154,8 +155,8 @@ _PACKAGES = {*_LATER, "optimizers", "schedules", "transforms"}
 _NAMES = sorted({*_PACKAGES, *_HOMES, *optimizers.__all__, *schedules.__all__, *transforms.__all__})
 _EVERYDAY = {
     *("clip", "ema", "fixed", "flatten", "freeze", "hyper", "identity", "interval", "jacobian"),
-    *("masked", "named", "nodes", "packed", "partition", "patch", "positive", "root", "scale"),
-    *("schedule", "select", "static", "strict", "tied", "trace"),
+    *("masked", "named", "nodes", "packed", "partition", "patch", "positive", "prior", "root"),
+    *("scale", "schedule", "select", "static", "strict", "tied", "trace"),
 }
 
 __all__ = [n for n in _NAMES if n not in _PACKAGES | _EVERYDAY and not n.startswith("scale_by_")]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -78,6 +78,7 @@ from fnopt.optimizers import *
 from fnopt.residuals import fixed as fixed
 from fnopt.residuals import interval as interval
 from fnopt.residuals import positive as positive
+from fnopt.residuals import prior as prior
 from fnopt.residuals import tied as tied
 from fnopt.schedules import *
 from fnopt.solvers import bfgs as bfgs

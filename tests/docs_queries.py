@@ -46,6 +46,7 @@ QUERIES = {
     "scipy": ["coming_from/scipy_lmfit_jaxopt"],
     "gtsam": ["coming_from/gtsam_ceres"],
     "factor graph": ["coming_from/gtsam_ceres"],
+    "prior": ["coming_from/gtsam_ceres"],
     "mixed precision": ["guides/precision"],
     "bfloat16": ["guides/precision"],
     "embeddings": ["guides/precision"],

@@ -47,6 +47,7 @@ from fnopt.residuals._parameters import as_vector as as_vector
 from fnopt.residuals._parameters import floating_start as floating_start
 from fnopt.residuals._parameters import parametrised as parametrised
 from fnopt.residuals._prefix import broadcast_prefix as broadcast_prefix
+from fnopt.residuals._prior import prior
 from fnopt.residuals._robust import (
     RobustLoss,
     arctan,
@@ -77,6 +78,7 @@ __all__ = [
     "minimum_tangent",
     "named_loss",
     "positive",
+    "prior",
     "robust_slopes",
     "soft_l1",
     "tied",

@@ -1,0 +1,86 @@
+"""Gaussian priors on parameters, as residuals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from fnopt.core import Value
+from fnopt.errors import where
+from fnopt.manifolds import is_on
+from fnopt.numerics import is_array_like, matmul
+
+
+class prior(Value):
+    r"""Compute the residuals of a Gaussian prior on a parameter.
+
+    .. math:: r = A\, (x - \mu), \qquad r = A\, \mathrm{local}(\mu, x) \text{ on a manifold}
+
+    :math:`\tfrac12 \|r\|^2` is the negative log density of a normal distribution with mean
+    :math:`\mu` and covariance :math:`(A^T A)^{-1}`, up to a constant. On a manifold the covariance
+    is that of tangents at the mean. Return the residuals of a prior beside the other residuals; a
+    prior on one pose of a graph determines the position of the graph.
+
+    Args:
+        mean: The mean :math:`\mu`: an array, or a point on a manifold made by
+            :func:`fnopt.manifolds.on`.
+        sqrt_information: The factor `A`: a number or an array `[d]`, the inverse of the standard
+            deviations, or a square root `[..., d, d]` of the information matrix, for `d` numbers
+            along the last axis of the parameter (or of its tangent).
+
+    Returns:
+        A function of the parameter, which has the shape of the mean: the array, or the leaf made by
+        `on`. The residuals have the shape of the parameter, or of its tangent.
+
+    Raises:
+        TypeError: If the parameter isn't an array, or lies on another manifold than the mean.
+        ValueError: If the parameter doesn't have the shape of the mean, or `sqrt_information`
+            doesn't fit the residuals.
+
+    Example:
+        >>> import jax.numpy as jnp, fnopt
+        >>> from fnopt.manifolds import SE2, on
+        >>> start = {"pose": on(SE2, jnp.eye(3)), "unit": 2.0}
+        >>> known = fnopt.prior(on(SE2, jnp.eye(3)), jnp.asarray([10.0, 10.0, 100.0]))
+        >>> def residuals(p):
+        ...     seen = p["pose"].value[:2, 2] - p["unit"] * jnp.asarray([1.0, 1.0])
+        ...     return {"seen": seen, "pose": known(p["pose"]), "unit": fnopt.prior(1.5)(p["unit"])}
+        >>> fit = fnopt.least_squares(residuals, start)
+        >>> print(fit.params["unit"].round(3), fit.params["pose"].value[:2, 2].round(3))
+        0.503 [0.005 0.005]
+
+    Reference:
+        Dellaert and Kaess (2017), Factor graphs for robot perception, section 2.
+    """
+
+    mean: Any
+    sqrt_information: Any = 1.0
+
+    def __call__(self, x: Any) -> jax.Array:
+        """Residuals of the prior at a value of the parameter."""
+        mean, manifold = self.mean, None
+        if is_on(mean):
+            mean, manifold = mean.value, mean.manifold
+        if is_on(x) and x.manifold == manifold:
+            x = x.value
+        if not is_array_like(x):
+            expected = "an array" if manifold is None else f"a leaf on {manifold!r}, or its array"
+            raise TypeError(f"{where()}prior: the parameter is {x!r:.60}, expected {expected}.")
+        x = jnp.asarray(x)
+        mean = jnp.asarray(mean, x.dtype)
+        if x.shape != mean.shape:
+            raise ValueError(
+                f"{where()}prior: the parameter has shape {x.shape}, expected the shape of the "
+                f"mean, {mean.shape}."
+            )
+        r = x - mean if manifold is None else manifold.local(mean, x)
+        A, d = jnp.asarray(self.sqrt_information, r.dtype), r.shape[-1:]
+        shapes = [(), d, (*d, *d), (*r.shape, *d)]
+        if A.shape not in shapes:
+            expected = " or ".join(map(str, dict.fromkeys(shapes)))
+            raise ValueError(
+                f"{where()}prior: sqrt_information has shape {A.shape}, expected {expected}."
+            )
+        return A * r if A.ndim < 2 else matmul(A, r[..., None])[..., 0]

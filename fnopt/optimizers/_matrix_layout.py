@@ -25,9 +25,10 @@ from fnopt.sharding import concatenate, is_sharded, replicate, reshape, reshard_
 # A stack of matrices and its result are temporary buffers. In sixteen portions, one after the
 # other, these buffers are an eighth of the matrices' size.
 _MOST_PORTIONS = 16
-# The numbers of a portion: 256 kB in float32 outweigh the calls of a program of their own. An
-# accelerator needs 16 MB, seven matrices of 768 by 768: 6 GFLOP in a product outweigh its launch.
-_LEAST, _LEAST_ON_ACCELERATORS = 2**16, 2**22
+# The numbers of a portion: 256 kB in float32 outweigh the calls of a program of their own. On an
+# H200, portions of 2^22, 2^23 and 2^24 numbers take 6.4, 5.4 and 5.0 ms for Muon on 12 layers of
+# width 768, and 4.9 ms without portions.
+_LEAST, _LEAST_ON_ACCELERATORS = 2**16, 2**24
 
 
 @dataclasses.dataclass(frozen=True)

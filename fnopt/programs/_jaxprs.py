@@ -192,6 +192,22 @@ def bind(eqn: jex.JaxprEqn, values: Iterable[Any]) -> list[Any]:
     return list(outputs) if eqn.primitive.multiple_results else [outputs]
 
 
+def compiled_on_host(eqn: jex.JaxprEqn) -> Callable[..., list[Any]]:
+    """Return the equation as a compiled program of the CPU, to which NumPy's arrays aren't copied.
+
+    It runs on the default device if `JAX_PLATFORMS` excludes the CPU.
+    """
+    run, host = jax.jit(lambda *values: bind(eqn, values)), None
+    with contextlib.suppress(RuntimeError):
+        host = jax.local_devices(backend="cpu")[0]
+
+    def on_host(*values: Any) -> list[Any]:
+        with jax.default_device(host):
+            return run(*values)
+
+    return on_host
+
+
 def _varies(x: Any, axes: Iterable[str]) -> bool:
     return varying_axes(x) >= {*axes}
 

@@ -267,12 +267,9 @@ def _where(going: Any, new: list[Any], old: list[Any]) -> list[Any]:
 
 
 def _compiled(eqn: Eqn) -> Callable[..., Any]:
-    """Compile an operation that NumPy doesn't have as a separate program."""
+    """Compile an operation that NumPy doesn't have as a separate program of the CPU."""
     dtypes = [_dtype(var.aval) for var in eqn.outvars]
-
-    @jax.jit
-    def run(*inputs: Any) -> Any:
-        return jaxprs.bind(eqn, inputs)
+    run = jaxprs.compiled_on_host(eqn)
 
     def call(*inputs: Any) -> Any:
         pairs = zip(run(*inputs), dtypes, strict=True)

@@ -6,7 +6,6 @@ Checks and messages are in `fnopt.errors`, arithmetic on arrays is in `fnopt.num
 
 from __future__ import annotations
 
-from fnopt.core._abstract import is_abstract, zeros_for
 from fnopt.core._apply import Params, apply_updates, cast_like
 from fnopt.core._config import from_config, to_config
 from fnopt.core._extra_args import (
@@ -48,9 +47,11 @@ from fnopt.core._slots import (
     custom_slots,
     declared_slots,
     first_count,
+    is_abstract,
     next_count,
     slot_copy,
     slot_zeros,
+    zeros_for,
 )
 from fnopt.core._static import static
 from fnopt.core._status import Status, is_converged, status_messages

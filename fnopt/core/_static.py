@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fnopt.errors import is_integer, where
+from fnopt.errors import check_choice, is_integer, where
 
 
 def static(
@@ -16,6 +16,7 @@ def static(
     default: Any = dataclasses.MISSING,
     convert: Callable[[Any], Any] | None = None,
     least: int | None = None,
+    choices: tuple[Any, ...] = (),
 ) -> Any:
     """Declare a field that is a flag or a function: hashed, compared, never traced.
 
@@ -26,6 +27,7 @@ def static(
         default: The default value; without one the field is required.
         convert: A function that converts the given value to its stored form.
         least: The smallest allowed integer.
+        choices: The allowed values; all by default.
 
     Returns:
         A dataclass field.
@@ -39,7 +41,7 @@ def static(
         >>> sign_flip()
         sign_flip(enabled=True)
     """
-    metadata = {"static": True, "convert": convert, "least": least}
+    metadata = {"static": True, "convert": convert, "least": least, "choices": choices}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -91,6 +93,8 @@ def checked_static(owner: str, field: dataclasses.Field[Any], value: Any) -> Any
     """Check a static value, and return its stored, hashable form."""
     check = _converted if field.metadata["convert"] else _as_annotated
     value = check(owner, field, value)
+    if choices := field.metadata["choices"]:
+        check_choice(value, choices, field.name, f"{where()}{owner}")
     try:
         hash(value)
     except TypeError:

@@ -12,10 +12,16 @@ import jax
 import jax.numpy as jnp
 from jax.tree_util import tree_flatten, tree_leaves
 
-from fnopt.core._abstract import is_abstract, zeros_for
 from fnopt.core._extra_args import check_spelling, read_by, required_by
 from fnopt.core._leaves import floating_leaves, same_tree, without_gradient
-from fnopt.core._slots import first_count, first_slot, missing_count, scheduled
+from fnopt.core._slots import (
+    first_count,
+    first_slot,
+    is_abstract,
+    missing_count,
+    scheduled,
+    zeros_for,
+)
 from fnopt.core._value import Schedule, Value
 from fnopt.errors import advice_for_attribute, error_scope, where
 from fnopt.numerics import dtype_of, is_inexact

@@ -52,7 +52,6 @@ from fnopt.optimizers._dion import scale_by_dion
 from fnopt.optimizers._dog import dog, dowg, scale_by_dog, scale_by_dowg
 from fnopt.optimizers._galore import galore, scale_by_galore
 from fnopt.optimizers._gauss_newton_descent import gauss_newton_descent
-from fnopt.optimizers._hyperball import hyperball
 from fnopt.optimizers._kfac import kfac
 from fnopt.optimizers._kl_shampoo import kl_shampoo, scale_by_kl_shampoo
 from fnopt.optimizers._lamb import (
@@ -68,13 +67,13 @@ from fnopt.optimizers._lbfgs import lbfgs, scale_by_lbfgs
 from fnopt.optimizers._lion import lion, rprop, scale_by_lion, scale_by_rprop
 from fnopt.optimizers._madgrad import cocob, madgrad, scale_by_cocob, scale_by_madgrad
 from fnopt.optimizers._matrix_axes import matrix_axes
+from fnopt.optimizers._matrix_norms import cap_spectral_norm, floor_update_ratio, hyperball
 from fnopt.optimizers._matrix_report import MatrixReport, MatrixRow, matrix_report
 from fnopt.optimizers._matrix_rule import MatrixDimensionNumbers
 from fnopt.optimizers._matrix_scale import normalize_neurons, scale_by_matrix_shape
 from fnopt.optimizers._momo import momo, momo_adam
 from fnopt.optimizers._muon import muon, normuon
 from fnopt.optimizers._natural_gradient import natural_gradient
-from fnopt.optimizers._norm_bounds import cap_spectral_norm, floor_update_ratio
 from fnopt.optimizers._orthogonalize import orthogonalize
 from fnopt.optimizers._partition_matrices import matrix_labels, partition_matrices
 from fnopt.optimizers._polyak_sgd import polyak_sgd, scale_by_polyak

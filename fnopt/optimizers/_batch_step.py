@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Schedule, Status, Transformation, slot_zeros
-from fnopt.errors import check_choice
 from fnopt.numerics import safe_increment, zero_count
 from fnopt.transforms import all_finite, real_dtype_of
 
@@ -71,7 +70,6 @@ StepOptions = Any
 
 def check_solver(options: Any, name: str) -> None:
     """Check the options of the linear solver in the space of the batch's residuals."""
-    check_choice(options.solver, ("cholesky", "cg"), "solver", name)
     if options.rank != 0 and options.solver != "cg":
         raise ValueError(
             f"{name}: rank = {options.rank} is that of the preconditioner of conjugate "

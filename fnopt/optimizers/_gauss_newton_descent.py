@@ -114,7 +114,7 @@ class gauss_newton_descent(BatchStepDescent):
     method: str = static(default="auto")
     chunk_size: int | None = static(default=None, least=1)
     axis_name: Any = static(default=None)
-    solver: str = static(default="cholesky")
+    solver: str = static(default="cholesky", choices=("cholesky", "cg"))
     iterations: int = static(default=100, least=1)
     rank: int = static(default=0, least=0)
 

@@ -18,7 +18,6 @@ from fnopt.core import (
     slot_zeros,
     static,
 )
-from fnopt.errors import check_choice
 from fnopt.numerics import safe_increment, zero_count
 from fnopt.optimizers._batch_step import step_dtype
 from fnopt.optimizers._kfac_objective import Objective, example_shapes
@@ -148,10 +147,10 @@ class kfac(Transformation):
     l2: Scalar = hyper(default=0.0, ge=0)
     decay: Scalar = hyper(default=0.95, ge=0, lt=1)
     damping_decay: Scalar = hyper(default=0.9, gt=0, lt=1)
-    curvature: str = static(default="sampled")
+    curvature: str = static(default="sampled", choices=("sampled", "exact"))
     samples: int = static(default=1, least=1)
     sample_fn: Callable[..., Any] | None = static(default=None)
-    sharing: str = static(default="expand")
+    sharing: str = static(default="expand", choices=("expand", "reduce"))
     statistics_every: int = static(default=1, least=1)
     inverse_every: int = static(default=5, least=1)
     model_every: int = static(default=1, least=1)
@@ -163,8 +162,6 @@ class kfac(Transformation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_choice(self.curvature, ("sampled", "exact"), "curvature", "kfac")
-        check_choice(self.sharing, ("expand", "reduce"), "sharing", "kfac")
         if self.damping_every % self.model_every:
             raise ValueError(
                 f"kfac: damping_every = {self.damping_every}, expected a multiple of model_every = "

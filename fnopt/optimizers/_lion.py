@@ -8,10 +8,8 @@ import jax.numpy as jnp
 
 from fnopt.core import Leafwise, RealSlot, Scalar, ScalarOrSchedule, Slot, hyper, static
 from fnopt.numerics import as_dtype, ema
-from fnopt.optimizers._recipe import descend, one_of, recipe
+from fnopt.optimizers._recipe import descend, recipe
 from fnopt.transforms import Chain
-
-MODES = ("hard", "smooth", "refined")
 
 
 class ScaleByLionState(NamedTuple):
@@ -53,7 +51,7 @@ class scale_by_lion(Leafwise):
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.99, gt=0, lt=1)
     mu_dtype: Any = static(default=None, convert=as_dtype)
-    mode: str = static(default="hard", convert=one_of(MODES, "mode", "scale_by_lion"))
+    mode: str = static(default="hard", choices=("hard", "smooth", "refined"))
     smooth_beta: Scalar = hyper(default=1.0, gt=0)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:

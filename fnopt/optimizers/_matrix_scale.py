@@ -22,7 +22,6 @@ from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.optimizers._matrix_parts import cut, whole
 from fnopt.optimizers._matrix_rule import as_rule, layouts_of
 from fnopt.optimizers._matrixwise import Matrixwise
-from fnopt.optimizers._recipe import one_of
 from fnopt.sharding import is_on_mesh, unsharded_leaves
 
 
@@ -123,9 +122,7 @@ class normalize_neurons(Matrixwise):
 
     b2: Scalar = hyper(default=0.95, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-10, ge=0)
-    side: str = static(
-        default="output", convert=one_of(("output", "longer"), "side", "normalize_neurons")
-    )
+    side: str = static(default="output", choices=("output", "longer"))
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)
 
     def _axis(self, shape: tuple[int, ...]) -> int:

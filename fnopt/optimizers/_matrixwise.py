@@ -15,10 +15,8 @@ from fnopt.core import (
     count_of,
     custom_slots,
     declared_slots,
-    first_count,
     map_leaves,
     next_count,
-    slot_zeros,
 )
 from fnopt.errors import leaf_text, leaves_with_names, where
 from fnopt.numerics import compute_dtype, real_dtype
@@ -80,20 +78,16 @@ class Matrixwise(Transformation):
 
     def init(self, params: Any) -> Any:
         """Return a zero count and initial slots."""
-        layouts, names = self.layouts(params), self._slots()
+        self.layouts(params)  # a rule that doesn't fit the params raises here
         if not self.takes_complex:
             _check_real(params)
-        fields: dict[str, Any] = dict.fromkeys(self.unused())
-        for name in names:
-            if name in custom_slots(self.State):
-                fields[name] = self._own(name, params, layouts)
-            else:
-                fields[name] = slot_zeros(params, getattr(self, f"{name}_dtype", None))
-        return self._state(fields, first_count(self))
+        return self.State(**{name: self._first(name, params) for name in self.State._fields})
 
-    def _state(self, fields: dict[str, Any], count: Any) -> Any:
-        counted = {"count": count} if "count" in self.State._fields else {}
-        return self.State(**counted, **fields)
+    def _first(self, name: str, params: Any) -> Any:
+        if name in self.unused():
+            return None
+        own = name in custom_slots(self.State)
+        return self._own(name, params) if own else super()._first(name, params)
 
     def _slots(self) -> tuple[str, ...]:
         return tuple(name for name in declared_slots(self.State) if name not in self.unused())
@@ -101,10 +95,10 @@ class Matrixwise(Transformation):
     def _shapes(self, layout: MatrixLayout) -> tuple[tuple[int, int, int], ...]:
         return layout.wide_shapes if self.wide else layout.shapes
 
-    def _own(self, name: str, params: Any, layouts: list[MatrixLayout]) -> Any:
+    def _own(self, name: str, params: Any) -> Any:
         leaves, treedef = jax.tree.flatten(params)
         dtypes = [compute_dtype(jnp.result_type(p)) for p in leaves]
-        rows = zip(layouts, dtypes, strict=True)
+        rows = zip(self.layouts(params), dtypes, strict=True)
         return treedef.unflatten(
             [
                 tuple(new_slot(self.start(name, s, dtype)) for s in self._shapes(one))
@@ -136,7 +130,8 @@ class Matrixwise(Transformation):
     ) -> tuple[Any, Any]:
         """Apply one step of the formula to the matrices of every shape."""
         layouts, names, own = self.layouts(updates), self._slots(), custom_slots(self.State)
-        count = count_of(self, state) if "count" in self.State._fields else None
+        counts = "count" in self.State._fields
+        count = count_of(self, state) if counts else None
         numbers = self._numbers(self.at(count))
         trees = {n: getattr(state, n) for n in names}
         if self.needs_params:
@@ -162,7 +157,9 @@ class Matrixwise(Transformation):
             fields[n] = treedef.unflatten(map(put, layouts, new, columns[n]))
         new = [[part["u"] for part in row] for row in out]
         updates = treedef.unflatten(map(self._whole, layouts, new, leaves))
-        return updates, self._state(fields, next_count(count))
+        if counts:
+            fields["count"] = next_count(count)
+        return updates, self.State(**fields)
 
     def _whole(self, layout: MatrixLayout, parts: list[Any], like: Any) -> jax.Array:
         return whole(layout, parts, like, self.wide)

@@ -139,7 +139,7 @@ class natural_gradient(BatchStepDescent):
     halvings: int = static(default=10, least=0)
     method: str = static(default="auto")
     chunk_size: int | None = static(default=None, least=1)
-    solver: str = static(default="cholesky")
+    solver: str = static(default="cholesky", choices=("cholesky", "cg"))
     iterations: int = static(default=100, least=1)
     rank: int = static(default=0, least=0)
     axis_name: Any = static(default=None)

@@ -19,7 +19,6 @@ from fnopt.optimizers._newton_schulz import (
     orthogonalize_matrices,
     polynomials,
 )
-from fnopt.optimizers._recipe import one_of
 
 
 class orthogonalize(Matrixwise):
@@ -76,9 +75,7 @@ class orthogonalize(Matrixwise):
     ns_coeffs: Any = static(default=STANDARD, convert=as_coefficients)
     ns_steps: int = static(default=5, least=1)
     eps: Scalar = hyper(default=1e-8, ge=0)
-    preconditioning: str = static(
-        default="frobenius", convert=one_of(PRECONDITIONINGS, "preconditioning", "orthogonalize")
-    )
+    preconditioning: str = static(default="frobenius", choices=PRECONDITIONINGS)
     adaptive: bool = static(default=False)
     balance_steps: int = static(default=0, least=0)
     balance_power: Scalar = hyper(default=0.5, ge=0)

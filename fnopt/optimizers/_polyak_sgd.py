@@ -89,15 +89,6 @@ def next_lower_bound(
     return bound, LowerBound(best, margin, count)
 
 
-_VARIANTS = ("sps", "sps+")
-
-
-def _variant(variant: Any) -> str:
-    if variant not in _VARIANTS:
-        raise ValueError(f"scale_by_polyak: variant = {variant!r}, expected one of {_VARIANTS}.")
-    return variant
-
-
 class ScaleByPolyakState(NamedTuple):
     """State of the estimated lower bound of the loss."""
 
@@ -135,7 +126,7 @@ class scale_by_polyak(Transformation):
     f_min: Scalar | None = hyper(default=None)
     max_learning_rate: Scalar = hyper(default=1.0, ge=0, infinite=True)
     eps: Scalar = hyper(default=0.0, ge=0)
-    variant: str = static(default="sps", convert=_variant)
+    variant: str = static(default="sps", choices=("sps", "sps+"))
 
     def init(self, params: Any) -> ScaleByPolyakState:
         """Return the state before the first loss."""

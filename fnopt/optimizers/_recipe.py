@@ -13,7 +13,7 @@ from jax import lax
 from jax.core import Tracer
 
 from fnopt.core import Transformation, as_number
-from fnopt.errors import check_choice, error_scope, wrong_arguments
+from fnopt.errors import error_scope, wrong_arguments
 from fnopt.sharding import sharded_full_like
 from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learning_rate
 
@@ -83,16 +83,6 @@ def descend(
     # Decay after the direction and before the rate: decoupled (Loshchilov and Hutter, 2019).
     decay = () if weight_decay is None else (add_decayed_weights(weight_decay, mask),)
     return chain(direction, *decay, scale_by_learning_rate(learning_rate))
-
-
-def one_of(options: tuple[str, ...], field: str, owner: str) -> Callable[[Any], str]:
-    """Make the converter of a field that accepts a fixed set of strings."""
-
-    def check(given: Any) -> str:
-        check_choice(given, options, field, owner)
-        return given
-
-    return check
 
 
 def as_betas(recipe: str, betas: Any) -> tuple[Any, Any]:

@@ -33,11 +33,9 @@ from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.optimizers._partition_matrices import matrix_recipe
-from fnopt.optimizers._recipe import one_of, recipe
+from fnopt.optimizers._recipe import recipe
 from fnopt.sharding import sequential
 from fnopt.transforms import partition
-
-GRAFTINGS = ("adam", "sgd", "none")
 
 
 class ScaleByShampooState(NamedTuple):
@@ -113,9 +111,7 @@ class scale_by_shampoo(Matrixwise):
     exponent: Scalar = hyper(default=0.25, gt=0)
     precondition_frequency: int = static(default=10, least=1)
     block_size: int | None = static(default=1024, least=1)
-    grafting: str = static(
-        default="adam", convert=one_of(GRAFTINGS, "grafting", "scale_by_shampoo")
-    )
+    grafting: str = static(default="adam", choices=("adam", "sgd", "none"))
     graft_b2: Scalar = hyper(default=0.999, ge=0, lt=1)
     graft_eps: Scalar = hyper(default=1e-8, ge=0)
     mu_dtype: Any = static(default=None, convert=as_dtype)

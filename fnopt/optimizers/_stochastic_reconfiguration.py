@@ -138,7 +138,7 @@ class stochastic_reconfiguration(Transformation):
     method: str = static(default="auto")
     chunk_size: int | None = static(default=None, least=1)
     axis_name: Any = static(default=None)
-    solver: str = static(default="cholesky")
+    solver: str = static(default="cholesky", choices=("cholesky", "cg"))
     iterations: int = static(default=100, least=1)
     rank: int = static(default=0, least=0)
 

@@ -17,13 +17,13 @@ from fnopt.optimizers._batch_step import GaussNewtonDescentState
 from fnopt.optimizers._dion import ScaleByDionState
 from fnopt.optimizers._dog import ScaleByDogState, ScaleByDowgState
 from fnopt.optimizers._galore import ScaleByGaloreState
-from fnopt.optimizers._hyperball import HyperballState
 from fnopt.optimizers._kfac_state import KfacState
 from fnopt.optimizers._kl_shampoo import ScaleByKlShampooState
 from fnopt.optimizers._lamb import ScaleByFromageState, ScaleByNovogradState
 from fnopt.optimizers._lbfgs import ScaleByLBFGSState
 from fnopt.optimizers._lion import ScaleByLionState, ScaleByRpropState
 from fnopt.optimizers._madgrad import ScaleByCocobState, ScaleByMadgradState
+from fnopt.optimizers._matrix_norms import HyperballState
 from fnopt.optimizers._matrix_scale import NormalizeNeuronsState
 from fnopt.optimizers._momo import MomoAdamState, MomoState
 from fnopt.optimizers._polyak_sgd import LowerBound, ScaleByPolyakState

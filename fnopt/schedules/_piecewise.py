@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Scalar, Schedule, as_number, hyper, static
-from fnopt.errors import check_choice, where
+from fnopt.errors import where
 from fnopt.numerics import default_float
 from fnopt.schedules._basic import cosine, fraction, interpolate, numbers, steps_since
 
@@ -148,9 +148,6 @@ class join_schedules(Schedule):
         return value
 
 
-_KINDS = ("linear", "cosine")
-
-
 def _interpolate_pieces(kind: str, count: Any, bounds: list[Any], values: list[Any]) -> jax.Array:
     """Interpolate piecewise: the i-th value is reached at the i-th bound."""
     now = jnp.asarray(values[0], default_float())
@@ -189,7 +186,7 @@ class piecewise_interpolate_schedule(Schedule):
         [1.0, 0.75, 0.5, 0.25, 0.0]
     """
 
-    interpolate_type: str = static()
+    interpolate_type: str = static(choices=("linear", "cosine"))
     init_value: Scalar = hyper()
     boundaries_and_scales: Any = ()
 
@@ -197,7 +194,6 @@ class piecewise_interpolate_schedule(Schedule):
         name = type(self).__name__
         self._set("boundaries_and_scales", as_pairs(name, self.boundaries_and_scales))
         super().__post_init__()
-        check_choice(self.interpolate_type, _KINDS, "interpolate_type", name)
         check_pairs(name, self.boundaries_and_scales)
 
     def __call__(self, count: Any) -> jax.Array:

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import Scalar, Schedule, hyper, static
-from fnopt.errors import check_choice
 from fnopt.schedules._basic import (
     after_warmup,
     cosine,
@@ -67,9 +66,6 @@ class warmup_exponential_decay_schedule(Schedule):
         return after_warmup(h, count, decaying)
 
 
-_COOLDOWNS = ("linear", "cosine", "sqrt")
-
-
 class warmup_stable_decay_schedule(Schedule):
     r"""Linear warm-up, a constant, and a short decay (WSD).
 
@@ -112,11 +108,7 @@ class warmup_stable_decay_schedule(Schedule):
     stable_steps: Scalar = hyper(ge=0)
     decay_steps: Scalar = hyper(ge=0)
     end_value: Scalar = hyper(default=0.0)
-    decay_type: str = static(default="linear")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(self.decay_type, _COOLDOWNS, "decay_type", type(self).__name__)
+    decay_type: str = static(default="linear", choices=("linear", "cosine", "sqrt"))
 
     def __call__(self, count: Any) -> jax.Array:
         """The value after `count` updates."""

@@ -104,17 +104,9 @@ class scale_by_zoom_linesearch(Transformation):
     # The approximate Wolfe condition of Hager and Zhang (2005), with their epsilon.
     approx_dec_rtol: Scalar | None = 1e-6
     stepsize_precision: Scalar = hyper(default=1e-5, ge=0)
-    initial_guess_strategy: str = static(default="keep")
+    initial_guess_strategy: str = static(default="keep", choices=("keep", "one"))
 
     needs_params = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.initial_guess_strategy not in ("keep", "one"):
-            raise ValueError(
-                f"{where()}scale_by_zoom_linesearch: initial_guess_strategy = "
-                f"{self.initial_guess_strategy!r}, expected 'keep' or 'one'."
-            )
 
     def init(self, params: Any) -> ScaleByZoomLinesearchState:
         """Return a step size of 1, without value and gradient."""

@@ -90,13 +90,12 @@ class quantized_state(StoredSlots):
     block_size: int = static(default=256, least=1)
     # Small leaves save no memory; bitsandbytes (Dettmers et al., 2022) has the same bound.
     min_size: int = static(default=4096, least=1)
-    bits: int = static(default=8)
+    bits: int = static(default=8, choices=(8, 4))
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, form in self.slots:
             check_choice(form, ("signed", "unsigned"), f"slots[{name!r}]", "quantized_state")
-        check_choice(self.bits, (8, 4), "bits", "quantized_state")
 
     def init(self, params: Any) -> QuantizedStateState:
         """Return the inner state with quantized slots."""

@@ -107,7 +107,7 @@ def test_wrong_numbers(bad, error, text):
 class options(fnopt.Schedule):
     k: int = fnopt.static(default=3, least=1)
     chunk: int | None = fnopt.static(default=None, least=0)
-    kind: str = fnopt.static(default="linear")
+    kind: str = fnopt.static(default="linear", choices=("linear", "cosine"))
     fn: Callable[..., Any] = fnopt.static(default=abs)
     mu_dtype: Any = fnopt.static(default=None, convert=fnopt.numerics.as_dtype)
     words: Any = fnopt.static(default=())
@@ -136,6 +136,7 @@ def test_a_flag_is_true_or_false(bad):
         ("chunk", -1, ValueError, "chunk = -1, expected a whole number >= 0"),
         ("chunk", "2", TypeError, "chunk = '2', expected a whole number >= 0"),
         ("kind", 1.0, TypeError, "kind = 1.0, expected a string"),
+        ("kind", "sine", ValueError, "options: kind is 'sine', expected one of 'linear', 'cosine'"),
         ("fn", "abs", TypeError, "fn = 'abs', expected a function"),
         ("mu_dtype", "S", TypeError, "options: mu_dtype = 'S': 'S' is not a floating dtype"),
         ("mu_dtype", "int8", TypeError, "'int8' is not a floating dtype, expected a dtype such as"),

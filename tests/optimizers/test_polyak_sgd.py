@@ -51,5 +51,5 @@ def test_the_loss_is_asked_for_by_name():
 
 
 def test_unknown_variants_are_refused():
-    with pytest.raises(ValueError, match="variant = 'sps-', expected one of"):
+    with pytest.raises(ValueError, match="variant is 'sps-', expected one of"):
         fnopt.polyak_sgd(variant="sps-")

@@ -57,12 +57,12 @@ class Leafwise(Transformation):
     beginning with 1 (None if the state has no `count`). A subclass that doesn't read `t` sets
     `reads_step = False`. Its count is then None, unless a hyper-parameter is a `Schedule`.
 
-    If a slot is a `RealSlot`, or with `keeps_squares`, gradients
-    are clipped to the largest number whose square is finite (2.3e18 in float32), because an
-    infinite second moment would stay infinite. Infinite gradients are clipped too, and make the
-    update NaN, because zero times the gradient is added to the update. If the formula of the update
-    reads a mean of gradients instead of the gradient, set `carrier` to the name of that slot. The
-    term is then added to the slot, which saves one read of the gradient.
+    If a slot is a `RealSlot`, or if `keeps_squares` is True, gradients are clipped to the largest
+    number whose square is finite (2.3e18 in float32), because an infinite second moment would stay
+    infinite. Infinite gradients are clipped too, and make the update NaN, because zero times the
+    gradient is added to the update. If the formula of the update reads a mean of gradients instead
+    of the gradient, set `carrier` to the name of the slot with the mean. `0 * g` is then added to
+    the carrier slot instead of the update; this saves one read of the gradient.
 
     Annotate a slot with another shape than the leaf (one number per leaf, factors of a matrix) as
     `CustomSlot`. `start(self, slot, p)` then returns its initial value for a leaf: an array or a
@@ -80,10 +80,10 @@ class Leafwise(Transformation):
         ...     State = MeanState
         ...     decay: float = hyper(default=0.9, ge=0, lt=1)
         ...     def scalars(self, h, t):
-        ...         return {"seen": bias_correction(h.decay, t)}
+        ...         return {"correction": bias_correction(h.decay, t)}
         ...     def leaf(self, h, g, mu):
         ...         mu = ema(mu, g, h.decay)
-        ...         return mu / h.seen, mu
+        ...         return mu / h.correction, mu
         >>> tx = scale_by_mean(decay=0.75)
         >>> updates, state = tx.update({"w": jnp.full(2, 4.0)}, tx.init({"w": jnp.ones(2)}))
         >>> print(updates["w"].round(4), state.mu["w"])

@@ -209,10 +209,10 @@ class GradCost:
     """The cost of a gradient; `print` shows a table.
 
     Attributes:
-        forward: The forward pass, as it runs before a backward pass.
-        backward: The backward pass; with `jax.checkpoint`, including recomputation.
-        residual_bytes: Bytes that the forward pass keeps for the backward pass, besides arguments.
-        compiled: The compiler's figures for both passes together, if requested.
+        forward: Cost of the forward pass with residuals saved.
+        backward: Cost of the backward pass, including recomputation by `jax.checkpoint`.
+        residual_bytes: Size of the saved residuals, excluding arguments.
+        compiled: XLA's cost analysis of both passes together, if requested.
     """
 
     forward: Cost
@@ -251,7 +251,7 @@ class GradCost:
         return sum(cost.seconds(hardware) for cost in self.phases.values())
 
     def table(self, depth: int = 1, hardware: Hardware | None = None) -> str:
-        """Figures as text, with a line per phase and per part of a phase.
+        """Format the costs as a table with one line per phase and per part of a phase.
 
         Args:
             depth: Number of levels of parts to show; 0 for the phases alone.
@@ -291,14 +291,13 @@ class StepCost(GradCost):
     """The cost of a training step; `print` shows a table.
 
     Attributes:
-        forward: The forward pass, as it runs before a backward pass.
-        backward: The backward pass; with `jax.checkpoint`, including recomputation.
-        residual_bytes: Bytes that the forward pass keeps for the backward pass, besides arguments.
-        update: The optimizer update, from gradients to new params and state.
+        forward: Cost of the forward pass with residuals saved.
+        backward: Cost of the backward pass, including recomputation by `jax.checkpoint`.
+        residual_bytes: Size of the saved residuals, excluding arguments.
+        update: Cost of the optimizer update, from gradients to new params and state.
         params_bytes: Size of the params.
         state_bytes: Size of the optimizer's state.
-        compiled: The compiler's figures for the whole step with donated params and state, if
-            requested.
+        compiled: XLA's cost analysis of the whole step with donated params and state, if requested.
     """
 
     update: Cost

@@ -113,7 +113,7 @@ def _solution(problem: Problem, solver: LeastSquaresMethod, last: _Round) -> Sol
 
 
 def final_status(status: jax.Array, certified: Certified, decreased: jax.Array) -> jax.Array:
-    """Return the status of a search from its last loop and the certificate."""
+    """Combine the status of the last loop with the result of the optimality checks."""
     running = status == Status.RUNNING.value
     status = jnp.where(running, Status.MAX_STEPS.array, certified.status)
     # Each restart lowered the cost, but the limit of restarts is reached.
@@ -131,7 +131,7 @@ def _watch(
     accepted: jax.Array,
     first: jax.Array,
 ) -> SearchState:
-    """Write the history and call the callback after a step, not after a first evaluation."""
+    """Write the history and call the callback after each step, except after a first evaluation."""
     if state.history is None and callback is None:
         return state
 

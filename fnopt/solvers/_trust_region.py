@@ -133,10 +133,10 @@ def _once(condition: jax.Array) -> jax.Array:
 
 
 class RadiusRule(NamedTuple):
-    """Update rule for the radius: of a trust region, an inverse damping, or a step size.
+    """Update rule of the step control: a trust-region radius, an inverse damping or a step size.
 
-    A rejected step at least halves the radius, so the search ends with every rule. Only a step that
-    is rejected because the cost changes at rounding level may grow the radius of a trust region.
+    A rejected step at least halves the radius, so the search ends with every rule. Exception: a
+    step that is rejected because the cost changes only at rounding level may grow a trust region.
     """
 
     next: Callable[[StepEvaluation], jax.Array]
@@ -171,7 +171,7 @@ def _shrink_factor(actual: jax.Array, slope: jax.Array) -> jax.Array:
     r"""Return the minimizer of the interpolating parabola, within [0.1, 0.5].
 
     The parabola has the slope :math:`g^T p` at the start of the step and the reduction
-    :math:`\delta f` at its end. Its minimum is at
+    :math:`\delta f` at its end. The minimum of the parabola is at
 
     .. math:: \mu = \frac{\tfrac12 g^T p}{g^T p + \delta f}.
 
@@ -192,13 +192,13 @@ def _trust_region(step: StepEvaluation) -> jax.Array:
     .. math:: \Delta \leftarrow \begin{cases}
         \mu \min(\Delta, 10 \|D p\|) & \rho < 0.25 \\
         \max(\Delta, 2 \|D p\|) & \rho > 0.75 \text{ or } \lambda = 0 \\
-        \Delta & \text{otherwise, and right after a refused step} \end{cases}
+        \Delta & \text{otherwise, and right after a rejected step} \end{cases}
 
-    A radius far larger than the step doesn't limit it, so shrinking only the radius would repeat
-    the same step. The radius doesn't grow directly after a rejected step; otherwise every second
-    step along a narrow valley is rejected. The gain ratio of a step that changes the cost only at
-    rounding level has no meaning. If such a step ends on the boundary, the region is too small and
-    grows by the inverse of the least shrink factor.
+    A radius far larger than the step doesn't limit the step, so shrinking only the radius would
+    repeat the same step. The radius doesn't grow directly after a rejected step; otherwise every
+    second step along a narrow valley is rejected. The gain ratio of a step that changes the cost
+    only at rounding level has no meaning. If such a step ends on the boundary, the region is too
+    small and grows by the inverse of the smallest shrink factor.
 
     Reference:
         Moré (1978), section 7, and MINPACK's `lmder`.
@@ -245,7 +245,7 @@ def _nielsen(step: StepEvaluation) -> jax.Array:
 
 
 def _bounded(radius: jax.Array) -> jax.Array:
-    """Clip the inverse damping, so that damping is above rounding error and can be inverted."""
+    """Clip the inverse damping, so that the damping is above rounding error and can be inverted."""
     limits = jnp.finfo(radius.dtype)
     least = jnp.asarray(8 * limits.tiny, radius.dtype)
     return jnp.clip(radius, least, jnp.asarray(1 / limits.eps, radius.dtype))

@@ -1,4 +1,4 @@
-"""Identities in a user's function: taps that name a value, and probes of its cotangent."""
+"""Identity primitives: `tap` names a value; a probe adds zeros whose gradient is a cotangent."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _check_name(name: Any) -> None:
 
 @jax.custom_jvp
 def add_probe(x: jax.Array, probe: jax.Array) -> jax.Array:
-    """Return `x`; the probe gets the same cotangent as `x`.
+    """Return `x`; the cotangent of the probe is the cotangent of `x`.
 
     This equals `x + probe` at `probe = 0`, but the probe's zeros are never read. The compiler
     removes them, and `x` is unchanged bit for bit.
@@ -97,7 +97,8 @@ def _add_probe_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple
 
 
 def add_reduced_probe(reduce: Callable[[Any], Any], x: jax.Array, probe: Any) -> jax.Array:
-    """Return `x`; the probe's cotangent is `reduce(cotangent of x)`, and only this is stored."""
+    """Return `x`; the cotangent of the probe is `reduce(cotangent of x)`, and only this value is
+    stored."""
 
     @jax.custom_vjp
     def identity(x: jax.Array, probe: Any) -> jax.Array:
@@ -129,5 +130,5 @@ def with_cotangent_rule(rule: Callable[[Any, Any], Any], x: jax.Array, given: An
 
 
 def probe_dtype(dtype: Any) -> Any:
-    """Dtype of a reduction as a cotangent: float32 for counts."""
+    """Return the dtype of a reduced cotangent: float32 for counts."""
     return dtype if jnp.issubdtype(dtype, jnp.inexact) else jnp.dtype(jnp.float32)

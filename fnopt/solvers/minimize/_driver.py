@@ -73,7 +73,7 @@ def minimize(
     callback: Callable[[StepInfo], Any] | None = None,
     **scipy_options: Any,
 ) -> Minimum[Params]:
-    r"""Minimises a smooth scalar function of params to convergence.
+    r"""Minimize a smooth scalar function of a pytree.
 
     .. math:: \min_\theta f(\theta) \quad\text{subject to}\quad l \le \theta \le u
 

@@ -97,8 +97,7 @@ def _add_probe_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tuple
 
 
 def add_reduced_probe(reduce: Callable[[Any], Any], x: jax.Array, probe: Any) -> jax.Array:
-    """Return `x`; the cotangent of the probe is `reduce(cotangent of x)`, and only this value is
-    stored."""
+    """Return `x`; the cotangent of the probe is `reduce(cotangent of x)`; only this is stored."""
 
     @jax.custom_vjp
     def identity(x: jax.Array, probe: Any) -> jax.Array:

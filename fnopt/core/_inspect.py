@@ -25,11 +25,6 @@ def _unique(items: list[tuple[_Path, Any]]) -> dict[str, Any]:
     return {(path[-1] if times[path[-1]] == 1 else "/".join(path)): x for path, x in items}
 
 
-def _may_be_state(node: Any) -> bool:
-    """Whether a node may be a state: a tuple, named or not, or a dict."""
-    return isinstance(node, (tuple, dict))
-
-
 def _holds_states(node: Any) -> bool:
     """Whether a container holds states, not arrays: a NamedTuple is nested inside it."""
     if hasattr(node, "_fields"):
@@ -58,20 +53,6 @@ def _slot_fields(state: Any) -> set[str]:
     return declared if declared or ours else _guessed_slots(state)
 
 
-def _walk_slots(state: Any, path: _Path) -> Iterator[tuple[_Path, Any]]:
-    if hasattr(state, "_fields"):
-        fields, own = state._asdict(), _slot_fields(state)
-    elif isinstance(state, dict):
-        fields, own = state, set()
-    else:
-        fields, own = {str(i): part for i, part in enumerate(state)}, set()
-    for name, part in fields.items():
-        if name in own:
-            yield (*path, name), part
-        elif _may_be_state(part):
-            yield from _walk_slots(part, (*path, str(name)))
-
-
 def slots(state: Any) -> dict[str, Any]:
     """Return the trees inside a state that have the structure of the params, by name.
 
@@ -96,7 +77,9 @@ def slots(state: Any) -> dict[str, Any]:
             "slots: this is the optimizer, expected its state: tx.init(params), or what update "
             "returned. What it will keep is known before: fnopt.slot_names(tx, params)."
         )
-    return _unique(list(_walk_slots(state, ()))) if _may_be_state(state) else {}
+    found: list[tuple[_Path, Any]] = []
+    map_slots(lambda path, slot: found.append((tuple(path.split("/")), slot)), state)
+    return _unique(found)
 
 
 def slot_names(tx: Any, params: Any) -> tuple[str, ...]:
@@ -245,7 +228,7 @@ def hyperparams(tx: Transformation, state: Any) -> dict[str, jax.Array]:
 
 def map_slots(fn: Callable[[str, Any], Any], state: Any, path: tuple[str, ...] = ()) -> Any:
     """Replace every slot by `fn(path, slot)`; a path is, for example, `'1/trace'`."""
-    if not _may_be_state(state):
+    if not isinstance(state, (tuple, dict)):
         return state
     if hasattr(state, "_fields"):
         own, parts = _slot_fields(state), state._asdict()

@@ -31,8 +31,8 @@ def bounds_by_name(bounds: Any, params: Any) -> Any:
             raise ValueError(f"curve_fit: bounds[{name!r}] = {pair!r}, expected (lower, upper).")
         if _is_crossed(pair):
             raise ValueError(
-                f"curve_fit: bounds[{name!r}] = {pair!r}, expected lower < upper. To "
-                "hold a param write constraints={...: fnopt.fixed()}."
+                f"curve_fit: bounds[{name!r}] = {pair!r}, expected lower < upper. To fix "
+                f"a param, write constraints={{...: fnopt.fixed()}}."
             )
     open_ends = (-jnp.inf, jnp.inf)
     return tuple(
@@ -68,8 +68,9 @@ def checked_bounds(bounds: Any) -> Bounds | None:
     bounds = bounds_pair(bounds, "curve_fit: ")
     if all(map(_is_pair, bounds)) and any(_is_crossed(pair) for pair in zip(*bounds, strict=True)):
         raise ValueError(
-            f"curve_fit: bounds = {bounds!r} are read as (lower, upper), and lower isn't below "
-            "upper. Pairs for each param are tuple(zip(*bounds))."
+            f"curve_fit: bounds = {bounds!r} has a lower bound that isn't below its upper "
+            "one, expected (lower, upper). To convert one pair per param, use "
+            "tuple(zip(*bounds))."
         )
     lower, upper = (_as_array(side) for side in bounds)
     leaves = jax.tree.leaves((lower, upper))
@@ -100,13 +101,14 @@ def bounds_of_numbers(bounds: Any, start: jax.Array, names: tuple[str, ...]) -> 
     for name, x, low, high in zip(names, np.asarray(start), lower, upper, strict=True):
         if low > high:
             raise ValueError(
-                f"curve_fit: bounds of {name} are crossed: lower {low} and upper {high}. To hold a "
-                f"param write constraints={{{name!r}: fnopt.fixed()}}."
+                f"curve_fit: bounds of {name} are crossed: lower {low} and upper {high}, "
+                "expected lower <= upper. To fix a param, write "
+                f"constraints={{{name!r}: fnopt.fixed()}}."
             )
         if not low <= x <= high:
             raise ValueError(
-                f"curve_fit: {name} starts at {x:.6g}, outside its bounds [{low}, {high}]. Start "
-                "inside them."
+                f"curve_fit: {name} starts at {x:.6g}, outside its bounds [{low}, "
+                f"{high}]. Give an initial guess inside them."
             )
     return box
 

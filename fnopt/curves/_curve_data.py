@@ -60,15 +60,15 @@ def _numbers(x: np.ndarray, name: str, caller: str) -> np.ndarray:
     if x.dtype.kind in "mM":
         since = "(x - x[0]) / np.timedelta64(1, 's')" if x.dtype.kind == "M" else "x / unit"
         raise TypeError(
-            f"{caller}: {name} are {x.dtype}, expected numbers. Count in a unit from a start that "
-            f"you choose, such as {since}."
+            f"{caller}: {name} are {x.dtype}, expected numbers. Convert them to numbers "
+            f"from an origin of your choice, such as {since}."
         )
     if x.dtype.kind not in "OUS":
         return x
     try:
         return x.astype(float)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{caller}: {name} hold entries that are no numbers: {error}.") from None
+        raise TypeError(f"{caller}: {name} hold entries that aren't numbers: {error}.") from None
 
 
 def warn_if_coarse(given: Any, dtype: Any, name: str, caller: str = "curve_fit") -> None:
@@ -79,15 +79,17 @@ def warn_if_coarse(given: Any, dtype: Any, name: str, caller: str = "curve_fit")
         return
     with np.errstate(invalid="ignore"):
         off, span = np.max(np.abs(given - given.astype(dtype))), np.ptp(given)
-        noise = 1e3 * np.finfo(float).eps * np.max(np.abs(given))  # variation of constant data
+        # Constant data vary by this rounding error.
+        noise = 1e3 * np.finfo(float).eps * np.max(np.abs(given))
         apart: Any = np.diff(np.unique(given)) if name in ("xdata", "x") else np.empty(0)
-        # Positions are even only if two units in the last place, 4 roundings, lie between them.
+        # Rounding moves each datum by up to `off`. Spacings stay even only if they exceed four such
+        # errors, which are two units in the last place.
         is_close = apart.size and np.median(apart) < 4 * off
     if (off > _COARSE * span or is_close) and span > noise:
         warnings.warn(
-            f"{caller}: {name} are rounded to {dtype} by up to {off:.2g}, of a range of "
-            f"{span:.4g}. Count from another origin ({name} - {name}[0]), or switch on "
-            "jax_enable_x64.",
+            f"{caller}: {name} are rounded to {dtype} by up to {off:.2g}, which is coarse "
+            f"for their range of {span:.4g}. Subtract an origin ({name} - {name}[0]), or "
+            "enable jax_enable_x64.",
             OptimizeWarning,
             stacklevel=4,
         )
@@ -97,8 +99,8 @@ def _check_finite(x: jax.Array, name: str) -> None:
     if _is_known(x) and not np.all(np.isfinite(np.asarray(x))):
         count = int(np.sum(~np.isfinite(np.asarray(x))))
         raise ValueError(
-            f"curve_fit: {name} hold {count} NaN or infinite values, expected finite ones. "
-            "Leave these points out; nan_policy='omit' does so where there is a NaN."
+            f"curve_fit: {name} hold {count} NaN or infinite values, expected finite "
+            "ones. Remove these points; nan_policy='omit' removes points with a NaN."
         )
 
 
@@ -140,8 +142,8 @@ def checked_counts(y: jax.Array) -> None:
         i = tuple(map(int, wrong[0]))
         raise ValueError(
             f"curve_fit: ydata[{', '.join(map(str, i))}] = {counts[i]:.6g} with "
-            "likelihood='poisson', expected finite counts >= 0. Leave out points without a count; "
-            "data with a background subtracted are no counts: add it to the model."
+            "likelihood='poisson', expected finite counts >= 0. Remove points without a "
+            "count. If a background was subtracted, add it to the model instead."
         )
 
 
@@ -170,8 +172,9 @@ def without_nan(x: Any, y: jax.Array, sigma: Any, policy: str | None) -> tuple[A
         raise ValueError(f"curve_fit: nan_policy = {policy!r}, expected None, 'raise' or 'omit'.")
     if not _is_known(y) or not _is_known(x):
         raise ValueError(
-            "curve_fit: nan_policy counts the data, which aren't known under jax.jit. Leave the "
-            "NaN out before, or give least_squares weights of 0 there."
+            "curve_fit: nan_policy is given under jax.jit, expected concrete data, whose "
+            "NaN can be counted. Remove the NaN before, or use least_squares with "
+            "weights of 0 there."
         )
     bad = np.isnan(np.asarray(y))
     if isinstance(x, jax.Array):
@@ -180,7 +183,10 @@ def without_nan(x: Any, y: jax.Array, sigma: Any, policy: str | None) -> tuple[A
     if not bad.any():
         return x, y, sigma
     if policy == "raise":
-        raise ValueError(f"curve_fit: the data hold {int(bad.sum())} points that are NaN.")
+        raise ValueError(
+            f"curve_fit: the data hold {int(bad.sum())} points that are NaN, expected none. "
+            "Remove them, or use nan_policy='omit'."
+        )
     x = x[..., ~bad] if isinstance(x, jax.Array) else x
     return x, y[~bad], _kept_sigma(sigma, ~bad)
 

@@ -213,7 +213,8 @@ def curve_fit(
         sigma = checked_sigma(sigma, y)
         matrix = is_matrix(sigma, y)
         jacobian = residual_jacobian(jac, passing, matrix)
-        # A model with a user's Jacobian may not be differentiable.
+        # Geodesic acceleration differentiates the model, which a user's Jacobian may replace
+        # because the model isn't differentiable.
         bent = jacobian is None
         solver = levenberg_marquardt(ftol=ftol, xtol=xtol, gtol=gtol, geodesic=bent, **radius)
         residuals = curve_residuals(f, passing, likelihood, matrix)
@@ -245,7 +246,7 @@ def curve_fit(
     report_failures(solution, popt, pcov, names, loss is None, absolute, likelihood)
     if full_output:
         return popt, pcov, *_details(solution)
-    if axis_name is not None:  # the other results refer to one device
+    if axis_name is not None:  # all other results describe one device only
         return popt, pcov
     return Fit(
         popt,
@@ -279,16 +280,16 @@ def _knows_variance(likelihood: str | None, absolute_sigma: bool, sigma: Any, lo
     if likelihood is None:
         if absolute_sigma and sigma is None:
             warnings.warn(
-                "curve_fit: absolute_sigma=True without sigma takes the standard deviation of the "
-                "data as 1. Give sigma, or leave absolute_sigma out.",
+                "curve_fit: absolute_sigma=True without sigma would assume a standard "
+                "deviation of 1. Give sigma, or leave absolute_sigma out.",
                 OptimizeWarning,
                 stacklevel=3,
             )
         return bool(absolute_sigma)
     if sigma is not None or loss is not None:
         raise ValueError(
-            "curve_fit: likelihood='poisson' has the variance of the counts in it, expected "
-            "neither sigma nor loss. Leave them out."
+            "curve_fit: likelihood='poisson' defines the variance of the counts, "
+            "expected neither sigma nor loss. Leave them out."
         )
     return True
 

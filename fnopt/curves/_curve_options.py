@@ -30,7 +30,7 @@ class CurveFitOptions(TypedDict, total=False):
     constraints: Any
     likelihood: str | None
     starts: int
-    # SciPy's.
+    # Keywords of SciPy's `curve_fit`.
     verbose: int
     callback: Any
     factor: float
@@ -45,8 +45,8 @@ class CurveFitOptions(TypedDict, total=False):
 
 METHODS = (None, "lm", "trf", "dogbox")
 _WEIGHTS = "Write sigma=1 / jnp.sqrt(weights): residuals are divided by it"
-_CLOSURE = "Let f take what it needs from a closure or functools.partial"
-_SOLVER = "It is one of fnopt.least_squares, whose function is lambda p: f(xdata, *p) - ydata"
+_CLOSURE = "Bind them to f by a closure or functools.partial"
+_SOLVER = "Use fnopt.least_squares, which has it, with the function lambda p: f(xdata, *p) - ydata"
 _TABLE = ScipyTable(
     "curve_fit",
     # The keywords after `callback` have no effect: derivatives are exact, the method doesn't depend
@@ -56,15 +56,15 @@ _TABLE = ScipyTable(
         *("epsfcn", "diff_step", "x_scale", "diag", "tr_solver", "tr_options", "workers"),
     ),
     instead={
-        "Dfun": "Call it jac",
-        "batch": "Many sets of data are fitted by fnopt.curve_fit_batch(f, x, y, p0)",
+        "Dfun": "Rename it to jac",
+        "batch": "To fit many data sets, use fnopt.curve_fit_batch(f, x, y, p0)",
         "jac_sparsity": "Use fnopt.least_squares(..., jac=fnopt.sparse_jacobian(...))",
         **dict.fromkeys(("weights", "w"), _WEIGHTS),
-        **dict.fromkeys(("func", "fun", "model"), "Call it f, or give it first"),
-        **dict.fromkeys(("x0", "params", "guess"), "Call it p0"),
-        **dict.fromkeys(("yerr", "dy", "error"), "Call it sigma"),
+        **dict.fromkeys(("func", "fun", "model"), "Rename it to f, or pass it first"),
+        **dict.fromkeys(("x0", "params", "guess"), "Rename it to p0"),
+        **dict.fromkeys(("yerr", "dy", "error"), "Rename it to sigma"),
         **dict.fromkeys(("vary", "fixed"), "Write constraints={'a': fnopt.fixed()}"),
-        "data": "Give the columns themselves: curve_fit(f, data['x'], data['y'])",
+        "data": "Pass the columns as arrays: curve_fit(f, data['x'], data['y'])",
         **dict.fromkeys(("max_steps", "maxiter"), "Write maxfev"),
         **dict.fromkeys(("solver", "has_aux", "history"), _SOLVER),
     },
@@ -78,7 +78,7 @@ def read_keywords(given: dict[str, Any]) -> dict[str, Any]:
         TypeError: If a keyword is unknown, or `callback` isn't a function.
         ValueError: If a keyword isn't supported, or has an unknown value.
     """
-    for name in ("args", "kwargs"):  # a ValueError in SciPy, too
+    for name in ("args", "kwargs"):  # SciPy raises a ValueError for these names, too.
         if name in given:
             raise ValueError(f"curve_fit: {name} is not supported. {_CLOSURE}.")
     read = _TABLE.read(given)
@@ -101,4 +101,6 @@ def check_method(method: str | None, box: Any) -> None:
     if method not in METHODS:
         raise ValueError(f"curve_fit: method = {method!r}, expected None, 'lm', 'trf' or 'dogbox'.")
     if method == "lm" and box is not None:
-        raise ValueError("curve_fit: method 'lm' takes no bounds; leave the method out.")
+        raise ValueError(
+            "curve_fit: method = 'lm' with bounds, expected no bounds. Leave the method out."
+        )

@@ -73,7 +73,7 @@ def start_of(
         p0 = dict(zip(names, p, strict=True))
     p0 = floating_start(p0, constraints)
     if not constraints:
-        ravel(p0, "p0")  # refuses what isn't a tree of floating arrays
+        ravel(p0, "p0")  # raises for anything but a tree of floating arrays
     is_named = takes_names(f, p0)
     if is_named:
         check_count_of_params(f, len(p0))
@@ -102,7 +102,7 @@ def check_kinds(f: Any, p0: Any, name: str = "curve_fit") -> None:
         kind = type(p0).__name__
         raise TypeError(f"{name}: p0 is a {kind}, expected params. Write p0=fit.params.")
     if any(isinstance(leaf, str) for leaf in jax.tree.leaves(p0)):
-        raise TypeError(f"{name}: p0 = {p0!r:.60} has text in it, expected numbers.")
+        raise TypeError(f"{name}: p0 = {p0!r:.60} contains text, expected numbers.")
 
 
 def _in_order_of_arguments(
@@ -191,12 +191,13 @@ def numbers_noted(noted: bool) -> Iterator[None]:
         yield
     except (IndexError, TypeError) as error:
         *_, (last, _) = traceback.walk_tb(error.__traceback__)
-        is_ours = last.f_globals.get("__name__", "").startswith("fnopt.")  # has its own explanation
+        # Errors of fnopt need no note.
+        is_ours = last.f_globals.get("__name__", "").startswith("fnopt.")
         of_jax = isinstance(error, (jax.errors.JAXTypeError, jax.errors.JAXIndexError))
         if noted and not is_ours and not of_jax:
             error.add_note(
-                "p0 isn't given, so f was called with one number for each param in its signature. "
-                f"If all params are one tree, give it as p0.{_VECTOR}"
+                "p0 isn't given, so f was called with one number for each param in its "
+                f"signature. If the params are one tree, pass this tree as p0.{_VECTOR}"
             )
         raise
 
@@ -232,8 +233,8 @@ def check_count_of_params(f: Callable[..., Any], n: int, name: str = "curve_fit"
         number = f"at least {required - 1}" if any_number else number
         vector = _VECTOR if most == 2 else ""
         raise ValueError(
-            f"{name}: p0 has {n} numbers, but f takes {number} params after x; expected one "
-            f"starting value for each.{vector}"
+            f"{name}: p0 has {n} numbers, but f takes {number} params after x; expected "
+            f"one initial value for each.{vector}"
         )
 
 
@@ -245,5 +246,6 @@ def check_takes_tree(f: Callable[..., Any], x: Any, params: Any, name: str = "cu
             kind = f"a dict with the keys {names_text([*params])}"
         raise ValueError(
             f"{name}: p0 is {kind}, so f must take (x, params), but it takes "
-            f"{inspect.signature(f)}. For f(x, a, b, ...) give numbers in a row: p0=[1.0, 2.0]."
+            f"{inspect.signature(f)}. For f(x, a, b, ...) give a sequence of numbers: "
+            "p0=[1.0, 2.0]."
         )

@@ -15,13 +15,13 @@ from fnopt.solvers import Solution, errors_of, fitted_count, listed
 
 _NEAR = 0.1  # negligible distance from the minimum, in standard errors
 _START = (
-    "Look at f(xdata, *p0) and its derivatives: something overflows there, or is NaN. Try another "
-    "p0 (by default all are 1; a model of fnopt.models guesses)"
+    "Check f(xdata, *p0) and its derivatives for overflow and NaN. Try another p0 (the "
+    "default is 1 for every param; the models of fnopt.models guess p0)"
 )
 _COUNTS = (
-    "Look at f(xdata, *p0), the mean of the counts: likelihood='poisson' takes its logarithm, so "
-    "it must be finite, and positive wherever a count is. Give another p0, or bounds or a model "
-    "that keep it positive"
+    "Check f(xdata, *p0), the mean of the counts: likelihood='poisson' takes its "
+    "logarithm, so it must be finite, and positive wherever the count is positive. Give "
+    "another p0, or bounds or a model that keep the mean positive"
 )
 _ADVICE = {
     Status.MAX_STEPS: "Raise maxfev, or try another p0",
@@ -82,7 +82,7 @@ def report_failures(
         absolute_sigma: Whether the variance of the data is known.
         likelihood: The distribution of the data; None for normal errors.
     """
-    if has_tracers((solution, pcov)):  # where derivatives are taken, numbers are wrapped
+    if has_tracers((solution, pcov)):  # under differentiation the values are tracers
         solution, popt, pcov = jax.tree.map(jax.lax.stop_gradient, (solution, popt, pcov))
     if any(isinstance(x, Tracer) for x in (solution.status, pcov)):
         return  # under jit or vmap only the status can report a failure
@@ -94,15 +94,15 @@ def report_failures(
         if status != Status.STALLED or not left < _NEAR:
             raise FitError(
                 f"curve_fit: optimal parameters not found: {solution.worded(names)} "
-                f"(after {int(solution.nfev)} evaluations). {advice}"
-                ". What was found is in the popt, pcov and solution of this error.",
+                f"(after {int(solution.nfev)} evaluations). {advice}. The attributes "
+                "popt, pcov and solution of this error hold the result.",
                 popt,
                 pcov,
                 solution,
             )
         warnings.warn(
-            f"curve_fit: rounding ended the fit, {left:.1g} standard errors from the minimum. "
-            "For more digits switch on jax_enable_x64.",
+            f"curve_fit: rounding errors ended the fit {left:.1g} standard errors from "
+            "the minimum. For more digits, enable jax_enable_x64.",
             OptimizeWarning,
             stacklevel=3,
         )
@@ -116,7 +116,8 @@ def _warning_text(
 ) -> str:
     """Text of the warning about a converged fit without certificate or covariance, or `''`."""
     certificate = solution.certificate
-    tiny = np.finfo(pcov.dtype).tiny  # smaller variances lose digits, or on a CPU become 0
+    # Smaller variances are subnormal: they lose digits, and a CPU flushes them to 0.
+    tiny = np.finfo(pcov.dtype).tiny
     usable = np.isfinite(np.diag(pcov)) & (np.diag(pcov) >= tiny)
     if np.all(np.isfinite(pcov)) and np.all(usable):
         certified = certificate is None or bool(certificate.certified)
@@ -130,13 +131,13 @@ def _warning_text(
         return f"{missing}the data don't determine {listed(lost)} (rank {rank} of {n}, {m} data)"
     if lost:
         return (
-            f"{missing}{m} data for {n} params leave none to estimate their scatter from (with "
-            "sigma and absolute_sigma=True it is known)"
+            f"{missing}{m} data for {n} params leave no degrees of freedom to estimate "
+            "the variance of the data (give it by sigma and absolute_sigma=True)"
         )
     if np.any((errors > 0) & ~usable) or np.any(np.isnan(pcov)):
         return (
-            f"variances of params are out of the range of {pcov.dtype} in pcov. "
-            "fit.standard_errors has their roots, which are right"
+            f"variances in pcov are out of the range of {pcov.dtype}. fit.standard_errors "
+            "holds their square roots, which are in range"
         )
     return ""
 

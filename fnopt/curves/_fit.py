@@ -26,7 +26,7 @@ from fnopt.errors import missing_attribute, show_report
 from fnopt.residuals import whitened
 from fnopt.solvers import Solution, report
 
-# The names of lmfit's and SciPy's results.
+# Attributes of lmfit's and SciPy's results, and the expressions for the same values here.
 _ELSEWHERE = {
     "best_fit": "fit.predict(fit.x)",
     "best_values": "fit.params",
@@ -69,7 +69,7 @@ class Fit(tuple[Params, jax.Array]):
     y: jax.Array
     sigma: jax.Array | None
     absolute_sigma: bool
-    model: Boxed  # the function, whatever its leaves are
+    model: Boxed  # the model function, which may itself have arrays as leaves
     passing: str  # "numbers": f(x, *popt), "names": f(x, **popt), "tree": f(x, popt)
     positions: Boxed  # x
     options: Boxed  # bounds, constraints and loss of the fit, for refits
@@ -81,9 +81,11 @@ class Fit(tuple[Params, jax.Array]):
         return self
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
-        raise AttributeError(f"Fit.{name}: a fit never changes. Call curve_fit again.")
+        raise AttributeError(
+            f"Fit.{name}: the attributes of a Fit can't be assigned. Call curve_fit again."
+        )
 
-    if not TYPE_CHECKING:  # type checkers would believe that every attribute is there
+    if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any attribute
         __getattr__ = missing_attribute("a Fit", _ELSEWHERE)
 
     def __reduce__(self) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from fnopt.curves._uncertainty import curve_of
 from fnopt.errors import import_optional
 
-_POINTS = 400  # of the curve: smooth at the width of a page
+_POINTS = 400  # points of the drawn curve, which looks smooth at the width of a page
 
 
 def plot_fit(fit: Any, *, level: float = 0.95, axes: Any = None) -> Any:

@@ -38,7 +38,9 @@ def predicted_shape(predict: Callable[[Any], Any], params: Any) -> jax.ShapeDtyp
         ) from error
     if not hasattr(found, "shape"):
         kind = type(found).__name__
-        raise TypeError(f"predict_band: predict returned a {kind}, expected one array. Stack it.")
+        raise TypeError(
+            f"predict_band: predict returned a {kind}, expected one array. Stack its leaves."
+        )
     return found
 
 

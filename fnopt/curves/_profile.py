@@ -16,8 +16,9 @@ from fnopt.jacobians import ravel
 from fnopt.residuals import box_of
 from fnopt.solvers import errors_of, least_squares
 
-_CLOSE = 1e-3  # tolerance in standard errors: far below the statistical error of an end
-_MOST_REFITS = 30  # doubling the distance so often reaches 1e9 standard errors
+# Tolerance in standard errors, far below the statistical error of an end of the interval.
+_CLOSE = 1e-3
+_MOST_REFITS = 30  # So many doublings reach 1e9 standard errors.
 
 
 def profile_intervals(fit: Any, level: float = 0.95) -> dict[str, tuple[float, float]]:
@@ -105,7 +106,7 @@ def _end(
     if not 0 < abs(error) < np.inf:
         return float(np.sign(error) * np.inf) if error else float(best[j])
     centre = float(best[j])
-    inside, outside = (0.0, 0.0), None  # pairs: the step from the centre, and its distance
+    inside, outside = (0.0, 0.0), None  # pairs (step from the centre, distance at this step)
     step, point = quantile * error, best
     for _ in range(_MOST_REFITS):
         step = np.sign(error) * min(abs(step), abs(bound - centre))

@@ -42,7 +42,7 @@ def t_quantile(level: float | jax.Array, dof: float | jax.Array) -> jax.Array:
         low, high = ends
         middle = (low + high) / 2
         square = jnp.exp(2 * middle)
-        # The probability of larger values keeps more digits than the probability near one.
+        # The upper tail probability keeps more digits than the distribution function near one.
         outside = betainc(usable / 2, jnp.asarray(0.5, dtype), usable / (usable + square))
         return jnp.where(outside > 1 - p, middle, low), jnp.where(outside > 1 - p, high, middle)
 

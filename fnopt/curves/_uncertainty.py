@@ -27,7 +27,7 @@ from fnopt.solvers import (
     residual_deviation,
 )
 
-AnyFit = Any  # a Solution, or a Fit, whose file imports this one
+AnyFit = Any  # a Solution or a Fit; importing Fit would be circular
 
 
 class Band(NamedTuple):
@@ -51,14 +51,14 @@ def solution_of(fit: Any, name: str) -> Solution:
     solution = getattr(fit, "solution", fit)
     if hasattr(fit, "undetermined"):
         raise TypeError(
-            f"{name}: the fit is a {type(fit).__name__} of many fits, expected one fit. It has "
-            "fit.errors and fit.covariance; curve_fit of one data set has all else."
+            f"{name}: the fit is a {type(fit).__name__} of many fits, expected one fit. "
+            "Use its fit.errors and fit.covariance, or fit one data set by curve_fit."
         )
     if not isinstance(solution, Solution):
         kind = type_text(fit) if hasattr(fit, "dtype") else f"a {type(fit).__name__}"
         raise TypeError(
-            f"{name}: the fit is {kind}, expected what curve_fit or least_squares returns. Keep "
-            "it whole: fit = curve_fit(...); popt and pcov alone lack the Jacobian."
+            f"{name}: the fit is {kind}, expected what curve_fit or least_squares "
+            "returns. Pass fit = curve_fit(...): popt and pcov alone lack the Jacobian."
         )
     if getattr(solution.status, "ndim", 0):
         raise ValueError(

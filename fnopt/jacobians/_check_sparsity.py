@@ -64,8 +64,9 @@ def check_sparsity(
         if rows.size or cols.size:
             raise ValueError(
                 f"{_NAME}: the Jacobian has entries outside of the pattern: in the rows "
-                f"{_listed(rows)} (outputs, laid end to end), in the columns {_listed(cols)} "
-                "(params). Add them: without them sparse_jacobian returns wrong entries."
+                f"{_listed(rows)} (flattened outputs) and columns {_listed(cols)} "
+                "(flattened params). Add them: without them sparse_jacobian returns "
+                "wrong entries."
             )
 
     return check

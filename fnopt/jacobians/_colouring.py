@@ -162,10 +162,11 @@ class SymmetricSparsity(ColumnColours):
     def places(self) -> tuple[np.ndarray, np.ndarray]:
         """For every entry the row and the colour of a sum in which it is alone."""
         i, j = np.minimum(self.rows, self.cols), np.maximum(self.rows, self.cols)
-        place = np.stack([self._place(i, j), self._place(j, i)])  # both of each
+        # Sums that contain entry (i, j), and its transpose.
+        place = np.stack([self._place(i, j), self._place(j, i)])
         sums, count = np.unique(self._place(self.rows, self.cols), return_counts=True)
         alone = count[np.searchsorted(sums, place[0])] == 1
-        found = np.where(alone, *place)  # the same one for both
+        found = np.where(alone, *place)  # the same choice for (i, j) and (j, i)
         rows, colours = np.divmod(found, self.colours)
         return rows.astype(np.int32), colours.astype(np.int32)
 
@@ -184,8 +185,9 @@ def _star(neighbours: list[list[int]], order: Any) -> np.ndarray:
     """Greedy star colouring: every path of four vertices has at least three colours."""
     colour = np.full(len(neighbours), -1, np.int32)
     known = [-1] * len(neighbours)
-    seen: list[dict[int, int]] = [{} for _ in neighbours]  # by vertex: colours of its neighbours
-    near = [0] * len(neighbours)  # by vertex: the colours of its neighbours, as a bit mask
+    # Per vertex: counts of its neighbours' colours.
+    seen: list[dict[int, int]] = [{} for _ in neighbours]
+    near = [0] * len(neighbours)  # per vertex: its neighbours' colours as a bit mask
     for v in order:
         used = near[v]
         for w in neighbours[v]:
@@ -277,7 +279,8 @@ def _splits(
 ) -> Iterator[tuple[int, np.ndarray]]:
     """Yield candidate sets of full rows, each with a lower bound on the number of colours."""
     degree = np.bincount(rows, minlength=shape[0])
-    counts = np.unique(degree[degree > 0])[:-1]  # the largest degree of the remaining rows
+    # The rows that aren't full have at most this degree.
+    counts = np.unique(degree[degree > 0])[:-1]
     for count in counts[:_LOOKED_AT].tolist():
         full = degree > count
         crossed = np.bincount(cols[full[rows]], minlength=1).max()

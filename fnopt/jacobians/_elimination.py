@@ -25,12 +25,13 @@ Sizes = tuple[int, int]
 # On the pose graph M3500 1e6, 2e7 and 1e8 give 36, 16 and 10 levels: 22, 12 and 8 s to compile,
 # 0.38, 0.32 and 0.45 s to solve (docs/performance.md, sparse problems).
 _LEVEL = 5 * 10**7
-# Largest number of neighbouring unknowns, relative to the mean, of a group that is eliminated in
-# this level. On M3500 1 to 3 give 36 to 40 levels in full, and 1.3e7 to 1.9e7 multiplications.
+# Largest number of neighbouring unknowns, relative to the mean, of a group that this level
+# eliminates. On M3500 the values 1 to 3 give 36 to 40 levels if all unknowns are eliminated, and
+# 1.3e7 to 1.9e7 multiplications.
 _FAR = 2.0
 _PATIENCE = 3  # consecutive levels without a lower cost, before planning stops
-_LEFT = 4096  # unknowns in the dense matrix: a larger Cholesky factor takes over 2e10
-# multiplications
+# Unknowns of the dense matrix. The Cholesky factor of a larger one takes over 2e10 multiplications.
+_LEFT = 4096
 
 
 class EliminationLevel(NamedTuple):
@@ -48,8 +49,8 @@ class EliminationLevel(NamedTuple):
 class Gram(NamedTuple):
     """Index arrays that sum the blocks of the Gram matrix from the entries of the Jacobian."""
 
-    rows: dict[int, np.ndarray]  # by size of group: indices of entries [rows, size]; an index past
-    # the end means 0
+    # Per group size: indices of entries [rows, size]. An index past the end means 0.
+    rows: dict[int, np.ndarray]
     products: dict[Sizes, tuple[np.ndarray, np.ndarray, np.ndarray]]
 
 
@@ -327,7 +328,7 @@ def _gram(layout: _Layout, rows: np.ndarray, group: np.ndarray, position: np.nda
     """Return the index arrays, from the row, group and order position of every entry."""
     groups = layout.size.size
     keys, part = np.unique(rows.astype(np.int64) * groups + group, return_inverse=True)
-    row, of = np.divmod(keys, groups)  # a part: the entries of one row in one group
+    row, of = np.divmod(keys, groups)  # one part per row and group: the row's entries in this group
     local, parts = np.zeros_like(of), {}
     for s in np.unique(layout.size[of]).tolist():
         here = layout.size[of] == s

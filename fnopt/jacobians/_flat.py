@@ -126,7 +126,7 @@ def _units(size: int, like: jax.Array) -> Callable[[jax.Array], jax.Array]:
     return lambda i: pvary_like((jnp.arange(size) == i).astype(like.dtype), like)
 
 
-_ROWS = 64  # rows at once, so that a large Jacobian fits in memory
+_ROWS = 64  # rows per chunk, so that a large Jacobian fits in memory
 
 
 def forward_from_reverse(fn: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -236,8 +236,8 @@ def check_real(params: Any, name: str) -> None:
     for path, leaf in leaves:
         if jnp.iscomplexobj(leaf):
             raise TypeError(
-                f"{name}: {path} of the params is {type_text(leaf)}, expected a real array. Make "
-                "its real and imaginary part params of their own."
+                f"{name}: {path} of the params is {type_text(leaf)}, expected a real "
+                "array. Make its real and imaginary parts separate params."
             )
 
 

@@ -182,7 +182,8 @@ def _of_params(
     positions = (argnums,) if is_single else tuple(argnums)
     if not positions or any(not -len(args) <= i < len(args) for i in positions):
         raise ValueError(
-            f"jacobian: argnums is {argnums}, but there are {len(args)} positional arguments."
+            f"jacobian: argnums is {argnums}, expected indices of the {len(args)} "
+            "positional arguments."
         )
 
     def of_params(params: Any) -> Any:

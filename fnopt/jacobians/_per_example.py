@@ -133,7 +133,8 @@ class PerExampleJacobian:
         check_real(params, _NAME)
         size = check_batch(_named_leaves(batch), _NAME, _SHARED)
         params, shared = replicate_for_batch((params, shared), batch)
-        params = pvary_like(params, batch)  # inside shard_map: rows of this device alone
+        # Inside shard_map, each device differentiates its own rows.
+        params = pvary_like(params, batch)
 
         def evaluate(params: Any, example: Any) -> Any:
             return self.fn(params, *example, **shared)
@@ -164,7 +165,8 @@ def _rows_of(
     x, unravel = ravel(params, "params")
 
     def by_rows(example: Any) -> Any:
-        # By leaf and not by the raveled vector, which saves a concatenation and a split.
+        # The derivative is taken leaf by leaf, because a raveled vector takes a concatenation and a
+        # split.
         value, pull = jax.vjp(lambda p: layout.flatten(fn(p, example)), params)
         units = pvary_like(jnp.eye(layout.size, dtype=value.dtype), value)
         return jax.vmap(lambda e: pull(reshard_like(e, value))[0])(units)

@@ -18,7 +18,7 @@ from fnopt.numerics import matmul
 from fnopt.sharding import pvary_like
 
 _BLOCK = 16  # smaller blocks aren't faster: time then depends on the number of blocks
-_MOST_PAIRS = 2**24  # pairs of entries of a row; their indices take 200 MB
+_MOST_PAIRS = 2**24  # pairs of entries in a row; the indices of so many pairs take 200 MB
 
 
 class BandLayout:
@@ -40,7 +40,7 @@ class BandLayout:
     ) -> None:
         self.order = order
         self.size = size
-        self.widest = 2 * size  # entries in a row of the factor, which spans two blocks
+        self.widest = 2 * size  # a row of the factor spans two blocks
         self.blocks = -(-order.size // size)
         self.position = np.argsort(order)
         self._left, self._right, self._target = places
@@ -54,8 +54,8 @@ class BandLayout:
             terms, self._target, int(np.prod(shape)), indices_are_sorted=True
         )
         filled = np.arange(J.shape[1] - (self.blocks - 1) * self.size, self.size)
-        return sums.reshape(shape).at[-1, 0, filled, filled].set(1)  # so that the padded matrix is
-        # nonsingular
+        # Ones on the padded diagonal keep the matrix nonsingular.
+        return sums.reshape(shape).at[-1, 0, filled, filled].set(1)
 
     def scaled(self, G: jax.Array, scale: jax.Array) -> jax.Array:
         r"""The blocks of :math:`D^{-1} G D^{-1}`, for the diagonal of `D` in the columns' order."""
@@ -104,7 +104,7 @@ def band_of(sparsity: Sparsity, by_rows: bool, widest: int) -> BandLayout | None
     if width > _BLOCK:
         high, low = distinct_edges(a, b)
         starts, ends = np.r_[high, low], np.r_[low, high]
-        if np.bincount(starts, minlength=1).max() > 2 * widest:  # too wide in any order
+        if np.bincount(starts, minlength=1).max() > 2 * widest:  # every order would be too wide
             return None
         order = min(
             order, reverse_cuthill_mckee(starts, ends, n), key=lambda order: _width(order, a, b)

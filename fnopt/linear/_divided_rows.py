@@ -58,7 +58,7 @@ def with_fewer_residuals(A: jax.Array) -> jax.Array:
 
     @divided.def_vmap
     def whole(size: int, batched: Any, A: jax.Array) -> tuple[jax.Array, bool]:
-        # In a batch of matrices, most likely the batch axis is sharded.
+        # Under vmap, the batch axis is probably the sharded one, so the rows aren't divided.
         del size, batched
         return _triangle(A), True
 
@@ -68,9 +68,10 @@ def with_fewer_residuals(A: jax.Array) -> jax.Array:
 def _of_all_devices(A: jax.Array) -> jax.Array:
     """Gather the triangular factors of all devices of a named axis, or their rows if fewer."""
     m, n = A.shape
-    # The factors of the parts stand for the parts, since R^T R is A^T A; but nothing is squared.
+    # Each triangle replaces its part, since R^T R = A^T A. The condition number isn't squared.
     mine = _triangle(A) if m > n else A
-    missing = n - len(mine) * row_shards()  # zeros, where all devices have too few rows together
+    # Rows of zeros, if all devices together have fewer than n rows.
+    missing = n - len(mine) * row_shards()
     return jnp.pad(all_gather_rows(mine), ((0, max(missing, 0)), (0, 0)))
 
 

@@ -101,8 +101,8 @@ class BlockLayout:
 # fast as a batched product (8 against 13 ms for 20,000 pairs on a CPU core, JAX 0.10). More columns
 # make the program long.
 _UNROLLED = 16
-# Entries of products that are formed at once, 32 MB in float64. All products of a bundle adjustment
-# with 44,000 points would take 27 times the memory of its Jacobian.
+# Entries of products that are formed at once: 32 MB in float64. All products of a bundle adjustment
+# with 44,000 points at once would take 27 times the memory of its Jacobian.
 _AT_ONCE = 2**22
 
 
@@ -110,15 +110,15 @@ class LevelFactor(NamedTuple):
     """The columns of a Cholesky factor that one level eliminates."""
 
     inverse: jax.Array  # [groups, s, s], the inverses of the diagonal blocks
-    Z: dict[int, jax.Array]  # [blocks, t, s], the blocks below the diagonal, by the size of the
-    # neighbour
+    # The blocks below the diagonal, [blocks, t, s], keyed by the neighbour's size t.
+    Z: dict[int, jax.Array]
 
 
 class EliminationFactor(NamedTuple):
     """A Cholesky factor: its columns by level, and the factor of the dense rest."""
 
     levels: list[LevelFactor]
-    last: jax.Array  # [left, left]
+    last: jax.Array  # [left, left], the factor of the dense matrix
 
 
 def eliminate(layout: BlockLayout, G: Blocks, lam: jax.Array) -> EliminationFactor:
@@ -209,7 +209,8 @@ def _add_products(
     def split(part: np.ndarray, fill: int) -> np.ndarray:
         return np.pad(part, (0, -part.size % chunks), constant_values=fill).reshape(chunks, -1)
 
-    parts = split(a, 0), split(b, 0), split(target, blocks.shape[0])  # past the last: dropped
+    # The padding targets an index past the last block, which the scatter drops.
+    parts = split(a, 0), split(b, 0), split(target, blocks.shape[0])
     return lax.scan(add, blocks, parts)[0]
 
 

@@ -23,7 +23,7 @@ from fnopt.linear._system import DampedStep
 from fnopt.numerics import materialized_transpose, matmul
 from fnopt.sharding import psum_rows
 
-_WIDE = 128  # with fewer columns, splitting the product saves no time
+_WIDE = 128  # columns of the product; splitting a narrower one saves no time
 
 
 def gram(A: jax.Array) -> jax.Array:
@@ -230,6 +230,6 @@ def _damped_step(
     solved: Damped, p: jax.Array, model_norm: jax.Array, least: jax.Array
 ) -> DampedStep:
     predicted = jnp.asarray(0.5, p.dtype) * model_norm + solved.lam * jnp.sum(jnp.square(p))
-    # The least damping only compensates rounding errors, so the step counts as undamped.
+    # The smallest damping only compensates rounding errors, so the step counts as undamped.
     lam = jnp.where(solved.lam <= least, jnp.zeros_like(solved.lam), solved.lam)
     return DampedStep(p, lam, model_norm, predicted, solved.factor)

@@ -65,7 +65,7 @@ class KrylovSystem:
     def trust_region(self, radius: jax.Array) -> DampedStep:
         """The step along the path of conjugate gradients, up to the boundary."""
         end = self._iterate(radius, jnp.zeros_like(radius))
-        # The multiplier of the boundary: there the gradient of the model is -lam p.
+        # lam is the multiplier of the boundary, where the gradient of the model is -lam p.
         lam = divide(matmul(end.z, end.p), jnp.square(norm(end.p)))
         lam = jnp.maximum(lam, jnp.asarray(jnp.finfo(lam.dtype).tiny, lam.dtype))
         lam = jnp.where(end.outside, lam, jnp.zeros_like(lam))
@@ -109,7 +109,7 @@ class KrylovSystem:
         q = self.push(now.d)
         curvature = psum_rows(jnp.sum(jnp.square(q))) + lam * jnp.sum(jnp.square(now.d))
         full = divide(now.gamma, curvature)
-        # A direction without curvature has no minimum: it is followed to the boundary.
+        # Without curvature along d the model has no minimum, so the step goes to the boundary.
         outside = (norm(now.p + full * now.d) >= radius) | ~(curvature > 0)
         alpha = jnp.where(outside, to_boundary(now.p, now.d, radius), full)
         p = now.p + alpha * now.d
@@ -119,7 +119,7 @@ class KrylovSystem:
         z = self.pull(s) - lam * p
         gamma = jnp.sum(jnp.square(z))
         half = jnp.asarray(0.5, alpha.dtype)
-        # Along d the model is a parabola: this holds for a step cut off at the boundary too.
+        # Along d the model is a parabola, also for a step that the boundary cuts off.
         gain = now.gain + alpha * now.gamma - half * jnp.square(alpha) * curvature
         d = z + divide(gamma, now.gamma) * now.d
         return _KrylovIterate(p, s, z, d, gamma, gain, now.count + 1, outside)

@@ -158,7 +158,10 @@ def power_iteration(
             key = jax.random.key(0) if key is None else key
             v0 = jax.random.uniform(key, A.shape[-1:], A.dtype, -1.0, 1.0)
     elif v0 is None:
-        raise ValueError("power_iteration: the matrix is a function, so v0 must be given.")
+        raise ValueError(
+            "power_iteration: the matrix is a function without v0, expected a starting "
+            "vector. Pass v0."
+        )
     v, _, value, _ = _iterated(product, v0, num_iters, error_tolerance)
     return value, v
 

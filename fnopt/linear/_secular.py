@@ -16,8 +16,8 @@ from fnopt.linear._system import DampedStep, System
 from fnopt.numerics import matmul
 from fnopt.sharding import replicate, while_loop
 
-_SLACK = 0.2  # tolerance: the step length is within 20 % of the radius; a trial is a factorisation
-_FACTORISATIONS = 12  # two or three are usual; MINPACK's lmpar allows 10
+_SLACK = 0.2  # relative tolerance of the step length to the radius; each trial factors a matrix
+_FACTORISATIONS = 12  # two or three are usual; MINPACK's lmpar stops after 10
 
 
 class Damped(NamedTuple):
@@ -33,7 +33,7 @@ class Damped(NamedTuple):
 def cholesky(K: jax.Array, lam: jax.Array) -> jax.Array:
     r"""Return the lower factor of :math:`K + \lambda I`; NaN if it isn't positive definite."""
     i = jnp.arange(K.shape[0])
-    # Only the lower triangle is read, because averaging both would write another matrix.
+    # Only the lower triangle is read: averaging it with the upper one would write another matrix.
     return lax.linalg.cholesky(K.at[i, i].add(lam), symmetrize_input=False)
 
 
@@ -123,7 +123,7 @@ def secular_root(
         return _SecularSearch(solve(lam), low, high, state.tries + 1)
 
     def is_off(state: _SecularSearch) -> jax.Array:
-        # With more than the least damping, a step much shorter than the radius is damped too much.
+        # A step much shorter than the radius is overdamped, unless the damping is minimal.
         lam, length = state.now.lam, state.now.length
         fits = (lam <= least) & (length <= radius)
         far = ~(jnp.abs(length - radius) <= jnp.asarray(_SLACK, radius.dtype) * radius)
@@ -144,11 +144,11 @@ def _next(
     low = jnp.where(short, state.low, jnp.maximum(state.low, lam))
     # Hebden's step: Newton's for 1 / length, which is nearly linear in the damping.
     hebden = lam + (jnp.square(length) / state.now.slope) * (length - radius) / radius
-    # Outside the bracket: its geometric middle (roots first, the product may overflow), and at
-    # least ten times its lower end.
+    # If Hebden's step leaves the bracket, the bracket's geometric mean replaces it (roots first:
+    # the product may overflow). The mean is raised to ten times the lower end.
     middle = jnp.maximum(jnp.sqrt(low) * jnp.sqrt(high), jnp.asarray(10, low.dtype) * low)
     lam = jnp.where((hebden > low) & (hebden < high), hebden, jnp.minimum(middle, high))
-    # The least damping is tried as soon as the iteration gets this small.
+    # The smallest damping is tried as soon as the iteration falls below it.
     return jnp.maximum(lam, least), low, high
 
 

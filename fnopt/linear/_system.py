@@ -9,15 +9,16 @@ import jax
 from fnopt.errors import where
 
 SOLVERS = ("auto", "qr", "cholesky", "cg")
-_ACCURATE = 64  # smaller side of the Jacobian up to which QR costs hardly more than Cholesky
-_DENSE = 8192  # above, a factorisation costs more than a few hundred products with the Jacobian
+_ACCURATE = 64  # smaller side of the Jacobian; up to this size QR costs hardly more than Cholesky
+# A factorisation of a larger side costs more than a few hundred products with the Jacobian.
+_DENSE = 8192
 
 
 class DampedStep(NamedTuple):
     r"""A step of the linear model :math:`\tfrac12 \|A p + r\|^2`, its damping and reduction."""
 
     p: jax.Array  # [n]
-    lam: jax.Array  # its damping; 0 for a full step
+    lam: jax.Array  # damping of the step; 0 for an undamped step
     model_norm: jax.Array  # ||A p||^2
     predicted: jax.Array  # the model's reduction, (||r||^2 - ||A p + r||^2) / 2
     factor: Any = None  # the factorisation, for `pull_back`

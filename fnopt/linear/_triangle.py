@@ -12,7 +12,7 @@ from fnopt.linear._norms import divide
 from fnopt.numerics import matmul
 from fnopt.sharding import concatenate
 
-_ROUNDED = 32  # machine epsilons, for a Jacobian whose entries are accurate to a few
+_ROUNDED = 32  # in machine epsilons: the Jacobian's entries may have errors of a few epsilons
 
 
 class Triangle(NamedTuple):
@@ -56,12 +56,14 @@ def triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
         methods for least squares problems, section 2.4 (the rows of zeros).
     """
     n = A.shape[1]
-    # LAPACK's compact form, R above and reflections below: Q is never formed. The signs of R's rows
-    # are arbitrary, but Q^T r has the same signs, so they cancel in all results.
+    # LAPACK's compact form stores R on and above the diagonal and reflections below it, so Q is
+    # never formed. The signs of R's rows are arbitrary, but Q^T r has the same signs, so they
+    # cancel.
     rows = with_fewer_rows(concatenate([A, r[:, None]], axis=1))
     above, below = n if graded else 0, 0 if graded else max(n - len(rows), 0)
     raw, _ = jnp.linalg.qr(jnp.pad(rows, ((above, below), (0, 0))), mode="raw")
-    return Triangle(jnp.tril(raw[:n, :n]), raw[n, :n])  # the transpose of R, and reflections
+    # `raw` is transposed: it holds R^T and the reflections.
+    return Triangle(jnp.tril(raw[:n, :n]), raw[n, :n])
 
 
 def row_triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:

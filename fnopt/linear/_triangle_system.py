@@ -39,8 +39,8 @@ def cut_to_radius(step: DampedStep, radius: jax.Array) -> DampedStep:
     most = jnp.asarray(_LONGEST, radius.dtype) * radius
     t = jnp.minimum(divide(most, step.full), jnp.ones_like(most))
     t = jnp.where(step.full > 0, t, jnp.ones_like(t))
-    # (A^T A + lam I) p = -A^T r: the model falls by t (||A p||^2 + lam ||p||^2) along t p,
-    # less t^2 ||A p||^2 / 2.
+    # For (A^T A + lam I) p = -A^T r, the step t p reduces the model by t (||A p||^2 + lam ||p||^2)
+    # - t^2 ||A p||^2 / 2.
     half = jnp.asarray(0.5, t.dtype)
     gained = t * ((1 - half * t) * step.model_norm + step.lam * step.full * step.full)
     return step._replace(p=t * step.p, model_norm=t * t * step.model_norm, predicted=gained)
@@ -104,7 +104,9 @@ class TriangleSystem:
         least *= jnp.where(top > 0, top, jnp.ones_like(top))
         L, c = damped_triangle(self.triangle, jnp.maximum(jnp.sqrt(lam), least) + self.fixed)
         p = -backward(L, c)
-        full = norm(p)  # may be huge if the scaling is far above the column norms
+        # `norm`, not `length`: the squares may overflow if the scaling is far larger than the
+        # column norms.
+        full = norm(p)
         rise = jnp.square(divide(full, length(forward(L, p))))
         model_norm = self.model_norm(p)
         predicted = jnp.asarray(0.5, lam.dtype) * model_norm + lam * full * full

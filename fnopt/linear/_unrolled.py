@@ -21,10 +21,10 @@ from jax import lax
 Rows = tuple[tuple[jax.Array, ...], ...]
 """A lower triangle: row `i` holds its entries 0 to `i`, each of shape `[lanes]`."""
 
-# XLA on a CPU vectorises a sum over the lanes only if it has unrolled the loop over the points, and
-# it unrolls only small loops: a few points of a few terms. Without stages a fit took up to three
-# times as long; with more points or terms, up to five times. Stages of short sums also have smaller
-# rounding errors in float32.
+# XLA on a CPU vectorises a sum over the lanes only if it unrolls the loop over the points, and it
+# unrolls only small loops: a few points of a few terms. Without stages a fit took up to three times
+# as long. With more points or terms in a stage, it took up to five times as long. Stages of short
+# sums also have smaller rounding errors in float32.
 _POINTS, _TERMS = 5, 11
 _PARTIAL = 10  # for sums of partial sums, which don't evaluate the model
 
@@ -141,8 +141,8 @@ def unrolled_cholesky(A: Rows, damping: jax.Array, least: float | jax.Array = 0.
         for j in range(i):
             L[i].append((row[j] - _dot(L[i][:j], L[j][:j])) / diagonal[j])
         pivot = row[i] + damping - _dot(L[i], L[i])
-        # The diagonal is infinite without a pivot: quotients by it are zero, so the unknown drops
-        # out of its lane without a branch.
+        # The diagonal is infinite without a pivot: quotients by it are zero, so the unknown keeps
+        # its value in this problem of the batch, without a branch.
         diagonal.append(jnp.sqrt(jnp.where(pivot > least, pivot, jnp.full_like(pivot, jnp.inf))))
     return Factor(tuple(map(tuple, L)), tuple(diagonal))
 
@@ -173,8 +173,8 @@ def unrolled_solve(factor: Factor, b: Sequence[jax.Array]) -> tuple[jax.Array, .
 
 def unrolled_forward(factor: Factor, b: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
     r"""Solve :math:`L y = b` for every lane; an unknown without a pivot becomes 0."""
-    # Divisions rather than products with inverses: XLA computes a division once and keeps it,
-    # but repeats a product in everything that uses it.
+    # Divisions rather than products with inverses: XLA computes a division once and keeps it, but
+    # recomputes a product for each of its uses.
     y: list[jax.Array] = []
     for row, b_i, pivot in zip(factor.L, b, factor.diagonal, strict=True):
         y.append((b_i - _dot(row, y)) / pivot)

@@ -60,8 +60,8 @@ def bounds_pair(bounds: Any, caller: str) -> tuple[Any, Any]:
         return bounds.lb, bounds.ub
     if not isinstance(bounds, (tuple, list)) or len(bounds) != 2:
         raise TypeError(
-            f"{caller}bounds = {bounds!r}, expected a pair (lower, upper). Pairs for each param "
-            "are tuple(zip(*bounds))."
+            f"{caller}bounds = {bounds!r}, expected a pair (lower, upper). To convert one "
+            "pair per param, use tuple(zip(*bounds))."
         )
     lower, upper = bounds
     return lower, upper
@@ -133,7 +133,10 @@ def free_box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box
     kinds = made.kinds or (None,) * len(boxes)
     for box, kind, (path, leaf) in zip(boxes, kinds, pairs, strict=True):
         if jnp.iscomplexobj(leaf):
-            raise TypeError(f"{where()}{leaf_text(path)} is complex: it can't have bounds.")
+            raise TypeError(
+                f"{where()}{leaf_text(path)} is complex and has bounds, expected no bounds "
+                "(None) for a complex parameter."
+            )
         if kind is not None and not isinstance(kind, fixed) and not box.is_boundless():
             raise ValueError(
                 f"{where()}{leaf_text(path)} has bounds and is {kind!r} as well; expected one of "
@@ -151,7 +154,7 @@ def _of_tangent(box: Box, manifold: Manifold, path: str, leaf: Any) -> Box:
             "(None) for a parameter on a manifold."
         )
     size = jax.eval_shape(curved(manifold).start, leaf).size
-    with jax.ensure_compile_time_eval():  # infinite bounds are known under jit too
+    with jax.ensure_compile_time_eval():  # keeps infinite bounds concrete under jit
         inf = jnp.full(size, jnp.inf, box.lower.dtype)
         return Box(-inf, inf)
 
@@ -162,24 +165,26 @@ def _closed(side: Any, end: float) -> Any:
 
 
 def _side(value: Any, leaf: Any, path: str, dtype: Any) -> jax.Array:
-    traced = isinstance(value, Tracer)  # concrete values can be checked under jit too
+    # Keeps concrete values concrete under jit, so that they can be checked.
+    traced = isinstance(value, Tracer)
     with contextlib.nullcontext() if traced else jax.ensure_compile_time_eval():
         return as_leaf(value, leaf, path, "bounds", dtype)
 
 
 def _check(box: Box, x: jax.Array, path: str) -> None:
-    # By NumPy, because under jit a JAX operation would return a traced array.
+    # NumPy reshapes concrete bounds, because a JAX operation would return a tracer under jit.
     lower, upper = (s if isinstance(s, Tracer) else np.reshape(s, x.shape) for s in box)
     name = leaf_text(path) if path else "params"
     bad = first_bad(np.less_equal, lower, upper)
     if bad is not None:
         raise ValueError(
-            f"{where()}bounds of {name}{[*bad] if bad else ''} are crossed: lower {lower[bad]} and "
-            f"upper {upper[bad]} leave no room. Equal bounds hold a parameter."
+            f"{where()}bounds of {name}{[*bad] if bad else ''} are crossed: lower "
+            f"{lower[bad]} and upper {upper[bad]}, expected lower <= upper. Equal bounds "
+            "fix a parameter."
         )
     bad = first_bad(lambda a, b, x: ~((x < a) | (x > b)), lower, upper, x)
     if bad is not None:
         raise ValueError(
-            f"{where()}{name}{[*bad] if bad else ''} starts at {x[bad]}, outside its bounds "
-            f"[{lower[bad]}, {upper[bad]}]. Start inside them."
+            f"{where()}{name}{[*bad] if bad else ''} starts at {x[bad]}, outside its "
+            f"bounds [{lower[bad]}, {upper[bad]}]. Give an initial guess inside them."
         )

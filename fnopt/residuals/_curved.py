@@ -41,7 +41,7 @@ class Charts(NamedTuple):
 
     fitted: int  # number of fitted numbers; base points follow them
     leaves: int  # number of leaves of the free tree with fitted numbers
-    rebase: Callable[[Any], Any]  # the free tree, with the points reached as base points
+    rebase: Callable[[Any], Any]  # the free tree with the current points as base points
     tangent: Callable[[Any], Any]  # the params, with tangent coordinates in place of points
 
 
@@ -51,7 +51,7 @@ class Parametrisation(NamedTuple):
     free: Any  # a tree of the variables that are fitted, then of base points on manifolds
     assemble: Callable[[Any], Any]  # from such a tree to the params
     kinds: tuple[Value | None, ...]  # the constraint of every leaf of the params
-    charts: Charts | None = None  # if params are on manifolds
+    charts: Charts | None = None  # set if params are on manifolds
 
 
 def manifolds_of(params: Any) -> list[Manifold | None]:

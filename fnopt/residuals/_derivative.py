@@ -85,7 +85,7 @@ class Derivative(NamedTuple):
         """
         if self.compressed is None:
             return self.preceded_by(whole, head)
-        # A composed sparse Jacobian is already a derivative by the fitted variables.
+        # A composed sparse Jacobian is already a derivative with respect to the fitted variables.
         return self._replace(at=lambda x: self.at(whole(x)))
 
     def preceded_by(self, inner: Map, x: jax.Array) -> Derivative:
@@ -124,7 +124,7 @@ def scaled_rows(gram: Any, factors: Callable[[jax.Array], jax.Array]) -> Any:
         return None
 
     def scaled(x: jax.Array, factor: Any = None) -> jax.Array:
-        b = replicate(factors(x))  # like the Gram matrix
+        b = replicate(factors(x))  # replicated like the Gram matrix
         return counted(b[:, None], counted(b[None, :], gram(x, factor)))
 
     return scaled

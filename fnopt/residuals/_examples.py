@@ -26,8 +26,9 @@ from fnopt.sharding import replicate_for_batch, row_axes
 
 Function = Callable[..., Any]
 _SHARED = (
-    "Let residual_fn close over what all examples share, or give it to least_squares in args. If "
-    "residual_fn takes the whole batch at once, give it in args too, without batch."
+    "Let residual_fn close over what all examples share, or pass it in args. If "
+    "residual_fn takes the whole batch at once, pass the batch in args and leave batch "
+    "out."
 )
 
 
@@ -179,8 +180,8 @@ def example_residuals(residual_fn: Any, batch: Any) -> ExampleResiduals:
     fns = fns if several else [residual_fn]
     if not all(map(callable, fns)):
         raise TypeError(
-            f"{where()}residual_fn is {type_text(residual_fn)}, expected fn(params, example) or a "
-            "list of such functions, for there is a batch."
+            f"{where()}residual_fn is {type_text(residual_fn)}, expected fn(params, "
+            "example) or a list of such functions, because batch is given."
         )
     residuals = ExampleResiduals(tuple(fns), structure)
     for each in residuals.batches(batch):

@@ -66,7 +66,8 @@ def flat_residual(
 
     @jax.jit  # so that all uses in a solver share one trace
     def residuals(vector: jax.Array) -> Any:
-        with rows_sharded_over(None):  # fits inside the function have rows of their own
+        # A fit inside the function must not inherit the sharding of these rows.
+        with rows_sharded_over(None):
             return fn(unravel(vector), *args)
 
     shapes = jax.eval_shape(residuals, x)
@@ -127,8 +128,8 @@ def _checked_params(params: Any) -> Any:
     for path, leaf in pairs:
         if jnp.issubdtype(getattr(leaf, "dtype", type(leaf)), jnp.complexfloating):
             raise TypeError(
-                f"{where()}params: {leaf_text(path)} is complex, expected a real floating array. "
-                "Make its real and imaginary part params of their own."
+                f"{where()}params: {leaf_text(path)} is complex, expected a real floating "
+                "array. Make its real and imaginary parts separate params."
             )
     if sum(jnp.size(leaf) for _, leaf in pairs if hasattr(leaf, "dtype") or jnp.isscalar(leaf)):
         return params
@@ -148,8 +149,8 @@ def _check_residuals(residuals: Any) -> None:
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             raise TypeError(
                 f"{where()}residual_fn: {leaf_text(path)} of the residuals is "
-                f"{leaf.dtype}{list(leaf.shape)}, expected a floating array. "
-                "Do the params take part in it? Return prediction - target as floats."
+                f"{leaf.dtype}{list(leaf.shape)}, expected a floating array. Does it "
+                "depend on the params? Return prediction - target as floats."
             )
     if sum(leaf.size for _, leaf in pairs) == 0:
         shapes = [tuple(leaf.shape) for _, leaf in pairs]

@@ -119,7 +119,7 @@ def given_derivative(
 class FreeJacobian(NamedTuple):
     """The sparse Jacobian with respect to the free variables."""
 
-    fn: Callable[..., SparseJacobian]  # of the free tree and of further arguments
+    fn: Callable[..., SparseJacobian]  # a function of the free tree and further arguments
 
 
 def free_jacobian(jac: SparseJacobianFunction, made: Parametrisation) -> FreeJacobian:
@@ -216,14 +216,21 @@ def _rows(branch: Any, residual: Any, residual_path: str, params: Any, dtype: An
     rows = f"{leaf_text(residual_path)} of the residuals"
     numbers = type(params) in (list, tuple)
     if numbers and getattr(branch, "shape", None) == (*residual.shape, len(params)):
-        branch = type(params)(jnp.moveaxis(branch, -1, 0))  # a matrix, for a list of numbers
+        # The Jacobian with respect to a list of numbers may be one matrix.
+        branch = type(params)(jnp.moveaxis(branch, -1, 0))
     leaves = _branches(treedef, branch, f"a tree like the params for {rows}")
     complex_rows = jnp.issubdtype(residual.dtype, jnp.complexfloating)
     if complex_rows:
         dtype = compute_dtype(dtype, jnp.complex64)
     J = concatenate(
         [
-            _block(value, residual, leaf, f"{rows} by {leaf_text(path)} of the params", dtype)
+            _block(
+                value,
+                residual,
+                leaf,
+                f"{rows} with respect to {leaf_text(path)} of the params",
+                dtype,
+            )
             for value, (path, leaf) in zip(leaves, pairs, strict=True)
         ],
         axis=1,
@@ -257,8 +264,8 @@ def _block(value: Any, residual: Any, param: Any, what: str, dtype: Any) -> jax.
     got, expected = ([size for size in axes if size != 1] for axes in (value.shape, shape))
     if got != expected or value.ndim > max(2, len(shape)):
         raise ValueError(
-            f"{where()}jac: {what} has shape {value.shape}, expected {shape}: the shape of the "
-            "residual, then that of the param."
+            f"{where()}jac: {what} has shape {value.shape}, expected {shape}: "
+            "(*residual.shape, *param.shape)."
         )
     if jnp.iscomplexobj(value) and not jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(

@@ -128,7 +128,7 @@ def _hessian_solve(times: Any, H: jax.Array | None, b: jax.Array) -> jax.Array:
         # In exact arithmetic n iterations are enough; with a singular Hessian they don't end.
         cg = functools.partial(jax.scipy.sparse.linalg.cg, tol=tol, maxiter=2 * b.size)
         return lax.custom_linear_solve(times, b, lambda A, b: cg(A, b)[0], symmetric=True)
-    # With a unit diagonal, the test for flat directions doesn't depend on the units of params.
+    # A unit diagonal makes the test for flat directions independent of the scale of the params.
     unit = nonzero(jnp.sqrt(jnp.abs(jnp.diagonal(lax.stop_gradient(H)))))
     return _pseudo_solve(H, b, unit, unit, H.shape[0], hermitian=True)
 

@@ -201,7 +201,7 @@ def probed_columns(pull: Map, r: jax.Array) -> jax.Array:
         Bekas, Kokiopoulou and Saad (2007), An estimator for the diagonal of a matrix.
     """
     key = jax.random.key(0)
-    if row_axes():  # devices with other rows use other probes
+    if row_axes():  # devices with different rows need different probes
         key = jax.random.fold_in(pvary_over_rows(key), lax.axis_index(row_axes()))
     probes = jax.random.normal(key, (_PROBES, r.size), r.dtype)
     root = jnp.sqrt(jnp.asarray(_PROBES, r.dtype))

@@ -162,7 +162,7 @@ def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
     )
     rows = zip(kinds, pairs, strict=True)
     fitted = [None if isinstance(kind, fixed) else leaf for kind, (_, leaf) in rows]
-    ravel(jax.tree.unflatten(treedef, fitted), "params")  # refuses what isn't floating
+    ravel(jax.tree.unflatten(treedef, fitted), "params")  # raises for leaves that aren't floating
     free = tuple(
         _start(kind, leaf, path)
         for kind, (path, leaf) in zip(kinds, pairs, strict=True)
@@ -206,7 +206,7 @@ def _tie_order(kinds: tuple[Any, ...], pairs: list[tuple[str, Any]], treedef: An
     except graphlib.CycleError as error:
         circle = " needs ".join(repr(pairs[i][0]) for i in reversed(error.args[1]))
         raise ValueError(
-            f"{where()}tied params go round in a circle: {circle}. Leave one of them free."
+            f"{where()}tied params form a cycle: {circle}. Leave one of them free."
         ) from None
 
 
@@ -245,8 +245,8 @@ def _start(kind: Value | None, leaf: Any, path: str) -> Any:
         return kind.start(jnp.asarray(leaf)) if isinstance(kind, curved) else leaf
     if first_bad(lambda leaf, *_: kind.allows(leaf), leaf, *jax.tree.leaves(kind)) is not None:
         raise ValueError(
-            f"{where()}{leaf_text(path)} starts at {np.asarray(leaf)}, outside of what {kind!r} "
-            "allows. Start inside."
+            f"{where()}{leaf_text(path)} starts at {np.asarray(leaf)}, outside the range "
+            f"of {kind!r}. Give an initial guess inside it."
         )
     return kind.to_free(jnp.asarray(leaf))
 

@@ -55,8 +55,8 @@ def broadcast_prefix(
             for node in (prefix, tree)
         )
         raise ValueError(
-            f"{where()}{what} are a tree that doesn't fit, with the leaves {came}; expected one "
-            f"value for all, or a tree like the top of the one with the leaves {fits}."
+            f"{where()}{what} have the leaves {came}, expected one value for all, or a "
+            f"tree prefix of the tree with the leaves {fits}."
         ) from None
     # Leaves are matched in order, because the prefix may contain lists as values.
     lists = jax.tree.structure(prefix, is_leaf=ends).flatten_up_to(parts)
@@ -93,7 +93,7 @@ def as_leaf(value: Any, leaf: Any, path: str, what: str, dtype: Any) -> jax.Arra
     """
     value = jnp.asarray(value, dtype)
     shape = jnp.shape(leaf)
-    if not shape and value.size == 1:  # a list of one, for a number
+    if not shape and value.size == 1:  # a list of one number is accepted for a scalar
         value = jnp.reshape(value, ())
     try:
         return jnp.ravel(jnp.broadcast_to(value, shape))

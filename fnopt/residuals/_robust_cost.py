@@ -179,7 +179,8 @@ def _costs(loss: RobustLoss, c: jax.Array, r: jax.Array) -> jax.Array:
 
 def _unscaled(loss: RobustLoss, c: jax.Array, z: jax.Array, squares: jax.Array) -> jax.Array:
     r""":math:`c^2 \rho(z)`; the square itself if it is far below :math:`c^2`."""
-    below = z < jnp.asarray(jnp.finfo(z.dtype).eps, z.dtype)  # c^2 may be out of range, z be 0
+    # For such a z, c^2 may be out of range and z may underflow.
+    below = z < jnp.asarray(jnp.finfo(z.dtype).eps, z.dtype)
     return jnp.where(below, squares, jnp.where(below, jnp.ones_like(c), c * c) * loss.rho(z))
 
 

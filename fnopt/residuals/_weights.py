@@ -21,8 +21,8 @@ Whitener = Callable[[jax.Array], jax.Array]
 class Whitening(NamedTuple):
     """Linear map of residuals, leaf by leaf."""
 
-    maps: tuple[Whitener, ...]  # none if residuals stay as they are
-    weights: Any = None  # a tree like the residuals, of real arrays of their shapes, if given
+    maps: tuple[Whitener, ...]  # empty if the residuals are unweighted
+    weights: Any = None  # arrays with the shapes of the residuals, in the same tree
     by_rows: bool = True  # whether every residual is multiplied by a number of its own
 
     def __call__(self, r: Any) -> Any:
@@ -87,8 +87,8 @@ def _weight(value: Any, leaf: Any, path: str) -> jax.Array:
 def _weigher(w: jax.Array) -> Whitener:
     def weigh(r: jax.Array) -> jax.Array:
         # A residual of weight 0 is excluded, even if it is NaN for a missing datum. Its root isn't
-        # computed, so that derivatives by other weights are finite. The root of a negative weight,
-        # which can't be refused under jit, is NaN, which the status reports.
+        # computed, so that derivatives with respect to the other weights are finite. The root of a
+        # negative weight, which can't be checked under jit, is NaN, which the status reports.
         w_r = reshard_like(w, r)
         counts = w_r != 0
         root = jnp.sqrt(jnp.where(counts, w_r, jnp.ones_like(w_r)))

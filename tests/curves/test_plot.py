@@ -44,7 +44,9 @@ def test_the_band_is_that_of_predict_band(absolute):
 
 
 def test_no_covariance_no_band():
-    with pytest.warns(fnopt.curves.OptimizeWarning, match="2 data for 2 params leave none"):
+    with pytest.warns(
+        fnopt.curves.OptimizeWarning, match="2 data for 2 params leave no degrees of freedom"
+    ):
         fit = fnopt.curve_fit(lambda x, a, b: a + b * x, X[:2], Y[:2])
     above, _ = plot_fit(fit)
     assert not [c for c in above.collections if c.get_label().endswith("band")]

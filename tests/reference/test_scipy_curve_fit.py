@@ -127,7 +127,7 @@ BAD = [
     ({"ydata": Y[:-1]}, ValueError, r"shape \(50,\).*ydata have shape \(49,\).*same length"),
     ({"p0": [1.0, 2.0]}, ValueError, r"p0 has 2 numbers, but f takes 3 params after x"),
     ({"p0": []}, ValueError, r"p0 has 0 numbers, but f takes 3"),
-    ({"p0": "abc"}, TypeError, r"p0 = 'abc' has text in it"),
+    ({"p0": "abc"}, TypeError, r"p0 = 'abc' contains text"),
     ({"xdata": [], "ydata": []}, ValueError, r"ydata are empty"),
     ({"ydata": np.where(X > 3, np.nan, Y)}, ValueError, r"ydata hold 13 NaN or infinite"),
     ({"xdata": np.where(X > 3, np.inf, X)}, ValueError, r"xdata hold 13 NaN or infinite"),
@@ -146,7 +146,7 @@ BAD = [
     ({"f": lambda x, a: None}, TypeError, r"f returned None.* Is there a return"),
     ({"f": lambda x, a: a * x[:, None]}, ValueError, r"f returned shape .*Ravel both of them"),
     ({"xdata": np.arange(50).astype("M8[s]")}, TypeError, r"xdata are datetime64.*timedelta64"),
-    ({"xdata": ["one"] * 50}, TypeError, r"xdata hold entries that are no numbers: .*'one'"),
+    ({"xdata": ["one"] * 50}, TypeError, r"xdata hold entries that aren't numbers: .*'one'"),
 ]
 
 
@@ -254,7 +254,7 @@ def test_keywords_of_its_solvers(capsys):
     popt, _ = curve_fit(Model(), X, LINE, method="trf", ftol=1e-9, max_nfev=50, **options)
     np.testing.assert_allclose(popt, wanted, rtol=1e-5)
     assert "least squares: converged" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"args is not supported\. Let f take"):
+    with pytest.raises(ValueError, match=r"args is not supported\. Bind them to f"):
         curve_fit(Model(), X, LINE, args=(1,))
     with pytest.raises(TypeError, match=r"unexpected keyword 'tolerance'\. Expected"):
         curve_fit(Model(), X, LINE, tolerance=1)

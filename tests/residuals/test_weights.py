@@ -54,7 +54,7 @@ BAD = [
     ({"weights": {"a": -1.0, "b": 1.0}}, r"weights for leaf 'a'\[0\] is -1.0"),
     ({"sigma": {"a": np.ones(3), "b": 1.0}}, r"leaf 'a' have shape \(3,\), expected \(2,\)"),
     ({"sigma": {"a": -np.eye(2), "b": 1.0}}, "leaf 'a' is not positive definite"),
-    ({"sigma": {"c": 1.0}}, "sigma are a tree that doesn't fit"),
+    ({"sigma": {"c": 1.0}}, "sigma have the leaves"),
 ]
 
 

@@ -31,9 +31,9 @@ from fnopt.programs import is_eager, jit_call, trace_and_call
 from fnopt.residuals import RobustCost, named_loss, robust_cost
 from fnopt.solvers import default_tolerances, levenberg_marquardt
 
-_CHUNK = {"cpu": 128}  # on accelerators a chunk fills the device instead of a cache
+_CHUNK = {"cpu": 128}  # fits that a CPU's cache holds; on accelerators a chunk fills the device
 _LARGE_CHUNK = 1 << 16
-_FEW = 1000  # fits up to which the fallback is on by default: it takes seconds, not hours
+_FEW = 1000  # fits up to which the fallback is on by default, since it takes seconds
 
 
 def curve_fit_batch(
@@ -199,9 +199,9 @@ def curve_fit_batch(
 def _by_rows(task: Task) -> Task:
     """The task with reverse-mode derivatives, for a model without forward-mode derivatives."""
     warnings.warn(
-        "curve_fit_batch: f has a custom_vjp in it and no forward-mode derivative, so its Jacobian "
-        "takes a reverse pass for each point of a fit. A function jac(x, a, b, ...), passed as "
-        "jac, avoids these passes.",
+        "curve_fit_batch: f contains a custom_vjp and has no forward-mode derivative, so "
+        "its Jacobian takes a reverse pass for each point of a fit. A function jac(x, a, "
+        "b, ...), passed as jac, avoids these passes.",
         stacklevel=3,
     )
     return task._replace(solver=levenberg_marquardt(jacobian="reverse", geodesic=False))

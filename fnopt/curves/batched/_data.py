@@ -136,9 +136,9 @@ def _check_broadcasts(a: jax.Array, y: jax.Array, what: str) -> jax.Array:
         fits = False
     if not fits:
         raise ValueError(
-            f"{NAME}: {what} has shape {a.shape}, expected one that broadcasts to y's {y.shape}: "
-            f"{y.shape[1:]} for all fits alike, {y.shape} for each its own, "
-            f"{(y.shape[0], *(1,) * (y.ndim - 1))} for one number a fit."
+            f"{NAME}: {what} has shape {a.shape}, expected a shape that broadcasts to y's "
+            f"{y.shape}: {y.shape[1:]} (shared by all fits), {y.shape} (one array per "
+            f"fit) or {(y.shape[0], *(1,) * (y.ndim - 1))} (one scalar per fit)."
         )
     return a
 
@@ -146,15 +146,15 @@ def _check_broadcasts(a: jax.Array, y: jax.Array, what: str) -> jax.Array:
 def _check_positive(sigma: jax.Array) -> None:
     if not isinstance(sigma, Tracer) and not np.all(np.asarray(sigma) > 0):
         raise ValueError(
-            f"{NAME}: sigma holds values that are not positive, expected standard deviations > 0. "
-            "Leave points out with mask."
+            f"{NAME}: sigma holds values that are not positive, expected standard "
+            "deviations > 0. Exclude points by mask."
         )
 
 
 def _as_mask(mask: Any) -> jax.Array:
     mask = jnp.asarray(mask)
     if mask.dtype != jnp.bool_:
-        raise TypeError(f"{NAME}: mask is {mask.dtype}, expected bool: True where a point counts.")
+        raise TypeError(f"{NAME}: mask is {mask.dtype}, expected bool: True for the points to fit.")
     return mask
 
 

@@ -12,7 +12,7 @@ from jax.core import Tracer
 from fnopt.core import Status, is_converged, status_messages
 from fnopt.errors import missing_attribute, show_report
 
-# Names of the attributes of a single fit and of SciPy's pair.
+# Attributes of a single fit and of SciPy's pair, and the expressions for the same values here.
 _ELSEWHERE = {
     "popt": "fit.params",
     "pcov": "fit.covariance",
@@ -54,7 +54,7 @@ class BatchFit(NamedTuple):
     undetermined: jax.Array
     certified: jax.Array
 
-    if not TYPE_CHECKING:  # type checkers would believe that every attribute is there
+    if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any attribute
         __getattr__ = missing_attribute("a BatchFit", _ELSEWHERE)
 
     @property

@@ -61,7 +61,7 @@ def _fit_here(
 ) -> tuple[BatchFit, jax.Array]:
     chunk = min(chunk, data.x0.shape[0])
     wrong = None
-    if task.jacobian is not None:  # a wrong Jacobian is wrong in every fit
+    if task.jacobian is not None:  # one fit suffices: a wrong Jacobian is wrong in every fit
         first = data.fit(lambda a: a[0])
         wrong = task.is_wrong(first.x0, first.points)
     if scaled:
@@ -78,7 +78,8 @@ def _fit_here(
     x, cost = ends.x, jnp.where(jnp.isfinite(ends.cost), ends.cost, jnp.inf)
     covariance, errors = _covariances(ends, points, absolute_sigma, units)
     if units is not None:
-        whole = 1 / units.residuals  # a compiler may merge two quotients into one, by the square
+        # A compiler may merge two divisions into one division by the square, which may overflow.
+        whole = 1 / units.residuals
         x, cost = x * units.params, cost * whole * whole
     status = checked_status(ends.status, points > 0, ends.cost, points)
     if wrong is not None:

@@ -18,7 +18,7 @@ from fnopt.residuals import Box, minimum_tangent, pushed, value_and_slope
 from fnopt.sharding import pvary_like
 from fnopt.solvers import LaneEnds, lane_summary
 
-_IN_LOOPS = hasattr(jax, "set_mesh")  # since JAX 0.8
+_IN_LOOPS = hasattr(jax, "set_mesh")  # JAX 0.8 and later transpose linear solves in loops
 
 
 Closed = tuple[Any, Any]
@@ -45,7 +45,7 @@ def implicitly(
         settings: A tree of arrays that isn't differentiated.
         chunk: Number of fits that are differentiated at once.
     """
-    # Each device has its own fits.
+    # Inside shard_map, every device solves different fits, so the guesses vary over the mesh axes.
     data = data._replace(x0=pvary_like(data.x0, (data.shared, data.own)))
     task_of, consts = _opened(task, data)
 
@@ -85,7 +85,7 @@ class _BatchLeaves(NamedTuple):
 
     inexact: list[jax.Array]
     others: list[jax.Array]
-    rebuilt: Callable[[Any, Any], Any]  # the tree from both
+    rebuilt: Callable[[Any, Any], Any]  # merges both lists into the tree
 
 
 def _leaves(tree: Any) -> _BatchLeaves:

@@ -18,7 +18,7 @@ from fnopt.jacobians import lacks_forward
 from fnopt.programs import TracedFunction, is_eager, trace_function
 from fnopt.solvers import SCHEMES
 
-_MOST_PARAMS = 16  # everything is unrolled: compile time grows with the cube
+_MOST_PARAMS = 16  # the algebra is unrolled, so compile time grows with the cube of this number
 
 Params = tuple[jax.Array, ...]
 """One number for each parameter of a fit."""
@@ -39,8 +39,9 @@ def checked_model(
     n, at = len(numbers), points.x
     if n > _MOST_PARAMS:
         raise ValueError(
-            f"{NAME}: p0 has {n} params a fit, expected at most {_MOST_PARAMS}: the algebra is "
-            "unrolled. Use jax.vmap over fnopt.least_squares for larger problems."
+            f"{NAME}: p0 has {n} params per fit, expected at most {_MOST_PARAMS}: the "
+            "algebra is unrolled. Use jax.vmap over fnopt.least_squares for larger "
+            "problems."
         )
 
     def predict(x: Params, at: Any) -> Any:
@@ -76,8 +77,8 @@ def checked_jacobian(
         J = jnp.asarray(jac(at, *x))
         if J.shape != (m, n):
             raise ValueError(
-                f"{NAME}: jac returned shape {J.shape} for one fit, expected {(m, n)}: the points "
-                "of one fit, then the params."
+                f"{NAME}: jac returned shape {J.shape} for one fit, expected {(m, n)}: "
+                "(points of one fit, params)."
             )
         return J
 
@@ -90,7 +91,7 @@ def checked_jacobian(
 
 def has_no_forward_mode(predict: Predict | TracedFunction, data: BatchData) -> bool:
     """Whether the model contains a `custom_vjp`."""
-    if isinstance(predict, TracedFunction):  # a function with a `custom_vjp` isn't one
+    if isinstance(predict, TracedFunction):  # a `TracedFunction` contains no `custom_vjp`
         return False
     numbers, points = one_fit(data)
     return lacks_forward(predict, numbers, points.x)
@@ -110,7 +111,7 @@ def _check_value(value: Any, shape: tuple[int, ...]) -> None:
         raise TypeError(f"{NAME}: f returned {value!r}, expected a real array like y[0].")
     if value.shape not in {shape, ()}:
         raise ValueError(
-            f"{NAME}: f returned shape {value.shape} for one fit, but one fit's data have shape "
-            f"{shape}; expected the same. If x has an axis for the fits, say "
+            f"{NAME}: f returned shape {value.shape} for one fit, but one fit's data have "
+            f"shape {shape}; expected the same. If x has an axis for the fits, pass "
             "x_per_fit=True."
         )

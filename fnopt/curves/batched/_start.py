@@ -99,8 +99,8 @@ def _columns(given: Any, fits: int, what: str) -> list[Any] | None:
         given = jnp.asarray(given)
         if given.ndim == 2 and given.shape[0] != fits:
             raise ValueError(
-                f"{NAME}: {what} has shape {given.shape}, expected [n], the same for all fits, or "
-                f"({fits}, n) for each its own."
+                f"{NAME}: {what} has shape {given.shape}, expected [n] (shared by all "
+                f"fits) or ({fits}, n) (one row per fit)."
             )
         return [given[..., i] for i in range(given.shape[-1])]
     if not isinstance(given, (list, tuple)) or hasattr(given, "_fields"):
@@ -153,8 +153,11 @@ def _check_box(
     lower: np.ndarray, upper: np.ndarray, x0: np.ndarray, names: tuple[str, ...]
 ) -> None:
     for bad, words in (
-        (~(lower < upper), "the bounds leave no room: expected lower < upper"),
-        ((x0 < lower) | (x0 > upper), "p0 is outside its bounds: start inside them"),
+        (~(lower < upper), "the bounds are crossed: expected lower < upper"),
+        (
+            (x0 < lower) | (x0 > upper),
+            "p0 is outside its bounds: give an initial guess inside them",
+        ),
     ):
         if np.any(bad):
             fit, param = (int(i[0]) for i in np.nonzero(bad))
@@ -174,8 +177,9 @@ def _per_fit(path: str, leaf: Any, fits: int, what: str) -> Any:
     if isinstance(leaf, (int, float)) or jnp.ndim(leaf) == 0 or leaf.shape[0] == fits:
         return leaf
     raise ValueError(
-        f"{NAME}: {what}: {leaf_text(path)} has shape {jnp.shape(leaf)}, expected a scalar for all "
-        f"fits alike, or a leading axis of length {fits} for each its own."
+        f"{NAME}: {what}: {leaf_text(path)} has shape {jnp.shape(leaf)}, expected a "
+        f"scalar (shared by all fits) or a leading axis of length {fits} (one entry per "
+        "fit)."
     )
 
 

@@ -68,7 +68,8 @@ class Task(NamedTuple):
         def linearise(x: Params, own: Points) -> tuple[list[jax.Array], jax.Array]:
             units = own.units
             if units is not None:
-                # By factors in the end: a derivative by one number each is the cheapest there is.
+                # Scale the columns last: multiplying each derivative by one number is the cheapest
+                # form.
                 x = tuple(x_i * size for x_i, size in zip(x, units.params, strict=True))
                 columns, r = linearise(x, own._replace(units=None))
                 sizes = [size * units.residuals for size in units.params]

@@ -31,7 +31,7 @@ class Sets:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        # Of set i the members are _pool[_start[i] : _start[i] + _count[i]].
+        # The members of set i are _pool[_start[i] : _start[i] + _count[i]].
         self._pool, self._used = np.arange(size, dtype=np.int32), size
         self._start = np.r_[0, 0, np.arange(size)]
         self._count = np.r_[0, size, np.ones(size, np.int64)]

@@ -362,7 +362,7 @@ def test_report_counts_how_fits_ended():
         ({"sigma": np.ones(4)}, ValueError, "sigma has shape (4,)"),
         ({"mask": np.ones(30)}, TypeError, "expected bool"),
         ({"x_per_fit": True}, ValueError, "expected a leading axis of length 3"),
-        ({"x": np.zeros((3, 30))}, ValueError, "say x_per_fit=True"),
+        ({"x": np.zeros((3, 30))}, ValueError, "pass x_per_fit=True"),
         ({"max_steps": 0}, ValueError, "max_steps is 0"),
         ({"chunk": 2.0}, TypeError, "chunk is 2.0"),
     ],

@@ -228,12 +228,12 @@ def hyperparams(tx: Transformation, state: Any) -> dict[str, jax.Array]:
 
 def map_slots(fn: Callable[[str, Any], Any], state: Any, path: tuple[str, ...] = ()) -> Any:
     """Replace every slot by `fn(path, slot)`; a path is, for example, `'1/trace'`."""
-    if not isinstance(state, (tuple, dict)):
-        return state
+    own: set[str] = set()
+    parts: Any = state
     if hasattr(state, "_fields"):
         own, parts = _slot_fields(state), state._asdict()
-    else:
-        own, parts = set(), state
+    elif not isinstance(state, (tuple, dict)):
+        return state
     items = parts.items() if isinstance(parts, dict) else enumerate(parts)
     new = {}
     for name, part in items:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.errors import where
-from fnopt.numerics import compute_dtype
+from fnopt.numerics import compute_dtype, widen
 
 _PROMISES = ("indices_are_sorted", "unique_indices")
 
@@ -56,7 +56,7 @@ class Rows:
         unused = jnp.arange(k, dtype=dtype) + jnp.asarray(self.size + 1, dtype)
         unique = unused.at[place].set(ordered)
         values = jnp.asarray(self.values)
-        values = values.astype(compute_dtype(values.dtype))
+        values = widen(values)
         sums = jax.ops.segment_sum(values, jnp.searchsorted(unique, indices), k)
         return Rows(unique, sums, self.size, True)
 

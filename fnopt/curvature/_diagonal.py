@@ -18,7 +18,7 @@ from fnopt.curvature._sums import (
 )
 from fnopt.errors import check_count, check_key
 from fnopt.jacobians import check_real
-from fnopt.numerics import HIGHEST, compute_dtype, is_inexact
+from fnopt.numerics import HIGHEST, compute_dtype, is_inexact, widen
 from fnopt.sharding import pvary_like, replicate, replicate_for_batch, reshard_like
 
 
@@ -251,6 +251,6 @@ def ggn_diagonal(
 
 def quadratic_diagonal(rows: jax.Array, curvature: jax.Array) -> jax.Array:
     """Diagonal of `J^T H J`, by param."""
-    wide = rows.astype(compute_dtype(rows.dtype))
+    wide = widen(rows)
     bent = jnp.tensordot(curvature.astype(wide.dtype), wide, 1, precision=HIGHEST)
     return jnp.sum(wide * bent, 0)

@@ -21,6 +21,7 @@ from fnopt.numerics import (
     materialized_transpose,
     matmul,
     scan_chunks,
+    widen,
 )
 from fnopt.sharding import all_gather_tree, explicit_spec, psum, pvary_like, replicate, reshard_to
 
@@ -54,7 +55,7 @@ class FormedRows(NamedTuple):
         r"""The product :math:`J^\top a`, a tree like the params, float32 or wider."""
 
         def pull_leaf(rows: jax.Array) -> jax.Array:
-            wide = replicate(rows).astype(compute_dtype(rows.dtype))
+            wide = widen(replicate(rows))
             return jnp.tensordot(a.astype(wide.dtype), wide, 2, precision=HIGHEST)
 
         a = replicate(weights)  # a sum over an axis that an explicit mesh divides
@@ -69,7 +70,7 @@ class FormedRows(NamedTuple):
 
 def _matrix(rows: jax.Array) -> jax.Array:
     # The first two axes can't be merged if an explicit mesh shards the first.
-    wide = replicate(rows).astype(compute_dtype(rows.dtype))
+    wide = widen(replicate(rows))
     return wide.reshape(wide.shape[0] * wide.shape[1], -1)
 
 

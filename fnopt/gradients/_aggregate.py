@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.errors import check_batch, leaves_with_names
-from fnopt.numerics import compute_dtype, per_row
+from fnopt.numerics import per_row, widen
 from fnopt.sharding import replicate
 
 
@@ -21,7 +21,7 @@ def _aggregate(grads: Any, name: str, fn: Callable[[jax.Array, int], jax.Array])
 
     def aggregate_leaf(x: jax.Array) -> jax.Array:
         whole = replicate(x)  # every entry is sorted, or counted, over all examples
-        return fn(whole.astype(compute_dtype(x.dtype)), size).astype(x.dtype)
+        return fn(widen(whole), size).astype(x.dtype)
 
     return jax.tree.map(aggregate_leaf, grads)
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.errors import check_batch, check_choice, check_count, leaves_with_names
-from fnopt.numerics import compute_dtype, scan_chunks
+from fnopt.numerics import scan_chunks, wide_dtype
 from fnopt.sharding import replicate, replicate_for_batch, reshard_like, use_mesh_of
 
 _RULES = ("sum", "mean", "concat")
@@ -91,11 +91,11 @@ def _accumulate(call: Any, batch: Any, size: int, part_size: int | None, rule: A
     one = jax.eval_shape(lambda b: jax.tree.map(lambda x: replicate(x, 0)[:1], b), batch)
     leaves, treedef = jax.tree.flatten(jax.eval_shape(call, one))
     rules = _rule_by_leaf(rule, treedef.unflatten(leaves))
-    zeros = []
-    for x in _summed_leaves(leaves, rules):
-        # Sums of 16-bit numbers over many parts are made in float32.
-        dtype = compute_dtype(x.dtype) if jnp.issubdtype(x.dtype, jnp.inexact) else x.dtype
-        zeros.append(reshard_like(jnp.zeros(x.shape, dtype), x))
+    # Sums of 16-bit numbers over many parts are made in float32.
+    zeros = [
+        reshard_like(jnp.zeros(x.shape, wide_dtype(x.dtype)), x)
+        for x in _summed_leaves(leaves, rules)
+    ]
 
     def accumulate_part(sums: Any, part: Any) -> Any:
         results = treedef.flatten_up_to(call(part))

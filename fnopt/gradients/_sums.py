@@ -18,6 +18,7 @@ from fnopt.numerics import (
     range_divisor,
     safe_sqrt,
     sum_of_squares,
+    widen,
 )
 from fnopt.sharding import product_sharding, replicate, reshape, reshard_like
 
@@ -28,11 +29,6 @@ Lengths = Sequence[jax.Array]
 def squares_of(x: jax.Array) -> jax.Array:
     """Squared norms of formed gradients, `[n]`, at least float32."""
     return jax.vmap(sum_of_squares)(x)
-
-
-def widen(x: jax.Array) -> jax.Array:
-    """Cast an array to at least float32."""
-    return x.astype(compute_dtype(x.dtype))
 
 
 def unit_of(x: jax.Array) -> jax.Array:

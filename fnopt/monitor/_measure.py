@@ -22,6 +22,7 @@ from fnopt.numerics import (
     safe_norms,
     stack_alike,
     sum_of_squares,
+    widen,
 )
 from fnopt.sharding import is_tracing, shard_axes
 
@@ -67,9 +68,7 @@ class _Leaves:
 
     def _map_leaves(self, fn: Callable[[jax.Array], jax.Array]) -> jax.Array:
         """`fn` of every leaf in its compute dtype: 16 bits would lose the sums."""
-        return map_stacks(
-            self.leaves, lambda x: fn(x.astype(compute_dtype(x.dtype))).astype(self.dtype)
-        )
+        return map_stacks(self.leaves, lambda x: fn(widen(x)).astype(self.dtype))
 
     def join(self, values: jax.Array, add: Callable[..., Any] = jnp.sum) -> jax.Array:
         """Reduce values to one for every group, over the shards of the leaves."""

@@ -17,6 +17,7 @@ from fnopt.numerics._dtypes import (
     real_dtype,
     safe_increment,
     shape_of,
+    wide_dtype,
     zero_count,
 )
 from fnopt.numerics._moments import as_dtype, bias_correction, ema, mean_weights, positive_root
@@ -43,6 +44,7 @@ from fnopt.numerics._numbers import (
     safe_sqrt,
     squared_modulus,
     sum_of_squares,
+    widen,
     zero_slope_at_zero,
 )
 from fnopt.numerics._rounding import (

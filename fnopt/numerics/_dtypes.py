@@ -44,6 +44,11 @@ def _compute_dtype(dtypes: tuple[Any, ...], x64: bool) -> Any:
         return jnp.result_type(jnp.float32, *wide)
 
 
+def wide_dtype(dtype: Any) -> Any:
+    """Dtype of a sum: at least float32 for floating dtypes, other dtypes unchanged."""
+    return compute_dtype(dtype) if _is_inexact(dtype) else dtype
+
+
 def _is_float8(dtype: Any) -> bool:
     dtype = jnp.dtype(dtype)
     return dtype.itemsize == 1 and _is_inexact(dtype)

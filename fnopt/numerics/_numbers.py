@@ -18,6 +18,11 @@ def is_static_zero(x: Any) -> bool:
     return isinstance(x, (float, np.floating)) and x == 0
 
 
+def widen(x: jax.Array) -> jax.Array:
+    """Cast an array to at least float32, integers and booleans too."""
+    return x.astype(compute_dtype(x.dtype))
+
+
 def squared_modulus(x: jax.Array) -> jax.Array:
     """Squared modulus of every element, :math:`|x|^2`, real for complex arrays too."""
     if jnp.iscomplexobj(x):

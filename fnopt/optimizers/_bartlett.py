@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from fnopt.core import Transformation, map_leaves, static
 from fnopt.errors import where
-from fnopt.numerics import compute_dtype, safe_increment, squared_modulus
+from fnopt.numerics import safe_increment, squared_modulus, widen
 
 
 class GaussNewtonBartlettState(NamedTuple):
@@ -66,7 +66,7 @@ class gauss_newton_bartlett_estimator_diag_hessian(Transformation):
         """Return the estimate; the updates are ignored."""
         logits, pull = jax.vjp(logits_fn, params)
         _check(logits)
-        wide = logits.astype(compute_dtype(logits.dtype))
+        wide = widen(logits)
         key = jax.random.fold_in(jax.random.key(self.random_seed), state.count)
         labels = jax.random.categorical(key, wide)
         examples = max(math.prod(logits.shape[:-1]), 1)

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 
 from fnopt.core import CustomSlot, Scalar, Transformation, hyper, static
 from fnopt.numerics import (
-    compute_dtype,
     ema,
     nonzero,
     positive_root,
     real_dtype,
     safe_sqrt,
     squared_modulus,
+    widen,
 )
 from fnopt.optimizers._matrix_layout import MatrixLayout
 from fnopt.optimizers._matrix_parts import cut, whole
@@ -64,7 +64,7 @@ class scale_by_matrix_shape(Transformation):
 
     def _scale_matrices(self, x: jax.Array, layout: MatrixLayout) -> jax.Array:
         x = jnp.asarray(x)
-        x = x.astype(compute_dtype(x.dtype))
+        x = widen(x)
         factors = [self._factor(rows, columns) for _, rows, columns in layout.shapes]
         factors = [f if isinstance(f, float) else f.astype(x.dtype) for f in factors]
         if not factors or all(isinstance(f, float) and f == 1.0 for f in factors):

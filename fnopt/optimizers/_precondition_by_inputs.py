@@ -9,7 +9,15 @@ import jax.numpy as jnp
 
 from fnopt.core import CustomSlot, Scalar, Transformation, hyper, static
 from fnopt.errors import leaf_text, leaves_with_names, where
-from fnopt.numerics import bias_correction, compute_dtype, ema, nonzero, safe_increment, zero_count
+from fnopt.numerics import (
+    bias_correction,
+    compute_dtype,
+    ema,
+    nonzero,
+    safe_increment,
+    widen,
+    zero_count,
+)
 from fnopt.optimizers._matrix_factors import zeros
 from fnopt.optimizers._matrix_rule import as_rule, layouts_of
 from fnopt.sharding import sequential
@@ -82,7 +90,7 @@ class precondition_by_inputs(Transformation):
         slots, count = treedef.flatten_up_to(state.moment), safe_increment(state.count)
         solve, new, means = sequential(self._solve), [], []
         for (name, g), layout, own in zip(pairs, layouts, slots, strict=True):
-            g = g.astype(compute_dtype(g.dtype))
+            g = widen(g)
             parts = layout.cut(g, wide=False)
             given = _moments(name, input_moments, own)
             decay = jnp.asarray(self.decay).astype(g.dtype)

@@ -9,25 +9,18 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.errors import names_text
-from fnopt.numerics import compute_dtype, exponents, floor_power_of_two
+from fnopt.numerics import exponents, floor_power_of_two, widen
 
 Reduction = Callable[[Any], Any]
 
 
-def _wide(x: jax.Array) -> jax.Array:
-    """Promote an array to at least float32, integers and booleans too."""
-    if jnp.issubdtype(x.dtype, jnp.inexact):
-        return x.astype(compute_dtype(x.dtype))
-    return x.astype(jnp.float32)
-
-
 def _mean(x: jax.Array) -> jax.Array:
-    wide = _wide(x)
+    wide = widen(x)
     return jnp.sum(wide) / max(x.size, 1)
 
 
 def _rms(x: jax.Array) -> jax.Array:
-    magnitude = jnp.abs(_wide(x))
+    magnitude = jnp.abs(widen(x))
     # Vanishing cotangents, such as 1e-25, must be visible, but their squares underflow in float32.
     scale = floor_power_of_two(jnp.max(magnitude, initial=0.0))
     return scale * jnp.sqrt(jnp.sum(jnp.square(magnitude / scale)) / max(x.size, 1))
@@ -36,12 +29,12 @@ def _rms(x: jax.Array) -> jax.Array:
 REDUCTIONS: dict[str, Reduction] = {
     "mean": _mean,
     "rms": _rms,
-    "max": lambda x: jnp.max(jnp.abs(_wide(x)), initial=0.0),
+    "max": lambda x: jnp.max(jnp.abs(widen(x)), initial=0.0),
     "zeros": lambda x: _mean(x == 0),
     # The last axis indexes units; a vector has no example axis.
     "dead": lambda x: _mean(jnp.all(x == 0, axis=tuple(range(x.ndim - 1)))),
     "nonfinite": lambda x: _mean(~jnp.isfinite(x)),
-    "histogram": lambda x: exponents.histogram(jnp.abs(_wide(x))),
+    "histogram": lambda x: exponents.histogram(jnp.abs(widen(x))),
 }
 
 

@@ -11,8 +11,9 @@ from jax import lax
 
 from fnopt.core import Scalar, Value, apply_updates, as_transformation, global_norm, hyper, static
 from fnopt.errors import leaf_text, leaves_with_names, type_text
-from fnopt.numerics import compute_dtype, is_inexact, joint_norm, real_dtype
+from fnopt.numerics import is_inexact, joint_norm
 from fnopt.transforms._stored_slots import on_device
+from fnopt.transforms._tree_algebra import real_dtype_of
 
 
 class LayeredState(NamedTuple):
@@ -102,8 +103,8 @@ class layered_step(Value):
         outer, layers = _pair(params)
         _depth(layers)
         states = jax.vmap(self.inner.init)(layers)
-        dtype = real_dtype(compute_dtype(*map(jnp.result_type, jax.tree.leaves(params))))
-        return LayeredState(self.inner.init(outer), states, jnp.zeros((), dtype))
+        zero = jnp.zeros((), real_dtype_of(params))
+        return LayeredState(self.inner.init(outer), states, zero)
 
     def __call__(
         self, params: tuple[Any, Any], state: LayeredState, *batch: Any

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fnopt.core import static
 from fnopt.errors import check_choice, leaves_with_names
-from fnopt.numerics import compute_dtype, safe_increment, zero_count
+from fnopt.numerics import safe_increment, widen, zero_count
 from fnopt.sharding import unsharded_leaves
 from fnopt.transforms._block_codes import (
     CODES,
@@ -138,7 +138,7 @@ class quantized_state(StoredSlots):
             size = x.size if shape is None else unsharded_size(x, shape)
             if jnp.iscomplexobj(x) or size < self.min_size:
                 return x
-            wide = x.astype(compute_dtype(x.dtype))
+            wide = widen(x)
             code, size = CODES[form, self.bits], self.block_size
             if shape is not None:
                 return encode_part(wide, shape, code, size, count, scales_of)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from fnopt.core import is_none
 from fnopt.errors import leaf_text, leaves_with_names, type_text
-from fnopt.numerics import compute_dtype, default_float, is_array_like
+from fnopt.numerics import default_float, is_array_like, wide_dtype
 
 Given = ParamSpec("Given")
 Result = TypeVar("Result")
@@ -47,11 +47,6 @@ def promoted_dtype(*leaves: Any) -> Any:
     """The common dtype of leaves by JAX's standard promotion rules, whatever the mode."""
     with jax.numpy_dtype_promotion("standard"):  # mixing on purpose, also if strict
         return jnp.dtype(jnp.result_type(*leaves))
-
-
-def wide_dtype(dtype: Any) -> Any:
-    """The accumulation dtype: at least float32 for floating dtypes, other dtypes unchanged."""
-    return compute_dtype(dtype) if jnp.issubdtype(dtype, jnp.inexact) else dtype
 
 
 def compute_wide(fn: Callable[..., Any], dtype: Any, *leaves: Any) -> jax.Array:

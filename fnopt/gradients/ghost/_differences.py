@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.gradients._sums import number, only_where, squared_deviations, widen
+from fnopt.gradients._sums import number, only_where, squared_deviations
 from fnopt.gradients.ghost import _tape
 from fnopt.gradients.ghost._factors import (
     Dense,
@@ -29,7 +29,7 @@ from fnopt.gradients.ghost._factors import (
 from fnopt.gradients.ghost._plan import Group
 from fnopt.gradients.ghost._tape import Tape
 from fnopt.gradients.ghost._weights import pull_back
-from fnopt.numerics import HIGHEST, sum_of_squares
+from fnopt.numerics import HIGHEST, sum_of_squares, widen
 from fnopt.sharding import replicate
 
 

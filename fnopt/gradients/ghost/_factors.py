@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from fnopt.gradients._sums import unit_of
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._weights import Weight
-from fnopt.numerics import HIGHEST, compute_dtype, real_dtype, safe_sqrt, sum_of_squares
+from fnopt.numerics import HIGHEST, compute_dtype, real_dtype, safe_sqrt, sum_of_squares, widen
 from fnopt.sharding import product_sharding
 
 
@@ -139,7 +139,7 @@ def scale_pair(pair: Pair, factor: jax.Array) -> Pair:
     unit = _common_unit([pair.left])
 
     def rescale(x: jax.Array) -> jax.Array:
-        x = x.astype(compute_dtype(x.dtype))
+        x = widen(x)
         return x * unit.astype(x.dtype) * factor.astype(x.dtype)
 
     # Multiply a dense factor, because a one-hot factor has no entries.
@@ -197,7 +197,7 @@ def outer(pair: Pair, shape: tuple[int, int], precision: Any = None) -> jax.Arra
     """
     match pair:
         case Pair(OneHot(index), Dense((block,))):
-            wide = block.astype(compute_dtype(block.dtype))
+            wide = widen(block)
             # A scatter, because the one-hot matrix would have a column for every row of the table.
             zeros = jnp.zeros(shape, wide.dtype)
             return jax.vmap(lambda i, c: zeros.at[i].add(c))(index, wide)

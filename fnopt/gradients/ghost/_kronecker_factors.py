@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from fnopt.gradients._sums import widen
 from fnopt.gradients.ghost import _rows_gram, _tape
 from fnopt.gradients.ghost._eigen import rotate_rows, squares_of_sites
 from fnopt.gradients.ghost._factors import Factor, OneHot, site_pair, sum_of
@@ -19,7 +18,7 @@ from fnopt.gradients.ghost._plan import RULES
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._tape import Tape
 from fnopt.gradients.ghost._trace import Ghost
-from fnopt.numerics import HIGHEST, per_row
+from fnopt.numerics import HIGHEST, per_row, widen
 from fnopt.sharding import is_sharded, replicate, reshape
 
 Factors = tuple[jax.Array, ...]

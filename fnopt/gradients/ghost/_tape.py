@@ -23,7 +23,7 @@ from fnopt.gradients.ghost._factors import (
 from fnopt.gradients.ghost._plan import RULES, Group, Plan, tap_zeros
 from fnopt.gradients.ghost._sites import Site
 from fnopt.gradients.ghost._weights import Weight, evaluate, pull_back
-from fnopt.numerics import compute_dtype
+from fnopt.numerics import widen
 from fnopt.programs import intercept_nodes
 from fnopt.sharding import pvary_like
 
@@ -211,7 +211,7 @@ def _gradients_by_param(
             others = [records[o] if isinstance(o, int) else value(o) for o in site.others]
             g = _direct.gradient(site, value(site.weight), others, cotangents[site.tap])
             # Moves of elements are exact, so the sum over sites keeps the wide dtype.
-            g = g.astype(compute_dtype(g.dtype)) if site.weight.moves_only else g
+            g = widen(g) if site.weight.moves_only else g
             for i, x in pull_back(site.weight, g, params).items():
                 total[i] = total[i] + x if i in total else x
         return total

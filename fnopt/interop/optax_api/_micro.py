@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.interop.optax_api._types import AccumulationType
-from fnopt.numerics import compute_dtype
+from fnopt.numerics import wide_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,8 +84,7 @@ def _leafwise(init: Any, update: Any, finalize: Any, aggregate: Any) -> Accumula
 
 def _wide_zeros(like: Any) -> jax.Array:
     """Zeros, at least float32, because sums over many microbatches lose digits in 16 bits."""
-    inexact = jnp.issubdtype(like.dtype, jnp.inexact)
-    return jnp.zeros(like.shape, compute_dtype(like.dtype) if inexact else like.dtype)
+    return jnp.zeros(like.shape, wide_dtype(like.dtype))
 
 
 def _update_mean(mean: jax.Array, y: jax.Array, i: Any) -> jax.Array:

@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from fnopt.numerics import default_float
-from fnopt.residuals import bounds_pair
+from fnopt.residuals import bounds_pair, check_bounds
 
 Bounds = tuple[Any, Any]
 
@@ -29,11 +29,6 @@ def bounds_by_name(bounds: Any, params: Any) -> Any:
     for name, pair in pairs.items():
         if not _is_pair(pair):
             raise ValueError(f"curve_fit: bounds[{name!r}] = {pair!r}, expected (lower, upper).")
-        if _is_crossed(pair):
-            raise ValueError(
-                f"curve_fit: bounds[{name!r}] = {pair!r}, expected lower < upper. To fix "
-                f"a param, write constraints={{...: fnopt.fixed()}}."
-            )
     open_ends = (-jnp.inf, jnp.inf)
     return tuple(
         _ordered_like(
@@ -57,7 +52,8 @@ def bounds_as_lists(bounds: Any, names: tuple[str, ...]) -> Any:
     if not isinstance(bounds, dict):
         return bounds
     return tuple(
-        [side[name] for name in names] for side in bounds_by_name(bounds, dict.fromkeys(names))
+        _as_array([side[name] for name in names])
+        for side in bounds_by_name(bounds, dict.fromkeys(names))
     )
 
 
@@ -95,21 +91,8 @@ def spread(bounds: Bounds, start: jax.Array) -> tuple[jax.Array, jax.Array]:
 def bounds_of_numbers(bounds: Any, start: jax.Array, names: tuple[str, ...]) -> Bounds | None:
     """Check the bounds of a vector of params and its initial guess; errors name the params."""
     box = checked_bounds(bounds_as_lists(bounds, names))
-    if box is None or any(isinstance(a, Tracer) for a in (start, *jax.tree.leaves(box))):
-        return box
-    lower, upper = map(np.asarray, spread(box, start))
-    for name, x, low, high in zip(names, np.asarray(start), lower, upper, strict=True):
-        if low > high:
-            raise ValueError(
-                f"curve_fit: bounds of {name} are crossed: lower {low} and upper {high}, "
-                "expected lower <= upper. To fix a param, write "
-                f"constraints={{{name!r}: fnopt.fixed()}}."
-            )
-        if not low <= x <= high:
-            raise ValueError(
-                f"curve_fit: {name} starts at {x:.6g}, outside its bounds [{low}, "
-                f"{high}]. Give an initial guess inside them."
-            )
+    if box is not None:
+        check_bounds(*spread(box, start), start, lambda i: names[i[0]], "curve_fit: ")
     return box
 
 

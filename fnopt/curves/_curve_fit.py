@@ -206,6 +206,10 @@ def curve_fit(
     check_method(method, box)
     absolute = _knows_variance(likelihood, absolute_sigma, sigma, loss)
     positions = boxed(x)
+    # Geodesic acceleration differentiates the model, which a user's Jacobian may replace because
+    # the model isn't differentiable.
+    bent = not callable(jac)
+    solver = levenberg_marquardt(ftol=ftol, xtol=xtol, gtol=gtol, geodesic=bent, **radius)
     with explain_jax_errors("curve_fit"), numbers_noted(p0 is None and not is_model(f)):
         y = as_wide_as(lambda p, x: call_model(f, passing, p, x.opened()), start, positions, y)
         if method in {None, "lm"} and not constraints:
@@ -213,10 +217,6 @@ def curve_fit(
         sigma = checked_sigma(sigma, y)
         matrix = is_matrix(sigma, y)
         jacobian = residual_jacobian(jac, passing, matrix)
-        # Geodesic acceleration differentiates the model, which a user's Jacobian may replace
-        # because the model isn't differentiable.
-        bent = jacobian is None
-        solver = levenberg_marquardt(ftol=ftol, xtol=xtol, gtol=gtol, geodesic=bent, **radius)
         residuals = curve_residuals(f, passing, likelihood, matrix)
         solution: Solution[Any] = least_squares(
             residuals,
@@ -243,7 +243,7 @@ def curve_fit(
     if verbose and not isinstance(solution.status, Tracer):
         print(solution)
     popt = as_numbers(solution.params, names) if passing == "names" else solution.params
-    report_failures(solution, popt, pcov, names, loss is None, absolute, likelihood)
+    report_failures(solution, popt, pcov, names, absolute, likelihood)
     if full_output:
         return popt, pcov, *_details(solution)
     if axis_name is not None:  # all other results describe one device only

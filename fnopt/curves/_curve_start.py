@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -183,18 +182,12 @@ _VECTOR = " For one vector write lambda x, *p: f(x, jnp.stack(p)), and p0."
 
 @contextmanager
 def numbers_noted(noted: bool) -> Iterator[None]:
-    """Add a note to errors of `f`: without `p0` its params were numbers.
-
-    Errors of JAX about functions that it can't trace get no note.
-    """
+    """Add a note to errors of `f`: without `p0` its params were numbers."""
     try:
         yield
     except (IndexError, TypeError) as error:
-        *_, (last, _) = traceback.walk_tb(error.__traceback__)
-        # Errors of fnopt need no note.
-        is_ours = last.f_globals.get("__name__", "").startswith("fnopt.")
-        of_jax = isinstance(error, (jax.errors.JAXTypeError, jax.errors.JAXIndexError))
-        if noted and not is_ours and not of_jax:
+        # Errors of JAX about functions that it can't trace get an explanation of their own.
+        if noted and not isinstance(error, jax.errors.JAXTypeError | jax.errors.JAXIndexError):
             error.add_note(
                 "p0 isn't given, so f was called with one number for each param in its "
                 f"signature. If the params are one tree, pass this tree as p0.{_VECTOR}"

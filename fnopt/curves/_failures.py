@@ -11,9 +11,8 @@ from jax.core import Tracer
 
 from fnopt.core import Status, is_converged
 from fnopt.programs import has_tracers
-from fnopt.solvers import Solution, errors_of, fitted_count, listed
+from fnopt.solvers import Solution, errors_of, listed
 
-_NEAR = 0.1  # negligible distance from the minimum, in standard errors
 _START = (
     "Check f(xdata, *p0) and its derivatives for overflow and NaN. Try another p0 (the "
     "default is 1 for every param; the models of fnopt.models guess p0)"
@@ -67,7 +66,6 @@ def report_failures(
     popt: Any,
     pcov: jax.Array,
     names: tuple[str, ...],
-    plain: bool,
     absolute_sigma: bool,
     likelihood: str | None,
 ) -> None:
@@ -78,7 +76,6 @@ def report_failures(
         popt: Its params, as they are returned.
         pcov: Its covariance.
         names: The names of the params.
-        plain: Whether the cost is the sum of squares, without a robust loss.
         absolute_sigma: Whether the variance of the data is known.
         likelihood: The distribution of the data; None for normal errors.
     """
@@ -87,24 +84,16 @@ def report_failures(
     if any(isinstance(x, Tracer) for x in (solution.status, pcov)):
         return  # under jit or vmap only the status can report a failure
     if not is_converged(np.asarray(solution.status)):
-        left = _distance_in_errors(solution) if plain else np.inf
         status = Status(int(solution.status))
         advice = _ADVICE.get(status, "Try another p0")
         advice = _COUNTS if likelihood and advice is _START else advice
-        if status != Status.STALLED or not left < _NEAR:
-            raise FitError(
-                f"curve_fit: optimal parameters not found: {solution.worded(names)} "
-                f"(after {int(solution.nfev)} evaluations). {advice}. The attributes "
-                "popt, pcov and solution of this error hold the result.",
-                popt,
-                pcov,
-                solution,
-            )
-        warnings.warn(
-            f"curve_fit: rounding errors ended the fit {left:.1g} standard errors from "
-            "the minimum. For more digits, enable jax_enable_x64.",
-            OptimizeWarning,
-            stacklevel=3,
+        raise FitError(
+            f"curve_fit: optimal parameters not found: {solution.worded(names)} "
+            f"(after {int(solution.nfev)} evaluations). {advice}. The attributes "
+            "popt, pcov and solution of this error hold the result.",
+            popt,
+            pcov,
+            solution,
         )
     text = _warning_text(solution, np.asarray(pcov), names, absolute_sigma)
     if text:
@@ -115,14 +104,11 @@ def _warning_text(
     solution: Solution, pcov: np.ndarray, names: tuple[str, ...], absolute_sigma: bool
 ) -> str:
     """Text of the warning about a converged fit without certificate or covariance, or `''`."""
-    certificate = solution.certificate
     # Smaller variances are subnormal: they lose digits, and a CPU flushes them to 0.
     tiny = np.finfo(pcov.dtype).tiny
     usable = np.isfinite(np.diag(pcov)) & (np.diag(pcov) >= tiny)
     if np.all(np.isfinite(pcov)) and np.all(usable):
-        certified = certificate is None or bool(certificate.certified)
-        unproven = is_converged(np.asarray(solution.status)) and not certified
-        return solution.worded(names) if unproven else ""
+        return "" if bool(solution.certificate.certified) else solution.worded(names)
     errors = np.asarray(errors_of(solution, absolute_sigma))
     m, n, rank = np.size(solution.residuals), len(pcov), int(solution.rank)
     missing = "the covariance of the params could not be estimated: "
@@ -140,16 +126,3 @@ def _warning_text(
             "holds their square roots, which are in range"
         )
     return ""
-
-
-def _distance_in_errors(solution: Solution) -> float:
-    """A bound on the distance to the linear model's minimum, in standard errors of any param.
-
-    The bound is the norm of the projection of the residuals onto the range of the Jacobian, over
-    their standard deviation.
-    """
-    assert solution.dof is not None, "curve_fit counts degrees of freedom"
-    share, dof = float(solution.certificate.decrement), int(solution.dof)
-    if dof <= 0 or not share < 1 or int(solution.rank) < fitted_count(solution):
-        return float(np.inf)
-    return float(np.sqrt(share / (1 - share) * dof))

@@ -158,7 +158,6 @@ class Fit(tuple[Params, jax.Array]):
     @property
     def size(self) -> jax.Array:
         """Number of data with a finite `sigma`, int32."""
-        assert self.solution.dof is not None, "curve_fit counts degrees of freedom"
         return self.solution.dof + self.solution.rank
 
     def _counts(self) -> tuple[jax.Array, jax.Array]:

@@ -11,7 +11,7 @@ from jax.core import Tracer
 
 from fnopt.curves._curve_data import as_weights, is_matrix
 from fnopt.curves._residuals import curve_residuals
-from fnopt.curves._uncertainty import curve_of, degrees_of_freedom, quantile_of
+from fnopt.curves._uncertainty import curve_of, quantile_of
 from fnopt.jacobians import ravel
 from fnopt.residuals import box_of
 from fnopt.solvers import errors_of, least_squares
@@ -72,7 +72,7 @@ def profile_intervals(fit: Any, level: float = 0.95) -> dict[str, tuple[float, f
     residuals = curve_residuals(
         fit.model.opened(), fit.passing, fit.likelihood, is_matrix(fit.sigma, fit.y)
     )
-    dof = max(int(degrees_of_freedom(solution)), 1)
+    dof = max(int(solution.dof), 1)
     variance = 1.0 if fit.absolute_sigma else 2 * float(solution.cost) / dof
     errors = np.asarray(errors_of(solution, fit.absolute_sigma), float)
 

@@ -86,7 +86,7 @@ def knows_sigma(fit: Any, absolute_sigma: bool) -> bool:
 def _data_deviation(solution: Solution) -> jax.Array:
     """Standard deviation of the data; infinite without degrees of freedom."""
     assert solution.jacobian is not None, "errors of params were had from a Jacobian"
-    dof, m = degrees_of_freedom(solution), solution.jacobian.shape[-2]
+    dof, m = solution.dof, solution.jacobian.shape[-2]
     deviation = residual_deviation(solution.cost, solution.residuals, m, dof)
     return jnp.where(dof > 0, deviation, jnp.inf)
 
@@ -95,16 +95,8 @@ def quantile_of(solution: Solution, level: float, absolute_sigma: bool) -> jax.A
     """Student's quantile, or the normal one if the data's standard deviations are known."""
     if not hasattr(level, "__float__") or not 0 < level < 1:
         raise ValueError(f"level = {level!r}, expected a fraction between 0 and 1, such as 0.95.")
-    dof = jnp.inf if absolute_sigma else degrees_of_freedom(solution)
+    dof = jnp.inf if absolute_sigma else solution.dof
     return t_quantile(level, dof).astype(solution.cost.dtype)
-
-
-def degrees_of_freedom(solution: Solution) -> jax.Array:
-    """Number of residuals with nonzero weight minus the number of determined params; int32."""
-    if solution.dof is not None:
-        return solution.dof
-    assert solution.jacobian is not None, "a solution without degrees of freedom has a Jacobian"
-    return jnp.asarray(solution.jacobian.shape[-2], jnp.int32) - solution.rank
 
 
 def reduced_chi_square(fit: AnyFit) -> jax.Array:
@@ -131,7 +123,7 @@ def reduced_chi_square(fit: AnyFit) -> jax.Array:
         4.00
     """
     solution = solution_of(fit, "reduced_chi_square")
-    dof = degrees_of_freedom(solution).astype(solution.cost.dtype)
+    dof = solution.dof.astype(solution.cost.dtype)
     one = jnp.ones_like(dof)
     chi2 = 2 * solution.cost / jnp.where(dof > 0, dof, one)
     return jnp.where(dof > 0, chi2, jnp.inf * one)

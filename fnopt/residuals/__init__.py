@@ -5,6 +5,7 @@ from __future__ import annotations
 from fnopt.residuals._bounds import Box as Box
 from fnopt.residuals._bounds import bounds_pair as bounds_pair
 from fnopt.residuals._bounds import box_of as box_of
+from fnopt.residuals._bounds import check_bounds as check_bounds
 from fnopt.residuals._bounds import free_box as free_box
 from fnopt.residuals._charts import charted as charted
 from fnopt.residuals._curved import Parametrisation as Parametrisation

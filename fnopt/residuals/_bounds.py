@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -175,16 +176,37 @@ def _check(box: Box, x: jax.Array, path: str) -> None:
     # NumPy reshapes concrete bounds, because a JAX operation would return a tracer under jit.
     lower, upper = (s if isinstance(s, Tracer) else np.reshape(s, x.shape) for s in box)
     name = leaf_text(path) if path else "params"
-    bad = first_bad(np.less_equal, lower, upper)
+    check_bounds(lower, upper, x, lambda i: f"{name}{[*i] if i else ''}", where())
+
+
+def check_bounds(
+    lower: Any,
+    upper: Any,
+    x: Any,
+    name: Callable[[tuple[int, ...]], str],
+    caller: str,
+    may_be_equal: bool = True,
+) -> None:
+    """Refuse known bounds that are crossed or that the initial guess violates.
+
+    Args:
+        lower: The lower bounds, of the shape of `x`.
+        upper: The upper bounds.
+        x: The initial guess.
+        name: Returns the name of an entry from its index.
+        caller: The beginning of the message.
+        may_be_equal: Whether equal bounds may fix a param.
+    """
+    bad = first_bad(np.less_equal if may_be_equal else np.less, lower, upper)
     if bad is not None:
+        expected = "<= upper. Equal bounds fix a parameter" if may_be_equal else "< upper"
         raise ValueError(
-            f"{where()}bounds of {name}{[*bad] if bad else ''} are crossed: lower "
-            f"{lower[bad]} and upper {upper[bad]}, expected lower <= upper. Equal bounds "
-            "fix a parameter."
+            f"{caller}bounds of {name(bad)} are crossed: lower {lower[bad]} and upper "
+            f"{upper[bad]}, expected lower {expected}."
         )
     bad = first_bad(lambda a, b, x: ~((x < a) | (x > b)), lower, upper, x)
     if bad is not None:
         raise ValueError(
-            f"{where()}{name}{[*bad] if bad else ''} starts at {x[bad]}, outside its "
-            f"bounds [{lower[bad]}, {upper[bad]}]. Give an initial guess inside them."
+            f"{caller}{name(bad)} starts at {x[bad]}, outside its bounds [{lower[bad]}, "
+            f"{upper[bad]}]. Give an initial guess inside them."
         )

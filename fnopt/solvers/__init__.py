@@ -37,7 +37,6 @@ from fnopt.solvers.result._covariance import covariance_of as covariance_of
 from fnopt.solvers.result._covariance import errors_of as errors_of
 from fnopt.solvers.result._covariance import factor_of as factor_of
 from fnopt.solvers.result._covariance import residual_deviation as residual_deviation
-from fnopt.solvers.result._report import fitted_count as fitted_count
 from fnopt.solvers.result._report import listed as listed
 from fnopt.solvers.result._report import named_entries as named_entries
 from fnopt.solvers.result._report import report as report

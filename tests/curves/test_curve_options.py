@@ -124,7 +124,7 @@ BAD = [
     ({"method": "newton"}, "method = 'newton', expected None, 'lm'"),
     ({"method": "lm", "bounds": (0, 1)}, "method 'lm' takes no bounds"),
     ({"bounds": ([0, 0], [1, 1])}, "expected one number for each of the 3 params"),
-    ({"bounds": (0, 1), "p0": [2.0, 0.5, 0.5]}, "starts at 2, outside its bounds"),
+    ({"bounds": (0, 1), "p0": [2.0, 0.5, 0.5]}, r"starts at 2\.0, outside its bounds"),
     ({"bounds": [(0, 2), (0, 3), (0, 1)]}, r"expected a pair.* tuple\(zip\(\*bounds\)\)"),
     ({"weights": SIGMA}, r"unexpected keyword 'weights'. Write sigma=1 / jnp.sqrt"),
     ({"jac": "4-point"}, "jac = '4-point', expected a function"),

@@ -188,7 +188,9 @@ def test_the_compiler_gathers_no_rows(kind):
     def step(p, x, y):
         new = tx.update(None, tx.init(p), p, residual_fn=lambda p: residuals(p, x, y))[0]
         J = jacobian(p, x, y)
-        factor = covariance_factor(J, jnp.float32(1), None, None, None, absolute_sigma=False)
+        factor = covariance_factor(
+            J, jnp.float32(1), None, jnp.int32(M), None, absolute_sigma=False
+        )
         return new, factor.covariance()
 
     program = jax.jit(step).lower(p, x, y).compile()

@@ -7,14 +7,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from fnopt.curves._curve_bounds import bounds_by_name, checked_bounds
 from fnopt.curves._curve_start import argument_names, takes_names
 from fnopt.curves.batched._data import NAME
 from fnopt.errors import leaf_text, leaves_with_names
 from fnopt.numerics import compute_dtype, is_inexact
-from fnopt.residuals import Box, broadcast_prefix
+from fnopt.residuals import Box, broadcast_prefix, check_bounds
 
 
 class ParamLayout(NamedTuple):
@@ -125,8 +124,9 @@ def checked_box(bounds: Any, p0: Any, x0: jax.Array, layout: ParamLayout) -> Box
     if pair is None:
         return None
     box = Box(*(_side(side, p0, x0, layout) for side in pair))
-    if not any(isinstance(a, Tracer) for a in (*box, x0)):
-        _check_box(np.asarray(box.lower), np.asarray(box.upper), np.asarray(x0), layout.names)
+    names = layout.names if len(layout.names) == x0.shape[1] else range(x0.shape[1])
+    name = lambda i: f"param {names[i[1]]} of fit {i[0]}"  # noqa: E731
+    check_bounds(*box, x0, name, f"{NAME}: ", may_be_equal=False)
     return box
 
 
@@ -147,25 +147,6 @@ def _side(side: Any, p0: Any, x0: jax.Array, layout: ParamLayout) -> jax.Array:
 
 def _is_number(side: Any) -> bool:
     return isinstance(side, (int, float)) or (_is_array(side) and jnp.ndim(side) == 0)
-
-
-def _check_box(
-    lower: np.ndarray, upper: np.ndarray, x0: np.ndarray, names: tuple[str, ...]
-) -> None:
-    for bad, words in (
-        (~(lower < upper), "the bounds are crossed: expected lower < upper"),
-        (
-            (x0 < lower) | (x0 > upper),
-            "p0 is outside its bounds: give an initial guess inside them",
-        ),
-    ):
-        if np.any(bad):
-            fit, param = (int(i[0]) for i in np.nonzero(bad))
-            name = names[param] if len(names) == x0.shape[1] else f"Param {param}"
-            raise ValueError(
-                f"{NAME}: {words}. {name} of fit {fit} starts at {x0[fit, param]} within "
-                f"[{lower[fit, param]}, {upper[fit, param]}]."
-            )
 
 
 def _is_array(p: Any) -> bool:

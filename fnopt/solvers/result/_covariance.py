@@ -99,7 +99,7 @@ def covariance_factor(
     J: jax.Array,
     cost: jax.Array,
     residuals: Any,
-    dof: Any,
+    dof: jax.Array,
     T: jax.Array | None,
     fixed: jax.Array | None = None,
     *,
@@ -119,7 +119,7 @@ def covariance_factor(
         J: The Jacobian, of shape `[m, n]`.
         cost: Half the sum of squares.
         residuals: The residuals, a tree.
-        dof: The degrees of freedom, if they differ from :math:`m - k`.
+        dof: The degrees of freedom, int32.
         T: The derivative of the params by the variables, of shape `[p, n]`; None for the identity.
         absolute_sigma: Whether the residuals are in units of known standard deviations.
         fixed: Mask of the fixed variables, `[n]`, which have no variance.
@@ -139,7 +139,6 @@ def covariance_factor(
     root = seen / jnp.where(kept, factors.s, jnp.ones_like(factors.s))[:, None]
     root = _inverse_root(root, matmul((J / scale).T, J / scale))
     scaled = free * (jnp.eye(n, dtype=J.dtype) if T is None else T) / scale
-    dof = jnp.asarray(J.shape[0] - rank if dof is None else dof)
     deviation = jnp.ones((), J.dtype)
     if not absolute_sigma:
         deviation = residual_deviation(cost, residuals, J.shape[0], dof)
@@ -183,70 +182,50 @@ def factor_of(
     solution: Solution, absolute_sigma: bool = False
 ) -> CovarianceFactor | SparseCovarianceFactor:
     """Return the covariance factor of the params of a solution, with fixed and tied params."""
-    if not isinstance(solution.jacobian, SparseJacobian):
-        return _dense_factor(solution, absolute_sigma)
-    J = solution.jacobian
-    deviation = jnp.ones((), solution.cost.dtype)
-    if not absolute_sigma:
-        deviation = residual_deviation(solution.cost, solution.residuals, J.shape[0], solution.dof)
-        deviation = jnp.where(solution.dof > 0, deviation, jnp.inf)
-    return SparseCovarianceFactor(J, solution.tangent, deviation, solution.fixed)
-
-
-def _dense_factor(solution: Solution, absolute_sigma: bool = False) -> CovarianceFactor:
-    return tiered_call(
-        covariance_factor, *_arguments(solution), absolute_sigma=bool(absolute_sigma)
-    )
-
-
-def _arguments(solution: Solution) -> tuple[Any, ...]:
-    if isinstance(solution.jacobian, SparseJacobian):
-        raise ValueError(
-            f"covariance: the Jacobian of {solution.jacobian.shape[1]} variables is sparse, but "
-            "the covariance of all is full. Ask for that of a few: covariance(fit, of=function)."
-        )
-    if solution.jacobian is None:
+    J, cost, r, dof = solution.jacobian, solution.cost, solution.residuals, solution.dof
+    if J is None:
         raise ValueError(
             "covariance: the solver did not form the Jacobian, without which there is none. Use "
             "linear_solver='qr' and no chunk_size."
         )
-    return (
-        solution.jacobian,
-        solution.cost,
-        solution.residuals,
-        solution.dof,
-        solution.tangent,
-        solution.fixed,
-    )
+    if not isinstance(J, SparseJacobian):
+        parts = J, cost, r, dof, solution.tangent, solution.fixed
+        return tiered_call(covariance_factor, *parts, absolute_sigma=bool(absolute_sigma))
+    deviation = jnp.ones((), cost.dtype)
+    if not absolute_sigma:
+        deviation = jnp.where(dof > 0, residual_deviation(cost, r, J.shape[0], dof), jnp.inf)
+    return SparseCovarianceFactor(J, solution.tangent, deviation, solution.fixed)
+
+
+def _full_factor(solution: Solution, absolute_sigma: bool = False) -> CovarianceFactor:
+    factor = factor_of(solution, absolute_sigma)
+    if isinstance(factor, SparseCovarianceFactor):
+        raise ValueError(
+            f"covariance: the Jacobian of {factor.J.shape[1]} variables is sparse, but "
+            "the covariance of all is full. Ask for that of a few: covariance(fit, of=function)."
+        )
+    return factor
 
 
 def covariance_of(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
     """Return the covariance, infinite in the rows and columns of undetermined params."""
-    return tiered_call(_covariance, *_arguments(solution), absolute_sigma=bool(absolute_sigma))
+    return tiered_call(CovarianceFactor.covariance, _full_factor(solution, absolute_sigma))
 
 
 def covariance_along(solution: Solution, absolute_sigma: bool, change: jax.Array) -> jax.Array:
     r"""Return the covariance `[q, q]` of linear combinations :math:`G \theta` of the params."""
-    return _along(factor_of(solution, absolute_sigma), change)
+    factor = factor_of(solution, absolute_sigma)
+    return tiered_call(type(factor).along, factor, change)
 
 
 def errors_of(solution: Solution, absolute_sigma: bool = False) -> jax.Array:
     """Return the standard error of every param, infinite for undetermined params."""
-    return tiered_call(CovarianceFactor.errors, _dense_factor(solution, absolute_sigma))
+    return tiered_call(CovarianceFactor.errors, _full_factor(solution, absolute_sigma))
 
 
 def correlation_of(solution: Solution) -> jax.Array:
     """Return the correlation of the params: NaN for undetermined params, 0 for fixed params."""
-    return tiered_call(CovarianceFactor.correlation, _dense_factor(solution))
-
-
-@jax.jit
-def _along(factor: CovarianceFactor | SparseCovarianceFactor, change: jax.Array) -> jax.Array:
-    return factor.along(change)
-
-
-def _covariance(*arguments: Any, absolute_sigma: bool) -> jax.Array:
-    return covariance_factor(*arguments, absolute_sigma=absolute_sigma).covariance()
+    return tiered_call(CovarianceFactor.correlation, _full_factor(solution))
 
 
 def _finite_where(each: jax.Array, C: jax.Array) -> jax.Array:

@@ -55,7 +55,7 @@ def report(
         f"  {int(solution.steps)} steps, {int(solution.nfev)} residual and "
         f"{int(solution.njev)} Jacobian evaluations{seconds}",
     ]
-    if plain and np.isfinite(cost) and solution.dof is not None and int(solution.dof) > 0:
+    if plain and np.isfinite(cost) and int(solution.dof) > 0:
         chi2 = 2 * cost / int(solution.dof)
         lines.append(f"  reduced chi-square {chi2:.4g}, {int(solution.dof)} degrees of freedom")
     if m == 1 and fitted_count(solution) > 1:
@@ -112,7 +112,7 @@ def _params(solution: Solution, names: Sequence[str] | None, absolute_sigma: boo
         infinite = [name for name, error in zip(names, errors, strict=True) if np.isinf(error)]
         missing = listed(infinite) if 0 < len(infinite) < len(names) else missing
         correlated, most = _correlated(solution, values, errors)
-        if rank == n and solution.dof is not None and int(solution.dof) == 0:
+        if rank == n and int(solution.dof) == 0:
             # As many residuals as params: without degrees of freedom there are no standard errors.
             errors = np.where(np.isinf(errors), np.nan, errors)
             lines.append("  no degrees of freedom, so no standard errors")

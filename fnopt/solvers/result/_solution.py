@@ -139,7 +139,7 @@ class Solution(NamedTuple, Generic[Params]):
     status: jax.Array
     history: StepHistory | None = None
     tangent: jax.Array | SparseJacobian | None = None
-    dof: jax.Array | None = None
+    dof: Any = None  # set once the params are known
     at_bound: jax.Array | None = None
     nhev: jax.Array | None = None
     aux: Any = None

@@ -105,7 +105,7 @@ def test_curve_fit_names_the_function_for_a_batch():
     ("change", "error", "words"),
     [
         ({"bounds": (0.5, 2.0)}, ValueError, "c of fit 0 starts at 0"),
-        ({"bounds": (3.0, 2.0)}, ValueError, "expected lower < upper"),
+        ({"bounds": (3.0, 2.0)}, ValueError, "bounds of param a of fit 0 are crossed"),
         ({"bounds": ([0, 0], 9.0)}, ValueError, "of 3 params"),
         ({"x": np.asarray(["1", "late"])}, TypeError, "x hold entries that aren't numbers"),
         ({"jac": lambda t, *p: derivative(t, *p).T}, ValueError, r"expected \(12, 3\)"),

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.tree_util import tree_flatten
 
-from fnopt.core._leaves import cast, check_same_tree, check_scalars, same_shape
+from fnopt.core._leaves import check_same_tree, check_scalars, same_shape
 from fnopt.core._slots import (
     count_of,
     custom_slots,
@@ -25,6 +25,7 @@ from fnopt.core._written_leaf import LeafNumbers, check_scalars_returned, return
 from fnopt.errors import check_inexact, explain_device_errors
 from fnopt.numerics import (
     capped,
+    cast,
     compute_dtype,
     dtype_of,
     is_inexact,

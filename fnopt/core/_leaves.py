@@ -25,6 +25,7 @@ from fnopt.errors import (
     where,
 )
 from fnopt.numerics import (
+    cast,
     compute_dtype,
     dtype_of,
     euclidean_norm,
@@ -103,14 +104,6 @@ def _structure_message(
     arrays = all(is_array_like(x) for _, x in (*mine, *theirs))
     hint = _WRT_HINT if arrays else f"Leave out what is no array (Equinox: {EQUINOX_FILTER})."
     return f"{text}{differing or same}; expected the same tree. {hint}"
-
-
-def cast(x: Any, dtype: Any) -> jax.Array:
-    """Cast to the compute dtype; real leaves stay real if others are complex."""
-    if isinstance(x, jax.Array) and x.dtype == dtype and not x.weak_type:
-        return x
-    x = jnp.asarray(x)
-    return x.astype(dtype if jnp.iscomplexobj(x) else real_dtype(dtype))
 
 
 def map_leaves(

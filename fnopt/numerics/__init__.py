@@ -32,6 +32,7 @@ from fnopt.numerics._numbers import (
     HIGHEST,
     add_epsilon,
     capped,
+    cast,
     clip_squarable,
     floor_power_of_two,
     is_static_zero,

@@ -9,13 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fnopt.numerics._dtypes import compute_dtype
+from fnopt.numerics._dtypes import compute_dtype, real_dtype
 from fnopt.sharding import product_sharding, sharded_full_like
 
 
 def is_static_zero(x: Any) -> bool:
     """Whether a number is known to be zero at trace time."""
     return isinstance(x, (float, np.floating)) and x == 0
+
+
+def cast(x: Any, dtype: Any) -> jax.Array:
+    """Cast to the compute dtype; real leaves stay real if others are complex."""
+    if isinstance(x, jax.Array) and x.dtype == dtype and not x.weak_type:
+        return x
+    x = jnp.asarray(x)
+    return x.astype(dtype if jnp.iscomplexobj(x) else real_dtype(dtype))
 
 
 def widen(x: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from fnopt.errors import check_number, leaf_text, leaves_with_names, type_text
-from fnopt.numerics import compute_dtype, is_inexact, range_divisor, real_dtype
+from fnopt.numerics import cast, compute_dtype, is_inexact, range_divisor, real_dtype
 
 
 def check_floating(name: str, tree: Any, *, allow_complex: bool = False) -> None:
@@ -39,12 +39,7 @@ def common_dtype(*trees: Any) -> Any:
 
 def widen(tree: Any, dtype: Any) -> Any:
     """Cast the leaves to the compute dtype; real leaves stay real."""
-
-    def widen_leaf(x: Any) -> jax.Array:
-        x = jnp.asarray(x)
-        return x.astype(dtype if jnp.iscomplexobj(x) else real_dtype(dtype))
-
-    return jax.tree.map(widen_leaf, tree)
+    return jax.tree.map(lambda x: cast(x, dtype), tree)
 
 
 def restore_dtypes(tree: Any, like: Any) -> Any:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fnopt.core import is_none
 from fnopt.numerics import bias_correction as weight_sum
-from fnopt.numerics import compute_dtype, ema, real_dtype
+from fnopt.numerics import cast, compute_dtype, ema, real_dtype
 
 
 def _update_moments(fn: Callable[..., Any], updates: Any, moments: Any) -> Any:
@@ -20,10 +20,8 @@ def _update_moments(fn: Callable[..., Any], updates: Any, moments: Any) -> Any:
         if g is None:
             return None
         dtype = compute_dtype(jnp.result_type(g), jnp.result_type(m))
-        g, m = (jnp.asarray(x) for x in (g, m))
-        stored = m.dtype
-        g, m = (x.astype(dtype if jnp.iscomplexobj(x) else real_dtype(dtype)) for x in (g, m))
-        return fn(g, m, real_dtype(dtype)).astype(stored)
+        new = fn(cast(g, dtype), cast(m, dtype), real_dtype(dtype))
+        return new.astype(jnp.result_type(m))
 
     return jax.tree.map(update_leaf, updates, moments, is_leaf=is_none)
 

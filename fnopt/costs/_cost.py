@@ -73,7 +73,7 @@ def cost(
     counts = checked_trip_counts(trip_counts)
 
     @functools.wraps(fn, updated=())
-    def counted(*args: Any, **kwargs: Any) -> Cost:
+    def cost_fn(*args: Any, **kwargs: Any) -> Cost:
         check_arrays("cost", args, kwargs)
         graph, _ = prune(trace_graph(fn, args, kwargs))
         found = count(graph, counts)
@@ -82,7 +82,7 @@ def cost(
             found, compiled=compiled_cost(fn, args, kwargs) if compile else None
         )
 
-    return counted
+    return cost_fn
 
 
 def check_all_used(trip_counts: Mapping[str, int], found: Cost) -> None:

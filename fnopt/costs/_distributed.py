@@ -44,7 +44,10 @@ class Network:
             raise ValueError(f"Network: latency is {self.latency!r}, expected no negative time.")
 
     def seconds(self, sent: float, messages: float, devices: int) -> float:
-        """Communication time of messages in which a device sends `sent_bytes` in total."""
+        """Return the time in seconds to exchange `messages` messages with `sent` bytes in total.
+
+        The latency of a message grows with the logarithm of the number of devices.
+        """
         return sent / self.bandwidth + messages * self.latency * math.ceil(math.log2(devices))
 
 

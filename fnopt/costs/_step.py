@@ -59,7 +59,7 @@ def grad_cost(
     counts = checked_trip_counts(trip_counts)
     _check_loss("grad_cost", loss)
 
-    def counted(*args: Any, **kwargs: Any) -> GradCost:
+    def cost_fn(*args: Any, **kwargs: Any) -> GradCost:
         check_arrays("grad_cost", args, kwargs)
         forward = _forward_pass(loss, argnums, has_aux)
         grad = _measured(forward, args, kwargs, counts)
@@ -68,7 +68,7 @@ def grad_cost(
         whole = jax.value_and_grad(loss, argnums, has_aux)
         return dataclasses.replace(grad, compiled=compiled_cost(whole, args, kwargs))
 
-    return counted
+    return cost_fn
 
 
 def step_cost(
@@ -121,7 +121,7 @@ def step_cost(
         value, grads = jax.value_and_grad(loss, has_aux=has_aux)(params, *batch)
         return value, update(grads, state, params, extra)
 
-    def counted(params: Any, *batch: Any) -> StepCost:
+    def cost_fn(params: Any, *batch: Any) -> StepCost:
         check_arrays("step_cost", (params, *batch), extra)
         params = jax.eval_shape(lambda p: p, params)
         state = jax.eval_shape(tx.init, params)
@@ -138,7 +138,7 @@ def step_cost(
             compiled=compiled_cost(jitted, (params, state, extra, *batch), {}) if compile else None,
         )
 
-    return counted
+    return cost_fn
 
 
 def _forward_pass(

@@ -166,14 +166,14 @@ class BlockStack(NamedTuple):
         """Params of the blocks as `[T, D, K]`, or `[T, D]` with fewer than two sides."""
         return concatenate([b.matrix(leaves) for b in self.blocks])
 
-    def parts(self, x: jax.Array) -> list[jax.Array]:
-        """Split an array along `T` into the parts of the blocks."""
+    def split_by_block(self, x: jax.Array) -> list[jax.Array]:
+        """Split an array along `T` into one array per block."""
         ends = np.cumsum([b.matrices for b in self.blocks])[:-1].tolist()
         return jnp.split(x, ends) if ends else [x]
 
     def leaves_of(self, m: jax.Array, like: Sequence[Any]) -> list[dict[int, jax.Array]]:
         """Params of the matrices, by block and index; for a split param, its part."""
-        parts = zip(self.blocks, self.parts(m), strict=True)
+        parts = zip(self.blocks, self.split_by_block(m), strict=True)
         return [block.leaves_of(part, like) for block, part in parts]
 
 

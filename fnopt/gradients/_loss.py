@@ -166,7 +166,7 @@ class ExampleLoss:
         # Otherwise, a forgotten key would raise an error inside the loss, about the loss's
         # arguments.
         if key is None:
-            self._check_needs_no_key(args, kwargs)
+            self._check_key_given(args, kwargs)
         else:
             keys = _example_keys(check_key(key, self.name), size, axis_name)
         places = (*argnums, *batch_argnums)
@@ -192,7 +192,7 @@ class ExampleLoss:
 
         return BoundLoss(loss, params, (batch, keys), size, given)
 
-    def _check_needs_no_key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check_key_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not accepts_args(self.fn, *args, **kwargs) and accepts_args(
             self.fn, *args, **kwargs, key=None
         ):

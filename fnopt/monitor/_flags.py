@@ -313,15 +313,15 @@ def half_dead(h: Thresholds, health: Health, biases: tuple[int | None, ...]) -> 
     return half & half[bias] & judged
 
 
-def _median(x: jax.Array, counts: jax.Array) -> jax.Array:
-    """The (upper) median of the elements that count; zero if none does."""
+def _median(x: jax.Array, mask: jax.Array) -> jax.Array:
+    """Return the upper median of the elements under the mask, or zero if the mask is empty."""
     zero = jnp.zeros((), x.dtype)
     if not x.size:
         return zero
     # Infinity sorts the ignored elements after all others.
-    ordered = jnp.sort(jnp.where(counts, x, jnp.asarray(jnp.inf, x.dtype)))
-    how_many = jnp.sum(counts, dtype=jnp.int32)
-    return jnp.where(how_many > 0, ordered[jnp.minimum(how_many // 2, x.size - 1)], zero)
+    ordered = jnp.sort(jnp.where(mask, x, jnp.asarray(jnp.inf, x.dtype)))
+    count = jnp.sum(mask, dtype=jnp.int32)
+    return jnp.where(count > 0, ordered[jnp.minimum(count // 2, x.size - 1)], zero)
 
 
 def is_exploding(h: Thresholds, norm: jax.Array, usual: jax.Array) -> tuple[jax.Array, jax.Array]:

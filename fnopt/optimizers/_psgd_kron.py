@@ -110,14 +110,14 @@ class scale_by_psgd_kron(Matrixwise):
         mean = mu / bias_correction(h.b1, count + 1)
         V = self._random(count, slots.index, g)
 
-        def learn(known: Any) -> Pair:
+        def update_factors(known: Any) -> Pair:
             mean, factors = known
             size = _first_scale(mean) if h.initial_scale is None else h.initial_scale
             first = _scale(factors, jnp.where(count == 0, size, jnp.ones_like(size)))
             return _update_factors(mean, first, V, h.precond_lr)
 
         known = mean, slots.factors
-        factors = jax.lax.cond(_due(count), learn, lambda known: known[1], known)
+        factors = jax.lax.cond(_due(count), update_factors, lambda known: known[1], known)
         left, right = factors
         u = mean
         u = u if left is None else matmul(transpose(left), matmul(left, u))

@@ -64,7 +64,7 @@ def grad_between(
         [0.0, 3.0]
     """
 
-    def between(*args: Any, **kwargs: Any) -> Any:
+    def gradient(*args: Any, **kwargs: Any) -> Any:
         destination, source = _link("grad_between", fn, src, dst, args, kwargs)
 
         def scalar(source: Any) -> jax.Array:
@@ -73,7 +73,7 @@ def grad_between(
 
         return jax.grad(scalar)(source)
 
-    return between
+    return gradient
 
 
 def jacobian_between(
@@ -109,11 +109,11 @@ def jacobian_between(
     """
     check_choice(mode, MODES, "mode", "jacobian_between")
 
-    def between(*args: Any, **kwargs: Any) -> Any:
+    def jacobian(*args: Any, **kwargs: Any) -> Any:
         link = _link("jacobian_between", fn, src, dst, args, kwargs)
         return tree_or_matrix(link.destination, link.source, mode, None, "tree", "jacobian_between")
 
-    return between
+    return jacobian
 
 
 def _link(

@@ -160,8 +160,8 @@ class accumulate(Wrapper):
                 g = jnp.where(w == 0, jnp.zeros_like(g), w * g)
             return g, jnp.where(first, g, acc + g)
 
-        summed = _where_both(updates, state.acc)
-        known = _where_both(state.acc, summed)
+        summed = _drop_unmatched(updates, state.acc)
+        known = _drop_unmatched(state.acc, summed)
         acc = map_leaves(add_leaf, summed, hyper=weight, outputs=2, acc=known)[1]
         return _fill(acc, state.acc)
 
@@ -173,8 +173,8 @@ class accumulate(Wrapper):
             # finfo of a complex dtype has the real one: no complex division.
             return acc / total.astype(jnp.finfo(acc.dtype).dtype) if self.use_grad_mean else acc
 
-        summed = _where_both(updates, acc)
-        return _fill(map_leaves(finish_leaf, summed, acc=_where_both(acc, summed)), updates)
+        summed = _drop_unmatched(updates, acc)
+        return _fill(map_leaves(finish_leaf, summed, acc=_drop_unmatched(acc, summed)), updates)
 
 
 def _as_weight(weight: Any, dtype: Any) -> jax.Array:
@@ -187,10 +187,11 @@ def _as_weight(weight: Any, dtype: Any) -> jax.Array:
     return jnp.asarray(weight).astype(dtype)
 
 
-def _where_both(tree: Any, other: Any) -> Any:
-    """Leaves of `tree` where `other` has one, too; all, if structures differ, for the message.
+def _drop_unmatched(tree: Any, other: Any) -> Any:
+    """Replace the leaves of `tree` by None where `other` has the leaf None.
 
-    The leaves of an inner `freeze` may have no sum (counters), or no gradient (None).
+    Inside `freeze`, leaves may have no sum (counters) or no gradient (None). If the structures
+    differ, `tree` is returned unchanged, so that a later check reports the mismatch.
     """
     if len({jax.tree.structure(x, is_leaf=is_none) for x in (tree, other)}) > 1:
         return tree
@@ -198,7 +199,7 @@ def _where_both(tree: Any, other: Any) -> Any:
 
 
 def _fill(tree: Any, other: Any) -> Any:
-    """Replace None leaves of a tree by those of another."""
+    """Replace the None leaves of a tree by the leaves of another tree."""
     return jax.tree.map(lambda x, y: y if x is None else x, tree, other, is_leaf=is_none)
 
 

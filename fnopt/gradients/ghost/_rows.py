@@ -132,7 +132,11 @@ def record_rows(ghost: Ghost, batch: Any) -> GhostRows:
 
 
 def record_tape(ghost: Ghost, batch: Any) -> Tape:
-    """Record the tape of the rows: records `[n, ...]`, cotangents and gradients `[n, k, ...]`."""
+    """Run forward and backward passes of every example; keep layer inputs and cotangents.
+
+    The inputs have the shape `[n, ...]`; the residual cotangents and the gradients of formed leaves
+    have the shape `[n, k, ...]`.
+    """
     plan, params = ghost.plan, ghost.params
     formed = {i: params[i] for group in plan.groups if group.form == "vmap" for i in group.leaves}
 

@@ -17,7 +17,7 @@ Bounds = tuple[Any, Any]
 
 
 def bounds_by_name(bounds: Any, params: Any) -> Any:
-    """Convert bounds in a dict, `{"a": (0, 1)}`, to a pair of trees like the params."""
+    """Convert a dict of bounds, `{"a": (0, 1)}`, to a pair of trees like the params."""
     if _is_pair(bounds) and isinstance(params, OrderedDict):
         return tuple(_ordered_like(side, params) for side in bounds)
     if not isinstance(bounds, dict):
@@ -46,7 +46,7 @@ def _ordered_like(side: Any, params: Any) -> Any:
 
 
 def bounds_as_lists(bounds: Any, names: tuple[str, ...]) -> Any:
-    """Convert bounds by name to a pair of lists in the order of the names."""
+    """Convert bounds keyed by name to a pair of lists in the order of the names."""
     if _is_pair(bounds) and all(isinstance(s, dict) and set(s) == set(names) for s in bounds):
         bounds = {name: (bounds[0][name], bounds[1][name]) for name in names}
     if not isinstance(bounds, dict):

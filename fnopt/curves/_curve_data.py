@@ -22,7 +22,7 @@ _COARSE = 1e-3  # largest rounding error of data, relative to their range
 
 
 def as_weights(sigma: jax.Array | None) -> dict[str, Any]:
-    """Convert `sigma` to an argument of `least_squares`: weights if an entry is infinite."""
+    """Convert `sigma` to an argument of `least_squares`: `weights` if an entry is infinite."""
     if sigma is None or not _is_known(sigma) or not np.any(np.isinf(np.asarray(sigma))):
         return {"sigma": sigma}
     return {"weights": 1 / jnp.square(sigma)}
@@ -119,7 +119,7 @@ def checked_x(xdata: Any, check_finite: bool) -> Any:
 
 
 def _is_array(xdata: Any) -> bool:
-    """Whether a list has entries of one shape, or a tuple holds numbers."""
+    """Whether a list has entries of one shape, or a tuple contains only numbers."""
     if _is_ragged(xdata):
         return False
     return isinstance(xdata, list) or all(

@@ -120,9 +120,9 @@ def curve_fit(
         ydata: The data, an array of shape `[m]` (or any other shape). A number, as in `ydata=0`, is
             broadcast to the shape that `f` returns.
         p0: The initial guess: a sequence of numbers or an array of shape `[n]`; by default 1 for
-            each parameter of `f`. A dict by the names of the parameters is passed as keyword
-            arguments, `f(x, **p)`, and any other pytree as one argument, `f(x, p)`. A model of
-            :mod:`fnopt.models` computes its initial guess, and a dict overrides entries of it.
+            each parameter of `f`. A dict keyed by parameter name is passed as keyword arguments,
+            `f(x, **p)`, and any other pytree as one argument, `f(x, p)`. A model of
+            :mod:`fnopt.models` computes its initial guess; a dict overrides entries of this guess.
         sigma: Standard deviations of the data: a scalar, an array like `ydata`, or a covariance
             matrix of shape `[m, m]`. A point with infinite `sigma` is ignored.
         absolute_sigma: Whether `sigma` is in the units of the data. If False, only the ratios of
@@ -130,32 +130,32 @@ def curve_fit(
         check_finite: Whether to refuse data with NaN or infinity; by default True unless
             `nan_policy` is given.
         bounds: `(lower, upper)`, each a number or one number for every parameter, or a SciPy
-            `Bounds`. If `p0` is a tree, each may be a tree like `p0`. A dict gives bounds by name,
-            `{"a": (0, 1)}`; None means no bound.
+            `Bounds`. If `p0` is a tree, each may be a tree like `p0`. A dict contains bounds keyed
+            by parameter name, `{"a": (0, 1)}`; None means no bound.
         method: `'lm'`, `'trf'` or `'dogbox'`, as in SciPy. All select Levenberg-Marquardt in a
             trust region, projected onto the bounds.
-        jac: The Jacobian `jac(x, a, b, ...)` of shape `[m, n]`, written with `jax.numpy`, if it is
-            cheaper than automatic differentiation. `f` is then never differentiated, and steps
-            have no geodesic acceleration. SciPy's names of difference schemes have no
-            effect.
+        jac: The Jacobian `jac(x, a, b, ...)` of shape `[m, n]`, written with `jax.numpy`, if
+            computing it is cheaper than automatic differentiation. `f` is then never
+            differentiated, and steps have no geodesic acceleration. SciPy's names of difference
+            schemes have no effect.
         full_output: Whether to return SciPy's tuple of five results.
-        nan_policy: `'raise'` refuses NaN in the data, `'omit'` leaves these points out.
+        nan_policy: `'raise'` refuses NaN in the data, `'omit'` ignores points with NaN.
         loss: A robust loss, or its name; see :func:`fnopt.least_squares`.
         f_scale: The scale of a loss given by name.
         ftol: Relative tolerance of the cost; see :class:`fnopt.levenberg_marquardt`.
         xtol: Relative tolerance of the params.
         gtol: Tolerance of the gradient.
         maxfev: Maximum number of evaluations of the model, by default 1000.
-        max_nfev: SciPy's other name of `maxfev`.
+        max_nfev: Another name of `maxfev` in SciPy.
         check_jac: Whether to compare `jac` with the derivative of `f`, if `f` has one.
         axis_name: Inside `jax.shard_map`, the named axis along which the data are sharded; see
             :func:`fnopt.least_squares`. Params and covariance then refer to all data, and
             `curve_fit` returns only the pair `(popt, pcov)`.
-        constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)` by the names of
-            params; see :func:`fnopt.least_squares`.
+        constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)`, keyed by parameter
+            name; see :func:`fnopt.least_squares`.
         likelihood: `'poisson'` maximises the likelihood of counts, and the covariance is then the
-            inverse Fisher information. Counts may be fractions, as in generalized linear
-            models, but not negative.
+            inverse Fisher information. Counts needn't be integers, as in generalized linear models,
+            but must not be negative.
         starts: Number of starting points of a multi-start search, around `p0` or between the
             bounds; see :func:`fnopt.least_squares`.
         **scipy_options: Other arguments of SciPy's solvers. `verbose`, `callback` and `factor` (the
@@ -176,8 +176,9 @@ def curve_fit(
             of numbers, if there are fewer data than params (without bounds and `method='trf'`),
             or if a keyword is unknown.
         FitError: If the fit doesn't converge (not under `jax.jit`): a `RuntimeError` with the last
-            `popt`, `pcov` and `solution`. If only rounding prevents convergence, far less than a
-            standard error from the minimum, `curve_fit` warns with `OptimizeWarning` instead.
+            `popt`, `pcov` and `solution`. If only rounding errors prevent convergence and the
+            distance to the minimum is far below a standard error, `curve_fit` issues an
+            `OptimizeWarning` instead.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -274,7 +275,7 @@ def _check_function(f: Any) -> None:
 
 
 def _knows_variance(likelihood: str | None, absolute_sigma: bool, sigma: Any, loss: Any) -> bool:
-    """Whether the variance of the data is known; refuse contradictory options."""
+    """Whether the variance of the data is known; contradictory options raise an error."""
     if likelihood not in LIKELIHOODS:
         raise ValueError(f"curve_fit: likelihood = {likelihood!r}, expected one of {LIKELIHOODS}.")
     if likelihood is None:

@@ -11,7 +11,7 @@ import numpy as np
 from fnopt.solvers import ScipyTable
 
 Numbers = Sequence[float] | list[float | jax.Array] | np.ndarray | jax.Array | float
-"""An initial guess whose entries are arguments of the model; others are passed unchanged."""
+"""An initial guess whose entries are passed as separate arguments of the model."""
 
 
 class CurveFitOptions(TypedDict, total=False):

@@ -86,7 +86,7 @@ def start_of(
 
 
 def takes_names(f: Any, p0: Any) -> bool:
-    """Whether the keys of `p0` are the params of `f`; `f(x, p)` may take a tree `{"p": ...}`."""
+    """Whether the keys of the dict `p0` are parameter names of `f`, not keys of a tree argument."""
     is_named = isinstance(p0, dict) and set(p0) == set(argument_names(f, len(p0)))
     return is_named and (is_model(f) or len(p0) > 1)
 
@@ -107,7 +107,7 @@ def check_kinds(f: Any, p0: Any, name: str = "curve_fit") -> None:
 def _in_order_of_arguments(
     p0: dict[str, Any], names: tuple[str, ...], bounds: Any, constraints: Any
 ) -> Start:
-    """Order numbers by name like the arguments; as an array unless a constraint needs the names."""
+    """Order numbers like the arguments; return an array unless a constraint refers to names."""
     if constraints or len({jnp.asarray(value).dtype for value in p0.values()}) > 1:
         # JAX sorts the keys of a dict, but not of an OrderedDict.
         ordered = OrderedDict((name, p0[name]) for name in names)
@@ -117,7 +117,7 @@ def _in_order_of_arguments(
 
 
 def as_numbers(params: dict[str, Any], names: tuple[str, ...]) -> Any:
-    """Params in the order of the names, as an array if each is one number."""
+    """Return the params in the order of the names, as an array if each param is a scalar."""
     return jnp.stack(list(params.values())) if tuple(params) == names else params
 
 
@@ -140,9 +140,9 @@ def _with_guess(
 
 
 def _positive_guess(model: Any, x: Any, y: jax.Array) -> dict[str, Any]:
-    """Guess from counts; if the curve isn't positive, from counts moved towards their mean.
+    """Compute a guess from counts; shrink the counts to their mean if the curve isn't positive.
 
-    A guess by linear least squares moves towards the mean with the counts, so its least value
+    A guess by linear least squares shrinks with the counts, so the smallest value of its curve
     becomes half the mean.
     """
     guess = model.guess(x, y)
@@ -153,7 +153,7 @@ def _positive_guess(model: Any, x: Any, y: jax.Array) -> dict[str, Any]:
 
 
 def _default_start(bounds: Bounds | None, n: int) -> jax.Array:
-    r"""Return SciPy's default: 1, the middle of two finite bounds, or 1 from a single bound."""
+    r"""Return SciPy's default: 1, the middle of two bounds, or a distance of 1 from one bound."""
     one = jnp.asarray(np.ones(n, default_float()))  # an eager `jnp.ones` takes twice as long
     if bounds is None:
         return one
@@ -182,7 +182,7 @@ _VECTOR = " For one vector write lambda x, *p: f(x, jnp.stack(p)), and p0."
 
 @contextmanager
 def numbers_noted(noted: bool) -> Iterator[None]:
-    """Add a note to errors of `f`: without `p0` its params were numbers."""
+    """Add a note to errors of `f`: without `p0`, the params are scalars."""
     try:
         yield
     except (IndexError, TypeError) as error:
@@ -196,7 +196,7 @@ def numbers_noted(noted: bool) -> Iterator[None]:
 
 
 def positional(f: Callable[..., Any]) -> tuple[int, int, bool]:
-    """The least and largest number of positional arguments of `f`, and whether any number fits."""
+    """Return the range of the number of positional arguments, and whether `f` has `*args`."""
     parameters = inspect.signature(f).parameters.values()
     named = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = sum(p.default is p.empty for p in named)
@@ -204,7 +204,7 @@ def positional(f: Callable[..., Any]) -> tuple[int, int, bool]:
 
 
 def argument_names(f: Callable[..., Any], n: int) -> tuple[str, ...]:
-    """Names of `n` params of `f`: of its arguments after x, or else `p0`, `p1` and so on."""
+    """Return names of `n` params: the argument names of `f` after x, otherwise `p0`, `p1`, ..."""
     names = tuple(getattr(f, "names", ()))
     if not names:
         try:

@@ -31,11 +31,11 @@ _ADVICE = {
 
 
 class OptimizeWarning(UserWarning):
-    """Warn that the result or the covariance of a fit is unreliable."""
+    """Warning: the result or the covariance of a fit is unreliable."""
 
 
 class FitError(RuntimeError):
-    """A fit did not converge; the error has its last `popt`, `pcov` and `solution`.
+    """Error for a fit without convergence, with the last `popt`, `pcov` and `solution`.
 
     Args:
         text: The message.
@@ -73,7 +73,7 @@ def report_failures(
 
     Args:
         solution: The fit.
-        popt: Its params, as they are returned.
+        popt: The params, in the form returned to the user.
         pcov: Its covariance.
         names: The names of the params.
         absolute_sigma: Whether the variance of the data is known.

@@ -131,7 +131,7 @@ class Fit(tuple[Params, jax.Array]):
         return profile_intervals(self, level)
 
     def evaluate(self, params: Any, x: Any) -> jax.Array:
-        """Values of the model at `x` with other params, in the form of `params`."""
+        """Evaluate the model at `x` for other params, in the form of `params`."""
         solution_of(self, "predict")
         if self.passing == "numbers":
             params = [params[name] for name in self.names]
@@ -152,7 +152,7 @@ class Fit(tuple[Params, jax.Array]):
 
     @property
     def residuals(self) -> jax.Array:
-        """Model minus data, in units of the data."""
+        """Model minus data, not divided by `sigma`."""
         return self.predict(self.x) - self.y
 
     @property
@@ -161,7 +161,7 @@ class Fit(tuple[Params, jax.Array]):
         return self.solution.dof + self.solution.rank
 
     def _counts(self) -> tuple[jax.Array, jax.Array]:
-        """Numbers of data and of determined params, in the dtype of the fit."""
+        """Number of data and number of determined params, in the dtype of the fit."""
         dtype = self.pcov.dtype
         return self.size.astype(dtype), self.solution.rank.astype(dtype)
 

@@ -18,15 +18,16 @@ def plot_fit(fit: Any, *, level: float = 0.95, axes: Any = None) -> Any:
     r"""Draw data, fitted curve, its confidence band and the residuals; needs matplotlib.
 
     The band comes from :func:`fnopt.predict_band`. Residuals are divided by `sigma` if it is
-    given; two thirds of them should then lie between -1 and 1. `fit.plot()` is the same.
+    given; about two thirds of the residuals should then be between -1 and 1. `fit.plot()` calls
+    this function.
 
     Args:
         fit: The result of :func:`fnopt.curve_fit` with one independent variable.
         level: The probability that the band contains the true curve, at each point.
-        axes: Two axes to draw into; by default those of a new figure.
+        axes: Two axes to draw into; by default two axes of a new figure.
 
     Returns:
-        The two axes: of the curve, and of the residuals below it.
+        The axes of the curve and the axes of the residuals.
 
     Raises:
         TypeError: If `fit` isn't the result of `curve_fit`.

@@ -1,4 +1,4 @@
-"""A function of fitted params, and its derivative with respect to them."""
+"""A function of fitted params, and its derivative with respect to the params."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def as_params(fit: Any, params: Any) -> Any:
 
 
 def predicted_shape(predict: Callable[[Any], Any], params: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of a prediction; explain why a function can't take the params."""
+    """Return shape and dtype of a prediction; explain errors of the user's function."""
     try:
         with explain_jax_errors("predict_band", "predict"):
             found = jax.eval_shape(copy_function(predict), params)

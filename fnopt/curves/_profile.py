@@ -27,18 +27,18 @@ def profile_intervals(fit: Any, level: float = 0.95) -> dict[str, tuple[float, f
     .. math:: \{ c : \chi^2(c) - \chi^2_{\min} \le t_p^2 s^2 \}, \qquad
         \chi^2(c) = \min_{\theta : \theta_j = c} \chi^2(\theta)
 
-    Where the model is nonlinear, the intervals aren't symmetric. Unlike those of
-    :func:`fnopt.confidence_intervals` they don't depend on the parametrisation. lmfit calls this
-    function `conf_interval`.
+    For a nonlinear model, the intervals aren't symmetric. In contrast to
+    :func:`fnopt.confidence_intervals`, the intervals don't depend on the parametrisation. lmfit
+    calls this function `conf_interval`.
 
     Args:
         fit: The result of :func:`fnopt.curve_fit` without `constraints`.
         level: The probability that an interval contains the true value.
 
     Returns:
-        The lower and upper end for each name. An end is infinite if no value reaches the threshold,
-        and equals the bound if the search reaches the bound first. The distance of an end from the
-        best value has a relative error of 1e-3.
+        The lower and upper end for each name. An end is infinite if no value reaches the threshold.
+        An end equals the bound of the param if the search reaches the bound first. The distance of
+        an end from the best value has a relative error of 1e-3.
 
     Raises:
         ValueError: If the fit was made under `jax.jit` or `jax.vmap`, has constraints, or `level`
@@ -77,7 +77,7 @@ def profile_intervals(fit: Any, level: float = 0.95) -> dict[str, tuple[float, f
     errors = np.asarray(errors_of(solution, fit.absolute_sigma), float)
 
     def distance(j: int, value: float, start: jax.Array) -> tuple[float, jax.Array]:
-        """The square root of the increase of chi-square over the variance, and the params."""
+        """Return the scaled root of the increase of chi-square, and the refitted params."""
         lower, upper = (unravel(end.at[j].set(value)) for end in ends)
         found = least_squares(
             residuals,
@@ -102,7 +102,7 @@ def profile_intervals(fit: Any, level: float = 0.95) -> dict[str, tuple[float, f
 def _end(
     distance: Any, j: int, best: jax.Array, error: float, quantile: float, bound: float
 ) -> float:
-    """One end of an interval, by the secant method on `distance`, which is nearly linear."""
+    """Find one end of an interval by the secant method; `distance` is nearly linear."""
     if not 0 < abs(error) < np.inf:
         return float(np.sign(error) * np.inf) if error else float(best[j])
     centre = float(best[j])

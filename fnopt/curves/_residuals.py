@@ -39,7 +39,7 @@ class Boxed(Value):
     tree: Any
 
     def opened(self) -> Any:
-        """The original tree."""
+        """Return the original tree."""
         is_static = lambda node: isinstance(node, _Static)  # noqa: E731
         return jax.tree.map(
             lambda node: node.value if is_static(node) else node, self.tree, is_leaf=is_static
@@ -47,7 +47,7 @@ class Boxed(Value):
 
 
 def boxed(tree: Any) -> Boxed:
-    """Make leaves that JAX can't take as arguments static."""
+    """Make leaves static that JAX can't take as arguments."""
     return Boxed(jax.tree.map(lambda leaf: leaf if is_array_like(leaf) else _Static(leaf), tree))
 
 
@@ -87,7 +87,7 @@ def _residuals(
 
 @functools.lru_cache(maxsize=MAX_PROGRAMS)
 def _jitted_residuals(*args: Any) -> Callable[..., jax.Array]:
-    """The residuals of a jitted model, which eager calls don't trace again either."""
+    """Return jitted residuals of a jitted model, which repeated eager calls don't trace again."""
     return jax.jit(_residuals(*args))
 
 
@@ -124,9 +124,9 @@ def deviance_residuals(mu: jax.Array, y: jax.Array) -> jax.Array:
 def fisher_rows(J: jax.Array, r: jax.Array, mu: jax.Array, y: jax.Array) -> jax.Array:
     r"""The Jacobian whose Gram matrix is the Fisher information.
 
-    A row of the Jacobian of deviance residuals is :math:`(1 - y / \mu) / r` times the derivative
-    of :math:`\mu`. In the Fisher information
-    :math:`\sum_i \nabla \mu_i \nabla \mu_i^T / \mu_i` the factor is :math:`1 / \sqrt{\mu}`.
+    A row of the Jacobian of deviance residuals is :math:`(1 - y / \mu) / r` times the derivative of
+    :math:`\mu`. In the Fisher information :math:`\sum_i \nabla \mu_i \nabla \mu_i^T / \mu_i` the
+    factor is :math:`1 / \sqrt{\mu}`.
     """
     mu, r, y = (jnp.ravel(v) for v in (jnp.broadcast_to(mu, y.shape), r, y))
     root = jnp.sqrt(mu)
@@ -153,7 +153,7 @@ def check_enough(size: int, n: int, box: Any, name: str, instead: str, of: str =
         n: Number of params.
         box: The bounds, or None.
         name: The function that was called, for the message.
-        instead: The function that returns one of the many solutions, for the message.
+        instead: Another function, which returns one of the many solutions, for the message.
         of: The owner of the data and params, such as `' of a fit'`, for the message.
     """
     if size < n and box is None:
@@ -165,7 +165,7 @@ def check_enough(size: int, n: int, box: Any, name: str, instead: str, of: str =
 
 
 def checked_values(values: Any, params: Any, x: Any, y: jax.Array) -> Any:
-    """Check that the shape of the model's values fits the data, and return them."""
+    """Check that the model's values have the shape of the data, and return the values."""
     if isinstance(values, (list, tuple)):
         values = jnp.stack([jnp.asarray(value, y.dtype) for value in values])
     if not hasattr(values, "shape"):

@@ -92,7 +92,7 @@ def _data_deviation(solution: Solution) -> jax.Array:
 
 
 def quantile_of(solution: Solution, level: float, absolute_sigma: bool) -> jax.Array:
-    """Student's quantile, or the normal one if the data's standard deviations are known."""
+    """Return Student's quantile, or the normal quantile for known standard deviations."""
     if not hasattr(level, "__float__") or not 0 < level < 1:
         raise ValueError(f"level = {level!r}, expected a fraction between 0 and 1, such as 0.95.")
     dof = jnp.inf if absolute_sigma else solution.dof
@@ -106,8 +106,9 @@ def reduced_chi_square(fit: AnyFit) -> jax.Array:
 
     Here `k` is the rank of the Jacobian.
 
-    With residuals in units of known standard deviations (`sigma`), it is near 1 if both the model
-    and the standard deviations are right. A much larger value shows that one of them is wrong.
+    With residuals in units of known standard deviations (`sigma`), the value is near 1 if both the
+    model and the standard deviations are correct. A much larger value indicates that the model or a
+    standard deviation is wrong.
 
     Args:
         fit: The result of :func:`fnopt.curve_fit` or :func:`fnopt.least_squares`.
@@ -156,15 +157,15 @@ def covariance(
     *,
     of: Callable[[Any], jax.Array] | None = None,
 ) -> jax.Array:
-    r"""Compute the covariance matrix of fitted params, or of a function of them.
+    r"""Compute the covariance matrix of fitted params, or of a function of the params.
 
     .. math:: C = s^2 (J^T J)^+, \qquad s^2 = \frac{\|r\|^2}{m - k}
 
     Here `k` is the rank of the Jacobian. The covariance of a function with derivative `G` is
-    :math:`G C G^T`. After a fit with a sparse Jacobian it comes from a sparse Cholesky factor,
-    with one solve for each number that the function returns, and `C` isn't formed. Use this
-    for the marginal covariances of a few poses of a graph. If the data leave a param
-    undetermined, all entries are then infinite.
+    :math:`G C G^T`. After a fit with a sparse Jacobian, this covariance is computed from a sparse
+    Cholesky factor, with one solve for each number that the function returns; `C` isn't formed. Use
+    `of` for the marginal covariances of a few poses of a graph. If the data don't determine a
+    number, its rows and columns are infinite.
 
     Args:
         fit: The result of :func:`fnopt.curve_fit` or :func:`fnopt.least_squares`.
@@ -177,8 +178,8 @@ def covariance(
     Returns:
         An array of shape `[q, q]`, or `[n, n]` without `of`, for the concatenated leaves.
         Rows and columns are infinite for numbers that the data don't determine, and zero for
-        fixed params. All entries are infinite without degrees of freedom. A param on a manifold
-        has the coordinates of its tangent space at the solution.
+        fixed params. All entries are infinite without degrees of freedom. For a param on a
+        manifold, rows and columns are the coordinates of the tangent space at the solution.
 
     Raises:
         ValueError: If the solver formed no Jacobian.
@@ -236,7 +237,7 @@ def confidence_intervals(
 
     Returns:
         The lower and the upper ends, two trees like the params; infinite for params that the data
-        don't determine. For a param on a manifold they are tangent coordinates around 0.
+        don't determine. For a param on a manifold, the ends are tangent coordinates around 0.
 
     Raises:
         ValueError: If `level` isn't between 0 and 1.
@@ -277,14 +278,14 @@ def predict_band(
         level: The probability that the band contains the true value, at each point.
         noise: The standard deviation :math:`s` of new data, in the units of the prediction; the
             band then contains new data with probability `level`. True uses
-            :math:`s^2 = \|r\|^2 / (m - n)` of the fit, which has these units only without
-            `sigma` and `weights`. False gives the band of the curve itself.
+            :math:`s^2 = \|r\|^2 / (m - n)` of the fit, which has these units only without `sigma`
+            and `weights`. With False, the band is for the curve itself.
         absolute_sigma: Whether the residuals are in units of known standard deviations.
 
     Returns:
-        The prediction, the ends of the band, and the standard error; infinite where the data
-        don't determine the prediction. A prediction may be determined although its params aren't,
-        such as their sum.
+        The prediction, the ends of the band, and the standard error; infinite if the data don't
+        determine the prediction. The data may determine a function of the params, such as a sum,
+        without determining each param.
 
     Raises:
         TypeError: If `predict` isn't a function of the params that returns an array.

@@ -1,4 +1,4 @@
-"""Model of several data sets that share params."""
+"""Models of several data sets with shared params."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class Model(Value):
 
     @property
     def is_peak(self) -> bool:
-        """Whether the model vanishes far from its center; a sum guesses its peaks last."""
+        """Whether the model vanishes far from its center; the guess of a sum treats peaks last."""
         return False
 
     def parts(self) -> tuple[Model, ...]:
@@ -76,7 +76,7 @@ class Model(Value):
         return (self,)
 
     def components(self, x: Any, params: dict[str, Any]) -> dict[str, jax.Array]:
-        """Values of every term of a sum, by the term's prefix, or its class name if it has none."""
+        """Values of every term of a sum, keyed by prefix, or by class name without a prefix."""
         return {
             getattr(part, "prefix", "") or type(part).__name__: part(x, params)
             for part in self.parts()
@@ -109,7 +109,7 @@ class Model(Value):
 
 
 class Component(Model):
-    """Model of one function, whose arguments after x are the params.
+    """Model of a single function; the function's arguments after x are the params.
 
     Args:
         prefix: Prefix of the names of the params.
@@ -167,7 +167,7 @@ class Function(Component):
 
 
 def model(fn: Callable[..., Any], prefix: str = "") -> Model:
-    """Make a model of your own function, for example to add it to others.
+    """Make a model from a function, for example to add it to other models.
 
     Args:
         fn: `fn(x, a, b, ...)`, written with `jax.numpy`; its arguments name the params.

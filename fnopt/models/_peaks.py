@@ -61,7 +61,7 @@ def faddeeva(x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _width(sigma: Any) -> jax.Array:
-    """Replace a zero width, which the bounds allow, by a nonzero width."""
+    """Replace a width of zero, which the bounds allow, by a nonzero width."""
     sigma = jnp.asarray(sigma)
     return jnp.maximum(sigma, jnp.finfo(sigma.dtype).tiny ** 0.5)
 
@@ -140,8 +140,8 @@ class Gaussian(_Peak):
 class Lorentzian(_Peak):
     r"""A Lorentzian, :math:`\frac{A}{\pi} \frac{\sigma}{(x - \mu)^2 + \sigma^2}`.
 
-    Its params are `amplitude` (the area :math:`A`), `center` and `sigma`, half the width at half
-    of the maximum.
+    Its params are `amplitude` (the area :math:`A`), `center` and `sigma`, half the width at half of
+    the maximum.
 
     Args:
         prefix: The prefix of the names of its params.

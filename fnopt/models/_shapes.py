@@ -32,7 +32,7 @@ def _log_line(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def _nearest(x: jax.Array, y: jax.Array, value: jax.Array) -> jax.Array:
-    """The x at which the data are nearest to a value."""
+    """Return the x at which the data are closest to a value."""
     return x[jnp.argmin(jnp.abs(y - value))]
 
 
@@ -140,7 +140,7 @@ class Exponential(Component):
 class PowerLaw(Component):
     r"""A power law, :math:`A x^k`, with params `amplitude` and `exponent`.
 
-    It is 0 where `x` isn't positive.
+    The value is 0 for nonpositive `x`.
 
     Args:
         prefix: Prefix of the names of its params.
@@ -153,7 +153,7 @@ class PowerLaw(Component):
 
     @staticmethod
     def curve(x: jax.Array, amplitude: Any, exponent: Any) -> jax.Array:
-        """Values of the power law; the derivative by the exponent contains the logarithm of `x`."""
+        """Values of the power law; the derivative in the exponent contains `log(x)`."""
         power = jnp.where(x > 0, x, 1.0) ** exponent
         return jnp.where(x > 0, amplitude * power, 0.0)
 
@@ -174,7 +174,7 @@ class _Rise(Component):
 class Step(_Rise):
     r"""A smooth step, :math:`\frac{A}{2} (1 + \operatorname{erf}((x - \mu) / \sigma))`.
 
-    Its params are `amplitude`, `center` and `sigma`; :class:`Logistic` is another form.
+    Its params are `amplitude`, `center` and `sigma`; :class:`Logistic` is another smooth step.
 
     Args:
         prefix: Prefix of the names of its params.

@@ -41,11 +41,11 @@ class Box(NamedTuple):
         return bool(np.all(np.isinf(self.lower)) and np.all(np.isinf(self.upper)))
 
     def nearest(self, x: jax.Array) -> jax.Array:
-        """The point of the box nearest to `x`."""
+        """Project `x` onto the box."""
         return jnp.clip(x, self.lower, self.upper)
 
     def side(self, x: jax.Array) -> jax.Array:
-        """-1 for params on their lower bound, 1 on their upper one, else 0; `int32[n]`."""
+        """-1 for params on their lower bound, 1 on their upper bound, 0 otherwise; `int32[n]`."""
         return (x >= self.upper).astype(jnp.int32) - (x <= self.lower).astype(jnp.int32)
 
     def held(self, x: jax.Array, gradient: jax.Array) -> jax.Array:
@@ -121,7 +121,7 @@ def free_box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box
         bounds: As for :func:`box_of`.
         params: The params.
         made: The params as a function of the free variables, by the constraints.
-        dtype: The dtype to compare in.
+        dtype: The dtype of the comparison.
 
     Raises:
         TypeError: If a complex param has bounds.
@@ -148,7 +148,7 @@ def free_box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box
 
 
 def _of_tangent(box: Box, manifold: Manifold, path: str, leaf: Any) -> Box:
-    """Return infinite bounds for the tangent coordinates of a point; refuse finite ones."""
+    """Return infinite bounds for the tangent coordinates of a point; refuse finite bounds."""
     if not box.is_boundless():
         raise ValueError(
             f"{where()}{leaf_text(path)} has bounds and is on {manifold!r}, expected no bounds "

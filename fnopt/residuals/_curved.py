@@ -14,7 +14,7 @@ from fnopt.manifolds import Manifold, check_point, is_on
 
 
 class curved(Value):
-    """Fit points of a manifold by coordinates of the tangent space at their initial values.
+    """Represent points of a manifold by coordinates of the tangent space at their initial values.
 
     The coordinates have origin 1, so a relative tolerance is relative to a
     tangent of length 1: a radian, for a rotation.
@@ -28,7 +28,7 @@ class curved(Value):
         return jnp.ones((*batch, self.manifold.dimension(x.shape)), x.dtype)
 
     def point(self, x: jax.Array, coordinates: jax.Array) -> jax.Array:
-        """Points at some coordinates, from the base points."""
+        """Convert coordinates to points, by a retraction from the base points."""
         tangent = self.manifold.from_coordinates(x, coordinates - 1)
         return self.manifold.retract(x, tangent)
 
@@ -55,7 +55,7 @@ class Parametrisation(NamedTuple):
 
 
 def manifolds_of(params: Any) -> list[Manifold | None]:
-    """Manifold of every leaf; None for leaves without one."""
+    """Manifold of every leaf; None for leaves without a manifold."""
     return [
         node.manifold if is_on(node) else None
         for node in jax.tree.leaves(params, is_leaf=is_on)

@@ -31,9 +31,9 @@ class Compressed(NamedTuple):
 class Derivative(NamedTuple):
     """The derivative of a function from `[n]` to `[m]`, without automatic differentiation.
 
-    `at` represents the Jacobian at a point as a tree of arrays, such as the matrix, which a
-    solver can keep. This tree contains everything that depends on data; the three functions that
-    read it close over no array.
+    `at` represents the Jacobian at a point as a tree of arrays, such as the matrix, which a solver
+    can store. This tree contains all values that depend on data; the three functions that read the
+    tree close over no array.
     """
 
     at: Callable[[jax.Array], Any]  # x -> J, a tree of arrays
@@ -45,7 +45,7 @@ class Derivative(NamedTuple):
     compressed: Compressed | None = None  # for Jacobians compressed by colours
 
     def scaled(self, factors: Map) -> Derivative:
-        r"""The derivative of :math:`b_i f_i`, with the factors `b(x)` as constants.
+        r"""The derivative of :math:`b_i f_i`, in which the factors `b(x)` are constants.
 
         Rows with `b = 0` may be NaN.
         """
@@ -80,7 +80,7 @@ class Derivative(NamedTuple):
         """The derivative with respect to the free variables, with base points as constants.
 
         Args:
-            whole: From the free variables to the vector with base points.
+            whole: Function from the free variables to the vector with base points.
             head: The free variables.
         """
         if self.compressed is None:
@@ -119,7 +119,7 @@ def counted(b: jax.Array, a: jax.Array) -> jax.Array:
 
 
 def scaled_rows(gram: Any, factors: Callable[[jax.Array], jax.Array]) -> Any:
-    r"""Gram matrix :math:`b_i K_{ij} b_j` of rows times factors `b(x)`; `None` without one."""
+    r"""Gram matrix :math:`b_i K_{ij} b_j` of rows times factors `b(x)`; None without `K`."""
     if gram is None:
         return None
 
@@ -131,5 +131,5 @@ def scaled_rows(gram: Any, factors: Callable[[jax.Array], jax.Array]) -> Any:
 
 
 def mixed_rows(gram: Any, mix: Callable[[jax.Array], jax.Array]) -> Any:
-    r"""Gram matrix :math:`A K A^\top` of rows mixed by a linear map; `None` without one."""
+    r"""Gram matrix :math:`A K A^\top` of rows mixed by a linear map; None without `K`."""
     return gram and (lambda x, factor=None: jax.vmap(mix)(jax.vmap(mix, 1, 1)(gram(x, factor))))

@@ -35,18 +35,17 @@ _SHARED = (
 class ExampleResiduals(Value):
     """Functions of one example as a single function of the batch, `(params, batch, *args)`.
 
-    If the functions are values, they are children of the pytree.
-
     Args:
         fns: Functions `fn(params, example, *args)`.
-        structure: The user's container of the functions; that of a leaf for one function.
+        structure: The tree structure of the user's container of functions; a leaf for a single
+            function.
     """
 
     fns: tuple[Function, ...]
     structure: Any = static()
 
     def __call__(self, params: Any, batch: Any, *args: Any) -> Any:
-        """Residuals of all examples, in a container like that of the functions."""
+        """Residuals of all examples, in a container like the container of the functions."""
         axes = (None, 0, *(None for _ in args))
         pairs = zip(self.fns, self.batches(batch), strict=True)
         found = []
@@ -140,7 +139,7 @@ class Examples(NamedTuple):
         return K if np.array_equal(order, np.arange(order.size)) else K[order[:, None], order]
 
     def jacobian(self, params: Any, factor: Any = None) -> Any:
-        """Jacobian by example: its rows, or a tape of the functions for its products."""
+        """Per-example Jacobian: its rows, or a tape of the functions for products."""
         from fnopt.curvature import batch_jacobian  # imported here to save time for other methods
 
         def times(fn: Function) -> Function:
@@ -173,7 +172,7 @@ def example_residuals(residual_fn: Any, batch: Any) -> ExampleResiduals:
 
     Args:
         residual_fn: `residual_fn(params, example, *args)`, or a list, tuple or dict of functions.
-        batch: The examples, or for several functions a container of as many batches.
+        batch: The examples; for several functions, a container with one batch per function.
     """
     several = isinstance(residual_fn, (list, tuple, dict)) and len(residual_fn) > 0
     fns, structure = jax.tree.flatten(residual_fn if several else 0)
@@ -198,21 +197,20 @@ def by_example(
     method: str = "auto",
     chunk_size: int | None = None,
 ) -> FlatResidual:
-    """Add the Gram matrix, or the Jacobian by chunks of examples, to the flat residuals.
+    """Add the Gram matrix, or the Jacobian in chunks of examples, to the flat residuals.
 
     Args:
         flat: The residuals of the batch, as a function of the free variables.
         x: A point.
         examples: The examples, as functions of the free variables.
         solver: The name of the linear solver.
-        method: How rows are computed for their Gram matrix; see
-            :func:`fnopt.curvature.batch_jacobian`.
+        method: Method for the rows of the Gram matrix; see :func:`fnopt.curvature.batch_jacobian`.
         chunk_size: Number of examples that are processed at once; `None` for all.
 
     Returns:
-        The residuals with the Gram matrix of the rows, if steps need nothing else and a tape of
-        the functions takes less memory than the rows. Otherwise with the rows, or with neither
-        if products are enough.
+        The residuals with the Gram matrix of the rows, if steps need only this matrix and a tape of
+        the functions takes less memory than the rows. Otherwise the residuals with the rows, or the
+        residuals alone if products are sufficient.
     """
     examples = examples._replace(method=method, chunk_size=chunk_size)
     name, wide = linear_solver(solver, flat.rows, flat.n), flat.rows < flat.n

@@ -42,9 +42,10 @@ def flat_residual(
     Args:
         residual_fn: `residual_fn(params, *args)` that returns the residuals as an array or a
             pytree of arrays; or a list, tuple or dict of such functions, whose residuals are
-            concatenated. A complex residual counts as two real ones, its real and imaginary part.
+            concatenated. A complex residual is treated as two real residuals, its real and
+            imaginary part.
         params: A pytree of real floating arrays.
-        args: Further arguments, passed on unchanged.
+        args: Further arguments of `residual_fn`.
 
     Returns:
         The params as a vector `x` of shape `[n]`, in their common dtype (at least float32), and

@@ -28,11 +28,11 @@ from fnopt.sharding import concatenate, reshape
 
 
 def without_operators(jac: Any) -> Any:
-    """Make a `jac` that returns a linear operator return arrays.
+    """Convert a `jac` that returns linear operators to a function that returns arrays.
 
     An operator is an object with a product `mv` or `matvec` of a tree like the params, or a sparse
-    array of JAX. SciPy's sparse arrays and linear operators compute outside of JAX, so their
-    Jacobian is constant.
+    array of JAX. SciPy's sparse arrays and linear operators compute outside of JAX, so JAX treats
+    them as constants.
 
     Args:
         jac: The user's function; anything else is returned unchanged, for later checks.
@@ -77,12 +77,12 @@ def given_derivative(
     """A user's Jacobian function as the derivative of a function of a vector.
 
     Args:
-        jac: `jac(params, *args)` returns what `jax.jacfwd` of the residual function would, or a
-            :class:`fnopt.jacobians.SparseJacobian`.
+        jac: `jac(params, *args)` returns the same tree as `jax.jacfwd` of the residual function, or
+            a :class:`fnopt.jacobians.SparseJacobian`.
         residuals: The residuals, or their shapes and dtypes.
         params: The params.
         args: Further arguments.
-        dtype: The dtype to compute in.
+        dtype: The dtype of the computation.
 
     Returns:
         The derivative with respect to the concatenated params.
@@ -145,8 +145,8 @@ def free_derivative(
 
     Args:
         jac: The sparse Jacobian.
-        x: The vector of the free variables, then of constant base points on manifolds.
-        unravel: From this vector to the free tree.
+        x: The vector of the free variables, followed by constant base points on manifolds.
+        unravel: Function from this vector to the free tree.
         args: Further arguments.
     """
 
@@ -211,7 +211,7 @@ def _laid_out(blocks: Any, residuals: Any, params: Any, dtype: Any) -> jax.Array
 
 
 def _rows(branch: Any, residual: Any, residual_path: str, params: Any, dtype: Any) -> jax.Array:
-    """Rows of one leaf of the residuals; a complex leaf has real rows, then imaginary ones."""
+    """Rows of one leaf of the residuals; for a complex leaf, real rows, then imaginary rows."""
     pairs, treedef = leaves_with_names(params)
     rows = f"{leaf_text(residual_path)} of the residuals"
     numbers = type(params) in (list, tuple)

@@ -20,7 +20,7 @@ _MATRIX = 1000  # params up to which the Hessian is formed: its eigenvalues take
 def pushed(
     fn: Callable[..., Any], primals: Any, tangents: Any, mode: str = "auto"
 ) -> tuple[Any, Any]:
-    """Value and tangent of a function: `jax.jvp`, also in reverse mode.
+    """Compute value and tangent of a function by `jax.jvp`, or in reverse mode.
 
     Args:
         fn: A function of several arguments.
@@ -65,7 +65,7 @@ def minimum_tangent(
     .. math:: \dot x = -H^{-1} \frac{\partial g}{\partial d}\, \dot d,
         \qquad H = \nabla_x^2 f(x, d),
 
-    with the exact second derivatives of the cost. Flat directions don't move. With
+    with the exact second derivatives of the cost. The tangent is zero along flat directions. With
     more than a thousand params the Hessian is never formed; conjugate gradients use its products.
 
     Args:
@@ -75,7 +75,7 @@ def minimum_tangent(
         change: The tangent of the data, a tree like the data.
         fixed: A mask `[n]` of params that follow a bound, and their tangents; or None.
         mode: `'forward'` if the cost has no reverse-mode derivative, `'reverse'` if it has no
-            other.
+            forward-mode derivative.
         total: Function from a sum over the rows of this device to the sum over all devices, if
             `cost` is a sum over this device.
 
@@ -122,7 +122,7 @@ def _gradient(cost: Callable[..., jax.Array], mode: str) -> Callable[..., jax.Ar
 
 
 def _hessian_solve(times: Any, H: jax.Array | None, b: jax.Array) -> jax.Array:
-    """Solve with a Hessian, by conjugate gradients if only its products are known."""
+    """Solve a linear system with a Hessian, by conjugate gradients if it isn't formed."""
     if H is None:
         tol = 10 * float(jnp.finfo(b.dtype).eps)
         # In exact arithmetic n iterations are enough; with a singular Hessian they don't end.
@@ -158,8 +158,8 @@ def after_newton(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Take some Newton steps; return the final point, the first step and the last step.
 
-    Near a root the steps shrink. Equations that vanish only at infinity, as `exp(x)` and `1 / x`
-    do, get small too, but the steps don't.
+    Near a root the steps shrink. For equations that vanish only at infinity, such as `exp(x)` and
+    `1 / x`, the residuals become small as well, but the steps don't.
     """
 
     def newton_step(x: jax.Array) -> jax.Array:
@@ -178,7 +178,7 @@ def after_newton(
 def off_flat_places(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
     """Perturb the params whose Jacobian column is zero, except at a root.
 
-    No step would move such a param, for example x in x^2 - 4 at 0.
+    A step can't change such a param, for example x in x^2 - 4 at 0.
     """
     left, J = _linearised(fn, x)
     still = jnp.all(J == 0, axis=0) & jnp.any(left != 0)
@@ -208,8 +208,8 @@ def projected_tangent(
               = \Bigl(\frac{\partial P}{\partial d} - \lambda P' \frac{\partial g}{\partial d}\Bigr)
               \dot d
 
-    with the derivative :math:`P'` of the projection at this point. Undetermined directions don't
-    move.
+    with the derivative :math:`P'` of the projection at this point. The tangent is zero along
+    undetermined directions.
 
     Args:
         cost: `cost(x, data)`, a scalar.
@@ -235,7 +235,7 @@ def projected_tangent(
 
 
 def _square_solve(A: jax.Array, b: jax.Array) -> jax.Array:
-    """Solve with a square matrix whose rows and columns have any scale."""
+    """Solve a linear system with a badly scaled square matrix."""
     if not A.size:
         return b
     A, b = replicate(A), replicate(b)
@@ -253,14 +253,15 @@ def _pseudo_solve(
     rounding: int,
     hermitian: bool = False,
 ) -> jax.Array:
-    """Solve with a square matrix; the solution is 0 in directions of singular values near zero.
+    """Solve a square linear system; directions of tiny singular values are zero in the solution.
 
     Args:
         A: The matrix `[n, n]`.
         b: The right side `[n]`.
         rows: The scale of every row, so that the rank doesn't depend on units.
         columns: The scale of every column.
-        rounding: Rounding units, relative to the largest singular value, that count as zero.
+        rounding: Multiple of the machine epsilon, relative to the largest singular value, below
+            which a singular value is treated as zero.
         hermitian: Whether the matrix is symmetric.
 
     Returns:

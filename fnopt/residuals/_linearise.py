@@ -82,10 +82,10 @@ def linearise_gram(
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     r"""The residual, :math:`U^{-1} J^T J\, U^{-1}`, :math:`J^T r` and `U` at a point.
 
-    `U` are scales of the columns, powers of two, with which their squares neither overflow nor
-    underflow: almost always 1. They are 1 if the Gram matrix is summed without a Jacobian.
-    In reverse mode with a `chunk_size`, only that many rows of the Jacobian exist at a time.
-    Otherwise, and for a user's Jacobian, the whole Jacobian exists for a moment.
+    `U` are column scales, powers of two, that prevent overflow and underflow of squares. They are
+    almost always 1, and always 1 if the Gram matrix is summed without a Jacobian. In reverse mode
+    with a `chunk_size`, only `chunk_size` rows of the Jacobian are in memory at a time. Otherwise,
+    and for a user's Jacobian, the whole Jacobian is formed temporarily.
 
     Args:
         flat: The residual function.
@@ -121,7 +121,7 @@ def linearise_gram(
 
 
 def _safe_units(J: jax.Array) -> jax.Array:
-    """Scales of the columns; 1 if the sum of their squares is in range."""
+    """Return column scales; 1 if the sum of squares neither overflows nor underflows."""
     largest = pmax_rows(jnp.max(jnp.abs(J), axis=0, initial=0))
     unit = floor_power_of_two(largest)
     return jnp.where(are_squares_safe(largest), jnp.ones_like(unit), unit)
@@ -179,12 +179,12 @@ def probed_columns(pull: Map, r: jax.Array) -> jax.Array:
 
     .. math:: E\left[ (J^T w)_j^2 \right] = \|J_j\|^2 \quad\text{for } w \sim N(0, I)
 
-    Eight fixed probes are accurate to about 25 %, which is enough for a scaling. The estimate for a
-    column of zeros is exactly 0.
+    Eight fixed probes are accurate to about 25 %, which is sufficient for a scaling. The estimate
+    for a column of zeros is exactly 0.
 
     Args:
         pull: :math:`w \mapsto J^T w`.
-        r: The residual, of shape `[m]`, for its shape and dtype.
+        r: An array with the shape `[m]` and the dtype of the residual.
 
     Returns:
         A vector of shape `[n]`.
@@ -213,14 +213,14 @@ def linearise_lanes(
 ) -> tuple[list[jax.Array], jax.Array]:
     r"""The residuals of many problems, and the columns of their Jacobians.
 
-    Problems are along the last axis, as vector instructions need: a model in
-    plain arithmetic becomes the same arithmetic on rows of problems.
+    The last axis of each array is the batch of problems, so vector instructions process several
+    problems at once.
 
     Args:
         r: The residual of one problem, `r(x, data)`, of shape `[m]`: a function of a tuple of `n`
             scalars and the problem's data.
         x: The points: `n` arrays of shape `[lanes]`.
-        data: A pytree of arrays whose last axis is the lanes.
+        data: A pytree of arrays whose last axis is the batch of problems.
 
     Returns:
         `n` columns and the residual, each of shape `[m, lanes]`.

@@ -1,4 +1,4 @@
-"""Params of a fit: free, fixed, tied to others, or transformed."""
+"""Free, fixed, tied and transformed params of a fit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class fixed(Constraint):
 
 
 class tied(Constraint):
-    """Compute a parameter from the others.
+    """Compute a parameter from other parameters.
 
     Args:
         fn: `fn(params)` returns the parameter, from a tree like the params. It may use all
@@ -83,8 +83,8 @@ class positive(Constraint):
 class interval(Constraint):
     r"""Fit the logit of the position in an interval: :math:`\theta = a + (b - a) / (1 + e^{-u})`.
 
-    The ends are never reached. If a fit runs to an end, the parameter is marked as undetermined.
-    Use `bounds` instead if the best value may lie on an end.
+    The parameter never reaches an end of the interval. If a fit converges to an end, the parameter
+    is marked as undetermined. Use `bounds` instead if the best value may be an end.
 
     Args:
         lower: The lower end :math:`a`.
@@ -123,7 +123,7 @@ class interval(Constraint):
         return a + (b - a) * jax.nn.sigmoid(u)
 
     def allows(self, value: Any) -> Any:
-        """Whether all entries are strictly inside."""
+        """Whether all entries are strictly inside the interval."""
         return (value > self.lower) & (value < self.upper)
 
 
@@ -135,10 +135,10 @@ def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
             dtype.
         constraints: A constraint for all params, or a tree of constraints. A dict may be nested
             like the params. Its keys may also be paths of leaves, patterns of paths (`'*/bias'`),
-            or branches, whose leaves all get the constraint. The first match of a leaf wins.
+            or branches; all leaves of a branch get its constraint. The first matching key applies.
 
     Returns:
-        The free variables, and the function from these to params.
+        The free variables, and the function from the free variables to the params.
 
     Raises:
         TypeError: If a constraint isn't one of the four.
@@ -222,7 +222,7 @@ def _expression(kind: Any, params: Any, path: str, start: Any) -> jax.Array:
 
 
 def _kinds(constraints: Any, paths: list[str]) -> tuple[Constraint | None, ...]:
-    """Constraint of every leaf, by path."""
+    """Constraint of every leaf, keyed by path."""
     named, _ = leaves_with_names(constraints, is_leaf=lambda node: isinstance(node, Constraint))
     for pattern, kind in named:
         if not isinstance(kind, Constraint):
@@ -266,9 +266,9 @@ def _as_array(leaf: Any) -> jax.Array:
 
 
 def floating_start(params: Any, constraints: Any = None) -> Any:
-    """Convert an initial guess: a list of numbers to a vector, free integers to floats.
+    """Convert an initial guess: lists of numbers to vectors, free integers to floats.
 
-    Users write `x0=[1, 1]` for a function of an array. With constraints, the numbers of a list stay
+    Users pass `x0=[1, 1]` for a function of an array. With constraints, the numbers of a list stay
     separate leaves, because constraints refer to leaves. Fixed params keep their dtype. Booleans
     and unsigned integers, such as keys of random generators, stay unchanged, for later checks.
 

@@ -1,4 +1,4 @@
-"""Prefix trees: one value for a whole branch of a tree."""
+"""Prefix trees: a leaf of the prefix applies to a whole branch of a tree."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def broadcast_prefix(
     """Broadcast a tree that may end at branches to the leaves of another tree.
 
     Args:
-        prefix: A single value, or a tree that is a prefix of `tree`. `None`
-            counts as a value. A list or tuple of numbers is an array if `tree` is an array.
+        prefix: A single value, or a tree that is a prefix of `tree`. `None` is a value. A list or
+            tuple of numbers is an array if `tree` is an array.
         tree: The tree.
         what: Names of a value (`'loss'`) and of the tree, for messages.
         is_leaf: Whether a node of `prefix` is a value and not a branch; by default for numbers.
@@ -89,7 +89,7 @@ def as_leaf(value: Any, leaf: Any, path: str, what: str, dtype: Any) -> jax.Arra
     """Broadcast a value to its leaf, as a flat array.
 
     Raises:
-        ValueError: If its shape doesn't broadcast to that of the leaf.
+        ValueError: If the value doesn't broadcast to the shape of the leaf.
     """
     value = jnp.asarray(value, dtype)
     shape = jnp.shape(leaf)

@@ -19,9 +19,9 @@ class prior(Value):
     .. math:: r = A\, (x - \mu), \qquad r = A\, \mathrm{local}(\mu, x) \text{ on a manifold}
 
     :math:`\tfrac12 \|r\|^2` is the negative log density of a normal distribution with mean
-    :math:`\mu` and covariance :math:`(A^T A)^{-1}`, up to a constant. On a manifold the covariance
-    is that of tangents at the mean. Return the residuals of a prior beside the other residuals; a
-    prior on one pose of a graph determines the position of the graph.
+    :math:`\mu` and covariance :math:`(A^T A)^{-1}`, up to a constant. On a manifold, the covariance
+    refers to tangents at the mean. Return the residuals of a prior together with the other
+    residuals. A prior on one pose of a graph determines the position of the graph.
 
     Args:
         mean: The mean :math:`\mu`: an array, or a point on a manifold made by
@@ -31,13 +31,13 @@ class prior(Value):
             along the last axis of the parameter (or of its tangent).
 
     Returns:
-        A function of the parameter, which has the shape of the mean: the array, or the leaf made by
+        A function of the parameter, which is an array with the shape of the mean, or a leaf made by
         `on`. The residuals have the shape of the parameter, or of its tangent.
 
     Raises:
-        TypeError: If the parameter isn't an array, or lies on another manifold than the mean.
+        TypeError: If the parameter isn't an array, or is a point on another manifold than the mean.
         ValueError: If the parameter doesn't have the shape of the mean, or `sqrt_information`
-            doesn't fit the residuals.
+            doesn't match the residuals.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

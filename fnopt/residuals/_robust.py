@@ -16,7 +16,7 @@ class RobustLoss(Value):
     r"""Base class of the costs :math:`\tfrac12 c^2 \rho(r^2 / c^2)` of a residual, `c` = `scale`.
 
     A subclass defines :math:`\rho`, with :math:`\rho(0) = 0` and :math:`\rho'(0) = 1`, so that
-    small residuals cost as much as in least squares. JAX differentiates :math:`\rho`.
+    small residuals have the same cost as in least squares. JAX differentiates :math:`\rho`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -33,17 +33,17 @@ class RobustLoss(Value):
 
     @property
     def size(self) -> Any:
-        """Scale of the loss; 1 for a loss without one."""
+        """Scale of the loss; 1 for a loss without a scale."""
         return getattr(self, "scale", 1.0)
 
 
 class soft_l1(RobustLoss):
-    r"""Smooth absolute value: quadratic for small residuals, linear for large ones.
+    r"""Smooth absolute value: quadratic for small residuals, linear for large residuals.
 
     .. math:: \rho(z) = 2 (\sqrt{1 + z} - 1)
 
     Args:
-        scale: The residual at which the loss changes from quadratic to linear, in its units.
+        scale: The residual at which the loss changes from quadratic to linear.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -88,7 +88,7 @@ class huber(RobustLoss):
 
 
 class cauchy(RobustLoss):
-    r"""Cauchy's loss, which grows logarithmically, so a far outlier has little influence.
+    r"""Cauchy's loss, which grows logarithmically, so distant outliers have little influence.
 
     .. math:: \rho(z) = \ln(1 + z)
 
@@ -114,7 +114,7 @@ class cauchy(RobustLoss):
 
 
 class arctan(RobustLoss):
-    r"""Bounded loss: an outlier costs at most :math:`\tfrac{\pi}{4}` squares of the scale.
+    r"""Bounded loss: an outlier costs at most :math:`\tfrac{\pi}{4}` times the squared scale.
 
     .. math:: \rho(z) = \arctan(z)
 
@@ -142,8 +142,8 @@ class tukey(RobustLoss):
     .. math:: \rho(z) = \begin{cases} \tfrac13 \left( 1 - (1 - z)^3 \right) & z \le 1 \\
         \tfrac13 & z > 1 \end{cases}
 
-    The loss isn't convex, and its gradient is zero beyond `scale`. Begin near the solution, for
-    example from a fit with :class:`huber`.
+    The loss isn't convex, and its gradient is zero beyond `scale`. Use an initial guess near the
+    solution, for example the solution of a fit with :class:`huber`.
 
     Args:
         scale: The residual above which data are ignored. 4.685 standard deviations keep 95 %
@@ -173,9 +173,9 @@ class barron(RobustLoss):
     .. math:: \rho(z) = \frac{2 b}{\alpha}
         \left( \left( \frac{z}{b} + 1 \right)^{\alpha / 2} - 1 \right), \qquad b = |\alpha - 2|
 
-    and its limits: :math:`\alpha = 2` gives squares, 1 soft L1, 0 Cauchy
-    (:math:`2 \ln(1 + z / 2)`), -2 Geman-McClure, :math:`-\infty` Welsch
-    (:math:`2 - 2 e^{-z/2}`). The loss isn't convex for :math:`\alpha < 1`.
+    and its limits: :math:`\alpha = 2` gives least squares, 1 soft L1, 0 Cauchy (:math:`2 \ln(1 + z
+    / 2)`), -2 Geman-McClure, :math:`-\infty` Welsch (:math:`2 - 2 e^{-z/2}`). The loss isn't convex
+    for :math:`\alpha < 1`.
 
     Args:
         alpha: The shape, at most 2. A smaller shape reduces the influence of outliers.
@@ -231,18 +231,18 @@ class custom_loss(RobustLoss):
     r"""Make a loss from a function :math:`\rho(z)` of the scaled squares :math:`z = r^2 / c^2`.
 
     Options of a fit convert a function to a `custom_loss` with a scale of 1. JAX differentiates
-    the function. As in SciPy it may return its derivatives, :math:`\rho, \rho', \rho''`, as an
-    array of shape `[3, m]` or three arrays.
+    the function. As in SciPy, the function may return :math:`\rho, \rho', \rho''`, as an array of
+    shape `[3, m]` or three arrays.
 
     Args:
         fn: `fn(z)` for `z` of shape `[m]`, elementwise and written with `jax.numpy`; returns an
-            array of the same shape, or three. With :math:`\rho(0) = 0` and :math:`\rho'(0) = 1`
-            small residuals cost as much as in least squares.
+            array of the same shape, or three. If :math:`\rho(0) = 0` and :math:`\rho'(0) = 1`,
+            small residuals have the same cost as in least squares.
         scale: The residual :math:`c` above which the loss isn't quadratic, in units of the
             residuals: SciPy's `f_scale`.
 
     Raises:
-        ValueError: When used, if `fn` returns another shape.
+        ValueError: During the fit, if `fn` returns another shape.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -283,7 +283,7 @@ NAMES = {cls.__name__: cls for cls in (soft_l1, huber, cauchy, arctan, tukey, ba
 
 
 def robust_slopes(loss: RobustLoss, z: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    r"""The loss and its two derivatives, :math:`\rho, \rho', \rho''`, elementwise.
+    r"""Compute the loss and its first two derivatives, :math:`\rho, \rho', \rho''`, elementwise.
 
     Args:
         loss: The loss.
@@ -308,10 +308,10 @@ def robust_slopes(loss: RobustLoss, z: jax.Array) -> tuple[jax.Array, jax.Array,
 
 
 def named_loss(name: str, scale: Any = 1.0) -> RobustLoss | None:
-    """The loss with a name of SciPy; None for `'linear'`.
+    """Return the loss with SciPy's name; None for `'linear'`.
 
     Args:
-        name: `'linear'`, `'soft_l1'`, `'huber'`, `'cauchy'`, `'arctan'`, or one of fnopt's own.
+        name: `'linear'`, `'soft_l1'`, `'huber'`, `'cauchy'`, `'arctan'`, or another loss of fnopt.
         scale: The scale of the loss, SciPy's `f_scale`.
 
     Returns:

@@ -26,7 +26,7 @@ _FAR = 100.0
 
 
 class _Squares(RobustLoss):
-    """Squares: a loss without a scale."""
+    """Least squares: a loss without a scale."""
 
     @property
     def size(self) -> float:
@@ -42,7 +42,7 @@ class RobustCost(Value):
     Args:
         losses: A loss, or None for squares, for each block of the vector.
         sizes: Number of residuals of each block.
-        unit: Factor of the scales of the losses, equal to that of the residuals.
+        unit: Factor of the scales of the losses, equal to the factor of the residuals.
 
     Example:
         >>> import jax.numpy as jnp
@@ -56,11 +56,11 @@ class RobustCost(Value):
     unit: float | jax.Array = 1.0
 
     def felt(self, r: jax.Array) -> jax.Array:
-        """Absolute residuals, at most the scale of their loss."""
+        """Absolute residuals, clipped at the scale of the loss."""
         return self._map(lambda loss, c, r: jnp.minimum(jnp.abs(r), c), r)
 
     def in_unit(self, unit: jax.Array) -> RobustCost:
-        """The cost of residuals that are multiplied by a number."""
+        """Return the cost for residuals multiplied by a number."""
         return RobustCost(self.losses, self.sizes, unit * self.unit)
 
     def cost(self, r: jax.Array) -> jax.Array:
@@ -70,7 +70,8 @@ class RobustCost(Value):
     def felt_cost(self, r: jax.Array) -> jax.Array:
         """Cost with each residual clipped to a hundred times the scale of its loss.
 
-        Without clipping, rounding of a huge residual would hide the cost of the others.
+        Without clipping, the rounding error of a huge residual would exceed the cost of the other
+        residuals.
         """
 
         def cut(loss: RobustLoss, c: jax.Array, r: jax.Array) -> jax.Array:
@@ -79,7 +80,7 @@ class RobustCost(Value):
         return self.cost(self._map(cut, r))
 
     def cost_of_squares(self, squares: jax.Array) -> jax.Array:
-        """The cost of residuals with known squares."""
+        """Compute the cost from squared residuals."""
         costs = self._map(lambda loss, c, s: _unscaled(loss, c, s / (c * c), s), squares)
         return jnp.asarray(0.5, squares.dtype) * psum_rows(jnp.sum(costs))
 
@@ -91,9 +92,9 @@ class RobustCost(Value):
         Args:
             before: The residuals at the point, of shape `[m]`.
             after: The residuals at the end of a step `p`.
-            pulled: The slopes of their costs along the step, :math:`\rho' r\, (J p)`, if known.
-                They replace the reduction of far outliers, whose cost loses too many digits to
-                rounding.
+            pulled: The slopes of the costs along the step, :math:`\rho' r\, (J p)`, if known. The
+                slopes replace the reductions of distant outliers, whose cost loses too many digits
+                to rounding.
         """
         rows = (before, after) if pulled is None else (before, after, pulled)
         return _finite_sum(self._map(_reductions, *rows), after, -jnp.inf)
@@ -105,9 +106,9 @@ class RobustCost(Value):
             w = \max(\rho' + 2 z \rho'', \delta \rho')
 
         Then :math:`\hat J^T \hat r` is the exact gradient of the cost, and :math:`\hat J^T \hat J`
-        its Gauss-Newton matrix with the loss's own curvature. The bound :math:`\delta \rho'` keeps
-        the matrix positive semidefinite where this curvature is negative, and bounds the
-        factor of the residuals.
+        its Gauss-Newton matrix with the curvature of the loss. The lower bound :math:`\delta \rho'`
+        keeps the matrix positive semidefinite if this curvature is negative, and bounds the factor
+        of the residuals.
 
         Args:
             r: The residuals, of shape `[m]`.
@@ -131,7 +132,7 @@ class RobustCost(Value):
     def corrected(self, r: Callable[[jax.Array], jax.Array]) -> Callable[[jax.Array], jax.Array]:
         r"""The function with value :math:`\hat r` and Jacobian :math:`\hat J`.
 
-        The factors count as constants, so its second derivative along a direction is
+        The factors are treated as constants, so the second derivative along a direction is
         :math:`\sqrt w\, r''_{vv}`, as a step by :math:`\hat J` requires.
         """
 
@@ -155,17 +156,17 @@ class RobustCost(Value):
 
 
 def _finite_sum(terms: jax.Array, r: jax.Array, otherwise: float) -> jax.Array:
-    """Half the sum over all rows, if it and the residuals are finite."""
+    """Return half the sum over all rows; `otherwise` if the sum or a residual isn't finite."""
     total = jnp.asarray(0.5, r.dtype) * psum_rows(jnp.sum(terms))
     finite = jnp.isfinite(total) & ~any_row(~jnp.isfinite(r))
     return jnp.where(finite, total, jnp.asarray(otherwise, r.dtype))
 
 
 def _scaled_square(c: jax.Array, r: jax.Array) -> tuple[jax.Array, jax.Array]:
-    r"""Scaled square of a clipped residual, and the fraction that clipping leaves of it.
+    r"""Return the square of a clipped, scaled residual, and the ratio of clipping.
 
-    A residual beyond :math:`\epsilon^{-1.6}` scales is clipped, because the square of a much
-    larger one would leave the range of the dtype.
+    A residual beyond :math:`\epsilon^{-1.6}` scales is clipped, because the square of a much larger
+    residual would overflow.
     """
     most = jnp.asarray(jnp.finfo(r.dtype).eps ** -1.6, r.dtype)
     size = jnp.abs(r / c)
@@ -178,7 +179,7 @@ def _costs(loss: RobustLoss, c: jax.Array, r: jax.Array) -> jax.Array:
 
 
 def _unscaled(loss: RobustLoss, c: jax.Array, z: jax.Array, squares: jax.Array) -> jax.Array:
-    r""":math:`c^2 \rho(z)`; the square itself if it is far below :math:`c^2`."""
+    r"""Compute :math:`c^2 \rho(z)`; the square itself if it is far below :math:`c^2`."""
     # For such a z, c^2 may be out of range and z may underflow.
     below = z < jnp.asarray(jnp.finfo(z.dtype).eps, z.dtype)
     return jnp.where(below, squares, jnp.where(below, jnp.ones_like(c), c * c) * loss.rho(z))
@@ -199,11 +200,12 @@ def _reductions(
     after: jax.Array,
     pulled: jax.Array | None = None,
 ) -> jax.Array:
-    r"""Twice the reduction of every residual's cost; of far outliers by its slope, if known.
+    r"""Return twice the cost reduction of every residual, from `pulled` for distant outliers.
 
     :math:`r^2 - r_+^2 = (r - r_+)(r + r_+)` keeps all digits of the residuals.
-    For a loss, this times the slope at the midpoint does so if both residuals are near: its error
-    is :math:`(z - z_+)^2`, that of a difference of costs :math:`\epsilon / (z - z_+)`.
+    For a loss and nearby residuals, the product with the slope at the midpoint keeps the digits,
+    too. Its relative error is :math:`(z - z_+)^2`; the error of a difference of costs is
+    :math:`\epsilon / (z - z_+)`.
     """
     z, z_after = _scaled_square(c, r)[0], _scaled_square(c, after)[0]
     fall = (r - after) * (r + after)
@@ -219,16 +221,16 @@ def robust_cost(loss: Any, residuals: Any) -> RobustCost | None:
     """Assign losses to the blocks of the residuals.
 
     Args:
-        loss: A loss, its name, its function, or None for squares; or a tree of these that is a
-            prefix of the residuals, such as a list of losses for a list of residual functions.
+        loss: A loss, its name, its function, or None for least squares; or a tree of losses that is
+            a prefix of the residuals, such as a list of losses for a list of residual functions.
         residuals: The residuals, or their shapes and dtypes.
 
     Returns:
-        The cost; None if all losses are squares.
+        The cost; None if all losses are least squares.
 
     Raises:
         TypeError: If a loss has another type.
-        ValueError: If the tree doesn't fit, or no loss has this name.
+        ValueError: If the tree isn't a prefix of the residuals, or no loss has this name.
 
     Example:
         >>> import jax.numpy as jnp

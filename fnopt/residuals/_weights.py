@@ -19,14 +19,14 @@ Whitener = Callable[[jax.Array], jax.Array]
 
 
 class Whitening(NamedTuple):
-    """Linear map of residuals, leaf by leaf."""
+    """Linear map of the residuals, applied to each leaf."""
 
     maps: tuple[Whitener, ...]  # empty if the residuals are unweighted
     weights: Any = None  # arrays with the shapes of the residuals, in the same tree
     by_rows: bool = True  # whether every residual is multiplied by a number of its own
 
     def __call__(self, r: Any) -> Any:
-        """The residuals in units of their standard deviations."""
+        """Divide the residuals by their standard deviations."""
         if not self.maps:
             return r
         leaves, treedef = jax.tree.flatten(r)
@@ -42,8 +42,8 @@ def whitened(residuals: Any, sigma: Any = None, weights: Any = None) -> Whitenin
     Args:
         residuals: The residuals, or their shapes and dtypes.
         sigma: Standard deviations: a number, or a tree of arrays that broadcast to the
-            residuals. The tree is like the residuals or a prefix of them. An array of shape `[m]`
-            may have a covariance matrix `[m, m]`. None leaves residuals unchanged.
+            residuals. The tree has the structure of the residuals or is a prefix of it. An array of
+            shape `[m]` may have a covariance matrix `[m, m]`. None leaves residuals unchanged.
         weights: Factors of the squares, :math:`w = 1 / \sigma^2`, in the same form; 0 excludes a
             residual, even if it is NaN. Exclusive with `sigma`.
 
@@ -51,7 +51,7 @@ def whitened(residuals: Any, sigma: Any = None, weights: Any = None) -> Whitenin
         A function from residuals to residuals.
 
     Raises:
-        ValueError: If both are given, a shape doesn't fit, a standard deviation isn't positive, a
+        ValueError: If both are given, a shape doesn't match, a standard deviation isn't positive, a
             weight is negative, or a matrix isn't positive definite.
 
     Example:
@@ -116,7 +116,7 @@ def _divider(value: Any, leaf: Any, path: str) -> Whitener:
 def _array_like(
     leaf: Any, value: Any, path: str, what: str, good: Callable[[Any], Any], expected: str
 ) -> jax.Array:
-    """Broadcast a value to its leaf; refuse known numbers that fail `good`."""
+    """Broadcast a value to its leaf; refuse concrete numbers that fail `good`."""
     value = as_leaf(value, leaf, path, what, real_dtype(leaf.dtype)).reshape(leaf.shape)
     bad = first_bad(good, value)
     if bad is not None:

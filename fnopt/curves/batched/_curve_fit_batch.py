@@ -63,29 +63,29 @@ def curve_fit_batch(
     .. math:: \min_{p_k} \tfrac12 \sum_i \left( \frac{f(x_i, p_k) - y_{ki}}{\sigma_{ki}} \right)^2
         \quad \text{for every } k, \qquad C_k = s_k^2 (J_k^T J_k)^{-1}
 
-    Write `f` for one fit, `f(x, a, b, ...)`, as for :func:`fnopt.curve_fit`. A failed fit
-    doesn't change the others, and `status` says why it failed. The fits run in chunks in bounded
-    memory, and waiting fits replace finished ones.
+    Write `f` for one fit, `f(x, a, b, ...)`, as for :func:`fnopt.curve_fit`. A failed fit doesn't
+    change the other fits, and its `status` is the reason of the failure. The fits run in chunks in
+    bounded memory, and waiting fits replace finished fits.
 
-    The method is that of :func:`fnopt.least_squares` without acceleration, with normal equations
-    and an unrolled Cholesky factorisation in place of QR. Trust region, bounds, stopping tests and
-    certificate are the same. If params are strongly correlated, the error is about
-    :math:`\kappa^2 \epsilon` instead of :math:`\kappa \epsilon`, where :math:`\kappa` is the
-    condition number of the Jacobian with columns of unit length. Up to 1,000 fits,
-    :func:`fnopt.least_squares` repeats those that fail. The unrolled algebra suits up to a dozen
-    params.
+    The method is Levenberg-Marquardt as in :func:`fnopt.least_squares`, but without acceleration,
+    and with an unrolled Cholesky factorisation of the normal equations instead of QR. Trust region,
+    bounds, stopping tests and certificate are the same. If params are strongly correlated, the
+    error is about :math:`\kappa^2 \epsilon` instead of :math:`\kappa \epsilon`, where
+    :math:`\kappa` is the condition number of the Jacobian with columns of unit length. For up to
+    1,000 fits, :func:`fnopt.least_squares` repeats the failed fits. The unrolled linear algebra is
+    suited to at most a dozen params.
 
     Params, cost, covariance and errors have derivatives with respect to data, bounds, the scale of
     the loss, and arrays that `f` closes over, by the implicit function theorem.
 
-    Fits run on the devices that hold their data: in an eager call, on an explicit mesh, or inside
-    `jax.shard_map`. In your own `jax.jit` on an automatic mesh, every device would run all fits,
-    because types have no sharding: use `jax.shard_map` there.
+    Fits run on the devices of their data: in an eager call, on an explicit mesh, or inside
+    `jax.shard_map`. In your own `jax.jit` on an automatic mesh, types don't contain the sharding,
+    so every device would run all fits. Use `jax.shard_map` there.
 
     The compute dtype is the common dtype of `x`, `y` and `p0`, at least float32. In float32, a fit
-    with data or `p0` below 1e-6 or above 1e6 is rescaled, because squares leave the range of the
-    dtype beyond 1e-19 and 1e19. The covariance may leave this range, but the standard errors
-    `errors` don't.
+    with data or `p0` below 1e-6 or above 1e6 is rescaled, because squares of numbers below 1e-19 or
+    above 1e19 underflow or overflow. The covariance may also underflow or overflow, but the
+    standard errors `errors` don't.
 
     Args:
         f: The model, `f(x, a, b, ...)`, written with `jax.numpy` for one fit. It returns an array
@@ -94,7 +94,7 @@ def curve_fit_batch(
         y: The data, of shape `[fits, points]` (or `[fits, ...]`).
         p0: The initial guess: an array of shape `[n]` for all fits or `[fits, n]`; or a sequence
             with an entry for each param, which is a number for all fits or an array of shape
-            `[fits]`. A dict by the names of the params is passed as keyword arguments, `f(x, **p)`,
+            `[fits]`. A dict keyed by parameter name is passed as keyword arguments, `f(x, **p)`,
             and any other pytree as one argument, `f(x, p)`; leaves are numbers, or arrays with a
             leading axis of length `fits`.
         sigma: Standard deviations of the data, broadcast to `y`.
@@ -103,14 +103,15 @@ def curve_fit_batch(
         mask: Mask of the valid points, a bool array broadcast to `y`, for fits with different
             numbers of points. Other entries of `x` and `y` may have any value.
         x_per_fit: Whether `x` has a leading axis of fits.
-        bounds: `(lower, upper)`, each a number for all, an array of shape `[n]` or
-            `[fits, n]`, a sequence with an entry for each param, or a tree like `p0`. If `p0` has
-            names, also a dict of bounds by name, `{"a": (0, 1)}`; None means no bound.
+        bounds: `(lower, upper)`, each a number for all params, an array of shape `[n]` or `[fits,
+            n]`, a sequence with an entry for each param, or a tree like `p0`. If `p0` has names,
+            `bounds` may be a dict keyed by name, `{"a": (0, 1)}`; None means no bound.
         loss: A robust loss, its name, or its function; see :func:`fnopt.least_squares`.
         f_scale: The scale of a loss given by name.
         jac: The Jacobian of one fit, `jac(x, a, b, ...)` of shape `[points, n]`, written with
-            `jax.numpy`, if it is cheaper than automatic differentiation. It is compared with a
-            derivative of `f`, if `f` has one, at the initial guess of the first fit.
+            `jax.numpy`, if computing it is cheaper than automatic differentiation. If `f` is
+            differentiable, `jac` is compared with the derivative of `f` at the initial guess of the
+            first fit.
         ftol: Relative tolerance of the cost; by default the machine epsilon, in float32 1e-10.
         xtol: Relative tolerance of the params; by default 4 times the machine epsilon.
         gtol: Tolerance of the cosine between the residuals and the Jacobian's columns; by default
@@ -119,10 +120,11 @@ def curve_fit_batch(
             :class:`fnopt.levenberg_marquardt`.
         max_steps: Maximum number of steps of a fit. The fallback has the same maximum.
         fallback: Whether :func:`fnopt.least_squares` repeats failed fits from their initial
-            guesses, one after the other. It solves fits that need QR or acceleration, for example
-            models with a steep power or a poor initial guess of a rate. A repeated fit takes
-            milliseconds, a fit in the batch microseconds. By default (None) the fallback is on for
-            up to 1,000 fits. It is compiled when a fit fails; under `jax.jit` always.
+            guesses, one after the other. The fallback solves fits that need QR or acceleration, for
+            example models with a steep power or a poor initial guess of a rate. A repeated fit
+            takes milliseconds, a fit in the batch microseconds. By default (None) the fallback is
+            on for up to 1,000 fits. The fallback is compiled when a fit fails; under `jax.jit`, it
+            is always compiled.
         chunk: Number of fits that are processed at once; by default as many as fit into a CPU
             core's cache (128), or 65,536 on an accelerator.
 
@@ -197,7 +199,7 @@ def curve_fit_batch(
 
 
 def _by_rows(task: Task) -> Task:
-    """The task with reverse-mode derivatives, for a model without forward-mode derivatives."""
+    """Return the task with reverse-mode derivatives, for models without forward mode."""
     warnings.warn(
         "curve_fit_batch: f contains a custom_vjp and has no forward-mode derivative, so "
         "its Jacobian takes a reverse pass for each point of a fit. A function jac(x, a, "
@@ -210,7 +212,7 @@ def _by_rows(task: Task) -> Task:
 def _once_needed(run: Callable[[bool], tuple[BatchFit, jax.Array]]) -> BatchFit:
     """Run fits with their fallback; compile the fallback only if a fit needs it.
 
-    The results of the other fits don't change, bit for bit.
+    The results of the other fits are bitwise unchanged.
     """
     fits, failed = run(False)
     if not bool(jnp.any(failed)):
@@ -225,7 +227,7 @@ def _losses(loss: Any, f_scale: Any, y: jax.Array) -> RobustCost | None:
 
 
 def _method(dtype: Any, ftol: Any, xtol: Any, gtol: Any, radius: Any) -> levenberg_marquardt:
-    """Return the method of the batch, with array options, so other values need no compilation."""
+    """Return the method of the batch; its options are arrays, which need no recompilation."""
     given = {"ftol": ftol, "xtol": xtol, "gtol": gtol, "radius": radius}
     for name, value in given.items():
         check_tolerance(value, name, "curve_fit_batch")

@@ -20,7 +20,7 @@ NAME = "curve_fit_batch"
 
 
 class FitUnits(NamedTuple):
-    """Scale factors of every fit; None for the user's own units."""
+    """Scale factors of every fit; None without scaling."""
 
     params: jax.Array  # [fits, n], factors from scaled params to params
     residuals: jax.Array  # [fits], factors of the residuals
@@ -45,19 +45,19 @@ class BatchData(NamedTuple):
     box: Box | None  # bounds of shape [fits, n]
 
     def fit(self, row: Callable[[jax.Array], Any]) -> BatchData:
-        """Return the arrays of one fit; `row` selects them from the arrays of all fits."""
+        """Return the arrays of one fit; `row` selects the fit's entries from an array."""
         return jax.tree.map(row, self._replace(shared=Points(None)))._replace(shared=self.shared)
 
     @property
     def points(self) -> Points:
-        """The points of a fit, from its own arrays and the shared ones."""
+        """Return the points of a fit, from the arrays of this fit and the shared arrays."""
         return joined(self.shared, self.own)
 
 
 def one_fit(data: BatchData) -> tuple[tuple[Any, ...], Points]:
-    """Placeholders for the numbers and points of one fit, to trace functions with.
+    """Return placeholders for the numbers and points of one fit, for tracing functions.
 
-    Shapes don't show whether arrays vary over devices; in that case the first fit is used.
+    If arrays vary over devices, which shapes don't show, the first fit is returned.
     """
 
     def row(a: jax.Array) -> Any:
@@ -159,15 +159,15 @@ def _as_mask(mask: Any) -> jax.Array:
 
 
 def joined(shared: Points, own: Points) -> Points:
-    """The points of one fit, from its own arrays and the shared ones."""
+    """Combine the arrays of one fit and the shared arrays."""
     given = {name: value for name, value in own._asdict().items() if value is not None}
     return shared._replace(**given)
 
 
 def filled(points: Points) -> Points:
-    """The points of one fit, with a valid point in place of each masked one.
+    """Replace each masked point of a fit by a valid point.
 
-    Masked points may be NaN, and a NaN has no derivative of zero.
+    Masked points may be NaN, and the derivative at a NaN isn't zero.
     """
     y, given = points.y, points.mask
     if given is None:

@@ -32,9 +32,9 @@ class BatchFit(NamedTuple):
         params: The params, `[fits, n]`, or a tree like `p0` whose leaves have a leading axis.
         covariance: Their covariance, `[fits, n, n]`; infinite if the data leave a param
             undetermined.
-        errors: Their standard errors, `[fits, n]`, the roots of the diagonal of the covariance.
-            They are in range even if the squares in `covariance` underflow or overflow.
-        cost: Half the sum of squares, `[fits]`; infinite if it isn't finite at `p0`.
+        errors: Their standard errors, `[fits, n]`, the roots of the diagonal of the covariance. The
+            errors are finite even if the squares in `covariance` underflow or overflow.
+        cost: Half the sum of squares, `[fits]`; infinite if the sum isn't finite at `p0`.
         rank: Number of params that the data determine, int32 `[fits]`.
         steps: Number of steps, rejected ones included, int32 `[fits]`.
         status: Reason why each fit stopped, a `fnopt.Status` as int32 `[fits]`.

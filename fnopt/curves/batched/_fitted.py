@@ -37,7 +37,7 @@ def fitted(
     split: Split | None,
     **settings: Any,
 ) -> tuple[BatchFit, jax.Array]:
-    """Run fits on the devices that hold their data; return also a mask of fits for the fallback."""
+    """Run fits on the devices of their data; also return a mask of fits for the fallback."""
 
     def run(task: Task, shared: Points, method: levenberg_marquardt, own: BatchData) -> Any:
         return _fit_here(task, own._replace(shared=shared), method, **settings)
@@ -100,7 +100,7 @@ def _fit_here(
 
 
 def _needs_fallback(ends: LaneEnds) -> jax.Array:
-    """Mask of the fits that failed or aren't certified, but may be solved by other steps.
+    """Return a mask of failed or uncertified fits that `least_squares` may solve.
 
     :func:`fnopt.least_squares` also rescales a fit if only squares overflow at its initial guess.
     """
@@ -112,7 +112,7 @@ def _needs_fallback(ends: LaneEnds) -> jax.Array:
 def _refitted(task: Task, data: BatchData, ends: LaneEnds, max_steps: int) -> LaneEnds:
     """Repeat unsolved fits from their initial guesses with `least_squares`, one after the other.
 
-    QR and acceleration would be too expensive for all lanes.
+    QR and acceleration would be too expensive for all problems of a batch.
     """
     failed = _needs_fallback(ends)
     order = jnp.nonzero(failed, size=len(data.x0), fill_value=0)[0]

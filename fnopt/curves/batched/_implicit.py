@@ -34,9 +34,9 @@ def implicitly(
 ) -> LaneEnds:
     """Differentiate the results of fits by the implicit function theorem.
 
-    Params, sums of squares and covariances have derivatives with respect to data, bounds, scales
-    of losses, and arrays that the model closes over, but not to initial guesses. Results that
-    aren't finite have a derivative of zero.
+    Params, sums of squares and covariances have derivatives with respect to data, bounds, scales of
+    losses, and arrays that the model closes over. The derivatives with respect to initial guesses,
+    and the derivatives of nonfinite results, are zero.
 
     Args:
         iterate: `iterate(task, data, settings)` returns the results of the fits.
@@ -62,7 +62,7 @@ def implicitly(
 
 
 def _opened(task: Task, data: BatchData) -> tuple[Callable[[Closed], Task], Any]:
-    """The task as a function of the arrays in its closures, and these arrays."""
+    """Return the task as a function of the arrays in its closures, and these arrays."""
     numbers, points = one_fit(data)
     predict, consts = convert_closure(task.predict, numbers, points.x)
     given = task.jacobian
@@ -81,7 +81,7 @@ def _with(fn: Callable[..., Any], more: Any) -> Callable[..., Any]:
 
 
 class _BatchLeaves(NamedTuple):
-    """Leaves of a tree with derivatives, and the others."""
+    """Differentiable and non-differentiable leaves of a tree."""
 
     inexact: list[jax.Array]
     others: list[jax.Array]
@@ -104,7 +104,7 @@ def _leaves(tree: Any) -> _BatchLeaves:
 
 
 def _changes(tangent: Any) -> list[jax.Array]:
-    """Leaves of a tangent whose primals can be differentiated."""
+    """Select the leaves of a tangent whose primals are differentiable."""
     return [leaf for leaf in jax.tree.leaves(tangent) if leaf.dtype != jax.dtypes.float0]
 
 

@@ -33,7 +33,7 @@ def checked_model(
 ) -> Predict | TracedFunction:
     """Convert a user's function of one fit to a value if possible.
 
-    Tracing it for one fit gives error messages about one fit.
+    The function is traced for one fit, so error messages refer to one fit.
     """
     numbers, points = one_fit(data)
     n, at = len(numbers), points.x
@@ -98,7 +98,7 @@ def has_no_forward_mode(predict: Predict | TracedFunction, data: BatchData) -> b
 
 
 def _recorded(fn: Any, data: BatchData) -> Any:
-    """A function of one fit as a value, in an eager call outside a mesh, or the function itself."""
+    """Trace a function of one fit to a value; under `jit` or on a mesh, return it unchanged."""
     if not is_eager(data) or not jax.sharding.get_abstract_mesh().empty:
         return fn
     numbers, points = one_fit(data)

@@ -1,4 +1,4 @@
-"""Fits sharded over devices; every device has its own queue and stops by itself."""
+"""Fits sharded over devices; every device has a separate queue and separate stopping tests."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Split(NamedTuple):
 def split_of(arrays: Any) -> Split | None:
     """Sharding of the leading axis of the first sharded array; None if there is none.
 
-    Concrete arrays have a sharding on a mesh with automatic axes; traced ones don't, because under
-    `jax.jit` the compiler chooses it.
+    On a mesh with automatic axes, concrete arrays have a sharding. Traced arrays have none, because
+    under `jax.jit` the compiler chooses the sharding.
     """
     for x in jax.tree.leaves(arrays):
         if is_sharded(x) and explicit_spec(x)[0]:
@@ -38,10 +38,10 @@ def split_of(arrays: Any) -> Split | None:
 def by_device(
     fn: Callable[..., Any], split: Split | None, common: tuple[Any, ...], own: tuple[Any, ...]
 ) -> Any:
-    """Run `fn(*common, *own)` on every device with its part of the leading axis of `own`.
+    """Run `fn(*common, *own)` on every device with the device's part of the leading axis of `own`.
 
     Args:
-        fn: The function; the leading axis of its outputs is that of `own`.
+        fn: The function; its outputs have the leading axis of `own`.
         split: The sharding of this axis; None calls the function directly.
         common: Trees of arrays that are replicated on all devices.
         own: Trees of arrays with the leading axis.

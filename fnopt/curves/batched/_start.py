@@ -17,7 +17,7 @@ from fnopt.residuals import Box, broadcast_prefix, check_bounds
 
 
 class ParamLayout(NamedTuple):
-    """Layout of the params of one fit in a row of numbers."""
+    """Layout of the params of one fit in a vector."""
 
     passing: str  # see `call_model`
     names: tuple[str, ...]  # names of the numbers, if these are the arguments of f
@@ -33,7 +33,7 @@ class ParamLayout(NamedTuple):
         return jnp.concatenate(wide, axis=1)
 
     def params(self, x: tuple[jax.Array, ...]) -> Any:
-        """The params of one fit from its `n` numbers."""
+        """Convert `n` numbers to the params of one fit."""
         if self.passing == "numbers":
             return x
         leaves, treedef = jax.tree.flatten(self.shapes)
@@ -47,7 +47,7 @@ class ParamLayout(NamedTuple):
         return jax.tree.unflatten(treedef, arrays)
 
     def tree(self, x: jax.Array) -> Any:
-        """The params of all fits from an array of shape `[fits, n]`."""
+        """Convert an array of shape `[fits, n]` to the params of all fits."""
         if self.passing == "numbers":
             return x
         leaves, treedef = jax.tree.flatten(self.shapes)

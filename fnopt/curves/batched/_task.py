@@ -29,7 +29,7 @@ class Task(NamedTuple):
 
     @property
     def is_value(self) -> bool:
-        """Whether the task is a tree of arrays whose structure determines what it computes."""
+        """Whether the structure of the task, a tree of arrays, determines its program."""
         functions = [fn for fn in (self.predict, self.jacobian) if fn is not None]
         return all(isinstance(fn, TracedFunction) for fn in functions) and is_data(self.losses)
 
@@ -90,7 +90,7 @@ class Task(NamedTuple):
         return lambda x: jnp.stack(self.columns(tuple(x), points), axis=1)
 
     def is_wrong(self, x: jax.Array, points: Points) -> jax.Array | None:
-        """Whether the user's Jacobian disagrees with the derivative of the model, if it has one."""
+        """Whether the user's Jacobian disagrees with the derivative of a differentiable model."""
         J = self.jacobian_of(points)
         assert J is not None
 

@@ -21,9 +21,9 @@ _ORDINARY, _SMALL, _LARGE = 2.0**20, 2.0**-36, 2.0**48
 
 
 def needs_units(data: BatchData, losses: RobustCost | None) -> bool:
-    """Whether fits need scaling: in float32, unless known numbers are in range.
+    """Whether fits need scaling: in float32, unless the numbers are concrete and in range.
 
-    Squares in float64 are in range from 1e-154 to 1e154.
+    In float64, squares of numbers between 1e-154 and 1e154 are in range.
     """
     if data.x0.dtype == jnp.float64:
         return False
@@ -41,9 +41,9 @@ def _has_units(data: BatchData, losses: RobustCost | None) -> jax.Array:
 def in_units(data: BatchData, losses: RobustCost | None) -> BatchData:
     """Scale initial guesses, data and bounds by powers of two, which is exact.
 
-    In float32 squares overflow beyond 1.8e19 and underflow below 1e-19. The unit of a parameter is
-    its initial guess. The unit of the residuals is the unit of the data, or the scale of their loss
-    if this is smaller.
+    In float32 squares overflow beyond 1.8e19 and underflow below 1e-19. The scale of a parameter is
+    its initial guess. The scale of the residuals is the magnitude of the data, or the scale of the
+    loss if this is smaller.
     """
     units = lax.stop_gradient(_units(data, losses))
     x0, box = jax.tree.map(lambda a: a / units.params, (data.x0, data.box))

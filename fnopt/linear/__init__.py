@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fnopt.linear._band import BandedGramSystem, BandLayout, band_of, reverse_cuthill_mckee
 from fnopt.linear._eliminated_system import BlockLayout, EliminatedGramSystem
+from fnopt.linear._gram_system import SparseGramSystem as SparseGramSystem
 from fnopt.linear._gram_system import TallGramSystem, WideGramSystem, gram
 from fnopt.linear._krylov_system import KrylovSystem
 from fnopt.linear._krylov_system import to_boundary as to_boundary

@@ -221,8 +221,8 @@ def _spectrum(model: LinearModel, point: Linearization) -> Spectrum:
     """Return the spectrum; without a triangular factor, only the rank and the largest slope."""
     if point.triangle is None:
         best = jnp.max(slopes(point), initial=0)
-        none = jnp.zeros(point.x.shape, bool)
-        return Spectrum(model.rank(point), jnp.square(best) / 2, best, none)
+        rank, null = model.null_space(point)
+        return Spectrum(rank, jnp.square(best) / 2, best, null)
     L, c = point.triangle
     factors = singular_triangle(Triangle(L / initial_scale(point.columns)[:, None], c))
     rank = numerical_rank(factors.s, model.size)

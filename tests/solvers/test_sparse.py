@@ -53,7 +53,7 @@ def test_a_large_ill_conditioned_fit_with_gaps_is_solved_in_little_memory(x64):
     assert bool(fit.converged)
     np.testing.assert_allclose(fit.params, solved(w, y, np.sqrt(2) * stiffness), atol=1e-6)
     assert isinstance(fit.jacobian, SparseJacobian)
-    assert fit.rank == -1
+    assert fit.rank == n
     # One column of the inverse of the banded normal equations.
     unit = np.zeros(n)
     unit[4000] = 1 / max(w[4000], 1)
@@ -224,6 +224,9 @@ def test_covariance_is_infinite_only_where_the_data_leave_something_open(x64):
     )
     bounds = {"at": None, "of": jnp.asarray([0.0, 0, 1])}, {"at": None, "of": jnp.ones(3)}
     fit = fnopt.least_squares(steps, start, jac=jac, bounds=bounds)
+    assert (fit.rank, fit.dof) == (302, 598 - 302)  # of[2] is fixed, at can be shifted
+    assert fit.message.endswith("; the data don't determine 1 direction in at")
+    assert "rank 302 of 303: the data don't determine 1 direction in at" in str(fit)
 
     def chosen(p):
         return jnp.concatenate([p["at"][:1], p["at"][7:8] - p["at"][:1], p["of"][1:]])
@@ -235,6 +238,31 @@ def test_covariance_is_infinite_only_where_the_data_leave_something_open(x64):
     assert np.all(np.isinf(C[0]))
     np.testing.assert_allclose(C[1, 1], difference @ want @ difference, rtol=1e-8)
     np.testing.assert_allclose(C[2:, 2:], [[1, 0], [0, 0]], atol=1e-12)  # the last one is fixed
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_the_rank_and_what_is_undetermined_are_those_of_the_dense_jacobian(x64, dtype, monkeypatch):
+    monkeypatch.setattr("fnopt.solvers.linear_model._choice._SPARSE", 0)
+    solver = fnopt.levenberg_marquardt(geodesic=False)
+
+    def chain(x, weights, at_first):
+        return jnp.append(weights * (x[1:] - x[:-1]), at_first * x[0])
+
+    start, jac = jnp.zeros(90, dtype), fnopt.sparse_jacobian(chain)
+    rng = np.random.default_rng(0)
+    for cuts, at_first in [(0, 1), (0, 0), (3, 1), (6, 0), (9, 0)]:
+        weights = rng.uniform(0.5, 1, 89).astype(dtype)
+        weights[3 * rng.choice(19, cuts, replace=False) + 1] = 0
+        args = jnp.asarray(weights), jnp.asarray(at_first, dtype)
+        fit = fnopt.least_squares(chain, start, jac=jac, args=args, solver=solver, max_steps=0)
+        J = np.asarray(jac(start, *args).matrix(), np.float64)
+        scale = np.linalg.norm(J, axis=0)
+        _, s, Vt = np.linalg.svd(J / np.where(scale > 0, scale, 1))
+        null = Vt[s < 1e-9]
+        assert fit.rank == (90 - len(null) if len(null) < 8 else -1)
+        assert fit.dof == (len(null) if len(null) < 8 else 0)
+        expected = np.sum(null**2, axis=0) > 1e-9
+        np.testing.assert_array_equal(fit.certificate.undetermined, expected)
 
 
 def test_many_equations_by_their_sparse_jacobian(x64):

@@ -50,6 +50,10 @@ class LinearModel:
         del point
         return jnp.asarray(-1, jnp.int32)
 
+    def null_space(self, point: Linearization) -> tuple[jax.Array, jax.Array]:
+        """Return the rank, and a mask of params with a component in the null space, if known."""
+        return self.rank(point), jnp.zeros(point.x.shape, bool)
+
     def jacobian(self, point: Linearization) -> Any:
         """Return the Jacobian at a point; None if it is too large to form."""
         del point

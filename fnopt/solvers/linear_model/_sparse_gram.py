@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from fnopt.jacobians import SparseJacobian, Sparsity, elimination
@@ -14,12 +15,13 @@ from fnopt.linear import (
     BandedGramSystem,
     BlockLayout,
     EliminatedGramSystem,
-    TallGramSystem,
+    SparseGramSystem,
     band_of,
 )
+from fnopt.numerics import matmul
 from fnopt.residuals import FlatResidual
 from fnopt.sharding import psum_rows, row_axes
-from fnopt.solvers.linear_model._base import LinearModel, Map
+from fnopt.solvers.linear_model._base import LinearModel, Map, free
 from fnopt.solvers.linear_model._linearization import Linearization, half_square
 from fnopt.solvers.linear_model._scaling import initial_scale
 
@@ -95,6 +97,37 @@ def inverse_root(J: SparseJacobian, rows: jax.Array, fixed: jax.Array | None = N
     return lax.map(root, rows / scale)
 
 
+# One more than the directions that the data of a bundle adjustment leave free: a similarity.
+_PROBES = 8
+
+
+def smallest_eigenvalues(system: SparseGramSystem, like: jax.Array) -> tuple[jax.Array, jax.Array]:
+    r"""Estimate the smallest eigenvalues of a Gram matrix, relative to the rounding level.
+
+    Random vectors, filtered twice by :math:`\delta (G + \delta I)^{-1}`, span the eigenvectors of
+    eigenvalues below :math:`\delta`, the damping that rounding errors require. The Rayleigh-Ritz
+    method separates these.
+
+    Args:
+        system: The normal equations.
+        like: A mask of the variables with a nonzero column, `[n]`.
+
+    Returns:
+        :math:`\lambda_j / \delta`, of shape `[8]`, in ascending order, and unit vectors, `[n, 8]`.
+
+    Reference:
+        Golub and Van Loan (2013), Matrix computations, section 8.2.4 (orthogonal iteration).
+    """
+    noise, solve = system.rounding_solvers()
+    filtered = jax.vmap(lambda b: noise * solve.backward(solve.forward(b)), 1, 1)
+    probes = np.random.default_rng(0).standard_normal((like.size, _PROBES))
+    V = filtered(filtered(like[:, None] * jnp.asarray(probes, like.dtype)))
+    V = jnp.linalg.qr(V)[0]
+    AV = jax.vmap(system.push, 1, 1)(V)
+    values, W = jnp.linalg.eigh(psum_rows(matmul(AV.T, AV)))
+    return values / noise, matmul(V, W)
+
+
 @dataclasses.dataclass(frozen=True)
 class SparseGramModel(LinearModel):
     """The model that keeps the sparse Jacobian, for products, and its sparse Gram matrix."""
@@ -118,7 +151,7 @@ class SparseGramModel(LinearModel):
         """Return the products with the Jacobian at a point and with its transpose."""
         return super().products(point._replace(J=point.J[0]))
 
-    def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> TallGramSystem:
+    def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> SparseGramSystem:
         """Return the linear system for steps by a sparse factorisation in scaled variables."""
         push, pull = self.products(point)
         # The column of an active param is zero, which is equivalent to an infinite scale.
@@ -131,6 +164,23 @@ class SparseGramModel(LinearModel):
             lambda v: push(v / scale),
             self.layout,
         )
+
+    def null_space(self, point: Linearization) -> tuple[jax.Array, jax.Array]:
+        r"""Return the rank and the null space, from the smallest eigenvalues.
+
+        The damping :math:`\delta` is 32 times the error of a factorisation (`rounding_damping`), so
+        a null vector is computed with an eigenvalue of at most :math:`\delta / 32^2`. If all eight
+        eigenvalues are below :math:`\delta`, there may be more, and the rank is unknown (-1).
+        """
+        zero, moving = jnp.zeros((), point.x.dtype), free(point)
+        system = self.system(point, initial_scale(point.columns), zero)
+        values, V = smallest_eigenvalues(system, moving)
+        null = values <= 32**-2
+        weight = jnp.sum(jnp.where(null, jnp.square(V), 0), axis=1)
+        root = jnp.asarray(jnp.finfo(V.dtype).eps ** 0.5, V.dtype)
+        mask = jnp.any(null) & (weight > root * jnp.max(weight))
+        rank = jnp.sum(moving > 0, dtype=jnp.int32) - jnp.sum(null, dtype=jnp.int32)
+        return jnp.where(values[-1] > 1, rank, -1), mask
 
     def jacobian(self, point: Linearization) -> SparseJacobian | None:
         """Return the sparse Jacobian; None if rows are sharded over devices."""

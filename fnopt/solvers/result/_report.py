@@ -17,6 +17,7 @@ from fnopt.solvers.result._values import bound_note, entry_names
 
 Solution = Any  # fnopt.solvers.Solution, whose file imports this one
 _MOST_SHOWN = 40  # parameters with a line of their own
+_MOST_LISTED = 6  # names in a sentence
 _ALIKE = 0.9995  # a correlation that is written as 1.000
 
 
@@ -105,7 +106,7 @@ def _params(solution: Solution, names: Sequence[str] | None, absolute_sigma: boo
     )
     rank, n = int(solution.rank), fitted_count(solution)
     errors, correlated = np.full(values.size, np.nan), np.zeros(values.size, bool)
-    missing, lines = "all params", []
+    missing, lines = undetermined_text(solution, names) or "all params", []
     if isinstance(solution.jacobian, jax.Array):
         # A copy, for it is written to.
         errors = np.array(errors_of(solution, absolute_sigma), np.float64)
@@ -168,10 +169,36 @@ def _entries(params: Any) -> list[tuple[str, Any]]:
     return leaves_with_names(jax.tree.unflatten(jax.tree.structure(tree), numbers))[0]
 
 
+def undetermined_text(solution: Solution, names: Sequence[str] | None = None) -> str:
+    """Name the params that the data don't determine; many of them by leaf. Empty if there are none.
+
+    Args:
+        solution: The fit.
+        names: The names of the numbers in the params, by default the paths of the tree.
+    """
+    if solution.certificate is None or not np.any(solution.certificate.undetermined):
+        return ""
+    mask = np.asarray(solution.certificate.undetermined)
+    leaves = [(path.removesuffix("/tangent"), leaf) for path, leaf in _entries(solution.params)]
+    names = named_entries(solution.params) if names is None else names
+    lost = mask if solution.tangent is None else _moving(solution.tangent, mask) != 0
+    if len(names) != lost.size:
+        return f"{mask.sum()} of {mask.size} params"
+    if lost.sum() <= _MOST_LISTED:
+        return listed([name for name, is_lost in zip(names, lost, strict=True) if is_lost])
+    ends = np.cumsum([np.size(leaf) for _, leaf in leaves])
+    parts = zip(leaves, np.split(lost, ends[:-1]), strict=True)
+    of = listed([path or "x" for (path, _), part in parts if part.any()])
+    free = fitted_count(solution) - int(solution.rank)
+    if int(solution.rank) >= 0 and 0 < free < lost.sum():
+        return f"{free} direction{'s' if free > 1 else ''} in {of}"
+    return f"{lost.sum()} numbers in {of}"
+
+
 def listed(names: list[str]) -> str:
     """Join up to six names."""
-    more = f" and {len(names) - 6} more" if len(names) > 6 else ""
-    return ", ".join(names[:6]) + more
+    more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
+    return ", ".join(names[:_MOST_LISTED]) + more
 
 
 def _notes(solution: Solution, errors: np.ndarray, correlated: np.ndarray) -> list[str]:

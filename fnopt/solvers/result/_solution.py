@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.core import Tracer
 
 from fnopt.core import Params, is_converged, status_messages
 from fnopt.errors import missing_attribute, show_report
 from fnopt.jacobians import SparseJacobian
-from fnopt.solvers.result._report import batch_report, listed, named_entries, report
+from fnopt.solvers.result._report import batch_report, report, undetermined_text
 
 
 class StepHistory(NamedTuple):
@@ -108,7 +107,8 @@ class Solution(NamedTuple, Generic[Params]):
             :class:`fnopt.jacobians.SparseJacobian` by the fitted variables. Over a named axis it is
             the triangular factor `[n, n]` with the same :math:`J^T J`, which a covariance needs.
         gradient_norm: The Euclidean norm of :math:`J^T r`.
-        rank: The numerical rank of the Jacobian, int32.
+        rank: The numerical rank of the Jacobian, int32; -1 if it is unknown: after steps by
+            conjugate gradients, or if a sparse Jacobian lacks 8 or more of full rank.
         steps: Number of steps, rejected ones included.
         nfev: Number of evaluations of the residuals.
         njev: Number of evaluations of the Jacobian.
@@ -116,7 +116,8 @@ class Solution(NamedTuple, Generic[Params]):
         history: A `StepHistory` if `history=True`, else None.
         tangent: The derivative of the params by the fitted variables, `[p, n]`; None if the params
             are the fitted variables, or if there is no Jacobian.
-        dof: Degrees of freedom, int32: the number of residuals of nonzero weight minus the rank.
+        dof: Degrees of freedom, int32: the number of residuals of nonzero weight minus the rank
+            (minus the number of variables, if the rank is unknown).
         at_bound: -1 or 1 for each param on its lower or upper bound, int32 `[n]`; None without
             bounds.
         nhev: Number of evaluations of the residuals' second derivative along a step, for the
@@ -158,14 +159,9 @@ class Solution(NamedTuple, Generic[Params]):
             return text
         if jnp.ndim(self.status) or not bool(self.converged):
             return text
-        mask = np.asarray(self.certificate.undetermined)
-        if mask.any():
-            names = named_entries(self.params) if names is None else names
-            lost = [name for name, is_lost in zip(names, mask, strict=False) if is_lost]
-            what = (
-                listed(lost) if len(names) == mask.size else f"{mask.sum()} of {mask.size} params"
-            )
-            return f"{text}; the data don't determine {what}"
+        lost = undetermined_text(self, names)
+        if lost:
+            return f"{text}; the data don't determine {lost}"
         least = self.certificate.least_curvature
         if not bool(self.certificate.certified) and least is not None and least < 0:
             return f"{text}; not certified, since the cost has negative curvature: a saddle point"

@@ -34,7 +34,7 @@ def grad_cost(
 
     Args:
         loss: A function that returns a scalar, or `(scalar, aux)`.
-        argnums: Which positional arguments to differentiate, as in `jax.grad`.
+        argnums: The positional arguments to differentiate, as in `jax.grad`.
         has_aux: Whether `loss` returns `(scalar, aux)`.
         trip_counts: As in `fnopt.costs.cost`.
         compile: Whether to compile the program too, for the compiler's figures.

@@ -1,4 +1,4 @@
-"""Gradients of a batch: per example, weighted, clipped, and their statistics."""
+"""Per-example, weighted and clipped gradients of a batch, and their statistics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Means of per-example gradients that are robust against a few bad examples."""
+"""Means of per-example gradients that are robust to a few bad examples."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def median_of_means(grads: Any, groups: int) -> Any:
         The tree without the example axis, in the same dtypes.
 
     Raises:
-        ValueError: If there are too few examples, or their numbers disagree.
+        ValueError: If there are too few examples, or the leaves have different numbers of examples.
 
     Example:
         >>> from fnopt.gradients import median_of_means
@@ -72,9 +72,9 @@ def median_of_means(grads: Any, groups: int) -> Any:
 def trimmed_mean(grads: Any, fraction: float) -> Any:
     r"""Compute the elementwise mean without the smallest and the largest examples.
 
-    For every entry, the mean omits the :math:`\lfloor \beta n \rfloor` smallest and as many largest
-    values, where :math:`\beta` is the fraction. The result tolerates :math:`\lfloor \beta n
-    \rfloor` bad examples.
+    For every entry, the mean omits the :math:`\lfloor \beta n \rfloor` smallest and the same number
+    of largest values, where :math:`\beta` is the fraction. The result tolerates :math:`\lfloor
+    \beta n \rfloor` bad examples.
 
     Args:
         grads: A tree of per-example gradients with a leading example axis.
@@ -84,7 +84,8 @@ def trimmed_mean(grads: Any, fraction: float) -> Any:
         The tree without the example axis, in the same dtypes.
 
     Raises:
-        ValueError: If the fraction is out of range, or the numbers of examples disagree.
+        ValueError: If the fraction is out of range, or the leaves have different numbers of
+            examples.
 
     Example:
         >>> from fnopt.gradients import trimmed_mean
@@ -111,8 +112,8 @@ def sign_agreement(grads: Any, threshold: float = 0.5) -> Any:
     .. math:: \bar g \cdot \mathbf 1\Bigl[ \Bigl\lvert \tfrac1n \sum_i \mathrm{sign}(g_i)
               \Bigr\rvert \ge \tau \Bigr]
 
-    If too few examples agree on the sign of an entry, the entry counts as memorised and is set to
-    zero.
+    If too few examples agree on the sign of an entry, the entry is regarded as memorised and is set
+    to zero.
 
     Args:
         grads: A tree of per-example gradients with a leading example axis.
@@ -122,7 +123,8 @@ def sign_agreement(grads: Any, threshold: float = 0.5) -> Any:
         The tree without the example axis, in the same dtypes.
 
     Raises:
-        ValueError: If the threshold is out of range, or the numbers of examples disagree.
+        ValueError: If the threshold is out of range, or the leaves have different numbers of
+            examples.
 
     Example:
         >>> from fnopt.gradients import sign_agreement

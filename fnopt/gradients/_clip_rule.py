@@ -25,7 +25,7 @@ class LeafGroups(NamedTuple):
 
 
 def groups_of(params: Any, groups: Any, name: str) -> LeafGroups:
-    """The groups of the leaves of params.
+    """Assign the leaves of the params to groups.
 
     Args:
         params: The differentiated argument (a tuple for several).
@@ -84,7 +84,7 @@ class Blocks(NamedTuple):
 
     @property
     def several(self) -> bool:
-        """Whether the limits are a tree, and not a single number."""
+        """Whether the limits are a tree instead of a single number."""
         return not jax.tree_util.treedef_is_leaf(self.tree)
 
 
@@ -99,7 +99,7 @@ def check_limits(clip_norm: Any, name: str) -> None:
 
 
 def blocks_of(params: Any, clip_norm: Any, name: str) -> Blocks:
-    """Blocks of parameters that share a limit: all, or one for each subtree with a limit.
+    """Return the blocks of parameters: one for each subtree with a limit, or one for all.
 
     Args:
         params: The differentiated argument (a tuple for several).
@@ -120,7 +120,7 @@ def blocks_of(params: Any, clip_norm: Any, name: str) -> Blocks:
 
 
 def clip_factors(norms: jax.Array, clip_norm: Any, rule: str) -> jax.Array:
-    """Scale factor of a gradient with this norm."""
+    """Return the scale factor of a gradient with a given norm."""
     limit = jnp.asarray(clip_norm).astype(norms.dtype)
     if rule == "automatic":
         return limit / (norms + jnp.asarray(_GAMMA, norms.dtype))

@@ -1,4 +1,4 @@
-"""Sums of per-example gradients after clipping each."""
+"""Sums of clipped per-example gradients."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class ExampleInfo(NamedTuple):
             float32. A non-finite norm identifies an example with a bad gradient.
         aux: The auxiliary output of the loss, with a leading example axis; `None` without
             `has_aux`.
-        parts: If `clip_norm` is a tree, a like tree of the norms of the parts, `[n]` each; else
-            `None`.
+        parts: If `clip_norm` is a tree, a tree of the same structure with the norms of the parts,
+            `[n]` each; otherwise None.
     """
 
     loss: jax.Array
@@ -58,7 +58,7 @@ def clipped_grad(
     skip_nonfinite: bool = False,
     axis_name: Any = None,
 ) -> Callable[..., tuple[Any, ExampleInfo]]:
-    r"""Sum the gradients of the examples, each clipped to a global norm.
+    r"""Sum per-example gradients, each of which is clipped by its global norm.
 
     .. math:: g = \sum_{i=1}^n g_i \min\Bigl(1, \frac{C}{\lVert g_i \rVert}\Bigr),
               \qquad g_i = \nabla_\theta\, \ell(\theta, x_i)
@@ -74,13 +74,14 @@ def clipped_grad(
         clip_norm: The largest norm `C` > 0 of one example's gradient; a number or a scalar array,
             which may be traced. Infinity disables clipping. A tree of such numbers that is a prefix
             of the params, such as `{'encoder': 1.0, 'head': 0.1}`, clips each part separately.
-        argnums: Which positional arguments to differentiate; the norm is over all of them.
+        argnums: The positional arguments to differentiate; the norm is over all of these arguments.
         has_aux: Whether `loss_fn` returns `(value, aux)`; `info.aux` then holds `aux`.
-        batch_argnums: Which positional arguments have a leading example axis; by default all
-            after the last of `argnums`.
+        batch_argnums: The positional arguments with a leading example axis; by default all
+            arguments after the last of `argnums`.
         reduction: `'sum'`, or `'mean'`, which divides by the number of examples that `where`
-            selects (all by default). Skipped examples count with a gradient of zero. For private
-            training, divide the sum by the expected number of examples instead.
+            selects (all by default). Skipped examples are included in this number, with a gradient
+            of zero. For private training, divide the sum by the expected number of examples
+            instead.
         method: `'ghost'` computes norms from activations and cotangents. It forms the gradient of a
             matrix only if the gradient is smaller than the activations and cotangents;
             `ghost_report` shows the choice. `'vmap'` forms the gradients of all examples at once;
@@ -89,11 +90,11 @@ def clipped_grad(
         chunk_size: Number of examples to process at once; `None` chooses it from the sizes.
         rule: `'clip'` uses the factor above. `'automatic'` scales every gradient by `C / (norm +
             0.01)`; `C` is then a factor of the learning rate and needs no tuning.
-        skip_nonfinite: Whether an example with a non-finite gradient or loss counts as
-            one with a gradient of zero.
+        skip_nonfinite: Whether to replace the gradient of an example by zero if its gradient or
+            loss isn't finite.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
-            the batch is sharded, or several axes. Sums then cover all devices, and all get the
-            same result. `None` sums over the examples of this call.
+            the batch is sharded, or several axes. Sums then cover all devices, and all devices get
+            the same result. `None` sums over the examples of this call.
 
     Returns:
         A function `(params, batch, ..., key=None, where=None)` -> `(gradient, info)`. The gradient
@@ -183,7 +184,7 @@ class Clip(NamedTuple):
     def apply(
         self, info: ExampleInfo, norms: Sequence[jax.Array], wanted: jax.Array | None
     ) -> tuple[list[jax.Array], jax.Array | None, ExampleInfo]:
-        """Weights by leaf, a mask of the examples that count (`None` for all), and norms."""
+        """Return weights per leaf, a mask of selected examples (None for all), and norms."""
         if self.skip_nonfinite:
             finite = jnp.isfinite(info.norm) & jnp.isfinite(info.loss)
             wanted = finite if wanted is None else wanted & finite

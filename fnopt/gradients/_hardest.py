@@ -24,8 +24,9 @@ class HardExamples(NamedTuple):
     """The `k` hardest examples of a batch, sorted by decreasing score.
 
     Attributes:
-        index: Positions of the examples in the batch, int32 `[k]`. If fewer than `k` examples
-            count, the remaining entries are -1, and the other fields are undefined there.
+        index: Positions of the examples in the batch, int32 `[k]`. If fewer than `k` examples are
+            selected, the remaining entries are -1, and the corresponding entries of the other
+            fields are undefined.
         score: The scores of the examples, `[k]`.
         loss: The losses of the examples, `[k]`.
         norm: The norms of the examples' gradients, `[k]`.
@@ -51,7 +52,7 @@ def hardest_examples(
     chunk_size: int | None = None,
     axis_name: Any = None,
 ) -> Callable[..., HardExamples]:
-    r"""Find the `k` examples with the largest gradient, loss or disagreement with the others.
+    r"""Find the `k` examples with the largest gradient norm, loss or disagreement.
 
     The score of an example is
 
@@ -65,11 +66,11 @@ def hardest_examples(
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
         k: Number of examples to return, from 1 to the size of the whole batch.
         by: `'norm'`, `'loss'` or `'disagreement'`. `'disagreement'` takes a second, forward-mode
-            pass. An out-of-bounds index of a table refers to its last row in that pass, as in
-            `jax.jvp`, and to no row in norms, as in `jax.grad`.
-        argnums: Which positional arguments to differentiate; the norm is over all of them.
+            pass. In this pass, an out-of-bounds index of a table refers to the last row, as in
+            `jax.jvp`; for norms, such an index refers to no row, as in `jax.grad`.
+        argnums: The positional arguments to differentiate; the norm is over all of these arguments.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
-        batch_argnums: Which positional arguments have a leading example axis; by default all
+        batch_argnums: The positional arguments with a leading example axis; by default all
             after the last of `argnums`.
         method: As in `per_example_norms`.
         chunk_size: Number of examples to process at once; `None` chooses it from the sizes.
@@ -79,13 +80,14 @@ def hardest_examples(
 
     Returns:
         A function `(params, batch, ..., key=None, where=None)` -> `HardExamples`. Examples with a
-        NaN score come first, and a NaN norm counts as infinite. For `'disagreement'` the sum omits
-        examples with a non-finite gradient or loss. The bool array `where` of shape `[n]` selects
-        examples.
+        NaN score come first, and a NaN norm is treated as infinite. For `'disagreement'`, the sum
+        omits examples with a non-finite gradient or loss. The bool array `where` of shape `[n]`
+        selects examples.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
-        ValueError: If there aren't `k` examples, their axes disagree, or an option is invalid.
+        ValueError: If there are fewer than `k` examples, the example axes disagree, or an option is
+            invalid.
 
     Example:
         >>> from fnopt.gradients import hardest_examples

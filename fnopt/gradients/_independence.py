@@ -1,4 +1,4 @@
-"""Check that the losses of a batch don't depend on each other."""
+"""Check that the loss of an example doesn't depend on the other examples of a batch."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ def check_examples_independent(
 
     .. math:: \ell_i(\theta, x_1, \dots, x_n) = \ell(\theta, x_i)
 
-    Every computation over the batch axis violates this condition. Examples are batch norm in
-    training mode, a contrastive loss, and an expert capacity that the tokens of all examples share.
+    Every computation over the batch axis violates this condition, such as batch normalization in
+    training mode, a contrastive loss, and an expert capacity shared by the tokens of all examples.
     The check replaces a few examples, one at a time, and requires that the losses of all other
     examples don't change.
 
-    `per_example_grads` and similar functions call the loss with *one* example. Batch norm inside
-    the loss then normalises a batch of one, so this loss differs from the loss that you train.
-    Therefore check the loss of a batch before you write the loss of one example.
+    `per_example_grads` and similar functions call the loss with *one* example. Batch normalization
+    inside the loss then normalises a batch of one example, so this loss differs from the training
+    loss. Therefore check the loss of a batch before you write the loss of one example.
 
     Args:
         losses_fn: `losses_fn(params, batch, ...) -> [n]`, the loss of every example of a batch, or
             `([n], aux)`.
-        batch_argnums: Which positional arguments have a leading example axis.
+        batch_argnums: The positional arguments with a leading example axis.
         has_aux: Whether `losses_fn` returns `(losses, aux)`.
         probes: Number of examples to replace.
 
     Returns:
-        A function of the arguments of `losses_fn` that returns `None`. It runs `losses_fn`
-        `probes + 1` times and compares numbers, so call it outside of `jit`.
+        A function of the arguments of `losses_fn` that returns `None`. The returned function calls
+        `losses_fn` `probes + 1` times and compares numbers, so call it outside of `jit`.
 
     Raises:
-        ValueError: If the losses of other examples change; or if they have another shape than
-            `[n]`, aren't finite, or the batch has no two different examples.
+        ValueError: If the losses of other examples change; if the losses don't have the shape `[n]`
+            or aren't finite; or if all examples of the batch are equal.
         TypeError: If the arguments are traced.
 
     Example:

@@ -1,4 +1,4 @@
-"""Checks of a user's loss of one example, and its binding to a batch."""
+"""Checks of a user's loss of one example, and binding of the loss to a batch."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ class BoundLoss(NamedTuple):
         params: A tuple of the differentiated arguments.
         batch: A tree; every leaf has a leading axis of `size` examples.
         size: Number of examples.
-        given: The user's params; the sums get their sharding.
+        given: The user's params, which determine the sharding of the sums.
     """
 
     loss: Callable[[Any, Any], tuple[jax.Array, Any]]
@@ -126,8 +126,8 @@ class ExampleLoss:
     Attributes:
         fn: The loss of ONE example.
         argnums: The arguments to differentiate, as in `jax.grad`.
-        batch_argnums: The arguments with a leading example axis; `None` for all after
-            the last differentiated one.
+        batch_argnums: The arguments with a leading example axis; `None` for all arguments after the
+            last differentiated argument.
         has_aux: Whether `fn` returns `(value, aux)`.
         name: The public function that the user called, for messages.
     """
@@ -148,12 +148,12 @@ class ExampleLoss:
     def bind(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any, axis_name: Any = None
     ) -> BoundLoss:
-        """Check the arguments of a call, and split them into params, batch and shared ones.
+        """Check the arguments of a call; split them into params, batch and shared arguments.
 
         Args:
             args: The positional arguments.
-            kwargs: Arguments that all examples share.
-            key: A PRNG key, from which every example gets its own.
+            kwargs: Arguments shared by all examples.
+            key: A PRNG key, from which a key for every example is derived.
             axis_name: The named axis along which a larger batch is sharded, if any.
         """
         argnums, batch_argnums = self._positions(len(args))
@@ -202,7 +202,7 @@ class ExampleLoss:
             )
 
     def batch_of(self, args: tuple[Any, ...]) -> Any:
-        """The batched arguments, as `with_batch` takes them."""
+        """Return the batched arguments in the form that `with_batch` takes."""
         batch = tuple(args[i] for i in self._positions(len(args))[1])
         return batch[0] if len(batch) == 1 else batch
 
@@ -225,7 +225,7 @@ class ExampleLoss:
         return grads[0] if isinstance(self.argnums, int) else grads
 
     def outputs(self, losses: Any, aux: Any, grads: tuple[Any, ...], with_value: bool) -> Any:
-        """The results as `jax.grad` and `jax.value_and_grad` return them."""
+        """Return the results in the form of `jax.grad` and `jax.value_and_grad`."""
         like = self.like_argnums(grads)
         if with_value:
             return ((losses, aux) if self.has_aux else losses), like

@@ -29,19 +29,19 @@ def microbatch(
 
     .. math:: f(x_1, \ldots, x_B) = \sum_k f(x_{(k-1)m+1}, \ldots, x_{km})
 
-    The microbatches run in a loop, so memory use is that of :math:`m` examples. The last microbatch
-    may be smaller.
+    The microbatches run in a loop, so the memory use is the memory for :math:`m` examples. The last
+    microbatch may be smaller.
 
     Args:
         fun: A function of a batch whose results are sums, means or stacked arrays over the
             examples.
-        argnums: Which positional arguments are batched.
+        argnums: The batched positional arguments.
         microbatch_size: :math:`m`, the number of examples in a microbatch; None for the whole
             batch.
         accumulator: `'sum'` over the microbatches, `'mean'` weighted by their sizes, or `'concat'`
-            along the first axis, in the order of the examples. One accumulator for all results, or
-            a tree of accumulators that is a prefix of the results.
-        argnames: Which keyword arguments are batched.
+            along the first axis, in the order of the examples. A single accumulator for all
+            results, or a tree of accumulators that is a prefix of the results.
+        argnames: The batched keyword arguments.
         in_axes: The axis of the examples.
 
     Returns:

@@ -42,11 +42,11 @@ class Formed(NamedTuple):
 
     @property
     def leaves(self) -> list[jax.Array]:
-        """The gradients by leaf."""
+        """The gradients of each leaf."""
         return jax.tree.leaves(self.grads)
 
     def norms(self, blocks: Sequence[int] | None = None, count: int = 1) -> jax.Array:
-        """The norms by block of leaves, `[blocks, n]`; by default over all leaves together."""
+        """Norms per block of leaves, `[blocks, n]`; by default over all leaves."""
         if not self.leaves:
             return jnp.zeros((count, *self.loss_and_aux[0].shape), jnp.float32)
         blocks = [0] * len(self.leaves) if blocks is None else blocks
@@ -64,14 +64,14 @@ class Formed(NamedTuple):
         """The mean gradient, and for every leaf the sum of squared deviations from the mean.
 
         Args:
-            counts: 1 for the examples that count, 0 for the others, whose gradients are zero.
+            counts: 1 for selected examples, 0 for all other examples, whose gradients are zero.
         """
         found = [squared_deviations(x, counts) for x in self.leaves]
         mean = jax.tree.unflatten(jax.tree.structure(self.grads), [m for m, _ in found])
         return mean, [deviations for _, deviations in found]
 
     def only(self, wanted: jax.Array) -> Formed:
-        """A copy in which examples that don't count have zero gradients, even if these were NaN."""
+        """Return a copy with zero gradients for excluded examples, even if they were NaN."""
         grads = jax.tree.map(lambda g: only_where(wanted, g), self.grads)
         return self._replace(grads=grads, again=None)
 
@@ -81,7 +81,7 @@ class Formed(NamedTuple):
         return self._replace(grads=grads, again=None)
 
     def weighted_sum(self, weights: Sequence[jax.Array]) -> Any:
-        """The sum of the gradients times weights `[n]`, given by leaf."""
+        """Sum of the gradients times weights `[n]`, given for each leaf."""
         sums = [weighted_total(w, g) for w, g in zip(weights, self.leaves, strict=True)]
         return jax.tree.unflatten(jax.tree.structure(self.grads), sums)
 
@@ -100,7 +100,7 @@ Measurements = Formed | GhostMeasurements
 """Gradients of a chunk of examples: formed, or as the tape of a backward pass."""
 
 Measure = Callable[..., Measurements]
-"""`(chunk, blocks=None)` -> the gradients of a chunk, which can be measured by these blocks."""
+"""`(chunk, blocks=None)` -> the gradients of a chunk, whose norms are computed per block."""
 
 
 def measure(bound: BoundLoss, strategy: Strategy) -> Measure:
@@ -136,8 +136,8 @@ class Totals(NamedTuple):
     """Moments of the gradients, and the loss and the gradient norm of every example.
 
     Attributes:
-        moments: Moments of the gradients that count.
-        counts: Mask of the examples that count, bool `[n]`; `None` for all.
+        moments: Moments of the gradients of selected examples.
+        counts: Mask of the selected examples, bool `[n]`; `None` for all.
         loss: The loss of every example, `[n]`.
         norm: The norm of every example's gradient, `[n]`.
         aux: The auxiliary output of the loss.

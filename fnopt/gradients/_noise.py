@@ -41,15 +41,14 @@ def add_noise(
     .. math:: \tilde g = g + \sigma S \xi, \quad \xi \sim \mathcal N(0, I), \qquad
               S = \Bigl(\sum_k C_k^2\Bigr)^{1/2} \; [\,/\, B\,]
 
-    `S` is the sensitivity: the largest change of a sum of gradients, clipped to `C` (or part by
-    part to `C_k`), when an example is added or removed. An accounting library computes the privacy
+    `S` is the sensitivity: the largest change of a sum of gradients, clipped to `C` (or to `C_k`
+    for each part), when an example is added or removed. An accounting library computes the privacy
     of many steps from the noise multiplier, the sampling rate and the number of steps. The privacy
-    guarantee holds if batches are sampled as the library assumes. It also requires that no other
-    results that depend on the data (losses, norms, skipped examples) are published. The noise is a
-    floating-point sample of JAX's generator. This generator isn't cryptographically secure, and
-    floating-point noise has known weaknesses. On several devices, add the noise to the sum over all
-    devices (`clipped_grad` with `axis_name`). Use the same key on every device, so that the noise
-    is added once.
+    guarantee holds if batches are sampled as the library assumes, and if no other results that
+    depend on the data (losses, norms, skipped examples) are published. JAX's generator, which draws
+    the noise, isn't cryptographically secure, and floating-point noise has known weaknesses. On
+    several devices, add the noise to the sum over all devices (`clipped_grad` with `axis_name`).
+    Use the same key on every device, so that the noise is added once.
 
     Args:
         grads: The clipped sum of `clipped_grad`, or this sum divided by `batch_size`.
@@ -58,8 +57,8 @@ def add_noise(
         clip_norm: The `clip_norm` of the gradients, a number or a tree of numbers.
         step: The step number, folded into the key so that one key serves a whole training; `None`
             uses the key itself: never use a key twice.
-        batch_size: The divisor of the sum, if any. Divide by the *expected* size of a
-            batch, because its actual size is itself a secret.
+        batch_size: The divisor of the sum, if any. Divide by the *expected* size of a batch,
+            because the actual size is secret.
 
     Returns:
         The noisy gradients, in the dtypes of `grads`, and a `NoiseInfo`.
@@ -105,7 +104,7 @@ def sensitivity(clip_norm: Any, *, batch_size: Any = None) -> jax.Array:
         batch_size: The divisor of the sum, if any.
 
     Returns:
-        A scalar. `add_noise` multiplies it by the noise multiplier.
+        A scalar, which `add_noise` multiplies by the noise multiplier.
 
     Raises:
         ValueError: If a clip norm isn't positive and finite, or the batch size isn't positive.
@@ -176,7 +175,7 @@ class PoissonBatch(NamedTuple):
     Attributes:
         index: The positions of the examples in the data set, int32 `[capacity]`; 0 in the padding.
         where: Mask of the examples, False for padding, bool `[capacity]`.
-        count: Number of drawn examples, int32; larger than the capacity if not all of them fit.
+        count: Number of drawn examples, int32; larger than the capacity if `overflow` isn't 0.
         overflow: Number of examples that don't fit, int32. Use the batch only if `overflow` is 0;
             otherwise it isn't a Poisson sample, which accountants assume.
     """
@@ -196,7 +195,8 @@ def poisson_batch(
     examples is random, with the mean `n q`. The batch is padded to a fixed size for `jit`. Pass
     `where` to `clipped_grad`, and divide the sum by the *expected* size `n q`.
 
-    The default capacity `C` overflows in less than one of 10^10 batches, by Bernstein's inequality:
+    With the default capacity `C`, less than one of 10^10 batches overflows, by Bernstein's
+    inequality:
 
     .. math:: P\bigl(\mathrm{Binomial}(n, q) \ge n q + t\bigr) \le
               \exp\Bigl(-\frac{t^2}{2 n q (1 - q) + 2 t / 3}\Bigr), \qquad C = \lceil n q + t \rceil

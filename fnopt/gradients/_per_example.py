@@ -23,7 +23,7 @@ def per_example_grads(
     batch_argnums: int | Sequence[int] | None = None,
     chunk_size: int | None = None,
 ) -> Callable[..., Any]:
-    r"""Compute the gradient of the loss of every example, not summed over the batch.
+    r"""Compute the gradient of the loss for every example of a batch.
 
     .. math:: g_i = \nabla_\theta\, \ell(\theta, x_i), \qquad i = 1, \dots, n
 
@@ -31,9 +31,9 @@ def per_example_grads(
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar`, or `(scalar, aux)` with `has_aux`.
-        argnums: Which positional arguments to differentiate, as in `jax.grad`.
+        argnums: The positional arguments to differentiate, as in `jax.grad`.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
-        batch_argnums: Which positional arguments have a leading example axis on every leaf. By
+        batch_argnums: The positional arguments with a leading example axis on every leaf. By
             default all after the last of `argnums`. The others, and every keyword
             argument, are passed to all examples unchanged.
         chunk_size: Number of examples to differentiate at once, which bounds the memory of
@@ -79,9 +79,9 @@ def value_and_per_example_grads(
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar`, or `(scalar, aux)` with `has_aux`.
-        argnums: Which positional arguments to differentiate, as in `jax.grad`.
+        argnums: The positional arguments to differentiate, as in `jax.grad`.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
-        batch_argnums: Which positional arguments have a leading example axis; by default all
+        batch_argnums: The positional arguments with a leading example axis; by default all
             after the last of `argnums`.
         chunk_size: Number of examples to differentiate at once; `None` for all.
 
@@ -150,9 +150,9 @@ def per_example_norms(
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
-        argnums: Which positional arguments to differentiate; the norm is over all of them.
+        argnums: The positional arguments to differentiate; the norm is over all of them.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
-        batch_argnums: Which positional arguments have a leading example axis; by default all
+        batch_argnums: The positional arguments with a leading example axis; by default all
             after the last of `argnums`.
         method: `'ghost'` computes norms from activations and cotangents. It forms the gradient of a
             matrix only if the gradient is smaller than the activations and cotangents;

@@ -1,4 +1,4 @@
-"""Similarity of the gradients of examples to each other and to their mean."""
+"""Similarity between per-example gradients, and between a gradient and the mean."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _forward(bound: BoundLoss, direction: Any, chunk: Any) -> jax.Array:
 
 
 def _reverse(bound: BoundLoss, direction: Any, chunk: Any) -> jax.Array:
-    """Inner products by reverse mode only, because the backward pass is linear in the weights."""
+    """Compute inner products in reverse mode: the backward pass is linear in the weights."""
 
     def losses(params: Any) -> jax.Array:
         return jax.vmap(lambda example: bound.loss(params, example)[0])(chunk)
@@ -102,10 +102,10 @@ class GradientSimilarity(NamedTuple):
         inner: The inner products, `[n, m]`, at least float32; without a second batch, the Gram
             matrix.
         cosine: The cosines of the angles, `[n, m]`; zero for a gradient of zero, which has no
-            direction. They are correct even if inner products overflow or underflow.
+            direction. The cosines are correct even if inner products overflow or underflow.
         norm: The norm of every example's gradient, `[n]`.
         loss: The loss of every example, `[n]`.
-        aux: The auxiliary output of the loss; else `None`.
+        aux: The auxiliary output of the loss; `None` without `has_aux`.
         other_norm: The gradient norms of the other batch, `[m]`; `None` without a second batch.
         other_loss: The losses of the other batch, `[m]`; `None` without a second batch.
     """
@@ -129,27 +129,29 @@ def gradient_similarity(
     chunk_size: int | None = None,
     axis_name: Any = None,
 ) -> Callable[..., GradientSimilarity]:
-    r"""Compute inner products and cosines between the gradients of all examples, or two batches.
+    r"""Compute inner products and cosines between per-example gradients.
 
     .. math:: K_{ij} = \langle g_i, g_j \rangle, \qquad
               \cos_{ij} = \frac{K_{ij}}{\lVert g_i \rVert \lVert g_j \rVert}
 
-    A negative cosine means that a step on one example increases the loss of the other.
+    A negative cosine means that a step on one example increases the loss of the other example.
     Near-duplicates have a cosine near 1. `K` is the neural tangent kernel of the losses on the
-    batch. For a matrix that is used at positions `r` with inputs `a_r` and cotangents `c_r` it is
+    batch. For a matrix that is used at positions `r` with inputs `a_r` and cotangents `c_r`, `K` is
     :math:`\sum_{r,s} (a_{ir} \cdot a_{js}) (c_{ir} \cdot c_{js})`, so no gradient is formed. If a
-    matrix is used at very many positions, forming slices of the gradients is cheaper, and
-    `gradient_similarity` does that.
+    matrix is used at very many positions, `gradient_similarity` forms slices of the gradients,
+    which is cheaper.
 
     With a test batch as `other`, a step of length `lr` on training example `i` changes the loss of
     test example `j` by `-lr * inner[i, j]`, to first order. The sum of these changes over the
-    checkpoints of a training estimates the influence of training examples on a prediction (TracIn).
+    checkpoints of a training run estimates the influence of training examples on a prediction
+    (TracIn).
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
-        argnums: Which positional arguments to differentiate; inner products are over all of them.
+        argnums: The positional arguments to differentiate; inner products are over all of these
+            arguments.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
-        batch_argnums: Which positional arguments have a leading example axis; by default all
+        batch_argnums: The positional arguments with a leading example axis; by default all
             after the last of `argnums`.
         method: As in `per_example_norms`.
         chunk_size: Number of examples to process at once. `None` for all: one pass over the batch,

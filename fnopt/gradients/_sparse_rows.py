@@ -30,8 +30,8 @@ class Lookup(NamedTuple):
     """A lookup of rows in the program.
 
     Attributes:
-        indices: The row indices, each at least 0. The number of rows of the table marks a lookup
-            without a gradient.
+        indices: The row indices, each at least 0. An index equal to the number of rows marks a
+            lookup without a gradient.
         kind: Shape and dtype of the looked-up rows, before casts.
         back: The axes of the result that index the entries of a row, in order.
     """
@@ -154,7 +154,7 @@ def _rows_of_slice(eqn: Any, ins: list[Any]) -> tuple[jax.Array, tuple[int, ...]
 
 
 def _clip_or_drop(index: jax.Array, size: int, clips: bool) -> jax.Array:
-    """Clip out-of-bounds indices, or map them to the number of rows, which marks no gradient."""
+    """Clip out-of-bounds indices, or replace them by the number of rows (no gradient)."""
     zero, n = jnp.zeros_like(index), jnp.full_like(index, size)
     # The two modes of JAX's gather: clipped indices have the gradient of the last row.
     if clips:
@@ -187,8 +187,8 @@ def sparse_value_and_grad(
         has_aux: Whether `fun` returns `(scalar, aux)`.
 
     Returns:
-        A function `(params, *args) -> (value, grads)` like that of `jax.value_and_grad`; `grads`
-        has `fnopt.core.Rows` in place of the tables, for `fnopt.sparse_rows`.
+        A function `(params, *args) -> (value, grads)` as in `jax.value_and_grad`; `grads` has
+        `fnopt.core.Rows` in place of the tables, for `fnopt.sparse_rows`.
 
     Raises:
         ValueError: If a name matches no leaf of the params.
@@ -241,7 +241,7 @@ def sparse_value_and_grad(
 
 
 def _shifts(evaluate: Callable[..., Any], others: list[Any]) -> tuple[list[Any], list[Any]]:
-    """Zero shifts of the lookups by table, and functions that convert cotangents to `Rows`."""
+    """Zero shifts of the lookups per table, and functions that convert cotangents to `Rows`."""
     seen: list[Any] = [[] for _ in others]
     backs: list[Any] = [[] for _ in others]
 

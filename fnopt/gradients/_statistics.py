@@ -28,9 +28,9 @@ def noise_scale(
               \mathrm{tr}\,\Sigma \approx \frac{\lvert g_b \rvert^2 - \lvert g_B \rvert^2}
               {1/b - 1/B}, \qquad B_\mathrm{simple} = \frac{\mathrm{tr}\,\Sigma}{\lvert G \rvert^2}
 
-    Data-parallel training already computes both gradients: that of one device, and the mean over
-    the devices. The two estimates are noisy but unbiased; their ratio is biased. Therefore average
-    the estimates over steps, and then divide the averages.
+    Data-parallel training already computes both gradients: the gradient of one device, and the mean
+    over the devices. The two estimates are noisy but unbiased; their ratio is biased. Therefore
+    average the estimates over steps, and then divide the averages.
 
     Args:
         small_norm: The norm of a mean gradient over `small_size` examples; or several norms,
@@ -89,17 +89,17 @@ class GradientStatistics(NamedTuple):
             squares of finite gradients overflow.
         snr: For every leaf, the signal-to-noise ratio `|mean|^2 / variance`. The estimate of
             `|mean|^2` is unbiased, so the ratio may be negative if the signal is weak. Zero for a
-            param that the loss ignores, infinite if all gradients are equal, NaN if squares of the
-            gradients overflow or underflow.
+            param that the loss doesn't use, infinite if all gradients are equal, NaN if squares of
+            the gradients overflow or underflow.
         noise_scale: The simple noise scale of all params, `sum(variance) / |mean|^2`, with the
-            unbiased estimate of `|mean|^2`. Larger batches than this hardly help.
+            unbiased estimate of `|mean|^2`. Batches above this size hardly help.
         loss: The loss of every example, `[n]`.
         norm: The global norm of every example's gradient, `[n]`. A non-finite norm identifies
             an example with a bad gradient.
-        aux: The auxiliary output of the loss; else `None`.
-        count: Number of examples that count, int32.
+        aux: The auxiliary output of the loss; `None` without `has_aux`.
+        count: Number of selected examples, int32.
         alignment: With `alignment=True`, the cosine of the angle between the gradient of every
-            example and the mean of all other gradients, `[n]`; else `None`.
+            example and the mean of all other gradients, `[n]`; otherwise `None`.
     """
 
     mean: Any
@@ -134,24 +134,24 @@ def gradient_statistics(
               s = \lVert g \rVert^2 - \frac vn, \qquad
               \mathrm{snr} = \frac sv, \qquad B_\mathrm{simple} = \frac vs
 
-    Per-example gradients aren't kept, so the cost is little more than that of the mean gradient.
-    Squared deviations are computed relative to one gradient of each chunk, and chunks are merged by
-    their means. A variance that is small relative to the mean therefore stays accurate. A second
-    pass (one forward-mode derivative along the mean) computes how well every example agrees with
-    the others:
+    Per-example gradients aren't stored, so the cost is little more than the cost of the mean
+    gradient. Squared deviations are computed relative to one gradient of each chunk, and chunks are
+    merged by their means. A variance that is small relative to the mean therefore stays accurate. A
+    second pass (one forward-mode derivative along the mean) computes how well the gradient of each
+    example agrees with the other gradients:
 
     .. math:: \mathrm{alignment}_i = \cos\Bigl(g_i, \sum_{j \ne i} g_j\Bigr)
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
-        argnums: Which positional arguments to differentiate.
+        argnums: The positional arguments to differentiate.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
-        batch_argnums: Which positional arguments have a leading example axis; by default all
+        batch_argnums: The positional arguments with a leading example axis; by default all
             after the last of `argnums`.
         method: As in `per_example_norms`.
         chunk_size: Number of examples to process at once; `None` chooses it from the sizes.
-        alignment: Whether to make the second pass. It treats out-of-bounds indices of a table as
-            `by='disagreement'` of :func:`fnopt.hardest_examples` does.
+        alignment: Whether to run the second pass, which treats out-of-bounds indices of a table
+            like `by='disagreement'` in :func:`fnopt.hardest_examples`.
         skip_nonfinite: Whether to omit examples with a non-finite gradient or loss from all sums.
             Otherwise, one such example makes the sums NaN.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
@@ -160,8 +160,8 @@ def gradient_statistics(
 
     Returns:
         A function `(params, batch, ..., key=None, where=None)` -> `GradientStatistics`. The
-        bool array `where` of shape `[n]` selects the examples that count; the others may contain
-        anything. At least two examples must be selected.
+        bool array `where` of shape `[n]` selects the examples; all other examples may have any
+        values. At least two examples must be selected.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.
@@ -250,7 +250,7 @@ def _variance(
 
 
 def _ratio(a: jax.Array, b: jax.Array, mean: list[jax.Array]) -> jax.Array:
-    """Ratio of squares: 0 for params that the loss ignores, NaN if squares underflow."""
+    """Ratio of squares: 0 for unused params, NaN if squares underflow."""
     lost = (a == 0) & (b == 0) & jnp.stack([jnp.any(m != 0) for m in mean]).any()
     return jnp.where(lost, jnp.full_like(a, jnp.nan), safe_divide(a, b))
 

@@ -68,7 +68,7 @@ def choose(method: str, chunk_size: int | None, bound: BoundLoss) -> Strategy:
 
 
 def _fitting(bytes_per_example: int, size: int) -> int:
-    """Number of examples of this size that fit the memory budget."""
+    """Return the number of examples of a given size that fit into the memory budget."""
     budget = _CPU_CHUNK_BYTES if jax.default_backend() == "cpu" else _ACCELERATOR_CHUNK_BYTES
     most = min(size, max(1, budget // max(1, bytes_per_example)))
     # A nearby divisor avoids a remainder chunk, which would be compiled separately.

@@ -23,7 +23,7 @@ from fnopt.numerics import (
 from fnopt.sharding import product_sharding, replicate, reshape, reshard_like
 
 Lengths = Sequence[jax.Array]
-"""By leaf of the params: something of the gradients of all examples, `[n]` each."""
+"""A quantity of every example's gradient, `[n]`, for each leaf of the params."""
 
 
 def squares_of(x: jax.Array) -> jax.Array:
@@ -32,12 +32,12 @@ def squares_of(x: jax.Array) -> jax.Array:
 
 
 def unit_of(x: jax.Array) -> jax.Array:
-    """Divisor that scales an array into the dtype's range."""
+    """Return a divisor that prevents overflow and underflow of an array's squares."""
     return range_divisor(jnp.max(jnp.abs(x), initial=0))
 
 
 def lengths_of(x: jax.Array) -> jax.Array:
-    """Norms of formed gradients, `[n]`, in a further pass with a scale factor per example."""
+    """Norms of formed gradients, `[n]`, by a second pass with a scale factor per example."""
 
     def norm_of_example(x: jax.Array) -> jax.Array:
         unit = unit_of(x)
@@ -48,7 +48,7 @@ def lengths_of(x: jax.Array) -> jax.Array:
 
 
 def squared_deviations(x: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Mean of the gradients that count, and the sum of squared deviations from the mean."""
+    """Mean of the selected gradients, and the sum of squared deviations from the mean."""
     x = widen(x)
     # From one of them first: zero if all are the same, and small numbers have an exact mean.
     first = replicate(x, 0)[jnp.argmax(replicate(counts))]
@@ -58,7 +58,7 @@ def squared_deviations(x: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.
 
 
 def number(counts: jax.Array, dtype: Any) -> jax.Array:
-    """Number of examples that count, at least 1, as a divisor."""
+    """Number of selected examples, at least 1, as a divisor."""
     return jnp.maximum(jnp.sum(counts), 1).astype(dtype)
 
 
@@ -68,9 +68,10 @@ def block_norms(
     """The norms of blocks of params, `[blocks, n]`.
 
     Args:
-        squares: Squared norms by leaf, in float32 out of range for norms below 1e-19 or above 1e19.
-        careful: Function that computes the norms by leaf without overflow, called only if squares
-            are out of range.
+        squares: Squared norms per leaf; in float32 they underflow or overflow for norms below 1e-19
+            or above 1e19.
+        careful: Function that computes the norms per leaf without overflow, called only if squares
+            overflow or underflow.
         blocks: The block index of every leaf.
         count: Number of blocks; a block without leaves has norm 0.
     """
@@ -124,7 +125,7 @@ def weighted_total(weights: jax.Array, x: jax.Array) -> jax.Array:
 
 
 def only_where(wanted: jax.Array, x: jax.Array) -> jax.Array:
-    """Set examples that don't count to zero; multiplication by a weight of zero would keep NaN."""
+    """Set excluded examples to zero; multiplication by a weight of zero would keep NaN."""
     return jnp.where(per_row(wanted, x), x, jnp.zeros((), x.dtype))
 
 

@@ -30,24 +30,24 @@ def weighted_grad(
     .. math:: g = \sum_{i=1}^n w_i \nabla_\theta\, \ell(\theta, x_i)
               \qquad\text{or}\qquad \frac1n \sum_{i=1}^n w_i \nabla_\theta\, \ell(\theta, x_i)
 
-    The weights are the cotangents of one backward pass over the batch, so the cost equals that of a
-    plain gradient. The result is differentiable with respect to the weights, for influence
+    The weights are the cotangents of one backward pass over the batch, so the cost equals the cost
+    of a plain gradient. The result is differentiable with respect to the weights, for influence
     functions, data reweighting and meta-learning. A weight of zero doesn't exclude an example with
     a non-finite gradient.
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
-        argnums: Which positional arguments to differentiate, as in `jax.grad`.
+        argnums: The positional arguments to differentiate, as in `jax.grad`.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
-        batch_argnums: Which positional arguments have a leading example axis; by default all
+        batch_argnums: The positional arguments with a leading example axis; by default all
             after the last of `argnums`.
         reduction: `'sum'`, or `'mean'`, which divides by the number of examples (not by the sum
             of the weights).
         chunk_size: Number of examples to differentiate at once; gradients are accumulated over
             chunks in float32 or wider. `None` for all.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
-            the batch is sharded, or several axes. Sums then cover all devices, and all get the
-            same result. `None` sums over the examples of this call.
+            the batch is sharded, or several axes. Sums then cover all devices, and all devices get
+            the same result. `None` sums over the examples of this call.
 
     Returns:
         A function `(params, batch, ..., weights, key=None)` -> the gradient, like `params`, or
@@ -86,9 +86,9 @@ def value_and_weighted_grad(
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
-        argnums: Which positional arguments to differentiate, as in `jax.grad`.
+        argnums: The positional arguments to differentiate, as in `jax.grad`.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
-        batch_argnums: Which positional arguments have a leading example axis; by default all
+        batch_argnums: The positional arguments with a leading example axis; by default all
             after the last of `argnums`.
         reduction: `'sum'`, or `'mean'`, which divides by the number of examples.
         chunk_size: Number of examples to differentiate at once; `None` for all.
@@ -192,12 +192,13 @@ def scale_gradient(inputs: Any, scale: Any) -> Any:
 
     .. math:: y = x, \qquad \frac{\partial L}{\partial x} = s\, \frac{\partial L}{\partial y}
 
-    Zero stops the gradient, a negative number reverses it (Ganin and Lempitsky, 2014,
+    Zero stops the gradient; a negative number reverses its sign (Ganin and Lempitsky, 2014,
     arXiv:1409.7495). Forward-mode derivatives are scaled in the same way.
 
     Args:
         inputs: A tree of floating or complex arrays.
-        scale: :math:`s`, a number; it may be traced, and has no derivative.
+        scale: :math:`s`, a number, which may be traced. The derivative with respect to `scale` is
+            zero.
 
     Returns:
         The same tree.

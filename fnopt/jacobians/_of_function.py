@@ -117,7 +117,7 @@ def jacobian(
 
     Args:
         fn: `fn(params, ...)` returns an array, or a pytree of arrays, real or complex.
-        argnums: Which positional arguments to differentiate, as in `jax.jacobian`.
+        argnums: The positional arguments to differentiate, as in `jax.jacobian`.
         form: `'tree'` returns the same as `jax.jacobian`; `'matrix'` concatenates outputs and
             params; `'operator'` multiplies by the Jacobian without forming it.
         mode: `'forward'`, `'reverse'`, or `'auto'` for the mode with fewer passes (`'reverse'`

@@ -45,12 +45,12 @@ def within_bounds(solver: Any, flat: FlatResidual) -> Any:
 def without(
     point: Linearization, held: jax.Array, shift: jax.Array | None = None, products: Products = None
 ) -> Linearization:
-    r"""Linearization with the columns of active params removed.
+    r"""Return the linearization without the columns of active params.
 
     Args:
         point: The linearization.
         held: Mask of the active params, of shape `[n]`.
-        shift: The step of the active params, zero for the others; the residuals are then the
+        shift: The step of the active params, zero for all other params; the residuals are then the
             residuals of the linear model after this step.
         products: The products with the Jacobian, if the point keeps no matrix.
 
@@ -93,7 +93,7 @@ def _without_matrix(
 
 
 class _BoxCut(NamedTuple):
-    """The state of the passes that put more and more params on their bounds."""
+    """State of the passes of `bounded_step`, each of which fixes further params on their bounds."""
 
     moved: jax.Array  # bool[n], mask of the params on a bound
     end: jax.Array  # [n], the end of the step, in the box
@@ -115,16 +115,16 @@ def bounded_step(
 ) -> tuple[Trial, jax.Array]:
     r"""Compute a step that satisfies the bounds.
 
-    Params with an active bound stay fixed, and the others take the step of the method. A param that
-    would leave the box stops at its bound. It stops half-way if the step to the bound changes the
-    cost, to first order, by more than a tenth. A param that reaches its bound too early may lead to
-    another minimum: with an amplitude of 0 the other params of a term have no effect.
+    Params with an active bound stay fixed, and all other params take the step of the method. A
+    param that would leave the box stops at its bound. If the step to the bound would change the
+    cost by more than a tenth, to first order, the param stops half-way. Reaching a bound too early
+    may lead to another minimum: with an amplitude of 0, the other params of a term have no effect.
 
-    Truncating one param invalidates the step of the correlated params. So the step of the other
-    params is recomputed, a few times. The end with the best value of the linear model is chosen.
-
-    If the predicted reduction of that end isn't positive, the step is rejected and the trust region
-    shrinks. Short steps follow the scaled negative gradient, along which truncation does no harm.
+    Truncating one param invalidates the step of the correlated params. Therefore the step of the
+    other params is recomputed a few times. The result is the end point with the lowest cost of the
+    linear model. If the predicted reduction at this end point isn't positive, the step is rejected
+    and the trust region shrinks. Short steps follow the scaled negative gradient, along which
+    truncation keeps the descent.
 
     Args:
         point: The linearization at the current point, in the box, with the full Jacobian.

@@ -37,7 +37,7 @@ _ENTRIES = 2**18  # of a Jacobian: 2 MB in float64, what a core's cache holds
 
 
 class Certificate(NamedTuple):
-    r"""Optimality tests at a solution; you can recompute each of them from the solution.
+    r"""Optimality tests at a solution; each test can be recomputed from the solution.
 
     `J` is the Jacobian, `r` are the residuals and `f` is the cost at the solution.
 
@@ -54,11 +54,11 @@ class Certificate(NamedTuple):
         certified: Whether the decrement is negligible (at most 1e-4, or within rounding error),
             and the curvature, if it was tested, is not negative.
             At a converged point that isn't certified, the Gauss-Newton step was tried and did not
-            decrease the cost: the Jacobian is singular, or the cost falls towards infinity.
-        least_curvature: The least eigenvalue of the scaled Hessian of the cost,
-            :math:`D^{-1} H D^{-1}` with :math:`D_j = \|J_j\|`, over the params without an active
-            bound; None unless `certify='full'`. If the eigenvalue is negative and the cost along
-            its eigenvector decreases by more than a negligible share, the search restarts there.
+            decrease the cost: the Jacobian is singular, or the cost decreases towards infinity.
+        least_curvature: The smallest eigenvalue of the scaled Hessian of the cost, :math:`D^{-1} H
+            D^{-1}` with :math:`D_j = \|J_j\|`, over the params without an active bound; None unless
+            `certify='full'`. If the eigenvalue is negative and the cost along its eigenvector
+            decreases by more than a negligible share, the search restarts at the trial point.
     """
 
     optimality: jax.Array
@@ -93,7 +93,7 @@ class Certified(NamedTuple):
 
 
 def uncertified(x: jax.Array, full: bool) -> Certified:
-    """Initial certificate, which requests the first loop."""
+    """Return the initial certificate, which requests the first loop."""
     zero, one = jnp.zeros((), x.dtype), jnp.ones((), x.dtype)
     none, no = jnp.zeros(x.shape, bool), jnp.zeros((), bool)
     blank = Certificate(zero, zero, zero, none, no, zero if full else None)
@@ -162,7 +162,7 @@ def certified_end(
     Args:
         state: The final state of the loop.
         point: The linearization at the final point.
-        box: The bounds: params on an active bound are left out of the optimality tests.
+        box: The bounds; the optimality tests exclude params with an active bound.
         spectrum_of: A function from a point to its spectrum.
         tolerances: The tolerances of the method.
     """
@@ -200,10 +200,10 @@ def _has_ended(status: jax.Array) -> jax.Array:
 
 
 def exact_point(model: LinearModel, point: Linearization) -> Linearization:
-    """Return the point with the triangular factor of its Jacobian, if a small one can be formed.
+    """Return the point with the triangular factor of its Jacobian, if the Jacobian is small.
 
-    Normal equations square the condition number and conjugate gradients don't show a null space. Up
-    to 64 params a QR decomposition costs next to nothing beside a fit.
+    Normal equations square the condition number, and conjugate gradients don't determine the null
+    space. For up to 64 params, the cost of a QR factorisation is negligible in a fit.
     """
     flat = model.flat
     given = flat.derivative

@@ -1,4 +1,4 @@
-"""A search whose params live on manifolds: solve on a chart, move the chart, solve again."""
+"""Search for params on manifolds: solve on a chart, move the base points, solve again."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def through_charts(
         setting: The problem.
         solve: `solve(x, max_steps)` solves with the base points at the end of `x` as constants.
         x: The initial guess.
-        max_steps: The maximum number of steps of all charts together.
+        max_steps: The maximum total number of steps of all charts.
 
     Returns:
-        The last solution, with the whole vector as its params and the number of steps of all
+        The last solution; its params are the whole vector, and its steps are summed over all
         charts.
     """
     fitted = setting.problem.fitted

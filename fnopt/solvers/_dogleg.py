@@ -15,13 +15,13 @@ from fnopt.solvers.linear_model._linearization import Linearization
 class dogleg(LeastSquaresMethod):
     r"""Powell's dogleg in a scaled trust region.
 
-    The path leads from 0 over the Cauchy step (the minimum of the linear model along the gradient)
-    to the Gauss-Newton step. The step is the last point of this path within :math:`\|D u\| \le
+    The path leads from 0 to the Cauchy step (the minimum of the linear model along the gradient),
+    then to the Gauss-Newton step. The step is the last point of this path within :math:`\|D u\| \le
     \Delta`. A dogleg step takes one factorisation. A step of :class:`fnopt.levenberg_marquardt` may
-    take several, but decreases the model more.
+    take several factorisations, but reduces the model further.
 
-    It has the interface of :class:`fnopt.levenberg_marquardt`; :func:`fnopt.least_squares` runs it
-    to convergence.
+    `dogleg` has the interface of :class:`fnopt.levenberg_marquardt`; :func:`fnopt.least_squares`
+    runs the method to convergence.
 
     Args:
         ftol, xtol, gtol, jacobian, linear_solver, chunk_size, axis_name: As in

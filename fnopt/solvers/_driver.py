@@ -60,7 +60,7 @@ def least_squares(
     axis_name: Any = None,
     **scipy_options: Any,
 ) -> Solution[Params]:
-    r"""Fits params to data: minimises :math:`\tfrac12 \|r(\theta)\|^2` to convergence.
+    r"""Solve a nonlinear least-squares problem: minimize :math:`\tfrac12 \|r(\theta)\|^2`.
 
     .. math:: \min_\theta \sum_i \tfrac12 c_i^2\, \rho_i( r_i^2 / (c_i \sigma_i)^2 )
         \quad\text{subject to}\quad l \le \theta \le u
@@ -71,99 +71,99 @@ def least_squares(
     arguments.
 
     Each step evaluates the residuals and their Jacobian once, at its end point. When a stopping
-    test holds, a certificate tests the point once: see :class:`fnopt.solvers.Certificate`. If the
-    Gauss-Newton decrement isn't negligible, the loop restarts with the Gauss-Newton step, at most
-    twice.
+    test holds, optimality tests are evaluated at the final point: see
+    :class:`fnopt.solvers.Certificate`. If the Gauss-Newton decrement isn't negligible, the loop
+    restarts with the Gauss-Newton step, at most twice.
 
     The solution has derivatives, forward and reverse, with respect to `args` and to arrays in the
-    closure of `residual_fn`. They come from the implicit function theorem, with the exact second
-    derivatives of the cost, not from the iterations.
+    closure of `residual_fn`. The derivatives follow from the implicit function theorem, with the
+    exact second derivatives of the cost; the iterations aren't differentiated.
 
     Args:
         residual_fn: `residual_fn(params, *args)` returns the residuals (prediction minus target,
             not squared) as an array or a pytree of arrays; or a list, tuple or dict of such
             functions.
         params: The initial guess, a pytree of real floating arrays. A list or tuple of numbers is
-            one vector, as in SciPy, unless there are constraints; whole numbers count as floats,
+            one vector, as in SciPy, unless there are constraints; integers are converted to floats,
             unless they are `fixed`. A leaf made by :func:`fnopt.manifolds.on` stays on its
             manifold; Jacobian and covariance then refer to coordinates of its tangent space.
-        jac: `jac(params, *args)` returns the Jacobian, if you can compute it at less cost than
-            automatic differentiation. It returns what `jax.jacfwd(residual_fn)` would: a tree like
-            the residuals whose leaves are trees like the params, of arrays of shape
-            `residual.shape + param.shape`. For one array of residuals and one vector of params that
-            is `[m, n]`. It may return a linear operator with a product `mv` of a tree like the
-            params, which is formed as a matrix. SciPy's sparse arrays and operators are constants
-            to JAX. `jac` may also be a list, tuple or dict of functions, like `residual_fn`. See
-            :func:`fnopt.per_example_jacobian` and :func:`fnopt.sparse_jacobian`. With
-            `levenberg_marquardt(geodesic=False)`, or a method other than Levenberg-Marquardt, the
-            residual function need not be differentiable (unless you differentiate the solution).
-            Otherwise `jac` is compared with its derivative once, along one direction. A wrong
-            `jac` ends in `WRONG_JACOBIAN`.
+        jac: `jac(params, *args)` returns the Jacobian, if you can compute the Jacobian at less cost
+            than automatic differentiation. The result has the structure of
+            `jax.jacfwd(residual_fn)`: a tree like the residuals whose leaves are trees like the
+            params, of arrays of shape `residual.shape + param.shape`. For one array of residuals
+            and one vector of params, the shape is `[m, n]`. `jac` may return a linear operator with
+            a product `mv` of a tree like the params, which is converted to a matrix. SciPy's sparse
+            arrays and operators are constants to JAX. `jac` may also be a list, tuple or dict of
+            functions, like `residual_fn`. See :func:`fnopt.per_example_jacobian` and
+            :func:`fnopt.sparse_jacobian`. With `levenberg_marquardt(geodesic=False)`, or a method
+            other than Levenberg-Marquardt, the residual function need not be differentiable (unless
+            you differentiate the solution). Otherwise `jac` is compared once with the derivative of
+            the residuals along one direction. If `jac` is wrong, the status is `WRONG_JACOBIAN`.
         bounds: `(lower, upper)`, each a number, an array, or a tree of these with the structure of
             the params or a prefix of it; None for no bound. Every iterate satisfies the bounds, and
-            a solution may lie exactly on one.
+            a solution may lie exactly on a bound.
         args: Further arguments of `residual_fn`: pytrees of arrays.
         batch: The examples: a pytree of arrays with a leading axis. `residual_fn` is then
             `residual_fn(params, example, *args)` of ONE example (or a container of such functions,
-            with a container of batches). The solution is the same as for the residuals of the whole
-            batch, `jax.vmap` of that function; so are weights, losses and constraints. But the
-            Jacobian takes one pass for each residual of an example, not of the batch. With more
-            params than residuals, and more than 64 residuals, the Jacobian isn't formed where
-            :math:`J J^T` is cheaper (:func:`fnopt.curvature.batch_jacobian`). Steps then use one
-            scale for all params, and the solution has no `jacobian`.
+            with a container of batches). Solution, weights, losses and constraints are the same as
+            for the residuals of the whole batch, `jax.vmap` of this function. However, the Jacobian
+            takes only one pass for each residual of an example. With more params than residuals,
+            and more than 64 residuals, the Jacobian isn't formed if :math:`J J^T` is cheaper
+            (:func:`fnopt.curvature.batch_jacobian`). Steps then use one scale for all params, and
+            the solution has no `jacobian`.
         solver: The method and its options; by default `levenberg_marquardt()`.
         loss: A robust loss such as `huber(scale=0.1)`, its name, or a function :math:`\rho(z)`
-            (see :class:`fnopt.residuals.custom_loss`); or a tree of these (None for plain squares)
-            with the structure of the residuals or a prefix of it: a list of losses for a list of
-            functions.
-        sigma: Standard deviations that residuals are divided by, before the loss: a number, an
+            (see :class:`fnopt.residuals.custom_loss`); or a tree of losses (None for least squares)
+            with the structure of the residuals or a prefix of it, such as a list of losses for a
+            list of functions.
+        sigma: Standard deviations, by which the residuals are divided before the loss: a number, an
             array like the residuals, or a tree of these; for residuals of shape `[m]` also a
             covariance matrix of shape `[m, m]`.
         weights: Factors of the squared residuals, :math:`1 / \sigma^2`, instead of `sigma`; 0
-            leaves a residual out. Params and cost have derivatives with respect to a weight of 0
-            too. The solution's residuals and Jacobian contain its square root and count as constant
-            there.
-        constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)`, by the path of a
-            leaf, a pattern of paths, or a tree like the params.
+            excludes a residual. Params and cost also have derivatives with respect to a weight of
+            0. The residuals and the Jacobian of the solution contain the square root of the
+            weights, and are treated as constant at a weight of 0.
+        constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)`, in a dict keyed by
+            paths or patterns of leaves, or in a tree like the params.
         max_steps: Maximum number of steps, rejected ones included; 0 only evaluates cost,
             residuals, Jacobian and rank at the initial guess.
         starts: Number of starting points of a multi-start search: `params`, and points whose params
-            differ by factors of up to 10, or lie anywhere between two bounds. The solution is the
-            end point of lowest cost; its `nfev` and `njev` count all searches. Use it for models
-            with several minima, or if you know the params only to an order of magnitude.
-        certify: `'first-order'`, or `'full'` to test for negative curvature too, by up to 32
-            Hessian-vector products, and to escape saddle points along it. `'full'` takes second
-            derivatives, in forward mode over reverse mode.
+            differ by factors of up to 10, or are drawn between two bounds. The solution is the end
+            point of lowest cost; `nfev` and `njev` count the evaluations of all searches. Use it
+            for models with several minima, or if you know the params only to an order of magnitude.
+        certify: `'first-order'`, or `'full'` to test also for negative curvature, by up to 32
+            Hessian-vector products, and to escape saddle points along a direction of negative
+            curvature. `'full'` takes second derivatives, in forward mode over reverse mode.
         history: Whether to keep cost, gradient norm, trust-region radius and acceptance of every
             step.
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
             arrays (`callback=print` prints one line per step); under `jax.vmap` it is called once
             per problem and step. As in SciPy, a callback whose only argument is called `x` gets the
             params, and an argument `intermediate_result` has `x`, `cost` and `nit`. If the callback
-            returns True or raises `StopIteration`, the search ends there with the status `STOPPED`;
-            other exceptions become a warning.
-        has_aux: Whether `residual_fn` returns `(residuals, aux)`; one more call of the function at
-            the solution then gives the solution's `aux`. Of several functions each returns a pair,
-            and the solution's `aux` is a container of their auxiliary outputs.
+            returns True or raises `StopIteration`, the search ends with the status `STOPPED`; other
+            exceptions are converted to a warning.
+        has_aux: Whether `residual_fn` returns `(residuals, aux)`; an additional call of the
+            function at the solution then computes the solution's `aux`. Several functions each
+            return a pair, and the solution's `aux` is a container of the auxiliary outputs.
         check_jac: Whether to compare `jac` with the derivative of the residuals, as described for
-            `jac`. Pass False if `jac` is an approximation, or if the comparison costs too much.
+            `jac`. Pass False if `jac` is an approximation, or if the comparison is too expensive.
         axis_name: Inside `jax.shard_map`, the named axis over which the data are sharded; by
-            default that of `solver`. All devices find the same params, and send no rows of the
-            Jacobian. The solution's residuals are those of the device, and its `jacobian` is the
-            triangular factor `[n, n]` with the same :math:`J^T J`.
+            default the `axis_name` of `solver`. All devices find the same params, and send no rows
+            of the Jacobian. The solution's residuals are the residuals of the device, and its
+            `jacobian` is the triangular factor `[n, n]` with the same :math:`J^T J`.
         **scipy_options: Keywords of SciPy's `least_squares`, so that changing the import is
             enough: `ftol`, `xtol` and `gtol` (options of the solver; None is the default),
             `max_nfev`, `f_scale` (the scale of a loss that is a name or a function), `verbose`,
-            `kwargs` (arguments by name of `residual_fn` and `jac`), `jac_sparsity` (the pattern of
+            `kwargs` (keyword arguments of `residual_fn` and `jac`), `jac_sparsity` (the pattern of
             a :func:`fnopt.sparse_jacobian`), `method` (`'trf'`, `'dogbox'` and `'lm'` all mean the
             default solver). `x_scale`, `diff_step`, `tr_solver`, `tr_options` and `workers` are
             accepted and have no effect; `x0` is another name of `params`.
 
     Returns:
-        A `Solution`. Its `status` and `message` say whether the search converged, and why it
-        stopped; no value raises an exception. Its params are finite if the initial guess is. A
-        search also converges at a minimum where the data don't determine all params; `rank` and
-        `certificate.undetermined` report this. The solution's residuals are divided by `sigma`; its
+        A `Solution`. `status` and `message` report whether the search converged, and why it
+        stopped; no value raises an exception. The params are finite if the initial guess is finite.
+        A search also converges at a minimum where the data don't determine all params; `rank` and
+        `certificate.undetermined` report this. The solution's residuals are divided by `sigma`; the
         Jacobian includes `sigma` and the curvature of the loss.
 
     Raises:

@@ -66,10 +66,10 @@ class Root(NamedTuple, Generic[Params]):
 
     Attributes:
         params: The solution, with the tree, shapes and dtypes of the initial guess.
-        residuals: The values of the equations at `params`: a tree as `fun` returns it.
+        residuals: The values of the equations at `params`: a tree like the result of `fun`.
         steps: Number of steps, rejected ones included, int32.
         nfev: Number of evaluations of `fun`.
-        status: Why the search stopped: a `fnopt.Status` as int32; `message` is its text.
+        status: Reason why the search stopped: a `fnopt.Status` as int32; `message` is its text.
         aux: The auxiliary output of `fun` at `params`.
     """
 
@@ -82,7 +82,7 @@ class Root(NamedTuple, Generic[Params]):
 
     @property
     def message(self) -> Any:
-        """Why the search stopped, as text; for a batch a (nested) list. Outside jit only."""
+        """Reason why the search stopped, as text (a list for a batch); not under `jax.jit`."""
         return status_messages(self.status, _OF_EQUATIONS)
 
     @property
@@ -159,7 +159,7 @@ def find_root(
 
 
 def _widened(params: Any) -> Any:
-    """Convert 16-bit params to 32 bits: 16 bits are too few for the steps."""
+    """Convert 16-bit params to 32 bits, because 16 bits aren't sufficient for the steps."""
     return jax.tree.map(lambda p: jnp.asarray(p, compute_dtype(jnp.result_type(p))), params)
 
 
@@ -275,12 +275,13 @@ def _certified_root(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the root, the residuals at the root, and the status.
 
-    A nonzero minimum of the residual norm hasn't converged. The residual at the initial guess gives
-    no scale, because relative to a far point any residual is small. A root is accepted if each
-    residual is small relative to the terms :math:`|J| |x|`, or if Newton steps remove it. The
-    result of the Newton steps is then the root, because in a sum of squares a large equation hides
-    the residual of a small one. With a sparse Jacobian, `x` is the larger of the initial guess and
-    the end, and no Newton steps are taken.
+    A nonzero minimum of the residual norm isn't a root. The residual at the initial guess is no
+    suitable scale, because any residual is small relative to the residual at a distant point. A
+    root is accepted if each residual is small relative to the terms :math:`|J| |x|`, or if Newton
+    steps reduce the residual to zero. The root is then the result of the Newton steps, because in a
+    sum of squares a large equation hides the residual of a small equation. With a sparse Jacobian,
+    `|x|` is the larger of the values at the initial guess and at the end, and no Newton steps are
+    taken.
     """
     r, x = end.residuals, end.params
     tol = jnp.asarray(jnp.finfo(r.dtype).eps ** (2 / 3) if tol is None else tol, r.dtype)

@@ -22,15 +22,16 @@ class gauss_newton(LeastSquaresMethod):
 
     The step size `t` starts at `step_size`. A rejected step reduces `t` by a factor between 0.1 and
     0.5, to the minimum of a parabola that interpolates the cost along `p`. An accepted step resets
-    `t` to 1. So the cost never rises, and the iteration always ends. Where the data don't determine
-    all params, `p` is the step of least norm, in units of the Jacobian's columns.
+    `t` to 1. Therefore the cost never increases, and the iteration always ends. If the data don't
+    determine all params, `p` is the minimum-norm step, in the scaling by the norms of the
+    Jacobian's columns.
 
-    This is the simplest method and the fastest near a solution with small residuals. Far from a
-    solution, or where the Jacobian is nearly singular, :class:`fnopt.levenberg_marquardt` is more
-    reliable.
+    Gauss-Newton is the simplest method and the fastest near a solution with small residuals. Far
+    from a solution, or if the Jacobian is nearly singular, :class:`fnopt.levenberg_marquardt` is
+    more reliable.
 
-    It has the interface of :class:`fnopt.levenberg_marquardt`; :func:`fnopt.least_squares` runs it
-    to convergence.
+    `gauss_newton` has the interface of :class:`fnopt.levenberg_marquardt`;
+    :func:`fnopt.least_squares` runs the method to convergence.
 
     Args:
         ftol, xtol, gtol, jacobian, linear_solver, chunk_size, axis_name: As in

@@ -93,7 +93,7 @@ def implicitly(
 
 
 def _on_mesh_of(x: jax.Array, like: jax.Array) -> jax.Array:
-    """Convert the type of an array to the mesh of another: JAX 0.7 compares the meshes of carries.
+    """Put an array on the mesh of another array, because JAX 0.7 compares the meshes of carries.
 
     An array that depends on no input of a `shard_map` is on no mesh.
     """
@@ -105,7 +105,7 @@ def _on_mesh_of(x: jax.Array, like: jax.Array) -> jax.Array:
 def _opened(
     fn: Any, x: jax.Array, *rest: jax.Array, mark: Callable[[jax.Array], jax.Array] = lambda x: x
 ) -> tuple[Callable[[list[Any]], Any], list[Any]]:
-    """Make the captured arrays of a function arguments, and return both; None stays None."""
+    """Convert captured arrays of a function to arguments; return both. None stays None."""
     if fn is None:
         return lambda consts: None, []
     function, consts = convert_closure(fn, mark(x), *rest)
@@ -173,7 +173,7 @@ def _triangle_change(R: jax.Array | None, J: jax.Array, dJ: jax.Array) -> jax.Ar
               K = (J R^{-1})^\top\, dJ\, R^{-1}
 
     where :math:`\Phi` takes the upper triangle with half of the diagonal. A row of `R` without a
-    pivot counts as constant.
+    pivot is treated as constant.
     """
     assert R is not None
     pivots = (jnp.diagonal(R) != 0).astype(R.dtype)

@@ -109,7 +109,7 @@ def step(
     search: SearchState,
     radius: jax.Array,
 ) -> SearchState:
-    """Take one step in every search; finished lanes keep their state, bit for bit.
+    """Take one step in every search; the state of finished lanes is bitwise unchanged.
 
     Args:
         problems: The functions of the problems.
@@ -118,7 +118,7 @@ def step(
         data: The data of the problems.
         box: The bounds, of shape `[n, lanes]`.
         search: The searches.
-        radius: Initial radii of restarts; 0 selects the method's own.
+        radius: Initial radii of restarts; 0 selects the default of the method.
     """
     scale = metric(search, relative=box is None)
     if box is None:
@@ -160,8 +160,8 @@ def _propose_within(state: SearchState, scale: jax.Array, box: Box) -> tuple[Tri
 def _propose(point: Linearization, scale: jax.Array, radius: jax.Array, lam: jax.Array) -> Trial:
     """Return the steps of all problems by an unrolled Cholesky factorisation, for given damping.
 
-    As in :class:`fnopt.linear.TriangleSystem` a step is cut to the radius. One factorisation is
-    enough, because the damping of the next step follows from this solution.
+    As in :class:`fnopt.linear.TriangleSystem`, a step is truncated to the radius. One factorisation
+    is sufficient, because the damping of the next step follows from this solution.
     """
     A, g = _scaled_rows(point, scale), point.gradient / scale
     least = rounding_damping(jnp.ones_like(lam), len(g))
@@ -199,7 +199,7 @@ def _full(A: Rows) -> jax.Array:
 def gram_spectrum(point: Linearization) -> Spectrum:
     """Return the spectrum of one problem from its normal matrix with unit diagonal.
 
-    A pivot at rounding level counts as zero, and its param as dependent on the others.
+    A pivot at rounding level is treated as zero, and its param as linearly dependent on the others.
     """
     scale = initial_scale(point.columns)
     A = _scaled_rows(point, scale)

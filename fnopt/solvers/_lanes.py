@@ -1,8 +1,8 @@
 """Many small problems at once: the loop of `least_squares`, with a problem in each lane.
 
-The last axis of all arrays is the problems, the *lanes*. Residuals and normal equations are written
-for lanes; steps, stopping tests and certificates are those of one problem under `jax.vmap`. A lane
-whose problem is finished takes the next problem.
+The last axis of all arrays is the batch of problems, the *lanes*. Residuals and normal equations
+are computed for all lanes at once; steps, stopping tests and certificates are functions of one
+problem under `jax.vmap`. A lane with a finished problem takes the next problem.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class LaneEnds(NamedTuple):
 
 
 class _Lanes(NamedTuple):
-    """The problems that are being solved, along the last axis."""
+    """The problems in progress, along the last axis."""
 
     search: SearchState
     index: jax.Array  # int32, indices of the problems; the number of problems for an idle lane
@@ -135,7 +135,7 @@ def search_lanes(
         return select_tree(restarts, fresh, lanes), ends
 
     def advance_queue(queue: _Queue) -> _Queue:
-        """Run all lanes until most are finished, and put new problems into idle lanes."""
+        """Run all lanes until most problems are finished, and put new problems into idle lanes."""
         idle = ~is_running(queue.lanes.search)
         index = queue.begun + jnp.cumsum(idle, dtype=jnp.int32) - 1
         index = jnp.where(idle, jnp.minimum(index, fits), queue.lanes.index)

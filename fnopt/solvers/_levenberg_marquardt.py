@@ -37,48 +37,51 @@ class levenberg_marquardt(LeastSquaresMethod):
         u = t v + \tfrac12 t^2 a
 
     `a` is the second-order correction of the step (geodesic acceleration), and `t` minimizes the
-    second-order model along `v`. `D` holds the largest norms of the Jacobian's columns so far, with
-    exponential decay, so the steps don't depend on the units of the params. A step that raises the
-    cost by more than rounding error is rejected: the update is zero and the trust region shrinks.
+    second-order model along `v`. `D` contains the largest norms of the Jacobian's columns in all
+    previous steps, with exponential decay, so the steps don't depend on the units of the params. A
+    step that increases the cost by more than rounding error is rejected: the update is zero and the
+    trust region shrinks.
 
     `update` ignores its gradients (they may be `None`) and takes the residual function instead:
     `update(None, state, params, residual_fn=fn)`. `fn(params)` closes over the data, which may be
-    another batch in each call: `update` reuses only the radius, damping and scaling.
+    another batch in each call, because `update` reuses only radius, damping and scaling.
     :func:`fnopt.least_squares` runs the method to convergence.
 
-    The linear algebra works in the params' common dtype (at least float32) and on the smaller side
-    of the Jacobian. With `m` residuals and `n` params a step costs :math:`m n^2` or :math:`m^2 n`
-    operations, whichever is less, so networks with many params can take steps on small batches.
+    The linear algebra works in the params' common dtype (at least float32) and with the smaller
+    dimension of the Jacobian. With `m` residuals and `n` params a step costs :math:`m n^2` or
+    :math:`m^2 n` operations, whichever is less, so networks with many params can take steps on
+    small batches.
 
     Residuals may also be defined per example: `update(None, state, params, residual_fn=fn,
     batch=batch)` with `fn(params, example)`. With more params than residuals, steps then need only
-    :math:`J J^T`. Where :math:`J J^T` is cheaper to compute without `J` (a network of many params),
-    `J` is never formed. All params have one scale in such steps.
+    :math:`J J^T`. If :math:`J J^T` is cheaper to compute without `J` (a network of many params),
+    `J` is never formed. All params have the same scale in such steps.
 
     In :func:`fnopt.least_squares` without bounds, :math:`D_j \ge 0.7 \|r\| / |x_j|` limits the
-    relative change of a param with little effect, so no step moves a param to where it has no
-    effect. `D` decays by 0.9 per step, so large columns at the initial guess lose their influence.
+    relative change of a param with little effect, so that a step doesn't move a param to a range
+    without any effect. `D` decays by 0.9 per step, so large columns at the initial guess lose their
+    influence.
 
-    Instead of the trust region, a classic rule can set the damping :math:`\lambda` in :math:`(J^T J
-    + \lambda D^2)\, v = -J^T r`. Marquardt's rule divides or multiplies :math:`\lambda` by ten;
-    Nielsen's rule depends on the gain ratio. Both are simpler and need more steps.
+    Instead of the trust region, a classical rule can set the damping :math:`\lambda` in :math:`(J^T
+    J + \lambda D^2)\, v = -J^T r`. Marquardt's rule divides or multiplies :math:`\lambda` by ten;
+    Nielsen's rule depends on the gain ratio. Both rules are simpler and need more steps.
 
     Args:
         ftol: Relative tolerance of the cost; by default the machine epsilon of the params' dtype
-            (in float32 1e-10, because the predicted decrease is that accurate).
+            (in float32 1e-10, the accuracy of the predicted decrease).
         xtol: Relative tolerance of the params; by default 4 times the machine epsilon.
         gtol: Tolerance of the cosine between the residuals and the Jacobian's columns; by default
             the machine epsilon.
-        jacobian: `'forward'`, `'reverse'`, or `'auto'` for the cheaper one.
+        jacobian: `'forward'`, `'reverse'`, or `'auto'` for the cheaper mode.
         linear_solver: `'qr'` (the most accurate), `'cholesky'` (the fastest), `'cg'` (matrix-free
             conjugate gradients, without acceleration), or `'auto'`, which chooses by shape: see
             :func:`fnopt.linear.linear_solver`.
-        chunk_size: How many tangents or cotangents to propagate at once, which bounds memory; by
-            default all of them if there are at most 256, else 64.
+        chunk_size: Number of tangents or cotangents to propagate at once, which bounds memory; by
+            default all if there are at most 256, else 64.
         axis_name: Inside `jax.shard_map`, the named axis over which the residuals are sharded; see
             :class:`fnopt.solvers.LeastSquaresMethod`.
         radius: The initial trust-region radius, in units of :math:`\|D x\|`.
-        acceleration: The largest norm of the acceleration, relative to the step.
+        acceleration: The largest norm of the acceleration, relative to the norm of the step.
         geodesic: Whether to use the second derivative of the residuals along the step. If False,
             steps are linear, and the residuals need no forward-mode derivative if `jacobian` is
             `'reverse'`.
@@ -152,14 +155,14 @@ class levenberg_marquardt(LeastSquaresMethod):
         .. math:: f(x + t v) \approx f + t\, g^T v + \tfrac12 t^2 C, \quad
             C = \|J v\|^2 + r^T r''_{vv}, \quad t = -\frac{g^T v}{C}
 
-        Gauss-Newton neglects :math:`r^T r''_{vv}` and overshoots where residuals stay large. Along
+        Gauss-Newton neglects :math:`r^T r''_{vv}` and overshoots if residuals stay large. Along
         :math:`x + t v + \tfrac12 t^2 a` the residuals are linear to second order, in the damped
         least-squares sense, if
 
         .. math:: (J^T J + \lambda D^2)\, a = -J^T r''_{vv}
 
-        The acceleration is omitted where :math:`\|D a\| t > \alpha \|D v\|`, because the path is
-        too curved there for the model to hold.
+        The acceleration is omitted if :math:`\|D a\| t > \alpha \|D v\|`, because the quadratic
+        model isn't accurate for a path with such curvature.
 
         Reference:
             Transtrum and Sethna (2012), arXiv:1201.5885.

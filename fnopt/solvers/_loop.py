@@ -83,8 +83,8 @@ def blank_state(
 ) -> SearchState:
     """Return the state before the first evaluation, which is the loop's first iteration.
 
-    So the program contains the user's function once. On a mesh the types of arrays are unknown
-    before an evaluation, so the initial guess is evaluated here as well.
+    Therefore the program contains the user's function once. On a mesh, the types of arrays are
+    unknown before an evaluation, so the initial guess is evaluated here as well.
     """
     evaluate = functools.partial(problem.evaluate, model)
     on_mesh = row_axes() or not jax.sharding.get_abstract_mesh().empty
@@ -93,7 +93,7 @@ def blank_state(
 
 
 def relative_columns(point: Linearization) -> jax.Array:
-    """Return the norms of the Jacobian's columns over the residual norm; 0 if this is zero."""
+    """Return the norms of the Jacobian's columns over the residual norm; 0 without residuals."""
     return divide(point.columns, jnp.sqrt(2 * point.cost))
 
 
@@ -106,14 +106,14 @@ def iterate(
     max_steps: jax.Array,
     watch: Watch,
 ) -> SearchState:
-    """Take steps until a stopping test holds.
+    """Take steps until a stopping test holds, or `max_steps` steps are taken.
 
     Args:
         problem: The problem.
         method: The method.
         tolerances: The tolerances of the method.
-        state: The initial state, of which only the params and the number of steps are used.
-        radius: The initial trust-region radius; 0 selects the method's own.
+        state: The initial state; only its params and number of steps are used.
+        radius: The initial trust-region radius; 0 selects the default of the method.
         max_steps: The maximum number of steps in total.
         watch: Records a step and calls the callback.
     """
@@ -180,19 +180,19 @@ def after_step(
 ) -> tuple[SearchState, jax.Array]:
     """Return the state after a step or a first evaluation, and whether it was accepted.
 
-    The arrays are those of one problem, or of many along the last axis of each.
+    The arrays belong to one problem, or to many problems along the last axis of each array.
 
     Args:
         method: The method.
         tolerances: The tolerances of the method.
         box: The bounds.
-        state: The state before the step; a radius of 0 marks that its point wasn't evaluated.
+        state: The state before the step; a radius of 0 marks a point that wasn't evaluated.
         scale: The scaling of the step.
         trial: The step.
         end: The linearization at the end of the step.
         r: The residuals at the end, not weighted by a loss.
         actual: The reduction of the cost.
-        radius: The first radius of a trust region; 0 for that of the method.
+        radius: The first radius of a trust region; 0 for the default of the method.
     """
     point, first, finite = state.point, state.radius <= 0, is_finite(end)
     before, after = _free_slopes(point, box), _free_slopes(end, box)
@@ -236,5 +236,5 @@ def _select(accepted: jax.Array, new: Any, old: Any) -> Any:
 
 
 def _free_slopes(point: Linearization, box: Box | None) -> Linearization:
-    """Return the free point for stopping tests, without its triangle, which has active params."""
+    """Return the point of the free params for stopping tests, without the triangular factor."""
     return point if box is None else free_point(point, box)._replace(triangle=None)

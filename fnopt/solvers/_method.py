@@ -54,7 +54,7 @@ from fnopt.solvers.problem._call import with_a_derivative_that_is_there
 
 
 def check_same_params(params: Any) -> None:
-    """Raise if the params vary over a mesh axis over which rows are sharded, by their type."""
+    """Raise an error if params vary over a mesh axis over which rows are sharded."""
     for path, leaf in leaves_with_names(params)[0] if row_axes() else ():
         axes = varying_axes(leaf) & {*row_axes()} if hasattr(leaf, "dtype") else ()
         if axes:
@@ -87,19 +87,19 @@ class LeastSquaresMethod(Transformation):
 
     Args:
         ftol: Relative tolerance of the cost; by default the machine epsilon of the params' dtype
-            (in float32 1e-10, because the predicted decrease is that accurate).
+            (in float32 1e-10, the accuracy of the predicted decrease).
         xtol: Relative tolerance of the params; by default 4 times the machine epsilon.
         gtol: Tolerance of the cosine between the residuals and the Jacobian's columns; by default
             the machine epsilon.
-        jacobian: `'forward'`, `'reverse'`, or `'auto'` for the cheaper one.
+        jacobian: `'forward'`, `'reverse'`, or `'auto'` for the cheaper mode.
         linear_solver: `'qr'`, `'cholesky'`, `'cg'`, or `'auto'`, which chooses by shape; see
             :func:`fnopt.linear.linear_solver`.
-        chunk_size: How many tangents or cotangents to propagate at once; by default all of them
-            if there are at most 256, else 64.
+        chunk_size: Number of tangents or cotangents to propagate at once; by default all if there
+            are at most 256, else 64.
         axis_name: Inside `jax.shard_map`, the named axis (or axes) over which the residuals are
-            sharded; every device differentiates its own residuals. Devices exchange only sums over
-            residuals and triangular factors of shape `[n, n]`, never the Jacobian, and all take the
-            same steps. With more params than residuals in total, steps come from conjugate
+            sharded; every device differentiates its residuals. Devices exchange only sums over
+            residuals and triangular factors of shape `[n, n]`, never the Jacobian, and all devices
+            take the same steps. With more params than residuals in total, steps come from conjugate
             gradients, or from `'cholesky'`.
 
     Example:
@@ -160,9 +160,9 @@ class LeastSquaresMethod(Transformation):
                 `residual_fn(params, example)` of ONE example, or a list of such functions.
             batch: The examples, a pytree of arrays with a leading axis; a list of batches for a
                 list of functions. With more params than residuals, and more than 64 residuals,
-                steps come from :math:`J J^\top`, and `J` isn't formed where :math:`J J^\top` is
-                cheaper (:func:`fnopt.curvature.batch_jacobian`). `linear_solver='cholesky'` forms
-                `J`, for the same steps. All params then have one scale.
+                steps are computed from :math:`J J^\top`, and `J` isn't formed if :math:`J J^\top`
+                is cheaper (:func:`fnopt.curvature.batch_jacobian`). `linear_solver='cholesky'`
+                forms `J`, for the same steps. All params then have the same scale.
             jac: `jac(params)` returns the Jacobian, as in :func:`fnopt.least_squares`.
             **extra_args: Not used.
 
@@ -238,7 +238,7 @@ class LeastSquaresMethod(Transformation):
         return x, flat._replace(derivative=given)
 
     def tolerances(self, params: Any, dtype: Any) -> Tolerances:
-        """Return the tolerances in the given dtype; the coarsest param's dtype sets defaults."""
+        """Return the tolerances in a dtype; defaults depend on the least precise param dtype."""
         eps = max(float(jnp.finfo(jnp.result_type(p)).eps) for p in jax.tree.leaves(params))
         given = (self.ftol, self.xtol, self.gtol)
         filled = (

@@ -41,15 +41,15 @@ def root(
     max_steps: int = 1000,
     **scipy_options: Any,
 ) -> Root[Params]:
-    r"""Solves as many equations as there are params: :math:`F(\theta) = 0`.
+    r"""Solve a system with as many equations as params: :math:`F(\theta) = 0`.
 
-    It uses :func:`fnopt.least_squares`, which takes Newton steps near the root and shorter steps
-    far from it, with a singular Jacobian too. The search converges only if the equations hold: a
-    nonzero minimum of :math:`\|F\|` ends in `STALLED`. Like the other solvers `root` works under
-    `jit` and `vmap`, and eager calls compile once.
+    `root` uses :func:`fnopt.least_squares`, which takes Newton steps near the root and shorter
+    steps far from the root, also with a singular Jacobian. The search converges only if the
+    equations hold: at a nonzero minimum of :math:`\|F\|` the status is `STALLED`. Like the other
+    solvers, `root` works under `jit` and `vmap`, and eager calls compile once.
 
     The root has derivatives, forward and reverse, with respect to the arrays that `fun` uses:
-    :math:`\dot\theta = -J^{-1} \dot F`, from the implicit function theorem. Steps and derivatives
+    :math:`\dot\theta = -J^{-1} \dot F`, by the implicit function theorem. Steps and derivatives
     form the Jacobian, so use `root` for at most a few thousand params.
 
     Args:
@@ -58,24 +58,23 @@ def root(
         params: The initial guess: a pytree of floating or complex arrays, or of whole numbers,
             which are taken as floats. A list or tuple of numbers is one vector, as in SciPy.
         args: Further arguments of `fun`: pytrees of arrays.
-        jac: `fnopt.sparse_jacobian(fun)`, for many equations of which each depends on few params.
-            Steps then come from a sparse factorisation, as in :func:`fnopt.least_squares`. The test
-            with `tol` takes the larger of :math:`|\theta_j|` at the initial guess and at the root,
-            and the final Newton steps are omitted. With `has_aux`, differentiate the equations
-            only.
+        jac: `fnopt.sparse_jacobian(fun)`, for many equations, each of which depends on few params.
+            Steps then use a sparse factorisation, as in :func:`fnopt.least_squares`. The test with
+            `tol` uses the larger of :math:`|\theta_j|` at the initial guess and at the root, and
+            the final Newton steps are omitted. With `has_aux`, differentiate the equations only.
         has_aux: Whether `fun` returns `(equations, aux)`; `aux` at the root is returned.
         solver: The method; by default `fnopt.levenberg_marquardt()`.
         tol: Tolerance of every equation's residual, relative to :math:`\sum_j |J_{ij} \theta_j|`;
-            by default the machine epsilon to the power 2/3. Further Newton steps are taken while
-            they reduce the residuals, for example at a root of zero.
+            by default the machine epsilon to the power 2/3. Further Newton steps follow while they
+            reduce the residuals, for example at a root of zero.
         max_steps: Maximum number of steps.
         **scipy_options: Keywords of SciPy's `root` and `fsolve`: `maxfev`, `maxiter`, `xtol` and
             `ftol` (both mean `tol`, if `tol` isn't given), as keywords or in `options`; methods
             `'hybr'` and `'lm'`, which mean the default solver; `x0` for `params`.
 
     Returns:
-        A `Root`. Its `status` and `message` say whether the search converged, and why it stopped;
-        no value raises an exception.
+        A `Root`. `status` and `message` report whether the search converged, and why it stopped; no
+        value raises an exception.
 
     Raises:
         TypeError: If `fun` is not a function, or params or equations are not floating.
@@ -108,10 +107,10 @@ def fixed_point(
     max_steps: int = 1000,
     **scipy_options: Any,
 ) -> Root[Params]:
-    r"""Finds a fixed point of a function: :math:`F(\theta) = \theta`.
+    r"""Find a fixed point of a function: :math:`F(\theta) = \theta`.
 
-    :func:`fnopt.root` solves :math:`F(\theta) - \theta = 0`, and also converges where the iteration
-    of :math:`F` diverges.
+    :func:`fnopt.root` solves :math:`F(\theta) - \theta = 0`, and also converges if the iteration of
+    :math:`F` diverges.
 
     Args:
         fun: `fun(params, *args)` returns a tree like `params`, or `(tree, aux)` with `has_aux`.
@@ -168,7 +167,7 @@ def read_scipy_options(
 
     Args:
         caller: The function that is called.
-        keywords: Keywords and values that aren't its own, in `options` or as keywords.
+        keywords: The remaining keywords with their values, in `options` or as keywords.
         tol: The tolerance passed to the caller.
         max_steps: The maximum number of steps passed to the caller.
 

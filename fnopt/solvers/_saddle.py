@@ -1,4 +1,4 @@
-"""The second-order test of a certificate: least curvature of the cost, and a step along it."""
+"""The second-order test of a certificate: smallest curvature of the cost, and a step along it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PRODUCTS = 32
 
 
 class Curvature(NamedTuple):
-    """The least curvature at a point."""
+    """The smallest curvature at a point."""
 
     least: jax.Array  # the least eigenvalue of D^-1 H D^-1
     x: jax.Array  # [n], the point of least cost among trial points along the eigenvector
@@ -31,11 +31,11 @@ class Curvature(NamedTuple):
 
 
 def least_curvature(problem: Problem, point: Linearization, bound: jax.Array) -> Curvature:
-    r"""Look for a direction of negative curvature, and take a step along it.
+    r"""Find a direction of negative curvature, and take a step along this direction.
 
-    Along the direction `v` of the least eigenvalue :math:`\lambda` of the scaled Hessian the cost
-    decreases by :math:`|\lambda| t^2 / 2` to second order. The largest trial `t` makes this
-    decrease equal to the cost. Each further `t`, on both sides, is a quarter of the previous one,
+    Along the eigenvector `v` of the smallest eigenvalue :math:`\lambda` of the scaled Hessian, the
+    cost decreases by :math:`|\lambda| t^2 / 2` to second order. The largest trial `t` makes this
+    decrease equal to the cost. Each further `t`, with both signs, is a quarter of the previous `t`,
     while the predicted decrease is more than a negligible share of the cost.
 
     Args:

@@ -1,4 +1,4 @@
-"""The search of `least_squares`: loops until the certificate of the final point holds."""
+"""The search of `least_squares`: loops until the final point passes the optimality tests."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class SearchOptions(NamedTuple):
 def search(
     setting: Setting, solver: LeastSquaresMethod, max_steps: jax.Array, options: SearchOptions
 ) -> Solution:
-    """Run loops until a certificate holds, at most three; return the solution as vectors."""
+    """Run at most three loops until the optimality tests pass; return the solution as vectors."""
     problem, x, full = setting.problem, setting.x, options.certify == "full"
     tolerances = solver.tolerances(setting.made.free, x.dtype)
 

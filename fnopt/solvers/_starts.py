@@ -1,4 +1,4 @@
-"""Multi-start: several searches in parallel, of which the solution of least cost is returned."""
+"""Multi-start: several searches in parallel, which return the solution of lowest cost."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def starting_points(x: jax.Array, box: Box | None, count: int) -> jax.Array:
     r"""Return the initial guess and low-discrepancy points around it.
 
     With points :math:`u` of a low-discrepancy sequence in :math:`[0, 1)^n` a param starts at
-    :math:`x_j\, 10^{2 u_j - 1}`: its sign stays, and its magnitude changes by a factor of up to ten
-    in either direction. A param that is zero starts at :math:`2 u_j - 1`, and a param with two
-    bounds anywhere between the bounds.
+    :math:`x_j\, 10^{2 u_j - 1}`, with the same sign and a magnitude that differs by a factor of up
+    to ten. A param that is zero starts at :math:`2 u_j - 1`, and a param with two bounds starts
+    between the bounds.
 
     Args:
         x: The initial guess, of shape `[n]`.
@@ -63,9 +63,9 @@ def _additive_recurrence(count: int, n: int) -> np.ndarray:
 
 
 def lowest(search: Callable[[jax.Array], Solution], starts: jax.Array) -> Solution:
-    """Return the solution of least cost, with the numbers of evaluations of all searches.
+    """Return the solution of lowest cost, with the numbers of evaluations of all searches.
 
-    Among solutions whose costs differ by a negligible share, a converged one is preferred.
+    Among solutions whose costs differ by a negligible share, a converged solution is preferred.
     """
     ends = jax.vmap(search)(starts)
     cost = jnp.where(jnp.isfinite(ends.cost), ends.cost, jnp.asarray(jnp.inf, ends.cost.dtype))

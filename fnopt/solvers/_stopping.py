@@ -1,4 +1,4 @@
-"""The stopping tests of a least-squares loop, and their bound on rounding error.
+"""The stopping tests of a least-squares loop, and the bounds on rounding errors.
 
 The arrays of a point may also have a last axis of many problems.
 """
@@ -71,8 +71,9 @@ def _rounding(point: Linearization, eps: jax.Array) -> tuple[jax.Array, jax.Arra
 
     .. math:: \rho = \epsilon\, \max(1, n / m)\, \| (\|J_j\| x_j)_j \|
 
-    A residual is a difference of terms as large as :math:`J_j x_j`, each rounded once; with more
-    params than residuals it is a sum of `n / m` times as many (Higham 2002, section 3.1).
+    A residual is a difference of terms as large as :math:`J_j x_j`, each rounded once. With more
+    params than residuals, a residual is a sum of `n / m` times as many terms (Higham 2002, section
+    3.1).
     """
     m = max(len(point.r) * row_shards(), 1)
     more, root = (jnp.asarray(a, eps.dtype) for a in (max(1.0, len(point.x) / m), m**0.5))
@@ -83,8 +84,8 @@ def _rounding(point: Linearization, eps: jax.Array) -> tuple[jax.Array, jax.Arra
 def slopes(point: Linearization) -> jax.Array:
     r"""Return the scaled gradient, :math:`|J_j^T r| / \|J_j\|`, of shape `[n]`.
 
-    Each entry is the norm of the part of the residuals that one param alone could remove, to first
-    order. MINPACK's gnorm is the largest entry over :math:`\|r\|`.
+    Each entry is the norm of the component of the residuals that a single param could remove, to
+    first order. MINPACK's gnorm is the largest entry divided by :math:`\|r\|`.
     """
     return divide(jnp.abs(point.gradient), point.columns)
 
@@ -92,7 +93,7 @@ def slopes(point: Linearization) -> jax.Array:
 def within_range(point: Linearization) -> jax.Array:
     r"""Return the norm of the residuals projected onto the Jacobian's range, :math:`\|P r\|`.
 
-    For models without a triangular factor it is the largest entry of `slopes`, a lower bound.
+    For models without a triangular factor, return the largest entry of `slopes`, a lower bound.
     """
     if point.triangle is None:
         return jnp.max(slopes(point), axis=0, initial=0)
@@ -102,8 +103,8 @@ def within_range(point: Linearization) -> jax.Array:
 def is_nearer(after: Linearization, before: Linearization) -> jax.Array:
     r"""Whether the norm of the residuals' projection onto the Jacobian's range clearly decreases.
 
-    This test decides whether to accept a step that changes the cost only at rounding level. There
-    the norm has hardly a correct digit.
+    This test decides whether to accept a step that changes the cost only at rounding level. Near
+    such a step, the norm has hardly a correct digit.
 
     Reference:
         Hager and Zhang (2005), A new conjugate gradient method with guaranteed descent and an
@@ -121,8 +122,8 @@ def is_stationary(point: Linearization, gtol: jax.Array) -> jax.Array:
 def negligible_decrease(point: Linearization, tolerances: Tolerances) -> jax.Array:
     r"""Return the largest predicted decrease that is accepted at convergence.
 
-    It is a share of the cost, or the rounding error of the cost plus that of one residual component
-    for each param, :math:`\delta f + \tfrac12 n \rho^2`.
+    The decrease is a share of the cost, or the rounding error of the cost plus the rounding error
+    of one residual component for each param, :math:`\delta f + \tfrac12 n \rho^2`.
     """
     rho, noise = _rounding(point, tolerances.eps)
     noise += jnp.asarray(len(point.x) / 2, rho.dtype) * jnp.square(rho)
@@ -190,10 +191,10 @@ def stopping_status(
 def checked_status(
     status: jax.Array, moved: jax.Array, cost: jax.Array, counted: int | jax.Array = 1
 ) -> jax.Array:
-    """Return the status; `ILL_POSED` if every Jacobian column is zero and the residuals aren't.
+    """Return the status; `ILL_POSED` for a zero Jacobian and nonzero residuals.
 
     Such a point is stationary only because the residuals are constant or saturated, the loss treats
-    all of them as outliers, or all weights are zero.
+    all residuals as outliers, or all weights are zero.
 
     Args:
         status: The status by the convergence tests.

@@ -50,7 +50,8 @@ def linear_step(point: Linearization, scale: jax.Array, step: DampedStep) -> Tri
 def next_damping(trial: Trial, radius: jax.Array) -> jax.Array:
     """Return the damping for a radius by Hebden's formula, from the solution for another damping.
 
-    If the factorisation failed, there is no solution, and the damping grows by Marquardt's factor.
+    If the factorisation failed, there is no solution, and the damping increases by Marquardt's
+    factor.
     """
     lam = trial.lam + (divide(trial.solution_length, radius) - 1) * trial.hebden
     return jnp.where(jnp.isfinite(lam), jnp.maximum(lam, jnp.zeros_like(lam)), 10 * trial.lam)
@@ -61,8 +62,8 @@ def actual_reduction(before: jax.Array, after: jax.Array) -> jax.Array:
 
     .. math:: \tfrac12 \|r\|^2 - \tfrac12 \|r_+\|^2 = \tfrac12 (r - r_+)^T (r + r_+)
 
-    Near a solution both costs agree in nearly all digits, and their difference is rounding error.
-    The product keeps the digits of the residuals, which in float32 gives the params at least one
+    Near a solution, both costs agree in nearly all digits, and their difference is rounding error.
+    The product keeps the digits of the residuals. In float32, the params then have at least one
     more correct digit.
 
     Args:
@@ -70,7 +71,7 @@ def actual_reduction(before: jax.Array, after: jax.Array) -> jax.Array:
         after: The residual at the trial.
 
     Returns:
-        The reduction, a scalar; minus infinity where the trial is not finite.
+        The reduction, a scalar; minus infinity if the trial isn't finite.
     """
     half = jnp.asarray(0.5, before.dtype)
     reduction = half * psum_rows(jnp.sum((before - after) * (before + after)))
@@ -108,7 +109,7 @@ class StepEvaluation(NamedTuple):
 def evaluate_step(
     state: Any, trial: Trial, actual: jax.Array, noise: jax.Array, decreased: jax.Array
 ) -> StepEvaluation:
-    """Compare the actual reduction of a step with the predicted one.
+    """Compare the actual reduction of a step with the predicted reduction.
 
     Args:
         state: A state with the radius and the number of rejections before the step.
@@ -127,7 +128,8 @@ def evaluate_step(
 def _once(condition: jax.Array) -> jax.Array:
     """Return a condition of many problems in a form that the compiler computes only once.
 
-    XLA fuses cheap arithmetic into each of its users, and so repeats it, but not a square root.
+    XLA fuses cheap arithmetic into each consumer and so repeats the arithmetic, but doesn't repeat
+    a square root.
     """
     return jnp.sqrt(condition.astype(jnp.float32)) > 0
 
@@ -187,7 +189,7 @@ def _shrink_factor(actual: jax.Array, slope: jax.Array) -> jax.Array:
 
 
 def _trust_region(step: StepEvaluation) -> jax.Array:
-    r"""Shrink the trust region after a poor step, and grow it after a good one.
+    r"""Shrink the trust region after a poor step, and grow the region after a good step.
 
     .. math:: \Delta \leftarrow \begin{cases}
         \mu \min(\Delta, 10 \|D p\|) & \rho < 0.25 \\
@@ -217,7 +219,7 @@ def _trust_region(step: StepEvaluation) -> jax.Array:
 
 
 def _marquardt(step: StepEvaluation) -> jax.Array:
-    r"""Divide the damping by ten after an accepted step, multiply it by ten after a rejected one.
+    r"""Divide the damping by ten after an accepted step; multiply by ten after a rejected step.
 
     Reference:
         Marquardt (1963), An algorithm for least-squares estimation of nonlinear parameters.
@@ -252,7 +254,7 @@ def _bounded(radius: jax.Array) -> jax.Array:
 
 
 def _fraction(step: StepEvaluation) -> jax.Array:
-    """Reset the step size to 1 after an accepted step, reduce it after a rejected one."""
+    """Reset the step size to 1 after an accepted step; reduce it after a rejected step."""
     shrink = _shrink_factor(step.actual, step.trial.slope)
     one = jnp.ones_like(step.radius)
     return jnp.where(step.accepted, one, shrink * step.radius)

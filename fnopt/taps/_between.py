@@ -40,8 +40,8 @@ def grad_between(
 
     Args:
         fn: Any JAX function.
-        src: The name of one node (as in `capture`), or the positional arguments to differentiate
-            with respect to: an int, or a sequence of ints.
+        src: The name of one node (as in `capture`), or positional arguments, as an int or a
+            sequence of ints.
         dst: The name of one node, or `None` for the function's output.
         select: Function from the value at `dst` to a real scalar, such as `lambda scores: scores[0,
             3]`. Without `select`, the value at `dst` must be a scalar.
@@ -93,8 +93,8 @@ def jacobian_between(
 
     Returns:
         A function of the arguments of `fn` that returns `J`, of shape `[*dst.shape, *src.shape]`.
-        Both shapes have leading axes for scan iterations. For trees, the structure is that of
-        `jax.jacobian`.
+        Both shapes have leading axes for scan iterations. For trees, the structure is the structure
+        of `jax.jacobian`.
 
     Raises:
         ValueError: If a name matches no node, several nodes, or a node without a derivative.

@@ -27,7 +27,7 @@ class Captured(NamedTuple):
     """The values and cotangents captured at the nodes of a function.
 
     Attributes:
-        values: The value at each node, or its reduction, by the node's name.
+        values: The value at each node, or its reduction, keyed by the node's name.
         cotangents: The derivative of the loss with respect to each node, or its reduction.
         grads: The gradient with respect to the arguments in `argnums`; `None` without them.
     """
@@ -58,16 +58,16 @@ def capture(
     A node inside a scan has a leading axis of iterations (entry `t` belongs to `xs[t]`). In a
     branch of `cond` that isn't taken, values and cotangents are zero. If several branches tap one
     name with equal shapes, the result is the value in the branch taken. Inside a `while_loop`,
-    `capture` returns the value of the last iteration and no cotangent. Inside a function with its
-    own derivative rule there is a value but no cotangent.
+    `capture` returns the value of the last iteration and no cotangent. Inside a function with a
+    custom derivative rule, nodes have values but no cotangents.
 
     Args:
         fn: Any JAX function; a scalar loss for cotangents or gradients.
-        names: The nodes, one or several: the name of a `tap`, of one of several taps with equal
-            names (`'attention#2'`), of a tapped tree or one of its leaves (`'state/h'`), or a glob
-            (`'layer_*'`; `*` matches slashes too). `'scope:Model/Dense_0'` is the last floating
-            value that leaves a `jax.named_scope`, which flax and Equinox modules open. `None`
-            selects all taps.
+        names: One or several nodes: the name of a `tap`, of one of several taps with equal names
+            (`'attention#2'`), of a tapped tree or a leaf of the tree (`'state/h'`), or a glob
+            (`'layer_*'`; `*` also matches slashes). `'scope:Model/Dense_0'` is the last floating
+            value computed in a `jax.named_scope` and used outside; flax and Equinox modules open
+            such scopes. `None` selects all taps.
         values: Whether to return the nodes' values.
         cotangents: Whether to return the nodes' cotangents. If a name matches several nodes, or
             `names` is `None`, nodes without a cotangent are omitted.
@@ -77,9 +77,10 @@ def capture(
             array or a tree of arrays; `'rms'`, `'mean'`, `'max'` (of magnitudes), `'zeros'` (their
             fraction), `'dead'` (the fraction of features, on the last axis, that are zero for all
             examples), `'nonfinite'` (their fraction), or `'histogram'` (32 counts of magnitudes,
-            bin `k` from :math:`2^{-42+2k}` to :math:`2^{-40+2k}`, all smaller ones in the first,
-            all larger ones in the last, as in `fnopt.monitor`); or several, as a sequence or a
-            dict. Reductions run inside scans, so large arrays aren't stacked.
+            bin `k` from :math:`2^{-42+2k}` to :math:`2^{-40+2k}`, with smaller magnitudes in the
+            first bin and larger magnitudes in the last bin, as in `fnopt.monitor`); or several
+            reductions, as a sequence or a dict. Reductions run inside scans, so large arrays aren't
+            stacked.
 
     Returns:
         A function of the arguments of `fn` that returns `(output of fn, Captured)`. A cotangent has
@@ -193,11 +194,11 @@ def nodes(fn: Callable[..., Any], *, scopes: bool = False) -> Callable[..., tupl
 
     Args:
         fn: Any JAX function.
-        scopes: Whether to list the named scopes of `fn` too.
+        scopes: Whether to include the named scopes of `fn`.
 
     Returns:
         A function of the arguments of `fn` (arrays or `jax.ShapeDtypeStruct`s) that returns a tuple
-        of `Node`s in the order of the program: name, shape, dtype, and a note if a node has no
+        of `Node`s in the order of the program: name, shape, dtype, and a note for nodes without a
         cotangent.
 
     Example:

@@ -20,7 +20,7 @@ from fnopt.taps._program import (
 from fnopt.taps._tap import with_cotangent_rule
 
 Rule = Callable[[Any], Any]
-"""From the value (or cotangent) of a node to what stands in its place."""
+"""A function from the value (or cotangent) of a node to its replacement."""
 
 
 class _Rule(NamedTuple):
@@ -36,7 +36,7 @@ class _Rule(NamedTuple):
         return jnp.broadcast_to(entry.astype(value.dtype), value.shape)
 
     def by_iteration(self, node: Node) -> Any:
-        """Array with leading axes for the enclosing scans, like the result of `capture`."""
+        """Broadcast an array to the axes of the enclosing scans, like a result of `capture`."""
         if self.function is not None:
             return None
         array, inner = jnp.asarray(self.array), node.shape[len(node.axes) :]
@@ -69,20 +69,20 @@ def patch(
 
     Args:
         fn: Any JAX function.
-        values: The replacement of a node's value, by name (or glob, as in `capture`): a
+        values: A dict from names (or globs, as in `capture`) to replacements of a node's value: a
             differentiable function of the value (such as `jax.lax.stop_gradient`), or an array that
-            broadcasts to it. Inside a scan of `T` iterations an array may also have one entry per
-            iteration, `[T, ...]`, like the result of `capture`.
-        cotangents: The replacement of a node's cotangent in the backward pass, by name: a function
-            of the cotangent, such as `lambda g: jnp.clip(g, -1, 1)` or `jnp.zeros_like`, or an
-            array. The value doesn't change. Only for reverse mode.
+            broadcasts to the value. Inside a scan of `T` iterations an array may also have one
+            entry per iteration, `[T, ...]`, like the result of `capture`.
+        cotangents: A dict from names to replacements of a node's cotangent in the backward pass: a
+            function of the cotangent, such as `lambda g: jnp.clip(g, -1, 1)` or `jnp.zeros_like`,
+            or an array. The value doesn't change. Only for reverse mode.
 
     Returns:
         A function like `fn`, for `jax.grad`, `jax.jit`, `capture` and others. A node inside a scan
         is patched in every iteration. If several names match one node, their rules apply in order;
         cotangent rules get the cotangent of the patched value. `capture` of the patched function
-        returns the patched value, and the loss's derivative with respect to it before the cotangent
-        rule.
+        returns the patched value, and the derivative of the loss with respect to the patched value,
+        before the cotangent rule.
 
     Raises:
         ValueError: If a name matches no node, or a node that can't be patched; or if a rule changes

@@ -34,13 +34,13 @@ from fnopt.programs import (
 _ARRAYS = (jax.Array, np.ndarray, np.generic)
 
 Argnums = int | Sequence[int] | None
-"""Which positional arguments are differentiated, as in `jax.grad`; `None` for none."""
+"""Positional arguments that are differentiated, as in `jax.grad`; `None` for no argument."""
 
 Names = tuple[str, ...] | None
-"""Which nodes: names and patterns, or `None` for all taps."""
+"""Names and patterns of nodes, or `None` for all taps."""
 
 Ask = Callable[[Node], str]
-"""Why a node hasn't got what is asked for, or `''`."""
+"""Reason why a node lacks the requested value or cotangent, or `''`."""
 
 _DIFFERENTIATED = (
     "A tap inside of jax.grad or jax.vjp is gone: give the loss itself instead of a function that "
@@ -98,8 +98,8 @@ class TracedCall(NamedTuple):
     def by_name(self, records: NodeValues) -> dict[str, Any]:
         """Records by the names of their nodes, in program order.
 
-        Nodes with equal names in different branches of a `cond` count as one node, because only one
-        of them can run. Branches that don't run record zeros.
+        Nodes with equal names in different branches of a `cond` are treated as one node, because
+        only one of these nodes can run. Branches that don't run record zeros.
         """
         found: dict[str, Any] = {}
         for i in sorted(records):
@@ -138,7 +138,7 @@ class TracedCall(NamedTuple):
         return taps
 
     def matches(self, pattern: str) -> list[int]:
-        """Nodes for a name: by exact name, else the leaves of a tree, else by glob."""
+        """Find the nodes for an exact name, else for the leaves of a tree, else for a glob."""
         full = [node.name for node in self.nodes]
         base = [_base(name) for name in full]
         pairs = list(enumerate(zip(full, base, strict=True)))
@@ -192,12 +192,12 @@ class TracedCall(NamedTuple):
 
 
 def _base(name: str) -> str:
-    """Name of a node without its number, which several nodes may share."""
+    """Name of a node without the number that distinguishes nodes with equal names."""
     return name.rpartition("#")[0] or name
 
 
 def _are_alternatives(nodes: list[Node]) -> bool:
-    """Whether there are several nodes with equal shapes, of which only one can run."""
+    """Whether several nodes have equal shapes and only one of the nodes can run."""
     shapes = {(node.shape, node.dtype) for node in nodes}
     pairs = itertools.combinations(nodes, 2)
     return len(nodes) > 1 == len(shapes) and all(a.excludes(b) for a, b in pairs)
@@ -225,8 +225,8 @@ def trace_program(
         fn: The user's function.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        argnums: Which positional arguments are differentiated.
-        scopes: Whether named scopes are nodes too.
+        argnums: The positional arguments to differentiate.
+        scopes: Whether named scopes are also nodes.
     """
     leaves, treedef = jax.tree.flatten((args, kwargs))
     diff, diff_tree = _diff_leaves(name, args, argnums)

@@ -85,8 +85,8 @@ def _check_name(name: Any) -> None:
 def add_probe(x: jax.Array, probe: jax.Array) -> jax.Array:
     """Return `x`; the cotangent of the probe is the cotangent of `x`.
 
-    This equals `x + probe` at `probe = 0`, but the probe's zeros are never read. The compiler
-    removes them, and `x` is unchanged bit for bit.
+    The result equals `x + probe` at `probe = 0`, but the probe's zeros are never read. The compiler
+    removes the zeros, and `x` is bitwise unchanged.
     """
     return x
 

@@ -1,4 +1,4 @@
-"""Norms and weighted sums of per-example gradients without forming them."""
+"""Norms and weighted sums of per-example gradients, without forming the gradients."""
 
 from __future__ import annotations
 

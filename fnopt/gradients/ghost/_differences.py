@@ -1,10 +1,10 @@
-r"""Moments of gradients from their differences, as sums of outer products.
+r"""Moments of gradients, computed from differences of gradients as sums of outer products.
 
 .. math:: \sum_r a_r c_r^\top - \sum_r b_r d_r^\top
           = \sum_r (a_r - b_r) c_r^\top + \sum_r b_r (c_r - d_r)^\top
 
-The factors of the second form are small if the gradients are close. In float32 the inner products
-of the first form would cancel, and a standard deviation of a thousandth of the mean would be lost.
+The factors of the second form are small if the gradients are close. In float32, cancellation in the
+inner products of the first form would destroy a standard deviation of a thousandth of the mean.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class GroupMoments(NamedTuple):
     """The first two moments of the gradients of a group of leaves.
 
     Attributes:
-        mean: The mean over the gradients that count, by param.
-        deviations: By param, the sum of the squared distances from the mean. For a group that isn't
-            formed by param, the entry of the first param holds the sum over the group.
+        mean: The mean of the selected gradients, keyed by param.
+        deviations: For each param, the sum of the squared distances from the mean. For a group
+            without formed params, the entry of the first param is the sum over the group.
     """
 
     mean: Mapping[int, jax.Array]
@@ -53,7 +53,7 @@ def moments(
     counts: jax.Array,
     params: Mapping[int, Any],
 ) -> GroupMoments:
-    """Mean of the gradients that count, and the sum of squared deviations."""
+    """Mean of the selected gradients, and the sum of squared deviations."""
     if isinstance(formed, dict):
         found = {i: squared_deviations(x, counts) for i, x in formed.items()}
         return GroupMoments(
@@ -133,12 +133,12 @@ def difference(pair: Pair, reference: Pair) -> Difference:
 
 
 def _total(change: Difference, left: Any, counts: jax.Array, shape: tuple[int, int]) -> jax.Array:
-    """Sum of the differences of the examples that count, `[T, D, K]`.
+    """Sum of the differences of the selected examples, `[T, D, K]`.
 
     Args:
         change: The differences of all examples from one gradient.
-        left: The left factor of that gradient.
-        counts: Mask of the examples that count.
+        left: The left factor of the subtracted gradient.
+        counts: Mask of the selected examples.
         shape: `D` and `K`.
     """
 

@@ -1,4 +1,4 @@
-"""Elementwise sites: biases, scales, and other sites whose derivative is as small as the output."""
+"""Elementwise sites: biases, scales, and other sites whose derivative has the output's size."""
 
 from __future__ import annotations
 

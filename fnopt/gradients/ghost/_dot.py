@@ -29,7 +29,7 @@ class _Axes(NamedTuple):
 
     @property
     def swapped(self) -> bool:
-        """Whether `D` has the free axes; `D` has the weight's first axis, so all uses agree."""
+        """Whether `D` has the free axes; `D` always has the weight's first axis."""
         _, contracted, free = self.weight
         return bool(free) and (not contracted or free[0] < contracted[0])
 

@@ -30,7 +30,7 @@ BLOCK_BYTES = 32 * 2**20
 
 
 class GradientPart(NamedTuple):
-    """Gradients of a group of leaves, as factors or formed.
+    """Gradients of a group of leaves, as factors or as formed arrays.
 
     Attributes:
         formed: The formed gradients, or None.
@@ -85,7 +85,7 @@ def _positions(pair: Pair) -> int:
 
 
 def _gram_of_positions(p: list[Pair], q: list[Pair]) -> jax.Array:
-    """Inner products over all pairs of positions, for as many examples at once as fit in memory."""
+    """Inner products over all pairs of positions, in chunks of examples that fit in memory."""
 
     def products_of_example(mine: list[Pair]) -> jax.Array:
         return jax.vmap(lambda theirs: sum_of(inner(a, b) for a in mine for b in theirs))(q)

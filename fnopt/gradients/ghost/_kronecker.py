@@ -27,7 +27,7 @@ _OUTPUTS: dict[str, Any] = {"dot": _dot.outputs, "conv": _conv.outputs}
 
 
 def bias_of(bias: Group, product: Group) -> tuple[int, ...]:
-    """Bias params of a weight, as its row for a constant input of 1; empty without a bias.
+    """Return the bias params of a weight, its row for a constant input of 1; empty without a bias.
 
     Every use of the bias must be an addition to the output of a product with the weight. Element
     `k` of the concatenated biases must be added to feature `k` at all positions.
@@ -113,7 +113,7 @@ class KroneckerBlock(NamedTuple):
     Attributes:
         kind: `'kronecker'`, `'dense'`, `'diagonal'` or `'none'`. A `'kronecker'` block without a
             layout has formed rows.
-        leaves: Indices of the params of the weight, followed by those of its bias.
+        leaves: Indices of the params of the weight, followed by the indices of its bias.
         biases: Indices of the bias params, in the order of the features.
         group: The sites of the weight.
         layout: The layout of the weight as matrices.
@@ -156,7 +156,7 @@ class KroneckerBlock(NamedTuple):
         return jnp.concatenate([m, jnp.expand_dims(row, axis)], axis)
 
     def leaves_of(self, m: jax.Array, like: Sequence[Any]) -> dict[int, jax.Array]:
-        """Params of a matrix, by index; the parts of a param that belong to other blocks are zero.
+        """Params of a matrix, keyed by index; entries of a param in other blocks are zero.
 
         Args:
             m: The result of `matrix`.
@@ -181,7 +181,8 @@ def plan_blocks(plan: Plan, max_side: int) -> tuple[KroneckerBlock, ...]:
 
     Args:
         plan: The plan for the gradients of the params.
-        max_side: The largest side of a dense matrix; larger matrices are cut into diagonal blocks.
+        max_side: The largest side of a dense matrix; larger matrices are split into diagonal
+            blocks.
     """
     blocks: list[KroneckerBlock] = []
     remaining = [g for g in plan.groups if g.form == "params"]  # that may be biases

@@ -170,7 +170,7 @@ def _factors(site: Site, tape: Tape) -> tuple[Factor, Factor]:
 
 
 def _expand_positions(sites: Sequence[_Rows]) -> Factors:
-    """Factors of K-FAC-expand: every position counts as an example."""
+    """Factors of K-FAC-expand, which treats every position as an example."""
     n, positions = sites[0].n, sum(s.positions for s in sites)
     inputs = sum_of(s.input_moment() for s in sites) / (n * positions)
     return inputs, sum_of(_moment(s.sides[1], _merge_rows(s.cotangents)) for s in sites) / n
@@ -191,7 +191,7 @@ def _order_sides(site: _Rows, inputs: jax.Array, cotangents: jax.Array) -> Facto
 
 
 def _mix_factors(pairs: Sequence[Factors]) -> Factors:
-    r"""Approximate a sum of Kronecker products, whose factors differ in scale, by one.
+    r"""Approximate a sum of Kronecker products with different scales by one Kronecker product.
 
     .. math:: \sum_s w_s \hat A_s \otimes \hat G_s \approx
               \Big(\sum_s w_s \hat A_s\Big) \otimes \Big(\sum_s w_s \hat G_s\Big) / \sum_s w_s

@@ -27,8 +27,8 @@ class Group(NamedTuple):
     Attributes:
         leaves: Indices of the params.
         sites: Their sites.
-        form: `'gram'` doesn't form the gradient, `'matrix'` forms it as a matrix, `'params'` forms
-            it like the params, `'vmap'` uses `jax.vmap(jax.grad)`, `'none'` marks a zero gradient.
+        form: `'gram'` doesn't form the gradient, `'matrix'` forms a matrix, `'params'` forms arrays
+            like the params, `'vmap'` uses `jax.vmap(jax.grad)`, `'none'` marks a zero gradient.
         layout: The layout of the weight as matrices, for `'gram'` and `'matrix'`.
         why: The reason for the form.
     """

@@ -18,11 +18,11 @@ class ParamRule(NamedTuple):
     Attributes:
         name: The path of the param.
         shape: Its shape.
-        rule: How the gradient is handled. `'gram'`: the gradient isn't formed; its norm comes from
-            inner products of activations and of cotangents. `'matrix'`, `'params'`: the gradient is
-            formed from activations and cotangents, because this is cheap. `'vmap'`: no rule
-            applies, so `jax.vmap(jax.grad)` forms the gradient of this param. `'none'`: the loss
-            doesn't use the param.
+        rule: The treatment of the gradient. `'gram'`: the gradient isn't formed; its norm is
+            computed from inner products of activations and of cotangents. `'matrix'`, `'params'`:
+            the gradient is formed from activations and cotangents, because this is cheap. `'vmap'`:
+            no rule applies, so `jax.vmap(jax.grad)` forms the gradient of this param. `'none'`: the
+            loss doesn't use the param.
         enters: The operations that use the param, such as `('gather', 'dot_general')`.
         why: The reason for the rule.
     """
@@ -74,9 +74,9 @@ def ghost_report(
 
     Args:
         loss_fn: `loss_fn(params, example, ...) -> scalar` for ONE example, or `(scalar, aux)`.
-        argnums: Which positional arguments to differentiate.
+        argnums: The positional arguments to differentiate.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
-        batch_argnums: Which positional arguments have a leading example axis; by default all
+        batch_argnums: The positional arguments with a leading example axis; by default all
             after the last of `argnums`.
 
     Returns:

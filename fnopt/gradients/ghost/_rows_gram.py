@@ -21,7 +21,7 @@ from fnopt.sharding import reshape
 
 
 class RowsPart(NamedTuple):
-    """Rows of the Jacobian of a group of leaves, as factors or formed.
+    """Rows of the Jacobian of a group of leaves, as factors or as formed arrays.
 
     Attributes:
         formed: The formed rows, `[n k, ...]`, or None.
@@ -85,7 +85,7 @@ def inner_matrix(rows: tuple[Group, RowsPart], other_rows: tuple[Group, RowsPart
 
 
 def _gram_of_examples(p: Factors, q: Factors) -> jax.Array:
-    """Inner products of rows with one position: a product of two matrices of inner products.
+    """Inner products of rows with one position, by the elementwise product of two Gram matrices.
 
     The product of cotangents is written like the inner product of biases, so that the compiler
     eliminates the common subexpression.
@@ -112,7 +112,7 @@ def by_leaf(leaves: Mapping[int, jax.Array], other: Mapping[int, jax.Array]) -> 
 
 
 def flat(tape: Tape) -> Tape:
-    """Flatten the tape, so that every residual counts as an example."""
+    """Flatten the tape, so that every residual is treated as an example."""
     k = tape.outputs[0].shape[1]
     return Tape(
         [tape.outputs[0].reshape(-1)],
@@ -174,7 +174,7 @@ def _flat_pair(factors: Factors) -> Pair:
 
 
 def _gram_of_positions(p: list[Factors], q: list[Factors]) -> jax.Array:
-    """Inner products over all pairs of positions, for as many examples at once as fit."""
+    """Inner products over all pairs of positions, in chunks of examples that fit in memory."""
 
     def products_of_factors(mine: Factors, theirs: Factors) -> jax.Array:
         # The records of two examples are multiplied once for all residuals.

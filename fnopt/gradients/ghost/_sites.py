@@ -57,7 +57,7 @@ class Site(NamedTuple):
         weight: The weight.
         others: The other operands: weights, or indices of records.
         tap: Index of the node that records the cotangent of the output.
-        axes: Indices of the scans around it, outermost first.
+        axes: Indices of the enclosing scans, outermost first.
     """
 
     kind: str
@@ -70,7 +70,7 @@ class Site(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Sites of a loss, and the params that no rule covers.
+    """Sites of a loss, and the params without a rule.
 
     Attributes:
         level: The loss, with taps and records as its nodes.
@@ -102,7 +102,7 @@ def find_sites(closed: jex.ClosedJaxpr, n_params: int) -> Found:
 
 
 Values = Sequence[Weight | None]
-"""Weights; `None` for what depends on the example."""
+"""Weights; `None` for values that depend on the example."""
 
 
 class _SiteFinder:

@@ -1,4 +1,4 @@
-"""Factors of the gradients of a batch: recorded in one pass, reduced to norms and sums."""
+"""Factors of the gradients of a batch, recorded in one pass, and their reductions."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Tape(NamedTuple):
 
     Attributes:
         outputs: The loss, and the leaves of aux.
-        records: By node: operands of sites.
-        cotangents: By node: cotangents of the outputs of sites.
-        grads: By index of the param: gradients of params without a rule.
+        records: Operands of sites, keyed by node.
+        cotangents: Cotangents of the outputs of sites, keyed by node.
+        grads: Gradients of params without a rule, keyed by the index of the param.
     """
 
     outputs: list[jax.Array]
@@ -69,7 +69,7 @@ def visit(node: int, value: jax.Array, tap: jax.Array | None) -> tuple[Any, Any]
 
 
 Formed = jax.Array | dict[int, jax.Array] | None
-"""The gradients of a group: matrices, by param, or not formed; with a leading example axis."""
+"""The gradients of a group: matrices, arrays keyed by param, or None; with an example axis."""
 
 
 def form(group: Group, tape: Tape, params: Mapping[int, Any]) -> Formed:
@@ -91,16 +91,16 @@ def by_param(group: Group, tape: Tape, params: Mapping[int, Any]) -> dict[int, j
 
 
 def squared_norms(group: Group, formed: Formed, tape: Tape) -> dict[int, jax.Array]:
-    """The squared norms of the examples' gradients, `[n]`; of all params of a group together.
+    """Squared norms of the examples' gradients, `[n]`, over all params of a group.
 
-    If gradients are formed like the params, there is a norm for every param; else the entry of the
-    first param holds the norm over the group.
+    If gradients are formed like the params, there is a norm for every param; otherwise the entry of
+    the first param is the norm over the group.
     """
     return _measure(group, formed, tape, squares_of, length_squared)
 
 
 def norms(group: Group, formed: Formed, tape: Tape) -> dict[int, jax.Array]:
-    """Norms of the gradients, accurate even if their squares are out of range."""
+    """Norms of the gradients, accurate even if their squares overflow or underflow."""
     return _measure(group, formed, tape, lengths_of, length)
 
 
@@ -164,7 +164,7 @@ def _site_pairs(site: Site, tape: Tape) -> Pair:
 
 
 def _precision(site: Site) -> Any:
-    """Matrix-product precision of the model; algorithm presets apply only to the model's dtypes."""
+    """Matrix-product precision of the model; dot algorithms apply only to the model's dtypes."""
     precision = site.eqn.params.get("precision")
     parts = precision if isinstance(precision, tuple) else (precision,)
     return precision if all(isinstance(p, jax.lax.Precision) for p in parts) else None

@@ -96,7 +96,7 @@ class GhostMeasurements(NamedTuple):
         """The mean gradient, and for every leaf the sum of squared deviations from the mean.
 
         Args:
-            counts: 1 for the examples that count, 0 for the others, whose gradients are zero.
+            counts: 1 for selected examples, 0 for all other examples, whose gradients are zero.
         """
         numbered = dict(enumerate(self.ghost.params))
         means: dict[int, jax.Array] = {}
@@ -143,7 +143,7 @@ class GhostMeasurements(NamedTuple):
         return total
 
     def only(self, wanted: jax.Array) -> GhostMeasurements:
-        """A copy in which examples that don't count have zero gradients, even if these were NaN."""
+        """Return a copy with zero gradients for excluded examples, even if they were NaN."""
 
         def zero_others(x: jax.Array) -> jax.Array:
             return only_where(wanted, x) if is_inexact(x) else x

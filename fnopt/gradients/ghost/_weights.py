@@ -1,4 +1,4 @@
-"""Weights: values inside a loss that are computed from the params alone."""
+"""Weights: values inside a loss that depend only on the params."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Weight:
     Attributes:
         aval: Shape and dtype of one slice.
         leaves: The params on which the weight depends differentiably; empty for a constant.
-        axes: Indices of the scans that slice it, outermost first.
+        axes: Indices of the scans that slice the weight, outermost first.
         inputs: The weights from which this weight is computed.
     """
 
@@ -90,12 +90,12 @@ class Leaf(Weight):
 
     @functools.cached_property
     def moves_only(self) -> bool:
-        """True: it is the param itself."""
+        """Return True."""
         return True
 
     @functools.cached_property
     def keeps_length(self) -> bool:
-        """True: it is the param itself."""
+        """Return True."""
         return True
 
 

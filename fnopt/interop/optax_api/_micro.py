@@ -261,7 +261,7 @@ def micro_grad(
     Args:
         fun: A function of params and a batch.
         has_aux: Whether `fun` returns `(value, aux)`.
-        argnums: Which positional arguments to differentiate.
+        argnums: The positional arguments to differentiate.
         batch_argnums: Which positional arguments have an axis of examples.
         keep_batch_dim: Whether the example that `fun` gets keeps an axis of length one.
         microbatch_size: Number of examples at once.

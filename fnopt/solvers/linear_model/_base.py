@@ -35,7 +35,7 @@ class LinearModel:
     has_triangle: ClassVar[bool] = False
     """Whether a point has the triangular factor of its Jacobian."""
     has_matrix: ClassVar[bool] = True
-    """Whether a point keeps a matrix whose columns can be removed."""
+    """Whether a point stores a matrix from which columns can be removed."""
 
     def evaluate(self, x: jax.Array) -> Linearization:
         """Return the linearization at a point."""
@@ -46,7 +46,7 @@ class LinearModel:
         raise NotImplementedError
 
     def rank(self, point: Linearization) -> jax.Array:
-        """Return the rank of the Jacobian with columns of unit length; -1 if it is unknown."""
+        """Return the rank of the Jacobian with columns of unit length; -1 if unknown."""
         del point
         return jnp.asarray(-1, jnp.int32)
 
@@ -55,7 +55,7 @@ class LinearModel:
         return self.rank(point), jnp.zeros(point.x.shape, bool)
 
     def jacobian(self, point: Linearization) -> Any:
-        """Return the Jacobian at a point; None if it is too large to form."""
+        """Return the Jacobian at a point, or None if the Jacobian is too large."""
         del point
 
     def products(self, point: Linearization) -> tuple[Map, Map]:
@@ -79,7 +79,7 @@ class LinearModel:
 
     @property
     def size(self) -> int:
-        """Return the longer side of the Jacobian, with which rounding errors grow."""
+        """Return the larger dimension of the Jacobian, which determines rounding errors."""
         return max(self.flat.rows, self.flat.n)
 
 
@@ -89,7 +89,7 @@ def scaled_rmv(point: Linearization, scale: jax.Array) -> Map:
 
 
 def free(point: Linearization) -> jax.Array:
-    """Return 1 for params with a nonzero Jacobian column, 0 for the others."""
+    """Return 1 for params with a nonzero Jacobian column, 0 for all other params."""
     return (point.columns > 0).astype(point.columns.dtype)
 
 

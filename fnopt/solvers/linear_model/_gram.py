@@ -1,4 +1,4 @@
-"""Linear models by Gram matrices, of the columns of tall and of the rows of wide Jacobians."""
+"""Linear models by Gram matrices of columns (tall Jacobians) or of rows (wide Jacobians)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class TallGramModel(LinearModel):
         return gram_rank(G / d / d[:, None])
 
     def jacobian(self, point: Linearization) -> Any:
-        """Form the Jacobian again; return None if its Gram matrix was summed without it."""
+        """Form the Jacobian again; return None if the Gram matrix needed no Jacobian."""
         return linearise(self.flat, point.x, self.mode)[1] if self._is_formed else None
 
     @property
@@ -58,8 +58,8 @@ class RowsModel(LinearModel):
     r"""The model that keeps :math:`K = J J^\top`, for residuals that are defined per example.
 
     Scaled variables need :math:`J D^{-2} J^\top`. This is a sum of products of activations and
-    backpropagated cotangents only if `D` is a single number. So all params have the same scale, the
-    root mean square of the columns' norms (Levenberg's damping, not Marquardt's).
+    backpropagated cotangents only if `D` is a single number. Therefore all params have the same
+    scale, the root mean square of the columns' norms (Levenberg's damping, not Marquardt's).
     """
 
     has_matrix = False

@@ -19,7 +19,7 @@ _DECAY = 0.9
 
 
 def initial_scale(columns: jax.Array) -> jax.Array:
-    r"""Return Moré's scaling: :math:`D_j = \|J_j\|`, and 1 where the column is zero.
+    r"""Return Moré's scaling: :math:`D_j = \|J_j\|`, and 1 for zero columns.
 
     In :math:`\|D p\|` a param is weighted by its effect on the residuals, so the method doesn't
     depend on the units of the params.
@@ -33,9 +33,9 @@ def initial_scale(columns: jax.Array) -> jax.Array:
 def grown_scale(scale: jax.Array, columns: jax.Array) -> jax.Array:
     r"""Update Moré's scaling with decay, :math:`D_j \leftarrow \max(0.9\, D_j, \|J_j\|)`.
 
-    Without decay (Moré's update), a param with a large column at one iterate takes short steps from
-    then on, and a search from a steep initial guess is slow. Without memory, steps overshoot steep
-    regions again and again.
+    Without decay (Moré's update), a param with a large column at one iterate takes short steps in
+    all later iterations, and a search from a steep initial guess is slow. Without memory, steps
+    repeatedly overshoot steep regions.
     """
     return jnp.maximum(jnp.asarray(_DECAY, scale.dtype) * scale, columns)
 
@@ -45,10 +45,10 @@ def with_relative_bound(scale: jax.Array, point: Linearization) -> jax.Array:
 
     .. math:: D_j \leftarrow \max(D_j, \delta\, \|r\| / |x_j|), \qquad \delta = 0.7
 
-    Where a param hardly changes the residuals (an exponential that has decayed), its column is
-    nearly zero. A step within :math:`\|D p\| \le \Delta` may then change it by many orders of
-    magnitude, to where it has no effect. So while its scaled size :math:`D_j |x_j|` is less than
-    the residual norm, only its relative change is bounded. The bound is proportional to the
+    If a param hardly changes the residuals (an exponential that has decayed), its column is nearly
+    zero. A step within :math:`\|D p\| \le \Delta` may then change the param by many orders of
+    magnitude, to a range without any effect. Therefore the relative change of the param is bounded
+    while :math:`D_j |x_j|` is less than the residual norm. The bound is proportional to the
     residual norm. A param that is zero has no bound.
 
     Args:

@@ -34,7 +34,7 @@ _LEAST_BLOCKS = 4  # blocks; a band of fewer blocks is treated as a dense matrix
 def sparse_gram_model(
     flat: FlatResidual, mode: str, chunk_size: int | None
 ) -> SparseGramModel | None:
-    """Return the model by a narrow band, or by elimination; None if both cost too much."""
+    """Return the model by a narrow band or by elimination; None if both are too expensive."""
     given = flat.derivative
     if given is None or given.compressed is None or flat.rows < flat.n:
         return None
@@ -43,7 +43,7 @@ def sparse_gram_model(
 
 
 def _layout(sparsity: Sparsity, by_rows: bool) -> tuple[Any, Algebra] | None:
-    """Return the block layout of the Gram matrix and its system; None if both cost too much."""
+    """Return the block layout of the Gram matrix and its system; None if both are too expensive."""
     band = band_of(
         sparsity, by_rows, min(_WIDEST_BLOCK, sparsity.shape[not by_rows] // _LEAST_BLOCKS)
     )
@@ -59,9 +59,9 @@ def inverse_root(J: SparseJacobian, rows: jax.Array, fixed: jax.Array | None = N
     .. math:: G^+ \approx (G + \delta I)^{-1} + \delta (G + \delta I)^{-2}, \qquad
         b - G (G + \delta I)^{-1} b = \delta (G + \delta I)^{-1} b
 
-    With :math:`\delta` at rounding level a singular matrix has a Cholesky factor. The relative
-    error of both terms together is :math:`(\delta / \lambda)^2` for an eigenvalue :math:`\lambda`.
-    The remainder of `b` in the second formula is its component in the null space.
+    With :math:`\delta` at rounding level, a singular matrix has a Cholesky factor. The relative
+    error of the sum of both terms is :math:`(\delta / \lambda)^2` for an eigenvalue
+    :math:`\lambda`. The remainder of `b` in the second formula is its component in the null space.
 
     Args:
         J: The Jacobian, `[m, n]`.

@@ -17,8 +17,8 @@ from fnopt.solvers.minimize._problem import Evaluation
 class CorrectionPairs(NamedTuple):
     """Differences of points and of gradients, the oldest first, divided by the step length.
 
-    So the rows of `S` have length 1 and those of `Y` are curvatures, whatever the scale of the
-    problem. Unused rows are zero.
+    Therefore the rows of `S` have length 1 and the rows of `Y` are curvatures, independent of the
+    scale of the problem. Unused rows are zero.
     """
 
     S: jax.Array  # [m, n]
@@ -34,7 +34,7 @@ def no_pairs(m: int, x: jax.Array, theta: jax.Array) -> CorrectionPairs:
 
 
 def with_pair(pairs: CorrectionPairs, new: SecantPair) -> CorrectionPairs:
-    """Replace the oldest correction pair by a new one, if this has positive curvature."""
+    """Replace the oldest correction pair by a new pair with positive curvature."""
 
     def pushed(rows: jax.Array, row: jax.Array) -> jax.Array:
         return jnp.where(new.usable, jnp.concatenate([rows[1:], row[None]]), rows)
@@ -115,9 +115,9 @@ def cauchy_point(B: CompactMatrix, box: Box, point: Evaluation) -> tuple[jax.Arr
               m''_k = \theta \|d_k\|^2 - p_k^T M^{-1} p_k
 
     On the piece between the breakpoints :math:`t_k` and :math:`t_{k+1}`, where :math:`d_k` is the
-    descent direction of the params that still move, :math:`p_k = W^T d_k`, and :math:`c_k = W^T
+    descent direction of the params not yet on a bound, :math:`p_k = W^T d_k`, and :math:`c_k = W^T
     (x(t_k) - x)`. One pass over the sorted breakpoints evaluates all pieces, with sums from the
-    last breakpoint, which avoid cancellation.
+    last breakpoint to avoid cancellation.
 
     Args:
         B: The compact BFGS matrix.

@@ -81,34 +81,34 @@ def minimize(
     call works under `jax.jit`; under `jax.vmap` every problem stops by its own tests. An eager call
     traces `fun`, so values in its closure may change from call to call, and compiles once.
 
-    At convergence the relative gradient :math:`\max_i |g_i x_i| / |f|` has to be below 1e-2. If it
-    isn't, the method discards its Hessian approximation and restarts. After two restarts without a
-    decrease the search ends in `STALLED`.
+    At convergence the relative gradient :math:`\max_i |g_i x_i| / |f|` has to be below 1e-2.
+    Otherwise the method discards its Hessian approximation and restarts. After two restarts without
+    a decrease, the search ends with the status `STALLED`.
 
     The final value never exceeds the value at the initial guess. The solution has derivatives,
     forward and reverse, with respect to `args` and to arrays that `fun` closes over. The
-    derivatives come from the implicit function theorem, not from the iterations. For sums of
-    squares :func:`fnopt.least_squares` needs far fewer evaluations.
+    derivatives follow from the implicit function theorem; the iterations aren't differentiated. For
+    sums of squares, :func:`fnopt.least_squares` needs far fewer evaluations.
 
     Args:
         fun: `fun(params, *args)` returns a real scalar, or `(scalar, aux)` with `has_aux`.
         params: The initial guess: a pytree of floating or complex arrays. A list or tuple of
-            numbers is one vector, as in SciPy, unless there are constraints; whole numbers are
-            taken as floats, unless they are `fixed`.
+            numbers is one vector, as in SciPy, unless there are constraints; integers are converted
+            to floats, unless they are `fixed`.
         args: Further arguments of `fun`: pytrees of arrays.
         method: `'auto'`, `'lbfgs'`, `'lbfgsb'`, `'bfgs'`, `'cg'`, `'newton_cg'` or
             `'projected_gradient'`, or SciPy's name of a method; a method with options, such as
             `fnopt.lbfgsb(20)`; or any optimizer, such as `fnopt.adam(1e-2)` or `fnopt.lbfgs()`. An
-            optimizer gets value, gradient and function at every step, and the iterate of least
-            value is returned. `'auto'` is L-BFGS(-B), BFGS for up to 20 params without bounds, or
-            spectral projected gradients if there is a projection.
+            optimizer gets value, gradient and function at every step, and the iterate with the
+            lowest value is returned. `'auto'` is L-BFGS(-B), BFGS for up to 20 params without
+            bounds, or spectral projected gradients if there is a projection.
         has_aux: Whether `fun` returns `(value, aux)`; `aux` at the solution is returned.
         bounds: `(lower, upper)`, each a number, an array, or a tree of these with the structure of
             the params or a prefix of it; None for no bound; or SciPy's pairs `[(low, high), ...]`.
             Equal bounds fix a param. Every iterate satisfies the bounds, and a solution may lie
-            exactly on one.
-        constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)`, by the path of a
-            leaf, a pattern of paths, or a tree like the params.
+            exactly on a bound.
+        constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)`, in a dict keyed by
+            paths or patterns of leaves, or in a tree like the params.
         projection: `projection(params)` returns the nearest params in a convex set.
         ftol: Relative tolerance of the value, for both the decrease by the last step and the
             predicted decrease by the next step. By default 2.2e-9, as in SciPy's L-BFGS-B, or 10
@@ -132,8 +132,8 @@ def minimize(
             `x0` for `params`.
 
     Returns:
-        A `Minimum`. Its `status` and `message` say whether the search converged, and why it
-        stopped; no value raises an exception. Its params are finite if the initial guess is.
+        A `Minimum`. `status` and `message` report whether the search converged, and why it stopped;
+        no value raises an exception. The params are finite if the initial guess is finite.
 
     Raises:
         TypeError: If `fun` is not a function that returns a real scalar, params are not floating,
@@ -286,7 +286,7 @@ def _minimized(
 
 
 def _in_units(history: StepHistory, unit: jax.Array) -> StepHistory:
-    """Return a history, or an entry of a history, in the user's units."""
+    """Return a history, or an entry of a history, without scaling."""
     slope, length = history.gradient_norm / unit, history.radius * unit
     return history._replace(gradient_norm=slope, radius=length)
 

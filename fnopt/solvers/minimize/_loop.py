@@ -1,4 +1,4 @@
-"""The loop of `minimize`: one evaluation per iteration, so that problems of a batch don't wait."""
+"""The loop of `minimize`: one evaluation per iteration, so that no problem of a batch waits."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def iterate(
     max_steps: jax.Array,
     watch: Watch | None,
 ) -> MinimizeState:
-    """Take steps until a stopping test holds."""
+    """Take steps until a stopping test holds or the limit of trial points is reached."""
     share = jnp.asarray(SHARE, state.point.x.dtype)
 
     def advance(state: MinimizeState) -> MinimizeState:
@@ -168,8 +168,8 @@ def _search(
 ) -> SearchOutcome:
     """Advance the line search by an evaluation.
 
-    The line search uses differences to the value at the iterate, divided by the first-order
-    predicted decrease. They are of order 1 in any units of the function.
+    The line search uses differences from the value at the iterate, divided by the first-order
+    predicted decrease. These ratios are of order 1 for any scale of the function.
     """
     finite = there.is_finite()
     unbounded = there.value == -jnp.inf
@@ -259,7 +259,7 @@ def _judged(
     after: MinimizeState,
     outcome: SearchOutcome,
 ) -> MinimizeState:
-    """Set the status of the state; at a failed optimality check, discard the method's state."""
+    """Set the status of the state; after a failed optimality check, discard the method's state."""
     point, direction = after.point, after.line.direction
     first = before.steps < 0
     moved = ~first & outcome.accepted
@@ -325,7 +325,7 @@ def _watched(before: MinimizeState, state: MinimizeState, watch: Watch | None) -
 
 
 def final_point(state: MinimizeState) -> Evaluation:
-    """Return the last iterate if it converged, else the iterate of least value."""
+    """Return the last iterate if it converged, otherwise the iterate with the lowest value."""
     if state.best is None:
         return state.point
     last = is_converged(state.status) & (state.point.value <= state.best.value)

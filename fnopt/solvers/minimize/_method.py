@@ -1,4 +1,4 @@
-"""The interface of the methods: a state, and a search direction that depends on it."""
+"""The interface of the methods: a state, and a search direction that depends on the state."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def dot(a: jax.Array, b: jax.Array) -> jax.Array:
 
 
 def newton_like(point: Evaluation, step: jax.Array, known: jax.Array) -> Direction:
-    """Return the search direction of a quadratic model's step, with an initial step size of 1.
+    """Return the step to the minimum of a quadratic model as search direction, with step size 1.
 
     Args:
         point: The evaluation at the current iterate.
@@ -101,16 +101,16 @@ def rounding_of(value: jax.Array) -> jax.Array:
 
 
 def largest(x: jax.Array) -> jax.Array:
-    """Return the largest magnitude of the params; at least 1, the unit set by the initial guess."""
+    """Return the largest magnitude of the scaled params, at least 1."""
     return jnp.max(jnp.abs(x), initial=1)
 
 
 def first_step(point: Evaluation) -> jax.Array:
-    r"""Return the step size, times the gradient, of a first steepest-descent step.
+    r"""Return the factor of the negative gradient in a first steepest-descent step.
 
     .. math:: \max(1, \|x\|_\infty) / \|g\|
 
-    Params are in units of the initial guess, so the step is at least as long as the largest param.
+    Params are scaled by the initial guess, so the step is at least as long as the largest param.
     """
     steep = norm(point.gradient)
     return _finite(largest(point.x) / jnp.where(steep > 0, steep, jnp.ones_like(steep)))

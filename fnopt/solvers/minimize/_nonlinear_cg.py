@@ -33,7 +33,7 @@ class ConjugateDirection(NamedTuple):
 
 
 class nonlinear_cg(MinimizeMethod):
-    r"""Nonlinear conjugate gradients, which store two vectors and no matrix.
+    r"""Nonlinear conjugate gradients, which store two vectors but no matrix.
 
     .. math:: d^+ = -g^+ + \beta\, d, \qquad
               \beta_\text{PR+} = \max\left(0, \frac{y^T g^+}{g^T g}\right), \qquad
@@ -43,7 +43,7 @@ class nonlinear_cg(MinimizeMethod):
         formula: `'polak_ribiere'` or `'hager_zhang'`.
 
     Raises:
-        ValueError: If `formula` is neither of the two.
+        ValueError: If `formula` is another string.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -28,10 +28,10 @@ class OptimizerMemory(NamedTuple):
 
 
 class optimizer_steps(MinimizeMethod):
-    """Take every step of an optimizer, which gets value, gradient and function.
+    """Take the steps of an optimizer, which gets value, gradient and function.
 
     The search converges when the gradient is below 1e-5 (or the square root of the machine epsilon,
-    if that is larger) times the largest gradient so far.
+    if that is larger) times the largest gradient of all steps.
 
     Args:
         tx: The optimizer.

@@ -52,7 +52,7 @@ class SmoothObjective(NamedTuple):
         return Evaluation(x, *value_and_slope(self.f, x))
 
     def in_unit(self, unit: jax.Array) -> SmoothObjective:
-        """Return the problem in scaled params, the multiples of a unit."""
+        """Return the problem in scaled params."""
         f, box, project = self.f, self.box, self.projection
         return SmoothObjective(
             f=lambda u: f(u * unit),
@@ -71,8 +71,9 @@ class SmoothObjective(NamedTuple):
     def projected_gradient(self, point: Evaluation) -> jax.Array:
         r"""Return the projected gradient, which is zero at a stationary point.
 
-        With bounds, the entries of params with an active bound are zero. With a projection it is
-        :math:`x - P(x - g)`, the measure of stationarity of Birgin, Martinez and Raydan (2000).
+        With bounds, the entries of params with an active bound are zero. With a projection, the
+        projected gradient is :math:`x - P(x - g)`, the measure of stationarity of Birgin, Martinez
+        and Raydan (2000).
         """
         x, g = point.x, point.gradient
         if self.projection is not None:
@@ -83,7 +84,7 @@ class SmoothObjective(NamedTuple):
 
 
 class FlatObjective(NamedTuple):
-    """The problem as one of a vector, and the conversion back to params."""
+    """The problem as a function of a vector, and the conversion back to params."""
 
     x: jax.Array  # [n], the initial guess
     problem: SmoothObjective
@@ -98,7 +99,7 @@ class FlatObjective(NamedTuple):
         return self._replace(problem=self.problem._replace(f=lambda x: program(x, *consts)))
 
     def rounded(self, x: jax.Array, nfev: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Round the solution to 16-bit params; return the initial guess if its value is less."""
+        """Round the solution to 16-bit params; return the initial guess if its value is lower."""
         f = self.problem.f
         before, after = f(self.rounding(self.x)), f(self.rounding(x))
         better = (after <= before) | ~jnp.isfinite(before)
@@ -107,7 +108,7 @@ class FlatObjective(NamedTuple):
 
 
 def widened(leaf: Any) -> Any:
-    """Convert a leaf to its compute dtype: 16 bits are too few for a line search."""
+    """Convert a leaf to its compute dtype, because 16 bits aren't sufficient for a line search."""
     return compute_dtype(jnp.result_type(leaf)) if _is_half(leaf) else jnp.result_type(leaf)
 
 
@@ -141,7 +142,7 @@ def set_up(
     constraints: Any,
     projection: Callable[[Any], Any] | None,
 ) -> FlatObjective:
-    """Convert a problem to one of a vector, and check all known arguments."""
+    """Flatten the params, build the problem of a vector, and check concrete arguments."""
     _check_fitted(params, constraints)
     wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, widened(leaf)), params)
     made = parametrised(wide, constraints)
@@ -188,7 +189,7 @@ def set_up(
 
 
 def _sides(box: Box | None, params: Any, made: Parametrisation) -> Callable[[jax.Array], Any]:
-    """Make the function that marks params on a bound; points on manifolds count by tangents."""
+    """Return the function that marks params on a bound, with tangents for points on manifolds."""
     leaves, tree = jax.tree.flatten(in_tangents(params))
 
     def sides(x: jax.Array) -> Any:

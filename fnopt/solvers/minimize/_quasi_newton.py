@@ -33,8 +33,7 @@ class bfgs(MinimizeMethod):
     .. math:: H^+ = (I - \rho\, s y^T)\, H\, (I - \rho\, y s^T) + \rho\, s s^T, \qquad
               \rho = 1 / s^T y
 
-    The matrix has the number of params squared as its size, so use BFGS for at most a few thousand
-    params.
+    The matrix has `n^2` entries for `n` params, so use BFGS for at most a few thousand params.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -78,7 +77,7 @@ class lbfgsb(MinimizeMethod):
               g^T (z - x) + \tfrac12 (z - x)^T B (z - x)
 
     :math:`B` is the limited-memory BFGS matrix. The generalised Cauchy point along the projected
-    gradient determines the active set. The model is then minimized over the free params, the result
+    gradient determines the active set. Then the model is minimized over the free params, the result
     is projected, and a line search finds :math:`\eta`. Without bounds the method is L-BFGS by the
     two-loop recursion.
 

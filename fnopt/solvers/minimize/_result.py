@@ -34,7 +34,7 @@ _SCIPY = {
 class Minimum(NamedTuple, Generic[Params]):
     """The result of :func:`fnopt.minimize`; `print` gives a short report.
 
-    It is a pytree of arrays, so functions under `jax.jit` and `jax.vmap` can return it.
+    A `Minimum` is a pytree of arrays, so functions under `jax.jit` and `jax.vmap` can return it.
 
     Attributes:
         params: The best params found, with the tree, shapes and dtypes of the initial guess.
@@ -42,7 +42,7 @@ class Minimum(NamedTuple, Generic[Params]):
         gradient_norm: The largest magnitude in the gradient of the free params at `params`.
         steps: Number of trial points, int32.
         nfev: Number of evaluations of the function and its gradient.
-        status: Why the search stopped: a `fnopt.Status` as int32; `message` is its text.
+        status: Reason why the search stopped: a `fnopt.Status` as int32; `message` is its text.
         aux: The auxiliary output of the function at `params`.
         history: A `fnopt.solvers.StepHistory` if `history=True`, else None.
         at_bound: -1 or 1 for each param on its lower or upper bound, else 0: a tree of int32 like
@@ -61,7 +61,7 @@ class Minimum(NamedTuple, Generic[Params]):
 
     @property
     def message(self) -> Any:
-        """Why the search stopped, as text; for a batch a (nested) list. Outside jit only."""
+        """Reason why the search stopped, as text (a list for a batch); not under `jax.jit`."""
         return status_messages(self.status, _OF_A_FUNCTION)
 
     @property

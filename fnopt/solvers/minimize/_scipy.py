@@ -90,7 +90,7 @@ def as_asked(
     """Convert a call with SciPy's `tol`, `jac` and `options` to fnopt's arguments.
 
     Args:
-        keywords: Keywords and values that aren't `minimize`'s own.
+        keywords: The keywords that `minimize` doesn't declare, with their values.
         method: The method, or its name; None selects the default, as in SciPy.
         constraints: The constraints; SciPy's constraint functions are refused.
         max_steps: The maximum number of trial points.
@@ -140,7 +140,7 @@ def as_sides(bounds: Any) -> Any:
     All other values are returned unchanged.
 
     Raises:
-        ValueError: If two pairs can be read either way.
+        ValueError: If two pairs are ambiguous.
     """
     if not isinstance(bounds, (list, tuple)) or not bounds or not all(map(_is_pair, bounds)):
         return bounds

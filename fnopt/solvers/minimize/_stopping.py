@@ -50,8 +50,8 @@ def value_converged(gained: jax.Array, predicted: jax.Array, small: jax.Array) -
         \delta f_\text{predicted} \le \epsilon_f F, \qquad
         F = \max(|f|, \epsilon_f \min(|f_0|, 1))
 
-    A value that tends to zero has converged when it is less than :math:`\epsilon_f^2` times the
-    value at the initial guess.
+    A value that tends to zero has converged when it is below :math:`\epsilon_f^2` times the value
+    at the initial guess.
 
     Args:
         gained: The decrease by the last step.
@@ -67,7 +67,7 @@ def is_rounding(steep: jax.Array, value: jax.Array) -> jax.Array:
     .. math:: \|g\|_\infty \|x\|_\infty \le \sqrt{8 \epsilon}\, |f|
 
     If the curvature is as large as the value, :math:`x^T H x = f`, a further step decreases the
-    value by at most half of its rounding error.
+    value by at most half of the value's rounding error.
     """
     return steep <= jnp.sqrt(rounding_of(jnp.ones_like(value))) * jnp.abs(value)
 

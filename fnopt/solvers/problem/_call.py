@@ -39,7 +39,7 @@ SCHEMES = ("2-point", "3-point", "cs")
 
 
 def started_from(caller: str, params: Any, keywords: dict[str, Any]) -> Any:
-    """Return the initial guess: the params, or SciPy's `x0`, which is removed from the keywords."""
+    """Return the initial guess: `params`, or SciPy's `x0`, which is removed from the keywords."""
     if params is None and "x0" in keywords:
         return keywords.pop("x0")
     if params is None:
@@ -92,7 +92,7 @@ _OURS = {"fnopt", "jax"}
 
 
 def _is_of_the_call(error: Exception) -> bool:
-    """Whether an error comes from the arguments of the call, and not from inside the function."""
+    """Whether the arguments of a call cause an error, not the body of the function."""
     if not _OF_A_CALL.search(str(error)):
         return False
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -104,11 +104,12 @@ def _is_of_the_call(error: Exception) -> bool:
 def with_a_derivative_that_is_there(
     run: Callable[[Any], Any], solver: Any, caller: str = "least_squares", fn: str = "residual_fn"
 ) -> Any:
-    """Run a solver; if the function has no forward mode, in reverse mode without acceleration.
+    """Run a solver; without a forward-mode derivative, run it in reverse mode without acceleration.
 
     Whether a forward-mode derivative is needed depends on the method, its mode, the shape and the
-    user's arguments, and a `custom_vjp` of the data alone is no obstacle. So the solver waits for
-    JAX's error. A function with a forward mode is traced once (tests/solvers/test_custom_vjp.py).
+    user's arguments; a `custom_vjp` that only reads data is allowed. Therefore JAX's error triggers
+    the second run. A function with a forward-mode derivative is traced once
+    (tests/solvers/test_custom_vjp.py).
     """
     try:
         return run(solver)
@@ -168,7 +169,7 @@ def jit_residuals(residual_fn: Any, args: tuple[Any, ...]) -> Callable[..., Any]
 
 
 def of_examples(residual_fn: Any, jac: Any, batch: Any) -> ExampleResiduals:
-    """Return the residuals of a batch from the residual function of one example."""
+    """Build the residual function of a batch from the residual function of one example."""
     if jac is not None:
         raise ValueError(
             "least_squares: batch and jac are both given, expected one of them: of residuals by "
@@ -179,7 +180,7 @@ def of_examples(residual_fn: Any, jac: Any, batch: Any) -> ExampleResiduals:
 
 
 def without_aux(residual_fn: Any, batch: Any = None) -> tuple[Any, Callable[..., Any]]:
-    """Split a function that returns `(residuals, aux)`, or a container of such, into two functions.
+    """Split functions that return `(residuals, aux)` into residual functions and an aux function.
 
     Args:
         residual_fn: `residual_fn(params, *args)` returns a pair; or a list, tuple or dict of such

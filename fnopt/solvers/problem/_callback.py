@@ -24,7 +24,7 @@ def asked_to_stop(callback: Callable[[Any], Any], info: StepInfo, value: str = "
             by returning True or raising `StopIteration`. Any other exception becomes a warning, and
             the fit continues.
         info: The argument of the callback.
-        value: SciPy's name of the cost of this solver.
+        value: The name of the cost in SciPy's result of this solver.
 
     Returns:
         A boolean scalar.
@@ -54,7 +54,7 @@ def asked_to_stop(callback: Callable[[Any], Any], info: StepInfo, value: str = "
 def status_after(
     callback: Callable[[Any], Any], info: StepInfo, status: jax.Array, value: str = "cost"
 ) -> jax.Array:
-    """Return the status after the callback: `STOPPED` if it stops a running search."""
+    """Return the status after the callback: `STOPPED` if the callback stops a running search."""
     stop = asked_to_stop(callback, info, value) & (status == Status.RUNNING.value)
     return jnp.where(stop, Status.STOPPED.array, status)
 
@@ -69,7 +69,7 @@ def _failure(callback: Any, error: Exception) -> str:
 
 
 def _of_a_step(callback: Callable[..., Any], value: str) -> Callable[[StepInfo], Any]:
-    """Convert to a callback of a `StepInfo`, by SciPy's names of the only argument."""
+    """Convert a callback with SciPy's signature to a callback with a `StepInfo` argument."""
     try:
         names = list(inspect.signature(callback).parameters)
     except (TypeError, ValueError):  # some builtin functions have no signature

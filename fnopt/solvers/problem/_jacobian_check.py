@@ -30,15 +30,15 @@ def disagrees(problem: Problem, x: jax.Array, columns: jax.Array) -> jax.Array |
         + \sum_j (100\, \epsilon\, \|J_j\| + \delta_j) |v_j|, \qquad
         \dot r = \tfrac{d}{dt} r(x + t v)
 
-    The rounding error of a column is taken as
+    The rounding error of a column is estimated as
 
     .. math:: \delta_j = 100\, \epsilon\, \frac{\|r\| + \sum_k \|J_k x_k\|}{\max(|x_j|, 1)},
 
-    The direction moves all params, each with the same effect on the residuals:
-    :math:`|v_j| \approx 1 / \max(\|J_j\|, 100\, \delta_j)`. So a missing column of a param with an
-    effect is detected. Products that aren't finite, or functions without a derivative (table
-    look-ups), are no evidence. A point may be on a kink with two derivatives, so the products are
-    also compared at a point nearby.
+    The direction changes all params, each with the same effect on the residuals: :math:`|v_j|
+    \approx 1 / \max(\|J_j\|, 100\, \delta_j)`. Therefore the check detects a missing column of any
+    param with an effect. Nonfinite products and functions without a derivative (table look-ups)
+    pass the check. A point may be on a kink with two derivatives, so the products are also compared
+    at a second point nearby.
 
     Args:
         problem: The problem.
@@ -46,8 +46,8 @@ def disagrees(problem: Problem, x: jax.Array, columns: jax.Array) -> jax.Array |
         columns: The norms of the columns of the user's Jacobian at the point.
 
     Returns:
-        Whether they disagree. None if there is no user's Jacobian, if the function can't be
-        differentiated, or if the Jacobian is computed in chunks to bound memory.
+        Whether the derivatives disagree. None if there is no user's Jacobian, if the function can't
+        be differentiated, or if the Jacobian is computed in chunks to bound memory.
     """
     flat, given = problem.flat, problem.flat.derivative
     if given is None or given.gram is not None:
@@ -85,7 +85,7 @@ def _direction(r: jax.Array, x: jax.Array, columns: jax.Array) -> tuple[jax.Arra
 
 
 def _uneven(x: jax.Array) -> jax.Array:
-    """Return numbers of magnitude 1 to 2 and either sign, so that errors of params don't cancel."""
+    """Return numbers of magnitude 1 to 2 and both signs, so that errors of params don't cancel."""
     wave = jnp.sin(1 + jnp.arange(x.size, dtype=x.dtype) * jnp.asarray(2.4, x.dtype))
     return wave + jnp.where(wave < 0, -1, 1).astype(x.dtype)
 

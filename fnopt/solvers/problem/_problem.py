@@ -47,7 +47,7 @@ from fnopt.solvers.linear_model._base import LinearModel
 from fnopt.solvers.linear_model._linearization import Linearization, half_square
 
 Squares = Callable[[jax.Array, jax.Array], jax.Array]
-"""Return the weighted squares of residuals at a point, in a unit."""
+"""Return the weighted squares of scaled residuals at a point."""
 
 
 class Problem(NamedTuple):
@@ -60,7 +60,7 @@ class Problem(NamedTuple):
     fitted: int | None = None  # number of fitted entries, if base points of manifolds follow
 
     def on_chart(self, x: jax.Array) -> tuple[Problem, jax.Array]:
-        """Restrict the problem to the fitted part of `x`, with base points constant."""
+        """Restrict the problem to the fitted entries of `x`; base points are constant."""
         if self.fitted is None:
             return self, x
         head, base = x[: self.fitted], x[self.fitted :]
@@ -151,7 +151,7 @@ class Problem(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """The user's problem as one of a vector, and the conversion back."""
+    """The user's problem as a function of a vector, and the conversion back."""
 
     x: jax.Array  # [n], the initial guess
     problem: Problem
@@ -175,9 +175,9 @@ class Setting(NamedTuple):
         return ravel(charts.rebase(self.problem.flat.unravel(x)))[0]
 
     def tangent(self, x: jax.Array, is_sparse: bool) -> jax.Array | SparseJacobian | None:
-        """Return the derivative of the raveled params by the vector; None if both are equal.
+        """Return the derivative of the raveled params in the vector; None for the identity.
 
-        Params on manifolds count by their tangent coordinates.
+        Points on manifolds are represented by tangent coordinates.
         """
         if all(kind is None or isinstance(kind, curved) for kind in self.made.kinds):
             return None
@@ -206,7 +206,7 @@ def set_up(
     bounds: Any = None,
     constraints: Any = None,
 ) -> Setting:
-    """Convert a problem to one of a vector, and check all known arguments."""
+    """Ravel the parameters and build the `Problem`; check concrete arguments."""
     fn = joined_function(residual_fn)
     made = charted(params, constraints)
     plain = loss is None and sigma is None and weights is None and jac is None
@@ -237,7 +237,7 @@ def set_up(
         return Setting(x, Problem(flat, losses, box, fitted=fitted), made, dof, whiten)
 
     def both_parts(w: jax.Array, shape: Any) -> jax.Array:
-        """Return the weights of a leaf; of a complex leaf for the real and the imaginary part."""
+        """Return the weights of a leaf; a complex leaf has weights for real and imaginary parts."""
         return lax.complex(w, w) if jnp.issubdtype(shape.dtype, jnp.complexfloating) else w
 
     w = flat.flatten(jax.tree.map(both_parts, whiten.weights, shapes))
@@ -255,7 +255,7 @@ def set_up(
 def _of_variables(
     given: Derivative, flat: FlatResidual, x: jax.Array, made: Parametrisation
 ) -> Derivative:
-    """Convert a derivative by the params to a derivative by the fitted variables."""
+    """Convert a derivative with respect to the params to the fitted variables."""
     if not made.kinds:
         return given
 

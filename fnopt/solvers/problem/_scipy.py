@@ -23,7 +23,7 @@ class ScipyTable(NamedTuple):
         """Return the keywords and the entries of `options` that aren't None.
 
         Raises:
-            TypeError: If the table doesn't have a name; the message names the replacement.
+            TypeError: If the table doesn't contain a name; the message names the replacement.
         """
         caller, options = self.caller, dict(given.get("options") or {})
         for name in options:
@@ -39,7 +39,7 @@ class ScipyTable(NamedTuple):
         return {name: value for name, value in both.items() if value is not None}
 
     def most_steps(self, read: dict[str, Any], max_steps: int) -> int:
-        """Return the least of all limits on the number of steps."""
+        """Return the smallest of all limits on the number of steps."""
         limits = [check_count(read[name], name, self.caller) for name in self.steps if name in read]
         return min(limits, default=max_steps)
 

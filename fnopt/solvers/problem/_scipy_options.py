@@ -51,7 +51,7 @@ def as_asked(
     """Convert a call of `least_squares` with SciPy's keywords to fnopt's arguments.
 
     Args:
-        options: Keywords and values that aren't `least_squares`' own.
+        options: The keywords that `least_squares` doesn't declare, with their values.
         residual_fn: The residual function, or several.
         jac: The Jacobian; SciPy's names of difference schemes mean None.
         solver: The method.

@@ -17,18 +17,18 @@ from fnopt.solvers.problem._problem import Problem
 def finer_unit(
     problem: Problem, cost: jax.Array, r: jax.Array, unit: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the unit in which the largest residual is about 1, and whether it is needed.
+    """Return the scale that makes the largest residual about 1, and whether scaling is needed.
 
-    It is needed where the cost is so small that sums of squares lose digits, or where residuals
-    exceed the fourth root of the dtype's largest number. Below this, squares of steps and params in
-    the Jacobian's scaling are in range, even if these are larger than the residuals by the same
-    factor. The unit is a power of two, so scaling has no rounding error.
+    Scaling is needed if the cost is so small that sums of squares lose digits, or if residuals
+    exceed the fourth root of the dtype's largest number. Below this limit, squares of steps and
+    params in the Jacobian's scaling are in range, even if these are larger than the residuals by
+    the same factor. The scale is a power of two, so scaling has no rounding error.
 
     Args:
-        problem: The problem, in the current unit.
+        problem: The problem, in the current scale.
         cost: The cost.
         r: The residuals.
-        unit: The current unit.
+        unit: The current scale.
     """
     info = jnp.finfo(unit.dtype)
     reach = jnp.asarray(2.0 ** (info.maxexp // 4), unit.dtype)
@@ -64,9 +64,9 @@ def in_unit(problem: Problem, unit: jax.Array) -> Problem:
 
 
 def end_units(problem: Problem, r: jax.Array, J: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """Return units of the residuals and of every param, in which second derivatives are about 1.
+    """Return scales of residuals and params that make second derivatives about 1.
 
-    Residuals are multiplied by their unit; params are divided by theirs.
+    Residuals are multiplied by their scale; params are divided by theirs.
     """
     felt = pmax_rows(jnp.max(_felt(problem, r), initial=0))
     unit = 1 / floor_power_of_two(felt)
@@ -77,7 +77,7 @@ def end_units(problem: Problem, r: jax.Array, J: jax.Array | None) -> tuple[jax.
 
 
 def restored(values: Any, unit: jax.Array, powers: dict[str, int]) -> Any:
-    """Convert fields of a named tuple back from the unit, each by its power."""
+    """Undo the scaling of the fields of a named tuple, each by its power of the scale."""
     whole = 1 / unit  # a compiler may merge successive quotients into one, by the product of units
 
     def back(value: Any, power: int) -> Any:

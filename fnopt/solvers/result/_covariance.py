@@ -21,8 +21,8 @@ Solution = Any  # fnopt.solvers.Solution, whose report imports this file
 class CovarianceFactor(NamedTuple):
     """A factor of the covariance of the params, and the directions that the data determine.
 
-    Variances leave the range of float32 before the entries of the factor do, so standard errors are
-    computed from the factor.
+    In float32, variances underflow or overflow before the entries of the factor, so standard errors
+    are computed from the factor.
     """
 
     root: jax.Array  # [k, p], R with C = R^T R, for the directions that the data determine; finite
@@ -42,7 +42,7 @@ class CovarianceFactor(NamedTuple):
         return jnp.where(each & each[:, None], C, jnp.full_like(C, jnp.nan))
 
     def along(self, change: jax.Array) -> jax.Array:
-        r"""The covariance `[q, q]` of :math:`G \theta`; infinite where it isn't determined."""
+        r"""Return the covariance `[q, q]` of :math:`G \theta`; infinite where undetermined."""
         root = matmul(self.root, change.T)
         return _finite_where(self.determined(change), matmul(root.T, root))
 
@@ -59,8 +59,8 @@ class CovarianceFactor(NamedTuple):
     def determined(self, change: jax.Array | None = None) -> jax.Array:
         r"""Whether the data determine :math:`g^T \theta`, for the rows `g` of `change`, `[q, p]`.
 
-        They do where the component of `g` in the null space of the Jacobian is negligible: less
-        than :math:`\sqrt \epsilon` of the squared norm, in scaled variables.
+        A combination is determined if the component of `g` in the null space of the Jacobian is
+        negligible: less than :math:`\sqrt \epsilon` of the squared norm, in scaled variables.
         """
         g = self.scaled if change is None else matmul(change, self.scaled)
         g = g / initial_scale(jnp.max(jnp.abs(g), axis=1))[:, None]  # so that squares are in range
@@ -79,7 +79,7 @@ class SparseCovarianceFactor(NamedTuple):
     fixed: jax.Array | None  # [n], variables without variance
 
     def along(self, change: jax.Array) -> jax.Array:
-        r"""The covariance `[q, q]` of :math:`G \theta`; infinite where it isn't determined."""
+        r"""Return the covariance `[q, q]` of :math:`G \theta`; infinite where undetermined."""
         root = self._root(change)
         each = jnp.isfinite(jnp.sum(root, axis=1))
         return _finite_where(each, matmul(root, root.T))
@@ -120,7 +120,8 @@ def covariance_factor(
         cost: Half the sum of squares.
         residuals: The residuals, a tree.
         dof: The degrees of freedom, int32.
-        T: The derivative of the params by the variables, of shape `[p, n]`; None for the identity.
+        T: The derivative of the params with respect to the variables, `[p, n]`; None for the
+            identity.
         absolute_sigma: Whether the residuals are in units of known standard deviations.
         fixed: Mask of the fixed variables, `[n]`, which have no variance.
 
@@ -151,7 +152,7 @@ def covariance_factor(
 def _inverse_root(root: jax.Array, G: jax.Array) -> jax.Array:
     """Return the factor `R` of :math:`G^+ = R^T R`, with the derivative of an inverse.
 
-    The derivative of singular vectors is undefined where singular values are equal.
+    The derivative of singular vectors is undefined if singular values are equal.
     """
     del G
     return root
@@ -166,8 +167,8 @@ def _inverse_root_jvp(primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> tu
 def residual_deviation(cost: jax.Array, residuals: Any, m: int, dof: jax.Array) -> jax.Array:
     r"""Estimate the standard deviation of the data, :math:`(2 f / (m - k))^{1/2}`.
 
-    If the squares are out of range, it is computed from the residuals instead of the cost. This
-    isn't possible over a named axis, where a device has only some of the residuals.
+    If the squares underflow or overflow, the deviation is computed from the residuals instead of
+    the cost. Over a named axis, a device has only some of the residuals, so the cost is used.
     """
     dof = jnp.maximum(dof.astype(cost.dtype), 1)
     flat = real_vector(residuals, real_dtype(cost.dtype))

@@ -99,7 +99,7 @@ def named_entries(params: Any) -> list[str]:
 
 
 def _params(solution: Solution, names: Sequence[str] | None, absolute_sigma: bool) -> list[str]:
-    """Return the lines about the params: first their problems, then each value."""
+    """Return the report lines of the params: first problems, then the value of each param."""
     names = named_entries(solution.params) if names is None else list(names)
     values = np.concatenate(
         [np.ravel(np.asarray(leaf, np.float64)) for _, leaf in _entries(solution.params)]
@@ -142,7 +142,7 @@ def _params(solution: Solution, names: Sequence[str] | None, absolute_sigma: boo
 def _correlated(
     solution: Solution, values: np.ndarray, errors: np.ndarray
 ) -> tuple[np.ndarray, float]:
-    """Return a mask of params with large errors and correlations near 1, and the largest one."""
+    """Return a mask of highly correlated params with large errors, and the correlation."""
     corr = np.abs(np.asarray(correlation_of(solution), np.float64)) - np.eye(values.size)
     counted = np.isfinite(errors) & (errors > np.abs(values))
     if solution.tangent is not None:  # without tied params
@@ -155,7 +155,7 @@ def _correlated(
 
 
 def _entries(params: Any) -> list[tuple[str, Any]]:
-    """Return the leaves by name: tangents for points on manifolds, zeros for other objects."""
+    """Return the leaves keyed by name: tangents for manifolds, zeros for other objects."""
 
     def with_tangent(node: Any) -> Any:
         return {"tangent": node.value} if is_on(node) else node

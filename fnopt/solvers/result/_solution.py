@@ -96,26 +96,27 @@ _SCIPY = {
 class Solution(NamedTuple, Generic[Params]):
     r"""The result of :func:`fnopt.least_squares`; `print` gives a short report.
 
-    It is a pytree of arrays, so functions under `jax.jit` and `jax.vmap` can return it.
+    A `Solution` is a pytree of arrays, so functions under `jax.jit` and `jax.vmap` can return it.
 
     Attributes:
         params: The best params found, with the tree, shapes and dtypes of the initial guess.
         cost: Half the sum of squares at the solution, or the robust cost.
-        residuals: The residuals at the solution, as `residual_fn` returns them.
-        jacobian: The Jacobian at the solution, `[m, n]`, of the raveled residuals by the raveled
-            params; None if it isn't formed. After steps by a sparse factorisation it is a
-            :class:`fnopt.jacobians.SparseJacobian` by the fitted variables. Over a named axis it is
-            the triangular factor `[n, n]` with the same :math:`J^T J`, which a covariance needs.
+        residuals: The residuals at the solution, a tree like the result of `residual_fn`.
+        jacobian: The Jacobian at the solution, `[m, n]`, of the raveled residuals with respect to
+            the raveled params; None if it isn't formed. After steps by a sparse factorisation, it
+            is a :class:`fnopt.jacobians.SparseJacobian` with respect to the fitted variables. Over
+            a named axis, it is the triangular factor `[n, n]` with the same :math:`J^T J`, as
+            needed for a covariance.
         gradient_norm: The Euclidean norm of :math:`J^T r`.
         rank: The numerical rank of the Jacobian, int32; -1 if it is unknown: after steps by
             conjugate gradients, or if a sparse Jacobian lacks 8 or more of full rank.
         steps: Number of steps, rejected ones included.
         nfev: Number of evaluations of the residuals.
         njev: Number of evaluations of the Jacobian.
-        status: Why the search stopped: a `fnopt.Status` as int32; `message` is its text.
+        status: Reason why the search stopped: a `fnopt.Status` as int32; `message` is its text.
         history: A `StepHistory` if `history=True`, else None.
-        tangent: The derivative of the params by the fitted variables, `[p, n]`; None if the params
-            are the fitted variables, or if there is no Jacobian.
+        tangent: The derivative of the params with respect to the fitted variables, `[p, n]`; None
+            if the params are the fitted variables, or without a Jacobian.
         dof: Degrees of freedom, int32: the number of residuals of nonzero weight minus the rank
             (minus the number of variables, if the rank is unknown).
         at_bound: -1 or 1 for each param on its lower or upper bound, int32 `[n]`; None without
@@ -149,11 +150,11 @@ class Solution(NamedTuple, Generic[Params]):
 
     @property
     def message(self) -> Any:
-        """Why the search stopped, as text; for a batch a (nested) list. Outside jit only."""
+        """Reason why the search stopped, as text (a list for a batch); not under `jax.jit`."""
         return self.worded()
 
     def worded(self, names: Sequence[str] | None = None) -> Any:
-        """Return the message, in which `names` name the params that the data don't determine."""
+        """Return the message, with undetermined params identified by `names`."""
         text = status_messages(self.status)
         if self.certificate is None or jnp.ndim(self.certificate.certified):
             return text

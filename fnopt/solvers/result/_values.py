@@ -14,7 +14,7 @@ _MOST = 10  # numbers with a line of their own, in reports without standard erro
 
 
 def value_lines(params: Any, at_bound: Any = None) -> list[str]:
-    """Return the report lines with the values of params; for many params only their number.
+    """Return the report lines with the values of params; for many params, only their number.
 
     Args:
         params: The params.

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fnopt.linear._divided_rows import with_fewer_residuals, with_fewer_rows
 from fnopt.linear._norms import divide
@@ -62,8 +63,9 @@ def triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
     rows = with_fewer_rows(concatenate([A, r[:, None]], axis=1))
     above, below = n if graded else 0, 0 if graded else max(n - len(rows), 0)
     raw, _ = jnp.linalg.qr(jnp.pad(rows, ((above, below), (0, 0))), mode="raw")
-    # `raw` is transposed: it holds R^T and the reflections.
-    return Triangle(jnp.tril(raw[:n, :n]), raw[n, :n])
+    # `raw` is transposed: it holds R^T and the reflections. The mask is a constant, because XLA
+    # compiles kernels for that of `jnp.tril`.
+    return Triangle(jnp.where(np.tri(n, dtype=bool), raw[:n, :n], 0), raw[n, :n])
 
 
 def row_triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
@@ -133,7 +135,7 @@ def damped_triangle(factors: Triangle, d: jax.Array) -> Triangle:
         least squares problems.
     """
     L, c = factors
-    A = jnp.concatenate([d * jnp.eye(len(c), dtype=c.dtype), L.T])
+    A = jnp.concatenate([d * np.eye(len(c), dtype=c.dtype), L.T])
     return triangle(A, jnp.concatenate([jnp.zeros_like(c), c]))
 
 

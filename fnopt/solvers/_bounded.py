@@ -17,7 +17,6 @@ from fnopt.solvers._trust_region import Trial, next_damping
 from fnopt.solvers.linear_model._choice import is_large_and_sparse
 from fnopt.solvers.linear_model._linearization import Linearization, NormalMatrix
 
-_PASSES = 5  # how often a step is recomputed with more params on their bounds
 # Relative first-order change of the cost up to a bound, above which steps stop half-way. With
 # 0.01 to 0.5 `python -m benchmarks bounds` counts 80 to 82 of 638 fits in another minimum.
 _FAR = 0.1
@@ -100,8 +99,7 @@ class _BoxCut(NamedTuple):
     best: jax.Array  # [n], the best end so far
     predicted: jax.Array  # the predicted reduction of the best end
     lam: jax.Array  # damping of the next pass
-    more: jax.Array  # bool, whether the last step left the box
-    passes: jax.Array  # int32
+    more: jax.Array  # bool, whether the last step put more params on a bound
 
 
 def bounded_step(
@@ -121,10 +119,10 @@ def bounded_step(
     may lead to another minimum: with an amplitude of 0, the other params of a term have no effect.
 
     Truncating one param invalidates the step of the correlated params. Therefore the step of the
-    other params is recomputed a few times. The result is the end point with the lowest cost of the
-    linear model. If the predicted reduction at this end point isn't positive, the step is rejected
-    and the trust region shrinks. Short steps follow the scaled negative gradient, along which
-    truncation keeps the descent.
+    other params is recomputed until it truncates no further param. The result is the end point with
+    the lowest cost of the linear model. If the predicted reduction at this end point isn't
+    positive, the step is rejected and the trust region shrinks. Short steps follow the scaled
+    negative gradient, along which truncation keeps the descent.
 
     Args:
         point: The linearization at the current point, in the box, with the full Jacobian.
@@ -142,33 +140,36 @@ def bounded_step(
     Reference:
         Coleman and Li (1996), An interior trust region approach for nonlinear minimization subject
         to bounds, keeps all iterates off the bounds.
+        Lin and Moré (1999), Newton's method for large bound-constrained optimization problems,
+        section 4: minor iterations, each with more active bounds.
         Kanzow, Yamashita and Fukushima (2004), Levenberg-Marquardt methods with strong local
         convergence properties for solving nonlinear equations with convex constraints.
     """
     held = box.held(point.x, point.gradient)
     trial = propose(without(point, held), lam)
 
-    def cut(moved: jax.Array, goal: jax.Array, trial: Trial, passes: jax.Array) -> _BoxCut:
+    def cut(moved: jax.Array, goal: jax.Array, trial: Trial) -> _BoxCut:
         bound = box.nearest(goal)
         change = jnp.abs(point.gradient * (bound - point.x))
         far = (bound != goal) & (change > jnp.asarray(_FAR, change.dtype) * point.cost)
         end = jnp.where(far, point.x / 2 + bound / 2, bound)
-        more = jnp.any(end != goal)
+        stopped = end != goal
+        more = jnp.any(stopped & ~moved)
         predicted = _predicted_reduction(point, end - point.x, products)
         following = next_damping(trial, radius)
-        return _BoxCut(moved | (end != goal), end, end, predicted, following, more, passes)
+        return _BoxCut(moved | stopped, end, end, predicted, following, more)
 
     def advance(at: _BoxCut) -> _BoxCut:
         shift = jnp.where(at.moved, at.end - point.x, jnp.zeros_like(at.end))
         rest = propose(without(point, held | at.moved, shift, products), at.lam)
         goal = point.x + jnp.where(at.moved, shift, rest.step)
-        new = cut(at.moved, goal, rest, at.passes + 1)
+        new = cut(at.moved, goal, rest)
         better = new.predicted > at.predicted
         best = jnp.where(better, new.end, at.best)
         return new._replace(best=best, predicted=jnp.where(better, new.predicted, at.predicted))
 
-    first = cut(jnp.zeros_like(held), point.x + trial.step, trial, jnp.zeros((), jnp.int32))
-    last = while_loop(lambda at: at.more & (at.passes < _PASSES), advance, first)
+    first = cut(jnp.zeros_like(held), point.x + trial.step, trial)
+    last = while_loop(lambda at: at.more, advance, first)
     # Where nothing was truncated, the method's own prediction is more accurate.
     predicted = jnp.where(first.more, last.predicted, trial.predicted)
     step = jnp.where(first.more, last.best - point.x, trial.step)

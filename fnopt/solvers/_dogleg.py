@@ -43,6 +43,8 @@ class dogleg(LeastSquaresMethod):
         Numerical Optimization, section 4.1.
     """
 
+    # Measured on NIST's 54 initial guesses: 1 takes a tenth more evaluations in float64, and solves
+    # one fewer in float32, with a false report of convergence.
     radius: float | jax.Array = hyper(default=0.6, gt=0, infinite=True)
 
     def first_radius(self, scale: jax.Array, x: jax.Array, cost: jax.Array) -> jax.Array:

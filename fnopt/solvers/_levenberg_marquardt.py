@@ -119,6 +119,7 @@ class levenberg_marquardt(LeastSquaresMethod):
     acceleration: float | jax.Array = hyper(default=0.5, ge=0)
     geodesic: bool = static(default=True)
     damping: str = static(default="trust_region")
+    # Madsen, Nielsen and Tingleff (2004), section 3.2.
     lam: float | jax.Array = hyper(default=1e-3, gt=0)
 
     def __post_init__(self) -> None:

@@ -13,7 +13,7 @@ from fnopt.sharding import psum_rows
 from fnopt.solvers.linear_model._linearization import Linearization
 
 LEAST_GAIN = 1e-4  # Moré (1978), p0: a step with a smaller gain ratio is rejected
-_POOR, _GOOD = 0.25, 0.75  # Moré (1978), section 7: gain ratios that shrink and grow the radius
+POOR, GOOD = 0.25, 0.75  # Moré (1978), section 7: gain ratios that shrink and grow the radius
 # Relative decrease of the cost. A decrease d is a change of the params by sqrt(d (m - n)) standard
 # errors, because the variance is estimated as 2 f / (m - n): here 1e-2 sqrt(m - n) standard errors.
 # Where one param alone could decrease the cost by more, the search hasn't converged.
@@ -210,11 +210,11 @@ def _trust_region(step: StepEvaluation) -> jax.Array:
     shrink = _shrink_factor(step.actual, step.trial.slope)
     ten = jnp.asarray(10, dtype)  # the inverse of the least shrink factor
     smaller = shrink * jnp.minimum(radius, ten * reached)
-    good = (step.gain > jnp.asarray(_GOOD, dtype)) | (step.trial.lam <= 0)
+    good = (step.gain > jnp.asarray(GOOD, dtype)) | (step.trial.lam <= 0)
     good &= step.rejections == 0
     larger = jnp.maximum(radius, jnp.asarray(2, dtype) * reached)
     kept = jnp.where(good, larger, radius)
-    kept = jnp.where(step.gain < jnp.asarray(_POOR, dtype), smaller, kept)
+    kept = jnp.where(step.gain < jnp.asarray(POOR, dtype), smaller, kept)
     return jnp.where(step.flat, jnp.where(step.interior, radius, ten * radius), kept)
 
 

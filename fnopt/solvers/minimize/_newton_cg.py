@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from fnopt.linear import norm, to_boundary
 from fnopt.residuals import hessian_product
 from fnopt.sharding import while_loop
+from fnopt.solvers._trust_region import GOOD, POOR
 from fnopt.solvers.minimize._method import (
     Direction,
     MinimizeMethod,
@@ -27,6 +28,7 @@ class TrustRegion(NamedTuple):
     radius: jax.Array
     length: jax.Array  # of the step
     predicted: jax.Array  # decrease of the model by the step
+    outside: jax.Array  # whether the step ends on the boundary
 
 
 class newton_cg(MinimizeMethod):
@@ -56,7 +58,8 @@ class newton_cg(MinimizeMethod):
     def begin(self, problem: SmoothObjective, point: Evaluation) -> TrustRegion:
         """Return the initial trust region: its radius is the first step length of other methods."""
         radius = first_step(point) * norm(point.gradient)
-        return TrustRegion(radius, radius, jnp.zeros_like(radius))
+        zero, inside = jnp.zeros_like(radius), jnp.zeros_like(radius, bool)
+        return TrustRegion(radius, radius, zero, inside)
 
     def learn(
         self, memory: TrustRegion, before: Evaluation, after: Evaluation, fresh: jax.Array
@@ -67,21 +70,19 @@ class newton_cg(MinimizeMethod):
         ratio = (before.value - after.value + noise) / jnp.where(predicted > 0, predicted, 1)
         # The step taken is compared with the proposed step, up to the rounding of the params.
         whole = length >= 0.99 * memory.length
-        edge = memory.length >= 0.99 * memory.radius
-        radius = jnp.where(whole & edge & (ratio > 0.75), 2 * memory.radius, memory.radius)
-        radius = jnp.where(ratio < 0.25, memory.length / 4, radius)
+        grows = whole & memory.outside & (ratio > GOOD)
+        radius = jnp.where(grows, 2 * memory.radius, memory.radius)
+        radius = jnp.where(ratio < POOR, memory.length / 4, radius)
         return memory._replace(radius=jnp.where(whole, radius, length))
 
     def direction(
         self, problem: SmoothObjective, point: Evaluation, memory: TrustRegion, fresh: jax.Array
     ) -> tuple[Direction, TrustRegion]:
         """Return the step that minimizes the model in the trust region."""
-        step, predicted = steihaug(problem, point, memory.radius)
-        length, one = norm(step), jnp.ones_like(predicted)
-        memory = memory._replace(length=length, predicted=predicted)
+        step, predicted, outside = steihaug(problem, point, memory.radius)
+        memory = TrustRegion(memory.radius, norm(step), predicted, outside)
         # The predicted decrease of a step at the boundary doesn't bound the possible decrease.
-        inf = jnp.asarray(jnp.inf, one.dtype)
-        promised = jnp.where(length >= 0.99 * memory.radius, inf, predicted)
+        promised, one = jnp.where(outside, jnp.inf, predicted), jnp.ones_like(predicted)
         return Direction(step, one, one, promised), memory
 
 
@@ -91,13 +92,13 @@ class _Inner(NamedTuple):
     d: jax.Array
     rr: jax.Array
     count: jax.Array
-    done: jax.Array
+    outside: jax.Array
 
 
 def steihaug(
     problem: SmoothObjective, point: Evaluation, radius: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Return the step in a trust region by conjugate gradients, and the decrease of the model.
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return a step by conjugate gradients, the model's decrease, and whether it is cut off.
 
     Args:
         problem: The problem.
@@ -116,23 +117,25 @@ def steihaug(
         convex = curvature > 0
         alpha = rr / jnp.where(convex, curvature, jnp.ones_like(curvature))
         ahead = p + alpha * d
-        leaves = ~convex | (norm(ahead) >= radius) | ~jnp.all(jnp.isfinite(ahead))
+        outside = ~convex | (norm(ahead) >= radius) | ~jnp.all(jnp.isfinite(ahead))
         # Lengths are in units of the radius, because the square of the radius may underflow.
         edge = radius * to_boundary(p / radius, d, jnp.ones_like(radius))
-        p = jnp.where(leaves, p + edge * d, ahead)
+        p = jnp.where(outside, p + edge * d, ahead)
         r = r + alpha * Hd
         new = dot(r, r)
         d = -r + new / jnp.where(rr > 0, rr, jnp.ones_like(rr)) * d
-        # A tenth of the gradient: Conn, Gould and Toint (2000), section 17.4.1.
-        return _Inner(p, r, d, new, count + 1, leaves | (jnp.sqrt(new) <= 0.1))
+        return _Inner(p, r, d, new, count + 1, outside)
 
     def unfinished(at: _Inner) -> jax.Array:
-        return ~at.done & (at.count < 2 * g.size)  # in exact arithmetic n are enough
+        # A tenth of the gradient: Conn, Gould and Toint (2000), section 17.4.1.
+        steep = jnp.sqrt(at.rr) > 0.1
+        return ~at.outside & steep & (at.count < 2 * g.size)  # in exact arithmetic n are enough
 
-    start = _Inner(jnp.zeros_like(g), g, -g, dot(g, g), jnp.zeros((), jnp.int32), size <= 0)
-    p = while_loop(unfinished, advance, start).p
+    zero, inside = jnp.zeros((), jnp.int32), jnp.zeros_like(size, bool)
+    start = _Inner(jnp.zeros_like(g), g, -g, dot(g, g), zero, inside)
+    p, *_, outside = while_loop(unfinished, advance, start)
     # An explicit Hessian-vector product: the recursive residual drifts from the true residual.
     predicted = -(dot(g, p) + 0.5 * dot(p, times(p)))
     usable = jnp.isfinite(predicted) & jnp.all(jnp.isfinite(p))
     p, predicted = jnp.where(usable, p, -radius * g), jnp.where(usable, predicted, radius)
-    return scale * p, scale * (scale * predicted)
+    return scale * p, scale * (scale * predicted), outside | ~usable

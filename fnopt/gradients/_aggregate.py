@@ -20,7 +20,7 @@ def _aggregate(grads: Any, name: str, fn: Callable[[jax.Array, int], jax.Array])
     size = check_batch(leaves, name, "Give the gradients of every example (per_example_grads).")
 
     def aggregate_leaf(x: jax.Array) -> jax.Array:
-        whole = replicate(x)  # every entry is sorted, or counted, over all examples
+        whole = replicate(x)  # sorting and counting need all examples on every device
         return fn(widen(whole), size).astype(x.dtype)
 
     return jax.tree.map(aggregate_leaf, grads)
@@ -57,10 +57,11 @@ def median_of_means(grads: Any, groups: int) -> Any:
     def combine(x: jax.Array, n: int) -> jax.Array:
         if not 1 <= groups <= n:
             raise ValueError(
-                f"median_of_means: groups is {groups}, expected between 1 and the {n} examples."
+                f"median_of_means: groups is {groups}, expected a number from 1 to {n}, "
+                "the number of examples."
             )
-        # Consecutive examples, in groups whose sizes differ by one at most. A batch is already
-        # shuffled, so random groups need no further permutation.
+        # Groups consist of consecutive examples, and their sizes differ by one at most. A batch is
+        # already shuffled, so random groups need no further permutation.
         group = jnp.arange(n) * groups // n
         counts = jnp.bincount(group, length=groups).astype(x.dtype)
         sums = jax.ops.segment_sum(x, group, groups)

@@ -112,8 +112,8 @@ def blocks_of(params: Any, clip_norm: Any, name: str) -> Blocks:
         sizes = [len(jax.tree.leaves(sub)) for sub in tree.flatten_up_to(params)]
     except ValueError as error:
         raise ValueError(
-            f"{name}: clip_norm is {tree}, expected one number, or a tree that the params "
-            f"{jax.tree.structure(params)} continue: {error}"
+            f"{name}: clip_norm is {tree}, expected one number, or a tree prefix of the "
+            f"params {jax.tree.structure(params)}: {error}"
         ) from None
     of_leaf = tuple(i for i, size in enumerate(sizes) for _ in range(size))
     return Blocks(of_leaf, tuple(limits), tree)

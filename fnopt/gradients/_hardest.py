@@ -106,7 +106,9 @@ def hardest_examples(
         check_not_empty(bound.params, spec.name)
         size = bound.size * psum(1, axis_name)
         if k > size:
-            raise ValueError(f"{spec.name}: k is {k}, but the batch has {size} examples.")
+            raise ValueError(
+                f"{spec.name}: k is {k}, expected at most {size}, the number of examples."
+            )
         wanted = check_where(where, bound.size, spec.name)
         options = {"by": by, "method": method, "chunk_size": chunk_size, "axis_name": axis_name}
         return run_compiled(_hardest, bound, wanted, k=k, **options)
@@ -160,7 +162,7 @@ def _select_hardest(
     # An example with a NaN score is the most important for the user.
     order = jnp.where(jnp.isnan(score), jnp.full_like(score, jnp.inf), score)
     wanted = jnp.ones(score.shape, jnp.bool_) if wanted is None else wanted
-    # Two sorts, because an example that counts may have a score of minus infinity.
+    # Two sort keys, because a wanted example may have a score of minus infinity.
     order = jnp.lexsort((-order, ~wanted))[:k]
     index = jnp.where(wanted[order], order, jnp.full_like(order, -1)).astype(jnp.int32)
     return HardExamples(index, *jax.tree.map(lambda x: x[order], (score, loss, norm, aux)))

@@ -60,7 +60,7 @@ def check_examples_independent(
         >>> check_examples_independent(lambda w, x: x @ w)(jnp.ones(2), x)
         >>> check_examples_independent(lambda w, x: (x - x.mean(0)) @ w)(jnp.ones(2), x)
         Traceback (most recent call last):
-        ValueError: check_examples_independent: the examples mix: when example 0 was replaced...
+        ValueError: check_examples_independent: the examples mix: replacing example 0 changed...
     """
     check_count(probes, "probes", _NAME)
     positions = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
@@ -97,8 +97,8 @@ def _check_losses(losses: Any, size: int) -> jax.Array:
     bad = np.flatnonzero(~np.isfinite(_numbers(losses)))
     if bad.size:
         raise ValueError(
-            f"{_NAME}: the losses of {bad.size} examples are not finite, the first is example "
-            f"{bad[0]}."
+            f"{_NAME}: the losses of {bad.size} examples are not finite, expected finite "
+            f"losses. The first is the loss of example {bad[0]}."
         )
     return losses
 
@@ -122,8 +122,7 @@ def _pairs(batch: Any, size: int, probes: int) -> list[tuple[int, int]]:
     found = [(i, j) for i in places if (j := next_different(i)) is not None]
     if not found:
         raise ValueError(
-            f"{_NAME}: the batch has no two different examples, so there is nothing to replace "
-            "one by."
+            f"{_NAME}: all examples of the batch are equal, expected at least two different ones."
         )
     return found
 
@@ -140,9 +139,10 @@ def _compare(before: jax.Array, after: jax.Array, replaced: int) -> None:
         return
     worst = int(np.argmax(moved))
     raise ValueError(
-        f"{_NAME}: the examples mix: when example {replaced} was replaced, the losses of "
-        f"{others.size} others moved, that of example {worst} from {was[worst]:.6g} to "
-        f"{now[worst]:.6g}. The gradient of one example is then not defined. Batch norm in "
-        "training mode does this: use its running averages (train=False, "
-        "use_running_average=True), or a norm within an example (layer, group, instance norm)."
+        f"{_NAME}: the examples mix: replacing example {replaced} changed the losses of "
+        f"{others.size} others, the loss of example {worst} from {was[worst]:.6g} to "
+        f"{now[worst]:.6g}. The gradient of one example is then undefined. Batch norm in "
+        "training mode has this effect: use its running averages (train=False, "
+        "use_running_average=True), or a norm within an example (layer, group, instance "
+        "norm)."
     )

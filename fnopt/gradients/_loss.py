@@ -27,15 +27,14 @@ from fnopt.errors import (
 from fnopt.sharding import pvary_like, replicate_for_batch, use_mesh_of
 
 PASS_BY_KEYWORD = (
-    "Pass what all examples share by keyword, or say which arguments are batched with "
-    "batch_argnums."
+    "Pass what all examples share by keyword, or list the batched arguments in batch_argnums."
 )
 
 
 def check_not_empty(params: Any, name: str) -> None:
     """Check that the parameters contain an array."""
     if not jax.tree.leaves(params):
-        raise ValueError(f"{name}: the params have no array in them, so no gradient.")
+        raise ValueError(f"{name}: the params contain no array, expected at least one.")
 
 
 def check_weights(weights: Any, size: int, name: str) -> jax.Array:
@@ -79,7 +78,7 @@ def check_example_loss(output: Any, has_aux: bool, name: str) -> tuple[jax.Array
         )
     value, aux = output if has_aux else (output, None)
     if not isinstance(value, (int, float)) and not hasattr(value, "dtype"):
-        hint = " Say has_aux=True if it returns (value, aux)." if isinstance(value, tuple) else ""
+        hint = " Pass has_aux=True if it returns (value, aux)." if isinstance(value, tuple) else ""
         raise TypeError(
             f"{name}: the loss returned {type_text(value)}, expected one floating scalar.{hint}"
         )
@@ -173,11 +172,11 @@ class ExampleLoss:
         shared = tuple(None if i in places else arg for i, arg in enumerate(args))
         with use_mesh_of(given, batch):
             params, shared, kwargs = replicate_for_batch((given, shared, kwargs), batch)
-        # Inside shard_map, so that derivatives refer to this device's examples and aren't summed
-        # over devices.
+        # Inside shard_map the params must vary over devices: derivatives then refer to this
+        # device's examples and aren't summed over devices.
         params = pvary_like(params, (args, kwargs, key))
 
-        # Nothing of `self` in it, so that what it reads can be seen.
+        # `loss` doesn't refer to `self`, so that its closure shows all values that it reads.
         fn, name, has_aux = functools.partial(self.fn, **kwargs), self.name, self.has_aux
 
         def loss(params: tuple[Any, ...], example: Any) -> tuple[jax.Array, Any]:
@@ -197,8 +196,9 @@ class ExampleLoss:
             self.fn, *args, **kwargs, key=None
         ):
             raise TypeError(
-                f"{self.name}: the loss takes a key, and none was given. Call it as "
-                "(params, batch, key=jax.random.key(seed)); every example gets its own from it."
+                f"{self.name}: the loss takes a key, but no key was given. Call it as "
+                "(params, batch, key=jax.random.key(seed)); every example gets a key "
+                "derived from this one."
             )
 
     def batch_of(self, args: tuple[Any, ...]) -> Any:
@@ -239,9 +239,9 @@ class ExampleLoss:
             batch_argnums = self._normal("batch_argnums", self.batch_argnums, count)
         if not batch_argnums:
             raise TypeError(
-                f"{self.name}: no batch among the {count} positional arguments. Call it as "
-                "(params, batch): arguments after the last of argnums are batched, or say which "
-                "with batch_argnums."
+                f"{self.name}: no batch among the {count} positional arguments. Call it "
+                "as (params, batch): arguments after the last of argnums are batched, or "
+                "list the batched ones in batch_argnums."
             )
         if both := sorted({*argnums} & {*batch_argnums}):
             raise ValueError(

@@ -13,7 +13,7 @@ from fnopt.numerics import scan_chunks, wide_dtype
 from fnopt.sharding import replicate, replicate_for_batch, reshard_like, use_mesh_of
 
 _RULES = ("sum", "mean", "concat")
-_SHARED = "Say with argnums and argnames which arguments are cut: the others are given whole."
+_SHARED = "List the arguments to split in argnums and argnames: all others are passed unsplit."
 
 
 def microbatch(
@@ -91,7 +91,7 @@ def _accumulate(call: Any, batch: Any, size: int, part_size: int | None, rule: A
     one = jax.eval_shape(lambda b: jax.tree.map(lambda x: replicate(x, 0)[:1], b), batch)
     leaves, treedef = jax.tree.flatten(jax.eval_shape(call, one))
     rules = _rule_by_leaf(rule, treedef.unflatten(leaves))
-    # Sums of 16-bit numbers over many parts are made in float32.
+    # Sums of 16-bit numbers over many parts are accumulated in float32.
     zeros = [
         reshard_like(jnp.zeros(x.shape, wide_dtype(x.dtype)), x)
         for x in _summed_leaves(leaves, rules)

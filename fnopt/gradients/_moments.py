@@ -108,7 +108,7 @@ def measure(bound: BoundLoss, strategy: Strategy) -> Measure:
     if strategy.ghost is not None:
         return strategy.ghost.measure
 
-    # Formed gradients support any blocks, because their norms are computed by leaf.
+    # Formed gradients support any blocks, because their norms are computed leaf by leaf.
     def formed(chunk: Any, blocks: Sequence[int] | None = None) -> Formed:
         del blocks
         grad = jax.vmap(jax.value_and_grad(bound.loss, has_aux=True), (None, 0))

@@ -156,7 +156,8 @@ def _sensitivity(clip_norm: Any, batch_size: Any) -> jax.Array:
 
 
 def _noisy(grad: jax.Array, key: Any, stddev: jax.Array) -> jax.Array:
-    # Add noise in at least float32, because the accounting doesn't include rounding to bfloat16.
+    # Noise is added in at least float32, because the accounting doesn't include rounding to
+    # bfloat16.
     dtype = compute_dtype(grad.dtype)
     noise = jax.random.normal(key, grad.shape, dtype)
     if jnp.issubdtype(dtype, jnp.complexfloating):
@@ -235,7 +236,8 @@ def poisson_batch(
         raise ValueError(f"poisson_batch: rate is {rate}, expected a probability: 0 <= rate <= 1.")
     capacity = _check_capacity(capacity, size, rate)
     key = fold_in_step(check_key(key, "poisson_batch"), step, "poisson_batch")
-    # Drawn in float32 on all platforms, so that a key gives the same batch with and without x64.
+    # The draw is in float32 on all platforms, so that a key gives the same batch with and without
+    # x64.
     drawn = jax.random.bernoulli(key, jnp.asarray(rate).astype(jnp.float32), (size,))
     (index,) = jnp.nonzero(drawn, size=capacity, fill_value=0)
     count = jnp.sum(drawn, dtype=jnp.int32)
@@ -247,7 +249,9 @@ def poisson_batch(
 def _check_capacity(capacity: int | None, size: int, rate: Any) -> int:
     if capacity is None:
         if isinstance(rate, Tracer):
-            raise ValueError("poisson_batch: the rate is traced, so say capacity=.")
+            raise ValueError(
+                "poisson_batch: the rate is traced, expected capacity with it. Pass capacity=..."
+            )
         return _sufficient_capacity(size, float(rate))
     check_count(capacity, "capacity", "poisson_batch")
     if capacity > size:

@@ -38,11 +38,11 @@ def alignment_with_others(bound: BoundLoss, found: Totals, chunk_size: int | Non
     length = global_norm(mean).astype(norm.dtype)
 
     def unit(x: jax.Array, param: Any) -> jax.Array:
-        # Norm 1, which is in range even in float16.
+        # The direction has norm 1, which is in range even in float16.
         return jnp.conj(x / nonzero(length).astype(x.dtype)).astype(param.dtype)
 
     direction = jax.tree.map(unit, mean, bound.params)
-    # Relative to the largest norm, so that squares are in range.
+    # Norms are relative to the largest norm, so that their squares are in range.
     largest = nonzero(jnp.max(jnp.where(jnp.isfinite(norm), norm, jnp.zeros_like(norm))))
     along = derivatives_along(bound, direction, chunk_size).astype(norm.dtype) / largest
     total = length / largest * found.moments.count.astype(norm.dtype)
@@ -50,9 +50,9 @@ def alignment_with_others(bound: BoundLoss, found: Totals, chunk_size: int | Non
     own = relative
     if found.counts is not None:
         own = jnp.where(found.counts, relative, jnp.zeros_like(relative))
-    # `along` includes the example itself if the example counts.
+    # `along` includes the example's own gradient if this gradient is part of the sum.
     mine = (own / nonzero(relative)) * along
-    # The norm of S - g, by |S|^2 - 2 <S, g> + |g|^2; rounding may leave less than zero.
+    # The norm of S - g is the root of |S|^2 - 2 <S, g> + |g|^2, which rounding may make negative.
     others = safe_sqrt(total**2 - 2 * total * mine + own**2)
     cosine = (total * along - own**2) / nonzero(relative * others)
     return jnp.where(relative * others == 0, jnp.zeros_like(cosine), jnp.clip(cosine, -1, 1))
@@ -202,7 +202,8 @@ def gradient_similarity(
         if other is None:
             return run_compiled(_compare_batch, bound, None, count=bound.size, **options)
         columns = spec.bind(spec.with_batch(args, other), kwargs, key)
-        if _row_types(columns.batch) != _row_types(bound.batch):  # the kept loss is for one of them
+        # The traced loss is for one type of rows.
+        if _row_types(columns.batch) != _row_types(bound.batch):
             return _compare(bound, columns, True, **options)
         return run_compiled(_compare_batch, bound, columns.batch, count=columns.size, **options)
 
@@ -222,7 +223,7 @@ def _compare(
 ) -> GradientSimilarity:
     # By default the whole batch, because every further chunk costs passes over all chunks.
     strategy = choose(method, chunk_size or max(bound.size, columns.size), bound)
-    # One program is replayed for both, with the types that it was recorded with.
+    # One program is replayed for both batches, with the types that it was recorded with.
     typed = columns._replace(batch=pvary_like(columns.batch, bound.batch))
     with use_mesh_of(bound.batch):
         found = _similarity(bound, bound if columns is bound else typed, strategy)
@@ -258,7 +259,7 @@ class _Scaled(NamedTuple):
         scaled = self.gradients.inner_products(other.gradients)
         lengths = self.length[:, None] * replicate(other.length)[None, :]
         cosine = jnp.where(lengths == 0, jnp.zeros_like(scaled), scaled / nonzero(lengths))
-        # One after the other, because their sum may be more than a factor can have.
+        # The exponents are applied one after the other, because their sum may be out of range.
         inner = jnp.ldexp(scaled, self.exponent[:, None])
         return jnp.ldexp(inner, replicate(other.exponent)[None, :]), jnp.clip(cosine, -1, 1)
 
@@ -268,7 +269,7 @@ def _scale_gradients(take: Measure, chunk: Any) -> _Scaled:
     (loss, aux), norm = seen.loss_and_aux, seen.norms()[0]
     usable = jnp.isfinite(norm) & (norm > 0)
     exponent = jnp.round(jnp.log2(jnp.where(usable, norm, jnp.ones_like(norm))))
-    # Four powers of two are left for the sums of products.
+    # Four powers of two are headroom for the sums of products.
     top = jnp.finfo(norm.dtype).maxexp - 4
     exponent = jax.lax.stop_gradient(jnp.clip(exponent, -top, top)).astype(jnp.int32)
     # A power of two, so that scaling is exact.
@@ -278,7 +279,7 @@ def _scale_gradients(take: Measure, chunk: Any) -> _Scaled:
 
 def _similarity(bound: BoundLoss, columns: BoundLoss, strategy: Strategy) -> GradientSimilarity:
     take = measure(bound, strategy)
-    # One chunk with itself: the gradients are measured once, not twice.
+    # A chunk that is compared with itself needs one pass, not two.
     if columns is bound and (strategy.chunk_size is None or strategy.chunk_size >= bound.size):
         seen = _scale_gradients(take, bound.batch)
         return GradientSimilarity(*seen.products_and_cosines(seen), *seen.outputs)
@@ -292,7 +293,7 @@ def _similarity(bound: BoundLoss, columns: BoundLoss, strategy: Strategy) -> Gra
             columns.size,
             strategy.chunk_size,
         )
-        # Chunks of columns come stacked along the leading axis.
+        # Chunks of columns are stacked along the leading axis.
         return jax.tree.map(jnp.transpose, found), mine.outputs
 
     found, outputs = map_chunks(rows, bound.batch, bound.size, strategy.chunk_size)

@@ -21,9 +21,9 @@ class Table(NamedTuple):
     """Placeholder of an embedding table in a program."""
 
     name: str
-    place: int  # among the leaves of the params
+    place: int  # index among the leaves of the params
     array: Any
-    casts: tuple[Any, ...] = ()  # what its rows are cast to, once they are looked up
+    casts: tuple[Any, ...] = ()  # dtypes to which the rows are cast after the lookup
 
 
 class Lookup(NamedTuple):
@@ -104,9 +104,9 @@ class Lookups:
 
 def _unsupported_use(table: Table, what: str) -> TypeError:
     return TypeError(
-        f"{_NAME}: the table {table.name!r} is {what}; expected nothing but lookups of rows, as "
-        "table[ids] or jnp.take(table, ids, axis=0), outside of scan, cond, jax.checkpoint and "
-        "functions with derivatives of their own. This loss needs more of the table, and so the "
+        f"{_NAME}: the table {table.name!r} is {what}; expected nothing but lookups of "
+        "rows, as table[ids] or jnp.take(table, ids, axis=0), outside of scan, cond, "
+        "jax.checkpoint and functions with derivatives of their own. This loss needs the "
         "dense gradient."
     )
 
@@ -124,7 +124,8 @@ def _rows_of_gather(eqn: Any, ins: list[Any]) -> tuple[jax.Array, tuple[int, ...
         return None
     clips = mode == jax.lax.GatherScatterMode.CLIP
     promised = mode == jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
-    # A start along a row moves whole rows only if it may be out of bounds.
+    # If starts are clipped, a start along a row is 0, because slices are whole rows. Otherwise it
+    # may be out of bounds, which drops the row.
     if numbers.operand_batching_dims or not (clips or promised or starts == (0,)):
         return None
     index = ins[1][..., starts.index(0)].astype(jnp.int32)

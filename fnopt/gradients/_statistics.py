@@ -195,7 +195,9 @@ def gradient_statistics(
         bound = spec.bind(args, kwargs, key, axis_name)
         check_not_empty(bound.params, spec.name)
         if bound.size * psum(1, axis_name) < 2:
-            raise ValueError(f"{spec.name}: the batch has 1 example, a variance needs at least 2.")
+            raise ValueError(
+                f"{spec.name}: the batch has 1 example, expected at least 2 for a variance."
+            )
         wanted = check_where(where, bound.size, spec.name)
         found = run_compiled(_statistics, bound, wanted, **options)
         like_params = ("mean", "variance", "snr")

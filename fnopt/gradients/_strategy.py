@@ -117,11 +117,12 @@ def _traced_loss(
     static = jax.tree.structure(given), *options.values()
     try:
         hash(static)
-    except TypeError:  # options that no cache can find again
+    except TypeError:  # unhashable options can't be cache keys
         return None
     if not (is_eager(given) and is_on_one_device(given)):
         return None
     if any(jax.typeof(x).weak_type for x in jax.tree.leaves(bound.batch)):
-        return None  # an example without the axis would have to be so too
+        # `ShapeDtypeStruct` below drops weak types, so the trace of an example would differ.
+        return None
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), bound.batch)
     return trace_function(bound.loss, bound.params, example)

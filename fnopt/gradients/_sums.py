@@ -50,9 +50,10 @@ def lengths_of(x: jax.Array) -> jax.Array:
 def squared_deviations(x: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Mean of the selected gradients, and the sum of squared deviations from the mean."""
     x = widen(x)
-    # From one of them first: zero if all are the same, and small numbers have an exact mean.
+    # The mean is taken of differences from one gradient: these are zero if all gradients are equal,
+    # and the mean of small differences is accurate.
     first = replicate(x, 0)[jnp.argmax(replicate(counts))]
-    x = x - first  # exact where gradients are near each other (Sterbenz)
+    x = x - first  # exact for gradients near each other (Sterbenz)
     mean = weighted_total(counts, x) / number(counts, x.dtype)
     return first + mean, jnp.sum(only_where(counts > 0, squares_of(x - mean)))
 
@@ -81,14 +82,13 @@ def block_norms(
 
     def again() -> jax.Array:
         norms = careful()
-        none = jnp.zeros_like(plain[0])  # of a block without leaves
+        none = jnp.zeros_like(plain[0])  # norm of a block without leaves
         found = jnp.stack(
             [joint_norm([norms[i].astype(none.dtype) for i in own] or [none]) for own in members]
         )
         return jnp.where(bad, found, safe_sqrt(plain))
 
-    # A conditional instead of a select, because the second pass costs as much as the first, and is
-    # rare.
+    # `cond` replaces a select, because the second pass costs as much as the first, and is rare.
     return jax.lax.cond(jnp.any(bad), again, lambda: safe_sqrt(plain))
 
 
@@ -115,8 +115,9 @@ def like_params(sums: Any, params: Any) -> Any:
 
 def weighted_total(weights: jax.Array, x: jax.Array) -> jax.Array:
     """`sum_i weights[i] * x[i]` over the leading axis, at least float32."""
-    # A matrix product, because XLA's reduction over a leading axis is 60x slower on a CPU. At the
-    # highest precision, because an accelerator would otherwise round the weights to fewer digits.
+    # The sum is a matrix product, because XLA's reduction over a leading axis is 60x slower on a
+    # CPU. Its precision is the highest, because an accelerator would otherwise round the weights to
+    # fewer digits.
     dtype = compute_dtype(x.dtype)
     weights, x = weights.astype(dtype), x.astype(dtype)
     sharding = product_sharding(weights, x, (0, 0))

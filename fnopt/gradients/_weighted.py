@@ -141,11 +141,13 @@ def _check_has_weights(
     shared = {name: value for name, value in kwargs.items() if name != "weights"} | keyed
     forgotten = count < 1 or (count < 3 and spec.batch_argnums is None)
     if not accepts_args(spec.fn, *args[:-1], **kwargs, **keyed):
-        forgotten |= accepts_args(spec.fn, *args, **shared)  # that is all that the loss takes
+        # If the loss takes all of `args`, none of them are weights.
+        forgotten |= accepts_args(spec.fn, *args, **shared)
     if forgotten:
         raise TypeError(
-            f"{spec.name}: {count} positional arguments, expected (params, batch, ..., weights): "
-            "one weight per example, of shape [n], comes last, and not by keyword."
+            f"{spec.name}: {count} positional arguments, expected (params, batch, ..., "
+            "weights): one weight per example, of shape [n], comes last, as a positional "
+            "argument."
         )
 
 
@@ -154,7 +156,7 @@ def _weighted_sum(
 ) -> tuple[jax.Array, Any, Any]:
     def add_chunk(sums: Any, chunk: tuple[Any, jax.Array]) -> tuple[Any, Any]:
         examples, w = chunk
-        # One backward pass for the whole chunk: the weights are the cotangents of the losses.
+        # One backward pass serves the whole chunk: the weights are the cotangents of the losses.
         losses, pullback, aux = jax.vjp(
             lambda params: jax.vmap(bound.loss, (None, 0))(params, examples),
             bound.params,

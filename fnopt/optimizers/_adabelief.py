@@ -49,8 +49,9 @@ class scale_by_belief(AdamDirection):
 
     def second_moment(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         """The average of the squared distance of the gradient from its mean."""
-        # If the number were added last, XLA would repeat the whole sum in the loop of the update.
-        # That loop would then read the old slot too, and XLA would copy the slot.
+        # The last term is added inside the parentheses. Otherwise XLA would repeat the whole sum in
+        # the loop of the update. That loop would then read the old slot too, and XLA would copy the
+        # slot.
         return h.b2 * nu + (h.gain2 * squared_modulus(g - mu) + h.eps_root)
 
 
@@ -229,10 +230,10 @@ class scale_by_diffgrad(AdamDirection):
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any, previous: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
         friction = jax.nn.sigmoid(jnp.abs(previous - g))
-        # Not friction times Adam's quotient, for which XLA keeps a temporary buffer of the params'
-        # size.
+        # `friction` multiplies the numerator: if it multiplied Adam's quotient, XLA would keep a
+        # temporary buffer of the params' size.
         u = friction * (h.mean * mu) / (positive_root(nu) + h.scaled_eps)
-        # The step reads the old gradient: after it XLA can overwrite the slot in place.
+        # XLA can overwrite the slot in place, because the step has read the old gradient by then.
         return u, mu, nu, write_after(g, u)
 
 

@@ -33,7 +33,7 @@ class _Bounded(Leafwise):
             "gain1": 1 - h.b1,
             "gain2": 1 - h.b2,
             "correction": jnp.sqrt(bias_correction(h.b2, t)) / bias_correction(h.b1, t),
-            # 1 - 1 / (x + 1) loses digits where x is small, as it is at first.
+            # Not 1 - 1 / (x + 1), which loses digits for the small x of the first steps.
             "lower": h.final_ratio * passed / (passed + 1),
             "upper": h.final_ratio * (1 + 1 / passed),
         }
@@ -110,7 +110,7 @@ class scale_by_amsbound(_Bounded):
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any, nu_max: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
-        # The maximum of uncorrected means, as in the authors' program: `correction` is one factor.
+        # The maximum is of uncorrected means, as in the authors' code: `correction` is one factor.
         nu_max = jnp.maximum(nu_max, nu)
         return self.clip_step(h, mu, nu_max), mu, nu, nu_max
 

@@ -36,7 +36,8 @@ def zeros_like_parts(p: jax.Array, axes: Axes) -> Parts:
     dtype = real_dtype(compute_dtype(p.dtype))
     if axes is None:
         return (jnp.zeros_like(p, dtype),)
-    # Computed like sums of the params, so that the slots have the sharding of the gradients' means.
+    # Zeros are computed like sums of the params, so that the slots have the sharding of the
+    # gradients' means.
     return tuple(jnp.zeros_like(jnp.sum(p, axis=i), dtype) for i in reversed(axes))
 
 
@@ -57,8 +58,8 @@ def divide_by_root(x: jax.Array, v: Parts, axes: Axes) -> jax.Array:
         return x / positive_root(v[0])
     (rows, columns), (kept, summed) = v, axes
     mean = jnp.mean(rows, axis=kept - (kept > summed), keepdims=True)
-    # Products with reciprocals of roots: for small mean squares, the slopes of quotients overflow
-    # before they meet the zero that they are multiplied by.
+    # Reciprocals of roots replace quotients: for small mean squares, the slopes of quotients
+    # overflow before they are multiplied by zero.
     share = positive_root(mean) / positive_root(rows)
     u = x * jnp.expand_dims(share, summed)
     return u * jnp.expand_dims(1 / positive_root(columns), kept)
@@ -132,7 +133,7 @@ class scale_by_factored_rms(Leafwise):
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The decay of this step."""
-        # In floats: the offset may be traced.
+        # The count is a float, because the offset may be traced.
         before = (t - 1).astype(h.decay_rate.dtype) - h.step_offset
         return {"decay": self.decay_rate_fn(before, h.decay_rate)}
 
@@ -203,7 +204,8 @@ def adafactor(
         members.append(scale_by_param_block_rms())
     if momentum is not None:
         members.append(mean_of_updates(momentum, debias=False, accumulator_dtype=dtype_momentum))
-    # After the rates, which it doesn't depend on, and before the sign, as in optax.
+    # The decay comes after the learning rates, which don't scale it, and before the sign, as in
+    # optax.
     if weight_decay_rate is not None:
         members.append(add_decayed_weights(weight_decay_rate, weight_decay_mask))
     return chain(*members, scale(-1.0))

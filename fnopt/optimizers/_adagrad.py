@@ -122,7 +122,7 @@ class scale_by_adadelta(Leafwise):
     def leaf(self, h: Any, g: Any, e_g: Any, e_x: Any) -> Any:
         square = squared_modulus(g)
         e_g = ema(e_g, square, h.rho)
-        # The quotient of the roots, because the quotient of the averages may overflow.
+        # The step is a quotient of roots, because the quotient of the averages may overflow.
         step = positive_root(e_x + h.eps) / positive_root(e_g + h.eps) * g
         e_x = ema(e_x, squared_modulus(step), h.rho)
         # The same step from the new average, so that XLA overwrites the old one in place: its
@@ -167,7 +167,7 @@ def adadelta(
         Zeiler, 2012, arXiv:1212.5701.
     """
     return chain(
-        # In front: L2 regularization, as in optax and PyTorch.
+        # The decay comes first, as L2 regularization, like in optax and PyTorch.
         add_decayed_weights(weight_decay, weight_decay_mask),
         scale_by_adadelta(rho, eps),
         scale_by_learning_rate(learning_rate),
@@ -237,7 +237,7 @@ class scale_by_sm3(Leafwise):
         seen = squares > 0
         unit = jax.lax.rsqrt(jnp.where(seen, squares, jnp.ones_like(squares)) + h.eps)
         nu = ema(nu, jnp.where(seen, unit, jnp.zeros_like(unit)) * g, h.b1)
-        # Squares are not negative, so 0 is the largest of none.
+        # Squares aren't negative, so 0 is the maximum over an empty axis.
         return nu, _reduce_along_axes(functools.partial(jnp.max, initial=0), squares), nu
 
 

@@ -61,7 +61,8 @@ class AdamDirection(Leafwise):
     """Base class of Adam and the methods derived from it, which define their second moment."""
 
     State = ScaleByAdamState
-    # Squares are capped, so `nu` would hide an infinite gradient from the update: `mu` carries it.
+    # Squares are capped, so `nu` would hide an infinite gradient from the update: `mu` propagates
+    # it.
     carrier = "mu"
 
     # The defaults of Kingma and Ba (2014), algorithm 1.

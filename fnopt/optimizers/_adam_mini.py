@@ -76,7 +76,7 @@ class scale_by_adam_mini(AdamDirection):
     """
 
     State = ScaleByAdamMiniState
-    # A `CustomSlot` doesn't say that it holds squares of gradients.
+    # The flag is needed, because a `CustomSlot` doesn't declare that it holds squares of gradients.
     keeps_squares = True
 
     blocks: Any = static(default=None, convert=_as_blocks)
@@ -91,7 +91,7 @@ class scale_by_adam_mini(AdamDirection):
     def second_moment(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         """The average of the mean square of each block."""
         axes = tuple(i for i, n in enumerate(nu.shape) if n == 1)
-        size = max(g.size // max(nu.size, 1), 1)  # an empty leaf has no mean
+        size = max(g.size // max(nu.size, 1), 1)  # 1 for an empty leaf, which has no mean
         # The division comes first: the sum over a large block would overflow.
         square = jnp.sum(squared_modulus(g) / size, axis=axes, keepdims=True)
         return ema(nu, square, h.b2, h.gain2)
@@ -102,7 +102,7 @@ def _block_zeros(p: Any, label: Any) -> jax.Array:
     p = jnp.asarray(p)
     kept = _block_axis(p.ndim, label)
     axes = tuple(i for i in range(p.ndim) if i != kept)
-    # Computed like a sum of the params, which has the sharding of the gradients' means.
+    # Zeros are computed like a sum of the params, which has the sharding of the gradients' means.
     dtype = real_dtype(compute_dtype(p.dtype))
     return jnp.zeros_like(jnp.sum(p, axis=axes, keepdims=True), dtype)
 

@@ -211,7 +211,7 @@ class scale_by_qhadam(Leafwise):
 
     State = ScaleByQhadamState
 
-    # Ma and Yarats (2018) recommend these four numbers where nothing is tuned.
+    # Ma and Yarats (2018) recommend these four values without tuning.
     b1: Scalar = hyper(default=0.995, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)
     v1: Scalar = hyper(default=0.7, ge=0, le=1)

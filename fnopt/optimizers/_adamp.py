@@ -68,12 +68,12 @@ class scale_by_adamp(AdamDirection):
 
     def leaf(self, h: Any, g: Any, p: Any, mu: Any, nu: Any) -> Any:
         direction, mu, nu = super().leaf(h, g, mu, nu)
-        # Biases and gains are not scale-invariant: the authors' code projects arrays of two axes
-        # on.
+        # Biases and gains are not scale-invariant: the authors' code projects only arrays with two
+        # or more axes.
         if p.ndim < 2 or not p.size:
             return direction + h.weight_decay * p, mu, nu
-        # By output if the outputs' weights are invariant, else by leaf, as in the authors' code.
-        # JAX's outputs are the last axis, PyTorch's the first.
+        # The projection is per output if the outputs' weights are invariant, else per leaf, as in
+        # the authors' code. Outputs are the last axis in JAX, and the first in PyTorch.
         outputs = _Across(p, g, tuple(range(p.ndim - 1)))
         whole = _Across(p, g, tuple(range(p.ndim)))
         by_output, by_leaf = outputs.is_invariant(h.delta), whole.is_invariant(h.delta)
@@ -89,7 +89,7 @@ class _Across:
 
     def __init__(self, p: jax.Array, g: jax.Array, axes: tuple[int, ...]) -> None:
         self.axes = axes
-        # Unit vectors: products of small numbers would underflow.
+        # Unit vectors are used, because products of small numbers would underflow.
         self.unit = p / nonzero(axis_norms(p, axes))
         self.gradient = g / nonzero(axis_norms(g, axes))
 

@@ -81,7 +81,7 @@ class scale_by_adan(Leafwise):
         v = ema(v, change, h.b2, h.gain2)
         n = ema(n, squared_modulus(g + h.b2 * change), h.b3, h.gain3)
         u = (h.mean * m + h.change * v) / (positive_root(h.square * n + h.eps_root) + h.eps)
-        # The old slot is read by v and by n: after both, XLA can overwrite it in place.
+        # XLA can overwrite the old slot in place, because v and n have read it by then.
         return u, m, v, n, write_after(write_after(g, v), n)
 
 
@@ -169,7 +169,7 @@ class scale_by_optimistic_gradient(Leafwise):
 
     def leaf(self, h: Any, g: Any, previous: Any) -> Any:
         u = h.alpha * g + h.change * (g - previous)
-        # The old gradient is read by u: after it, XLA can overwrite the slot in place.
+        # XLA can overwrite the old gradient in place, because u has read it by then.
         return u, write_after(g, u)
 
 

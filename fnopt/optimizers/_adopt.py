@@ -93,7 +93,7 @@ class scale_by_adopt(Leafwise):
         if self.use_clipping:
             step = clip_modulus(step, h.bound)
         mu = ema(mu, step, h.decay1, h.gain1)
-        # The step reads the old `nu`: after `mu` XLA can overwrite the slot in place.
+        # XLA can overwrite the old `nu` in place, because the step and `mu` have read it by then.
         nu = write_after(ema(nu, squared_modulus(g), h.decay2, h.gain2), mu)
         return (ema(mu, step, h.decay1, h.gain1) if self.nesterov else mu), mu, nu
 

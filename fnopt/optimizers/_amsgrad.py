@@ -77,7 +77,7 @@ class scale_by_amsgrad(AdamDirection):
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any, nu_max: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
-        # The maximum of corrected means, as in optax; the paper has no bias correction.
+        # The maximum is of corrected means, as in optax; the paper has no bias correction.
         nu_max = jnp.maximum(nu_max, h.square * nu)
         return h.mean * mu / (positive_root(nu_max + h.eps_root) + h.eps), mu, nu, nu_max
 

@@ -14,7 +14,7 @@ from fnopt.transforms import all_finite, real_dtype_of
 
 _DECREASE = 1e-4  # fraction of the linear decrease in Armijo's condition
 _POOR = 0.25  # gain ratio below which the damping was too small: Nocedal and Wright, algorithm 4.1
-_REFUSED = 8.0  # factor of the damping after a refused step
+_REFUSED = 8.0  # factor of the damping after a rejected step
 _USUAL = 1e-3  # initial damping for losses of order 1
 
 
@@ -72,8 +72,8 @@ def check_solver(options: Any, name: str) -> None:
     """Check the options of the linear solver in the space of the batch's residuals."""
     if options.rank != 0 and options.solver != "cg":
         raise ValueError(
-            f"{name}: rank = {options.rank} is that of the preconditioner of conjugate "
-            f"gradients, but solver = {options.solver!r}. Give solver='cg' with it."
+            f"{name}: rank = {options.rank} with solver = {options.solver!r}, expected "
+            "solver='cg': rank is the rank of the preconditioner of conjugate gradients."
         )
 
 
@@ -164,7 +164,7 @@ class BatchStepDescent(Transformation):
         tried = jnp.asarray(rate).astype(state.damping.dtype)
         length, after = _search_length(self, params, step, tried, value_at)
         accepted = finite & (length > 0) & jnp.isfinite(after)
-        # A refused step is zeros, which leave the params bit-identical.
+        # A rejected step is zero, which leaves the params bit-identical.
         moved = zero_unless(accepted, _scale(length, step.direction), params)
         # The ratio of actual to predicted reduction (Nocedal and Wright, 2006, eq. 4.4).
         gain = (step.value - after) / -(
@@ -202,7 +202,7 @@ def _search_length(
         return tried, value(tried)
 
     def decreases_enough(length: jax.Array, after: jax.Array) -> jax.Array:
-        # False for NaN.
+        # The comparison is False for NaN.
         return after <= step.value + _DECREASE * length * step.slope + step.noise
 
     def is_unfinished(carry: Any) -> jax.Array:
@@ -228,8 +228,7 @@ def _next_damping(
     poor = cut | ~(gain >= _POOR)
     factor = jnp.where(~cut & (gain > good), shrink, jnp.where(poor, grow, 1.0))
     factor = jnp.where(accepted, factor, _REFUSED).astype(damping.dtype)
-    # The bounds, in units of the initial damping, let the damping recover after steps without need
-    # of it.
+    # The bounds are multiples of the initial damping, from which the damping can recover.
     eps, first = jnp.finfo(damping.dtype).eps, jnp.asarray(options.damping).astype(damping.dtype)
     unit, one = first / _USUAL, jnp.ones_like(first)
     least, most = eps * jnp.minimum(unit, one), jnp.maximum(unit, one) / eps

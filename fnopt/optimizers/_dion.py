@@ -18,7 +18,7 @@ from fnopt.optimizers._matrixwise import Matrixwise
 def _share(given: Any) -> float:
     share = float(given)
     if not 0 < share <= 1:
-        raise ValueError(f"scale_by_dion: rank = {given}, expected a share of the shorter side.")
+        raise ValueError(f"scale_by_dion: rank = {given}, expected a fraction of the shorter side.")
     return share
 
 

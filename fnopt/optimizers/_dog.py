@@ -107,7 +107,7 @@ class scale_by_dog(Transformation):
         """Multiply the updates by one factor."""
         farthest = jnp.maximum(state.max_dist, _distance(state.init_params, params))
         norm = global_norm(updates).astype(farthest.dtype)
-        norm = joint_norm([state.norm_grads, norm])  # its square may not be a number
+        norm = joint_norm([state.norm_grads, norm])  # a norm, because the square may overflow
         # sqrt(G + eps) as a joint norm of both roots, because G may overflow.
         eps = safe_sqrt(jnp.asarray(self.eps, norm.dtype))
         factor = farthest / nonzero(joint_norm([norm, eps]))
@@ -170,7 +170,7 @@ def _distance(start: Any, params: Any) -> jax.Array:
 
 
 def _decay(weight_decay: Any, mask: Any) -> list[Any]:
-    # In front of the direction: L2 regularization, which is part of the gradients' norms.
+    # The decay comes before the direction: as L2 regularization it is part of the gradients' norms.
     return [] if weight_decay is None else [add_decayed_weights(weight_decay, mask)]
 
 

@@ -93,9 +93,9 @@ class scale_by_galore(Transformation):
         reader = _reader_of_params(inner)
         if reader is not None:
             raise ValueError(
-                f"{_NAME}: base_optimizer has {reader._place} in it, which reads the params, but "
-                "it works on projected gradients. Put weight decay behind (galore(...) takes "
-                "weight_decay), and use a direction such as fnopt.scale_by_adam()."
+                f"{_NAME}: base_optimizer contains {reader._place}, which reads the "
+                "params, expected a direction of the projected gradients alone, such as "
+                "fnopt.scale_by_adam(). For weight decay, pass weight_decay to galore."
             )
         self._set("base_optimizer", inner)
         super().__post_init__()

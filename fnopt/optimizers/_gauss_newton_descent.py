@@ -129,14 +129,14 @@ class gauss_newton_descent(BatchStepDescent):
         **extra_args: Any,
     ) -> tuple[Any, GaussNewtonDescentState]:
         """Take a step that lowers the loss of the batch, or refuse the step."""
-        from fnopt.curvature import batch_jacobian  # `import fnopt` needs no curvature
+        from fnopt.curvature import batch_jacobian  # `import fnopt` doesn't import curvature
 
         def jacobian(method: str) -> BatchJacobian:
             options = {"chunk_size": self.chunk_size, "axis_name": self.axis_name}
             return batch_jacobian(residual_fn, method=method, **options)(params, batch)
 
         J = jacobian(self.method)
-        # Nothing is computed yet: the tape saves nothing if rows are formed anyway.
+        # Nothing is computed yet. A tape saves no work if the rows are formed anyway.
         tall = (self.method, self.solver) == ("auto", "cholesky") and J.shape[0] > J.shape[1]
         J = jacobian("formed") if tall else J
         dtype = step_dtype(params)

@@ -39,7 +39,7 @@ from fnopt.transforms import all_finite
 if TYPE_CHECKING:
     from fnopt.curvature import Combination, KroneckerModel, KroneckerSpec
 
-_LEAST, _MOST = 1e-30, 1e30  # damping, in units of the loss
+_LEAST, _MOST = 1e-30, 1e30  # bounds of the damping, in units of the loss
 _REFUSED = 8.0  # factor of the damping after a step that was too long
 
 
@@ -174,11 +174,14 @@ class kfac(Transformation):
                 "the factors of the same step."
             )
         if self.sample_fn is not None and self.curvature == "exact":
-            raise ValueError("kfac: sample_fn draws labels: curvature='sampled', not 'exact'.")
+            raise ValueError(
+                "kfac: curvature = 'exact' with sample_fn, expected curvature='sampled': "
+                "sample_fn draws labels."
+            )
 
     @property
     def _spec(self) -> KroneckerSpec:
-        from fnopt.curvature import KroneckerSpec  # `import fnopt` needs no curvature
+        from fnopt.curvature import KroneckerSpec  # `import fnopt` doesn't import curvature
 
         samples = self.samples if self.curvature == "sampled" else None
         return KroneckerSpec(
@@ -198,9 +201,9 @@ class kfac(Transformation):
 
         if unsharded_leaves() is not None:
             raise ValueError(
-                "kfac: its model needs whole params, and sharded works on parts of them. Take kfac "
-                "without sharded and with axis_name: its factors are then those of all devices' "
-                "examples, and each device inverts some."
+                "kfac: the params are parts, inside sharded, expected whole params. Use "
+                "kfac without sharded and with axis_name: its factors then cover the "
+                "examples of all devices, and each device inverts some of the factors."
             )
         dtype = step_dtype(params)
         with use_mesh_of(params):
@@ -234,7 +237,7 @@ class kfac(Transformation):
 
         model = KroneckerModel(self._spec, params, batch)
         count, fresh = state.count, state.averaged == 0
-        again = state.status != Status.RUNNING.value  # after a refused step
+        again = state.status != Status.RUNNING.value  # after a rejected step
         blocks = find_finite_blocks(averages_of(state))
         whole = all_finite((state.damping, state.weights)) & are_all_finite(blocks)
         state = replace_nonfinite(state, self.damping)
@@ -282,7 +285,8 @@ class kfac(Transformation):
         due = When(statistics, (count % self.inverse_every == 0) | now)
         if self.eigenbasis:
             due = When(statistics | now, due.inverses)
-        # From the seed and the count: a restored run draws the same labels.
+        # The key depends on the seed and the count only, so that a restored run draws the same
+        # labels.
         key = jax.random.fold_in(jax.random.key(self.seed), count)
         tape = lambda: model.tape(outputs, key)  # noqa: E731
         return update_averages(model, tape, averages_of(state), due, damping, decay, sound)

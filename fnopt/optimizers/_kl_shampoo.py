@@ -139,7 +139,7 @@ class scale_by_kl_shampoo(Matrixwise):
         rows, columns = (positive_root(x) for x in slots.values)
         divisor = rows[:, :, None] * columns[:, None, :] + h.eps
         u = rotate_back(rotate(mu, slots.bases) / divisor, slots.bases)
-        # The first factors are of unwhitened gradients.
+        # The first factors come from unwhitened gradients.
         rows, columns = (jnp.where(first, jnp.ones_like(x), x) for x in (rows, columns))
         seen, diagonals = _covariances(g, slots.bases, rows, columns)
         average = lambda old, x: only_finite(ema(old, x, h.b2), old)  # noqa: E731

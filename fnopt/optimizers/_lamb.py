@@ -73,7 +73,7 @@ def lamb(
         You et al., 2020, arXiv:1904.00962.
     """
     return chain(
-        # The decay stands before the ratio, whose norm includes it (You et al., 2019, algorithm 2).
+        # The decay comes before the ratio, whose norm includes it (You et al., 2019, algorithm 2).
         scale_by_adam(b1, b2, eps, eps_root),
         add_decayed_weights(weight_decay, mask),
         scale_by_trust_ratio(),
@@ -172,7 +172,8 @@ class scale_by_fromage(Leafwise):
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The factors of the gradient and of the params."""
-        # Bernstein et al. (2020), algorithm 1: without it the params would grow with every step.
+        # Bernstein et al. (2020), algorithm 1: without the shrinkage the params would grow with
+        # every step.
         shrink = lax.rsqrt(1 + h.learning_rate**2)
         step = -h.learning_rate * shrink
         # shrink - 1 = -step^2 / (1 + shrink): the difference would have no digits for small rates.
@@ -272,11 +273,11 @@ class scale_by_novograd(Leafwise):
         }
 
     def leaf(self, h: Any, g: Any, p: Any, mu: Any, nu: Any) -> Any:
-        # Norms, because their squares may overflow.
+        # `nu` is a norm, because squares may overflow.
         nu = joint_norm([h.old * nu, h.new * global_norm(g).astype(nu.dtype)])
         length = _root_of_sum(nu, h.eps_root, h.least)
         unit = g / add_epsilon(length, h.eps)
-        # Without the factor 1 - b1, as in Ginsburg et al. (2019), algorithm 1.
+        # The gradient has no factor 1 - b1, as in Ginsburg et al. (2019), algorithm 1.
         mu = h.b1 * mu + unit + h.weight_decay * p
         return mu, mu, nu
 

@@ -61,8 +61,9 @@ class scale_by_lion(Leafwise):
         return {"gain2": 1 - h.b2, "past": past, "present": 1 - past}
 
     def leaf(self, h: Any, g: Any, mu: Any) -> Any:
-        # The same sum from the new mean, so that the old one can be overwritten before the
-        # direction is used; else XLA would keep a copy of it, of the params' size.
+        # The direction is computed from the new mean, so that the old one can be overwritten before
+        # the direction is used. Otherwise XLA would keep a copy of the old mean, of the params'
+        # size.
         mu = ema(mu, g, h.b2, h.gain2)
         mean = h.past * mu + h.present * g
         if self.mode == "smooth":
@@ -154,14 +155,14 @@ class scale_by_rprop(Leafwise):
     keeps_squares = False
 
     learning_rate: Scalar = hyper(ge=0)
-    # The four numbers of Riedmiller and Braun (1993).
+    # The four constants of Riedmiller and Braun (1993).
     eta_minus: Scalar = hyper(default=0.5, gt=0, le=1)
     eta_plus: Scalar = hyper(default=1.2, ge=1)
     min_step_size: Scalar = hyper(default=1e-6, ge=0)
     max_step_size: Scalar = hyper(default=50.0, gt=0, infinite=True)
 
     def leaf(self, h: Any, g: Any, size: Any, previous: Any) -> Any:
-        # The product of signs, not of numbers: 1e-30 times 1e-20 is zero in float32.
+        # The product is of signs, because 1e-30 times 1e-20 is zero in float32.
         agree = jnp.real(jnp.sign(g) * jnp.conj(jnp.sign(previous)))
         grown = jnp.clip(
             size * jnp.where(agree > 0, h.eta_plus, h.eta_minus), h.min_step_size, h.max_step_size

@@ -59,7 +59,8 @@ class scale_by_madgrad(Leafwise):
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """Weight of this gradient, and the interpolation weight of the step."""
-        # Epsilon in the rate as in the authors' code: a step with rate 0 keeps a weight.
+        # Epsilon is added to the rate as in the authors' code, so that a step with rate 0 has a
+        # weight.
         steps = jnp.sqrt(t.astype(h.eps.dtype))
         return {"weight": (h.learning_rate + h.eps) * steps, "gain": 1 - h.momentum}
 
@@ -165,7 +166,7 @@ class scale_by_cocob(Leafwise):
         # The reward bounds the bet: a negative reward would bet with borrowed money.
         r = jnp.maximum(r - jnp.real(jnp.conj(g) * (p - p0)), jnp.zeros_like(r))
         c = c - g
-        # Quotients first: the product of two scales underflows for gradients of 1e-20.
+        # The division comes first: the product of two scales underflows for gradients of 1e-20.
         bet = c / jnp.maximum(total + scale, h.alpha * scale) * (1 + r / scale)
         return p0 - p + bet, p0, c, scale, total, r
 

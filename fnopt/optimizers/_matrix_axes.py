@@ -82,8 +82,9 @@ def matrix_axes(
             value = out[0] if has_aux else out
             if not is_array_like(value) or jnp.shape(value):
                 raise TypeError(
-                    f"matrix_axes: loss_fn returned {type_text(value)}, expected a scalar: take "
-                    "the mean or the sum, and say has_aux=True where it returns (value, aux)."
+                    f"matrix_axes: loss_fn returned {type_text(value)}, expected a "
+                    "scalar: take the mean or the sum, and pass has_aux=True if it "
+                    "returns (value, aux)."
                 )
             return value
 

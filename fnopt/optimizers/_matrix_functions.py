@@ -131,14 +131,15 @@ def _inverse_root_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array
     some = largest > 0
     values = jnp.where(some, values, jnp.ones_like(values))
     a, b = values[:, :, None], values[:, None, :]
-    # The larger of two numbers comes first, so that nothing overflows.
+    # The larger number is factored out, so that nothing overflows.
     large, log = jnp.maximum(a, b), -jnp.abs(jnp.log(a) - jnp.log(b))
     same = log == 0
     quotient = jnp.expm1(-exponent * log) / jnp.where(same, -jnp.ones_like(log), jnp.expm1(log))
     slope = jnp.where(same, -exponent, quotient) * large ** (-exponent - 1)
-    either = seen[:, :, None] | seen[:, None, :]  # rounding errors count as zero, and stay zero
+    # Eigenvalues below rounding error count as zero, and stay zero.
+    either = seen[:, :, None] | seen[:, None, :]
     change = jnp.where(either, slope, jnp.zeros_like(slope)) * inside
-    ridge = eps * inside[:, -1:, -1] + deps * largest  # of the largest eigenvalue and its change
+    ridge = eps * inside[:, -1:, -1] + deps * largest  # the change of `eps * largest`
     powers = jnp.where(some, values**-exponent, jnp.zeros_like(values))
     diagonal = -exponent * powers / values * ridge - dexponent * jnp.log(values) * powers
     change = change + diagonal[:, :, None] * jnp.eye(values.shape[-1], dtype=values.dtype)

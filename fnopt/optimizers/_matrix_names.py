@@ -67,7 +67,7 @@ def axes_by_name(
         n = len(shape)
         if own in _KERNELS:
             found = _of_kernel(path, layer, shape, layers, norms)
-        else:  # biases of a matrix, or of experts
+        else:  # another name: a matrix, or a stack of the experts' matrices
             is_stack = n > 2 and any("expert" in name for name in names)
             found = [Axes((n - 2,), (n - 1,))] if n == 2 or is_stack else []
         return _split_fused(found[0], shape, own, layer) if len(found) == 1 else None
@@ -101,7 +101,7 @@ def _of_kernel(
     depths = _depths(path, shape, norms)
     others = {name: s for name, s in layers[path[:-1]].items() if name != path[-1]}
     is_outputs_first = path[-1].lower() == "weight"
-    if len(others) == 1 and others.keys() <= _BIASES:  # a separate layer
+    if len(others) == 1 and others.keys() <= _BIASES:  # a layer with one kernel and its bias
         (bias,) = others.values()
         found = [*_by_bias(shape, bias, is_outputs_first)]
         if not found and len(shape) == 2 and len(bias) == 1:  # a vector, not the kernel's bias

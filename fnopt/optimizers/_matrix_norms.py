@@ -110,7 +110,7 @@ class cap_spectral_norm(Matrixwise):
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
         moved = slots.params + g
-        size = frobenius_norm(moved, (1, 2))  # squares of undivided numbers may overflow
+        size = frobenius_norm(moved, (1, 2))  # divided out below, because squares may overflow
         # The squared singular values, as eigenvalues of the Gram matrix, cost less than an SVD.
         largest = size * safe_sqrt(jnp.linalg.eigvalsh(gram(moved / nonzero(size)))[:, -1:, None])
         shrink = jnp.minimum(h.limit / nonzero(largest), jnp.ones_like(largest))

@@ -129,7 +129,7 @@ def _cut(layout: MatrixLayout, x: jax.Array, wide: bool, leaves: UnshardedLeaves
     data, size = jnp.ravel(x), rows * columns
     if k == 1:
         data = data[None]
-    elif k % n == 0:  # a part consists of whole matrices
+    elif k % n == 0:  # the part of a device consists of whole matrices
         ours = jnp.swapaxes(_rows(data.reshape(k // n, size), n), 0, 1)
         data = jax.lax.all_to_all(ours, shard_axes(), 0, 0).reshape(k, -1)
     else:

@@ -17,7 +17,8 @@ from fnopt.optimizers._matrix_names import axes_by_name
 from fnopt.sharding import unsharded_leaves
 from fnopt.transforms import Labels, Selector, by_pattern
 
-# Axes of all leaves of a partition, by path and shape: its members don't see biases beside kernels.
+# Axes of all leaves of a partition, keyed by path and shape: the members don't see the biases next
+# to their kernels.
 _inferred: contextvars.ContextVar[dict[Any, Any] | None] = contextvars.ContextVar(
     "axes", default=None
 )
@@ -29,7 +30,7 @@ def _axes(given: Any) -> tuple[int, ...]:
         return tuple(map(operator.index, given if isinstance(given, (tuple, list)) else (given,)))
     except TypeError:
         raise TypeError(
-            f"MatrixDimensionNumbers: {given!r} is no axis, expected an int or a tuple of ints."
+            f"MatrixDimensionNumbers: the axis is {given!r}, expected an int or a tuple of ints."
         ) from None
 
 
@@ -93,8 +94,8 @@ def _as_numbers(x: Any) -> Any:
         return MatrixDimensionNumbers(x.reduction_axis, x.output_axis, getattr(x, "split", 1))
     raise TypeError(
         f"{where()}weight_dimension_numbers: {x!r} is a {type(x).__name__}, expected "
-        "fnopt.MatrixDimensionNumbers(rows, columns), True (a matrix if it has two axes) or "
-        "False or None (no matrix)."
+        "fnopt.MatrixDimensionNumbers(rows, columns), True (a matrix if it has two axes) "
+        "or False or None (not a matrix)."
     )
 
 
@@ -134,8 +135,8 @@ def numbers_of(rule: Any, leaves: list[tuple[str, Any]]) -> list[MatrixDimension
         if lacking and isinstance(rule, Labels):
             raise ValueError(
                 f"{where()}weight_dimension_numbers has no entry for the leaves "
-                f"{names_text(lacking)}, expected one for every leaf: None for one that is no "
-                "matrix."
+                f"{names_text(lacking)}, expected one for every leaf: None for a leaf "
+                "that isn't a matrix."
             )
     elif rule is None or rule == OUTPUTS_TOO:
         chosen = _infer(leaves, rule == OUTPUTS_TOO)
@@ -147,7 +148,8 @@ def numbers_of(rule: Any, leaves: list[tuple[str, Any]]) -> list[MatrixDimension
 
 
 def _shape(leaf: Any) -> tuple[int, ...]:
-    return tuple(getattr(leaf, "shape", ()))  # for numbers, and for values that are rejected later
+    # numbers, and values that are rejected later, have no shape.
+    return tuple(getattr(leaf, "shape", ()))
 
 
 def _infer(leaves: list[tuple[str, Any]], has_outputs: bool) -> list[Any]:
@@ -187,9 +189,10 @@ def as_whole(leaves: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
     for name, _ in leaves:
         if name not in known.shapes:
             raise ValueError(
-                f"{where()}{leaf_text(name)} is none of the params, of whose leaves every device "
-                "has a part here, so that the shape of the whole leaf isn't known: use it with "
-                "fnopt.distributed.state_sharding(tx, params, axis=...) instead of sharded."
+                f"{where()}{leaf_text(name)} is not a leaf of the params, expected one: "
+                "under sharded the shape of any other whole leaf is unknown. Use "
+                "fnopt.distributed.state_sharding(tx, params, axis=...) instead of "
+                "sharded."
             )
     return [(name, jax.ShapeDtypeStruct(known.shapes[name], x.dtype)) for name, x in leaves]
 
@@ -206,9 +209,10 @@ def _layout(path: str, leaf: Any, numbers: MatrixDimensionNumbers | None) -> Mat
     shape, name = tuple(leaf.shape), f"{where()}{leaf_text(path)} has shape {tuple(leaf.shape)}"
     if numbers is None:
         raise ValueError(
-            f"{name}, which is no matrix. Give it fnopt.MatrixDimensionNumbers(rows, columns), or "
-            "leave it to another optimizer: the recipes (fnopt.muon, fnopt.soap, ...) hand such "
-            "leaves to Adam, fnopt.partition to whatever you say."
+            f"{name}, which isn't a matrix. Give it fnopt.MatrixDimensionNumbers(rows, "
+            "columns), or use another optimizer for it: the recipes (fnopt.muon, "
+            "fnopt.soap, ...) use Adam for such leaves, and fnopt.partition uses any "
+            "optimizer of your choice."
         )
     given = {"reduction_axis": numbers.reduction_axis, "output_axis": numbers.output_axis}
     axes: dict[str, tuple[int, ...]] = {}
@@ -216,21 +220,22 @@ def _layout(path: str, leaf: Any, numbers: MatrixDimensionNumbers | None) -> Mat
         chosen = _axes(chosen)
         if not chosen or any(not -len(shape) <= a < len(shape) for a in chosen):
             raise ValueError(
-                f"{name}, but {what} = {chosen}, expected axes from 0 to {len(shape) - 1}: a "
-                "matrix has rows and columns. Mend its fnopt.MatrixDimensionNumbers, or give None "
-                "for a leaf that is no matrix."
+                f"{name}, but {what} = {chosen}, expected axes from 0 to "
+                f"{len(shape) - 1}: a matrix has rows and columns. Correct its "
+                "fnopt.MatrixDimensionNumbers, or give None for a leaf that isn't a "
+                "matrix."
             )
         axes[what] = tuple(a % len(shape) for a in chosen)
     rows, columns = axes.values()
     if len({*rows, *columns}) < len(rows) + len(columns):
         raise ValueError(
-            f"{name}: reduction_axis = {rows} and output_axis = {columns} overlap, expected every "
-            "axis once. Mend its fnopt.MatrixDimensionNumbers."
+            f"{name}: reduction_axis = {rows} and output_axis = {columns} overlap, "
+            "expected every axis once. Correct its fnopt.MatrixDimensionNumbers."
         )
     layout = MatrixLayout.from_axes(shape, rows, columns, numbers.split)
     if layout is None:
         raise ValueError(
-            f"{name}, so its columns can't be cut by split = {numbers.split}: expected a divisor "
-            "of their number, or sizes that add up to it."
+            f"{name}, so its columns can't be split by split = {numbers.split}: expected "
+            "a divisor of their number, or sizes that add up to it."
         )
     return layout

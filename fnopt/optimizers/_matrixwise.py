@@ -69,7 +69,8 @@ class Matrixwise(Transformation):
 
     def layouts(self, tree: Any) -> list[MatrixLayout]:
         """The matrix layout of every leaf."""
-        # Not annotated above: a field of the base would be the first one of every subclass.
+        # The field isn't annotated in this base class, because it would be the first field of every
+        # subclass.
         return layouts_of(getattr(self, "weight_dimension_numbers", None), tree)
 
     def unused(self) -> frozenset[str]:
@@ -78,7 +79,7 @@ class Matrixwise(Transformation):
 
     def init(self, params: Any) -> Any:
         """Return a zero count and initial slots."""
-        self.layouts(params)  # a rule that doesn't fit the params raises here
+        self.layouts(params)  # raises if the rule doesn't fit the params
         if not self.takes_complex:
             _check_real(params)
         return self.State(**{name: self._first(name, params) for name in self.State._fields})

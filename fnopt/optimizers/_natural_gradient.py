@@ -163,7 +163,7 @@ class natural_gradient(BatchStepDescent):
         **extra_args: Any,
     ) -> tuple[Any, GaussNewtonDescentState]:
         """Take a step that lowers the loss of the batch, or refuse the step."""
-        from fnopt.curvature import BatchLoss  # `import fnopt` needs no curvature
+        from fnopt.curvature import BatchLoss  # `import fnopt` doesn't import curvature
 
         with use_mesh_of(batch, params):
             loss = BatchLoss(

@@ -18,7 +18,7 @@ Triple = tuple[float, float, float]
 # After this number of polynomials in the Gram matrix, the matrix is recomputed: rounding errors of
 # its smallest eigenvalues grow by up to 69 in a step, and a negative eigenvalue would diverge.
 _STEPS_OF_A_GRAM = 3
-# A few matrices at a time fit in the cache of a CPU core; this many numbers outweigh the loop's
+# A few matrices at a time fit in the cache of a CPU core; this many entries outweigh the loop's
 # cost.
 _LEAST_AT_A_TIME = 2**14
 
@@ -43,7 +43,8 @@ _POLAR_EXPRESS: tuple[Triple, ...] = (
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
     (1.875, -1.25, 0.375),
 )
-# Every polynomial but the last is of x / 1.01, so that rounding can't leave its interval.
+# Every polynomial except the last is evaluated at x / 1.01, so that rounding can't leave its
+# interval.
 _SLACK = 1.01
 
 PRESETS = ("standard", "dion", "polar_express")
@@ -123,7 +124,7 @@ def _batch_size(shape: tuple[int, ...]) -> int:
     k, m, n = shape
     if jax.default_backend() != "cpu":
         return k
-    # A single matrix is slower than two.
+    # A batch has at least two matrices, because a single matrix is slower.
     enough = (c for c in range(2, k) if k % c == 0 and c * m * n >= _LEAST_AT_A_TIME)
     return next(enough, k)
 
@@ -131,7 +132,8 @@ def _batch_size(shape: tuple[int, ...]) -> int:
 def _orthogonalize_batch(
     x: jax.Array, coefficients: tuple[Triple, ...], eps: Any, preconditioning: str
 ) -> jax.Array:
-    # In units of the largest element: squares of 1e-24 would be 0, and squares of 1e20 infinite.
+    # Values are divided by the largest element: squares of 1e-24 would be 0, and squares of 1e20
+    # infinite.
     largest = jnp.max(jnp.abs(x), axis=(1, 2), keepdims=True)
     unit = jax.lax.stop_gradient(nonzero(largest))
     x, A = _precondition(x / unit.astype(x.dtype), eps / unit, preconditioning)
@@ -152,15 +154,15 @@ def _precondition(x: jax.Array, eps: jax.Array, kind: str) -> tuple[jax.Array, j
     """Scale matrices to singular values of about 1 at most; also return their Gram matrices."""
     A = gram(x)
     if kind == "aol":
-        # Almost orthogonal layers: with the roots of these sums divided out of rows and columns of
-        # X X^H, none of its eigenvalues is above 1.
+        # Almost-orthogonal layers (AOL): rows and columns of X X^H are divided by the roots of
+        # these sums, so that no eigenvalue is above 1.
         rows = jnp.sum(jnp.abs(A), axis=2, keepdims=True)
         rows = jnp.where(rows == 0, jnp.ones_like(rows), jnp.maximum(rows, eps * eps))
         factor = jax.lax.rsqrt(rows).astype(x.dtype)
         return x * factor, A * factor * jnp.swapaxes(factor, 1, 2)
     if kind == "schatten":
-        # The fourth root of the sum of the fourth powers of the singular values: never below the
-        # largest one, and nearer to it than the Frobenius norm.
+        # The norm is the fourth root of the sum of the fourth powers of the singular values. It is
+        # never below the largest one, and nearer to it than the Frobenius norm.
         norm = safe_sqrt(safe_sqrt(jnp.sum(jnp.square(jnp.abs(A)), axis=(1, 2), keepdims=True)))
         norm = jnp.where(norm == 0, jnp.ones_like(norm), jnp.maximum(norm, eps))
     elif kind == "spectral":

@@ -118,7 +118,7 @@ class scale_by_prodigy(Transformation):
         # One factor corrects both averages, as in Kingma and Ba (2014), section 2.
         gain = jnp.sqrt(bias_correction(h.b2, count)) / bias_correction(h.b1, count)
         step = d * h.learning_rate * gain
-        # Divided by d0, as in the authors' code; the factor cancels in the estimate.
+        # The weight is divided by d0, as in the authors' code; the factor cancels in the estimate.
         weight = (d / h.estim_lr0) * (d if self.safeguard_warmup else step)
 
         def average_leaf(h: Any, g: Any, m: Any, v: Any, s: Any, p0: Any, p: Any) -> Any:
@@ -146,7 +146,7 @@ class scale_by_prodigy(Transformation):
         estimate = larger_estimate(d, h.estim_lr_coef * numerator, length)
 
         def step_leaf(h: Any, m: Any, v: Any, p: Any) -> Any:
-            # The root's floor has no digits: a moment of zero moves nothing.
+            # The floor of `positive_root` is negligible, and a moment of zero gives no step.
             return -h["step"] * (m / (positive_root(v) + h["eps"]) + h["decay"] * p)
 
         # The root of v is in units of d |g|, and so is epsilon.

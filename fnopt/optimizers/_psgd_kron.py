@@ -26,7 +26,7 @@ from fnopt.optimizers._partition_matrices import matrix_recipe
 from fnopt.optimizers._recipe import recipe
 from fnopt.transforms import partition
 
-# Bound of an update's root mean square; a whitened update has 1. These four are of
+# Bound of an update's root mean square; a whitened update has 1. These four constants are from
 # github.com/evanatyourservice/kron_torch.
 _LARGEST_RMS = 1.1
 _FLAT, _DECAY, _LEAST = 500, 0.001, 0.03  # how often factors are updated; see `_due`
@@ -189,7 +189,7 @@ def _norm_from_below(A: jax.Array) -> jax.Array:
     largest = jax.lax.stop_gradient(nonzero(jnp.max(jnp.abs(A), axis=(1, 2), keepdims=True)))
     A = A / largest
     i = jnp.argmax(jnp.sum(jnp.square(A), axis=2), axis=1)
-    x = jnp.take_along_axis(A, i[:, None, None], axis=1)  # a row `[k, 1, n]` of each
+    x = jnp.take_along_axis(A, i[:, None, None], axis=1)  # one row of each matrix, `[k, 1, n]`
     y = matmul(x, A)
     y = y / nonzero(safe_sqrt(jnp.sum(jnp.square(y), axis=2, keepdims=True)))
     return largest * safe_sqrt(jnp.sum(jnp.square(matmul(y, A)), axis=2, keepdims=True))

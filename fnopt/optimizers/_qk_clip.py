@@ -77,7 +77,7 @@ class qk_clip(Transformation):
             )
         dtype = compute_dtype(u.dtype, p.dtype)
         top, tau, alpha = (jnp.asarray(x).astype(dtype) for x in (top, self.tau, self.alpha))
-        # Heads whose logits are below tau have the factor 1, in every bit.
+        # Heads whose logits are below tau have a factor of exactly 1.
         factor = (tau / jnp.maximum(top, tau)) ** alpha
         p = p.astype(dtype)
         return (p + u.astype(dtype)) * jnp.expand_dims(factor, range(1, u.ndim - axis)) - p

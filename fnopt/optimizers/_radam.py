@@ -24,20 +24,21 @@ def _length(b2: Any, t: Any) -> tuple[Any, Any]:
     :math:`x = L t` it is :math:`(2/(1-\beta_2) - 1 - 2/L) + (2/L)(1 - x/(e^x-1))`, whose second
     term has a series, and whose first is small.
     """
-    of_b2: Any = np if isinstance(b2, np.floating) else jnp  # known numbers stay known
+    of_b2: Any = np if isinstance(b2, np.floating) else jnp  # a concrete b2 gives concrete results
     # The logarithm of b2 = 0 is infinite; with 1e-6 the length differs from 1 by 2e-6.
     b2 = of_b2.maximum(b2, np.asarray(1e-6, b2.dtype)[()])
     gap = 1 - b2
     rate = -of_b2.log1p(-gap)
     x = rate * t.astype(b2.dtype)
-    # For small x, x / expm1(x) is nearly 1 and the difference has no digits left: a series.
+    # For small x, x / expm1(x) is nearly 1 and the difference would cancel, so a series replaces
+    # it.
     small = x < 0.25
     s = jnp.where(small, x, 0.0) ** 2
     series = x / 2 - s / 12 * (1 - s / 60 * (1 - s / 42 * (1 - s / 40)))
     large = jnp.where(small, 1.0, x)
     rest = jnp.where(small, series, 1 - large / jnp.expm1(large))
     near = gap < 0.01
-    # 2/d - 1 - 2/L by its series too, where d is small.
+    # A series also replaces 2/d - 1 - 2/L, where d = 1 - b2 is small.
     small_gap = gap / 6 * (1 + gap / 2 * (1 + 19 * gap / 30 * (1 + 27 * gap / 38)))
     offset = of_b2.where(near, small_gap, 2 / gap - 1 - 2 / rate)
     return offset + 2 / rate * rest, 2 / gap - 1
@@ -85,7 +86,7 @@ class scale_by_radam(AdamDirection):
         ratio = (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)
         adapts = length >= h.threshold
         usable = adapts & (ratio > 0)  # the slope of an unused root would be NaN
-        # The correction of the mean square stands at the factor, so a leaf is scaled once.
+        # The correction of the mean square is part of the factor, so a leaf is scaled once.
         root_correction = jnp.sqrt(bias_correction(h.b2, t))
         mean, gradient = mean_weights(h.b1, t, self.nesterov)
         return {

@@ -31,7 +31,7 @@ def recipe(fn: _Recipe) -> _Recipe:
     Returns:
         The same function, signature and documentation.
     """
-    # Not from `inspect.signature`, which is slow: this runs when fnopt is imported.
+    # `inspect.signature` is slow, and this runs when fnopt is imported.
     code = fn.__code__
     parameters = code.co_varnames[: code.co_argcount]
     flags = {name for name, kind in fn.__annotations__.items() if kind == "bool"}
@@ -41,7 +41,7 @@ def recipe(fn: _Recipe) -> _Recipe:
         given = {**dict(zip(parameters, args, strict=False)), **kwargs}
         _check_arguments(fn.__name__, given, flags)
         try:
-            # The error of a member says whose it is: `sgd > trace: decay`.
+            # The error of a member names its recipe: `sgd > trace: decay`.
             with error_scope(fn.__name__):
                 return fn(*args, **kwargs)
         except TypeError:
@@ -80,7 +80,8 @@ def descend(
     direction: Transformation, learning_rate: Any, weight_decay: Any = None, mask: Any = None
 ) -> Chain:
     """Chain a direction, decoupled weight decay unless it is None, and the learning rate."""
-    # Decay after the direction and before the rate: decoupled (Loshchilov and Hutter, 2019).
+    # The decay comes after the direction and before the learning rate: it is decoupled (Loshchilov
+    # and Hutter, 2019).
     decay = () if weight_decay is None else (add_decayed_weights(weight_decay, mask),)
     return chain(direction, *decay, scale_by_learning_rate(learning_rate))
 

@@ -51,7 +51,7 @@ class _RunningMeanSquare(Leafwise):
 
     def divisor(self, h: Any, variance: jax.Array) -> jax.Array:
         """The root of a variance, with the epsilon under or beside the root."""
-        # Under the root as in TensorFlow and optax, beside it as in PyTorch.
+        # Epsilon is under the root as in TensorFlow and optax, or outside it as in PyTorch.
         if self.eps_in_sqrt:
             return positive_root(variance + h.eps)
         return positive_root(variance) + h.eps

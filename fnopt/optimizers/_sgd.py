@@ -237,7 +237,7 @@ def signum(
         Bernstein, Wang, Azizzadenesheli and Anandkumar, 2018, arXiv:1802.04434.
     """
     return chain(
-        # A correction is positive: it would not change the sign.
+        # Debiasing is off, because a positive factor doesn't change the sign.
         ema(beta, debias=False, accumulator_dtype=accumulator_dtype),
         scale_by_sign(),
         scale_by_learning_rate(learning_rate),

@@ -135,7 +135,7 @@ class scale_by_soap(Matrixwise):
         size = jnp.sqrt(bias_correction(h.b2, t)) / bias_correction(h.b1, t)
         u = rotate_back(u, slots.bases) * size
         if self.normalize_grads:
-            # The constant is the authors'.
+            # The constant 1e-30 is from the authors' code.
             u = u / (1e-30 + jnp.sqrt(jnp.mean(jnp.square(u), axis=(1, 2), keepdims=True)))
         decay = h.b2 if h.shampoo_beta is None else h.shampoo_beta
         factors = update_factors(slots.factors, g, decay)

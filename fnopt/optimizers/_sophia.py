@@ -70,7 +70,8 @@ class hutchinson_estimator_diag_hessian(Transformation):
     ) -> tuple[Any, HutchinsonState]:
         """Return the estimate; the updates are ignored."""
         check_inexact(params, "params")
-        # From the seed and the count: a restored run draws the same signs.
+        # The key depends on the seed and the count only, so that a restored run draws the same
+        # signs.
         key = jax.random.fold_in(jax.random.key(self.random_seed), state.count)
         leaves, treedef = jax.tree.flatten(params)
         signs = treedef.unflatten(
@@ -193,7 +194,8 @@ class scale_by_sophia(Transformation):
 
             def average(b2: Any, h: Any, nu: Any) -> Any:
                 new = ema(nu, jnp.real(h), b2)
-                return h, jnp.where(jnp.isfinite(new), new, nu)  # else its steps stay 0
+                # A nonfinite `nu` would make all later steps 0.
+                return h, jnp.where(jnp.isfinite(new), new, nu)
 
             nu = map_leaves(average, found, hyper=self.b2, outputs=2, nu=state.nu)[1]
             like = state.hessian_fn_state

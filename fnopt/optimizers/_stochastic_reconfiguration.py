@@ -182,7 +182,7 @@ class stochastic_reconfiguration(Transformation):
         local_energies: Any,
         weights: Any,
     ) -> tuple[Any, StochasticReconfigurationState]:
-        from fnopt.curvature import CentredJacobian  # `import fnopt` needs no curvature
+        from fnopt.curvature import CentredJacobian  # `import fnopt` doesn't import curvature
 
         X = CentredJacobian(
             self.log_amplitude_fn,

@@ -54,8 +54,8 @@ def width_scaled(
     base_leaves, base_treedef = jax.tree.flatten(base_params)
     if base_treedef != treedef:
         raise ValueError(
-            f"width_scaled: base_params has the structure {base_treedef}, expected that of params, "
-            f"{treedef}."
+            f"width_scaled: base_params has the structure {base_treedef}, expected the "
+            f"structure of params, {treedef}."
         )
     given = weight_dimension_numbers
     rule = OUTPUTS_TOO if given is None else as_rule(given)
@@ -67,9 +67,9 @@ def width_scaled(
         changed = sum(a != b for a, b in zip(p.shape, base.shape, strict=False))
         if len(p.shape) != len(base.shape) or (wide is None and changed > 1):
             raise ValueError(
-                f"{where()}width_scaled: {leaf_text(name)} has shape {p.shape}, "
-                f"that of the base {base.shape}: expected a matrix, or a leaf with one axis that "
-                "differs. Give its axes as weight_dimension_numbers."
+                f"{where()}width_scaled: {leaf_text(name)} has shape {p.shape}, and "
+                f"{base.shape} in base_params, expected a matrix, or a leaf with one axis "
+                "that differs. Give its axes as weight_dimension_numbers."
             )
         factors.append(sum(narrow.heights) / sum(wide.heights) if wide and narrow else 1.0)
     # Leaves with one factor share a transform: the program does not grow with the leaves.

@@ -135,7 +135,7 @@ class accumulate(Wrapper):
         acc = self._add(updates, state, None if weight is None else now)
         total = jnp.where(state.mini_step == 0, now, state.weight + now)
         if weight is not None:
-            extra_args["weight"] = total  # the weight of the mean, for another sum inside
+            extra_args["weight"] = total  # weight of the mean, for a nested accumulation
 
         new_updates, inner_state = self._step_if(
             emits,
@@ -170,7 +170,7 @@ class accumulate(Wrapper):
 
         def finish_leaf(g: Any, acc: Any) -> Any:
             del g  # used only for its dtype
-            # finfo of a complex dtype has the real one: no complex division.
+            # finfo of a complex dtype gives the real dtype, which avoids a complex division.
             return acc / total.astype(jnp.finfo(acc.dtype).dtype) if self.use_grad_mean else acc
 
         summed = _drop_unmatched(updates, acc)
@@ -223,8 +223,9 @@ def has_updated(state: AccumulateState) -> jax.Array:
     """
     if not isinstance(state, AccumulateState):
         raise TypeError(
-            f"has_updated: the state is a {type(state).__name__}, expected AccumulateState; take "
-            'it out of a chain with fnopt.named(tx, state)["accumulate"].'
+            f"has_updated: the state is a {type(state).__name__}, expected "
+            "AccumulateState. Get it from a chain by fnopt.named(tx, "
+            'state)["accumulate"].'
         )
     return (state.mini_step == 0) & (state.gradient_step > 0)
 

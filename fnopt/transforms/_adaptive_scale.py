@@ -119,7 +119,8 @@ class reduce_on_plateau(Transformation):
         """Compare a completed average with the best loss."""
         dtype = state.avg_value.dtype
         now = jax.tree.map(lambda x: jnp.asarray(x, dtype), self)
-        # Of the modulus: (1 - r) times a negative best loss is a threshold above it.
+        # The threshold uses the modulus, because (1 - r) times a negative best loss is above that
+        # loss.
         first = jnp.isinf(state.best_value)
         size = jnp.where(first, jnp.zeros_like(state.best_value), jnp.abs(state.best_value))
         better = state.avg_value < state.best_value - now.rtol * size - now.atol
@@ -203,7 +204,7 @@ class dynamic_loss_scale(Wrapper):
 
     def init(self, params: Any) -> DynamicLossScaleState:
         """Return the initial scale, and the inner state."""
-        # A sum is a copy: a donated state must not delete the number that the optimizer holds.
+        # A sum is a copy: donating the state would delete the buffer of `self.init_scale`.
         scale = jnp.asarray(self.init_scale, jnp.float32) + jnp.zeros((), jnp.float32)
         return DynamicLossScaleState(scale, zero_count(), zero_count(), self.inner.init(params))
 
@@ -214,7 +215,8 @@ class dynamic_loss_scale(Wrapper):
         finite = all_finite(updates)
 
         def unscale(updates: Any) -> Any:
-            # Zeros, because under vmap the inner step is also computed where it is discarded.
+            # The updates become zeros, because under vmap the inner step is also computed where it
+            # is discarded.
             leaves, treedef = jax.tree.flatten(mask_updates(finite, updates))
             # Frozen params may be integers, whose updates are unchanged.
             return treedef.unflatten(

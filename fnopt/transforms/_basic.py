@@ -185,7 +185,7 @@ class scale_by_learning_rate(Leafwise):
         return {"step": -h.learning_rate}
 
     def leaf(self, h: Any, g: Any) -> Any:
-        # The operator is a function of `jnp` under `jit`, which is traced again for every leaf.
+        # `*` is a jitted function of `jnp`, which is traced again for every leaf; `lax.mul` isn't.
         return lax.mul(h.step, g) if h.step.dtype == g.dtype else h.step * g
 
 
@@ -230,7 +230,7 @@ class normalize_by_update_norm(Transformation):
         scale_factor = jnp.asarray(self.scale_factor, norm.dtype)
 
         numbers = {"length": length, "factor": scale_factor}
-        # The quotient first: the factor alone overflows for gradients of 1e-40.
+        # The division comes first: the factor alone overflows for gradients of 1e-40.
         return map_leaves(
             lambda h, g: divide_by_norm(g, h["length"]) * h["factor"], updates, hyper=numbers
         ), state
@@ -268,7 +268,7 @@ class scale_by_trust_ratio(Leafwise):
         of_params = jnp.maximum(global_norm(p), h.min_norm)
         of_update = jnp.maximum(global_norm(g), h.min_norm)
         ratio = h.trust_coefficient * of_params / (nonzero(of_update) + h.eps)
-        # A layer of zeros would stay at zero for ever: it gets the update as it is.
+        # A layer of zeros would stay at zero forever, so its update isn't scaled.
         frozen = (of_params == 0) | (of_update == 0)
         return jnp.where(frozen, jnp.ones_like(ratio), ratio) * g
 
@@ -295,5 +295,5 @@ class centralize(Leafwise):
     def leaf(self, h: Any, g: Any) -> Any:
         if g.ndim < 2:
             return g
-        # Yong et al. (2020): a mean for each output, which are on the last axis in JAX.
+        # Yong et al. (2020) take a mean for each output; in JAX outputs are on the last axis.
         return g - jnp.mean(g, axis=tuple(range(g.ndim - 1)), keepdims=True)

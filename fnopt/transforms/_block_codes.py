@@ -170,9 +170,9 @@ def block_scales(x: jax.Array, block_size: int) -> jax.Array:
     zero = jax.lax.optimization_barrier(jnp.zeros((), sizes.dtype))
     if jax.default_backend() != "cpu":
         return jax.lax.reduce(sizes, zero, jax.lax.max, (sizes.ndim - 1,))
-    # The bits of floats without a sign are in their order, infinity and NaN last. XLA on a CPU
-    # hands a maximum of floats to a library, and makes two of a long one of integers; what goes in
-    # would be kept. Two maxima of integers at once are fused with what they are of.
+    # Nonnegative floats are ordered like their bits, with infinity and NaN last. XLA on a CPU calls
+    # a library for a maximum of floats, and splits a long maximum of integers; both store their
+    # operand. Two maxima of integers in one reduction are fused with their operands.
     integer = {32: jnp.int32, 64: jnp.int64}[jnp.finfo(sizes.dtype).bits]
     bits, zero = (jax.lax.bitcast_convert_type(part, integer) for part in (sizes, zero))
     half = bits.shape[-1] // 2
@@ -207,7 +207,7 @@ def encode_with(
     place = jax.lax.broadcasted_iota(jnp.uint32, (*scales.shape, length), scales.ndim)
     unit, place = (_over_blocks(part, x.shape, block_size) for part in (unit[..., None], place))
     # XLA on a CPU stores numbers that are both summed up and coded, unless a reshape is in between.
-    # XLA for a GPU stores large ones if there is one.
+    # XLA for a GPU stores large arrays if there is a reshape.
     on_cpu = jax.default_backend() == "cpu"
     if on_cpu:
         x, unit, place = (jnp.expand_dims(part, 0) for part in (x, unit, place))

@@ -63,7 +63,7 @@ class Wrapper(Transformation):
             return new, cast_like(inner, inner_state)
 
         def skip() -> tuple[Any, Any]:
-            # `cond` wants equal types of both branches; `eval_shape` computes nothing.
+            # `cond` requires equal types of both branches; `eval_shape` computes nothing.
             shapes, _ = jax.eval_shape(step)
             other = jax.tree.map(jnp.zeros_like, shapes) if otherwise is None else otherwise
             return cast_like(other, shapes), inner_state
@@ -142,8 +142,9 @@ class Chain(Transformation):
         keys = f" with the keys {names_text(sorted(state))}" if isinstance(state, dict) else ""
         size = f" of {len(state)}" if type(state) in (tuple, list) else ""
         raise TypeError(
-            f"{where()}the state is a {type(state).__name__}{size}{keys}, expected {expected}. It "
-            "looks like the state of another optimizer: use the one that init(params) gave."
+            f"{where()}the state is a {type(state).__name__}{size}{keys}, expected "
+            f"{expected}. It looks like the state of another optimizer: use the state "
+            "that init(params) returned."
         )
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
@@ -238,7 +239,7 @@ def _check_number(found: int, who: str, maker: str, what: str = "in this state")
     if found != 1:
         raise ValueError(
             f"{who}: {found} states of {maker} are {what}, expected one. Give the "
-            "optimizer's state, as its update returned it; take one of several out of it with "
+            "optimizer's state, as its update returned it; get one of several by "
             "fnopt.named(tx, state)."
         )
 
@@ -337,7 +338,7 @@ def _check_names(tx: Transformation, given: dict[str, Any]) -> None:
         near = {name: difflib.get_close_matches(name, sorted(known), n=1) for name in unknown}
         hints = [f"{found[0]!r} for {name!r}" for name, found in near.items() if found]
         hint = f" (did you mean {', '.join(hints)}?)" if hints else ""
-        parts.append(f"got {names_text(unknown)}, which nothing in it takes{hint}")
+        parts.append(f"got {names_text(unknown)}, which none of its members takes{hint}")
     if missing:
         parts.append(f"needs {names_text(missing)}, which it did not get")
     if unknown or (missing and not known):

@@ -92,7 +92,7 @@ class clip_by_global_norm(Transformation):
         # One scalar factor, not a select over two trees: XLA fuses a product into whatever comes
         # next, while a division per element would need a temporary buffer of the params' size.
         factor = max_norm / lax.max(norm, max_norm)
-        # finfo of a complex dtype has the real one: no complex product.
+        # finfo of a complex dtype gives the real dtype, which avoids a complex product.
         return map_leaves(lambda g: g * factor.astype(jnp.finfo(g.dtype).dtype), updates), state
 
 
@@ -226,7 +226,7 @@ class adaptive_grad_clip(Leafwise):
         axes = _unit_axes(g.shape) if self.axis is None else self.axis
         length = axis_norms(g, axes)
         most = h.clipping * jnp.maximum(axis_norms(p, axes), h.eps)
-        # The norm first: the ratio of two small numbers may be large, their quotients are not.
+        # The division by the norm comes first: `most / length` may overflow for a small norm.
         return jnp.where(length <= most, g, divide_by_norm(g, length) * most)
 
 
@@ -236,7 +236,7 @@ def _unit_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(range(len(shape)))
     if len(shape) > 5:
         raise ValueError(
-            f"adaptive_grad_clip: an array of shape {shape}, expected at most 5 axes: say with "
-            "axis=... over which the norm of a unit runs."
+            f"adaptive_grad_clip: an array of shape {shape}, expected at most 5 axes: "
+            "pass the axes of a unit's norm by axis=..."
         )
     return (0,) if len(shape) <= 3 else tuple(range(len(shape) - 1))

@@ -149,7 +149,7 @@ class skip_large_updates(Wrapper):
         # Roots are compared: the square of a norm may overflow where the norm doesn't.
         norm = global_norm(updates)
         most = jnp.sqrt(jnp.asarray(self.max_squared_norm, default_float())).astype(norm.dtype)
-        # False for NaN.
+        # The comparison is False for NaN.
         good = norm < most
         new_updates, inner_state = self._step_if(
             good, updates, state.inner_state, params, extra_args
@@ -253,7 +253,7 @@ def mask_updates(condition: jax.Array, updates: Any) -> Any:
 def _hold_on_all_shards(conditions: Callable[[], list[jax.Array]]) -> jax.Array:
     """Whether conditions hold on all shards."""
     with sum_over_shards() as total:
-        # Numbers, because a sum over shards adds numbers and not bools.
+        # Bools become numbers, because a sum over shards can't add bools.
         failing = [(~holds).astype(jnp.float32) for holds in conditions()]
         failed = functools.reduce(jnp.add, failing, jnp.zeros((), jnp.float32))
         failed = total(failed) if shard_axes() else failed

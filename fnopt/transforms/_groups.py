@@ -34,7 +34,10 @@ def _check_groups(groups: Any, what: str) -> dict[str, Any]:
             "such as '*/bias' or 'encoder/*'."
         )
     if _REST in groups:
-        raise ValueError(f"{where()}{what}: {_REST!r} is the name of all other leaves.")
+        raise ValueError(
+            f"{where()}{what} has the key {_REST!r}, expected another one: this key stands "
+            "for all other leaves."
+        )
     return dict(groups)
 
 
@@ -72,10 +75,11 @@ def param_groups(
     groups = _check_groups(groups, "param_groups: groups")
     if not callable(recipe):
         raise TypeError(
-            f"{where()}param_groups: recipe is {recipe!r}, expected a function that makes an "
-            "optimizer, with its arguments behind: param_groups(fnopt.adamw, groups, 1e-3)."
+            f"{where()}param_groups: recipe is {recipe!r}, expected a function that makes "
+            "an optimizer, followed by its arguments: param_groups(fnopt.adamw, groups, "
+            "1e-3)."
         )
-    # By name, so that a group can override a positional argument.
+    # Arguments are bound by name, so that a group can override a positional argument.
     common = dict(inspect.signature(recipe).bind_partial(*args).arguments) | kwargs
     for pattern, other in groups.items():
         if not isinstance(other, Mapping):

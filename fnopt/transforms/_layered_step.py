@@ -118,7 +118,7 @@ class layered_step(Value):
                 "by init(params) of the layered_step, not of its optimizer."
             )
         x, pull_first = jax.vjp(lambda outer: self.first(outer, *batch), outer)
-        # Before the scan, whose error for another carry doesn't name the layer.
+        # The check comes before the scan, whose error for another carry doesn't name the layer.
         self._check(jax.eval_shape(lambda tree: _layer_at(tree, 0), layers), x, batch)
         x, inputs = lax.scan(lambda x, p: (self.layer(p, x, *batch), x), x, layers)
         loss, pull_last = jax.vjp(lambda outer, x: self.last(outer, x, *batch), outer, x)
@@ -183,9 +183,9 @@ class layered_step(Value):
         given, returned = _types(x), _types(jax.eval_shape(self.layer, params, x, *batch))
         if returned != given:
             raise ValueError(
-                f"layered_step: layer returned {type_text(returned)} for {type_text(given)}, "
-                "expected the same structure, shapes and dtypes: what differs belongs into first "
-                "or last."
+                f"layered_step: layer returned {type_text(returned)} for "
+                f"{type_text(given)}, expected the same structure, shapes and dtypes: "
+                "move operations that change them to first or last."
             )
 
 

@@ -124,7 +124,7 @@ def _bets(state: MechanizeState, reward: jax.Array, h: Any, n: int) -> tuple[Any
     v = betas**2 * state.v + reward**2
     r = betas * state.r + clipped * state.s
     wealth = h.s_init / n * m + jnp.maximum(r, jnp.zeros_like(r))
-    floor = jnp.finfo(v.dtype).tiny  # a finite slope where nothing was seen
+    floor = jnp.finfo(v.dtype).tiny  # keeps the slope finite before the first gradient
     return r, m, v, wealth / (jnp.sqrt(jnp.maximum(v, floor)) + h.eps)
 
 
@@ -176,7 +176,7 @@ class hypergradient(Wrapper):
 
     def init(self, params: Any) -> HypergradientState:
         """Return the initial learning rate, and a zero direction."""
-        # A copy: a donated state must not delete the number that the optimizer holds.
+        # Copy: donating the state would delete the buffer of `self.learning_rate`.
         rate = jnp.array(self.learning_rate, real_dtype_of(params))
         return HypergradientState(rate, slot_zeros(params), self.inner.init(params))
 
@@ -194,7 +194,7 @@ class hypergradient(Wrapper):
         h = numbers(self, before.dtype, skip=("inner",))
         if self.normalized:
             cosine = inner_product(_unit(gradients), _unit(state.direction)).astype(before.dtype)
-            # A relative change of `hyper_rate` at most, whatever the scale of the loss.
+            # The rate changes by the fraction `hyper_rate` at most, whatever the scale of the loss.
             rate = before * (1 + h.hyper_rate * cosine)
         else:
             product = inner_product(gradients, state.direction).astype(before.dtype)
@@ -266,6 +266,7 @@ class scale_by_distance_over_gradients(Leafwise):
 
     def leaf(self, h: Any, g: Any, p: Any, farthest: Any, norm: Any, start: Any) -> Any:
         farthest = jnp.maximum(farthest, global_norm(p - start))
-        norm = joint_norm([norm, global_norm(g).astype(norm.dtype)])  # norms: squares overflow
+        # norms, because their squares overflow.
+        norm = joint_norm([norm, global_norm(g).astype(norm.dtype)])
         step = h.global_scale * farthest / nonzero(joint_norm([norm, h.least]))
         return step * g, farthest, norm, start

@@ -111,15 +111,16 @@ class LineSearchCriteria(NamedTuple):
     """The criteria of a search."""
 
     value: jax.Array  # the value at step size 0
-    slope: jax.Array  # at the start
+    slope: jax.Array  # the slope at step size 0
     tol: jax.Array
     c1: jax.Array  # fraction of the predicted decrease
     c2: jax.Array  # fraction of the slope
-    rise: jax.Array | None  # increase within rounding error: there the slope decides
+    # Increase of the value within rounding error, below which the slope decides.
+    rise: jax.Array | None
     factor: jax.Array  # growth factor of steps
     longest: jax.Array
     narrow: jax.Array  # width of an interval at which narrowing ends
-    most: jax.Array  # evaluations
+    most: jax.Array  # largest number of evaluations
     # Whether an interpolated step too near an end of its interval is moved off that end. Otherwise
     # the middle is tried, as optax does, which shortens a far too long step by halves only.
     clips: bool = False
@@ -213,7 +214,7 @@ def _least_of_cubic(a: LinePoint, b: LinePoint, c: LinePoint) -> jax.Array:
     third = (jnp.square(e) * over_d - jnp.square(d) * over_e) / scale
     second = (d**3 * over_e - e**3 * over_d) / scale
     root = jnp.sqrt(jnp.square(second) - 3 * third * a.slope)
-    # Of the two stationary points the one with positive curvature.
+    # This is the stationary point with positive curvature.
     return a.rate + (root - second) / (3 * third)
 
 

@@ -173,7 +173,7 @@ class scale_by_zoom_linesearch(Transformation):
 
     def _criteria(self, value: jax.Array, slope: jax.Array, dtype: Any) -> LineSearchCriteria:
         h = numbers(self, dtype)
-        # Without a bound steps may grow to infinity, which `jnp.minimum` with it allows.
+        # Without a bound the largest step is infinite, so that `jnp.minimum` has no effect.
         longest = (
             jnp.asarray(jnp.inf, dtype) if h.max_learning_rate is None else h.max_learning_rate
         )
@@ -252,7 +252,7 @@ class scale_by_backtracking_linesearch(Transformation):
 
     max_backtracking_steps: Scalar = hyper(ge=0)
     slope_rtol: Scalar = hyper(default=1e-4, ge=0)
-    # The factors of optax.
+    # The defaults of optax.
     decrease_factor: Scalar = hyper(default=0.8, gt=0, lt=1)
     increase_factor: Scalar = hyper(default=1.5, gt=0, infinite=True)
     max_learning_rate: Scalar = hyper(default=1.0, gt=0, infinite=True)
@@ -297,7 +297,7 @@ class scale_by_backtracking_linesearch(Transformation):
 
         def error(rate: jax.Array, new: jax.Array) -> jax.Array:
             over = new - start - h.rtol * jnp.abs(start) - h.slope_rtol * rate * slope
-            # NaN compares false with every bound; as infinity it refuses the step.
+            # NaN compares false with every bound; an infinite excess rejects the step.
             return jnp.where(jnp.isnan(over), jnp.inf, jnp.maximum(over, 0)).astype(dtype)
 
         def unfinished(trial: _Trial) -> jax.Array:

@@ -41,7 +41,8 @@ class Selective(Wrapper):
     these leaves.
     """
 
-    _others_stay: ClassVar[bool] = False  # or get updates, for which they need gradients
+    # If False, the other leaves get updates too, so they need gradients.
+    _others_stay: ClassVar[bool] = False
 
     mask: Any = static(convert=as_mask)
 
@@ -75,7 +76,8 @@ class Selective(Wrapper):
             extra_args = translate_extra_args(
                 extra_args, inward, lambda p: merge_masked(chosen, p, params)
             )
-        inner_updates = None if updates is None else inward(updates)  # LM takes no gradient
+        # Levenberg-Marquardt takes no gradient.
+        inner_updates = None if updates is None else inward(updates)
         inside, inner_state = self.inner.update(
             inner_updates, state.inner_state, inner_params, **extra_args
         )
@@ -223,8 +225,8 @@ class partition(Transformation):
         self._check_state(state)
         if updates is None and jax.tree.leaves(params):
             raise ValueError(
-                f"{where()}the gradients are None, expected the tree of the params. A method that "
-                "takes none belongs into fnopt.freeze or fnopt.masked."
+                f"{where()}the gradients are None, expected the tree of the params. Put a "
+                "method without gradients inside fnopt.freeze or fnopt.masked."
             )
         whole = updates if params is None else params
         labels = self._labels(whole)
@@ -260,7 +262,8 @@ class partition(Transformation):
         return getattr(self.labels, "scope", contextlib.nullcontext)(tree)
 
     def _labels(self, tree: Any) -> Any:
-        by_text = {str(k): k for k in self.transforms}  # as labels of several kinds are known
+        # Labels match by their text, whatever their type.
+        by_text = {str(k): k for k in self.transforms}
         labels = jax.tree.map(lambda x: by_text.get(str(x), x), select(self.labels, tree))
         found = leaves_with_names(labels)[0]
         unknown = [path for path, label in found if label not in self.transforms]
@@ -280,8 +283,8 @@ class partition(Transformation):
         )
         raise TypeError(
             f"{where()}the state is {came}, expected a dict with the labels "
-            f"{names_text(sorted(map(str, self.transforms)))}. It looks like the state of another "
-            "optimizer: use the one that init(params) gave."
+            f"{names_text(sorted(map(str, self.transforms)))}. It looks like the state of "
+            "another optimizer: use the state that init(params) returned."
         )
 
 
@@ -290,11 +293,11 @@ class FrozenDict(dict[Any, Any]):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise TypeError(
-            f"transforms[{key!r}] = ...: an fnopt value never changes. Make another one: "
-            "partition({**old.transforms, label: new}, old.labels)."
+            f"transforms[{key!r}] = ...: values of fnopt are immutable. Make a new one: "
+            f"partition({{**old.transforms, label: new}}, old.labels)."
         )
 
-    # Pickle fills a dict by `__setitem__`, which is refused here.
+    # Pickle fills a dict by `__setitem__`, which raises here.
     def __reduce__(self) -> tuple[Any, ...]:
         return FrozenDict, (dict(self),)
 
@@ -317,9 +320,11 @@ def _check_transforms(transforms: Any) -> FrozenDict:
         named = {str(label): tx for label, tx in named.items()}
     if len(named) < len(transforms):
         raise ValueError(
-            f"{where()}partition: two of the labels {list(transforms)} have the same text."
+            f"{where()}partition: two of the labels {list(transforms)} have the same "
+            "text, expected different ones."
         )
-    # sorted, as JAX sorts the keys of a dict: the order of the keys is no difference of two values
+    # Labels are sorted, as JAX sorts the keys of a dict, so that their order never distinguishes
+    # two values.
     labels = sorted(named)
     return FrozenDict(
         (k, as_transformation(named[k], f"partition: transforms[{k!r}]")) for k in labels
@@ -328,7 +333,7 @@ def _check_transforms(transforms: Any) -> FrozenDict:
 
 def _select_label(labels: Any, label: Any, tree: Any) -> Any:
     mine = keep_selected(jax.tree.map(lambda x: x == label, labels), tree)
-    # A tree that is one leaf, of another label: `None` would say that there are no params.
+    # The tree is one leaf with another label; `None` would mean that there are no params.
     return () if mine is None and tree is not None else mine
 
 

@@ -277,7 +277,7 @@ def _update_master(u: Any, p: Any, m: Any) -> tuple[Any, Any]:
     if is_narrow(p.dtype):
         end = round_to_nearest(m.astype(jnp.float32), p.dtype).astype(dtype)
     else:
-        end = jax.lax.reduce_precision(m, 8, 23)  # float32 in front of float64
+        end = jax.lax.reduce_precision(m, 8, 23)  # rounds a float64 master copy to float32 params
     return end.astype(dtype) - jnp.asarray(p).astype(dtype), m
 
 

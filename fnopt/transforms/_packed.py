@@ -179,7 +179,8 @@ class packed(Wrapper):
             if jnp.shape(buffers[name]) != (size,):
                 raise ValueError(
                     f"{where()}{what}: the buffer {name!r} is {type_text(buffers[name])}, "
-                    f"expected {size} numbers, those of the {len(parts)} leaves of the layout."
+                    f"expected shape ({size},), the total size of the {len(parts)} leaves "
+                    "of the layout. Pack the params again by pack(params)."
                 )
 
     def _check_alike(self) -> None:
@@ -189,7 +190,7 @@ class packed(Wrapper):
         probe = _Probe(self.inner, self.layout)
         buffers, tree = probe.end(probe.buffers), probe.end(probe.tree)
         if not buffers and not tree:
-            probe.movement(probe.buffers)  # raises what kept the optimizer from both
+            probe.movement(probe.buffers)  # raises the error that ended both runs
         differing = _differing(buffers, tree)
         # Masks that don't depend on the paths of the tree may be meant for the names of buffers.
         if differing and not _differing(tree, probe.end(lambda x: {"_": probe.tree(x)})):

@@ -164,7 +164,7 @@ class quantized_state(StoredSlots):
         known = unsharded_leaves()
         if known is None:
             return jax.tree.map(lambda x: fn(form, x, None), slot, is_leaf=is_coded)
-        if known.is_probe:  # blocks know of parts: nothing else of a leaf is needed
+        if known.is_probe:  # only inspected: the codes of a part need nothing else of the leaf
             return slot
         named, treedef = leaves_with_names(slot, is_coded)
         return treedef.unflatten([fn(form, x, known.shapes[name]) for name, x in named])

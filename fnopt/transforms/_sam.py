@@ -118,7 +118,7 @@ class sam(Transformation):
     ) -> tuple[Any, SAMState]:
         """Take an optimizer step, or an adversarial step in the calls before."""
         if not self.opaque_mode:
-            if grad_fn is not None:  # for a transform inside that needs it
+            if grad_fn is not None:  # for an inner transform that needs it
                 extra_args["grad_fn"] = grad_fn
             return self._step_in_calls(updates, state, params, extra_args)
         if grad_fn is None:
@@ -156,7 +156,7 @@ class sam(Transformation):
             new = map_leaves(lambda u: -u, new)
             return new, state.inner_state, cast_like(adversary, state.adv_state)
 
-        # `cond` wants equal dtypes; those of the optimizer's updates are the ones to return.
+        # `cond` requires equal dtypes: those of the optimizer's updates.
         shapes = jax.eval_shape(move)[0]
         new, inner_state, adv_state = jax.lax.cond(
             last, move, lambda: (cast_like((moved := climb())[0], shapes), *moved[1:])

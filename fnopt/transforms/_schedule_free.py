@@ -90,7 +90,7 @@ class schedule_free(Wrapper):
         h = numbers(self, dtype, count, skip=("inner",))
         max_lr = jnp.maximum(state.max_lr, h.learning_rate)
         positive = max_lr > 0
-        # The derivative of 0 ** p by p is NaN, also where it is not selected.
+        # The derivative of 0 ** p with respect to p is NaN, also where it is not selected.
         weight = jnp.where(positive, max_lr, jnp.ones_like(max_lr)) ** h.weight_lr_power
         weight = jnp.where(positive, weight, (h.weight_lr_power == 0).astype(dtype))
         total = state.weight_sum + weight

@@ -26,20 +26,20 @@ def as_selector(given: Any, what: str = "labels") -> Selector:
     """Convert a tree of labels, or a prefix of one, to `Labels`; return a selector unchanged."""
     if isinstance(given, Selector):
         return given
-    # An Equinox module can be called, too, but it is a tree of labels and no leaf.
+    # An Equinox module can be called, too, but it is a tree of labels, not a leaf.
     if callable(given) and jax.tree.leaves(given) == [given]:
         name = getattr(given, "__qualname__", repr(given))
         raise TypeError(
             f"{where()}{what} = {name} is a function: write fnopt.by_path(fn), where "
-            "fn(path, leaf) gives the label of one leaf. A function of all params, as optax takes "
-            f"it, is called first: {what}=fn(params)."
+            "fn(path, leaf) gives the label of one leaf. Call a function of all params, "
+            f"as optax takes it, first: {what}=fn(params)."
         )
     known: dict[str, Label] = {}
     for path, leaf in leaves_with_names(given)[0]:
         label = as_label(leaf, f"{what}: {leaf_text(path)}")
         if known.setdefault(path, label) != label:
             raise ValueError(
-                f"{where()}{what}: {leaf_text(path)} stands twice, with different labels."
+                f"{where()}{what}: {leaf_text(path)} is listed twice, with different labels."
             )
     return Labels(tuple(sorted(known)), tuple(known[path] for path in sorted(known)))
 
@@ -110,7 +110,7 @@ def select(selector: Any, tree: Any) -> Any:
     selector = as_labels(selector)
     leaves, treedef = leaves_with_names(tree)
     if leaves:
-        # A node that holds nothing is a leaf that a wrapper or a filter has taken out.
+        # A node without leaves is a leaf that a wrapper or a filter has taken out.
         is_empty = lambda node: node is None or (isinstance(node, (tuple, list, dict)) and not node)  # noqa: E731
         selector.check([path for path, _ in leaves_with_names(tree, is_leaf=is_empty)[0]])
     chosen = selector.choose(leaves)
@@ -229,7 +229,7 @@ def _pattern_pairs(patterns: Any) -> tuple[tuple[str, Any], ...]:
         patterns = (patterns,)
     items = patterns.items() if isinstance(patterns, Mapping) else patterns
     if not isinstance(items, Iterable):
-        items = (items,)  # refused below
+        items = (items,)  # rejected below
     return tuple((p, True) if isinstance(p, str) else _check_pair(p) for p in items)
 
 
@@ -298,7 +298,7 @@ class by_pattern(Selector):
             return
         raise ValueError(
             f"{where()}by_pattern: none of {names_text(names or lost)} matches a leaf of "
-            f"{names_text(positions)}. If that is meant, say so with a default, as in "
+            f"{names_text(positions)}. If this is intended, give a default, as in "
             f"fnopt.by_pattern({lost[0]!r}, default=False)."
         )
 

@@ -80,8 +80,9 @@ class sparse_rows(Wrapper):
             for node, p in zip(nodes, treedef.flatten_up_to(params), strict=True):
                 if is_rows(node) and jnp.shape(p) != (node.size, *node.values.shape[1:]):
                     raise ValueError(
-                        f"{where()}the gradient is rows of shape {node.values.shape[1:]} of a "
-                        f"table of {node.size}, the params there have shape {jnp.shape(p)}."
+                        f"{where()}the gradient has rows of shape {node.values.shape[1:]} "
+                        f"of a table of {node.size}, but the params have shape "
+                        f"{jnp.shape(p)}."
                     )
 
         def take_rows(what: str, tree: Any) -> Any:
@@ -89,8 +90,8 @@ class sparse_rows(Wrapper):
                 parts = treedef.flatten_up_to(tree)
             except ValueError:
                 raise ValueError(
-                    f"{where()}{what!r} has another structure than the params, so it has no rows "
-                    "of a table: this optimizer does not treat every leaf by itself."
+                    f"{where()}{what!r} has another structure than the params, expected "
+                    "one array per leaf: this optimizer can't step rows of a table."
                 ) from None
             pairs = zip(nodes, parts, strict=True)
             return treedef.unflatten([_take_rows(what, *pair) for pair in pairs])
@@ -117,8 +118,9 @@ class sparse_rows(Wrapper):
 def _check_members(tx: Transformation) -> None:
     if isinstance(tx, (accumulate, apply_every)):
         raise ValueError(
-            f"{where()}sparse_rows: {type(tx).__name__} inside adds up gradients over steps, of "
-            "which each has other rows. Add them up in front: sum the losses of the batches."
+            f"{where()}sparse_rows: {type(tx).__name__} inside adds up the gradients of "
+            "several steps, which have different rows. Sum the losses of the batches "
+            "instead."
         )
     for member in tx.members():
         _check_members(member.tx)

@@ -181,7 +181,8 @@ class precision_policy(StoredSlots):
         rounded = iter(stochastic_round_leaves([x for x, _ in wanted], [d for _, d in wanted], key))
 
         def store_leaf(dtype: Any, x: Any) -> jax.Array:
-            if jnp.iscomplexobj(x):  # of the same width, if there is one
+            # Complex arrays keep their kind, in the same width if it exists.
+            if jnp.iscomplexobj(x):
                 return x.astype(jnp.complex128 if dtype == jnp.float64 else jnp.complex64)
             return (next(rounded) if is_random(dtype, x) else x).astype(dtype)
 
@@ -275,7 +276,7 @@ def on_device(tree: Any) -> Any:
 def _move_array(x: Any, kind: str | None) -> Any:
     """Move an array to a kind of memory (None: the device's own), with its sharding."""
     if not isinstance(x, Tracer):
-        x = jnp.asarray(x)  # checkpoints are restored as NumPy's arrays
+        x = jnp.asarray(x)  # checkpoints may be restored as NumPy arrays
         own = next(iter(x.sharding.device_set)).default_memory().kind
         sharding = x.sharding.with_memory_kind(kind or own)
         return x if x.sharding == sharding else jax.device_put(x, sharding)

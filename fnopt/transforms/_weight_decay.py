@@ -62,11 +62,11 @@ class add_decayed_weights(Leafwise):
     def init(self, params: Any) -> AddDecayedWeightsState:
         """Return a zero count, if a schedule needs it."""
         if self.mask is not None:
-            select_mask(self.mask, params)  # so that a mask which doesn't fit is found here
+            select_mask(self.mask, params)  # raises if the mask doesn't fit the params
         return super().init(params)
 
     def leaf(self, h: Any, g: Any, p: Any) -> Any:
-        # Without a decay XLA would read the params all the same: 0 p may be NaN.
+        # XLA can't drop 0 * p, which may be NaN, so a zero decay would still read the params.
         return g if is_static_zero(h.weight_decay) else g + h.weight_decay * p
 
     def update(
@@ -237,8 +237,7 @@ class cautious(Wrapper):
         new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
 
         def mask_leaf(u: Any, gradient: Any) -> Any:
-            # Of unit numbers, because products of small numbers underflow and products of large
-            # numbers overflow.
+            # Signs have modulus 1, so that their products neither underflow nor overflow.
             agrees = (jnp.sign(u) * jnp.conj(jnp.sign(gradient))).real < 0
             share = agrees.sum(dtype=u.real.dtype) / max(agrees.size, 1)
             share = jnp.maximum(share, jnp.asarray(self.eps).astype(share.dtype))

@@ -234,5 +234,5 @@ def test_leaves_that_are_none_of_the_params_are_refused():
     muon = fnopt.chain(fnopt.ema(0.95), fnopt.orthogonalize())
     inner = fnopt.scale_by_galore(2, base_optimizer=muon, weight_dimension_numbers=AXES)
     params = on_mesh(FEW)
-    with pytest.raises(ValueError, match=r"'bias/0' is none of the params.*state_sharding"):
+    with pytest.raises(ValueError, match=r"'bias/0' is not a leaf of the params.*state_sharding"):
         distributed.sharded(inner, "data").init(params)

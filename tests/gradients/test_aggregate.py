@@ -59,7 +59,7 @@ def test_dtypes_and_jit(combine):
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="groups is 12, expected between 1 and the 11 examples"):
+    with pytest.raises(ValueError, match="groups is 12, expected a number from 1 to 11"):
         median_of_means(GRADS, 12)
     with pytest.raises(ValueError, match=r"fraction is 0\.5, expected 0 <= fraction < 0.5"):
         trimmed_mean(GRADS, 0.5)

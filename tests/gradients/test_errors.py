@@ -151,7 +151,7 @@ def test_positions():
         weighted_grad(loss)()
     with pytest.raises(TypeError, match=r"3 positional arguments, expected .*, weights"):
         weighted_grad(lambda w, x, y: loss(w, x) - y)(W, X, jnp.ones(3))
-    with pytest.raises(TypeError, match=r"2 positional arguments, .* not by keyword"):
+    with pytest.raises(TypeError, match=r"2 positional arguments, .* as a positional argument"):
         weighted_grad(loss)(W, X, weights=jnp.ones(3))
     with pytest.raises(ValueError, match=r"argnums is \(2,\), but there are 2 positional"):
         per_example_grads(loss, argnums=2)(W, X)

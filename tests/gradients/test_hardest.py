@@ -60,7 +60,7 @@ def test_padding_and_aux():
 def test_errors():
     with pytest.raises(ValueError, match="by is 'size', expected one of 'norm', 'loss', 'disagr"):
         hardest_examples(linear, 2, by="size")
-    with pytest.raises(ValueError, match="k is 6, but the batch has 5 examples"):
+    with pytest.raises(ValueError, match="k is 6, expected at most 5"):
         hardest_examples(linear, 6)(jnp.zeros(2), X)
     with pytest.raises(ValueError, match="k is 0, expected at least 1"):
         hardest_examples(linear, 0)

@@ -24,7 +24,7 @@ def test_losses_that_do_not_mix():
 
 
 def test_batch_statistics():
-    with pytest.raises(ValueError, match=r"mix: when example 0 was replaced, the losses of 5 oth"):
+    with pytest.raises(ValueError, match=r"mix: replacing example 0 changed the losses of 5 oth"):
         check_examples_independent(normed)(W, X)
     with pytest.raises(ValueError, match="train=False"):
         check_examples_independent(normed)(W, X)
@@ -34,7 +34,7 @@ def test_a_single_neighbour_is_enough():
     def shifted(w, x):
         return alone(w, x) + 1e-4 * alone(w, jnp.roll(x, 1, axis=0))
 
-    with pytest.raises(ValueError, match="the losses of 1 others moved, that of example 1 from"):
+    with pytest.raises(ValueError, match="the losses of 1 others, the loss of example 1 from"):
         check_examples_independent(shifted)(W, X)
 
 
@@ -54,7 +54,7 @@ def test_flax_batch_norm():
 
     batch = {"x": X, "y": jnp.arange(1.0, 7.0)}
     losses(train=False)(variables, batch)
-    with pytest.raises(ValueError, match="Batch norm in training mode does this"):
+    with pytest.raises(ValueError, match="Batch norm in training mode has this effect"):
         losses(train=True)(variables, batch)
 
 
@@ -69,9 +69,9 @@ def test_integers_keys_and_several_arguments():
 def test_equal_examples_are_passed_over():
     with pytest.raises(ValueError, match="examples mix"):
         check_examples_independent(normed)(W, X.at[1].set(X[0]))
-    with pytest.raises(ValueError, match="no two different examples"):
+    with pytest.raises(ValueError, match="all examples of the batch are equal"):
         check_examples_independent(alone)(W, jnp.ones((3, 2)))
-    with pytest.raises(ValueError, match="no two different examples"):
+    with pytest.raises(ValueError, match="all examples of the batch are equal"):
         check_examples_independent(alone)(W, X[:1])
 
 
@@ -79,7 +79,7 @@ def test_errors():
     with pytest.raises(ValueError, match=r"losses are float32\[\], expected shape \(6,\)"):
         check_examples_independent(lambda w, x: jnp.mean(alone(w, x)))(W, X)
     with pytest.raises(
-        ValueError, match="losses of 1 examples are not finite, the first is example 2"
+        ValueError, match=r"losses of 1 examples are not finite, .*the loss of example 2"
     ):
         check_examples_independent(alone)(W, X.at[2].set(jnp.nan))
     with pytest.raises(TypeError, match="arguments are traced"):

@@ -57,7 +57,7 @@ def test_what_is_stored():
 
 
 def test_what_is_refused():
-    with pytest.raises(ValueError, match="add_decayed_weights in it, which reads the params"):
+    with pytest.raises(ValueError, match=r"contains .*add_decayed_weights, which reads the params"):
         fnopt.galore(0.1, base_optimizer=fnopt.adamw(0.1))
     with pytest.raises(ValueError, match="rank"):
         fnopt.galore(0.1, rank=0)

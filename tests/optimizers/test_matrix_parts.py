@@ -253,5 +253,5 @@ def test_rates_carry_over_to_a_wider_model():
 def test_what_parts_refuse():
     with pytest.raises(ValueError, match="norm_of is 'row'"):
         fnopt.hyperball(0.1, "row")
-    with pytest.raises(ValueError, match=r"rank = 2\.0, expected a share"):
+    with pytest.raises(ValueError, match=r"rank = 2\.0, expected a fraction"):
         fnopt.scale_by_dion(2.0)

@@ -56,7 +56,7 @@ WRONG = {
     ),
     "recipe": (
         lambda: fnopt.param_groups(ADAM, {"bias": {}}),
-        r"recipe is chain\([\s\S]*expected a function that makes an optimizer, with its arguments",
+        r"recipe is chain\([\s\S]*expected a function that makes an optimizer, followed",
     ),
     # states
     "optax": (

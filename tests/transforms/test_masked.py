@@ -375,5 +375,5 @@ def test_what_set_to_zero_holds_may_go_without_a_gradient():
 
 def test_a_partition_without_gradients_says_so():
     tx = fnopt.partition({"a": fnopt.adam(0.1)}, "a")
-    with pytest.raises(ValueError, match=r"gradients are None, .* belongs into fnopt.freeze"):
+    with pytest.raises(ValueError, match=r"gradients are None, .* inside fnopt.freeze"):
         tx.update(None, tx.init(jnp.ones(2)), jnp.ones(2))

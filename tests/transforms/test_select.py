@@ -206,7 +206,7 @@ def test_traced_leaves_can_be_labelled():
         (
             lambda: as_labels({"a/b": "x", "a": {"b": "y"}}),
             ValueError,
-            "labels: leaf 'a/b' stands twice, with different labels",
+            "labels: leaf 'a/b' is listed twice, with different labels",
         ),
         (lambda: fnopt.by_pattern(3), TypeError, "3 is a int, expected patterns"),
         (lambda: fnopt.by_pattern([3]), TypeError, "3 is a int, expected patterns"),

@@ -41,7 +41,9 @@ def test_needs(tx, needs):
 
 def test_unknown_names_are_refused_with_the_near_one():
     plateau = fnopt.chain(fnopt.sgd(0.1), fnopt.reduce_on_plateau())
-    message = r"^strict: update got \['vlaue'\], which nothing in it takes \(did you mean 'value'"
+    message = (
+        r"^strict: update got \['vlaue'\], which none of its members takes \(did you mean 'value'"
+    )
     with pytest.raises(TypeError, match=message + r" for 'vlaue'\?\); needs \['value'\], which"):
         update(plateau, vlaue=1.0)
     with pytest.raises(TypeError, match=r"got \['value'\], .* takes; it takes none\."):

@@ -62,6 +62,6 @@ def _window_offsets(site: Site, x: jax.Array) -> Iterator[jax.Array]:
 def _rows(x: Any, groups: int) -> Any:
     """Reshape `[N, C, ...]` to `[groups, positions, C / groups]`."""
     n, channels = x.shape[:2]
-    # One after the other, which JAX requires if examples are sharded over devices.
+    # Two reshapes, because JAX can't do this in one if examples are sharded over devices.
     x = x.reshape(n, channels, -1).reshape(n, groups, channels // groups, -1)
     return x.transpose(1, 0, 3, 2).reshape(groups, -1, channels // groups)

@@ -155,7 +155,7 @@ def _total(change: Difference, left: Any, counts: jax.Array, shape: tuple[int, i
 
 
 def _one_hot(a: OneHot, c: Dense, b: OneHot, d: Dense) -> Pair:
-    # Where both have their one at the same place, the difference is a single product.
+    # If both one-hot rows have the same index, the difference is a single product.
     same = (a.index == b.index)[..., None]
 
     def join_differences(c: jax.Array, d: jax.Array) -> jax.Array:

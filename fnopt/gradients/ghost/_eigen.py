@@ -12,7 +12,8 @@ from fnopt.gradients.ghost._factors import sum_of
 from fnopt.numerics import HIGHEST
 from fnopt.sharding import is_sharded, replicate
 
-# Numbers of gradients that are formed at once: 64 MB in float32. More examples go one by one.
+# Entries of gradients that are formed at once: 64 MB in float32. Larger batches form the gradients
+# of one example at a time.
 _LARGEST = 2**24
 
 
@@ -78,7 +79,7 @@ def squares_of_sites(sites: Sequence[Any], bases: tuple[jax.Array, ...]) -> jax.
         return jnp.sum(total**2, 0)
 
     a, c = pairs[0]
-    numbers = c.shape[1] * c.shape[2] * a.shape[-1] * c.shape[-1]  # of one example
+    numbers = c.shape[1] * c.shape[2] * a.shape[-1] * c.shape[-1]  # entries per example
     if a.shape[0] * numbers <= _LARGEST or is_sharded(a):
         return jnp.sum(jax.vmap(square_gradients)(pairs), 0)
 

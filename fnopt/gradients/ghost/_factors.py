@@ -78,7 +78,7 @@ def gram(a: Factor, b: Factor) -> jax.Array:
     """Inner products of all vectors of two arrays, `[T, R, R']`."""
     match a, b:
         case OneHot(), OneHot():
-            # Unit vectors: their inner product says whether both looked up the same row.
+            # The inner product of two unit vectors is 1 if both looked up the same row, and else 0.
             same = a.index[:, :, None] == b.index[:, None, :]
             return same.astype(jnp.float32)
         case OneHot(), Dense():
@@ -168,7 +168,7 @@ def inner_self(pair: Pair) -> jax.Array:
     """Squared norm of a gradient."""
     if rows(pair.left) > 1 or not isinstance(pair.right, Dense):
         return inner(pair, pair)
-    # A single position: the norm of an outer product is the product of the norms.
+    # With a single position, the norm of an outer product is the product of the norms.
     return jnp.sum(_lengths(pair.left) * _lengths(pair.right))
 
 

@@ -185,7 +185,7 @@ def plan_blocks(plan: Plan, max_side: int) -> tuple[KroneckerBlock, ...]:
             blocks.
     """
     blocks: list[KroneckerBlock] = []
-    remaining = [g for g in plan.groups if g.form == "params"]  # that may be biases
+    remaining = [g for g in plan.groups if g.form == "params"]  # candidates for biases
     for group in plan.groups:
         for product in _split_by_weight(group, plan):
             blocks.append(_block_of_product(product, remaining, max_side))
@@ -246,12 +246,16 @@ def _block_of_product(group: Group, biases: Sequence[Group], max_side: int) -> K
 
 def _block_without_product(group: Group, leaf: int, aval: Any, max_side: int) -> KroneckerBlock:
     size = aval.size
-    why = "its sites don't agree" if group.form in {"gram", "matrix"} else group.why
+    why = (
+        "its products don't use every element exactly once"
+        if group.form in {"gram", "matrix"}
+        else group.why
+    )
     if group.form == "params":
         enters = ", ".join(dict.fromkeys(s.eqn.primitive.name for s in group.sites))
         why = f"no product with a matrix of its own (enters by {enters})"
-    # The param as the matrix that is nearest to a square, its axes in their order.
-    # The split with the smallest larger side.
+    # The param becomes the matrix nearest to a square, without a permutation of axes: the split
+    # with the smallest longer side.
     cuts = [
         (math.prod(aval.shape[:i]), math.prod(aval.shape[i:])) for i in range(len(aval.shape) + 1)
     ]

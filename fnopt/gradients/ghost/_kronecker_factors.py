@@ -152,7 +152,7 @@ class _Rows:
         """Second moment of the inputs, summed over examples and positions."""
         if self.inputs is not None:
             return _moment(self.sides[0], _merge_rows(self.inputs))
-        # For unit vectors: the number of lookups of each row.
+        # Unit vectors have a diagonal second moment: the number of lookups of each row.
         matrices = jnp.arange(self.index.shape[1])[None, :, None]
         zeros = jnp.zeros((self.index.shape[1], self.sides[0].size), self.cotangents.dtype)
         return zeros.at[matrices, replicate(self.index, 0)].add(1)
@@ -236,6 +236,6 @@ def _moment(side: Side, rows: jax.Array) -> jax.Array:
     rows = jnp.pad(rows, ((0, 0), (0, 0), (0, side.count * side.width - d)))
     rows = rows.reshape(t, n, side.count, side.width)
     options: dict[str, Any] = {"precision": HIGHEST}
-    if is_sharded(rows):  # by example: the products are summed over devices
+    if is_sharded(rows):  # Examples are sharded, so the products are summed over devices.
         options["out_sharding"] = NamedSharding(jax.typeof(rows).sharding.mesh, PartitionSpec())
     return jnp.einsum("tnbi,tnbj->tbij", rows, rows, **options)

@@ -63,7 +63,7 @@ def _apply_move(weight: ComputedWeight, inputs: Sequence[np.ndarray]) -> np.ndar
         steps = params["strides"] or (1,) * x.ndim
         ends = zip(params["start_indices"], params["limit_indices"], steps, strict=True)
         return x[tuple(slice(*cut) for cut in ends)]
-    # These keep the order of the elements, so that a reshape to the result is the same.
+    # These operations keep the order of the elements, so that a reshape to the result is the same.
     kept = {"convert_element_type", "copy", "copy_p", "expand_dims", "reshape", "squeeze"}
     return x.reshape(shape) if name in kept or jaxprs.names_value(weight.eqn) else None
 
@@ -100,10 +100,10 @@ def _views(weight: Weight, memory: Mapping[int, np.ndarray]) -> list[np.ndarray]
     if isinstance(weight, ComputedWeight) and weight.aval.size == sum(
         w.aval.size for w in weight.inputs
     ):
-        parts = [_views(w, memory) for w in weight.inputs]  # all of it, in another order
+        parts = [_views(w, memory) for w in weight.inputs]  # the whole array, in another order
         known = [views for views in parts if views is not None]
         return [x for views in known for x in views] if len(known) == len(parts) else None
     view = replace_params(weight, memory)
     if view is None or not any(np.shares_memory(view, x) for x in memory.values()):
-        return None  # a copy
+        return None  # a copy shares no memory with a param
     return [view]

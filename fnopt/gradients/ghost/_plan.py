@@ -103,21 +103,21 @@ def _group(found: Found, leaves: tuple[int, ...], sites: Sequence[Site]) -> Grou
 
 def _form(found: Found, sites: Sequence[Site]) -> tuple[str, FactorLayout | None, str]:
     if any(site.kind == "direct" for site in sites):
-        return "params", None, "its gradient is hardly larger than what it is made of"
+        return "params", None, "its gradient is hardly larger than its factors"
     if any(max(site.eqn.params.get("lhs_dilation", ()), default=1) > 1 for site in sites):
-        return "params", None, "most of what its window sees are zeros between entries"
+        return "params", None, "its window covers mostly zeros between entries"
     layouts = [stacked_layout(site, found.lengths) for site in sites]
     if len({layout.key for layout in layouts}) > 1:
         return "params", None, "used in several shapes"
     if not layouts[0].weight.keeps_length:
-        return "params", None, "computed from the params before it meets the example"
+        return "params", None, "computed from the params before it is combined with the example"
     pairs = [pair_shapes(RULES[s.kind], s, found.nodes, found.lengths) for s in sites]
     _, d, k = layouts[0].sizes
     dense = sum(rows(p.right) for p in pairs if not isinstance(p.left, OneHot))
     if dense > 1 and d * k <= _FORM_FACTOR * dense * (d + k):
-        return "matrix", layouts[0], f"{d} x {k} is small beside {dense} positions"
+        return "matrix", layouts[0], f"{d} x {k} is small compared with {dense} positions"
     used = sum(rows(p.right) for p in pairs)
-    return "gram", layouts[0], f"{d} x {k} is large beside {used} position{'s' * (used > 1)}"
+    return "gram", layouts[0], f"{d} x {k} is large compared with {used} position{'s' * (used > 1)}"
 
 
 def stacked_layout(site: Site, lengths: dict[int, int]) -> FactorLayout:

@@ -137,7 +137,7 @@ def _factors(group: Group, part: RowsPart) -> list[Factors]:
     shapes = {jax.tree.structure(f.pair) for f in found}
     if len(shapes) > 1:
         return found
-    # Several uses of a matrix are further positions.
+    # Several uses of a matrix count as further positions.
     joined = jax.tree.map(lambda *x: jnp.concatenate(x, axis=-2), *(f.pair for f in found))
     return [Factors(joined, found[0].axes)]
 

@@ -42,8 +42,8 @@ _DIRECT = {
     "stack",
     "sub",
 }
-# A convolution is unrolled over the offsets of its window, up to 8 x 8 or 4 x 4 x 4. Compilation
-# takes a time in proportion, so larger windows take the direct rule.
+# A convolution is unrolled over the offsets of its window, up to 8 x 8 or 4 x 4 x 4. The compile
+# time grows with the offsets, so larger windows use the direct rule.
 _MOST_OFFSETS = 64
 
 
@@ -183,7 +183,7 @@ class _Walk:
         if isinstance(loop, Scan):
             self.scan(i, loop, ins)
         elif not any(is_inexact(v.aval) for v in eqn.outvars):
-            return  # a comparison: no gradient comes this way
+            return  # a comparison has no gradient
         elif len(eqn.outvars) > 1:
             self.finder.lose(ins, f"used by {name}")
         else:

@@ -57,7 +57,9 @@ def test_reasons():
     ignored = ghost_report(zoo.ignored().loss)(*zoo.ignored()[1:]).params
     assert [p.rule for p in ignored] == ["none", "none", "gram"]
     merged = ghost_report(zoo.lora_merged().loss)(*zoo.lora_merged()[1:]).params
-    assert {p.why for p in merged} == {"computed from the params before it meets the example"}
+    assert {p.why for p in merged} == {
+        "computed from the params before it is combined with the example"
+    }
 
 
 def test_the_choice_between_inner_products_and_matrices():

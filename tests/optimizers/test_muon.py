@@ -207,7 +207,7 @@ def test_what_is_no_matrix():
         fnopt.muon(0.1, weight_dimension_numbers=lambda params: None)
     with pytest.raises(TypeError, match="expected fnopt"):
         fnopt.muon(0.1, weight_dimension_numbers={"w": 3})
-    with pytest.raises(TypeError, match="the axis is 0.5, expected an int"):
+    with pytest.raises(TypeError, match=r"the axis is 0.5, expected an int"):
         Numbers(0.5, 1)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="split"):
         Numbers(0, 1, split=0)

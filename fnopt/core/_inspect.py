@@ -141,7 +141,7 @@ def step_count(tx: Any, state: Any) -> jax.Array:
     the wrapper's count. `accumulate` counts a step each time that its sum is complete.
 
     Args:
-        tx: An optimizer, fnopt's or any (init, update) pair.
+        tx: An optimizer, of fnopt or any (init, update) pair.
         state: Its state.
 
     Returns:

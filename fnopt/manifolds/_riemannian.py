@@ -42,7 +42,7 @@ class riemannian(Wrapper):
     is projected in use.
 
     Args:
-        inner: The optimizer, fnopt's or any (init, update) pair.
+        inner: The optimizer, of fnopt or any (init, update) pair.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt

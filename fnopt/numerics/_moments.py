@@ -59,7 +59,7 @@ def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
 
     Args:
         decay: :math:`\beta`, a floating scalar array.
-        count: :math:`t`, a whole number, at least 1.
+        count: :math:`t`, an integer of at least 1.
 
     Returns:
         A scalar in the dtype of `decay`.
@@ -99,7 +99,7 @@ def mean_weights(
 
     Args:
         decay: :math:`\beta`, a floating scalar array.
-        count: :math:`t`, a whole number, at least 1.
+        count: :math:`t`, an integer of at least 1.
         nesterov: Whether to use Nesterov's look-ahead.
 
     Returns:

@@ -208,7 +208,7 @@ class scale_by_diffgrad(AdamDirection):
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`, added to the root.
-        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -255,7 +255,7 @@ def diffgrad(
         b1: Decay of the mean gradient.
         b2: Decay of the mean square.
         eps: :math:`\epsilon`, added to the root.
-        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
 
     Returns:
         A chain of `scale_by_diffgrad` and `scale_by_learning_rate`, with the slots `mu`, `nu` and

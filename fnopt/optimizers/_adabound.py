@@ -63,7 +63,7 @@ class scale_by_adabound(_Bounded):
             over their `lr`).
         gamma: :math:`\gamma`, how fast the bounds meet.
         eps: :math:`\epsilon`, added to the root.
-        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -94,7 +94,7 @@ class scale_by_amsbound(_Bounded):
         final_ratio: The last learning rate over the first; see `scale_by_adabound`.
         gamma: How fast the bounds :math:`l_t < h_t` meet.
         eps: :math:`\epsilon`, added to the root.
-        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -139,7 +139,7 @@ def adabound(
             \eta`. The authors' `final_lr=0.1` with `lr=1e-3` is 100.
         gamma: :math:`\gamma`, how fast the bounds meet.
         eps: :math:`\epsilon`, added to the root.
-        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
 
     Returns:
         A chain of `scale_by_adabound` and `scale_by_learning_rate`, with the slots `mu` and `nu`.
@@ -181,7 +181,7 @@ def amsbound(
         final_ratio: The last learning rate over the first; see `adabound`.
         gamma: How fast the bounds :math:`l_t < h_t` meet.
         eps: :math:`\epsilon`, added to the root.
-        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
 
     Returns:
         A chain of `scale_by_amsbound` and `scale_by_learning_rate`, with the slots `mu`, `nu` and

@@ -241,7 +241,7 @@ class scale_by_came(Leafwise):
         eps: :math:`\epsilon_1`, added to squared gradients.
         eps_residual: :math:`\epsilon_2`, added to squared residuals.
         clipping_threshold: :math:`c`, the largest root mean square of a step.
-        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -316,7 +316,7 @@ def came(
         eps: Added to squared gradients.
         eps_residual: Added to squared residuals.
         clipping_threshold: The largest root mean square of a leaf's step.
-        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
         mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
         mu_dtype: Storage dtype of `mu`; by default the params', at least float32.
 

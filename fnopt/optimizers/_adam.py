@@ -106,7 +106,7 @@ class scale_by_adam(AdamDirection):
             gradients were all zero gets a zero update (0/0 is taken as 0).
         eps_root: :math:`\bar\epsilon`, added under the root. Hyper-gradients are also finite
             without it, because the derivative of the root at 0 is defined as 0.
-        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
         nesterov: Whether to use Nesterov momentum (Nadam).
 
     Example:
@@ -157,7 +157,7 @@ def adam(
         b2: Decay of the mean square.
         eps: Added to the root.
         eps_root: Added under the root.
-        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
         nesterov: Whether to use Nesterov momentum (Nadam).
 
     Returns:
@@ -200,7 +200,7 @@ def nadam(
         b2: :math:`\beta_2`, decay of the mean square.
         eps: Added to the root.
         eps_root: Added under the root.
-        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
 
     Returns:
         A chain of `scale_by_adam` and `scale_by_learning_rate`, with the slots `mu` and `nu`.
@@ -243,8 +243,8 @@ def adamw(
         b2: Decay of the mean square.
         eps: Added to the root.
         eps_root: Added under the root.
-        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
-        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own. It is multiplied by the
+        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
+        weight_decay: :math:`\lambda`, a number or a separate `Schedule`. It is multiplied by the
             learning rate.
         mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
         nesterov: Whether to use Nesterov momentum (Nadam).
@@ -292,8 +292,8 @@ def nadamw(
         b2: :math:`\beta_2`, decay of the mean square.
         eps: Added to the root.
         eps_root: Added under the root.
-        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
-        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
+        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
         mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:

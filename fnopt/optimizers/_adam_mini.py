@@ -59,7 +59,7 @@ class scale_by_adam_mini(AdamDirection):
             such as that of the heads in a kernel of shape (inputs, heads, size); `'auto'` for
             `'outputs'` from two axes on, and `'leaf'` below. None means `'rows'` for paths with
             `embed` in them, and `'auto'` for other leaves.
-        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
 
     Raises:
         ValueError: From `init`, for another label.
@@ -144,12 +144,12 @@ def adam_mini(
         b1: Decay of the mean gradient.
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`, added to the root.
-        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
         mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
         blocks: The blocks of every leaf; see `scale_by_adam_mini`. None makes a block of every row
             where the path has `embed` in it, of every output of other matrices, and of a whole
             vector.
-        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
 
     Returns:
         A chain of `scale_by_adam_mini`, `add_decayed_weights` and `scale_by_learning_rate`, with

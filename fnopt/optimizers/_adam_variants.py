@@ -38,7 +38,7 @@ class scale_by_stable_adam(AdamDirection):
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`, added to the root.
         weight_decay: :math:`\lambda`, a number or a `Schedule`.
-        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -92,8 +92,8 @@ def stable_adamw(
         b1: Decay of the mean gradient.
         b2: Decay of the mean square.
         eps: :math:`\epsilon`, added to the root.
-        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
-        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
+        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
 
     Returns:
         A chain of `scale_by_stable_adam` and `scale_by_learning_rate`, with the slots `mu` and
@@ -141,11 +141,11 @@ def mars(
         b1: :math:`\beta_1`, decay of the mean.
         b2: Decay of the mean square.
         eps: :math:`\epsilon`, added to the root.
-        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
         gamma: :math:`\gamma`, how much of the change is added.
         max_norm: :math:`r`, the largest norm of a leaf's gradient; `math.inf` for no bound.
         mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
-        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
 
     Returns:
         A chain of `reduce_variance`, `scale_by_adam`, `add_decayed_weights` and
@@ -196,7 +196,7 @@ class scale_by_qhadam(Leafwise):
         v1: :math:`v_1`, the weight of the mean gradient.
         v2: :math:`v_2`, the weight of the mean square.
         eps: :math:`\epsilon`, added to the root.
-        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -260,7 +260,7 @@ def qhadam(
         v1: The weight of the mean gradient.
         v2: The weight of the mean square.
         eps: Added to the root.
-        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
 
     Returns:
         A chain of `scale_by_qhadam` and `scale_by_learning_rate`, with the slots `mu` and `nu`.

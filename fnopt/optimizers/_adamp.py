@@ -36,7 +36,7 @@ class scale_by_adamp(AdamDirection):
         delta: :math:`\delta`, the largest scaled cosine of weights that count as scale-invariant.
         wd_ratio: :math:`r`, the factor of the weight decay of scale-invariant weights.
         nesterov: Whether to use Nesterov momentum.
-        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -135,11 +135,11 @@ def adamp(
         b1: Decay of the mean gradient.
         b2: Decay of the mean square.
         eps: :math:`\epsilon`, added to the root.
-        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
         delta: The largest scaled cosine between gradient and weights that count as scale-invariant.
         wd_ratio: The factor of the weight decay of scale-invariant weights.
         nesterov: Whether to use Nesterov momentum.
-        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
 
     Returns:
         A chain of `scale_by_adamp` and `scale_by_learning_rate`, with the slots `mu` and `nu`.

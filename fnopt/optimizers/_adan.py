@@ -110,7 +110,7 @@ def adan(
         b3: Decay of the mean square.
         eps: Added to the root.
         eps_root: Added under the root.
-        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
         mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
@@ -232,7 +232,7 @@ def optimistic_adam_v2(
         b2: Decay of the mean square.
         eps: Added to the root.
         eps_root: Added under the root.
-        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
         nesterov: Whether to use Nesterov momentum (Nadam).
 
     Returns:
@@ -281,7 +281,7 @@ def optimistic_adam(
         b2: Decay of the mean square.
         eps: Added to the root.
         eps_root: Added under the root.
-        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
         nesterov: Whether to use Nesterov momentum (Nadam).
 
     Returns:

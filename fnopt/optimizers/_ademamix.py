@@ -46,7 +46,7 @@ class scale_by_ademamix(Leafwise):
         alpha: :math:`\alpha`, the weight of the slow mean, a number or a `Schedule`.
         eps: :math:`\epsilon`, added to the root.
         eps_root: :math:`\bar\epsilon`, added under the root.
-        mu_dtype: Storage dtype of both means; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of both means; by default the dtype of the params, at least float32.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -159,8 +159,8 @@ def ademamix(
         alpha: :math:`\alpha`, the weight of the slow mean, a number or a `Schedule`.
         eps: Added to the root.
         eps_root: Added under the root.
-        mu_dtype: Storage dtype of both means; by default the params' own, but at least float32.
-        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        mu_dtype: Storage dtype of both means; by default the dtype of the params, at least float32.
+        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
         mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
@@ -212,7 +212,7 @@ def simplified_ademamix(
         alpha: :math:`\alpha`, the weight of the gradient, a number or a `Schedule`.
         eps: Added to the root.
         eps_root: Added under the root.
-        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
         mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:

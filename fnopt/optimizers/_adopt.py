@@ -43,7 +43,7 @@ class scale_by_adopt(Leafwise):
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`, the lower bound of the root.
-        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
         nesterov: Whether to use Nesterov momentum.
         use_clipping: Whether the normalised gradient is clipped.
         clip_value_fn: Function that returns the bound from the count of steps, a floating scalar.
@@ -121,7 +121,7 @@ def adopt(
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`, the lower bound of the root.
-        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
         nesterov: Whether to use Nesterov momentum.
         use_clipping: Whether the normalised gradient is clipped.
         clip_value_fn: Function that returns the bound from the number of earlier steps.
@@ -222,7 +222,7 @@ def acprop(
         b2: Decay of the gradient's mean squared distance from its mean.
         eps: Added to the root.
         eps_root: Added to the mean squared distance at every step.
-        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
         mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:

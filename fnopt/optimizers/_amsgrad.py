@@ -37,7 +37,7 @@ class scale_by_amsgrad(AdamDirection):
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`, added to the root.
         eps_root: :math:`\bar\epsilon`, added under the root.
-        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
         bias_correction_mu: Whether :math:`\hat\mu_t = \mu_t / (1-\beta_1^t)`, or
             :math:`\mu_t` itself.
         bias_correction_nu: Whether :math:`\hat\nu_t = \nu_t / (1-\beta_2^t)`, or
@@ -104,7 +104,7 @@ def amsgrad(
         b2: Decay of the mean square.
         eps: Added to the root.
         eps_root: Added under the root.
-        mu_dtype: Storage dtype of the mean; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
         bias_correction_mu: Whether the mean is bias-corrected.
         bias_correction_nu: Whether the mean square is bias-corrected.
 
@@ -230,7 +230,7 @@ def adamaxw(
         b1: Decay of the mean gradient.
         b2: Decay of the maximum.
         eps: Added to the modulus of the gradient.
-        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
         mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:

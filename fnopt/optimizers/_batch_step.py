@@ -39,7 +39,7 @@ class GaussNewtonDescentState(NamedTuple):
         count: Number of updates that were made.
         damping: The damping of the next step, if the damping adapts.
         momentum: The direction of the last step, like the params; `None` without momentum.
-        status: A `Status`: `RUNNING`, or why the last step was refused.
+        status: A `Status`: `RUNNING`, or the reason why the last step was rejected.
         value: The loss before the last step.
         length: The step length, the factor of the last direction; 0 for a refused step.
     """

@@ -52,7 +52,8 @@ class scale_by_dion(Matrixwise):
         rank: The rank `r` as a fraction of the shorter side.
         decay: :math:`\mu`, the fraction of an applied update that stays in the momentum.
         random_seed: An integer, the seed of the first basis.
-        mu_dtype: Storage dtype of the momentum; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of the momentum; by default the dtype of the params, at least
+            float32.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Raises:

@@ -237,7 +237,7 @@ def galore(
         scale: :math:`\alpha`.
         base_optimizer: The inner optimizer, which must not read the params; None for
             `scale_by_adam()`.
-        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
         mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
         weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
 

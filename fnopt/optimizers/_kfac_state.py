@@ -181,8 +181,8 @@ class KfacState(NamedTuple):
         moments: With `eigenbasis`, the second moments in the eigenbases, for every stack.
         momentum: The last step, like the params.
         value: The objective before the last step.
-        status: A `Status`: `RUNNING`, or why the last step was refused; `NONFINITE_STATE` after a
-            step for which nonfinite parts of the state were replaced.
+        status: A `Status`: `RUNNING`, or the reason why the last step was rejected;
+            `NONFINITE_STATE` after a step for which nonfinite parts of the state were replaced.
     """
 
     count: jax.Array

@@ -93,7 +93,7 @@ class scale_by_kl_shampoo(Matrixwise):
         max_inverse_root: The largest bound of an eigenvalue's inverse root. The bound is the length
             of its side, but at most this value and at least 10, so that small gradients have
             shorter steps. None disables the bound.
-        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Raises:

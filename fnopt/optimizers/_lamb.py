@@ -54,7 +54,7 @@ def lamb(
         b2: Decay of the mean square.
         eps: Added to the root.
         eps_root: Added under the root.
-        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
         mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
@@ -102,7 +102,7 @@ def lars(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
         weight_decay_mask: The leaves to decay; see `add_decayed_weights`.
         trust_coefficient: :math:`c`.
         eps: :math:`\epsilon`.
@@ -234,7 +234,7 @@ class scale_by_novograd(Leafwise):
         eps: :math:`\epsilon`, added to the root.
         eps_root: :math:`\bar\epsilon`, added under the root.
         weight_decay: :math:`\lambda`, a number or a `Schedule`.
-        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -312,7 +312,7 @@ def novograd(
         b2: Decay of the squared norm of every leaf.
         eps: Added to the root.
         eps_root: Added under the root.
-        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
 
     Returns:
         A chain of `scale_by_novograd` and `scale_by_learning_rate`, with the slots `mu` and `nu`;

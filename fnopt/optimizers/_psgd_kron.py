@@ -70,7 +70,7 @@ class scale_by_psgd_kron(Matrixwise):
         precond_lr: :math:`\rho`, the learning rate of the factors.
         max_size_triangular: The largest side with a factor; longer sides aren't preconditioned.
         random_seed: A whole number, for `V`.
-        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
         initial_scale: Initial value of :math:`Q_L \otimes Q_R`; None uses the multiple above.
 

@@ -43,8 +43,8 @@ def sgd(
         momentum: :math:`\gamma`. None means no momentum and no slot. With 0.0 the state has the
             slot, and so the same structure as for other numbers.
         nesterov: Whether to use Nesterov momentum; it has no effect without momentum.
-        accumulator_dtype: Storage dtype of the momentum; by default the params' own, but at least
-            float32.
+        accumulator_dtype: Storage dtype of the momentum; by default the dtype of the params, at
+            least float32.
 
     Returns:
         A chain of `trace` (unless `momentum` is None) and `scale_by_learning_rate`, with the slot
@@ -88,8 +88,8 @@ def accumulated_sgd(
         k: Number of gradients per step, an integer or a `Schedule` over the steps.
         momentum: The momentum over the steps, as in `sgd`; None disables it.
         nesterov: Whether to use Nesterov momentum.
-        accumulator_dtype: Storage dtype of the momentum; by default the params' own, but at least
-            float32.
+        accumulator_dtype: Storage dtype of the momentum; by default the dtype of the params, at
+            least float32.
         use_grad_mean: Whether to step along the mean of the gradients; if False, along their sum.
 
     Returns:
@@ -133,8 +133,8 @@ def sgdr(
         alpha: :math:`\alpha`, the final value of a cycle, as a fraction of `learning_rate`.
         momentum: The momentum; it is not reset by a restart. None disables it.
         nesterov: Whether to use Nesterov momentum.
-        accumulator_dtype: Storage dtype of the momentum; by default the params' own, but at least
-            float32.
+        accumulator_dtype: Storage dtype of the momentum; by default the dtype of the params, at
+            least float32.
 
     Returns:
         `sgd` with a `cosine_restarts_schedule`.
@@ -165,7 +165,7 @@ def noisy_sgd(
         learning_rate: The learning rate, a number or a `Schedule`.
         eta: :math:`\eta`, the variance of the first step's noise.
         gamma: :math:`\gamma`, the exponent of the variance's decay.
-        key: A whole number or a key of `jax.random`; a constant of the compiled step.
+        key: An integer or a key of `jax.random`; a constant of the compiled step.
 
     Returns:
         A chain of `add_gradient_noise` and `scale_by_learning_rate`; it has no slots.
@@ -219,7 +219,7 @@ def signum(
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         beta: :math:`\beta`, decay of the mean.
-        accumulator_dtype: Storage dtype of the mean; by default the params' own, but at least
+        accumulator_dtype: Storage dtype of the mean; by default the dtype of the params, at least
             float32.
 
     Returns:
@@ -275,7 +275,8 @@ def schedule_free_sgd(
         weight_decay: :math:`\lambda`, a multiple of the params added to gradients. None disables
             it.
         weight_lr_power: The power of the learning rate that weights the iterates in the average.
-        state_dtype: Storage dtype of :math:`z`; by default the params' own, but at least float32.
+        state_dtype: Storage dtype of :math:`z`; by default the dtype of the params, at least
+            float32.
 
     Returns:
         `schedule_free` around `sgd`, with the slot `z`.
@@ -326,7 +327,8 @@ def schedule_free_adamw(
         eps: :math:`\epsilon`.
         weight_decay: :math:`\lambda`, decoupled.
         weight_lr_power: The power of the learning rate that weights the iterates in the average.
-        state_dtype: Storage dtype of :math:`z`; by default the params' own, but at least float32.
+        state_dtype: Storage dtype of :math:`z`; by default the dtype of the params, at least
+            float32.
 
     Returns:
         `schedule_free` around AdamW without momentum, with the slots `z` and `nu`.

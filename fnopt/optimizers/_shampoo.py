@@ -84,7 +84,7 @@ class scale_by_shampoo(Matrixwise):
             `'none'`.
         graft_b2: Adam's decay of the mean square.
         graft_eps: Added to Adam's root.
-        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Raises:

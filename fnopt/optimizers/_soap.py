@@ -88,7 +88,7 @@ class scale_by_soap(Matrixwise):
             Adam's update.
         one_sided: Whether to rotate only the shorter side.
         normalize_grads: Whether to divide updates by their root mean square.
-        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Raises:

@@ -121,7 +121,7 @@ class scale_by_sophia(Transformation):
             the gradients, the params and all extra arguments. None uses
             `hutchinson_estimator_diag_hessian()`, which needs `obj_fn` (Sophia-H);
             `gauss_newton_bartlett_estimator_diag_hessian()` needs `logits_fn` (Sophia-G).
-        mu_dtype: Storage dtype of `mu`; by default the params' own, but at least float32.
+        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -230,7 +230,7 @@ def sophia(
         b1: Decay of the mean gradient.
         b2: Decay of the curvature.
         eps: A lower bound of the divisor.
-        weight_decay: :math:`\lambda`, a number or a `Schedule` of its own.
+        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
         weight_decay_mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
         gamma: :math:`\gamma`; smaller values clip more elements.
         clip_threshold: :math:`c`; None disables clipping.

@@ -36,7 +36,7 @@ class StochasticReconfigurationState(NamedTuple):
     Attributes:
         count: Number of updates that were made.
         momentum: The direction of the last step, like the params; `None` without momentum.
-        status: A `Status`: `RUNNING`, or why the last step was refused.
+        status: A `Status`: `RUNNING`, or the reason why the last step was rejected.
         energy: The real part of the mean local energy before the last step.
         variance: The variance of the local energies; 0 for an eigenstate.
     """

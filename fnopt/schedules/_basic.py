@@ -44,7 +44,7 @@ class linear_schedule(Schedule):
         init_value: :math:`I`, the value up to step :math:`B`.
         end_value: :math:`E`, the value from step :math:`B + T` on.
         transition_steps: :math:`T`, the length of the transition in steps. A transition of no steps
-            ends at once (optax would stay at `init_value` forever).
+            ends immediately (optax would stay at `init_value` forever).
         transition_begin: :math:`B`, the step at which the transition begins.
 
     Example:
@@ -76,7 +76,8 @@ class polynomial_schedule(Schedule):
         init_value: :math:`I`, the value up to step :math:`B`.
         end_value: :math:`E`, the value from step :math:`B + T` on.
         power: :math:`p`.
-        transition_steps: :math:`T`, the length of the transition in steps; with 0 it ends at once.
+        transition_steps: :math:`T`, the length of the transition in steps; a transition of 0 steps
+            ends immediately.
         transition_begin: :math:`B`, the step at which the transition begins.
 
     Example:
@@ -100,12 +101,12 @@ class polynomial_schedule(Schedule):
 
 
 class schedule(Schedule):
-    r"""A schedule from a plain function: :math:`\eta_t = f(t)`.
+    r"""Schedule defined by a function: :math:`\eta_t = f(t)`.
 
     Args:
         fn: `fn(count) -> scalar`, traceable; `count` is an integer scalar (inside
-            `join_schedules` a floating one). A function defined at the top of a module can be
-            pickled and put in a config.
+            `join_schedules` a floating one). A function defined at module level can be pickled and
+            stored in a configuration.
 
     Raises:
         TypeError: If `fn` can't be called with one argument.
@@ -168,8 +169,8 @@ def numbers(schedule: Any) -> Any:
 def steps_since(count: Any, begin: Any) -> jax.Array:
     """The number of steps from `begin` to `count`, as a float that depends on `begin`.
 
-    A Python number is exact (below 2**31), an array only to the precision of its dtype: in float32
-    the step 2**24 + 1 is 2**24.
+    A Python number is exact (below 2**31). An array has the precision of its dtype: in float32, the
+    step 2**24 + 1 is 2**24.
     """
     count = jnp.asarray(count)
     whole_count = bool(jnp.issubdtype(count.dtype, jnp.integer))
@@ -193,7 +194,7 @@ def steps_since(count: Any, begin: Any) -> jax.Array:
 def fraction(count: Any, begin: Any, steps: Any) -> jax.Array:
     """The finished fraction of a phase of `steps` steps: 0 before `begin`, 1 at its end and after.
 
-    A phase of no steps ends at once.
+    A phase of no steps ends immediately.
     """
     ahead = steps_since(count, begin)
     # A known length saves two selects in every program that uses the schedule.
@@ -205,13 +206,13 @@ def fraction(count: Any, begin: Any, steps: Any) -> jax.Array:
 
 
 def interpolate(start: Any, end: Any, weight: jax.Array) -> jax.Array:
-    """Interpolate from `start` (weight 1) to `end` (weight 0), exact at both."""
+    """Interpolate from `start` (weight 1) to `end` (weight 0), exactly at both ends."""
     # Not start + w (end - start), which misses the end by a rounding error.
     return start * weight + end * (1 - weight)
 
 
 def after_warmup(h: Any, count: Any, value: jax.Array) -> jax.Array:
-    """A linear warm-up from `init_value` to `peak_value`, then a value."""
+    """A linear warm-up from `init_value` to `peak_value`, followed by a given value."""
     warm = fraction(count, 0.0, h.warmup_steps)
     return jnp.where(warm < 1, interpolate(h.init_value, h.peak_value, 1 - warm), value)
 

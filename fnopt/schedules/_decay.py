@@ -27,7 +27,8 @@ class exponential_decay(Schedule):
         decay_rate: :math:`r`, the factor per :math:`T` steps.
         transition_begin: :math:`B`, the step at which the decay begins.
         staircase: Whether to round :math:`x_t` down, so that the value decays in a staircase.
-        end_value: A bound: the smallest value if :math:`r < 1`, else the largest. None disables it.
+        end_value: A bound: the smallest value if :math:`r < 1`, otherwise the largest; None for no
+            bound.
 
     Example:
         >>> import fnopt
@@ -62,7 +63,7 @@ def decay_from(h: Any, start: jax.Array, ahead: jax.Array) -> jax.Array:
 
 
 def _largest_power(rate: jax.Array) -> jax.Array:
-    """Largest exponent for a growing rate; beyond it derivatives would be NaN."""
+    """Largest exponent for a growing rate; larger exponents would have NaN derivatives."""
     # A tenth of the exponents is left for the start value and for derivatives.
     largest = 0.9 * jnp.log(jnp.asarray(jnp.finfo(rate.dtype).max, rate.dtype))
     return jax.lax.stop_gradient(largest / jnp.maximum(jnp.log(rate), 1e-30))
@@ -189,7 +190,7 @@ class warmup_cosine_decay_schedule(Schedule):
 
 
 def _cycles_length(n: jax.Array, growth: jax.Array) -> jax.Array:
-    r"""The length of `n` cycles in units of the first one: :math:`\sum_{i<n} m^i`."""
+    r"""The length of `n` cycles relative to the first cycle: :math:`\sum_{i<n} m^i`."""
     rest, equal = growth - 1, growth == 1
     # expm1 and log1p stay accurate for m close to one; at one the series gives the derivative too.
     safe, power = jnp.where(equal, 1, rest), jnp.where(equal, 0, n)
@@ -255,7 +256,7 @@ class cosine_restarts_schedule(Schedule):
 
 
 def sgdr_schedule(cosine_kwargs: Iterable[Mapping[str, Any]]) -> join_schedules:
-    r"""Warm restarts with explicit cycles: warm-up cosine decays one after another.
+    r"""Warm restarts with explicit cycles, each a warm-up and a cosine decay.
 
     .. math:: \eta_t = s_i(t - t_i), \qquad t_{i+1} = t_i + T_i
 

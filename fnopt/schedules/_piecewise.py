@@ -91,7 +91,7 @@ def check_pairs(owner: str, pairs: tuple[tuple[Any, Any], ...]) -> None:
 
 
 class join_schedules(Schedule):
-    r"""Concatenate schedules, each of which counts steps from its own beginning.
+    r"""Concatenate schedules, each of which counts steps from its beginning.
 
     .. math:: \eta_t = s_i(t - b_i) \quad \text{for } b_i \le t < b_{i+1}, \qquad b_0 = 0
 
@@ -207,7 +207,7 @@ class piecewise_interpolate_schedule(Schedule):
 
 
 def _share_of_steps(fraction_of_all: Any, steps: Any) -> Any:
-    """A fraction of the steps, rounded down; 0.29 of 100 steps are 29 in any precision."""
+    """A fraction of the steps, rounded down; 0.29 of 100 steps are 29 in every dtype."""
     part = numbers(fraction_of_all) * numbers(steps)
     # Four units in the last place: two products have rounded.
     part = part * (1 + 4 * float(jnp.finfo(default_float()).eps))
@@ -226,7 +226,7 @@ class linear_onecycle_schedule(Schedule):
         transition_steps: :math:`T`, the length of the cycle in steps.
         peak_value: :math:`P`.
         pct_start: :math:`p_s`, the fraction of the cycle in which the value increases.
-        pct_final: :math:`p_f`, the fraction of the cycle at which the initial value is reached
+        pct_final: :math:`p_f`, the fraction of the cycle after which the value is the initial value
             again.
         div_factor: :math:`d`, the ratio of the peak to the first value.
         final_div_factor: :math:`f`, the ratio of the first value to the last.

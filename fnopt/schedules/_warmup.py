@@ -21,7 +21,7 @@ from fnopt.schedules._decay import decay_from
 
 
 def _steps_after_warmup(count: Any, steps: Any) -> jax.Array:
-    """Number of steps since the end of a warm-up; 0 before it."""
+    """Number of steps since the end of a warm-up; 0 during the warm-up."""
     return jnp.maximum(steps_since(count, steps), 0)
 
 
@@ -39,8 +39,8 @@ class warmup_exponential_decay_schedule(Schedule):
         transition_steps: :math:`T`, in steps.
         decay_rate: :math:`r`, the factor per :math:`T` steps.
         transition_begin: :math:`B`, the number of steps between the end of warm-up and the decay.
-        staircase: Whether :math:`x_t` is rounded down, so that the value falls in steps.
-        end_value: A bound of the decay: the smallest value if :math:`r < 1`, else the largest.
+        staircase: Whether :math:`x_t` is rounded down, so that the value decays in a staircase.
+        end_value: A bound of the decay: the smallest value if :math:`r < 1`, otherwise the largest.
 
     Example:
         >>> import fnopt

@@ -55,8 +55,8 @@ def root(
     Args:
         fun: `fun(params, *args)` returns an array or a pytree with as many numbers as `params`, or
             `(equations, aux)` with `has_aux`.
-        params: The initial guess: a pytree of floating or complex arrays, or of whole numbers,
-            which are taken as floats. A list or tuple of numbers is one vector, as in SciPy.
+        params: The initial guess: a pytree of floating or complex arrays, or of integers, which are
+            converted to floats. A list or tuple of numbers is one vector, as in SciPy.
         args: Further arguments of `fun`: pytrees of arrays.
         jac: `fnopt.sparse_jacobian(fun)`, for many equations, each of which depends on few params.
             Steps then use a sparse factorisation, as in :func:`fnopt.least_squares`. The test with
@@ -114,8 +114,8 @@ def fixed_point(
 
     Args:
         fun: `fun(params, *args)` returns a tree like `params`, or `(tree, aux)` with `has_aux`.
-        params: The initial guess: a pytree of floating or complex arrays, or of whole numbers,
-            which are taken as floats. A list or tuple of numbers is one vector, as in SciPy.
+        params: The initial guess: a pytree of floating or complex arrays, or of integers, which are
+            converted to floats. A list or tuple of numbers is one vector, as in SciPy.
         args: Further arguments of `fun`: pytrees of arrays.
         has_aux: Whether `fun` returns `(tree, aux)`; `aux` at the fixed point is returned.
         solver: The method; by default `fnopt.levenberg_marquardt()`.

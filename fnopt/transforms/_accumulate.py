@@ -1,4 +1,4 @@
-"""Sums of gradients, and of updates, over several calls."""
+"""Sums of gradients and of updates over several calls."""
 
 from __future__ import annotations
 
@@ -45,33 +45,34 @@ class AccumulateState(NamedTuple):
 
 
 class accumulate(Wrapper):
-    r"""Add up gradients over `k` calls, then make one step of the inner transform.
+    r"""Accumulate gradients over `k` calls, then take one step of the inner transform.
 
     .. math:: u_t = \begin{cases} \mathrm{inner}\left(\sum_i w_i\, g_i \,/\, \sum_i w_i\right),
               \quad i = t-k+1, \dots, t & k \text{ divides } t \\ 0 & \text{otherwise} \end{cases}
 
-    This is equivalent to a batch `k` times as large, in the memory of a small batch. The inner
-    transform runs on the emitting calls only, so its schedules count emitted steps. The sum is kept
-    in at least float32; the mean goes to the inner transform in the gradients' dtype. With `k=1`
-    the updates are those of the inner transform, bit for bit.
+    The step is equivalent to a step for a batch `k` times as large, with the memory for a small
+    batch. The inner transform runs on the emitting calls only, so its schedules count emitted
+    steps. The sum is stored in at least float32; the inner transform gets the mean in the
+    gradients' dtype. With `k=1`, the updates are bitwise equal to the updates of the inner
+    transform.
 
     The weights are 1 by default. Batches of different sizes need weights. If each loss is a mean
-    over the tokens of its batch, `update(..., weight=tokens)` makes the step of a single batch with
-    all tokens.
+    over the tokens of its batch, `update(..., weight=tokens)` takes the same step as for a single
+    batch with all tokens.
 
-    Put `dynamic_loss_scale` and `apply_if_finite` around it, as in
-    `dynamic_loss_scale(accumulate(tx, k))`: they skip a gradient that overflows, and the next
-    gradient completes the sum. Inside `accumulate`, they see only the sum, and one overflow
-    discards all `k` gradients.
+    Put `dynamic_loss_scale` and `apply_if_finite` around `accumulate`, as in
+    `dynamic_loss_scale(accumulate(tx, k))`. The outer transform then skips a gradient that
+    overflows, and the next gradient completes the sum. Inside `accumulate`, a transform sees only
+    the sum, and one overflow discards all `k` gradients.
 
     Args:
-        inner: The transform that makes the steps, fnopt's or any (init, update) pair.
-        k: Number of gradients that make a step, a whole number, or a `Schedule` over emitted steps.
+        inner: The transform that takes the steps, of fnopt or any (init, update) pair.
+        k: Number of gradients per step, an integer, or a `Schedule` over emitted steps.
         use_grad_mean: Whether the inner transform gets the weighted mean of the gradients; if
             False, their weighted sum.
 
     Raises:
-        ValueError: If `k` is less than 1 or not whole.
+        ValueError: If `k` is less than 1 or not an integer.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -204,7 +205,7 @@ def _fill(tree: Any, other: Any) -> Any:
 
 
 def has_updated(state: AccumulateState) -> jax.Array:
-    """Whether the last call of `accumulate` made a step of the inner transform.
+    """Whether the last call of `accumulate` took a step of the inner transform.
 
     Args:
         state: The state that the call returned; inside a chain, `named(tx, state)["accumulate"]`.
@@ -213,7 +214,7 @@ def has_updated(state: AccumulateState) -> jax.Array:
         A boolean scalar; False before the first step.
 
     Raises:
-        TypeError: If it is not the state of `accumulate`.
+        TypeError: If `state` isn't the state of `accumulate`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -238,20 +239,20 @@ class ApplyEveryState(NamedTuple):
 
 
 class apply_every(Leafwise):
-    r"""Add up updates, and return the sum every `k` steps, zeros in between.
+    r"""Accumulate updates; return the sum every `k` steps, and zeros in between.
 
     .. math:: u_t = \begin{cases} \sum_{i=t-k+1}^{t} g_i & k \text{ divides } t \\
               0 & \text{otherwise} \end{cases}
 
-    Transforms before it in a chain make `k` steps at the same parameters, and transforms after it
-    get zeros in between. To accumulate a large batch, with one step of the whole optimizer for the
-    mean gradient, use `accumulate`.
+    In a chain, transforms before `apply_every` take `k` steps at the same parameters, and
+    transforms after `apply_every` get zeros in between. To accumulate a large batch, with one step
+    of the whole optimizer for the mean gradient, use `accumulate`.
 
     Args:
-        k: The number of steps between emitted sums, a whole number.
+        k: The number of steps between emitted sums, an integer.
 
     Raises:
-        ValueError: If `k` isn't a whole number, at least 1.
+        ValueError: If `k` isn't an integer of at least 1.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -41,16 +41,17 @@ class reduce_on_plateau(Transformation):
               \text{no } \bar v < v_{best} - r\, |v_{best}| - a \text{ in } p \text{ means} \\
               c_t & \text{otherwise} \end{cases}
 
-    `update` needs the loss as the extra argument `value`. Put it at the end of a chain.
+    `update` needs the loss as the extra argument `value`. Put `reduce_on_plateau` at the end of a
+    chain.
 
     Args:
         factor: :math:`f`, between 0 and 1.
         patience: :math:`p`, the number of means without improvement after which the scale is
-            reduced. PyTorch's `ReduceLROnPlateau` reduces one mean later: its `patience` is
-            :math:`p - 1`.
-        rtol: :math:`r`, the smallest decrease that counts, relative to the modulus of the best
-            loss.
-        atol: :math:`a`, the smallest absolute decrease that counts.
+            reduced. PyTorch's `ReduceLROnPlateau` reduces the scale one mean later: its `patience`
+            is :math:`p - 1`.
+        rtol: :math:`r`, the smallest decrease regarded as an improvement, relative to the modulus
+            of the best loss.
+        atol: :math:`a`, the smallest absolute decrease regarded as an improvement.
         cooldown: The number of means that are ignored after a reduction.
         accumulation_size: The number of losses in a mean.
         min_scale: :math:`c_{min}`.
@@ -102,7 +103,7 @@ class reduce_on_plateau(Transformation):
         value: Any,
         **extra_args: Any,
     ) -> tuple[Any, ReduceOnPlateauState]:
-        """Multiply the updates by the scale after this loss."""
+        """Update the scale for this loss, and multiply the updates by the scale."""
         dtype = state.avg_value.dtype
         seen = safe_increment(state.count)
         value = scalar_loss(value, dtype)
@@ -157,25 +158,25 @@ class dynamic_loss_scale(Wrapper):
               \sigma' = \begin{cases} \sigma \gamma & \text{after } n \text{ good steps} \\
               \sigma \beta & g \text{ is not finite} \end{cases}
 
-    Gradients below 6e-8 are zero in float16. So multiply the loss by `loss_scale(state)` before
-    differentiation; this transform divides the gradient by the scale in float32. If a gradient
-    overflows, the step is skipped: parameters and inner state stay bitwise unchanged, and the scale
-    is halved. After `growth_interval` good steps the scale is doubled. bfloat16 has the range of
-    float32 and needs no loss scaling.
+    Gradients below 6e-8 are zero in float16. Therefore multiply the loss by `loss_scale(state)`
+    before differentiation; this transform divides the gradient by the scale in float32. If a
+    gradient overflows, the step is skipped: parameters and inner state are bitwise unchanged, and
+    the scale is halved. After `growth_interval` finite steps the scale is doubled. bfloat16 has the
+    range of float32 and needs no loss scaling.
 
-    Put it around the whole optimizer, around `accumulate` too: `dynamic_loss_scale(accumulate(tx,
-    k))` skips a gradient that overflows, and the next gradient completes the sum. Inside
-    `accumulate`, it sees only the sum: one overflow discards all `k` gradients, which must have the
-    same scale. It doesn't check whether the *step* for a finite gradient is finite: see
-    `apply_if_finite`.
+    Put `dynamic_loss_scale` around the whole optimizer, including `accumulate`:
+    `dynamic_loss_scale(accumulate(tx, k))` skips a gradient that overflows, and the next gradient
+    completes the sum. Inside `accumulate`, `dynamic_loss_scale` sees only the sum. One overflow
+    then discards all `k` gradients, which must have the same scale. The *step* for a finite
+    gradient isn't checked: see `apply_if_finite`.
 
     Args:
-        inner: The optimizer, fnopt's or any (init, update) pair.
+        inner: The optimizer, of fnopt or any (init, update) pair.
         init_scale: The initial scale.
-        growth_interval: :math:`n`, the number of consecutive good steps after which the scale
-            grows.
-        growth_factor: :math:`\gamma`, the factor of a growing scale; a power of two loses no
-            digits.
+        growth_interval: :math:`n`, the number of consecutive finite steps after which the scale
+            increases.
+        growth_factor: :math:`\gamma`, the factor by which the scale increases; scaling by a power
+            of two is exact.
         backoff_factor: :math:`\beta`, the factor of the scale after an overflow.
         min_scale: The lower bound of the scale.
         max_scale: The upper bound of the scale.
@@ -211,7 +212,7 @@ class dynamic_loss_scale(Wrapper):
     def update(
         self, updates: Any, state: DynamicLossScaleState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, DynamicLossScaleState]:
-        """Step on the unscaled gradient if it is finite, else return zeros."""
+        """Take a step for the unscaled gradient if it is finite, otherwise return zeros."""
         finite = all_finite(updates)
 
         def unscale(updates: Any) -> Any:
@@ -245,7 +246,7 @@ def loss_scale(state: Any) -> jax.Array:
     """Return the current factor of the loss under `dynamic_loss_scale`.
 
     Args:
-        state: The state of `dynamic_loss_scale`, or of a chain or wrapper with one inside.
+        state: The state of `dynamic_loss_scale`, or of an optimizer that contains it.
 
     Returns:
         A float32 scalar.

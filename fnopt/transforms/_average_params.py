@@ -52,7 +52,7 @@ class _AverageParams(Transformation):
     def update(
         self, updates: Any, state: AverageParamsState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, AverageParamsState]:
-        """Return the updates unchanged; the new params are averaged as they will be stored."""
+        """Return the updates unchanged; average the new params, rounded to their storage dtype."""
         count = safe_increment(state.count)
         kept, added = self._shares(state, count)
 
@@ -74,18 +74,18 @@ class params_ema(_AverageParams):
     .. math:: a_t = \beta_t\, a_{t-1} + (1-\beta_t)\, \theta_t, \qquad
               w_t = \beta_t\, w_{t-1} + (1-\beta_t), \qquad \bar\theta_t = a_t / w_t
 
-    Updates pass unchanged: put it last in a chain, where it sees the final update. Read the average
-    with `averaged_params`. The division by :math:`w` corrects the bias of the initialization at
-    zero, also for a changing decay.
+    Updates pass unchanged. Put `params_ema` last in a chain, where it receives the final update.
+    Read the average with `averaged_params`. The division by :math:`w` corrects the bias of the
+    initialization at zero, also for a changing decay.
 
     Args:
         decay: :math:`\beta`, a number or a `Schedule`.
         debias: Whether the average starts at zero with bias correction; otherwise it starts at the
             initial parameters.
-        warmup: Whether the decay is at most :math:`(1+t)/(10+t)`, so that early parameters are
-            forgotten quickly.
+        warmup: Whether the decay is at most :math:`(1+t)/(10+t)`, so that early parameters lose
+            their influence quickly.
         every: The number of steps between two updates of the average.
-        accumulator_dtype: Storage dtype; by default the params' own, but at least float32.
+        accumulator_dtype: Storage dtype; by default the dtype of the params, at least float32.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -133,14 +133,14 @@ class params_mean(_AverageParams):
 
     .. math:: \bar\theta = \frac1n \sum_{i=1}^{n} \theta_{s + i k}
 
-    Updates pass unchanged: put it last in a chain. Read the average with `averaged_params`, which
-    returns the current parameters before the first average.
+    Updates pass unchanged. Put `params_mean` last in a chain. Read the average with
+    `averaged_params`, which returns the current parameters before the first average.
 
     Args:
-        start: :math:`s`, the number of steps after which the mean begins; 0 gives Polyak averaging.
-        every: :math:`k`, the number of steps between two averaged iterates: the length of a cycle
-            for stochastic weight averaging.
-        accumulator_dtype: Storage dtype; by default the params' own, but at least float32.
+        start: :math:`s`, the number of steps before the mean begins; 0 is Polyak averaging.
+        every: :math:`k`, the number of steps between two averaged iterates; for stochastic weight
+            averaging, the length of a cycle.
+        accumulator_dtype: Storage dtype; by default the dtype of the params, at least float32.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -173,12 +173,12 @@ class params_mean(_AverageParams):
 
 
 def averaged_params(state: Any, params: Any) -> Any:
-    """Return the average that `params_ema` or `params_mean` keeps, for evaluation.
+    """Return the average of `params_ema` or `params_mean`, for evaluation.
 
     Args:
         state: The state of an optimizer that contains `params_ema` or `params_mean`.
-        params: The params; the average has their dtypes. Before the first average, and for leaves
-            without one (frozen or masked), the result is the params.
+        params: The params, whose dtypes the average gets. Before the first average, and for leaves
+            without an average (frozen or masked), the result is the params.
 
     Returns:
         A tree like `params`.
@@ -217,7 +217,7 @@ class LookaheadState(NamedTuple):
 
 
 class lookahead(Wrapper):
-    r"""Interpolate every few steps between slow weights and the optimizer's fast weights.
+    r"""Interpolate periodically between slow weights and the optimizer's fast weights.
 
     .. math:: \theta_{t+1} = \theta_t + \mathrm{inner}(g_t), \quad \text{and if } k \text{ divides }
               t: \quad \phi \leftarrow \phi + \alpha\, (\theta_{t+1} - \phi), \quad
@@ -227,13 +227,13 @@ class lookahead(Wrapper):
     `fnopt.slots(state)["slow"]`.
 
     Args:
-        inner: The fast optimizer, fnopt's or any (init, update) pair.
+        inner: The fast optimizer, of fnopt or any (init, update) pair.
         sync_period: :math:`k`, the number of steps between two synchronizations.
         slow_step_size: :math:`\alpha`.
         reset_state: Whether to reset the fast optimizer's state at a synchronization.
 
     Raises:
-        ValueError: If `sync_period` isn't a whole number, at least 1.
+        ValueError: If `sync_period` isn't an integer of at least 1.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -42,7 +42,7 @@ class identity(Transformation):
 
 
 class set_to_zero(Transformation):
-    r"""Replace updates by zeros: :math:`u = 0`; the parameters stay.
+    r"""Replace updates by zeros: :math:`u = 0`; the parameters don't change.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -63,7 +63,7 @@ class set_to_zero(Transformation):
 
 
 class scale(Leafwise):
-    r"""Scale by a constant: :math:`u = c\, g`. It adds no minus sign.
+    r"""Scale by a constant: :math:`u = c\, g`, without a minus sign.
 
     Args:
         step_size: :math:`c`.
@@ -88,7 +88,8 @@ class stateless(Transformation):
 
     Args:
         fn: `fn(updates, params) -> updates` on whole trees; `params` is None if the caller passed
-            no params. A function defined at the top of a module can be pickled and put in a config.
+            no params. A function defined at module level can be pickled and stored in a
+            configuration.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -107,7 +108,7 @@ class stateless(Transformation):
 
 
 class scale_by_sign(Leafwise):
-    r"""Keep the sign only: :math:`u = \operatorname{sign} g` (:math:`g / |g|` if complex).
+    r"""Take the sign of updates: :math:`u = \operatorname{sign} g` (:math:`g / |g|` if complex).
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -127,7 +128,7 @@ class ScaleByScheduleState(NamedTuple):
 
 
 class scale_by_schedule(Leafwise):
-    r"""Scale by a factor of the step: :math:`u_t = c_t\, g_t`. It adds no minus sign.
+    r"""Scale by a schedule: :math:`u_t = c_t\, g_t`, without a minus sign.
 
     Args:
         step_size_fn: :math:`c`, a `Schedule` or a number.
@@ -159,13 +160,15 @@ class ScaleByLearningRateState(NamedTuple):
 class scale_by_learning_rate(Leafwise):
     r"""Scale by minus the learning rate: :math:`u_t = -\eta_t\, g_t`.
 
-    Only this transform adds the minus sign of descent: put it last in a chain.
+    Only this transform adds the minus sign of descent. Put `scale_by_learning_rate` last in a
+    chain.
 
     Args:
         learning_rate: :math:`\eta`, a number, an array scalar or a `Schedule`.
 
     Raises:
-        ValueError: If the rate is negative or not finite. To ascend, negate the function.
+        ValueError: If the rate is negative or not finite. To maximize a function, negate the
+            function.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -190,10 +193,10 @@ class scale_by_learning_rate(Leafwise):
 
 
 def divide_by_norm(x: jax.Array, length: jax.Array) -> jax.Array:
-    """`x / length` for any length; `x` where the length is zero.
+    """Compute `x / length`, or `x` if the length is zero.
 
-    It takes two divisions, because the reciprocal of a float32 length beyond 2^126 is subnormal and
-    flushed to zero.
+    The function divides twice, because the reciprocal of a float32 length above 2^126 is subnormal
+    and flushed to zero.
     """
     unit = range_divisor(length)
     rest = length / unit
@@ -201,7 +204,7 @@ def divide_by_norm(x: jax.Array, length: jax.Array) -> jax.Array:
 
 
 class normalize_by_update_norm(Transformation):
-    r"""Divide all updates by their joint norm.
+    r"""Divide all updates by their global norm.
 
     .. math:: u = \frac{c}{\lVert g \rVert_2 + \epsilon}\, g
 
@@ -224,7 +227,7 @@ class normalize_by_update_norm(Transformation):
     def update(
         self, updates: Any, state: EmptyState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, EmptyState]:
-        """The updates times one factor."""
+        """Multiply all updates by one factor."""
         norm = global_norm(updates)
         length = add_epsilon(norm, jnp.asarray(self.eps, norm.dtype))
         scale_factor = jnp.asarray(self.scale_factor, norm.dtype)
@@ -241,7 +244,7 @@ class scale_by_trust_ratio(Leafwise):
 
     .. math:: u = c\, \frac{\max(\lVert \theta \rVert, n)}{\max(\lVert g \rVert, n) + \epsilon}\, g
 
-    A leaf whose params or update are zero passes unchanged.
+    A leaf with zero params or a zero update passes unchanged.
 
     Args:
         min_norm: :math:`n`, the lower bound of both norms.

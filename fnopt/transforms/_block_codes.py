@@ -1,11 +1,12 @@
-"""Arrays of floats as 8-bit or 4-bit codes with one scale per block; also for shards of a leaf.
+"""Block-wise quantization of float arrays to 8-bit or 4-bit codes, also of shards of a leaf.
 
-A code consists of the leading bits of a float: the magnitude, relative to the largest of its block,
-plus a bias. Magnitudes below the bias are spaced evenly and larger magnitudes logarithmically, as
-in the mu-law of ITU-T G.711. So encoding and decoding take an addition and a shift.
+A code consists of the leading bits of a float: the magnitude, relative to the largest magnitude of
+its block, plus a bias. Magnitudes below the bias are spaced evenly and larger magnitudes
+logarithmically, as in the mu-law of ITU-T G.711. Therefore encoding and decoding take an addition
+and a shift.
 
-A shard of whole blocks of the leaf has exactly the leaf's codes. In other shards the blocks begin
-at the start of the shard, and the last block is shorter.
+A shard that consists of whole blocks has exactly the codes of the leaf. In other shards the blocks
+begin at the start of the shard, and the last block is shorter.
 """
 
 from __future__ import annotations
@@ -83,10 +84,10 @@ def magnitudes(code: Code) -> np.ndarray:
 
 
 def _chance(y: jax.Array, place: jax.Array, step: jax.Array, bits: int) -> jax.Array:
-    """Pseudo-random bits for every element, hashed from its digits, its index and the step.
+    """Return pseudo-random bits for every element, a hash of its digits, its index and the step.
 
-    The last digits of an average are nearly random and cost nothing to draw. The step number is
-    needed for numbers that return to the same code, and so to the same digits.
+    The last digits of an average are nearly random and free to use. The hash includes the step
+    number because a number with the same code has the same digits in every step.
     """
     word = jax.lax.bitcast_convert_type(y, jnp.uint32)
     # 2^32 over the golden ratio (Knuth's multiplicative hash), and the fourth prime of xxHash32.
@@ -98,9 +99,9 @@ def _chance(y: jax.Array, place: jax.Array, step: jax.Array, bits: int) -> jax.A
 def round_to_codes(y: jax.Array, place: jax.Array, code: Code, step: jax.Array) -> jax.Array:
     """Round float32 numbers in units of `1 / (1 - bias)` stochastically to codes.
 
-    The nearer code is more likely, so that rounding is unbiased. With rounding to nearest, a mean
-    square that changes by a thousandth in a step would never change. `place` is the position of
-    every number in its block.
+    The probability of a code decreases with its distance, so that rounding is unbiased. With
+    rounding to nearest, a mean square would never change if its relative change per step is a
+    thousandth. `place` is the position of every number in its block.
     """
     size = jnp.abs(y) if code.signed else y
     bits = jax.lax.bitcast_convert_type(size + code.bias, jnp.int32) - code.bias_bits
@@ -128,8 +129,8 @@ def decode_numbers(codes: jax.Array, code: Code) -> jax.Array:
 def _divisor(n: int, most: int) -> int | None:
     """Largest divisor of `n` between half of `most` and `most`, preferably a multiple of 8.
 
-    Vectors of 8 numbers then don't cross the ends of blocks: XLA on a CPU takes three times longer
-    for blocks of 250 than for blocks of 200.
+    Vectors of 8 numbers then don't cross the ends of blocks: on a CPU, XLA takes three times as
+    long for blocks of 250 as for blocks of 200.
     """
     divisors = [k for k in range(most, (most - 1) // 2, -1) if n % k == 0]
     best = [k for k in divisors if k == most or k % 8 == 0] or divisors
@@ -139,7 +140,8 @@ def _divisor(n: int, most: int) -> int | None:
 def block_length(shape: tuple[int, ...], block_size: int) -> int:
     """Number of elements per scale: `block_size`, or a divisor of the array's size.
 
-    A last axis of less than two blocks is a block, because LLVM doesn't vectorize a loop over two.
+    A last axis of less than two blocks is one block, because LLVM doesn't vectorize a loop over two
+    blocks.
     """
     if len(shape) > 1 and block_size < shape[-1] < 2 * block_size:
         return shape[-1]
@@ -148,10 +150,10 @@ def block_length(shape: tuple[int, ...], block_size: int) -> int:
 
 
 def _as_blocks(x: jax.Array, block_size: int) -> jax.Array:
-    """The array with blocks as its last axis, each of at most `block_size` elements.
+    """Reshape an array to blocks of at most `block_size` elements along the last axis.
 
-    Leading axes stay where the last one can be divided: they may be sharded over devices. Only an
-    array whose size has no fitting divisor is padded, which takes a copy.
+    If the last axis can be divided, leading axes are unchanged, because they may be sharded over
+    devices. Only an array whose size has no suitable divisor is padded, which takes a copy.
     """
     length = block_length(x.shape, block_size)
     if x.ndim and x.shape[-1] == length:
@@ -183,7 +185,7 @@ def block_scales(x: jax.Array, block_size: int) -> jax.Array:
 
 
 def _over_blocks(x: jax.Array, shape: tuple[int, ...], block_size: int) -> jax.Array:
-    """An array of a shape with the numbers `[..., blocks, block or 1]` of its blocks."""
+    """Broadcast numbers `[..., blocks, block or 1]` of blocks to an array of a given shape."""
     length = block_length(shape, block_size)
     blocks, size = jnp.broadcast_to(x, (*x.shape[:-1], length)), math.prod(shape)
     if blocks.size == size:
@@ -195,7 +197,7 @@ def _over_blocks(x: jax.Array, shape: tuple[int, ...], block_size: int) -> jax.A
 def encode_with(
     x: jax.Array, scales: jax.Array, code: Code, block_size: int, count: jax.Array
 ) -> jax.Array:
-    """Encode an array for given scales of its blocks; `count` is the number of the step.
+    """Encode an array for given scales of its blocks; `count` is the step number.
 
     A block that contains an infinity or NaN has this value as its scale, so that its decoded
     numbers are infinite or NaN.
@@ -272,7 +274,7 @@ def decode_part(
 
 
 def _blocks(x: jax.Array, shape: tuple[int, ...], block_size: int) -> jax.Array:
-    """`[..., parts, blocks, block]`, zeros where the last block of a part is filled up."""
+    """Reshape to `[..., parts, blocks, block]`; the last block of a part is padded with zeros."""
     parts = replicate(x).reshape(*x.shape[:-1], -1, _length(shape))
     block = block_length((*_memory(x, shape), *shape), block_size)
     fill = [(0, 0)] * (parts.ndim - 1) + [(0, -parts.shape[-1] % block)]
@@ -295,7 +297,7 @@ def _leaves() -> UnshardedLeaves:
 
 
 def _memory(x: jax.Array, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The leading axes of a slot that keeps several arrays of the leaf's shape."""
+    """The leading axes of a slot with several arrays of the leaf's shape."""
     return x.shape[: x.ndim - max(len(shape), 1)]
 
 

@@ -1,4 +1,4 @@
-"""Composition of transforms: chains, wrappers, and checks of the extra arguments inside them."""
+"""Composition of transforms: chains, wrappers, and checks of extra arguments."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from fnopt.errors import error_scope, names_text, where
 
 
 class Wrapper(Transformation):
-    """A transform around one `inner` transform; its state has the inner state in `inner_state`.
+    """A transform around one `inner` transform; the field `inner_state` is the inner state.
 
-    A wrapper passes all extra arguments of `update` on to the inner transform. `State` is None if
-    the state is the inner state itself.
+    A wrapper passes all extra arguments of `update` to the inner transform. `State` is None if the
+    state is the inner state itself.
     """
 
     inner: Any  # a Transformation once constructed; another library's pair is taken too
@@ -38,7 +38,7 @@ class Wrapper(Transformation):
         super().__post_init__()
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
-        """The inner transform, by its own name."""
+        """The inner transform, with its name."""
         inner_state = state if state is None or self.State is None else state.inner_state
         return (Member(self.inner._place, self.inner, inner_state),)
 
@@ -55,7 +55,7 @@ class Wrapper(Transformation):
         otherwise: Any = None,
         prepare: Callable[[Any], Any] = lambda updates: updates,
     ) -> tuple[Any, Any]:
-        """Take the inner step if a condition holds; else return other updates and the old state."""
+        """Take the inner step if a condition holds, else return other updates and the state."""
 
         def step() -> tuple[Any, Any]:
             gradients = prepare(updates)
@@ -107,7 +107,7 @@ class Chain(Transformation):
         return self.names or tuple(range(len(self.transforms)))
 
     def init(self, params: Any) -> Any:
-        """The members' states: a tuple, or a dict by name if the members are named."""
+        """The members' states: a tuple, or a dict keyed by name if the members are named."""
         states = []
         for key, tx in zip(self._keys, self.transforms, strict=True):
             with error_scope(f"[{key}]"):
@@ -178,11 +178,12 @@ def chain(*transforms: Any) -> Chain:
             `(name, transform)`; either all members are named or none.
 
     Returns:
-        A transformation. Its state is a tuple of the members' states, or a dict by name if the
-        members are named.
+        A transformation. Its state is a tuple of the members' states, or a dict keyed by name if
+        the members are named.
 
     Raises:
-        ValueError: If there are no members, repeated names, or names for some members only.
+        ValueError: If there are no members, if names are repeated, or if only some members have
+            names.
         TypeError: If a member isn't an optimizer.
 
     Example:
@@ -228,7 +229,7 @@ def find_state(state: Any, kind: type, who: str, maker: str) -> Any:
     """Find the only state of a class inside a state.
 
     Raises:
-        ValueError: If there is none, or more than one.
+        ValueError: If there is no such state, or more than one.
     """
     found = states_of(state, kind)
     _check_number(len(found), who, maker)
@@ -281,19 +282,19 @@ def read_slot(
 
 
 class strict(Wrapper):
-    """Refuse unknown extra arguments, and name all missing ones at once.
+    """Refuse unknown extra arguments, and report all missing arguments at once.
 
-    Every `update` accepts any extra argument, so that one call serves all members of a chain. Hence
-    it ignores a misspelled argument. With `strict` around the whole optimizer, a misspelled
-    argument raises an error while the step is traced. The state is the inner optimizer's state, so
-    you can add or remove the wrapper during training.
+    Every `update` accepts any extra argument, so that one call works for all members of a chain.
+    Therefore a misspelled argument is ignored. With `strict` around the whole optimizer, a
+    misspelled argument raises an error while the step is traced. The state is the inner optimizer's
+    state, so you can add or remove the wrapper during training.
 
     The known names are the keyword-only parameters of `update` (see `Transformation.reads`).
     Functions given as extra arguments, such as `value_fn`, add the names of their own parameters.
-    Another library's transform with `**kwargs` accepts every name: then no name is unknown.
+    If a transform of another library has `**kwargs`, every name is known.
 
     Args:
-        inner: The optimizer, fnopt's or any (init, update) pair.
+        inner: The optimizer, of fnopt or any (init, update) pair.
 
     Raises:
         TypeError: From `update`, if an extra argument is unknown or missing.

@@ -1,4 +1,4 @@
-"""Clipping: by element, leaf, unit and global norm."""
+"""Clipping of elements, leaves, units and the global norm."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class clip(Transformation):
         max_delta: :math:`c`, the largest absolute value of an element.
 
     Raises:
-        TypeError: From `update`, for complex gradients, which have no order.
+        TypeError: From `update`, for complex gradients, which aren't ordered.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -66,7 +66,7 @@ class clip_by_global_norm(Transformation):
 
     The norm of all leaves is accumulated in at least float32. Infinite or NaN entries are not
     removed; put `apply_if_finite` around the chain to skip such steps. The factor has the dtype of
-    the norm: in float32, a gradient longer than 8e37 times :math:`c` becomes zero.
+    the norm: in float32, a gradient whose norm is above 8e37 times :math:`c` becomes zero.
 
     Args:
         max_norm: :math:`c`, the largest norm that passes unchanged.
@@ -170,12 +170,12 @@ class scale_by_param_block_rms(Leafwise):
 
 
 def clipped_rms(x: jax.Array, most: jax.Array) -> jax.Array:
-    """Return the array, scaled down if its root mean square is above `most`."""
+    """Scale an array down if its root mean square is above `most`."""
     return x / jnp.maximum(rms(x) / most, jnp.ones_like(most))
 
 
 def rms(x: jax.Array) -> jax.Array:
-    """The root mean square of an array; 0 for an empty one."""
+    """The root mean square of an array; 0 for an empty array."""
     norm = global_norm(x)
     return norm / jnp.sqrt(jnp.asarray(max(x.size, 1), norm.dtype))
 
@@ -199,8 +199,8 @@ class adaptive_grad_clip(Leafwise):
     Args:
         clipping: :math:`c`, the largest ratio of the norms that passes unchanged.
         eps: :math:`\epsilon`, the lower bound of the params' norm.
-        axis: The axes of the norms, an int or several; by default all but the last axis (for 3
-            axes, the first), and the only axis of a vector.
+        axis: The axes of the norms, one or several ints; by default all axes except the last (with
+            3 axes, the first axis), and the only axis of a vector.
 
     Raises:
         ValueError: For an array of more than 5 axes without `axis`.

@@ -40,7 +40,7 @@ class _Conditional(Wrapper):
     forward_extra_args: bool = static(default=False)
 
     def reads(self) -> Mapping[str, bool]:
-        """The extra arguments that the function names, if it gets any."""
+        """The extra arguments in the function's signature, if it gets extra arguments."""
         names = parameter_names(self.should_transform_fn) if self.forward_extra_args else ()
         return {**super().reads(), **dict.fromkeys(names, False)}
 
@@ -51,7 +51,7 @@ class _Conditional(Wrapper):
     def update(
         self, updates: Any, state: ConditionallyState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ConditionallyState]:
-        """The inner updates in selected steps, else unchanged updates or zeros."""
+        """Return the inner updates in selected steps, otherwise unchanged updates or zeros."""
         known = extra_args if self.forward_extra_args else {}
         now = jnp.asarray(self.should_transform_fn(state.step, **known)).astype(bool)
         other = updates if self.others_pass else None  # None stands for zeros
@@ -62,16 +62,16 @@ class _Conditional(Wrapper):
 
 
 class conditionally_transform(_Conditional):
-    r"""Apply a transform in some steps; in the others, updates pass unchanged.
+    r"""Apply a transform in some steps; in all other steps, updates pass unchanged.
 
     .. math:: (u_t, s') = \begin{cases} \mathrm{inner}(g_t, s) & c(t) \\
               (g_t, s) & \text{otherwise} \end{cases}
 
-    In the other steps the outputs are *gradients*: use this transform for a part of a chain, and
+    In the other steps, the outputs are *gradients*. Use this transform for a part of a chain, and
     `conditionally_mask` around an optimizer.
 
     Args:
-        inner: The transform, fnopt's or any (init, update) pair.
+        inner: The transform, of fnopt or any (init, update) pair.
         should_transform_fn: `fn(step)` maps the number of updates made so far to a boolean.
         forward_extra_args: Whether to pass the extra arguments of `update` to the function.
 
@@ -88,13 +88,13 @@ class conditionally_transform(_Conditional):
 
 
 class conditionally_mask(_Conditional):
-    r"""Apply a transform in some steps; in the others, updates are zero.
+    r"""Apply a transform in some steps; in all other steps, updates are zero.
 
     .. math:: (u_t, s') = \begin{cases} \mathrm{inner}(g_t, s) & c(t) \\
               (0, s) & \text{otherwise} \end{cases}
 
     Args:
-        inner: The transform, fnopt's or any (init, update) pair.
+        inner: The transform, of fnopt or any (init, update) pair.
         should_transform_fn: `fn(step)` maps the number of updates made so far to a boolean.
         forward_extra_args: Whether to pass the extra arguments of `update` to the function.
 
@@ -121,10 +121,10 @@ class skip_large_updates(Wrapper):
     .. math:: (u, s') = \begin{cases} \mathrm{inner}(g, s) & \lVert g \rVert^2 < c \\
               (0, s) & \text{otherwise} \end{cases}
 
-    Around `accumulate`, it excludes a bad batch from the mean.
+    Around `accumulate`, `skip_large_updates` excludes a bad batch from the mean.
 
     Args:
-        inner: The transform to guard, fnopt's or any (init, update) pair.
+        inner: The transform to guard, of fnopt or any (init, update) pair.
         max_squared_norm: :math:`c`, the bound on the squared gradient norm.
 
     Example:
@@ -159,7 +159,7 @@ class skip_large_updates(Wrapper):
 
 
 class ApplyIfFiniteState(NamedTuple):
-    """Consecutive and total nonfinite steps, whether the last step was finite, the inner state."""
+    """Counts of nonfinite steps (consecutive, total), a flag for the last step, the inner state."""
 
     notfinite_count: jax.Array
     last_finite: jax.Array
@@ -168,24 +168,24 @@ class ApplyIfFiniteState(NamedTuple):
 
 
 class apply_if_finite(Wrapper):
-    r"""Skip a step that would put infinities or NaN into parameters or state.
+    r"""Skip a step that would make parameters or state infinite or NaN.
 
     .. math:: (u, s') = \begin{cases} \mathrm{inner}(g, s) & \text{if } g,\ u \text{ are finite and
               } s' \text{ is where } s \text{ is} \\ (0, s) & \text{otherwise} \end{cases}
 
-    A bad step leaves parameters and inner state bitwise unchanged. Not only the gradient but also
-    the result is checked, because a finite gradient of 1e25 makes a float32 mean square infinite
-    for the rest of training. For this check the inner step is computed twice, which costs little
-    for methods with a few operations per parameter.
+    A nonfinite step leaves parameters and inner state bitwise unchanged. The result is checked as
+    well as the gradient, because a finite gradient of 1e25 makes a float32 mean square infinite for
+    the rest of training. This check computes the inner step twice, which is cheap for methods with
+    a few operations per parameter.
 
-    By default, every bad step is skipped. After some consecutive skips, optax takes the next bad
-    step, which makes every parameter NaN. Watch `notfinite_count` in the state instead, and stop if
-    it grows. `max_consecutive_errors` selects optax's rule.
+    By default, every nonfinite step is skipped. optax takes a nonfinite step after some consecutive
+    skips, which makes every parameter NaN; `max_consecutive_errors` selects this rule. Watch
+    `notfinite_count` in the state instead, and stop training if the count grows.
 
     Args:
-        inner: The transform to guard, fnopt's or any (init, update) pair.
-        max_consecutive_errors: The number of consecutive bad steps that are skipped before one is
-            taken; None skips all.
+        inner: The transform to guard, of fnopt or any (init, update) pair.
+        max_consecutive_errors: The number of consecutive nonfinite steps that are skipped before a
+            nonfinite step is taken; None skips all.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -200,7 +200,7 @@ class apply_if_finite(Wrapper):
     max_consecutive_errors: Scalar | None = hyper(default=None, ge=0, infinite=True)
 
     def init(self, params: Any) -> ApplyIfFiniteState:
-        """Return the state without bad steps, and the inner state."""
+        """Return zero counts, and the inner state."""
         return ApplyIfFiniteState(
             zero_count(), jnp.ones((), bool), zero_count(), self.inner.init(params)
         )
@@ -208,7 +208,7 @@ class apply_if_finite(Wrapper):
     def update(
         self, updates: Any, state: ApplyIfFiniteState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ApplyIfFiniteState]:
-        """Take the inner step if all is finite, else return zeros and the old state."""
+        """Take the inner step if everything is finite, otherwise return zeros and the old state."""
         bad_so_far = safe_increment(state.notfinite_count)
         anyway = jnp.zeros((), bool)
         if self.max_consecutive_errors is not None:
@@ -279,9 +279,9 @@ def _stays_finite(new: Any, old: Any) -> jax.Array:
 
 
 class keep_params_nonnegative(Leafwise):
-    r"""Shorten updates where they would make a parameter negative: :math:`u = \max(g, -\theta)`.
+    r"""Keep parameters nonnegative: :math:`u = \max(g, -\theta)`.
 
-    Put it at the end of a chain. Initially negative parameters become zero.
+    Put `keep_params_nonnegative` at the end of a chain. Initially negative parameters become zero.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -307,9 +307,9 @@ class ZeroNansState(NamedTuple):
 
 
 class zero_nans(Transformation):
-    r"""Replace NaN by zero; infinities stay.
+    r"""Replace NaN by zero; infinities don't change.
 
-    The other entries of a gradient with a NaN are often wrong too. To skip the whole step and keep
+    The other entries of a gradient with a NaN are often also wrong. To skip the whole step and keep
     the state, use `apply_if_finite`.
 
     Example:

@@ -1,4 +1,4 @@
-"""Reshaped parameters: all leaves as one vector, and complex leaves as pairs of real leaves."""
+"""Transforms of reshaped parameters: a single vector, or real and imaginary parts."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class flatten(Wrapper):
 
     Elementwise methods give the same updates in fewer, larger kernels. Methods that depend on
     leaves (norms, masks, paths) see a single leaf. Every step copies the leaves into the vector and
-    back. On accelerators this is faster only for thousands of small leaves.
+    back. On accelerators, `flatten` is faster only for thousands of small leaves.
 
     Args:
-        inner: The transform, fnopt's or any (init, update) pair.
+        inner: The transform, of fnopt or any (init, update) pair.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -80,7 +80,7 @@ def _split_vector(vector: jax.Array, like: Any) -> Any:
 
 
 class SplitRealAndImaginaryState(NamedTuple):
-    """The inner state, in which a complex leaf is a pair of real ones."""
+    """The inner state, in which a complex leaf is a pair of real leaves."""
 
     inner_state: Any
 
@@ -93,15 +93,15 @@ class RealAndImaginary(NamedTuple):
 
 
 class split_real_and_imaginary(Wrapper):
-    r"""Apply a transform to real and imaginary parts of complex leaves as separate leaves.
+    r"""Apply a transform to real and imaginary parts of complex leaves separately.
 
     .. math:: u = \mathrm{inner}(\mathrm{Re}\, g) + i\, \mathrm{inner}(\mathrm{Im}\, g)
 
     Without this wrapper, adaptive methods divide both parts by the root of the mean squared
-    modulus. So an update keeps the gradient's direction in the complex plane.
+    modulus. An update then keeps the gradient's direction in the complex plane.
 
     Args:
-        inner: The transform, fnopt's or any (init, update) pair.
+        inner: The transform, of fnopt or any (init, update) pair.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

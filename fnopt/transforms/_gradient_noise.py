@@ -15,7 +15,7 @@ from fnopt.numerics import compute_dtype, real_dtype, safe_increment, safe_sqrt
 
 
 def key_words(key: Any) -> tuple[int, ...] | int:
-    """Convert a key to whole numbers, so that its optimizer can be compared and serialized."""
+    """Convert a key to integers, which can be compared and serialized."""
     if isinstance(key, (int, np.integer)):
         return int(key)
     if isinstance(key, Tracer):
@@ -31,7 +31,7 @@ def key_words(key: Any) -> tuple[int, ...] | int:
 
 
 def step_key(words: Any, count: jax.Array) -> jax.Array:
-    """The key of a step, which depends only on the words and the step, so a run can be restored."""
+    """Return the key of a step, a function of the words and the step, so a run can be restored."""
     if isinstance(words, int):
         key = jax.random.key(words)
     else:
@@ -47,7 +47,7 @@ class AddGradientNoiseState(NamedTuple):
 
 
 class add_gradient_noise(Transformation):
-    r"""Add normal noise whose variance falls with the step.
+    r"""Add normal noise with a variance that decreases with the step.
 
     .. math:: u_t = g_t + \sigma_t\, z_t, \qquad z_t \sim N(0, 1), \qquad
               \sigma_t^2 = \frac{\eta}{t^\gamma}
@@ -57,11 +57,11 @@ class add_gradient_noise(Transformation):
 
     Args:
         eta: :math:`\eta`, the variance of the first step's noise.
-        gamma: :math:`\gamma`, how fast it falls.
-        key: A whole number or a key of `jax.random`; a constant of the compiled step.
+        gamma: :math:`\gamma`, the exponent of its decay.
+        key: An integer or a key of `jax.random`; a constant of the compiled step.
 
     Raises:
-        TypeError: If the key is neither a whole number nor a key.
+        TypeError: If `key` is neither an integer nor a key of `jax.random`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -1,4 +1,4 @@
-"""Hyper-parameters by group of parameters."""
+"""Hyper-parameters for groups of parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REST = "others"
 
 
 class GroupLabels(by_pattern):
-    """Labels by patterns, each of which must match a leaf: a misspelled group is an error."""
+    """Labels by patterns; a pattern that matches no leaf raises an error."""
 
     def check(self, positions: list[str]) -> None:
         """Refuse patterns that match no leaf."""
@@ -47,15 +47,16 @@ def param_groups(
     """Override hyper-parameters of an optimizer for groups of leaves.
 
     Args:
-        recipe: A function that makes an optimizer, such as `fnopt.adamw`.
+        recipe: A function that returns an optimizer, such as `fnopt.adamw`.
         groups: A mapping from patterns on leaf paths to the arguments that differ for these leaves.
             The first matching pattern applies.
         *args: The arguments for all other leaves, which are also the defaults of the groups.
         **kwargs: Keyword arguments, with the same role.
 
     Returns:
-        A `partition` with a transform for each group and one for the other leaves. Chain transforms
-        of all gradients jointly, such as `clip_by_global_norm`, before this partition.
+        A `partition` with a transform for each group and a transform for all other leaves. Put
+        transforms that need all gradients, such as `clip_by_global_norm`, before this partition in
+        a chain.
 
     Raises:
         TypeError: If `recipe` isn't a function, `groups` isn't a dict of dicts, or the recipe has
@@ -97,7 +98,8 @@ def scale_by_group(
 ) -> partition:
     r"""Scale every leaf by the factor of its group: :math:`u_\ell = c_\ell\, g_\ell`.
 
-    After an optimizer it sets learning rates per leaf, which scale decoupled weight decay too.
+    After an optimizer, `scale_by_group` sets learning rates per leaf, which also scale decoupled
+    weight decay.
 
     Args:
         factors: A mapping from patterns on leaf paths to numbers or `Schedule`s. The first matching
@@ -128,7 +130,7 @@ def layer_decay(decay: float, layers: Sequence[str]) -> dict[str, float]:
     r"""Factors that decay from the last layer to the first, for fine-tuning: :math:`c_i = d^{n-i}`.
 
     Args:
-        decay: :math:`d`, the factor between a layer and the next one.
+        decay: :math:`d`, the ratio of the factors of a layer and the next layer.
         layers: A pattern for each of the :math:`n` layers, from the input to the output. If several
             match a leaf, the first applies.
 

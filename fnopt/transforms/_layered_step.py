@@ -36,28 +36,29 @@ class layered_step(Value):
     .. math:: x_0 = \mathrm{first}(\theta, b), \quad x_\ell = \mathrm{layer}(\phi_\ell, x_{\ell-1},
               b), \quad L = \mathrm{last}(\theta, x_n, b)
 
-    The backward pass runs from the last layer to the first. It computes the gradient of a layer
-    from the layer's input, steps the layer at once, and drops the gradient. The inputs of all
-    layers are stored, and each layer is recomputed in the backward pass, as with `jax.checkpoint`.
-    For an elementwise optimizer, the step equals the step for the whole gradient.
+    The backward pass runs from the last layer to the first. For each layer, the pass computes the
+    gradient from the layer's input, takes the optimizer step of the layer, and discards the
+    gradient. The inputs of all layers are stored, and each layer is recomputed in the backward
+    pass, as with `jax.checkpoint`. For an elementwise optimizer, the step equals the step for the
+    whole gradient.
 
     `step(params, state, *batch)` returns the new params, the new state and the loss. The params are
     a pair `(outer, layers)`: `outer` for `first` and `last`, and `layers` with a leading axis of
-    layers in every leaf. The optimizer steps `outer` and each layer as separate trees. So it sees
-    the norms, shapes and paths of one layer: a `clip_by_global_norm` inside clips each layer
-    separately, and a mask of layers is `by_pattern('kernel', default=False)`. Donate params and
-    state, or XLA keeps both the old and the new arrays.
+    layers in every leaf. The optimizer updates `outer` and each layer as separate trees. Therefore
+    norms, shapes and paths refer to one layer: `clip_by_global_norm` inside the optimizer clips
+    each layer separately, and a mask of layers is `by_pattern('kernel', default=False)`. Donate
+    params and state, or XLA keeps both the old and the new arrays.
 
     Args:
-        inner: The optimizer, fnopt's or any (init, update) pair.
+        inner: The optimizer, of fnopt or any (init, update) pair.
         first: `first(outer, *batch)`, the input of the first layer: a tree of floating arrays.
         layer: `layer(params of one layer, x, *batch)`, of the structure, shapes and dtypes of `x`.
         last: `last(outer, x, *batch)`, the loss as a scalar.
         max_norm: The largest global norm of the gradient, over all layers and `outer`; None
             disables clipping.
-        exact_norm: Whether a backward pass before the step computes the norm of its own gradient,
-            which takes twice the time. Otherwise the norm of the previous step's gradient is used,
-            and the first step isn't clipped.
+        exact_norm: Whether an additional backward pass before the step computes the norm of the
+            current gradient, which doubles the time. Otherwise the norm of the previous step's
+            gradient is used, and the first step isn't clipped.
 
     Raises:
         TypeError: If the loss isn't a real scalar, or `x` isn't floating.

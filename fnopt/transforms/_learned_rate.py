@@ -45,11 +45,11 @@ class mechanize(Wrapper):
 
     The scales :math:`s` grow with the reward :math:`\langle g_t, -\Delta_t \rangle`. The optimizer
     should have a learning rate of order one, or a schedule of this order. As in the authors'
-    version for JAX, a reward is clipped by the largest product so far. If the summed reward is
-    negative, the bet is zero.
+    version for JAX, a reward is clipped by the largest product of all previous steps. If the summed
+    reward is negative, the bet is zero.
 
     Args:
-        inner: The optimizer, fnopt's or any (init, update) pair.
+        inner: The optimizer, of fnopt or any (init, update) pair.
         weight_decay: The strength of weight decay, relative to the gradient's norm over the params'
             norm.
         eps: A small constant that keeps quotients finite.
@@ -144,11 +144,11 @@ class hypergradient(Wrapper):
               \eta_{t-1} \left(1 + \beta\, \dfrac{\langle g_t, d_{t-1} \rangle}
               {\lVert g_t \rVert \lVert d_{t-1} \rVert}\right) & \text{normalized} \end{cases}
 
-    The loss after the last step has the derivative :math:`-\langle g_t, d_{t-1} \rangle` with
-    respect to the learning rate of that step. The learning rate grows while successive steps agree,
-    and shrinks when they reverse. Updates include the minus sign of descent. A learning rate below
-    zero, which the paper allows, is set to zero here. A nonfinite product doesn't change the
-    learning rate.
+    The derivative of the loss after the last step with respect to the learning rate of this step is
+    :math:`-\langle g_t, d_{t-1} \rangle`. The learning rate increases while successive steps have
+    similar directions, and decreases when the direction reverses. Updates include the minus sign of
+    descent. A learning rate below zero, which the paper allows, is set to zero here. A nonfinite
+    product doesn't change the learning rate.
 
     Args:
         inner: The direction, without a learning rate: `identity()` for plain descent (SGD-HD),
@@ -217,7 +217,7 @@ class ScaleByDistanceOverGradientsState(NamedTuple):
 
 
 class scale_by_distance_over_gradients(Leafwise):
-    r"""Scale every leaf by its distance from its initial value over its gradients' norm.
+    r"""Scale every leaf by the distance from its initial value over its gradients' norm.
 
     .. math:: u_t = c\, \frac{\max_{i \le t} \lVert \theta_i - \theta_0 \rVert}
               {\sqrt{\sum_{i \le t} \lVert g_i \rVert^2 + \epsilon}}\, g_t
@@ -228,8 +228,8 @@ class scale_by_distance_over_gradients(Leafwise):
     Args:
         reps_rel: :math:`r`.
         eps: :math:`\epsilon`.
-        param_dtype: Storage dtype of the initial params; None uses the params' own, but at least
-            float32.
+        param_dtype: Storage dtype of the initial params; None uses the dtype of the params, at
+            least float32.
         global_scale: :math:`c`.
 
     Example:

@@ -1,8 +1,7 @@
 """The common line search: one trial step at a time towards the strong Wolfe conditions.
 
-A caller evaluates the objective at `next_rate` and hands the result to `advance_search`, until the
-search is done. So the compiled loop contains the function only once, whatever else it does with an
-evaluation.
+A caller evaluates the objective at `next_rate` and passes the result to `advance_search`, until the
+search is done. Therefore the compiled loop contains the function only once.
 
 Reference:
     Nocedal and Wright (2006), Numerical Optimization, algorithms 3.5 and 3.6; Hager and Zhang
@@ -24,7 +23,7 @@ from fnopt.numerics import zero_count
 
 
 def with_extras(value_fn: Callable[..., Any], extra_args: dict[str, Any]) -> Callable[[Any], Any]:
-    """Bind the extra arguments that a function names, which leaves a function of the params."""
+    """Bind the extra arguments in a function's signature; return a function of the params."""
     parameters = list(inspect.signature(value_fn).parameters.values())[1:]
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return functools.partial(value_fn, **extra_args)
@@ -33,10 +32,10 @@ def with_extras(value_fn: Callable[..., Any], extra_args: dict[str, Any]) -> Cal
 
 
 def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return value and gradient from a line search's state if it has them, else compute them.
+    """Return value and gradient from a line search's state, or compute them.
 
-    A line search ends with the value and the gradient at the point that it chose. For a
-    deterministic function, the next step can reuse both.
+    A line search ends with the value and the gradient at the accepted point. For a deterministic
+    function, the next step can reuse both.
 
     Args:
         value_fn: `value_fn(params, *args, **kwargs)`, a scalar.
@@ -187,7 +186,7 @@ def next_rate(search: LineSearch, criteria: LineSearchCriteria) -> jax.Array:
 
 
 def _interpolate(low: LinePoint, high: LinePoint, third: LinePoint, clips: bool) -> jax.Array:
-    """Safeguarded minimum of a cubic, else of a parabola, inside an interval."""
+    """Safeguarded minimum of a cubic, or of a parabola, inside an interval."""
     width = high.rate - low.rate
     cubic = (_least_of_cubic(low, high, third) - low.rate) / width
     parabola = (_least_of_parabola(low, high) - low.rate) / width
@@ -221,7 +220,7 @@ def _least_of_cubic(a: LinePoint, b: LinePoint, c: LinePoint) -> jax.Array:
 def advance_search(
     search: LineSearch, criteria: LineSearchCriteria, new: LinePoint
 ) -> tuple[LineSearch, jax.Array]:
-    """Update the search by a trial step; also whether that step is the best so far."""
+    """Update the search by a trial step; also return whether the step is the best of all trials."""
     decrease, curvature = criteria.decrease_error(new), criteria.curvature_error(new)
     met = jnp.maximum(decrease, curvature) <= criteria.tol
     count = search.count + jnp.ones((), jnp.int32)
@@ -254,7 +253,7 @@ def advance_search(
 def _widen(
     search: LineSearch, criteria: LineSearchCriteria, new: LinePoint, decrease: jax.Array
 ) -> LineSearch:
-    """Bracketing phase (algorithm 3.5): whether the last two steps enclose an acceptable one."""
+    """Bracketing phase (algorithm 3.5): whether the last two steps enclose an acceptable step."""
     last = search.last
     too_far = (decrease > 0) | (criteria.is_higher(new, last) & (search.count > 0))
     past = (new.slope >= 0) & ~too_far

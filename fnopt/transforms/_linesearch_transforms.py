@@ -50,7 +50,7 @@ class ScaleByZoomLinesearchState(NamedTuple):
 
 
 class scale_by_zoom_linesearch(Transformation):
-    r"""Find a step that meets the strong Wolfe conditions.
+    r"""Find a step size that satisfies the strong Wolfe conditions.
 
     .. math:: f(\theta + \eta u) \le f(\theta) + c_1 \eta \langle u, \nabla f(\theta) \rangle +
               \epsilon, \qquad
@@ -58,21 +58,22 @@ class scale_by_zoom_linesearch(Transformation):
               \rangle| + \epsilon
 
     Step sizes grow until they bracket such a step; interpolation then narrows the bracket. If
-    values differ by less than :math:`c_3 |f|`, the slope decides instead of the value, which is
-    dominated by rounding error. If no step decreases the value, the update is zero.
+    values differ by less than :math:`c_3 |f|`, the search compares slopes instead of values,
+    because rounding errors dominate the values. If no step decreases the value, the update is zero.
 
-    Put it after transforms that compute a descent direction, including the minus sign.
+    Put `scale_by_zoom_linesearch` after transforms that compute a descent direction, including the
+    minus sign.
 
     Args:
         max_linesearch_steps: The maximum number of trial steps.
         max_learning_rate: The largest step size; by default unbounded.
         tol: :math:`\epsilon`.
-        increase_factor: The growth factor of step sizes; with 1 or less they never grow.
+        increase_factor: The growth factor of step sizes; with 1 or less, step sizes never grow.
         slope_rtol: :math:`c_1`.
         curv_rtol: :math:`c_2`.
         approx_dec_rtol: :math:`c_3`; None disables the rule.
-        stepsize_precision: The bracket's width at which the search ends, if it has found a
-            decrease.
+        stepsize_precision: The bracket's width at which the search ends, if a trial decreased the
+            value.
         initial_guess_strategy: `'keep'` starts with the last step size, `'one'` with 1, which suits
             methods that approximate the Hessian.
 
@@ -136,7 +137,7 @@ class scale_by_zoom_linesearch(Transformation):
             params: The params.
             value: The value of the function at the params.
             grad: The gradient of the function at the params.
-            value_fn: The function; it gets the extra arguments that its signature names.
+            value_fn: The function, which gets the extra arguments in its signature.
             **extra_args: Further arguments of `value_fn`.
 
         Returns:
@@ -220,9 +221,9 @@ class scale_by_backtracking_linesearch(Transformation):
     .. math:: f(\theta + \eta u) \le f(\theta) + \delta\, |f(\theta)| + \eta\, c\, \langle u,
               \nabla f \rangle + \epsilon
 
-    Put it after transforms that compute a descent direction, including the minus sign, such as
-    `fnopt.sgd(1.0)`. The first trial step size is `increase_factor` times the last one. If no step
-    decreases the value, the update is zero.
+    Put `scale_by_backtracking_linesearch` after transforms that compute a descent direction,
+    including the minus sign, such as `fnopt.sgd(1.0)`. The first trial step size is
+    `increase_factor` times the last step size. If no step decreases the value, the update is zero.
 
     Args:
         max_backtracking_steps: The maximum number of backtracking steps.

@@ -19,13 +19,13 @@ from fnopt.transforms._select import as_label, as_labels, as_mask, select, selec
 
 
 class MaskedState(NamedTuple):
-    """State of the inner transform, for its own leaves only."""
+    """State of the inner transform, for the selected leaves only."""
 
     inner_state: Any
 
 
 def keep_selected(chosen: Any, tree: Any) -> Any:
-    """Keep the leaves where `chosen` is True; replace the others by `None`, an empty tree."""
+    """Keep the leaves where `chosen` is True; replace all other leaves by None, an empty tree."""
     return jax.tree.map(lambda c, x: x if c else None, chosen, tree)
 
 
@@ -35,10 +35,10 @@ def merge_masked(chosen: Any, tree: Any, other: Any) -> Any:
 
 
 class Selective(Wrapper):
-    """A wrapper whose inner transform gets some leaves, and `None` in place of all others.
+    """A wrapper whose inner transform gets the selected leaves, and None for all other leaves.
 
     Extra arguments that are functions of the params (`value_fn`, `obj_fn` ...) become functions of
-    these leaves.
+    the selected leaves.
     """
 
     # If False, the other leaves get updates too, so they need gradients.
@@ -55,7 +55,7 @@ class Selective(Wrapper):
         raise NotImplementedError
 
     def left_out(self, params: Any) -> Any:
-        """Mask of the leaves that don't change: those of the inner transform, and frozen leaves."""
+        """Mask of the leaves that don't change: frozen leaves, also of the inner transform."""
         chosen = self._select(params)
         others = jax.tree.map(lambda _: self._others_stay, chosen)
         return merge_masked(chosen, self.inner.left_out(keep_selected(chosen, params)), others)
@@ -67,7 +67,7 @@ class Selective(Wrapper):
     def update(
         self, updates: Any, state: MaskedState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, MaskedState]:
-        """Inner updates of the selected leaves, joined with the updates of the others."""
+        """Join the inner updates of the selected leaves with the updates of all other leaves."""
         # The params decide if they are given: `init` saw their dtypes; gradients may have others.
         chosen = self._select(updates if params is None else params)
         inward = functools.partial(keep_selected, chosen)
@@ -87,23 +87,23 @@ class Selective(Wrapper):
 
 
 class masked(Selective):
-    r"""Apply a transform to the selected leaves; the others pass through unchanged.
+    r"""Apply a transform to the selected leaves; the updates of all other leaves pass unchanged.
 
     .. math:: u_\ell = \begin{cases} \mathrm{inner}(g)_\ell & m_\ell \\
               g_\ell & \text{otherwise} \end{cases}
 
-    The inner transform sees `None` in place of the other leaves, and keeps no state for them.
-    The updates of unselected leaves are *gradients*. Use `masked` for a part of a chain, and
-    `freeze` for params that should not change.
+    The inner transform gets None for the other leaves, and has no state for them. The updates of
+    unselected leaves are *gradients*. Use `masked` for a part of a chain, and `freeze` for params
+    that should not change.
 
     Args:
-        inner: The transform for the selected leaves, fnopt's or any (init, update) pair.
+        inner: The transform for the selected leaves, of fnopt or any (init, update) pair.
         mask: The selected leaves: a tree of bools with the structure of the params or a prefix of
             it, a pattern on the leaf path (`'*/bias'`), `by_pattern` or `by_path`.
 
     Raises:
         TypeError: If `mask` is a bare function or has leaves that are not bools.
-        ValueError: If leaves have no label, or the mask fits no leaf of the params.
+        ValueError: If leaves have no label, or the mask matches no leaf of the params.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -118,7 +118,7 @@ class masked(Selective):
 
 
 class freeze(Selective):
-    r"""Freeze the selected parameters, and train the others.
+    r"""Freeze the selected parameters, and train all other parameters.
 
     .. math:: u_\ell = \begin{cases} 0 & m_\ell \\
               \mathrm{inner}(g)_\ell & \text{otherwise} \end{cases}
@@ -129,12 +129,12 @@ class freeze(Selective):
     the gradient is None, the update is None.
 
     Args:
-        inner: The optimizer of the other leaves, fnopt's or any (init, update) pair.
+        inner: The optimizer of the other leaves, of fnopt or any (init, update) pair.
         mask: The leaves to freeze, in any form that `masked` takes.
 
     Raises:
         TypeError: If `mask` is a bare function or has leaves that are not bools.
-        ValueError: If leaves have no label, or the mask fits no leaf of the params.
+        ValueError: If leaves have no label, or the mask matches no leaf of the params.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -157,10 +157,10 @@ class freeze(Selective):
 
 
 def _no_update(g: Any, p: Any) -> Any:
-    """Zero update: in the gradient's dtype for floating params, in the param's own for others.
+    """Return a zero update, in the gradient's dtype for floating params, else in the param's dtype.
 
-    For a key of `jax.random`, to which nothing can be added, it is the result of
-    `jax.grad(allow_int=True)`: zeros of dtype `float0`. For other objects it is None.
+    For a key of `jax.random`, to which nothing can be added, return zeros of dtype `float0`, like
+    `jax.grad(allow_int=True)`. For other objects, return None.
     """
     if not is_array_like(p):
         return None
@@ -171,24 +171,24 @@ def _no_update(g: Any, p: Any) -> Any:
 
 
 class partition(Transformation):
-    r"""Apply to every leaf the transform of its label.
+    r"""Apply a transform to every leaf, selected by the leaf's label.
 
     .. math:: u_\ell = \mathrm{tx}_{c(\ell)}(g)_\ell
 
-    Every transform sees the leaves with its label, `None` in place of the others, and keeps state
-    for its leaves only. Extra arguments go to all transforms.
+    Every transform gets the leaves with its label, and None for all other leaves, and has state for
+    its leaves only. Extra arguments go to all transforms.
 
     Args:
-        transforms: A dict from label to transform, fnopt's or any (init, update) pair. Labels are
+        transforms: A dict from label to transform, of fnopt or any (init, update) pair. Labels are
             strings, ints, or other hashable objects with a unique text (not floats), such as
-            members of an enum: the states use the text. A label without leaves is allowed.
+            members of an enum; the states use this text. A label without leaves is allowed.
         labels: The label of every leaf: a tree of labels with the structure of the params or a
             prefix of it, `by_pattern`, `by_path`, or one label for all leaves.
 
     Raises:
         TypeError: If `transforms` isn't a dict of optimizers, or `labels` a bare function.
-        ValueError: In use, if leaves have no label, or a label without a transform; the message
-        lists them.
+        ValueError: In use, if leaves have no label, or a label has no transform; the message lists
+            these leaves or labels.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -253,12 +253,12 @@ class partition(Transformation):
         return found
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
-        """The transforms, by label."""
+        """The transforms, keyed by label."""
         states = dict.fromkeys(self.transforms) if state is None else state
         return tuple(Member(str(label), tx, states[label]) for label, tx in self.transforms.items())
 
     def _scope(self, tree: Any) -> Any:
-        """Scope in which the transforms see the labels of all leaves."""
+        """Context in which the transforms can read the labels of all leaves."""
         return getattr(self.labels, "scope", contextlib.nullcontext)(tree)
 
     def _labels(self, tree: Any) -> Any:
@@ -289,7 +289,7 @@ class partition(Transformation):
 
 
 class FrozenDict(dict[Any, Any]):
-    """Immutable dict of the transforms by label, a field of the immutable `partition`."""
+    """Immutable dict from labels to transforms, a field of the immutable `partition`."""
 
     def __setitem__(self, key: Any, value: Any) -> None:
         raise TypeError(

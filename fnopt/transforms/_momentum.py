@@ -24,13 +24,13 @@ class trace(Leafwise):
     .. math:: m_t = \gamma\, m_{t-1} + g_t, \qquad
               u_t = \begin{cases} m_t \\ g_t + \gamma\, m_t & \text{Nesterov} \end{cases}
 
-    The momentum is a sum, not an average: for a constant gradient it grows to :math:`g / (1 -
+    The momentum is a sum, not an average: for a constant gradient, the sum grows to :math:`g / (1 -
     \gamma)`.
 
     Args:
         decay: :math:`\gamma`, the momentum.
-        nesterov: Whether to look ahead.
-        accumulator_dtype: Storage dtype of the sum; by default the params' own, but at least
+        nesterov: Whether to use Nesterov's form.
+        accumulator_dtype: Storage dtype of the sum; by default the dtype of the params, at least
             float32.
 
     Example:
@@ -78,9 +78,9 @@ class ema(Leafwise):
     Args:
         decay: :math:`\beta`.
         debias: Whether to correct the bias of the initialization at zero.
-        accumulator_dtype: Storage dtype of the average; by default the params' own, but at least
-            float32.
-        nesterov: Whether to look ahead.
+        accumulator_dtype: Storage dtype of the average; by default the dtype of the params, at
+            least float32.
+        nesterov: Whether to use Nesterov's form.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -131,8 +131,8 @@ class grokfast(Leafwise):
 
     .. math:: h_t = \alpha h_{t-1} + (1-\alpha)\, g_t, \qquad u_t = g_t + \lambda h_t
 
-    Before an optimizer in a chain, it shortens the time between fitting the training set and
-    generalising ("grokking"). The paper reports a factor of up to 50.
+    Before an optimizer in a chain, `grokfast` shortens the time between fitting the training set
+    and generalising ("grokking"). The paper reports a factor of up to 50.
 
     Args:
         alpha: :math:`\alpha`, decay of the mean.
@@ -173,10 +173,10 @@ class reduce_variance(Leafwise):
     .. math:: c_t = g_t + \gamma\, \frac{\beta_1}{1-\beta_1}\, (g_t - g_{t-1}), \qquad
               u_t = \frac{c_t}{\max(1,\, \lVert c_t \rVert / r)}
 
-    Chain it before a method that averages gradients with decay :math:`\beta_1`: `mars` is
-    `chain(reduce_variance(), adamw(...))`, and `lion` or `shampoo` can replace `adamw`. Each leaf
-    is clipped by its own norm. The two gradients come from successive batches, as in the
-    approximate form of the paper, with one gradient per step. The first step adds nothing.
+    Put `reduce_variance` before a method that averages gradients with decay :math:`\beta_1`: `mars`
+    is `chain(reduce_variance(), adamw(...))`, and `lion` or `shampoo` can replace `adamw`. Each
+    leaf is clipped by its own norm. The two gradients belong to successive batches, as in the
+    approximate form of the paper, with one gradient per step. The first step adds no correction.
 
     Args:
         b1: :math:`\beta_1`, the decay of the mean in the method that follows.

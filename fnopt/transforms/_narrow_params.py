@@ -26,11 +26,11 @@ class RoundedWrapper(Wrapper):
     r"""Base class of wrappers that round the stepped params to their dtype.
 
     With the rounded param :math:`q`, the update is :math:`q - \theta` in float32, so that
-    `apply_updates`, which adds in float32, gives :math:`q` exactly. A bfloat16 update has too few
-    digits: if :math:`q` is less than half of :math:`\theta`, its digits are finer than the digits
-    of the difference (no bfloat16 update leads from 1 to 0.001). Only if `q` is :math:`2^{16}`
-    times smaller than the param, float32 has too few digits too; the result is then within
-    :math:`2^{-24}` of the old param.
+    `apply_updates`, which adds in float32, gives :math:`q` exactly. A bfloat16 update doesn't have
+    enough digits: if :math:`q` is less than half of :math:`\theta`, its digits are finer than the
+    digits of the difference (for example, no bfloat16 update changes 1 to 0.001). If `q` is
+    :math:`2^{16}` times smaller than the param, float32 doesn't have enough digits either; the
+    error is then at most :math:`2^{-24}` of the old param.
     """
 
     needs_params = True
@@ -38,7 +38,7 @@ class RoundedWrapper(Wrapper):
 
 
 def rows(updates: Any, *trees: Any) -> tuple[list[tuple[Any, ...]], Any]:
-    """Zip the leaves of `updates` with the leaves of other trees, which may be `None`."""
+    """Zip the leaves of `updates` with the leaves of other trees, which may be None."""
     leaves, treedef = jax.tree.flatten(updates, is_leaf=is_none)
     columns = [treedef.flatten_up_to(tree) for tree in trees]
     return list(zip(leaves, *columns, strict=True)), treedef
@@ -61,23 +61,23 @@ class stochastic_rounding(RoundedWrapper):
 
     .. math:: \theta' = \mathrm{sr}(\theta + u), \qquad E[\theta'] = \theta + u
 
-    The sum is rounded to one of its two neighbours at random, more often to the nearer one. This
-    needs no memory. Rounding to nearest loses every step smaller than half of a param's last digit:
-    1 - 1000 x 1e-3 is 1 in bfloat16. Params of 32 bits and more aren't rounded. `kahan` and
-    `master_copy` have no noise, but need memory.
+    The sum is rounded at random to one of its two neighbours, more often to the nearer neighbour.
+    Stochastic rounding needs no memory. Rounding to nearest discards every step smaller than half
+    of a param's last digit: 1 - 1000 x 1e-3 is 1 in bfloat16. Params of 32 bits and more aren't
+    rounded. `kahan` and `master_copy` have no noise, but need memory.
 
-    Put it around the whole optimizer: a later transform in a chain would change the rounded params.
-    The updates of narrow params are float32 here (see `Transformation.wide_updates`), and must be
-    added in float32, as `apply_updates` does.
+    Put `stochastic_rounding` around the whole optimizer, because a later transform in a chain would
+    change the rounded params. The updates of narrow params are float32 (see
+    `Transformation.wide_updates`), and must be added in float32, as `apply_updates` does.
 
     Args:
-        inner: The optimizer, fnopt's or any (init, update) pair.
-        key: A whole number or a key of `jax.random`, a constant of the compiled step. The key and
-            the step number determine the random numbers of a step, so a restored run continues
+        inner: The optimizer, of fnopt or any (init, update) pair.
+        key: An integer or a key of `jax.random`, a constant of the compiled step. The key and the
+            step number determine the random numbers of a step, so a restored run continues
             unchanged.
 
     Raises:
-        TypeError: If the key is neither.
+        TypeError: If `key` is neither an integer nor a key of `jax.random`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -117,30 +117,30 @@ class stochastic_rounding(RoundedWrapper):
 
 
 class KahanState(NamedTuple):
-    """The rounding error of the params so far, and the inner state."""
+    """The accumulated rounding error of the params, and the inner state."""
 
     compensation: Slot
     inner_state: Any
 
 
 class kahan(RoundedWrapper):
-    r"""Compensated summation of parameters: add the rounding error to the next step (Kahan).
+    r"""Kahan's compensated summation of parameters: add the rounding error to the next step.
 
     .. math:: y = u + c, \qquad \theta' = \mathrm{round}(\theta + y), \qquad
               c' = (\theta + y) - \theta'
 
-    The compensation :math:`c` is one more array in the dtype of the params. With it, bfloat16
-    params have 16 digits instead of 8, in 4 bytes per param. A float32 copy (`master_copy`) takes 6
-    bytes. `kahan` also works for 32-bit params, whose sums become as accurate as with twice the
-    digits. For 8-bit params the compensation is a float16 array, because two float8 numbers have
-    too few digits for a small step.
+    The compensation :math:`c` is one more array in the dtype of the params. With the compensation,
+    bfloat16 params have 16 binary digits instead of 8, in 4 bytes per param. A float32 copy
+    (`master_copy`) takes 6 bytes. `kahan` also works for 32-bit params, whose sums become as
+    accurate as with twice the digits. For 8-bit params the compensation is a float16 array, because
+    two float8 numbers have too few digits for a small step.
 
-    Put it around the whole optimizer: a later transform in a chain would move the params off the
-    rounded params that it assumes. The updates of narrow params are float32 here (see
-    `Transformation.wide_updates`), and must be added in float32, as `apply_updates` does.
+    Put `kahan` around the whole optimizer, because a later transform in a chain would change the
+    rounded params. The updates of narrow params are float32 (see `Transformation.wide_updates`),
+    and must be added in float32, as `apply_updates` does.
 
     Args:
-        inner: The optimizer, fnopt's or any (init, update) pair.
+        inner: The optimizer, of fnopt or any (init, update) pair.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -199,30 +199,31 @@ def _compensate_leaf(u: Any, p: Any, c: Any) -> tuple[Any, Any]:
 
 
 class MasterCopyState(NamedTuple):
-    """Wide params, or `None` where the params already have this width, and the inner state."""
+    """Wide params, or None for params that already have this dtype, and the inner state."""
 
     master: Slot
     inner_state: Any
 
 
 class master_copy(RoundedWrapper):
-    r"""Update a float32 copy of the parameters; the model's parameters are its rounding.
+    r"""Update a float32 copy of the parameters, and round the copy to the model's parameters.
 
     .. math:: m' = m + \mathrm{inner}(g, m), \qquad \theta' = \mathrm{round}(m')
 
     The inner optimizer sees only the wide params `m`. Its slots, weight decay and steps are as in a
-    float32 run. Only the gradient is evaluated at the rounded params. After every step the params
-    are exactly the rounding of the wide ones. `m` is initialized as a copy of the params; read it
-    with `master_params`, for evaluation or to continue in float32. Leaves that already have this
-    width have no copy and are updated directly.
+    float32 run. Only the gradient is evaluated at the rounded params. After every step, the params
+    are exactly the rounded wide params. `m` is initialized as a copy of the params; read it with
+    `master_params`, for evaluation or to continue in float32. Leaves that already have this width
+    have no copy and are updated directly.
 
-    Put it around the whole optimizer: a later transform in a chain would move the params off the
-    copy. The updates of narrow params are float32 here (see `Transformation.wide_updates`), and
-    must be added in float32, as `apply_updates` does. If you set the params yourself, initialize a
-    new state: the next step starts from the copy, not from the params.
+    Put `master_copy` around the whole optimizer, because a later transform in a chain would change
+    the params but not the copy. The updates of narrow params are float32 (see
+    `Transformation.wide_updates`), and must be added in float32, as `apply_updates` does. If you
+    set the params yourself, initialize a new state: the next step starts from the copy, not from
+    the params.
 
     Args:
-        inner: The optimizer, fnopt's or any (init, update) pair.
+        inner: The optimizer, of fnopt or any (init, update) pair.
         dtype: The dtype of the copy.
 
     Example:
@@ -285,7 +286,7 @@ def master_params(state: Any, params: Any) -> Any:
     """Return the wide params of `master_copy`; other params are returned unchanged.
 
     Args:
-        state: The state of `master_copy`, or of a chain or wrapper with one inside.
+        state: The state of `master_copy`, or of an optimizer that contains it.
         params: The params.
 
     Returns:

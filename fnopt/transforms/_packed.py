@@ -72,17 +72,17 @@ class packed(Wrapper):
 
     A training loop keeps `tx.pack(params)`, a dict of vectors, and the loss reads
     `tx.unpack(buffers)` inside the jitted step. The gradient with respect to the buffers is packed,
-    too. So a step of thousands of small leaves compiles and runs like a step of one leaf. For large
-    leaves packing saves nothing, and the copies between leaves and buffers cost time.
+    too. Therefore a step of thousands of small leaves compiles and runs like a step of one leaf.
+    For large leaves, packing saves nothing, and the copies between leaves and buffers take time.
 
-    Elementwise optimizers and global norms give the same updates as for the tree. Methods that use
-    norms, shapes or paths of leaves see whole buffers. So `packed` compares eight steps on a test
-    tree of the same paths with eight steps on its buffers, and rejects an optimizer whose steps
-    differ. The test tree has small leaves, at most 16 in place of many. `packed` doesn't check
-    optimizers that need extra arguments, or whose hyper-parameters are traced.
+    Elementwise optimizers and global norms give the same updates as for the tree. For methods that
+    use norms, shapes or paths of leaves, a buffer is one leaf. Therefore `packed` compares eight
+    steps on a test tree of the same paths with eight steps on its buffers, and rejects an optimizer
+    whose steps differ. The test tree has at most 16 small leaves. `packed` doesn't check optimizers
+    that need extra arguments, or whose hyper-parameters are traced.
 
     Args:
-        inner: The optimizer, fnopt's or any (init, update) pair.
+        inner: The optimizer, of fnopt or any (init, update) pair.
         layout: The params (arrays or their shapes), from which the layout is taken.
         labels: The labels of the leaves; leaves of a label share a buffer: a tree of labels,
             `by_pattern` or `by_path`. A buffer is called `'label.dtype'`, so that `mask='decay.*'`
@@ -91,7 +91,7 @@ class packed(Wrapper):
     Raises:
         TypeError: If a leaf is not floating or complex.
         ValueError: If the optimizer treats leaves differently from their buffer; from `pack`,
-            `unpack`, `init` and `update`, if a tree doesn't fit the layout.
+            `unpack`, `init` and `update`, if a tree doesn't match the layout.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -229,7 +229,7 @@ class _Probe:
         return self._layout.treedef.unflatten([*map(found.get, range(len(self._layout.leaves)))])
 
     def by_name(self, leaves: Any) -> dict[str, list[Any]]:
-        """The leaves of every buffer, None in place of those of other buffers."""
+        """The leaves of every buffer, with None for the leaves of other buffers."""
         names = [self._layout.buffers[i] for i in self._chosen]
         return {
             name: [x if b == name else None for b, x in zip(names, leaves, strict=True)]
@@ -252,7 +252,7 @@ class _Probe:
         return jax.jit(_movement)(self._inner, form(self._params), form(self._grads))
 
     def end(self, form: Any) -> dict[str, np.ndarray]:
-        """Sum of the updates of every buffer; empty where the optimizer refuses the tree."""
+        """Sum of the updates of every buffer; empty if the optimizer refuses the tree."""
         try:
             moved = self.movement(form)
         except Exception:  # a user's function of paths may fail with any error for other paths
@@ -266,7 +266,7 @@ class _Probe:
 
 
 def _representatives(inner: Any, layout: Layout) -> list[int]:
-    """Leaves to probe: one of each kind first, then a second one, up to the limit.
+    """Leaves of the test tree: one of each kind, then a second of each kind, up to the limit.
 
     A kind is a buffer, a number of axes, and the labels of the selectors in the optimizer.
     """
@@ -305,7 +305,7 @@ def _labels(selector: Selector, tree: Any) -> list[str]:
 
 
 def _differing(some: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> list[str]:
-    """Names of the buffers whose elements move differently."""
+    """Names of the buffers whose updates differ."""
 
     def close(x: np.ndarray | None, y: np.ndarray | None) -> bool:
         if x is None or y is None:

@@ -43,24 +43,24 @@ class quantized_state(StoredSlots):
     Magnitudes below 2^-15 of the largest of a block are evenly spaced. With `bits=4` there are no
     bits after the octave for signed slots, and one for unsigned slots; even spacing begins below
     2^-7. A nonzero mean square is never rounded to zero, because the step is divided by its root.
-    Small leaves (norms, biases) stay float32. Embeddings train stably because few rows share a
-    scale.
+    Small leaves (norms, biases) stay float32. Training of embeddings is stable because few rows
+    share a scale.
 
-    A number is rounded to one of its two neighbours, more often to the nearer one. The random bits
-    come from the number's last digits and the step number. With rounding to nearest, a mean square
-    that changes by a thousandth in a step would follow the largest of its block, not its own
-    gradients.
+    A number is rounded to one of its two neighbours, more often to the nearer neighbour. The random
+    bits are a hash of the number's last digits and the step number. With rounding to nearest, a
+    mean square that changes by a thousandth per step would follow the largest number of its block
+    instead of its gradients.
 
     A whole block becomes NaN or infinite if it contains a NaN or infinity. Wrap the optimizer in
     `apply_if_finite` if this may happen.
 
     Args:
-        inner: The optimizer, fnopt's or any (init, update) pair.
+        inner: The optimizer, of fnopt or any (init, update) pair.
         slots: A dict from the name of a slot (see `slot_names`), its path or a glob to `'signed'`
             or, for nonnegative slots, `'unsigned'`, which stores negative numbers as zero.
-        block_size: The number of elements per scale. A block has fewer elements, down to half, if
-            that divides the last axis. A last axis shorter than two blocks is one block. 256 costs
-            4/256 byte per element.
+        block_size: The number of elements per scale. A block has fewer elements, at least half, if
+            the smaller size divides the last axis. A last axis shorter than two blocks is one
+            block. The scales of blocks of 256 take 4/256 byte per element.
         min_size: Leaves with fewer elements aren't quantized.
         bits: The number of bits of a code, 8 or 4. Codes of four bits are `jnp.int4`, two of which
             XLA stores in a byte; with blocks of 128 (Li et al.), Adam needs 1.06 bytes of state per
@@ -82,8 +82,9 @@ class quantized_state(StoredSlots):
         dtype('float32')
 
     Reference:
-        Dettmers et al., 2021, arXiv:2110.02861, for block-wise 8-bit states; the codes there are a
-        decimal tree, rounded to the nearest. Li et al., 2023, arXiv:2309.01507, for 4-bit states.
+        Dettmers et al., 2021, arXiv:2110.02861, for block-wise 8-bit states; the codes in this
+        paper are a dynamic tree, with rounding to nearest. Li et al., 2023, arXiv:2309.01507, for
+        4-bit states.
     """
 
     slots: Any = static(default=(("mu", "signed"), ("nu", "unsigned")), convert=pattern_items)
@@ -160,7 +161,7 @@ class quantized_state(StoredSlots):
         return self._map_leaves(decode_leaf, form, slot)
 
     def _map_leaves(self, fn: Any, form: str, slot: Any) -> Any:
-        """`fn(form, leaf, shape)` of a slot's leaves; the shape is that of the whole, of parts."""
+        """Apply `fn(form, leaf, shape)` to a slot's leaves, with the shape of the whole leaf."""
         known = unsharded_leaves()
         if known is None:
             return jax.tree.map(lambda x: fn(form, x, None), slot, is_leaf=is_coded)
@@ -173,8 +174,8 @@ class quantized_state(StoredSlots):
 def _is_computed_twice() -> bool:
     """Whether the step is computed for the scales, and again for the codes.
 
-    The scale of a block is known only after all of its numbers. In between XLA for a GPU would
-    store the slots in float32: 32 bytes of memory traffic a param for Adam instead of 22. XLA for a
-    CPU repeats the formula by itself.
+    The scale of a block depends on all of its numbers. On a GPU, XLA would therefore store the
+    slots in float32, which takes 32 bytes of memory traffic per param for Adam instead of 22. On a
+    CPU, XLA repeats the formula automatically.
     """
     return jax.default_backend() != "cpu"

@@ -38,26 +38,27 @@ class sam(Transformation):
     .. math:: \tilde\theta = \theta + \rho\, \frac{g(\theta)}{\lVert g(\theta) \rVert}, \qquad
               u = \mathrm{inner}(g(\tilde\theta))
 
-    The adversary is an optimizer that *descends*; its steps are negated to ascend. The paper's
-    adversary is `fnopt.chain(fnopt.normalize_by_update_norm(eps=0.0), fnopt.sgd(rho))`.
+    The adversary is a *descent* optimizer, whose steps are negated to ascend. The paper's adversary
+    is `fnopt.chain(fnopt.normalize_by_update_norm(eps=0.0), fnopt.sgd(rho))`.
 
-    By default one step takes `sync_period` calls. The first calls move the params to the
-    adversarial point; the last call steps from the params before the ascent. The training loop
-    doesn't change, but between these calls evaluate `fnopt.slots(state)["cache"]`, not the params.
-    In opaque mode every call is a step, and `update` needs `grad_fn` as an extra argument.
+    By default, one step takes `sync_period` calls. The first calls move the params to the
+    adversarial point; the last call takes a step from the params before the ascent. The training
+    loop doesn't change. To evaluate the model between these calls, use
+    `fnopt.slots(state)["cache"]` instead of the params. In opaque mode every call is a step, and
+    `update` needs `grad_fn` as an extra argument.
 
     Args:
-        optimizer: The optimizer, fnopt's or any (init, update) pair.
+        optimizer: The optimizer, of fnopt or any (init, update) pair.
         adv_optimizer: The adversary.
         sync_period: The number of gradients per step.
         reset_state: Whether to reset the adversary's state in every step.
-        opaque_mode: Whether one call makes the whole step. This mode needs the extra argument
+        opaque_mode: Whether one call takes the whole step. This mode needs the extra argument
             `grad_fn(params, i)`, the gradient at other params, where `i` counts the adversary's
             steps.
         batch_axis_name: In opaque mode, the mapped axis over which gradients are averaged.
 
     Raises:
-        ValueError: If `sync_period` isn't a whole number, at least 1.
+        ValueError: If `sync_period` isn't an integer of at least 1.
         TypeError: From `update` in opaque mode without `grad_fn`.
 
     Example:
@@ -116,7 +117,7 @@ class sam(Transformation):
         grad_fn: Any = None,
         **extra_args: Any,
     ) -> tuple[Any, SAMState]:
-        """Take an optimizer step, or an adversarial step in the calls before."""
+        """Take an adversarial step, or in the last call an optimizer step."""
         if not self.opaque_mode:
             if grad_fn is not None:  # for an inner transform that needs it
                 extra_args["grad_fn"] = grad_fn

@@ -34,7 +34,7 @@ class ScheduleFreeState(NamedTuple):
 
 
 class schedule_free(Wrapper):
-    r"""Average the iterates of an optimizer, in place of a learning-rate schedule.
+    r"""Average the iterates of an optimizer instead of using a learning-rate schedule.
 
     .. math::
         z_{t+1} &= z_t + \mathrm{inner}(g_t), \\
@@ -47,12 +47,13 @@ class schedule_free(Wrapper):
     momentum, and a constant learning rate, perhaps with a warm-up.
 
     Args:
-        inner: The optimizer, fnopt's or any (init, update) pair.
+        inner: The optimizer, of fnopt or any (init, update) pair.
         learning_rate: :math:`\eta`, the inner learning rate, a number or a `Schedule`, for the
             weights.
-        b1: :math:`\beta_1`, the weight of the average in the point where gradients are evaluated.
+        b1: :math:`\beta_1`, the weight of the average at the point of gradient evaluation.
         weight_lr_power: :math:`p`.
-        state_dtype: Storage dtype of :math:`z`; by default the params' own, but at least float32.
+        state_dtype: Storage dtype of :math:`z`; by default the dtype of the params, at least
+            float32.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -115,14 +116,14 @@ def schedule_free_eval_params(state: Any, params: Any) -> Any:
     r"""Return the average of `schedule_free` for evaluation: :math:`x = (y - (1-b_1)\, z) / b_1`.
 
     Args:
-        state: The state of `schedule_free`, or of a chain or wrapper with one inside.
+        state: The state of `schedule_free`, or of an optimizer that contains it.
         params: The trained params; leaves of other optimizers are returned unchanged.
 
     Returns:
         A tree like `params`.
 
     Raises:
-        ValueError: If there is no such state in it, or more than one for a leaf.
+        ValueError: If `state` contains no such state, or more than one for a leaf.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -23,7 +23,7 @@ from fnopt.errors import (
 
 
 def as_selector(given: Any, what: str = "labels") -> Selector:
-    """Convert a tree of labels, or a prefix of one, to `Labels`; return a selector unchanged."""
+    """Convert a tree (or prefix tree) of labels to `Labels`; return a selector unchanged."""
     if isinstance(given, Selector):
         return given
     # An Equinox module can be called, too, but it is a tree of labels, not a leaf.
@@ -67,7 +67,7 @@ def as_mask(given: Any) -> Selector:
 
 
 def as_labels(given: Any) -> Selector:
-    """Convert the `labels` argument of a partition to a selector; one label is for all leaves."""
+    """Convert the `labels` of a partition to a selector; one label applies to all leaves."""
     if isinstance(given, str) and set("*?[/") & set(given):
         raise TypeError(
             f"labels = {given!r} looks like a pattern, expected a tree of labels, fnopt.by_path(fn)"
@@ -97,7 +97,7 @@ def select(selector: Any, tree: Any) -> Any:
         A tree of the same structure, with a string or bool in place of every leaf.
 
     Raises:
-        ValueError: If leaves have no label (they are listed), or the selector fits no leaf.
+        ValueError: If leaves have no label (they are listed), or the selector matches no leaf.
         TypeError: If the selector is a bare function or a bare pattern, or a label isn't a string,
             int or bool.
 
@@ -127,7 +127,7 @@ def select(selector: Any, tree: Any) -> Any:
 
 
 def select_mask(mask: Any, tree: Any) -> Any:
-    """Label every leaf of a tree with True or False; anything else is a TypeError."""
+    """Label every leaf of a tree with True or False; raise a TypeError for other labels."""
     selected = select(as_mask(mask), tree)
     for path, value in leaves_with_names(selected)[0]:
         _check_bool(path, value)
@@ -144,8 +144,9 @@ Leaves = list[tuple[str, Any]]
 def as_label(label: Any, what: str) -> Label:
     """Convert a label to str, bool or int.
 
-    Boolean scalars of NumPy and JAX become Python's. Other hashable objects, such as a member of an
-    enum, are identified by their text. Floats are rejected: the user meant a mask or a factor.
+    Boolean scalars of NumPy and JAX are converted to Python booleans. Other hashable objects, such
+    as a member of an enum, are identified by their text. Floats are rejected: the user meant a mask
+    or a factor.
     """
     if isinstance(label, (str, bool, int)) and not isinstance(label, enum.Enum):
         return label
@@ -190,7 +191,7 @@ class Selector(Value):
         raise NotImplementedError(f"{type(self).__name__} must define choose(self, leaves)")
 
     def check(self, positions: list[str]) -> None:
-        """Raise a ValueError if the selector does not fit a tree of these paths."""
+        """Raise a ValueError if the selector doesn't match a tree with these paths."""
 
 
 class by_path(Selector):
@@ -202,7 +203,7 @@ class by_path(Selector):
     Args:
         fn: `fn(path, leaf)` returns the label of one leaf: a bool for a mask, a string or
             an int for a partition. `path` is spelled as by `leaf_paths`. A function defined at
-            the top of a module can be pickled and put in a configuration.
+            module level can be pickled and stored in a configuration.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -249,19 +250,19 @@ def _check_pair(item: Any) -> tuple[str, Any]:
 class by_pattern(Selector):
     """Select by glob patterns on the leaf's path; the first matching pattern applies.
 
-    `*` matches any text, also slashes, `?` one character, `[ab]` one of a set. A leading `*/` also
-    matches the empty text, so `'*/bias'` finds `'bias'` at the top too; the path of a branch
-    (`'encoder'`) selects all leaves below it.
+    `*` matches any text, including slashes, `?` one character, `[ab]` one of a set. A leading `*/`
+    also matches the empty text, so `'*/bias'` also matches `'bias'` at the top level. The path of a
+    branch (`'encoder'`) selects all leaves of the branch.
 
     Args:
         patterns: A pattern or several, whose leaves are labelled True; or a mapping from pattern to
-            label. A value such as `fnopt.MatrixDimensionNumbers` is passed on unchanged.
+            label. A value such as `fnopt.MatrixDimensionNumbers` is used unchanged.
         default: The label of the leaves that no pattern matches. Without a default these leaves are
             labelled False if the patterns' labels are all True; otherwise they raise an error.
 
     Raises:
         ValueError: In use without a default, if no pattern matches any leaf, or if a pattern that
-            is a name (without `*`, `?` and `[`) matches none.
+            is a name (without `*`, `?` and `[`) matches no leaf.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -306,8 +307,9 @@ class by_pattern(Selector):
 class Labels(Selector):
     """A tree of labels by leaf path, made from a plain tree of masks or labels.
 
-    Storing paths instead of the tree makes it hashable and independent of containers. Labels in a
-    plain dict fit a `FrozenDict`, an nnx `State` or an Equinox module of the same names.
+    Because paths are stored instead of the tree, `Labels` are hashable and independent of
+    containers. Labels in a plain dict match a `FrozenDict`, an nnx `State` or an Equinox module
+    with the same names.
 
     Args:
         paths: The paths, spelled as by `leaf_paths`; the path of a branch labels all of its leaves,
@@ -325,13 +327,13 @@ class Labels(Selector):
     values: tuple[Label, ...] = static(convert=tuple)
 
     def choose(self, leaves: Leaves) -> list[Any]:
-        """Return every leaf's own label, or the label of the nearest branch above the leaf."""
+        """Return the label of every leaf, or of the nearest branch above the leaf."""
         known = dict(zip(self.paths, self.values, strict=True))
         found = [[known[b] for b in _branches(path) if b in known] for path, _ in leaves]
         return [labels[0] if labels else None for labels in found]
 
     def check(self, positions: list[str]) -> None:
-        """Raise an error for labels of leaves that the tree lacks."""
+        """Raise an error for labels of leaves that aren't in the tree."""
         here = {branch for position in positions for branch in _branches(position)}
         # A position may also lie above the label: a whole branch that is None for now.
         above = set(positions)

@@ -27,10 +27,10 @@ class sparse_rows(Wrapper):
               \text{ of the batch}, \\
               (u_i, s_i') &= (0, s_i) \text{ for all others}
 
-    The gradient has `fnopt.core.Rows` in place of a table, as `fnopt.sparse_value_and_grad` returns
-    it; repeated rows are summed. The inner optimizer updates only these rows of params and slots.
-    With donated params and state the update is in place, so the cost of a step depends on the
-    number of rows, not on the table.
+    The gradient has `fnopt.core.Rows` in place of a table, like the result of
+    `fnopt.sparse_value_and_grad`; repeated rows are summed. The inner optimizer updates only these
+    rows of params and slots. With donated params and state, the update is in place, so the cost of
+    a step depends on the number of rows, not on the size of the table.
 
     For SGD and AdaGrad the step equals the step for the dense gradient. Methods with averages
     become their *lazy* forms (lazy Adam, lazy momentum). A row's averages and weight decay don't
@@ -38,10 +38,10 @@ class sparse_rows(Wrapper):
     elementwise; clipping by the gradient norm is correct inside too, because the other rows are
     zero. Leaves without `Rows` are updated as usual.
 
-    Put it around the whole optimizer, because other transforms don't take `Rows`.
+    Put `sparse_rows` around the whole optimizer, because other transforms don't accept `Rows`.
 
     Args:
-        inner: The optimizer, fnopt's or any (init, update) pair.
+        inner: The optimizer, of fnopt or any (init, update) pair.
 
     Raises:
         ValueError: If `inner` accumulates gradients over steps, or has a slot without a row for
@@ -138,7 +138,7 @@ def _take_rows(what: str, node: Any, part: Any) -> Any:
 
 
 def _restore_rows(nodes: list[Any], treedef: Any, new: Any, like: Any) -> Any:
-    """The updates, with rows where they came from, and other leaves in the dtypes of `like`."""
+    """Put updated rows back into the tree; other leaves get the dtypes of `like`."""
     parts = treedef.flatten_up_to(new)
     stored = parts if like is None else treedef.flatten_up_to(like)
 

@@ -40,8 +40,8 @@ def _fits(pattern: str, path: str) -> bool:
 class StoredSlots(Wrapper):
     """Base class of wrappers that store some slots of the inner state in another form.
 
-    Slots are chosen by name, by their path where names are ambiguous (`'1/trace'`), or by a glob;
-    the first matching entry of `slots` determines the form.
+    Slots are chosen by name, by path if names are ambiguous (`'1/trace'`), or by a glob; the first
+    matching entry of `slots` determines the form.
     """
 
     slots: Any
@@ -85,32 +85,32 @@ class StoredSlots(Wrapper):
 
 
 class PrecisionPolicyState(NamedTuple):
-    """The number of updates made, and the inner state with its slots as they are stored."""
+    """The number of updates made, and the inner state with slots in their storage dtypes."""
 
     count: jax.Array | None
     inner_state: Any
 
 
 class precision_policy(StoredSlots):
-    r"""Set the storage dtypes of slots, by name, and the compute dtype of an optimizer.
+    r"""Set the storage dtypes of slots and the compute dtype of an optimizer.
 
     .. math:: (u, s') = \mathrm{inner}\big(c(g),\ c(s),\ c(\theta)\big), \qquad
               s'_{\mathrm{stored}} = \mathrm{round}(s')
 
-    It can wrap any optimizer: `precision_policy(adamw(1e-3), {"mu": "bfloat16"})`, or `{"*":
-    "bfloat16"}` for all slots. The step itself is computed in at least float32; a slot is rounded
-    once, when it is stored.
+    `precision_policy` can wrap any optimizer: `precision_policy(adamw(1e-3), {"mu": "bfloat16"})`,
+    or `{"*": "bfloat16"}` for all slots. The step itself is computed in at least float32; a slot is
+    rounded once, when it is stored.
 
     Don't use rounding to nearest for a slow average: with `b2=0.999` a mean square in bfloat16
     never decays. With a `key`, slots of 16 bits and less are rounded stochastically, without bias,
     at the cost of random numbers.
 
     Args:
-        inner: The optimizer, fnopt's or any (init, update) pair.
+        inner: The optimizer, of fnopt or any (init, update) pair.
         slots: A dict from the name of a slot (see `slot_names`), its path or a glob to a dtype.
-        compute_dtype: The dtype that gradients, params and slots are cast to before the step,
-            float32 or wider. None uses the widest dtype among them, but at least float32.
-        key: A whole number or a key of `jax.random`, which enables stochastic rounding of slots.
+        compute_dtype: The dtype to which gradients, params and slots are cast before the step,
+            float32 or wider. None uses their widest dtype, at least float32.
+        key: An integer or a key of `jax.random`, which enables stochastic rounding of slots.
 
     Raises:
         ValueError: If a name matches no slot, or the compute dtype has less than 32 bits.
@@ -148,7 +148,7 @@ class precision_policy(StoredSlots):
         return self.key is not None
 
     def init(self, params: Any) -> PrecisionPolicyState:
-        """The inner state, with its slots as they are stored."""
+        """Return the inner state with slots in their storage dtypes."""
         inner_state = self.inner.init(self._cast(params))
         self._check_names(inner_state)
         return PrecisionPolicyState(first_count(self), self._store(inner_state, None))
@@ -203,28 +203,28 @@ class precision_policy(StoredSlots):
 
 
 class offloaded(Wrapper):
-    r"""Keep the state of an optimizer in the host's memory.
+    r"""Keep the state of an optimizer in host memory.
 
     `init` moves the arrays of the state to host memory, with their shardings. Inside the jitted
-    step each array is copied to the device, updated and copied back. Between steps the device has
-    room for other arrays. On an H200, XLA fetched the whole state before computing, so the peak
-    memory of a step was as for a state on the device; :func:`fnopt.layered_step` fetches one layer
-    at a time. Scalars (step counts) stay on the device. The updates are those of the inner
-    optimizer, bit by bit.
+    step each array is copied to the device, updated and copied back. Between steps, the state takes
+    no device memory. On an H200, XLA fetched the whole state before computing, so the peak memory
+    of a step was the same as for a state on the device; :func:`fnopt.layered_step` fetches one
+    layer at a time. Scalars (step counts) stay on the device. The updates are bitwise equal to the
+    updates of the inner optimizer.
 
-    The state has the structure of the inner optimizer's. On a CPU the same program runs; host and
-    device memory are the same there. Put wrappers that keep an old state, such as
-    `apply_if_finite`, inside: under `jax.vmap` they select between arrays, for which JAX needs them
-    on the device.
+    The state has the structure of the inner optimizer's state. On a CPU the same program runs; host
+    and device memory are identical on a CPU. Put wrappers that keep an old state, such as
+    `apply_if_finite`, inside `offloaded`. Under `jax.vmap` these wrappers select between arrays,
+    which JAX requires on the device.
 
     Args:
-        inner: The optimizer, fnopt's or any (init, update) pair.
-        memory_kind: The kind of memory, as in `jax.sharding.Sharding`. Inside `jax.jit` only
-            `'pinned_host'` and the device's own kind are possible.
+        inner: The optimizer, of fnopt or any (init, update) pair.
+        memory_kind: The kind of memory, as in `jax.sharding.Sharding`. Inside `jax.jit`, only
+            `'pinned_host'` and the device's kind are possible.
 
     Raises:
         ValueError: From `init` and `update`, if the backend has no such memory, or `jax.jit` can't
-            copy to it.
+            copy to this memory.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -254,7 +254,7 @@ class offloaded(Wrapper):
         return new, self._move(state)
 
     def _move(self, state: Any) -> Any:
-        """The state with its arrays in the other memory."""
+        """Return the state with its arrays in the other memory."""
         # With several processes the first of all devices may belong to another one.
         device = jax.local_devices()[0]
         kinds = [memory.kind for memory in device.addressable_memories()]
@@ -274,7 +274,7 @@ def on_device(tree: Any) -> Any:
 
 
 def _move_array(x: Any, kind: str | None) -> Any:
-    """Move an array to a kind of memory (None: the device's own), with its sharding."""
+    """Move an array to a kind of memory (None: device memory), with its sharding."""
     if not isinstance(x, Tracer):
         x = jnp.asarray(x)  # checkpoints may be restored as NumPy arrays
         own = next(iter(x.sharding.device_set)).default_memory().kind

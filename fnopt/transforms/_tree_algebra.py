@@ -17,7 +17,7 @@ from fnopt.sharding import sum_over_shards
 
 
 def real_dtype_of(tree: Any, what: str = "params") -> Any:
-    """The real dtype of scalars that are computed from a tree, at least float32."""
+    """The real dtype of scalars computed from a tree, at least float32."""
     check_inexact(tree, what)
     # One dtype for a whole tree: the widest leaf decides.
     return real_dtype(compute_dtype(*map(jnp.result_type, jax.tree.leaves(tree))))
@@ -39,7 +39,7 @@ def inner(a: Any, b: Any) -> jax.Array:
 
 
 def conjugate_tree(tree: Any) -> Any:
-    """Conjugate a tree: a gradient of `jax.grad` becomes the direction of steepest ascent."""
+    """Conjugate a tree, for example a gradient of `jax.grad`."""
     return jax.tree.map(jnp.conj, tree)
 
 
@@ -54,7 +54,7 @@ def params_after_step(params: Any, rate: jax.Array, updates: Any) -> Any:
 
 
 def numbers(tx: Any, dtype: Any, count: Any = None, skip: tuple[str, ...] = ()) -> Any:
-    """Hyper-parameters of a transform as scalars of one dtype, by name; schedules at `count`."""
+    """Hyper-parameters as scalars of one dtype, keyed by name; schedules at `count`."""
     now = tx.at(count)
     values = {name: getattr(now, name) for name in tx._leaf_names if name not in skip}
     return SimpleNamespace(

@@ -1,4 +1,4 @@
-"""Decoupled weight decay, and cautious steps and decay that agree in sign with the gradient."""
+"""Decoupled weight decay, and cautious steps and decay, which match the gradient's sign."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ class AddDecayedWeightsState(NamedTuple):
 class add_decayed_weights(Leafwise):
     r"""Add a multiple of the parameters to the updates: :math:`u_t = g_t + \lambda_t\, \theta_t`.
 
-    Between a direction and `scale_by_learning_rate`, it is decoupled weight decay; before a
-    direction, it adds the gradient of :math:`\frac{\lambda}{2} \lVert \theta \rVert^2`.
+    Between a direction and `scale_by_learning_rate`, `add_decayed_weights` is decoupled weight
+    decay; before a direction, it adds the gradient of :math:`\frac{\lambda}{2} \lVert \theta
+    \rVert^2`.
 
     Args:
         weight_decay: :math:`\lambda`, a number or a `Schedule`.
@@ -33,7 +34,7 @@ class add_decayed_weights(Leafwise):
             leaves.
 
     Raises:
-        ValueError: From `init`, if the mask doesn't fit the params.
+        ValueError: From `init`, if the mask doesn't match the params.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -88,17 +89,17 @@ class independent_weight_decay(add_decayed_weights):
 
     .. math:: u_t = g_t - \lambda_t\, \theta_t
 
-    Chain it after a whole optimizer, where updates include the sign and the learning rate:
-    `chain(adam(rate), independent_weight_decay(1e-4))`. Then the best decay doesn't depend on the
-    learning rate. If the learning rate follows a schedule, give the decay a schedule of the same
-    shape. Otherwise weights still decay when the learning rate is zero.
+    Put `independent_weight_decay` after a whole optimizer, whose updates include the sign and the
+    learning rate: `chain(adam(rate), independent_weight_decay(1e-4))`. Then the best decay doesn't
+    depend on the learning rate. If the learning rate follows a schedule, use a schedule of the same
+    shape for the decay. Otherwise weights still decay when the learning rate is zero.
 
     Args:
         weight_decay: :math:`\lambda`, the fraction that a step removes; a number or a `Schedule`.
         mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Raises:
-        ValueError: From `init`, if the mask doesn't fit the params.
+        ValueError: From `init`, if the mask doesn't match the params.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -122,15 +123,16 @@ class cautious_weight_decay(add_decayed_weights):
 
     .. math:: u_t = g_t + \lambda_t\, [\,g_t\, \theta_t \ge 0\,]\, \theta_t
 
-    Put it between a direction and `scale_by_learning_rate`, like `add_decayed_weights`. The
-    stationary points are then the stationary points of the loss without decay.
+    Put `cautious_weight_decay` between a direction and `scale_by_learning_rate`, like
+    `add_decayed_weights`. The stationary points are then the stationary points of the loss without
+    decay.
 
     Args:
         weight_decay: :math:`\lambda`, a number or a `Schedule`.
         mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Raises:
-        ValueError: From `init`, if the mask doesn't fit the params.
+        ValueError: From `init`, if the mask doesn't match the params.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -160,11 +162,11 @@ class decay_to_anchor(Leafwise):
 
     .. math:: u_t = g_t + \lambda_t\, (\theta_t - \theta_0)
 
-    In fine-tuning, weights decay towards the pretrained values. Before an optimizer, it adds the
-    gradient of :math:`\frac{\lambda}{2} \lVert \theta - \theta_0 \rVert^2`, as in the paper;
-    between a direction and `scale_by_learning_rate`, the regularisation is decoupled. New layers
-    need plain decay: `chain(masked(decay_to_anchor(a), 'body/*'), add_decayed_weights(b, 'head/*'),
-    ...)`.
+    In fine-tuning, weights decay towards the pretrained values. Before an optimizer,
+    `decay_to_anchor` adds the gradient of :math:`\frac{\lambda}{2} \lVert \theta - \theta_0
+    \rVert^2`, as in the paper; between a direction and `scale_by_learning_rate`, the regularisation
+    is decoupled. New layers need plain decay: `chain(masked(decay_to_anchor(a), 'body/*'),
+    add_decayed_weights(b, 'head/*'), ...)`.
 
     Args:
         strength: :math:`\lambda`, a number or a `Schedule`.
@@ -198,18 +200,19 @@ class CautiousState(NamedTuple):
 
 
 class cautious(Wrapper):
-    r"""Keep only the elements of a step that descend along the current gradient, and rescale them.
+    r"""Keep only the elements of a step that decrease the current loss, and rescale the step.
 
     .. math:: m = [\,u\, g < 0\,], \qquad u' = \frac{m\, u}{\max(\bar m, \epsilon)}
 
-    with the mean :math:`\bar m` over a leaf. Momentum may point uphill for the current batch; such
-    elements of the step are set to zero. Put `cautious` around the whole optimizer, because it
-    compares the updates with the incoming gradients. Decoupled weight decay inside is masked too;
-    to keep it unmasked, chain it after, `chain(cautious(adam(rate)), independent_weight_decay(rate
+    with the mean :math:`\bar m` over a leaf. Momentum may increase the loss of the current batch;
+    such elements of the step are set to zero. Put `cautious` around the whole optimizer, because
+    `cautious` compares the updates with the incoming gradients. Decoupled weight decay inside
+    `cautious` is also masked. For unmasked decay, put the decay after `cautious`,
+    `chain(cautious(adam(rate)), independent_weight_decay(rate
     * decay))`.
 
     Args:
-        inner: The optimizer, fnopt's or any (init, update) pair.
+        inner: The optimizer, of fnopt or any (init, update) pair.
         eps: :math:`\epsilon`, the lower bound of the kept fraction in the rescaling.
 
     Example:

@@ -33,6 +33,7 @@ QUERIES = {
     "initial guess": ["guides/fit_a_curve"],
     "profile likelihood": ["guides/fit_a_curve"],
     "outliers": ["guides/robust_fits"],
+    "largest residuals": ["gallery/pose_graph", "guides/robust_fits"],
     "l-bfgs": ["guides/minimize"],
     "differential privacy": ["guides/private_training"],
     "vanishing gradients": ["guides/health"],

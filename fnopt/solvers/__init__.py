@@ -40,14 +40,18 @@ from fnopt.solvers.result._covariance import residual_deviation as residual_devi
 from fnopt.solvers.result._report import listed as listed
 from fnopt.solvers.result._report import named_entries as named_entries
 from fnopt.solvers.result._report import report as report
+from fnopt.solvers.result._residual_report import LeafResiduals, Observation, ResidualReport
 from fnopt.solvers.result._solution import Solution, StepHistory, StepInfo
 
 __all__ = [
     "Certificate",
+    "LeafResiduals",
     "LeastSquaresMethod",
     "LeastSquaresState",
     "MinimizeMethod",
     "Minimum",
+    "Observation",
+    "ResidualReport",
     "Root",
     "Solution",
     "StepHistory",

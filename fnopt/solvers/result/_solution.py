@@ -13,6 +13,7 @@ from fnopt.core import Params, is_converged, status_messages
 from fnopt.errors import missing_attribute, show_report
 from fnopt.jacobians import SparseJacobian
 from fnopt.solvers.result._report import batch_report, report, undetermined_text
+from fnopt.solvers.result._residual_report import ResidualReport, residual_report
 
 
 class StepHistory(NamedTuple):
@@ -169,6 +170,18 @@ class Solution(NamedTuple, Generic[Params]):
         if not bool(self.certificate.certified):
             return f"{text}; not certified, since a linear model still promises a decrease"
         return text
+
+    def residual_report(self, count: int = 10) -> ResidualReport:
+        """Return the residuals by leaf, and the observations with the largest residuals.
+
+        An observation is a residual of a vector, or a row along the last axis of another array. The
+        residuals are divided by `sigma`, and not weighted by a robust loss. Outside jit, for one
+        problem.
+
+        Args:
+            count: The number of observations.
+        """
+        return residual_report(self, count)
 
     @property
     def converged(self) -> jax.Array:

@@ -22,8 +22,8 @@ class DampedStep(NamedTuple):
     model_norm: jax.Array  # ||A p||^2
     predicted: jax.Array  # the model's reduction, (||r||^2 - ||A p + r||^2) / 2
     factor: Any = None  # the factorisation, for `pull_back`
-    full: jax.Array | None = None  # length of the solution before it was cut to the radius
-    rise: jax.Array | None = None  # Hebden's increase of lam for a solution half as long
+    solution_length: jax.Array | None = None  # before the step was cut to the radius
+    hebden: jax.Array | None = None  # Hebden's increase of lam for a solution half as long
 
 
 class System(Protocol):

@@ -35,14 +35,13 @@ def cut_to_radius(step: DampedStep, radius: jax.Array) -> DampedStep:
         step: A solution of the damped system, with its length.
         radius: The trust-region radius.
     """
-    assert step.full is not None
-    most = jnp.asarray(_LONGEST, radius.dtype) * radius
-    t = jnp.minimum(divide(most, step.full), jnp.ones_like(most))
-    t = jnp.where(step.full > 0, t, jnp.ones_like(t))
+    full, most = step.solution_length, jnp.asarray(_LONGEST, radius.dtype) * radius
+    assert full is not None
+    t = jnp.where(full > most, divide(most, full), jnp.ones_like(most))
     # For (A^T A + lam I) p = -A^T r, the step t p reduces the model by t (||A p||^2 + lam ||p||^2)
     # - t^2 ||A p||^2 / 2.
     half = jnp.asarray(0.5, t.dtype)
-    gained = t * ((1 - half * t) * step.model_norm + step.lam * step.full * step.full)
+    gained = t * ((1 - half * t) * step.model_norm + step.lam * full * full)
     return step._replace(p=t * step.p, model_norm=t * t * step.model_norm, predicted=gained)
 
 
@@ -83,8 +82,7 @@ class TriangleSystem:
     def trust_region(self, radius: jax.Array) -> DampedStep:
         r"""Return the step with the damping `start`, cut to 1.5 radii.
 
-        `full` and `rise` are the quantities from which Hebden's iteration computes the next
-        damping,
+        Hebden's iteration computes the next damping from the step's `solution_length` and `hebden`,
 
         .. math:: \lambda \leftarrow \lambda + \Big( \frac{\|p\|}{\Delta} - 1 \Big)
             \frac{\|p\|^2}{\|L^{-1} p\|^2}

@@ -55,7 +55,7 @@ class RobustCost(Value):
     sizes: tuple[int, ...] = static()
     unit: float | jax.Array = 1.0
 
-    def felt(self, r: jax.Array) -> jax.Array:
+    def clipped(self, r: jax.Array) -> jax.Array:
         """Absolute residuals, clipped at the scale of the loss."""
         return self._map(lambda loss, c, r: jnp.minimum(jnp.abs(r), c), r)
 
@@ -67,7 +67,7 @@ class RobustCost(Value):
         """The cost; infinite if a residual isn't finite."""
         return _finite_sum(self._map(_costs, r), r, jnp.inf)
 
-    def felt_cost(self, r: jax.Array) -> jax.Array:
+    def clipped_cost(self, r: jax.Array) -> jax.Array:
         """Cost with each residual clipped to a hundred times the scale of its loss.
 
         Without clipping, the rounding error of a huge residual would exceed the cost of the other

@@ -33,7 +33,7 @@ from fnopt.solvers.problem._call import (
     without_aux,
 )
 from fnopt.solvers.problem._problem import set_up
-from fnopt.solvers.problem._scipy_options import as_asked, check_enough, with_keywords
+from fnopt.solvers.problem._scipy_options import check_enough, with_keywords, with_scipy_options
 from fnopt.solvers.result._solution import Solution, StepInfo
 
 
@@ -192,7 +192,7 @@ def least_squares(
     aux = None
     if has_aux:
         residual_fn, aux = without_aux(residual_fn, batch)
-    jac, solver, loss, bounds, max_steps, verbose = as_asked(
+    jac, solver, loss, bounds, max_steps, verbose = with_scipy_options(
         scipy_options,
         residual_fn=residual_fn,
         jac=without_operators(jac),
@@ -217,7 +217,7 @@ def least_squares(
     }
     check_choice(certify, ("first-order", "full"), "certify", "least_squares")
     static = {
-        "asked": SearchOptions(
+        "search_options": SearchOptions(
             starts=checked_starts(starts),
             certify=certify,
             history=max_steps if history else None,

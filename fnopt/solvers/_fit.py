@@ -32,7 +32,7 @@ def fit(
     max_steps: jax.Array,
     options: dict[str, Any],
     *,
-    asked: SearchOptions,
+    search_options: SearchOptions,
 ) -> Solution:
     """Fit params to data under a trace: set-up, search, and conversion to the user's params."""
     params = pvary_for(residual_fn, params, *args)
@@ -41,8 +41,8 @@ def fit(
         solver = within_bounds(solver, setting.problem.flat)
     if isinstance(residual_fn, ExampleResiduals) and setting.problem.fitted is None:
         setting = by_example(setting, residual_fn, args, solver)
-        asked = asked._replace(check_jac=False)
-    return _solve(setting, solver, max_steps, asked)
+        search_options = search_options._replace(check_jac=False)
+    return _solve(setting, solver, max_steps, search_options)
 
 
 def _solve(

@@ -73,7 +73,7 @@ def evaluate(
     A = NormalMatrix(_full(sums.A), jnp.ones_like(x)) if dense else sums.A
     cost = sums.square / 2
     if losses is not None:
-        cost = costed(problems, RobustCost.felt_cost, data, residuals)
+        cost = costed(problems, RobustCost.clipped_cost, data, residuals)
     norms = jnp.sqrt(jnp.stack([row[-1] for row in sums.A]))
     point = Linearization(x, r, A, cost, jnp.stack(sums.g), norms)
     return point, None if losses is None else LossRows(residuals, columns)
@@ -176,8 +176,8 @@ def _propose(point: Linearization, scale: jax.Array, radius: jax.Array, lam: jax
         lam,
         model_norm,
         predicted=model_norm / 2 + lam * square,
-        full=jnp.sqrt(square),
-        rise=divide(square, inner),
+        solution_length=jnp.sqrt(square),
+        hebden=divide(square, inner),
     )
     return linear_step(point, scale, cut_to_radius(step, radius))
 

@@ -91,6 +91,8 @@ def search_lanes(
         lanes: Number of problems that are solved at once.
     """
     fits, n = x0.shape
+    linear = method.rule.is_region and not method.geodesic
+    assert linear, "lanes take trust-region steps without acceleration"
 
     def is_running(search: SearchState) -> jax.Array:
         return (search.status == Status.RUNNING.value) & (search.steps < max_steps)

@@ -42,8 +42,8 @@ def linear_step(point: Linearization, scale: jax.Array, step: DampedStep) -> Tri
         slope=jnp.sum(point.gradient * p, axis=0),
         predicted=step.predicted,
         lam=step.lam,
-        solution_length=size if step.full is None else step.full,
-        hebden=jnp.zeros_like(size) if step.rise is None else step.rise,
+        solution_length=size if step.solution_length is None else step.solution_length,
+        hebden=jnp.zeros_like(size) if step.hebden is None else step.hebden,
     )
 
 

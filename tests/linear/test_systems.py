@@ -127,7 +127,7 @@ def test_a_triangle_takes_one_damped_solution_and_cuts_it(x64, shape, radius, la
     full = np.linalg.lstsq(A, -r, rcond=None)[0] if lam == 0 else damped(A, r, lam)
     cut = min(1, 1.5 * radius / np.linalg.norm(full))
     np.testing.assert_allclose(step.p, cut * full, rtol=1e-6)
-    np.testing.assert_allclose(step.full, np.linalg.norm(full), rtol=1e-6)
+    np.testing.assert_allclose(step.solution_length, np.linalg.norm(full), rtol=1e-6)
     assert step.lam == lam
     check(A, r, step)
 
@@ -149,7 +149,7 @@ def test_rise_is_hebdens(x64, shape, lam):
     step = trust_region_steps(A, r, 1e9, lam)["qr"]
     length, h = np.linalg.norm(damped(A, r, lam)), 1e-4 * lam
     slope = np.linalg.norm(damped(A, r, lam + h)) - np.linalg.norm(damped(A, r, lam - h))
-    np.testing.assert_allclose(step.rise, -length / (slope / (2 * h)), rtol=1e-6)
+    np.testing.assert_allclose(step.hebden, -length / (slope / (2 * h)), rtol=1e-6)
 
 
 @pytest.mark.parametrize("shape", SHAPES)

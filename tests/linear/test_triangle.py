@@ -97,7 +97,7 @@ def test_a_singular_matrix_gets_the_full_step_by_hebdens_iteration(x64, A):
     for _ in range(5):
         step = TriangleSystem(factors, 3, jnp.asarray(lam), lambda w: w @ A).trust_region(radius)
         assert np.linalg.norm(step.p) <= 15.0 * (1 + 1e-9)
-        lam = np.maximum(lam + (step.full / radius - 1) * step.rise, 0)
+        lam = np.maximum(lam + (step.solution_length / radius - 1) * step.hebden, 0)
     best = r + A @ np.linalg.lstsq(A, -r, rcond=None)[0]
     np.testing.assert_allclose(r + A @ np.asarray(step.p), best, atol=1e-6)
 

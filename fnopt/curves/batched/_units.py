@@ -57,7 +57,7 @@ def _units(data: BatchData, losses: RobustCost | None) -> FitUnits:
     if points.sigma is not None:
         y = y / points.sigma.astype(size.dtype)
     if losses is not None:
-        y = jax.vmap(losses.felt)(y.reshape(y.shape[0], -1)).reshape(y.shape)
+        y = jax.vmap(losses.clipped)(y.reshape(y.shape[0], -1)).reshape(y.shape)
     counts = jnp.isfinite(y) if points.mask is None else jnp.isfinite(y) & points.mask
     most = jnp.max(jnp.where(counts, y, jnp.zeros_like(y)), axis=tuple(range(1, y.ndim)))
     far = jnp.where(most > 1, jnp.full_like(most, _LARGE), jnp.full_like(most, _SMALL))

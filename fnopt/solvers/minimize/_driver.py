@@ -39,7 +39,7 @@ from fnopt.solvers.minimize._problem import (
 from fnopt.solvers.minimize._projected_gradient import projected_gradient
 from fnopt.solvers.minimize._quasi_newton import bfgs, lbfgsb
 from fnopt.solvers.minimize._result import Minimum
-from fnopt.solvers.minimize._scipy import as_asked, as_sides, method_name
+from fnopt.solvers.minimize._scipy import as_sides, method_name, with_scipy_options
 from fnopt.solvers.minimize._stopping import tolerances
 from fnopt.solvers.problem._call import checked_args, first_call_hints, started_from
 from fnopt.solvers.problem._callback import status_after
@@ -157,8 +157,8 @@ def minimize(
     if not callable(fun):
         raise TypeError(f"minimize: fun is {fun!r:.60}, expected a function of the params.")
     limits = {"ftol": ftol, "xtol": xtol, "gtol": gtol}
-    asked = as_asked(scipy_options, method, constraints, max_steps=max_steps, **limits)
-    method, *limits, max_steps, disp = asked
+    given = with_scipy_options(scipy_options, method, constraints, max_steps=max_steps, **limits)
+    method, *limits, max_steps, disp = given
     max_steps = check_count(max_steps, "max_steps", "minimize")
     args = checked_args(args, "minimize")
     params = floating_start(params, constraints)

@@ -145,8 +145,8 @@ def set_up(
     """Flatten the params, build the problem of a vector, and check concrete arguments."""
     _check_fitted(params, constraints)
     wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, widened(leaf)), params)
-    made = parametrised(wide, constraints)
-    free = jax.tree.map(jnp.asarray, made.free)
+    parametrisation = parametrised(wide, constraints)
+    free = jax.tree.map(jnp.asarray, parametrisation.free)
     leaves = jax.tree.leaves(free)
     dtype = real_dtype(compute_dtype(*(leaf.dtype for leaf in leaves)))
     laid = real_vector(free, dtype)
@@ -155,15 +155,15 @@ def set_up(
         return replicate(laid.flatten(tree)) if laid.size else jnp.zeros((0,), dtype)
 
     def f(x: jax.Array) -> jax.Array:
-        out = fn(made.assemble(laid.unflatten(x)), *args)
+        out = fn(parametrisation.assemble(laid.unflatten(x)), *args)
         return as_scalar(out, has_aux, dtype)
 
     def narrowed(x: jax.Array) -> Any:
-        tree = made.assemble(laid.unflatten(x))
+        tree = parametrisation.assemble(laid.unflatten(x))
         return jax.tree.map(lambda a, p: jnp.asarray(a, jnp.result_type(p)), tree, params)
 
     def rounding(x: jax.Array) -> jax.Array:
-        if made.kinds:  # the effect of rounding on a constrained param isn't known
+        if parametrisation.kinds:  # the effect of rounding on a constrained param isn't known
             return x
         return flat(jax.tree.map(_rounded_like, laid.unflatten(x), params))
 
@@ -180,15 +180,17 @@ def set_up(
             )
         return flat(tree)
 
-    if projection is not None and made.kinds:
+    if projection is not None and parametrisation.kinds:
         raise ValueError(f"{where()}give a projection or constraints, not both.")
-    box = free_box(bounds, held_as_zeros(wide), made, dtype)
+    box = free_box(bounds, held_as_zeros(wide), parametrisation, dtype)
     problem = SmoothObjective(f, box, projection and project, laid.unflatten, flat)
-    at_bound = _sides(box, params, made)
+    at_bound = _sides(box, params, parametrisation)
     return FlatObjective(flat(free), problem, narrowed, lambda p: fn(p, *args), rounding, at_bound)
 
 
-def _sides(box: Box | None, params: Any, made: Parametrisation) -> Callable[[jax.Array], Any]:
+def _sides(
+    box: Box | None, params: Any, parametrisation: Parametrisation
+) -> Callable[[jax.Array], Any]:
     """Return the function that marks params on a bound, with tangents for points on manifolds."""
     leaves, tree = jax.tree.flatten(in_tangents(params))
 
@@ -196,7 +198,7 @@ def _sides(box: Box | None, params: Any, made: Parametrisation) -> Callable[[jax
         if box is None:
             return None
         side, at, found = box.side(x), 0, []
-        for leaf, kind in zip(leaves, made.kinds or (None,) * len(leaves), strict=True):
+        for leaf, kind in zip(leaves, parametrisation.kinds or (None,) * len(leaves), strict=True):
             size = 0 if isinstance(kind, (fixed, tied)) else np.size(leaf)
             zeros = jnp.zeros(np.shape(leaf), jnp.int32)
             found.append(side[at : at + size].reshape(zeros.shape) if size else zeros)

@@ -84,7 +84,7 @@ def method_name(name: str) -> str:
     return METHODS.get(lower, lower)
 
 
-def as_asked(
+def with_scipy_options(
     keywords: dict[str, Any], method: Any, constraints: Any, *, max_steps: int, **limits: Any
 ) -> MinimizeRequest:
     """Convert a call with SciPy's `tol`, `jac` and `options` to fnopt's arguments.

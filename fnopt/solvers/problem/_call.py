@@ -141,8 +141,8 @@ def traced_functions(
     # A Jacobian by chunks has methods besides the call, so it stays as it is.
     if not is_eager((params, args, constraints)) or hasattr(jac, "fold"):
         return None
-    made = charted(params, constraints)
-    seen = param_shapes(made)
+    parametrisation = charted(params, constraints)
+    seen = param_shapes(parametrisation)
     if isinstance(residual_fn, ExampleResiduals):
         batch, *rest = args
 
@@ -153,9 +153,9 @@ def traced_functions(
         found = residual_fn.mapped(of_one, batch)
         return None if None in found.fns else (found, None)
     r = trace_function(joined_function(residual_fn), seen, *args)
-    if made.kinds and hasattr(jac, "composed"):
-        free = param_shapes(made._replace(kinds=()))
-        J = trace_function(free_jacobian(jac, made).fn, free, *args)
+    if parametrisation.kinds and hasattr(jac, "composed"):
+        free = param_shapes(parametrisation._replace(kinds=()))
+        J = trace_function(free_jacobian(jac, parametrisation).fn, free, *args)
         return None if r is None or J is None else (r, FreeJacobian(J))
     J = None if jac is None else trace_function(joined_function(jac, "jac"), seen, *args)
     return None if r is None or (J is None and jac is not None) else (r, J)

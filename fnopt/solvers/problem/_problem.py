@@ -95,7 +95,7 @@ class Problem(NamedTuple):
         if self.losses is None:
             return point, point.r
         r = self.flat.r(x)
-        return point._replace(cost=self.losses.felt_cost(r)), r
+        return point._replace(cost=self.losses.clipped_cost(r)), r
 
     def cost(self, r: jax.Array) -> jax.Array:
         """Return the cost of residuals."""
@@ -155,13 +155,13 @@ class Setting(NamedTuple):
 
     x: jax.Array  # [n], the initial guess
     problem: Problem
-    made: Parametrisation
+    parametrisation: Parametrisation
     dof: jax.Array  # int32, number of residuals with nonzero weight minus number of variables
     whiten: Whitening  # scales the residuals to unit variance
 
     def params(self, x: jax.Array) -> Any:
         """Convert a vector to the user's params."""
-        return self.made.assemble(self.problem.flat.unravel(x))
+        return self.parametrisation.assemble(self.problem.flat.unravel(x))
 
     def on_chart(self, x: jax.Array) -> Setting:
         """Return the setting of the fitted variables, with base points as constants."""
@@ -170,7 +170,7 @@ class Setting(NamedTuple):
 
     def rebased(self, x: jax.Array) -> jax.Array:
         """Make the current points on manifolds the base points; the params stay the same."""
-        charts = self.made.charts
+        charts = self.parametrisation.charts
         assert charts is not None
         return ravel(charts.rebase(self.problem.flat.unravel(x)))[0]
 
@@ -179,11 +179,11 @@ class Setting(NamedTuple):
 
         Points on manifolds are represented by tangent coordinates.
         """
-        if all(kind is None or isinstance(kind, curved) for kind in self.made.kinds):
+        if all(kind is None or isinstance(kind, curved) for kind in self.parametrisation.kinds):
             return None
 
         def laid(x: jax.Array) -> jax.Array:
-            charts = self.made.charts
+            charts = self.parametrisation.charts
             return ravel_with_held(
                 self.params(x) if charts is None else charts.tangent(self.problem.flat.unravel(x))
             )[0]
@@ -208,33 +208,33 @@ def set_up(
 ) -> Setting:
     """Ravel the parameters and build the `Problem`; check concrete arguments."""
     fn = joined_function(residual_fn)
-    made = charted(params, constraints)
+    parametrisation = charted(params, constraints)
     plain = loss is None and sigma is None and weights is None and jac is None
-    shapes = None if plain else jax.eval_shape(fn, param_shapes(made), *args)
+    shapes = None if plain else jax.eval_shape(fn, param_shapes(parametrisation), *args)
     whiten = whitened(shapes, sigma, weights)
 
     def residuals(free: Any) -> Any:
-        return fn(made.assemble(free), *args)
+        return fn(parametrisation.assemble(free), *args)
 
-    x, flat = flat_residual(lambda free: whiten(residuals(free)), made.free)
+    x, flat = flat_residual(lambda free: whiten(residuals(free)), parametrisation.free)
     if jac is not None:
-        if made.kinds and hasattr(jac, "composed"):
-            jac = free_jacobian(jac, made)
+        if parametrisation.kinds and hasattr(jac, "composed"):
+            jac = free_jacobian(jac, parametrisation)
         if isinstance(jac, FreeJacobian):
             given = free_derivative(jac, x, flat.unravel, args)
         else:
             given = given_derivative(jac, shapes, params, args, x.dtype)
-            given = _of_variables(given, flat, x, made)
+            given = _of_variables(given, flat, x, parametrisation)
         if sigma is not None or weights is not None:
             flat = _weighted(flat._replace(derivative=given), x.dtype, whiten)
         else:
             flat = flat._replace(derivative=given)
     losses = None if loss is None else robust_cost(loss, shapes)
-    box = free_box(bounds, params, made, x.dtype)
-    fitted = made.charts and made.charts.fitted
+    box = free_box(bounds, params, parametrisation, x.dtype)
+    fitted = parametrisation.charts and parametrisation.charts.fitted
     dof = jnp.asarray(flat.rows - (flat.n if fitted is None else fitted), jnp.int32)
     if whiten.weights is None:
-        return Setting(x, Problem(flat, losses, box, fitted=fitted), made, dof, whiten)
+        return Setting(x, Problem(flat, losses, box, fitted=fitted), parametrisation, dof, whiten)
 
     def both_parts(w: jax.Array, shape: Any) -> jax.Array:
         """Return the weights of a leaf; a complex leaf has weights for real and imaginary parts."""
@@ -249,18 +249,18 @@ def set_up(
         return w * jnp.square(jnp.where(counts, value, jnp.zeros_like(value)))
 
     dof = dof - psum_rows(jnp.sum(w == 0, dtype=jnp.int32))
-    return Setting(x, Problem(flat, losses, box, squares, fitted), made, dof, whiten)
+    return Setting(x, Problem(flat, losses, box, squares, fitted), parametrisation, dof, whiten)
 
 
 def _of_variables(
-    given: Derivative, flat: FlatResidual, x: jax.Array, made: Parametrisation
+    given: Derivative, flat: FlatResidual, x: jax.Array, parametrisation: Parametrisation
 ) -> Derivative:
     """Convert a derivative with respect to the params to the fitted variables."""
-    if not made.kinds:
+    if not parametrisation.kinds:
         return given
 
     def assembled(x: jax.Array) -> jax.Array:
-        return ravel_with_held(made.assemble(flat.unravel(x)))[0].astype(x.dtype)
+        return ravel_with_held(parametrisation.assemble(flat.unravel(x)))[0].astype(x.dtype)
 
     return given.preceded_by(assembled, x)
 
@@ -296,7 +296,7 @@ def by_example(
         solver: The method.
     """
     flat, (batch, *rest) = setting.problem.flat, args
-    examples = fns.of_free(setting.made.assemble, batch, tuple(rest))
+    examples = fns.of_free(setting.parametrisation.assemble, batch, tuple(rest))
     flat = solver.by_example(flat, setting.x, examples)
     if setting.whiten.maps:
         flat = _weighted(flat, setting.x.dtype, setting.whiten)

@@ -38,7 +38,7 @@ _TABLE = ScipyTable(
 )
 
 
-def as_asked(
+def with_scipy_options(
     options: dict[str, Any],
     *,
     residual_fn: Any,

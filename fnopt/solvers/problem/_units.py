@@ -32,7 +32,7 @@ def finer_unit(
     """
     info = jnp.finfo(unit.dtype)
     reach = jnp.asarray(2.0 ** (info.maxexp // 4), unit.dtype)
-    largest = pmax_rows(jnp.max(_felt(problem, r), initial=0))
+    largest = pmax_rows(jnp.max(_clipped(problem, r), initial=0))
     finite = jnp.isfinite(largest) & (largest > 0)
     finer = unit / floor_power_of_two(largest)
     # A unit that is subnormal, or whose inverse is subnormal, isn't exact.
@@ -42,8 +42,8 @@ def finer_unit(
     return jnp.where(needed, finer, unit), needed
 
 
-def _felt(problem: Problem, r: jax.Array) -> jax.Array:
-    return jnp.abs(r) if problem.losses is None else problem.losses.felt(r)
+def _clipped(problem: Problem, r: jax.Array) -> jax.Array:
+    return jnp.abs(r) if problem.losses is None else problem.losses.clipped(r)
 
 
 def in_unit(problem: Problem, unit: jax.Array) -> Problem:
@@ -68,8 +68,8 @@ def end_units(problem: Problem, r: jax.Array, J: jax.Array | None) -> tuple[jax.
 
     Residuals are multiplied by their scale; params are divided by theirs.
     """
-    felt = pmax_rows(jnp.max(_felt(problem, r), initial=0))
-    unit = 1 / floor_power_of_two(felt)
+    largest = pmax_rows(jnp.max(_clipped(problem, r), initial=0))
+    unit = 1 / floor_power_of_two(largest)
     if J is None:
         return unit, jnp.ones((problem.flat.n,), r.dtype)
     columns = pmax_rows(jnp.max(jnp.abs(unit * J), axis=0, initial=0))

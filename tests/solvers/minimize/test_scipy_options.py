@@ -6,7 +6,7 @@ import pytest
 
 import fnopt
 from fnopt.solvers.minimize._driver import METHODS
-from fnopt.solvers.minimize._scipy import as_asked, as_sides, method_name
+from fnopt.solvers.minimize._scipy import as_sides, method_name, with_scipy_options
 
 DEFAULTS = {
     "method": "auto",
@@ -44,14 +44,18 @@ def test_names_of_methods_that_arent_here_say_what_is(name):
 
 
 def test_tolerances_and_options():
-    asked = as_asked({"tol": 1e-3, "jac": None, "options": None}, **DEFAULTS)
+    asked = with_scipy_options({"tol": 1e-3, "jac": None, "options": None}, **DEFAULTS)
     assert (asked.ftol, asked.gtol, asked.max_steps, asked.disp) == (1e-3, 1e-3, 1000, False)
     options = {"gtol": 1e-4, "maxiter": 70, "maxfun": 50, "maxcor": 5, "disp": True}
-    asked = as_asked({"tol": 1e-3, "options": options}, **DEFAULTS | {"method": "L-BFGS-B"})
+    asked = with_scipy_options(
+        {"tol": 1e-3, "options": options}, **DEFAULTS | {"method": "L-BFGS-B"}
+    )
     assert (asked.ftol, asked.gtol, asked.max_steps, asked.disp) == (1e-3, 1e-4, 50, True)
     assert asked.method == fnopt.lbfgsb(5)
-    assert as_asked({"tol": 1e-3}, **DEFAULTS | {"gtol": 1e-7}).gtol == 1e-7
-    asked = as_asked({"options": {"xtol": 1e-5, "eps": 1e-8}}, **DEFAULTS | {"method": None})
+    assert with_scipy_options({"tol": 1e-3}, **DEFAULTS | {"gtol": 1e-7}).gtol == 1e-7
+    asked = with_scipy_options(
+        {"options": {"xtol": 1e-5, "eps": 1e-8}}, **DEFAULTS | {"method": None}
+    )
     assert (asked.xtol, asked.method) == (1e-5, "auto")
 
 

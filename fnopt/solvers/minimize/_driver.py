@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -25,34 +26,22 @@ from fnopt.sharding import pvary_for
 from fnopt.solvers.minimize._implicit import implicitly
 from fnopt.solvers.minimize._loop import MinimizeState, blank_state, final_point, iterate
 from fnopt.solvers.minimize._method import MinimizeMethod
-from fnopt.solvers.minimize._newton_cg import newton_cg
-from fnopt.solvers.minimize._nonlinear_cg import nonlinear_cg
 from fnopt.solvers.minimize._optimizer import GIVEN, optimizer_steps
 from fnopt.solvers.minimize._problem import (
     Evaluation,
     FlatObjective,
     SmoothObjective,
-    has_half_precision,
     seen_by,
     set_up,
 )
 from fnopt.solvers.minimize._projected_gradient import projected_gradient
 from fnopt.solvers.minimize._quasi_newton import bfgs, lbfgsb
 from fnopt.solvers.minimize._result import Minimum
-from fnopt.solvers.minimize._scipy import as_sides, method_name, with_scipy_options
+from fnopt.solvers.minimize._scipy import with_scipy_options, as_sides, method_of
 from fnopt.solvers.minimize._stopping import tolerances
 from fnopt.solvers.problem._call import checked_args, first_call_hints, started_from
 from fnopt.solvers.problem._callback import status_after
 from fnopt.solvers.result._solution import StepHistory, StepInfo, empty_history
-
-METHODS: dict[str, Callable[[], MinimizeMethod]] = {
-    "lbfgs": lbfgsb,
-    "lbfgsb": lbfgsb,
-    "bfgs": bfgs,
-    "cg": nonlinear_cg,
-    "newton_cg": newton_cg,
-    "projected_gradient": projected_gradient,
-}
 
 
 def minimize(
@@ -157,15 +146,14 @@ def minimize(
     if not callable(fun):
         raise TypeError(f"minimize: fun is {fun!r:.60}, expected a function of the params.")
     limits = {"ftol": ftol, "xtol": xtol, "gtol": gtol}
-    given = with_scipy_options(scipy_options, method, constraints, max_steps=max_steps, **limits)
-    method, *limits, max_steps, disp = given
+    method, limits, max_steps, disp = with_scipy_options(scipy_options, method, max_steps, **limits)
     max_steps = check_count(max_steps, "max_steps", "minimize")
     args = checked_args(args, "minimize")
     params = floating_start(params, constraints)
     bounds = as_sides(bounds)
     method = _checked_method(method, params, bounds, projection)
     options = {"bounds": bounds, "constraints": constraints}
-    limits, most = tuple(limits), jnp.asarray(max_steps, jnp.int32)
+    arrays = params, args, method, limits, jnp.asarray(max_steps, jnp.int32)
     static: dict[str, Any] = {
         "has_aux": has_aux,
         "history": max_steps if history else None,
@@ -179,32 +167,21 @@ def minimize(
         function = None
         if plain_call and is_eager((params, args, options, limits)):
             function = trace_function(fun, seen_by(params, constraints), *args)
-
-        def run(params: Any, args: Any, method: Any, limits: Any, most: Any) -> Minimum:
-            return _minimized(fun, params, args, method, options, limits, most, **static)
-
         if function is None:
-            end = trace_and_call(run, params, args, method, limits, most)
+            run = functools.partial(_minimized, fun, options=options, **static)
+            end = trace_and_call(run, *arrays)
         else:
-            end = tiered_call(
-                _minimized, function, params, args, method, options, limits, most, **static
-            )
+            end = tiered_call(_minimized, function, *arrays, options, **static)
     if disp and not isinstance(end.status, Tracer):
         print(end)
     return end
 
 
 def _checked_method(method: Any, params: Any, bounds: Any, projection: Any) -> MinimizeMethod:
-    if isinstance(method, str):
-        method = method_name(method)
-        if method == "auto":
-            return _automatic(params, bounds, projection)
-        if method not in METHODS:
-            raise ValueError(
-                f"minimize: method = {method!r}, expected 'auto', {names_text(sorted(METHODS))}, "
-                "or an optimizer."
-            )
-        method = METHODS[method]()
+    if method == "auto":
+        method = _automatic(params, bounds, projection)
+    elif isinstance(method, str):
+        method = method_of(method)()
     if not isinstance(method, MinimizeMethod):
         method = optimizer_steps(as_transformation(method, "minimize: method"))
         lost = sorted(set(method.tx.needs) - GIVEN)
@@ -229,7 +206,7 @@ _FEW = 20  # params, up to which BFGS needs fewer evaluations than L-BFGS
 
 def _automatic(params: Any, bounds: Any, projection: Any) -> MinimizeMethod:
     if projection is not None:
-        return _checked_method(projected_gradient(), params, bounds, projection)
+        return projected_gradient()
     few = sum(np.size(leaf) for leaf in jax.tree.leaves(params)) <= _FEW
     return bfgs() if few and bounds is None else lbfgsb()
 
@@ -239,9 +216,9 @@ def _minimized(
     params: Any,
     args: tuple[Any, ...],
     method: MinimizeMethod,
-    options: dict[str, Any],
     limits: tuple[Any, Any, Any],
     max_steps: jax.Array,
+    options: dict[str, Any],
     *,
     has_aux: bool,
     history: int | None,
@@ -282,7 +259,7 @@ def _minimized(
         return kept, Evaluation(unit * end.x, end.value, pull)
 
     kept, end = implicitly(run, setting.problem, setting.x, (method, limits, max_steps))
-    return _result(setting, kept, end, params, has_aux)
+    return _result(setting, kept, end, has_aux)
 
 
 def _in_units(history: StepHistory, unit: jax.Array) -> StepHistory:
@@ -291,13 +268,8 @@ def _in_units(history: StepHistory, unit: jax.Array) -> StepHistory:
     return history._replace(gradient_norm=slope, radius=length)
 
 
-def _result(
-    setting: FlatObjective, kept: Any, end: Evaluation, params: Any, has_aux: bool
-) -> Minimum:
+def _result(setting: FlatObjective, kept: Any, end: Evaluation, has_aux: bool) -> Minimum:
     steps, nfev, status, history = kept
-    value, x = end.value, end.x
-    if has_half_precision(params):
-        value, x, nfev = setting.rounded(x, nfev)
-    found, at_bound = setting.params(x), setting.at_bound(x)
+    found, at_bound = setting.params(end.x), setting.at_bound(end.x)
     aux = setting.value(found)[1] if has_aux else None
-    return Minimum(found, value, end.gradient, steps, nfev, status, aux, history, at_bound)
+    return Minimum(found, end.value, end.gradient, steps, nfev, status, aux, history, at_bound)

@@ -12,7 +12,7 @@ import numpy as np
 from fnopt.errors import check_inexact, check_returned, where
 from fnopt.jacobians import held_as_zeros, real_vector
 from fnopt.manifolds import in_tangents
-from fnopt.numerics import compute_dtype, is_inexact, real_dtype
+from fnopt.numerics import compute_dtype, real_dtype, wide_dtype
 from fnopt.programs import convert_closure
 from fnopt.residuals import (
     Box,
@@ -90,26 +90,12 @@ class FlatObjective(NamedTuple):
     problem: SmoothObjective
     params: Callable[[jax.Array], Any]  # from the vector to the user's params, in their dtypes
     value: Callable[[Any], Any]  # the user's function of the params
-    rounding: Callable[[jax.Array], jax.Array]  # rounds to 16-bit params
     at_bound: Callable[[jax.Array], Any]  # -1 and 1 for params on a bound; None without any
 
     def traced(self) -> FlatObjective:
         """Return the problem with the function traced once."""
         program, consts = convert_closure(self.problem.f, self.x)
         return self._replace(problem=self.problem._replace(f=lambda x: program(x, *consts)))
-
-    def rounded(self, x: jax.Array, nfev: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Round the solution to 16-bit params; return the initial guess if its value is lower."""
-        f = self.problem.f
-        before, after = f(self.rounding(self.x)), f(self.rounding(x))
-        better = (after <= before) | ~jnp.isfinite(before)
-        two = jnp.asarray(2, nfev.dtype)
-        return jnp.where(better, after, before), jnp.where(better, x, self.x), nfev + two
-
-
-def widened(leaf: Any) -> Any:
-    """Convert a leaf to its compute dtype, because 16 bits aren't sufficient for a line search."""
-    return compute_dtype(jnp.result_type(leaf)) if _is_half(leaf) else jnp.result_type(leaf)
 
 
 def _check_fitted(params: Any, constraints: Any) -> None:
@@ -118,19 +104,15 @@ def _check_fitted(params: Any, constraints: Any) -> None:
         check_inexact(params, "params", fitted=True)
 
 
-def has_half_precision(params: Any) -> bool:
-    """Whether a leaf has 16 bits."""
-    return any(map(_is_half, jax.tree.leaves(params)))
-
-
 def seen_by(params: Any, constraints: Any) -> Any:
     """Return the shapes and dtypes of the params that the function receives."""
     _check_fitted(params, constraints)  # a constraint keeps the shape and the dtype of a leaf
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), widened(leaf)), params)
 
 
-def _is_half(leaf: Any) -> bool:
-    return is_inexact(leaf) and jnp.finfo(jnp.result_type(leaf)).bits < 32
+def widened(leaf: Any) -> Any:
+    """Return the dtype in which the function receives a leaf: 16 bits are too few for a search."""
+    return wide_dtype(jnp.result_type(leaf))
 
 
 def set_up(
@@ -162,11 +144,6 @@ def set_up(
         tree = parametrisation.assemble(laid.unflatten(x))
         return jax.tree.map(lambda a, p: jnp.asarray(a, jnp.result_type(p)), tree, params)
 
-    def rounding(x: jax.Array) -> jax.Array:
-        if parametrisation.kinds:  # the effect of rounding on a constrained param isn't known
-            return x
-        return flat(jax.tree.map(_rounded_like, laid.unflatten(x), params))
-
     def project(x: jax.Array) -> jax.Array:
         assert projection is not None
         tree = projection(laid.unflatten(x))
@@ -185,7 +162,7 @@ def set_up(
     box = free_box(bounds, held_as_zeros(wide), parametrisation, dtype)
     problem = SmoothObjective(f, box, projection and project, laid.unflatten, flat)
     at_bound = _sides(box, params, parametrisation)
-    return FlatObjective(flat(free), problem, narrowed, lambda p: fn(p, *args), rounding, at_bound)
+    return FlatObjective(flat(free), problem, narrowed, lambda p: fn(p, *args), at_bound)
 
 
 def _sides(
@@ -206,11 +183,6 @@ def _sides(
         return tree.unflatten(found)
 
     return sides
-
-
-def _rounded_like(x: jax.Array, param: Any) -> jax.Array:
-    """Round numbers to the precision of a 16-bit leaf."""
-    return x.astype(jnp.result_type(param)).astype(x.dtype) if _is_half(param) else x
 
 
 def as_scalar(out: Any, has_aux: bool, dtype: Any) -> jax.Array:

@@ -2,43 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 
-from fnopt.errors import check_tolerance
+from fnopt.errors import check_tolerance, names_text
 from fnopt.numerics import default_float
-from fnopt.solvers.minimize._quasi_newton import lbfgsb
+from fnopt.solvers.minimize._method import MinimizeMethod
+from fnopt.solvers.minimize._newton_cg import newton_cg
+from fnopt.solvers.minimize._nonlinear_cg import nonlinear_cg
+from fnopt.solvers.minimize._projected_gradient import projected_gradient
+from fnopt.solvers.minimize._quasi_newton import bfgs, lbfgsb
 from fnopt.solvers.problem._scipy import ScipyTable, check_jac, first
 
-# The keys are SciPy's names in lower case, as SciPy compares them.
-METHODS = {
-    "l-bfgs-b": "lbfgsb",
-    "bfgs": "bfgs",
-    "cg": "cg",
-    "newton-cg": "newton_cg",
-    "trust-ncg": "newton_cg",
-    "trust-krylov": "newton_cg",
+# fnopt's and SciPy's names of the methods. SciPy compares names in lower case.
+METHODS: dict[str, Callable[[], MinimizeMethod]] = {
+    "bfgs": bfgs,
+    "cg": nonlinear_cg,
+    "projected_gradient": projected_gradient,
+    **dict.fromkeys(("lbfgs", "lbfgsb", "l_bfgs_b"), lbfgsb),
+    **dict.fromkeys(("newton_cg", "trust_ncg", "trust_krylov"), newton_cg),
 }
 _NO_GRADIENTS = (
     "searches without gradients, which are exact here: write 'auto'. For a function that has none, "
     "scipy.optimize.minimize itself is the tool"
 )
 _MATRIX = "makes the whole Hessian: write 'newton_cg', which takes its products"
-_THESE = (
-    "bounds=, projection= for convex sets, or constraints= (tied, positive, interval) with 'auto'"
+_CONSTRAINED = (
+    "is for constraints: here bounds=, projection= for convex sets, or constraints= (tied, "
+    "positive, interval) with 'auto'"
 )
-_CONSTRAINED = f"is for constraints: here {_THESE}"
 _ELSEWHERE = {
-    "nelder-mead": _NO_GRADIENTS,
+    "nelder_mead": _NO_GRADIENTS,
     "powell": _NO_GRADIENTS,
     "tnc": "is a Newton method with bounds: write 'lbfgsb', or 'newton_cg' without bounds",
     "cobyla": _CONSTRAINED,
     "cobyqa": _CONSTRAINED,
     "slsqp": _CONSTRAINED,
-    "trust-constr": _CONSTRAINED,
+    "trust_constr": _CONSTRAINED,
     "dogleg": _MATRIX,
-    "trust-exact": _MATRIX,
+    "trust_exact": _MATRIX,
 }
 
 _STEPS = ("maxiter", "maxfun", "maxfev")
@@ -61,54 +65,46 @@ _TABLE = ScipyTable(
 )
 
 
-class MinimizeRequest(NamedTuple):
-    """The arguments of `minimize` that SciPy's keywords may change."""
-
-    method: Any
-    ftol: Any
-    xtol: Any
-    gtol: Any
-    max_steps: int
-    disp: bool
-
-
-def method_name(name: str) -> str:
-    """Convert SciPy's name of a method to fnopt's name.
+def method_of(name: str) -> Callable[[], MinimizeMethod]:
+    """Return the method with one of fnopt's or SciPy's names.
 
     Raises:
-        ValueError: If fnopt doesn't have SciPy's method; the message names a replacement.
+        ValueError: If no method has this name; the message names a replacement.
     """
-    lower = name.lower()
-    if lower in _ELSEWHERE:
-        raise ValueError(f"minimize: method = {name!r} {_ELSEWHERE[lower]}.")
-    return METHODS.get(lower, lower)
+    key = name.lower().replace("-", "_")
+    if key in _ELSEWHERE:
+        raise ValueError(f"minimize: method = {name!r} {_ELSEWHERE[key]}.")
+    if key not in METHODS:
+        raise ValueError(
+            f"minimize: method = {name!r}, expected 'auto', {names_text(sorted(METHODS), 20)}, "
+            "or an optimizer."
+        )
+    return METHODS[key]
 
 
 def with_scipy_options(
-    keywords: dict[str, Any], method: Any, constraints: Any, *, max_steps: int, **limits: Any
-) -> MinimizeRequest:
+    keywords: dict[str, Any], method: Any, max_steps: int, **limits: Any
+) -> tuple[Any, tuple[Any, ...], int, bool]:
     """Convert a call with SciPy's `tol`, `jac` and `options` to fnopt's arguments.
 
     Args:
         keywords: The keywords that `minimize` doesn't declare, with their values.
         method: The method, or its name; None selects the default, as in SciPy.
-        constraints: The constraints; SciPy's constraint functions are refused.
         max_steps: The maximum number of trial points.
         **limits: `ftol`, `xtol` and `gtol`, the tolerances of value, params and gradient; None for
             SciPy's keyword, or else the default.
 
     Returns:
-        The converted arguments.
+        The method, the tolerances, the maximum number of steps, and whether to print the result.
 
     Raises:
         TypeError: If a keyword or an option is unknown, or has another name in fnopt.
     """
     read = _TABLE.read(keywords)
     check_jac("minimize", keywords.get("jac"), "its value")
-    _check_constraints(constraints)
     method = "auto" if method is None else method
     if "maxcor" in read:
-        if method_name(str(method)) not in ("auto", "lbfgs", "lbfgsb"):
+        if method != "auto" and not (isinstance(method, str) and method_of(method) is lbfgsb):
             raise TypeError(f"minimize: maxcor is an option of 'lbfgsb', the method is {method!r}.")
         method = lbfgsb(read["maxcor"])
     check_tolerance(read.get("tol"), "tol", "minimize")
@@ -116,20 +112,8 @@ def with_scipy_options(
         names = (name,) if name == "xtol" else (name, "tol")
         limits[name] = first(read, *names, given=limit)
         check_tolerance(limits[name], name, "minimize")
-    disp, max_steps = bool(read.get("disp")), _TABLE.most_steps(read, max_steps)
-    return MinimizeRequest(method, **limits, max_steps=max_steps, disp=disp)
-
-
-def _check_constraints(constraints: Any) -> None:
-    """Refuse SciPy's constraints: functions that have to be zero or nonnegative."""
-    several = constraints if isinstance(constraints, (list, tuple)) else [constraints]
-    for one in several:
-        named = isinstance(one, dict) and {"type", "fun"} <= one.keys()
-        if named or (hasattr(one, "lb") and hasattr(one, "ub")):
-            raise TypeError(
-                f"minimize: constraints: {type(one).__name__} is one of SciPy's, a function that "
-                f"has to be zero or positive; expected {_THESE}."
-            )
+    max_steps = _TABLE.most_steps(read, max_steps)
+    return method, tuple(limits.values()), max_steps, bool(read.get("disp"))
 
 
 def as_sides(bounds: Any) -> Any:

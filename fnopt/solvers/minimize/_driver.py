@@ -37,7 +37,7 @@ from fnopt.solvers.minimize._problem import (
 from fnopt.solvers.minimize._projected_gradient import projected_gradient
 from fnopt.solvers.minimize._quasi_newton import bfgs, lbfgsb
 from fnopt.solvers.minimize._result import Minimum
-from fnopt.solvers.minimize._scipy import with_scipy_options, as_sides, method_of
+from fnopt.solvers.minimize._scipy import as_sides, method_of, with_scipy_options
 from fnopt.solvers.minimize._stopping import tolerances
 from fnopt.solvers.problem._call import checked_args, first_call_hints, started_from
 from fnopt.solvers.problem._callback import status_after

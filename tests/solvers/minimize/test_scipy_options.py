@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import fnopt
-from fnopt.solvers.minimize._scipy import METHODS, with_scipy_options, as_sides, method_of
+from fnopt.solvers.minimize._scipy import METHODS, as_sides, method_of, with_scipy_options
 
 DEFAULTS = {
     "method": "auto",

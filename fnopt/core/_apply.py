@@ -53,7 +53,8 @@ def _add_leaf(name: Callable[[], str], p: Any, u: Any) -> Any:
         total = lax.add(p, u) if is_traced(p, u) else p + u
         return lax.convert_element_type(total, p.dtype)  # not weakly typed
     p_dtype, u_dtype = dtype_of(p), dtype_of(u)
-    if u_dtype == jax.dtypes.float0:  # what jax.grad(allow_int=True) says of an integer: zero
+    # jax.grad(allow_int=True) returns float0 for an integer: no update.
+    if u_dtype == jax.dtypes.float0:
         return p
     if not is_inexact(p):
         return _add_integers(name, p, u)
@@ -122,7 +123,10 @@ def apply_updates(params: Params, updates: Any) -> Params:
 def _mismatch(params: Any, updates: Any, treedef: Any) -> str:
     """Error message for updates that differ from params in structure."""
     if is_pair_with(updates, 0, treedef):
-        return "updates are the pair that update gives: write updates, state = tx.update(...)."
+        return (
+            "updates are the pair that update returns, expected the first of both: updates, "
+            "state = tx.update(...)."
+        )
     given, wanted = (
         [name for name, _ in leaves_with_names(tree, is_leaf=_is_leaf)[0]]
         for tree in (updates, params)

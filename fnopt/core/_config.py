@@ -54,7 +54,7 @@ def _encode(x: Any, path: str) -> Any:
             return [_encode(v, f"{path}[{i}]") for i, v in enumerate(x)]
         case dict():
             items = {k: _encode(v, f"{path}[{k!r}]") for k, v in x.items()}
-            # JSON's keys are strings, so others go as pairs
+            # JSON's keys are strings, so a dict with other keys is stored as pairs.
             plain = all(isinstance(k, str) for k in items)
             return {"type": "dict", "items": items if plain else list(map(list, items.items()))}
         case np.dtype():
@@ -176,7 +176,7 @@ def _build(name: str, config: dict[str, Any]) -> Any:
 
 def _hint(name: str) -> str:
     if callable(getattr(sys.modules["fnopt"], name.removeprefix("fnopt."), None)):
-        return "It is a function: a configuration describes what it makes (to_config of that)."
+        return "It is a function: a configuration describes the object that it returns."
     last = {known.rpartition(".")[2]: known for known in registry}
     close = difflib.get_close_matches(name.rpartition(".")[2], last, n=3, cutoff=0.5)
     found = [last[n] for n in close]

@@ -16,23 +16,27 @@ from fnopt.numerics import is_array_like
 
 EXTRA_ARGS: Mapping[str, str] = {
     "value": "the loss at the params, a scalar",
-    "grad": "the gradient of the loss at the params, where the updates are no gradient any more",
-    "value_fn": "`value_fn(params, **others)`: the loss as a function; it gets those of the other "
-    "extra arguments that it names",
+    "grad": "the gradient of the loss at the params, if the updates are not this gradient",
+    "value_fn": (
+        "`value_fn(params, **others)`: the loss as a function; `others` are the extra "
+        "arguments that its signature names"
+    ),
     "grad_fn": "`grad_fn(params, i)`: the gradient at other params, in the i-th call of a step",
     "obj_fn": "`obj_fn(params)`: the loss as a function of the params alone, for its curvature",
     "logits_fn": "`logits_fn(params)`: the model's logits for the batch, of shape (..., classes)",
-    "residual_fn": "`residual_fn(params)` or `residual_fn(params, example)`: what is squared and "
-    "summed",
-    "jac": "`jac(params)`: the Jacobian of the residuals, if it is known",
-    "batch": "the examples that residuals are taken of",
+    "residual_fn": (
+        "`residual_fn(params)` or `residual_fn(params, example)`: the residuals, whose "
+        "squares are summed"
+    ),
+    "jac": "`jac(params)`: the Jacobian of the residuals, if available",
+    "batch": "the examples of the residuals",
     "local_energies": "the local energies of the batch's samples of a wave function, of shape [n]",
-    "weights": "how often each sample of the batch counts, of shape [n]",
-    "weight": "how much this gradient counts in a mean of several: the tokens in its batch",
-    "input_moments": "second moments of what enters each matrix, `a a^T` averaged over the batch",
+    "weights": "the weight of each sample of the batch, of shape [n]",
+    "weight": "the weight of this gradient in a mean, such as the number of tokens in its batch",
+    "input_moments": "second moments of the inputs of each matrix, `a a^T` averaged over the batch",
     "max_logits": "the largest attention logits of each head in the batch",
-    "num_examples": "of a worker: how many examples its steps have seen, its weight",
-    "participates": "of a worker: whether it takes part in this round",
+    "num_examples": "the number of examples in a worker's steps, its weight",
+    "participates": "whether a worker takes part in this round",
 }
 """The names of extra arguments of `update` that anything in the library reads, and what they are.
 
@@ -88,8 +92,8 @@ def check_spelling(tx: Any, given: Mapping[str, Any]) -> None:
         near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
         if near:
             raise TypeError(
-                f"{where()}update got the extra argument {name!r}, which nothing in it takes; did "
-                f"you mean {near[0]!r}?"
+                f"{where()}update got the extra argument {name!r}, which none of its "
+                f"members takes; did you mean {near[0]!r}?"
             )
 
 
@@ -107,7 +111,7 @@ def scalar_loss(value: Any, dtype: Any) -> jax.Array:
     return jnp.reshape(jnp.asarray(value), ()).astype(dtype)
 
 
-_FUNCTIONS = ("value_fn", "obj_fn", "logits_fn", "residual_fn")  # of the params
+_FUNCTIONS = ("value_fn", "obj_fn", "logits_fn", "residual_fn")  # functions of the params
 
 
 def translate_extra_args(

@@ -74,8 +74,9 @@ def slots(state: Any) -> dict[str, Any]:
     """
     if isinstance(state, Transformation):
         raise TypeError(
-            "slots: this is the optimizer, expected its state: tx.init(params), or what update "
-            "returned. What it will keep is known before: fnopt.slot_names(tx, params)."
+            "slots: this is the optimizer, expected its state: tx.init(params), or what "
+            "update returned. For the names of the slots before init, use "
+            "fnopt.slot_names(tx, params)."
         )
     found: list[tuple[_Path, Any]] = []
     map_slots(lambda path, slot: found.append((tuple(path.split("/")), slot)), state)

@@ -91,7 +91,8 @@ class Leafwise(Transformation):
         [4. 4.] [1. 1.]
     """
 
-    keeps_squares: ClassVar[bool | None] = None  # of gradients; None if a slot is a `RealSlot`
+    # Whether slots hold squares of gradients; None: if a slot is a `RealSlot`.
+    keeps_squares: ClassVar[bool | None] = None
     carrier: ClassVar[str | None] = None  # the slot that carries infinite gradients to the update
     is_short: ClassVar[bool] = False  # whether `leaf` is one operation
 
@@ -212,12 +213,12 @@ class _Numbers:
         return self._made[dtype]
 
 
-# A formula and the scalars of a step are jitted functions where many leaves of a step that is
-# traced are alike (each is one equation, and the formula is traced once), in an eager update (one
-# call a leaf instead of one an operation), and under a `vmap` or `grad` that is not compiled. The
-# function itself is called where it is the cheaper thing to trace: in a program, for the scalars
-# (hyper-parameters are known numbers there), short formulas and leaves that are alone with their
-# shape. XLA inlines all calls, so what runs is the same.
+# A formula, or the scalars of a step, are jitted functions in three cases: if many leaves of a
+# traced step are alike (each is one equation, and the formula is traced once), in an eager update
+# (one call per leaf instead of one per operation), and under a `vmap` or `grad` that isn't
+# compiled. The function itself is called if this is cheaper to trace: inside a program, for the
+# scalars (hyper-parameters are concrete there), short formulas, and leaves of unique shape. XLA
+# inlines all calls, so the compiled program is the same.
 
 
 def _scalars(tx: Leafwise, count: Any, dtype: Any) -> tuple[dict[str, Any], Any]:
@@ -226,7 +227,7 @@ def _scalars(tx: Leafwise, count: Any, dtype: Any) -> tuple[dict[str, Any], Any]
     now = tx.at(count)
     values = {name: getattr(now, name) for name in tx._leaf_names}
     numbers = {k: _number(v, dtype) for k, v in values.items() if v is not None}
-    with np.errstate(all="ignore"):  # known numbers divide as JAX's do, without a warning
+    with np.errstate(all="ignore"):  # NumPy scalars divide like JAX's, without a warning
         more = tx.scalars(LeafNumbers(**values | numbers), t)
     check_scalars_returned(type(tx).__name__, more)
     return numbers | {k: _number(v, dtype) for k, v in more.items()}, t
@@ -252,7 +253,7 @@ def _scalar_program(cls: type[Leafwise]) -> Callable[..., Any]:
 def _step_program(
     cls: type[Leafwise], flags: Any, slots: tuple[str, ...], axes: tuple[str, ...]
 ) -> Callable[..., Any]:
-    del axes  # norms of parts are another program
+    del axes  # `axes` is a cache key: norms of parts need another program
 
     def step(numbers: Any, count: Any, *row: Any) -> tuple[tuple[Any, ...], Any]:
         (result,), t = cls._unflatten(flags, numbers)._rows(slots, count, [row], staged=True)
@@ -266,7 +267,7 @@ def _step_program(
 def _leaf_program(
     cls: type[Leafwise], flags: Any, slots: tuple[str, ...], axes: tuple[str, ...]
 ) -> Callable[..., Any]:
-    del axes  # norms of parts are another program
+    del axes  # `axes` is a cache key: norms of parts need another program
     return jax.jit(_leaf_formula(cls, flags, slots))
 
 

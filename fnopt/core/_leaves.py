@@ -56,7 +56,7 @@ def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
     if is_pair_with(tree, 1, other_structure):
         raise ValueError(
             f"{where()}the {what} are the pair that jax.value_and_grad gives: write "
-            "value, grads = jax.value_and_grad(...)(...), and hand on the second."
+            "value, grads = jax.value_and_grad(...)(...), and pass grads."
         )
     if treedef != other_treedef:
         raise ValueError(_structure_message(mine, theirs, treedef, other_treedef, what, other_what))
@@ -102,7 +102,9 @@ def _structure_message(
         differing = f"{what} have no array, every leaf is None or missing"
     same = f"{what} are {treedef}, {other_what} are {other_treedef}"
     arrays = all(is_array_like(x) for _, x in (*mine, *theirs))
-    hint = _WRT_HINT if arrays else f"Leave out what is no array (Equinox: {EQUINOX_FILTER})."
+    hint = (
+        _WRT_HINT if arrays else f"Leave out leaves that aren't arrays (Equinox: {EQUINOX_FILTER})."
+    )
     return f"{text}{differing or same}; expected the same tree. {hint}"
 
 
@@ -163,8 +165,8 @@ def check_scalars(hyper: Any) -> None:
     for path, x in leaves_with_names(hyper)[0]:
         if jnp.ndim(x) != 0:
             raise ValueError(
-                f"{where()}{path} has shape {jnp.shape(x)}, expected a scalar. A stack of "
-                "optimizers is used under jax.vmap: jax.vmap(train)(optimizers)."
+                f"{where()}{path} has shape {jnp.shape(x)}, expected a scalar. To run "
+                "stacked optimizers, use jax.vmap(train)(optimizers)."
             )
 
 
@@ -236,8 +238,8 @@ def floating_leaves(params: Any) -> Any:
     if not others:
         return params
     warnings.warn(
-        f"{where()}{names_text(others)} of the params are no floating arrays: they have no state "
-        "and stay as they are, and their gradients have to be None.",
+        f"{where()}{names_text(others)} of the params aren't floating arrays, expected "
+        "None as their gradients: they have no state and don't change.",
         stacklevel=4,
     )
     return jax.tree.map(lambda p: p if is_inexact(p) else None, params)

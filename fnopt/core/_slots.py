@@ -99,8 +99,8 @@ def first_slot(tx: Any, name: str, params: Any) -> Any:
     """Initial value of a slot of `tx.State`, by the `fill` and the `storage` of the transform."""
     if name not in declared_slots(tx.State):
         raise NotImplementedError(
-            f"{where()}the field {name!r} of {tx.State.__name__} is no Slot: define init(self, "
-            "params), which makes the first state."
+            f"{where()}the field {name!r} of {tx.State.__name__} isn't a Slot, expected "
+            "one, or a method init(self, params) that returns the first state."
         )
     dtype = getattr(tx, tx.storage.get(name, f"{name}_dtype"), None)
     fill = tx.fill.get(name, 0.0)
@@ -176,9 +176,10 @@ def missing_count(tx: Any) -> ValueError:
     names = ", ".join(scheduled(tx))
     why = f"{names} follows a schedule" if names else "it reads the number of the step"
     return ValueError(
-        f"{where()}{type(tx).__name__} needs a count of steps ({why}), and its state has none: "
-        "that is of an optimizer which needed none. Go on with state, report = "
-        "fnopt.tree.restore(tx.init(params), state, count=n), n the steps made so far."
+        f"{where()}{type(tx).__name__} needs a count of steps ({why}), but its state has "
+        "none: an optimizer that needs no count made it. Convert it by state, report = "
+        "fnopt.tree.restore(tx.init(params), state, count=n), where n is the number of "
+        "steps so far."
     )
 
 
@@ -201,8 +202,8 @@ def zeros_for(init: Callable[[Any], Any], params: Any, caller: str = "") -> Any:
     names = _leaves_from_values(init, params)
     if names:
         raise ValueError(
-            f"{caller}{where()}the state's {names_text(names)} begin with values of the params, of "
-            "which only shapes were given: give the params as arrays, or call "
+            f"{caller}{where()}the state's {names_text(names)} begin with values of the "
+            "params, but only shapes were given. Give the params as arrays, or call "
             "jax.eval_shape(tx.init, params) for the shapes of the state."
         )
     return jax.tree.map(

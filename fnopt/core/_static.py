@@ -68,7 +68,8 @@ def _as_annotated(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
         return value
     words, fits, stored = _KINDS[name]
     expected = words if least is None else f"{words} >= {least}"
-    # Checked at construction, because an error inside a jitted step would be far from its cause.
+    # The value is checked at construction, because an error inside a jitted step would be far from
+    # its cause.
     if not fits(value):
         raise TypeError(f"{where()}{owner}: {field.name} = {value!r}, expected {expected}.")
     if least is not None and value < least:

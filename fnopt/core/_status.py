@@ -30,7 +30,7 @@ class Status(enum.IntEnum):
     CONVERGED_STEP = 2, "converged: the last step was below xtol"
     CONVERGED_GRADIENT = 3, "converged: the gradient is below gtol"
     MAX_STEPS = 4, "not converged: max_steps steps were made"
-    STALLED = 5, "not converged: no step lowers the cost, but a linear model promises a decrease"
+    STALLED = 5, "not converged: no step lowers the cost, but the linear model predicts a decrease"
     NONFINITE_START = 6, "failed: the residuals or their Jacobian are not finite at these params"
     NONFINITE_STEP = 7, "failed: every step led to residuals that are not finite"
     ILL_POSED = (

@@ -96,25 +96,27 @@ class Transformation(Value):
     """
 
     State: ClassVar[Any] = EmptyState
-    # Slots that don't start at zero: a number, the field that has it, or "params" for a copy.
+    # Initial values of slots that don't start at zero: a number, the name of the field with the
+    # number, or "params" for a copy.
     fill: ClassVar[Mapping[str, Any]] = {}
-    # Fields that have the storage dtypes of slots, where they aren't called `<slot>_dtype`.
+    # Fields with the storage dtypes of slots, if they aren't called `<slot>_dtype`.
     storage: ClassVar[Mapping[str, str]] = {}
     needs_params: ClassVar[bool] = False
-    # Whether updates of 16-bit params stay in float32: a step between two bfloat16 numbers isn't
-    # always a bfloat16 number, so a transform that says where params must land says it wider.
+    # Whether updates of 16-bit params stay in float32. A step between two bfloat16 numbers isn't
+    # always a bfloat16 number, so a transform that prescribes the new params needs wide updates.
     wide_updates: ClassVar[bool] = False
-    # Whether `update` reads the number of the step; else a state counts for schedules only.
+    # Whether `update` reads the step count. If not, a state has a count for schedules only.
     reads_step: ClassVar[bool] = True
     # Whether gradients may have another form than params: `Rows` of a table, an axis of examples.
     other_gradients: ClassVar[bool] = False
-    # Whether `init` leaves out what is no floating array, and warns, instead of refusing it.
+    # Whether `init` leaves out leaves that aren't floating arrays, with a warning, instead of
+    # raising.
     floating_alone: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # Checks and the place in error messages belong to the contract, so every subclass gets
-        # them, a user's too: the methods are wrapped where the class is made.
+        # The methods are wrapped when a class is created, so that every subclass, also a user's,
+        # gets the checks and the scope of error messages.
         if "init" in cls.__dict__:
             cls.init = _guarded_init(cls.__dict__["init"])
         if "update" in cls.__dict__:
@@ -124,7 +126,7 @@ class Transformation(Value):
     def _place(self) -> str:
         return type(self).__name__
 
-    if not typing.TYPE_CHECKING:  # type checkers would believe that every attribute is there
+    if not typing.TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
             """Raise an AttributeError that names the replacement of a missing attribute."""
@@ -146,7 +148,7 @@ class Transformation(Value):
 
         By default, it is a zero `count` and the slots that the class `State` declares.
         """
-        if self.State is None:  # a wrapper without state of its own
+        if self.State is None:  # a wrapper without a state
             return self._first("inner_state", params)
         return self.State(**{name: self._first(name, params) for name in self.State._fields})
 
@@ -219,10 +221,10 @@ def check_state(tx: Transformation, state: Any) -> None:
     if expected is EmptyState and not tree_leaves(state):  # another library's empty state
         return
     raise TypeError(
-        f"{where()}the state is {_describe_state(state, expected)}. It looks "
-        "like the state of another optimizer: use the one that init(params) of this one gave "
-        "(after a restore, restore into the structure of init(params); fnopt.tree.restore takes "
-        "over what fits)."
+        f"{where()}the state is {_describe_state(state, expected)}. It looks like the "
+        "state of another optimizer: use the state that init(params) of this optimizer "
+        "returned (after a restore, restore into the structure of init(params); "
+        "fnopt.tree.restore copies the leaves that fit)."
     )
 
 
@@ -231,7 +233,8 @@ def _describe_state(state: Any, expected: type) -> str:
         return f"a tuple of {len(state)}, expected {expected.__name__}"
     given, wanted = type(state), expected.__name__
     library = given.__module__.partition(".")[0]
-    whose = f"{library}'s" if given.__name__ == wanted else "a"  # others call theirs alike
+    # Other libraries use the same class names.
+    whose = f"{library}'s" if given.__name__ == wanted else "a"
     return f"{whose} {given.__name__}, expected {wanted}"
 
 
@@ -264,14 +267,16 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
                 _check_order(updates, state, params)
                 check_spelling(self, extra_args)
             check_state(self, state)
-            # A tree that is one leaf is None, without leaves, to the parts that don't work on it.
-            # (Where update has required arguments, updates may be None for other reasons: LM.)
+            # For parts that don't work on it, a tree that is a single leaf is None, without leaves.
+            # (If update has required arguments, updates may be None for another reason:
+            # Levenberg-Marquardt.)
             nothing = not outermost and updates is None and not required_by(update)
             if params is None and self.needs_params and not nothing:
                 raise ValueError(
                     f"{where()}update needs the params: call update(updates, state, params)."
                 )
-            # Inside a chain the trees were checked on entry; LM takes no gradient (None).
+            # Inside a chain the trees were checked on entry; Levenberg-Marquardt takes no gradient
+            # (None).
             given = params is not None and updates is not None
             if outermost and given and not (self.other_gradients or same_tree(updates, params)):
                 params, extra_args = without_gradient(self, updates, params, extra_args)
@@ -323,7 +328,7 @@ def _check_required(update: Callable[..., Any], given: Any) -> None:
     for name in required_by(update):
         if name not in given:
             raise TypeError(
-                f"{where()}update needs the extra argument {name!r}: call "
-                f"update(updates, state, params, {name}=...), through every wrapper around it "
-                "(optax's hand it on to fnopt.interop.to_optax(tx), not to tx)."
+                f"{where()}update needs the extra argument {name!r}: call update(updates, "
+                f"state, params, {name}=...), through every wrapper around it (optax's "
+                "wrappers pass it to fnopt.interop.to_optax(tx), not to tx)."
             )

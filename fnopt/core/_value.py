@@ -178,13 +178,13 @@ def _refuse_assignment(self: Value, name: str, value: Any) -> None:
             f"fnopt.hyper()` for a number, `{name}: Any = fnopt.static()` for anything else."
         )
     raise dataclasses.FrozenInstanceError(
-        f"{owner}.{name} = {brief(value)}: an fnopt value never changes. Make another one: "
-        f"dataclasses.replace(value, {name}=...) of a part, or call its function again. The state "
-        "and a jitted step that takes the optimizer as an argument go on with it."
+        f"{owner}.{name} = {brief(value)}: values of fnopt are immutable. Make a new one: "
+        f"dataclasses.replace(value, {name}=...), or call its function again. The state, "
+        "and a jitted step that takes the optimizer as an argument, stay valid."
     )
 
 
-# What a class has in which nothing is defined, whatever the version of Python.
+# Attributes of an empty class, in all versions of Python.
 _OF_A_SHELL = {
     *("__module__", "__doc__", "__slots__", "__qualname__", "__dict__", "__weakref__"),
     *("__firstlineno__", "__static_attributes__", "__annotations__"),
@@ -242,13 +242,13 @@ class Value:
         fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
         cls._leaf_names = tuple(f.name for f in fields if not is_static(f))
         cls._static_names = tuple(f.name for f in fields if is_static(f))
-        # JAX's own registration of dataclasses calls __init__ to rebuild; ours does not, because
-        # JAX also rebuilds with placeholders, which the checks of __post_init__ would refuse.
+        # JAX's own registration of dataclasses calls __init__ to rebuild. Ours doesn't, because JAX
+        # also rebuilds with placeholders, which the checks of __post_init__ would reject.
         jax.tree_util.register_pytree_with_keys(
             cls, cls._flatten_with_keys, cls._unflatten, cls._flatten
         )
         name = config_name(cls)
-        # What cloudpickle makes of a class that it brings is empty at first, and often thrown away.
+        # The package cloudpickle first creates an empty class, which it often discards.
         registry[name] = registry.get(name, cls) if is_shell else cls
 
     def __post_init__(self) -> None:
@@ -266,7 +266,7 @@ class Value:
         object.__setattr__(self, name, value)  # the dataclass is frozen; only construction writes
 
     def _flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        get = self.__getattribute__  # without a frame of Python for every field
+        get = self.__getattribute__  # no Python frame for every field
         return tuple(map(get, self._leaf_names)), tuple(map(get, self._static_names))
 
     def _flatten_with_keys(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

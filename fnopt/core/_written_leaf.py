@@ -56,7 +56,7 @@ def returned_by_leaf(owner: str, out: Any, slots: tuple[str, ...], g: Any, old: 
             f"the new {names_text([*slots])}."
         )
     for what, new, was in zip(("update", *slots), returned, (g, *old), strict=True):
-        alike = getattr(new, "shape", None) == getattr(was, "shape", ())  # of arrays
+        alike = getattr(new, "shape", None) == getattr(was, "shape", ())  # fast path for arrays
         if not alike and _shapes(new) != _shapes(was):
             like = "the gradient" if what == "update" else "the slot before"
             raise ValueError(

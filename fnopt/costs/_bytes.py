@@ -21,7 +21,7 @@ def bytes_of(array: Any) -> int:
     """Size of an array or abstract value in bytes; 0 for tokens."""
     dtype = getattr(array, "dtype", None)
     size = math.prod(getattr(array, "shape", ())) * getattr(dtype, "itemsize", 0)
-    return -(-size // 2) if dtype in (jnp.int4, jnp.uint4) else size  # two in a byte
+    return -(-size // 2) if dtype in (jnp.int4, jnp.uint4) else size  # two 4-bit numbers per byte
 
 
 def own_traffic(op: Op) -> int:

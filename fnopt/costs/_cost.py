@@ -123,8 +123,8 @@ def check_arrays(what: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
             )
         if not all(isinstance(d, (int, np.integer)) for d in leaf.shape):
             raise ValueError(
-                f"{what}: {path} has the shape {tuple(leaf.shape)}, expected whole numbers: "
-                "put in the sizes that you want to know the cost for."
+                f"{what}: {path} has the shape {tuple(leaf.shape)}, expected whole "
+                "numbers. Replace symbolic sizes by the sizes of interest."
             )
 
 

@@ -163,7 +163,7 @@ def _work(op: Op) -> Work | str:
         return reason_unknown(op.name)
     try:
         return rule(op)
-    except KeyError as missing:  # a release of JAX may name its parameters otherwise
+    except KeyError as missing:  # a release of JAX may have other parameter names
         return f"this release of JAX gives it no parameter {missing}"
 
 

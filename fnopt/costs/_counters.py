@@ -20,7 +20,7 @@ from fnopt.costs._lines import (
 )
 from fnopt.programs import Cond, Scan, While
 
-# Every element of their results is one of their first operand.
+# Primitives whose results consist of elements of their first operand.
 SAME = names("""
     convert_element_type copy copy_p stop_gradient reshape squeeze expand_dims broadcast_in_dim
     transpose slice dynamic_slice split unstack tile rev name tap pvary sharding_constraint

@@ -110,7 +110,7 @@ class DistributedCost:
 
     def __getitem__(self, name: str) -> DeviceCost:
         if name not in self.ways:
-            raise KeyError(f"no way is called {name!r}; there are {names_text([*self.ways])}")
+            raise KeyError(f"{name!r} is unknown, expected one of {names_text([*self.ways])}")
         return self.ways[name]
 
     def table(self) -> str:

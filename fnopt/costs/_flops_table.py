@@ -39,7 +39,8 @@ _REDUCTIONS = names("""
 _CUMULATIVE = {"cumsum", "cumprod", "cummax", "cummin"}
 _WINDOWS = {"reduce_window", "reduce_window_sum", "reduce_window_max", "reduce_window_min"}
 
-# Real operations of a complex one: a product has four and two sums, a quotient (by |b|^2) eleven.
+# Real operations of a complex operation: a product takes four products and two sums, and a quotient
+# (by |b|^2) takes eleven.
 _COMPLEX = {"mul": 6, "div": 11, "square": 5, "one_minus_square": 3, "polynomial": 4}
 
 
@@ -53,7 +54,7 @@ def _arithmetic(op: Op, count: int) -> Work:
 
 def _integer_pow(op: Op) -> Work:
     y = op.params["y"]
-    # By repeated squaring, and one division for a negative power.
+    # An integer power takes repeated squaring, and one division if it is negative.
     products = abs(y).bit_length() - 1 + abs(y).bit_count() - 1 if y else 0
     return _arithmetic(op, op.out.size * (products + (y < 0)))
 
@@ -127,5 +128,5 @@ def reason_unknown(name: str) -> str:
     if name in _ITERATIVE:
         return "an iterative factorisation, whose work depends on the numbers"
     if name in {"ffi_call", "custom_call", "pallas_call"}:
-        return "a kernel that can't be looked into"
+        return "a kernel that can't be inspected"
     return "no rule for this primitive"

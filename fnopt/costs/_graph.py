@@ -34,15 +34,15 @@ def names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# These only look at their first operand (or at each operand in turn), in another shape, dtype or
-# order, or at a part of it: reading the result reads the operand's memory.
+# Primitives that are views of their first operand (or of each operand in turn) in another shape,
+# dtype or order, or of a part of it: reading the result reads the operand's memory.
 VIEWS = names("""
     reshape transpose squeeze expand_dims broadcast_in_dim convert_element_type slice dynamic_slice
     gather split unstack tile rev copy copy_p name tap stop_gradient optimization_barrier
     sharding_constraint layout_constraint device_put reduce_precision bitcast_convert_type reshard
     pvary pin unpin to_edtype from_edtype
 """)
-# These update a few elements of their first operand in place.
+# Primitives that update a few elements of their first operand in place.
 IN_PLACE = names("""
     dynamic_update_slice scatter scatter-add scatter-sub scatter-mul scatter-min scatter-max
     scatter-apply
@@ -287,7 +287,8 @@ def _prune_op(op: Op, used: list[bool]) -> tuple[Op, list[bool]]:
 def _prune_scan(op: Op, loop: Scan, used: list[bool]) -> tuple[Op, list[bool]]:
     consts, carries = loop.consts, loop.carry
     keep = list(used)
-    while True:  # a carry is needed if it enters a needed one: at most as many rounds as carries
+    # A carry is needed if a needed carry reads it, which takes at most as many rounds as carries.
+    while True:
         body, reads = prune(op.bodies[0], keep)
         grown = _either(keep[:carries], reads[consts : consts + carries])
         if grown == keep[:carries]:

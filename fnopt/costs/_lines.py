@@ -178,7 +178,7 @@ def _flipped(line: LinearBounds) -> LinearBounds:
 
 def _lasts(room: Number, change: int | Fraction) -> Number:
     """Last iteration in which `room + change t` is at least zero; -1 if there is none."""
-    if math.isinf(room):  # an unbounded number is within its dtype as long as it stays where it is
+    if math.isinf(room):  # an unbounded number stays within its dtype if `room` doesn't shrink
         return math.inf if change >= 0 else -1
     return _first_below(room, change, strictly=False) - 1
 

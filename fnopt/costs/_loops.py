@@ -20,11 +20,12 @@ from fnopt.costs._lines import (
     zero,
 )
 
-# As `left - right`, or `right - left`, above zero or at least zero.
+# Whether a comparison uses `right - left` instead of `left - right`, and whether this difference
+# must be above zero, not just at least zero.
 _COMPARED = {"gt": (False, True), "ge": (False, False), "lt": (True, True), "le": (True, False)}
 _OPPOSITE = {"gt": "le", "ge": "lt", "lt": "ge", "le": "gt"}
 _LIMIT = 2**31 - 2  # a loop that counts to the largest int32 has no limit in practice
-_DEEPEST, _LONGEST = 60, 5_000  # as for counters
+_DEEPEST, _LONGEST = 60, 5_000  # the limits of `_counters`
 
 
 class Trips(NamedTuple):
@@ -47,7 +48,7 @@ def trip_count(op: Op) -> Trips | None:
     disjunction when its last one fails. A batched loop (`jax.vmap`) ends with its last example, so
     the bounds cover all examples.
     """
-    whole = op.bodies[1].inputs[0].maker  # before it was pruned
+    whole = op.bodies[1].inputs[0].maker  # the body before pruning
     assert whole is not None
     return _Conditions(whole).trips()
 

@@ -9,7 +9,7 @@ from fnopt.costs._roofline import Hardware, Work
 
 _HEADER = ("", "matmul FLOP", "other FLOP", "transcend.", "bytes", "FLOP/byte", "share")
 
-# A name, and work counts that run one after the other.
+# A name, and the work of phases that run one after the other.
 Row = tuple[str, Sequence[Work]]
 
 

@@ -112,7 +112,7 @@ class Cost:
         """
         inside = [w for name, w in self.parts.items() if f"{name}/".startswith(f"{path}/")]
         if not inside:
-            raise KeyError(f"no part is called {path!r}; there are {sorted(self.parts)}")
+            raise KeyError(f"no part is called {path!r}, expected one of {sorted(self.parts)}")
         return sum(inside, Work())
 
     def grouped(self, depth: int) -> dict[str, Work]:

@@ -174,8 +174,8 @@ def _checked_value(result: Any, has_aux: bool) -> Any:
         return result
     found = f"a {type(value).__name__}" if shape is None else f"a value of shape {shape}"
     raise TypeError(
-        f"the loss gives {found}, expected a scalar: take the mean or the sum; with has_aux=True "
-        "it gives a pair (scalar, aux)."
+        f"the loss returns {found}, expected a scalar: take the mean or the sum. With "
+        "has_aux=True it returns a pair (scalar, aux)."
     )
 
 

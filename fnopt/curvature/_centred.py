@@ -71,8 +71,8 @@ class CentredJacobian:
         w = jnp.ones(self.count, dtype) if weights is None else self._real(weights, name, "weights")
         # The square root of a negative weight is NaN, which reveals the error; zero would hide it.
         w = jnp.where(w >= 0, w, jnp.full_like(w, jnp.nan))
-        # So that no sum overflows. XLA divides by the largest through its reciprocal, which
-        # underflows.
+        # A power of two keeps sums in range. A division by the largest weight wouldn't: XLA
+        # multiplies by its reciprocal, which underflows.
         small = jnp.asarray(2.0 ** (-jnp.finfo(dtype).maxexp // 2), dtype)
         w = w * jnp.where(jnp.max(w) > 1, small, jnp.ones_like(small))
         self.weights = w / jnp.sum(w)

@@ -65,7 +65,7 @@ def nystrom(times: Map, size: int, rank: int, dtype: Any) -> Nystrom:
     shift = jnp.maximum(shift, tiny)
     shifted = sketch + shift * omega
     core = matmul(omega.T, shifted)
-    # The paper factorises by Cholesky, which rounding may refuse in float32.
+    # The paper uses a Cholesky factorisation, which may fail in float32 due to rounding.
     values, vectors = jnp.linalg.eigh((core + core.T) / 2)
     root = matmul(shifted, vectors) / jnp.sqrt(jnp.maximum(values, shift))
     U, s, _ = jnp.linalg.svd(root, full_matrices=False)
@@ -119,7 +119,7 @@ def conjugate_gradients(
     def advance(state: _CGIterate) -> _CGIterate:
         q = times(state.d)
         curvature = jnp.dot(state.d, q, precision=HIGHEST)
-        flat = curvature <= 0  # which NaN isn't
+        flat = curvature <= 0  # False for NaN
         alpha = jnp.where(flat, jnp.zeros_like(curvature), state.gamma / curvature)
         x, r = state.x + alpha * state.d, state.r - alpha * q
         z = precondition(r)
@@ -133,7 +133,8 @@ def conjugate_gradients(
 # Maximum number of rows for a factorisation: four such matrices take 17 GB in float32, a fifth of
 # an accelerator with 80 GB.
 _MOST = 32768
-_MATRICES = 4  # of this size: the Gram matrix, in other coordinates, damped, and its factor
+# Matrices of this size: the Gram matrix, its transform, the damped matrix and its factor.
+_MATRICES = 4
 
 
 class DampedGram(NamedTuple):
@@ -171,7 +172,8 @@ def check_rows(count: int, what: str, dtype: Any, where: str, instead: str = "so
 
 def solve_by_cholesky(K: jax.Array, damping: jax.Array) -> DampedGram:
     """Factorise a given matrix by Cholesky's method."""
-    # K is rounded to eps |K| <= eps tr(K) in norm: with twice that, K + lam I stays definite.
+    # The rounding error of K is at most eps |K| <= eps tr(K) in norm; twice that keeps K + lam I
+    # definite.
     lam = jnp.maximum(damping, 2 * jnp.finfo(K.dtype).eps * jnp.trace(K))
     damped = K + lam * jnp.eye(K.shape[0], dtype=K.dtype)
     factor = jax.scipy.linalg.cho_factor(damped, lower=True)
@@ -195,8 +197,8 @@ def solve_by_cg(
     lam, precondition = damping, lambda r: r
     if rank:
         near = nystrom(times, size, rank, dtype)
-        # The least damping as for Cholesky. Without a preconditioner, CG doesn't resolve such small
-        # eigenvalues, so it needs no bound.
+        # The smallest damping is the same as for Cholesky. Without a preconditioner, CG doesn't
+        # resolve such small eigenvalues, so it needs no bound.
         lam = jnp.maximum(damping, 2 * eps * jnp.sum(near.values))
         precondition = near.preconditioner(lam)
 

@@ -66,7 +66,7 @@ def _mean_over_probes(probe: Callable[[jax.Array], Any], key: jax.Array, samples
 
     steps = jnp.arange(samples, dtype=jnp.uint32)
     (mean, squares), _ = jax.lax.scan(add_probe, (zeros, zeros), steps)
-    # The variance of the mean: that of one probe over the number of probes.
+    # The variance of the mean is the variance of one probe, divided by the number of probes.
     scale = 1 / (samples * (samples - 1)) if samples > 1 else float("nan")
     return Estimate(mean, jax.tree.map(lambda s: s * scale, squares))
 

@@ -54,7 +54,7 @@ def eigenbases(blocks: Sequence[BlockStack], factors: Sequence[Factors]) -> tupl
                 stacks.setdefault(side.width, []).append((i, j))
             else:
                 found[i, j] = jnp.zeros((block.matrices, 0, 0, 0), factors[i][j].dtype)
-    # One batch after the other: on a CPU, concurrent batches of LAPACK calls can deadlock.
+    # Batches run one after the other: on a CPU, concurrent batches of LAPACK calls can deadlock.
     vectors_of = sequential(lambda x: jnp.linalg.eigh(x)[1])
     for width, places in stacks.items():
         padded = [_pad_factor(factors[i][j], blocks[i].sides[j].size) for i, j in places]

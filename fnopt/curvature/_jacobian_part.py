@@ -58,7 +58,7 @@ class FormedRows(NamedTuple):
             wide = widen(replicate(rows))
             return jnp.tensordot(a.astype(wide.dtype), wide, 2, precision=HIGHEST)
 
-        a = replicate(weights)  # a sum over an axis that an explicit mesh divides
+        a = replicate(weights)  # the sum is over an axis that an explicit mesh divides
         return jax.tree.map(pull_leaf, self.rows)
 
     def push(self, direction: Any) -> jax.Array:
@@ -113,7 +113,7 @@ def rows_of_all_devices(
     # In a ring, each device holds the rows of one other device at a time. In round i, the rows of
     # the device i places before this one arrive.
     order = jnp.mod(here - jnp.arange(count, dtype=here.dtype), count)
-    blocks = jnp.take(blocks, order, axis=0, mode="clip")  # its own inverse
+    blocks = jnp.take(blocks, order, axis=0, mode="clip")  # the permutation is its own inverse
     return jnp.moveaxis(blocks, 0, 1).reshape(blocks.shape[1], -1)
 
 
@@ -219,7 +219,7 @@ class JacobianPart:
     def pull(self, weights: jax.Array) -> Any:
         r"""Product :math:`J^\top a` for `a` of shape `[n, k]`, summed over devices."""
         axes = explicit_spec(jax.tree.leaves(self.bound.batch)[0])[0]
-        if axes is not None:  # sharded as the examples are
+        if axes is not None:  # sharded like the examples
             weights = reshard_to(weights, (axes, None))
         if self.chunk_size is None:
             return psum(self.rows.pull(weights), self.axis_name)

@@ -113,7 +113,8 @@ class KroneckerModel:
 
         bound = BoundLoss(residuals, params, (batch, seeds), self.bound.size, params)  # pyright: ignore[reportArgumentType]
         self.ghost = trace_ghost(bound)
-        # Checked before the computation, because a failed allocation doesn't name the cause.
+        # Memory is checked before the computation, because a failed allocation doesn't name the
+        # cause.
         self._check_memory(rows)
         self.blocks = plan_blocks(self.ghost.plan, spec.max_side)
         self.stacks = stacked_blocks(self.blocks)
@@ -162,7 +163,7 @@ class KroneckerModel:
             found = output_curvature(self.loss, outputs, self.batch, self.spec.name)
         if found is not None:
             return lambda v: found(v) / (outputs.shape[0] * self.devices)
-        # Forward over reverse: one more forward pass for each product.
+        # Forward over reverse takes one more forward pass for each product.
         slope = jax.grad(self.mean_loss)
         return lambda v: jax.jvp(slope, (outputs,), (v,))[1]
 
@@ -174,7 +175,7 @@ class KroneckerModel:
         """Tape of the inputs and cotangents of all products, for factors and moments."""
         # The factors are constants of a step: no derivative goes through the curvature.
         rows = jax.lax.stop_gradient(self._rows(outputs, key).astype(self.dtype))
-        if is_sharded(outputs):  # over devices, by example
+        if is_sharded(outputs):  # the examples are sharded over devices
             rows = reshard_to(rows, (explicit_spec(outputs)[0], None, None))
         return record_tape(self.ghost, (self.batch, rows))
 
@@ -286,7 +287,7 @@ def common_dtype(params: Any) -> Any:
 def planned_blocks(spec: KroneckerSpec, params: Any, batch: Any) -> tuple[KroneckerBlock, ...]:
     """Plan the blocks from shapes alone."""
     check_real(params, spec.name)
-    spec = spec._replace(axis_name=None)  # of whatever examples
+    spec = spec._replace(axis_name=None)  # a plan from shapes needs no axis of examples
     found: list[KroneckerBlock] = []
 
     def plan(params: Any, batch: Any) -> None:

@@ -233,7 +233,7 @@ def _shifts(block: BlockStack, factors: Factors, damping: jax.Array) -> Factors:
     means = [factor_traces(x) / s.size for x, s in zip(factors, block.sides, strict=True)]
     some = (means[0] > 0) & (means[1] > 0)
     safe = [jnp.where(some, m, jnp.ones_like(m)) for m in means]
-    # The quotient of the roots, because the quotient of the means may overflow.
+    # The ratio is a quotient of roots, because the quotient of the means may overflow.
     pi = jnp.sqrt(safe[0]) / jnp.sqrt(safe[1])
     root = jnp.sqrt(damping)
     return pi * root, root / pi
@@ -253,7 +253,7 @@ def times_inverse(inverses: Factors, damping: jax.Array, m: jax.Array) -> jax.Ar
         return _multiply_left(inverses[0], m[..., None])[..., 0]
     m = _multiply_left(inverses[0], m)
     if inverses[1].ndim > 2 and inverses[1].shape[1] == 1:
-        return matmul(m, inverses[1][:, 0])  # it is symmetric
+        return matmul(m, inverses[1][:, 0])  # the inverse is symmetric
     return jnp.swapaxes(_multiply_left(inverses[1], jnp.swapaxes(m, 1, 2)), 1, 2)
 
 

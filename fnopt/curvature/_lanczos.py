@@ -87,8 +87,8 @@ def top_eigenvalues(
     steps = min(iterations, start.size)
     if k > steps:
         raise ValueError(
-            f"{_NAME}: k is {k}, but {steps} iterations on {start.size} params find no more than "
-            f"{steps} eigenvalues."
+            f"{_NAME}: k is {k}, expected at most {steps}, the number of iterations on "
+            f"{start.size} params."
         )
     flat = lambda v: ravel(product(unravel(v)))[0].astype(start.dtype)  # noqa: E731
     basis, T = _lanczos(flat, check_key(key, _NAME), start, steps)

@@ -109,8 +109,8 @@ def output_rows(
     """
     size = block_size(loss, outputs, batch, name)
     values, vectors = jax.vmap(lambda f, example: _eigen(loss, f, example, size))(outputs, batch)
-    # S S^T is the Hessian.
-    root = replicate(vectors * jnp.sqrt(values)[..., None, :], 0)  # as the signs are
+    # The root S satisfies S S^T = H, the Hessian.
+    root = replicate(vectors * jnp.sqrt(values)[..., None, :], 0)  # replicated like the signs
     n, blocks = root.shape[:2]  # [n, C / size, outputs, columns]
     if samples is None:
         rows = jnp.einsum(
@@ -201,9 +201,9 @@ def block_size(
         rows, cols = np.asarray([0]), np.asarray([count - 1])
     if not rows.size:
         raise ValueError(
-            f"{name}: the loss is linear in the outputs of the model, or has corners and no "
-            "curvature (an absolute value, a hinge), so that its Gauss-Newton matrix is zero. "
-            "Expected a smooth one: fnopt.losses.huber_loss or log_cosh, say."
+            f"{name}: the loss is linear in the outputs of the model, or has corners and "
+            "no curvature (an absolute value, a hinge), so that its Gauss-Newton matrix "
+            "is zero. Expected a smooth one, such as fnopt.losses.huber_loss or log_cosh."
         )
     # Entries of one block have equal index // size.
     divisors = (b for b in range(1, count + 1) if count % b == 0)
@@ -221,7 +221,7 @@ def _eigen(loss: OutputLoss, f: jax.Array, example: Any, size: int) -> tuple[jax
     slope = lambda f: jax.grad(loss)(f, example)  # noqa: E731
     seeds = jnp.tile(jnp.eye(size, dtype=f.dtype), (1, f.size // size))
     # One seed vector probes the same column of all blocks: `size` products instead of `C`.
-    seeds = seeds + 0 * f  # sharded and varying as the examples are
+    seeds = seeds + 0 * f  # sharded and varying like the examples
     columns = jax.vmap(lambda v: jax.jvp(slope, (f,), (v,))[1])(seeds)
     hessian = columns.reshape(size, -1, size).transpose(1, 2, 0)
     # If the loss isn't convex, negative curvature is set to zero.

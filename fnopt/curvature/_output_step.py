@@ -110,7 +110,7 @@ def _factorise(loss: BatchLoss, damping: jax.Array) -> _Solver:
 def _iterate(loss: BatchLoss, damping: jax.Array, iterations: int, rank: int) -> _Solver:
     root = jnp.sqrt(loss.curvature)
     signs = jax.random.rademacher(jax.random.key(0), root.shape, root.dtype)
-    # The mean of the diagonal: an estimate suffices to compare with the damping.
+    # The mean of the diagonal is only estimated, which suffices to compare it with the damping.
     mean = jnp.abs(jnp.dot(signs, loss.times_gram(signs), precision=HIGHEST)) / root.size
 
     scaled = solve_by_cg(

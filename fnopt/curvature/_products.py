@@ -72,12 +72,15 @@ def hvp(
                     return scalar(fn(p), "hvp")
                 return jnp.sum(jax.vmap(loss, (None, 0))(p, chunk))
 
-            # Forward over reverse: less memory than reverse over reverse (Pearlmutter, 1994).
+            # Forward over reverse takes less memory than reverse over reverse (Pearlmutter, 1994).
             return jax.jvp(jax.grad(f), (params,), (_tangent(v, params),))[1]
 
         if batch is None:
             if axis_name is not None:
-                raise ValueError("hvp: axis_name is the axis of a batch, of which none is given.")
+                raise ValueError(
+                    "hvp: axis_name is given without a batch, expected a batch with it: "
+                    "axis_name is the axis of its examples."
+                )
             return total(params, None)
         return sum_over_examples(total, params, batch, reduction, chunk_size, "hvp", axis_name)
 

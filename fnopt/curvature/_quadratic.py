@@ -12,8 +12,8 @@ from fnopt.core import global_norm
 from fnopt.numerics import HIGHEST
 from fnopt.sharding import replicate
 
-# Squared sine below which two directions count as parallel. In float32 it is 1e3 units in the last
-# place, so the solution by cosines keeps three digits.
+# Squared sine below which two directions count as parallel. It is about 1e3 eps in float32, so the
+# 2 x 2 solution in terms of the cosine keeps three digits.
 _PARALLEL = 1e-4
 
 
@@ -37,7 +37,7 @@ class StackedDirection(NamedTuple):
 
 def direction(tree: Any, matrices: Any) -> StackedDirection:
     """Make a direction from its two forms."""
-    # Unit directions: the entries of the model's 2 x 2 matrix then have one size.
+    # Directions have norm 1, so that the entries of the model's 2 x 2 matrix have similar sizes.
     norm = global_norm(matrices)
     finite = jnp.isfinite(norm)
     some = finite & (norm > 0)

@@ -42,8 +42,8 @@ _LINEAR = {
     "squeeze",
     "stack",
     "transpose",
-}  # in operands that are floating
-_SAME = {"abs", "convert_element_type", "copy"}  # of sums of exponentials
+}  # linear in their floating operands
+_SAME = {"abs", "convert_element_type", "copy"}  # keep a sum of exponentials
 _MOVES = {"broadcast_in_dim", "expand_dims", "reshape", "squeeze"}
 
 
@@ -122,7 +122,8 @@ def _row(piece: _Piece, weights: jax.Array, key: jax.Array, samples: int) -> jax
     top = jnp.max(z, axes, keepdims=True)
     powers = jnp.exp(z - jnp.where(jnp.isfinite(top), top, jnp.zeros_like(top)))
     total = jnp.sum(powers, axes, keepdims=True)
-    p = powers / jnp.where(total > 0, total, jnp.ones_like(total))  # there may be no class at all
+    # The total is 0 if there is no class.
+    p = powers / jnp.where(total > 0, total, jnp.ones_like(total))
     w = jnp.maximum(weights, 0).reshape(total.shape)
     half = jnp.sqrt(p)
     signs = jax.random.rademacher(key, (samples, *z.shape), z.dtype)

@@ -73,8 +73,8 @@ def scalar(found: Any, name: str) -> jax.Array:
     """Check that a user's loss returns a scalar without auxiliary output."""
     if isinstance(found, tuple):
         raise TypeError(
-            f"{name}: the loss returned {type_text(found)}, expected one floating scalar. Of "
-            "(value, aux) give the value: lambda *args: loss(*args)[0]."
+            f"{name}: the loss returned {type_text(found)}, expected one floating scalar. "
+            "If it returns (value, aux), pass lambda *args: loss(*args)[0]."
         )
     return check_example_loss(found, False, name)[0]
 
@@ -104,7 +104,8 @@ def sum_over_examples(
         [(leaf_text(path), leaf) for path, leaf in leaves_with_names(batch)[0]], name
     )
     scale = 1 / (size * psum(1, axis_name)) if reduction == "mean" else 1.0
-    # Inside shard_map, so that a derivative is of this device's examples and nothing is added.
+    # Inside shard_map the params must vary over devices: a derivative then refers to this device's
+    # examples and isn't summed over devices.
     own = pvary_like(replicate_for_batch(params, batch), batch)
 
     def add_chunk(sums: Any, chunk: Any) -> tuple[Any, None]:

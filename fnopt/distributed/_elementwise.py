@@ -65,8 +65,8 @@ def check_elementwise(
     functions = [name for name, x in extra_args.items() if callable(x)]
     if functions:
         raise ValueError(
-            f"{where()}the extra argument {functions[0]!r} is a function of the whole params, of "
-            f"which a device updates a part. {_INSTEAD}"
+            f"{where()}the extra argument {functions[0]!r} is a function of the whole "
+            f"params, but each device updates a part. {_INSTEAD}"
         )
     reason = _reason(
         _Shapes(tx),
@@ -76,7 +76,7 @@ def check_elementwise(
         axes,
     )
     if reason:
-        raise ValueError(f"{where()}{reason}, of which a device has a part. {_INSTEAD}")
+        raise ValueError(f"{where()}{reason}, but each device has a part. {_INSTEAD}")
 
 
 @functools.lru_cache(maxsize=64)

@@ -92,7 +92,8 @@ class federated(Value):
         clients = list(client_params)
         if not clients:
             raise ValueError(
-                "federated: a round without clients: keep the state as it is, no update is needed."
+                "federated: there are no clients, expected at least one. Skip the update "
+                "of a round without clients."
             )
         weights = _weights(num_examples, len(clients))
         for k, client in enumerate(clients):

@@ -34,9 +34,9 @@ def common_mesh(params: Any, mesh: Any, name: str) -> Any:
         meshes = [s.mesh for _, s in placed if isinstance(s, NamedSharding)] or context_mesh()
         if not meshes and any(isinstance(p, Tracer) for _, p in named):
             raise ValueError(
-                f"{name}: the params are traced and their types name no explicit mesh, so that "
-                "their shardings aren't known here: call it outside of jax.jit, or give mesh= to "
-                "take them as whole on every device."
+                f"{name}: the params are traced and their types name no explicit mesh, so "
+                "that their shardings aren't known here: call it outside of jax.jit, or "
+                "give mesh= to treat them as replicated."
             )
         if not meshes:
             example = f" ({leaf_text(placed[0][0])} has {placed[0][1]})" if placed else ""

@@ -115,7 +115,7 @@ def gather_state(tx: Any, state: Any, params: Any, *, requantize: bool = False) 
         >>> fnopt.slots(state)["mu"]["w"].shape, fnopt.slots(whole)["mu"]["w"].shape
         ((1, 6), (2, 3))
     """
-    # Shapes alone: the state of the plain optimizer is never created.
+    # Only shapes are computed: the state of the plain optimizer is never created.
     plain, target = undivided(tx), _undivided_state(tx, params)
 
     def gather_recoded() -> Any:
@@ -130,7 +130,7 @@ def gather_state(tx: Any, state: Any, params: Any, *, requantize: bool = False) 
 def _unsharded_leaf(name: str, x: Any, like: Any) -> Any:
     if x.shape == like.shape:
         return x
-    memory = x.size // max(x.shape[-1], 1) if x.size else 1  # how many rows of parts
+    memory = x.size // max(x.shape[-1], 1) if x.size else 1  # number of rows of parts
     size = math.prod(like.shape) // memory
     if size * memory != math.prod(like.shape) or x.shape[-1] < size:
         raise ValueError(
@@ -209,7 +209,7 @@ def _sharded_leaf(mesh: Any, _: str, x: Any, new: Any) -> Any:
     x = put(row, NamedSharding(mesh, P()))
     if size == new.shape[-1]:
         return x
-    # The padding is that of a fresh state, because a method may divide by a slot.
+    # The padding comes from a fresh state, because a method may divide by a slot.
     return jnp.concatenate([x, replicate(new)[..., size:]], axis=-1)
 
 
@@ -249,7 +249,9 @@ def _map_states(fn: Any, state: Any, target: Any, instead: dict[str, Any] | None
     wanted = jax.tree.structure(target)
     if jax.tree.structure(state) != wanted:
         found = jax.tree.structure(state)
-        raise ValueError(f"the state is {found}, expected {wanted}: that of another optimizer?")
+        raise ValueError(
+            f"the state is {found}, expected {wanted}. Is it the state of another optimizer?"
+        )
     instead = instead or {}
 
     def map_leaf(name: str, x: Any, y: Any) -> Any:

@@ -176,8 +176,8 @@ class sharded(Wrapper):
         mesh = mesh_of(p)
         if mesh is None or not {*self.axis} <= {*mesh.axis_names}:
             raise ValueError(
-                f"{where()}the axis {self.axis!r} is neither bound here nor of a mesh that the "
-                f"params are on: {leaf_text(name)} has {_sharding_of(p)}. Call init "
+                f"{where()}the axis {self.axis!r} is neither bound here nor an axis of "
+                f"the params' mesh: {leaf_text(name)} has {_sharding_of(p)}. Call init "
                 "inside jax.shard_map, or put the params on the mesh first, or use "
                 "fnopt.distributed.init_sharded(tx, params, mesh=mesh)."
             )
@@ -255,7 +255,7 @@ def _sharding_of(p: Any) -> str:
 
 def _check_parts(state: Any, expected: Any, n: int) -> None:
     if jax.tree.structure(state) != jax.tree.structure(expected):
-        return  # the inner optimizer says what is wrong
+        return  # the inner optimizer raises the error
     for (name, x), y in zip(leaves_with_names(state)[0], jax.tree.leaves(expected), strict=True):
         if jax.numpy.shape(x) != y.shape:
             raise ValueError(

@@ -134,7 +134,7 @@ def init_sharded(
         ]
         return tx.init(jax.tree.unflatten(jax.tree.structure(params), placed))
 
-    if is_tracing():  # where no concrete mesh can be set
+    if is_tracing():  # no concrete mesh can be set while tracing
         with _use(getattr(on, "abstract_mesh", on)):
             return jax.tree.map(put, init(params), where)
     with _set_mesh(on):
@@ -148,9 +148,9 @@ def _check_context(mesh: Any, params: Any) -> None:
     context = context_mesh()
     if is_tracing() and context and dict(context[0].shape) != dict(mesh.shape):
         raise ValueError(
-            f"init_sharded: the params (or mesh=) are on the mesh {dict(mesh.shape)}, jax.set_mesh "
-            f"has set {dict(context[0].shape)}, expected one mesh: set that of the params, or put "
-            "the params on the other."
+            f"init_sharded: the params (or mesh=) are on the mesh {dict(mesh.shape)}, "
+            f"jax.set_mesh has set {dict(context[0].shape)}, expected one mesh: set the "
+            "mesh of the params, or put the params on the other mesh."
         )
 
 
@@ -170,7 +170,7 @@ def _abstract_state(tx: Any, params: Any, mesh: Any) -> Any:
         p = p if hasattr(p, "dtype") else jax.numpy.asarray(p)
         return jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=whole)
 
-    # The context may have this mesh with axes of another kind, or a mesh of another size; JAX lets
-    # no mesh follow on one of another size.
+    # The context may have this mesh with axes of another kind, or a mesh of another size. JAX lets
+    # no mesh follow on one of another size, so an empty one comes between.
     with _use(jax.sharding.AbstractMesh((), ())), _use(abstract):
         return jax.eval_shape(tx.init, jax.tree.map(replicated, params))

@@ -38,14 +38,16 @@ def check_batch(leaves: NamedLeaves, name: str, shared: str = CLOSED_OVER) -> in
     pass arguments that all examples share.
     """
     if not leaves:
-        raise ValueError(f"{name}: the batch has no array in it, so no examples.")
+        raise ValueError(
+            f"{name}: the batch contains no array, expected at least one with an axis of examples."
+        )
     for path, leaf in leaves:
         if not getattr(leaf, "shape", ()):
             is_key = jnp.issubdtype(getattr(leaf, "dtype", jnp.float32), jax.dtypes.prng_key)
             if is_key:
                 raise ValueError(
-                    f"{name}: {path} of the batch is one random key, which all examples would "
-                    "share. Give each its own: jax.random.split(key, n)."
+                    f"{name}: {path} of the batch is one random key, which all examples "
+                    "would share. Split it: jax.random.split(key, n)."
                 )
             raise ValueError(
                 f"{name}: {path} of the batch is {type_text(leaf)} without an example axis. "
@@ -61,7 +63,8 @@ def check_batch(leaves: NamedLeaves, name: str, shared: str = CLOSED_OVER) -> in
     size = leaves[0][1].shape[0]
     if size == 0:
         raise ValueError(
-            f"{name}: the batch is empty: {leaves[0][0]} is {type_text(leaves[0][1])}."
+            f"{name}: the batch is empty: {leaves[0][0]} is {type_text(leaves[0][1])}, "
+            "expected at least one example."
         )
     return size
 
@@ -74,8 +77,9 @@ def check_key(key: Any, name: str) -> Any:
     if (typed and shape == ()) or (dtype == jnp.uint32 and shape is not None and len(shape) == 1):
         return key
     raise TypeError(
-        f"{name}: key is {type_text(key)}, expected one PRNG key (jax.random.key(seed)); every "
-        "example gets its own from it. Keys that you have split yourself are a batched argument."
+        f"{name}: key is {type_text(key)}, expected one PRNG key (jax.random.key(seed)); "
+        "every example gets a key derived from it. Pass keys that you have split "
+        "yourself as a batched argument."
     )
 
 
@@ -109,9 +113,7 @@ def check_tolerance(value: Any, what: str, name: str) -> None:
         return
     check_number(value, what, name)
     if not isinstance(value, Tracer) and not value >= 0:  # NaN fails too
-        raise ValueError(
-            f"{name}: {what} is {value}, expected a number >= 0; 0 switches its test off."
-        )
+        raise ValueError(f"{name}: {what} is {value}, expected a number >= 0; 0 disables its test.")
 
 
 def is_integer(value: Any, least: int | None = None) -> bool:
@@ -170,7 +172,8 @@ def check_inexact(tree: Any, what: str, fitted: bool = False) -> None:
 
     The message advises a remedy for an optimizer, or for the solver that `fitted` the leaves.
     """
-    if all(map(is_inexact, jax.tree.leaves(tree))):  # names cost ten times as much as the check
+    # The names of the leaves cost ten times as much as the check.
+    if all(map(is_inexact, jax.tree.leaves(tree))):
         return
     for path, leaf in leaves_with_names(tree)[0]:
         if is_inexact(leaf):
@@ -185,8 +188,8 @@ def _what_to_do(leaf: Any, fitted: bool) -> str:
     """Advice for a leaf that an optimizer can't update or a solver can't fit."""
     if dataclasses.is_dataclass(leaf):
         return (
-            "JAX takes a dataclass for one leaf until its class is a tree: decorate it with "
-            "jax.tree_util.register_dataclass."
+            "JAX treats a dataclass as one leaf unless its class is registered: decorate "
+            "it with jax.tree_util.register_dataclass."
         )
     if fitted and is_array_like(leaf):
         return "Convert it to float, or keep it out of the tree (close over it)."

@@ -109,7 +109,7 @@ def _shows_itself(x: Any) -> bool:
 def _shape(x: Any) -> Any:
     if _shows_itself(x):
         return x
-    # A count is read more often than it is looked past.
+    # Counts are shown as numbers, and all other arrays by their shape.
     small = getattr(x, "ndim", 1) == 0 and not isinstance(x, Tracer)
     return x.item() if small and x.dtype.kind in "iufb" else _Shape(x)
 

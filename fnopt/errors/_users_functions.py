@@ -23,7 +23,7 @@ _OF_JAX = (
     jax.errors.NonConcreteBooleanIndexError,
 )
 _ARGUMENT = re.compile(r"(?:arose for the|The) `?(\w+)`? argument of ([\w.]*\w)")
-_OURS = {"scipy": "jax.scipy.", "special": "jax.scipy.special."}  # all else is jnp's
+_OURS = {"scipy": "jax.scipy.", "special": "jax.scipy.special."}  # all other functions are in jnp
 
 
 class NotForJaxError(TypeError):
@@ -57,8 +57,8 @@ def explain_jax_errors(name: str, fn: str = "f", is_another: bool = False) -> It
     try:
         yield
     except (*_OF_JAX, NotForJaxError, TypeError, ValueError) as found:
-        # Of functions that call each other, the outermost is the one that the user knows. NumPy
-        # hides JAX's error behind one of its own where an entry of an array is written.
+        # Among nested calls, the user knows the outermost function. NumPy hides JAX's error behind
+        # its own if an entry of an array is assigned.
         error = found if _is_of_jax(found) else found.__cause__
         if not _is_of_jax(error) or getattr(found, "is_of_another", False):
             raise
@@ -114,7 +114,7 @@ def explain_missing_keys(params: Any) -> Iterator[None]:
         raise
     except AttributeError as error:
         if isinstance(error.obj, dict) and error.name in error.obj:
-            error.add_note(f"Of a dict write [{error.name!r}] in place of .{error.name}.")
+            error.add_note(f"For a dict, write [{error.name!r}] instead of .{error.name}.")
         raise
 
 
@@ -140,15 +140,16 @@ def explain_example_errors(name: str, example: Any, params: Any = None) -> Itera
             "is_training=False), or by LayerNorm or GroupNorm."
         ) from error
     except NotForJaxError:
-        raise  # it says all
+        raise  # the error is complete
     except Exception as error:
         leaves = leaves_with_names(example)[0]
         seen = names_text([f"{leaf_text(path)}: {type_text(leaf)}" for path, leaf in leaves])
         error.add_note(
-            f"{name} calls the function with ONE example, without the axis of the batch: {seen}. "
-            "What random layers need is part of it (a key for each example, jax.random.split(key, "
-            "n)). A function whose examples depend on each other has no such form: normalise with "
-            "running averages, by LayerNorm or GroupNorm."
+            f"{name} calls the function with ONE example, without the axis of the batch: "
+            f"{seen}. Pass the keys of random layers with the batch (one key per example, "
+            "jax.random.split(key, n)). A function whose examples depend on each other "
+            "has no such form: normalise with running averages, by LayerNorm or "
+            "GroupNorm."
         )
         raise
 

@@ -52,7 +52,7 @@ def record_of(step: Any, metrics: Any) -> dict[str, Any]:
     values = {k: np.asarray(v) for k, v in _entries(metrics, "")}
     record: dict[str, Any] = {"step": int(step)}
     for name, value in values.items():
-        # The ratio to params of zero is infinite and says nothing.
+        # The ratio to params of zero is infinite and carries no information.
         if value.ndim or "ratio" not in name.split("/") or not np.isinf(value):
             record[name] = value if value.ndim else value.item()
     return record

@@ -72,7 +72,7 @@ class FlagState(NamedTuple):
         return code
 
 
-_ONLY_WITH_ZEROS = "as half dead only where 'zeros' is among the statistics"
+_ONLY_WITH_ZEROS = "half-dead layers are only flagged if 'zeros' is among the statistics"
 
 
 class FlagReport(NamedTuple):
@@ -180,7 +180,7 @@ class health_flags(Value):
         Returns:
             The initial state.
         """
-        flag = (bool, jnp.int32)  # and its streak
+        flag = (bool, jnp.int32)  # a flag and its streak
         dtypes = (*flag, *flag, *flag, dtype or jnp.float32, *flag, *flag)
         return FlagState(*(jnp.zeros(groups, each) for each in dtypes))
 
@@ -297,7 +297,8 @@ def is_dead(h: Thresholds, rms: jax.Array, present: jax.Array) -> tuple[jax.Arra
 def is_vanishing(h: Thresholds, rms: jax.Array, present: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Whether each group is negligible relative to the largest, and whether it has recovered."""
     counts = present & jnp.isfinite(rms)
-    # Relative to the largest: gradients of all layers grow and shrink with the loss.
+    # The bound is relative to the largest layer, because gradients of all layers grow and shrink
+    # with the loss.
     largest = jnp.max(jnp.where(counts, rms, jnp.zeros_like(rms)), initial=0)
     bound = h.vanishing * largest
     return counts & (rms <= bound) & (largest > 0), rms > h.release * bound
@@ -339,7 +340,7 @@ def next_usual(h: Thresholds, norm: jax.Array, usual: jax.Array, exploding: jax.
     one = jnp.ones((), norm.dtype)
     now = jnp.log(jnp.where(counts, norm, one))
     past = jnp.where(usual > 0, jnp.log(jnp.where(usual > 0, usual, one)), now)
-    # Geometric: norms of a training range over orders of magnitude.
+    # The mean is geometric, because norms of a training range over orders of magnitude.
     mean = jnp.exp(h.decay * past + (one - h.decay) * now)
     # The usual norm never falls: a converged layer that moves again isn't exploding.
     return jnp.where(counts, jnp.maximum(mean, usual), usual)

@@ -38,7 +38,7 @@ def _patterns(given: Any) -> tuple[str, ...]:
             "'encoder/*', or several."
         )
     if not patterns:
-        raise ValueError(f"{where()}groups: a group has no pattern.")
+        raise ValueError(f"{where()}groups: a group is empty, expected at least one pattern in it.")
     return tuple(patterns)
 
 
@@ -75,7 +75,9 @@ def as_groups(given: Any) -> Groups:
             "a number of path parts, a list of patterns, or a dict from name to patterns."
         )
     if not pairs:
-        raise ValueError(f"{where()}groups is empty; None looks at every leaf by itself.")
+        raise ValueError(
+            f"{where()}groups is empty, expected at least one group, or None for every leaf."
+        )
     return pairs
 
 
@@ -121,10 +123,10 @@ def group(tree: Any, groups: Groups) -> Grouping:
 
 Shape = tuple[int, ...]
 
-_MANY = 64  # leaves side by side; a layer has a handful, a list of parameters hundreds
+_MANY = 64  # sibling leaves: a layer has a handful, a list of parameters hundreds
 
 
-# Names and shapes are static: a structure is looked at once, not in every trace.
+# Names and shapes are static, so a structure is analysed once, not in every trace.
 @functools.lru_cache(maxsize=64)
 def weights_of(names: tuple[str, ...], shapes: tuple[Shape | None, ...]) -> tuple[int, ...]:
     """For every bias the index of its weights; for other leaves their own index.

@@ -24,7 +24,7 @@ from fnopt.sharding import axis_names, check_axis_name, shards_over
     data_fields=[*STATISTICS],
     meta_fields=["names", "sizes", "skipped", "shapes"],
 )
-# Arrays have no truth value to compare two measurements by.
+# `eq=False`, because a comparison of arrays has no single truth value.
 @dataclasses.dataclass(frozen=True, eq=False)
 class Health:
     """Measurements of `health`: for each statistic an array over the groups, or None.
@@ -181,6 +181,6 @@ def health(
     check_axis_name(axis_name)
     with shards_over(axis_names(axis_name)) if axis_name else contextlib.nullcontext():
         rows = measure(jax.tree.leaves(tree), jax.tree.leaves(params), grouping, stats)
-        # A shard sees a part of each leaf.
+        # A shard has a part of each leaf.
         sizes = tuple(n * num_shards() for n in grouping.sizes)
     return Health(grouping.names, sizes, grouping.skipped, grouping.shapes, **rows)

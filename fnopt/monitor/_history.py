@@ -16,7 +16,7 @@ from fnopt.monitor._measure import STATISTICS
 from fnopt.monitor._record import RecordHealthState, record_health
 
 
-# Arrays have no truth value to compare two histories by.
+# `eq=False`, because a comparison of arrays has no single truth value.
 @dataclasses.dataclass(frozen=True, eq=False)
 class History:
     """The health of many steps.
@@ -119,10 +119,10 @@ def health_history(
             f"{len(names)}: inside masked or partition it sees some leaves only, so give the "
             "params with None in place of the others."
         )
-    # Rounded up, because step 0 is recorded.
+    # The number is rounded up, because step 0 is recorded.
     recordings = -(-int(part.count) // own.every)
     kept = np.arange(max(0, recordings - own.size), recordings)
-    # In the order of the steps: the ring buffer wraps around.
+    # Entries are sorted by step, because the ring buffer wraps around.
     values = {k: np.asarray(v)[kept % own.size] for k, v in part.ring.items()}
     return History(names, kept * own.every, values)
 

@@ -126,7 +126,7 @@ class _Leaves:
         return self.join(self._map_leaves(lambda x: jnp.max(jnp.abs(x), initial=0.0)), jnp.max)
 
     def zeros(self) -> jax.Array:
-        # Counted in int32: float32 counts to 2^24 only.
+        # The count is int32, because float32 counts to 2^24 only.
         return self.join(self._map_leaves(lambda x: jnp.sum(x == 0, dtype=jnp.int32))) / self.sizes
 
     def histogram(self) -> jax.Array:
@@ -165,7 +165,8 @@ def measure(
     order = [i for members in grouping.members for i in members]
     own = [jnp.asarray(leaves[i]) for i in order]
     weights = [jnp.asarray(params[i]) for i in order] if params and "ratio" in stats else None
-    # Compiled by itself, or an eager call would compile its conditions anew every time.
+    # The program is compiled separately, because an eager call would compile its conditionals every
+    # time.
     in_place = is_tracing() or shard_axes()
     return (_measure_all if in_place else _program)(own, weights, grouping, stats)
 

@@ -20,7 +20,7 @@ MARKS = {
     Flag.VANISHING: ("vanishing", "#7570b3"),
     Flag.HALF_DEAD: ("half dead", "#666666"),
 }
-MOST_LABELS = 50  # of 8 points, which are legible on the tallest figure (18.8 inches)
+MOST_LABELS = 50  # labels of 8 points, which are legible on the tallest figure (18.8 inches)
 
 
 def by_depth(names: Sequence[str]) -> list[str]:

@@ -67,7 +67,7 @@ class Progress(Writer):
         if hasattr(record, "_asdict"):
             numbers = {k: v for k, v in record._asdict().items() if k not in ("step", "params")}
             record = {"step": record.step - 1, **numbers}
-        # The clock of the day may be set back.
+        # The clock is monotonic, because the system's clock may be set back.
         now, done = time.monotonic(), max(self._done, step_of(record, "Progress") + 1)
         if self._first is None:
             self._first = (now, done)

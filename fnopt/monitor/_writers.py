@@ -21,7 +21,7 @@ Record = Mapping[str, Any]
 """A flat dict with a `'step'`."""
 
 
-_WARNED: dict[int, Any] = {}  # objects by id; alive, so that ids stay unique
+_WARNED: dict[int, Any] = {}  # objects by id; the references keep their ids unique
 
 
 def warn(message: str) -> None:
@@ -34,13 +34,14 @@ def warn(message: str) -> None:
 
 def warn_once(source: Any, message: str) -> None:
     """Warn once per function or object."""
-    owner = getattr(source, "__self__", source)  # a bound method is another one at every access
+    owner = getattr(source, "__self__", source)  # a bound method is a new object at every access
     key = id(owner)
     if key in _WARNED:
         return
     try:
         _WARNED[key] = weakref.ref(owner, lambda _: _WARNED.pop(key, None))
-    except TypeError:  # it has slots: kept, for its id stays taken
+    # An object with slots allows no weak reference; it is kept, so that its id stays unique.
+    except TypeError:
         _WARNED[key] = owner
     warn(message)
 
@@ -129,7 +130,7 @@ class JsonLines(Writer):
         """Write one line."""
         line = json.dumps({k: _as_json(v) for k, v in record.items()}, allow_nan=False)
         self._file.write(line + "\n")
-        # A killed training keeps all of its records.
+        # The flush keeps all records of a training that is killed.
         self._file.flush()
 
     def close(self) -> None:

@@ -80,14 +80,14 @@ def map_chunks(fn: Callable[[Any], Any], batch: Any, size: int, chunk_size: int 
     return scan_chunks(lambda carry, chunk: (carry, fn(chunk)), None, batch, size, chunk_size)[1]
 
 
-_FEW = 8  # arrays of one type, that are left as they are
-_SMALL = 4096  # numbers of an array that may be copied
+_FEW = 8  # fewer arrays of one type aren't stacked
+_SMALL = 4096  # size up to which an array may be copied
 
 
 class ArrayStack(NamedTuple):
     """Arrays of one type along a leading axis, or a single array."""
 
-    places: list[int]  # among all arrays
+    places: list[int]  # indices among all arrays
     array: jax.Array  # [k, *shape], or the single array in its own shape
 
     def map(self, fn: Callable[..., jax.Array], *numbers: jax.Array) -> jax.Array:

@@ -37,10 +37,11 @@ def compute_dtype(*dtypes: Any) -> Any:
 
 @functools.cache
 def _compute_dtype(dtypes: tuple[Any, ...], x64: bool) -> Any:
-    del x64  # without it float64 is float32
+    del x64  # `x64` is a cache key: without it float64 is float32
     # JAX has no common dtype for float8 and others; float32 holds every number of it.
     wide = [jnp.float32 if _is_float8(d) else d for d in dtypes]
-    with jax.numpy_dtype_promotion("standard"):  # mixing on purpose, also under strict promotion
+    # Mixes dtypes on purpose, also under strict promotion.
+    with jax.numpy_dtype_promotion("standard"):
         return jnp.result_type(jnp.float32, *wide)
 
 

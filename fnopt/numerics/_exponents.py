@@ -40,8 +40,10 @@ def _bins(x: jax.Array) -> jax.Array:
     """Bin of every element of a float32 or float64 array; `BINS` for non-finite elements."""
     info = jnp.finfo(x.dtype)
     integer: Any = {32: jnp.int32, 64: jnp.int64}[info.bits]
-    mantissa, offset = info.nmant, 1 - int(info.minexp)  # IEEE 754: exponents are biased by it
-    top = 2 * offset + 1  # all bits of the exponent set: infinity or NaN; as a mask, no sign
+    # IEEE 754: `offset` is the bias of exponents.
+    mantissa, offset = info.nmant, 1 - int(info.minexp)
+    # Infinity and NaN have all bits of the exponent set; as a mask it drops the sign.
+    top = 2 * offset + 1
     bits = jax.lax.bitcast_convert_type(x, integer)
     biased = ((bits >> mantissa) & top).astype(jnp.int32)
     index = jnp.clip((biased - offset - LOWEST) >> LOG_WIDTH, 0, BINS - 1)

@@ -70,15 +70,16 @@ def out_of_range(squares: jax.Array) -> jax.Array:
 
 
 def _rescaled(squares: Any, plain: jax.Array, bad: jax.Array, root: Any) -> jax.Array:
-    # One power for each side will do. With 2^128 as the largest number, overflow comes from
-    # elements above 2^49 (if there are 2^30 of them), which 2^-96 brings to squares between 2^-94
-    # and 2^64; underflow from elements below 2^-32, which 2^63 brings to between 2^-126 and 2^62.
-    # The square of that scale is finite, too: of zeros that XLA knows (gradients of params that are
-    # frozen or unused) it knows the scale as well, and makes c^2 x^2 of (c x)^2.
+    # One power of two for each side is enough. With 2^128 as the largest number, overflow comes
+    # from elements above 2^49 (if there are 2^30 of them); 2^-96 scales them to squares between
+    # 2^-94 and 2^64. Underflow comes from elements below 2^-32; 2^63 scales them to squares between
+    # 2^-126 and 2^62. The square of the scale must be finite, too: for zeros that XLA knows
+    # (gradients of params that are frozen or unused) it also knows the scale, and computes c^2 x^2
+    # instead of (c x)^2.
     top = jnp.finfo(plain.dtype).maxexp
     one, down, up = (sharded_full_like(plain, 2.0**e) for e in (0, -3 * top // 4, top // 2 - 1))
     scale = lax.select(plain > 1, down, up)
-    scale = lax.select(bad, scale, one) if bad.shape else scale  # one that isn't isn't here
+    scale = lax.select(bad, scale, one) if bad.shape else scale  # a scalar `bad` is True here
     return root(squares(scale)) / scale
 
 
@@ -139,7 +140,7 @@ def _norm_from_ranges(leaves: Sequence[jax.Array], dtype: Any) -> jax.Array:
             large, small, zero = size > bound, size < 1 / bound, sharded_full_like(size, 0)
             ranges = (
                 jnp.where(large, size * (1 / scale), zero),
-                jnp.where(large | small, zero, size),  # and NaN
+                jnp.where(large | small, zero, size),  # moderate elements, and NaN
                 jnp.where(small, size * scale, zero),
             )
             totals = [total + jnp.sum(r * r) for total, r in zip(totals, ranges, strict=True)]

@@ -64,7 +64,7 @@ def safe_sqrt(x: jax.Array) -> jax.Array:
     """Square root with derivative 0 at 0; negative rounding errors give 0, NaN stays NaN."""
     zero, one = (sharded_full_like(x, value) for value in (0, 1))
     x = lax.max(x, zero)
-    positive = lax.ne(x, zero)  # or NaN
+    positive = lax.ne(x, zero)  # True for NaN, too
     # sqrt has an infinite derivative at zero; the inner select removes it from the derivative.
     return lax.select(positive, lax.sqrt(lax.select(positive, x, one)), zero)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 # spacing. The arithmetic is exact, because the spacing is a power of two.
 _LEAST_EXPONENT = -126  # of a normal float32: smaller numbers are flushed to zero on some devices
 _SMALL = 4096  # elements of an array that shares a draw of random numbers
-_FIRST = 64  # the number of the first draw of a leaf; those below are shared
+_FIRST = 64  # number of the first draw of a leaf; smaller numbers are shared draws
 
 
 def is_narrow(dtype: Any) -> bool:
@@ -26,7 +26,8 @@ def _distance(x: jax.Array, dtype: Any) -> jax.Array:
     """Spacing of the numbers of a narrow dtype near the float32 numbers `x`."""
     info = jnp.finfo(dtype)
     exponent = jax.lax.bitcast_convert_type(x, jnp.int32) & 0x7F800000
-    power = jax.lax.bitcast_convert_type(exponent, jnp.float32)  # of two, not above |x|
+    # The largest power of two not above |x|.
+    power = jax.lax.bitcast_convert_type(exponent, jnp.float32)
     least = max(int(info.minexp), _LEAST_EXPONENT + int(info.nmant))
     return jnp.maximum(power, 2.0**least) * jnp.float32(2.0 ** -int(info.nmant))
 

@@ -41,7 +41,8 @@ def pvary_like(tree: Any, like: Any) -> Any:
         return tree
 
     def pvary_leaf(x: Any) -> Any:
-        lacking = tuple(sorted(axes - varying_axes(x)))  # JAX refuses an axis that varies already
+        # JAX raises for an axis that varies already.
+        lacking = tuple(sorted(axes - varying_axes(x)))
         if not lacking:
             return x
         if hasattr(jax.lax, "pcast"):
@@ -86,13 +87,13 @@ def check_axis_name(axis_name: Any) -> None:
     """
     for name in axis_names(axis_name):
         try:
-            jax.lax.psum(1, name)  # of a constant: no communication, only a look-up of the name
+            jax.lax.psum(1, name)  # a constant needs no communication: JAX only looks up the name
         except NameError:
             raise ValueError(
-                f"axis_name = {axis_name!r}, but no axis {name!r} is in scope here. Call it "
-                "inside jax.shard_map over a mesh that has this axis, or inside jax.vmap with "
-                "this axis_name; under plain jax.jit leave it out, for sums are over all devices "
-                "there."
+                f"axis_name = {axis_name!r}, but no axis {name!r} is in scope here. Call "
+                "it inside jax.shard_map over a mesh that has this axis, or inside "
+                "jax.vmap with this axis_name; under plain jax.jit leave it out, because "
+                "sums are over all devices there."
             ) from None
 
 
@@ -123,7 +124,7 @@ def local_rows(x: jax.Array, axis_name: Any) -> jax.Array:
 
 def all_gather(x: Any, axis_name: Any, tiled: bool = False) -> jax.Array:
     """`jax.lax.all_gather` with a result that doesn't vary over devices; also for PRNG keys."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # collectives take numbers only
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # collectives don't take keys
         impl = jax.random.key_impl(x)
         data = all_gather(jax.random.key_data(x), axis_name, tiled)
         return jax.random.wrap_key_data(data, impl=impl)
@@ -132,7 +133,7 @@ def all_gather(x: Any, axis_name: Any, tiled: bool = False) -> jax.Array:
     return jax.lax.all_gather(x, axis_name, tiled=tiled)
 
 
-# before JAX 0.9 it has a name of its own
+# Before JAX 0.9 this collective has another name.
 _all_gather_invariant: Any = getattr(jax.lax, "all_gather_invariant", None) or functools.partial(
     jax.lax.all_gather, to="invarying"
 )

@@ -45,7 +45,7 @@ def reshard_to(x: jax.Array, spec: Spec) -> jax.Array:
     if explicit_spec(x) == spec:
         return x
     mesh = jax.typeof(x).sharding.mesh
-    # An array that was made before the mesh was set has none.
+    # An array that was made before the mesh was set has no mesh.
     mesh = jax.sharding.get_abstract_mesh() if mesh.empty else mesh
     return reshard(x, NamedSharding(mesh, PartitionSpec(*spec)))
 
@@ -188,4 +188,4 @@ def is_tracing() -> bool:
     return isinstance(_add(np.int32(0), np.int32(0)), Tracer)
 
 
-_add = jax.jit(jax.lax.add)  # an eager call of it takes 4 us, one of `jax.lax.add` itself 20
+_add = jax.jit(jax.lax.add)  # an eager call takes 4 us; an eager `jax.lax.add` takes 20

@@ -40,7 +40,7 @@ def _named_leaves(tree: Any) -> list[tuple[str, Any]]:
 
 def _matching_param(name: str, leaf: Any, known: dict[str, Any]) -> Any:
     keys = name.split("/")
-    suffixes = ["/".join(keys[i:]) for i in range(len(keys) + 1)]  # the longest first
+    suffixes = ["/".join(keys[i:]) for i in range(len(keys) + 1)]  # longest suffix first
     matches = [suffix for suffix in suffixes if suffix in known]
     matches.sort(key=lambda suffix: not fits_param(leaf, known[suffix]))
     # If the params are a single leaf, its name is empty, and every name ends with it.
@@ -208,6 +208,6 @@ def _axis_types(x: Any) -> tuple[AxisType, ...]:
     """Types of the mesh axes of an array; empty without a mesh."""
     if not isinstance(x, jax.Array):
         return ()
-    # The sharding of an array is known sooner than its type, which eager steps would wait for.
+    # An array's sharding is available sooner than its type, for which eager steps would wait.
     sharding = jax.typeof(x).sharding if isinstance(x, Tracer) else x.sharding
     return sharding.mesh.axis_types if isinstance(sharding, NamedSharding) else ()

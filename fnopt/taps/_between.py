@@ -138,8 +138,8 @@ def _link(
         return out if end is None else records[end]
 
     if start is not None:
-        # The source is a probe, a zero that is added to the node: the point of the derivative is
-        # the value that the node has.
+        # The source is a probe, a zero that is added to the node, so the derivative is taken at the
+        # node's value.
         node = program.nodes[start]
         return _Link(destination, jnp.zeros(node.shape, node.dtype))
     return _Link(destination, jax.tree.unflatten(program.diff_tree, program.diff_inputs))

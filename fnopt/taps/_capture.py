@@ -178,10 +178,11 @@ def _scalar(out: Any, has_aux: bool) -> Any:
         )
     loss: Any = out[0] if has_aux else out
     if getattr(loss, "shape", None) != () or not jnp.issubdtype(loss.dtype, jnp.floating):
-        hint = "Say has_aux=True if it returns (loss, aux). " if pair else ""
+        hint = "Pass has_aux=True if it returns (loss, aux). " if pair else ""
         raise TypeError(
-            "capture: cotangents and gradients are those of a real scalar, the function returned "
-            f"{type_text(loss)}. {hint}For other derivatives see grad_between, jacobian_between."
+            f"capture: the function returned {type_text(loss)}, expected a real scalar "
+            f"for cotangents and gradients. {hint}For other derivatives see grad_between, "
+            "jacobian_between."
         )
     return loss
 
@@ -222,7 +223,7 @@ def nodes(fn: Callable[..., Any], *, scopes: bool = False) -> Callable[..., tupl
             args, kwargs = jax.tree.unflatten(treedef, full)
             found.extend(trace_program("nodes", fn, args, kwargs, scopes=scopes).nodes)
 
-        jax.eval_shape(trace, abstract)  # so that shapes do as arguments
+        jax.eval_shape(trace, abstract)  # so that shapes suffice as arguments
         return tuple(found)
 
     return listed

@@ -49,8 +49,9 @@ class _Rule(NamedTuple):
             count = " x ".join(map(str, node.axes))
             often = f", in each of {count} iterations" if count else ""
             raise ValueError(
-                f"patch: {node.name!r} is {node.dtype}{list(inner)}{often}; the array that is to "
-                f"stand there has shape {list(array.shape)}, which does not broadcast to it."
+                f"patch: {node.name!r} is {node.dtype}{list(inner)}{often}; its "
+                f"replacement has shape {list(array.shape)}, which does not broadcast to "
+                "it."
             ) from None
 
 

@@ -43,8 +43,9 @@ Ask = Callable[[Node], str]
 """Reason why a node lacks the requested value or cotangent, or `''`."""
 
 _DIFFERENTIATED = (
-    "A tap inside of jax.grad or jax.vjp is gone: give the loss itself instead of a function that "
-    "differentiates it; capture(loss, cotangents=True, argnums=0) returns its gradient, too."
+    "jax.grad and jax.vjp remove the taps inside: pass the loss itself instead of a "
+    "function that differentiates it; capture(loss, cotangents=True, argnums=0) returns "
+    "its gradient, too."
 )
 
 
@@ -245,7 +246,8 @@ def trace_program(
         ):
             return fn(*args, **kwargs)
 
-    # Traced once per call: the same program computes values, cotangents and gradients.
+    # The function is traced once per call: the same program computes values, cotangents and
+    # gradients.
     inputs = [jnp.asarray(leaves[i]) for i in traced]
     closed, shapes = jax.make_jaxpr(call_function, return_shape=True)(inputs)
     level, nodes = find_nodes(closed, scopes)

@@ -17,9 +17,9 @@ Tree = TypeVar("Tree")
 
 _RESERVED = "*?[]#"
 
-# An identity in the traced program that leaves nothing in the compiled one. It differs from JAX's
-# own `name` primitive in its derivative rule, which drops the tap: a differentiated scan would
-# otherwise keep the value before and after the tap as two residuals of every iteration.
+# A tap is an identity in the traced program and leaves nothing in the compiled one. It differs from
+# JAX's own `name` primitive in its derivative rule, which drops the tap. With `name`, a
+# differentiated scan would keep the values before and after it as two residuals of every iteration.
 tap_p = Primitive("tap")
 tap_p.def_impl(lambda x, *, name: x)
 tap_p.def_abstract_eval(lambda x, *, name: x)
@@ -123,7 +123,7 @@ def with_cotangent_rule(rule: Callable[[Any, Any], Any], x: jax.Array, given: An
     def backward(given: Any, cotangent: jax.Array) -> tuple[jax.Array, Any]:
         return rule(cotangent, given), jax.tree.map(jnp.zeros_like, given)
 
-    # An argument, because a rule must not close over values of an iteration.
+    # `given` is an argument, because a rule must not close over values of an iteration.
     identity.defvjp(lambda x, given: (x, given), backward)
     return identity(x, given)
 

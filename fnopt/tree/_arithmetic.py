@@ -45,7 +45,7 @@ def names_bad_leaf(fn: Callable[Given, Result]) -> Callable[Given, Result]:
 
 def promoted_dtype(*leaves: Any) -> Any:
     """The common dtype of leaves by JAX's standard promotion rules, whatever the mode."""
-    with jax.numpy_dtype_promotion("standard"):  # mixing on purpose, also if strict
+    with jax.numpy_dtype_promotion("standard"):  # mixes dtypes on purpose, also in strict mode
         return jnp.dtype(jnp.result_type(*leaves))
 
 

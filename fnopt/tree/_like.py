@@ -181,8 +181,7 @@ def dtype(tree: Any, mixed_dtype_handler: str | None = None) -> Any:
             if dt != found[first]:
                 raise ValueError(
                     f"tree.dtype: {leaf_text(name)} is {dt}, {leaf_text(first)} is "
-                    f"{found[first]}, expected one dtype (or say what to do with "
-                    "mixed_dtype_handler)."
+                    f"{found[first]}, expected one dtype (or a mixed_dtype_handler)."
                 )
         return found[first]
     check_choice(

@@ -55,7 +55,7 @@ class NamedLeaves(NamedTuple):
 def named_leaves(tree: Any, rename: Mapping[str, str] | None = None) -> NamedLeaves:
     """Name all leaves of a tree; its NamedTuples identify slots and counts."""
     leaves, treedef = leaves_with_names(tree)
-    # Objects that are in one place only, to be known again by their identity.
+    # Every leaf becomes a unique object, which its identity locates in the NamedTuples below.
     shapes = [_shape(x) if is_array_like(x) else x for _, x in leaves]
     nodes = jax.tree.leaves(treedef.unflatten(shapes), is_leaf=is_named_tuple)
     states = tuple(node for node in nodes if is_named_tuple(node))
@@ -173,7 +173,7 @@ def _slots_of(field: str, saved: list[NamedLeaf]) -> list[list[NamedLeaf]]:
     """The saved slots with this name."""
     found: dict[str, list[NamedLeaf]] = defaultdict(list)
     for leaf in saved:
-        # A plain dict doesn't say where its slots are: the path names state, field and param.
+        # A plain dict doesn't declare its slots: the path gives state, field and param.
         before, here, after = f"/{leaf.path}/".partition(f"/{field}/")
         guess = SlotPlace(before.strip("/"), field, after.strip("/")) if here else None
         place = leaf.slot or guess

@@ -28,7 +28,7 @@ def _update_moments(fn: Callable[..., Any], updates: Any, moments: Any) -> Any:
 
 def _power(x: jax.Array, order: Any) -> jax.Array:
     whole = float(order).is_integer() if isinstance(order, (int, float)) else False
-    # An int becomes products, whose derivative at 0 is finite.
+    # An integer power is a product, whose derivative at 0 is finite.
     return x ** int(order) if whole else x ** jnp.asarray(order, jnp.finfo(x.dtype).dtype)
 
 
@@ -80,7 +80,8 @@ def update_moment_per_elem_norm(updates: Any, moments: Any, decay: Any, order: A
     def update_norm(g: jax.Array, m: jax.Array, real: Any) -> jax.Array:
         if not jnp.iscomplexobj(g):
             return ema(m, _power(g, order), jnp.asarray(decay, real))
-        # From the square of the modulus, as in optax: its root has no derivative at zero.
+        # The power is taken of the squared modulus, as in optax: the modulus has no derivative at
+        # zero.
         square = jnp.square(jnp.real(g)) + jnp.square(jnp.imag(g))
         return ema(m, _power(square, order / 2), jnp.asarray(decay, real))
 

@@ -71,7 +71,7 @@ def vdot(tree_x: Any, tree_y: Any) -> jax.Array:
             raise ValueError(
                 f"tree.vdot: leaves of shapes {x.shape} and {y.shape}, expected the same."
             )
-        # Not as a matrix product, which accelerators compute from rounded factors.
+        # Not a matrix product, which accelerators compute from rounded factors.
         total = total + jnp.sum(jnp.conj(x) * y)
     return total
 
@@ -107,7 +107,7 @@ def norm(tree: Any, ord: Any = None, squared: bool = False) -> jax.Array:
     if ord == 1:
         result = _total(sizes, jnp.sum)
     elif ord in (float("inf"), "inf", "infinity"):
-        result = jnp.maximum(max(sizes), 0)  # of an empty tree: 0
+        result = jnp.maximum(max(sizes), 0)  # 0 for an empty tree
     else:
         raise ValueError(f"tree.norm: ord is {ord!r}, expected 1, 2 or infinity.")
     return result * result if squared else result
@@ -116,7 +116,7 @@ def norm(tree: Any, ord: Any = None, squared: bool = False) -> jax.Array:
 def _size(x: Any) -> jax.Array:
     """Modulus of an array, as floating numbers."""
     x = jnp.asarray(x)
-    # Before the square, which overflows in whole numbers.
+    # The conversion comes before the square, which overflows for integers.
     floating = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(default_float())
     return jnp.abs(floating)
 

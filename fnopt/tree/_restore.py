@@ -244,7 +244,7 @@ def _torn_codes(targets: list[NamedLeaf], sources: dict[str, Any]) -> set[str]:
         if end == "0" and dtype in (jnp.uint8, jnp.int4) and both[1] in arrays:
             fits = [k in sources and _fits(sources[k], arrays[k]) for k in both]
             fits.append(name in sources and jnp.result_type(sources[name]) == dtype)
-            # Codes without their scales have no unit.
+            # Codes without their scales have no meaning.
             torn |= set() if all(fits) else {*both}
     return torn
 

@@ -179,7 +179,7 @@ def _replace(node: Any, path: _Path, filtering: _Filter | None, new: dict[str, A
         values.append(
             _match_dtype(child, new[name]) if hit else _replace(child, here, filtering, new)
         )
-    # A node without a change is not built anew: its class may refuse that.
+    # A node without a change isn't rebuilt, because its class may not allow it.
     if all(a is b for a, (_, b) in zip(values, children, strict=True)):
         return node
     if isinstance(node, Value):

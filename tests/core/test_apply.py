@@ -111,7 +111,7 @@ def test_sums_are_strongly_typed():
 
 def test_updates_with_their_state():
     params, tx = {"w": jnp.ones(2)}, fnopt.sgd(0.1, momentum=0.9)
-    with pytest.raises(ValueError, match=r"write updates, state = tx.update"):
+    with pytest.raises(ValueError, match=r"updates, state = tx.update"):
         fnopt.apply_updates(params, tx.update(params, tx.init(params), params))
     pair = (jnp.ones(2), jnp.ones(()))  # params that are a pair of their own
     assert fnopt.apply_updates(pair, pair)[1] == 2

@@ -249,7 +249,9 @@ def test_parts_are_scopes_and_the_users_functions():
     assert sum(c.parts.values(), type(c.total)()) == c.total
     assert c.part("encoder").matmul_flops == 2 * c.part("encoder/layer0").matmul_flops == 1024
     assert set(c.grouped(1)) == {"encoder", "head"}
-    with pytest.raises(KeyError, match=r"no part is called 'enc'; there are \['encoder/layer0'"):
+    with pytest.raises(
+        KeyError, match=r"no part is called 'enc', expected one of \['encoder/layer0'"
+    ):
         c.part("enc")
 
 

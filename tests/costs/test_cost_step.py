@@ -164,9 +164,13 @@ def test_loops_of_loss_and_optimizer_get_their_trip_counts():
 
 
 def test_what_is_wrong_is_said():
-    with pytest.raises(TypeError, match=r"the loss gives a value of shape \(8, 32\), expected a s"):
+    with pytest.raises(
+        TypeError, match=r"the loss returns a value of shape \(8, 32\), expected a s"
+    ):
         grad_cost(lambda w, x: x @ w)(f32(32, 32), X)
-    with pytest.raises(TypeError, match=r"the loss gives a tuple, expected a scalar.*has_aux=True"):
+    with pytest.raises(
+        TypeError, match=r"the loss returns a tuple, expected a scalar.*has_aux=True"
+    ):
         grad_cost(lambda w, x: (jnp.sum(x @ w), x))(f32(32, 32), X)
     with pytest.raises(TypeError, match=r"step_cost: tx is 0.1, expected an optimizer"):
         step_cost(chain, 0.1)

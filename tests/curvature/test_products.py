@@ -206,7 +206,7 @@ def products(model_fn, loss_fn):
             model,
             lambda f, e: (loss_of(f, e), f),
             TypeError,
-            r"returned tuple, expected one .*Of \(value, aux\) give the value",
+            r"returned tuple, expected one .*If it returns \(value, aux\), pass",
         ),
         (
             batch_norm,

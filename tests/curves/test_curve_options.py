@@ -122,7 +122,7 @@ BAD = [
     ({"nan_policy": "propagate"}, "nan_policy = 'propagate', expected None"),
     ({"nan_policy": "raise", "ydata": HOLE}, "hold 1 points that are NaN"),
     ({"method": "newton"}, "method = 'newton', expected None, 'lm'"),
-    ({"method": "lm", "bounds": (0, 1)}, "method 'lm' takes no bounds"),
+    ({"method": "lm", "bounds": (0, 1)}, "method = 'lm' with bounds"),
     ({"bounds": ([0, 0], [1, 1])}, "expected one number for each of the 3 params"),
     ({"bounds": (0, 1), "p0": [2.0, 0.5, 0.5]}, r"starts at 2\.0, outside its bounds"),
     ({"bounds": [(0, 2), (0, 3), (0, 1)]}, r"expected a pair.* tuple\(zip\(\*bounds\)\)"),

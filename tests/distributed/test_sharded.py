@@ -243,7 +243,9 @@ def test_adafactor_is_refused():
 
 def test_outside_of_shard_map():
     tx = distributed.sharded(fnopt.adam(1e-2), "data")
-    with pytest.raises(ValueError, match=r"'data'.*neither bound here nor of a mesh"):
+    with pytest.raises(
+        ValueError, match=r"'data'.*neither bound here nor an axis of the params' mesh"
+    ):
         tx.init(PARAMS)
     params = on_mesh(PARAMS)
     with pytest.raises(ValueError, match=r"isn't bound here: call update inside jax\.shard_map"):

@@ -56,7 +56,7 @@ def test_a_missing_key_is_told_which_there_are(name):
 def test_an_attribute_of_a_dict_is_told_how_to_write_it():
     with pytest.raises(AttributeError) as caught:
         CALLS["per_example_grads"](lambda params: params.dense)
-    assert "Of a dict write ['dense'] in place of .dense." in caught.value.__notes__
+    assert "For a dict, write ['dense'] instead of .dense." in caught.value.__notes__
 
 
 def test_a_decision_by_a_value_and_a_number_of_math():

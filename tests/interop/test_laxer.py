@@ -109,7 +109,7 @@ MAKERS: dict[str, Any] = {
 @pytest.mark.parametrize("name", MAKERS)
 def test_leaves_without_a_gradient_stay_as_they_are(name):
     expected, _ = steps(MAKERS[name](theirs), FILTERED, FILTERED_GRADS)
-    with pytest.warns(UserWarning, match=r"\['count', 'mask'\] of the params are no floating"):
+    with pytest.warns(UserWarning, match=r"\['count', 'mask'\] of the params aren't floating"):
         found, _ = steps(MAKERS[name](ours), FILTERED, FILTERED_GRADS)
     assert found["count"] is expected["count"] is None
     for leaf in PARAMS:
@@ -133,7 +133,7 @@ LENIENT: dict[str, Any] = {
 @pytest.mark.parametrize("name", LENIENT)
 def test_every_optimizer_of_the_stand_in_leaves_them(name):
     tx = LENIENT[name]()
-    with pytest.warns(UserWarning, match="no floating arrays"):
+    with pytest.warns(UserWarning, match="aren't floating arrays"):
         updates, _ = steps(tx, FILTERED, FILTERED_GRADS)
     plain = {**PARAMS, "count": None, "mask": None}
     expected, _ = steps(tx, plain, FILTERED_GRADS)

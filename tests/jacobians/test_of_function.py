@@ -140,7 +140,11 @@ BAD = [
     (lambda: jacobian(model, form="rows"), ValueError, "form is 'rows', expected one of 'tree'"),
     (lambda: jacobian(model, mode="up"), ValueError, "jacobian: mode = 'up', expected one of"),
     (lambda: jacobian(model, chunk_size=0), ValueError, "chunk_size is 0, expected at least 1"),
-    (lambda: jacobian(model, 2)(PARAMS, X), ValueError, "argnums is 2, but there are 2 pos"),
+    (
+        lambda: jacobian(model, 2)(PARAMS, X),
+        ValueError,
+        "argnums is 2, expected indices of the 2 pos",
+    ),
     (lambda: jacobian(lambda p: p)({"k": 1}), TypeError, "leaf 'k' is int"),
     (lambda: jacobian(lambda p: p)(jnp.ones(2) * 1j), TypeError, "is complex64.2., expected a rea"),
     (lambda: jacobian(lambda p: p > 0)(X), TypeError, "of the outputs is bool.2., expected floats"),
@@ -150,7 +154,7 @@ BAD = [
         ValueError,
         "the leading axes of the batch disagree",
     ),
-    (lambda: per_example_jacobian(residual)(PARAMS), ValueError, "the batch has no array in it"),
+    (lambda: per_example_jacobian(residual)(PARAMS), ValueError, "the batch contains no array"),
 ]
 
 

@@ -120,7 +120,7 @@ def test_report():
     assert report
     assert not FlagReport((), (), ())
     assert str(FlagReport((), (), ())) == (
-        "no layer is flagged (as half dead only where 'zeros' is among the statistics)"
+        "no layer is flagged (half-dead layers are only flagged if 'zeros' is among the statistics)"
     )
 
 

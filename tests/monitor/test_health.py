@@ -241,7 +241,7 @@ def test_wrong_use():
         (0, ValueError, "expected at least 1 part"),
         ([], ValueError, "groups is empty"),
         (["encoder"], ValueError, r"\['encoder'\] match no leaf of \['w'\]"),
-        ({"a": []}, ValueError, "a group has no pattern"),
+        ({"a": []}, ValueError, "a group is empty"),
         ({"a": 3}, TypeError, "3 is a int, expected a pattern"),
         ("w", TypeError, "'w' is a str, expected None"),
         (lambda path: path, TypeError, "is a function, expected None"),

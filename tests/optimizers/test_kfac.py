@@ -427,7 +427,7 @@ def test_refuses_what_makes_no_sense():
     wide = fnopt.kfac(lambda p, x: x * p, lambda f, x: jnp.sum(f**2), many, curvature="exact")
     with pytest.raises(ValueError, match=r"sends 50000 cotangents back .* GB for a batch of 1;"):
         wide.init(jnp.ones(50_000))
-    with pytest.raises(ValueError, match="each its own"):
+    with pytest.raises(ValueError, match="Split it"):
         fnopt.kfac(net, cross_entropy, (*batch, jax.random.key(0)))
     # Without the axis name that vmap would give it, and so without the batch.
     normal = fnopt.kfac(

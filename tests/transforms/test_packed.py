@@ -109,6 +109,17 @@ def test_optimizers_that_look_at_leaves_are_refused(name: str):
         fnopt.packed(getattr(fnopt, name)(0.1), {"w": jnp.ones((2, 2)), "v": jnp.ones(2)})
 
 
+@pytest.mark.parametrize("inner", [fnopt.adamp(0.1), fnopt.cautious(fnopt.adam(0.1))])
+def test_rules_for_some_gradients_of_a_leaf_are_refused(inner: Any):
+    with pytest.raises(ValueError, match="differently from the leaves"):
+        fnopt.packed(inner, {"w": jnp.ones((2, 2)), "v": jnp.ones(2)})
+
+
+def test_buffers_of_numbers_are_strongly_typed():
+    buffers = fnopt.packed(fnopt.sgd(0.1), 1.0).pack(1.0)
+    assert not buffers["float32"].weak_type
+
+
 SGDS = {"a": fnopt.sgd(0.1), "b": fnopt.sgd(0.2)}
 W = fnopt.by_pattern({"w*": "a"}, default="b")
 PAIR = {"w": jnp.ones(4), "v": jnp.ones(4)}

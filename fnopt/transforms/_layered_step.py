@@ -22,7 +22,7 @@ class LayeredState(NamedTuple):
     Attributes:
         outer: The optimizer's state for the outer params.
         layers: The optimizer's state for every layer, stacked.
-        norm: The global norm of the last gradient; zero before the first step.
+        norm: The global norm of the last finite gradient; zero before the first step.
     """
 
     outer: Any
@@ -118,15 +118,21 @@ class layered_step(Value):
                 f"layered_step: the state is {type_text(state)}, expected a LayeredState: make it "
                 "by init(params) of the layered_step, not of its optimizer."
             )
+        for name, leaf in leaves_with_names(state.layers)[0]:
+            if jnp.shape(leaf)[:1] != (depth,):  # dynamic_slice would clamp the index of a layer
+                raise ValueError(
+                    f"layered_step: {leaf_text(name)} of the layers' state is {type_text(leaf)}, "
+                    f"expected a first axis of {depth}: make it by init(params)."
+                )
         x, pull_first = jax.vjp(lambda outer: self.first(outer, *batch), outer)
         # The check comes before the scan, whose error for another carry doesn't name the layer.
         self._check(jax.eval_shape(lambda tree: _layer_at(tree, 0), layers), x, batch)
         x, inputs = lax.scan(lambda x, p: (self.layer(p, x, *batch), x), x, layers)
         loss, pull_last = jax.vjp(lambda outer, x: self.last(outer, x, *batch), outer, x)
-        if jnp.shape(loss) or not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+        if getattr(loss, "shape", None) != () or not jnp.issubdtype(loss.dtype, jnp.floating):
             raise TypeError(
                 f"layered_step: last returned {type_text(loss)}, expected a real scalar: take the "
-                "mean or the sum over the examples."
+                "mean or the sum over the examples, without auxiliary results."
             )
         outer_slope, last_slope = pull_last(jnp.ones_like(loss))
 
@@ -165,6 +171,7 @@ class layered_step(Value):
             factor = most / jnp.maximum(norm, most)
         layers, states, gradient, norm = backward(True, factor)
         outer, own = self._step(gradient, state.outer, outer, factor)
+        norm = jnp.where(jnp.isfinite(norm), norm, state.norm)
         return (outer, layers), LayeredState(own, states, norm), loss
 
     def _step(self, gradient: Any, state: Any, params: Any, factor: Any) -> tuple[Any, Any]:

@@ -327,7 +327,7 @@ def _differing(some: dict[str, np.ndarray], others: dict[str, np.ndarray]) -> li
 def _split(x: Any, sizes: list[int]) -> list[jax.Array]:
     if isinstance(x, Tracer):
         # Unlike that of many slices, the derivative of `split` is one concatenation.
-        return jax.lax.split(x, sizes)
+        return [*jax.lax.split(x, sizes)]
     # XLA for a CPU takes 26 s to compile a program of 2,000 results; slices share a program.
     starts = itertools.accumulate(sizes, initial=0)
     return [jax.lax.dynamic_slice(x, (i,), (n,)) for i, n in zip(starts, sizes, strict=False)]

@@ -93,6 +93,7 @@ def test_the_previous_norm_clips_the_next_step():
         expected = jax.tree.map(lambda p, g, f=factor: p - 1e-2 * f * g, PARAMS, grads)
         assert_close(params, expected, 1e-6)
         np.testing.assert_allclose(new.norm, fnopt.global_norm(grads), rtol=1e-6)
+    assert jax.jit(step)(PARAMS, new, X * jnp.nan, Y)[1].norm == new.norm
 
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="other compilers have other temporaries")
@@ -122,6 +123,7 @@ def test_the_gradient_of_one_layer_is_in_memory_at_a_time():
         ({"exact_norm": True}, PARAMS, ValueError, "without max_norm"),
         ({"layer": lambda p, h, x, y: h[:1]}, PARAMS, ValueError, "layer returned"),
         ({"last": lambda o, h, x, y: h}, PARAMS, TypeError, "expected a real scalar"),
+        ({"last": lambda o, h, x, y: (h.sum(), h)}, PARAMS, TypeError, "without auxiliary"),
         ({"first": lambda o, x, y: jnp.arange(2)}, PARAMS, TypeError, "expected a floating array"),
     ],
 )
@@ -140,3 +142,10 @@ def test_the_state_of_the_optimizer_itself_is_named():
     tx = fnopt.adamw(1e-2)
     with pytest.raises(TypeError, match="expected a LayeredState: make it by init"):
         layered(tx)(PARAMS, tx.init(PARAMS), X, Y)
+
+
+def test_the_state_of_other_layers_is_named():
+    step = layered(fnopt.adamw(1e-2))
+    state = step.init((PARAMS[0], jax.tree.map(lambda x: x[:2], PARAMS[1])))
+    with pytest.raises(ValueError, match=r"'0/count' .*int32\[2\], expected a first axis of 8"):
+        step(PARAMS, state, X, Y)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -80,32 +80,21 @@ def _with(fn: Callable[..., Any], more: Any) -> Callable[..., Any]:
     return lambda x, at: fn(x, at, *more)
 
 
-class _BatchLeaves(NamedTuple):
-    """Differentiable and non-differentiable leaves of a tree."""
-
-    inexact: list[jax.Array]
-    others: list[jax.Array]
-    rebuilt: Callable[[Any, Any], Any]  # merges both lists into the tree
+def _split_inexact(tree: Any) -> tuple[Any, Any]:
+    """Split a tree into its differentiable leaves and its other leaves; None elsewhere."""
+    inexact = jax.tree.map(lambda leaf: leaf if is_inexact(leaf) else None, tree)
+    return inexact, jax.tree.map(lambda leaf: None if is_inexact(leaf) else leaf, tree)
 
 
-def _leaves(tree: Any) -> _BatchLeaves:
-    leaves, treedef = jax.tree.flatten(tree)
-    kinds = [is_inexact(leaf) for leaf in leaves]
-
-    def rebuilt(inexact: Any, others: Any) -> Any:
-        first, second = iter(inexact), iter(others)
-        return jax.tree.unflatten(treedef, [next(first if kind else second) for kind in kinds])
-
-    inexact, others = (
-        [leaf for leaf, kind in zip(leaves, kinds, strict=True) if kind is which]
-        for which in (True, False)
-    )
-    return _BatchLeaves(inexact, others, rebuilt)
+def _merged(inexact: Any, others: Any) -> Any:
+    """Return the tree whose leaves `_split_inexact` separated."""
+    pick = lambda a, b: b if a is None else a  # noqa: E731
+    return jax.tree.map(pick, inexact, others, is_leaf=lambda node: node is None)
 
 
-def _changes(tangent: Any) -> list[jax.Array]:
-    """Select the leaves of a tangent whose primals are differentiable."""
-    return [leaf for leaf in jax.tree.leaves(tangent) if leaf.dtype != jax.dtypes.float0]
+def _changes(tangent: Any) -> Any:
+    """Select the leaves of a tangent whose primals are differentiable; None elsewhere."""
+    return jax.tree.map(lambda leaf: None if leaf.dtype == jax.dtypes.float0 else leaf, tangent)
 
 
 def _tangent(
@@ -119,16 +108,17 @@ def _tangent(
     good = jnp.isfinite(end.cost)
     index = jnp.where(good, jnp.arange(good.size), jnp.argmax(good))
     (closed, batch), (d_closed, d_batch) = primals, tangents
-    common, rows = _leaves((closed, batch.shared)), _leaves((batch.own, batch.box))
-    d_common = _changes((d_closed, d_batch.shared))
+    common, common_others = _split_inexact((closed, batch.shared))
+    rows, rows_others = _split_inexact((batch.own, batch.box))
+    d_common, d_rows = _changes((d_closed, d_batch.shared)), _changes((d_batch.own, d_batch.box))
     mode = "auto" if task_of(closed).solver is None else "reverse"
 
     def fit_tangent(fit: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
         x, inexact, others, d_rows = fit
 
         def parts(data: Any) -> tuple[Task, Points, Box | None]:
-            closed, shared = common.rebuilt(data[0], common.others)
-            own, box = rows.rebuilt(data[1], others)
+            closed, shared = _merged(data[0], common_others)
+            own, box = _merged(data[1], others)
             return task_of(closed), filled(joined(shared, own)), box
 
         def cost(x: jax.Array, data: Any) -> jax.Array:
@@ -141,18 +131,17 @@ def _tangent(
             cost, inverse = lane_summary(task.problems(Points(None)), *lane)
             return cost[0], inverse[..., 0]
 
-        data, d_data = (common.inexact, inexact), (d_common, d_rows)
+        data, d_data = (common, inexact), (d_common, d_rows)
         held = None
         box = parts(data)[2]
         if box is not None:
-            d_box = rows.rebuilt(d_rows, others)[1]
+            d_box = d_rows[1]
             mask = box.held(x, value_and_slope(lambda x: cost(x, data), x)[1])
             held = mask, jnp.where(x <= box.lower, d_box.lower, d_box.upper)
         dx = minimum_tangent(cost, x, data, d_data, held, mode)
         return dx, *pushed(summary, (x, data), (dx, d_data), mode)[1]
 
-    d_rows = _changes((d_batch.own, d_batch.box))
-    fits = jax.tree.map(lambda a: a[index], (end.x, rows.inexact, rows.others, d_rows))
+    fits = jax.tree.map(lambda a: a[index], (end.x, rows, rows_others, d_rows))
     # JAX 0.7 can't transpose a linear solve in a loop, so it gets no chunks.
     in_chunks = functools.partial(lax.map, fit_tangent, batch_size=chunk)
     found = in_chunks(fits) if _IN_LOOPS else jax.vmap(fit_tangent)(fits)

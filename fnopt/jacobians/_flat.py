@@ -245,7 +245,10 @@ def checked_outputs(outputs: Any, name: str) -> Any:
     """Check that outputs (their shapes and dtypes) have a derivative, and return them."""
     pairs, _ = leaves_with_names(outputs)
     if not pairs:
-        raise TypeError(f"{name}: the function returned {outputs!r}, expected arrays.")
+        raise TypeError(
+            f"{name}: the function returned {outputs!r}, expected arrays. Is there a return "
+            "statement?"
+        )
     for path, leaf in pairs:
         if not is_inexact(leaf):
             raise TypeError(

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.errors import check_inexact, leaf_text, leaves_with_names, type_text, where
-from fnopt.jacobians import ravel, real_vector
+from fnopt.errors import check_inexact, leaves_with_names, type_text, where
+from fnopt.jacobians import check_real, checked_outputs, ravel, real_vector
 from fnopt.residuals._derivative import Derivative
 from fnopt.residuals._parameters import Parametrisation
 from fnopt.sharding import pvary_over_rows, row_shards, rows_sharded_over
@@ -63,7 +63,8 @@ def flat_residual(
         Array([-1.,  0.,  3.], dtype=float32)
     """
     fn = joined_function(residual_fn)
-    x, unravel = ravel(_checked_params(params), "params")
+    x, unravel = ravel(params, "params")
+    _check_fitted(params)
 
     @jax.jit  # so that all uses in a solver share one trace
     def residuals(vector: jax.Array) -> Any:
@@ -87,8 +88,9 @@ def flat_residual(
 
 def param_shapes(made: Parametrisation) -> Any:
     """Shapes and dtypes of the params that a residual function receives."""
-    free = _checked_params(made.free)
+    free = made.free
     check_inexact(free, "params", fitted=True)
+    _check_fitted(free)
     if made.kinds:
         x, unravel = ravel(free, "params")
         return jax.eval_shape(lambda x: made.assemble(unravel(x)), x)
@@ -124,35 +126,17 @@ def _kind(x: Any) -> str:
     return f"an array, {type_text(x)}" if hasattr(x, "dtype") else f"{x!r}, a {type_text(x)}"
 
 
-def _checked_params(params: Any) -> Any:
-    pairs, _ = leaves_with_names(params)
-    for path, leaf in pairs:
-        if jnp.issubdtype(getattr(leaf, "dtype", type(leaf)), jnp.complexfloating):
-            raise TypeError(
-                f"{where()}params: {leaf_text(path)} is complex, expected a real floating "
-                "array. Make its real and imaginary parts separate params."
-            )
-    if sum(jnp.size(leaf) for _, leaf in pairs if hasattr(leaf, "dtype") or jnp.isscalar(leaf)):
-        return params
-    if all(hasattr(leaf, "dtype") for _, leaf in pairs):
+def _check_fitted(params: Any) -> None:
+    """Refuse complex params, and params without numbers."""
+    leaves = jax.tree.leaves(params)
+    if not sum(map(jnp.size, leaves)):
         raise ValueError(f"{where()}params hold no numbers, expected at least one to fit.")
-    return params
+    if any(map(jnp.iscomplexobj, leaves)):
+        check_real(params, f"{where()}params")
 
 
 def _check_residuals(residuals: Any) -> None:
-    pairs, _ = leaves_with_names(residuals)
-    if not pairs:
-        raise TypeError(
-            f"{where()}residual_fn returned {residuals!r}, expected an array of residuals or a "
-            "pytree of them. Is there a return statement?"
-        )
-    for path, leaf in pairs:
-        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
-            raise TypeError(
-                f"{where()}residual_fn: {leaf_text(path)} of the residuals is "
-                f"{leaf.dtype}{list(leaf.shape)}, expected a floating array. Does it "
-                "depend on the params? Return prediction - target as floats."
-            )
+    pairs, _ = leaves_with_names(checked_outputs(residuals, f"{where()}residual_fn"))
     if sum(leaf.size for _, leaf in pairs) == 0:
         shapes = [tuple(leaf.shape) for _, leaf in pairs]
         raise ValueError(

@@ -307,9 +307,8 @@ class by_pattern(Selector):
 class Labels(Selector):
     """A tree of labels by leaf path, made from a plain tree of masks or labels.
 
-    Because paths are stored instead of the tree, `Labels` are hashable and independent of
-    containers. Labels in a plain dict match a `FrozenDict`, an nnx `State` or an Equinox module
-    with the same names.
+    Stored paths make `Labels` hashable and independent of containers. Labels in a plain dict match
+    a `FrozenDict`, an nnx `State` or an Equinox module with the same names.
 
     Args:
         paths: The paths, spelled as by `leaf_paths`; the path of a branch labels all of its leaves,

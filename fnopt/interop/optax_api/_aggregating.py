@@ -12,19 +12,14 @@ import jax.numpy as jnp
 from fnopt import tree
 from fnopt.core import Transformation, from_pair, static
 from fnopt.interop.optax_api._types import init_empty_state
-from fnopt.transforms import chain, identity
+from fnopt.transforms import Wrapper, chain, identity
 
 
-class _aggregating(Transformation):
+class _aggregating(Wrapper):
     """Transform whose gradients have an example axis that the params don't have."""
 
+    State = None
     other_gradients = True
-
-    inner: Transformation
-
-    def init(self, params: Any) -> Any:
-        """The state of the transform."""
-        return self.inner.init(params)
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any

@@ -109,9 +109,7 @@ class MultiNormalDiagFromLogScale:
         return [self._mean, self._log_scale]
 
 
-def multi_normal(loc: Any, log_scale: Any) -> MultiNormalDiagFromLogScale:
-    """Make a normal distribution from its means and logarithms of standard deviations."""
-    return MultiNormalDiagFromLogScale(loc, log_scale)
+multi_normal = MultiNormalDiagFromLogScale
 
 
 def hvp(loss: Callable[..., Any], v: Any, params: Any, inputs: Any, targets: Any) -> Any:

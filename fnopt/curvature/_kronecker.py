@@ -188,7 +188,11 @@ class KroneckerModel:
         """Second moments in the bases, for every stack with bases."""
         own: dict[int, Factors] = {}
         for stack, pair in zip(self.stacks, bases, strict=True):
-            each = zip(*map(stack.parts, pair), strict=True) if pair else [()] * len(stack.blocks)
+            each = (
+                zip(*map(stack.split_by_block, pair), strict=True)
+                if pair
+                else [()] * len(stack.blocks)
+            )
             own |= dict(zip(stack.numbers, each, strict=True))
         pairs = [own[i] for i in range(len(self.blocks))]
         found = block_moments(self.ghost, self.blocks, tape, pairs)

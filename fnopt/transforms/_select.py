@@ -150,7 +150,9 @@ def as_label(label: Any, what: str) -> Label:
     """
     if isinstance(label, (str, bool, int)) and not isinstance(label, enum.Enum):
         return label
-    if _has_a_text(label):
+    is_array = hasattr(label, "dtype")
+    is_number = isinstance(label, (float, complex)) or is_array
+    if isinstance(label, Hashable) and not (is_number or callable(label)):
         return str(label)
     if getattr(label, "dtype", None) == np.bool_ and not isinstance(label, Tracer):
         if np.ndim(label) == 0:
@@ -160,17 +162,11 @@ def as_label(label: Any, what: str) -> Label:
             "whole leaf; for a mask per element, multiply the gradients by it."
         )
     traced = "a traced " if isinstance(label, Tracer) else ""
-    is_array = hasattr(label, "dtype")
     came = traced + type_text(label) if is_array else f"{label!r}, a {type(label).__name__}"
     raise TypeError(
         f"{where()}{what} is {came}, expected a bool, a string or an int (or a member of an enum), "
         "decided from the path, shape and dtype."
     )
-
-
-def _has_a_text(label: Any) -> bool:
-    is_number = isinstance(label, (float, complex)) or hasattr(label, "dtype")
-    return isinstance(label, Hashable) and not (is_number or callable(label))
 
 
 class Selector(Value):

@@ -55,8 +55,8 @@ def add_noise(
         key: One PRNG key.
         noise_multiplier: `sigma` >= 0; a number or a scalar array.
         clip_norm: The `clip_norm` of the gradients, a number or a tree of numbers.
-        step: The step number, folded into the key so that one key serves a whole training; `None`
-            uses the key itself: never use a key twice.
+        step: The step number, which is folded into the key, so that a training run needs only one
+            key. `None` uses the key itself; never use a key twice.
         batch_size: The divisor of the sum, if any. Divide by the *expected* size of a batch,
             because the actual size is secret.
 
@@ -209,8 +209,8 @@ def poisson_batch(
             traced.
         capacity: The size of the padded batch, at most `size`. It is required if the rate is
             traced.
-        step: The step number, folded into the key so that one key serves a whole training; `None`
-            uses the key itself: never use a key twice.
+        step: The step number, which is folded into the key, so that a training run needs only one
+            key. `None` uses the key itself; never use a key twice.
 
     Returns:
         A `PoissonBatch`.

@@ -1,4 +1,4 @@
-"""Optimizers: update directions (`scale_by_...`) and the optimizers made of them."""
+"""Optimizers, and their update directions (`scale_by_...`)."""
 
 from __future__ import annotations
 

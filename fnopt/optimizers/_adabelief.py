@@ -48,7 +48,7 @@ class scale_by_belief(AdamDirection):
     nesterov: bool = static(default=False)
 
     def second_moment(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
-        """The average of the squared distance of the gradient from its mean."""
+        """Update the average of the squared distance of the gradient from its mean."""
         # The last term is added inside the parentheses. Otherwise XLA would repeat the whole sum in
         # the loop of the update. That loop would then read the old slot too, and XLA would copy the
         # slot.
@@ -78,7 +78,7 @@ def adabelief(
         b2: :math:`\beta_2`, decay of the gradient's mean squared distance from its mean.
         eps: :math:`\epsilon`, added to the root.
         eps_root: :math:`\bar\epsilon`, added at every step.
-        weight_decay: Decoupled decay, a number or a `Schedule`; None leaves weight decay out of the
+        weight_decay: Decoupled decay, a number or a `Schedule`; None omits weight decay from the
             chain.
         weight_decay_mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
         nesterov: Whether to use Nesterov momentum.
@@ -141,7 +141,7 @@ class scale_by_yogi(AdamDirection):
         return numbers | {"scaled_eps_root": h.eps_root * numbers["square_correction"]}
 
     def second_moment(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
-        """The old second moment, moved toward the new square by a multiple of that square."""
+        """Move the second moment toward the new square by a multiple of this square."""
         square = squared_modulus(g)
         # The sign bounds the change by the new square: a small square can't decrease `nu` at once,
         # unlike in an exponential average (Zaheer et al., 2018).
@@ -193,7 +193,7 @@ class ScaleByDiffgradState(NamedTuple):
 
 
 class scale_by_diffgrad(AdamDirection):
-    r"""Adam's direction times a friction that depends on how much the gradient changed.
+    r"""Adam's direction times a friction factor that depends on the change of the gradient.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad

@@ -1,4 +1,4 @@
-"""AdaBound: Adam with bounds on its step sizes, which converge to one value."""
+"""AdaBound: Adam with elementwise bounds on step sizes, which converge to one value."""
 
 from __future__ import annotations
 
@@ -45,23 +45,23 @@ class _Bounded(Leafwise):
 
 
 class scale_by_adabound(_Bounded):
-    r"""Adam's direction with elementwise step sizes between two bounds that converge.
+    r"""Adam's direction with elementwise step sizes between two converging bounds.
 
     .. math::
         u_t = \operatorname{clip}\left(\frac{\sqrt{1-\beta_2^t} / (1-\beta_1^t)}
         {\sqrt{\nu_t} + \epsilon},\; \rho \Big(1 - \frac{1}{\gamma t + 1}\Big),\;
         \rho \Big(1 + \frac{1}{\gamma t}\Big)\right) \mu_t
 
-    With :math:`\mu, \nu` as in Adam. The method begins as Adam and ends as SGD with momentum at
-    :math:`\rho` times the learning rate. As in the authors' program, the means are bias-corrected,
-    and the rate is not divided by :math:`\sqrt t`.
+    with :math:`\mu, \nu` as in Adam. The method begins as Adam and ends as SGD with momentum at
+    :math:`\rho` times the learning rate. As in the authors' code, the means are bias-corrected, and
+    the learning rate isn't divided by :math:`\sqrt t`.
 
     Args:
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the mean square.
-        final_ratio: :math:`\rho`, the last learning rate over the first (the authors' `final_lr`
-            over their `lr`).
-        gamma: :math:`\gamma`, how fast the bounds meet.
+        final_ratio: :math:`\rho`, the ratio of the final to the initial learning rate (`final_lr /
+            lr` in the authors' code).
+        gamma: :math:`\gamma`, the rate at which the bounds converge.
         eps: :math:`\epsilon`, added to the root.
         mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
 
@@ -83,7 +83,7 @@ class scale_by_adabound(_Bounded):
 
 
 class scale_by_amsbound(_Bounded):
-    r"""`scale_by_adabound` with the running maximum of the mean square in place of the mean square.
+    r"""`scale_by_adabound` with the running maximum of the mean square.
 
     .. math:: u_t = \operatorname{clip}\left(\frac{\sqrt{1-\beta_2^t} / (1-\beta_1^t)}
               {\sqrt{\max_{i \le t} \nu_i} + \epsilon},\; l_t,\; h_t\right) \mu_t
@@ -91,8 +91,8 @@ class scale_by_amsbound(_Bounded):
     Args:
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the mean square.
-        final_ratio: The last learning rate over the first; see `scale_by_adabound`.
-        gamma: How fast the bounds :math:`l_t < h_t` meet.
+        final_ratio: The ratio of the final to the initial learning rate; see `scale_by_adabound`.
+        gamma: The rate at which the bounds :math:`l_t < h_t` converge.
         eps: :math:`\epsilon`, added to the root.
         mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
 
@@ -125,7 +125,7 @@ def adabound(
     eps: Scalar = 1e-8,
     mu_dtype: Any = None,
 ) -> Chain:
-    r"""AdaBound: Adam with bounds on the step sizes that converge to the step size of SGD.
+    r"""AdaBound: Adam with bounds on step sizes, which converge to the step size of SGD.
 
     .. math:: u_t = -\eta_t\, \operatorname{clip}\left(\frac{\sqrt{1-\beta_2^t} / (1-\beta_1^t)}
               {\sqrt{\nu_t} + \epsilon},\; \rho \Big(1 - \frac{1}{\gamma t + 1}\Big),\;
@@ -136,8 +136,8 @@ def adabound(
         b1: Decay of the mean gradient.
         b2: Decay of the mean square.
         final_ratio: :math:`\rho`: the method ends as SGD with momentum at the rate :math:`\rho
-            \eta`. The authors' `final_lr=0.1` with `lr=1e-3` is 100.
-        gamma: :math:`\gamma`, how fast the bounds meet.
+            \eta`. For example, `final_lr=0.1` and `lr=1e-3` in the authors' code correspond to 100.
+        gamma: :math:`\gamma`, the rate at which the bounds converge.
         eps: :math:`\epsilon`, added to the root.
         mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
 
@@ -178,8 +178,8 @@ def amsbound(
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: Decay of the mean gradient.
         b2: Decay of the mean square.
-        final_ratio: The last learning rate over the first; see `adabound`.
-        gamma: How fast the bounds :math:`l_t < h_t` meet.
+        final_ratio: The ratio of the final to the initial learning rate; see `adabound`.
+        gamma: The rate at which the bounds :math:`l_t < h_t` converge.
         eps: :math:`\epsilon`, added to the root.
         mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
 

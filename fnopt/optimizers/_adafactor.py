@@ -1,4 +1,4 @@
-"""Second moments of matrices, factored into rows and columns: Adafactor and CAME."""
+"""Adafactor and CAME, with factored second moments of matrices."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from fnopt.transforms import (
 from fnopt.transforms import ema as mean_of_updates
 
 Parts = tuple[jax.Array, ...]
-"""The mean squares of rows and of columns; of what isn't factored, all of them."""
+"""The mean squares of rows and columns, or of all elements of an unfactored leaf."""
 
 Axes = tuple[int, int] | None
-"""The axis that rows keep and the one that columns keep; None for no factors."""
+"""The axis of the row means and the axis of the column means; None for no factors."""
 
 
 def zeros_like_parts(p: jax.Array, axes: Axes) -> Parts:
@@ -72,14 +72,14 @@ def power_decay(step: jax.Array, exponent: jax.Array) -> jax.Array:
 
 
 class ScaleByFactoredRmsState(NamedTuple):
-    """Step count, and for every leaf its mean squares, or those of its rows and columns."""
+    """Step count, and the mean squares of every leaf, or of its rows and columns."""
 
     count: jax.Array
     v: CustomSlot
 
 
 class scale_by_factored_rms(Leafwise):
-    r"""Divide by the root mean square, stored by rows and columns for matrices.
+    r"""Divide by the root mean square, which is factored into rows and columns for matrices.
 
     .. math:: R_t &= \beta_t R_{t-1} + (1-\beta_t)\, \mathrm{mean}_j |g_{ij}|^2, \qquad
               C_t = \beta_t C_{t-1} + (1-\beta_t)\, \mathrm{mean}_i |g_{ij}|^2, \\
@@ -89,10 +89,11 @@ class scale_by_factored_rms(Leafwise):
     leaves store a mean square per element. The decay is :math:`\beta_t = 1 - t^{-e}`.
 
     Args:
-        factored: Whether the second moments of matrices are factored at all.
+        factored: Whether to factor the second moments of matrices.
         decay_rate: :math:`e`.
-        step_offset: The number of steps of an earlier training; subtracted from the step count.
-        min_dim_size_to_factor: The smallest size of both axes at which a leaf is factored.
+        step_offset: The number of steps of an earlier training run, which is subtracted from the
+            step count.
+        min_dim_size_to_factor: The smallest size of both axes for which a leaf is factored.
         epsilon: Added to squared gradients.
         decay_rate_fn: A function of the number of earlier steps and `decay_rate` that returns the
             decay.
@@ -158,7 +159,7 @@ def adafactor(
     factored: bool = True,
     weight_decay_mask: Any = None,
 ) -> Chain:
-    r"""Adafactor: adaptive steps in proportion to the parameters, with factored second moments.
+    r"""Adafactor: adaptive steps relative to the parameters, with factored second moments.
 
     .. math:: u_t = -\Big(\eta_t\, \max(\epsilon_2, \mathrm{rms}(\theta_t))\,
               \frac{d_t}{\max(1, \mathrm{rms}(d_t)/c)} + \lambda_t\, \theta_t\Big), \qquad
@@ -168,16 +169,16 @@ def adafactor(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`; None uses 1.
-        min_dim_size_to_factor: The smallest size of both axes at which a leaf is factored.
+        min_dim_size_to_factor: The smallest size of both axes for which a leaf is factored.
         decay_rate: The exponent of the decay.
-        decay_offset: The number of steps that is subtracted from the step count.
+        decay_offset: The number of steps to subtract from the step count.
         multiply_by_parameter_scale: Whether to scale steps by the parameters' root mean square.
         clipping_threshold: :math:`c`; None disables clipping.
         momentum: The decay of an average of the updates; None disables momentum.
         dtype_momentum: The storage dtype of the averaged updates.
         weight_decay_rate: :math:`\lambda`, not scaled by the learning rate; None disables decay.
         eps: Added to squared gradients.
-        factored: Whether the second moments of matrices are factored at all.
+        factored: Whether to factor the second moments of matrices.
         weight_decay_mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
@@ -212,7 +213,7 @@ def adafactor(
 
 
 class ScaleByCameState(NamedTuple):
-    """The mean of the steps; mean squares of gradients and of residuals by row and column."""
+    """Mean of the steps; mean squares of gradients and residuals per row and column."""
 
     mu: Slot
     v: CustomSlot
@@ -220,7 +221,7 @@ class ScaleByCameState(NamedTuple):
 
 
 class scale_by_came(Leafwise):
-    r"""Divide the mean of Adafactor's steps by the deviation of the steps from their mean.
+    r"""Divide the mean of Adafactor's steps by their deviation from the mean.
 
     .. math::
         d_t &= \frac{g_t}{\sqrt{\hat V_t}}, \qquad
@@ -302,11 +303,11 @@ def came(
     mask: Any = None,
     mu_dtype: Any = None,
 ) -> Chain:
-    r"""CAME: Adafactor with steps scaled by their confidence, from their distance to the mean step.
+    r"""CAME: Adafactor with steps scaled by a confidence, their distance from the mean step.
 
     .. math:: u_t = -\eta_t \left(\frac{\mu_t}{\sqrt{\hat S_t}} + \lambda_t\, \theta_t\right)
 
-    Confidence :math:`\hat S` and mean step :math:`\mu` are those of `scale_by_came`.
+    `scale_by_came` defines the confidence :math:`\hat S` and the mean step :math:`\mu`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.

@@ -21,7 +21,7 @@ class ScaleByRssState(NamedTuple):
 
 
 class scale_by_rss(Leafwise):
-    r"""Divide the gradient by the root of the sum of all squared gradients so far.
+    r"""Divide the gradient by the root of the sum of all previous squared gradients.
 
     .. math:: G_t = G_{t-1} + |g_t|^2, \qquad u_t = \frac{g_t}{\sqrt{G_t + \epsilon}}
 
@@ -59,7 +59,7 @@ def adagrad(
     initial_accumulator_value: Scalar = 0.1,
     eps: Scalar = 1e-7,
 ) -> Chain:
-    r"""Adagrad: the gradient over the root of the sum of all squared gradients so far.
+    r"""Adagrad: the gradient over the root of the sum of all squared gradients.
 
     .. math:: G_t = G_{t-1} + |g_t|^2, \qquad u_t = -\eta_t\, \frac{g_t}{\sqrt{G_t + \epsilon}}
 
@@ -102,7 +102,7 @@ class scale_by_adadelta(Leafwise):
 
     Args:
         rho: :math:`\rho`, the decay.
-        eps: :math:`\epsilon`; it determines the size of the first steps.
+        eps: :math:`\epsilon`, which determines the size of the first steps.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -147,7 +147,7 @@ def adadelta(
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         rho: Decay of both averages.
         eps: :math:`\epsilon`.
-        weight_decay: A multiple of the parameters that is added to the gradients: a number or a
+        weight_decay: Factor of the parameters that are added to the gradients: a number or a
             `Schedule`.
         weight_decay_mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
@@ -175,14 +175,14 @@ def adadelta(
 
 
 class ScaleBySM3State(NamedTuple):
-    """For every leaf a vector along each axis that covers the squares, and the momentum."""
+    """For every leaf, a vector of maxima along each axis, and the momentum."""
 
     mu: CustomSlot
     nu: Slot
 
 
 class scale_by_sm3(Leafwise):
-    r"""Divide gradients by the root of a sum of squares that is stored by rows and columns.
+    r"""Divide gradients by the root of a sum of squares, bounded per row and column.
 
     .. math:: v_{ij} &= \min(\rho_i,\, \kappa_j) + |g_{ij}|^2, \qquad
               \rho_i = \max_j v_{ij}, \quad \kappa_j = \max_i v_{ij}, \\
@@ -194,7 +194,7 @@ class scale_by_sm3(Leafwise):
 
     Args:
         b1: :math:`\beta_1`, decay of the momentum.
-        b2: The decay of the squares; with 1 the squares are summed.
+        b2: The decay of the squares; with 1, the squares are summed.
         eps: :math:`\epsilon`, added under the root.
 
     Example:
@@ -242,7 +242,7 @@ class scale_by_sm3(Leafwise):
 
 
 def _reduce_along_axes(reduce: Any, x: jax.Array) -> tuple[jax.Array, ...]:
-    """Reduction over all other axes, for each axis; the array itself below two axes."""
+    """Reduce over all other axes, for each axis; keep arrays with fewer than two axes."""
     if x.ndim < 2:
         return (x,)
     axes = range(x.ndim)

@@ -37,8 +37,8 @@ def adam_means(h: Any, g: Any, mu: Any, nu: Any) -> tuple[Any, Any]:
 def adam_scalars(h: Any, t: Any, nesterov: bool = False) -> dict[str, Any]:
     """Scalars of a step of Adam and the methods derived from it: decays and bias corrections.
 
-    The bias correction of the mean square is applied to the mean and to the epsilon. So a leaf is
-    scaled once, and a small mean square is not divided by a small number.
+    The bias correction of the mean square is applied to the mean and to the epsilon. Therefore a
+    leaf is scaled once, and a small mean square isn't divided by a small number.
     """
     # (m / s1) / (sqrt(v / s2) + eps) = (sqrt(s2) / s1) m / (sqrt(v) + eps sqrt(s2))
     steps = lax.convert_element_type(t, h.b2.dtype)  # once for both corrections
@@ -71,7 +71,7 @@ class AdamDirection(Leafwise):
     eps: Scalar = hyper(default=1e-8, ge=0)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Scalars of Adam, with the look-ahead of a `nesterov` field."""
+        """Scalars of Adam, with Nesterov's form if the `nesterov` field is True."""
         return adam_scalars(h, t, getattr(self, "nesterov", False))
 
     def second_moment(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
@@ -103,9 +103,9 @@ class scale_by_adam(AdamDirection):
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`, added to the root. If both epsilons are zero, an element whose
-            gradients were all zero gets a zero update (0/0 is taken as 0).
-        eps_root: :math:`\bar\epsilon`, added under the root. Hyper-gradients are also finite
-            without it, because the derivative of the root at 0 is defined as 0.
+            gradients were all zero gets a zero update (0/0 is defined as 0).
+        eps_root: :math:`\bar\epsilon`, added under the root. Hyper-gradients are also finite for 0,
+            because the derivative of the root at 0 is defined as 0.
         mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
         nesterov: Whether to use Nesterov momentum (Nadam).
 

@@ -44,21 +44,21 @@ class scale_by_adam_mini(AdamDirection):
         \nu_{t,b} = \beta_2 \nu_{t-1,b} + (1-\beta_2)\, \mathrm{mean}_{i \in b}\, |g_{t,i}|^2, \\
         u_{t,i} &= \frac{\hat\mu_{t,i}}{\sqrt{\hat\nu_{t,b(i)}} + \epsilon}
 
-    The second moment takes negligible memory. The elements of a block have curvature of similar
-    scale. A block is a row of an embedding table, the weights of one output or of one attention
-    head, or a whole leaf.
+    The second moment takes negligible memory, because the elements of a block have curvature of
+    similar scale. A block is a row of an embedding table, the weights of one output or of one
+    attention head, or a whole leaf.
 
     Args:
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`, added to the root.
-        blocks: The blocks of every leaf, as labels (a tree of them, `fnopt.by_pattern` or
-            `fnopt.by_path`): `'leaf'` for one block; `'outputs'` for one for each index of the
-            last axis (the kernels of flax and Keras, output heads); `'rows'` for one for each index
-            of the first (embedding tables, PyTorch's kernels); a whole number for any other axis,
-            such as that of the heads in a kernel of shape (inputs, heads, size); `'auto'` for
-            `'outputs'` from two axes on, and `'leaf'` below. None means `'rows'` for paths with
-            `embed` in them, and `'auto'` for other leaves.
+        blocks: The blocks of every leaf, as labels (a tree of labels, `fnopt.by_pattern` or
+            `fnopt.by_path`): `'leaf'` for one block; `'outputs'` for one block per index of the
+            last axis (the kernels of flax and Keras, output heads); `'rows'` for one block per
+            index of the first axis (embedding tables, PyTorch's kernels); an integer for any other
+            axis, such as the axis of the heads in a kernel of shape (inputs, heads, size); `'auto'`
+            for `'outputs'` with two or more axes, otherwise `'leaf'`. None means `'rows'` for paths
+            that contain `embed`, and `'auto'` for other leaves.
         mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
 
     Raises:
@@ -89,7 +89,7 @@ class scale_by_adam_mini(AdamDirection):
         return ScaleByAdamMiniState(zero_count(), zeros(params, self.mu_dtype), nu)
 
     def second_moment(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
-        """The average of the mean square of each block."""
+        """Update the average of the mean square of each block."""
         axes = tuple(i for i, n in enumerate(nu.shape) if n == 1)
         size = max(g.size // max(nu.size, 1), 1)  # 1 for an empty leaf, which has no mean
         # The division comes first: the sum over a large block would overflow.
@@ -108,7 +108,7 @@ def _block_zeros(p: Any, label: Any) -> jax.Array:
 
 
 def _block_axis(ndim: int, label: Any) -> int | None:
-    """Axis that has a block for each index; None for a single block."""
+    """Return the axis with one block per index; None for a single block."""
     if label == "auto":
         label = "outputs" if ndim > 1 else "leaf"
     named = {"leaf": None, "rows": 0, "outputs": ndim - 1}
@@ -146,9 +146,8 @@ def adam_mini(
         eps: :math:`\epsilon`, added to the root.
         weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
         mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
-        blocks: The blocks of every leaf; see `scale_by_adam_mini`. None makes a block of every row
-            where the path has `embed` in it, of every output of other matrices, and of a whole
-            vector.
+        blocks: The blocks of every leaf; see `scale_by_adam_mini`. By default, blocks are the rows
+            of leaves with `embed` in their path, the outputs of other matrices, and whole vectors.
         mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
 
     Returns:

@@ -22,7 +22,7 @@ from fnopt.transforms import (
 
 
 class scale_by_stable_adam(AdamDirection):
-    r"""Adam's direction, shortened where a leaf's gradient is large relative to its mean square.
+    r"""Adam's direction, shortened for leaves with gradients far above their root mean square.
 
     .. math:: u_t = \frac{1}{\max(1,\, \mathrm{RMS}_t)} \left(\frac{\hat\mu_t}
               {\sqrt{\hat\nu_t} + \epsilon} + \lambda_t\, \theta_t\right), \qquad
@@ -134,7 +134,7 @@ def mars(
         \theta_t\right)
 
     with AdamW's means :math:`\mu, \nu` of :math:`\tilde c`. The authors use AdamW for vectors:
-    `partition` does that. To combine the correction with another method, see `reduce_variance`.
+    use `partition` for this. To combine the correction with another method, see `reduce_variance`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
@@ -142,7 +142,7 @@ def mars(
         b2: Decay of the mean square.
         eps: :math:`\epsilon`, added to the root.
         weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
-        gamma: :math:`\gamma`, how much of the change is added.
+        gamma: :math:`\gamma`, the weight of the added change.
         max_norm: :math:`r`, the largest norm of a leaf's gradient; `math.inf` for no bound.
         mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
         mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
@@ -179,7 +179,7 @@ class ScaleByQhadamState(NamedTuple):
 
 
 class scale_by_qhadam(Leafwise):
-    r"""Average gradient and mean gradient; divide by the root of the same average of squares.
+    r"""Mix the gradient with its mean, and divide by the root of the same mixture of squares.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad

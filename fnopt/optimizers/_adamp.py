@@ -23,17 +23,17 @@ class scale_by_adamp(AdamDirection):
               \lvert\cos(\theta_t, g_t)\rvert < \delta / \sqrt{n} \\
               d_t + \lambda_t\, \theta_t & \text{otherwise} \end{cases}
 
-    Weights are scale-invariant in front of a normalisation, where their gradient is orthogonal to
-    them; the cosine tests this. The cosine is tested first for each output (along the last axis;
-    the largest cosine counts), then for the whole leaf; :math:`n` is the number of weights of an
-    output, or of the leaf. Leaves with fewer than two axes get Adam's direction.
+    Weights before a normalisation layer are scale-invariant, and their gradient is orthogonal to
+    the weights; the cosine tests this. The cosine is tested first for each output (along the last
+    axis; the largest cosine decides), then for the whole leaf; :math:`n` is the number of weights
+    of an output, or of the leaf. Leaves with fewer than two axes get Adam's direction.
 
     Args:
         b1: Decay of the mean.
         b2: Decay of the mean square.
         eps: :math:`\epsilon`, added to the root.
         weight_decay: :math:`\lambda`, a number or a `Schedule`.
-        delta: :math:`\delta`, the largest scaled cosine of weights that count as scale-invariant.
+        delta: :math:`\delta`, the largest scaled cosine of weights regarded as scale-invariant.
         wd_ratio: :math:`r`, the factor of the weight decay of scale-invariant weights.
         nesterov: Whether to use Nesterov momentum.
         mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
@@ -94,7 +94,7 @@ class _Across:
         self.gradient = g / nonzero(axis_norms(g, axes))
 
     def along(self, x: jax.Array) -> jax.Array:
-        """Component along the weights, by the real inner product."""
+        """Component along the weights, in the real inner product."""
         product = jnp.real(jnp.conj(self.unit) * x)
         return jnp.sum(product, axis=self.axes, keepdims=True)
 
@@ -136,7 +136,7 @@ def adamp(
         b2: Decay of the mean square.
         eps: :math:`\epsilon`, added to the root.
         weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
-        delta: The largest scaled cosine between gradient and weights that count as scale-invariant.
+        delta: The largest scaled cosine between gradient and weights regarded as scale-invariant.
         wd_ratio: The factor of the weight decay of scale-invariant weights.
         nesterov: Whether to use Nesterov momentum.
         mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.

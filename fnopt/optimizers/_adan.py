@@ -34,7 +34,7 @@ class scale_by_adan(Leafwise):
         n_t &= \beta_3 n_{t-1} + (1-\beta_3)\, |g_t + \beta_2\, d_t|^2, \qquad
         u_t = \frac{\hat m_t + \beta_2\, \hat v_t}{\sqrt{\hat n_t + \bar\epsilon} + \epsilon}
 
-    The paper writes :math:`1 - \beta_i` for each decay.
+    The paper's decays are :math:`1 - \beta_i`.
 
     Args:
         b1: :math:`\beta_1`, decay of the mean gradient.
@@ -219,7 +219,7 @@ def optimistic_adam_v2(
     mu_dtype: Any = None,
     nesterov: bool = True,
 ) -> Chain:
-    r"""Optimistic Adam for games (minimax problems): step along Adam's extrapolated direction.
+    r"""Optimistic Adam for games (minimax problems), along Adam's extrapolated direction.
 
     .. math:: u_t = -\eta_t\, \big((\alpha + \beta)\, d_t - \beta\, d_{t-1}\big), \qquad
               d_t = \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
@@ -269,7 +269,7 @@ def optimistic_adam(
     *,
     nesterov: bool = True,
 ) -> Chain:
-    r"""Optimistic Adam for games (minimax problems), with a separate rate of optimism.
+    r"""Optimistic Adam for games (minimax problems), with a separate extrapolation rate.
 
     .. math:: u_t = -\big((\eta_t + \omega_t)\, d_t - \omega_t\, d_{t-1}\big), \qquad
               d_t = \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}

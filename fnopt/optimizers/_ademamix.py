@@ -72,7 +72,7 @@ class scale_by_ademamix(Leafwise):
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Bias corrections; the slow mean is not corrected, so that its weight grows from zero."""
+        """Bias corrections; the slow mean isn't corrected, so its weight grows from zero."""
         return {
             "gain1": 1 - h.b1,
             "gain2": 1 - h.b2,

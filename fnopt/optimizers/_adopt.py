@@ -1,4 +1,4 @@
-"""Adam that divides by the second moment of the previous steps: ADOPT and ACProp."""
+"""ADOPT and ACProp: Adam with the second moment of the previous steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ScaleByAdoptState(NamedTuple):
 
 
 class scale_by_adopt(Leafwise):
-    r"""Average gradients that were normalised by the second moment *before* this step.
+    r"""Average gradients normalised by the second moment *before* this step.
 
     .. math::
         c_t &= \frac{g_t}{\max(\sqrt{\nu_{t-1}},\, \epsilon)}, \qquad
@@ -46,7 +46,7 @@ class scale_by_adopt(Leafwise):
         mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
         nesterov: Whether to use Nesterov momentum.
         use_clipping: Whether the normalised gradient is clipped.
-        clip_value_fn: Function that returns the bound from the count of steps, a floating scalar.
+        clip_value_fn: Function from the number of steps, a floating scalar, to the bound.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -110,7 +110,7 @@ def adopt(
     use_clipping: bool = True,
     clip_value_fn: Callable[[Any], Any] = fourth_root,
 ) -> Chain:
-    r"""ADOPT: Adam that normalises by the second moment of the previous steps.
+    r"""ADOPT: Adam normalised by the second moment of the previous steps.
 
     .. math:: u_t = -\eta_t\, \mu_t, \qquad
               \mu_t = \beta_1 \mu_{t-1} + (1-\beta_1) \operatorname{clip}\left(
@@ -124,7 +124,7 @@ def adopt(
         mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
         nesterov: Whether to use Nesterov momentum.
         use_clipping: Whether the normalised gradient is clipped.
-        clip_value_fn: Function that returns the bound from the number of earlier steps.
+        clip_value_fn: Function from the number of earlier steps to the bound.
 
     Returns:
         A chain of `scale_by_adopt` and `scale_by_learning_rate`, with the slots `mu` and `nu`.
@@ -152,13 +152,14 @@ class scale_by_acprop(Leafwise):
         \nu_t &= \beta_2 \nu_{t-1} + (1-\beta_2)\, |g_t - \mu_{t-1}|^2 + \bar\epsilon, \qquad
         \mu_t = \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t
 
-    The first step divides by 1. The paper measures the distance from :math:`\mu_t`, which includes
-    :math:`g_t`. That distance is :math:`\beta_1` times the distance here, so the paper's steps are
-    longer by :math:`1/\beta_1`.
+    The first step divides by 1. The paper uses the distance from :math:`\mu_t`, which includes
+    :math:`g_t`. The paper's distance is :math:`\beta_1` times the distance here, so its steps are
+    longer by a factor of :math:`1/\beta_1`.
 
-    An element whose gradients were all zero so far is divided by a tiny number (3e-7 after one
-    step, with these epsilons). Its step is then far too long. For such parameters, as in rows of an
-    embedding or behind a layer of zeros, raise `eps`, or clip updates after this transform.
+    If all previous gradients of an element were zero, its gradient is divided by a tiny number
+    (3e-7 after one step, with these epsilons), and the step is far too long. For such parameters,
+    such as rows of an embedding or weights after a layer of zeros, increase `eps`, or clip updates
+    after this transform.
 
     Args:
         b1: :math:`\beta_1`, decay of the mean.
@@ -214,7 +215,7 @@ def acprop(
     .. math:: u_t = -\eta_t \left(\frac{g_t}{\sqrt{\hat\nu_{t-1}} + \epsilon} +
               \lambda_t\, \theta_t\right)
 
-    The first nonzero gradient after zero gradients makes a very long step: see `scale_by_acprop`.
+    The first nonzero gradient after zero gradients causes a very long step: see `scale_by_acprop`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.

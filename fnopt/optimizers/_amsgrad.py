@@ -24,7 +24,7 @@ class ScaleByAmsgradState(NamedTuple):
 
 
 class scale_by_amsgrad(AdamDirection):
-    r"""Divide the mean gradient by the root of the largest mean square so far.
+    r"""Divide the mean gradient by the root of the running maximum of the mean square.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
@@ -93,7 +93,7 @@ def amsgrad(
     bias_correction_mu: bool = True,
     bias_correction_nu: bool = True,
 ) -> Chain:
-    r"""AMSGrad: Adam that divides by the largest root mean square so far.
+    r"""AMSGrad: Adam with the running maximum of the mean square.
 
     .. math:: u_t = -\eta_t\, \frac{\hat\mu_t}{\sqrt{\max_{s \le t} \hat\nu_s + \bar\epsilon} +
               \epsilon}

@@ -27,10 +27,10 @@ class gauss_newton_bartlett_estimator_diag_hessian(Transformation):
               \sum_{b=1}^B \mathrm{CE}(z_b(\theta), \hat y_b), \qquad
               \hat y_b \sim \mathrm{softmax}(z_b(\theta))
 
-    For models that end in a softmax with cross-entropy. The expectation is the diagonal of the
-    Gauss-Newton matrix of the mean loss, which is never negative; it costs about one gradient.
-    `update` needs the extra argument `logits_fn`, a function of the params alone. It returns logits
-    of shape (..., classes), with one example (or token) for each index in front.
+    The estimator is for models with softmax outputs and cross-entropy. Its expectation is the
+    diagonal of the Gauss-Newton matrix of the mean loss, which is never negative; the cost is about
+    one gradient. `update` needs the extra argument `logits_fn`, a function of the params alone that
+    returns logits of shape (..., classes), with one example (or token) per leading index.
 
     Args:
         random_seed: An integer, the seed of the labels.

@@ -22,8 +22,9 @@ class DampingRule(NamedTuple):
     """The factors of the damping after an accepted step.
 
     Attributes:
-        good: The gain ratio (actual over predicted decrease) above which a full step was good.
-        shrink: The factor after a good full step.
+        good: The gain ratio (actual over predicted decrease) above which the damping shrinks after
+            a full step.
+        shrink: The factor after a full step with a gain ratio above `good`.
         grow: The factor after a shortened step, or a step with a small gain ratio.
     """
 
@@ -41,7 +42,7 @@ class GaussNewtonDescentState(NamedTuple):
         momentum: The direction of the last step, like the params; `None` without momentum.
         status: A `Status`: `RUNNING`, or the reason why the last step was rejected.
         value: The loss before the last step.
-        length: The step length, the factor of the last direction; 0 for a refused step.
+        length: The step length, the factor of the last direction; 0 for a rejected step.
     """
 
     count: jax.Array
@@ -65,7 +66,7 @@ class BatchStep(NamedTuple):
 
 
 StepOptions = Any
-"""A `BatchStepDescent`, whose fields are read."""
+"""A `BatchStepDescent`, of which only fields are read."""
 
 
 def check_solver(options: Any, name: str) -> None:
@@ -188,7 +189,7 @@ def _search_length(
     tried: jax.Array,
     value_at: Callable[[Any], jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
-    """Halve the step until it decreases the loss enough; return its length (or 0), and the loss."""
+    """Halve the step until Armijo's condition holds; return its length (or 0), and the loss."""
     if options.halvings == 0 and not options.adaptive:
         return tried, step.value
 
@@ -236,7 +237,7 @@ def _next_damping(
 
 
 def zero_unless(accepted: jax.Array, tree: Any, like: Any) -> Any:
-    """Cast a tree to the dtypes of another tree; return zeros if the step is refused."""
+    """Cast a tree to the dtypes of another tree; return zeros if the step is rejected."""
 
     def select_leaf(x: jax.Array, p: Any) -> jax.Array:
         return jnp.where(accepted, x, jnp.zeros_like(x)).astype(jnp.result_type(p))
@@ -249,7 +250,7 @@ def _scale(length: jax.Array, direction: Any) -> Any:
 
 
 def _status(step: BatchStep, finite: jax.Array, accepted: jax.Array, after: jax.Array) -> jax.Array:
-    """The status of a step: accepted, or why it was refused."""
+    """The status of a step: accepted, or the reason for the rejection."""
     code = lambda status: status.array  # noqa: E731
     flat = -step.slope <= step.noise
     refused = jnp.where(jnp.isfinite(after), code(Status.STALLED), code(Status.NONFINITE_STEP))

@@ -27,7 +27,7 @@ class ScaleByDionState(NamedTuple):
 
     Attributes:
         count: Number of steps.
-        mu: The momentum minus the parts that updates have applied.
+        mu: The momentum minus the applied fractions of previous updates.
         basis: Columns of length 1, `[m, r]`.
     """
 
@@ -44,9 +44,9 @@ class scale_by_dion(Matrixwise):
         M_t &= B_t - (1-\mu)\, P_t R_t^\top, \qquad
         Q_t = R_t / \lVert R_t \rVert_{\text{columns}}, \qquad u_t = P_t Q_t^\top
 
-    Rows are the longer side here, so that `Q` belongs to the shorter side. The state has `m n + m
-    r` numbers for a matrix with the shorter side `m`. The paper scales updates by the shape: chain
-    `scale_by_matrix_shape` after this transform.
+    In this formula, rows are the longer side, so `Q` belongs to the shorter side. The state has `m
+    n + m r` numbers for a matrix with the shorter side `m`. To scale updates by the shape as in the
+    paper, chain `scale_by_matrix_shape` after this transform.
 
     Args:
         rank: The rank `r` as a fraction of the shorter side.

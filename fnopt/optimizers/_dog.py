@@ -61,7 +61,7 @@ class ScaleByDowgState(NamedTuple):
 
 
 class scale_by_dog(Transformation):
-    r"""Scale by the distance from the initial parameters over the root of summed squared gradients.
+    r"""Scale by the distance from the initial parameters over the gradients' root sum of squares.
 
     .. math:: u_t = \frac{\max_{i \le t} \lVert \theta_i - \theta_0 \rVert}
               {\sqrt{\sum_{i \le t} \lVert g_i \rVert^2 + \epsilon}}\, g_t
@@ -187,13 +187,14 @@ def dog(
     .. math:: u_t = -\eta_t\, \frac{\max_{i \le t} \lVert \theta_i - \theta_0 \rVert}
               {\sqrt{\sum_{i \le t} \lVert g_i \rVert^2 + \epsilon}}\, g_t
 
-    Evaluate an average of the params, as the authors recommend: see `params_mean`.
+    As the authors recommend, evaluate an average of the params: see `params_mean`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`; 1 is the published method.
         init_step: The distance before the first step; see `scale_by_dog`.
         eps: :math:`\epsilon`.
-        weight_decay: A multiple of the parameters that is added to the gradients. None disables it.
+        weight_decay: Factor of the parameters that are added to the gradients. None disables weight
+            decay.
         mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:
@@ -230,7 +231,8 @@ def dowg(
         learning_rate: :math:`\eta`, a number or a `Schedule`; 1 is the published method.
         init_estim_sq_dist: The squared distance before the first step; None uses `eps`.
         eps: :math:`\epsilon`.
-        weight_decay: A multiple of the parameters that is added to the gradients. None disables it.
+        weight_decay: Factor of the parameters that are added to the gradients. None disables weight
+            decay.
         mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:

@@ -49,16 +49,16 @@ class ScaleByGaloreState(NamedTuple):
 class scale_by_galore(Transformation):
     r"""Apply an inner optimizer to gradients in a low-rank projection.
 
-    Derivatives through the updates are correct where the gradient has simple singular values. The
-    method has no derivative where singular values are equal or zero; there the basis of the
-    singular vectors is treated as a constant.
+    Derivatives through the updates are correct if the gradient has simple singular values. If
+    singular values are equal or zero, the method has no derivative, and the basis of the singular
+    vectors is treated as a constant.
 
     .. math:: u_t = \alpha\, P\, \mathrm{inner}(P^\top G_t), \qquad
               G_\tau = U S V^\top, \quad P = U_{:, 1..r}
 
     `P` is taken from the gradient of every `update_proj_gap`-th step, along the longer side. The
     inner state has the shape `[r, n]` in place of `[m, n]` (`m >= n`), and `P` has `m r` numbers.
-    Leaves that aren't matrices go through the inner optimizer unprojected.
+    The inner optimizer also updates leaves that aren't matrices, without projection.
 
     Args:
         rank: :math:`r`, at most the shorter side.
@@ -180,7 +180,7 @@ class scale_by_galore(Transformation):
 
 
 def _group_by_side(layout: MatrixLayout, updates: Any, projectors: Any) -> list[dict[str, Any]]:
-    """Pairs of update and projector by the side of the projector, which shapes don't determine."""
+    """Group pairs of update and projector by the side of the projector."""
     sides = ["left" if m >= n else "right" for _, m, n in layout.shapes]
     return [{side: pair} for side, pair in zip(sides, _pairs(updates, projectors), strict=True)]
 
@@ -207,7 +207,7 @@ def _project(
 
 
 def _reader_of_params(tx: Transformation) -> Transformation | None:
-    """The first transform inside that needs the params."""
+    """The first inner transform that needs the params."""
     if tx.needs_params:
         return tx
     readers = (_reader_of_params(member.tx) for member in tx.members())

@@ -42,10 +42,10 @@ class gauss_newton_descent(BatchStepDescent):
     the solution of this batch's system closest to :math:`\mu d_{t-1}`, scaled by :math:`(1 -
     \mu^{2t})^{-1/2}` for the first steps.
 
-    The step is halved until the loss of the batch satisfies Armijo's condition. A step that never
-    does is refused: the update is zero, `status` in the state has the reason, the damping grows,
-    and the momentum restarts. If a full step achieves half of the decrease that the quadratic model
-    predicts, the damping shrinks.
+    The step is halved until the loss of the batch satisfies Armijo's condition. If the condition
+    never holds, the step is rejected: the update is zero, `status` in the state is the reason, the
+    damping grows, and the momentum restarts. If a full step achieves half of the decrease that the
+    quadratic model predicts, the damping shrinks.
 
     Like :func:`fnopt.levenberg_marquardt`, `update` ignores the gradients (they may be `None`) and
     needs the residuals: `update(None, state, params, residual_fn=fn, batch=batch)`, where `fn`
@@ -63,16 +63,16 @@ class gauss_newton_descent(BatchStepDescent):
             with `'ghost'` or `'formed'` the step is solved in residual space, whatever the number
             of residuals.
         chunk_size: The number of examples to process at once; `None` processes the whole batch.
-        axis_name: Inside `jax.shard_map`, the named axis that the batch is divided over, as in
+        axis_name: Inside `jax.shard_map`, the named axis over which the batch is sharded, as in
             :func:`fnopt.curvature.batch_jacobian`: the step uses the whole batch and is equal on
             all devices.
         solver: `'cholesky'` factorises the Gram matrix, up to 32,768 residuals of the batch;
-            `'cg'` uses conjugate gradients without this matrix; an iteration takes a backward and a
-            forward product with the tape.
+            `'cg'` uses conjugate gradients without this matrix; each iteration takes a backward and
+            a forward product with the tape.
         iterations: The maximum number of conjugate-gradient iterations.
         rank: The rank of the Nyström preconditioner for conjugate gradients; 0 disables it. The
-            preconditioner takes `rank` more products. It saves many iterations if the kernel has
-            some large eigenvalues and many small ones.
+            preconditioner takes `rank` additional products. It saves many iterations if the kernel
+            has some large and many small eigenvalues.
 
     Raises:
         ValueError: If a hyper-parameter is out of range.
@@ -128,7 +128,7 @@ class gauss_newton_descent(BatchStepDescent):
         batch: Any,
         **extra_args: Any,
     ) -> tuple[Any, GaussNewtonDescentState]:
-        """Take a step that lowers the loss of the batch, or refuse the step."""
+        """Take a step that decreases the loss of the batch, or reject the step."""
         from fnopt.curvature import batch_jacobian  # `import fnopt` doesn't import curvature
 
         def jacobian(method: str) -> BatchJacobian:

@@ -46,8 +46,8 @@ _REFUSED = 8.0  # factor of the damping after a step that was too long
 class kfac(Transformation):
     r"""K-FAC: gradients preconditioned by the second moments of layer inputs and output cotangents.
 
-    Derivatives through the updates treat the cotangents in the factors as constants. So they aren't
-    the derivatives with respect to the initial parameters.
+    Derivatives through the updates treat the cotangents in the factors as constants. Therefore
+    these derivatives aren't exact with respect to the initial parameters.
 
     .. math::
         G &= \frac1n \sum_i J_i^\top H_i J_i \approx \operatorname{diag}_l(A_l \otimes G_l),
@@ -58,18 +58,18 @@ class kfac(Transformation):
         + \tfrac12 u^\top (G + (\lambda + \eta) I)\, u
 
     where `a` are the inputs and `c` the output cotangents of every product with a weight. The model
-    is any JAX function of ONE example. fnopt traces it to find the layers (dense, convolution,
-    embedding, attention, also tied, scanned or applied at many positions). You register neither
-    layers nor losses. A bias is treated as an additional row of its weight. Parameters outside of
-    matrix products (scales of normalisations) have dense blocks, or a diagonal if they are large;
-    :func:`fnopt.curvature.kfac_report` lists the block of each param. On a mesh over which the
-    batch is sharded, each device inverts some of the factors.
+    is any JAX function of ONE example. fnopt traces the model to find the layers (dense,
+    convolution, embedding, attention, also tied, scanned or applied at many positions). Layers and
+    losses aren't registered. A bias is treated as an additional row of its weight. Parameters
+    outside of matrix products (scales of normalisations) have dense blocks, or a diagonal if they
+    are large; :func:`fnopt.curvature.kfac_report` lists the block of each param. On a mesh over
+    which the batch is sharded, each device inverts some of the factors.
 
     There is no learning rate: :math:`\alpha` and :math:`\mu` minimise the exact quadratic model of
-    the batch. The damping follows how well that model predicts the change of the loss. A step with
-    a nonfinite value is refused: parameters, factors and momentum stay unchanged. A step that
-    increases the loss of its batch is refused too; the loss is tested in every `damping_every`-th
-    step, and after a refused step.
+    the batch. The damping depends on the accuracy with which the quadratic model predicts the
+    change of the loss. A step with a nonfinite value is rejected: parameters, factors and momentum
+    stay unchanged. A step that increases the loss of its batch is also rejected; the loss is tested
+    in every `damping_every`-th step, and after a rejected step.
 
     Like :func:`fnopt.gauss_newton_descent`, `update` ignores the gradients (they may be `None`):
     call `update(None, state, params, batch=batch)`.
@@ -78,35 +78,35 @@ class kfac(Transformation):
         model_fn: `f(params, example) -> outputs` of ONE example, an array or a tree.
         loss_fn: `loss(outputs, example) -> scalar`. The objective is its mean over the batch.
         batch: A batch, or its shapes: leaves with a leading axis of examples. Only shapes and
-            dtypes of an example are read; batches may have other numbers of examples.
+            dtypes of an example are used; other batches may have different numbers of examples.
         damping: The initial :math:`\lambda`.
         l2: :math:`\eta`; :math:`\tfrac\eta2 \|\theta\|^2` is added to the objective.
         decay: The largest decay of the averages of the factors.
         damping_decay: The factor of the damping per step if the quadratic model predicts well;
             otherwise the damping is divided by this factor.
         curvature: `'sampled'`: random combinations of the rows of a square root of the loss's
-            output Hessian, as accurate as labels drawn from the model; `'exact'`: all rows, with a
-            backward pass for each output, all in memory at once.
+            output Hessian, as accurate as labels drawn from the model; `'exact'`: all rows, with
+            one backward pass per output, all in memory at once.
         samples: The number of random combinations per example.
-        sample_fn: `sample_fn(key, outputs, example)` returns the example with a label that is drawn
-            from the model. `sample_fn` is needed if the loss couples very many outputs. The
-            distribution has to match the loss: `jax.random.categorical(key, outputs)` for a
-            cross-entropy.
-        sharing: How to treat a weight that is applied at many positions of an example: `'expand'`
-            counts each position as an example, `'reduce'` sums over positions.
+        sample_fn: `sample_fn(key, outputs, example)` returns the example with a label drawn from
+            the model. `sample_fn` is needed if the loss couples very many outputs. The distribution
+            has to match the loss: `jax.random.categorical(key, outputs)` for a cross-entropy.
+        sharing: The treatment of a weight that is applied at many positions of an example:
+            `'expand'` treats each position as an example, `'reduce'` sums over positions.
         statistics_every: The number of steps between two updates of the factors.
         inverse_every: The number of steps between two updates of the inverse factors.
         model_every: The number of steps between two updates of :math:`\alpha` and :math:`\mu`.
         damping_every: The number of steps between two updates of the damping; a multiple of
             `model_every`.
         max_side: The largest side of a dense factor; larger factors are split into blocks.
-        eigenbasis: Whether to use EKFAC. It replaces the eigenvalues of :math:`A_l \otimes G_l` by
-            the second moments of the gradients in its eigenbasis, which are optimal for this basis.
-            :math:`\lambda + \eta` is added to them without factoring. The eigendecompositions cost
-            some nine Cholesky factorisations every `inverse_every` steps. Every update of the
-            averages forms the gradients of weights that are shared by positions.
+        eigenbasis: Whether to use EKFAC, which replaces the eigenvalues of :math:`A_l \otimes G_l`
+            by the second moments of the gradients in its eigenbasis, which are optimal for this
+            basis. :math:`\lambda + \eta` is added to the second moments without factoring. The
+            eigendecompositions cost about as much as nine Cholesky factorisations every
+            `inverse_every` steps. Every update of the averages forms the gradients of weights that
+            are shared by positions.
         seed: The random seed of the samples.
-        axis_name: Inside `jax.shard_map`, the named axis that the batch is sharded over: a step
+        axis_name: Inside `jax.shard_map`, the named axis over which the batch is sharded: a step
             uses the examples of all devices. Factors and gradients are summed over devices; each
             device inverts some factors.
 
@@ -223,7 +223,7 @@ class kfac(Transformation):
     def update(
         self, updates: Any, state: KfacState, params: Any = None, *, batch: Any, **extra_args: Any
     ) -> tuple[Any, KfacState]:
-        """Step along the best combination of preconditioned gradient and last step, or refuse."""
+        """Step along a combination of preconditioned gradient and last step, or reject the step."""
         with use_mesh_of(batch, params):
             # The inverse factors of a weight act on its whole rows and columns.
             whole = jax.tree.map(replicate, params)
@@ -279,7 +279,7 @@ class kfac(Transformation):
         now: jax.Array,
         sound: list[jax.Array],
     ) -> Averages:
-        """Update the averages by this batch, and their inverses, where they are due."""
+        """Update the averages by this batch, and the inverses, if an update is due."""
         count, decay = state.count, jnp.asarray(self.decay).astype(model.dtype)
         statistics = (count % self.statistics_every == 0) | (state.averaged == 0)
         due = When(statistics, (count % self.inverse_every == 0) | now)
@@ -320,9 +320,9 @@ class kfac(Transformation):
         noise: jax.Array,
         now: jax.Array,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The next damping, whether this step didn't increase the objective, and the new objective.
+        """Return the next damping, whether the objective didn't increase, and the new objective.
 
-        If the objective isn't evaluated, the step counts as a decrease.
+        If the objective isn't evaluated, the step is treated as a decrease.
         """
 
         def compare() -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -1,4 +1,4 @@
-"""The objective of K-FAC: the mean loss of a batch and its quadratic model, from example shapes."""
+"""The objective of K-FAC: the mean loss of a batch, and its quadratic model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Objective:
     Args:
         model: The model with its batch.
         params: The parameters at which the objective is evaluated.
-        l2: :math:`\eta`; the penalty isn't computed if :math:`\eta` is known to be 0.
+        l2: :math:`\eta`; the penalty isn't computed if :math:`\eta` is a concrete 0.
     """
 
     def __init__(self, model: KroneckerModel, params: Any, l2: Any) -> None:
@@ -43,7 +43,7 @@ class Objective:
         return value + self._penalty(self.wide), gradient, self._noise(value, slope)
 
     def _noise(self, value: jax.Array, slope: jax.Array) -> jax.Array:
-        """Rounding error of sums and of the model's outputs, which are independent."""
+        """Combine the independent rounding errors of sums and of the model's outputs."""
         dtypes = [jnp.result_type(p) for p in jax.tree.leaves(self.params)]
         eps = max(float(jnp.finfo(d).eps) for d in dtypes)
         size = self.outputs.size * self.model.devices

@@ -35,7 +35,7 @@ class When(NamedTuple):
     """Flags for the parts of the averages that a step updates.
 
     Attributes:
-        statistics: Whether this batch enters the averages.
+        statistics: Whether to include this batch in the averages.
         inverses: Whether to invert the factors.
     """
 
@@ -71,13 +71,13 @@ def update_averages(
 ) -> Averages:
     """Update the running averages by a batch; the first batches have equal weights.
 
-    Nonfinite blocks (as from a damaged checkpoint) are recomputed from this batch.
+    Nonfinite blocks (for example from a damaged checkpoint) are recomputed from this batch.
 
     Args:
         model: The model with its batch.
-        tape: A function that returns the tape for the factors, called only if they are due.
+        tape: A function that returns the tape for the factors, called only if an update is due.
         old: The averages before this step.
-        due: The parts that are due.
+        due: The parts to update.
         damping: The damping of this step.
         decay: The largest decay of the averages.
         sound: The mask of finite blocks, from `find_finite_blocks`.
@@ -112,7 +112,7 @@ def _update_eigenbases(
     decay: jax.Array,
     sound: list[jax.Array],
 ) -> Averages:
-    """Update factors, bases and moments in one step; the moments are rebased into the new bases."""
+    """Update factors, bases and moments in one step; rotate the moments into the new bases."""
     from fnopt.curvature import rebase_moments
 
     def rebase(factors: Any) -> tuple[Any, Any]:
@@ -173,7 +173,7 @@ class KfacState(NamedTuple):
 
     Attributes:
         count: Number of updates that were made.
-        averaged: The number of batches that the factors average.
+        averaged: The number of batches in the averages.
         damping: The damping of the next step.
         weights: The weights of the last direction and of the step before it, `[2]`.
         factors: The averaged Kronecker factors, for every stack of blocks.
@@ -203,7 +203,7 @@ def averages_of(state: KfacState) -> Averages:
 
 
 def replace_nonfinite(state: KfacState, damping: Any) -> KfacState:
-    """Replace the numbers of the state that are not finite by their initial values.
+    """Replace nonfinite numbers of the state by their initial values.
 
     Args:
         state: The state; averages and momentum are checked where they are used.
@@ -219,7 +219,7 @@ def replace_nonfinite(state: KfacState, damping: Any) -> KfacState:
 def status_after(
     accepted: jax.Array, whole: jax.Array, known: jax.Array, finite: jax.Array
 ) -> jax.Array:
-    """Return the status after a step: whether the state was finite, or why the step was refused."""
+    """Return the status after a step: `NONFINITE_STATE`, or the reason for a rejection."""
     good = jnp.where(whole, Status.RUNNING.array, Status.NONFINITE_STATE.array)
     refused = jnp.where(finite, Status.STALLED.array, Status.NONFINITE_STEP.array)
     return jnp.where(accepted, good, jnp.where(known, refused, Status.NONFINITE_START.array))

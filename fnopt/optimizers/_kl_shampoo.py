@@ -53,11 +53,11 @@ class ScaleByKlShampooState(NamedTuple):
 
 
 class scale_by_kl_shampoo(Matrixwise):
-    r"""Multiply mean gradients by the inverse root of the KL-optimal Kronecker-factored covariance.
+    r"""Multiply mean gradients by the inverse root of the KL-optimal Kronecker covariance.
 
-    Derivatives through the updates are correct where the factors have simple eigenvalues. The
-    method has no derivative where eigenvalues are equal (gradients of low rank, and the longer side
-    of the first gradient). There the basis of an eigenspace is treated as a constant.
+    Derivatives through the updates are correct if the factors have simple eigenvalues. If
+    eigenvalues are equal (gradients of low rank, and the longer side of the first gradient), the
+    method has no derivative, and the basis of an eigenspace is treated as a constant.
 
     .. math::
         L_t &= \beta_2 L_{t-1} + \tfrac{1-\beta_2}{n}\, G_t \tilde R^{-1} G_t^\top, \qquad
@@ -68,18 +68,18 @@ class scale_by_kl_shampoo(Matrixwise):
 
     for a matrix `[m, n]`. Each factor is the covariance of gradients whitened by the other factor.
     This minimizes the Kullback-Leibler divergence from the gradients' covariance to :math:`L
-    \otimes R`. The step is normalized by itself, so the method needs neither grafting nor a second
-    moment. The eigenvalues :math:`\lambda` are running means of the covariances' diagonals in the
-    bases `Q`, updated in every step. The bases are refreshed every `precondition_frequency` steps
-    by a QR factorisation.
+    \otimes R`. The preconditioner normalizes the step, so the method needs neither grafting nor a
+    second moment. The eigenvalues :math:`\lambda` are running means of the covariances' diagonals
+    in the bases `Q`, updated in every step. The bases are refreshed every `precondition_frequency`
+    steps by a QR factorisation.
 
     As in the authors' code, the first step only computes the bases, and its update is zero. The
-    mean has no bias correction, so that the first updates are short. The eigenvalues don't include
-    the current gradient, which may be arbitrarily large (in early steps, or for a bad batch). So
-    the root mean square of an update is at most 10. The authors' code has no such bound.
+    mean has no bias correction, so the first updates are short. The eigenvalues don't include the
+    current gradient, which may be arbitrarily large (in early steps, or for a bad batch). Therefore
+    the root mean square of an update is limited to 10. The authors' code has no such bound.
 
     For a matrix `[m, n]`, the state has `m n + 2 (m^2 + n^2) + m + n` numbers. A nonfinite gradient
-    doesn't change factors, bases and eigenvalues. It makes the mean NaN, as in Adam: wrap the
+    doesn't change factors, bases and eigenvalues, but makes the mean NaN, as in Adam: wrap the
     optimizer in `apply_if_finite`.
 
     Args:
@@ -88,10 +88,10 @@ class scale_by_kl_shampoo(Matrixwise):
         eps: :math:`\epsilon`.
         precondition_frequency: The number of steps between two refreshes of the bases.
         initial_value: The initial value of all eigenvalues. The second update, which is the first
-            nonzero one, is the mean gradient over this value. If gradients aren't of order 1, pass
-            their mean square.
+            nonzero update, is the mean gradient over this value. If gradients aren't of order 1,
+            pass their mean square.
         max_inverse_root: The largest bound of an eigenvalue's inverse root. The bound is the length
-            of its side, but at most this value and at least 10, so that small gradients have
+            of the eigenvalue's side, clipped between 10 and this value, so small gradients have
             shorter steps. None disables the bound.
         mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
@@ -208,13 +208,13 @@ def kl_shampoo(
     .. math:: u_t = -\eta_t \left(\tilde L^{-1/2} \mu_t\, \tilde R^{-1/2} + \lambda_t\,
               \theta_t\right)
 
-    See `scale_by_kl_shampoo`, also for the size of its state. The weight decay is AdamW's; the
-    authors' code decays the parameters after the step.
+    See `scale_by_kl_shampoo`, also for the size of its state. Weight decay is decoupled as in
+    AdamW; the authors' code decays the parameters after the step.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: Decay of the mean gradient.
-        b2: Decay of factors and eigenvalues, and Adam's of the mean square.
+        b2: Decay of factors and eigenvalues, and of Adam's mean square.
         eps: Added to the roots.
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
         precondition_frequency: The number of steps between two refreshes of the bases.

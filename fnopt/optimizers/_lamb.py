@@ -1,4 +1,4 @@
-"""Steps normalized layer by layer: LARS, LAMB, Fromage and NovoGrad."""
+"""Methods with steps normalized per layer: LARS, LAMB, Fromage and NovoGrad."""
 
 from __future__ import annotations
 
@@ -262,7 +262,7 @@ class scale_by_novograd(Leafwise):
         return jnp.zeros((), real_dtype(compute_dtype(p.dtype)))
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Roots of the averaging weights; the first step takes its squared norm unaveraged."""
+        """Roots of the averaging weights; the first squared norm isn't averaged."""
         # The first step takes the norm of its own gradient, as in the paper.
         zero = jnp.zeros_like(h.b2)
         decay = jnp.where(t > 1, h.b2, zero)
@@ -301,7 +301,7 @@ def novograd(
     eps_root: Scalar = 0.0,
     weight_decay: ScalarOrSchedule = 0.0,
 ) -> Chain:
-    r"""NovoGrad: momentum of gradients normalised layer by layer.
+    r"""NovoGrad: momentum of gradients normalised per layer.
 
     .. math:: u_t = -\eta_t\, \mu_t, \qquad \mu_t = \beta_1 \mu_{t-1} +
               \frac{g_t}{\sqrt{\nu_t + \bar\epsilon} + \epsilon} + \lambda_t\, \theta_t

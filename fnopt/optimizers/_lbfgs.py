@@ -43,7 +43,7 @@ class scale_by_lbfgs(Transformation):
     :math:`m` steps, and :math:`\gamma = \langle s, y \rangle / \langle y, y \rangle` of the last
     step. The first step is the gradient, scaled to length 1 if it is longer.
 
-    Pairs without positive curvature are omitted, so that the negated result is always a descent
+    Pairs without positive curvature are omitted, so the negated result is always a descent
     direction.
 
     Args:
@@ -53,7 +53,7 @@ class scale_by_lbfgs(Transformation):
 
     Raises:
         ValueError: If `memory_size` is below 1.
-        TypeError: If it isn't an integer.
+        TypeError: If `memory_size` isn't an integer.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -136,7 +136,7 @@ def _as_slot(tree: Any, slot: Any) -> Any:
 def inverse_product(
     v: Any, s: Any, y: Any, rho: jax.Array, gamma: jax.Array, order: jax.Array
 ) -> Any:
-    r"""The product of the approximate inverse Hessian with a tree, by the two-loop recursion.
+    r"""Multiply a tree by the approximate inverse Hessian, by the two-loop recursion.
 
     Args:
         v: A tree of arrays.
@@ -188,15 +188,15 @@ def lbfgs(
 
     .. math:: u_t = -\eta_t P_t\, g_t
 
-    Use it for deterministic functions, which don't change between steps. `update` takes `value`,
-    `grad` and `value_fn`, which the line search needs. :func:`fnopt.minimize` passes these
+    Use L-BFGS for deterministic functions, which don't change between steps. `update` takes
+    `value`, `grad` and `value_fn` for the line search. :func:`fnopt.minimize` passes these
     arguments, stops on convergence and supports bounds.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`, before the line search; by default 1.
         memory_size: The number of stored differences of parameters and gradients.
-        scale_init_precond: Whether to scale the initial inverse Hessian by the last curvature;
-            otherwise by 1.
+        scale_init_precond: Whether to scale the initial inverse Hessian by the last inverse
+            curvature; otherwise by 1.
         linesearch: The transform that scales the step, such as
             :class:`fnopt.scale_by_zoom_linesearch` or
             :class:`fnopt.scale_by_backtracking_linesearch`; None disables it.

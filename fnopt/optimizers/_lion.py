@@ -26,7 +26,7 @@ class scale_by_lion(Leafwise):
 
     Args:
         b1: :math:`\beta_1`, the weight of the momentum in the step.
-        b2: :math:`\beta_2`, decay of the mean; not 0, because the step is computed from the new
+        b2: :math:`\beta_2`, decay of the mean, above 0, because the step is computed from the new
             mean.
         mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
         mode: `'hard'` for the sign, `'smooth'` for :math:`\tanh` of `smooth_beta` times the mean,
@@ -86,8 +86,8 @@ def lion(
               \lambda_t\, \theta_t\right), \qquad
               \mu_t = \beta_2 \mu_{t-1} + (1-\beta_2)\, g_t
 
-    Every element moves by the learning rate. Take a rate 3 to 10 times smaller, and a weight decay
-    3 to 10 times larger, than for AdamW.
+    Every element changes by the learning rate. Use a learning rate 3 to 10 times smaller, and a
+    weight decay 3 to 10 times larger, than for AdamW.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
@@ -123,7 +123,7 @@ class ScaleByRpropState(NamedTuple):
 
 
 class scale_by_rprop(Leafwise):
-    r"""Step along the sign of the gradient, with step sizes that grow while the sign is unchanged.
+    r"""Step along the gradient's sign, with step sizes that grow while the sign is unchanged.
 
     .. math::
         a_t &= \operatorname{sign}(g_t)\, \operatorname{sign}(u_{t-1}), \qquad
@@ -196,8 +196,7 @@ def rprop(
         max_step_size: :math:`s_{max}`.
 
     Returns:
-        A chain of `scale_by_rprop` and a change of sign, with the slots `step_sizes` and
-        `prev_updates`.
+        A chain of `scale_by_rprop` and `scale(-1)`, with the slots `step_sizes` and `prev_updates`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -1,4 +1,4 @@
-"""Steps from the initial parameters: MADGRAD and COCOB."""
+"""MADGRAD and COCOB, whose iterates are relative to the initial parameters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ScaleByMadgradState(NamedTuple):
 
 
 class scale_by_madgrad(Leafwise):
-    r"""Dual averaging: step from the initial parameters along summed gradients over a cube root.
+    r"""Dual averaging: initial parameters minus summed gradients over a cube root.
 
     .. math::
         \lambda_t &= (\eta_t + \epsilon)\, \sqrt{t}, \qquad s_t = s_{t-1} + \lambda_t\, g_t, \qquad
@@ -94,8 +94,8 @@ def madgrad(
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         momentum: :math:`\beta`.
-        weight_decay: A multiple of the parameters that is added to the gradients; a number or a
-            `Schedule`. It should be smaller than for other optimizers, often zero.
+        weight_decay: Factor of the parameters that are added to the gradients, a number or a
+            `Schedule`; it should be smaller than for other optimizers, often zero.
         eps: :math:`\epsilon`.
 
     Returns:
@@ -138,7 +138,7 @@ class scale_by_cocob(Leafwise):
     Updates include the minus sign of descent.
 
     Args:
-        alpha: :math:`\alpha`, the caution of the first bets; larger values give smaller bets.
+        alpha: :math:`\alpha`; larger values give smaller first bets.
         eps: The initial :math:`L`.
 
     Example:
@@ -186,9 +186,9 @@ def cocob(
 
     Args:
         learning_rate: A factor of the gradients, a number or a `Schedule`.
-        alpha: :math:`\alpha`, the caution of the first bets; larger values give smaller bets.
+        alpha: :math:`\alpha`; larger values give smaller first bets.
         eps: The smallest scale of gradients.
-        weight_decay: A multiple of the parameters that is added to the gradients.
+        weight_decay: Factor of the parameters that are added to the gradients.
         mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
 
     Returns:

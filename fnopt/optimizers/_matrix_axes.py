@@ -19,7 +19,7 @@ _SAME = {"convert_element_type", "copy", "copy_p", "neg", "rev", "name"}
 
 
 class _Operand(NamedTuple):
-    """The axes of a param that lie along each dimension of an operand, and those of scans."""
+    """The axes of a param along each dimension of an operand, and the axes of scans."""
 
     dims: tuple[Axes, ...]
     scanned: Axes = ()
@@ -34,15 +34,16 @@ def matrix_axes(
     """Find which parameters are matrices, and along which axes, from the jaxpr of a loss.
 
     A parameter is a matrix if it is used only in matrix products or convolutions, always along the
-    same axes. The axes that are summed over are its rows; its other axes are columns. Axes of
-    batched products and of scans are a batch of matrices. The function finds layers stacked for
+    same axes. The contracted axes are the rows of the matrix; all other axes are columns. Axes of
+    batched products and of scans are batch axes. The function finds layers stacked for
     `jax.lax.scan`, experts under `vmap`, attention kernels of three axes and convolutions, for
     every model library and any parameter names. Lookup tables (also tied ones), biases, scales and
     kernels of depthwise convolutions aren't matrices.
 
     Experts that share their inputs are one wide matrix, as in the jaxpr; experts with separate
     inputs are a batch. The function treats an output layer as a matrix, and a fused kernel (query,
-    key and value) as one matrix. Use `changes` to correct this: `{"head/*": False, "*/qkv": 3}`.
+    key and value) as one matrix. Use `changes` to override the result: `{"head/*": False, "*/qkv":
+    3}`.
 
     Args:
         loss_fn: `loss_fn(params, *args, **kwargs) -> scalar`, of a batch or of one example.
@@ -52,8 +53,8 @@ def matrix_axes(
     Returns:
         A function `(params, *args, **kwargs)` -> a tree like the params, with a
         `MatrixDimensionNumbers` for every matrix and None elsewhere: the
-        `weight_dimension_numbers` of every matrix method. It only traces the loss, so it takes
-        arrays or their shapes.
+        `weight_dimension_numbers` of every matrix method. The function only traces the loss, so it
+        takes arrays or their shapes.
 
     Raises:
         TypeError: In use, if the loss isn't a scalar.
@@ -113,7 +114,7 @@ def matrix_axes(
 
 
 def _numbers(site: Any) -> MatrixDimensionNumbers | None:
-    """The rows and columns of the param at this site; None if the param isn't a matrix there."""
+    """Return the rows and columns of the param at this site; None if the param isn't a matrix."""
     operand = _operand(site.weight)
     if operand is None or site.kind not in {"dot", "conv"}:
         return None
@@ -133,7 +134,7 @@ def _numbers(site: Any) -> MatrixDimensionNumbers | None:
 
 
 def _operand(weight: Any) -> _Operand | None:
-    """Positions of a parameter's axes in a value computed from this parameter alone; else None."""
+    """Positions of a parameter's axes in a value that depends only on this parameter; else None."""
     if not weight.moves_only or len(weight.leaves) != 1:
         return None
     if not weight.inputs:
@@ -176,7 +177,7 @@ def _reshape(dims: tuple[Axes, ...], old: Axes, new: Axes) -> tuple[Axes, ...]:
 
 
 def _spans(shape: Axes) -> list[tuple[int, int]]:
-    """For every dimension its stride, and the stride of the preceding dimension."""
+    """For every dimension, its stride and the stride of the preceding dimension."""
     out, stride = [], 1
     for size in reversed(shape):
         out.append((stride, stride * size))

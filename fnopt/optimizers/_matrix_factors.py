@@ -13,7 +13,7 @@ from fnopt.optimizers._matrix_functions import eigenvectors_down, orthonormal_co
 from fnopt.sharding import sequential
 
 Pair = tuple[Any, Any]
-"""A value for the rows and one for the columns; None for a side without one."""
+"""A value for the rows and a value for the columns; None for a side without a value."""
 
 
 def zeros(k: int, n: int, dtype: Any) -> jax.Array:
@@ -65,7 +65,7 @@ def map_sides(fn: Callable[..., Any], *pairs: Pair) -> Pair:
 
 
 def update_factors(factors: Pair, g: jax.Array, decay: Any, gain: Any = None) -> Pair:
-    """Update the means of `G G^T` and `G^T G`; a product that isn't finite changes nothing."""
+    """Update the means of `G G^T` and `G^T G`; nonfinite products are ignored."""
 
     def average(old: jax.Array, x: jax.Array) -> jax.Array:
         return only_finite(ema(old, matmul(x, transpose(x)), decay, gain), old)
@@ -76,7 +76,7 @@ def update_factors(factors: Pair, g: jax.Array, decay: Any, gain: Any = None) ->
 def refresh_bases(
     count: jax.Array, every: int, iterate: Callable[..., Any], factors: Pair, *kept: Any
 ) -> Any:
-    """Refresh the eigenbases when they are due.
+    """Refresh the eigenbases if a refresh is due.
 
     The bases are the eigenvectors at the first step, `iterate(factors, *kept)` when a refresh is
     due, and `kept` in between.
@@ -91,7 +91,7 @@ def refresh_bases(
 
 
 def only_finite(new: jax.Array, old: jax.Array) -> jax.Array:
-    """Return the new matrices where they are finite, else the old matrices."""
+    """Return the new matrices if they are finite, otherwise the old matrices."""
     return jnp.where(jnp.isfinite(new).all(axis=(1, 2), keepdims=True), new, old)
 
 
@@ -118,7 +118,7 @@ def largest_entry(x: jax.Array, axes: tuple[int, ...] = (1, 2)) -> jax.Array:
 
 
 def frobenius_norm(x: jax.Array, axes: tuple[int, ...] = (1, 2)) -> jax.Array:
-    """The root of the sum of squares over these axes, without overflow of the squares."""
+    """The root of the sum of squares over the given axes, without overflow of the squares."""
     unit = largest_entry(x, axes)
     return unit * safe_sqrt(jnp.sum(jnp.square(x / unit), axis=axes, keepdims=True))
 

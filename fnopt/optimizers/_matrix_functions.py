@@ -1,9 +1,9 @@
-"""Eigenvectors, orthonormal bases and inverse roots, with derivatives where matrices degenerate.
+"""Eigenvectors, orthonormal bases and inverse roots, with derivatives at degenerate matrices.
 
-JAX's rules divide by differences of eigenvalues and by pivots. These are zero for gradients of low
-rank and for factors initialized with zeros. Here eigenvalues that differ only by rounding share one
-eigenspace. A matrix function is smooth there, and the arbitrary basis of the eigenspace is treated
-as a constant.
+JAX's derivative rules divide by differences of eigenvalues and by pivots, which are zero for
+gradients of low rank and for factors initialized with zeros. In this file, eigenvalues that differ
+only by rounding share one eigenspace. A matrix function is smooth at such matrices, and the
+arbitrary basis of the eigenspace is treated as a constant.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def adjoint(x: jax.Array) -> jax.Array:
 
 
 def _noise(values: jax.Array) -> jax.Array:
-    """Rounding error of an eigenvalue 0, `[k, 1]`: `n eps` of the largest."""
+    """Rounding error of a zero eigenvalue, `[k, 1]`: `n eps` times the largest eigenvalue."""
     eps = jnp.finfo(values.dtype).eps
     return values.shape[-1] * eps * jnp.max(jnp.abs(values), axis=-1, keepdims=True, initial=0.0)
 
@@ -81,7 +81,7 @@ def leading_directions(A: jax.Array, r: int) -> jax.Array:
 
 
 def _directions(A: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Singular vectors along the longer side, singular values, and those of the shorter side."""
+    """Singular values, and the singular vectors of the longer and the shorter side."""
     U, s, Vh = jnp.linalg.svd(A, full_matrices=False)
     return (U, s, adjoint(Vh)) if A.shape[1] >= A.shape[2] else (adjoint(Vh), s, U)
 

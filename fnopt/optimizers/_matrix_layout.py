@@ -1,12 +1,12 @@
 """Layout of leaves as matrices, and stacks of the matrices of one shape.
 
-The matrices of a tree that have one shape are stacked, `[k, m, n]`, and a method works on the
-stack. The size of the compiled program grows with the number of shapes, not of layers. Tall
-matrices are transposed first (`m <= n`). So the two projections of a block, `[d, 4 d]` and `[4 d,
-d]`, have one shape.
+All matrices of one shape in a tree are stacked, `[k, m, n]`, and a method processes the stack. The
+size of the compiled program is proportional to the number of shapes, not of layers. Tall matrices
+are transposed first (`m <= n`), so the two projections of a block, `[d, 4 d]` and `[4 d, d]`, have
+one shape.
 
-States are kept leaf by leaf, with the matrices along one leading axis. So they are sharded and
-named like the parameters, and stay valid when other layers change.
+States are stored per leaf, with the matrices along one leading axis. Therefore states are sharded
+and named like the parameters, and stay valid when other layers change.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class MatrixLayout:
         columns: tuple[int, ...],
         split: int | tuple[int, ...] = 1,
     ) -> MatrixLayout | None:
-        """The layout for these axes; None if the split doesn't fit."""
+        """Return the layout for given axes; None if the split doesn't match the axes."""
         batch = tuple(i for i in range(len(shape)) if i not in {*rows, *columns})
         size, m, n = (math.prod(shape[a] for a in axes) for axes in (batch, rows, columns))
         widths = (n // split,) * split if isinstance(split, int) else split
@@ -67,7 +67,7 @@ class MatrixLayout:
         )
 
     def in_blocks(self, most: int | None) -> MatrixLayout:
-        """Split larger sides into blocks of nearly equal size, at most `most`."""
+        """Split larger sides into blocks of nearly equal size, at most `most` long."""
         if most is None:
             return self
         heights, widths = (
@@ -82,7 +82,7 @@ class MatrixLayout:
 
     @property
     def shapes(self) -> tuple[tuple[int, int, int], ...]:
-        """Number, rows and columns of the matrices of every part, not transposed."""
+        """Number, rows and columns of the matrices of every part, without transposition."""
         if not math.prod(self.shape):
             return ()
         if self._even:
@@ -121,7 +121,7 @@ class MatrixLayout:
 
     @property
     def is_consecutive(self) -> bool:
-        """Whether the leaf stores one whole matrix after the other."""
+        """Whether each matrix is contiguous in the leaf."""
         one = len(self.heights) == len(self.widths) == 1
         return one and self.order == tuple(range(len(self.order)))
 
@@ -177,13 +177,13 @@ def by_shape(fn: Callable[[Any], Any], rows: list[list[Any]]) -> list[list[Any]]
 
     Args:
         fn: A function from a tree of arrays with a leading axis to another such tree; it treats
-            each index of that axis independently. It is called for one portion of the matrices
-            after another.
+            each index of that axis independently. `fn` is called for one group of matrices after
+            another.
         rows: The parts of every leaf. A part is a tree of arrays with the matrices along the
             leading axis. Parts of equal structure, shapes and dtypes are stacked for `fn`.
 
     Returns:
-        The results of `fn`, in the places of the parts.
+        The results of `fn`, at the positions of the parts.
     """
     out: list[list[Any]] = [[None] * len(row) for row in rows]
     for group in groups(rows):
@@ -195,11 +195,11 @@ def by_shape(fn: Callable[[Any], Any], rows: list[list[Any]]) -> list[list[Any]]
 
 
 Places = list[tuple[int, int]]
-"""Where parts stand: the number of the leaf, and of the part."""
+"""Position of a part: the index of the leaf, and the index of the part."""
 
 
 def groups(rows: list[list[Any]]) -> list[Places]:
-    """The places of parts of equal structure, shapes and dtypes."""
+    """Positions of parts of equal structure, shapes and dtypes."""
     found: dict[Any, Places] = {}
     for i, row in enumerate(rows):
         for j, part in enumerate(row):
@@ -228,7 +228,7 @@ def stack(rows: list[list[Any]], places: Places, before: Any = None) -> Any:
 
 
 def into_places(out: list[list[Any]], places: Places, rows: list[list[Any]], result: Any) -> None:
-    """Split the result of a stack into the places of its parts."""
+    """Split the result of a stack into its parts, at their positions."""
     counts = [jax.tree.leaves(rows[i][j])[0].shape[0] for i, j in places]
     ends = np.cumsum([0, *counts]).tolist()
     for (i, j), start, stop in zip(places, ends, ends[1:], strict=False):

@@ -1,9 +1,9 @@
 """The matrices of a model, from the names and shapes of its parameters.
 
-Kernels are named `kernel` in flax, `w` in haiku, and `weight` (with outputs first) in Equinox. A
-bias beside a kernel has the shape of the kernel's stacked layers and outputs. For a kernel without
-a bias, the scales of nearby normalisation layers give the number of stacked layers. A leaf with
-three or more axes whose roles are uncertain isn't treated as a matrix.
+Kernels are named `kernel` in flax, `w` in haiku, and `weight` (with outputs first) in Equinox. The
+bias of a kernel has the shape of the kernel's stacked layers and outputs. For a kernel without a
+bias, the scales of nearby normalisation layers give the number of stacked layers. A leaf with three
+or more axes whose roles are uncertain isn't treated as a matrix.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def axes_by_name(
 
     Args:
         leaves: Paths and shapes of all leaves.
-        has_outputs: Whether output layers (`head`, `logits`, `classifier`) count as matrices.
+        has_outputs: Whether output layers (`head`, `logits`, `classifier`) are treated as matrices.
     """
     shapes = {_parts(path): shape for path, shape in leaves}
     layers: dict[Path, dict[str, Shape]] = {}
@@ -163,7 +163,7 @@ def _by_layer(
 
 
 def _split_fused(axes: Axes, shape: Shape, *names: str) -> Axes:
-    """The axes of a fused kernel of query, key and value: three matrices side by side."""
+    """The axes of a fused kernel of query, key and value: three concatenated matrices."""
     columns = [shape[a] for a in axes.columns]
     is_threefold = columns[0] == 3 or columns == [3 * math.prod(shape[a] for a in axes.rows)]
     return axes._replace(split=3) if is_threefold and any(map(_FUSED.search, names)) else axes

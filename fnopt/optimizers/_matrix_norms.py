@@ -1,4 +1,4 @@
-"""Fixed norms of matrices, and bounds on their norms and those of their updates."""
+"""Fixed norms of matrices, and bounds on the norms of matrices and updates."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class hyperball(Matrixwise):
     `hyperball` replaces `scale_by_learning_rate`: the learning rate is the angle of a step, and
     weight decay has no effect. After `ema` and `orthogonalize` the chain is MuonH, after
     `scale_by_adam` AdamH.
-    The norm is taken from the current matrix, so the transform needs no state for it; in float32
-    its rounding error grows with the square root of the number of steps. A matrix of zeros stays at
-    zero.
+    The norm is computed from the current matrix, so the transform stores no norm; in float32 the
+    rounding error of the norm grows with the square root of the number of steps. A zero matrix
+    stays zero.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        norm_of: The arrays whose norms are kept: every `'matrix'` (Frobenius norm), or every
+        norm_of: The arrays whose norms are fixed: every `'matrix'` (Frobenius norm), or every
             `'output'` of a matrix, the columns of a kernel.
         tangent: Whether :math:`d` is first projected onto the tangent space of the sphere.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
@@ -80,12 +80,13 @@ class hyperball(Matrixwise):
 
 
 class cap_spectral_norm(Matrixwise):
-    r"""Scale down matrices whose largest singular value would exceed a limit after the update.
+    r"""Scale down matrices whose largest singular value exceeds a limit after the update.
 
     .. math:: \theta_{t+1} = \min\left(1,\ \frac{c}{\sigma_{\max}(\theta_t + u_t)}\right)
               (\theta_t + u_t)
 
-    Put it last in a chain. The singular value is computed from the eigenvalues of the Gram matrix.
+    Put `cap_spectral_norm` last in a chain. The singular value is computed from the eigenvalues of
+    the Gram matrix.
 
     Args:
         limit: :math:`c`.

@@ -1,11 +1,11 @@
-"""Matrices of sharded leaves: each device works on whole matrices that it owns.
+"""Matrices of sharded leaves: each device processes the whole matrices that it owns.
 
-Where `fnopt.distributed.sharded` gives every device a part of each leaf, a matrix method needs
-whole matrices. A matrix is stored in pieces, one on each device. The devices send their pieces of
-all matrices to the owners by an all-to-all. A device owns every N-th part of the matrices of a
-shape. The owners work on whole matrices and send back the pieces of the results: two messages of an
-N-th of the params' size. So the state is divided evenly for any matrices, and the work as evenly as
-N divides their number. Outside of `sharded`, all functions here call the functions of the layout.
+`fnopt.distributed.sharded` gives every device a shard of each leaf, but a matrix method needs whole
+matrices. The devices send their pieces of all matrices to the owners by an all-to-all; each of N
+devices owns one N-th of the matrices of a shape. The owners process whole matrices and send back
+the pieces of the results: two messages of an N-th of the params' size. Therefore the state is
+divided evenly for any matrices, and the work is divided evenly if N divides their number. Outside
+of `sharded`, all functions of this file call the functions of the layout.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Piece:
     Attributes:
         data: `[k, length]`: this device's contiguous part of every flattened array.
         shape: The shape of an array.
-        turned: Whether `fn` gets the arrays transposed.
+        turned: Whether `fn` gets transposed arrays.
     """
 
     data: Any
@@ -63,7 +63,7 @@ def whole(layout: MatrixLayout, parts: list[Any], like: Any, wide: bool = True) 
 
 
 def map_by_shape(fn: Callable[[Any], Any], rows: list[list[Any]]) -> list[list[Any]]:
-    """Apply a function by shape; with sharded leaves, each device handles the matrices it owns."""
+    """Apply a function per shape; for sharded leaves, each device processes its matrices."""
     leaves = unsharded_leaves()
     if leaves is None:
         return by_shape(fn, rows)
@@ -107,7 +107,7 @@ def _is_piece(x: Any) -> bool:
 
 
 def _rows(x: jax.Array, n: int) -> jax.Array:
-    """`[..., size]` as `n` equal pieces, `[..., n, length]`, with zeros at the end."""
+    """Split `[..., size]` into `n` equal pieces, `[..., n, length]`, padded with zeros."""
     length = -(-x.shape[-1] // n)
     x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, n * length - x.shape[-1])])
     return x.reshape(*x.shape[:-1], n, length)
@@ -186,7 +186,7 @@ def _group_by_owner(fn: Callable[[Any], Any], rows: list[list[Any]], n: int) -> 
 
 
 def _pad_for_owners(x: jax.Array, n: int) -> jax.Array:
-    """Pieces `[k, length]` by owner, `[n, some, length]`, padded with the first piece."""
+    """Group pieces `[k, length]` by owner, `[n, some, length]`, padded with the first piece."""
     each = -(-len(x) // n)
     lacking = jnp.broadcast_to(x[:1], (n * each - len(x), x.shape[1]))
     return jnp.concatenate([x, lacking]).reshape(n, each, -1)

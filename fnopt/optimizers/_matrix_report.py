@@ -1,4 +1,4 @@
-"""Table of the treatment of every parameter by a matrix optimizer."""
+"""Report on the treatment of every parameter by a matrix optimizer."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MatrixReport(NamedTuple):
 
     Attributes:
         rows: One `MatrixRow` for every parameter.
-        devices: The number of devices that matrices are divided between.
+        devices: The number of devices that share the matrices.
         sent_bytes: The number of bytes that a device sends in the all-to-alls of a step.
         flops: Floating-point operations per device in a step of the matrix transforms, without
             factorizations (eigenvalues, QR).
@@ -69,8 +69,8 @@ def matrix_report(tx: Any, params: Any, devices: int = 1) -> MatrixReport:
     """Report which parameters an optimizer treats as matrices, and the sizes of these matrices.
 
     Args:
-        tx: An optimizer with a `partition_matrices` in it: `muon`, `soap`, chains and wrappers of
-            them.
+        tx: An optimizer that contains a `partition_matrices`: `muon`, `soap`, or chains and
+            wrappers of these.
         params: The params, or their shapes.
         devices: The number of devices of `fnopt.distributed.sharded`, for the work of each device
             and the bytes that it sends. `fnopt.costs.Hardware` and `Network` convert both to
@@ -80,8 +80,8 @@ def matrix_report(tx: Any, params: Any, devices: int = 1) -> MatrixReport:
         A `MatrixReport`.
 
     Raises:
-        ValueError: If `tx` contains no `partition_matrices`, axes don't fit a leaf, or `devices` is
-            below 1.
+        ValueError: If `tx` contains no `partition_matrices`, axes don't match a leaf, or `devices`
+            is below 1.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -48,16 +48,16 @@ def _parts(given: Any) -> int | tuple[int, ...]:
 class MatrixDimensionNumbers(Value):
     """Axes of a leaf that are the rows and the columns of a matrix.
 
-    For a kernel in `x @ W`, the rows are the inputs (the axes that are summed over), and the
-    columns are the outputs. All other axes are a batch: each entry is a separate matrix (layers
-    stacked for a scan, heads, experts).
+    For a kernel in `x @ W`, the rows are the inputs (the contracted axes), and the columns are the
+    outputs. All other axes are a batch: each entry is a separate matrix (layers stacked for a scan,
+    heads, experts).
 
     Args:
         reduction_axis: The axis of the rows, or several axes that are merged into one.
         output_axis: The axis of the columns, or several axes that are merged into one.
-        split: The number of matrices that the columns are split into, or their widths: 3 for a
-            kernel that holds query, key and value side by side, `(512, 64, 64)` for grouped
-            queries.
+        split: The number of matrices into which the columns are split, or the widths of these
+            matrices: 3 for a kernel with concatenated query, key and value, `(512, 64, 64)` for
+            grouped queries.
 
     Raises:
         TypeError: If an axis isn't an integer.
@@ -83,7 +83,7 @@ OUTPUTS_TOO = "inferred, with output layers"
 
 
 def _is_numbers(x: Any) -> bool:
-    """Whether it is a `MatrixDimensionNumbers`, or another library's tuple like it."""
+    """Whether a value is a `MatrixDimensionNumbers`, or a similar tuple of another library."""
     return hasattr(x, "reduction_axis") and hasattr(x, "output_axis")
 
 
@@ -102,9 +102,9 @@ def _as_numbers(x: Any) -> Any:
 def as_rule(given: Any) -> Any:
     """Convert the user's dimension numbers to a hashable form.
 
-    They may be None; dimension numbers for all leaves with two axes or more; or a pattern,
-    `by_pattern` or `by_path`, which gives True, False or dimension numbers. They may also be a tree
-    of these, with the structure of the parameters or a prefix of it.
+    The argument may be None; dimension numbers for all leaves with two axes or more; a pattern,
+    `by_pattern` or `by_path` with values True, False or dimension numbers; or a tree of these, with
+    the structure of the parameters or a prefix of it.
     """
     if isinstance(given, str):
         return by_pattern(given)
@@ -122,7 +122,7 @@ def as_rule(given: Any) -> Any:
 
 
 def check_rule(rule: Any, positions: list[str]) -> None:
-    """Raise a ValueError if a rule by path doesn't fit these paths."""
+    """Raise a ValueError if a rule by path doesn't match the given paths."""
     if isinstance(rule, Selector):
         rule.check(positions)
 
@@ -153,7 +153,7 @@ def _shape(leaf: Any) -> tuple[int, ...]:
 
 
 def _infer(leaves: list[tuple[str, Any]], has_outputs: bool) -> list[Any]:
-    """The dimension numbers of leaves by their names and shapes."""
+    """Infer the dimension numbers of leaves from names and shapes."""
     keys = [(path, _shape(leaf)) for path, leaf in leaves]
     known = _inferred.get()
     if known is not None and not has_outputs and all(key in known for key in keys):
@@ -164,7 +164,7 @@ def _infer(leaves: list[tuple[str, Any]], has_outputs: bool) -> list[Any]:
 
 @contextlib.contextmanager
 def inference_scope(tree: Any) -> Iterator[None]:
-    """Scope in which transforms of some leaves of a tree get axes inferred from all leaves."""
+    """Context in which transforms of a part of a tree use axes inferred from all leaves."""
     leaves = as_whole(leaves_with_names(tree)[0])
     keys = [(path, _shape(leaf)) for path, leaf in leaves]
     token = _inferred.set(dict(zip(keys, _infer(leaves, False), strict=True)))
@@ -182,7 +182,7 @@ def _resolve(chosen: Any, leaf: Any) -> MatrixDimensionNumbers | None:
 
 
 def as_whole(leaves: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Leaves with their names; under `sharded`, the shapes of the unsharded leaves."""
+    """Return named leaves; under `sharded`, the shapes of the unsharded leaves."""
     known = unsharded_leaves()
     if known is None:
         return leaves

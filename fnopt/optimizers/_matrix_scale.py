@@ -1,4 +1,4 @@
-"""The scale of an orthogonal update, by the shape of its matrix and by neuron."""
+"""Scaling of orthogonal updates by matrix shape and per neuron."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ class normalize_neurons(Matrixwise):
               u_{ij} = \frac{\lVert g \rVert}{\lVert v \rVert}\, v_{ij}, \qquad
               v_{ij} = \frac{g_{ij}}{\sqrt{\nu_j} + \epsilon}
 
-    After `orthogonalize` it gives NorMuon, because orthogonal updates step some neurons much
-    farther than others. The norm of each matrix's update is preserved. The state has one number per
-    neuron.
+    After `orthogonalize`, the chain is NorMuon, which corrects that orthogonal updates of some
+    neurons are much larger than of others. The norm of each matrix's update is preserved. The state
+    has one number per neuron.
 
     Args:
         b2: :math:`\beta_2`.

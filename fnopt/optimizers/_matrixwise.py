@@ -1,4 +1,4 @@
-"""The base of transforms that apply a formula to each matrix."""
+"""The base class of transforms that apply a formula to each matrix."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Matrixwise(Transformation):
 
     A subclass names its `State`: a NamedTuple of an optional `count`, slots like the params
     (`Slot`), and slots for every matrix (`CustomSlot`). A `CustomSlot` has a tuple for each leaf,
-    with an entry for every shape that the leaf is split into. The entry is a tree of arrays with
-    the matrices along the leading axis. `start` makes the initial value of a `CustomSlot`, and
-    `step` is the formula. Matrices of one shape are stacked; tall matrices are transposed (`m <=
-    n`), unless `wide` is False.
+    with an entry for every matrix shape in the leaf. The entry is a tree of arrays with the
+    matrices along the leading axis. `start` makes the initial value of a `CustomSlot`, and `step`
+    is the formula. Matrices of one shape are stacked; tall matrices are transposed (`m <= n`),
+    unless `wide` is False.
 
     `step(self, h, count, g, slots)` gets the numeric fields as scalars of the real compute dtype,
     and the number of steps before this one. The gradients `[k, m, n]` and the slots are in at least
@@ -60,7 +60,7 @@ class Matrixwise(Transformation):
     gathers: ClassVar[bool] = True  # whether `step` does more than sums over rows and columns
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Any:
-        """The initial value of a `CustomSlot` for a stack of this shape."""
+        """Return the initial value of a `CustomSlot` for a stack of a given shape."""
         raise NotImplementedError(f"{type(self).__name__} must define start")
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
@@ -74,7 +74,7 @@ class Matrixwise(Transformation):
         return layouts_of(getattr(self, "weight_dimension_numbers", None), tree)
 
     def unused(self) -> frozenset[str]:
-        """The slots that these static fields don't need, which are None."""
+        """The slots that the current static fields don't need, which are None."""
         return frozenset()
 
     def init(self, params: Any) -> Any:
@@ -108,7 +108,7 @@ class Matrixwise(Transformation):
         )
 
     def one_matrix(self, shape: tuple[int, int]) -> tuple[Any, Any]:
-        """The types of the arrays that `step` gets for one matrix, and FLOPs of its products."""
+        """The types of `step`'s arrays for one matrix, and the FLOPs of its products."""
         part = {"u": jax.ShapeDtypeStruct((1, *shape), jnp.float32)}
         for n in (*self._slots(), *["params"] * self.needs_params):
             start = functools.partial(self.start, n, (1, *shape), jnp.float32)
@@ -122,7 +122,7 @@ class Matrixwise(Transformation):
         return part, float((lowered.cost_analysis() or {}).get("flops", 0.0))
 
     def _numbers(self, now: Any) -> dict[str, jax.Array]:
-        """The numeric fields at a step that are given."""
+        """The numeric fields that aren't None, at a step."""
         numbers = {n: getattr(now, n) for n in self._leaf_names}
         return {n: jnp.asarray(x) for n, x in numbers.items() if x is not None}
 
@@ -182,7 +182,7 @@ class Matrixwise(Transformation):
 
 
 def _stored(_: MatrixLayout, row: list[Any], old: Any) -> Any:
-    """A slot for matrices, sharded like the old one."""
+    """Return a slot for matrices, sharded like the old slot."""
     return jax.tree.map(reshard_like, store_slot(tuple(row)), old)
 
 

@@ -56,7 +56,7 @@ class MomoAdamState(NamedTuple):
 
 
 class momo(Transformation):
-    r"""MoMo: momentum, with the step size at which a model of the loss reaches its lower bound.
+    r"""MoMo: momentum with the step size at which a model of the loss reaches its lower bound.
 
     .. math::
         d_t &= \beta d_{t-1} + (1-\beta)\, g_t, \qquad
@@ -73,12 +73,12 @@ class momo(Transformation):
         learning_rate: :math:`\eta`, the largest step, a number or a `Schedule`.
         beta: :math:`\beta`, decay of the averages.
         lower_bound: :math:`f^*`, a lower bound of the loss: 0 if the model can fit all data. By
-            default the bound is estimated, as a level below the best loss so far. A bound that is
-            too high stops the parameters at that loss. If a loss is below the bound, the estimate
-            replaces the bound, and `below_count` in the state is above 0.
+            default the bound is estimated as a level below the lowest loss of all steps. If the
+            bound is too high, the parameters stop changing at this loss. If a loss is below the
+            bound, the estimate replaces the bound, and `below_count` in the state is above 0.
         weight_decay: :math:`\lambda`.
-        adapt_lower_bound: Whether to raise the bound when the model shows that it is too low (the
-            paper's MoMo*). The bound never falls below :math:`f^*`.
+        adapt_lower_bound: Whether to increase the bound if the model shows that the bound is too
+            low (the paper's MoMo*). The bound never decreases below :math:`f^*`.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -125,7 +125,7 @@ class momo(Transformation):
 
 
 class momo_adam(Transformation):
-    r"""MoMo-Adam: AdamW, with the step size at which a loss model reaches its lower bound.
+    r"""MoMo-Adam: AdamW with the step size at which a loss model reaches its lower bound.
 
     .. math::
         \tau_t &= \min\Big(\frac{\eta_t}{1-\beta_1^t},\, \frac{\big((1+\eta_t\lambda)(\bar f_t -
@@ -143,12 +143,12 @@ class momo_adam(Transformation):
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`.
         lower_bound: :math:`f^*`, a lower bound of the loss: 0 if the model can fit all data. By
-            default the bound is estimated, as a level below the best loss so far. A bound that is
-            too high stops the parameters at that loss. If a loss is below the bound, the estimate
-            replaces the bound, and `below_count` in the state is above 0.
+            default the bound is estimated as a level below the lowest loss of all steps. If the
+            bound is too high, the parameters stop changing at this loss. If a loss is below the
+            bound, the estimate replaces the bound, and `below_count` in the state is above 0.
         weight_decay: :math:`\lambda`.
-        adapt_lower_bound: Whether to raise the bound when the model shows that it is too low (the
-            paper's MoMo*). The bound never falls below :math:`f^*`.
+        adapt_lower_bound: Whether to increase the bound if the model shows that the bound is too
+            low (the paper's MoMo*). The bound never decreases below :math:`f^*`.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -210,7 +210,7 @@ class momo_adam(Transformation):
 
 
 class _Seen(NamedTuple):
-    """The loss; averages of it and of gradient times params; average gradient times params."""
+    """The loss, and averages of the loss and of products of gradient and params."""
 
     value: jax.Array
     barf: jax.Array

@@ -30,10 +30,10 @@ def muon(
               \hat\mu_t = U S V^\top, \qquad
               s = \sqrt{\max(1,\ \text{outputs} / \text{inputs})}
 
-    Kernels of flax, haiku and Equinox are found by their names and shapes: stacked layers, fused
+    fnopt finds kernels of flax, haiku and Equinox by their names and shapes: stacked layers, fused
     queries, keys and values, attention kernels of three axes, convolutions and experts. Adam trains
-    embeddings, output layers (`head`, `logits`, `classifier`), and leaves whose axes are uncertain.
-    `print(matrix_report(tx, params))` lists which optimizer trains which leaf. For other models
+    embeddings, output layers (`head`, `logits`, `classifier`), and leaves with uncertain axes.
+    `print(matrix_report(tx, params))` lists which optimizer trains which leaf. For other models,
     pass `weight_dimension_numbers=fnopt.matrix_axes(loss_fn)(params, batch)`.
 
     Args:
@@ -42,16 +42,16 @@ def muon(
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule`, or a transform such
             as `add_decayed_weights(decay, mask)` or `cautious_weight_decay(decay)`.
         nesterov: Whether to use Nesterov momentum, also for AdamW.
-        consistent_rms: The root mean square to scale updates to, in place of :math:`s`; with 0.2,
-            AdamW's learning rates carry over.
+        consistent_rms: The root mean square of scaled updates, instead of the factor :math:`s`.
+            With 0.2, learning rates of AdamW are suitable.
         orthogonalizer: The transform that computes :math:`U V^\top` of the mean; None for
             `orthogonalize()`.
         weight_dimension_numbers: The leaves that are matrices, and their axes. Pass the result of
             `matrix_axes`, or another tree of `MatrixDimensionNumbers` with None for the other
-            leaves. One `MatrixDimensionNumbers` applies to all leaves with two axes or more. A
-            pattern, `by_pattern` or `by_path` gives them, True (a matrix, if the leaf has two axes)
-            or False. None selects kernels as above, and leaves of two axes with other names, except
-            biases, scales and tables.
+            leaves. One `MatrixDimensionNumbers` applies to all leaves with two axes or more. The
+            values of a pattern, `by_pattern` or `by_path` are dimension numbers, True (a matrix, if
+            the leaf has two axes) or False. None selects kernels as above, and leaves of two axes
+            with other names, except biases, scales and tables.
         others: The optimizer of the other leaves; None uses AdamW with the same learning rate.
 
     Returns:
@@ -91,13 +91,13 @@ def normuon(
     weight_dimension_numbers: Any = None,
     others: Any = None,
 ) -> partition:
-    r"""NorMuon: Muon with updates that are normalised neuron by neuron.
+    r"""NorMuon: Muon with updates normalised per neuron.
 
     .. math:: u_t = -\eta_t \left(s\, \frac{\lVert O \rVert}{\lVert V \rVert}\, V + \lambda_t\,
               \theta_t\right), \qquad V_{ij} = \frac{O_{ij}}{\sqrt{\nu_j}}, \qquad O = U V^\top
 
-    with :math:`\nu_j` the mean square of the update of output `j`; see `normalize_neurons`. Its
-    state has one more number per output than Muon's.
+    with :math:`\nu_j` the mean square of the update of output `j`; see `normalize_neurons`. The
+    state has one more number per output than the state of `muon`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.

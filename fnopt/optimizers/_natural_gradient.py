@@ -61,12 +61,12 @@ class natural_gradient(BatchStepDescent):
     = v - (G + \lambda I)^{-1} (\nabla L + G v)` with :math:`v = \mu d_{t-1}`, scaled by :math:`(1 -
     \mu^{2t})^{-1/2}` for the first steps.
 
-    The step is halved until the loss of the batch satisfies Armijo's condition, and refused as in
-    :func:`fnopt.gauss_newton_descent`. That function computes the same step for half the mean
-    square of residuals. The damping is halved if a full step achieves three quarters of the
-    decrease that the quadratic model predicts. The damping is doubled if the step was shortened or
-    achieved less than one quarter. `update` ignores the gradients (they may be `None`): call
-    `update(None, state, params, batch=batch)`.
+    The step is halved until the loss of the batch satisfies Armijo's condition, and rejected as in
+    :func:`fnopt.gauss_newton_descent`, which computes the same step for half the mean square of
+    residuals. The damping is halved if a full step achieves three quarters of the decrease that the
+    quadratic model predicts. The damping is doubled if the step was shortened or achieved less than
+    one quarter. `update` ignores the gradients (they may be `None`): call `update(None, state,
+    params, batch=batch)`.
 
     Args:
         model_fn: `f(params, example) -> outputs` of ONE example, an array or a tree: logits, or the
@@ -74,7 +74,7 @@ class natural_gradient(BatchStepDescent):
         loss_fn: `loss(outputs, example) -> scalar`. The objective is its mean over the batch. For
             several models (a sequence, with sequences of losses and of batches) the objective is
             the sum.
-        learning_rate: The first length that is tried, a number or a `Schedule`.
+        learning_rate: The first trial step length, a number or a `Schedule`.
         damping: :math:`\lambda`; the initial damping, if it adapts. For small batches of noisy
             data, a large constant damping (`adaptive=False`) keeps a step from overfitting its
             batch.
@@ -85,19 +85,20 @@ class natural_gradient(BatchStepDescent):
         chunk_size: The number of examples to process at once; `None` processes the whole batch.
         solver: `'cholesky'` factorises a matrix with a row for each of the batch's :math:`nC`
             outputs, in :math:`16 (nC)^2` bytes (of float32) and :math:`(nC)^3 / 3` operations, up
-            to 32,768 outputs; `'cg'` has no such matrix and uses conjugate gradients; an iteration
+            to 32,768 outputs; `'cg'` uses conjugate gradients without this matrix; each iteration
             takes a backward and a forward product with the tape.
         iterations: The maximum number of conjugate-gradient iterations.
-        rank: The rank of the Nyström preconditioner for conjugate gradients; 0 disables it. It
-            takes as many products more, and where the kernel has some large eigenvalues and many
-            small ones far fewer iterations.
-        axis_name: Inside `jax.shard_map`, the named axis that the batch is divided over: the step
+        rank: The rank of the Nyström preconditioner for conjugate gradients; 0 disables it. The
+            preconditioner takes `rank` additional products, and saves many iterations if the kernel
+            has some large and many small eigenvalues.
+        axis_name: Inside `jax.shard_map`, the named axis over which the batch is sharded: the step
             uses the examples of all devices, as in :func:`fnopt.gauss_newton_descent`.
 
     Raises:
         TypeError: If a param isn't a real floating array, or the loss isn't a real scalar.
-        ValueError: If a hyper-parameter is out of range, if the loss has no curvature in the
-            outputs or couples more than 512 of them, or if there are too many outputs to factorise.
+        ValueError: If a hyper-parameter is out of range, if the loss has no curvature with respect
+            to the outputs or couples more than 512 outputs, or if there are too many outputs to
+            factorise.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -162,7 +163,7 @@ class natural_gradient(BatchStepDescent):
         batch: Any,
         **extra_args: Any,
     ) -> tuple[Any, GaussNewtonDescentState]:
-        """Take a step that lowers the loss of the batch, or refuse the step."""
+        """Take a step that decreases the loss of the batch, or reject the step."""
         from fnopt.curvature import BatchLoss  # `import fnopt` doesn't import curvature
 
         with use_mesh_of(batch, params):

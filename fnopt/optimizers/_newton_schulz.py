@@ -93,14 +93,14 @@ def orthogonalize_matrices(
     .. math:: X_{k+1} = (a_k I + b_k A_k + c_k A_k^2)\, X_k, \qquad A_k = X_k X_k^\top
 
     For wide matrices, several polynomials are multiplied before they are applied to `X`.
-    :math:`A_{k+1} = P_k A_k P_k` needs `X` only at the start, and products of `m` by `m` matrices
-    are cheaper than products of `m` by `n` matrices.
+    :math:`A_{k+1} = P_k A_k P_k` doesn't need `X`, and products of `m` by `m` matrices are cheaper
+    than products of `m` by `n` matrices.
 
     Args:
         x: Real or complex matrices `[k, m, n]` with `m <= n`.
         coefficients: `(a, b, c)` for every step.
         eps: A lower bound of the norms, a scalar of the real dtype.
-        preconditioning: How to scale singular values below 1 before the first step.
+        preconditioning: The method of scaling singular values below 1 before the first step.
 
     Returns:
         Matrices like `x`.
@@ -151,7 +151,7 @@ def gram(x: jax.Array) -> jax.Array:
 
 
 def _precondition(x: jax.Array, eps: jax.Array, kind: str) -> tuple[jax.Array, jax.Array]:
-    """Scale matrices to singular values of about 1 at most; also return their Gram matrices."""
+    """Scale matrices to singular values of at most about 1; also return their Gram matrices."""
     A = gram(x)
     if kind == "aol":
         # Almost-orthogonal layers (AOL): rows and columns of X X^H are divided by the roots of
@@ -175,7 +175,7 @@ def _precondition(x: jax.Array, eps: jax.Array, kind: str) -> tuple[jax.Array, j
 
 
 def _cheaper_by_gram(x: jax.Array, steps: int) -> bool:
-    """Whether the Gram matrix needs less work; in 16 bits it lacks the digits."""
+    """Whether the Gram matrix is cheaper and accurate enough (not in 16 bits)."""
     _, m, n = x.shape
     restarts = math.ceil(steps / _STEPS_OF_A_GRAM)
     plain = steps * (2 * n + m)

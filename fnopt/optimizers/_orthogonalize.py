@@ -28,11 +28,11 @@ class orthogonalize(Matrixwise):
 
     The result is the direction of steepest descent in the spectral norm. The iterations are odd
     polynomials of the matrix, which need matrix products only; matrices of one shape are batched.
-    With `'polar_express'` and 12 steps the result is the polar factor to the rounding error of
-    float32, for condition numbers up to 1e3.
+    With `'polar_express'` and 12 steps, the result is the polar factor up to float32 rounding
+    error, for condition numbers up to 1e3.
 
-    All leaves must be matrices: `partition_matrices` assigns other leaves to another optimizer. A
-    matrix with NaN gives NaN, without effect on other matrices.
+    All leaves must be matrices; `partition_matrices` assigns other leaves to another optimizer. A
+    NaN in one matrix doesn't affect other matrices.
 
     Args:
         ns_coeffs: :math:`(a, b, c)` of the polynomial :math:`a x + b x^3 + c x^5` of every step, a
@@ -41,17 +41,18 @@ class orthogonalize(Matrixwise):
             a given number of steps.
         ns_steps: The number of steps; not used for a sequence of triples.
         eps: Added to the norms by which matrices are divided.
-        preconditioning: How to scale singular values below 1: `'frobenius'` divides by the
-            Frobenius norm, `'schatten'` by the Schatten 4-norm, `'aol'` scales row by row, and
+        preconditioning: The method of scaling singular values below 1: `'frobenius'` divides by the
+            Frobenius norm, `'schatten'` by the Schatten 4-norm, `'aol'` scales each row, and
             `'spectral'` divides by the largest singular value.
         adaptive: Whether an update is scaled by its product with the gradient, the dual norm.
         balance_steps: The number of balancing steps for the rows of a non-square matrix along its
-            longer side, so that no neuron gets a short update (Aurora). Each costs an
-            orthogonalization. 0 gives the polar factor itself.
-        balance_power: The power of the row norms that a balancing step divides by.
+            longer side, so that no neuron gets a short update (Aurora). Each balancing step costs
+            an orthogonalization. With 0, the result is the polar factor.
+        balance_power: The exponent of the row norms in a balancing step.
         ns_dtype: The dtype of the products; Muon's author uses bfloat16 on accelerators.
         weight_dimension_numbers: The axes of the matrices: `MatrixDimensionNumbers` for all
-            leaves, a tree of them, or `fnopt.by_path(fn)`. None uses the two axes of each leaf.
+            leaves, a tree of `MatrixDimensionNumbers`, or `fnopt.by_path(fn)`. None uses the two
+            axes of each leaf.
 
     Raises:
         ValueError: In use, if a leaf isn't a matrix.

@@ -25,9 +25,9 @@ class matrix_labels(Selector):
     Args:
         matrix: The label of the matrices.
         rule: The leaves that are matrices. None finds kernels by their names and shapes (see
-            `muon`). `MatrixDimensionNumbers` hold for every leaf of two axes or more. A tree or a
-            selector (`by_pattern`, `by_path`) gives each leaf its numbers, True for a matrix of
-            two axes, or and None or False for other leaves.
+            `muon`). `MatrixDimensionNumbers` apply to every leaf of two axes or more. The values of
+            a tree or a selector (`by_pattern`, `by_path`) are dimension numbers, True for a matrix
+            of two axes, or None or False for other leaves.
         other: The label of all other leaves.
 
     Example:
@@ -49,11 +49,11 @@ class matrix_labels(Selector):
         return [self.other if numbers is None else self.matrix for numbers in found]
 
     def check(self, positions: list[str]) -> None:
-        """Raise an error for a rule by path that doesn't fit these paths."""
+        """Raise an error for a rule by path that doesn't match the given paths."""
         check_rule(self.rule, positions)
 
     def scope(self, tree: Any) -> contextlib.AbstractContextManager[None]:
-        """Scope of the partition's transforms, which share the axes inferred from all leaves."""
+        """Context in which the partition's transforms share the axes inferred from all leaves."""
         return inference_scope(tree) if self.rule is None else contextlib.nullcontext()
 
 
@@ -91,7 +91,7 @@ def partition_matrices(
 
 
 def _set_dimension_numbers(part: Any, rule: Any) -> Any:
-    """The transform with these dimension numbers in every part that takes some and has none."""
+    """Set the dimension numbers of inner transforms that have none."""
     if type(part) is tuple:
         return tuple(_set_dimension_numbers(x, rule) for x in part)
     if not isinstance(part, Transformation):

@@ -26,7 +26,7 @@ class LowerBound(NamedTuple):
     """State of the estimated lower bound of the loss.
 
     Attributes:
-        best_value: The smallest loss so far; infinity before the first loss.
+        best_value: The smallest loss of all steps; infinity before the first loss.
         margin: The difference between `best_value` and the estimated bound.
         below_count: The number of losses below the bound. If it is above 0, a given bound is wrong.
     """
@@ -65,8 +65,8 @@ def next_lower_bound(
 
     Reference:
         Nedić and Bertsekas, 2001, SIAM J. Optim. 12(1), the dynamic step size rule for an unknown
-        optimum. Their margin shrinks after every missed level, down to an absolute floor; here the
-        margin shrinks if the loss didn't decrease, and needs no floor.
+        optimum. In this paper, the margin shrinks after every missed level, down to an absolute
+        floor. In fnopt, the margin shrinks if the loss didn't decrease, and needs no floor.
     """
     first = jnp.isinf(state.best_value)
     known = state.below_count > 0
@@ -96,7 +96,7 @@ class ScaleByPolyakState(NamedTuple):
 
 
 class scale_by_polyak(Transformation):
-    r"""Scale by the step size that would reach the smallest loss if the loss were linear.
+    r"""Scale by the step size at which a linear model of the loss reaches the smallest loss.
 
     .. math:: u = \min\left(\frac{f(\theta) - f^*}{\lVert g \rVert^2 + \epsilon},\;
               \eta_{max}\right) g
@@ -105,9 +105,9 @@ class scale_by_polyak(Transformation):
 
     Args:
         f_min: :math:`f^*`, the smallest possible loss: 0 if the model can fit all data. By default
-            it is estimated, as a level below the best loss so far. A number that is too high stops
-            params at that loss; where a loss is below it, it is replaced by the estimate, and
-            `below_count` in the state is above 0.
+            the bound is estimated as a level below the lowest loss of all steps. If the bound is
+            too high, the params stop changing at this loss. If a loss is below the bound, the
+            estimate replaces the bound, and `below_count` in the state is above 0.
         max_learning_rate: :math:`\eta_{max}`.
         eps: :math:`\epsilon`.
         variant: `'sps'`, or `'sps+'`, which takes no negative step if the loss is below
@@ -176,9 +176,9 @@ def polyak_sgd(
         max_learning_rate: :math:`\eta_{max}`.
         scaling: :math:`s`, a number or a `Schedule`.
         f_min: :math:`f^*`, the smallest possible loss: 0 if the model can fit all data. By default
-            it is estimated, as a level below the best loss so far. A number that is too high stops
-            params at that loss; where a loss is below it, it is replaced by the estimate, and
-            `below_count` in the state is above 0.
+            the bound is estimated as a level below the lowest loss of all steps. If the bound is
+            too high, the params stop changing at this loss. If a loss is below the bound, the
+            estimate replaces the bound, and `below_count` in the state is above 0.
         eps: :math:`\epsilon`.
         variant: `'sps'`, or `'sps+'`, which takes no negative step if the loss is below
             :math:`f^*`.

@@ -1,4 +1,4 @@
-"""Gradients of kernels, whitened by the second moments of the layers' inputs."""
+"""Preconditioning of kernel gradients by the second moments of the layers' inputs."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class precondition_by_inputs(Transformation):
               u_t = (\hat C_t + \epsilon c\, I)^{-1} G_t, \qquad c = \operatorname{tr}(\hat C_t) / n
 
     for kernels in `x @ W`, where the rows of `X`, `[N, n]`, are the inputs `x` of the layer. Before
-    `orthogonalize` in a chain it gives Newton-Muon. `update` takes `input_moments`, a dict from the
-    path of every kernel to `X^T X / N`, `[n, n]` (`[k, n, n]` for a stack), computed from the
-    inputs that `fnopt.taps` returns. The state has `n^2` numbers per kernel.
+    `orthogonalize`, the chain is Newton-Muon. `update` takes `input_moments`, a dict from the path
+    of every kernel to `X^T X / N`, `[n, n]` (`[k, n, n]` for a stack), computed from the inputs
+    that `fnopt.taps` returns. The state has `n^2` numbers per kernel.
 
     Args:
         decay: :math:`\beta`.
@@ -47,7 +47,7 @@ class precondition_by_inputs(Transformation):
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Raises:
-        ValueError: In use, if a kernel has no moment, or one of another shape.
+        ValueError: In use, if a kernel has no moment, or a moment of another shape.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -1,4 +1,4 @@
-"""AdamW that estimates its learning rate: Prodigy and D-Adaptation."""
+"""Prodigy and D-Adaptation: AdamW with an estimated learning rate."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ScaleByProdigyState(NamedTuple):
 
 
 class scale_by_prodigy(Transformation):
-    r"""Adam whose step size is an estimate of the distance to the solution.
+    r"""Adam with an estimated distance to the solution as step size.
 
     .. math::
         m_t &= \beta_1 m_{t-1} + (1-\beta_1)\, d_t\, g_t, \qquad
@@ -66,7 +66,8 @@ class scale_by_prodigy(Transformation):
         b2: :math:`\beta_2`, decay of the mean square.
         beta3: :math:`\beta_3`, decay of the sums; None uses the root of :math:`\beta_2`.
         eps: :math:`\epsilon`.
-        estim_lr0: :math:`d_0`, the initial estimate; choose it too small rather than too large.
+        estim_lr0: :math:`d_0`, the initial estimate, which should rather be too small than too
+            large.
         estim_lr_coef: :math:`c`.
         weight_decay: :math:`\lambda`.
         safeguard_warmup: Whether to omit :math:`\gamma` from :math:`s`.
@@ -166,7 +167,7 @@ def prodigy(
     weight_decay: Scalar = 0.0,
     safeguard_warmup: bool = False,
 ) -> scale_by_prodigy:
-    r"""Prodigy: AdamW whose learning rate is an estimate of the distance to the solution.
+    r"""Prodigy: AdamW with an estimated distance to the solution as learning rate.
 
     .. math:: u_t = -\eta_t\, d_t\, \frac{\sqrt{1-\beta_2^t}}{1-\beta_1^t}
               \left(\frac{m_t}{\sqrt{v_t} + d_{t+1} \epsilon} + \lambda\, \theta_t\right)
@@ -175,9 +176,9 @@ def prodigy(
         learning_rate: :math:`\eta`, a number or a `Schedule` that begins with 1, usually a cosine
             decay.
         betas: The decays of mean and mean square.
-        beta3: The decay of the sums behind the estimate; None uses the root of the second decay.
+        beta3: The decay of the sums in the estimate; None uses the root of the second decay.
         eps: :math:`\epsilon`.
-        estim_lr0: The initial estimate; choose it too small rather than too large.
+        estim_lr0: The initial estimate, which should rather be too small than too large.
         estim_lr_coef: A factor of the estimate.
         weight_decay: :math:`\lambda`.
         safeguard_warmup: Whether to omit the learning rate from the estimate's denominator.
@@ -212,7 +213,7 @@ class ScaleByDadaptAdamwState(NamedTuple):
 
 
 class scale_by_dadapt_adamw(Transformation):
-    r"""AdamW whose step size is an estimate of the distance to the solution.
+    r"""AdamW with an estimated distance to the solution as step size.
 
     .. math::
         \gamma_t &= d_t\, \eta_t\, \frac{\sqrt{1-\beta_2^t}}{1-\beta_1^t}, \\
@@ -231,7 +232,8 @@ class scale_by_dadapt_adamw(Transformation):
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`.
-        estim_lr0: :math:`d_0`, the initial estimate; choose it too small rather than too large.
+        estim_lr0: :math:`d_0`, the initial estimate, which should rather be too small than too
+            large.
         weight_decay: :math:`\lambda`.
 
     Example:
@@ -309,7 +311,7 @@ def dadapt_adamw(
     estim_lr0: Scalar = 1e-6,
     weight_decay: Scalar = 0.0,
 ) -> scale_by_dadapt_adamw:
-    r"""D-Adapted AdamW: its learning rate is an estimate of the distance to the solution.
+    r"""D-Adapted AdamW: AdamW with an estimated distance to the solution as learning rate.
 
     .. math:: u_t = -\frac{m_t}{\sqrt{v_t} + \epsilon} - \lambda\, \gamma_t\, \theta_t, \qquad
               m_t = \beta_1 m_{t-1} + (1-\beta_1)\, \gamma_t\, g_t, \qquad
@@ -319,7 +321,8 @@ def dadapt_adamw(
         learning_rate: :math:`\eta`, a number or a `Schedule` that begins with 1.
         betas: The decays of mean and mean square.
         eps: :math:`\epsilon`.
-        estim_lr0: :math:`d_0`, the initial estimate; choose it too small rather than too large.
+        estim_lr0: :math:`d_0`, the initial estimate, which should rather be too small than too
+            large.
         weight_decay: :math:`\lambda`.
 
     Returns:

@@ -1,4 +1,4 @@
-"""PSGD with Kronecker factors: a whitening preconditioner that is fitted online."""
+"""PSGD with Kronecker factors: a whitening preconditioner that is updated online."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class ScaleByPsgdKronState(NamedTuple):
 
 
 class scale_by_psgd_kron(Matrixwise):
-    r"""Whiten mean gradients by two triangular factors, which are fitted online.
+    r"""Whiten mean gradients by two triangular factors, which are updated online.
 
     .. math::
         u_t &= Q_L^\top Q_L\, \hat\mu_t\, Q_R^\top Q_R, \qquad
@@ -57,10 +57,11 @@ class scale_by_psgd_kron(Matrixwise):
 
     and likewise for :math:`Q_R`, with random normal `V`. At the fixed point of these steps,
     whitened gradients have the identity as second moment. The method needs no eigenvalues and no
-    inverses, only triangular solves. Factors are updated in each of the first 500 steps, then less
-    and less often, down to every 33rd step; other steps take four products. The initial factors are
-    multiples of the identity for which the first update has the mean square 1. So the scale of the
-    loss doesn't matter. The author's code normalizes the mean fourth power to 1 by default.
+    inverses, only triangular solves. Factors are updated in each of the first 500 steps, then with
+    decreasing frequency, down to every 33rd step; other steps take four products. The initial
+    factors are multiples of the identity for which the first update has the mean square 1, so the
+    scale of the loss doesn't matter. The author's code normalizes the mean fourth power to 1 by
+    default.
 
     For a matrix `[m, n]`, the state has `m n + m^2 + n^2` numbers. A nonfinite gradient doesn't
     change the factors.
@@ -68,8 +69,8 @@ class scale_by_psgd_kron(Matrixwise):
     Args:
         b1: Decay of the mean gradient.
         precond_lr: :math:`\rho`, the learning rate of the factors.
-        max_size_triangular: The largest side with a factor; longer sides aren't preconditioned.
-        random_seed: A whole number, for `V`.
+        max_size_triangular: The longest side with a factor; longer sides aren't preconditioned.
+        random_seed: An integer, the seed of `V`.
         mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
         initial_scale: Initial value of :math:`Q_L \otimes Q_R`; None uses the multiple above.
@@ -125,7 +126,7 @@ class scale_by_psgd_kron(Matrixwise):
         return limit_rms(u, _LARGEST_RMS), {"mu": mu, "factors": factors}
 
     def _random(self, count: Any, index: jax.Array, g: jax.Array) -> jax.Array:
-        """Normal numbers that depend on the step and the number of the matrix only."""
+        """Normal numbers that depend only on the step and the index of the matrix."""
         key = jax.random.fold_in(jax.random.key(self.random_seed), count)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, index.astype(jnp.uint32))
         return jax.vmap(lambda key: jax.random.normal(key, g.shape[1:], g.dtype))(keys)
@@ -134,8 +135,8 @@ class scale_by_psgd_kron(Matrixwise):
 def _due(count: jax.Array) -> jax.Array:
     """Whether the factors are updated in this step.
 
-    Updates are due whenever their expected number grows by one. Its density is 1 for `_FLAT` steps,
-    then falls exponentially to `_LEAST`.
+    An update is due whenever the expected number of updates grows by one. The density of updates is
+    1 for `_FLAT` steps, then decays exponentially to `_LEAST`.
     """
 
     def count_updates(steps: jax.Array) -> jax.Array:
@@ -183,7 +184,7 @@ def _update_factor(Q: jax.Array, A: jax.Array, B: jax.Array, rate: jax.Array) ->
 
 
 def _norm_from_below(A: jax.Array) -> jax.Array:
-    """A lower bound of the spectral norm of symmetric matrices, by two products of one row."""
+    """Lower bound of the spectral norm of symmetric matrices, by two products with one row."""
     # The divisor cancels. A maximum has a NaN slope if XLA computes `A` twice with different
     # rounding.
     largest = jax.lax.stop_gradient(nonzero(jnp.max(jnp.abs(A), axis=(1, 2), keepdims=True)))
@@ -212,14 +213,14 @@ def psgd_kron(
               \theta_t\right)
 
     See `scale_by_psgd_kron`, also for the size of its state. A third of Adam's learning rate is a
-    good first choice.
+    good initial choice.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: Decay of the mean gradient.
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
         precond_lr: The learning rate of the factors.
-        max_size_triangular: The largest side with a factor; longer sides aren't preconditioned.
+        max_size_triangular: The longest side with a factor; longer sides aren't preconditioned.
         weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
         others: The optimizer of the other leaves; None uses AdamW with the same learning rate.
 

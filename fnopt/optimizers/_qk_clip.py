@@ -1,4 +1,4 @@
-"""Bounds on attention logits, by rescaling query and key kernels head by head."""
+"""Bounds on attention logits, by rescaling the query and key kernels of each head."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from fnopt.numerics import compute_dtype
 
 
 class qk_clip(Transformation):
-    r"""Rescale query and key kernels after a step, head by head, to bound attention logits.
+    r"""Rescale the query and key kernels of each head after a step, to bound attention logits.
 
     .. math:: \theta_{t+1} = \min\left(1, \frac{\tau}{S_h}\right)^{\alpha} (\theta_t + u_t), \qquad
               \alpha = \tfrac12 \text{ for queries and for keys}
 
-    with the largest logit :math:`S_h` of head `h` in the batch. Put it last in a chain, after the
-    learning rate. `update` takes `max_logits`, a dict from the paths of the clipped kernels to the
-    maximum logits of their heads, `[heads]`. Pass the same maxima for a query and its key.
+    with the largest logit :math:`S_h` of head `h` in the batch. Put `qk_clip` last in a chain,
+    after the learning rate. `update` takes `max_logits`, a dict from the paths of the clipped
+    kernels to the maximum logits of their heads, `[heads]`. Pass the same maxima for a query and
+    its key.
 
     Args:
         tau: :math:`\tau`, the largest logit allowed.
@@ -28,8 +29,8 @@ class qk_clip(Transformation):
         head_axis: The axis of the heads in these kernels.
 
     Raises:
-        ValueError: In use, if a path is none of the leaves, or a kernel has no such axis with that
-            number of heads.
+        ValueError: In use, if a path isn't the path of a leaf, or the head axis of a kernel has
+            another length.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -20,9 +20,9 @@ def _length(b2: Any, t: Any) -> tuple[Any, Any]:
     .. math:: \rho_\infty = \frac{2}{1-\beta_2} - 1, \qquad
               \rho_t = \rho_\infty - \frac{2 t \beta_2^t}{1-\beta_2^t}
 
-    At the first steps, two numbers near 2000 are subtracted. With :math:`L = -\log \beta_2` and
-    :math:`x = L t` it is :math:`(2/(1-\beta_2) - 1 - 2/L) + (2/L)(1 - x/(e^x-1))`, whose second
-    term has a series, and whose first is small.
+    In the first steps, this formula subtracts two numbers near 2000. With :math:`L = -\log \beta_2`
+    and :math:`x = L t`, the length is :math:`(2/(1-\beta_2) - 1 - 2/L) + (2/L)(1 - x/(e^x-1))`. The
+    first term is small, and the second term is computed by a series.
     """
     of_b2: Any = np if isinstance(b2, np.floating) else jnp  # a concrete b2 gives concrete results
     # The logarithm of b2 = 0 is infinite; with 1e-6 the length differs from 1 by 2e-6.
@@ -81,7 +81,7 @@ class scale_by_radam(AdamDirection):
     nesterov: bool = static(default=False)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Bias corrections, and the rectification term; the latter is zero while it is not used."""
+        """Bias corrections, and the rectification term, which is zero while it isn't used."""
         length, limit = _length(h.b2, t)
         ratio = (length - 4) * (length - 2) * limit / ((limit - 4) * (limit - 2) * length)
         adapts = length >= h.threshold
@@ -132,7 +132,7 @@ def radam(
         eps: Added to the root.
         eps_root: Added under the root.
         threshold: The smallest length of the average at which the variance is used; 4 in the paper,
-            5 in the authors' program.
+            5 in the authors' code.
         nesterov: Whether to use Nesterov momentum.
 
     Returns:

@@ -23,10 +23,10 @@ _NOT_NEGATIVE = {"learning_rate", "weight_decay", "adam_learning_rate", "adam_we
 
 
 def recipe(fn: _Recipe) -> _Recipe:
-    """Decorate a recipe, so that its error for an unknown argument names the correct argument.
+    """Decorate a recipe so that its error for an unknown argument names a similar argument.
 
     Args:
-        fn: A function that makes an optimizer.
+        fn: A function that returns an optimizer.
 
     Returns:
         The same function, signature and documentation.
@@ -56,7 +56,7 @@ def recipe(fn: _Recipe) -> _Recipe:
 
 
 def _refuse(recipe: str, method: str, *_: Any, **__: Any) -> None:
-    """Raise the error for `fnopt.adam.init(params)`: a recipe in place of an optimizer."""
+    """Raise the error for `fnopt.adam.init(params)`, which uses a recipe as an optimizer."""
     raise TypeError(
         f"{recipe}.{method}: {recipe} is a function that makes an optimizer. "
         f"Call it first: tx = {recipe}(...), then tx.{method}(...)."
@@ -64,7 +64,7 @@ def _refuse(recipe: str, method: str, *_: Any, **__: Any) -> None:
 
 
 def _check_arguments(recipe: str, given: dict[str, Any], flags: set[str]) -> None:
-    """Check the signs of numbers, and that flags are bools, also flags without effect."""
+    """Check the signs of numbers and the types of flags, including flags without effect."""
     for name in _NOT_NEGATIVE & given.keys():
         value = as_number(given[name])
         # A traced number has no value yet.
@@ -108,8 +108,8 @@ def clip_modulus(x: jax.Array, most: jax.Array) -> jax.Array:
 def write_after(new: jax.Array, reader: jax.Array) -> jax.Array:
     """Return the new value of a slot, written after `reader`, an array made from the old value.
 
-    XLA writes a donated slot in place only if all loops that read the old value run before. This
-    selection enforces that order and reads `reader` once; otherwise XLA copies the slot.
+    XLA writes a donated slot in place only if all loops that read the old value run earlier. A
+    `select` enforces this order and reads `reader` once; otherwise XLA copies the slot.
 
     Args:
         new: The new value.

@@ -45,12 +45,12 @@ class _RunningMeanSquare(Leafwise):
         return self.bias_correction
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The weight of the new square, and the bias correction, if there is one."""
+        """The weight of the new square, and the bias correction, if requested."""
         unseen = 1 / bias_correction(h.decay, t) if self.bias_correction else 1.0
         return {"gain": 1 - h.decay, "unseen": unseen}
 
     def divisor(self, h: Any, variance: jax.Array) -> jax.Array:
-        """The root of a variance, with the epsilon under or beside the root."""
+        """The root of a variance, with the epsilon under the root or added to the root."""
         # Epsilon is under the root as in TensorFlow and optax, or outside it as in PyTorch.
         if self.eps_in_sqrt:
             return positive_root(variance + h.eps)
@@ -149,10 +149,10 @@ def rmsprop(
         decay: :math:`\beta`.
         eps: :math:`\epsilon`.
         initial_scale: :math:`\nu_0`.
-        eps_in_sqrt: Whether epsilon is added under the root; otherwise it is added to the root, as
-            PyTorch does it.
+        eps_in_sqrt: Whether epsilon is added under the root; otherwise epsilon is added to the
+            root, as in PyTorch.
         centered: Whether to subtract the mean: :math:`\nu_t - |\mu_t|^2` instead of :math:`\nu_t`.
-        momentum: Decay of a sum of the updates. None means no momentum and no slot for it.
+        momentum: Decay of a sum of the updates. None means no momentum and no momentum slot.
         nesterov: Whether to use Nesterov momentum.
         bias_correction: Whether to divide the averages by :math:`1 - \beta^t`.
 

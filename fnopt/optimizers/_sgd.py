@@ -35,13 +35,13 @@ def sgd(
               u_t = -\eta_t\, m_t \quad \text{or} \quad
               u_t = -\eta_t\, (g_t + \gamma\, m_t) \;\; \text{(Nesterov)}
 
-    The gradient of complex params is `fnopt.tree.conj(jax.grad(loss)(params))`: as `jax.grad` gives
-    it, the imaginary parts would climb.
+    The gradient of complex params is `fnopt.tree.conj(jax.grad(loss)(params))`: with the
+    unconjugated gradient of `jax.grad`, the imaginary parts would ascend.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        momentum: :math:`\gamma`. None means no momentum and no slot. With 0.0 the state has the
-            slot, and so the same structure as for other numbers.
+        momentum: :math:`\gamma`. None means no momentum and no slot. With 0.0, the state has the
+            slot, so its structure is the same as for other numbers.
         nesterov: Whether to use Nesterov momentum; it has no effect without momentum.
         accumulator_dtype: Storage dtype of the momentum; by default the dtype of the params, at
             least float32.
@@ -120,7 +120,7 @@ def sgdr(
     nesterov: bool = False,
     accumulator_dtype: Any = None,
 ) -> Chain:
-    r"""Gradient descent with warm restarts: the learning rate falls in half cosines.
+    r"""Gradient descent with warm restarts of a cosine-decayed learning rate.
 
     .. math:: \eta_t = \eta \left((1 - \alpha)\, \tfrac12 \left(1 + \cos
               \frac{\pi\, (t - t_i)}{T_i}\right) + \alpha\right), \qquad
@@ -131,7 +131,7 @@ def sgdr(
         decay_steps: :math:`T_0`, the length of the first cycle in steps.
         t_mult: :math:`m`, the ratio of the lengths of consecutive cycles.
         alpha: :math:`\alpha`, the final value of a cycle, as a fraction of `learning_rate`.
-        momentum: The momentum; it is not reset by a restart. None disables it.
+        momentum: The momentum, which a restart doesn't reset. None disables momentum.
         nesterov: Whether to use Nesterov momentum.
         accumulator_dtype: Storage dtype of the momentum; by default the dtype of the params, at
             least float32.
@@ -269,8 +269,8 @@ def schedule_free_sgd(
 
     Args:
         learning_rate: :math:`\eta`; often larger than with a schedule.
-        warmup_steps: The number of steps over which the learning rate grows from 0, its value at
-            the first step. None disables warm-up.
+        warmup_steps: The number of steps over which the learning rate increases from 0 at the first
+            step. None disables warm-up.
         b1: :math:`\beta_1`, the interpolation weight, which replaces momentum.
         weight_decay: :math:`\lambda`, a multiple of the params added to gradients. None disables
             it.
@@ -320,8 +320,8 @@ def schedule_free_adamw(
 
     Args:
         learning_rate: :math:`\eta`; often larger than with a schedule.
-        warmup_steps: The number of steps over which the learning rate grows from 0, its value at
-            the first step. None disables warm-up.
+        warmup_steps: The number of steps over which the learning rate increases from 0 at the first
+            step. None disables warm-up.
         b1: :math:`\beta_1`, the interpolation weight, which replaces momentum.
         b2: Decay of the mean square.
         eps: :math:`\epsilon`.

@@ -57,7 +57,7 @@ class ScaleByShampooState(NamedTuple):
 
 
 class scale_by_shampoo(Matrixwise):
-    r"""Multiply mean gradients by inverse roots of their mean outer products, from both sides.
+    r"""Multiply mean gradients by inverse roots of their mean outer products on both sides.
 
     .. math::
         L_t &= \beta_2 L_{t-1} + (1-\beta_2)\, G_t G_t^\top, \qquad
@@ -65,9 +65,9 @@ class scale_by_shampoo(Matrixwise):
         u_t &= \frac{\lVert d_t \rVert}{\lVert v_t \rVert}\, v_t, \qquad
         v_t = \hat L_t^{-e}\, \hat\mu_t\, \hat R_t^{-e}
 
-    where :math:`d_t` is the step of another method, whose length is used (grafting). The roots are
-    computed every `precondition_frequency` steps, from eigenvalues, batched over matrices of a
-    shape. Sides longer than a block are split into parts of nearly equal size.
+    where :math:`d_t` is the step of another method, which determines the step length (grafting).
+    The roots are computed every `precondition_frequency` steps by eigendecompositions, batched over
+    matrices of one shape. Sides longer than a block are split into parts of nearly equal size.
 
     For a matrix `[m, n]`, the state has `m n` numbers (`2 m n` with Adam's length) and
     `2 (m^2 + n^2)` for factors and roots, fewer with blocks. A nonfinite gradient doesn't change
@@ -180,8 +180,8 @@ def shampoo(
     .. math:: u_t = -\eta_t \left(\frac{\lVert d_t \rVert}{\lVert v_t \rVert}\, v_t + \lambda_t\,
               \theta_t\right), \qquad v_t = \hat L_t^{-e}\, \hat\mu_t\, \hat R_t^{-e}
 
-    See `scale_by_shampoo`, also for the size of its state. With Adam's step length, Adam's learning
-    rates carry over.
+    See `scale_by_shampoo`, also for the size of its state. With Adam's step length, learning rates
+    of Adam are suitable.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.

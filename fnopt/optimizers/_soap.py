@@ -58,9 +58,9 @@ class ScaleBySoapState(NamedTuple):
 class scale_by_soap(Matrixwise):
     r"""Adam in the eigenbases of the mean outer products of the gradient's rows and columns.
 
-    Derivatives through its steps are right where the factors have simple eigenvalues. The method
-    has no derivative where eigenvalues are equal (gradients of low rank, and the longer side of the
-    first gradient). There the basis of an eigenspace is a constant.
+    Derivatives through the updates are correct if the factors have simple eigenvalues. If
+    eigenvalues are equal (gradients of low rank, and the longer side of the first gradient), the
+    method has no derivative, and the basis of an eigenspace is treated as a constant.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, G_t, \qquad
@@ -69,21 +69,21 @@ class scale_by_soap(Matrixwise):
         L_t &= \beta L_{t-1} + (1-\beta)\, G_t G_t^\top, \qquad
         R_t = \beta R_{t-1} + (1-\beta)\, G_t^\top G_t
 
-    The first step only fills the factors: its update is zero, because the bases would come from
-    the gradient that they transform. Then the bases are refreshed every `precondition_frequency`
+    The first step only initializes the factors. Its update is zero, because the bases would depend
+    on the gradient that they transform. Then the bases are refreshed every `precondition_frequency`
     steps by one power iteration and a QR factorisation. Matrices of one shape are batched. A step
     without refresh computes no factorisation.
 
     For a matrix `[m, n]`, the state has `2 m n` numbers for Adam and `2 (m^2 + n^2)` for the
-    rotated sides. A gradient that isn't finite doesn't change factors and bases. It makes the
-    averages NaN, as in Adam: wrap the optimizer in `apply_if_finite`.
+    rotated sides. A nonfinite gradient doesn't change factors and bases, but makes the averages
+    NaN, as in Adam: wrap the optimizer in `apply_if_finite`.
 
     Args:
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`, added to the root of the mean square, not bias-corrected.
         shampoo_beta: :math:`\beta`, decay of the factors; None uses the decay of the mean square.
-        precondition_frequency: How many steps the bases are kept.
+        precondition_frequency: The number of steps between two refreshes of the bases.
         max_precond_dim: The longest side that is rotated; a matrix with two longer sides gets
             Adam's update.
         one_sided: Whether to rotate only the shorter side.
@@ -147,7 +147,7 @@ class scale_by_soap(Matrixwise):
 
 
 def _power_iteration(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, jax.Array]:
-    """The bases after one power iteration, in the order of their eigenvalues, and `nu` likewise."""
+    """Update the bases by one power iteration; order bases and `nu` by eigenvalue."""
     new: list[Any] = []
     basis = sequential(orthonormal)
     for axis, (factor, old) in enumerate(zip(factors, bases, strict=True), 1):
@@ -182,8 +182,8 @@ def soap(
     .. math:: u_t = -\eta_t \left(Q_L\, \frac{Q_L^\top \hat\mu_t Q_R}{\sqrt{\hat\nu_t} + \epsilon}\,
               Q_R^\top + \lambda_t\, \theta_t\right)
 
-    See `scale_by_soap`, also for the size of its state. The weight decay is AdamW's; the authors'
-    code decays the parameters after the step.
+    See `scale_by_soap`, also for the size of its state. Weight decay is decoupled as in AdamW; the
+    authors' code decays the parameters after the step.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`; the authors use 3e-3.
@@ -191,7 +191,7 @@ def soap(
         b2: Decay of the mean square.
         eps: Added to the root.
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
-        precondition_frequency: How many steps the bases are kept.
+        precondition_frequency: The number of steps between two refreshes of the bases.
         weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
         others: The optimizer of the other leaves; None uses AdamW with the same learning rate.
 

@@ -105,7 +105,7 @@ class scale_by_sophia(Transformation):
         c\right) \\
         \nu_t &= \beta_2 \nu_{t-1} + (1-\beta_2)\, \hat h_t \quad \text{every } k \text{ steps}
 
-    The paper divides by :math:`\nu_t`, and doesn't bias-correct the mean. Here a step uses the
+    The paper divides by :math:`\nu_t`, and doesn't bias-correct the mean. In fnopt, a step uses the
     previous curvature, and the first step consists of signs. Nonfinite elements of an estimate
     don't change :math:`\nu`. A nonfinite gradient makes the mean NaN, as in Adam: wrap the
     optimizer in `apply_if_finite`.

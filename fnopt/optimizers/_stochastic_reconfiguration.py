@@ -60,38 +60,38 @@ class stochastic_reconfiguration(Transformation):
 
     with samples `s` of :math:`|\psi|^2`, their local energies :math:`E_s = (H \psi)(s) / \psi(s)`
     and weights `w` that sum to 1. `F` is half the gradient of the energy, and a step of length
-    :math:`\tau` is a step of imaginary time. With more parameters than samples the system is solved
-    in sample space (minSR),
+    :math:`\tau` is a step of imaginary time. With more parameters than samples, the linear system
+    is solved in sample space (minSR),
 
     .. math:: d = -X^\top (X X^\top + \lambda I)^{-1} e,
 
     with the real and the imaginary part of a sample as two rows. `X` is never formed: its Gram
-    matrix comes from one tape (:func:`fnopt.curvature.batch_jacobian`). With momentum :math:`\mu`
-    the method is SPRING, :math:`d_t = \mu d_{t-1} - X^\top (X X^\top + \lambda I)^{-1} (e + \mu X
-    d_{t-1})`.
+    matrix is computed from one tape (:func:`fnopt.curvature.batch_jacobian`). With momentum
+    :math:`\mu` the method is SPRING, :math:`d_t = \mu d_{t-1} - X^\top (X X^\top + \lambda I)^{-1}
+    (e + \mu X d_{t-1})`.
 
     Parameters may be real or complex. Real and imaginary parts of complex parameters are separate
     parameters. If the logarithm is holomorphic, the step is the complex :math:`(X^\dagger X +
-    \lambda I)^{-1} X^\dagger e`; otherwise the step is correct too.
+    \lambda I)^{-1} X^\dagger e`; for other amplitudes, the step is also correct.
 
     `update` ignores the gradients (they may be `None`): call `update(None, state, params,
-    batch=samples, local_energies=E)`, with `weights=` for unequal weights: for exact sums, pass all
+    batch=samples, local_energies=E)`, with `weights=` for unequal weights. For exact sums, pass all
     configurations with the weights :math:`|\psi|^2`. A step that isn't finite or has negative
-    weights is refused: the update is zero, `status` in the state has the reason, and the momentum
+    weights is rejected: the update is zero, `status` in the state is the reason, and the momentum
     restarts.
 
     Args:
         log_amplitude_fn: `log_psi(params, sample)`, a real or complex scalar, of ONE sample. A real
-            result is the logarithm of an amplitude without phase; then only the real parts of the
-            local energies matter.
+            result is the logarithm of an amplitude without phase; only the real parts of the local
+            energies are then used.
         learning_rate: :math:`\tau`, a number or a `Schedule`.
         damping: :math:`\lambda` (the diagonal shift).
         momentum: :math:`\mu`; `None` disables momentum. The paper on SPRING uses 0.99.
         max_norm: The largest norm of an update, SPRING's constraint; `None` disables it.
         method: `'auto'`, `'ghost'` or `'formed'`, as in :func:`fnopt.curvature.batch_jacobian`.
         chunk_size: The number of samples to process at once; `None` processes all samples.
-        axis_name: Inside `jax.shard_map`, the named axis that samples, energies and weights are
-            divided over: the step uses all samples and is equal on all devices.
+        axis_name: Inside `jax.shard_map`, the named axis over which samples, energies and weights
+            are sharded: the step uses all samples and is equal on all devices.
         solver: `'cholesky'` factorises a matrix with a row for each sample (two for a complex
             amplitude), up to 32,768; `'cg'` uses conjugate gradients without this matrix.
         iterations: The maximum number of conjugate-gradient iterations.
@@ -170,7 +170,7 @@ class stochastic_reconfiguration(Transformation):
         weights: Any = None,
         **extra_args: Any,
     ) -> tuple[Any, StochasticReconfigurationState]:
-        """Take a step of imaginary time, or refuse the step."""
+        """Take a step of imaginary time, or reject the step."""
         with use_mesh_of(batch, params):
             return self._step(state, params, batch, local_energies, weights)
 

@@ -21,12 +21,12 @@ class subtract_direction(Wrapper):
     .. math:: v = \mathrm{inner}(g) - c\, \frac{g}{\sigma_1(g)}, \qquad
               u = \frac{\lVert \mathrm{inner}(g) \rVert}{\lVert v \rVert}\, v
 
-    Around `orthogonalize` it gives Contra-Muon: singular directions near the largest singular value
-    get shorter updates than the others. The norm of each matrix's update is preserved.
-    :math:`\sigma_1` comes from power iterations that begin with a vector of ones.
+    Around `orthogonalize`, the transform is Contra-Muon: singular directions near the largest
+    singular value get shorter updates than other directions. The norm of each matrix's update is
+    preserved. :math:`\sigma_1` is computed by power iterations, which begin with a vector of ones.
 
     Args:
-        inner: The transform, which is given the same direction :math:`g`.
+        inner: The transform, which gets the same direction :math:`g`.
         strength: :math:`c`; the authors use 0.2.
         power_steps: The number of power iterations.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
@@ -62,7 +62,7 @@ class subtract_direction(Wrapper):
 
 
 class _Subtract(Matrixwise):
-    """The formula of `subtract_direction`; the direction takes the place of the params."""
+    """The formula of `subtract_direction`, with the direction in place of the params."""
 
     needs_params = True
     wide = False

@@ -1,4 +1,4 @@
-"""The states of the optimizers: what `init` returns, one NamedTuple each."""
+"""The states of the optimizers, one NamedTuple per optimizer."""
 
 from __future__ import annotations
 

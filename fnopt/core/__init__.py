@@ -1,4 +1,4 @@
-"""The contract: values, transformations, leaf-wise arithmetic, and inspection of states.
+"""Base classes: values, transformations and leaf-wise arithmetic; inspection of states.
 
 Names in `__all__` are public, for authors of transforms. All other names are internal to fnopt.
 Checks and messages are in `fnopt.errors`, arithmetic on arrays is in `fnopt.numerics`.

@@ -64,7 +64,7 @@ def _add_leaf(name: Callable[[], str], p: Any, u: Any) -> Any:
 
 
 def _is_plain(x: Any) -> bool:
-    """Whether an array is added in its own dtype, without a cast."""
+    """Whether an array is added without a cast."""
     return isinstance(x, jax.Array) and x.dtype.itemsize >= 4 and is_inexact(x)
 
 
@@ -103,7 +103,7 @@ def apply_updates(params: Params, updates: Any) -> Params:
         The new params, with the dtypes of `params`.
 
     Raises:
-        ValueError: If structures or shapes differ (nothing is broadcast); the message names the
+        ValueError: If structures or shapes differ (updates aren't broadcast); the message names the
             leaf.
         TypeError: If an integer param has a floating update.
 

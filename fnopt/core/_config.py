@@ -1,4 +1,4 @@
-"""Conversion of values to and from plain JSON, field by field."""
+"""Conversion of values to and from plain JSON."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def to_config(value: Any) -> Any:
         A structure for `json.dumps`; `from_config` converts it to an equal value.
 
     Raises:
-        TypeError: If a part has no plain description (a lambda, another library's transform).
+        TypeError: If a part can't be described (a lambda, another library's transform).
 
     Example:
         >>> import json, fnopt

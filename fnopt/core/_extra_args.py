@@ -38,14 +38,14 @@ EXTRA_ARGS: Mapping[str, str] = {
     "num_examples": "the number of examples in a worker's steps, its weight",
     "participates": "whether a worker takes part in this round",
 }
-"""The names of extra arguments of `update` that anything in the library reads, and what they are.
+"""Names and descriptions of all extra arguments of `update` that the library reads.
 
-A transform that needs one of these things calls it by this name, so that one call serves all
-members of a chain. Other names are free for transforms of your own.
+A transform that needs one of these arguments uses this name, so that one call works for all members
+of a chain. User-defined transforms may use other names.
 """
 
 ANY = "*"
-"""Stands for all names, where a function takes whatever it is given."""
+"""Represents all names, for a function that accepts any extra argument."""
 
 
 @functools.cache
@@ -101,7 +101,7 @@ def scalar_loss(value: Any, dtype: Any) -> jax.Array:
     """The extra argument `value`, or the result of `value_fn`, as a scalar of this dtype.
 
     Raises:
-        ValueError: If it isn't a single real number.
+        ValueError: If the loss isn't a single real number.
     """
     if not is_array_like(value) or jnp.shape(value) not in ((), (1,)) or jnp.iscomplexobj(value):
         raise ValueError(
@@ -120,8 +120,8 @@ def translate_extra_args(
     """Translate extra arguments for an inner transform whose params have another structure.
 
     `inward` converts a tree like the params to the inner structure. `outward` converts inner params
-    to the tree that the user's functions of the params take. A line search or a curvature estimate
-    then works under a mask, with the other leaves as constants.
+    to the tree that the user's functions of the params take. Therefore a line search or a curvature
+    estimate also works under a mask, with the other leaves as constants.
     """
     new = dict(extra_args)
     for name in _FUNCTIONS:

@@ -1,4 +1,4 @@
-"""Optimizers of other libraries as members of a pipeline."""
+"""Optimizers of other libraries as fnopt transformations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fnopt.errors import where
 
 
 class from_pair(Transformation):
-    """Convert another library's (init, update) pair to a member of an fnopt pipeline.
+    """Convert another library's (init, update) pair to an fnopt transformation.
 
     `chain` and the other wrappers do this automatically for objects with `init` and `update`, and
     for pairs. The pair gets the extra arguments that its signature takes.

@@ -19,7 +19,7 @@ _COUNTS = ("count", "step", "gradient_step")  # the names of a state's own count
 
 
 def _unique(items: list[tuple[_Path, Any]]) -> dict[str, Any]:
-    """Name items by the last part of their path, or by the whole path where that is ambiguous."""
+    """Name items by the last part of their path, or by the whole path if ambiguous."""
     # Two members of a class have slots of one name; their paths differ.
     times = Counter(path[-1] for path, _ in items)
     return {(path[-1] if times[path[-1]] == 1 else "/".join(path)): x for path, x in items}
@@ -34,7 +34,7 @@ def _holds_states(node: Any) -> bool:
 
 
 def _guessed_slots(state: Any) -> set[str]:
-    """Slots of another library's state, which declares none: all fields except single scalars."""
+    """Return the slots of another library's state: all fields except single scalars."""
     # Without annotations a lone scalar may be a count, a rate or a key.
     fields = state._asdict().items()
     return {
@@ -54,17 +54,17 @@ def _slot_fields(state: Any) -> set[str]:
 
 
 def slots(state: Any) -> dict[str, Any]:
-    """Return the trees inside a state that have the structure of the params, by name.
+    """Return all trees in a state with the structure of the params, keyed by name.
 
     Args:
         state: The state of any transform, chain or wrapper (also of optax).
 
     Returns:
-        A dict from `'mu'`, `'nu'`, `'trace'`, … to trees of the params' structure. If two
-        members have slots of one name, the keys contain their position too (`'1/trace'`).
+        A dict from `'mu'`, `'nu'`, `'trace'`, … to trees of the params' structure. If slots of two
+        members have the same name, the keys also contain the position (`'1/trace'`).
 
     Raises:
-        TypeError: If `state` is an optimizer and not a state.
+        TypeError: If `state` is an optimizer instead of a state.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -110,15 +110,16 @@ def _walk_members(tx: Transformation, state: Any, path: _Path) -> Iterator[tuple
 
 
 def named(tx: Transformation, state: Any) -> dict[str, Any]:
-    """Return the states of all transforms inside an optimizer, by name.
+    """Return the states of all transforms inside an optimizer, keyed by name.
 
     Args:
         tx: An optimizer.
         state: Its state.
 
     Returns:
-        A dict from the member's name (the name given to `chain`, the label of a `partition`, else
-        the name of the transform) to its state. Ambiguous names are replaced by whole paths.
+        A dict from the member's name (the name given to `chain`, the label of a `partition`,
+        otherwise the name of the transform) to its state. Ambiguous names are replaced by whole
+        paths.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -134,12 +135,13 @@ def named(tx: Transformation, state: Any) -> dict[str, Any]:
 
 
 def step_count(tx: Any, state: Any) -> jax.Array:
-    """Return the number of steps that an optimizer has made.
+    """Return the number of steps that an optimizer has taken.
 
-    A member keeps a count if its formula or a schedule needs the step number. Members of a chain
-    step together, so their counts are equal, and `step_count` returns the first. If a transform
-    skips calls of its inner transform (`accumulate`, `conditionally_mask`), `step_count` returns
-    the wrapper's count. `accumulate` counts a step each time that its sum is complete.
+    A member counts steps if its formula or a schedule needs the step number. All members of a chain
+    take a step in every call, so their counts are equal, and `step_count` returns the first count.
+    If a transform skips calls of its inner transform (`accumulate`, `conditionally_mask`),
+    `step_count` returns the wrapper's count. `accumulate` counts a step whenever its sum is
+    complete.
 
     Args:
         tx: An optimizer, of fnopt or any (init, update) pair.
@@ -209,7 +211,7 @@ def hyperparams(tx: Transformation, state: Any) -> dict[str, jax.Array]:
 
     Args:
         tx: An optimizer.
-        state: Its state, which holds the step counts.
+        state: Its state, which contains the step counts.
 
     Returns:
         A dict from name to scalar: the value that the *next* update uses.

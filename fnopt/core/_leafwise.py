@@ -97,7 +97,7 @@ class Leafwise(Transformation):
     is_short: ClassVar[bool] = False  # whether `leaf` is one operation
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Scalars of a step that all leaves share; none by default."""
+        """Scalars of a step, shared by all leaves; none by default."""
         del h, t
         return {}
 
@@ -159,7 +159,7 @@ class Leafwise(Transformation):
     def _formula(
         self, slots: tuple[str, ...], leaves: list[Any], staged: bool
     ) -> Callable[[Any], Callable[..., Any]]:
-        """Choose for every leaf between the formula and its jitted version."""
+        """Choose the formula or its jitted version for every leaf."""
         flags = self._flatten()[1]
         program = _leaf_program(type(self), flags, slots, shard_axes())
         if not staged:

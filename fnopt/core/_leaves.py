@@ -69,7 +69,7 @@ def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
 
 
 def same_tree(tree: Any, other: Any) -> bool:
-    """Whether two trees have the same structure, and their leaves the same shapes."""
+    """Whether two trees have equal structures and leaf shapes."""
     # The functions in jax.tree wrap these; every update calls them, so the wrappers would cost
     # time.
     leaves, structure = tree_flatten(tree)
@@ -114,16 +114,16 @@ def map_leaves(
     """Apply a function to every leaf of `updates` and the matching leaves of other trees.
 
     All operands of a leaf are first cast to their `compute_dtype` (bfloat16 and float16 to
-    float32). The updates stay in the compute dtype, because later transforms would otherwise lose
-    small terms. Slots are cast back to their storage dtype. The outermost transform casts the
+    float32). The updates stay in the compute dtype, because rounding would discard small terms of
+    later transforms. Slots are cast back to their storage dtype. The outermost transform casts the
     updates to the dtype of the params.
 
     Args:
         fn: `fn(u, *companions)`, or `fn(h, u, *companions)` if `hyper` is given: arrays in the
             compute dtype, in the order of the keyword arguments.
         updates: A tree of floating arrays; `None` leaves are skipped.
-        hyper: A value whose numeric leaves are cast to the (real) compute dtype of each leaf and
-            passed as first argument.
+        hyper: A value whose numeric leaves are cast to the (real) compute dtype of each leaf. It is
+            the first argument of `fn`.
         outputs: Number of arrays that `fn` returns. The first stays in the compute dtype. The
             others are cast back to the dtypes of the companions, in order.
         **slots: Trees that match `updates` leaf by leaf; the keyword is their name in errors.
@@ -198,8 +198,8 @@ def without_gradient(
 
     A filtered gradient, for example from `equinox.filter_grad`, has None in place of leaves that
     aren't floating arrays (functions, counters, keys). Such a leaf doesn't change. The transform
-    gets params with None in its place, and functions of the params get the whole tree. A floating
-    array may lack a gradient only if the transform has `left_out` it.
+    gets params with None in place of the leaf, and functions of the params get the whole tree. A
+    floating array may lack a gradient only if it is in the transform's `left_out`.
 
     Raises:
         ValueError: If gradients and params differ otherwise; the message names the leaf.
@@ -283,7 +283,7 @@ def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Any)
 def periodic_update(
     new_tensors: Params, old_tensors: Params, steps: Any, update_period: Any
 ) -> Params:
-    """Replace old parameters by new ones every `update_period` steps.
+    """Replace old parameters by new parameters every `update_period` steps.
 
     Args:
         new_tensors: A tree of arrays.
@@ -313,9 +313,9 @@ def global_norm(tree: Any) -> jax.Array:
         tree: A tree of floating or complex arrays; `None` leaves are skipped.
 
     Returns:
-        A real scalar in the widest dtype of the leaves, at least float32. It is correct even if
-        the squares are out of range, as for float32 gradients of 1e20 or 1e-30.
-        Its derivative at zero is zero, not NaN.
+        A real scalar in the widest dtype of the leaves, at least float32. The norm is correct even
+        if the squares overflow or underflow, as for float32 gradients of 1e20 or 1e-30. The
+        derivative at zero is zero, not NaN.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -24,15 +24,15 @@ _PROMISES = ("indices_are_sorted", "unique_indices")
 class Rows:
     """Row-sparse array: values for some rows of a table of `size` rows, zeros elsewhere.
 
-    It replaces the table in a tree of gradients or updates. `fnopt.sparse_rows` converts
-    such gradients to updates, and `fnopt.apply_updates` adds them.
+    A `Rows` replaces the table in a tree of gradients or updates. `fnopt.sparse_rows` converts such
+    gradients to updates, and `fnopt.apply_updates` adds them.
 
     Attributes:
         indices: Integers of shape `[k]`. Negative indices (padding) and indices of at least `size`
             refer to no row.
         values: An array of shape `[k, ...]`.
         size: Number of rows of the table.
-        is_unique: Whether indices ascend without repetition, as after `summed`.
+        is_unique: Whether indices are increasing and unique, as after `summed`.
     """
 
     indices: Any
@@ -82,13 +82,13 @@ class Rows:
             )
 
     def of(self, table: jax.Array) -> jax.Array:
-        """Select these rows of a table; zeros for indices that refer to no row."""
+        """Select the rows of a table at the indices; zeros for indices that refer to no row."""
         how: dict[str, Any] = dict.fromkeys(_PROMISES, self.is_unique)
         indices = self.indices if self.is_unique else self._within()
         return jnp.asarray(table).at[indices].get(mode="fill", fill_value=0, **how)
 
     def into(self, table: jax.Array, rows: jax.Array) -> jax.Array:
-        """Replace these rows of a table; indices must be unique."""
+        """Replace the rows of a table at the indices, which must be unique."""
         how: dict[str, Any] = dict.fromkeys(_PROMISES, True)
         return table.at[self.indices].set(rows.astype(table.dtype), mode="drop", **how)
 

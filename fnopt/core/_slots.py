@@ -22,13 +22,13 @@ Slot = Annotated[Any, _SLOT]
 """Annotates a field of a state NamedTuple as a slot: a tree of the params' structure."""
 
 RealSlot = Annotated[Any, _SLOT, _REAL]
-"""A `Slot` that stays real where the params are complex: second moments, norms."""
+"""A `Slot` that is real even for complex params: second moments, norms."""
 
 CustomSlot = Annotated[Any, _SLOT, _CUSTOM]
-"""A slot whose parts have shapes of their own: a number for every leaf, factors of a matrix."""
+"""A slot with shapes other than the params: a number for every leaf, factors of a matrix."""
 
 EventCount = Annotated[jax.Array, _EVENTS]
-"""Annotates a field `count` of a state as the number of something else than steps."""
+"""Annotates a field `count` of a state that doesn't count steps."""
 
 
 @functools.cache
@@ -45,7 +45,7 @@ def custom_slots(state: type) -> frozenset[str]:
 
 @functools.cache
 def declared_slots(state: type) -> dict[str, bool]:
-    """Fields of a state class that are annotated as slots, and whether each is a `RealSlot`."""
+    """Fields of a state class annotated as slots, and whether each field is a `RealSlot`."""
     return {name: _REAL in mark for name, mark in _marks(state).items() if _SLOT in mark}
 
 
@@ -96,7 +96,7 @@ def slot_zeros(params: Any, dtype: Any = None, *, fill: Any = 0.0, real: bool = 
 
 
 def first_slot(tx: Any, name: str, params: Any) -> Any:
-    """Initial value of a slot of `tx.State`, by the `fill` and the `storage` of the transform."""
+    """Make a slot of `tx.State`, with the `fill` and the `storage` of the transform."""
     if name not in declared_slots(tx.State):
         raise NotImplementedError(
             f"{where()}the field {name!r} of {tx.State.__name__} isn't a Slot, expected "
@@ -121,7 +121,7 @@ def slot_copy(params: Any, dtype: Any = None) -> Any:
 
 
 def _stored(dtype: Any, p: Any, real: bool = False) -> Any:
-    """The storage dtype of a slot; complex leaves need a complex one."""
+    """The storage dtype of a slot, complex for complex leaves."""
     own = jnp.result_type(p)
     if real:
         return real_dtype(dtype or compute_dtype(own))
@@ -152,7 +152,7 @@ def needs_count(tx: Any) -> bool:
 
 
 def first_count(tx: Any) -> jax.Array | None:
-    """Count of a fresh state: zero, or None if the transform doesn't need one."""
+    """Count of a new state: zero, or None if the transform needs no count."""
     return zero_count() if needs_count(tx) else None
 
 
@@ -189,7 +189,7 @@ def is_abstract(params: Any) -> bool:
 
 
 def zeros_for(init: Callable[[Any], Any], params: Any, caller: str = "") -> Any:
-    """Call `init` with zeros in place of shapes, if the state doesn't depend on the params' values.
+    """Call `init` with zeros for shapes, if the state doesn't depend on the params' values.
 
     Args:
         init: Function that makes the state from params.

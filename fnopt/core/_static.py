@@ -18,13 +18,13 @@ def static(
     least: int | None = None,
     choices: tuple[Any, ...] = (),
 ) -> Any:
-    """Declare a field that is a flag or a function: hashed, compared, never traced.
+    """Declare a static field, such as a flag or a function: hashed, compared, never traced.
 
     A field annotated `bool`, `int`, `str` or `Callable` (or one of these `| None`) accepts only
-    values of that type. With `convert`, that function checks the value instead.
+    values of that type. With `convert`, this function checks the value instead.
 
     Args:
-        default: The default value; without one the field is required.
+        default: The default value; without a default, the field is required.
         convert: A function that converts the given value to its stored form.
         least: The smallest allowed integer.
         choices: The allowed values; all by default.

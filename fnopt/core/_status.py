@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Status(enum.IntEnum):
-    """Reason why a solver stopped, or that it hasn't stopped.
+    """Reason why a solver stopped; `RUNNING` before it stops.
 
     Inside `jax.jit` a status is an int32 array; `Status(int(code))` converts it.
 
@@ -82,7 +82,7 @@ def status_messages(status: Any, words: Mapping[Status, str] | None = None) -> A
 
     Args:
         status: The codes.
-        words: Messages that replace the default ones of some statuses.
+        words: Messages that replace the default messages of some statuses.
     """
     codes = np.asarray(status)
     if codes.ndim:

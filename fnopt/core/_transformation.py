@@ -1,4 +1,4 @@
-"""The contract: an optimizer is an immutable value with two pure functions."""
+"""The base class of optimizers: immutable values with two pure functions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _guarded_init(init: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Transformation(Value):
-    r"""An optimizer, or a part of one, as an immutable value.
+    r"""An optimizer, or a part of an optimizer, as an immutable value.
 
     .. math:: (u_t, s_{t+1}) = \mathrm{update}(g_t, s_t, \theta_t), \qquad
               \theta_{t+1} = \theta_t + u_t
@@ -76,11 +76,12 @@ class Transformation(Value):
 
     A subclass defines `update`, and, if it has state, `State`, a NamedTuple, or `init`. If `init`
     is annotated to return such a class, or `State` is one, the state of another optimizer raises an
-    error that names both. Slots of `State` start at zero, in a dtype of their own if the transform
-    has a field `<slot>_dtype`; `fill` and `storage` name other values and fields. A required
-    extra argument of `update` is keyword-only without a default; all others go to `**extra_args`.
-    Set `needs_params = True` if `update` reads the params, and `wide_updates = True` if its updates
-    must not be rounded to the dtype of 16-bit params before they are added.
+    error that names both. Slots of `State` are initialized to zero, in the dtype of the field
+    `<slot>_dtype` if the transform has such a field; `fill` and `storage` name other values and
+    fields. A required extra argument of `update` is keyword-only without a default; all other extra
+    arguments are in `**extra_args`. Set `needs_params = True` if `update` reads the params, and
+    `wide_updates = True` if its updates must not be rounded to the dtype of 16-bit params before
+    they are added.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -146,7 +147,7 @@ class Transformation(Value):
     def init(self, params: Any) -> Any:
         """Make the initial state, which consists of strongly typed arrays only.
 
-        By default, it is a zero `count` and the slots that the class `State` declares.
+        By default, the state is a zero `count` and the slots that the class `State` declares.
         """
         if self.State is None:  # a wrapper without a state
             return self._first("inner_state", params)
@@ -163,15 +164,16 @@ class Transformation(Value):
         raise NotImplementedError(f"{type(self).__name__} must define update")
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
-        """Transforms inside this one, each with its part of `state`; wrappers override it."""
+        """Inner transforms, each with its part of `state`; wrappers override this method."""
         del state
         return ()
 
     def reads(self) -> Mapping[str, bool]:
         """Names of the extra arguments that `update` itself uses, and whether each is required.
 
-        They are the keyword-only parameters of `update`; `'*'` stands for all names. Transforms
-        that read other names override this method. `fnopt.core.EXTRA_ARGS` lists the names in use.
+        By default, these are the keyword-only parameters of `update`; `'*'` means all names.
+        Transforms that read other names override this method. `fnopt.core.EXTRA_ARGS` lists the
+        names in use.
         """
         return read_by(type(self).update)
 
@@ -201,7 +203,7 @@ class Transformation(Value):
 
 @functools.cache
 def _state_type(cls: type[Transformation]) -> type | None:
-    """The NamedTuple that the class names as `State`, or that `init` is annotated to return."""
+    """The NamedTuple `State` of the class, or the annotated return type of `init`."""
     if cls.State is not EmptyState:
         return cls.State
     if cls.init is Transformation.init:
@@ -298,7 +300,7 @@ def _as_stored(tx: Transformation, updates: Any, like: Any) -> Any:
     """Cast updates to the dtypes of the params (of the gradients, if no params are given).
 
     Between the members of a chain, updates are at least float32, because rounding to bfloat16 would
-    lose a small weight decay. Updates of integer params, and trees of another structure, are
+    discard a small weight decay. Updates of integer params, and trees of another structure, are
     returned unchanged. On explicit meshes the updates are resharded like the params.
     """
     leaves, treedef = tree_flatten(updates)

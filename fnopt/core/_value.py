@@ -38,11 +38,11 @@ def hyper(
 ) -> Any:
     """Declare a numeric hyper-parameter: a pytree leaf whose value is checked.
 
-    Python ints become floats (so `jax.grad` can differentiate all of them), arrays stay arrays,
-    traced values pass unchecked. `None` is allowed if it is the default.
+    Python ints are converted to floats (so `jax.grad` can differentiate all hyper-parameters),
+    arrays are unchanged, traced values aren't checked. `None` is allowed if it is the default.
 
     Args:
-        default: The default value; without one the field is required.
+        default: The default value; without a default, the field is required.
         ge: Smallest allowed value.
         gt: Open lower bound.
         le: Largest allowed value.
@@ -214,8 +214,8 @@ class Value:
 
     A subclass becomes a frozen dataclass and is registered with JAX: fields declared with `static`
     are auxiliary data, all others are children. Values compare and hash by content, can be pickled,
-    work with `dataclasses.replace`, and convert to and from a plain configuration. Their `repr` is
-    the call that makes them.
+    work with `dataclasses.replace`, and convert to and from a plain configuration. The `repr` of a
+    value is the call that creates the value.
 
     Example:
         >>> import jax, fnopt
@@ -301,7 +301,7 @@ class Value:
 
 
 registry: dict[str, type[Value]] = {}
-"""Every value class by the name it has in a configuration."""
+"""All value classes, keyed by their name in a configuration."""
 
 
 def config_name(cls: type) -> str:
@@ -313,8 +313,8 @@ def config_name(cls: type) -> str:
 class Schedule(Value):
     """A hyper-parameter that changes with the step: a value with `__call__(count) -> scalar`.
 
-    `count` is the number of updates made so far (an integer scalar; 0 in the first update). The
-    result is a floating scalar.
+    `count` is the number of previous updates (an integer scalar; 0 in the first update). The result
+    is a floating scalar.
 
     Example:
         >>> import fnopt

@@ -12,7 +12,7 @@ from fnopt.errors import names_text, type_text, where
 
 
 class LeafNumbers(SimpleNamespace):
-    """Argument `h` of `leaf` and `scalars`: numbers by name."""
+    """Argument `h` of `leaf` and `scalars`: numbers as attributes."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -1,4 +1,4 @@
-"""Costs of a program: FLOPs, memory traffic and memory use from its jaxpr, and the roofline."""
+"""Cost of a program: FLOPs, memory traffic, memory use, and the roofline model."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ def bytes_of(array: Any) -> int:
 def own_traffic(op: Op) -> int:
     """Memory traffic of one operation: the bytes of its operands and results.
 
-    An operand that is a broadcast or a wider view of a smaller array counts with the smaller
-    array's size.
+    For an operand that is a broadcast or a wider view of a smaller array, the size of the smaller
+    array is counted.
     """
     if op.name in IN_PLACE:
         changed = op.inputs[1 if op.name == "dynamic_update_slice" else 2]
@@ -41,12 +41,12 @@ def own_traffic(op: Op) -> int:
 
 
 def moves_memory(op: Op) -> bool:
-    """Whether an operation has its own memory traffic: if unfused, a loop, or unknown."""
+    """Whether an operation has memory traffic: if it is unfused, a loop, or unknown."""
     return op.name in MEMORY_BOUND_BY_ITSELF or bool(op.bodies) or op.name not in RULES
 
 
 def edge_traffic(graph: Graph) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Traffic of inputs and outputs that no operation with its own memory traffic reads or writes.
+    """Traffic of inputs and outputs that only fused operations read or write.
 
     Fused elementwise operations read or write each of these arrays once. Yields the part and the
     bytes.

@@ -25,27 +25,27 @@ def cost(
     r"""Count the FLOPs and bytes of a function without running it.
 
     The function is traced for the shapes of its arguments, and the costs of all used operations are
-    summed. The body of a loop is multiplied by its trip count. A cond counts the maximum over its
-    branches, for FLOPs and bytes separately; if the branches differ, the result is `at_most`. A
-    matrix product of `[m, k]` and `[k, n]` takes `2 m k n` FLOPs. A convolution takes 2 FLOPs for
-    each product of a kernel entry and an input element. Other floating-point operations take 1 FLOP
-    for each element of the result. A reduction of `n` numbers to one takes `n - 1` FLOPs, as in the
-    compiler's count, also for comparisons (max, argmax). exp, log, tanh, sqrt, ... are counted
-    separately. Casts and integer operations aren't counted.
+    summed. The body of a loop is multiplied by its trip count. For a cond, the maximum over its
+    branches is counted, for FLOPs and bytes separately; if the branches differ, the result is
+    `at_most`. A matrix product of `[m, k]` and `[k, n]` takes `2 m k n` FLOPs. A convolution takes
+    2 FLOPs for each product of a kernel entry and an input element. Other floating-point operations
+    take 1 FLOP for each element of the result. A reduction of `n` numbers to one number takes `n -
+    1` FLOPs, as in the compiler's count, also for comparisons (max, argmax). exp, log, tanh, sqrt,
+    ... are counted separately. Casts and integer operations aren't counted.
 
     The byte count assumes that all elementwise operations are fused. It includes operands and
     results of matrix products, convolutions, sorts and factorisations, in every iteration of a
-    loop. All other arguments and results of `fn` count once.
+    loop. All other arguments and results of `fn` are counted once.
 
     Args:
         fn: Any function of arrays that JAX can trace: jitted, a gradient, a whole training step.
-        trip_counts: Trip counts of while loops whose trip count doesn't follow from the program:
-            one number for all, or a dict by the names of loops in the result. A `jax.lax.fori_loop`
-            with known bounds needs no entry; integers among the arguments are known bounds. Without
-            an entry, a loop that may end early, such as `(error > tol) & (i < 50)`, counts with its
-            limit, and the result is `at_most`. Any other loop without an entry counts once, and the
-            result is neither `at_most` nor `exact`.
-        compile: Whether to compile `fn` too, for memory use and the compiler's count of FLOPs
+        trip_counts: Trip counts of while loops that the program doesn't determine: one number for
+            all, or a dict keyed by the names of loops in the result. A `jax.lax.fori_loop` with
+            known bounds needs no entry; integers among the arguments are known bounds. Without an
+            entry, a loop that may end early, such as `(error > tol) & (i < 50)`, is counted with
+            its limit, and the result is `at_most`. For any other loop without an entry, one
+            iteration is counted, and the result is neither `at_most` nor `exact`.
+        compile: Whether to compile `fn` as well, for memory use and the compiler's count of FLOPs
             (which counts the body of every loop once).
 
     Returns:
@@ -96,7 +96,7 @@ def check_all_used(trip_counts: Mapping[str, int], found: Cost) -> None:
 
 
 def checked_trip_counts(trip_counts: TripCounts) -> dict[str, int]:
-    """Trip counts by the names of loops; `'*'` stands for all other loops."""
+    """Trip counts keyed by the names of loops; `'*'` means all other loops."""
     named = trip_counts if isinstance(trip_counts, Mapping) else {"*": trip_counts}
     given = {name: n for name, n in named.items() if n is not None}
     for name, n in given.items():
@@ -133,7 +133,7 @@ def compiled_cost(
 ) -> Compiled:
     """Compile `fn` for the default backend and read its analysis; nothing is executed.
 
-    A jitted function is compiled unchanged, so donated arguments count once.
+    A jitted function is compiled unchanged, so donated arguments are counted once.
     """
     jitted: Any = fn if hasattr(fn, "lower") else jax.jit(fn)
     compiled = jitted.lower(*args, **kwargs).compile()

@@ -20,7 +20,7 @@ _Scope = tuple[str, ...]
 
 @dataclasses.dataclass
 class _Tally:
-    """Work per part of one run of a program, with unknown operations and inexact parts."""
+    """Work of each part in one run of a program, with unknown operations and inexact parts."""
 
     works: dict[_Scope, Work] = dataclasses.field(default_factory=dict)
     unknown: Counter[tuple[str, str, str]] = dataclasses.field(default_factory=Counter)
@@ -33,7 +33,7 @@ class _Tally:
     def add_all(
         self, other: _Tally, scope: _Scope, times: int = 1, bound: Bound | None = None
     ) -> None:
-        """Add the work of `times` runs of a program in the part `scope`, or a `bound` of it."""
+        """Add the work of `times` runs of a program in the part `scope`, or its `bound`."""
         if times == 0:
             return
         for inner, work in other.works.items():

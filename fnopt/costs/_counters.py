@@ -194,7 +194,7 @@ class CounterBounds:
         return None
 
     def in_all_trips(self, cell: Cell, loop: Op) -> LinearBounds:
-        """Bounds of a value of an enclosing loop, over all iterations of that loop."""
+        """Bounds of a value of an enclosing loop, over all iterations of the enclosing loop."""
         line = CounterBounds(loop, self.most_trips).line(cell)
         if line.steady:
             return line

@@ -60,7 +60,7 @@ class DeviceCost:
         grads_bytes: Bytes of the gradients that the device stores.
         state_bytes: Bytes of the optimizer's state that the device stores.
         kept_bytes: Bytes that the forward pass stores for the backward pass.
-        sent_bytes: Bytes that the device sends in a step; it receives as many.
+        sent_bytes: Bytes that the device sends in a step; the device receives the same number.
         gradient_seconds: The roofline time of the forward and the backward pass.
         update_seconds: The roofline time of the update.
         network_seconds: The communication time, without overlap.
@@ -102,7 +102,7 @@ class DistributedCost:
 
     Attributes:
         devices: Number of devices.
-        ways: The cost of each distribution strategy on one device, by its name.
+        ways: The cost of each distribution strategy on one device, keyed by name.
     """
 
     devices: int
@@ -144,7 +144,7 @@ def distributed_cost(
     r"""Compute the cost of a step per device for several distribution strategies.
 
     With params of `P` bytes, a state of `S`, and `N` devices, each with the batch of the counted
-    step, a device stores and sends (on a ring, which sends least)
+    step, a device stores and sends (with ring collectives, which send the fewest bytes)
 
     ======== ============ ============ ============ =========================================
     way      params       gradients    state        sent
@@ -158,11 +158,11 @@ def distributed_cost(
     `zero1` is `fnopt.distributed.sharded`. `fsdp` also shards the params, and gathers a layer's
     params twice, in the forward and in the backward pass. The memory of gathered layers isn't
     included. `diloco` has workers of one device each, which synchronize every `H` steps, with an
-    outer momentum. With 8-bit codes it sends about a quarter and stores another `P` (rounding
-    errors). The work of the update is divided like the state. Params are assumed to be float32,
-    with one message for all leaves. The cost omits the outer update, the all-to-alls of matrix
-    methods, and overheads: copies, padding, memory fragmentation, suboptimal scheduling of
-    collectives.
+    outer momentum. With 8-bit codes, a `diloco` worker sends about a quarter of the bytes and
+    stores another `P` (rounding errors). The work of the update is divided like the state. Params
+    are assumed to be float32, with one message for all leaves. The cost omits the outer update, the
+    all-to-alls of matrix methods, and overheads: copies, padding, memory fragmentation, suboptimal
+    scheduling of collectives.
 
     Args:
         step: The result of `step_cost(loss, tx)(params, *batch)`, with the batch of one device.

@@ -74,7 +74,7 @@ def tridiagonal_solve(op: Op) -> Work:
 
 
 def fft(op: Op) -> Work:
-    """FLOPs 5 n log2 n of a complex transform of n points, half of it for a real one."""
+    """FLOPs 5 n log2 n of a complex transform of n points; half for a real transform."""
     n = math.prod(op.params["fft_lengths"])
     sides = (op.avals[0], op.out)
     real = [a for a in sides if not jnp.issubdtype(a.dtype, jnp.complexfloating)]
@@ -114,7 +114,7 @@ def ragged_dot_general(op: Op) -> Work:
 def conv_general_dilated(op: Op) -> Work:
     """FLOPs 2 x batch x output features x input features of a group x valid taps.
 
-    Kernel taps on padding, or between the elements of a dilated input, don't count.
+    Kernel taps on padding, or between the elements of a dilated input, aren't counted.
     """
     p = op.params
     numbers = p["dimension_numbers"]

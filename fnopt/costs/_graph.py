@@ -72,7 +72,7 @@ class Cell:
 
     @property
     def root(self) -> Cell:
-        """Cell that owns this cell's memory."""
+        """Cell whose memory this cell uses."""
         return self if self.base is None else self.base.root
 
 
@@ -145,7 +145,7 @@ def graph_of(sub: jaxprs.SubJaxpr) -> Graph:
 
 
 def number(x: Any) -> int | Fraction | None:
-    """Value of a concrete finite scalar; `None` for anything else (a shape, a tracer, infinity)."""
+    """Value of a concrete finite scalar; `None` for other objects (a shape, a tracer, infinity)."""
     scalar = isinstance(x, (bool, int, float)) or getattr(x, "shape", None) == ()
     if not scalar or isinstance(x, (Tracer, jax.ShapeDtypeStruct)):
         return None
@@ -239,7 +239,7 @@ def _scope_of(eqn: jex.JaxprEqn, outer: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _inside(eqn: jex.JaxprEqn, sub: jaxprs.SubJaxpr, scope: tuple[str, ...]) -> tuple[str, ...]:
-    """Add the name of a user's jitted function to the scopes; JAX's own (`relu`) add none."""
+    """Add the name of a user's jitted function to the scopes, but not of JAX's (`relu`)."""
     name = eqn.params.get("name")
     # JAX's own functions are jitted too, and would otherwise be parts of every model.
     file = getattr(sub.jaxpr.debug_info, "func_filename", None) or _JAX

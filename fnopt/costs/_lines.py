@@ -157,7 +157,7 @@ def positive(line: LinearBounds, strictly: bool) -> TripSpan:
 
 
 def zero(line: LinearBounds, is_zero: bool) -> TripSpan:
-    """The iterations in which a number is zero, or nonzero, if its value is known in all."""
+    """The iterations in which a number is zero, or nonzero, if its value is always known."""
     low, high, fall, rise, _ = line
     if low != high or fall != rise:
         return TripSpan()
@@ -177,7 +177,7 @@ def _flipped(line: LinearBounds) -> LinearBounds:
 
 
 def _lasts(room: Number, change: int | Fraction) -> Number:
-    """Last iteration in which `room + change t` is at least zero; -1 if there is none."""
+    """Last iteration in which `room + change t` is at least zero; -1 without such an iteration."""
     if math.isinf(room):  # an unbounded number stays within its dtype if `room` doesn't shrink
         return math.inf if change >= 0 else -1
     return _first_below(room, change, strictly=False) - 1

@@ -41,12 +41,12 @@ class Trips(NamedTuple):
 
 
 def trip_count(op: Op) -> Trips | None:
-    """Upper bound of the trip count of a while loop; `None` if none follows from the program.
+    """Upper bound of the trip count of a while loop; `None` if the program determines none.
 
     The analysis propagates loop variables that change by a known amount per iteration through the
     condition. A conjunction of comparisons ends the loop when its first comparison fails, a
-    disjunction when its last one fails. A batched loop (`jax.vmap`) ends with its last example, so
-    the bounds cover all examples.
+    disjunction when its last comparison fails. A batched loop (`jax.vmap`) ends with its last
+    example, so the bounds cover all examples.
     """
     whole = op.bodies[1].inputs[0].maker  # the body before pruning
     assert whole is not None

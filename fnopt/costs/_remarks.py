@@ -78,12 +78,12 @@ _SHOWN = 8  # maximum number of remarks per kind, so that a table with remarks f
 
 
 class Unknown(NamedTuple):
-    """An operation that is not counted, or only partly.
+    """An operation that isn't counted, or only partly.
 
     Attributes:
         name: The primitive, or the name of the loop.
         part: The part of the model that contains the operation.
-        reason: Why the operation isn't counted, and what the user can do.
+        reason: The reason why the operation isn't counted, and a remedy.
         count: Number of times that the operation runs.
     """
 
@@ -98,7 +98,7 @@ class Loop(NamedTuple):
 
     Attributes:
         name: Part and kind of the loop, numbered if a part has several: `'decoder/while'`.
-        trips: The trip count; `None` if unknown, and then the body counts once.
+        trips: The trip count; `None` if unknown. The body is then counted once.
         at_most: Whether `trips` is an upper bound, as with `(error > tol) & (i < 50)`.
     """
 
@@ -108,21 +108,22 @@ class Loop(NamedTuple):
 
     @property
     def is_while(self) -> bool:
-        """Whether it is a while loop, and not a scan."""
+        """Whether the loop is a while loop, not a scan."""
         return self.name.split("/")[-1].startswith("while")
 
 
 class Compiled(NamedTuple):
-    """The compiler's figures for the program, on the default backend.
+    """XLA's cost and memory analysis of the program, on the default backend.
 
     Attributes:
-        flops: The compiler's FLOP count, which counts the body of every loop ONCE.
+        flops: XLA's FLOP count, which counts the body of every loop ONCE.
         transcendentals: The compiler's count of tanh, exp, log and so on.
         bytes_accessed: The compiler's estimate of the memory traffic.
         argument_bytes: Size of the arguments.
         output_bytes: Size of the results.
         temp_bytes: Size of the temporary buffers.
-        peak_bytes: Arguments, results and temporary buffers together; donated buffers count once.
+        peak_bytes: Arguments, results and temporary buffers together; donated buffers are counted
+            once.
         host_bytes: Peak memory on the host, for `offloaded` state, which `peak_bytes` of an
             accelerator doesn't include. On a CPU it is zero, and `peak_bytes` includes everything.
     """
@@ -145,7 +146,7 @@ def labelled(name: str, bounds: Iterable[Bound]) -> str:
 
 
 def notes(unknown: Sequence[Unknown], loops: Sequence[Loop], choices: Sequence[str]) -> list[str]:
-    """Remarks on omitted operations, on loops that count with their limit, and on conds."""
+    """Remarks on omitted operations, on loops counted with their limit, and on conds."""
     left_out = [f"incomplete: {u.name} x {u.count}{_in(u.part)}: {u.reason}" for u in unknown]
     bounds = [
         f"at most: {loop.name} counts with the {loop.trips} iterations that it can make; "

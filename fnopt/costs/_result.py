@@ -32,9 +32,9 @@ class Cost:
             `total`.
         unknown: Operations that the figures omit; empty if all operations are counted.
         loops: The loops and their trip counts.
-        compiled: The compiler's figures, if requested.
-        inexact: The parts whose figures aren't exact: `'at most'` if a loop counts with its limit,
-            or a cond with the maximum over its branches; `'incomplete'` if operations are in
+        compiled: XLA's cost and memory analysis, if requested.
+        inexact: The parts with inexact figures: `'at most'` if a loop is counted with its limit, or
+            a cond with the maximum over its branches; `'incomplete'` if operations are in
             `unknown`.
         choices: The parts of conds whose branches have different costs.
 
@@ -96,8 +96,8 @@ class Cost:
     def at_most(self) -> bool:
         """Whether the figures are upper bounds.
 
-        If so, only the early end of some loops, or the branches that conds take, are unknown.
-        Figures that are neither exact nor upper bounds are incomplete (see `unknown`).
+        In this case, only the early end of some loops, or the branches that conds take, are
+        unknown. Figures that are neither exact nor upper bounds are incomplete (see `unknown`).
         """
         return not self.exact and not self.unknown
 
@@ -118,7 +118,7 @@ class Cost:
     def grouped(self, depth: int) -> dict[str, Work]:
         """Work per part, with parts deeper than `depth` added to the part that contains them.
 
-        A root that all named parts share (in Flax, the model's own name) doesn't count as a level.
+        A root that all named parts share (in Flax, the name of the model) isn't counted as a level.
         """
         groups: dict[str, Work] = {}
         for name, group in self._groups(depth).items():
@@ -128,7 +128,7 @@ class Cost:
     def labels(self, depth: int) -> dict[str, str]:
         """Labels of the parts of `grouped` in a table: `'(rest)'`, `'solver (at most)'`.
 
-        The `(rest)` of a part is the work that belongs to none of the inner parts in the table.
+        The `(rest)` of a part is the work outside of the inner parts in the table.
         """
         groups = self._groups(depth)
         bounds: dict[str, list[Bound]] = {group: [] for group in groups.values()}
@@ -212,7 +212,7 @@ class GradCost:
         forward: Cost of the forward pass with residuals saved.
         backward: Cost of the backward pass, including recomputation by `jax.checkpoint`.
         residual_bytes: Size of the saved residuals, excluding arguments.
-        compiled: XLA's cost analysis of both passes together, if requested.
+        compiled: XLA's cost and memory analysis of both passes together, if requested.
     """
 
     forward: Cost
@@ -232,7 +232,7 @@ class GradCost:
 
     @property
     def backward_to_forward(self) -> float:
-        """FLOPs of the backward pass over those of the forward pass: about 2 for a deep network."""
+        """Ratio of the FLOPs of backward and forward pass: about 2 for a deep network."""
         return self.backward.flops / self.forward.flops if self.forward.flops else float("nan")
 
     @property
@@ -247,7 +247,7 @@ class GradCost:
         return bounded and not self.exact
 
     def seconds(self, hardware: Hardware) -> float:
-        """Roofline time of the phases, one after the other."""
+        """Sum of the roofline times of the phases."""
         return sum(cost.seconds(hardware) for cost in self.phases.values())
 
     def table(self, depth: int = 1, hardware: Hardware | None = None) -> str:
@@ -297,7 +297,8 @@ class StepCost(GradCost):
         update: Cost of the optimizer update, from gradients to new params and state.
         params_bytes: Size of the params.
         state_bytes: Size of the optimizer's state.
-        compiled: XLA's cost analysis of the whole step with donated params and state, if requested.
+        compiled: XLA's cost and memory analysis of the whole step with donated params and state, if
+            requested.
     """
 
     update: Cost
@@ -315,7 +316,7 @@ class StepCost(GradCost):
 
 
 def _parts(cost: Cost, depth: int, order: Sequence[str]) -> list[Row]:
-    """Rows of a phase's parts, in the order of the forward pass, then parts that it lacks."""
+    """Rows of a phase's parts: first parts of the forward pass, then all other parts."""
     groups = cost.grouped(depth) if depth else {}
     names = [n for n in order if n in groups] + [n for n in groups if n not in order]
     labels = cost.labels(depth)

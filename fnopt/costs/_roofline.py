@@ -74,8 +74,8 @@ class Hardware:
               \frac{B}{\mathrm{bandwidth}}\right)
 
     The roofline time is a lower bound: it assumes that arithmetic and memory traffic overlap
-    perfectly, and omits all other costs. A transcendental counts as one operation of the vector
-    units.
+    perfectly, and omits all other costs. A transcendental function is counted as one operation of
+    the vector units.
 
     Args:
         flops: Matrix-product rate in FLOP/s, for the dtype in use.

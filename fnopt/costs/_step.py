@@ -37,7 +37,7 @@ def grad_cost(
         argnums: The positional arguments to differentiate, as in `jax.grad`.
         has_aux: Whether `loss` returns `(scalar, aux)`.
         trip_counts: As in `fnopt.costs.cost`.
-        compile: Whether to compile the program too, for the compiler's figures.
+        compile: Whether to compile the program as well, for XLA's cost and memory analysis.
 
     Returns:
         A function of the arguments of `loss` that returns a `GradCost`; nothing is executed.
@@ -88,7 +88,8 @@ def step_cost(
         has_aux: Whether `loss` returns `(scalar, aux)`.
         update_args: Extra arguments for `tx.update`.
         trip_counts: As in `fnopt.costs.cost`, for loops in the loss and in the optimizer.
-        compile: Whether to compile the step too, for its memory use with donated params and state.
+        compile: Whether to compile the step as well, for its memory use with donated params and
+            state.
 
     Returns:
         A function `(params, *batch) -> StepCost` of arrays or `jax.ShapeDtypeStruct`s; nothing is
@@ -203,7 +204,7 @@ def _count(fn: Callable[..., Any], args: tuple[Any, ...], counts: dict[str, int]
 
 
 def _kept_bytes(graph: Graph, residuals: Sequence[Cell | None]) -> int:
-    """Bytes stored for the backward pass, without arguments; shared buffers count once."""
+    """Bytes stored for the backward pass, without arguments; shared buffers are counted once."""
     inputs = set(graph.inputs)
     memory: dict[Cell, int] = {}
     for cell in residuals:

@@ -1,4 +1,4 @@
-"""Checks of arguments, and messages: what came, what was expected, in which leaf and transform.
+"""Checks of arguments, and error messages that name the value, the leaf and the transform.
 
 Names in `__all__` are public, for authors of transforms. All other names are internal to fnopt.
 """

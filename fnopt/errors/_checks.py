@@ -34,8 +34,8 @@ def check_params(leaves: NamedLeaves, name: str) -> None:
 def check_batch(leaves: NamedLeaves, name: str, shared: str = CLOSED_OVER) -> int:
     """Check that batched leaves share their number of examples, and return it.
 
-    `name` is the function that the user called. `shared` is the advice in the message on how to
-    pass arguments that all examples share.
+    `name` is the function that the user called. `shared` is advice for the message: how to pass
+    arguments that all examples share.
     """
     if not leaves:
         raise ValueError(
@@ -126,7 +126,7 @@ def is_integer(value: Any, least: int | None = None) -> bool:
 
 
 def check_count(value: Any, what: str, name: str, least: int = 1, otherwise: str = "") -> int:
-    """Convert an integer of Python or NumPy to an int; raise for anything else.
+    """Convert an integer of Python or NumPy to an int; raise an error for other values.
 
     `otherwise` is the end of the message, which names other accepted values.
     """

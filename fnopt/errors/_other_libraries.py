@@ -66,7 +66,7 @@ _OF_MATRICES = {
 
 
 def wrong_arguments(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Error message for arguments that don't fit the signature of a function or class, or None."""
+    """Error message for arguments that don't match a signature, or None."""
     signature = inspect.signature(fn)
     try:
         signature.bind(*args, **kwargs)
@@ -131,7 +131,7 @@ def deprecated_names(package: str, new_names: Mapping[str, str]) -> Callable[[st
 
     Args:
         package: The package, `'fnopt.core'`.
-        new_names: A mapping from old names to new ones in the same package, or to dotted paths.
+        new_names: A mapping from old names to new names in the same package, or to dotted paths.
 
     Returns:
         A function that warns and returns the renamed object.
@@ -150,7 +150,7 @@ def deprecated_names(package: str, new_names: Mapping[str, str]) -> Callable[[st
 
 
 def missing_attribute(kind: str, names: dict[str, str]) -> Callable[[Any, str], NoReturn]:
-    """Make a `__getattr__` whose error names fnopt's replacement of another library's attribute.
+    """Make a `__getattr__` whose error names fnopt's replacement of the attribute.
 
     Args:
         kind: The kind of object that lacks the attribute, with its article.

@@ -103,7 +103,7 @@ def leaf_text(path: str) -> str:
 
 
 def differences(names: list[str], other_names: list[str], what: str, other_what: str) -> str:
-    """Describe how the names of the leaves of two trees differ; `''` if they don't."""
+    """Describe the differences between the leaf names of two trees; `''` for equal names."""
     for own, of_whom in ((names, what), (other_names, other_what)):
         if own == [""]:
             return f"{of_whom} are a single array"
@@ -117,13 +117,13 @@ def differences(names: list[str], other_names: list[str], what: str, other_what:
 def matches(path: str, pattern: str) -> bool:
     """Whether a glob pattern matches the path of a leaf or of one of its parents.
 
-    `*` matches any text, also slashes, `?` one character, `[ab]` one of a set. A leading `*/` also
-    matches the empty text, so `'*/bias'` also finds `'bias'` at the top of a tree. A pattern that
-    matches a branch selects all leaves below it, and `''` the whole tree.
+    `*` matches any text, including slashes, `?` one character, `[ab]` one of a set. A leading `*/`
+    also matches the empty text, so `'*/bias'` also matches `'bias'` at the top level. A pattern
+    that matches a branch selects all leaves of the branch, and `''` selects the whole tree.
 
     Args:
         path: A leaf's path, as in `leaf_paths`.
-        pattern: A path, the path of a branch, or a glob of either. It is case-sensitive.
+        pattern: A path, the path of a branch, or a glob of either; case-sensitive.
 
     Returns:
         True if the leaf is selected.

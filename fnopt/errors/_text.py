@@ -1,4 +1,4 @@
-"""Text for users: positions in a pipeline, lists of names, tables, notebooks."""
+"""Text for users: positions in a chain, lists of names, tables, notebooks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class error_scope:
 
 
 def where() -> str:
-    """Path of the running transforms, `'chain[1] > scale_by_adam: '`; `''` outside of any."""
+    """Path of the running transforms, `'chain[1] > scale_by_adam: '`; `''` outside of them."""
     text = ""
     for name in _places.get():
         text += name if name.startswith("[") or not text else f" > {name}"
@@ -48,18 +48,18 @@ def names_text(names: list[str], most: int = 8) -> str:
 
 
 def import_optional(module: str, user: str, extra: str = "") -> Any:
-    """Import an optional library; the error names the function that needs it and the extra.
+    """Import an optional library; the error names the calling function and the extra.
 
     Args:
         module: The module to import.
-        user: The public name that needs it, for the message.
-        extra: The extra of fnopt that installs it.
+        user: The public function that needs the module, for the message.
+        extra: The extra of fnopt that installs the module.
 
     Returns:
         The module.
 
     Raises:
-        ImportError: If it isn't installed.
+        ImportError: If the module isn't installed.
 
     Example:
         >>> from fnopt.errors import import_optional

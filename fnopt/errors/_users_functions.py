@@ -27,7 +27,7 @@ _OURS = {"scipy": "jax.scipy.", "special": "jax.scipy.special."}  # all other fu
 
 
 class NotForJaxError(TypeError):
-    """Error of a user's function that isn't written for JAX; its cause is JAX's own error.
+    """Error of a user's function that isn't written for JAX; its cause is the error of JAX.
 
     Args:
         message: The text of the error.
@@ -155,12 +155,12 @@ def explain_example_errors(name: str, example: Any, params: Any = None) -> Itera
 
 
 def explain_device_errors(error: ValueError, updates: Any, **others: Any) -> None:
-    """Raise an error that names an array on other devices than the gradients, if there is one.
+    """Raise an error that names any array on other devices than the gradients.
 
     Args:
         error: The error of JAX.
         updates: The gradients.
-        others: Other arrays of the step, by name: trees of arrays.
+        others: Other arrays of the step, keyed by name: trees of arrays.
     """
     gradients = _committed(updates)
     if not gradients:
@@ -180,7 +180,7 @@ def explain_device_errors(error: ValueError, updates: Any, **others: Any) -> Non
 
 
 def _committed(tree: Any) -> list[tuple[str, jax.Array]]:
-    """Arrays that are committed to devices, by name."""
+    """Arrays that are committed to devices, keyed by name."""
     named = leaves_with_names(tree)[0]
     return [
         (name, x)

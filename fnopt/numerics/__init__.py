@@ -1,4 +1,4 @@
-"""Arithmetic on arrays: dtypes of computations, norms and roots in range, averages, rounding.
+"""Arithmetic on arrays: dtypes, norms and roots without overflow, averages, rounding.
 
 Names in `__all__` are public, for authors of transforms. All other names are internal to fnopt.
 """

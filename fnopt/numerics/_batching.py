@@ -26,9 +26,9 @@ def scan_chunks(
 ) -> tuple[Carry, Any]:
     """Apply `jax.lax.scan` to chunks of examples; the last chunk may be shorter.
 
-    A chunk takes every k-th example, so each device of a sharded batch holds a part of every chunk.
-    A chunk of consecutive examples would be on one device, and every device would process every
-    chunk.
+    A chunk consists of every k-th example, so each device of a sharded batch has a part of every
+    chunk. A chunk of consecutive examples would be on one device, and every device would process
+    every chunk.
 
     The outputs of all chunks are stacked in memory, so accumulate gradients in the carry.
 
@@ -91,7 +91,7 @@ class ArrayStack(NamedTuple):
     array: jax.Array  # [k, *shape], or the single array in its own shape
 
     def map(self, fn: Callable[..., jax.Array], *numbers: jax.Array) -> jax.Array:
-        """Apply a function to each array and the numbers at its position."""
+        """Apply a function to each array and the numbers of the same index."""
         if len(self.places) == 1:
             return fn(self.array, *(n[self.places[0]] for n in numbers))[None]
         return jax.vmap(fn)(self.array, *(n[np.asarray(self.places)] for n in numbers))

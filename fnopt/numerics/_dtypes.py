@@ -79,7 +79,7 @@ def shape_of(x: Any) -> tuple[int, ...]:
 
 
 def default_float() -> Any:
-    """JAX's default float, strongly typed: float64 with x64 on, else float32."""
+    """JAX's default float dtype: float64 with x64 enabled, otherwise float32."""
     # `jnp.asarray(1e-3)` is weakly typed, so the second step would be traced again.
     return jnp.dtype(jax.dtypes.canonicalize_dtype(float))
 
@@ -92,7 +92,7 @@ def is_inexact(x: Any) -> bool:
 
 
 def is_array_like(x: Any) -> bool:
-    """Whether a leaf is an array or a number; a module's activation function is not."""
+    """Whether a leaf is an array or a number, not for example an activation function."""
     return hasattr(x, "dtype") or isinstance(x, (bool, int, float, complex))
 
 
@@ -109,7 +109,7 @@ def safe_increment(count: jax.Array) -> jax.Array:
 
 
 def zero_count() -> jax.Array:
-    """A fresh step count: a strongly typed int32 scalar."""
+    """A new step count: a strongly typed int32 scalar."""
     return jnp.zeros((), jnp.int32)
 
 

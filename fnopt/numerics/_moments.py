@@ -34,7 +34,7 @@ def ema(mean: jax.Array, x: jax.Array, decay: jax.Array, gain: jax.Array | None 
     r"""Take one step of an exponential moving average: :math:`\beta m + (1-\beta)\, x`.
 
     Args:
-        mean: :math:`m`, the average so far.
+        mean: :math:`m`, the previous average.
         x: The array to average, of the same shape.
         decay: :math:`\beta`, a scalar.
         gain: :math:`1-\beta`, if already computed for all leaves (see `Leafwise.scalars`).
@@ -52,10 +52,10 @@ def ema(mean: jax.Array, x: jax.Array, decay: jax.Array, gain: jax.Array | None 
 
 
 def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
-    r"""Compute the bias correction of an average that started at zero: :math:`1-\beta^t`.
+    r"""Compute the bias correction of an average initialized at zero: :math:`1-\beta^t`.
 
-    It is computed as :math:`-\mathrm{expm1}(t \log \beta)`. For a decay near one the power is near
-    one too, and a subtraction would lose three of float32's seven digits in the first steps.
+    The formula is :math:`-\mathrm{expm1}(t \log \beta)`, because for a decay near one the power is
+    also near one, and a subtraction would lose three of float32's seven digits in the first steps.
 
     Args:
         decay: :math:`\beta`, a floating scalar array.
@@ -100,7 +100,7 @@ def mean_weights(
     Args:
         decay: :math:`\beta`, a floating scalar array.
         count: :math:`t`, an integer of at least 1.
-        nesterov: Whether to use Nesterov's look-ahead.
+        nesterov: Whether to use Nesterov's form.
 
     Returns:
         :math:`a` and :math:`b`.
@@ -121,9 +121,9 @@ def positive_root(x: jax.Array) -> jax.Array:
     r"""Compute the square root of a second moment, bounded below: :math:`\sqrt{\max(x, x_{min})}`.
 
     :math:`x_{min}` is the smallest normal number of the dtype (its root is 1e-19 in float32), below
-    which a sum of squares has no digits. Zero divided by the root of a zero moment is then zero,
-    even without an epsilon. The derivative is defined as zero there, because the infinite
-    derivative of the square root would make every hyper-gradient NaN. NaN stays NaN.
+    which a sum of squares has no correct digits. Zero divided by the root of a zero moment is then
+    zero, even without an epsilon. Below :math:`x_{min}` the derivative is defined as zero, because
+    the infinite derivative of the square root would make every hyper-gradient NaN. NaN stays NaN.
 
     Args:
         x: A real array, not negative.

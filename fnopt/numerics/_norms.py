@@ -34,13 +34,14 @@ def safe_norms(
     .. math:: \lVert x \rVert = \frac{1}{c} \Bigl( \sum_i (c\, x_i)^2 \Bigr)^{1/2}
 
     In float32 the square of 2e19 overflows to infinity and the square of 1e-23 underflows to zero.
-    The plain sum is computed first; if it is out of range, a second pass scales by a power of two.
+    The plain sum is computed first. If the sum overflows or underflows, a second pass scales the
+    elements by a power of two.
 
     Args:
         squares: Function from a scale `c` for each norm (`None` for 1) to the sums of squares of
             the scaled elements, real, at least float32, of any shape.
-        root: The square root for sums that were out of range, which may be zero; pass `lax.sqrt` if
-            the norms aren't differentiated.
+        root: The square root for sums of the second pass, which may be zero; pass `lax.sqrt` if the
+            norms aren't differentiated.
 
     Returns:
         The norms, in the shape of the result of `squares`. NaN and infinite elements give NaN and
@@ -54,7 +55,7 @@ def safe_norms(
 
 
 def axis_norms(x: jax.Array, axes: Any) -> jax.Array:
-    """Euclidean norms over some axes, which stay in the result with length one."""
+    """Euclidean norms over some axes, which are kept with length one."""
     return safe_norms(
         lambda scale: jnp.sum(
             squared_modulus(x if scale is None else x * scale), axis=axes, keepdims=True

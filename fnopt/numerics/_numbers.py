@@ -27,12 +27,12 @@ def cast(x: Any, dtype: Any) -> jax.Array:
 
 
 def widen(x: jax.Array) -> jax.Array:
-    """Cast an array to at least float32, integers and booleans too."""
+    """Cast an array to at least float32, including integers and booleans."""
     return x.astype(compute_dtype(x.dtype))
 
 
 def squared_modulus(x: jax.Array) -> jax.Array:
-    """Squared modulus of every element, :math:`|x|^2`, real for complex arrays too."""
+    """Squared modulus of every element, :math:`|x|^2`, also real for complex arrays."""
     if jnp.iscomplexobj(x):
         return jnp.square(jnp.real(x)) + jnp.square(jnp.imag(x))
     return jnp.square(x)
@@ -42,7 +42,7 @@ def clip_squarable(x: jax.Array, terms: int = 1) -> jax.Array:
     """Clip finite entries so that sums of `terms` squares are finite.
 
     A moving average of squares stays infinite after one infinite square, and every later step is
-    zero. In float32, finite entries beyond 2.3e18 are clipped; infinite entries stay infinite.
+    zero. In float32, finite entries above 2.3e18 are clipped; infinite entries stay infinite.
     """
     if jnp.finfo(x.dtype).bits < 32:  # squares are taken in float32 at least
         return x
@@ -77,9 +77,9 @@ def nonzero(x: jax.Array) -> jax.Array:
 def range_divisor(largest: jax.Array) -> jax.Array:
     """Divisor that scales numbers into the dtype's range, computed from the largest number.
 
-    The divisor is 1 if the largest number is zero or not finite, else this number, bounded so
-    that its reciprocal isn't subnormal: XLA multiplies by reciprocals, and most devices flush
-    subnormal numbers to zero.
+    The divisor is 1 if the largest number is zero or not finite. Otherwise the divisor is the
+    largest number, bounded so that its reciprocal isn't subnormal: XLA multiplies by reciprocals,
+    and most devices flush subnormal numbers to zero.
     """
     reach = 2.0 ** (jnp.finfo(largest.dtype).maxexp - 3)
     least, most = (sharded_full_like(largest, value) for value in (1 / reach, reach))
@@ -121,7 +121,7 @@ def _zero_slope_at_zero_jvp(
 
 
 def floor_power_of_two(size: jax.Array) -> jax.Array:
-    """Largest power of two not above each number; 1 for zero, subnormal and non-finite ones.
+    """Largest power of two not above each number; 1 for zero, subnormal and nonfinite numbers.
 
     A product with the result is exact.
     """
@@ -174,7 +174,8 @@ def materialized_transpose(a: jax.Array) -> jax.Array:
     """Transpose of a matrix as the left factor of a product; in float64 it is stored explicitly.
 
     XLA on a CPU takes twice as long for a float64 product if it reads the left factor by columns.
-    An explicit transpose costs a tenth of the product. Neither holds in float32.
+    An explicit transpose costs a tenth of the product. In float32, an explicit transpose has no
+    advantage.
     """
     return jax.lax.optimization_barrier(a.T) if a.dtype == jnp.float64 else a.T
 

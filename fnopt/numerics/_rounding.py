@@ -45,13 +45,14 @@ def stochastic_round(x: Any, dtype: Any, key: jax.Array) -> jax.Array:
     .. math:: P(\text{up}) = \frac{x - \lfloor x \rfloor}{\lceil x \rceil - \lfloor x \rfloor},
               \qquad E[\mathrm{round}(x)] = x
 
-    Small increments survive on average, where rounding to the nearest would lose them. Numbers of
-    the dtype don't change. (Below 1e-36, numbers that bfloat16 represents are rounded too, to
-    multiples of float32's smallest normal number.)
+    The mean of rounded sums includes small increments, which rounding to nearest would discard.
+    Numbers of the dtype don't change. (Below 1e-36, numbers that bfloat16 represents are rounded
+    too, to multiples of float32's smallest normal number.)
 
     Args:
         x: A real array.
-        dtype: A floating dtype of less than 32 bits; for a wider one this is a plain conversion.
+        dtype: A floating dtype of less than 32 bits; for a wider dtype, the array is converted
+            without random rounding.
         key: A key of `jax.random`.
 
     Returns:
@@ -77,7 +78,7 @@ def stochastic_round(x: Any, dtype: Any, key: jax.Array) -> jax.Array:
 def stochastic_round_leaves(
     xs: list[jax.Array], dtypes: list[Any], key: jax.Array
 ) -> list[jax.Array]:
-    """Round float32 arrays stochastically, each to its own dtype with independent random numbers.
+    """Round float32 arrays stochastically, each to a given dtype with independent random numbers.
 
     Small arrays share one call of the random generator, because XLA takes 0.15 s to compile each
     call.

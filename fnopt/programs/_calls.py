@@ -16,23 +16,24 @@ from fnopt.programs._tracing import has_tracers, is_eager
 
 
 def trace_and_call(fn: Callable[..., Any], *args: Any) -> Any:
-    r"""Call `jax.jit(fn)(*args)`, and compile each program once, if at all.
+    r"""Call `jax.jit(fn)(*args)`, and compile each program at most once.
 
-    `jax.jit` caches programs by the identity of a function. So it compiles every new closure, and
-    misses changes of globals and captured values. Here every call traces the function, so no value
-    is stale, and the jaxpr is the key of the compiled program. Arrays that the function closes over
-    are arguments of this program, so other data of the same shapes need no compilation. A small
-    program that runs a few times isn't compiled (:func:`tiered_call`).
+    `jax.jit` caches programs by the identity of a function. Therefore `jax.jit` compiles every new
+    closure, and doesn't detect changes of globals and captured values. `trace_and_call` traces the
+    function in every call, so no value is stale, and the jaxpr is the key of the compiled program.
+    Arrays that the function closes over are arguments of this program, so other data of the same
+    shapes need no compilation. A small program that runs only a few times isn't compiled
+    (:func:`tiered_call`).
 
-    Under `jax.jit`, `jax.grad` and `jax.vmap` this is `jax.jit(fn)(*args)`. A program with Python
-    callbacks is compiled in every call, because the callback is usually a new object.
+    Under `jax.jit`, `jax.grad` and `jax.vmap`, the call is equal to `jax.jit(fn)(*args)`. A program
+    with Python callbacks is compiled in every call, because the callback is usually a new object.
 
     Args:
         fn: A function of pytrees of arrays.
         *args: Its arguments.
 
     Returns:
-        What `fn` returns.
+        The result of `fn`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -59,12 +60,12 @@ def jit_call(fn: Callable[..., Any], *args: Any, **static: Any) -> Any:
     """Call `jax.jit(fn)(*args, **static)` and keep the program in a bounded cache.
 
     Args:
-        fn: A function that reads nothing but its arguments: not a closure.
+        fn: A function that reads only its arguments, not a closure.
         *args: Trees of arrays, among them functions that are :class:`TracedFunction`.
-        **static: What isn't an array, and can be hashed.
+        **static: Hashable arguments that aren't arrays.
 
     Returns:
-        What `fn` returns.
+        The result of `fn`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -79,18 +80,18 @@ def jit_call(fn: Callable[..., Any], *args: Any, **static: Any) -> Any:
 
 
 def tiered_call(fn: Callable[..., Any], *args: Any, **static: Any) -> Any:
-    """Call `fn(*args, **static)` like :func:`jit_call`, but compile it only when this saves time.
+    """Call `fn(*args, **static)` like :func:`jit_call`, but compile only if this saves time.
 
     NumPy runs the program until its runs have taken as long as a compilation: see
     :class:`TieredProgram`. Use it for programs that a user calls a few times with small arrays.
 
     Args:
-        fn: A function that reads nothing but its arguments: not a closure.
+        fn: A function that reads only its arguments, not a closure.
         *args: Trees of arrays, among them functions that are :class:`TracedFunction`.
-        **static: What isn't an array, and can be hashed.
+        **static: Hashable arguments that aren't arrays.
 
     Returns:
-        What `fn` returns.
+        The result of `fn`.
 
     Example:
         >>> import jax.numpy as jnp
@@ -135,7 +136,7 @@ def _call(
 
 
 def is_on_one_device(args: Any) -> bool:
-    """Whether a program of these arrays runs now, on a single device."""
+    """Whether a program of the arrays runs eagerly on a single device."""
     single = not has_tracers(args) and jax.sharding.get_abstract_mesh().empty
     return single and all(
         len(leaf.sharding.device_set) == 1

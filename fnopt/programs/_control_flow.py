@@ -1,8 +1,8 @@
-"""Views of scans, loops, branches and calls that don't depend on the release of JAX.
+"""Views of scans, loops, branches and calls that are independent of the release of JAX.
 
-This file alone reads the parameters of these equations. An equation whose parameters are those of
-no known release (JAX 0.7 to 0.12) has no view. Its reader treats it like any other operation
-without a rule.
+Only this file reads the parameters of these equations. An equation with the parameters of an
+unknown release (known: JAX 0.7 to 0.12) has no view, and callers treat the equation like any other
+operation without a rule.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Scan(NamedTuple):
     Attributes:
         body: One iteration: constants, carry and slices in; carry and rows out.
         consts: The number of leading inputs that are the same in all iterations.
-        carry: The number of inputs after them, which each iteration replaces.
+        carry: The number of subsequent inputs, which each iteration replaces.
         length: The number of iterations.
         reverse: Whether the slices are used from last to first.
         options: Compilation options: further keyword arguments of `jax.lax.scan`.
@@ -49,10 +49,10 @@ class While(NamedTuple):
     """A `jax.lax.while_loop`.
 
     Attributes:
-        test: A jaxpr of the test's constants and the carry; returns whether to go on.
+        test: A jaxpr of the test's constants and the carry; returns whether to continue.
         body: A jaxpr of the body's constants and the carry; returns the carry.
         test_consts: The number of leading inputs that are constants of the test.
-        body_consts: The number of inputs after them that are constants of the body.
+        body_consts: The number of subsequent inputs that are constants of the body.
     """
 
     test: SubJaxpr
@@ -61,7 +61,7 @@ class While(NamedTuple):
     body_consts: int
 
     def parts(self, inputs: Sequence[T]) -> tuple[list[T], list[T], list[T]]:
-        """Split the inputs of the loop into the test's constants, the body's, and the carry."""
+        """Split the inputs into the constants of the test and of the body, and the carry."""
         return _split_in_three(inputs, self.test_consts, self.body_consts)
 
 
@@ -120,8 +120,8 @@ def call_view(eqn: jex.JaxprEqn, inputs: Sequence[T]) -> tuple[SubJaxpr, list[T]
         inputs: Its inputs.
 
     Returns:
-        `(jaxpr, its inputs)` for what `called_jaxpr` reads and for linear solves, which have four
-        jaxprs and run one of them; `None` for all others.
+        `(jaxpr, its inputs)` for the equations that `called_jaxpr` reads and for linear solves,
+        which have four jaxprs and run one of these; `None` for all other equations.
 
     Example:
         >>> from fnopt.programs import call_view

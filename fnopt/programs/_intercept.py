@@ -17,23 +17,23 @@ NodeFn = Callable[[int, Any, Any], tuple[Any, Any]]
 """`(node, value, probe) -> (value, record)`; `None` means no record or no probe."""
 
 NodeValues = dict[int, Any]
-"""Probes or records, by the number of their node."""
+"""Probes or records, keyed by the number of the node."""
 
 
 def intercept_nodes(
     level: JaxprNodes, args: Sequence[Any], visit: NodeFn, probes: NodeValues
 ) -> tuple[list[Any], NodeValues]:
-    """Evaluate a jaxpr; `visit` maps the value of every node before anything else uses it.
+    """Evaluate a jaxpr; `visit` maps the value of every node before other equations use it.
 
     Args:
         level: The jaxpr with its nodes.
         args: Values of its inputs.
         visit: Called once for each node, and once for all iterations of a loop.
-        probes: Extra inputs of `visit` by node, with leading axes for the scans around the node;
-            `visit` gets the entry of the iteration.
+        probes: Extra inputs of `visit`, keyed by node, with leading axes for the scans around the
+            node; `visit` gets the entry of the iteration.
 
     Returns:
-        The outputs of the jaxpr, and the records by node, with leading axes for the scans.
+        The outputs of the jaxpr, and the records keyed by node, with leading axes for the scans.
     """
     env = jaxprs.Environment(level.jaxpr, level.consts, args)
     records: NodeValues = {}

@@ -55,13 +55,13 @@ def is_custom_rule(eqn: jex.JaxprEqn) -> bool:
 def names_value(eqn: jex.JaxprEqn) -> bool:
     """Whether the equation is an identity that names a value, `eqn.params["name"]`.
 
-    A tap of `fnopt.gradients`, or a `jax.ad_checkpoint.checkpoint_name`.
+    Such identities are taps and `jax.ad_checkpoint.checkpoint_name`.
     """
     return eqn.primitive.name in _NAMES
 
 
 def sub_jaxprs(eqn: jex.JaxprEqn) -> list[SubJaxpr]:
-    """All jaxprs in an equation's parameters, in their order, also those in tuples.
+    """All jaxprs in an equation's parameters, in their order, including jaxprs in tuples.
 
     Example:
         >>> from fnopt.programs import jaxprs
@@ -93,8 +93,9 @@ def _subs(name: str, value: Any) -> Iterator[SubJaxpr]:
 def called_jaxpr(eqn: jex.JaxprEqn) -> SubJaxpr | None:
     """The jaxpr that a call, a remat or a custom-rule call runs on the equation's inputs.
 
-    Its `invars` and `outvars` are those of the equation, in the same order. `None` for all other
-    equations, including loops and branches, and for calls of an unknown form.
+    Its `invars` and `outvars` correspond to the equation's `invars` and `outvars`, in the same
+    order. `None` for all other equations, including loops and branches, and for calls of an unknown
+    form.
     """
     if not (is_call(eqn) or is_remat(eqn) or is_custom_rule(eqn)):
         return None
@@ -109,7 +110,7 @@ def _arity(program: jex.Jaxpr | jex.JaxprEqn) -> tuple[int, int]:
 
 
 def equations(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
-    """Iterate over all equations; those inside an equation come after it."""
+    """Iterate over all equations; equations inside an equation follow the equation."""
     for eqn in jaxpr.eqns:
         yield eqn
         for sub in sub_jaxprs(eqn):
@@ -117,7 +118,7 @@ def equations(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
 
 
 def program_size(jaxpr: jex.Jaxpr) -> int:
-    """The number of equations in a program; a jaxpr that several equations call counts once."""
+    """The number of equations in a program; a jaxpr called by several equations is counted once."""
     seen: set[int] = set()
 
     def size(jaxpr: jex.Jaxpr) -> int:
@@ -133,7 +134,7 @@ def program_size(jaxpr: jex.Jaxpr) -> int:
 def name_scopes(eqn: jex.JaxprEqn) -> tuple[str, ...]:
     """The `jax.named_scope`s around an equation, outermost first, within its own jaxpr.
 
-    A scope inside `jax.vmap`, `vmap(name)`, counts as `name`, because it is the same part of a
+    A scope inside `jax.vmap`, `vmap(name)`, is returned as `name`, because it is the same part of a
     model. Marks of derivatives are kept: `jvp(name)`, `transpose(jvp(name))`.
     """
     parts = map(_without_vmap, str(eqn.source_info.name_stack).split("/"))
@@ -179,7 +180,7 @@ class Environment:
 
 
 def bind(eqn: jex.JaxprEqn, values: Iterable[Any]) -> list[Any]:
-    """Run an equation on these inputs, in its own context and scopes; return a list of outputs."""
+    """Run an equation on inputs, in the equation's context and scopes; return a list of outputs."""
     params = eqn.primitive.get_bind_params(eqn.params)
     subfuns, params = params if isinstance(params, tuple) else ((), params)  # a tuple before 0.8
     values = list(values)
@@ -193,9 +194,9 @@ def bind(eqn: jex.JaxprEqn, values: Iterable[Any]) -> list[Any]:
 
 
 def compiled_on_host(eqn: jex.JaxprEqn) -> Callable[..., list[Any]]:
-    """Return the equation as a compiled program of the CPU, to which NumPy's arrays aren't copied.
+    """Compile the equation for the CPU, which needs no copies of NumPy arrays.
 
-    It runs on the default device if `JAX_PLATFORMS` excludes the CPU.
+    If `JAX_PLATFORMS` excludes the CPU, the program runs on the default device.
     """
     run, host = jax.jit(lambda *values: bind(eqn, values)), None
     with contextlib.suppress(RuntimeError):

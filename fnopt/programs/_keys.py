@@ -18,16 +18,16 @@ MAX_PROGRAMS = 32
 
 
 class NoKeyError(Exception):
-    """The error for a jaxpr that can't be compared with others."""
+    """The error for a jaxpr that can't be compared with other jaxprs."""
 
 
 def key_of(jaxpr: Jaxpr, num_differentiated: int | None = None) -> tuple[Any, ...]:
-    """Return a hashable key; equal keys mean equal functions, with equal derivatives on request.
+    """Return a hashable key; equal keys mean equal functions (optionally with equal derivatives).
 
     Args:
         jaxpr: The function.
-        num_differentiated: The number of leading inputs by which the function may be
-            differentiated, up to two times; None if it will only be evaluated.
+        num_differentiated: The number of leading inputs with respect to which the function may be
+            differentiated, at most twice; None if the function is only evaluated.
 
     Returns:
         The key.
@@ -69,7 +69,7 @@ def shape_struct(aval: Any) -> jax.ShapeDtypeStruct:
 
 
 def _without_python_function(eqn: JaxprEqn) -> dict[str, Any]:
-    """The parameters of an equation, without the function of `lax.reduce` beside its jaxpr."""
+    """The parameters of an equation, without the Python function of `lax.reduce`."""
     twice = "jaxpr" in eqn.params
     return {name: x for name, x in eqn.params.items() if not (twice and name == "computation")}
 
@@ -137,7 +137,7 @@ class _Keys:
 
 
 class _RunKeys(_Keys):
-    """Keys of jaxprs that are evaluated and not differentiated: derivative rules don't matter."""
+    """Keys of jaxprs that are only evaluated, which omit derivative rules."""
 
     def closed(self, closed: ClosedJaxpr) -> tuple[Any, ...]:
         try:

@@ -42,20 +42,20 @@ class Node(NamedTuple):
 
 
 class NodeVar(NamedTuple):
-    """The number of a node, and the variable of the jaxpr that holds its value."""
+    """The number of a node, and the jaxpr variable with its value."""
 
     node: int
     var: jex.Var
 
 
 class JaxprNodes(NamedTuple):
-    """A jaxpr with its nodes, and those of the jaxprs inside its equations.
+    """A jaxpr with its nodes, and the nodes of the jaxprs inside its equations.
 
     Attributes:
         jaxpr: The jaxpr.
         consts: The values of its constvars.
-        node_vars: The nodes whose values an equation completes, by the index of the equation.
-        inner: The jaxprs inside an equation, by its index.
+        node_vars: The nodes whose values an equation computes, keyed by the index of the equation.
+        inner: The jaxprs inside an equation, keyed by the index of the equation.
     """
 
     jaxpr: jex.Jaxpr
@@ -64,7 +64,7 @@ class JaxprNodes(NamedTuple):
     inner: dict[int, tuple[JaxprNodes, ...]]
 
     def nodes(self) -> set[int]:
-        """The numbers of all nodes, those of inner jaxprs included."""
+        """The numbers of all nodes, including nodes of inner jaxprs."""
         here = {pair.node for pairs in self.node_vars.values() for pair in pairs}
         return here.union(*(level.nodes() for levels in self.inner.values() for level in levels))
 
@@ -79,11 +79,11 @@ class JaxprNodes(NamedTuple):
 
 
 def find_nodes(closed: jex.ClosedJaxpr, scopes: bool) -> tuple[JaxprNodes, tuple[Node, ...]]:
-    """Find the nodes of a jaxpr; returns them in context, and their descriptions by number.
+    """Find the nodes of a jaxpr; return the jaxpr with nodes, and the descriptions of the nodes.
 
     Args:
         closed: The traced function.
-        scopes: Whether named scopes are nodes too, besides taps.
+        scopes: Whether named scopes are nodes in addition to taps.
     """
     finder = _NodeFinder(scopes)
     level = finder.level(jaxprs.SubJaxpr("jaxpr", closed.jaxpr, tuple(closed.consts)), _Context())
@@ -193,7 +193,8 @@ def _hidden(context: _Context, eqn: jex.JaxprEqn, sub: jaxprs.SubJaxpr) -> _Cont
 def _scope_ends(jaxpr: jex.Jaxpr) -> dict[int, list[tuple[tuple[str, ...], jex.Var]]]:
     """The last equation of every scope that begins in this jaxpr, and the result of the scope.
 
-    A scope is a run of equations. Its result is its last floating value that is used after it.
+    A scope is a sequence of consecutive equations. The result of a scope is the last floating value
+    that is used after the scope.
     """
     last_use = _last_use(jaxpr)
     ends: dict[int, list[tuple[tuple[str, ...], jex.Var]]] = {}
@@ -212,7 +213,7 @@ def _last_use(jaxpr: jex.Jaxpr) -> dict[Any, int]:
 
 
 def _runs(paths: list[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], int, int]]:
-    """Every maximal run `(path, first, last)` of equations under a path; inner ones first."""
+    """Every maximal sequence `(path, first, last)` of equations under a path; inner paths first."""
     starts: list[int] = []
     before: tuple[str, ...] = ()
     for i, path in enumerate([*paths, ()]):

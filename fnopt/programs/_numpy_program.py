@@ -1,4 +1,4 @@
-"""Programs that NumPy runs, operation by operation, without compiling them."""
+"""Programs that NumPy runs without compilation."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class NumpyProgram:
 
     Args:
         jaxpr: The program.
-        consts: The constants of the jaxpr; None if they are the first arguments.
+        consts: The constants of the jaxpr; None if the constants are the first arguments.
         structure: The structure of its results.
         device: The device of its results, if its arguments are committed to a device.
 
@@ -69,7 +69,7 @@ class NumpyProgram:
 
         Args:
             args: The arrays.
-            budget: The maximum number of operations of all calls together.
+            budget: The maximum total number of operations of all calls.
 
         Raises:
             OverBudgetError: If the calls exceed the budget.
@@ -100,7 +100,7 @@ def _variables(slots: Iterable[int]) -> str:
 
 
 class _Block:
-    """A jaxpr as steps between slots, each of which has one value."""
+    """A jaxpr as a list of steps on slots, each of which stores one value."""
 
     def __init__(
         self, program: NumpyProgram, jaxpr: jex.Jaxpr, consts: Sequence[Any] | None
@@ -123,10 +123,10 @@ class _Block:
         return self.run(*args)
 
     def _function(self) -> Callable[..., list[Any]]:
-        """The steps as a Python function whose local variables are the values.
+        """Convert the steps to a Python function whose local variables are the values.
 
-        A loop over the steps with the values in a list takes 0.2 us a step, as much as an operation
-        on NumPy's scalars; the function takes 0.03 us.
+        A loop over the steps with the values in a list takes 0.2 us per step, as much as an
+        operation on NumPy's scalars; the function takes 0.03 us per step.
         """
         names = {f"v{slot}": self.values[slot] for slot in self.known}
         lines = [f"def run({_variables(self.inputs)}):"]
@@ -258,7 +258,7 @@ class _Block:
 
 
 def _where(going: Any, new: list[Any], old: list[Any]) -> list[Any]:
-    """Select new values for the loops that continue: `jax.vmap` merges many loops into one."""
+    """Select new values for unfinished loops: `jax.vmap` merges many loops into one."""
     if np.ndim(going) == 0:
         return new
     axes = [tuple(range(np.ndim(going), np.ndim(x))) for x in new]
@@ -299,8 +299,8 @@ def _callback(eqn: Eqn) -> Callable[..., Any]:
 def _work(eqn: Eqn) -> int:
     """Count the numbers that an operation reads and writes, or a tenth of a product's terms.
 
-    A product of matrices by BLAS takes about a tenth of a nanosecond for a term, other operations
-    a nanosecond for a number.
+    A matrix product by BLAS takes about a tenth of a nanosecond per term; other operations take a
+    nanosecond per number.
     """
     avals = [var.aval for var in (*eqn.invars, *eqn.outvars)]
     sizes = [getattr(aval, "size", 1) for aval in avals]
@@ -324,7 +324,7 @@ def _key(param: Any) -> Any:
 
 
 def _dtype(aval: Any) -> np.dtype | None:
-    """The dtype of an array; None for keys of random numbers, which stay JAX's."""
+    """The dtype of an array; None for PRNG keys, which stay JAX arrays."""
     dtype = getattr(aval, "dtype", None)
     if not isinstance(dtype, np.dtype):
         return None
@@ -334,7 +334,7 @@ def _dtype(aval: Any) -> np.dtype | None:
 
 
 def _array(value: Any, aval: Any) -> Any:
-    """An array for NumPy, a number as its scalar; one of JAX's own dtypes as it is."""
+    """Convert an array to NumPy and a number to a NumPy scalar; keep arrays of JAX's dtypes."""
     dtype = _dtype(aval)
     if dtype is None:
         return value

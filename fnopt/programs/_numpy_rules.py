@@ -16,14 +16,14 @@ Rule = Callable[..., Any]
 
 
 def numpy_rule(eqn: Eqn) -> Rule | None:
-    """A function of NumPy arrays that computes an equation.
+    """Return a function of NumPy arrays that computes an equation.
 
     Args:
-        eqn: An equation without jaxprs of its own.
+        eqn: An equation without inner jaxprs.
 
     Returns:
-        The function. It returns an array, or a sequence of arrays if the equation has several
-        results. None if NumPy has no such operation, or one with results of other dtypes.
+        The function. The function returns an array, or a sequence of arrays for several results.
+        None if NumPy has no equivalent operation with results of the same dtypes.
     """
     name = eqn.primitive.name
     try:
@@ -195,7 +195,7 @@ def _pad(eqn: Eqn) -> Rule | None:
 
 
 def _window(x: Any, starts: Sequence[Any], sizes: Sequence[int]) -> tuple[slice, ...]:
-    """Return the slice of an array at these indices, clamped to the array."""
+    """Return the slice of an array at given indices, clamped to the array."""
     limits = zip(starts, sizes, np.shape(x), strict=True)
     first = [min(max(int(start), 0), n - size) for start, size, n in limits]
     return tuple(slice(i, i + size) for i, size in zip(first, sizes, strict=True))

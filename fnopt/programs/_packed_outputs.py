@@ -30,7 +30,7 @@ _MAX_SIZE = 1024  # numbers in an array; larger arrays aren't copied
 )
 @dataclasses.dataclass(frozen=True)
 class PackedOutputs:
-    """The leaves of a tree; the small ones of each dtype are concatenated."""
+    """The leaves of a tree; small leaves of each dtype are concatenated."""
 
     unpacked: list[jax.Array]
     vectors: dict[str, jax.Array]

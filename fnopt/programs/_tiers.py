@@ -31,8 +31,8 @@ class TieredProgram:
     """A function of arrays that NumPy runs first, and XLA after enough runs.
 
     XLA compiles a small fit in one or two seconds; NumPy runs it in a few milliseconds. The results
-    are placed on the device of the arguments, a GPU or TPU too. Programs of sharded or large
-    arrays, and programs with effects other than callbacks, are compiled immediately.
+    are placed on the device of the arguments, which may be a GPU or TPU. Programs of sharded or
+    large arrays, and programs with effects other than callbacks, are compiled immediately.
 
     Args:
         fn: The function.
@@ -68,5 +68,5 @@ class TieredProgram:
 
 
 def _is_on_one_device(placements: frozenset[Any]) -> bool:
-    """Whether all arrays that are committed to devices are whole on the same one."""
+    """Whether all committed arrays are on the same single device."""
     return len(placements) <= 1 and all(isinstance(x, SingleDeviceSharding) for x in placements)

@@ -24,7 +24,7 @@ class KeyedJaxpr:
     Args:
         key: The key.
         jaxpr: The jaxpr.
-        structure: The structure of what the traced function returned.
+        structure: The structure of the traced function's result.
     """
 
     def __init__(self, key: Any, jaxpr: Any, structure: Any = None) -> None:
@@ -47,8 +47,8 @@ class KeyedJaxpr:
 class TracedFunction:
     """A function of arrays as a pytree: its jaxpr is the structure, captured arrays are leaves.
 
-    So a jitted function with a `TracedFunction` argument compiles again only for another jaxpr, not
-    for another function object or other data of the same shapes.
+    Therefore a jitted function with a `TracedFunction` argument recompiles only for another jaxpr,
+    not for another function object or other data of the same shapes.
 
     Args:
         keyed: The jaxpr of the function.
@@ -59,7 +59,7 @@ class TracedFunction:
         self.keyed, self.closed_over = keyed, closed_over
 
     def __call__(self, *args: Any) -> Any:
-        """Evaluate the function, for arguments of the shapes that it was traced with."""
+        """Evaluate the function, for arguments of the traced shapes."""
         pairs = zip(jax.tree.leaves(args), self.keyed.jaxpr.invars, strict=True)
         leaves = [jax.lax.convert_element_type(leaf, var.aval.dtype) for leaf, var in pairs]
         outputs = self.keyed(*self.closed_over, *leaves)
@@ -82,11 +82,11 @@ class TracedFunction:
 
 
 def trace_function(fn: Callable[..., Any], *args: Any) -> TracedFunction | None:
-    """Trace a function to a value that is compared by its jaxpr, if its jaxpr can be compared.
+    """Trace a function to a value that is compared by its jaxpr, if possible.
 
-    Every call traces a plain function, so the value is never stale: globals and closures are read
-    as they are now. A trace takes about 1 ms for a small function. A function under `jax.jit` is
-    traced once, as in all its calls; JAX then returns its trace in 20 us.
+    Every call traces a plain function, so the value uses the current globals and closures. A trace
+    takes about 1 ms for a small function. A function under `jax.jit` is traced once; later, JAX
+    returns the cached trace in 20 us.
 
     Args:
         fn: A function of pytrees of arrays. Derivative rules (`jax.custom_jvp`) are compared up to
@@ -125,10 +125,10 @@ def _keyed(jaxpr: Any, structure: Any, num_differentiated: int) -> KeyedJaxpr | 
 
 
 def make_jaxpr(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[jex.ClosedJaxpr, Any]:
-    """The jaxpr of a function as it is now, and the structure of its result.
+    """Return the current jaxpr of a function, and the structure of its result.
 
-    All captured arrays are constants of the jaxpr itself. An inner `jax.jit` may capture arrays of
-    its own, which wouldn't become arguments; such calls are inlined.
+    All captured arrays are constants of the outer jaxpr. Arrays captured by an inner `jax.jit`
+    wouldn't become arguments, so such calls are inlined.
     """
     closed, shapes = _trace(fn, args)
     structure = jax.tree.structure(shapes)
@@ -163,13 +163,13 @@ def _with_checked_result(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_data(tree: Any) -> bool:
-    """Whether a tree holds arrays, numbers and values of this library, and no function."""
+    """Whether a tree contains only arrays, numbers and values of this library, and no function."""
     nodes = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, Value))
     return all(_is_plain(node) if isinstance(node, Value) else _is_array(node) for node in nodes)
 
 
 def _is_plain(value: Value) -> bool:
-    """Whether a value is one of this library, whose fields hold no function."""
+    """Whether a value belongs to this library and its fields contain no function."""
     children, aux = value._flatten()
     ours = type(value).__module__.partition(".")[0] == "fnopt"
     return ours and not any(map(callable, aux)) and is_data(children)

@@ -1,4 +1,4 @@
-"""Tracing functions anew, and converting closures to functions of the tracers that they capture."""
+"""Fresh traces of functions, and conversion of closures to functions of captured tracers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _CONFIG: Any = jax.config  # its fields are made at run time
 def copy_function(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Copy a function, so that JAX doesn't reuse an earlier trace of it.
 
-    `jax.eval_shape` and `jax.make_jaxpr` cache traces by the identity of a function. They would
-    miss a change in the globals and closures that the function reads.
+    `jax.eval_shape` and `jax.make_jaxpr` cache traces by the identity of a function. Cached traces
+    miss changes of the globals and closures that the function reads.
     """
     return lambda *args, **kwargs: fn(*args, **kwargs)
 
 
 def jit_copy(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Apply `jax.jit` to a copy of a function, so that its uses in one call share one trace."""
+    """Apply `jax.jit` to a copy of a function, so that all uses in one call share one trace."""
     return jax.jit(copy_function(fn))
 
 
@@ -36,7 +36,7 @@ def is_jitted(fn: Any) -> bool:
 
 
 def is_eager(args: Any) -> bool:
-    """Whether a call with these arguments runs now, outside of any trace."""
+    """Whether a call with the given arguments runs eagerly, outside of any trace."""
     return not (is_tracing() or _CONFIG.jax_disable_jit or has_tracers(args))
 
 

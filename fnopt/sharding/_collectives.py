@@ -1,10 +1,11 @@
-"""Device-varying arrays: collectives over a named axis or None, loops and conditionals.
+"""Device-varying arrays: collectives over an optional named axis, loops and conditionals.
 
 Inside `jax.shard_map` with `check_vma=True` (the default), the derivative with respect to
 replicated params is summed over the devices. This sum is wrong for the gradient of one example,
-because each device has its own examples. The carry of a loop must vary over the same axes before
+because each device has different examples. The carry of a loop must vary over the same axes before
 and after an iteration. The results of both branches of a conditional must also vary over the same
-axes. Outside of `jax.shard_map` these are the functions of `jax.lax`.
+axes. Outside of `jax.shard_map`, the functions of this file are equal to the functions of
+`jax.lax`.
 
 A solver whose residuals are sharded over named axes declares these axes once (`rows_sharded_over`).
 Outside this context, the functions for rows return their input.
@@ -155,12 +156,12 @@ def rows_sharded_over(axis_name: Any) -> Iterator[None]:
 
 
 def row_axes() -> tuple[Any, ...]:
-    """The named axes that residuals are sharded over; none outside `rows_sharded_over`."""
+    """The named axes over which residuals are sharded; none outside `rows_sharded_over`."""
     return _axes.get()
 
 
 def row_shards() -> int:
-    """The number of devices that rows are sharded over."""
+    """The number of devices over which rows are sharded."""
     return jax.lax.psum(1, row_axes()) if row_axes() else 1
 
 

@@ -2,7 +2,7 @@
 
 On such a mesh the type of an array has a `PartitionSpec`. JAX raises an error for an operation
 whose result could have several `PartitionSpec`s. This module chooses one for the whole library. On
-automatic meshes, and on one device, the functions equal those of `jax.numpy`.
+automatic meshes, and on one device, the functions are equal to the functions of `jax.numpy`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from jax.core import ShapedArray, Tracer
 from jax.sharding import NamedSharding, PartitionSpec, reshard
 
 Spec = tuple[Any, ...]
-"""For every dimension: the mesh axis (or axes) that it is sharded over, or None."""
+"""The mesh axis (or axes) over which each dimension is sharded, or None."""
 
 
 def axis_names(axes: Any) -> tuple[Any, ...]:
@@ -29,7 +29,7 @@ def axis_names(axes: Any) -> tuple[Any, ...]:
 
 
 def explicit_spec(x: Any) -> Spec:
-    """The explicit mesh axes that every dimension is sharded over; all None on automatic meshes."""
+    """The explicit mesh axes over which each dimension is sharded; all None on automatic meshes."""
     aval = x if isinstance(x, ShapedArray) else jax.typeof(x)
     spec = tuple(aval.sharding.spec)
     return spec + (None,) * (aval.ndim - len(spec))
@@ -51,7 +51,7 @@ def reshard_to(x: jax.Array, spec: Spec) -> jax.Array:
 
 
 def replicate(x: jax.Array, *dimensions: int) -> jax.Array:
-    """Replicate an array along these dimensions (all by default)."""
+    """Replicate an array along the given dimensions (all by default)."""
     if not is_sharded(x):
         return x
     gathered = {d % x.ndim for d in dimensions} or set(range(x.ndim))
@@ -61,10 +61,10 @@ def replicate(x: jax.Array, *dimensions: int) -> jax.Array:
 
 
 def replicate_for_batch(shared: Any, batch: Any) -> Any:
-    """Gather arrays that all examples share over the mesh axes that the examples are sharded over.
+    """Gather arrays shared by all examples over the mesh axes of the examples.
 
-    Params that are sharded over the axis of the batch (FSDP) need this. `jax.vmap` raises an error
-    if an argument is sharded over the mesh axis of the mapped dimension.
+    Params that are sharded over the axis of the batch (FSDP) have to be gathered. `jax.vmap` raises
+    an error if an argument is sharded over the mesh axis of the mapped dimension.
 
     Args:
         shared: A tree; its leaves may be anything.
@@ -130,7 +130,7 @@ def concatenate(arrays: list[jax.Array], axis: int = 0) -> jax.Array:
 
 
 def _common_spec(specs: set[Spec], joint: int) -> PartitionSpec:
-    """Spec for concatenated arrays; slicing replicated arrays is free, but moving rows is not."""
+    """Spec for concatenated arrays; slicing replicated arrays is free, moving rows isn't."""
     kept = []
     for i, axes in enumerate(map(set, zip(*specs, strict=True))):
         is_joint = i == joint % len(next(iter(specs)))
@@ -166,7 +166,7 @@ def product_sharding(
 
 @contextlib.contextmanager
 def use_mesh_of(*trees: Any) -> Iterator[None]:
-    """Context that sets the mesh of the arrays, unless a mesh is set already."""
+    """Context that sets the mesh of the arrays, unless a mesh is already set."""
     arrays = [x for x in jax.tree.leaves(trees) if hasattr(x, "dtype") and is_sharded(x)]
     unknown = not hasattr(jax, "set_mesh")  # before JAX 0.8 the caller has to set the mesh
     if not arrays or unknown or not jax.sharding.get_abstract_mesh().empty:

@@ -1,4 +1,4 @@
-"""Optimizers on shards of leaves: sums over the elements of a leaf include all devices."""
+"""Optimizers on shards of leaves, with sums over all devices."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class UnshardedLeaves(NamedTuple):
     """Description of sharded leaves, for methods that need whole leaves.
 
     Attributes:
-        shapes: The shapes of the whole leaves, by name.
+        shapes: The shapes of the unsharded leaves, keyed by name.
         count: The number of shards of each leaf.
-        kept: A function of all shards of an array, `[..., count, length]`. Inside `shard_map` it
-            returns this device's shard, `[..., length]`. Outside it returns the concatenated
-            shards, `[..., count * length]`, sharded over the devices.
+        kept: A function of all shards of an array, `[..., count, length]`. Inside `shard_map`, the
+            function returns this device's shard, `[..., length]`. Outside it returns the
+            concatenated shards, `[..., count * length]`, sharded over the devices.
         is_probe: Whether the program is only inspected, with shards of artificial lengths.
     """
 
@@ -50,7 +50,7 @@ def shards_over(axes: tuple[str, ...], leaves: UnshardedLeaves | None = None) ->
 
 
 def shard_axes() -> tuple[str, ...]:
-    """The named axes that leaves are sharded over; none outside `sharded` optimizers."""
+    """The named axes over which leaves are sharded; none outside `sharded` optimizers."""
     return _axes.get()
 
 

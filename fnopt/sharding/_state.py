@@ -56,15 +56,15 @@ def fits_param(leaf: Any, param: Any) -> bool:
 def place_state(state: Any, params: Any) -> Any:
     """Put the arrays of a fresh state on the devices of the params.
 
-    Slots are sharded like their params. Counts and other numbers depend on no param and would be on
-    the first device, so they are replicated over the params' mesh. In a traced function
+    Slots are sharded like their params. Counts and other numbers depend on no param. They would be
+    placed on the first device, so they are replicated over the params' mesh. In a traced function
     (`jax.jit(tx.init)`) the result has sharding constraints. Without them the compiler would put
     the whole state on one device, because zeros depend on no input.
 
     Args:
         state: The result of an `init`.
-        params: The params of that `init`. If they have no mesh and are not committed to a device,
-            the state is returned unchanged.
+        params: The params of this `init` call. If they have no mesh and are not committed to a
+            device, the state is returned unchanged.
     """
     replicated = next(_replicated_shardings(params), None)
     if replicated is None:
@@ -149,7 +149,7 @@ def step_with_divided_slots(
     On an explicit mesh, a gradient can't be added to a slot that is sharded over a further axis. If
     all slots have the params' shapes, gradients and params are resharded like the slots, which
     divides the arithmetic. If the state has other arrays (factors of matrices, codes, histories),
-    the state is resharded as `init` makes it, and back after the step.
+    the state is resharded to the sharding of a new state, and back after the step.
 
     Args:
         step: `step(updates, state, params)`, which returns updates and a state.
@@ -178,7 +178,7 @@ def step_with_divided_slots(
 
 
 def _is_placed(x: Any, g: Any) -> bool:
-    """Whether a leaf is sharded as in a fresh state: like its gradient, or not at all."""
+    """Whether a leaf is sharded as in a new state: like its gradient, or not at all."""
     if g is None or not fits_param(x, g):
         return not is_sharded(x)
     return explicit_spec(x) == (None,) * (jnp.ndim(x) - jnp.ndim(g)) + explicit_spec(g)
@@ -200,7 +200,7 @@ def is_on_mesh(x: Any) -> bool:
 
 
 def is_on_explicit_mesh(leaves: list[Any]) -> bool:
-    """Whether the types of leaves contain their sharding, judged by the first leaf."""
+    """Whether the types of leaves contain their sharding, according to the first leaf."""
     return bool(leaves) and AxisType.Explicit in _axis_types(leaves[0])
 
 

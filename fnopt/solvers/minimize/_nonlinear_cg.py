@@ -7,9 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fnopt.core import static
-from fnopt.errors import check_choice
 from fnopt.linear import divide, norm
+from fnopt.numerics import nonzero
 from fnopt.solvers.minimize._method import (
     Direction,
     MinimizeMethod,
@@ -19,10 +18,6 @@ from fnopt.solvers.minimize._method import (
     newton_like,
 )
 from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
-
-FORMULAS = ("polak_ribiere", "hager_zhang")
-# Hager and Zhang (2013), The limited memory conjugate gradient method, eq. 1.4.
-_LEAST_BETA = 0.4
 
 
 class ConjugateDirection(NamedTuple):
@@ -36,35 +31,20 @@ class nonlinear_cg(MinimizeMethod):
     r"""Nonlinear conjugate gradients, which store two vectors but no matrix.
 
     .. math:: d^+ = -g^+ + \beta\, d, \qquad
-              \beta_\text{PR+} = \max\left(0, \frac{y^T g^+}{g^T g}\right), \qquad
-              \beta_\text{HZ} = \frac{1}{d^T y} \left(y - 2 d \frac{y^T y}{d^T y}\right)^T g^+
-
-    Args:
-        formula: `'polak_ribiere'` or `'hager_zhang'`.
-
-    Raises:
-        ValueError: If `formula` is another string.
+              \beta_\text{PR+} = \max\left(0, \frac{y^T g^+}{g^T g}\right)
 
     Example:
         >>> import jax.numpy as jnp, fnopt
-        >>> method = fnopt.nonlinear_cg("hager_zhang")
-        >>> end = fnopt.minimize(lambda x: jnp.sum((x - 1) ** 4), jnp.zeros(2), method=method)
+        >>> end = fnopt.minimize(lambda x: jnp.sum((x - 1) ** 4), jnp.zeros(2), method="cg")
         >>> bool(end.converged)
         True
 
     Reference:
         Polak and Ribière (1969); Gilbert and Nocedal (1992), Global convergence properties of
-        conjugate gradient methods for optimization; Hager and Zhang (2005), A new conjugate
-        gradient method with guaranteed descent and an efficient line search.
+        conjugate gradient methods for optimization.
     """
 
-    formula: str = static(default="polak_ribiere")
-
     wolfe = WolfeConditions(curvature=0.1)  # Nocedal and Wright (2006), section 3.1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice(self.formula, FORMULAS, "formula", "nonlinear_cg")
 
     def begin(self, problem: SmoothObjective, point: Evaluation) -> ConjugateDirection:
         """Return the steepest-descent direction."""
@@ -75,11 +55,10 @@ class nonlinear_cg(MinimizeMethod):
     ) -> ConjugateDirection:
         """Return the conjugate direction, or steepest descent if it isn't a descent direction."""
         # Divided by the gradient's norm, because squares may underflow.
-        scale = norm(before.gradient)
-        scale = jnp.where(scale > 0, scale, jnp.ones_like(scale))
+        scale = nonzero(norm(before.gradient))
         g, d = after.gradient / scale, memory.d / scale
         y = g - before.gradient / scale
-        new = -g + self._beta(g, y, d) * d
+        new = -g + jnp.maximum(dot(y, g), 0) * d  # the gradient before has length 1
         down = dot(new, g) < 0
         new = scale * jnp.where(down & jnp.all(jnp.isfinite(new)), new, -g)
         # The step size with the same first-order change: Nocedal and Wright, eq. 3.60.
@@ -88,14 +67,6 @@ class nonlinear_cg(MinimizeMethod):
         rate = divide(-2.02 * fall, slope)
         last = divide(norm(after.x - before.x), norm(new))
         return ConjugateDirection(new, jnp.where(rate > 0, rate, last))
-
-    def _beta(self, g: jax.Array, y: jax.Array, d: jax.Array) -> jax.Array:
-        if self.formula == "polak_ribiere":
-            return jnp.maximum(dot(y, g), 0)  # the gradient before has length 1
-        dy = dot(d, y)
-        beta = divide(dot(y, g) - 2 * divide(dot(y, y), dy) * dot(d, g), dy)
-        least = jnp.asarray(_LEAST_BETA, dy.dtype) * divide(dot(d, g), dot(d, d))
-        return jnp.maximum(beta, least)
 
     def direction(
         self,

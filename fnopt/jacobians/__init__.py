@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnopt.jacobians._band import BandLayout, band_of, reverse_cuthill_mckee
 from fnopt.jacobians._check_sparsity import check_sparsity
 from fnopt.jacobians._coloured import SparseJacobian
 from fnopt.jacobians._colouring import Sparsity, SymmetricSparsity
@@ -15,18 +16,18 @@ from fnopt.jacobians._flat import jacobian_mode, value_and_jacobian
 from fnopt.jacobians._flat import lacks_forward as lacks_forward
 from fnopt.jacobians._of_function import JacobianOperator, jacobian
 from fnopt.jacobians._of_function import tree_or_matrix as tree_or_matrix
-from fnopt.jacobians._pairs import distinct_edges as distinct_edges
-from fnopt.jacobians._pairs import row_pairs as row_pairs
 from fnopt.jacobians._per_example import per_example_jacobian
 from fnopt.jacobians._ravel import RealVector, ravel, real_vector
 from fnopt.jacobians._ravel import held_as_zeros as held_as_zeros
 from fnopt.jacobians._ravel import ravel_with_held as ravel_with_held
+from fnopt.jacobians._sparse import LARGEST_DENSE as LARGEST_DENSE
 from fnopt.jacobians._sparse import SparseJacobianFunction as SparseJacobianFunction
 from fnopt.jacobians._sparse import sparse_jacobian
 from fnopt.jacobians._sparse_hessian import SparseHessian, sparse_hessian
 from fnopt.jacobians._sparsity_pattern import sparsity_pattern
 
 __all__ = [
+    "BandLayout",
     "Elimination",
     "JacobianOperator",
     "RealVector",
@@ -34,6 +35,7 @@ __all__ = [
     "SparseJacobian",
     "Sparsity",
     "SymmetricSparsity",
+    "band_of",
     "check_sparsity",
     "elimination",
     "jacobian",
@@ -41,6 +43,7 @@ __all__ = [
     "per_example_jacobian",
     "ravel",
     "real_vector",
+    "reverse_cuthill_mckee",
     "sparse_hessian",
     "sparse_jacobian",
     "sparsity_pattern",

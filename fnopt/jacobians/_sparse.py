@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, Protocol, cast
@@ -10,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from fnopt.jacobians._band import band_of
 from fnopt.jacobians._coloured import SparseJacobian
+from fnopt.jacobians._colouring import Sparsity
 from fnopt.jacobians._compressed import (
     Colouring,
     best_colouring,
@@ -26,6 +29,8 @@ from fnopt.jacobians._sparsity_pattern import found_pattern
 from fnopt.manifolds import along_tangents, in_tangents, is_on
 
 _NAME = "sparse_jacobian"
+LARGEST_DENSE = 256
+"""Number of residuals or unknowns up to which `least_squares` forms a sparse Jacobian densely."""
 
 
 def sparse_jacobian(
@@ -43,8 +48,8 @@ def sparse_jacobian(
     than 256 residuals and more than 256 params, its steps come from a sparse Cholesky
     factorisation: along the band, if :math:`J^T J` has a narrow one in some order of the params, or
     else by elimination of params that no residual couples (the points of a bundle adjustment, the
-    poses of a graph, also on manifolds). `print(sparse_jacobian(fn).plan(params))` shows the
-    elimination. :func:`fnopt.covariance` computes the covariance of a few params from this factor.
+    poses of a graph, also on manifolds). `print(sparse_jacobian(fn).plan(params))` names the
+    choice. :func:`fnopt.covariance` computes the covariance of a few params from this factor.
     If the factor is too large, steps come from products, by conjugate gradients. The solution then
     has no matrix and no covariance; `linear_solver` overrides this choice.
 
@@ -64,7 +69,8 @@ def sparse_jacobian(
     Returns:
         A function of the arguments of `fn` that returns a :class:`SparseJacobian`, which has
         `mv`, `rmv` and `matrix`, `to_scipy` and `to_bcoo`. Its method `plan`, a function of the
-        same arguments, returns the :class:`Elimination` of its normal equations.
+        same arguments, returns the :class:`Elimination` of its normal equations, which names the
+        linear algebra of `least_squares`.
 
     Raises:
         TypeError: If the pattern has another type, or params or outputs aren't floating.
@@ -131,11 +137,23 @@ def _jacobian_function(
         if inner is None and any(map(is_on, jax.tree.leaves(params, is_leaf=is_on))):
             moved = composed(functools.partial(along_tangents, params))
             return moved.plan(in_tangents(params), *args, **kwargs)
-        return elimination(*sparsity_of(best_colouring(*at(params, args, kwargs), mode)))
+        found = sparsity_of(best_colouring(*at(params, args, kwargs), mode))
+        return dataclasses.replace(elimination(*found), instead=_instead(*found))
 
     planned = cast(SparseJacobianFunction, jacobian_fn)
     planned.plan, planned.composed = plan, composed
     return planned
+
+
+def _instead(sparsity: Sparsity, by_rows: bool) -> str:
+    """Name the linear algebra of `least_squares` if it isn't the elimination, else return ''."""
+    m, n = sparsity.shape[::-1] if by_rows else sparsity.shape
+    if min(m, n) <= LARGEST_DENSE:
+        return f"factorisation of a dense matrix, since there are at most {LARGEST_DENSE} of one"
+    if m < n:
+        return "conjugate gradients, since there are fewer residuals than unknowns"
+    band = band_of(sparsity, by_rows)
+    return "" if band is None else str(band)
 
 
 def _leaves(flat: VectorFunction) -> Shapes:

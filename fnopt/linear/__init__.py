@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fnopt.linear._band import BandedGramSystem, BandLayout, band_of, reverse_cuthill_mckee
+from fnopt.errors import deprecated_names
+from fnopt.linear._band import BandedGramSystem
 from fnopt.linear._eliminated_system import BlockLayout, EliminatedGramSystem
 from fnopt.linear._gram_system import SparseGramSystem as SparseGramSystem
 from fnopt.linear._gram_system import TallGramSystem, WideGramSystem, gram
@@ -42,8 +43,15 @@ from fnopt.linear._unrolled import unrolled_inverse as unrolled_inverse
 from fnopt.linear._unrolled import unrolled_rank as unrolled_rank
 from fnopt.linear._unrolled import unrolled_solve as unrolled_solve
 
+# Old names, which warn.
+_RENAMED = {
+    "BandLayout": "fnopt.jacobians.BandLayout",
+    "band_of": "fnopt.jacobians.band_of",
+    "reverse_cuthill_mckee": "fnopt.jacobians.reverse_cuthill_mckee",
+}
+__getattr__ = deprecated_names(__name__, _RENAMED)
+
 __all__ = [
-    "BandLayout",
     "BandedGramSystem",
     "BlockLayout",
     "DampedStep",
@@ -56,7 +64,6 @@ __all__ = [
     "Triangle",
     "TriangleSystem",
     "WideGramSystem",
-    "band_of",
     "damped_triangle",
     "dogleg_step",
     "gauss_newton_solution",
@@ -66,7 +73,6 @@ __all__ = [
     "norm",
     "numerical_rank",
     "power_iteration",
-    "reverse_cuthill_mckee",
     "singular_factors",
     "triangle",
 ]

@@ -39,6 +39,10 @@ class BlockLayout:
 
     plan: Elimination
 
+    def __str__(self) -> str:
+        plan = self.plan
+        return f"elimination of {plan.eliminated} unknowns, Cholesky factorisation of {plan.left}"
+
     @property
     def widest(self) -> int:
         """The largest number of entries in a row of the factor."""

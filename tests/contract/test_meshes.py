@@ -288,7 +288,7 @@ NO_ARRAYS = {
     *("nodes", "tap", "poisson_batch", "sensitivity", "sparsity_pattern", "check_sparsity"),
     *("jacobian_mode", "real_vector", "value_and_jacobian", "scale_gradient", "kfac_report"),
     *("ghost_report", "check_examples_independent", "t_quantile", "plot_fit", "hyper", "static"),
-    *("profile_intervals", "elimination"),
+    *("profile_intervals", "elimination", "band_of", "reverse_cuthill_mckee"),
     *("fixed", "interval", "positive", "tied", "from_config", "to_config", "leaf_paths", "named"),
     *("hyperparams", "slot_names", "slots", "step_count", "slot_zeros", "map_leaves"),
     *("apply_updates", "correlation", "reduced_chi_square", "Transformation", "LeastSquaresMethod"),

@@ -17,7 +17,8 @@ def seen(p):
     camera = p["camera"] if "camera" in p else jnp.c_[p["shift"], p["focal"], p["twist"]]
     c, x = camera[CAMERA], p["point"][POINT]
     again = camera[(CAMERA + 1) % 20]
-    return jnp.stack([jnp.sum(c, 1) * jnp.sum(x, 1), jnp.sum(again, 1) + jnp.sum(x**2, 1)])
+    c, again, squares = jnp.sum(c, 1), jnp.sum(again, 1), jnp.sum(x**2, 1)
+    return jnp.stack([c * jnp.sum(x, 1), again + squares, c - squares, again * squares])
 
 
 def params(one_leaf):
@@ -62,6 +63,18 @@ def test_groups_of_a_level_are_not_coupled_and_the_factor_has_all_entries(monkey
     row, col = plan.blocks[1, 1]
     L[row, col] = 0
     assert np.all(L[:, : plan.eliminated] == 0)
+
+
+def test_a_plan_names_what_is_used_instead_of_an_elimination():
+    def chain(x):
+        return jnp.append(x[0], x[1:] - x[:-1] ** 2)
+
+    for fn, n, text in [
+        (chain, 300, "300 unknowns from 300 residuals: Cholesky factorisation of a band, in 19 bl"),
+        (chain, 256, "256 unknowns from 256 residuals: factorisation of a dense matrix"),
+        (lambda x: chain(x)[1:], 300, "300 unknowns from 299 residuals: conjugate gradients"),
+    ]:
+        assert str(fnopt.sparse_jacobian(fn).plan(jnp.ones(n))).startswith(text)
 
 
 def test_a_full_row_has_no_plan(monkeypatch):

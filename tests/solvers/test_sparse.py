@@ -105,6 +105,7 @@ def test_bounds_with_elimination_end_where_the_conditions_of_a_minimum_hold(x64,
     fit = fnopt.least_squares(residuals, start, jac=jac, bounds=bounds)
     assert bool(fit.converged)
     assert isinstance(fit.jacobian, SparseJacobian)  # not by a full matrix, with bounds neither
+    assert "\n  steps by elimination of 270 unknowns, Cholesky factorisation of 36\n" in str(fit)
 
     @jax.jit
     def gradients(params):
@@ -226,6 +227,7 @@ def test_covariance_is_infinite_only_where_the_data_leave_something_open(x64):
     fit = fnopt.least_squares(steps, start, jac=jac, bounds=bounds)
     assert (fit.rank, fit.dof) == (302, 598 - 302)  # of[2] is fixed, at can be shifted
     assert fit.message.endswith("; the data don't determine 1 direction in at")
+    assert "\n  steps by Cholesky factorisation of a band, in 19 blocks of 16 unknowns" in str(fit)
     assert "rank 302 of 303: the data don't determine 1 direction in at" in str(fit)
 
     def chosen(p):
@@ -242,7 +244,7 @@ def test_covariance_is_infinite_only_where_the_data_leave_something_open(x64):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_the_rank_and_what_is_undetermined_are_those_of_the_dense_jacobian(x64, dtype, monkeypatch):
-    monkeypatch.setattr("fnopt.solvers.linear_model._choice._SPARSE", 0)
+    monkeypatch.setattr("fnopt.solvers.linear_model._choice.LARGEST_DENSE", 0)
     solver = fnopt.levenberg_marquardt(geodesic=False)
 
     def chain(x, weights, at_first):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnopt.jacobians import LARGEST_DENSE
 from fnopt.linear import linear_solver
 from fnopt.residuals import FlatResidual
 from fnopt.sharding import row_axes
@@ -10,8 +11,6 @@ from fnopt.solvers.linear_model._dense import LiftedModel, TriangleModel, WideGr
 from fnopt.solvers.linear_model._gram import RowsModel, TallGramModel
 from fnopt.solvers.linear_model._krylov import KrylovModel
 from fnopt.solvers.linear_model._sparse_gram import sparse_gram_model
-
-_SPARSE = 256  # unknowns from which on a sparse Jacobian isn't converted to a dense matrix
 
 # For each linear solver: the model of a tall (or square) Jacobian, and of a wide one.
 _MODELS: dict[str, tuple[type[LinearModel], type[LinearModel]]] = {
@@ -52,4 +51,4 @@ def linear_model(flat: FlatResidual, solver: str, mode: str, chunk_size: int | N
 def is_large_and_sparse(flat: FlatResidual) -> bool:
     """Whether the Jacobian is sparse, and too large for a dense matrix."""
     given = flat.derivative
-    return given is not None and given.sparse and min(flat.rows, flat.n) > _SPARSE
+    return given is not None and given.sparse and min(flat.rows, flat.n) > LARGEST_DENSE

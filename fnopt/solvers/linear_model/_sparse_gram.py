@@ -10,13 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fnopt.jacobians import SparseJacobian, Sparsity, elimination
+from fnopt.jacobians import SparseJacobian, Sparsity, band_of, elimination
 from fnopt.linear import (
     BandedGramSystem,
     BlockLayout,
     EliminatedGramSystem,
     SparseGramSystem,
-    band_of,
 )
 from fnopt.numerics import matmul
 from fnopt.residuals import FlatResidual
@@ -26,9 +25,6 @@ from fnopt.solvers.linear_model._linearization import Linearization, half_square
 from fnopt.solvers.linear_model._scaling import initial_scale
 
 Algebra = type[BandedGramSystem] | type[EliminatedGramSystem]
-
-_WIDEST_BLOCK = 128  # unknowns in a block of a band; above, conjugate gradients may be faster
-_LEAST_BLOCKS = 4  # blocks; a band of fewer blocks is treated as a dense matrix
 
 
 def sparse_gram_model(
@@ -44,13 +40,18 @@ def sparse_gram_model(
 
 def _layout(sparsity: Sparsity, by_rows: bool) -> tuple[Any, Algebra] | None:
     """Return the block layout of the Gram matrix and its system; None if both are too expensive."""
-    band = band_of(
-        sparsity, by_rows, min(_WIDEST_BLOCK, sparsity.shape[not by_rows] // _LEAST_BLOCKS)
-    )
+    band = band_of(sparsity, by_rows)
     if band is not None:
         return band, BandedGramSystem
     plan = elimination(sparsity, by_rows)
     return (BlockLayout(plan), EliminatedGramSystem) if plan.is_affordable else None
+
+
+def algebra_text(J: SparseJacobian) -> str:
+    """Name the linear algebra that factorised the normal equations of a sparse Jacobian."""
+    found = _layout(J.sparsity, J.by_rows)
+    assert found is not None, "a solution keeps a sparse Jacobian that was factorised"
+    return str(found[0])
 
 
 def inverse_root(J: SparseJacobian, rows: jax.Array, fixed: jax.Array | None = None) -> jax.Array:

@@ -12,6 +12,7 @@ import numpy as np
 from fnopt.errors import leaves_with_names
 from fnopt.jacobians import SparseJacobian, held_as_zeros
 from fnopt.manifolds import in_tangents, is_on
+from fnopt.solvers.linear_model._sparse_gram import algebra_text
 from fnopt.solvers.result._covariance import correlation_of, errors_of
 from fnopt.solvers.result._values import bound_note, entry_names
 
@@ -56,12 +57,22 @@ def report(
         f"  {int(solution.steps)} steps, {int(solution.nfev)} residual and "
         f"{int(solution.njev)} Jacobian evaluations{seconds}",
     ]
+    lines += _algebra(solution)
     if plain and np.isfinite(cost) and int(solution.dof) > 0:
         chi2 = 2 * cost / int(solution.dof)
         lines.append(f"  reduced chi-square {chi2:.4g}, {int(solution.dof)} degrees of freedom")
     if m == 1 and fitted_count(solution) > 1:
         lines.insert(1, "  one residual: was it a loss? fnopt.minimize is for those")
     return "\n".join([*lines, *more, *_params(solution, names, absolute_sigma)])
+
+
+def _algebra(solution: Solution) -> list[str]:
+    """Return the line about the linear algebra of the steps, if they don't use a dense matrix."""
+    if isinstance(solution.jacobian, SparseJacobian):
+        return [f"  steps by {algebra_text(solution.jacobian)}"]
+    if solution.jacobian is None and int(solution.rank) < 0:
+        return ["  steps by conjugate gradients, without a matrix"]
+    return []
 
 
 def batch_report(name: str, result: Any) -> str:

@@ -43,7 +43,7 @@ LAYERS = {
     "residuals": {"core", "programs", "jacobians", "linear", "curvature", "manifolds"},
     "solvers": {
         *("core", "programs", "jacobians", "curvature", "linear", "residuals", "manifolds"),
-        *("schedules", "transforms", "optimizers"),
+        *("schedules", "transforms", "optimizers", "tree"),
     },
     "models": {"core"},
     "curves": {"core", "programs", "jacobians", "linear", "residuals", "solvers", "manifolds"},

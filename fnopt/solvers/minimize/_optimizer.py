@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fnopt import tree
 from fnopt.core import Transformation, apply_updates
 from fnopt.sharding import cond
 from fnopt.solvers.minimize._method import Direction, MinimizeMethod
@@ -106,15 +107,5 @@ class optimizer_steps(MinimizeMethod):
         own = jnp.ones((), jnp.int32)
         if self._ends_with_search:
             own = jnp.where(jnp.isfinite(find_kept(memory.state)[0][0]), 0, own)
-        return sum(_search_steps(memory.state), start=own)
-
-
-def _search_steps(state: Any) -> list[jax.Array]:
-    """Return the evaluation counts of the line searches in a state."""
-    if not isinstance(state, (tuple, list, dict)):
-        return []
-    if "num_linesearch_steps" in getattr(state, "_fields", ()):
-        info: Any = state
-        return [jnp.asarray(info.num_linesearch_steps, jnp.int32)]
-    parts = state.values() if isinstance(state, dict) else state
-    return [count for part in parts for count in _search_steps(part)]
+        counts = tree.get_all_with_path(memory.state, "num_linesearch_steps")
+        return sum((jnp.asarray(count, jnp.int32) for _, count in counts), start=own)

@@ -149,9 +149,7 @@ def as_label(label: Any, what: str) -> Label:
     """
     if isinstance(label, (str, bool, int)) and not isinstance(label, enum.Enum):
         return label
-    is_array = hasattr(label, "dtype")
-    is_number = isinstance(label, (float, complex)) or is_array
-    if isinstance(label, Hashable) and not (is_number or callable(label)):
+    if _has_text(label):
         return str(label)
     if getattr(label, "dtype", None) == np.bool_ and not isinstance(label, Tracer):
         if np.ndim(label) == 0:
@@ -161,11 +159,17 @@ def as_label(label: Any, what: str) -> Label:
             "whole leaf; for a mask per element, multiply the gradients by it."
         )
     traced = "a traced " if isinstance(label, Tracer) else ""
-    came = traced + type_text(label) if is_array else f"{label!r}, a {type(label).__name__}"
+    array = hasattr(label, "dtype")
+    came = traced + type_text(label) if array else f"{label!r}, a {type(label).__name__}"
     raise TypeError(
         f"{where()}{what} is {came}, expected a bool, a string or an int (or a member of an enum), "
         "decided from the path, shape and dtype."
     )
+
+
+def _has_text(label: Any) -> bool:
+    others = callable(label) or hasattr(label, "dtype") or isinstance(label, (float, complex))
+    return isinstance(label, Hashable) and not others
 
 
 class Selector(Value):

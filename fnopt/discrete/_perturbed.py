@@ -105,7 +105,7 @@ def make_perturbed_fun(
 
         def evaluate_sample(key: Any) -> Any:
             shifted, log_prob = _sample(key, x, sigma, noise)
-            # 1 in value; its derivative is that of the logarithm of the density.
+            # The value is 1, and the derivative is that of the logarithm of the density.
             box = jnp.exp(log_prob - jax.lax.stop_gradient(log_prob))
             value = _floats(fun(shifted))
             if not use_baseline:

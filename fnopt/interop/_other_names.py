@@ -15,7 +15,7 @@ _ELSEWHERE = {
     "inject_hyperparams": "the optimizer itself: it is a pytree, so pass it to the jitted step and "
     "change its numbers with dataclasses.replace or jax.tree.map",
     "tree_utils": "fnopt.tree",
-    "contrib": "fnopt itself: an optimizer is an optimizer, as in fnopt.prodigy",
+    "contrib": "fnopt itself, as in fnopt.prodigy",
     "perturbations": "fnopt.discrete",
     "assignment": "fnopt.discrete",
     "second_order": "fnopt.curvature",
@@ -64,7 +64,7 @@ _ELSEWHERE = {
     "anderson": "fnopt.fixed_point",
     **dict.fromkeys(
         ("root_scalar", "brentq", "bisect", "bisection"),
-        "fnopt.root, from a start in place of a bracket",
+        "fnopt.root, with an initial guess instead of a bracket",
     ),
     **dict.fromkeys(
         ("fmin", "fmin_bfgs", "fmin_cg", "fmin_l_bfgs_b", "minimize_scalar"), "fnopt.minimize"

@@ -44,7 +44,7 @@ def privacy_epsilon(
     _check(sampling_rate, steps, delta, "privacy_epsilon")
     if not noise_multiplier >= 0:
         raise ValueError(
-            f"privacy_epsilon: noise_multiplier = {noise_multiplier!r}, expected one >= 0."
+            f"privacy_epsilon: noise_multiplier = {noise_multiplier!r}, expected a number >= 0."
         )
     if noise_multiplier == 0:
         return math.inf
@@ -94,9 +94,9 @@ def calibrated_noise(epsilon: float, sampling_rate: float, steps: int, delta: fl
     high = min(sigma for sigma, value in ends.items() if value <= epsilon)
     low = max(sigma for sigma, value in ends.items() if value > epsilon)
     number = 0
-    while high - low > 1e-3 * high:  # more digits of the noise change no training
-        # The secant method on logarithms, which are nearly on a line. The guess is moved a little
-        # to alternate sides, so that both ends close in. Every third step bisects.
+    while high - low > 1e-3 * high:  # more digits of the noise have no effect on training
+        # The secant method works on logarithms, which are nearly linear. The guess is moved a
+        # little to alternate sides, so that both ends close in. Every third step bisects.
         part = 0.5
         if number % 3 < 2 and ends[high] > 0 and math.isfinite(ends[low]):
             part = math.log(ends[low] / epsilon) / math.log(ends[low] / ends[high])

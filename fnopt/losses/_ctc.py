@@ -46,7 +46,7 @@ def _frames(logits: jax.Array, padded: jax.Array, labels: jax.Array, blank_id: i
     # Padded frames may contain any values; zeros exclude these from the derivative.
     log_p = log_softmax(jnp.where(padded[..., None], jnp.zeros_like(logits), logits))
     wide = jnp.broadcast_to(labels[:, None], (*logits.shape[:2], labels.shape[1]))
-    # A look-up, not a product with one-hot rows: an accelerator would round that to 16 bits.
+    # A look-up replaces the product with one-hot rows, which an accelerator would round to 16 bits.
     emit = jnp.take_along_axis(log_p, jnp.clip(wide, 0, logits.shape[2] - 1), axis=2)
     return _Frames(
         emit.transpose(1, 0, 2),
@@ -107,7 +107,7 @@ def ctc_loss_with_forward_probs(
         Graves et al., 2006, ICML, doi:10.1145/1143844.1143891.
     """
     scores, padded, labels, no_label = _check_inputs(logits, logit_paddings, labels, label_paddings)
-    # A large number in place of log 0: the derivative of logaddexp at two infinities is NaN.
+    # A large negative number replaces log 0: the derivative of logaddexp at two infinities is NaN.
     zero = jnp.asarray(log_epsilon, scores.dtype)
     batch, size = labels.shape
     repeated = jnp.pad(labels[:, :-1] == labels[:, 1:], ((0, 0), (0, 1)))

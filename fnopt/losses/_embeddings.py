@@ -27,7 +27,7 @@ def unit(x: jax.Array, epsilon: Any, axis: Any, where: Any = None) -> tuple[jax.
     """
     x, top = _scale(x, axis, where)
     square = jnp.sum(jnp.square(x), axis=axis, keepdims=True, where=where)
-    # Over the largest entry the length is at least 1, unless all entries are zero.
+    # Divided by its largest entry, a vector has at least length 1, unless all entries are zero.
     zero = square == 0
     length = jnp.sqrt(jnp.where(zero, jnp.ones_like(square), square))
     least = jnp.sqrt(jnp.asarray(epsilon, x.dtype)) / top
@@ -178,7 +178,7 @@ def _logsumexp(x: jax.Array, where: jax.Array) -> jax.Array:
     some = jnp.any(where, axis=-1)
     shown = where | ~some[:, None]
     total = jax.nn.logsumexp(jnp.where(shown, x, -jnp.inf), axis=-1)
-    # Half of the least number: a difference with a score stays finite.
+    # Half of the lowest number, so that a difference with a score stays finite.
     least = jnp.full_like(total, jnp.finfo(x.dtype).min / 2)
     return jnp.where(some, total, least)
 

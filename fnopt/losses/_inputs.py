@@ -93,7 +93,7 @@ def multiply(weight: jax.Array, x: jax.Array) -> jax.Array:
 def _multiply_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
     weight, x = primals
     weight_dot, x_dot = tangents
-    # An infinite slope towards the weight would meet the zeros of a chain rule as NaN.
+    # An infinite slope with respect to the weight would give NaN with the zeros of the chain rule.
     most = jnp.finfo(x.dtype).max
     return multiply(weight, x), weight * x_dot + weight_dot * jnp.clip(x, -most, most)
 
@@ -127,7 +127,8 @@ def log_softmax(x: jax.Array) -> jax.Array:
     """
     if x.shape[-1] == 0:
         return x
-    with jax.named_scope("log_softmax"):  # by which readers of programs know it (`kfac`)
+    # Readers of programs (`kfac`) recognise the function by this scope.
+    with jax.named_scope("log_softmax"):
         m = jnp.max(x, axis=-1, keepdims=True)
         m = jnp.where(m == -jnp.inf, jnp.zeros_like(m), m)
         shifted = x - m

@@ -75,7 +75,7 @@ def _margins(name: str, scores: Any, labels: Any) -> tuple[jax.Array, jax.Array]
     (scores,) = floats(name, scores=scores)
     labels = class_labels(name, labels, scores.shape[:-1])
     others = jnp.arange(scores.shape[-1], dtype=labels.dtype) != labels[..., None]
-    # The difference comes first: a margin of 1 is lost beside scores of 1e8.
+    # The difference comes first: a margin of 1 is lost next to scores of 1e8.
     return scores - take_at_label(scores, labels)[..., None], others
 
 
@@ -226,7 +226,7 @@ def make_fenchel_young_loss(max_fun: Callable[..., Any]) -> Callable[..., jax.Ar
     def fenchel_young_loss(scores: Any, targets: Any, *args: Any, **kwargs: Any) -> jax.Array:
         scores, targets = floats("fenchel_young_loss", scores=scores, targets=targets)
 
-        # Summed rather than as a matrix product, which an accelerator rounds.
+        # Not a matrix product, which an accelerator rounds.
         return jnp.vectorize(
             lambda x: jnp.asarray(max_fun(x, *args, **kwargs)).astype(scores.dtype),
             signature="(n)->()",

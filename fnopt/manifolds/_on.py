@@ -87,8 +87,8 @@ def check_point(manifold: Manifold, value: Any, name: str, caller: str) -> None:
         )
     if not manifold.accepts(value.shape):
         raise ValueError(
-            f"{where()}{caller}: {name} has shape {value.shape}, which holds no points of "
-            f"{manifold!r}."
+            f"{where()}{caller}: {name} has shape {value.shape}, expected the shape of "
+            f"points of {manifold!r}."
         )
     if isinstance(value, Tracer) or not isinstance(value, (jax.Array, np.ndarray)):
         return

@@ -43,7 +43,7 @@ def angle_ratio(s: jax.Array, c: jax.Array) -> jax.Array:
 
     It is undefined for a straight angle, where it returns a finite number.
     """
-    # The series is that of arcsin(x) / x; its next term is below the rounding unit.
+    # The series is that of arcsin(x) / x; its next term is below the unit roundoff.
     small = (s <= jnp.asarray(jnp.finfo(s.dtype).eps ** 0.25, s.dtype)) & (c > 0)
     root = jnp.sqrt(jnp.where(small | (s <= 0), jnp.ones_like(s), s))
     t = jnp.where(small, s, 0)

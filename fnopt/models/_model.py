@@ -16,7 +16,7 @@ from fnopt.numerics import default_float
 Bounds = dict[str, tuple[float | None, float | None]]
 
 
-# The names of lmfit's models.
+# Attributes of lmfit's models, and what replaces them.
 _ELSEWHERE = {
     "fit": "fnopt.curve_fit(model, x, y)",
     "make_params": "a dict, p0={'center': 2.0}",
@@ -43,7 +43,7 @@ class Model(Value):
         {'peak_sigma': (0.0, None)}
     """
 
-    if not TYPE_CHECKING:  # type checkers would believe that every attribute is there
+    if not TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any attribute
         __getattr__ = missing_attribute("a model", _ELSEWHERE)
 
     @property
@@ -63,7 +63,7 @@ class Model(Value):
     def guess(self, x: Any, y: Any) -> dict[str, jax.Array]:
         """Guess of the params, by name."""
         raise ValueError(
-            f"{where()}{self!r} can't guess where to start; give p0, a dict with {self.names}."
+            f"{where()}{self!r} can't guess initial values; give p0, a dict with {self.names}."
         )
 
     @property
@@ -145,8 +145,9 @@ class Component(Model):
         x, y = (jnp.asarray(v, default_float()) for v in (x, y))
         if x.shape != y.shape:
             raise ValueError(
-                f"{where()}{self!r} guesses a start from x of shape {x.shape} and y of shape "
-                f"{y.shape}, expected the same shape. Do x and y have the same length?"
+                f"{where()}{self!r} guesses initial values from x of shape {x.shape} and "
+                f"y of shape {y.shape}, expected the same shape. Do x and y have the same "
+                "length?"
             )
         try:
             found = self.start(x, y)

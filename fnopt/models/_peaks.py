@@ -18,7 +18,7 @@ _TERMS = 32  # 12 digits by Weideman (1994), table 1
 @functools.cache
 def _coefficients(terms: int) -> tuple[float, np.ndarray]:
     """Scale `L` of the conformal map, and the coefficients, highest power first."""
-    scale = np.sqrt(terms / np.sqrt(2))  # eq. 38
+    scale = np.sqrt(terms / np.sqrt(2))  # Weideman (1994), eq. 38
     points = 4 * terms
     angle = np.pi * np.arange(-points // 2 + 1, points // 2) / (points // 2)
     t = scale * np.tan(angle / 2)

@@ -12,7 +12,7 @@ from jax.scipy.special import erf
 from fnopt.core import static
 from fnopt.models._model import Component
 
-_LEAST = 1e-15  # of |y| in a logarithm, as in lmfit's guesses
+_LEAST = 1e-15  # smallest |y| in a logarithm, as in lmfit's guesses
 
 
 def _line(x: jax.Array, y: jax.Array, degree: int = 1, weights: Any = None) -> jax.Array:

@@ -144,7 +144,7 @@ def _none_if_unreadable(read: Callable[[], T | None]) -> T | None:
 
 def _scan(eqn: jex.JaxprEqn) -> Scan | None:
     p = eqn.params
-    if "num_consts" in p:  # before 0.12
+    if "num_consts" in p:  # JAX before 0.12
         consts, carry = p["num_consts"], p["num_carry"]
     else:  # trees of constants, carry and slices
         consts, carry, _ = map(len, p["ft_in"].unpack())

@@ -47,7 +47,8 @@ def intercept_nodes(
     for i, eqn in enumerate(level.jaxpr.eqns):
         ins, pairs = env.read(eqn.invars), level.node_vars.get(i, ())
         if jaxprs.names_value(eqn) and pairs and pairs[0].var is eqn.outvars[0]:
-            # Before the tap, so that a record of a patched function has the patched value.
+            # The visit comes before the tap, so that a record of a patched function has the patched
+            # value.
             ins, pairs = [visited(pairs[0].node, *ins)], pairs[1:]
         if i in level.inner:
             with jaxprs.trace_context(eqn):
@@ -72,8 +73,8 @@ def _inside(
     if jaxprs.is_remat(eqn):
         return _remat(eqn, levels, ins, visit, probes)
     if jaxprs.is_custom_rule(eqn):
-        # In addition to the call, which keeps its rule; the compiler merges both forward
-        # computations.
+        # The body is evaluated in addition to the call, which keeps its rule; the compiler merges
+        # both forward computations.
         return jaxprs.bind(eqn, ins), intercept_nodes(levels[0], ins, visit, probes)[1]
     if jaxprs.is_call(eqn):
         return intercept_nodes(levels[0], ins, visit, probes)

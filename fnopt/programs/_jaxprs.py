@@ -11,7 +11,7 @@ from jax.extend import core as jex
 
 from fnopt.sharding import pvary_like, varying_axes
 
-# JAX 0.12 calls `eval_jaxpr` what was `closed_call`.
+# JAX 0.12 renamed `closed_call` to `eval_jaxpr`.
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "eval_jaxpr"}
 _REMATS = {"remat", "remat2", "checkpoint"}
 _NAMES = {"name", "tap"}
@@ -74,7 +74,7 @@ def sub_jaxprs(eqn: jex.JaxprEqn) -> list[SubJaxpr]:
 
 def sub_jaxpr(param: str, value: jex.Jaxpr | jex.ClosedJaxpr) -> SubJaxpr:
     """The value of a parameter that is a jaxpr, open or closed (one class since JAX 0.12)."""
-    # In this order: a closed jaxpr may answer to the attributes of an open one.
+    # Closed jaxprs are tested first, because they may have the attributes of an open one.
     if isinstance(value, jex.ClosedJaxpr):
         return SubJaxpr(param, value.jaxpr, tuple(value.consts))
     if isinstance(value, jex.Jaxpr):
@@ -182,7 +182,8 @@ class Environment:
 def bind(eqn: jex.JaxprEqn, values: Iterable[Any]) -> list[Any]:
     """Run an equation on inputs, in the equation's context and scopes; return a list of outputs."""
     params = eqn.primitive.get_bind_params(eqn.params)
-    subfuns, params = params if isinstance(params, tuple) else ((), params)  # a tuple before 0.8
+    # JAX before 0.8 returns a tuple.
+    subfuns, params = params if isinstance(params, tuple) else ((), params)
     values = list(values)
     if eqn.primitive.name == "pvary" and _varies(values[0], params["axes"]):
         return values  # the values already vary over the devices

@@ -110,8 +110,8 @@ class _Keys:
     def params(self, eqn: JaxprEqn) -> tuple[Any, ...]:
         params = _without_python_function(eqn)
         if is_custom_rule(eqn):
-            # A rule is a function that every trace makes anew. Only forward rules without symbolic
-            # zeros are traced by `_derivatives`.
+            # A rule is a new function in every trace. Only forward rules without symbolic zeros are
+            # traced by `_derivatives`.
             if params.pop("jvp_jaxpr_fun", None) is None or params["symbolic_zeros"]:
                 raise NoKeyError
             self.has_rules = True

@@ -22,7 +22,7 @@ _quiet = functools.partial(np.errstate, all="ignore")  # infinities and NaN are 
 _MOST_WORK = 2**24
 _CALLBACKS = {"pure_callback", "io_callback", "debug_callback"}
 _FACTORISATIONS = {"geqrf", "householder_product", "svd", "eigh", "cholesky", "lu"}
-_PER_CALL = 1000  # numbers that NumPy processes in the overhead of a call, 1 to 2 us
+_PER_CALL = 1000  # elements that NumPy processes in the time of a call's overhead, 1 to 2 us
 
 
 class OverBudgetError(Exception):

@@ -30,7 +30,7 @@ def numpy_rule(eqn: Eqn) -> Rule | None:
         make = _RULES.get(name)
         rule = _ELEMENTWISE.get(name) if make is None else make(eqn)
         return rule if rule is not None and _has_known_results(eqn, rule) else None
-    except (TypeError, ValueError, OverflowError):  # NumPy refuses the dtypes
+    except (TypeError, ValueError, OverflowError):  # NumPy raises an error for the dtypes
         return None
 
 
@@ -67,7 +67,7 @@ _ELEMENTWISE: dict[str, Rule] = {
     "not": operator.invert,
     "max": np.maximum,
     "min": np.minimum,
-    "sign": lambda x: np.where(x == 0, x, np.sign(x)),  # of -0 it is -0
+    "sign": lambda x: np.where(x == 0, x, np.sign(x)),  # the sign of -0 is -0
     "square": np.square,
     "sqrt": np.sqrt,
     "cbrt": np.cbrt,
@@ -218,7 +218,7 @@ def _dynamic_update_slice(eqn: Eqn) -> Rule:
 def _reduce(ufunc: Any) -> Callable[[Eqn], Rule | None]:
     def make(eqn: Eqn) -> Rule | None:
         axes, dtype = tuple(eqn.params["axes"]), eqn.outvars[0].aval.dtype
-        of_bools = ufunc in (np.logical_and, np.logical_or)  # a third of bitwise_and's time
+        of_bools = ufunc in (np.logical_and, np.logical_or)  # takes a third of bitwise_and's time
         if 0 in eqn.invars[0].aval.shape or (of_bools and dtype.kind != "b"):
             return None
         return lambda x: ufunc.reduce(x, axis=axes, dtype=dtype)
@@ -265,7 +265,7 @@ def _svd(eqn: Eqn) -> Rule | None:
     def svd(a: Any) -> Any:
         try:
             out = np.linalg.svd(a, p["full_matrices"], p["compute_uv"])
-        except np.linalg.LinAlgError:  # JAX's answer for matrices that aren't finite
+        except np.linalg.LinAlgError:  # JAX's result for matrices that aren't finite
             return tuple(np.full(v.aval.shape, np.nan, v.aval.dtype) for v in eqn.outvars)
         return (out[1], out[0], out[2]) if p["compute_uv"] else (out,)
 
@@ -277,7 +277,7 @@ def _cholesky(eqn: Eqn) -> Rule | None:
     def cholesky(a: Any) -> Any:
         try:
             return np.linalg.cholesky(a)
-        except np.linalg.LinAlgError:  # JAX's answer for matrices that aren't positive definite
+        except np.linalg.LinAlgError:  # JAX's result for matrices that aren't positive definite
             return np.full_like(a, np.nan)
 
     return cholesky if eqn.invars[0].aval.ndim == 2 else None
@@ -290,7 +290,7 @@ def _triangular_solve(eqn: Eqn) -> Rule | None:
 
     n, upper = eqn.invars[0].aval.shape[-1], p["lower"] == p["transpose_a"]
     rows = [slice(i, i + 1) for i in range(n)][:: -1 if upper else 1]
-    product = np.dot if eqn.invars[0].aval.ndim == 2 else np.matmul  # in half the time
+    product = np.dot if eqn.invars[0].aval.ndim == 2 else np.matmul  # `np.dot` takes half the time
 
     def solve(a: Any, b: Any) -> Any:
         a = np.swapaxes(a, -1, -2) if p["transpose_a"] else a

@@ -33,7 +33,7 @@ def _normal(name: str, x: Any, a: Any) -> tuple[Any, Any, jax.Array, jax.Array, 
 
 
 def _safe_ratio(numerator: jax.Array, square: jax.Array) -> jax.Array:
-    zero = square == 0  # no direction at all
+    zero = square == 0  # the normal vector is zero
     return jnp.where(zero, 0, numerator / jnp.where(zero, 1, square)).astype(numerator.dtype)
 
 
@@ -150,7 +150,7 @@ def projection_affine_set(x: Any, A: Any, b: Any) -> jax.Array:
             f"projection_affine_set: x has shape {w.shape}, A {m.shape}, b {c.shape}, expected "
             "[n], [m, n], [m]."
         )
-    # By a QR factorisation rather than by A A^T, whose condition number is the square of A's.
+    # A QR factorisation is used instead of A A^T, whose condition number is the square of A's.
     q, r = jnp.linalg.qr(m.T)
     with jax.default_matmul_precision("highest"):
         target = jax.scipy.linalg.solve_triangular(r.T, c, lower=True)
@@ -196,7 +196,8 @@ def projection_box_section(x: Any, lower: Any, upper: Any, w: Any, c: Any) -> ja
     y = v - tau * w
     free = (y > low) & (y < high) & (w != 0)
     at_bound = jnp.clip(y, low, high)
-    # Recomputed from the free entries only: exact, and with the correct derivative.
+    # The multiplier is recomputed from the free entries only: it is exact, with the correct
+    # derivative.
     square = jnp.sum(jnp.where(free, w * w, 0).astype(dtype))
     rest = c - jnp.sum(jnp.where(free, 0, w * at_bound).astype(dtype))
     exact = _safe_ratio(jnp.sum(jnp.where(free, w * v, 0).astype(dtype)) - rest, square)
@@ -284,7 +285,7 @@ def projection_box(tree: Any, lower: Any, upper: Any) -> Any:
         {'w': Array([-1. ,  0.5,  1. ], dtype=float32)}
     """
     check_floating("projection_box", tree)
-    # One bound at a time: the two may have different structures.
+    # Bounds are applied one at a time, because they may have different structures.
     above = _apply_bound(tree, lower, "lower")
     return _apply_bound(above, upper, "upper")
 

@@ -137,8 +137,8 @@ class schedule(Schedule):
         value = self._value(count)
         if not is_array_like(value) or jnp.iscomplexobj(value) or jnp.ndim(value):
             raise ValueError(
-                f"{where()}schedule: the function gave {type_text(value)}, expected one real "
-                "number."
+                f"{where()}schedule: the function returned {type_text(value)}, expected "
+                "one real number."
             )
         return jnp.asarray(value).astype(default_float())
 
@@ -197,7 +197,7 @@ def fraction(count: Any, begin: Any, steps: Any) -> jax.Array:
     A phase of no steps ends immediately.
     """
     ahead = steps_since(count, begin)
-    # A known length saves two selects in every program that uses the schedule.
+    # A constant length saves two selects in every program that uses the schedule.
     if isinstance(steps, float) and steps > 0:
         return jnp.clip(ahead / steps, 0.0, 1.0)
     over = (ahead >= 0).astype(ahead.dtype)

@@ -176,9 +176,9 @@ class warmup_cosine_decay_schedule(Schedule):
         # Only numbers can be compared here: arrays may be traced.
         if isinstance(warmup, float) and isinstance(whole, float) and whole <= warmup:
             raise ValueError(
-                f"{where()}warmup_cosine_decay_schedule: decay_steps = {whole}, warmup_steps = "
-                f"{warmup}, expected decay_steps > warmup_steps: it is the length of the whole "
-                "schedule, warm-up included, and nothing would be left to decay in."
+                f"{where()}warmup_cosine_decay_schedule: decay_steps = {whole}, "
+                f"warmup_steps = {warmup}, expected decay_steps > warmup_steps: "
+                "decay_steps is the length of the whole schedule, warm-up included."
             )
 
     def __call__(self, count: Any) -> jax.Array:
@@ -195,7 +195,8 @@ def _cycles_length(n: jax.Array, growth: jax.Array) -> jax.Array:
     # expm1 and log1p stay accurate for m close to one; at one the series gives the derivative too.
     safe, power = jnp.where(equal, 1, rest), jnp.where(equal, 0, n)
     length = jnp.where(equal, n + rest * n * (n - 1) / 2, jnp.expm1(power * jnp.log1p(safe)) / safe)
-    # The sum is whole if m is. Rounding restores it, else a restart could come a step late.
+    # The sum is whole if m is. Rounding restores a whole number; otherwise a restart could come a
+    # step late.
     snapped = jnp.where(growth == jnp.round(growth), jnp.round(length), length)
     return length + jax.lax.stop_gradient(snapped - length)
 

@@ -209,7 +209,7 @@ class piecewise_interpolate_schedule(Schedule):
 def _share_of_steps(fraction_of_all: Any, steps: Any) -> Any:
     """A fraction of the steps, rounded down; 0.29 of 100 steps are 29 in every dtype."""
     part = numbers(fraction_of_all) * numbers(steps)
-    # Four units in the last place: two products have rounded.
+    # Four units in the last place cover the rounding of two products.
     part = part * (1 + 4 * float(jnp.finfo(default_float()).eps))
     return float(math.floor(part)) if isinstance(part, float) else jnp.floor(part)
 

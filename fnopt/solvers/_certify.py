@@ -33,7 +33,7 @@ from fnopt.solvers.linear_model._scaling import initial_scale
 from fnopt.solvers.problem._problem import Problem
 from fnopt.solvers.problem._units import finer_unit
 
-_ENTRIES = 2**18  # of a Jacobian: 2 MB in float64, what a core's cache holds
+_ENTRIES = 2**18  # entries of a Jacobian: 2 MB in float64, which fit in a core's cache
 
 
 class Certificate(NamedTuple):
@@ -74,7 +74,7 @@ class Spectrum(NamedTuple):
 
     rank: jax.Array
     decrement: jax.Array  # decrease of the model's cost by the Gauss-Newton step
-    length: jax.Array  # of the Gauss-Newton step, in units of the columns
+    length: jax.Array  # length of the Gauss-Newton step, scaled by the column norms
     null: jax.Array  # bool[n], params with a component in the null space above rounding error
     inverse: Any = None  # [n, n], (J^T J)^-1, where a batch keeps it
 
@@ -86,8 +86,9 @@ class Certified(NamedTuple):
     rank: jax.Array
     status: jax.Array
     x: jax.Array  # [n], the initial point of a restart
-    radius: jax.Array  # of a restart: the length of the Gauss-Newton step; 0 for the method's own
-    unit: jax.Array  # of a restart
+    # Radius of a restart: the length of the Gauss-Newton step; 0 for the method's own radius.
+    radius: jax.Array
+    unit: jax.Array  # scale of the residuals in a restart
     failed: jax.Array  # whether a check failed, so that the search restarts
     inverse: Any = None
 
@@ -169,7 +170,7 @@ def certified_end(
     free, spectrum = free_point(point, box), spectrum_of(point)
     free_spectrum = spectrum if box is None else spectrum_of(free)
     bound = negligible_decrease(free, tolerances)
-    optimal = free_spectrum.decrement <= bound  # false where a factorisation failed
+    optimal = free_spectrum.decrement <= bound  # False for NaN, after a failed factorisation
     stalled = state.status == Status.STALLED.value
     size = jnp.sqrt(psum_rows(jnp.sum(jnp.square(point.r))))
     # Relative to the residuals, the square of such a column is below the rounding error of the

@@ -257,7 +257,7 @@ def least_squares(
         residuals = functions[0] if functions else jit_residuals(residual_fn, args)
         check_enough(scipy_options, residuals, params, args, constraints)
         if any(option is not None for option in options.values()):
-            set_up(residuals, params, args, **options)  # inside jit no value can be checked
+            set_up(residuals, params, args, **options)  # inside jit no values can be checked
         solution = with_a_derivative_that_is_there(run, solver)
         if aux is not None:
             found = trace_and_call(lambda params, args: aux(params, *args), solution.params, args)

@@ -52,10 +52,12 @@ from fnopt.solvers.result._values import value_lines
 
 _OF_EQUATIONS = {
     Status.CONVERGED_COST: "converged: the equations hold to tol",
-    Status.STALLED: "not converged: the equations don't hold, and no step near here brings them "
-    "closer; is there a root? Try another start",
+    Status.STALLED: (
+        "not converged: the equations don't hold, and no step reduces them further; is there "
+        "a root? Try another initial guess"
+    ),
     Status.NONFINITE_START: "failed: the equations or their Jacobian are not finite at the start",
-    Status.NONFINITE_STEP: "failed: every step led to where the equations are not finite",
+    Status.NONFINITE_STEP: "failed: every step led to equations that are not finite",
 }
 
 _SCIPY = {"x": "params", "fun": "residuals", "success": "converged", "nit": "steps"}
@@ -190,8 +192,8 @@ def _root_of_arrays(
     out = real_vector(shapes, dtype)
     if out.size != vector.size:
         raise ValueError(
-            f"{caller}: fun returned {out.size} numbers for {vector.size} in the params, expected "
-            "as many. For more equations, or fewer, see fnopt.least_squares."
+            f"{caller}: fun returned {out.size} numbers, expected {vector.size}, as many "
+            "as in the params. For more or fewer equations see fnopt.least_squares."
         )
     start = vector.flatten(parametrisation.free)
 
@@ -290,7 +292,8 @@ def _certified_root(
         size = jax.tree.map(jnp.abs, sparse).mv(jnp.maximum(jnp.abs(start), jnp.abs(x)))
     elif isinstance(end.jacobian, jax.Array):
         size = matmul(jnp.abs(end.jacobian), jnp.abs(x))
-    small = (magnitude <= tol * size) & jnp.isfinite(size)  # any number is below an infinite size
+    # Every number would be below an infinite size.
+    small = (magnitude <= tol * size) & jnp.isfinite(size)
     holds = jnp.all(small)
     settled = is_converged(end.status) | (end.status == Status.STALLED.value)
     ill = (end.status == Status.ILL_POSED.value) & jnp.all(jnp.isfinite(r))

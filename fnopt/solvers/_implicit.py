@@ -140,7 +140,7 @@ def _tangent(
         mask, shift = shifted(problem.box, x, gradient, change[2])
         active = mask, shift / scale
     point = pvary_over_rows(x / scale)
-    with rows_sharded_over(()):  # of this device's rows alone
+    with rows_sharded_over(()):  # rows of this device alone
         total = functools.partial(psum, axis_name=axes) if axes else None
         dx = minimum_tangent(cost, point, data, change, active, in_mode, total)
         dx = scale * dx
@@ -161,7 +161,8 @@ def _derived(problem: Problem, x: jax.Array, mode: str, with_jacobian: bool) -> 
     r = problem.flat.r(x)
     if not with_jacobian:
         return problem.cost_at(x), r, None
-    # Differentiates the function itself: arrays that only the user's Jacobian captures don't count.
+    # The function itself is differentiated: arrays that only the user's Jacobian captures have no
+    # effect.
     _, J = linearise(problem.flat._replace(derivative=None), x, mode)
     return problem.cost_at(x), r, problem.weighed(J, r)
 

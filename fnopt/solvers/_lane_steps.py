@@ -67,7 +67,7 @@ def evaluate(
     if losses is not None:
         a, b = losses.corrections(residuals, **floor)
         columns, r = [b * column for column in columns], a * residuals
-    # With a barrier, because XLA would otherwise evaluate the model again for each use of r.
+    # Without the barrier, XLA would evaluate the model again for each use of r.
     *columns, r = jax.lax.optimization_barrier((*columns, r))
     sums = normal_equations(columns, r)
     A = NormalMatrix(_full(sums.A), jnp.ones_like(x)) if dense else sums.A

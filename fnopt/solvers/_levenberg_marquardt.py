@@ -185,7 +185,7 @@ class levenberg_marquardt(LeastSquaresMethod):
         if solution is not None:
             a = half * t * t * solution
             most = jnp.asarray(self.acceleration, t.dtype) * t * linear.length
-            small = 2 * length(a) <= most  # false if any of it is NaN
+            small = 2 * length(a) <= most  # False for NaN
             p = p - jnp.where(small, a, jnp.zeros_like(a))
         v = p / scale
         slope = matmul(point.gradient, v)

@@ -36,11 +36,11 @@ from fnopt.solvers.result._solution import StepHistory
 class SearchState(NamedTuple):
     """The state of the loop."""
 
-    point: Linearization  # at the current iterate
+    point: Linearization  # linearization at the current iterate
     residuals: jax.Array | None  # [m], unweighted, if a loss weights those of the linear model
     scale: jax.Array  # [n], maximum norms of the Jacobian's columns, with exponential decay
     max_columns: jax.Array  # [n], maximum of column norm over residual norm, so far
-    radius: jax.Array  # of the trust region; 0 before the first evaluation
+    radius: jax.Array  # trust-region radius; 0 before the first evaluation
     lam: jax.Array  # damping of the next step
     rejections: jax.Array  # int32, consecutive rejected steps
     status: jax.Array

@@ -60,10 +60,10 @@ def check_same_params(params: Any) -> None:
         if axes:
             axis = min(axes)
             raise ValueError(
-                f"{where()}{leaf_text(path)} of the params differs by its type between the "
-                f"devices of {axis!r}, expected params that are the same on all devices of "
-                "axis_name. If they are (parts that jax.lax.all_gather has put together, say), "
-                f"tell JAX: params = jax.lax.pmean(params, {axis!r})."
+                f"{where()}{leaf_text(path)} of the params differs by its type between "
+                f"the devices of {axis!r}, expected params that are the same on all "
+                "devices of axis_name. If they are the same (for example gathered by "
+                f"jax.lax.all_gather), tell JAX: params = jax.lax.pmean(params, {axis!r})."
             )
 
 
@@ -192,7 +192,7 @@ class LeastSquaresMethod(Transformation):
         before = state._replace(radius=jnp.where(state.radius <= 0, first, state.radius))
         trial = self.propose(model, point, scale, before.radius, state.lam)
         updates = flat.unravel(trial.step)
-        # Evaluate the cost at the params as apply_updates will round them.
+        # The cost is evaluated at the params as apply_updates rounds them.
         arrived, _ = ravel(apply_updates(params, updates))
         r = flat.r(arrived)
         actual = actual_reduction(point.r, r)

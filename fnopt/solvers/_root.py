@@ -20,11 +20,11 @@ _STEPS = ("maxfev", "maxiter")
 # The last ones have no effect here: the method doesn't depend on the units of the params.
 _OPTIONS = ("xtol", "ftol", *_STEPS, *("eps", "epsfcn", "factor", "diag", "band", "col_deriv"))
 _INSTEAD = {
-    "bracket": "Give the middle of it as params; scipy.optimize.brentq keeps within a bracket",
-    "func": "Call it fun, or give it first",
-    "x0": "Call it params, or give it second",
+    "bracket": "Give its midpoint as params; only scipy.optimize.brentq stays within a bracket",
+    "func": "Rename it to fun, or pass it first",
+    "x0": "Rename it to params, or pass it second",
     "fprime": f"Leave it out: {EXACT}",
-    "full_output": "Leave it out: a Root has all of it",
+    "full_output": "Leave it out: a Root has all results",
     "callback": "Write fnopt.least_squares(fun, params, callback=...)",
 }
 
@@ -183,13 +183,13 @@ def read_scipy_options(
     read, methods = table.read(keywords), _METHODS[caller]
     if read.get("method") not in methods:
         raise ValueError(
-            f"{caller}: method = {read['method']!r}, expected one of {methods}, which all mean "
-            "Newton's steps with the exact Jacobian here. For more params than a matrix can have, "
-            "scipy.optimize itself is the tool."
+            f"{caller}: method = {read['method']!r}, expected one of {methods}, which all "
+            "select Newton steps with the exact Jacobian here. For too many params for a "
+            "matrix, use scipy.optimize."
         )
     jac = keywords.get("jac")
-    if caller != "root" or not hasattr(jac, "plan"):  # which a sparse Jacobian has
-        sparse = ", or for many equations in few params each fnopt.sparse_jacobian(fun)"
+    if caller != "root" or not hasattr(jac, "plan"):  # a sparse Jacobian has `plan`
+        sparse = ", or fnopt.sparse_jacobian(fun) for many equations in few params each"
         check_jac(caller, jac, "the equations", sparse if caller == "root" else "")
     tol = first(read, "xtol", "ftol", given=tol)
     return tol, min(max_steps, table.most_steps(read, max_steps))

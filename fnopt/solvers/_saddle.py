@@ -24,10 +24,10 @@ _PRODUCTS = 32
 class Curvature(NamedTuple):
     """The smallest curvature at a point."""
 
-    least: jax.Array  # the least eigenvalue of D^-1 H D^-1
-    x: jax.Array  # [n], the point of least cost among trial points along the eigenvector
+    least: jax.Array  # smallest eigenvalue of D^-1 H D^-1
+    x: jax.Array  # [n], the lowest-cost point among trial points along the eigenvector
     falls: jax.Array  # whether the decrease of the cost at x is more than negligible
-    negative: jax.Array  # whether the least eigenvalue is negative by more than rounding error
+    negative: jax.Array  # whether the smallest eigenvalue is negative by more than rounding error
 
 
 def least_curvature(problem: Problem, point: Linearization, bound: jax.Array) -> Curvature:

@@ -23,8 +23,8 @@ from fnopt.solvers.problem._problem import Problem, Setting
 from fnopt.solvers.problem._units import in_unit, restored
 from fnopt.solvers.result._solution import Solution, StepHistory, StepInfo, empty_history, noted
 
-# Maximum number of loops. Without restarts, 81 of the 1,173 fits that converge from the initial
-# guesses of NIST and of Moré, Garbow and Hillstrom don't. After three failed checks a further loop
+# Maximum number of loops. Of the 1,173 fits that converge from the initial guesses of NIST and of
+# Moré, Garbow and Hillstrom, 81 fail without restarts. After three failed checks a further loop
 # doesn't help.
 ROUNDS = 3
 
@@ -34,8 +34,8 @@ class _Round(NamedTuple):
 
     state: SearchState
     certified: Certified
-    unit: jax.Array  # the factor of the residuals in this loop
-    number: jax.Array  # int32, number of loops so far, without repetitions in another unit
+    unit: jax.Array  # scale of the residuals in this loop
+    number: jax.Array  # int32, number of loops so far, without repetitions at another scale
     decreased: jax.Array  # whether the last restart lowered the cost by more than SHARE
 
 
@@ -71,7 +71,7 @@ def search(
         return _Round(end, certified, unit, number, decreased)
 
     def unfinished(last: _Round) -> jax.Array:
-        # An evaluation of the same point in another unit doesn't count as a step.
+        # An evaluation of the same point at another scale doesn't count as a step.
         in_time = (last.state.steps < max_steps) | (last.certified.unit != last.unit)
         return last.certified.failed & last.decreased & (last.number < ROUNDS) & in_time
 
@@ -140,8 +140,7 @@ def _watch(
         cost = problem.cost(point.r if state.residuals is None else state.residuals)
         gradient = free_point(point, problem.box).gradient
         entry = StepHistory(cost, norm(gradient), state.radius, accepted)
-        # A trust-region radius has the unit of the residuals; a damping relative to D^2 has no
-        # unit.
+        # A trust-region radius scales with the residuals; a damping relative to D^2 doesn't.
         powers = {"cost": 2, "gradient_norm": 2, "radius": int(solver.rule.is_region)}
         entry = restored(entry, unit, powers)
         if callback is not None:

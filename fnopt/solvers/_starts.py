@@ -18,8 +18,8 @@ def checked_starts(starts: int) -> int:
     """Check the number of starting points and return it."""
     if isinstance(starts, bool) or not isinstance(starts, int) or starts < 1:
         raise ValueError(
-            f"least_squares: starts = {starts!r}, expected how many points to search from, a whole "
-            "number from 1."
+            f"least_squares: starts = {starts!r}, expected the number of initial points, "
+            "a whole number >= 1."
         )
     return starts
 

@@ -258,7 +258,9 @@ def test_a_state_of_lookahead_is_mapped(optax):
 
 def test_lookahead_begins_with_fast_params():
     tx = ours.lookahead(ours.adam(0.1), 2, 0.5)
-    with pytest.warns(UserWarning, match="expected LookaheadParams: taken as the fast ones"):
+    with pytest.warns(
+        UserWarning, match="expected LookaheadParams: they are taken as the fast params"
+    ):
         state = tx.init(PARAMS)
     pair = tx.init(ours.LookaheadParams.init_synced(PARAMS))
     assert jax.tree.structure(state) == jax.tree.structure(pair)

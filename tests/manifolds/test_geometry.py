@@ -168,7 +168,7 @@ def test_inverse_poses():
     [
         (SO3, np.ones((3, 3)), r"value is \S+ away from SO3.*Project it: on\(SO3, SO3.nearest"),
         (SO3, -np.eye(3), "value is 2 away from SO3"),
-        (SE2, np.eye(2), r"shape \(2, 2\), which holds no points of SE2"),
+        (SE2, np.eye(2), r"shape \(2, 2\), expected the shape of points of SE2"),
         (PositiveDefinite, -np.eye(2), "away from PositiveDefinite"),
         (Simplex, np.ones(3), "away from Simplex"),
         (UnitVector, np.full(3, np.nan), "nan away from UnitVector"),

@@ -66,7 +66,7 @@ def test_a_callback_sees_every_step_and_history_agrees():
     np.testing.assert_array_equal(seen[-1].params["rate"], solution.params["rate"])
     last = str(seen[-1])
     assert last.startswith(f"step {steps:4d}  cost ")
-    assert last.endswith("accepted" if seen[-1].accepted else "refused")
+    assert last.endswith("accepted" if seen[-1].accepted else "rejected")
     assert f"{float(solution.history.radius[steps - 1]):.3g}" in last
 
 

@@ -172,7 +172,7 @@ for _name, _space in _names.namespaces(__name__).items():
 
 def __getattr__(name: str) -> Any:
     value = _names.find(name, __name__)
-    globals()[name] = value  # found without this function the next time
+    globals()[name] = value  # the next lookup doesn't call this function
     return value
 
 

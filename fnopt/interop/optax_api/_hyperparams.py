@@ -75,8 +75,8 @@ class _injected(Transformation):
         if unknown := sorted(given.keys() - known):
             raise ValueError(
                 f"inject_hyperparams: the state's hyperparams have {unknown}, expected "
-                f"{sorted(known)}. Whole numbers that are a part of the program (counts, keys) "
-                "are given to the factory."
+                f"{sorted(known)}. Pass whole numbers that are constants of the program "
+                "(counts, keys) to the factory."
             )
         now = {name: jnp.asarray(given[name], _dtype(own)) for name, own in self.numbers.items()}
         for name, fn in self.scheduled:

@@ -46,7 +46,7 @@ class _lookahead(Transformation):
     """`fnopt.lookahead` with the slow params as part of the params."""
 
     needs_params = True
-    other_gradients = True  # those of the fast params alone
+    other_gradients = True  # gradients are those of the fast params alone
     floating_alone = True
 
     inner: transforms.lookahead
@@ -74,8 +74,8 @@ def _fast(params: Any) -> Any:
         return params.fast
     if jax.tree.leaves(params):  # placeholders of params have no leaves
         warnings.warn(
-            f"lookahead: params are a {type(params).__name__}, expected LookaheadParams: taken as "
-            "the fast ones.",
+            f"lookahead: params are a {type(params).__name__}, expected LookaheadParams: "
+            "they are taken as the fast params.",
             stacklevel=4,
         )
     return params
@@ -84,8 +84,8 @@ def _fast(params: Any) -> Any:
 def _check_params(params: Any) -> LookaheadParams:
     if not isinstance(params, LookaheadParams):
         raise TypeError(
-            f"lookahead: params are a {type(params).__name__}, expected LookaheadParams: begin "
-            "with LookaheadParams.init_synced(params)."
+            f"lookahead: params are a {type(params).__name__}, expected LookaheadParams: "
+            "start with LookaheadParams.init_synced(params)."
         )
     return params
 

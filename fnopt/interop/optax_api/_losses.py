@@ -40,14 +40,16 @@ def broadcasting(loss: Callable[..., Any]) -> Callable[..., Any]:
         except ValueError as error:
             bound = signature.bind(*args, **kwargs)
             given = bound.arguments
-            # Only after fnopt's loss has raised an error, so that equal shapes need no further
-            # check.
+            # The check runs only after fnopt's loss has raised an error, so that equal shapes need
+            # no check.
             larger = together(given)
             if larger is None:
                 raise
             shapes = ", ".join(f"{k} has shape {jnp.shape(given[k])}" for k in larger)
             found = f"{shapes}, broadcast to {next(iter(larger.values())).shape}"
-            warnings.warn(f"{name}: {found}. fnopt.losses.{name} refuses it.", stacklevel=2)
+            warnings.warn(
+                f"{name}: {found}. fnopt.losses.{name} raises an error for these.", stacklevel=2
+            )
             bound.arguments.update(larger)
             try:
                 return loss(*bound.args, **bound.kwargs)

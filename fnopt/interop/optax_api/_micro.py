@@ -46,7 +46,8 @@ def as_accumulator(rule: Any, parts: Any, like: Any) -> Accumulator:
         return _leafwise(
             _empty_list(parts),
             lambda listed, y, i: listed.at[i].set(y),
-            # Part `i` has every `k`-th example from the `i`-th on: back to the order of the batch.
+            # Part `i` has every `k`-th example from the `i`-th on; this restores the order of the
+            # batch.
             lambda listed: jnp.swapaxes(listed, 0, 1).reshape(-1, *listed.shape[2:]),
             lambda y: y,
         )
@@ -180,8 +181,8 @@ def _cut(trees: dict[Any, Any], axes: dict[Any, int], size: int) -> tuple[int, d
     (n,) = found
     if n % size:
         raise ValueError(
-            f"microbatch: {n} examples are not divisible by microbatch_size = {size}. "
-            "fnopt.microbatch takes a last part that is smaller."
+            f"microbatch: {n} examples are not divisible by microbatch_size = {size}. Use "
+            "fnopt.microbatch, which allows a smaller last part."
         )
     cut = {key: reshape_batch_axis(tree, size, axes[key]) for key, tree in trees.items()}
     return n // size, cut

@@ -67,7 +67,7 @@ def get_per_element_mean_and_sum_sq_diff_grads(
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
         (mean, beside), _ = at_once(updates, state, params)
         size, step = beside["sample_size"], state.micro_step + 1
-        # Two sets of examples as one (Chan, Golub and LeVeque, 1979).
+        # Moments of two sets of examples are merged (Chan, Golub and LeVeque, 1979).
         delta = tree.sub(mean, state.mean_grads)
         share = state.micro_step * size / step
         mean = jax.tree.map(lambda m, d: m + d / step, state.mean_grads, delta)
@@ -121,7 +121,7 @@ def get_unbiased_mean_and_variance_ema(state: Any) -> tuple[Any, Any]:
     found = tree.get(state, "PerElementMeanAndVarianceEMAState")
     if found is None:
         raise ValueError(
-            "the state has no PerElementMeanAndVarianceEMAState, expected that of "
+            "the state has no PerElementMeanAndVarianceEMAState, expected the state of "
             "add_mean_variance_to_opt."
         )
     share = 1 - found.ema_decay**found.count

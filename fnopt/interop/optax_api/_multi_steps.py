@@ -49,7 +49,7 @@ class _multi_steps(Transformation):
     def _apply_rule(self, updates: Any, step: Any, params: Any) -> tuple[Any, Any]:
         return (None, ()) if self.skips is None else self.skips(updates, step, params)
 
-    # There what is kept is the mean of the gradients, or their sum, and zero after a step.
+    # optax keeps the mean of the gradients, or their sum, and zero after a step.
     def _as_optax(self, state: states.AccumulateState, skip_state: Any) -> MultiStepsState:
         def mean_of_leaf(acc: Any) -> Any:
             kept = acc / jnp.maximum(state.mini_step, 1).astype(acc.dtype) if self._mean else acc
@@ -65,7 +65,7 @@ class _multi_steps(Transformation):
             return acc * state.mini_step.astype(acc.dtype) if self._mean else acc
 
         acc = jax.tree.map(sum_of_leaf, state.acc_grads)
-        weight = state.mini_step.astype(default_float())  # all weights are 1 there
+        weight = state.mini_step.astype(default_float())  # in optax all weights are 1
         return states.AccumulateState(
             state.mini_step, state.gradient_step, weight, acc, state.inner_opt_state
         )

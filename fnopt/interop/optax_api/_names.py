@@ -75,7 +75,7 @@ class _Namespace(types.ModuleType):
         self._prefix, self._rooms = prefix, rooms
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what the import system asks for
+        if name.startswith("__"):  # names that the import system looks up
             raise AttributeError(name)
         if self._prefix and name in _OLD_TREE_NAMES:
             return _OLD_TREE_NAMES[name]

@@ -65,7 +65,7 @@ class DifferentiallyPrivateAggregateState(NamedTuple):
 class _private_mean(Transformation):
     """Noisy mean of clipped gradients `[n, ...]`."""
 
-    other_gradients = True  # with an axis of examples
+    other_gradients = True  # gradients have an axis of examples
 
     l2_norm_clip: Any
     noise_multiplier: Any

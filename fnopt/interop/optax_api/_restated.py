@@ -142,13 +142,14 @@ class restated(Transformation):
     def _as_fnopt(self, state: Any) -> Any:
         if not isinstance(state, self.form.optax_type):
             raise TypeError(
-                f"the state is a {type(state).__name__}, expected {self.form.optax_type.__name__}. "
-                "It looks like the state of another optimizer: use the one that init(params) gave."
+                f"the state is a {type(state).__name__}, expected "
+                f"{self.form.optax_type.__name__}. It looks like the state of another "
+                "optimizer: use the state that init(params) returned."
             )
         return self.form.as_fnopt(state)
 
 
-# The transforms whose states have other names inside, by their names.
+# Transforms whose states have other field names in optax, by their names.
 FORMS = {
     "sam": Renamed(states.SAMState, SAMState, (("inner_state", "opt_state"),)),
     "schedule_free": (

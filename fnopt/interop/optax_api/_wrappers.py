@@ -61,7 +61,7 @@ def partition(
     from fnopt.transforms import partition
 
     _check_extra_args(mask_compatible_extra_args)
-    # numbers in place of labels, which may be of any class, and of several
+    # Numbers replace labels, which may be of any class, and of several classes.
     number = {label: i for i, label in enumerate(transforms)}
     parts = {number[label]: tx for label, tx in transforms.items()}
 
@@ -84,8 +84,8 @@ def partition(
 def _check_extra_args(mask_compatible_extra_args: bool) -> None:
     if mask_compatible_extra_args:
         raise ValueError(
-            "mask_compatible_extra_args = True: extra arguments are handed on as they are, "
-            "expected False. Cut trees among them to the leaves before the call."
+            "mask_compatible_extra_args = True, expected False: extra arguments are "
+            "passed unchanged. Mask the trees among them before the call."
         )
 
 

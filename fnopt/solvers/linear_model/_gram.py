@@ -33,7 +33,7 @@ class TallGramModel(LinearModel):
     def _pull(self, point: Linearization, scale: jax.Array) -> Map | None:
         if self.mode == "forward":  # the function may have no reverse-mode derivative
             return None
-        # Only called where steps differentiate the residual function anyway.
+        # This is only called where steps differentiate the residual function anyway.
         moving = free(point)
         return lambda w: moving * linearise_products(self.flat.r, point.x)[2](w) / scale
 

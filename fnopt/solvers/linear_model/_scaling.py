@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from fnopt.linear import divide
 from fnopt.solvers.linear_model._linearization import Linearization
 
-# The least scaled size |D_j x_j| of a param, relative to the residual norm. Measured on the initial
+# Minimum scaled size |D_j x_j| of a param, relative to the residual norm. Measured on the initial
 # guesses of NIST and of Moré, Garbow and Hillstrom (162), and on 1,200 far ones: 7 and 51 fewer are
 # solved without the bound, 2 and 17 fewer with 0.5, 2 and 3 fewer with 1.
 _RELATIVE = 0.7
 # Decay of the scaling per step: a tenth is left after 22 steps. Measured on the initial guesses of
 # NIST, of Moré, Garbow and Hillstrom, and on far ones (docs/performance.md): 0.8 and 0.95 solve as
-# many but for one or two, 0.5 and 1 fewer.
+# many except for one or two, and 0.5 and 1 solve fewer.
 _DECAY = 0.9
 
 

@@ -98,7 +98,8 @@ def inverse_root(J: SparseJacobian, rows: jax.Array, fixed: jax.Array | None = N
     return lax.map(root, rows / scale)
 
 
-# One more than the directions that the data of a bundle adjustment leave free: a similarity.
+# One more than the directions that the data of a bundle adjustment don't determine: a similarity
+# has seven.
 _PROBES = 8
 
 

@@ -132,7 +132,7 @@ def cauchy_point(B: CompactMatrix, box: Box, point: Evaluation) -> tuple[jax.Arr
     order = jnp.argsort(t)
     t_sorted, d_sorted, W = t[order], d[order], B.W[order]
     zero = jnp.zeros((1,), t.dtype)
-    start = jnp.concatenate([zero, t_sorted])  # of the pieces: [n + 1]
+    start = jnp.concatenate([zero, t_sorted])  # [n + 1], the start of each piece
     end = jnp.concatenate([t_sorted, jnp.full((1,), jnp.inf, t.dtype)])
     moving = W * d_sorted[:, None]
     square = _from_the_end(jnp.square(d_sorted))

@@ -161,7 +161,7 @@ def minimize(
         "projection": projection,
     }
     with first_call_hints(params, "fun"), explain_jax_errors("minimize", "fun"):
-        if bounds is not None or constraints is not None:  # inside jit no value can be checked
+        if bounds is not None or constraints is not None:  # inside jit no values can be checked
             set_up(fun, params, args, has_aux, **options, projection=projection)
         plain_call = callback is None and projection is None and is_data((method, options, limits))
         function = None
@@ -187,15 +187,17 @@ def _checked_method(method: Any, params: Any, bounds: Any, projection: Any) -> M
         lost = sorted(set(method.tx.needs) - GIVEN)
         if lost:
             raise TypeError(
-                f"minimize: the method needs the extra arguments {names_text(lost)}, which "
-                f"minimize doesn't have; it gives {names_text(sorted(GIVEN))}. Write a loop "
-                "around its update."
+                f"minimize: the method needs the extra arguments {names_text(lost)}, "
+                "which minimize doesn't provide; it provides "
+                f"{names_text(sorted(GIVEN))}. Write a loop around its update."
             )
     name = "an optimizer" if isinstance(method, optimizer_steps) else type(method).__name__
     if bounds is not None and not method.takes_bounds:
-        raise ValueError(f"minimize: {name} takes no bounds, expected 'lbfgsb' with these.")
+        raise ValueError(f"minimize: {name} takes no bounds, expected 'lbfgsb' with bounds.")
     if projection is not None and not method.takes_projection:
-        raise ValueError(f"minimize: {name} takes no projection, expected 'projected_gradient'.")
+        raise ValueError(
+            f"minimize: {name} takes no projection, expected 'projected_gradient' with one."
+        )
     if projection is not None and bounds is not None:
         raise ValueError("minimize: bounds are a projection too: give one of the two.")
     return method
@@ -233,7 +235,8 @@ def _minimized(
         feasible = jnp.ones((), bool) if problem.box is None else problem.box.is_feasible()
         x = jnp.where(feasible, problem.project(x), x)
         unit = jnp.ones((), x.dtype)
-        if method.wolfe is not None:  # an optimizer's numbers are in the user's units
+        # An optimizer's hyper-parameters refer to the unscaled function.
+        if method.wolfe is not None:
             unit = floor_power_of_two(jnp.max(jnp.abs(x), initial=0))
             problem = problem.in_unit(unit)
 

@@ -62,8 +62,8 @@ class MinimizeState(NamedTuple):
     point: Evaluation  # the iterate
     memory: Any  # the state of the method
     line: SearchLine  # the line search from the iterate
-    best: Evaluation | None  # the iterate of least value, for methods whose value may rise
-    typical: jax.Array  # typical magnitude of values: that at the initial guess, at most 1
+    best: Evaluation | None  # the lowest iterate so far, for methods whose value may rise
+    typical: jax.Array  # typical magnitude of values: the magnitude at the initial guess, at most 1
     fresh: jax.Array  # whether the state of the method contains no step yet
     restarts: jax.Array  # int32, consecutive restarts without a decrease
     restarted: jax.Array  # the value at the last restart

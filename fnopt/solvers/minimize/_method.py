@@ -25,7 +25,7 @@ class WolfeConditions(NamedTuple):
     """Constants of the Wolfe conditions of a line search."""
 
     decrease: float = 1e-4  # Nocedal and Wright (2006), section 3.1
-    curvature: float = 0.9  # for quasi-Newton steps, likewise
+    curvature: float = 0.9  # the same section, for quasi-Newton steps
 
 
 class MinimizeMethod(Value):
@@ -135,7 +135,7 @@ def secant_pair(before: Evaluation, after: Evaluation) -> SecantPair:
     s, y = after.x - before.x, after.gradient - before.gradient
     size = norm(s)
     safe = jnp.where(size > 0, size, jnp.ones_like(size))
-    # Divided by the length of the step: products of tiny differences would underflow.
+    # Both are divided by the length of the step: products of tiny differences would underflow.
     s, y = s / safe, y / safe
     sy, steep = dot(s, y), norm(y)
     eps = jnp.asarray(jnp.finfo(s.dtype).eps, s.dtype)

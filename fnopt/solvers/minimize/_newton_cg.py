@@ -26,7 +26,7 @@ class TrustRegion(NamedTuple):
     """The trust-region radius, and the last proposed step."""
 
     radius: jax.Array
-    length: jax.Array  # of the step
+    length: jax.Array  # length of the step
     predicted: jax.Array  # decrease of the model by the step
     outside: jax.Array  # whether the step ends on the boundary
 
@@ -107,7 +107,7 @@ def steihaug(
     """
     times, size = hessian_product(problem.f, point.x), norm(point.gradient)
     scale = jnp.where(size > 0, size, jnp.ones_like(size))
-    # All is divided by the gradient's norm: products of tiny gradients would underflow.
+    # All vectors are divided by the gradient's norm: products of tiny gradients would underflow.
     g, radius = point.gradient / scale, radius / scale
 
     def advance(at: _Inner) -> _Inner:
@@ -127,14 +127,16 @@ def steihaug(
         return _Inner(p, r, d, new, count + 1, outside)
 
     def unfinished(at: _Inner) -> jax.Array:
-        # A tenth of the gradient: Conn, Gould and Toint (2000), section 17.4.1.
+        # The residual falls to a tenth of the gradient: Conn, Gould and Toint (2000), section
+        # 17.4.1.
         steep = jnp.sqrt(at.rr) > 0.1
         return ~at.outside & steep & (at.count < 2 * g.size)  # in exact arithmetic n are enough
 
     zero, inside = jnp.zeros((), jnp.int32), jnp.zeros_like(size, bool)
     start = _Inner(jnp.zeros_like(g), g, -g, dot(g, g), zero, inside)
     p, *_, outside = while_loop(unfinished, advance, start)
-    # An explicit Hessian-vector product: the recursive residual drifts from the true residual.
+    # The prediction takes an explicit Hessian-vector product, because the recursive residual drifts
+    # from the true residual.
     predicted = -(dot(g, p) + 0.5 * dot(p, times(p)))
     usable = jnp.isfinite(predicted) & jnp.all(jnp.isfinite(p))
     p, predicted = jnp.where(usable, p, -radius * g), jnp.where(usable, predicted, radius)

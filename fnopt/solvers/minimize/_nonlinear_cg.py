@@ -54,11 +54,11 @@ class nonlinear_cg(MinimizeMethod):
         self, memory: ConjugateDirection, before: Evaluation, after: Evaluation, fresh: jax.Array
     ) -> ConjugateDirection:
         """Return the conjugate direction, or steepest descent if it isn't a descent direction."""
-        # Divided by the gradient's norm, because squares may underflow.
+        # Vectors are divided by the gradient's norm, because squares may underflow.
         scale = nonzero(norm(before.gradient))
         g, d = after.gradient / scale, memory.d / scale
         y = g - before.gradient / scale
-        new = -g + jnp.maximum(dot(y, g), 0) * d  # the gradient before has length 1
+        new = -g + jnp.maximum(dot(y, g), 0) * d  # the previous gradient has length 1
         down = dot(new, g) < 0
         new = scale * jnp.where(down & jnp.all(jnp.isfinite(new)), new, -g)
         # The step size with the same first-order change: Nocedal and Wright, eq. 3.60.

@@ -213,7 +213,7 @@ def as_scalar(out: Any, has_aux: bool, dtype: Any) -> jax.Array:
         )
     if not jnp.issubdtype(out.dtype, jnp.floating):
         raise TypeError(
-            f"{where()}fun returned {out.dtype}, expected a real floating number. Do the params "
-            "take part in it?"
+            f"{where()}fun returned {out.dtype}, expected a real floating number. Does it "
+            "depend on the params?"
         )
     return jnp.reshape(out, ()).astype(dtype)

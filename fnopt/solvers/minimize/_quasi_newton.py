@@ -58,7 +58,7 @@ class bfgs(MinimizeMethod):
         scale = jnp.eye(s.size, dtype=s.dtype) / jnp.where(yy > 0, yy, jnp.ones_like(yy))
         H = jnp.where(fresh, scale, memory)
         Hy = matmul(H, y)
-        # (I - rho s y^T) H (I - rho y s^T) multiplied out, which stays exactly symmetric.
+        # (I - rho s y^T) H (I - rho y s^T) is multiplied out, so that it stays exactly symmetric.
         weight = (1 + dot(y, Hy) / sy) / sy
         H = H - (jnp.outer(s, Hy) + jnp.outer(Hy, s)) / sy + weight * jnp.outer(s, s)
         return jnp.where(usable & jnp.all(jnp.isfinite(H)), H, memory)
@@ -127,7 +127,7 @@ class lbfgsb(MinimizeMethod):
         cauchy, free = cauchy_point(B, box, point)
         step = free_step(B, free, point.gradient + B.times(cauchy - point.x))
         target = box.nearest(cauchy + step)
-        # Morales and Nocedal: where the projected step is no descent direction, truncate the step.
+        # Morales and Nocedal: if the projected step isn't a descent direction, truncate the step.
         downhill = dot(point.gradient, target - point.x) < 0
         inside = jnp.minimum(_largest_part(box.lower, box.upper, cauchy, step), 1)
         target = jnp.where(downhill, target, box.nearest(cauchy + inside * step))

@@ -19,7 +19,7 @@ _OF_A_FUNCTION = {
     Status.CONVERGED_COST: "converged: the value can't be lowered by more than ftol",
     Status.STALLED: "not converged: no step lowers the value, though the gradient isn't small",
     Status.NONFINITE_START: "failed: the function or its gradient is not finite at these params",
-    Status.NONFINITE_STEP: "failed: every step from here led to where the function is not finite",
+    Status.NONFINITE_STEP: "failed: every step from here led to nonfinite function values",
 }
 
 _SCIPY = {

@@ -25,10 +25,10 @@ METHODS: dict[str, Callable[[], MinimizeMethod]] = {
     **dict.fromkeys(("newton_cg", "trust_ncg", "trust_krylov"), newton_cg),
 }
 _NO_GRADIENTS = (
-    "searches without gradients, which are exact here: write 'auto'. For a function that has none, "
-    "scipy.optimize.minimize itself is the tool"
+    "searches without gradients, which are exact here: write 'auto'. For a function "
+    "without gradients, use scipy.optimize.minimize"
 )
-_MATRIX = "makes the whole Hessian: write 'newton_cg', which takes its products"
+_MATRIX = "forms the Hessian: write 'newton_cg', which uses Hessian-vector products"
 _CONSTRAINED = (
     "is for constraints: here bounds=, projection= for convex sets, or constraints= (tied, "
     "positive, interval) with 'auto'"
@@ -46,7 +46,7 @@ _ELSEWHERE = {
 }
 
 _STEPS = ("maxiter", "maxfun", "maxfev")
-_NO_HESSIAN = "Leave it out: 'newton_cg' takes products of the exact Hessian"
+_NO_HESSIAN = "Leave it out: 'newton_cg' uses exact Hessian-vector products"
 _TABLE = ScipyTable(
     "minimize",
     keywords=("tol", "jac", "options"),
@@ -57,7 +57,7 @@ _TABLE = ScipyTable(
     ),
     steps=_STEPS,
     instead={
-        "x0": "Call it params, or give it second",
+        "x0": "Rename it to params, or pass it second",
         **dict.fromkeys(("hess", "hessp"), _NO_HESSIAN),
         **dict.fromkeys(_STEPS, "Write max_steps"),
         "maxcor": "Write method=fnopt.lbfgsb(memory_size)",

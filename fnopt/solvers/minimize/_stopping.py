@@ -21,10 +21,10 @@ _OPTIMALITY = 1e-2
 class MinimizeTolerances(NamedTuple):
     """Tolerances of the stopping tests."""
 
-    ftol: jax.Array  # of the value
-    xtol: jax.Array  # of the largest param
-    gtol: jax.Array | None  # of the gradient; None if none was given
-    optimality: jax.Array  # of the relative gradient
+    ftol: jax.Array  # tolerance of the value
+    xtol: jax.Array  # tolerance of the largest param
+    gtol: jax.Array | None  # tolerance of the gradient; None if none was given
+    optimality: jax.Array  # tolerance of the relative gradient
 
 
 def tolerances(dtype: Any, ftol: Any, xtol: Any, gtol: Any) -> MinimizeTolerances:

@@ -44,7 +44,7 @@ def started_from(caller: str, params: Any, keywords: dict[str, Any]) -> Any:
         return keywords.pop("x0")
     if params is None:
         raise TypeError(
-            f"{caller}: params is missing, expected where to start: a pytree of floating arrays."
+            f"{caller}: params is missing, expected an initial guess: a pytree of floating arrays."
         )
     return params
 
@@ -59,8 +59,9 @@ def checked_args(args: Any, caller: str = "least_squares") -> tuple[Any, ...]:
     for path, leaf in leaves_with_names(tuple(args))[0]:
         if not is_array_like(leaf):
             raise TypeError(
-                f"{caller}: args: {leaf_text(path)} is {leaf!r}, expected arrays. What isn't one "
-                "belongs into the function: functools.partial(residual_fn, ...) or a closure."
+                f"{caller}: args: {leaf_text(path)} is {leaf!r}, expected arrays. Bind "
+                "other values to the function: functools.partial(residual_fn, ...) or a "
+                "closure."
             )
     return tuple(args)
 
@@ -74,9 +75,9 @@ def first_call_hints(params: Any = None, name: str = "residual_fn") -> Iterator[
     except (TypeError, AttributeError) as error:
         if _is_of_the_call(error):
             raise TypeError(
-                f"{where()}{error}: {name} is called with params, then with each of args (and an "
-                "example of batch between them, if that is given), and so is jac. What it takes "
-                "beside params is given in order: args=(data, ...)."
+                f"{where()}{error}: {name} is called with params, then with each of args "
+                "(and an example of batch between them, if that is given), and so is "
+                "jac. Pass its arguments after params in order: args=(data, ...)."
             ) from error
         if are_in_a_row(params):
             kind = type(params).__name__
@@ -116,19 +117,18 @@ def with_a_derivative_that_is_there(
     except (TypeError, NotImplementedError) as error:
         if not is_about_forward_mode(error) or solver.jacobian == "forward":
             raise
-    lacks = f"{caller}: {fn} has a custom_vjp in it, so it has no forward-mode derivative"
+    lacks = f"{caller}: {fn} contains a custom_vjp, so it has no forward-mode derivative"
     if solver.linear_solver == "cg":
         raise TypeError(
-            f"{lacks}, which linear_solver='cg' multiplies with; expected 'auto', 'qr' or "
-            "'cholesky', which take the Jacobian in reverse mode."
+            f"{lacks}, which linear_solver='cg' needs for products; expected 'auto', 'qr' "
+            "or 'cholesky', which take the Jacobian in reverse mode."
         )
     names = {field.name for field in dataclasses.fields(solver)}
     change = {"jacobian": "reverse"} | ({"geodesic": False} if "geodesic" in names else {})
     options = ", ".join(f"{name}={value!r}" for name, value in change.items())
     warnings.warn(
-        f"{lacks}: steps are straight and the Jacobian is taken in reverse mode. "
-        f"{type(solver).__name__}({options}) as the solver says so by itself, without this "
-        "warning.",
+        f"{lacks}: steps have no acceleration and the Jacobian is taken in reverse mode. "
+        f"To avoid this warning, pass {type(solver).__name__}({options}) as the solver.",
         stacklevel=3,
     )
     return run(dataclasses.replace(solver, **change))
@@ -138,7 +138,7 @@ def traced_functions(
     residual_fn: Any, jac: Any, params: Any, args: tuple[Any, ...], constraints: Any
 ) -> tuple[TracedFunction | ExampleResiduals, TracedFunction | FreeJacobian | None] | None:
     """Trace the user's functions to values, if the call is eager and jaxprs can be compared."""
-    # A Jacobian by chunks has methods besides the call, so it stays as it is.
+    # A chunked Jacobian has methods in addition to the call, so it isn't replaced.
     if not is_eager((params, args, constraints)) or hasattr(jac, "fold"):
         return None
     parametrisation = charted(params, constraints)
@@ -172,9 +172,9 @@ def of_examples(residual_fn: Any, jac: Any, batch: Any) -> ExampleResiduals:
     """Build the residual function of a batch from the residual function of one example."""
     if jac is not None:
         raise ValueError(
-            "least_squares: batch and jac are both given, expected one of them: of residuals by "
-            "example the Jacobian is taken by example. If you have it cheaper, give functions of "
-            "the whole batch, with args=(batch,)."
+            "least_squares: batch and jac are both given, expected one of them: with "
+            "batch the Jacobian is computed per example. If you have a cheaper one, pass "
+            "functions of the whole batch, with args=(batch,)."
         )
     return example_residuals(residual_fn, batch)
 

@@ -46,7 +46,8 @@ def asked_to_stop(callback: Callable[[Any], Any], info: StepInfo, value: str = "
         # Only True itself stops: a logger often returns another truthy value.
         return np.asarray(isinstance(answer, (bool, np.bool_)) and bool(answer))
 
-    # The result is used, so JAX calls it in every step; `jax.vmap` refuses ordered effects.
+    # JAX calls it in every step, because the result is used; `jax.vmap` doesn't support ordered
+    # effects.
     shape = jax.ShapeDtypeStruct((), bool)
     return jax.pure_callback(call, shape, info, vmap_method="sequential")
 

@@ -15,7 +15,7 @@ class ScipyTable(NamedTuple):
 
     caller: str
     keywords: tuple[str, ...]
-    instead: dict[str, str]  # refused keywords, with their replacement
+    instead: dict[str, str]  # rejected keywords, with their replacement
     options: tuple[str, ...] = ()  # keys of the dict `options`
     steps: tuple[str, ...] = ()  # keywords and options that limit the steps
 

@@ -22,17 +22,17 @@ _TABLE = ScipyTable(
     "least_squares",
     keywords=(
         *(*_TOLERANCES, "max_nfev", "f_scale", "method", "verbose", "kwargs", "jac_sparsity"),
-        # These have no effect: derivatives are exact, the method doesn't depend on the units of the
+        # These have no effect: derivatives are exact, the method doesn't depend on the scale of the
         # params, and it chooses its own linear algebra.
         *("x_scale", "diff_step", "tr_solver", "tr_options", "workers"),
     ),
     instead={
-        "fun": "Call it residual_fn, or give it first",
-        "x0": "Call it params, or give it second",
+        "fun": "Rename it to residual_fn, or pass it first",
+        "x0": "Rename it to params, or pass it second",
         "maxiter": "Write max_steps",
         "maxfev": "Write max_steps, or SciPy's max_nfev",
         "tol": "Write ftol, xtol or gtol",
-        "p0": "Call it params, or give it second",
+        "p0": "Rename it to params, or pass it second",
         "absolute_sigma": "Write fnopt.covariance(solution, absolute_sigma=True)",
     },
 )
@@ -75,7 +75,9 @@ def with_scipy_options(
             "default here; for another method give a solver, such as fnopt.solvers.dogleg()."
         )
     if method == "lm" and bounds is not None:
-        raise ValueError("least_squares: method 'lm' takes no bounds; leave the method out.")
+        raise ValueError(
+            "least_squares: method = 'lm' with bounds, expected no bounds. Leave the method out."
+        )
     if verbose not in (0, 1, 2):
         raise ValueError(
             f"least_squares: verbose = {verbose!r}, expected 0, 1 (a report) or 2 (steps)."
@@ -98,14 +100,15 @@ def check_enough(
     constraints: Any,
 ) -> None:
     """Refuse fewer residuals than params for SciPy's `method='lm'`, as SciPy does."""
-    if options.get("method") != "lm" or constraints is not None:  # which SciPy doesn't have
+    if options.get("method") != "lm" or constraints is not None:  # SciPy has no constraints
         return
     residuals = jax.eval_shape(residual_fn, params, *args)
     m, n = (sum(np.size(leaf) for leaf in jax.tree.leaves(tree)) for tree in (residuals, params))
     if m < n:
         raise ValueError(
-            f"least_squares: method 'lm' has fewer residuals than params ({m} < {n}), which can't "
-            "determine them; leave the method out for one of the many solutions."
+            f"least_squares: method = 'lm' with fewer residuals than params ({m} < {n}), "
+            "expected at least as many. Leave the method out for one of the many "
+            "solutions."
         )
 
 
@@ -134,14 +137,14 @@ def _sparse(residual_fn: Any, sparsity: Any) -> Any:
 
 
 def _scaled(loss: Any, scale: Any) -> Any:
-    if isinstance(loss, str):  # a fit can't store a string, but a loss
+    if isinstance(loss, str):  # a result can store a loss, but not a string
         return named_loss(loss, 1.0 if scale is None else scale)
     if scale is None or loss is None:
         return loss
     if isinstance(loss, RobustLoss) or not callable(loss):
         raise ValueError(
-            f"least_squares: f_scale = {scale!r} goes with the name of a loss, or a function; this "
-            f"one has a scale of its own: {loss!r}. Leave f_scale out."
+            f"least_squares: f_scale = {scale!r} with {loss!r}, which has its own scale, "
+            "expected the name of a loss, or a function. Leave f_scale out."
         )
     return custom_loss(loss, scale)
 

@@ -35,7 +35,7 @@ def finer_unit(
     largest = pmax_rows(jnp.max(_clipped(problem, r), initial=0))
     finite = jnp.isfinite(largest) & (largest > 0)
     finer = unit / floor_power_of_two(largest)
-    # A unit that is subnormal, or whose inverse is subnormal, isn't exact.
+    # A scale that is subnormal, or whose inverse is subnormal, isn't exact.
     most = jnp.asarray(2.0**-4 / info.tiny, unit.dtype)
     finer = jnp.clip(finer, 1 / most, most)
     needed = finite & ((cost < least_square_sum(cost.dtype)) | (largest > reach)) & (finer != unit)
@@ -78,12 +78,13 @@ def end_units(problem: Problem, r: jax.Array, J: jax.Array | None) -> tuple[jax.
 
 def restored(values: Any, unit: jax.Array, powers: dict[str, int]) -> Any:
     """Undo the scaling of the fields of a named tuple, each by its power of the scale."""
-    whole = 1 / unit  # a compiler may merge successive quotients into one, by the product of units
+    # A compiler may merge successive divisions into one by the product of the scales.
+    whole = 1 / unit
 
     def back(value: Any, power: int) -> Any:
         if value is None:
             return None
-        for _ in range(power):  # one at a time: the square of a unit may overflow
+        for _ in range(power):  # one at a time: the square of a scale may overflow
             value = jax.tree.map(lambda part: part * whole, value)
         return value
 

@@ -26,9 +26,10 @@ class CovarianceFactor(NamedTuple):
     """
 
     root: jax.Array  # [k, p], R with C = R^T R, for the directions that the data determine; finite
-    scaled: jax.Array  # [p, n], derivative of the params by the scaled fitted variables
-    seen: jax.Array  # [k, n], orthonormal directions of these variables above rounding noise, else
-    # 0
+    # [p, n], derivative of the params with respect to the scaled fitted variables.
+    scaled: jax.Array
+    # [k, n], orthonormal directions of these variables above rounding noise, else 0.
+    seen: jax.Array
     has_variance: jax.Array  # bool, whether the variance of the data is known
 
     def covariance(self) -> jax.Array:
@@ -186,8 +187,8 @@ def factor_of(
     J, cost, r, dof = solution.jacobian, solution.cost, solution.residuals, solution.dof
     if J is None:
         raise ValueError(
-            "covariance: the solver did not form the Jacobian, without which there is none. Use "
-            "linear_solver='qr' and no chunk_size."
+            "covariance: the solver did not form the Jacobian, which the covariance "
+            "needs. Use linear_solver='qr' and no chunk_size."
         )
     if not isinstance(J, SparseJacobian):
         parts = J, cost, r, dof, solution.tangent, solution.fixed
@@ -203,7 +204,8 @@ def _full_factor(solution: Solution, absolute_sigma: bool = False) -> Covariance
     if isinstance(factor, SparseCovarianceFactor):
         raise ValueError(
             f"covariance: the Jacobian of {factor.J.shape[1]} variables is sparse, but "
-            "the covariance of all is full. Ask for that of a few: covariance(fit, of=function)."
+            "the covariance of all is full. Compute that of a few functions: "
+            "covariance(fit, of=function)."
         )
     return factor
 

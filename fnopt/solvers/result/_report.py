@@ -62,7 +62,7 @@ def report(
         chi2 = 2 * cost / int(solution.dof)
         lines.append(f"  reduced chi-square {chi2:.4g}, {int(solution.dof)} degrees of freedom")
     if m == 1 and fitted_count(solution) > 1:
-        lines.insert(1, "  one residual: was it a loss? fnopt.minimize is for those")
+        lines.insert(1, "  one residual: if it is a loss, use fnopt.minimize")
     return "\n".join([*lines, *more, *_params(solution, names, absolute_sigma)])
 
 
@@ -119,7 +119,7 @@ def _params(solution: Solution, names: Sequence[str] | None, absolute_sigma: boo
     errors, correlated = np.full(values.size, np.nan), np.zeros(values.size, bool)
     missing, lines = undetermined_text(solution, names) or "all params", []
     if isinstance(solution.jacobian, jax.Array):
-        # A copy, for it is written to.
+        # A copy, because it is modified below.
         errors = np.array(errors_of(solution, absolute_sigma), np.float64)
         infinite = [name for name, error in zip(names, errors, strict=True) if np.isinf(error)]
         missing = listed(infinite) if 0 < len(infinite) < len(names) else missing
@@ -158,7 +158,8 @@ def _correlated(
     counted = np.isfinite(errors) & (errors > np.abs(values))
     if solution.tangent is not None:  # without tied params
         moves = np.asarray(solution.tangent) != 0
-        moves &= np.sum(moves, axis=1, keepdims=True) == 1  # of one variable only
+        # Params that depend on one variable only.
+        moves &= np.sum(moves, axis=1, keepdims=True) == 1
         counted &= np.any(moves, axis=1)
         counted &= np.isin(np.arange(values.size), np.argmax(moves, axis=0))
     near = (corr >= _ALIKE) & counted & counted[:, None]  # False where it is NaN

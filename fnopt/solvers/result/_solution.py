@@ -71,9 +71,9 @@ class StepInfo(NamedTuple):
         if isinstance(self.cost, Tracer):
             return repr(self)
         return (
-            f"step {int(self.step):4d}  cost {float(self.cost):<12.6g} "
-            f"gradient {float(self.gradient_norm):<9.3g} radius {float(self.radius):<9.3g} "
-            f"{'accepted' if self.accepted else 'refused'}"
+            f"step {int(self.step):4d}  cost {float(self.cost):<12.6g} gradient "
+            f"{float(self.gradient_norm):<9.3g} radius {float(self.radius):<9.3g} "
+            f"{'accepted' if self.accepted else 'rejected'}"
         )
 
 
@@ -168,7 +168,7 @@ class Solution(NamedTuple, Generic[Params]):
         if not bool(self.certificate.certified) and least is not None and least < 0:
             return f"{text}; not certified, since the cost has negative curvature: a saddle point"
         if not bool(self.certificate.certified):
-            return f"{text}; not certified, since a linear model still promises a decrease"
+            return f"{text}; not certified, since the linear model still predicts a decrease"
         return text
 
     def residual_report(self, count: int = 10) -> ResidualReport:

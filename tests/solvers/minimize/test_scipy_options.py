@@ -69,7 +69,7 @@ def test_a_call_written_for_scipy():
 @pytest.mark.parametrize(
     ("keywords", "text"),
     [
-        ({"x0": 1.0}, "Call it params"),
+        ({"x0": 1.0}, "Rename it to params"),
         ({"hessp": len}, "Leave it out"),
         ({"maxiter": 3}, "Write max_steps"),
         ({"learning_rate": 0.1}, "SciPy's tol, jac, options"),

@@ -16,8 +16,10 @@ from fnopt.linear._system import DampedStep, System
 from fnopt.numerics import matmul
 from fnopt.sharding import replicate, while_loop
 
-_SLACK = 0.2  # relative tolerance of the step length to the radius; each trial factors a matrix
-_FACTORISATIONS = 12  # two or three are usual; MINPACK's lmpar stops after 10
+# Tolerance of the step length, relative to the radius. Moré (1978), section 5, takes 0.1: with it,
+# NIST's 54 fits take up to a quarter more evaluations in float32, and one fewer is solved.
+_SLACK = 0.2
+_FACTORISATIONS = 10  # as in MINPACK's lmpar; two or three are usual
 
 
 class Damped(NamedTuple):

@@ -129,7 +129,8 @@ def _once(condition: jax.Array) -> jax.Array:
     """Return a condition of many problems in a form that the compiler computes only once.
 
     XLA fuses cheap arithmetic into each consumer and so repeats the arithmetic, but doesn't repeat
-    a square root.
+    a square root. Without the square root, `python -m benchmarks batched_fits` takes 13 % (float64)
+    to 29 % (float32) longer.
     """
     return jnp.sqrt(condition.astype(jnp.float32)) > 0
 

@@ -12,6 +12,7 @@ from fnopt.core import Status, is_converged, select_tree
 from fnopt.linear import norm
 from fnopt.numerics import safe_increment
 from fnopt.sharding import cond, while_loop
+from fnopt.solvers._search import ROUNDS
 from fnopt.solvers._stopping import first_of
 from fnopt.solvers._trust_region import SHARE
 from fnopt.solvers.minimize._method import (
@@ -45,7 +46,6 @@ _EVALUATIONS = 20
 # Moré and Thuente (1994), section 4: the largest factor by which a step size grows.
 _GROWTH = 4.0
 _NARROW = 0.1  # relative width of an interval, L-BFGS-B's xtol (Byrd, Lu, Nocedal and Zhu, 1995)
-_RESTARTS = 2  # consecutive restarts with a relative decrease below SHARE
 
 
 class SearchLine(NamedTuple):
@@ -289,7 +289,7 @@ def _judged(
     optimal = relative_gradient(point, pull, after.typical) <= tolerances.optimality
     optimal |= vanished
     refuted = moved & flat & ~optimal
-    last = after.restarts >= _RESTARTS
+    last = after.restarts >= ROUNDS - 1
     ends = (failed & (before.fresh | last)) | (refuted & last)
     # If no step decreases a value that is zero to rounding error, the search has converged.
     zero = vanished | (rounding_of(after.typical) >= jnp.abs(point.value))

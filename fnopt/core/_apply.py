@@ -51,7 +51,7 @@ def _add_leaf(name: Callable[[], str], p: Any, u: Any) -> Any:
     if _is_plain(p) and _is_plain(u) and p.dtype == u.dtype:
         # The operator `+` calls a jitted `jnp` function, which would be traced for every leaf.
         total = lax.add(p, u) if is_traced(p, u) else p + u
-        return lax.convert_element_type(total, p.dtype)  # not weakly typed
+        return lax.convert_element_type(total, p.dtype)  # the result isn't weakly typed
     p_dtype, u_dtype = dtype_of(p), dtype_of(u)
     # jax.grad(allow_int=True) returns float0 for an integer: no update.
     if u_dtype == jax.dtypes.float0:

@@ -48,6 +48,7 @@ ANY = "*"
 """Represents all names, for a function that accepts any extra argument."""
 
 
+# Cached, because `inspect.signature` takes longer than an eager step.
 @functools.cache
 def read_by(update: Callable[..., Any]) -> Mapping[str, bool]:
     """Extra arguments in the signature of an `update`, and whether each is required."""

@@ -240,6 +240,7 @@ def _number(x: Any, dtype: Any) -> Any:
     return lax.convert_element_type(x, dtype)
 
 
+# These programs are cached, because JAX caches traces by function: a new function is traced again.
 @functools.cache
 def _scalar_program(cls: type[Leafwise]) -> Callable[..., Any]:
     def scalars(tx: Any, count: Any, dtype: Any) -> tuple[dict[str, Any], Any]:

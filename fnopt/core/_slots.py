@@ -31,6 +31,7 @@ EventCount = Annotated[jax.Array, _EVENTS]
 """Annotates a field `count` of a state that doesn't count steps."""
 
 
+# These properties of a class are cached, because evaluating annotations takes longer than a step.
 @functools.cache
 def counts_steps(state: Any) -> bool:
     """Whether a state has a field `count` that is the number of steps."""

@@ -128,6 +128,7 @@ def trace_graph(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
         explain_jax_errors("cost", "the function"),
         explain_missing_keys(args[0] if args else None),
     ):
+        # A copy, because JAX caches traces by function, and globals that it reads may change.
         closed = jax.make_jaxpr(copy_function(fn))(*args, **kwargs)
     graph = graph_of(jaxprs.SubJaxpr("", closed.jaxpr, tuple(closed.consts)))
     for cell, leaf in zip(graph.inputs, jax.tree.leaves((args, kwargs)), strict=False):

@@ -254,6 +254,7 @@ class JacobianPart:
         leaves = jax.tree.leaves(self.bound.params)
         size = sum(math.prod(jnp.shape(leaf)) for leaf in leaves)
         zeros = jnp.zeros((size, size), compute_dtype(*map(jnp.result_type, leaves)))
+        # Inside shard_map, the initial carry of a scan must vary like its result.
         zeros = pvary_like(zeros, self.bound.batch)
         found = scan_chunks(add_chunk, zeros, self.bound.batch, self.bound.size, self.chunk_size)[0]
         return psum(found, self.axis_name)

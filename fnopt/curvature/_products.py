@@ -219,4 +219,5 @@ def fisher_vp(
 
 
 def _tangent(v: Any, params: Any) -> Any:
+    # JAX requires a tangent to have the dtypes, shardings and varying axes of its primal.
     return pvary_like(jax.tree.map(reshard_like, cast_like(v, params), params), params)

@@ -25,6 +25,7 @@ def predicted_shape(predict: Callable[[Any], Any], params: Any) -> jax.ShapeDtyp
     """Return shape and dtype of a prediction; explain errors of the user's function."""
     try:
         with explain_jax_errors("predict_band", "predict"):
+            # A copy, because JAX caches traces by function, and globals that it reads may change.
             found = jax.eval_shape(copy_function(predict), params)
     except NotForJaxError:
         raise

@@ -141,6 +141,7 @@ def as_wide_as(model: Any, start: Any, x: Any, y: jax.Array) -> jax.Array:
     """Broadcast data that are a single number to the shape of the model's values."""
     if y.ndim:
         return y
+    # A copy, because JAX caches traces by function, and globals that it reads may change.
     value = jax.eval_shape(copy_function(model), start, x)
     return jnp.broadcast_to(y, getattr(value, "shape", ()))
 

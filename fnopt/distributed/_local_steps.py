@@ -167,6 +167,7 @@ class diloco(Transformation):
             return jump, new, outer_state, error
 
         meets = count % jnp.asarray(self.every, count.dtype) == 0
+        # Workers communicate only in steps that end a round.
         own, anchor, outer_state, error = jax.lax.cond(
             meets, meet, lambda: (own, state.anchor, state.outer_state, state.error)
         )
@@ -191,6 +192,7 @@ class diloco(Transformation):
             if self.block_size is None:
                 return jax.lax.psum(weighted, self.axis), None, some
             return *compressed_sum(weighted, error, self.axis, self.block_size, count), some
+        # JAX raises a NameError for an unbound axis
         except NameError:
             raise ValueError(
                 f"{where()}the axis {self.axis!r} isn't bound here: call update inside "

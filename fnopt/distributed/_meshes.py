@@ -117,6 +117,7 @@ def put(x: Any, place: NamedSharding) -> Any:
         return jax.device_put(x, place)
     if AxisType.Explicit in place.mesh.axis_types:
         return reshard(x, place)
+    # Automatic axes have no sharding in the type, so the compiler gets a constraint.
     return jax.lax.with_sharding_constraint(x, place)
 
 

@@ -223,6 +223,7 @@ def _check_wrappers() -> None:
 def _size_if_bound(axes: tuple[str, ...]) -> int | None:
     try:
         return jax.lax.psum(1, axes)
+    # JAX raises a NameError for an unbound axis
     except NameError:
         return None
 

@@ -101,6 +101,7 @@ def _lacks_reverse(flat: VectorFunction) -> bool:
     """Whether JAX can't transpose the function, because of a `while_loop` or a callback."""
     try:
         jax.eval_shape(lambda x, w: jax.vjp(flat.fn, x)[1](w), flat.x, _outputs(flat))
+    # JAX's errors for functions without a reverse mode
     except (TypeError, ValueError, NotImplementedError):
         return True
     return False

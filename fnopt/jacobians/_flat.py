@@ -93,6 +93,7 @@ def value_and_jacobian(
     if jacobian_mode(mode, m, x.size) == "forward":
         value, push = jax.linearize(fn, x)
         if at_once(x.size, chunk_size):
+            # Inside shard_map, a tangent must vary over the same mesh axes as its primal.
             units = pvary_like(jnp.eye(x.size, dtype=x.dtype), x)
             return value, jax.vmap(push, out_axes=1)(units)
         return value, in_chunks(push, _units(x.size, x), x.size, chunk_size).T
@@ -216,6 +217,7 @@ def vector_function(fn: Callable[[Any], Any], params: Any, name: str) -> VectorF
     """
     check_real(params, name)
     with explain_jax_errors(name, "the function"), explain_missing_keys(params):
+        # A copy, because JAX caches traces by function, and globals that it reads may change.
         found = jax.eval_shape(copy_function(fn), params)
     outputs = checked_outputs(found, name)
     # Inside shard_map, every device then differentiates its own outputs.

@@ -66,6 +66,7 @@ class JacobianOperator:
         Returns:
             A tree like the outputs.
         """
+        # Inside shard_map, a tangent must vary over the same mesh axes as the params.
         return self._push(pvary_like(tangent, self._params))
 
     def rmv(self, cotangent: Any) -> Any:

@@ -41,6 +41,7 @@ def band_cholesky(G: jax.Array, lam: jax.Array) -> BandFactor:
         L = cholesky(blocks[0] - matmul(Z.T, Z), lam)
         return L, BandFactor(L, Z)
 
+    # Inside shard_map, the initial carry of a scan must vary like its result.
     return lax.scan(step, pvary_like(jnp.eye(G.shape[-1], dtype=G.dtype), G), G)[1]
 
 

@@ -74,5 +74,6 @@ def divide(a: jax.Array, b: jax.Array) -> jax.Array:
     """`a / b` where `b > 0`, and 0 elsewhere."""
     a, b = jnp.broadcast_arrays(a, b)
     positive = b > 0
+    # The inner select keeps a division by zero out of the derivative.
     quotient = a / lax.select(positive, b, lax.full_like(b, 1))
     return lax.select(positive, quotient, lax.full_like(quotient, 0))

@@ -22,7 +22,7 @@ class DampedStep(NamedTuple):
     model_norm: jax.Array  # ||A p||^2
     predicted: jax.Array  # the model's reduction, (||r||^2 - ||A p + r||^2) / 2
     factor: Any = None  # the factorisation, for `pull_back`
-    solution_length: jax.Array | None = None  # before the step was cut to the radius
+    solution_length: jax.Array | None = None  # length before the step was cut to the radius
     hebden: jax.Array | None = None  # Hebden's increase of lam for a solution half as long
 
 

@@ -241,6 +241,7 @@ def _distance(x: jax.Array, axis: Any, degree: Any, eps: Any) -> jax.Array:
     least = jnp.asarray(eps, x.dtype) ** (1 / degree)
     size = jnp.abs(x)
     top = jnp.maximum(jnp.max(size, axis=axis, keepdims=True, initial=0), least)
+    # The divisor cancels in the norm, so no derivative goes through it.
     top = jax.lax.stop_gradient(jnp.where(top > 0, top, jnp.ones_like(top)))
     zero = size == 0
     powers = jnp.where(zero, 0, jnp.where(zero, 1, size / top) ** degree).astype(x.dtype)

@@ -102,6 +102,7 @@ class Probabilities(Manifold):
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
         """Change the logarithms of the probabilities, bounded to stay finite, and normalise."""
         p = jax.nn.softmax(jnp.log(x) + v, axis=-1)
+        # A probability that underflows to zero would have an infinite logarithm in the next step.
         return jnp.maximum(p, jnp.finfo(p.dtype).tiny)
 
     def local(self, x: jax.Array, y: jax.Array) -> jax.Array:

@@ -221,6 +221,7 @@ def complement(x: jax.Array, b: jax.Array) -> jax.Array:
     """
     p = x.shape[-1]
     x = lax.stop_gradient(x)
+    # The derivative of an SVD is infinite for equal singular values; the basis is constant anyway.
     U, s, Vt = jnp.linalg.svd(x[..., :p, :], full_matrices=False)
     W = x.at[..., :p, :].add(matmul(U, Vt))
     inner = matmul(_transpose(W[..., p:, :]), b)

@@ -96,7 +96,8 @@ class Manifold(Value):
         """Largest entry of the difference between an array and the nearest point of the set."""
         return jnp.max(jnp.abs(x - self.nearest(x)), initial=0)
 
-    def __hash__(self) -> int:  # of every leaf, whenever a jitted function is called
+    # JAX hashes the manifold of every leaf in every call of a jitted function.
+    def __hash__(self) -> int:
         return hash((type(self), self._flatten()[1]))
 
     def __eq__(self, other: Any) -> bool:

@@ -116,7 +116,7 @@ class Component(Model):
     """
 
     prefix: str = static(default="")
-    curve: ClassVar[Callable[..., jax.Array]]  # of x and the params
+    curve: ClassVar[Callable[..., jax.Array]]  # function of x and the params
     positive: ClassVar[tuple[str, ...]] = ()  # params with the lower bound 0
 
     @property
@@ -151,7 +151,7 @@ class Component(Model):
             )
         try:
             found = self.start(x, y)
-        except NotImplementedError:
+        except NotImplementedError:  # the model defines no guess of its own
             return super().guess(x, y)
         return {n: jnp.asarray(v, y.dtype) for n, v in zip(self.names, found, strict=True)}
 

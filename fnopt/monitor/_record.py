@@ -99,6 +99,7 @@ class record_health(Transformation):
         if self.every == 1:
             new = self._record(updates, params, grouping, state)
         else:
+            # Steps that aren't recorded pay nothing for the measurement.
             new = jax.lax.cond(
                 state.count % self.every == 0,
                 lambda: self._record(updates, params, grouping, state),

@@ -28,7 +28,7 @@ def warn(message: str) -> None:
     """Warn without ending the program: where warnings are errors, print the message."""
     try:
         warnings.warn(message, stacklevel=3)
-    except UserWarning:
+    except UserWarning:  # a filter may turn warnings into errors
         print(message, file=sys.stderr)
 
 

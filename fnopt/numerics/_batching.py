@@ -43,6 +43,7 @@ def scan_chunks(
     Returns:
         The last carry, and the outputs with a leading axis of `size` examples, in order.
     """
+    # Inside shard_map, the initial carry of a scan must vary like its result.
     carry = pvary_like(carry, batch)
     with use_mesh_of(batch):
         if chunk_size is None or chunk_size >= size:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.interpreters import partial_eval
 
-_CONFIG: Any = jax.config  # its fields are made at run time
+_CONFIG: Any = jax.config  # JAX creates its fields at run time
 
 
 def compute_dtype(*dtypes: Any) -> Any:

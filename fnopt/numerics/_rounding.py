@@ -12,7 +12,8 @@ import jax.numpy as jnp
 # XLA may omit a conversion to a narrow dtype and back ("excess precision"), and the rounding error
 # would then be zero. Therefore numbers are rounded by arithmetic to multiples of the narrow dtype's
 # spacing. The arithmetic is exact, because the spacing is a power of two.
-_LEAST_EXPONENT = -126  # of a normal float32: smaller numbers are flushed to zero on some devices
+# Exponent of the smallest normal float32: some devices flush smaller numbers to zero.
+_LEAST_EXPONENT = -126
 _SMALL = 4096  # elements of an array that shares a draw of random numbers
 _FIRST = 64  # number of the first draw of a leaf; smaller numbers are shared draws
 

@@ -201,6 +201,7 @@ def _project(
         g, old = known
         return only_finite(leading_directions(g, r), old)
 
+    # A select instead of `cond` would compute the directions in every step.
     P = jax.lax.cond(due, compute, lambda known: known[1], (g, old.astype(dtype)))
     low = matmul(adjoint(P), g) if m >= n else matmul(g, P)
     return low, P.astype(old.dtype)

@@ -91,6 +91,7 @@ def update_averages(
         number, weight = _weight(old, decay, model.dtype)
         return number, _mean(weight, old.factors, model.factors_of(tape()), sound)
 
+    # Selects instead of `cond` would compute the factors and their inverses in every step.
     number, factors = jax.lax.cond(
         due.statistics, add_batch, lambda old: (old.averaged, old.factors), old
     )

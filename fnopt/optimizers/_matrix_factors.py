@@ -107,6 +107,7 @@ def orthonormal(x: jax.Array, old: jax.Array) -> jax.Array:
 
 def root_mean_square(x: jax.Array) -> jax.Array:
     """Root mean square of each matrix, `[k, 1, 1]`, without overflow of the squares."""
+    # The divisor cancels in the result, so no derivative goes through it.
     largest = jax.lax.stop_gradient(nonzero(jnp.max(jnp.abs(x), axis=(1, 2), keepdims=True)))
     return largest * safe_sqrt(jnp.mean(jnp.square(x / largest), axis=(1, 2), keepdims=True))
 

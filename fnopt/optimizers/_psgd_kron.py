@@ -118,6 +118,7 @@ class scale_by_psgd_kron(Matrixwise):
             return _update_factors(mean, first, V, h.precond_lr)
 
         known = mean, slots.factors
+        # A select instead of `cond` would update the factors in every step.
         factors = jax.lax.cond(_due(count), update_factors, lambda known: known[1], known)
         left, right = factors
         u = mean

@@ -140,9 +140,11 @@ class scale_by_shampoo(Matrixwise):
         seen = jnp.where(is_mean, bias_correction(h.b2, t), one)
 
         def new_root(factor: Any, old: Any) -> Any:
+            # A NaN in a root would stay in the state until the next refresh.
             return only_finite(inverse_root(factor / seen, h.eps, h.exponent), old)
 
         due = count % self.precondition_frequency == 0
+        # A select instead of `cond` would compute the eigendecompositions in every step.
         roots = new["roots"] = jax.lax.cond(
             due,
             lambda *x: map_sides(sequential(new_root), *x),

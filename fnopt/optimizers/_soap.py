@@ -127,6 +127,7 @@ class scale_by_soap(Matrixwise):
         return sides(identities if slot == "bases" else zeros, shape, dtype, chosen)
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
+        # An infinite square of a finite gradient would stay infinite in the averages.
         first, g = count == 0, clip_squarable(g, g.shape[1] * g.shape[2])
         t = jnp.maximum(count, jnp.ones_like(count))  # number of Adam's steps, including this step
         mu = jnp.where(first, slots.mu, ema(slots.mu, g, h.b1))
@@ -157,7 +158,8 @@ def _power_iteration(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, j
         # One step of orthogonal iteration: factors change slowly, so the last bases are a good
         # initial guess.
         product = matmul(factor, old)
-        order = jnp.argsort(-jnp.sum(old * product, axis=1), axis=1)  # by the Rayleigh quotients
+        # Sorted by their Rayleigh quotients.
+        order = jnp.argsort(-jnp.sum(old * product, axis=1), axis=1)
         nu = jnp.take_along_axis(nu, order[:, :, None] if axis == 1 else order[:, None, :], axis)
         product = jnp.take_along_axis(product, order[:, None, :], axis=2)
         old = jnp.take_along_axis(old, order[:, None, :], axis=2)

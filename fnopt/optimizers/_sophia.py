@@ -202,6 +202,7 @@ class scale_by_sophia(Transformation):
             return nu, jax.tree.map(lambda x, y: x.astype(y.dtype), inner, like)
 
         due = state.count % self.update_interval == 0
+        # A select instead of `cond` would estimate the Hessian in every step.
         nu, inner = jax.lax.cond(due, estimate, lambda: (state.nu, state.hessian_fn_state))
         return new, ScaleBySophiaState(count, mu, nu, inner)
 

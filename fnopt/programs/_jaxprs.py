@@ -200,6 +200,7 @@ def compiled_on_host(eqn: jex.JaxprEqn) -> Callable[..., list[Any]]:
     If `JAX_PLATFORMS` excludes the CPU, the program runs on the default device.
     """
     run, host = jax.jit(lambda *values: bind(eqn, values)), None
+    # JAX may run without a CPU backend.
     with contextlib.suppress(RuntimeError):
         host = jax.local_devices(backend="cpu")[0]
 

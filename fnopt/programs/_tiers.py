@@ -12,7 +12,7 @@ from jax.sharding import SingleDeviceSharding
 from fnopt.programs._keys import shape_struct
 from fnopt.programs._numpy_program import NotInNumpyError, NumpyProgram, OverBudgetError
 
-_CONFIG: Any = jax.config  # its fields are made at run time
+_CONFIG: Any = jax.config  # JAX creates its fields at run time
 # The ski-rental problem (Karlin, Manasse, Rudolph and Sleator 1988): compiling once the runs have
 # cost as much as a compilation costs at most twice the optimum. XLA compiles an operation of a fit
 # in 1.5 ms, NumPy runs one in 0.6 us: both costs are equal after this many runs.
@@ -53,6 +53,7 @@ class TieredProgram:
         else:
             consts, structure = None, jax.tree.structure(jaxpr.outvars)
         device = next(iter(placements), None)
+        # Programs with operations that NumPy lacks are compiled by XLA at once.
         with contextlib.suppress(NotInNumpyError):
             self.in_numpy = NumpyProgram(jaxpr, consts, structure, device)
 
@@ -62,7 +63,7 @@ class TieredProgram:
         if in_numpy is not None:
             try:
                 return in_numpy(arrays, budget=_RUNS * in_numpy.size)
-            except OverBudgetError:
+            except OverBudgetError:  # a compilation costs no more than the runs so far
                 self.in_numpy = None
         return self.compiled(*arrays)
 

@@ -120,7 +120,7 @@ def trace_function(fn: Callable[..., Any], *args: Any) -> TracedFunction | None:
 def _keyed(jaxpr: Any, structure: Any, num_differentiated: int) -> KeyedJaxpr | None:
     try:
         return KeyedJaxpr(key_of(jaxpr, num_differentiated), jaxpr, structure)
-    except NoKeyError:
+    except NoKeyError:  # a program without a key can't be found in the cache
         return None
 
 

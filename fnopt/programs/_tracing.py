@@ -10,7 +10,7 @@ from jax.core import Tracer, eval_jaxpr
 
 from fnopt.sharding import is_tracing
 
-_CONFIG: Any = jax.config  # its fields are made at run time
+_CONFIG: Any = jax.config  # JAX creates its fields at run time
 
 
 def copy_function(fn: Callable[..., Any]) -> Callable[..., Any]:
@@ -68,6 +68,7 @@ def convert_closure(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., A
         >>> print(first(1, jnp.asarray([1.0, 2.0])))
         20.0
     """
+    # A copy, because JAX caches traces by function, and globals that it reads may change.
     closed, shapes = jax.make_jaxpr(copy_function(fn), return_shape=True)(*args)
     is_tracer = [isinstance(const, Tracer) for const in closed.consts]
 

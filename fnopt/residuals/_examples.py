@@ -215,7 +215,7 @@ def by_example(
     examples = examples._replace(method=method, chunk_size=chunk_size)
     name, wide = linear_solver(solver, flat.rows, flat.n), flat.rows < flat.n
     if row_axes() and wide and solver != "cholesky":
-        name = "cg"  # with sharded rows, J J^T isn't a sum over devices
+        name = "cg"  # J J^T of sharded rows isn't a sum over devices
     if name == "cg":
         return flat
     by_rows = name == "cholesky" and wide and not row_axes()

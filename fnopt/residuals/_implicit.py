@@ -224,6 +224,7 @@ def projected_tangent(
     """
     gradient = _gradient(cost, mode)
     H = jax.jacfwd(gradient)(x, data)
+    # The fixed point doesn't depend on the step size, so no derivative goes through the rate.
     most = lax.stop_gradient(jnp.max(jnp.abs(H), initial=0))
     rate = 1 / nonzero(most)
 
@@ -239,6 +240,7 @@ def _square_solve(A: jax.Array, b: jax.Array) -> jax.Array:
     if not A.size:
         return b
     A, b = replicate(A), replicate(b)
+    # The scaling cancels in the solution, so it needs no derivative.
     size = jnp.abs(lax.stop_gradient(A))
     rows = nonzero(jnp.max(size, axis=1))
     columns = nonzero(jnp.max(size / rows[:, None], axis=0))
@@ -268,6 +270,8 @@ def _pseudo_solve(
         The solution `[n]`, linear in `b`, with derivatives with respect to both.
     """
     rtol = rounding * float(jnp.finfo(A.dtype).eps)
+    # `custom_linear_solve` differentiates the system; the pseudo-inverse itself needs no
+    # derivative.
     scaled = lax.stop_gradient(A) / rows[:, None] / columns
     inverse = jnp.linalg.pinv(scaled, rtol=rtol, hermitian=hermitian)
     inverse = lax.stop_gradient(inverse / columns[:, None] / rows)

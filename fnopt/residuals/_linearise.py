@@ -141,6 +141,7 @@ def _gram_by_rows(
 
     chunks = -(-m // chunk_size)
     rows = jnp.arange(chunks * chunk_size).reshape(chunks, chunk_size)
+    # Inside shard_map, the initial carry of a scan must vary like its result.
     G, _ = lax.scan(add, pvary_like(jnp.zeros((x.size, x.size), x.dtype), value), rows)
     return value, G, pull(value)[0]
 

@@ -30,7 +30,7 @@ from fnopt.sharding._explicit import axis_names
 def varying_axes(x: Any) -> frozenset[str]:
     """Named axes over which an array (or its type) varies; empty if types don't track them."""
     aval = x if isinstance(x, (jax.ShapeDtypeStruct, ShapedArray)) else jax.typeof(x)
-    axes = getattr(aval, "vma", None)  # before JAX 0.10
+    axes = getattr(aval, "vma", None)  # JAX before 0.10
     axes = axes or getattr(getattr(aval, "manual_axis_type", None), "varying", None)
     return frozenset(axes or ())
 
@@ -60,7 +60,10 @@ def while_loop(cond_fun: Callable[[Any], Any], body: Callable[[Any], Any], init:
         return lax.while_loop(cond_fun, body, init)
 
     return lax.while_loop(
-        cond_fun, lambda carry: pvary_like(body(carry), init), pvary_like(init, init)
+        # JAX requires the carry to vary over the same mesh axes before and after the body.
+        cond_fun,
+        lambda carry: pvary_like(body(carry), init),
+        pvary_like(init, init),
     )
 
 
@@ -68,6 +71,7 @@ def cond(pred: Any, true_fun: Callable[[], Any], false_fun: Callable[[], Any]) -
     """`jax.lax.cond` whose results vary over each axis over which the predicate varies."""
     if row_axes() or not varying_axes(pred):
         return lax.cond(pred, true_fun, false_fun)
+    # JAX requires both branches to vary over the same mesh axes.
     return lax.cond(pred, *(lambda fn=fn: pvary_like(fn(), pred) for fn in (true_fun, false_fun)))
 
 

@@ -133,6 +133,7 @@ def _memory_space(x: Any) -> Any:
 def _constrain_replicated(x: Any, replicated: NamedSharding) -> Any:
     if not jax.typeof(x).sharding.mesh.empty:  # its type has a sharding already
         return x
+    # A constraint applies to automatic axes only; arrays on explicit axes are resharded.
     if AxisType.Explicit in replicated.mesh.axis_types:
         return reshard(x, replicated)
     return jax.lax.with_sharding_constraint(x, replicated)

@@ -45,6 +45,7 @@ def in_units(data: BatchData, losses: RobustCost | None) -> BatchData:
     its initial guess. The scale of the residuals is the magnitude of the data, or the scale of the
     loss if this is smaller.
     """
+    # The scales cancel in the results, so no derivative goes through them.
     units = lax.stop_gradient(_units(data, losses))
     x0, box = jax.tree.map(lambda a: a / units.params, (data.x0, data.box))
     return data._replace(x0=x0, own=data.own._replace(units=units), box=box)

@@ -122,6 +122,7 @@ def by_slices(p: Pair, q: Pair, d: int, k: int) -> jax.Array:
         return total + inner_products(form(part[0], p.right), form(part[1], q.right)), None
 
     dtype = compute_dtype(*(z.dtype for z in jax.tree.leaves((p, q))))
+    # Inside shard_map, the initial carry of a scan must vary like its result.
     zero = pvary_like(jnp.zeros((x.shape[0], y.shape[0]), dtype), (x, y))
     return jax.lax.scan(add, zero, (cut(x), cut(y)))[0]
 

@@ -222,6 +222,7 @@ class _printing(transforms.Wrapper):
         def report() -> None:
             jax.debug.print(text, step=state.learning_rate, value=state.value, **errors)
 
+        # The callback runs only in steps that miss the criteria.
         jax.lax.cond(missed, report, lambda: None)
         return scaled, state
 

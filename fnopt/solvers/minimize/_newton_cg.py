@@ -130,7 +130,8 @@ def steihaug(
         # The residual falls to a tenth of the gradient: Conn, Gould and Toint (2000), section
         # 17.4.1.
         steep = jnp.sqrt(at.rr) > 0.1
-        return ~at.outside & steep & (at.count < 2 * g.size)  # in exact arithmetic n are enough
+        # In exact arithmetic n iterations are enough.
+        return ~at.outside & steep & (at.count < 2 * g.size)
 
     zero, inside = jnp.zeros((), jnp.int32), jnp.zeros_like(size, bool)
     start = _Inner(jnp.zeros_like(g), g, -g, dot(g, g), zero, inside)

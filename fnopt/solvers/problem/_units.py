@@ -73,6 +73,7 @@ def end_units(problem: Problem, r: jax.Array, J: jax.Array | None) -> tuple[jax.
     if J is None:
         return unit, jnp.ones((problem.flat.n,), r.dtype)
     columns = pmax_rows(jnp.max(jnp.abs(unit * J), axis=0, initial=0))
+    # The scales cancel in the results, so no derivative goes through them.
     return lax.stop_gradient((unit, 1 / floor_power_of_two(columns)))
 
 

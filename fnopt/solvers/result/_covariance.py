@@ -132,6 +132,8 @@ def covariance_factor(
     n = J.shape[1]
     free = jnp.ones(n, J.dtype) if fixed is None else (~fixed).astype(J.dtype)
     J = J * free
+    # The derivative of an SVD is infinite for equal singular values; it only selects directions
+    # here.
     still = lax.stop_gradient(J)
     scale = initial_scale(norm(still))
     factors = singular_factors(still / scale, jnp.zeros_like(still[:, 0]))

@@ -40,26 +40,26 @@ def batch_jacobian(
     `K` is also the empirical neural tangent kernel of `residual_fn`.
 
     One forward pass, and one backward pass per residual of an example, record the inputs and
-    cotangents of every matrix product in the model. For a matrix that is used at positions `s` with
-    inputs `a_s`, whose outputs have cotangents `c_s`,
+    cotangents of every matrix product in the model. For a matrix with inputs `a_s` and output
+    cotangents `c_s` at positions `s`,
 
     .. math:: K_{ij} = \sum_{s,t} (a_{is} \cdot a_{jt}) (c_{is} \cdot c_{jt}),
 
-    so no row of `J` is formed. This works for any JAX function, even if the residuals contain
+    so `J` is never formed. This works for any JAX function, even if the residuals contain
     derivatives (such as the Laplacian of a network).
 
     Args:
         residual_fn: `fn(params, example)` for ONE example returns an array or a tree of arrays.
             A sequence of such functions, each with its own batch (interior and boundary
             points), gives one Jacobian with concatenated rows.
-        method: `'ghost'` is the method above; it forms only the rows of params without a rule
-            (:func:`fnopt.gradients.ghost_report` lists these params). `'formed'` forms all rows by
-            `jax.vmap`. `'auto'` chooses the method that stores less per example.
+        method: `'ghost'` is the method above; it forms Jacobian rows only for params without a rule
+            (:func:`fnopt.gradients.ghost_report` lists these params). `'formed'` computes the whole
+            Jacobian by `jax.vmap`. `'auto'` chooses the method that needs less memory per example.
         chunk_size: Number of examples to process at once; `None` for all. With `c` chunks the Gram
             matrix takes `c (c + 1)` passes over a chunk instead of one.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
-            the batch is sharded, or several axes. `residuals` and `mv` then refer to this device's
-            examples; `vector`, `vector_at`, `gram`, `rmv`, `sizes` and `shape` refer to the
+            the batch is sharded, or several axes. `residuals` and `mv` then contain only this
+            device's examples; `vector`, `vector_at`, `gram`, `rmv`, `sizes` and `shape` include the
             examples of all devices, in device order. Devices pass recorded factors around a ring,
             and each device computes its rows of the Gram matrix. With chunks, the examples are
             gathered on every device.
@@ -142,7 +142,7 @@ class BatchJacobian:
 
     @property
     def forms_rows(self) -> bool:
-        """Whether the rows of all functions are formed, because tapes wouldn't be smaller."""
+        """Whether the rows of all functions are formed, because tapes wouldn't need less memory."""
         return all(part.ghost is None for part in self._parts)
 
     @property
@@ -152,7 +152,7 @@ class BatchJacobian:
 
     @property
     def vector(self) -> jax.Array:
-        """Concatenated residuals, example by example, in the order of the rows of `gram`."""
+        """Concatenated residuals of all examples, in the row order of `gram`."""
         return self.flatten(self._values())
 
     def _values(self) -> list[jax.Array]:
@@ -252,7 +252,7 @@ class BatchJacobian:
         return jnp.concatenate([all_gather_tree(x, self._axis_name) for x in flat])
 
     def parts(self, residuals: Any) -> list[jax.Array]:
-        """Reshape a tree like `residuals` to arrays `[n, k]`, by residual function."""
+        """Reshape a tree like `residuals` to arrays `[n, k]`, one per residual function."""
         trees = (residuals,) if self._single else residuals
         return [
             jax.vmap(p.layout.flatten)(tree) for p, tree in zip(self._parts, trees, strict=True)
@@ -267,7 +267,7 @@ class BatchJacobian:
         return self.parts(weights)
 
     def split(self, x: jax.Array) -> list[jax.Array]:
-        """Split an array with a row for every residual into arrays `[n, k, ...]`, by function."""
+        """Split an array with a row per residual into arrays `[n, k, ...]`, one per function."""
         found, start = [], 0
         for n, k in self.sizes:
             found.append(x[start : start + n * k].reshape(n, k, *x.shape[1:]))

@@ -1,4 +1,4 @@
-"""Mean loss of a batch, and its quadratic model in the outputs."""
+"""Mean loss of a batch, and its quadratic model as a function of the outputs."""
 
 from __future__ import annotations
 

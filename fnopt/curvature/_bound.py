@@ -1,4 +1,4 @@
-"""Residuals of one example, bound to params and a batch."""
+"""Residual function of one example, with its params and batch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class BoundResiduals(NamedTuple):
     """Residuals of one example as a function of params and the example that returns a vector.
 
     Attributes:
-        bound: The function with its arguments.
+        bound: The function with its params and batch.
         layout: The order of the residuals of an example in the vector.
     """
 

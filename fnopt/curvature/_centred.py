@@ -21,9 +21,9 @@ class CentredJacobian:
 
     Complex numbers are represented as pairs of real numbers. The real and imaginary parts of a
     complex param count as two params, and those of a complex row as two rows. The real Gram matrix
-    and the complex one lead to the same solution. For a function that is holomorphic in its params,
-    :math:`X^\top X` represents the complex :math:`S = X^\dagger X`; for any other function it
-    represents the real part of :math:`S`.
+    and the complex one lead to the same solution. If the function is holomorphic in its params,
+    :math:`X^\top X` represents the complex matrix :math:`S = X^\dagger X`; otherwise it represents
+    the real part of :math:`S`.
 
     Args:
         log_amplitude_fn: `log_psi(params, sample)`, a real or complex scalar, of ONE sample.
@@ -76,15 +76,15 @@ class CentredJacobian:
         small = jnp.asarray(2.0 ** (-jnp.finfo(dtype).maxexp // 2), dtype)
         w = w * jnp.where(jnp.max(w) > 1, small, jnp.ones_like(small))
         self.weights = w / jnp.sum(w)
-        """What the samples count, of sum 1, `[n]`, those of all devices; NaN if one is below 0."""
+        """Weights of all devices' samples, `[n]`, with sum 1; NaN if a weight is negative."""
 
     def mean(self, values: jax.Array) -> jax.Array:
-        """Weighted mean of `[n, ...]` over samples; samples of weight zero may be NaN."""
+        """Weighted mean of `[n, ...]` over samples; samples with weight zero may be NaN."""
         w = per_row(self.weights, values)
         return jnp.sum(jnp.where(w > 0, w * values, jnp.zeros_like(values)), axis=0)
 
     def energies(self, values: Any, name: str) -> jax.Array:
-        """Local energies as `[n, k]`; a real amplitude uses only their real part."""
+        """Local energies as `[n, k]`; for a real amplitude, only their real parts."""
         parts = [self._real(jnp.real(values), name, "local_energies")]
         if self.width == 2:
             parts.append(self._real(jnp.imag(values), name, "local_energies"))

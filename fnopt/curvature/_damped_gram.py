@@ -45,12 +45,12 @@ def nystrom(times: Map, size: int, rank: int, dtype: Any) -> Nystrom:
 
     Args:
         times: The product with the matrix.
-        size: The number `N` of its rows.
-        rank: Rank of the approximation, at most `N`; the number of sequential products.
+        size: The number of rows, `N`.
+        rank: Rank of the approximation, at most `N`; equals the number of sequential products.
         dtype: The dtype of the vectors.
 
     Returns:
-        The approximation, which is exact if the matrix has at most this rank.
+        The approximation; exact if the rank of the matrix is at most `rank`.
 
     Reference:
         Frangella, Tropp and Udell, 2021, "Randomized Nyström preconditioning", arXiv:2110.02820.
@@ -73,7 +73,7 @@ def nystrom(times: Map, size: int, rank: int, dtype: Any) -> Nystrom:
 
 
 def _largest(x: jax.Array) -> jax.Array:
-    """Largest entry, as a scale at which squares neither overflow nor underflow."""
+    """Largest entry, as a scale that keeps squares from overflow and underflow."""
     top = jnp.max(jnp.abs(x), initial=0)
     return jnp.where((top > 0) & (top < jnp.inf), top, jnp.ones_like(top))
 
@@ -143,7 +143,7 @@ class DampedGram(NamedTuple):
     Attributes:
         times: The product with `K`.
         inverse: The product with :math:`(K + \lambda I)^{-1}`.
-        lam: The damping, at least of the size of the rounding error.
+        lam: The damping, at least as large as the rounding error.
     """
 
     times: Map

@@ -83,17 +83,17 @@ def hessian_diagonal(
 
     .. math:: \operatorname{diag}(H) = \mathbb{E}[v \odot H v], \qquad v_j = \pm 1
 
-    The estimate is exact for a diagonal Hessian; otherwise the variance of one probe is
-    :math:`\sum_{k \ne j} H_{jk}^2` in entry `j`.
+    The estimate is exact for a diagonal Hessian; otherwise the estimate of entry `j` from one probe
+    has the variance :math:`\sum_{k \ne j} H_{jk}^2`.
 
     Args:
         fn: As in `hvp`.
-        samples: Number of probes; each costs a product.
+        samples: Number of probes; each costs one product.
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: Number of examples to differentiate at once; `None` for all.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
-            the batch is sharded, or several axes. Sums then cover all devices, and all get the
-            same result. `None` sums over the examples of this call.
+            the batch is sharded, or several axes. Sums then cover all devices, and all devices get
+            the same result. `None` sums over the examples of this call.
 
     Returns:
         A function `(params, key, batch=None)` -> an `Estimate` of trees like the params, float32
@@ -141,14 +141,14 @@ def trace_estimate(
         like: A tree of floating arrays with the structure and shapes of `v`; its values are
             ignored.
         key: One PRNG key.
-        samples: Number of probes; each costs a product.
+        samples: Number of probes; each costs one product.
 
-    Returns:
-        An `Estimate` of two scalars, float32 or wider.
+    Returns: An `Estimate` whose value and variance are scalars, float32 or wider.
 
     Raises:
         TypeError: If a leaf isn't real and floating, or `key` isn't one PRNG key.
-        ValueError: If `samples` isn't positive, or the product isn't like its argument.
+        ValueError: If `samples` isn't positive, or the product's structure or shapes differ from
+            its argument's.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -203,8 +203,8 @@ def ggn_diagonal(
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: Number of examples to differentiate at once; `None` for all.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
-            the batch is sharded, or several axes. Sums then cover all devices, and all get the
-            same result. `None` sums over the examples of this call.
+            the batch is sharded, or several axes. Sums then cover all devices, and all devices get
+            the same result. `None` sums over the examples of this call.
 
     Returns:
         A function `(params, batch)` -> a tree like the params.
@@ -250,7 +250,7 @@ def ggn_diagonal(
 
 
 def quadratic_diagonal(rows: jax.Array, curvature: jax.Array) -> jax.Array:
-    """Diagonal of `J^T H J`, by param."""
+    """Diagonal of `J^T H J`, as a tree like the params."""
     wide = widen(rows)
     bent = jnp.tensordot(curvature.astype(wide.dtype), wide, 1, precision=HIGHEST)
     return jnp.sum(wide * bent, 0)

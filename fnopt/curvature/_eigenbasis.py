@@ -1,7 +1,7 @@
 r"""Blocks of a Gauss-Newton matrix in the eigenbases of their Kronecker factors.
 
-With :math:`A = Q_A \Lambda Q_A^\top` and a like decomposition of :math:`G`, the best diagonal in
-this basis consists of the second moments of the gradients `M`,
+With :math:`A = Q_A \Lambda Q_A^\top` and the same decomposition of :math:`G`, the best diagonal in
+this basis contains the second moments of the gradients `M`,
 
 .. math:: A \otimes G \to (Q_A \otimes Q_G) \operatorname{diag} S (Q_A \otimes Q_G)^\top,
     \qquad S = E[(Q_A^\top M Q_G)^2]
@@ -27,7 +27,7 @@ _Blocks = KroneckerBlock | BlockStack
 
 
 def is_corrected(block: _Blocks) -> bool:
-    """Whether a block has two factors, and therefore an eigenbasis."""
+    """Whether a block has two factors and thus an eigenbasis."""
     return len(block.sides) == 2
 
 
@@ -40,12 +40,12 @@ def basis_shapes(block: _Blocks) -> tuple[tuple[int, ...], ...]:
 
 
 def moment_shape(block: _Blocks) -> tuple[int, ...]:
-    """Shape of the second moments in the eigenbases, with sides padded to whole blocks."""
+    """Shape of the second moments in the eigenbases, with dimensions padded to whole blocks."""
     return (block.matrices, *(s.count * s.width if s.count else s.size for s in block.sides))
 
 
 def eigenbases(blocks: Sequence[BlockStack], factors: Sequence[Factors]) -> tuple[Factors, ...]:
-    """Eigenvectors of the factors of every block with two factors, batched by width."""
+    """Eigenvectors of the factors of every block with two factors, in batches of equal width."""
     found: dict[tuple[int, int], jax.Array] = {}
     stacks: dict[int, list[tuple[int, int]]] = {}
     for i, block in enumerate(blocks):

@@ -1,4 +1,4 @@
-"""Rows of the Jacobian of one residual function over a batch, in chunks and over devices."""
+"""Jacobian rows of one residual function on a batch, in chunks and on several devices."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def rows_of_all_devices(
 ) -> jax.Array:
     """Products with the rows of all devices, concatenated: `[n, devices m]`.
 
-    In every round each device passes rows to the next device, so a device holds the rows of at most
-    two devices.
+    In every round each device passes rows to the next device, so a device stores the rows of at
+    most two devices.
 
     Args:
         product: Function that returns the products of this device's rows with given rows, `[n, m]`.
@@ -172,7 +172,7 @@ class JacobianPart:
         return self.over_chunks(values, self.bound.batch)
 
     def over_chunks(self, fn: Callable[[Any], Any], batch: Any) -> Any:
-        """Apply a function to all chunks, and concatenate the results by example."""
+        """Apply a function to all chunks, and concatenate the results along the example axis."""
         return map_chunks(fn, batch, self.bound.size, self.chunk_size)
 
     def of_all_devices(self) -> JacobianPart:

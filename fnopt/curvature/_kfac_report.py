@@ -24,13 +24,13 @@ class KfacRule(NamedTuple):
         shape: Its shape.
         block: `'kronecker'`, `'dense'`, `'diagonal'`, or `'none'` for a param that the model
             doesn't use.
-        factors: The sides of the factors: `'785 x 128'`. `'bias of w'` is a param that is treated
-            as a further row of a weight. `'joined to w'` is a param that is concatenated with
-            another param before the product. `'2 x 512'` is a factor that is cut into blocks. A
-            param that is split before the product has several factors.
+        factors: The sizes of the factors, such as `'785 x 128'`. `'bias of w'` means that the param
+            is treated as an additional row of a weight, and `'joined to w'` that it is concatenated
+            with another param before the product. `'2 x 512'` is a factor that is split into
+            blocks. A param that is split before the product has several factors.
         why: The reason.
-        bytes: Size of the param's state in bytes: momentum, factors and inverses. State that
-            several params share is counted with the first param.
+        bytes: Size of the param's state in bytes: momentum, factors and inverses. State shared by
+            several params is counted only for the first one.
     """
 
     name: str
@@ -79,7 +79,7 @@ def kfac_report(
     Args:
         model_fn: `f(params, example) -> outputs` of ONE example.
         max_side: As in `fnopt.kfac`.
-        eigenbasis: As in `fnopt.kfac`; bases and moments then count as state.
+        eigenbasis: As in `fnopt.kfac`; the state then includes bases and moments.
 
     Returns:
         A function `(params, batch)` -> a `KfacReport`.

@@ -49,7 +49,7 @@ from fnopt.sharding import (
 )
 
 Matrices = tuple[jax.Array, ...]
-"""By stack: `[T, D, K]`, or `[T, D]` where blocks have less than two factors."""
+"""One array per stack: `[T, D, K]`, or `[T, D]` for blocks with fewer than two factors."""
 
 SHARING = ("expand", "reduce")
 # 8 GiB per device for the rows of the output Hessian's root and their cotangents: a tenth of an
@@ -86,7 +86,7 @@ class KroneckerSpec(NamedTuple):
 
 
 class KroneckerModel:
-    """Spec with params and a batch, within one trace.
+    """A spec with its params and batch, valid within one trace.
 
     Args:
         spec: The spec.
@@ -245,7 +245,7 @@ class KroneckerModel:
         return tuple(others.get(i, bases) for i, bases in enumerate(found))
 
     def matrices(self, tree: Any) -> Matrices:
-        """Convert a tree like the params to matrices, by stack."""
+        """Convert a tree like the params to matrices, one array per stack."""
         leaves = [x.astype(self.dtype) for x in jax.tree.leaves(tree)]
         return tuple(stack.matrix(leaves) for stack in self.stacks)
 
@@ -269,9 +269,9 @@ class KroneckerModel:
         """Product of the inverse with matrices, in the form of `matrices`.
 
         Args:
-            matrices: By stack.
+            matrices: One array per stack.
             inverses: The result of `inverses` or `bases`.
-            damping: The damping that `inverses` were computed with.
+            damping: The damping with which `inverses` were computed.
             moments: Second moments in the eigenbases.
         """
         each = zip(matrices, inverses, moments or ((),) * len(inverses), strict=True)

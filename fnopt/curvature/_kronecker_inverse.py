@@ -23,11 +23,11 @@ from fnopt.sharding import all_gather, concatenate, psum, pvary_like, replicate,
 
 
 def inverses_of_all(stacks: Sequence[jax.Array], axis_name: Any = None) -> list[jax.Array]:
-    """Inverses of batches of positive definite matrices, `[k, n, n]` each.
+    """Inverses of several batches of positive definite matrices, each `[k, n, n]`.
 
     Matrices of one size are inverted together. On a mesh, or along a named axis, every device
-    inverts an equal share, measured by the cube of the size. One all-gather then distributes the
-    inverses.
+    inverts an equal share, with the cube of the size as the cost of a matrix. One all-gather then
+    distributes the inverses.
     """
     sizes = sorted({x.shape[-1] for x in stacks}, reverse=True)
     by_size = [[i for i, x in enumerate(stacks) if x.shape[-1] == n] for n in sizes]
@@ -159,7 +159,7 @@ class BlockStack(NamedTuple):
 
     @property
     def matrices(self) -> int:
-        """Total number of matrices of the blocks: `T`."""
+        """Total number of matrices in the blocks, `T`."""
         return sum(b.matrices for b in self.blocks)
 
     def matrix(self, leaves: Sequence[Any]) -> jax.Array:
@@ -172,7 +172,7 @@ class BlockStack(NamedTuple):
         return jnp.split(x, ends) if ends else [x]
 
     def leaves_of(self, m: jax.Array, like: Sequence[Any]) -> list[dict[int, jax.Array]]:
-        """Params of the matrices, by block and index; for a split param, its part."""
+        """Params of the matrices, indexed by block and number; for a split param, the part."""
         parts = zip(self.blocks, self.split_by_block(m), strict=True)
         return [block.leaves_of(part, like) for block, part in parts]
 
@@ -225,7 +225,7 @@ def inverse_factors(
 
 
 def _shifts(block: BlockStack, factors: Factors, damping: jax.Array) -> Factors:
-    """Damping of the diagonals, `[T]` for each factor."""
+    """Damping added to the diagonals, `[T]` for each factor."""
     if len(factors) == 1:
         return (jnp.broadcast_to(damping, factors[0].shape[:1]),)
     if not factors:

@@ -18,7 +18,7 @@ _NAME = "top_eigenvalues"
 
 
 class Eigenpairs(NamedTuple):
-    """Eigenvalues with their eigenvectors.
+    """Eigenvalues and their eigenvectors.
 
     Attributes:
         values: The eigenvalues, `[k]`, ordered from the requested end of the spectrum.
@@ -42,7 +42,7 @@ def top_eigenvalues(
 ) -> Eigenpairs:
     r"""Compute extreme eigenvalues of a symmetric matrix by Lanczos' method.
 
-    From `m` products the method computes the matrix restricted to the Krylov space,
+    From `m` products the method computes the restriction of the matrix to the Krylov space,
 
     .. math:: T = Q^\top A Q, \qquad Q = [q, A q, \dots, A^{m-1} q] \text{ orthonormal},
 
@@ -51,8 +51,8 @@ def top_eigenvalues(
     no spurious copies of eigenvalues. A multiple eigenvalue usually appears once.
 
     Args:
-        product: `v -> A v`, from a tree to a tree like it: a :func:`hvp` or :func:`ggn_vp` with
-            its params and batch.
+        product: `v -> A v`, where `A v` has the structure and shapes of `v`: for example
+            :func:`hvp` or :func:`ggn_vp` with fixed params and batch.
         like: A tree of floating arrays like `v`; its values are ignored.
         key: A PRNG key for the random initial vector.
         k: Number of eigenvalues.
@@ -64,8 +64,8 @@ def top_eigenvalues(
 
     Raises:
         TypeError: If a leaf isn't real and floating, or `key` isn't one PRNG key.
-        ValueError: If there are not `k` eigenvalues in `m` iterations, the product isn't like its
-            argument, or an option is invalid.
+        ValueError: If `m` iterations give fewer than `k` eigenvalues, the product's structure or
+            shapes differ from its argument's, or an option is invalid.
 
     Example:
         >>> import jax, jax.numpy as jnp

@@ -1,7 +1,7 @@
 r"""Square roots of the Hessian of a loss with respect to the outputs of the model.
 
-Let `H` be the Hessian of an example's loss in the outputs `f`. If :math:`E[V^\top V] = H` for rows
-`V`, then the Gauss-Newton matrix is the second moment of the gradients of `V f`.
+Let `H` be the Hessian of an example's loss with respect to the outputs `f`. If :math:`E[V^\top V] =
+H` for rows `V`, then the Gauss-Newton matrix is the second moment of the gradients of `V f`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fnopt.sharding import explicit_spec, is_sharded, local_rows, psum, replicat
 _LARGEST_BLOCK = 512
 
 OutputLoss = Callable[[jax.Array, Any], jax.Array]
-"""From the outputs of one example as a vector, and the example, to a number."""
+"""A function of one example's outputs (a vector) and the example that returns a number."""
 SAMPLED = (
     "Give sample_fn(key, outputs, example), which returns the example with a label drawn from the "
     "model."
@@ -31,7 +31,7 @@ SAMPLED = (
 
 
 class OutputHessian(NamedTuple):
-    r"""The Hessian :math:`Q h Q^\top` of a loss in the outputs of `n` examples, in blocks.
+    r"""The block Hessian :math:`Q h Q^\top` of a loss with respect to the outputs of `n` examples.
 
     Attributes:
         values: `h`, with negative eigenvalues set to zero, `[n, C / size, size]`.
@@ -128,9 +128,9 @@ def output_rows(
 def output_curvature(
     loss: OutputLoss, outputs: jax.Array, batch: Any, name: str
 ) -> Callable[[jax.Array], jax.Array] | None:
-    """Product with the diagonal Hessian of a sum over outputs, `[n, C]`; else `None`.
+    """Product with the Hessian if it is diagonal (a sum over outputs), `[n, C]`; else `None`.
 
-    Negative curvature counts as zero, as in `output_rows`.
+    Negative curvature is treated as zero, as in `output_rows`.
     """
     if block_size(loss, outputs, batch, name) > 1:
         return None
@@ -178,7 +178,7 @@ def drawn_rows(
 def keys_of(outputs: jax.Array, key: jax.Array, axis_name: Any = None) -> jax.Array:
     """One key per example, sharded like the outputs `[n, C]`.
 
-    Keys of examples sharded along a named axis equal those on a single device.
+    Examples that are sharded along a named axis get the same keys as on a single device.
     """
     keys = jax.random.split(key, outputs.shape[0] * psum(1, axis_name))
     keys = local_rows(keys, axis_name)
@@ -188,7 +188,7 @@ def keys_of(outputs: jax.Array, key: jax.Array, axis_name: Any = None) -> jax.Ar
 def block_size(
     loss: OutputLoss, outputs: jax.Array, batch: Any, name: str, remedy: str = SAMPLED
 ) -> int:
-    """Block size of the Hessian in the outputs: 1, or a larger divisor of `C`.
+    """Block size of the Hessian with respect to the outputs: 1, or a larger divisor of `C`.
 
     The loss of a sequence is a sum over positions, so the Hessian has a block for each position.
     """

@@ -13,13 +13,13 @@ from fnopt.numerics import HIGHEST, matmul
 
 
 class OutputStep(NamedTuple):
-    r"""Direction, represented by its weights on the outputs.
+    r"""Direction, represented by one weight per output.
 
     Attributes:
-        weights: `a` of the direction :math:`-J^\top a` (without momentum), `[N]`.
+        weights: `a`, `[N]`, of the direction :math:`-J^\top a` (without momentum).
         slope: The directional derivative of the loss along the direction.
         second_derivative: The second derivative of the Gauss-Newton model along the direction.
-        known: Whether the loss and its derivatives are finite.
+        known: Whether the loss and its derivatives are all finite.
     """
 
     weights: jax.Array
@@ -35,7 +35,7 @@ class _Solver(NamedTuple):
         times: The product with `K`.
         diagonal: The diagonal of `K`, or an estimate of it.
         inverse: The product with :math:`(\sqrt h K \sqrt h + \lambda I)^{-1}`.
-        lam: The damping, at least of the size of the rounding error.
+        lam: The damping, at least as large as the rounding error.
     """
 
     times: Map
@@ -57,8 +57,8 @@ def output_step(
               a = (H K + \lambda I)^{-1} (s + H J v)
 
     with :math:`K = J J^\top` and :math:`s = \partial L / \partial f`. Use coordinates in which `H`
-    is diagonal, `h`, and let :math:`M = \sqrt h K \sqrt h + \lambda I`. Each component of `s` is
-    written either as :math:`\sqrt h u` or as `t`:
+    is diagonal, with diagonal `h`, and let :math:`M = \sqrt h K \sqrt h + \lambda I`. Each
+    component of `s` is written either as :math:`\sqrt h u` or as `t`:
 
     .. math:: a = \tfrac1\lambda t + \sqrt h\, M^{-1} \big(u + \sqrt h (J v - \tfrac1\lambda K t)
               \big).
@@ -70,8 +70,8 @@ def output_step(
         loss: The loss.
         damping: :math:`\lambda`, positive.
         before: `J v`, `[N]`; `None` if there is no `v`.
-        iterations: Maximum number of conjugate gradient steps, which don't form `K`; `None`
-            factorises `K`.
+        iterations: Maximum number of conjugate gradient steps, which don't form `K`; with `None`,
+            `K` is factorised.
         rank: Rank of the Nyström preconditioner for conjugate gradients; 0 disables it.
 
     Returns:

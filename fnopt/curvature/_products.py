@@ -41,15 +41,16 @@ def hvp(
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: Number of examples to differentiate at once; `None` for all.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
-            the batch is sharded, or several axes. Sums then cover all devices, and all get the
-            same result. `None` sums over the examples of this call.
+            the batch is sharded, or several axes. Sums then cover all devices, and all devices get
+            the same result. `None` sums over the examples of this call.
 
     Returns:
         A function `(params, v, batch=None)` -> `H v`; `v` and `H v` are trees like the params.
 
     Raises:
         TypeError: If a param isn't real and floating, or the loss isn't a real scalar.
-        ValueError: If `v` isn't like the params, or the example axes disagree or are empty.
+        ValueError: If the structure or shapes of `v` and the params differ, or the example axes
+            disagree or are empty.
 
     Example:
         >>> import jax.numpy as jnp
@@ -111,15 +112,16 @@ def ggn_vp(
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: Number of examples to differentiate at once; `None` for all.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
-            the batch is sharded, or several axes. Sums then cover all devices, and all get the
-            same result. `None` sums over the examples of this call.
+            the batch is sharded, or several axes. Sums then cover all devices, and all devices get
+            the same result. `None` sums over the examples of this call.
 
     Returns:
         A function `(params, v, batch)` -> `G v`; `v` and `G v` are trees like the params.
 
     Raises:
         TypeError: If a param isn't real and floating, or the loss isn't a real scalar.
-        ValueError: If `v` isn't like the params, or the example axes disagree or are empty.
+        ValueError: If the structure or shapes of `v` and the params differ, or the example axes
+            disagree or are empty.
 
     Example:
         >>> import jax.numpy as jnp
@@ -170,22 +172,23 @@ def fisher_vp(
 
     for a loss that is a negative log-likelihood. With labels *sampled from the model*, `F` is an
     unbiased estimate of the Fisher matrix. With the labels of the data, `F` is the empirical Fisher
-    matrix, which differs from it.
+    matrix, which is a different matrix.
 
     Args:
         loss_fn: `loss_fn(params, example) -> scalar` for ONE example.
         reduction: `'mean'` or `'sum'` over the examples.
         chunk_size: Number of examples to differentiate at once; `None` for all.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
-            the batch is sharded, or several axes. Sums then cover all devices, and all get the
-            same result. `None` sums over the examples of this call.
+            the batch is sharded, or several axes. Sums then cover all devices, and all devices get
+            the same result. `None` sums over the examples of this call.
 
     Returns:
         A function `(params, v, batch)` -> `F v`; `v` and `F v` are trees like the params.
 
     Raises:
         TypeError: If a param isn't real and floating, or the loss isn't a real scalar.
-        ValueError: If `v` isn't like the params, or the example axes disagree or are empty.
+        ValueError: If the structure or shapes of `v` and the params differ, or the example axes
+            disagree or are empty.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Minimiser in the span of two directions of the exact quadratic model of a batch."""
+"""Minimiser of the exact quadratic model of a batch in the span of two directions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class StackedDirection(NamedTuple):
         unit: The direction with norm 1 (or zero), like the params, so that squares don't underflow.
         matrices: `unit` as stacked matrices, for inner products over fewer arrays.
         norm: The norm of the direction; 1 if it is zero.
-        some: Whether the norm isn't zero.
+        some: Whether the direction isn't zero.
         finite: Whether the direction is finite.
     """
 
@@ -36,7 +36,7 @@ class StackedDirection(NamedTuple):
 
 
 def direction(tree: Any, matrices: Any) -> StackedDirection:
-    """Make a direction from its two forms."""
+    """Make a `StackedDirection` from the two forms of a direction."""
     # Directions have norm 1, so that the entries of the model's 2 x 2 matrix have similar sizes.
     norm = global_norm(matrices)
     finite = jnp.isfinite(norm)
@@ -55,7 +55,7 @@ class Combination(NamedTuple):
     Attributes:
         weights: `[2]`.
         change: The change that the undamped model predicts.
-        share: The fraction of the damped model's second derivative that doesn't come from damping.
+        share: The fraction of the damped model's second derivative that isn't due to damping.
     """
 
     weights: jax.Array

@@ -1,4 +1,4 @@
-r"""Detection of cross entropies: losses linear in scores and their log-sum-exps.
+r"""Detection of cross entropies: losses that are linear in scores and their log-sum-exps.
 
 Let scores :math:`z = B f + c` be linear in the outputs of the model, :math:`p` their softmax,
 and the loss linear in :math:`f` and :math:`L = \log \sum_i e^{z_i}`. Then
@@ -48,14 +48,14 @@ _MOVES = {"broadcast_in_dim", "expand_dims", "reshape", "squeeze"}
 
 
 class _Value(NamedTuple):
-    """The abstract value of a variable in the program of a loss.
+    """The abstract value of a variable in the jaxpr of a loss.
 
     Attributes:
         value: The value.
         kind: `'constant'`; `'scores'`, linear in the outputs; `'linear'`, in outputs and logarithms
             of sums; `'exp'`, an exponential of scores; `'sum'`, a sum of exponentials; or
             `'other'`.
-        scores: The scores of an `'exp'` or a `'sum'`.
+        scores: The scores in an `'exp'` or a `'sum'`.
         axes: The axes that a `'sum'` reduces.
     """
 
@@ -74,7 +74,7 @@ class _Piece(NamedTuple):
 
 
 def is_softmax_loss(loss: Any, count: int, dtype: Any, example: Any) -> bool:
-    """Whether a loss of `count` outputs has a softmax Hessian, for all outputs and examples.
+    """Whether a loss of `count` outputs has a softmax Hessian at all outputs and examples.
 
     Args:
         loss: Function of one example's outputs, a vector, and the example; returns a number.

@@ -1,4 +1,4 @@
-"""Products that are sums over the examples of a batch, computed chunk by chunk."""
+"""Products that are sums over the examples of a batch, computed in chunks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check_direction(direction: Any, params: Any, name: str) -> None:
 
 
 def symmetric_product(product: Callable[[Any], Any], like: Any, name: str) -> Callable[[Any], Any]:
-    """Wrap a user's matrix-vector product, and check that its result is like its argument."""
+    """Wrap a user's matrix-vector product, and check the structure and shapes of its result."""
     check_real(like, name)
 
     def checked_product(v: Any) -> Any:

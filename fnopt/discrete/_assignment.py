@@ -75,7 +75,7 @@ def _flip_path(search: _PathSearch, owner: jax.Array, column: jax.Array, row: An
 
 
 def _solve(cost: jax.Array) -> jax.Array:
-    """The column of every row, for at least as many columns as rows."""
+    """The column of every row; there must be at least as many columns as rows."""
     n, m = cost.shape
 
     def add(row: Any, carry: Any) -> Any:
@@ -107,12 +107,12 @@ def hungarian_algorithm(cost_matrix: Any) -> tuple[jax.Array, jax.Array]:
     .. math:: \min_\pi \sum_i C_{i\, \pi(i)}
 
     over all assignments of distinct columns to rows (or of distinct rows to columns, if there are
-    fewer columns). Rows are added one at a time along shortest paths, which takes :math:`O(n^2 m)`
-    operations for :math:`n \le m`. The function runs under `jit` and `vmap`.
+    fewer columns). Rows are added one at a time by shortest-path searches, which take :math:`O(n^2
+    m)` operations for :math:`n \le m`. The function runs under `jit` and `vmap`.
 
     Args:
-        cost_matrix: :math:`C`, real `[n, m]`. An infinite cost marks a pair that is assigned only
-            if unavoidable.
+        cost_matrix: :math:`C`, real `[n, m]`. A pair with infinite cost is assigned only if this is
+            unavoidable.
 
     Returns:
         Row and column indices `(i, j)`, each `[min(n, m)]` of int32, with the rows in increasing

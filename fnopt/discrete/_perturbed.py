@@ -65,11 +65,11 @@ def make_perturbed_fun(
               \frac{\nabla \log p(z)^\top}{\sigma}
 
     Both expectations are estimated by means over samples. The function is only evaluated, not
-    differentiated, so an argmax, a ranking or an assignment gets derivatives of any order.
+    differentiated, so an argmax, a ranking or an assignment has derivatives of any order.
 
     Args:
-        fun: A traceable function of a tree of floating arrays. `fun` returns numbers; integers and
-            bools are averaged as floats.
+        fun: A traceable function of a tree of floating arrays. Its results may be any numbers;
+            integers and bools are averaged as floats.
         num_samples: The number of noisy inputs.
         sigma: :math:`\sigma`, a positive number.
         noise: The distribution of :math:`z`: `Gumbel()`, `Normal()`, or any object with

@@ -1,4 +1,4 @@
-"""Check of an optimizer's program: whether it can run on shards of leaves."""
+"""Check whether an optimizer can run on shards of leaves, based on its jaxpr."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class ElementwiseProgram(NamedTuple):
     Attributes:
         state: The shapes and dtypes of the state.
         steps: The primitives in program order, with the constants of the program.
-        mixing: The first operation that mixes elements: the name of the transform, the primitive.
+        mixing: The first operation that mixes elements: the name of the transform and the
+            primitive.
     """
 
     state: Any
@@ -59,8 +60,8 @@ def check_elementwise(
 
     Sums with support for shards (norms, inner products) are allowed, because they include all
     devices. Matrix methods are allowed, because they gather their matrices. The check compares the
-    programs for a shard and for the whole leaf. They differ for a method that depends on the leaf's
-    shape (factors of a table, a mean over elements).
+    jaxprs for a shard and for the whole leaf, which differ if a method depends on the leaf's shape
+    (factors of a matrix, a mean over elements).
     """
     functions = [name for name, x in extra_args.items() if callable(x)]
     if functions:
@@ -151,7 +152,7 @@ def _is_scalar(x: Any) -> TypeGuard[jex.Literal]:
 
 
 def _with_axes(tree: Any) -> Any:
-    """Shapes of leaves; scalars get one axis, like their shards."""
+    """Shapes of leaves; scalars are given one axis, like their shards."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape or (1,), x.dtype), tree)
 
 

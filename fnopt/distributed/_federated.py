@@ -1,4 +1,4 @@
-"""Federated learning: a server that holds the params, and clients that hold the data."""
+"""Federated learning: a server that stores the params, and clients that store the data."""
 
 from __future__ import annotations
 
@@ -35,17 +35,18 @@ class ServerState(NamedTuple):
 
 
 class federated(Value):
-    r"""Server of federated learning: optimizer steps along the mean of the clients' changes.
+    r"""Server of federated learning, which takes optimizer steps along the clients' mean change.
 
     .. math:: \theta \leftarrow \theta + \mathrm{outer}\Bigl(\frac{\sum_k n_k\,
               (\theta - \theta_k)}{\sum_k n_k}\Bigr)
 
     `init(params)` makes the state from fresh or pretrained params. `update(state, client_params,
-    num_examples)` takes the params of the clients of a round. The user's loop or framework selects
+    num_examples)` uses the params of all clients in a round. The user's loop or framework selects
     the clients and communicates with them. `outer=None` is FedAvg, `fnopt.adam(...)` is FedAdam.
 
     Args:
-        outer: The optimizer of the server; None for `scale(-1)`, which takes the mean.
+        outer: The optimizer of the server; None for `scale(-1)`, which sets the params to the
+            clients' mean.
 
     Example:
         >>> from fnopt import distributed
@@ -148,11 +149,11 @@ class ProximalState(NamedTuple):
 
 
 class add_proximal_term(Transformation):
-    r"""Add a pull towards the parameters at `init`: :math:`u = g + \mu\, (\theta - \theta_0)`.
+    r"""Add a pull towards the initial params: :math:`u = g + \mu\, (\theta - \theta_0)`.
 
     It is the gradient of FedProx's :math:`\ell(\theta) + \frac\mu2 \lVert \theta - \theta_0
-    \rVert^2`, which keeps clients with different data together. Put the transform first in a
-    client's chain.
+    \rVert^2`, which limits how far clients with different data move apart. Put the transform first
+    in a client's chain.
 
     Args:
         strength: :math:`\mu`.

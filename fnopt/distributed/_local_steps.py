@@ -33,7 +33,7 @@ from fnopt.transforms import scale
 class DilocoState(NamedTuple):
     """State of `diloco`: count, anchor parameters, states of both optimizers, rounding error.
 
-    `error` is the rounding error of this worker's messages; None for messages of floats.
+    `error` is the rounding error of this worker's messages, or None for float messages.
     """
 
     count: jax.Array
@@ -56,34 +56,36 @@ class diloco(Transformation):
               {\sum_k n_k}\Bigr), \quad \theta_k \leftarrow \phi
 
     The change of the params since the last synchronization is the gradient of the outer optimizer.
-    Special cases are local SGD and FedAvg (`outer=None`: take the mean), FedOpt (any outer
-    optimizer, such as `adam`: FedAdam), FedProx (`proximal`), DiLoCo (`adamw` inside, outside
-    `sgd(0.7, momentum=0.9, nesterov=True)`). The traffic is one all-reduce of the params' size
-    every `H` steps instead of every step. With `block_size`, messages are 8-bit codes, which reduce
-    the traffic to a quarter: two bytes per number and worker instead of eight. Each worker sums its
-    part after an all-to-all, and an all-gather returns the parts. The rounding error of a message
-    is added to the next message (error feedback), so rounding delays updates but doesn't lose them.
+    Special cases are local SGD and FedAvg (`outer=None`, which averages the params), FedOpt (any
+    outer optimizer; FedAdam with `adam`), FedProx (`proximal`), and DiLoCo (`inner=adamw(...)`,
+    `outer=sgd(0.7, momentum=0.9, nesterov=True)`). Workers communicate in one all-reduce of the
+    params' size every `H` steps instead of every step. With `block_size`, messages are 8-bit codes,
+    which reduce the traffic to a quarter: two bytes per number and worker instead of eight. Each
+    worker sums its part after an all-to-all, and an all-gather returns the parts. The rounding
+    error of a message is added to the next message (error feedback), so rounding delays updates but
+    doesn't lose them.
 
     Use `diloco` inside `jax.shard_map` (or `jax.vmap` with a name), where each worker has its own
     params and state. Outside, params and state have a leading axis of workers. `update` takes two
-    more scalars of each worker: `num_examples`, its weight :math:`n_k`, and `participates`, whether
-    it takes part in this synchronization. Workers that don't take part also get the common params.
-    If no worker takes part, :math:`\phi` doesn't change. A worker with non-finite params or weight,
-    or a weight that isn't positive, is excluded; `apply_if_finite` around `inner` keeps a worker's
-    params finite. Without it, a worker with NaN params can't recover, because NaN plus an update is
-    NaN.
+    additional scalars per worker: `num_examples`, its weight :math:`n_k`, and `participates`,
+    whether it participates in this synchronization. Workers that don't participate also receive the
+    common params. If no worker participates, :math:`\phi` doesn't change. A worker with non-finite
+    params or weight, or a weight that isn't positive, is excluded; `apply_if_finite` around `inner`
+    keeps a worker's params finite. Without it, a worker with NaN params can't recover, because NaN
+    plus an update is NaN.
 
     A synchronization is an update like any other, so the params equal :math:`\phi` up to the
     rounding of a sum; `fnopt.slots(state)["anchor"]` is :math:`\phi`, the same on all workers.
 
     Args:
         inner: The optimizer of a worker, with its own state.
-        outer: The optimizer of the common params; None for `scale(-1)`, which takes the mean.
+        outer: The optimizer of the common params; None for `scale(-1)`, which sets them to the
+            workers' mean.
         every: :math:`H`, the number of steps of a worker between synchronizations.
         axis: The named axis of the workers, or several.
         proximal: :math:`\mu`, the weight of the proximal term.
-        block_size: None for messages of floats; for 8-bit codes, the number of elements that
-            share a scale, such as 256.
+        block_size: None for float messages; for 8-bit codes, the number of elements that share a
+            scale, such as 256.
 
     Raises:
         ValueError: If `every` or `block_size` isn't at least 1; in use, if the axis isn't bound.
@@ -142,7 +144,7 @@ class diloco(Transformation):
         participates: Any = None,
         **extra_args: Any,
     ) -> tuple[Any, DilocoState]:
-        """Return the worker's updates, or at a synchronization the updates to the common params."""
+        """Return the worker's updates; at a synchronization, the updates to the common params."""
         pulled = add_proximal_gradient(updates, self.proximal, params, state.anchor)
         own, inner_state = self.inner.update(pulled, state.inner_state, params, **extra_args)
         own = cast_like(own, state.anchor)
@@ -222,7 +224,7 @@ def add_proximal_gradient(updates: Any, strength: Any, params: Any, start: Any) 
 
 
 def all_finite(tree: Any) -> jax.Array:
-    """Whether no element of any leaf is infinite or NaN."""
+    """Whether all elements of all leaves are finite."""
     each = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]
     return functools.reduce(jnp.logical_and, each, jnp.asarray(True))
 

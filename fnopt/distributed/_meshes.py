@@ -16,7 +16,7 @@ Axis = str | tuple[str, ...]
 
 
 def axis_names(axis: Axis) -> tuple[str, ...]:
-    """A tuple of axis names from one name or several."""
+    """A tuple of axis names, from one or several names."""
     names = (axis,) if isinstance(axis, str) else axis
     if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) for name in names):
         raise TypeError("expected a name, such as 'data', or a tuple of names")
@@ -124,7 +124,7 @@ def put(x: Any, place: NamedSharding) -> Any:
 def sharding_of(p: Any) -> NamedSharding | None:
     """Sharding of an array, a traced array or a shape on a mesh; None if unknown.
 
-    Types of traced arrays contain explicit meshes only.
+    The types of traced arrays contain only explicit meshes.
     """
     sharding = jax.typeof(p).sharding if isinstance(p, Tracer) else getattr(p, "sharding", None)
     if not isinstance(sharding, NamedSharding):

@@ -1,7 +1,7 @@
 """Shards of leaves, and their exchange in one collective per dtype, also as 8-bit codes.
 
 A leaf is flattened, padded with zeros and split into N equal shards. A shard has as many axes as
-the leaf, and all but the last have length 1, so masks that select matrices or vectors work. A
+the leaf, all of length 1 except the last, so masks that select matrices or vectors work. A
 collective sends the shards of all leaves of a dtype as one array, `[N, sum of their lengths]`.
 """
 
@@ -114,7 +114,7 @@ def compressed_sum(
               e_k' = x_k + e_k - q_k + \Bigl[\sum_j q_j - s\Bigr]_{\text{part } k}
 
     Every device sums its part (an all-to-all of codes) and sends the sum to all devices (an
-    all-gather). This takes two bytes per number, and an all-reduce of float32 takes eight. The
+    all-gather). This sends two bytes per number, whereas an all-reduce of float32 sends eight. The
     device that sums a part stores the second rounding error, so the sum over all rounds is exact.
 
     Args:
@@ -142,19 +142,19 @@ def compressed_sum(
 
 
 def as_pairs(x: jax.Array) -> jax.Array:
-    """Convert complex numbers to pairs of real ones, along a last axis."""
+    """Convert complex numbers to pairs of real numbers, along a new last axis."""
     return jnp.stack([x.real, x.imag], axis=-1) if jnp.iscomplexobj(x) else x
 
 
 def from_pairs(x: jax.Array, dtype: Any) -> jax.Array:
-    """The inverse of `as_pairs`, in this dtype."""
+    """Invert `as_pairs`, with results in this dtype."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         x = jax.lax.complex(x[..., 0], x[..., 1])
     return x.astype(dtype)
 
 
 def _pack(leaves: list[jax.Array], n: int, block_size: int) -> tuple[jax.Array, int]:
-    """Pack leaves as `n` rows of whole blocks; return the rows and the length of a block."""
+    """Pack leaves in `n` rows of whole blocks; return the rows and the block length."""
     dtype = real_dtype(compute_dtype(*(x.dtype for x in leaves)))
     packed = jnp.concatenate(
         [split_in_shards(as_pairs(x).astype(dtype), n) for x in leaves], axis=1

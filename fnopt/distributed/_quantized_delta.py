@@ -39,11 +39,11 @@ class quantized_delta(Value):
 
     .. math:: q = Q(\theta - \theta_k + e), \qquad e' = \theta - \theta_k + e - q
 
-    `encode(params, start, state)` returns a message and the next state. The message has a quarter
-    of the size of float32 params. The rounding error in the state is added to the next message
-    (error feedback). The server calls `decode(message, start)`, which returns the client's params
-    up to rounding, for `federated`. The codes are those of `quantized_state`, with unbiased
-    stochastic rounding. A client that takes part once uses a fresh state.
+    `encode(params, start, state)` returns a message and the next state. The message is a quarter of
+    the size of float32 params. The rounding error in the state is added to the next message (error
+    feedback). The server calls `decode(message, start)`, which returns the client's params up to
+    rounding, for `federated`. The codes are the same as in `quantized_state`, with unbiased
+    stochastic rounding. A client that participates only once uses a new state.
 
     Args:
         block_size: Maximum number of elements that share a scale. With 256, the scales add 4/256
@@ -75,7 +75,7 @@ class quantized_delta(Value):
         super().__post_init__()
 
     def init(self, params: Any) -> QuantizedDeltaState:
-        """Make a zero count, and rounding errors of zero."""
+        """Make a state with a zero count and zero rounding errors."""
         return QuantizedDeltaState(zero_count(), slot_zeros(params))
 
     def encode(
@@ -89,10 +89,10 @@ class quantized_delta(Value):
             state: The result of `init` or of the last `encode`.
 
         Returns:
-            A tree with `Codes` for leaves, and the next state.
+            A tree whose leaves are `Codes`, and the next state.
 
         Raises:
-            ValueError: If a leaf of `params` isn't like that of `start`.
+            ValueError: If the structure or shapes of `params` and `start` differ.
         """
         check_inexact(start, "params of the server")
         check_same_tree(params, start, "params of the client", "params of the server")
@@ -120,7 +120,7 @@ class quantized_delta(Value):
             A tree like `start`.
 
         Raises:
-            ValueError: If the message doesn't fit these params; the error names the leaf.
+            ValueError: If the message doesn't match these params; the error names the leaf.
         """
         named, treedef = leaves_with_names(start)
         found = jax.tree.leaves(message)

@@ -37,7 +37,7 @@ def decode_slots(tx: Any, state: Any, params: Any) -> Any:
 
 
 def encode_slots(tx: Any, numbers: Any, params: Any) -> Any:
-    """Encode the slots of a state in the blocks of this optimizer."""
+    """Encode the slots of a state, in this optimizer's blocks."""
 
     def encode_state(over: sharded | None, tx: quantized_state, state: QuantizedStateState) -> Any:
         known = None if over is None else over._unsharded_leaves(params)
@@ -90,8 +90,8 @@ def gather_state(tx: Any, state: Any, params: Any, *, requantize: bool = False) 
     restored on any number of devices.
 
     Args:
-        tx: An optimizer with `sharded` in it.
-        state: Its state outside of `jax.shard_map`, for any number of devices.
+        tx: An optimizer that contains `sharded`.
+        state: Its state, from outside of `jax.shard_map`, for any number of devices.
         params: The params; arrays or shapes.
         requantize: Whether to round codes (`quantized_state`) again in the blocks of the whole
             leaf, if their blocks cross shard boundaries; other codes are copied. The state must
@@ -146,7 +146,7 @@ def scatter_state(
     """Convert a gathered state to the state of a `sharded` optimizer on this mesh.
 
     Args:
-        tx: An optimizer with `sharded` in it.
+        tx: An optimizer that contains `sharded`.
         state: The state of the optimizer without `sharded`.
         params: The params, on the mesh.
         mesh: The mesh; by default the mesh of the params.
@@ -157,8 +157,8 @@ def scatter_state(
         The state, with slots sharded over the devices of `tx`'s axis.
 
     Raises:
-        ValueError: In the cases of `state_sharding` and `gather_state`, and if a leaf of the state
-            has another shape than its param.
+        ValueError: In the cases listed for `state_sharding` and `gather_state`, and if a leaf of
+            the state has a different shape from its param.
 
     Example:
         >>> from jax.sharding import NamedSharding, PartitionSpec as P
@@ -216,7 +216,7 @@ def _sharded_leaf(mesh: Any, _: str, x: Any, new: Any) -> Any:
 def _where_blocks_differ(
     parts: Any, whole: Any, recoded: Callable[[], Any] | None
 ) -> dict[str, Any]:
-    """Re-encode slots whose blocks differ between shards and whole leaves; by name.
+    """Re-encode slots whose blocks differ between shards and whole leaves, in a dict by name.
 
     Raises a ValueError that names the first such slot if re-encoding isn't allowed.
     """

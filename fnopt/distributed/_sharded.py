@@ -1,4 +1,4 @@
-"""ZeRO: every device keeps and updates its shard of an optimizer's state."""
+"""ZeRO: every device stores and updates its own shard of an optimizer's state."""
 
 from __future__ import annotations
 
@@ -33,23 +33,24 @@ class sharded(Wrapper):
 
     Use `sharded` inside `jax.shard_map`, with params that are replicated on every device and the
     gradient :math:`g_j` of each device's part of the batch. A step reduce-scatters the gradients,
-    updates this device's :math:`N`-th of every leaf by `inner`, and all-gathers the updates. There
-    is one collective of each kind per dtype. The traffic is that of an all-reduce; state and
-    arithmetic are divided by N. Leaves keep their names, so masks and labels work. Leaves whose
-    size isn't a multiple of N are padded with zeros. Without norms, the result equals that of
-    `inner` bit for bit, if the compiler rounds long and short arrays alike. Norms and inner
-    products over leaves, for example in `clip_by_global_norm`, are summed over the devices
-    automatically.
+    computes updates for this device's shard (one :math:`N`-th of every leaf) by `inner`, and
+    all-gathers the updates, with one collective of each kind per dtype. The traffic is the same as
+    for an all-reduce; state and arithmetic are divided by N. Leaves have the same names as without
+    sharding, so masks and labels work. Leaves whose size isn't a multiple of N are padded with
+    zeros. Without norms, the result equals the result of `inner` bit for bit, provided that the
+    compiler rounds long and short arrays in the same way. Norms and inner products over leaves, for
+    example in `clip_by_global_norm`, are summed over the devices automatically.
 
-    Matrix methods (`muon`, `soap`, `shampoo`, `kl_shampoo`, `psgd_kron`, `galore`) also keep their
-    slots and factors in shards. The matrices of a shape are assigned to devices. Every device
-    gathers its matrices, updates them as a whole and sends the results back, in two all-to-alls of
-    an N-th of the matrices. Work is divided by N if N divides the number of matrices of each shape
-    (each layer of a stack counts as a matrix).
+    Matrix methods (`muon`, `soap`, `shampoo`, `kl_shampoo`, `psgd_kron`, `galore`) also store their
+    slots and factors in shards. The matrices of each shape are distributed among the devices. Every
+    device gathers its matrices, updates them as a whole and sends the results back, by two
+    all-to-alls of an N-th of the matrices. The work is divided by N if N divides the number of
+    matrices of each shape (each layer of a stack counts as one matrix).
 
-    Quantized slots (`quantized_state`) keep the blocks of the whole leaf. If shards hold whole
-    blocks, the result equals that of `inner` bit for bit. A block across two devices is split into
-    two blocks with separate scales, so its numbers are rounded differently, within the same bounds.
+    Quantized slots (`quantized_state`) have the same blocks as the whole leaf. If shards contain
+    whole blocks, the result equals the result of `inner` bit for bit. A block across two devices is
+    split into two blocks with separate scales, so its numbers are rounded differently, within the
+    same bounds.
 
     Outside of `shard_map` the arrays of the state have shape `[1, ..., N * ceil(size / N)]`,
     sharded over the axis. `state_sharding` returns the shardings of the state. `init_sharded`, or
@@ -57,17 +58,17 @@ class sharded(Wrapper):
     state to and from the state of `inner` on one device, for example to continue on another number
     of devices.
 
-    Put transforms that need the averaged gradient inside `sharded`: clipping, skipping, EMA,
-    accumulation. (`accumulate` outside `sharded` communicates only in every k-th step.)
+    Place transforms that need the averaged gradient (clipping, skipping, EMA, accumulation) inside
+    `sharded`. (With `accumulate` outside, `sharded` communicates only in every k-th step.)
 
     Args:
-        inner: An elementwise optimizer, apart from norms and inner products, or a matrix
+        inner: An optimizer that is elementwise except for norms and inner products, or a matrix
             method.
         axis: The name of the mesh axis (or several names) over which gradients are averaged.
         mean: Whether to average the devices' gradients; if False, sum them. Gradients whose type
-            doesn't vary over the devices aren't summed: with `check_vma=True`, `jax.grad` has
-            summed them already, so the loss must be a mean over devices (`jax.lax.pmean`).
-            `check_vma=False` communicates less.
+            doesn't vary over the devices aren't summed again: with `check_vma=True`, `jax.grad` has
+            already summed them, so the loss must be a mean over devices (`jax.lax.pmean`).
+            `check_vma=False` needs less communication.
 
     Raises:
         ValueError: In use, if the axis isn't bound, if the state is for another number of devices,
@@ -203,7 +204,7 @@ def _is_sharded(node: Any) -> bool:
 
 
 def undivided(tx: Any) -> Any:
-    """The optimizer without `sharded`, as on one device."""
+    """The optimizer without `sharded`, for a single device."""
     return jax.tree.map(
         lambda x: undivided(x.inner) if _is_sharded(x) else x, tx, is_leaf=_is_sharded
     )

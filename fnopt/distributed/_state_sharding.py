@@ -33,20 +33,20 @@ def state_sharding(
 ) -> Any:
     """Return the shardings of an optimizer's state, one per array.
 
-    A slot gets the sharding of its param. An array is a slot if its name ends with the param's
-    name, and its shape equals the param's shape or has a further leading axis. All other arrays
-    (counts, factors of matrices) are replicated. No state is computed.
+    A slot has the sharding of its param. An array is a slot if its name ends with the param's name,
+    and its shape is the param's shape, possibly with an additional leading axis. All other arrays
+    (counts, factors of matrices) are replicated. The state isn't computed.
 
-    With `axis`, slots are sharded further, along their longest dimension that is divisible by the
-    number of devices. If a jitted step has the result as `out_shardings`, the compiler divides the
-    arithmetic of the optimizer too (ZeRO-1), for every optimizer. A slot without a divisible
-    dimension keeps the sharding of its param.
+    With `axis`, slots are also sharded along their longest dimension that is divisible by the
+    number of devices. If the result is passed to a jitted step as `out_shardings`, the compiler
+    also divides the arithmetic of the optimizer (ZeRO-1); this works for every optimizer. A slot
+    without a divisible dimension has the sharding of its param.
 
     Args:
         tx: An optimizer, fnopt's or another library's.
         params: The params: arrays, or `jax.ShapeDtypeStruct`s with a sharding.
-        mesh: The mesh; by default that of the params, or else that of `jax.set_mesh`. Params
-            without a mesh, and traced params of an automatic mesh, count as replicated.
+        mesh: The mesh; by default the mesh of the params, or else of `jax.set_mesh`. Params without
+            a mesh, and traced params on an automatic mesh, are treated as replicated.
         axis: A mesh axis, or several, over which slots are sharded.
 
     Returns:
@@ -54,7 +54,7 @@ def state_sharding(
         restoring a checkpoint. `jax.shard_map` takes their `.spec`s.
 
     Raises:
-        ValueError: If the params have no mesh, or different ones, or the mesh lacks `axis`.
+        ValueError: If the params have no mesh or different meshes, or the mesh lacks `axis`.
 
     Example:
         >>> from jax.sharding import NamedSharding, PartitionSpec as P
@@ -94,7 +94,7 @@ def init_sharded(
     """Initialise a state in its shardings, without forming whole arrays on one device.
 
     For `sharded(tx, axis)` it returns the result of `sharded(tx, axis).init(params)`. Inside
-    `jax.jit` it constrains the sharding of every array of the state.
+    `jax.jit` it adds a sharding constraint to every array of the state.
 
     Args:
         tx: An optimizer.
@@ -107,9 +107,9 @@ def init_sharded(
         The result of `tx.init(params)`, with the shardings of `state_sharding`.
 
     Raises:
-        ValueError: In the cases of `state_sharding`; if the state needs values and `params` has
-            only shapes; or in a traced call, if `jax.set_mesh` has set another mesh than the
-            params' mesh.
+        ValueError: In the cases listed for `state_sharding`; if the state depends on values and
+            `params` contains only shapes; or in a traced call, if `jax.set_mesh` has set a
+            different mesh from the params' mesh.
 
     Example:
         >>> from jax.sharding import NamedSharding, PartitionSpec as P
@@ -144,7 +144,7 @@ def init_sharded(
 
 
 def _check_context(mesh: Any, params: Any) -> None:
-    """Check that a traced call is in the mesh context of its params, or in none."""
+    """Check that a traced call has the mesh context of its params, or none."""
     context = context_mesh()
     if is_tracing() and context and dict(context[0].shape) != dict(mesh.shape):
         raise ValueError(
@@ -157,8 +157,8 @@ def _check_context(mesh: Any, params: Any) -> None:
 def _abstract_state(tx: Any, params: Any, mesh: Any) -> Any:
     """Types of the state for params that are replicated on a mesh of explicit axes.
 
-    The optimizer's results then have the sharding in their types, whatever the axis types of the
-    given mesh.
+    The types of the optimizer's results then contain the sharding, for any axis types of the given
+    mesh.
     """
     kinds = (AxisType.Explicit,) * len(mesh.axis_names)
     abstract = jax.sharding.AbstractMesh(

@@ -18,8 +18,9 @@ def to_optax(tx: Any) -> Any:
 
     optax's wrappers, flax and Equinox accept an fnopt optimizer without conversion. But
     `optax.chain` and similar wrappers pass extra arguments (`value=loss`) only to instances of this
-    class, and silently drop them for other objects. Therefore convert optimizers that need extra
-    arguments. The result can't be compared or configured, and its hyper-parameters aren't leaves.
+    class, and silently ignore them for other objects. Therefore convert optimizers that need extra
+    arguments. The result can't be compared or configured, and its hyper-parameters aren't pytree
+    leaves.
 
     Args:
         tx: An fnopt optimizer, or any (init, update) pair.
@@ -54,7 +55,8 @@ def from_optax(tx: Any) -> Transformation:
         tx: An `optax.GradientTransformation`, or any (init, update) pair.
 
     Returns:
-        A `Transformation` with the same state. `tx` gets the extra arguments in its signature.
+        A `Transformation` with the same state. Of the extra arguments, `tx` receives those in its
+        signature.
 
     Raises:
         TypeError: If `tx` isn't an optimizer.
@@ -70,11 +72,11 @@ def from_optax(tx: Any) -> Transformation:
 
 
 def nnx_optimizer(model: Any, tx: Any, *, wrt: Any) -> Any:
-    """Make an `nnx.Optimizer` whose learning rate may change without recompilation.
+    """Make an `nnx.Optimizer` whose learning rate can change without recompilation.
 
-    `nnx.Optimizer` holds its optimizer as static data, so every new hyper-parameter value
-    recompiles a step. The optimizer here holds `tx` as a pytree, so `optimizer.tx =
-    fnopt.adam(rate)` in a loop doesn't recompile.
+    `nnx.Optimizer` stores its optimizer as static data, so every new hyper-parameter value triggers
+    a recompilation of the step. The returned optimizer stores `tx` as a pytree, so `optimizer.tx =
+    fnopt.adam(rate)` in a loop doesn't trigger recompilation.
 
     Args:
         model: The `nnx.Module`.
@@ -105,7 +107,7 @@ def _class() -> Any:
     from flax import nnx
 
     class Optimizer(nnx.Optimizer):
-        """An `nnx.Optimizer` that holds `tx` as a pytree."""
+        """An `nnx.Optimizer` that stores `tx` as a pytree."""
 
         def __setattr__(self, name: str, value: Any) -> None:
             super().__setattr__(name, nnx.data(_as_arrays(value)) if name == "tx" else value)
@@ -124,8 +126,8 @@ def _as_arrays(tx: Any) -> Any:
 def register_flax_points() -> None:
     """Let `flax.serialization` save params made by :func:`fnopt.manifolds.on`.
 
-    flax serializes only registered classes. The bytes contain only the array; the target tree of
-    the restore provides the manifold. Pickle and orbax need no registration.
+    flax serializes only registered classes. The bytes contain only the array; the target tree
+    passed to the restore provides the manifold. Pickle and orbax need no registration.
 
     Example:
         >>> import flax.serialization, fnopt, jax.numpy as jnp

@@ -14,16 +14,17 @@ def privacy_epsilon(
 ) -> float:
     r"""Compute the privacy loss of DP-SGD: the :math:`\epsilon` of :math:`(\epsilon, \delta)`.
 
-    The result holds for Poisson-sampled batches (:func:`fnopt.poisson_batch`), clipped sums
+    The result is valid for Poisson-sampled batches (:func:`fnopt.poisson_batch`), clipped sums
     (:func:`fnopt.clipped_grad`) and Gaussian noise (:func:`fnopt.add_noise`). Neighbouring data
-    sets differ by adding or removing one example. The library dp-accounting computes the result
-    from privacy loss distributions.
+    sets differ in the addition or removal of one example. The library dp-accounting computes the
+    result from privacy loss distributions.
 
     Args:
         noise_multiplier: The standard deviation of the noise, in units of the sensitivity.
-        sampling_rate: The probability of an example to be in a batch.
+        sampling_rate: The probability that an example is in a batch.
         steps: Number of steps.
-        delta: :math:`\delta`, well below one over the number of examples.
+        delta: :math:`\delta`, which should be much smaller than the reciprocal of the number of
+            examples.
 
     Returns:
         :math:`\epsilon`; infinite without noise.
@@ -58,13 +59,15 @@ def privacy_epsilon(
 def calibrated_noise(epsilon: float, sampling_rate: float, steps: int, delta: float) -> float:
     r"""Compute the smallest noise multiplier of DP-SGD for a budget :math:`(\epsilon, \delta)`.
 
-    This function inverts :func:`privacy_epsilon` to 0.1 per cent, and never exceeds the budget.
+    This function inverts :func:`privacy_epsilon`, accurate to 0.1 per cent, and never exceeds the
+    budget.
 
     Args:
         epsilon: :math:`\epsilon`, the privacy budget.
-        sampling_rate: The probability of an example to be in a batch.
+        sampling_rate: The probability that an example is in a batch.
         steps: Number of steps.
-        delta: :math:`\delta`, well below one over the number of examples.
+        delta: :math:`\delta`, which should be much smaller than the reciprocal of the number of
+            examples.
 
     Returns:
         The noise multiplier, for :func:`fnopt.add_noise`.

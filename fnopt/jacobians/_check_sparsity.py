@@ -22,9 +22,9 @@ def check_sparsity(
 ) -> Callable[..., None]:
     r"""Check numerically that the Jacobian of a function has no entry outside of a pattern.
 
-    `sparse_jacobian` adds a missing entry to another one, without a warning. The check
-    compares a product with a random vector with the exact product. It finds all entries that
-    aren't zero at these params, at any position.
+    `sparse_jacobian` adds the value of an entry that is missing from the pattern to another entry,
+    without a warning. The check multiplies a random vector by the sparse Jacobian and by the exact
+    one, and compares the results. It finds all missing entries that aren't zero at these params.
 
     Args:
         fn: `fn(params, ...)`, as for `sparse_jacobian`.
@@ -33,7 +33,7 @@ def check_sparsity(
 
     Returns:
         A function of the arguments of `fn` that returns `None`. It compares numbers, so call it
-        outside of `jit`, at params where no entry is zero by chance.
+        outside of `jit`, and choose params at which no entry happens to be zero.
 
     Raises:
         ValueError: If there are entries outside of the pattern; the message names outputs and

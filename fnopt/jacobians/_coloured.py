@@ -73,12 +73,12 @@ class FromEntries:
 class SparseJacobian(FromEntries):
     r"""Sparse matrix `[m, n]`, compressed to one sum of columns (or rows) for each colour.
 
-    A row has at most one entry of each colour, so the sums hold every entry, in an array of shape
-    `[m, colours]`, and products with the matrix need only this array. It is the only leaf of the
-    pytree.
+    A row has at most one entry of each colour, so the sums, an array of shape `[m, colours]`,
+    contain every entry. Products with the matrix need only this array. The array is the only leaf
+    of the pytree.
 
-    `sparse_jacobian` may sum columns for some of the entries and rows for the others. There are
-    then two such arrays, and `sparsity` describes the whole matrix.
+    `sparse_jacobian` may store some entries in sums of columns and the others in sums of rows.
+    There are then two such arrays, and `sparsity` describes the whole matrix.
 
     Args:
         sums: The sums, of shape `[m, colours]`; `[n, colours]` if `by_rows`.
@@ -135,7 +135,7 @@ class SparseJacobian(FromEntries):
         return self._along(w) if self.by_rows else self._across(w)
 
     def times_rows(self, b: jax.Array) -> SparseJacobian:
-        """Scale the rows by `b`, of shape `[m]`; a row with factor zero may be NaN."""
+        """Multiply the rows by `b`, of shape `[m]`; a row whose factor is zero may contain NaN."""
         column, exists = self.sparsity.lists
         factors = jnp.where(exists, b[column], 0) if self.by_rows else b[:, None]
         sums = jnp.where(factors != 0, factors * self.sums, 0)
@@ -152,7 +152,7 @@ class SparseJacobian(FromEntries):
         return jax.ops.segment_sum(terms, cols, sparsity.shape[1], indices_are_sorted=True)
 
     def tree_flatten(self) -> tuple[tuple[Any], tuple[Sparsity, bool]]:
-        """The sums; the rest is static."""
+        """The sums as leaves; all other attributes are static."""
         return (self.sums,), (self.sparsity, self.by_rows)
 
     @classmethod
@@ -174,7 +174,7 @@ class SparseJacobian(FromEntries):
 
 @jax.tree_util.register_pytree_node_class
 class TwoWayJacobian(SparseJacobian):
-    """A sparse matrix with some entries in sums of columns and the others in sums of rows.
+    """A sparse matrix with some entries stored in sums of columns and the others in sums of rows.
 
     Args:
         sums: The sums of columns, of shape `[m, ...]`, and the sums of rows, `[n, ...]`.
@@ -220,13 +220,13 @@ class TwoWayJacobian(SparseJacobian):
         return self.columns.rmv(w) + self.rows.rmv(w)
 
     def times_rows(self, b: jax.Array) -> TwoWayJacobian:
-        """Scale the rows by `b`, of shape `[m]`; a row with factor zero may be NaN."""
+        """Multiply the rows by `b`, of shape `[m]`; a row whose factor is zero may contain NaN."""
         return TwoWayJacobian(
             (self.columns.times_rows(b).sums, self.rows.times_rows(b).sums), self.parts
         )
 
     def tree_flatten(self) -> tuple[tuple[Any], Any]:
-        """Both sums; the rest is static."""
+        """Both sums as leaves; all other attributes are static."""
         return (self.sums,), self.parts
 
     @classmethod

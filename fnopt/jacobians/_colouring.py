@@ -31,11 +31,11 @@ class ColumnColours:
 class Sparsity(ColumnColours):
     """The sparsity pattern of a matrix, and a colouring of its columns.
 
-    Columns of one colour have no row in common. The sums of the columns of each colour
-    therefore hold all entries: the entry of row `i` and column `j` is in row `i` of the sum
-    with the colour of `j`.
+    Columns of one colour have no row in common. The sums of the columns of each colour therefore
+    contain all entries: the entry in row `i` and column `j` is in row `i` of the sum for the colour
+    of `j`.
 
-    Patterns are compared by identity: one object belongs to one compiled program.
+    Patterns are compared by identity, so each object has its own compiled program.
 
     Args:
         rows: The row of every entry, int array of shape `[entries]`.
@@ -74,7 +74,7 @@ class Sparsity(ColumnColours):
 
     @functools.cached_property
     def lists(self) -> tuple[np.ndarray, np.ndarray]:
-        """For every row and colour its column (0 if none), and a mask of those with an entry."""
+        """For every row and colour the column (0 if none), and a mask of the entries."""
         column = np.zeros((self.shape[0], self.colours), np.int32)
         exists = np.zeros(column.shape, bool)
         index = (self.rows, self.colour[self.cols])
@@ -111,16 +111,16 @@ def _greedy(rows: np.ndarray, cols: np.ndarray, columns: int) -> np.ndarray:
 class SymmetricSparsity(ColumnColours):
     """The sparsity pattern of a symmetric matrix, and a star colouring of its columns.
 
-    An entry appears twice in the matrix, so it is enough if it is alone in one of two sums: in row
-    `i` of the sum of the columns of `j`'s colour, or in row `j` of the sum of `i`'s colour. A star
-    colouring has this property: columns with an entry in common have different colours, and a path
-    of four connected columns has at least three colours.
+    An entry appears twice in the matrix, so it is sufficient if it is alone in one of two sums: in
+    row `i` of the sum for `j`'s colour, or in row `j` of the sum for `i`'s colour. A star colouring
+    has this property: columns with an entry in common have different colours, and a path of four
+    connected columns has at least three colours.
 
-    Patterns are compared by identity: one object belongs to one compiled program.
+    Patterns are compared by identity, so each object has its own compiled program.
 
     Args:
         rows: The row of every entry, int array of shape `[entries]`; one of the two triangles is
-            enough.
+            sufficient.
         cols: The column of every entry.
         size: The number of rows and of columns.
 
@@ -160,7 +160,7 @@ class SymmetricSparsity(ColumnColours):
 
     @functools.cached_property
     def places(self) -> tuple[np.ndarray, np.ndarray]:
-        """For every entry the row and the colour of a sum in which it is alone."""
+        """For every entry, the row and the colour of a sum in which it is alone."""
         i, j = np.minimum(self.rows, self.cols), np.maximum(self.rows, self.cols)
         # Sums that contain entry (i, j), and its transpose.
         place = np.stack([self._place(i, j), self._place(j, i)])
@@ -212,13 +212,13 @@ _TRIED, _LOOKED_AT = 4, 64
 
 
 class Bicolouring:
-    """Partition of a pattern into entries found by columns and entries found by rows.
+    """Partition of a pattern into entries from sums of columns and entries from sums of rows.
 
     Partitions are compared by identity, as :class:`Sparsity` is.
 
     Args:
-        columns: The pattern of the entries that are found by columns, of shape `[m, n]`.
-        rows: The transposed pattern of the entries that are found by rows, of shape `[n, m]`.
+        columns: The pattern of the entries from sums of columns, of shape `[m, n]`.
+        rows: The transposed pattern of the entries from sums of rows, of shape `[n, m]`.
     """
 
     def __init__(self, columns: Sparsity, rows: Sparsity) -> None:
@@ -236,21 +236,21 @@ class Bicolouring:
 def bicolouring(
     rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], most: int
 ) -> Bicolouring | None:
-    """Choose the partition into rows and columns that takes the fewest sums.
+    """Choose the partition into rows and columns with the fewest sums.
 
     An arrow (a diagonal, a full row and a full column) has as many colours as columns, and as
     many as rows, but only three with a partition: the full row alone, the full column alone, and
     the diagonal. Entries of a row that isn't summed don't appear in sums of rows, and full rows are
-    ignored in sums of columns. Each part is therefore coloured as if it were the whole.
+    ignored in sums of columns. Each part is therefore coloured on its own.
 
     Args:
         rows: The row of every entry.
         cols: The column of every entry.
         shape: The numbers of rows and of columns.
-        most: The smallest number of colours that is too many.
+        most: The partition must have fewer colours than this number.
 
     Returns:
-        The partition with the fewest colours found; None if all have too many.
+        The partition with the fewest colours; None if all partitions have too many.
 
     Reference:
         Coleman and Verma (1998), The efficient computation of sparse Jacobian matrices using

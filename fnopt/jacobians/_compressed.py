@@ -16,13 +16,13 @@ from fnopt.jacobians._pairs import Shapes
 from fnopt.sharding import pvary_like, reshard_like
 
 Colouring = tuple[Sparsity, bool] | Bicolouring
-"""A colouring of columns; a colouring of rows (of the transpose, with True); or of both."""
+"""A colouring of columns, a colouring of rows (of the transpose, with True), or both."""
 
 
 def colouring(
     rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode: str, leaves: Shapes = ()
 ) -> Colouring:
-    """Colouring with the fewest passes, in one direction if the mode requires it."""
+    """Colouring with the fewest passes, in a single direction if the mode requires it."""
     found = _colouring(rows, cols, shape, mode)
     sparsity_of(found)[0].leaves = leaves
     return found
@@ -50,7 +50,7 @@ def _colouring(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode:
 def best_colouring(
     flat: VectorFunction, coloured: Callable[[str], Colouring], mode: str
 ) -> Colouring:
-    """Colouring in the modes of differentiation that a function has."""
+    """Colouring in the modes of differentiation that a function supports."""
     if mode == "auto" and lacks_forward(flat.fn, flat.x):
         mode = "reverse"
     found = coloured(mode)
@@ -62,11 +62,11 @@ def best_colouring(
 def compressed(
     flat: VectorFunction, coloured: Callable[[str], Colouring], mode: str
 ) -> SparseJacobian:
-    """Jacobian of a function by a colouring in the modes of differentiation that it has.
+    """Jacobian of a function by a colouring, in the modes of differentiation that it supports.
 
     Args:
         flat: The function.
-        coloured: The colouring for a mode.
+        coloured: A function from a mode to the colouring.
         mode: The requested mode.
 
     Returns:

@@ -165,7 +165,7 @@ def elimination(sparsity: Sparsity, by_rows: bool = False) -> Elimination:
         by_rows: Whether `sparsity` is the pattern of the transpose.
 
     Returns:
-        The plan; without blocks if full rows couple too many unknowns.
+        The plan; it has no blocks if full rows couple too many unknowns.
 
     Example:
         >>> import numpy as np
@@ -294,7 +294,7 @@ class _Layout:
     def products(
         self, later: np.ndarray, earlier: np.ndarray, a: np.ndarray, b: np.ndarray
     ) -> dict[Sizes, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Return by shape: the factors `a` and `b` of products, and the target blocks."""
+        """Return, for each shape, the factors `a` and `b` of products, and the target blocks."""
         t, u = self.size[later], self.size[earlier]
         found = {}
         for i, j in np.unique(np.stack([t, u]), axis=1).T.tolist():

@@ -1,4 +1,4 @@
-"""Functions of vectors, and their Jacobians in the cheaper mode and in bounded memory."""
+"""Functions of vectors, and their Jacobians in the cheaper mode with bounded memory."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def value_and_jacobian(
     mode: str = "auto",
     chunk_size: int | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    r"""Compute a function and its Jacobian :math:`J_{ij} = \partial f_i / \partial x_j`.
+    r"""Evaluate a function and its Jacobian :math:`J_{ij} = \partial f_i / \partial x_j`.
 
     The function is traced once: forward mode propagates the `n` unit tangents through its linear
     map, reverse mode propagates the `m` unit cotangents back.
@@ -74,8 +74,7 @@ def value_and_jacobian(
         m: The number of outputs.
         mode: `'auto'`, `'forward'` or `'reverse'`.
         chunk_size: Number of tangents or cotangents that are propagated at once, to bound the
-            memory of intermediate values; by default all up to 256, else 64 at
-            a time.
+            memory of intermediate values; by default all if there are at most 256, else 64.
 
     Returns:
         `fn(x)` of shape `[m]` and the Jacobian of shape `[m, n]`.
@@ -135,8 +134,8 @@ def forward_from_reverse(fn: Callable[..., jax.Array]) -> Callable[..., jax.Arra
 
     .. math:: (J v)_i = \langle J^T e_i, v \rangle
 
-    A `jax.custom_vjp` has no forward mode. This derivative takes one pass for each output of the
-    function, for any number of tangents, like the Jacobian in reverse mode.
+    A `jax.custom_vjp` has no forward mode. Like the Jacobian in reverse mode, this derivative takes
+    one pass per output of the function, for any number of tangents.
 
     Args:
         fn: A function of trees of arrays that returns an array.
@@ -176,7 +175,7 @@ def forward_from_reverse(fn: Callable[..., jax.Array]) -> Callable[..., jax.Arra
 
 
 class VectorFunction(NamedTuple):
-    """A function of a tree as a function of vectors."""
+    """A function of a tree, represented as a function of vectors."""
 
     fn: Callable[[jax.Array], jax.Array]  # [n] -> [m]
     x: jax.Array  # [n], the point
@@ -185,7 +184,7 @@ class VectorFunction(NamedTuple):
     params: Any
 
     def tree(self, J: jax.Array) -> Any:
-        """Blocks of a matrix `[m, n]`: a tree like the outputs of trees like the params."""
+        """Blocks of a matrix `[m, n]`: a tree like the outputs, of trees like the params."""
         leaves, treedef = jax.tree.flatten(self.params)
         columns, start = [], 0
         for leaf in leaves:
@@ -196,7 +195,7 @@ class VectorFunction(NamedTuple):
 
 
 def blocks(unflatten: Callable[[jax.Array], Any], rows: Any) -> Any:
-    """Convert rows `[m, *param]` to a tree like the outputs of trees like the params."""
+    """Convert rows `[m, *param]` to a tree like the outputs, of trees like the params."""
     by_param, params = jax.tree.flatten(rows)
     pieces = [unflatten(part) for part in by_param]
     outputs = jax.tree.structure(pieces[0])

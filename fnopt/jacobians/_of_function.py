@@ -114,16 +114,17 @@ def jacobian(
     .. math:: J_{ij} = \frac{\partial f_i}{\partial \theta_j}
 
     Forward mode costs a pass for each of the `n` params, reverse mode one for each of the `m`
-    outputs; `'auto'` takes the cheaper mode, and memory limits the number of simultaneous passes.
+    outputs; `'auto'` chooses the cheaper mode. The number of simultaneous passes is limited to save
+    memory.
 
     Args:
         fn: `fn(params, ...)` returns an array, or a pytree of arrays, real or complex.
         argnums: The positional arguments to differentiate, as in `jax.jacobian`.
         form: `'tree'` returns the same as `jax.jacobian`; `'matrix'` concatenates outputs and
-            params; `'operator'` multiplies by the Jacobian without forming it.
+            params; `'operator'` returns products with the Jacobian without forming it.
         mode: `'forward'`, `'reverse'`, or `'auto'` for the mode with fewer passes (`'reverse'`
             for a function with a `custom_vjp`).
-        chunk_size: Number of simultaneous passes; by default all up to 256, else 64.
+        chunk_size: Number of simultaneous passes; by default all if there are at most 256, else 64.
 
     Returns:
         A function of the arguments of `fn` that returns `J`:

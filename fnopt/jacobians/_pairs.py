@@ -77,9 +77,10 @@ _SIZES = 4  # most different sizes of groups: every pair of sizes adds to the pr
 def unknown_groups(rows: np.ndarray, cols: np.ndarray, n: int, leaves: Shapes) -> np.ndarray:
     """Return the index of the group of each unknown.
 
-    The slices of a leaf along its first axis are groups, if for most of them some residual depends
-    on all of their unknowns. Groups that are coupled to the same groups are joined, unless this
-    gives groups of too many sizes. If sizes are still too many, every unknown is a group.
+    The slices of a leaf along its first axis are groups, if most of them have a residual that
+    depends on all unknowns of the slice. Groups that are coupled to the same groups are merged,
+    unless this results in too many different group sizes. If there are still too many sizes, every
+    unknown is a group.
 
     Args:
         rows: The residual of every entry of the Jacobian.
@@ -95,7 +96,7 @@ def unknown_groups(rows: np.ndarray, cols: np.ndarray, n: int, leaves: Shapes) -
 
 
 def _full_rows(rows: np.ndarray, cols: np.ndarray, n: int, leaves: Shapes) -> np.ndarray:
-    """Group the slices of a leaf if most of them are full; else group single unknowns."""
+    """Make each slice of a leaf a group if most of them are full, else each unknown."""
     parts, start = [], 0
     for shape in leaves:
         size = math.prod(shape)
@@ -115,7 +116,7 @@ def _full_rows(rows: np.ndarray, cols: np.ndarray, n: int, leaves: Shapes) -> np
 
 
 def _joined(rows: np.ndarray, cols: np.ndarray, group: np.ndarray) -> np.ndarray:
-    """Join groups that are coupled to the same groups."""
+    """Merge groups that are coupled to the same groups."""
     a, b = coupled(rows, group[cols])
     groups = int(group.max(initial=0)) + 1
     # A sum of random 64-bit numbers stands for a set of groups (Zobrist 1970).

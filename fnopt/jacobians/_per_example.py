@@ -33,26 +33,27 @@ def per_example_jacobian(
 
     .. math:: J_i = \frac{\partial f(\theta, x_i)}{\partial \theta}, \qquad i = 1, \dots, b
 
-    The outputs for an example depend on no other example. Therefore `k` backward passes over the
-    batch give all `b k` rows of the Jacobian, for `k` outputs of ONE example. The Jacobian of a
-    function of the whole batch would take `b k` passes.
+    The outputs for an example don't depend on other examples. With `k` outputs per example, `k`
+    backward passes over the batch therefore give all `b k` rows of the Jacobian, whereas a function
+    of the whole batch would need `b k` passes.
 
     Pass it as `jac` to `least_squares` if the residuals are mapped over examples:
     `least_squares(jax.vmap(fn, (None, 0)), params, args=(batch,), jac=per_example_jacobian(fn))`.
 
     Args:
         fn: `fn(params, example, ...)` for ONE example returns an array, or a pytree of arrays.
-        mode: `'reverse'` makes a pass for each output of an example, `'forward'` one for each
-            param; `'auto'` takes the mode with fewer passes.
+        mode: `'reverse'` takes one pass per output of an example, `'forward'` one pass per param;
+            `'auto'` chooses the mode with fewer passes.
         chunk_size: Number of examples that are differentiated at once, which bounds the memory of
             activations; `None` for all. Least squares with normal equations (`'cholesky'`) then
             sums `J^T J` chunk by chunk and never forms `J` (unless `sigma` is a
             matrix), so the solution has no covariance.
 
     Returns:
-        A function `(params, batch, ...)` that returns a tree like the outputs of trees like the
-        params, of arrays of shape `[b, *output.shape, *param.shape]`. All arguments after the
-        params have a leading axis of `b` examples; keyword arguments are shared.
+        A function `(params, batch, ...)` that returns a tree like the outputs, whose leaves are
+        trees like the params, with arrays of shape `[b, *output.shape, *param.shape]`. All
+        arguments after the params have a leading axis of `b` examples; keyword arguments are
+        shared.
 
     Raises:
         TypeError: If params or outputs aren't floating, or params are complex.
@@ -74,7 +75,7 @@ def per_example_jacobian(
 
 @dataclasses.dataclass(frozen=True)
 class PerExampleJacobian:
-    """Jacobian per example as a function, whose rows can also be computed in chunks.
+    """Function that computes per-example Jacobians, whose rows can also be computed in chunks.
 
     Args:
         fn: The function of params and one example.
@@ -107,7 +108,7 @@ class PerExampleJacobian:
 
         Args:
             step: `step(carry, J, parts)` returns the next carry; `J` has shape `[rows, n]`, for
-                the concatenated params, and `parts` is `along` for these rows.
+                the concatenated params, and `parts` contains the entries of `along` for these rows.
             carry: The first carry.
             params: The params.
             batch: The batched arguments.

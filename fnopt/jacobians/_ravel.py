@@ -1,4 +1,4 @@
-"""Pytrees as vectors, and complex trees as real vectors."""
+"""Conversion of pytrees to vectors, and of complex trees to real vectors."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def ravel(tree: Any, what: str = "tree") -> tuple[jax.Array, Callable[[jax.Array
 
 
 def held_as_zeros(tree: Any) -> Any:
-    """Replace leaves that aren't floating, which a fit keeps fixed, by zeros."""
+    """Replace non-floating leaves, which a fit keeps fixed, by zeros."""
     leaves, treedef = jax.tree.flatten(tree)
     dtype = compute_dtype(*(jnp.result_type(leaf) for leaf in leaves if is_inexact(leaf)))
     return jax.tree.unflatten(
@@ -70,7 +70,7 @@ def held_as_zeros(tree: Any) -> Any:
 
 
 def ravel_with_held(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
-    """Flatten like :func:`ravel`, with zeros for fixed leaves that aren't floating.
+    """Flatten like :func:`ravel`, with zeros for non-floating leaves, which are fixed.
 
     Args:
         tree: A pytree of arrays.
@@ -89,7 +89,7 @@ def ravel_with_held(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
 
 
 class RealVector(NamedTuple):
-    """Layout of a tree as a real vector; complex leaves as real, then imaginary part."""
+    """Layout of a tree as a real vector; a complex leaf gives its real, then its imaginary part."""
 
     size: int
     flatten: Callable[[Any], jax.Array]  # the tree -> [size]

@@ -36,35 +36,35 @@ LARGEST_DENSE = 256
 def sparse_jacobian(
     fn: Callable[..., Any], pattern: Any = None, *, mode: str = "auto"
 ) -> SparseJacobianFunction:
-    r"""Compute a sparse Jacobian, from one JVP or VJP for each colour.
+    r"""Compute a sparse Jacobian with one JVP or VJP per colour.
 
     One pass computes several columns that have no row in common, because each entry of their sum
     belongs to one column. A greedy colouring, made once, groups the columns: 3 passes for a
-    tridiagonal Jacobian of any size, instead of `n`. Nothing of shape `[m, n]` is formed. A few
-    full rows, as in an arrow, come from sums of rows and the other entries from sums of columns, if
-    this takes fewer passes in total; a few full columns are treated likewise.
+    tridiagonal Jacobian of any size, instead of `n`. No array of shape `[m, n]` is formed. If it
+    takes fewer passes in total, a few full rows (as in an arrow matrix) are computed from sums of
+    rows and all other entries from sums of columns, and likewise for a few full columns.
 
     Pass the result as `jac` to `least_squares` for large problems with local coupling. With more
-    than 256 residuals and more than 256 params, its steps come from a sparse Cholesky
-    factorisation: along the band, if :math:`J^T J` has a narrow one in some order of the params, or
-    else by elimination of params that no residual couples (the points of a bundle adjustment, the
-    poses of a graph, also on manifolds). `print(sparse_jacobian(fn).plan(params))` names the
-    choice. :func:`fnopt.covariance` computes the covariance of a few params from this factor.
-    If the factor is too large, steps come from products, by conjugate gradients. The solution then
-    has no matrix and no covariance; `linear_solver` overrides this choice.
+    than 256 residuals and more than 256 params, it computes steps by a sparse Cholesky
+    factorisation: of a band matrix if some order of the params gives :math:`J^T J` a narrow band,
+    or else by elimination of params that no residual couples (the points of a bundle adjustment,
+    the poses of a graph, also on manifolds). `print(sparse_jacobian(fn).plan(params))` names the
+    choice. :func:`fnopt.covariance` computes the covariance of a few params from this factor. If
+    the factor is too large, steps are computed from products by conjugate gradients. The solution
+    then has no matrix and no covariance. `linear_solver` overrides this choice.
 
     `sparsity_pattern` finds the possible entries by tracing `fn`. Your own pattern may have fewer
-    entries, but must contain every entry that can be nonzero: a missing entry is added to another
-    one, without a warning. `check_sparsity` finds such entries.
+    entries, but must contain every entry that can be nonzero: the value of a missing entry is added
+    to another entry, without a warning. `check_sparsity` finds missing entries.
 
     Args:
         fn: `fn(params, ...)` returns an array, or a pytree of arrays.
         pattern: The possible entries of the Jacobian, with concatenated outputs and params: a
             boolean array of shape `[m, n]`, a pair `(rows, cols)` of int arrays, or a SciPy sparse
-            matrix. A complex output has rows for its real part, then for its imaginary part. None
-            finds the pattern.
-        mode: `'forward'` colours columns, `'reverse'` rows, `'auto'` chooses the fewest
-            passes, of columns, rows or both, in the modes that `fn` has.
+            matrix. A complex output has rows for its real part, then for its imaginary part. By
+            default it is found by tracing.
+        mode: `'forward'` colours columns, `'reverse'` rows, `'auto'` colours columns, rows or both,
+            whichever takes the fewest passes in the modes that `fn` supports.
 
     Returns:
         A function of the arguments of `fn` that returns a :class:`SparseJacobian`, which has
@@ -74,8 +74,8 @@ def sparse_jacobian(
 
     Raises:
         TypeError: If the pattern has another type, or params or outputs aren't floating.
-        ValueError: If the pattern doesn't fit the function, if the program's pattern has too many
-            entries, or if `mode` has an unknown value.
+        ValueError: If the pattern's shape or indices don't match the function, the traced pattern
+            has too many entries, or `mode` has an unknown value.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -162,7 +162,7 @@ def _leaves(flat: VectorFunction) -> Shapes:
 
 @functools.lru_cache(maxsize=8)
 def _coloured(m: int, n: int, rows: bytes, cols: bytes, mode: str, leaves: Shapes) -> Colouring:
-    """Colouring of a pattern: one object for equal patterns, since programs depend on it."""
+    """Colouring of a pattern: one object for equal patterns, to reuse compiled programs."""
     entries = np.frombuffer(rows, np.int32), np.frombuffer(cols, np.int32)
     return colouring(*entries, (m, n), mode, leaves)
 
@@ -227,7 +227,7 @@ def check_fit(
     shape: tuple[int, int],
     name: str,
 ) -> None:
-    """Refuse a pattern with another shape than the function's."""
+    """Raise an error if the shapes of the pattern and the function's Jacobian differ."""
     if given is not None and given != shape:
         raise ValueError(
             f"{name}: the pattern has shape {given}, but the function has {shape[0]} outputs of "

@@ -61,7 +61,7 @@ class SparseHessian(FromEntries):
         return jax.ops.segment_sum(values * v[cols], rows, self.shape[0], indices_are_sorted=True)
 
     def tree_flatten(self) -> tuple[tuple[Any], SymmetricSparsity]:
-        """The values; the rest is static."""
+        """The values as leaves; all other attributes are static."""
         return (self.values,), self.sparsity
 
     @classmethod
@@ -76,25 +76,26 @@ class SparseHessian(FromEntries):
 
 
 def sparse_hessian(fn: Callable[..., Any], pattern: Any = None) -> Callable[..., SparseHessian]:
-    r"""Compute the sparse Hessian of a scalar function, one product for each colour.
+    r"""Compute the sparse Hessian of a scalar function with one product per colour.
 
     .. math:: H_{ij} = \frac{\partial^2 f}{\partial \theta_i \partial \theta_j}
 
-    A product with the sum of some unit vectors is the sum of these columns. An entry appears twice
-    in the matrix, and must be alone in only one of the two sums, so a star colouring is enough:
-    3 products for a tridiagonal Hessian of any size, 2 for an arrow (a diagonal, a
-    full row and a full column) instead of `n`. Nothing of shape `[n, n]` is formed.
+    A product with the sum of some unit vectors is the sum of the corresponding columns. An entry
+    appears twice in the matrix, and must be alone in only one of the two sums, so a star colouring
+    is sufficient. It takes 3 products for a tridiagonal Hessian of any size, and 2 for an arrow
+    matrix (a diagonal, a full row and a full column), instead of `n`. No array of shape `[n, n]` is
+    formed.
 
-    The possible entries are read from the program of the gradient, with the rules and limits of
-    :func:`fnopt.sparsity_pattern`. Your own pattern may have fewer entries,
-    but must contain every entry that can be nonzero (one triangle is enough): a missing entry is
-    added to another one, without a warning.
+    The possible entries are found by tracing the gradient, with the rules and limits of
+    :func:`fnopt.sparsity_pattern`. Your own pattern may have fewer entries, but must contain every
+    entry that can be nonzero (one triangle is sufficient): the value of a missing entry is added to
+    another entry, without a warning.
 
     Args:
         fn: `fn(params, ...)` returns a real scalar and can be differentiated twice.
         pattern: The possible entries of the Hessian, with concatenated params: a boolean array of
-            shape `[n, n]`, a pair `(rows, cols)` of int arrays, or a SciPy sparse matrix. None
-            reads them from the program.
+            shape `[n, n]`, a pair `(rows, cols)` of int arrays, or a SciPy sparse matrix. By
+            default they are found by tracing.
 
     Returns:
         A function of the arguments of `fn` that returns a :class:`SparseHessian`, which has `mv`,
@@ -103,7 +104,8 @@ def sparse_hessian(fn: Callable[..., Any], pattern: Any = None) -> Callable[...,
     Raises:
         TypeError: If `fn` doesn't return a real scalar, the pattern has another type, or params
             aren't real floating arrays.
-        ValueError: If the pattern doesn't fit, or the program's pattern has too many entries.
+        ValueError: If the pattern's shape or indices don't match `fn`, or the traced pattern has
+            too many entries.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -155,7 +157,7 @@ def _checked_scalar(value: Any) -> Any:
 
 
 def _both_ways(slope: VectorFunction) -> tuple[np.ndarray, np.ndarray]:
-    """Return the entries whose transpose is in the pattern too: others are zero by symmetry."""
+    """Return the entries whose transpose is also in the pattern; others are zero by symmetry."""
     rows, cols = (part.astype(np.int64) for part in found_pattern(slope, _NAME))
     n = slope.m
     both = np.intersect1d(rows * n + cols, cols * n + rows)

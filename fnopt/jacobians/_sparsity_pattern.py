@@ -1,4 +1,4 @@
-"""Sparsity pattern of a function's Jacobian, read from its program."""
+"""Sparsity pattern of a function's Jacobian, derived from its jaxpr."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def sparsity_pattern(fn: Callable[..., Any]) -> Callable[..., tuple[np.ndarray, 
 
     .. math:: \{ (i, j) : \partial f_i / \partial x_j \text{ isn't known to be zero} \}
 
-    The derivative of `fn` is traced once, not run, and interpreted with a set of params in place of
-    every number. The pattern never lacks an entry. It is exact for operations that move elements or
-    combine them at fixed positions (stencils, differences, indexing, convolutions, products with
-    the nonzeros of a constant matrix). It may have too many entries if positions depend on
-    values (sorting), for loops of unknown length, and for unknown operations, which
-    count as mixing all their inputs.
+    The derivative of `fn` is traced once, without running it, and interpreted with a set of params
+    in place of every number. The pattern contains every entry that can be nonzero. It is exact for
+    operations that move elements or combine them at fixed positions (stencils, differences,
+    indexing, convolutions, products with the nonzeros of a constant matrix). It may have too many
+    entries if positions depend on values (sorting), for loops of unknown length, and for unknown
+    operations, whose outputs are assumed to depend on all their inputs.
 
-    Index arrays and matrices are used if they are constants of the program: arrays that
-    `fn` closes over, and arguments outside of `jax.jit`. Traced arrays, such as the `args` of
+    The values of index arrays and matrices are used if they are constants of the program: arrays
+    that `fn` closes over, and arguments outside of `jax.jit`. Traced arrays, such as the `args` of
     `least_squares`, have unknown values.
 
     Args:

@@ -1,4 +1,4 @@
-"""Damped linear least squares: from a Jacobian and a residual to a step."""
+"""Damped linear least squares: computation of a step from a Jacobian and a residual."""
 
 from __future__ import annotations
 

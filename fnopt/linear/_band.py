@@ -74,7 +74,7 @@ class BandedGramSystem(SparseGramSystem):
     r"""A linear model whose normal equations have a narrow band.
 
     The steps equal those of :class:`TallGramSystem`. They take :math:`O(n b^2)` operations instead
-    of :math:`O(n^3)`, and memory for :math:`2 n b` numbers.
+    of :math:`O(n^3)`, and memory for :math:`2 n b` numbers, for a bandwidth `b`.
 
     Args:
         G: The blocks of :math:`A^T A`, of shape `[blocks, 2, size, size]`.

@@ -2,7 +2,7 @@
 
 Every device reduces its rows to a triangular factor. These factors are gathered and stacked on all
 devices; the QR decomposition of the stack gives the triangular factor of the whole matrix (TSQR).
-This is as accurate as a single factorisation, and each device sends `[n, n]` numbers.
+The result is as accurate as a single factorisation, and each device sends an `[n, n]` matrix.
 
 Reference:
     Demmel, Grigori, Hoemmen and Langou, 2008, arXiv:0806.2159.
@@ -21,7 +21,7 @@ from fnopt.sharding import all_gather_rows, explicit_spec, replicate, row_axes, 
 
 
 def with_fewer_rows(A: jax.Array) -> jax.Array:
-    """Replace rows sharded over an explicit mesh by fewer, replicated rows of the same triangle."""
+    """Replace rows sharded over an explicit mesh by fewer, replicated ones with the same triangle."""
     axis, rest = explicit_spec(A)
     if axis is None and rest is None:
         return A
@@ -35,11 +35,12 @@ def with_fewer_rows(A: jax.Array) -> jax.Array:
 
 
 def with_fewer_residuals(A: jax.Array) -> jax.Array:
-    """Replace rows of residuals, sharded in any way, by fewer ones with the same triangle.
+    """Replace rows of residuals, sharded in any way, by fewer rows with the same triangular factor.
 
-    Over the named axes of `rows_sharded_over` each device has its own rows. On an automatic mesh
-    the type contains the devices but not the sharding of the rows. The rows are then split into one
-    block per device, which is correct for any sharding and never slower than one factorisation.
+    Along the named axes of `rows_sharded_over` each device has its own rows. On an automatic mesh,
+    an array's type contains the devices but not the sharding of the rows. The rows are then split
+    into one block per device, which is correct for any sharding and never slower than one
+    factorisation.
     """
     if row_axes():
         return _of_all_devices(A)
@@ -66,7 +67,7 @@ def with_fewer_residuals(A: jax.Array) -> jax.Array:
 
 
 def _of_all_devices(A: jax.Array) -> jax.Array:
-    """Gather the triangular factors of all devices of a named axis, or their rows if fewer."""
+    """Gather all devices' triangular factors, or their rows if these are fewer."""
     m, n = A.shape
     # Each triangle replaces its part, since R^T R = A^T A. The condition number isn't squared.
     mine = _triangle(A) if m > n else A

@@ -1,4 +1,4 @@
-"""Steps from sparse normal equations, by a block Cholesky factorisation in levels."""
+"""Steps computed from sparse normal equations by a block Cholesky factorisation in levels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fnopt.linear._secular import Solvers, backward, cholesky, forward
 from fnopt.numerics import matmul
 
 Blocks = dict[tuple[int, int], jax.Array]
-"""The blocks on and below the diagonal of a symmetric matrix, `[blocks, *shape]` by shape."""
+"""The blocks of a symmetric matrix's lower triangle: for each shape, `[blocks, *shape]`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +59,7 @@ class BlockLayout:
         return G
 
     def scaled(self, G: Blocks, scale: jax.Array) -> Blocks:
-        r"""The blocks of :math:`D^{-1} G D^{-1}`, with the diagonal of `D` by column."""
+        r"""The blocks of :math:`D^{-1} G D^{-1}`; the diagonal of `D` is in the columns' order."""
         d = scale[self.plan.order]
 
         def scales(start: np.ndarray, size: int) -> jax.Array:
@@ -71,7 +71,7 @@ class BlockLayout:
         }
 
     def diagonal(self, G: Blocks) -> jax.Array:
-        """The diagonal, by column, `[n]`."""
+        """The diagonal, in the order of the columns, `[n]`."""
         found = jnp.zeros(self.plan.order.size, next(iter(G.values())).dtype)
         for (t, u), (row, col) in self.plan.blocks.items():
             if t == u:
@@ -93,7 +93,7 @@ class BlockLayout:
     def neighbours(
         self, level: EliminationLevel
     ) -> dict[int, tuple[slice, np.ndarray, np.ndarray]]:
-        """Return by size: the blocks of neighbours, their groups, and their unknowns."""
+        """Return, for each size, the blocks of neighbours, their groups, and their unknowns."""
         s, found = level.size, {}
         for t, at in level.blocks.items():
             row, col = (part[at] for part in self.plan.blocks[t, s])
@@ -119,7 +119,7 @@ class LevelFactor(NamedTuple):
 
 
 class EliminationFactor(NamedTuple):
-    """A Cholesky factor: its columns by level, and the factor of the dense rest."""
+    """A Cholesky factor: its columns in each level, and the factor of the last dense matrix."""
 
     levels: list[LevelFactor]
     last: jax.Array  # [left, left], the factor of the dense matrix
@@ -219,7 +219,7 @@ def _add_products(
 
 
 def _times_transposed(A: jax.Array, B: jax.Array) -> jax.Array:
-    """The products :math:`A B^T` of small matrices, without a library call for each."""
+    """The products :math:`A B^T` of small matrices, without a library call per product."""
     if A.shape[2] > _UNROLLED:
         return matmul(A, jnp.swapaxes(B, 1, 2))
     return sum(

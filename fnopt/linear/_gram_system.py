@@ -1,4 +1,4 @@
-"""Gram matrices, and steps from them, the fastest method for large problems."""
+"""Gram matrices and the steps they give, the fastest method for large problems."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def gram(A: jax.Array) -> jax.Array:
     .. math:: \begin{pmatrix} A_1^T A_1 & \cdot \\ A_2^T A_1 & A_2^T A_2 \end{pmatrix}
 
     A general product computes each entry above the diagonal a second time. Splitting the columns
-    into two halves saves a quarter of the work; finer splits saved no more when measured.
+    into two halves saves a quarter of the work; finer splits were not faster in measurements.
 
     Args:
         A: A matrix of shape `[m, n]`.
@@ -57,7 +57,7 @@ def gram(A: jax.Array) -> jax.Array:
 
 
 class _GramSystem:
-    """Base class for steps by a factor of a damped Gram matrix."""
+    """Base class for steps computed from a factor of a damped Gram matrix."""
 
     def trust_region(self: Any, radius: jax.Array) -> DampedStep:
         """Return the trust-region step; see :func:`secular_root`."""
@@ -70,7 +70,7 @@ class _GramSystem:
         return self._step(self._solve(jnp.maximum(lam, least)), least)
 
     def gauss_newton(self: Any) -> DampedStep:
-        """Return the step with the least damping at which the factorisation surely succeeds."""
+        """Return the step with the smallest damping at which the factorisation always succeeds."""
         return self.damped(jnp.zeros((), self._least.dtype))
 
 
@@ -81,7 +81,8 @@ class TallGramSystem(_GramSystem):
     .. math:: (A^T A + \lambda I)\, p = -A^T r
 
     Squaring `A` squares its condition number. Directions with singular values below
-    :math:`\sqrt{\epsilon}` of the largest are below rounding error, and their steps are damped.
+    :math:`\sqrt{\epsilon}` times the largest are lost in rounding errors, and steps along them are
+    damped.
 
     Args:
         G: :math:`A^T A`, of shape `[n, n]`.
@@ -139,7 +140,7 @@ class TallGramSystem(_GramSystem):
 
 @dataclasses.dataclass(frozen=True)
 class SparseGramSystem(TallGramSystem):
-    """Normal equations in dense blocks; subclasses factorise them according to their layout."""
+    """Normal equations in dense blocks, which subclasses factorise according to their layout."""
 
     G: Any
     push: Callable[[jax.Array], jax.Array] = lambda v: v
@@ -166,8 +167,8 @@ class WideGramSystem(_GramSystem):
 
     .. math:: (A A^T + \lambda I)\, y = r, \qquad p = -A^T y
 
-    This is the step of the normal equations, at a cost of :math:`m^2 n + m^3` and without an
-    `n x n` array.
+    This step equals the step of the normal equations. It costs :math:`m^2 n + m^3`, and no `n x n`
+    array is formed.
 
     Args:
         K: :math:`A A^T`, of shape `[m, m]`.

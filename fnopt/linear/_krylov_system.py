@@ -1,4 +1,4 @@
-"""Matrix-free steps by products with the Jacobian."""
+"""Matrix-free steps, which need only products with the Jacobian."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class _KrylovIterate(NamedTuple):
 class KrylovSystem:
     r"""A linear model given by products with `A` and its transpose, solved by conjugate gradients.
 
-    The iteration stops when the gradient of the model has fallen to a fraction :math:`\eta` of
-    its first value, or at the limit of iterations. If it leaves the trust region, the step ends on
-    the boundary (Steihaug). It works with the residual instead of the normal equations (CGLS),
-    which keeps the accuracy of the products.
+    The iteration stops when the gradient of the model has decreased to a fraction :math:`\eta` of
+    its first value, or after the maximum number of iterations. If it leaves the trust region, the
+    step ends on the boundary (Steihaug). It updates the residual instead of forming the normal
+    equations (CGLS), and is therefore as accurate as the products.
 
     Args:
         push: :math:`v \mapsto A v`.

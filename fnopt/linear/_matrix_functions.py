@@ -28,7 +28,7 @@ def matrix_inverse_pth_root(
 
     from :math:`M_0 = z (A + \epsilon \lambda_{max} I)` and :math:`X_0 = z^{1/p} I`. This is the
     coupled Newton iteration: `M` converges to the identity and `X` to :math:`A^{-1/p}`. It ends
-    when the largest element of `M - I` is below the tolerance, or begins to grow.
+    when the largest element of `M - I` is below the tolerance or starts to increase.
 
     Args:
         matrix: :math:`A`, real, symmetric, positive semidefinite, `[n, n]`.
@@ -43,7 +43,7 @@ def matrix_inverse_pth_root(
         element is not small, or is NaN, the root is inaccurate.
 
     Raises:
-        ValueError: If the matrix isn't square, or `p` isn't a positive number.
+        ValueError: If the matrix isn't square, or `p` isn't positive.
 
     Example:
         >>> import jax.numpy as jnp
@@ -124,7 +124,7 @@ def power_iteration(
             returns its product with the matrix.
         v0: The starting vector; required if `matrix` is a function. By default random, in
             `[-1, 1]`.
-        num_iters: The largest number of iterations.
+        num_iters: The maximum number of iterations.
         error_tolerance: :math:`\tau`.
         precision: The precision of the products, if `matrix` is an array.
         key: The PRNG key of the random starting vector.

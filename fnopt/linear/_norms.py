@@ -1,4 +1,4 @@
-"""Norms and quotients that neither overflow nor divide by zero."""
+"""Norms and quotients without overflow or division by zero."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from fnopt.sharding import all_gather_rows
 def are_squares_safe(largest: jax.Array) -> jax.Array:
     r"""Whether squares of numbers up to this size, and sums of them, are in the dtype's range.
 
-    True up to the cube root `c` of the dtype's largest number: `c` such squares can be added up.
+    True up to the cube root `c` of the dtype's largest number: a sum of `c` such squares doesn't
+    overflow.
     """
     most = 2.0 ** (jnp.finfo(largest.dtype).maxexp // 3)
     return (largest >= 1 / most) & (largest <= most)
 
 
 def least_square_sum(dtype: Any) -> jax.Array:
-    """Return the least sum of squares with full precision, above subnormal rounding errors."""
+    """Return the smallest sum of squares with full precision, above subnormal errors."""
     info = jnp.finfo(dtype)
     return jnp.asarray(float(info.tiny) / float(info.eps), dtype)
 
@@ -41,7 +42,7 @@ def norm(v: jax.Array, axis: int = 0) -> jax.Array:
         axis: The axis to reduce.
 
     Returns:
-        The norm, without the reduced axis.
+        The norm; the reduced axis is removed.
 
     Example:
         >>> import jax.numpy as jnp
@@ -59,8 +60,8 @@ def norm(v: jax.Array, axis: int = 0) -> jax.Array:
 def length(v: jax.Array) -> jax.Array:
     """The Euclidean norm along the first axis of an array whose squares are in range.
 
-    In a search, residuals, steps and params are scaled to moderate sizes. The single reduction
-    here is then enough, whereas `norm` compiles five kernels.
+    In a search, residuals, steps and params are scaled to moderate sizes, so a single reduction is
+    sufficient; `norm` compiles to five kernels.
     """
     return jnp.sqrt(jnp.sum(jnp.square(v), axis=0))
 

@@ -1,4 +1,4 @@
-"""Steps in a trust region: damped systems solved by Cholesky factors, and the dogleg path."""
+"""Trust-region steps: damped systems solved by Cholesky factorisation, and the dogleg path."""
 
 from __future__ import annotations
 
@@ -60,11 +60,12 @@ class Solvers(NamedTuple):
 
 
 def rounding_damping(top: jax.Array, k: int) -> jax.Array:
-    r"""Return the least damping that rounding errors allow.
+    r"""Return the smallest damping that rounding errors allow.
 
     The factorisation of a singular matrix has an error of about :math:`\sqrt{k}\, \epsilon`, and
-    may fail with less damping than that. With just as much, rounding errors in undetermined
-    directions are as large as the step itself. Hence the factor of 32.
+    may fail if the damping is smaller than this error. If the damping is equal to it, rounding
+    errors in undetermined directions are as large as the step itself. The damping is therefore 32
+    times as large.
 
     Args:
         top: The largest entry of the diagonal.
@@ -89,10 +90,10 @@ def secular_root(
     most: jax.Array,
     start: jax.Array,
 ) -> Damped:
-    r"""Solve for the damping at which the step length equals the trust-region radius.
+    r"""Find the damping at which the step length equals the trust-region radius.
 
-    If the step with the least damping is within the radius, it is returned. Otherwise the damping
-    is the root of the secular equation
+    If the step with the smallest damping is within the radius, it is returned. Otherwise the
+    damping is the root of the secular equation
 
     .. math:: \phi(\lambda) = \|p(\lambda)\| - \Delta = 0, \qquad
         \phi' = -\frac{p^T (A^T A + \lambda I)^{-1} p}{\|p\|}.
@@ -139,7 +140,7 @@ def secular_root(
 def _next(
     state: _SecularSearch, radius: jax.Array, least: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the next damping and its bracket; a failed factorisation counts as a too long step."""
+    """Return the next damping and its bracket; a failed factorisation is treated as a long step."""
     lam, length = state.now.lam, state.now.length
     short = length < radius
     high = jnp.where(short, jnp.minimum(state.high, lam), state.high)
@@ -161,8 +162,9 @@ def dogleg_step(system: System, g: jax.Array, radius: jax.Array) -> DampedStep:
         p(t) = \begin{cases} t\, p_C & t \le 1 \\
         p_C + (t - 1)(p_N - p_C) & t > 1 \end{cases}
 
-    The path leads from 0 over the Cauchy step to the full step. Along it the length grows and the
-    model decreases, so the last point within the radius has the least model value.
+    The path leads from 0 through the Cauchy step to the full step. Along the path the length
+    increases and the model decreases, so the last point within the radius has the smallest model
+    value.
 
     Args:
         system: The linear model.

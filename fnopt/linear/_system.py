@@ -15,7 +15,7 @@ _DENSE = 8192
 
 
 class DampedStep(NamedTuple):
-    r"""A step of the linear model :math:`\tfrac12 \|A p + r\|^2`, its damping and reduction."""
+    r"""A step of the linear model :math:`\tfrac12 \|A p + r\|^2`, its damping and its reduction."""
 
     p: jax.Array  # [n]
     lam: jax.Array  # damping of the step; 0 for an undamped step
@@ -42,7 +42,7 @@ class System(Protocol):
         ...
 
     def gauss_newton(self) -> DampedStep:
-        r"""Return the minimizer of the model, of least norm if it isn't unique."""
+        r"""Return the minimizer of the model; the one with the smallest norm if it isn't unique."""
         ...
 
     def model_norm(self, v: jax.Array) -> jax.Array:

@@ -30,17 +30,18 @@ class Triangle(NamedTuple):
 def triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
     r"""Compute the triangular factor of a tall matrix, without :math:`Q` or :math:`A^T A`.
 
-    The QR decomposition of the augmented matrix :math:`[A\; r]` holds both :math:`R` and
-    :math:`Q^T r`. It is as accurate as `A` itself; :math:`A^T A` would lose half of the digits.
+    The QR decomposition of the augmented matrix :math:`[A\; r]` contains both :math:`R` and
+    :math:`Q^T r`. It is as accurate as `A` itself, whereas :math:`A^T A` would lose half of the
+    digits.
 
     Args:
-        A: A matrix of shape `[m, n]`; a wide one is padded with rows of zeros.
+        A: A matrix of shape `[m, n]`; if `m < n` it is padded with rows of zeros.
         r: The residual, of shape `[m]`.
-        graded: Whether the sizes of rows differ by many digits. An outlier under a robust loss
-            has such a row: a large residual with a derivative near zero. Reflections mix every
-            column into the top row, and a large residual there would hide the digits of the other
-            rows. So rows of zeros are put on top, which makes the reflections equivalent to
-            modified Gram-Schmidt.
+        graded: Whether the sizes of rows differ by many orders of magnitude. For example, an
+            outlier under a robust loss has a large residual with a derivative near zero.
+            Reflections mix every column into the top row, where a large residual would cancel the
+            digits of the other rows. Therefore rows of zeros are inserted at the top, which makes
+            the reflections equivalent to modified Gram-Schmidt.
 
     Returns:
         The triangle, with `k = n`.
@@ -71,7 +72,7 @@ def triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
 def row_triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
     """Compute the triangular factor of residual rows, which may be sharded over devices.
 
-    `graded` has no effect on the factorisation of each device's part.
+    `graded` doesn't affect the factorisation of each device's part.
     """
     rows = with_fewer_residuals(concatenate([A, r[:, None]], axis=1))
     return triangle(rows[:, :-1], rows[:, -1], graded)
@@ -80,12 +81,12 @@ def row_triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
 def noise_damping(L: jax.Array) -> jax.Array:
     r"""Damping for numerically dependent columns.
 
-    For a column that depends on other columns, rounding leaves a pivot of a few machine epsilons,
-    and a step along it would be as long as :math:`\|r\| / \epsilon`. Damping such a column loses
-    nothing, because it adds nothing to the range of the other columns.
+    If a column depends on other columns, rounding errors give it a pivot of a few machine epsilons,
+    and a step along it would be as long as :math:`\|r\| / \epsilon`. Damping such a column doesn't
+    affect the solution, because the column doesn't enlarge the range of the other columns.
 
     Args:
-        L: The triangle of columns of like lengths, of shape `[k, k]`.
+        L: The triangle of columns of similar lengths, of shape `[k, k]`.
 
     Returns:
         The diagonal, of shape `[k]`: the largest entry where a pivot is below 32 machine epsilons
@@ -110,9 +111,9 @@ def damped_triangle(factors: Triangle, d: jax.Array) -> Triangle:
 
     .. math:: L_d L_d^T = A^T A + \operatorname{diag}(d)^2, \qquad L_d\, c_d = A^T r
 
-    The diagonal is on top. Each reflection then has the form that makes it equivalent to modified
-    Gram-Schmidt, and rows of any sizes keep their digits. Below `A`, a diagonal that is
-    :math:`1 / \epsilon` times as large would cancel them.
+    The diagonal is placed above `A`. Each reflection is then equivalent to modified Gram-Schmidt,
+    and rows of all sizes keep their digits. Below `A`, a diagonal that is :math:`1 / \epsilon`
+    times as large would cancel these digits.
 
     Args:
         factors: The triangle of `A` and `r`.
@@ -140,7 +141,7 @@ def damped_triangle(factors: Triangle, d: jax.Array) -> Triangle:
 
 
 class SingularFactors(NamedTuple):
-    r"""The parts of :math:`A = U \,\mathrm{diag}(s)\, V^T` for the step of least norm.
+    r"""The parts of :math:`A = U \,\mathrm{diag}(s)\, V^T` for the minimum-norm step.
 
     `k` is `min(m, n)`. `U` is never formed for a tall matrix: only :math:`b = U^T r` is needed.
     """
@@ -156,7 +157,7 @@ def singular_factors(A: jax.Array, r: jax.Array) -> SingularFactors:
     A tall matrix (`m >= n`) is reduced by the QR decomposition of the augmented :math:`[A\; r]`,
     whose triangle contains :math:`R` and :math:`Q^T r`. :math:`Q` is never formed, and only the
     small :math:`R` needs an SVD. A wide matrix (`m < n`) is reduced by the QR decomposition of
-    :math:`A^T`. This costs :math:`m^2 n + m^3`, and no `n x n` array exists.
+    :math:`A^T`. This costs :math:`m^2 n + m^3`, and no `n x n` array is formed.
 
     Args:
         A: The scaled Jacobian, of shape `[m, n]`.
@@ -197,8 +198,8 @@ def numerical_rank(s: jax.Array, size: int) -> jax.Array:
     .. math:: \#\{ s_i > \min(32, \max(m, n))\, \epsilon\, s_1 \}
 
     Rounding errors of a dependent column hardly grow with the number of rows: they are one or two
-    machine epsilons for 10 rows and for 100,000. A tolerance that grows with the number of rows
-    would discard directions that the data determine to several digits.
+    machine epsilons for 10 rows as well as for 100,000. A tolerance that grows with the number of
+    rows would discard directions that the data determine to several digits.
 
     Args:
         s: The singular values of a matrix in descending order, of shape `[k]`.
@@ -217,7 +218,7 @@ def numerical_rank(s: jax.Array, size: int) -> jax.Array:
 
 
 def gauss_newton_solution(factors: SingularFactors, size: int) -> jax.Array:
-    r"""The undamped step of least norm in the singular basis.
+    r"""The undamped minimum-norm step in the singular basis.
 
     .. math:: z_i = b_i / s_i \text{ where } s_i > \min(32, \max(m, n))\, \epsilon\, s_1
         \text{, else } 0

@@ -1,4 +1,4 @@
-"""Steps from a triangular (QR) factor, the most accurate, for small and medium problems."""
+"""Steps from a triangular (QR) factor: the most accurate steps, for small and medium problems."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LEAST = 8.0
 
 
 def cut_to_radius(step: DampedStep, radius: jax.Array) -> DampedStep:
-    """Cut the step to 1.5 radii.
+    """Shorten the step to at most 1.5 times the radius.
 
     Args:
         step: A solution of the damped system, with its length.
@@ -50,8 +50,9 @@ class TriangleSystem:
     r"""A linear model given by the triangle of its QR decomposition.
 
     Every step costs one QR decomposition of two triangles. The condition number isn't squared, so
-    directions with small singular values still contribute. Problems that are singular at their
-    solution converge along these directions. The radius bounds the effect of rounding errors.
+    directions with small singular values still contribute to the step; along these directions,
+    problems converge that are singular at their solution. The radius bounds the effect of rounding
+    errors.
 
     Args:
         triangle: The triangle of `A` and `r`.
@@ -80,7 +81,7 @@ class TriangleSystem:
     fixed: jax.Array | float = 0.0
 
     def trust_region(self, radius: jax.Array) -> DampedStep:
-        r"""Return the step with the damping `start`, cut to 1.5 radii.
+        r"""Return the step with the damping `start`, shortened to at most 1.5 times the radius.
 
         Hebden's iteration computes the next damping from the step's `solution_length` and `hebden`,
 
@@ -88,7 +89,7 @@ class TriangleSystem:
             \frac{\|p\|^2}{\|L^{-1} p\|^2}
 
         This is Newton's method for :math:`1 / \|p\| = 1 / \Delta`, since the derivative of
-        :math:`\|p\|` by the damping is :math:`-\|L^{-1} p\|^2 / \|p\|`.
+        :math:`\|p\|` with respect to the damping is :math:`-\|L^{-1} p\|^2 / \|p\|`.
 
         Args:
             radius: The trust-region radius.
@@ -111,16 +112,17 @@ class TriangleSystem:
         return DampedStep(p, lam, model_norm, predicted, L, full, rise)
 
     def gauss_newton(self) -> DampedStep:
-        """Return the full step of least norm in units of the columns, without noise directions.
+        """Return the minimum-norm full step in units of the columns, without noise directions.
 
-        The units are the column norms at this point. The scaling of the search also contains larger
-        norms at earlier points, with which the effect of a param could look like rounding noise.
+        The units are the column norms at this point. The scaling of the search also includes larger
+        norms from earlier points, relative to which the effect of a param could appear to be
+        rounding noise.
         """
         columns = norm(self.triangle.L, axis=1)
         return self.shortest(jnp.where(columns > 0, columns, jnp.ones_like(columns)))
 
     def shortest(self, unit: jax.Array) -> DampedStep:
-        """Return the full step of least norm in given units, in directions above rounding noise.
+        """Return the minimum-norm full step in given units, in directions above rounding noise.
 
         Args:
             unit: The units, of shape `[k]`.
@@ -145,8 +147,8 @@ class TriangleSystem:
 class LiftedSystem:
     r"""A linear model with fewer rows than columns, solved in the row space.
 
-    With :math:`A^T = Q R` every step is a combination :math:`p = Q y` of the columns of :math:`Q`,
-    and the model is :math:`R^T y + r`. No `n x n` array exists.
+    With :math:`A^T = Q R` every step is a linear combination :math:`p = Q y` of the columns of
+    :math:`Q`, and the model is :math:`R^T y + r`. No `n x n` array is formed.
 
     Args:
         rows: The model of `y`; its `pull` maps a residual to the coefficients of :math:`A^T w`
@@ -175,7 +177,7 @@ class LiftedSystem:
         return self._lifted(self.rows.damped(lam))
 
     def gauss_newton(self) -> DampedStep:
-        """The full step of least norm."""
+        """The minimum-norm full step."""
         c = self.rows.triangle.c
         return self._lifted(self.rows.shortest(jnp.ones_like(c)))
 

@@ -1,8 +1,9 @@
-"""Normal equations of many small problems at once, in plain arithmetic.
+"""Normal equations of many small problems at once, in unrolled arithmetic.
 
-Problems lie along the last axis, the *lanes*. Every number of the algebra is an array of shape
-`[lanes]`, so each operation is a vector instruction for many problems, without a loop over the
-problems. Everything is unrolled in Python, which suits up to a dozen unknowns.
+Problems are stacked along the last axis, the *lanes*. Every scalar of the algebra is an array of
+shape `[lanes]`, so each operation is a vector instruction for many problems, without a loop over
+problems. All loops over unknowns are unrolled in Python, which is suitable for up to a dozen
+unknowns.
 
 For 1,000 lanes of 1 to 10 unknowns, factorisation and solution took 0.27 to 0.41 of the CPU time of
 a batched `jnp.linalg.cholesky` (LAPACK), and 0.4 (1 unknown) to 5 times (6) its compilation time.
@@ -19,7 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 
 Rows = tuple[tuple[jax.Array, ...], ...]
-"""A lower triangle: row `i` holds its entries 0 to `i`, each of shape `[lanes]`."""
+"""A lower triangle: row `i` contains entries 0 to `i`, each of shape `[lanes]`."""
 
 # XLA on a CPU vectorises a sum over the lanes only if it unrolls the loop over the points, and it
 # unrolls only small loops: a few points of a few terms. Without stages a fit took up to three times
@@ -30,7 +31,7 @@ _PARTIAL = 10  # for sums of partial sums, which don't evaluate the model
 
 
 class NormalEquations(NamedTuple):
-    """The sums over the points that make the normal equations, each of shape `[lanes]`."""
+    """The sums over points in the normal equations, each of shape `[lanes]`."""
 
     square: jax.Array  # r^T r
     g: tuple[jax.Array, ...]  # J^T r
@@ -121,7 +122,7 @@ def unrolled_cholesky(A: Rows, damping: jax.Array, least: float | jax.Array = 0.
     Args:
         A: The lower triangles.
         damping: The number added to the diagonal, of shape `[lanes]`.
-        least: The number that a pivot has to exceed.
+        least: The number that a pivot must exceed.
 
     Returns:
         The factors.

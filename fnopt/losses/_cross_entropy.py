@@ -47,7 +47,7 @@ def softmax_cross_entropy(logits: Any, labels: Any, axis: Any = -1, where: Any =
 
     .. math:: \ell(x, y) = -\sum_i y_i \log \frac{e^{x_i}}{\sum_j e^{x_j}}
 
-    A class of probability zero may have a logit of minus infinity: it contributes zero. A row
+    A class with probability zero contributes zero, even if its logit is minus infinity. A row
     without any class (an empty mask) has loss 0 and gradient 0.
 
     Args:
@@ -90,8 +90,8 @@ def softmax_cross_entropy_with_integer_labels(
     Args:
         logits: :math:`x`, floating; the classes are along `axis`.
         labels: :math:`c`, integers, of the shape of `logits` without `axis`. A label outside the
-            classes (-1) gives NaN; `jnp.where(labels >= 0, loss, 0)` excludes such rows, also from
-            the gradient.
+            classes (such as -1) gives NaN; `jnp.where(labels >= 0, loss, 0)` excludes such rows
+            from the loss and its gradient.
         axis: The axis or axes of the classes (counted in row-major order if there are several).
         where: A bool mask of the valid classes, of the shape of `logits`, or of this shape without
             `axis`. A row without any class has loss 0.
@@ -205,7 +205,7 @@ def _log(x: jax.Array) -> jax.Array:
 def sigmoid_focal_loss(
     logits: Any, labels: Any, *, alpha: Any = None, gamma: Any = 2.0
 ) -> jax.Array:
-    r"""The focal loss: binary cross entropy with less weight on easy examples.
+    r"""The focal loss: the binary cross entropy with lower weights for easy examples.
 
     .. math:: \ell(x, y) &= \alpha_t\, (1 - p_t)^\gamma\, H(x, y), \\
               p_t &= y\, \sigma(x) + (1 - y)\, \sigma(-x), \quad
@@ -261,7 +261,7 @@ def smooth_labels(labels: Any, alpha: Any, *, axis: Any = -1, where: Any = None)
         The smoothed labels, of the shape and dtype of `labels`.
 
     Raises:
-        TypeError: If the labels aren't floating: one-hot integers can't be smoothed in place.
+        TypeError: If the labels aren't floating: one-hot integers can't represent smoothed labels.
 
     Example:
         >>> import jax.numpy as jnp

@@ -56,7 +56,7 @@ def _frames(logits: jax.Array, padded: jax.Array, labels: jax.Array, blank_id: i
 
 
 def _arrive(blank: jax.Array, emit: jax.Array) -> jax.Array:
-    """The scores after `n` labels, ending in a blank or in the n-th label."""
+    """The scores after `n` labels, for alignments that end in a blank or in the n-th label."""
     return jnp.concatenate([blank[:, :1], jnp.logaddexp(blank[:, 1:], emit)], axis=1)
 
 
@@ -83,12 +83,13 @@ def ctc_loss_with_forward_probs(
         labels: Integers `[B, N]`.
         label_paddings: `[B, N]`; nonzero for padding labels. Padding is at the end.
         blank_id: The class :math:`\epsilon` of the blank.
-        log_epsilon: The value for the logarithm of 0: a sequence that can't be aligned (more labels
-            than frames) has about the loss `-log_epsilon`.
+        log_epsilon: The value used for the logarithm of 0: the loss of a sequence that can't be
+            aligned (more labels than frames) is about `-log_epsilon`.
 
     Returns:
-        The losses `[B]`; :math:`\log \alpha^\epsilon`, `[T, B, N + 1]`, whose last frame has the
-        sum of both; :math:`\log \alpha^\ell`, `[T, B, N]`. All at least float32.
+        The losses `[B]`; :math:`\log \alpha^\epsilon`, `[T, B, N + 1]`, whose last frame contains
+        the logarithm of the sum of both; :math:`\log \alpha^\ell`, `[T, B, N]`. All at least
+        float32.
 
     Raises:
         TypeError: If the logits aren't floating or the labels aren't integers.
@@ -154,11 +155,11 @@ def ctc_loss(
         labels: Integers `[B, N]`.
         label_paddings: `[B, N]`; nonzero for padding labels. Padding is at the end.
         blank_id: The class of the blank.
-        log_epsilon: The value for the logarithm of 0: a sequence that can't be aligned (more labels
-            than frames) has about the loss `-log_epsilon`.
+        log_epsilon: The value used for the logarithm of 0: the loss of a sequence that can't be
+            aligned (more labels than frames) is about `-log_epsilon`.
 
     Returns:
-        The losses `[B]`, of every sequence; at least float32.
+        The losses `[B]`, one per sequence; at least float32.
 
     Raises:
         TypeError: If the logits aren't floating or the labels aren't integers.

@@ -109,7 +109,7 @@ def log_cosh(predictions: Any, targets: Any = None) -> jax.Array:
     r"""The logarithm of the hyperbolic cosine of the error: :math:`\log \cosh(\hat y - y)`.
 
     The loss is about :math:`\tfrac12 e^2` for small errors and :math:`|e| - \log 2` for large
-    errors, and accurate in all digits for both.
+    errors, and is computed to full precision for both.
 
     Args:
         predictions: :math:`\hat y`, floating, of any shape.
@@ -137,7 +137,7 @@ def _inputs(name: str, axis: Any, where: Any, **arrays: Any) -> tuple[jax.Array,
 
 
 def _log(p: jax.Array) -> jax.Array:
-    """A logarithm with 0 and derivative 0 at 0: it is multiplied by `p`."""
+    """A logarithm that is 0 with derivative 0 at 0, for products `p log p`."""
     return jnp.log(jnp.where(p == 0, jnp.ones_like(p), p))
 
 
@@ -148,7 +148,7 @@ def kl_divergence(
 
     .. math:: \mathrm{KL}(p \,\|\, q) = \sum_i p_i \left( \log p_i - \log q_i \right)
 
-    Terms with :math:`p_i = 0` are zero, also where :math:`q_i = 0`.
+    Terms with :math:`p_i = 0` are zero, even if :math:`q_i = 0`.
 
     Args:
         log_predictions: :math:`\log q`, floating.
@@ -178,7 +178,7 @@ def kl_divergence(
 def kl_divergence_with_log_targets(
     log_predictions: Any, log_targets: Any, axis: Any = -1, where: Any = None
 ) -> jax.Array:
-    r"""The Kullback-Leibler divergence of distributions from their logarithms.
+    r"""The Kullback-Leibler divergence of two distributions, given by their logarithms.
 
     .. math:: \mathrm{KL}(p \,\|\, q) = \sum_i e^{\log p_i} \left( \log p_i - \log q_i \right)
 
@@ -218,7 +218,7 @@ def kl_divergence_with_log_targets(
 def generalized_kl_divergence(
     log_predictions: Any, targets: Any, axis: Any = -1, where: Any = None
 ) -> jax.Array:
-    r"""The Kullback-Leibler divergence of measures that need not sum to one.
+    r"""The Kullback-Leibler divergence of measures whose sums needn't be one.
 
     .. math:: \mathrm{KL}(p \,\|\, q) = \sum_i p_i \log \frac{p_i}{q_i} - p_i + q_i
 

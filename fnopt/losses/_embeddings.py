@@ -70,7 +70,7 @@ def cosine_similarity(
     .. math:: \cos(\hat y, y) = \frac{\hat y^\top y}
               {\max(\|\hat y\|, \sqrt\epsilon)\, \max(\|y\|, \sqrt\epsilon)}
 
-    A vector of zeros has no direction: its cosine is 0, with derivative 0.
+    The cosine of a zero vector, which has no direction, is 0, with derivative 0.
 
     Args:
         predictions: :math:`\hat y`, floating, vectors along `axis`.
@@ -174,7 +174,7 @@ def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> jax.Array:
 
 
 def _logsumexp(x: jax.Array, where: jax.Array) -> jax.Array:
-    """Masked logsumexp over the last axis; very negative for an empty mask."""
+    """Masked logsumexp over the last axis; a large negative number for an empty mask."""
     some = jnp.any(where, axis=-1)
     shown = where | ~some[:, None]
     total = jax.nn.logsumexp(jnp.where(shown, x, -jnp.inf), axis=-1)
@@ -192,7 +192,7 @@ def triplet_margin_loss(
     margin: Any = 1.0,
     eps: Any = 1e-6,
 ) -> jax.Array:
-    r"""The triplet margin loss: anchors nearer to their positives than to their negatives.
+    r"""The triplet margin loss, small if anchors are closer to positives than to negatives.
 
     .. math:: \ell = \max\left( 0,\, d(a, p) - d(a, n) + m \right), \qquad
               d(x, y) = \Bigl( \sum_i |x_i - y_i|^q + \epsilon \Bigr)^{1/q}
@@ -202,7 +202,7 @@ def triplet_margin_loss(
         positives: :math:`p`, of the same shape.
         negatives: :math:`n`, of the same shape.
         axis: The axis of the vectors.
-        norm_degree: :math:`q`, at least 1; of the absolute differences.
+        norm_degree: :math:`q`, at least 1, the degree of the norm.
         margin: :math:`m`.
         eps: :math:`\epsilon`, which keeps the derivative finite where two vectors are equal.
 
@@ -236,7 +236,7 @@ def triplet_margin_loss(
 
 
 def _distance(x: jax.Array, axis: Any, degree: Any, eps: Any) -> jax.Array:
-    """The norm of the given degree, over the largest entry: its powers might overflow."""
+    """The norm of the given degree, computed relative to the largest entry to avoid overflow."""
     degree = jnp.asarray(degree, x.dtype)
     least = jnp.asarray(eps, x.dtype) ** (1 / degree)
     size = jnp.abs(x)

@@ -17,7 +17,7 @@ def floats(name: str, **arrays: Any) -> tuple[Any, ...]:
 
     The first argument is the model's prediction and must be floating; the others may be integers or
     bools. The arguments must broadcast to the shape of one of them, because a column and a row
-    would give every pair.
+    would otherwise give a matrix of all pairs.
     """
     given = {k: jnp.asarray(x) for k, x in arrays.items() if x is not None}
     first = next(iter(given))
@@ -68,7 +68,7 @@ def class_labels(name: str, labels: Any, shape: tuple[int, ...]) -> jax.Array:
 
 
 def mask(where: Any, shape: Any, axis: Any) -> jax.Array | None:
-    """Broadcast `where` to bools of a shape, also a mask without the reduced axes."""
+    """Broadcast `where`, which may lack the reduced axes, to bools of a shape."""
     if where is None:
         return None
     where = jnp.asarray(where)
@@ -108,7 +108,7 @@ def _axes(axis: Any, ndim: int) -> tuple[int, ...]:
 
 
 def move_axes_last(x: jax.Array, axis: Any) -> jax.Array:
-    """Merge the axes to reduce (an int, several, or None for all) into one last axis."""
+    """Merge the axes to reduce (one, several, or all for None) into one last axis."""
     reduced = _axes(axis, x.ndim)
     others = tuple(a for a in range(x.ndim) if a not in reduced)
     moved = x.transpose(others + reduced)
@@ -117,13 +117,13 @@ def move_axes_last(x: jax.Array, axis: Any) -> jax.Array:
 
 @jax.custom_jvp
 def log_softmax(x: jax.Array) -> jax.Array:
-    r"""The logarithm of the softmax over the last axis, accurate also for results near 0.
+    r"""The logarithm of the softmax over the last axis, accurate even for results near 0.
 
     .. math:: \log p_i = x_i - m - \mathrm{log1p}\Bigl(\sum_{x_j < m} e^{x_j - m} + k - 1\Bigr)
 
-    where :math:`m` is the maximum, which occurs :math:`k` times. The plain formula adds 1 to the
-    sum, which loses all terms below the rounding error of 1. Rows that are entirely minus infinity
-    are unchanged.
+    where :math:`m` is the maximum, which occurs :math:`k` times. The usual formula includes the
+    maximum's term 1 in the sum, which loses all terms below the rounding error of 1. Rows in which
+    all entries are minus infinity are returned unchanged.
     """
     if x.shape[-1] == 0:
         return x

@@ -48,7 +48,7 @@ def hinge_loss(predictor_outputs: Any, targets: Any) -> jax.Array:
 
 
 def perceptron_loss(predictor_outputs: Any, targets: Any) -> jax.Array:
-    r"""The perceptron's loss, element by element: :math:`\max(0, -y\, \hat y)`.
+    r"""The perceptron loss, element by element: :math:`\max(0, -y\, \hat y)`.
 
     Args:
         predictor_outputs: :math:`\hat y`, floating scores of any shape.
@@ -107,7 +107,7 @@ def multiclass_hinge_loss(scores: Any, labels: Any) -> jax.Array:
 
 
 def multiclass_perceptron_loss(scores: Any, labels: Any) -> jax.Array:
-    r"""The perceptron's loss for many classes: :math:`\max_i x_i - x_c`.
+    r"""The perceptron loss for many classes: :math:`\max_i x_i - x_c`.
 
     Args:
         scores: :math:`x`, floating; the classes are on the last axis.
@@ -157,8 +157,8 @@ def ranking_softmax_loss(
         labels: Relevances :math:`y`, of the same shape.
         where: A bool mask `[..., n]` of the valid items; other items are ignored.
         weights: Weights :math:`w`, of the same shape; None uses 1.
-        reduce_fn: The reduction of the lists' losses, called with `where=` (lists with at least one
-            item); None returns one loss per list.
+        reduce_fn: The reduction over the lists' losses, called with `where=` (a mask of the lists
+            with at least one item); None returns one loss per list.
 
     Returns:
         The reduced loss, or `[...]` losses; at least float32. The mean over zero lists is 0.
@@ -196,15 +196,16 @@ def make_fenchel_young_loss(max_fun: Callable[..., Any]) -> Callable[..., jax.Ar
               F(x) = \max_{y \in \mathcal C} \langle y, x \rangle - \Omega(y)
 
     The gradient of the loss is :math:`\hat y(x) - y`, where :math:`\hat y` is the maximizer. (The
-    constant :math:`\Omega(y)` is omitted.) Log-sum-exp as `max_fun` gives the cross entropy. A
-    maximum smoothed by `fnopt.discrete.make_perturbed_fun` gives a loss for structured prediction.
+    constant :math:`\Omega(y)` is omitted.) With log-sum-exp as `max_fun` it is the cross entropy.
+    With a maximum smoothed by `fnopt.discrete.make_perturbed_fun` it is a loss for structured
+    prediction.
 
     Args:
         max_fun: :math:`F`, from scores `[n]` and further arguments to a scalar.
 
     Returns:
         A function `(scores [..., n], targets [..., n], *args, **kwargs) -> losses [...]`; further
-        arguments go to `max_fun`.
+        arguments are passed to `max_fun`.
 
     Raises:
         TypeError: If `max_fun` isn't a function, or scores aren't floating.
@@ -274,7 +275,7 @@ def multiclass_sparsemax_loss(scores: Any, labels: Any) -> jax.Array:
     .. math:: \ell(x, c) = p^\top (x - x_c \mathbf 1) + \tfrac12 (1 - \|p\|^2), \qquad
               p = \operatorname*{argmin}_{q \in \Delta} \|q - x\|^2
 
-    The loss is zero if the score of the labelled class exceeds all others by at least 1.
+    The loss is zero if the score of the labelled class exceeds all other scores by at least 1.
 
     Args:
         scores: :math:`x`, floating; the classes are on the last axis.

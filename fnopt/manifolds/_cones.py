@@ -81,8 +81,8 @@ class Probabilities(Manifold):
     .. math:: \mathrm{retract}(x, v)_i = x_i e^{v_i} \Big/ \sum_j x_j e^{v_j}
 
     The metric is Aitchison's metric of log-ratios, in which the simplex is flat. A step never
-    reaches 0. If the solution has zeros, the iterates approach it, and solvers report the vanishing
-    entries as undetermined.
+    reaches 0. If the solution contains zeros, the iterates approach it, and solvers report the
+    vanishing entries as undetermined.
 
     Example:
         >>> import jax.numpy as jnp
@@ -111,7 +111,7 @@ class Probabilities(Manifold):
         return change - jnp.mean(change, axis=-1, keepdims=True)
 
     def nearest(self, y: jax.Array) -> jax.Array:
-        """Entries bounded below by the machine epsilon, divided by their sum."""
+        """Entries, at least the machine epsilon, divided by their sum."""
         y = jnp.maximum(y, jnp.asarray(jnp.finfo(y.dtype).eps, y.dtype))
         return y / jnp.sum(y, axis=-1, keepdims=True)
 

@@ -208,9 +208,9 @@ def _transpose(x: jax.Array) -> jax.Array:
 def complement(x: jax.Array, b: jax.Array) -> jax.Array:
     r""":math:`X_\perp B` for an orthonormal basis :math:`X_\perp` of the complement of `x`.
 
-    The basis comes from the block reflection :math:`I - W (I + H)^{-1} W^\top`, which maps `x` to
-    the first unit vectors. :math:`U H` is the polar decomposition of the first rows of `x`, and `W`
-    is `x` with `U` added to these rows. Derivatives treat the basis as constant.
+    The basis consists of columns of the block reflection :math:`I - W (I + H)^{-1} W^\top`, which
+    maps `x` to the first unit vectors. :math:`U H` is the polar decomposition of the first rows of
+    `x`, and `W` is `x` with `U` added to these rows. Derivatives treat the basis as constant.
 
     Args:
         x: Orthonormal columns, `[..., n, p]`.
@@ -234,7 +234,7 @@ UnitVector = Sphere()
 """Vectors of length 1, `[..., n]`; see :class:`fnopt.manifolds.Sphere`."""
 
 Oblique = Sphere(None)
-"""Vectors that keep their length, such as the rows of a matrix; :class:`fnopt.manifolds.Sphere`."""
+"""Vectors of constant length, such as the rows of a matrix; :class:`fnopt.manifolds.Sphere`."""
 
 Stiefel = OrthonormalFrames()
 """Orthonormal columns, `[..., n, p]`; see :class:`fnopt.manifolds.OrthonormalFrames`."""

@@ -18,8 +18,8 @@ class RigidMotions(Manifold):
 
     Tangents are `(u, omega)`, a translation and a rotation vector in the frame of the pose: `[...,
     6]` in space, `[..., 3]` in the plane. To first order the retraction equals the exponential map
-    of the group, so both have the same covariances of tangents. `local` is the inverse of the
-    retraction; it measures a relative pose as g2o and GTSAM's `Pose2` do.
+    of the group, so both give the same covariances of tangents. `local` is the inverse of the
+    retraction, and defines relative poses in the same way as g2o and GTSAM's `Pose2`.
 
     Args:
         size: The dimension of the space, 2 or 3.

@@ -27,7 +27,7 @@ class on(Value):
     Args:
         manifold: The manifold, such as `fnopt.manifolds.SO3`.
         value: An array of points: the last axes hold one point, the leading axes are batch axes.
-            Concrete (not traced) points must lie on the manifold, up to half of the digits of the
+            Concrete (not traced) points must lie on the manifold, to half of the digits of the
             dtype.
 
     Raises:
@@ -113,8 +113,8 @@ def map_points(fn: Any, params: Any, *rest: Any) -> Any:
     Args:
         fn: The function.
         params: A tree.
-        rest: Trees with the structure of `params`. Leaves without a manifold come from the last
-            tree.
+        rest: Trees with the structure of `params`. Leaves without a manifold are taken from the
+            last tree.
     """
 
     def map_node(node: Any, *others: Any) -> Any:
@@ -138,7 +138,7 @@ def in_tangents(params: Any) -> Any:
 
 
 def along_tangents(params: Any, tangents: Any) -> Any:
-    """Move params along tangent coordinates, which take the place of points in the second tree."""
+    """Move params along tangent coordinates, which replace the points in the second tree."""
 
     def moved(manifold: Manifold, x: Any, c: Any) -> jax.Array:
         x = jnp.asarray(x)

@@ -24,8 +24,9 @@ class RiemannianState(NamedTuple):
 class riemannian(Wrapper):
     r"""Run an optimizer in the tangent spaces of parameters on manifolds.
 
-    `riemannian` must be the outermost transform. A later transform, as in `chain(riemannian(sgd),
-    scale(0.5))`, moves the params off their manifold, and fnopt can't detect this.
+    `riemannian` must be the outermost transform. With a later transform, as in
+    `chain(riemannian(sgd), scale(0.5))`, the params leave their manifold, and fnopt can't detect
+    this.
 
     .. math:: v = \mathrm{inner}(DR_x(0)^\top g), \qquad u = R_x(v) - x
 
@@ -37,9 +38,9 @@ class riemannian(Wrapper):
 
     Slots that average gradients (momentum, `mu`) are first transported to the current point, so SGD
     with momentum is exactly Riemannian. Elementwise averages of squares are not transported.
-    Methods such as Adam therefore approximate those of Bécigneul and Ganea, which have one average
-    of squares per point. The state of another library's optimizer isn't transported; its momentum
-    is projected in use.
+    Methods such as Adam therefore approximate the methods of Bécigneul and Ganea, which have one
+    average of squares per point. The state of another library's optimizer isn't transported;
+    instead the retraction projects its updates onto the tangent space.
 
     Args:
         inner: The optimizer, of fnopt or any (init, update) pair.

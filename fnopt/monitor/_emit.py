@@ -18,7 +18,7 @@ from fnopt.monitor._writers import check_sink, warn_once
 from fnopt.numerics import is_inexact, safe_increment
 
 Sink = Callable[[dict[str, Any]], Any]
-"""What takes the records: a function of one flat dict."""
+"""A receiver of records: a function of one flat dict."""
 
 
 def _entries(metrics: Any, path: str) -> Iterator[tuple[str, Any]]:
@@ -32,11 +32,11 @@ def _entries(metrics: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 def record_of(step: Any, metrics: Any) -> dict[str, Any]:
-    """Flatten metrics on the host to a dict of plain numbers.
+    """Flatten metrics, on the host, to a dict of plain numbers.
 
     Args:
         step: The number of the step.
-        metrics: A dict of numbers, `Health`s and further dicts; or a `Health`.
+        metrics: A dict of numbers, `Health`s and nested dicts; or a `Health`.
 
     Returns:
         A dict with `'step'` first; nested names are joined by `/`. Scalars are Python numbers,
@@ -78,14 +78,15 @@ def emit(sink: Sink, step: Any, metrics: Callable[[], Any], *, every: int = 1) -
     On all other steps nothing is computed and nothing is sent. Delivery is asynchronous and may
     reorder records (each has its step): call `jax.effects_barrier()` before reading the records of
     the sink. Under `jax.vmap` there is one record for each batch member, and the metrics are
-    computed in every step, since a batched condition becomes a select. A sink that raises (the disk
-    is full) doesn't end the program: it causes one warning, and later records are still sent.
+    computed in every step, since a batched condition becomes a select. If a sink raises an
+    exception (because the disk is full, for example), the program continues with one warning, and
+    later records are still sent.
 
     Args:
-        sink: Takes one flat dict, as `record_of` makes it: a function, a `JsonLines`, a
-            `TensorBoard`, a `Progress`, or several by `tee`.
+        sink: Receives one flat dict (see `record_of`): a function, a `JsonLines`, a `TensorBoard`,
+            a `Progress`, or several sinks combined by `tee`.
         step: The number of the step, an integer scalar.
-        metrics: A function without arguments that gives a dict of numbers, `Health`s and further
+        metrics: A function without arguments that returns a dict of numbers, `Health`s and nested
             dicts, or a `Health`.
         every: Sends the steps 0, `every`, 2 `every`, ...
 
@@ -145,8 +146,9 @@ class emit_health(Transformation):
     It applies `emit` to `health` as a transform, for training loops whose step you can't edit.
 
     Args:
-        sink: Takes one flat dict: `{'step': 200, 'norm/dense/kernel': 0.3, ...}`.
-        every: Sends the updates 0, `every`, 2 `every`, ...; between them nothing is computed.
+        sink: Receives one flat dict: `{'step': 200, 'norm/dense/kernel': 0.3, ...}`.
+        every: Sends the updates 0, `every`, 2 `every`, ...; in all other updates nothing is
+            computed.
         stats: The statistics, as for `health`.
         groups: The groups of leaves, as for `health`.
 

@@ -25,7 +25,7 @@ class Flag(enum.IntEnum):
         EXPLODING: The gradient norm is far above its usual value.
         NONFINITE: The gradient contains NaN or infinities.
         VANISHING: The gradient is negligible relative to the largest gradient of a layer.
-        HALF_DEAD: Half of the gradient's elements or more are zero.
+        HALF_DEAD: At least half of the gradient's elements are zero.
 
     Example:
         >>> from fnopt.monitor import Flag
@@ -119,23 +119,22 @@ class health_flags(Value):
     A group is *vanishing* if its gradient is negligible relative to the largest group,
     :math:`r_\ell \le v \max_k r_k`, as in the first of many saturating layers. A group is *half
     dead* if at least half of its elements are exactly zero, as after units that are never active;
-    this flag needs `zeros` among the statistics. A batch of one example leaves half of all
-    rectified units
-    inactive: raise `zeros` for such batches.
+    this flag needs `zeros` among the statistics. With a batch of one example, half of all rectified
+    units are inactive: increase `zeros` for such batches.
 
     A bias is dead or vanishing only if the weights of its layer are dead or vanishing. Biases of
-    attention keys and biases before a normalisation never have a gradient. Weights are half dead
-    only if their bias is half dead. A matrix without a bias is never half dead: unused rows of an
-    embedding and inputs that are always zero aren't dead units.
+    attention keys and biases before a normalisation always have a zero gradient. Weights are half
+    dead only if their bias is half dead. A matrix without a bias is never half dead: unused rows of
+    an embedding and inputs that are always zero aren't dead units.
 
     :math:`\bar n_\ell` is an exponential geometric mean over the observations that were neither
-    zero nor flagged. It rises and never falls, so that fluctuations of a converging fit raise no
-    flag, and it is at least a tenth of the median group's value. Both tests, except for the
-    absolute limit, are independent of the scale of the loss.
+    zero nor flagged. It never decreases, so fluctuations of a converging fit don't raise a flag,
+    and it is at least a tenth of the median group's value. Both tests, except for the absolute
+    limit, are independent of the scale of the loss.
 
-    A flag is raised after `patience` consecutive observations of its condition. It is lowered after
-    as many consecutive observations beyond the threshold by the factor `release`. The flag for
-    infinite or NaN elements is raised at once.
+    A flag is raised after `patience` consecutive observations of its condition. It is cleared after
+    as many consecutive observations that are beyond the threshold by the factor `release`. The flag
+    for infinite or NaN elements is raised at once.
 
     `health_flags` is a pair of pure functions: `init(groups)` and `update(health, state)`.
 
@@ -143,11 +142,12 @@ class health_flags(Value):
         dead: :math:`d`, fraction of the median root mean square.
         exploding: :math:`e`, multiple of the group's usual norm.
         limit: :math:`c`, the absolute limit of the norm.
-        release: The factor beyond the threshold at which an observation counts as recovered.
+        release: The factor by which an observation must be beyond the threshold to count as
+            recovered.
         decay: Decay of the usual norm for each observation.
         vanishing: :math:`v`, fraction of the largest root mean square.
         zeros: Fraction of zeros above which a group is half dead.
-        patience: The number of consecutive observations that raise or lower a flag.
+        patience: The number of consecutive observations that raise or clear a flag.
 
     Example:
         >>> import jax.numpy as jnp
@@ -287,7 +287,7 @@ def is_dead(h: Thresholds, rms: jax.Array, present: jax.Array) -> tuple[jax.Arra
     """Whether each group is dead, and whether it has clearly recovered.
 
     The median is over the finite groups that have elements. If most groups are zero, the median is
-    zero too; these groups are still found, since zero is not above zero.
+    zero too. These groups are still detected, because the comparison includes equality.
     """
     counts = present & jnp.isfinite(rms)
     median = _median(rms, counts)

@@ -1,4 +1,4 @@
-"""Groups of leaves that are measured together, and the biases of weights."""
+"""Groups of leaves that are measured together, and the pairing of weights and biases."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fnopt.errors import is_integer, leaves_with_names, matches, names_text, whe
 from fnopt.numerics import is_inexact
 
 REST = "other"
-"""The group of the leaves that no pattern matches."""
+"""The name of the group of all leaves that no pattern matches."""
 
 Groups = None | int | tuple[tuple[str, tuple[str, ...]], ...]
-"""Per leaf, by the first parts of the path, or by patterns with names."""
+"""The grouping: by leaf, by the first parts of the path, or by named patterns."""
 
 
 class Grouping(NamedTuple):
-    """The groups of the leaves of a tree; static, since the structure alone decides."""
+    """The groups of the leaves of a tree; static, because they depend only on its structure."""
 
     names: tuple[str, ...]
     sizes: tuple[int, ...]
@@ -46,9 +46,10 @@ def as_groups(given: Any) -> Groups:
     """Convert the argument `groups` to its hashable form.
 
     Args:
-        given: None makes every leaf a group. A number of path parts groups leaves by path (1 groups
-            all leaves under one top-level name). A list of patterns makes groups named by the
-            patterns. A mapping goes from name to pattern or patterns.
+        given: None makes every leaf a group. A number groups leaves by that many first parts of
+            their paths (1 groups all leaves under one top-level name). A list of patterns makes one
+            group per pattern, named after it. A mapping contains the pattern or patterns of each
+            group by name.
 
     Returns:
         None, the number, or pairs of a name and its patterns.
@@ -131,9 +132,9 @@ _MANY = 64  # sibling leaves: a layer has a handful, a list of parameters hundre
 def weights_of(names: tuple[str, ...], shapes: tuple[Shape | None, ...]) -> tuple[int, ...]:
     """For every bias the index of its weights; for other leaves their own index.
 
-    A bias is a sibling of its weights in the tree and has some of their axes: `[64]` beside `[128,
-    64]`, `[4, 16]` beside `[64, 4, 16]`. If several weights match, the most similar name wins: `b1`
-    belongs to `w1`.
+    A bias is a sibling of its weights in the tree and has some of their axes: `[64]` for weights
+    `[128, 64]`, `[4, 16]` for weights `[64, 4, 16]`. If several weights match, the weights with the
+    most similar name are taken: `b1` belongs to `w1`.
 
     Args:
         names: The paths of the leaves.
@@ -155,7 +156,7 @@ def biases_of(weights: Sequence[int], shapes: Sequence[Shape | None]) -> tuple[i
     """For every leaf, the bias whose zeros show how many units are inactive.
 
     The bias is the leaf itself if it is a vector or has weights, and `None` for matrices without a
-    bias. The zeros of such a matrix may come from unused rows of an embedding, or from inputs that
+    bias. The zeros of such a matrix may be due to unused rows of an embedding, or to inputs that
     are always zero.
     """
     first = {w: i for i, w in reversed([*enumerate(weights)]) if w != i}

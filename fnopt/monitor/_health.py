@@ -29,19 +29,19 @@ from fnopt.sharding import axis_names, check_axis_name, shards_over
 class Health:
     """Measurements of `health`: for each statistic an array over the groups, or None.
 
-    It is a pytree with static names, so `jax.jit`, `jax.vmap` and `jax.lax.scan` can return it, the
-    latter two with additional leading axes.
+    It is a pytree with static names, so it can be returned from `jax.jit`, `jax.vmap` and
+    `jax.lax.scan`; the latter two add leading axes.
 
     Attributes:
         names: The names of the groups; without `groups`, the names of the leaves.
         sizes: The number of elements of every group.
-        skipped: The names of the leaves that were skipped because they hold integers.
+        skipped: The names of the leaves that were skipped because they contain integers.
         shapes: The shape of every group that is a single leaf; None for other groups.
-        norm: Euclidean norm, `[groups]` (like all other statistics but the histogram).
+        norm: Euclidean norm, `[groups]` (like all other statistics except the histogram).
         max: Largest absolute value.
         mean: Mean; for complex leaves, the mean of the real part.
         rms: Root mean square.
-        ratio: Norm over the norm of the params; for updates, the relative step length.
+        ratio: Norm divided by the norm of the params; for updates, the relative step length.
         zeros: Fraction of elements that are exactly zero.
         nonfinite: Number of elements that are infinite or NaN.
         histogram: Number of elements in each bin of `histogram_edges()`, `[groups, 32]`.
@@ -129,8 +129,8 @@ def health(
         \text{rms} = \frac{\lVert g_\ell \rVert_2}{\sqrt{n_\ell}}, \quad
         \text{ratio} = \frac{\lVert g_\ell \rVert_2}{\lVert \theta_\ell \rVert_2}
 
-    Call it inside the jitted step. Only the requested statistics are computed; for 16-bit leaves,
-    in float32. Non-finite elements make the norm infinite or NaN, and `nonfinite` counts them.
+    Call it inside the jitted step. Only the requested statistics are computed, in float32 for
+    16-bit leaves. Non-finite elements make the norm infinite or NaN, and `nonfinite` counts them.
     Individual elements are tested only in steps with a nonfinite norm.
 
     Args:
@@ -138,22 +138,22 @@ def health(
             are skipped and listed in `skipped`.
         params: The params, a tree of the same structure; needed for the ratio.
         stats: The statistics to compute: some of `'norm'`, `'max'`, `'mean'`, `'rms'`, `'ratio'`,
-            `'zeros'`, `'nonfinite'`, `'histogram'`. By default norm, nonfinite, and the ratio if
-            there are params.
+            `'zeros'`, `'nonfinite'`, `'histogram'`. By default the norm, `'nonfinite'`, and the
+            ratio if params are given.
         groups: The groups of leaves. None: every leaf is a group; a number `n`: leaves whose paths
-            share the first `n` parts form a group; a list of patterns (`'encoder'`, `'*/bias'`) or
-            a dict from name to pattern or patterns: a leaf is in the first group that matches,
-            otherwise in the group `'other'`.
+            share the first `n` parts form a group; a list of patterns (`'encoder'`, `'*/bias'`), or
+            a dict from names to one or several patterns: a leaf is in the first group that matches,
+            else in the group `'other'`.
         axis_name: Inside `jax.shard_map`, the named axis, or several, over which every leaf is
-            divided into equal parts (FSDP): the statistics are then those of whole leaves, equal on
-            all devices. Gradients of a sharded batch are whole arrays: average them over devices
-            first.
+            split into equal parts (FSDP). The statistics are then computed for whole leaves, and
+            are equal on all devices. Gradients of a sharded batch are whole arrays: average them
+            over devices first.
 
     Returns:
         A `Health`: the statistics with the names of the groups.
 
     Raises:
-        ValueError: If the tree has no floating leaf, a pattern fits no leaf, a statistic is
+        ValueError: If the tree has no floating leaf, a pattern matches no leaf, a statistic is
             unknown, or the ratio is requested without params.
 
     Example:

@@ -76,10 +76,10 @@ def _choose(tx: Transformation, state: Any, name: str | None) -> tuple[Any, Reco
 def health_history(
     tx: Transformation, state: Any, params: Any, *, name: str | None = None
 ) -> History:
-    """Read the history that `record_health` keeps in the state of an optimizer.
+    """Read the history that `record_health` stores in the state of an optimizer.
 
-    Call it outside `jax.jit`. From a state with additional axes (a `jax.vmap` over optimizers) take
-    one entry first: `jax.tree.map(lambda x: x[i], state)`.
+    Call it outside `jax.jit`. If the state has additional axes (from a `jax.vmap` over optimizers),
+    select one entry first: `jax.tree.map(lambda x: x[i], state)`.
 
     Args:
         tx: The optimizer.
@@ -91,7 +91,7 @@ def health_history(
         A `History` of the last recordings, oldest first.
 
     Raises:
-        ValueError: If there is no such recorder, the name doesn't single one out, or the groups of
+        ValueError: If there is no such recorder, several recorders have the name, or the groups of
             the params differ from the recorded groups.
 
     Example:
@@ -139,7 +139,7 @@ def history_of(records: Iterable[Mapping[str, Any]], prefix: str = "") -> Histor
         A `History`, sorted by step. Missing entries of a record are NaN.
 
     Raises:
-        ValueError: If no record has any health.
+        ValueError: If no record contains a health statistic.
 
     Example:
         >>> from fnopt.monitor import history_of

@@ -27,13 +27,13 @@ from fnopt.numerics import (
 from fnopt.sharding import is_tracing, shard_axes
 
 STATISTICS = ("norm", "max", "mean", "rms", "ratio", "zeros", "nonfinite", "histogram")
-"""Everything that can be measured, in the order in which it is shown."""
+"""The names of all statistics, in display order."""
 
 CHEAP = ("norm", "ratio", "nonfinite")
-"""What is measured unless the user says otherwise: one pass over the gradients and the params."""
+"""The default statistics, which take one pass over the gradients and the params."""
 
 Arrays = list[jax.Array]
-"""Of every leaf that is looked at, in the order of the groups."""
+"""One entry for every measured leaf, in the order of the groups."""
 
 Rows = dict[str, jax.Array]
 """A statistic's name, and its value for every group: `[groups]`, or `[groups, BINS]`."""
@@ -59,7 +59,7 @@ def num_shards() -> int:
 
 
 class _Leaves:
-    """The leaves of a tree, ready to be measured; one method for each statistic."""
+    """The leaves of a tree to be measured, with one method for each statistic."""
 
     def __init__(self, own: Arrays, params: Arrays | None, grouping: Grouping) -> None:
         self.dtype, self.grouping, self.leaves = common_dtype(own), grouping, stack_alike(own)
@@ -67,7 +67,7 @@ class _Leaves:
         self.sizes = jnp.asarray([max(n, 1) * num_shards() for n in grouping.sizes], self.dtype)
 
     def _map_leaves(self, fn: Callable[[jax.Array], jax.Array]) -> jax.Array:
-        """`fn` of every leaf in its compute dtype: 16 bits would lose the sums."""
+        """Apply `fn` to every leaf in its compute dtype, because sums in 16 bits are inaccurate."""
         return map_stacks(self.leaves, lambda x: fn(widen(x)).astype(self.dtype))
 
     def join(self, values: jax.Array, add: Callable[..., Any] = jnp.sum) -> jax.Array:
@@ -91,7 +91,7 @@ class _Leaves:
         return map_stacks(found, lambda row: add(row, axis=0))
 
     def norms_of(self, leaves: list[ArrayStack]) -> jax.Array:
-        """The norm of every group, also where its square would be out of range."""
+        """The norm of every group, accurate even if its square is out of range."""
         group_of = np.repeat(np.arange(len(self.sizes)), list(map(len, self.grouping.members)))
 
         def square_leaf(x: jax.Array, scale: jax.Array | None = None) -> jax.Array:

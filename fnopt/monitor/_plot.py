@@ -24,7 +24,7 @@ MOST_LABELS = 50  # labels of 8 points, which are legible on the tallest figure 
 
 
 def by_depth(names: Sequence[str]) -> list[str]:
-    """Sort numbered siblings by number, `layer_2` before `layer_10`; else keep the order."""
+    """Sort numbered siblings by number (`layer_2` before `layer_10`); else keep the order."""
     ranks: dict[tuple[str, str], int] = {}
 
     def key(name: str) -> list[tuple[int, list[int]]]:
@@ -55,7 +55,7 @@ def _order_names(names: tuple[str, ...], order: Sequence[str] | None) -> list[st
 
 
 def _last_flags(history: History) -> np.ndarray:
-    """The last flag of every group; without recorded flags, those of the values alone."""
+    """The last flag of every group; computed from the values if no flags were recorded."""
     if "flag" in history.values:
         return history.values["flag"][-1]
     norm = history.values["norm"][-1] if "norm" in history.values else np.ones(len(history.names))
@@ -63,7 +63,7 @@ def _last_flags(history: History) -> np.ndarray:
 
 
 def _layers(history: History, stat: str, rows: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """The drawn figures, `[groups, times]`: numbers (masked where they say nothing), and flags."""
+    """The data to draw, `[groups, times]`: numbers (masked if meaningless), and flags."""
     values = history.values[stat][:, rows].T.astype(float)
     dead = values == 0 if stat in LOGARITHMIC else np.zeros(values.shape, bool)
     flags = np.where(~np.isfinite(values), Flag.NONFINITE, np.where(dead, Flag.DEAD, Flag.FINE))
@@ -77,7 +77,7 @@ def _layers(history: History, stat: str, rows: list[int]) -> tuple[np.ndarray, n
 
 
 def _edges(steps: np.ndarray) -> np.ndarray:
-    """Edges of the columns, half way between the steps."""
+    """Edges of the columns, halfway between the steps."""
     if len(steps) == 1:
         return np.asarray([steps[0] - 0.5, steps[0] + 0.5])
     middles = (steps[1:] + steps[:-1]) / 2
@@ -99,18 +99,18 @@ def plot_gradient_flow(
 ) -> Any:
     """Draw one statistic of every layer over time as a heat map; needs matplotlib.
 
-    Rows are layers, columns steps, the colour is the logarithm (base 10) of the number. Dead layers
-    are black, infinite or NaN values pink. Labels on the right name the layers that are flagged at
-    the end.
+    Rows are layers, columns are steps, and colours show the logarithm (base 10) of the statistic.
+    Dead layers are black; infinite or NaN values are pink. Labels on the right name the layers that
+    have a flag at the end.
 
     Args:
         history: A `History` from `health_history` or `history_of`.
         stat: The statistic to draw: `'norm'`, `'rms'`, `'ratio'`, `'max'`; `'mean'`, `'zeros'` and
-            `'nonfinite'` are drawn without logarithm.
+            `'nonfinite'` are drawn without a logarithm.
         order: Patterns of names from top to bottom (`['embedding', 'layers', 'head']`); names
-            without a match come last. By default the order of the tree, with numbered layers sorted
-            by number.
-        ax: The axes to draw into; by default a new figure of fitting size.
+            without a match come last. By default, the order of the tree, with numbered layers
+            sorted by number.
+        ax: The axes to draw into; by default, a new figure of suitable size.
 
     Returns:
         The axes.

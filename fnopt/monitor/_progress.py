@@ -14,7 +14,7 @@ from fnopt.monitor._writers import Record, Writer, step_of
 
 
 class Progress(Writer):
-    """A progress line with throughput and metrics, by tqdm if installed, else as plain text.
+    """A progress line with throughput and metrics: by tqdm if it is installed, else plain text.
 
     Call it with one record per step, or pass it to a solver: `minimize(...,
     callback=Progress(200))`.
@@ -22,8 +22,8 @@ class Progress(Writer):
     Args:
         total: The total number of steps; None if unknown.
         examples: The number of examples (tokens, ...) per step; if given, their rate is shown too.
-        show: The names of the metrics to show; by default all scalars, up to four.
-        seconds: The minimum time between two plain lines; tqdm has its own interval.
+        show: The names of the metrics to show; by default, the first four scalars.
+        seconds: The minimum time between two lines of plain text; tqdm uses its own interval.
         tqdm: Whether to use tqdm; None uses tqdm if it can be imported.
         file: The file to write to; standard error by default.
 
@@ -63,7 +63,7 @@ class Progress(Writer):
         self._bar = _bar(total, tqdm, file)
 
     def __call__(self, record: Any) -> None:
-        """Take one record, or the `StepInfo` of a solver's callback; records may skip steps."""
+        """Process one record, or the `StepInfo` of a solver's callback; records may skip steps."""
         if hasattr(record, "_asdict"):
             numbers = {k: v for k, v in record._asdict().items() if k not in ("step", "params")}
             record = {"step": record.step - 1, **numbers}
@@ -83,7 +83,7 @@ class Progress(Writer):
         self._done = done
 
     def _rate(self, now: float, done: int) -> float | None:
-        """Steps per second since the first record, so without compilation."""
+        """Steps per second since the first record, which excludes compilation."""
         assert self._first is not None
         start, first = self._first
         return (done - first) / (now - start) if done > first and now > start else None
@@ -117,7 +117,7 @@ class Progress(Writer):
         super().__exit__(kind, error, trace)
 
     def close(self) -> None:
-        """Show the last record, if it isn't shown yet."""
+        """Show the last record, if it hasn't been shown."""
         if self._bar is not None:
             left = (self.total or 0) - self._done
             self._bar.update(left if 0 < left < self._stride else 0)  # steps without a record

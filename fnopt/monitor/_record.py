@@ -1,4 +1,4 @@
-"""Transforms that keep measurements of the updates in their state."""
+"""Transforms that store measurements of the updates in their state."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class RecordHealthState(NamedTuple):
     Attributes:
         count: The number of updates so far, int32.
         flags: The state of the flags.
-        ring: A dict from statistics to arrays `[size, groups, ...]`; entry `i` of the ring holds
-            the latest of the recordings `i`, `i + size`, .... `'flag'` holds `Flag` codes.
+        ring: A dict from statistics to arrays `[size, groups, ...]`; entry `i` of the ring contains
+            the latest of the recordings `i`, `i + size`, .... `'flag'` contains `Flag` codes.
     """
 
     count: jax.Array
@@ -33,18 +33,20 @@ class RecordHealthState(NamedTuple):
 
 
 class record_health(Transformation):
-    r"""Pass updates through unchanged, and keep the health of the last steps in the state.
+    r"""Pass updates through unchanged, and store the health of the last steps in the state.
 
     .. math:: u = g, \qquad s_{t+1} = s_t \cup \mathrm{health}(g_t)
 
-    First in a chain, it records the gradients; last in a chain, the updates, for which the ratio is
-    meaningful. The state is a ring buffer of fixed size, so it works in `jax.lax.scan`, `jax.jit`
-    and `jax.vmap`. It is saved with the rest of the optimizer's state. `health_history` reads it.
+    At the start of a chain it records the gradients; at the end, the updates, for which the ratio
+    is meaningful. The state is a ring buffer of fixed size, so it works in `jax.lax.scan`,
+    `jax.jit` and `jax.vmap`. It is saved with the rest of the optimizer's state. `health_history`
+    reads it.
 
     Args:
         size: The number of stored recordings.
-        every: Records the updates 0, `every`, 2 `every`, ...; between them nothing is computed.
-        stats: The statistics, as for `health`; the norm is always among them.
+        every: Records the updates 0, `every`, 2 `every`, ...; in all other updates nothing is
+            computed.
+        stats: The statistics, as for `health`; the norm is always included.
         groups: The groups of leaves, as for `health`.
         flags: The thresholds of the flags.
 
@@ -88,7 +90,7 @@ class record_health(Transformation):
     def update(
         self, updates: Any, state: RecordHealthState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, RecordHealthState]:
-        """Return the updates unchanged; every `every` steps the ring buffer gets one entry."""
+        """Return the updates unchanged, and record one entry every `every` steps."""
         if params is None and "ratio" in self.stats:
             raise ValueError(
                 f"{where()}the ratio needs the params: call update(updates, state, params), or "
@@ -147,19 +149,19 @@ class SnapshotState(NamedTuple):
 
 
 class snapshot(Transformation):
-    r"""Pass updates through unchanged, and keep a measurement of them in the state.
+    r"""Pass updates through unchanged, and store a measurement of them in the state.
 
     .. math:: u = g, \qquad s = m(g) \quad\text{or}\quad
               s_t = \frac{1 - \beta}{1 - \beta^t} \sum_{i \le t} \beta^{t-i}\, m(g_i)
 
-    First in a chain, it measures the gradients; last in a chain, the updates.
+    At the start of a chain it measures the gradients; at the end, the updates.
     `fnopt.tree.get(state, measure_name)` reads the measurement; before the first step it is zero.
 
     Args:
         measure_name: The name of the measurement in the state.
         measure: `measure(updates)` returns an array or a tree of arrays; it is traced.
         decay: :math:`\beta` of a bias-corrected average over the steps, in at least float32; by
-            default only the last measurement is kept.
+            default, only the last measurement is stored.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -178,7 +180,7 @@ class snapshot(Transformation):
     decay: Scalar | None = hyper(default=None, ge=0, lt=1)
 
     def init(self, params: Any) -> SnapshotState:
-        """Return zeros of the measurement's shapes."""
+        """Return zeros with the measurement's shapes."""
         shapes = jax.eval_shape(self.measure, params)
         # The measurement and its average are two arrays: a donated state may not contain an array
         # twice.

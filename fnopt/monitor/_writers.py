@@ -1,4 +1,4 @@
-"""Sinks that write: JSON lines, and TensorBoard event files; warnings on the host."""
+"""Sinks that write JSON lines and TensorBoard event files, and warnings on the host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WARNED: dict[int, Any] = {}  # objects by id; the references keep their ids uni
 
 
 def warn(message: str) -> None:
-    """Warn without ending the program: where warnings are errors, print the message."""
+    """Warn without ending the program: if warnings are errors, print the message instead."""
     try:
         warnings.warn(message, stacklevel=3)
     except UserWarning:  # a filter may turn warnings into errors
@@ -70,7 +70,7 @@ class Writer:
     """A sink with an open file: call it with records and close it at the end, or use `with`."""
 
     def __call__(self, record: Record) -> None:
-        """Take one record."""
+        """Process one record."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class Writer:
 
 
 def _as_json(value: Any) -> Any:
-    """Value for JSON, which has null in place of NaN and infinity."""
+    """Convert a value to JSON, with null in place of NaN and infinity."""
     if isinstance(value, np.ndarray):
         return [_as_json(x) for x in value.tolist()]
     if isinstance(value, list):
@@ -102,11 +102,11 @@ def _as_json(value: Any) -> Any:
 class JsonLines(Writer):
     """Append records to a file, one JSON object per line.
 
-    Every line is flushed, so that the records of a crashed run are complete. Nonfinite numbers are
+    Every line is flushed, so no records are lost if the program crashes. Nonfinite numbers are
     written as `null`, because JSON has no NaN.
 
     Args:
-        path: The file; folders are made, and an existing file is appended to.
+        path: The file. Missing folders are created, and an existing file is extended.
 
     Example:
         >>> import tempfile
@@ -134,7 +134,7 @@ class JsonLines(Writer):
         self._file.flush()
 
     def close(self) -> None:
-        """Close the file; on a full disk warn that records are lost."""
+        """Close the file; if the disk is full, warn that records are lost."""
         try:
             self._file.close()
         except OSError as error:  # an exception would end the program after the training
@@ -154,7 +154,7 @@ def read_json_lines(path: Any) -> list[dict[str, Any]]:
         One dict for each line; a last line truncated by a crash is skipped.
 
     Raises:
-        ValueError: If another line isn't JSON; the message names the line.
+        ValueError: If any other line isn't JSON; the message names the line.
 
     Example:
         >>> import tempfile
@@ -179,8 +179,8 @@ def read_json_lines(path: Any) -> list[dict[str, Any]]:
 class TensorBoard(Writer):
     """Write records as a TensorBoard event file; needs the tensorboardX package.
 
-    Numbers become scalars, histograms of `health` histograms over the logarithm (base 2) of the
-    magnitude. Other arrays are skipped.
+    Numbers become scalars; histograms of `health` become histograms of the logarithm (base 2) of
+    the magnitude. Other arrays are skipped.
 
     Args:
         folder: The run's folder, to pass to `tensorboard --logdir`.
@@ -200,7 +200,7 @@ class TensorBoard(Writer):
         self._writer = tensorboard.SummaryWriter(str(folder))
 
     def __call__(self, record: Record) -> None:
-        """Add one event for each entry."""
+        """Add one event for each entry of the record."""
         step = step_of(record, "TensorBoard")
         for name, value in record.items():
             if name == "step":

@@ -1,4 +1,4 @@
-"""Projections onto boxes, lines, planes, half-spaces, and boxes cut by a plane."""
+"""Projections onto boxes, lines, planes, half-spaces, and intersections of a box and a plane."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def projection_halfspace(x: Any, a: Any, b: Any) -> Any:
         b: A number.
 
     Returns:
-        A tree like `x`; a point inside is unchanged.
+        A tree like `x`; a point in the half-space is unchanged.
 
     Raises:
         TypeError: If a leaf isn't a floating or complex array.
@@ -164,7 +164,7 @@ def projection_box_section(x: Any, lower: Any, upper: Any, w: Any, c: Any) -> ja
               l \le y \le u, \; w^\top y = c
 
     The solution is :math:`y = \min(\max(x - \tau w, l), u)`; the multiplier :math:`\tau` is found
-    by bisection, and derivatives are those of the entries strictly between the bounds.
+    by bisection. Derivatives are computed for a fixed set of entries strictly between the bounds.
 
     Args:
         x: A vector `[n]`.
@@ -243,7 +243,7 @@ def _multiplier(x: Any, low: Any, high: Any, w: Any, c: Any) -> jax.Array:
 
 
 def _apply_bound(tree: Any, bound: Any, side: str) -> Any:
-    """Apply one bound: a number, or a tree prefix of bounds."""
+    """Apply one bound, which is a number or a tree prefix of bounds."""
 
     def branch(b: Any, part: Any) -> Any:
         if b is None:
@@ -269,7 +269,7 @@ def projection_box(tree: Any, lower: Any, upper: Any) -> Any:
     Args:
         tree: :math:`x`, a tree of real floating arrays.
         lower: :math:`l`: a number, a tree like `tree`, or a tree prefix, whose leaves apply to
-            whole branches; None means no bound.
+            whole subtrees; None means no bound.
         upper: :math:`u`, in the same form as `lower`.
 
     Returns:
@@ -277,7 +277,7 @@ def projection_box(tree: Any, lower: Any, upper: Any) -> Any:
 
     Raises:
         TypeError: If a leaf isn't a real floating array.
-        ValueError: If a bound doesn't fit its leaf.
+        ValueError: If a bound doesn't broadcast to its leaf.
 
     Example:
         >>> from fnopt.projections import projection_box

@@ -34,7 +34,7 @@ def simplex_of_rows(x: jax.Array, scale: jax.Array) -> jax.Array:
     r"""Project the rows of an array (last axis) onto :math:`\{y \ge 0, \sum y = s\}`.
 
     The derivative is taken for a fixed active set: :math:`\tau` is recomputed as the mean over the
-    entries that stay positive.
+    entries that remain positive.
     """
     if x.shape[-1] == 0:
         return x
@@ -78,7 +78,7 @@ def _project_to_l1_sphere(tree: Any, scale: jax.Array) -> tuple[Any, jax.Array]:
 
 
 def _project_to_ball(to_sphere: Any, tree: Any, scale: jax.Array) -> Any:
-    """Keep a tree inside of the ball, else project it onto the sphere."""
+    """Return a tree inside the ball unchanged; project any other tree onto the sphere."""
     sphere, inside = to_sphere(tree, scale)
     return select_tree(inside, tree, sphere)
 
@@ -114,11 +114,11 @@ def projection_simplex(tree: Any, scale: Any = 1) -> Any:
 
 
 def projection_l1_sphere(tree: Any, scale: Any = 1) -> Any:
-    r"""Project onto the 1-norm sphere, whose absolute values sum to `scale`.
+    r"""Project onto the 1-norm sphere, on which absolute values sum to `scale`.
 
     .. math:: \operatorname*{argmin}_y \|x - y\|_2 \quad \text{with} \quad \|y\|_1 = s
 
-    If several points are nearest (at zero), the result is the point with positive entries.
+    If several points are nearest (for an entry of zero), the result has positive entries.
 
     Args:
         tree: :math:`x`, a tree of real floating arrays, treated as one vector.
@@ -141,11 +141,11 @@ def projection_l1_sphere(tree: Any, scale: Any = 1) -> Any:
 
 
 def projection_l1_ball(tree: Any, scale: Any = 1) -> Any:
-    r"""Project onto the 1-norm ball, whose absolute values sum to at most `scale`.
+    r"""Project onto the 1-norm ball, in which absolute values sum to at most `scale`.
 
     .. math:: \operatorname*{argmin}_y \|x - y\|_2 \quad \text{with} \quad \|y\|_1 \le s
 
-    A point inside the ball is returned bitwise unchanged.
+    A point inside the ball is returned unchanged, bit for bit.
 
     Args:
         tree: :math:`x`, a tree of real floating arrays, treated as one vector.
@@ -185,8 +185,8 @@ def _scale_to_sphere(tree: Any, s: jax.Array) -> tuple[Any, jax.Array]:
 def projection_l2_sphere(tree: Any, scale: Any = 1) -> Any:
     r"""Project onto the Euclidean sphere of radius `scale`: :math:`s\, x / \|x\|_2`.
 
-    Zero, which is equally near to all points, is projected onto the point with equal positive
-    entries.
+    Zero, which is at the same distance from all points, is projected onto the point with equal
+    positive entries.
 
     Args:
         tree: :math:`x`, a tree of floating or complex arrays, treated as one vector.
@@ -213,7 +213,7 @@ def projection_l2_ball(tree: Any, scale: Any = 1) -> Any:
 
     .. math:: x\, \min\left( 1, \frac{s}{\|x\|_2} \right)
 
-    A point inside the ball is returned bitwise unchanged.
+    A point inside the ball is returned unchanged, bit for bit.
 
     Args:
         tree: :math:`x`, a tree of floating or complex arrays, treated as one vector.

@@ -82,10 +82,10 @@ def inner(tree_x: Any, tree_y: Any, dtype: Any) -> jax.Array:
 
 
 def length(tree: Any, dtype: Any) -> tuple[jax.Array, Any, jax.Array]:
-    """The scaled Euclidean norm, the tree over its largest entry, and this entry (the unit).
+    """The scaled Euclidean norm, the tree divided by its largest entry, and this entry (the unit).
 
-    In these units the square neither overflows nor underflows. The length of zeros is 0, with
-    derivative 0.
+    In these units the square neither overflows nor underflows. The length of a tree of zeros is 0,
+    with derivative 0.
     """
     top = largest_modulus(tree, real_dtype(dtype))
     unit = divide(tree, top)

@@ -44,7 +44,7 @@ def names_bad_leaf(fn: Callable[Given, Result]) -> Callable[Given, Result]:
 
 
 def promoted_dtype(*leaves: Any) -> Any:
-    """The common dtype of leaves by JAX's standard promotion rules, whatever the mode."""
+    """The common dtype of leaves by JAX's standard promotion rules, in every promotion mode."""
     with jax.numpy_dtype_promotion("standard"):  # mixes dtypes on purpose, also in strict mode
         return jnp.dtype(jnp.result_type(*leaves))
 
@@ -57,7 +57,8 @@ def compute_wide(fn: Callable[..., Any], dtype: Any, *leaves: Any) -> jax.Array:
 def scaled_dtype(scalar: Any, *leaves: Any) -> Any:
     """The dtype of leaves times a number, which never widens floating leaves.
 
-    A `bfloat16` leaf times a float32 number stays `bfloat16`; only a complex number changes it.
+    A `bfloat16` leaf times a float32 number remains `bfloat16`; only a complex number changes the
+    dtype.
     """
     dtype = promoted_dtype(*leaves)
     if jnp.issubdtype(dtype, jnp.inexact) and not jnp.iscomplexobj(scalar):
@@ -77,7 +78,7 @@ def _strong(x: Any) -> jax.Array:
 
 
 def _map_promoted(fn: Callable[..., Any], *trees: Any) -> Any:
-    """A function of leaves, in their common dtype."""
+    """Map a function over leaves, in their common dtype."""
     return jax.tree.map(lambda *xs: compute_wide(fn, promoted_dtype(*xs), *xs), *trees)
 
 
@@ -194,7 +195,7 @@ def scale(scalar: Any, tree: Any) -> Any:
 
 @names_bad_leaf
 def add_scale(tree_x: Any, scalar: Any, tree_y: Any) -> Any:
-    r"""A tree plus a number times another tree: :math:`x + a\, y`.
+    r"""The sum of a tree and a scaled tree: :math:`x + a\, y`.
 
     Args:
         tree_x: :math:`x`; a `None` in it stays `None`.
@@ -202,7 +203,7 @@ def add_scale(tree_x: Any, scalar: Any, tree_y: Any) -> Any:
         tree_y: :math:`y`, of the same structure.
 
     Returns:
-        A tree in the common dtypes of both trees; the product isn't rounded before the sum.
+        A tree in the common dtypes of both trees; the product isn't rounded before the addition.
 
     Example:
         >>> from fnopt import tree
@@ -221,7 +222,7 @@ def add_scale(tree_x: Any, scalar: Any, tree_y: Any) -> Any:
 
 @names_bad_leaf
 def where(condition: Any, tree_x: Any, tree_y: Any) -> Any:
-    r"""Choose elementwise between two trees, as `jnp.where`.
+    r"""Choose elementwise between two trees, like `jnp.where`.
 
     Args:
         condition: A bool, or bools that broadcast against every leaf.

@@ -132,7 +132,8 @@ def cast_like(tree: Any, other_tree: Any) -> Any:
 
     Args:
         tree: A tree of arrays.
-        other_tree: A tree of the same structure; leaves without an array there aren't cast.
+        other_tree: A tree of the same structure; leaves whose counterpart isn't an array aren't
+            cast.
 
     Returns:
         A tree of the structure of `tree`.
@@ -163,7 +164,7 @@ def dtype(tree: Any, mixed_dtype_handler: str | None = None) -> Any:
         A NumPy dtype; JAX's default float for an empty tree.
 
     Raises:
-        ValueError: If the leaves differ and there is no handler, or if there is no highest or
+        ValueError: If the dtypes differ and there is no handler, or if there is no highest or
             lowest dtype.
 
     Example:
@@ -195,7 +196,7 @@ def dtype(tree: Any, mixed_dtype_handler: str | None = None) -> Any:
 
 
 def _sort_dtypes(a: Any, b: Any) -> tuple[Any, Any]:
-    """The lower dtype and the higher one."""
+    """Sort two dtypes: the lower dtype, then the higher dtype."""
     both = promoted_dtype(a, b)
     if both not in (a, b):
         raise ValueError(f"tree.dtype: {a} and {b} can't be ordered; use 'promote'.")

@@ -1,4 +1,4 @@
-"""Matching of saved leaves to the leaves of a fresh tree, also between trees and flat vectors."""
+"""Matching of saved leaves to leaves of a fresh tree, including trees to flat vectors."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def repack(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) -> dict[s
     """Convert saved slots between trees and flat vectors, as the fresh slots need.
 
     Returns:
-        The arrays by the names of fresh leaves; `matching` has their sources.
+        The arrays, keyed by the names of fresh leaves; `matching` contains their sources.
     """
     slots: dict[tuple[str, str], list[NamedLeaf]] = defaultdict(list)
     for leaf in fresh.leaves:
@@ -193,7 +193,7 @@ WRAPPER_COUNTS = ("gradient_step", "step")
 
 
 def are_equal(a: Any, b: Any) -> bool:
-    """Whether two leaves are known to be equal; traced leaves are if they are the same object."""
+    """Whether two leaves are known to be equal: for traced leaves, the same object."""
     if a is b or isinstance(a, Tracer) or isinstance(b, Tracer):
         return a is b
     return np.array_equal(a, b)
@@ -203,7 +203,7 @@ class Matching(NamedTuple):
     """Map from fresh leaves to their saved leaves.
 
     Attributes:
-        found: A map from the names of fresh leaves to saved leaves; a saved leaf may have several
+        found: A dict from names of fresh leaves to saved leaves; a saved leaf may have several
             names.
         used: The paths of the saved leaves that were found.
     """
@@ -218,12 +218,13 @@ class Matching(NamedTuple):
 
 
 def match_slots(fresh: NamedLeaves, saved: NamedLeaves) -> Matching:
-    """Find slots by the names of slot and param, and other leaves by their path.
+    """Match slots by the names of slot and param, and other leaves by their path.
 
     A saved tree of plain dicts and lists doesn't identify its slots. A leaf in such a tree matches
-    the slot and param whose names end its path; the longest name wins. If several leaves have the
-    same ending, the leaves beside most other slots win. If a name occurs equally often in both
-    trees, leaves match in order; otherwise only leaves of equal paths match.
+    the slot and param whose names are at the end of its path; of several, the longest name is
+    taken. If several leaves have the same ending, the leaves next to the most other slots are
+    taken. If a name occurs equally often in both trees, leaves match in order; otherwise only
+    leaves of equal paths match.
     """
     matching = Matching({}, set())
     by_path = {leaf.path: leaf for leaf in saved.leaves if leaf.slot is None}
@@ -250,7 +251,7 @@ def match_slots(fresh: NamedLeaves, saved: NamedLeaves) -> Matching:
 def _leaves_of_highest_score(
     leaves: list[NamedLeaf], scores: list[int], number: int
 ) -> list[NamedLeaf]:
-    """The leaves of the highest scores; all, if their number differs."""
+    """The leaves with the highest scores; all leaves if their number differs."""
     least = sorted(scores, reverse=True)[:number][-1:]
     best = [leaf for leaf, score in zip(leaves, scores, strict=True) if [score] >= least]
     return best if len(best) == number else leaves
@@ -262,11 +263,11 @@ def _state_path(leaf: NamedLeaf, key: tuple[str, str]) -> str:
 
 
 def match_scalars(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) -> set[str]:
-    """Match scalars of a state to the saved state that its slots came from.
+    """Match scalars of a state to the saved state from which its slots were restored.
 
     Returns:
-        The names of leaves that stay fresh: scalars of states whose slots all stay fresh. A
-        restored count without its moments would make the next step wrong.
+        The names of leaves that remain fresh: scalars of states whose slots all remain fresh. If a
+        count were restored without its moments, the next step would be wrong.
     """
     by_path = {leaf.path: leaf for leaf in saved.leaves}
     sources: dict[str, set[str]] = defaultdict(set)
@@ -299,7 +300,7 @@ def match_scalars(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) ->
 def match_counts(
     fresh: NamedLeaves, saved: NamedLeaves, matching: Matching, stay: set[str]
 ) -> None:
-    """Match the remaining counts by path, if no other state owns that count."""
+    """Match the remaining counts by path, unless another state contains the count."""
     by_path = {leaf.path: leaf for leaf in saved.leaves if leaf.slot is None}
     for leaf in fresh.leaves:
         free = leaf.name in fresh.counts and leaf.name not in matching.found.keys() | stay

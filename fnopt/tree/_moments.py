@@ -39,7 +39,7 @@ def update_moment(updates: Any, moments: Any, decay: Any, order: Any) -> Any:
         updates: :math:`g`, a tree of gradients; a `None` stays `None`.
         moments: :math:`m`, a tree of the same structure.
         decay: :math:`\beta`.
-        order: :math:`k`, the same for complex gradients (no modulus is taken).
+        order: :math:`k`; complex gradients are raised to this power too, without their modulus.
 
     Returns:
         The new averages, with the dtypes of `moments`.
@@ -118,7 +118,7 @@ def update_infinity_moment(updates: Any, moments: Any, decay: Any, eps: Any) -> 
 
 
 def bias_correction(moment: Any, decay: Any, count: Any) -> Any:
-    r"""Correct the bias of an average initialized at zero: :math:`m / (1 - \beta^t)`.
+    r"""Correct the bias of an average that started at zero: :math:`m / (1 - \beta^t)`.
 
     Args:
         moment: :math:`m`, a tree of averages.

@@ -172,7 +172,7 @@ def size(tree: Any) -> int:
     """The number of elements of a tree.
 
     Args:
-        tree: A tree of arrays (abstract ones too) or numbers.
+        tree: A tree of arrays (or abstract arrays) or numbers.
 
     Returns:
         A Python int.
@@ -201,7 +201,7 @@ def allclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool
         equal_nan: Whether NaN equals NaN.
 
     Returns:
-        A boolean scalar (true for empty trees).
+        A boolean scalar; true for empty trees.
 
     Example:
         >>> from fnopt import tree

@@ -36,12 +36,12 @@ def recount(
         counts: The names of the fresh tree's step counts.
         other: The names of the fresh tree's other leaves.
         sources: The saved leaves by name; modified in place.
-        given: The number of steps, for counts that weren't saved; None takes the number of the
+        given: The number of steps, for counts that weren't saved; with None, the value of the
             nearest saved counts in the tree, if these agree.
 
     Returns:
-        The sources of counts that weren't saved, by name; and the saved counts without a place in
-        the fresh tree, whose number the fresh tree has elsewhere.
+        The sources of counts that weren't saved, by name; and the saved counts that don't exist in
+        the fresh tree, if another count there has the same value.
     """
     saved = {}
     for k, x in sources.items():
@@ -81,7 +81,7 @@ def _pace(name: str, wrappers: Iterable[str]) -> str | None:
 
 
 def _nearest(name: str, others: Iterable[str]) -> list[str]:
-    """The names with the longest common prefix: members of a chain step together."""
+    """The names with the longest common prefix, because members of a chain count the same steps."""
     shared = {}
     for other in others:
         same = [a == b for a, b in zip(name.split("/"), other.split("/"), strict=False)]
@@ -94,14 +94,15 @@ class RestoreReport:
     """The report of `restore`: how every leaf was treated, by name.
 
     Attributes:
-        taken: Leaves of the fresh tree that got saved values.
+        taken: Leaves of the fresh tree that were set to saved values.
         fresh: Unchanged leaves for which no leaf of the same name was saved.
-        reshaped: Unchanged leaves for which a leaf of the same name was saved with another shape or
-            dtype, with both, fresh and saved.
-        left_over: Saved leaves without a place in the fresh tree.
-        counted: Step counts that weren't saved, with the source of their number: the name of a
-            saved count, or `'count='` for the argument.
-        dropped: Saved step counts without a place in the fresh tree, whose number it has elsewhere.
+        reshaped: Unchanged leaves for which a leaf of the same name was saved with a different
+            shape or dtype, with both the fresh and the saved one.
+        left_over: Saved leaves that don't exist in the fresh tree.
+        counted: Step counts that weren't saved, with the source of their value: the name of a saved
+            count, or `'count='` for the argument.
+        dropped: Saved step counts that don't exist in the fresh tree, if another count there has
+            the same value.
         alike: Whether there are fresh and left-over leaves although both trees have leaves of the
             same shapes in the same order: then the trees may differ only in names.
     """
@@ -147,22 +148,24 @@ def restore(
 
     Leaves match by name, which has the same form for all containers (`fnopt.leaf_paths`). Slots of
     optimizers match by the names of slot and param, at any position in chains, partitions, dicts
-    and lists. So the state of `adam` fits into that of `adamw`, and transforms, wrappers and leaves
-    may be added or removed. Counts and other numbers of a state are restored together with its
-    slots. A slot that is one vector (of :class:`fnopt.flatten`) is converted into a tree and back,
-    if both have the same number of elements. A step count that wasn't saved (of a learning rate
-    that now follows a schedule) gets the number of the nearest saved counts, if these agree. The
-    report lists all mismatches: print it, or reject a restore unless `report.complete`. Leaves
-    without numbers (an activation function in a module) don't change and aren't reported.
+    and lists. Thus a state of `adam` can be restored into a state of `adamw`, and transforms,
+    wrappers and leaves may be added or removed. Counts and other numbers of a state are restored
+    together with its slots. A slot that is one vector (of :class:`fnopt.flatten`) is converted into
+    a tree and back, if both have the same number of elements. A step count that wasn't saved (for
+    example, of a learning rate that now follows a schedule) is set to the value of the nearest
+    saved counts, if these agree. The report lists all mismatches: print it, or reject a restore
+    unless `report.complete`. Leaves that aren't numbers (an activation function in a module) are
+    unchanged and aren't reported.
 
     Args:
         fresh: The tree to fill: params of a new model, or the state `tx.init(params)`.
-        saved: The tree with the values, of any structure: a nested dict of arrays will do.
+        saved: The tree with the saved values, of any structure; a nested dict of arrays is
+            sufficient.
         rename: A map from prefixes of saved names to prefixes in the fresh tree, such as
             `{'encoder': 'backbone'}`; the longest matching prefix is used. Prefixes consist of
             whole parts of a path.
         count: The number of steps made, for the counts that weren't saved: optimizers store a count
-            only if they use it. The count of moments that weren't saved stays 0.
+            only if they use it. The count of moments that weren't saved remains 0.
 
     Returns:
         A tree like `fresh`, with the dtypes and shardings of `fresh`; and a `RestoreReport`.
@@ -213,7 +216,7 @@ def restore(
 
 
 def _check_saved(saved: NamedLeaves) -> NamedLeaves:
-    """The saved leaves that hold numbers; names must differ."""
+    """The saved leaves that contain numbers; their names must differ."""
     leaves = [x for x in saved.leaves if is_array_like(x.leaf)]
     for name, times in Counter(x.name for x in leaves).items():
         if times > 1:

@@ -50,7 +50,7 @@ def _children(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
 
 
 def _is_absent(key: Any, child: Any) -> bool:
-    """Whether a state lacks the field, as the count of a constant rate."""
+    """Whether a state lacks the field, such as the step count if the rate is constant."""
     return child is None and isinstance(key, NamedTupleKey)
 
 
@@ -83,10 +83,10 @@ def get_all_with_path(
     """List all subtrees with a given name, with their paths.
 
     Args:
-        tree: A tree: the state of an optimizer (an optax one too), an optimizer, a dict.
+        tree: A tree: the state of an optimizer (fnopt's or optax's), an optimizer, a dict.
         key: The name of a field, the key of a dict, or the name of a state's class.
-        filtering: `filtering(path, value) -> bool`: which matches to keep. A path consists of JAX's
-            keys, and of `NamedTupleKey`s for the fields of NamedTuples.
+        filtering: `filtering(path, value) -> bool`: whether to include a match. A path consists of
+            JAX's keys, and of `NamedTupleKey`s for the fields of NamedTuples.
 
     Returns:
         A list of `(path, value)` pairs.
@@ -105,13 +105,13 @@ def get(tree: Any, key: Any, default: Any = None, filtering: _Filter | None = No
     """Return the only subtree with a given name.
 
     Args:
-        tree: A tree: the state of an optimizer (an optax one too), an optimizer, a dict.
+        tree: A tree: the state of an optimizer (fnopt's or optax's), an optimizer, a dict.
         key: The name of a field, the key of a dict, or the name of a state's class.
         default: The result if there is no match.
-        filtering: `filtering(path, value) -> bool`: which matches to keep.
+        filtering: `filtering(path, value) -> bool`: whether to include a match.
 
     Returns:
-        The thing.
+        The value found.
 
     Raises:
         KeyError: If there are several matches; the message lists their paths.
@@ -137,10 +137,11 @@ def set(tree: Any, filtering: _Filter | None = None, /, **kwargs: Any) -> Any:
     """Replace the subtrees with given names.
 
     Args:
-        tree: A tree: the state of an optimizer (an optax one too), an optimizer, a dict.
-        filtering: `filtering(path, value) -> bool`: which matches to replace; by default all.
-        **kwargs: New values by name. A number for an array keeps the array's dtype, so that the
-            step isn't recompiled. Values of optimizers are checked as in their constructors.
+        tree: A tree: the state of an optimizer (fnopt's or optax's), an optimizer, a dict.
+        filtering: `filtering(path, value) -> bool`: whether to replace a match; by default all are
+            replaced.
+        **kwargs: New values by name. If a number replaces an array, the array's dtype is kept, so
+            the step isn't recompiled. Values of optimizers are checked as in their constructors.
 
     Returns:
         A tree of the same structure; all other subtrees are the same objects as before.
@@ -220,11 +221,11 @@ def map_params(
 
     Args:
         initable: The optimizer, or its `init`.
-        f: Applied to every leaf of every slot (and the corresponding leaves of `rest`). Leaves that
-            a mask excludes stay None.
+        f: The function, applied to every leaf of every slot (and the corresponding leaves of
+            `rest`). Leaves that a mask excludes remain None.
         state: The state, or another tree of its structure, such as a tree of shardings.
         *rest: Trees like the params.
-        transform_non_params: Applied to all other leaves; by default they are unchanged.
+        transform_non_params: A function applied to all other leaves; by default they are unchanged.
         is_leaf: As in `jax.tree.map`, inside the slots.
 
     Returns:

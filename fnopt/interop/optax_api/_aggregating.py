@@ -16,7 +16,7 @@ from fnopt.transforms import Wrapper, chain, identity
 
 
 class _aggregating(Wrapper):
-    """Transform whose gradients have an example axis that the params don't have."""
+    """Transform of gradients with an example axis, which the params lack."""
 
     State = None
     other_gradients = True
@@ -97,7 +97,7 @@ def average_per_element_updates(per_elt_axis: int | Sequence[int] = 0) -> Any:
 
 
 class AccumulateAvgUpdatesState(NamedTuple):
-    """Calls since the last complete mean, whether the last call completed it, the running mean."""
+    """Calls since the last complete mean, whether the last call completed one, the running mean."""
 
     micro_step: jax.Array
     ready: jax.Array
@@ -127,7 +127,7 @@ def accumulate_avg_updates(accumulation_steps: int) -> Any:
 
 
 def _release(ready: jax.Array, step: jax.Array, mean: Any) -> tuple[Any, Any]:
-    """Return the mean if it is complete, else zeros; reset the state's mean if it is complete."""
+    """If the mean is complete, return it and reset the state's mean; else return zeros."""
     nothing = tree.zeros_like(mean)
     given, kept = tree.where(ready, (mean, nothing), (nothing, mean))
     step = jnp.where(ready, jnp.zeros_like(step), step)

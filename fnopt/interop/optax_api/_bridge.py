@@ -27,7 +27,7 @@ PRINTING = {"verbose", "print_win_rate_every_n_steps"}
 
 
 class _with_labels(Transformation):
-    """Transform whose labels or masks are functions of the params, evaluated in every call."""
+    """Transform whose labels or masks are functions of the params, which every call evaluates."""
 
     floating_alone = True
 
@@ -60,12 +60,12 @@ def as_schedule(value: Any) -> Any:
 
 
 def with_labels(make: Callable[[Any], Any], labels: Any) -> Any:
-    """Make a transform with labels (or a mask) that are a tree or a function of the params."""
+    """Make a transform whose labels (or mask) are a tree or a function of the params."""
     return _with_labels(make, labels) if is_function(labels) else lenient(make(labels))
 
 
 def lenient(tx: Any) -> Any:
-    """Make an `init` skip leaves that aren't floating arrays, as optax does."""
+    """Make `init` skip leaves that aren't floating arrays, as optax does."""
     if isinstance(tx, Transformation) and not tx.floating_alone:
         tx._set("floating_alone", True)
     return tx
@@ -132,7 +132,7 @@ def bridge(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _call(fn: Callable[..., Any], signature: inspect.Signature, given: dict[str, Any]) -> Any:
-    """Call a function with keyword arguments where possible, else with positional ones."""
+    """Call a function with keyword arguments where possible, and otherwise positional arguments."""
     bound = inspect.BoundArguments(signature, {})  # pyright: ignore[reportArgumentType]
     bound.arguments.update({n: given[n] for n in signature.parameters if n in given})
     return lenient(fn(*bound.args, **bound.kwargs))

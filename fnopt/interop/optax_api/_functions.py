@@ -29,7 +29,7 @@ def safe_increment(count: Any) -> jax.Array:
 def safe_norm(
     x: jax.Array, min_norm: Any, ord: Any = None, axis: Any = None, keepdims: bool = False
 ) -> jax.Array:
-    """Norm of an array, bounded below by `min_norm`, with zero derivative at the bound."""
+    """Norm of an array, at least `min_norm`, with derivative zero at this bound."""
     norm = jnp.linalg.norm(x, ord, axis, True)
     small = norm <= min_norm
     # The inner select keeps the infinite slope at zero out of the derivative.
@@ -39,7 +39,7 @@ def safe_norm(
 
 
 def safe_root_mean_squares(x: jax.Array, min_rms: Any) -> jax.Array:
-    """Root mean square, bounded below by `min_rms`, with zero derivative at the bound."""
+    """Root mean square, at least `min_rms`, with derivative zero at this bound."""
     mean = jnp.mean(jnp.square(jnp.abs(x)))
     small = mean <= jnp.square(jnp.asarray(min_rms, mean.dtype))
     rms = jnp.sqrt(jnp.where(small, jnp.ones_like(mean), mean))
@@ -57,7 +57,7 @@ def nnls(A: Any, b: Any, iters: int, unroll: int | bool = 1, L: Any = None) -> j
         b: A vector `[m]`, or a matrix `[m, k]` of `k` right-hand sides.
         iters: Number of steps.
         unroll: The argument of `jax.lax.scan`.
-        L: An upper bound of the largest eigenvalue of `A.T @ A`.
+        L: An upper bound on the largest eigenvalue of `A.T @ A`.
 
     Reference:
         Beck and Teboulle, 2009, "A fast iterative shrinkage-thresholding algorithm".
@@ -121,7 +121,7 @@ def hvp(loss: Callable[..., Any], v: Any, params: Any, inputs: Any, targets: Any
 
 
 def hessian_diag(loss: Callable[..., Any], params: Any, inputs: Any, targets: Any) -> jax.Array:
-    """Compute the Hessian's diagonal, with one product for each param.
+    """Compute the Hessian's diagonal, with one product per param.
 
     `fnopt.curvature.hessian_diagonal` estimates the diagonal from a few products.
     """

@@ -90,7 +90,7 @@ def inject_hyperparams(
     static_args: str | Iterable[str] = (),
     hyperparam_dtype: Any = None,
 ) -> Callable[..., Any]:
-    """Keep the hyper-parameters of an optimizer in its state, where a loop can change them.
+    """Store the hyper-parameters of an optimizer in its state, where a loop can change them.
 
     Use it for scripts that write `state.hyperparams["learning_rate"] = ...`. New code doesn't need
     it, because an fnopt optimizer is a pytree whose hyper-parameters can be changed, traced and
@@ -98,14 +98,15 @@ def inject_hyperparams(
 
     Args:
         inner_factory: A function that makes an optimizer.
-        static_args: Names of arguments that are not stored in the state.
+        static_args: Names of arguments that aren't stored in the state.
         hyperparam_dtype: The dtype of the hyper-parameters; by default JAX's default float.
 
     Returns:
         A function of the same arguments that returns an optimizer with the state
-        `InjectStatefulHyperparamsState`. The state holds arguments that are numbers, functions of
-        the step or instances of `schedules.StatefulSchedule`. All other arguments are compile-time
-        constants, including integers for arguments that accept only integers (a key, an interval).
+        `InjectStatefulHyperparamsState`. The state contains arguments that are numbers, functions
+        of the step or instances of `schedules.StatefulSchedule`. All other arguments are
+        compile-time constants, including integers for arguments that accept only integers (a key,
+        an interval).
 
     Raises:
         ValueError: If the factory has no argument with a name in `static_args`.

@@ -60,7 +60,7 @@ def broadcasting(loss: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _elements(given: dict[str, Any]) -> dict[str, jax.Array] | None:
-    """Broadcast arrays to a common shape; None if their shapes are equal or incompatible."""
+    """Broadcast arrays to a common shape; return None if their shapes are equal or incompatible."""
     arrays = {k: x for k, x in given.items() if k in _ELEMENTS and x is not None}
     shape = _common(*map(jnp.shape, arrays.values()))
     return None if shape is None else {k: jnp.broadcast_to(x, shape) for k, x in arrays.items()}

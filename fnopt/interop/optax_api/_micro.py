@@ -1,4 +1,4 @@
-"""Evaluation of functions of examples or microbatches, with rules that accumulate the results."""
+"""Evaluation of functions of examples or microbatches, with rules for accumulating results."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _leafwise(init: Any, update: Any, finalize: Any, aggregate: Any) -> Accumula
 
 
 def _wide_zeros(like: Any) -> jax.Array:
-    """Zeros, at least float32, because sums over many microbatches lose digits in 16 bits."""
+    """Zeros, at least float32, because sums over many microbatches are inaccurate in 16 bits."""
     return jnp.zeros(like.shape, wide_dtype(like.dtype))
 
 
@@ -104,7 +104,7 @@ def _empty_list(parts: Any) -> Callable[[Any], jax.Array]:
 def reshape_batch_axis(tree: Any, microbatch_size: int, axis: int = 0) -> Any:
     """Split the axis of examples into an axis of microbatches and an axis of their examples.
 
-    Microbatch `i` has every `k`-th example, beginning with example `i`.
+    Of `k` microbatches, number `i` contains every `k`-th example, beginning with example `i`.
     """
 
     def reshape_leaf(x: Any) -> jax.Array:
@@ -131,15 +131,15 @@ def microbatch(
 
     Args:
         fun: The function.
-        argnums: Which positional arguments have an axis of examples.
+        argnums: The positions of the arguments with an axis of examples.
         microbatch_size: Number of examples per microbatch, a divisor of the batch size. None for
             the whole batch.
         accumulator: An `AccumulationType`, an `Accumulator`, or a tree of these that is a prefix
             of the results.
-        argnames: Which keyword arguments have an axis of examples.
-        in_axes: The axis of examples: one for all arguments, or one for each of `argnums`, then
-            `argnames`.
-        num_real_microbatches: Number of parts that are computed, if not all; it may be traced.
+        argnames: The keyword arguments with an axis of examples.
+        in_axes: The axis of examples: one number for all arguments, or one for each of `argnums`
+            and then of `argnames`.
+        num_real_microbatches: Number of microbatches to compute, by default all; it may be traced.
     """
     if microbatch_size is None:
         return fun
@@ -204,7 +204,7 @@ def micro_vmap(
 ) -> Callable[..., Any]:
     """Apply `jax.vmap` to a few examples at a time, and accumulate the results by a rule.
 
-    Keyword arguments have the examples along the first axis. See `microbatch`.
+    In keyword arguments, examples are along the first axis. See `microbatch`.
     """
     if out_axes != 0:
         raise NotImplementedError(f"micro_vmap: out_axes = {out_axes}, expected 0.")
@@ -235,7 +235,7 @@ def micro_vmap(
 
 
 class Aux(NamedTuple):
-    """Values, metrics and aux of the examples, in the order of the batch."""
+    """Values, metrics and auxiliary outputs of the examples, in the order of the batch."""
 
     values: Any
     metrics: Any
@@ -257,22 +257,24 @@ def micro_grad(
 ) -> Callable[..., tuple[Any, Aux]]:
     """Compute, transform and accumulate gradients of single examples.
 
-    `fnopt.clipped_grad` and `fnopt.weighted_grad` don't form per-example gradients.
+    Use `fnopt.clipped_grad` or `fnopt.weighted_grad` where possible: they don't form per-example
+    gradients.
 
     Args:
         fun: A function of params and a batch.
         has_aux: Whether `fun` returns `(value, aux)`.
         argnums: The positional arguments to differentiate.
-        batch_argnums: Which positional arguments have an axis of examples.
-        keep_batch_dim: Whether the example that `fun` gets keeps an axis of length one.
-        microbatch_size: Number of examples at once.
+        batch_argnums: The positions of the arguments with an axis of examples.
+        keep_batch_dim: Whether the examples passed to `fun` have an example axis of length one.
+        microbatch_size: Number of examples to process at once.
         accumulator: The rule that accumulates the results of `transform_fn`.
         transform_fn: A function of one example's gradient.
         metrics_fn: A function of one example's gradient that returns its metrics.
-        num_real_microbatches: Number of parts that are computed, if not all.
+        num_real_microbatches: Number of microbatches to compute, by default all.
 
     Returns:
-        A function of the same arguments that returns the gradients, and an `Aux` of every example.
+        A function of the same arguments that returns the gradients, and an `Aux` with an entry per
+        example.
     """
     batched = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)
     value_and_grad = jax.value_and_grad(fun, argnums, has_aux=has_aux)

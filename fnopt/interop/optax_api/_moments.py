@@ -22,7 +22,7 @@ Axis = int | Sequence[int]
 
 
 class PerElementMeanAndSumSqDiffGradsState(NamedTuple):
-    """Calls since the last result, whether the last call returned it, running mean and squares."""
+    """Calls since the last result, whether the last call returned one, running mean and squares."""
 
     micro_step: jax.Array
     ready: jax.Array
@@ -31,7 +31,7 @@ class PerElementMeanAndSumSqDiffGradsState(NamedTuple):
 
 
 class PerElementMeanAndVarianceEMAState(NamedTuple):
-    """Step count, decay, and moving averages over the steps, which start at zero."""
+    """Step count, decay, and moving averages over the steps, initially zero."""
 
     count: jax.Array
     ema_decay: jax.Array

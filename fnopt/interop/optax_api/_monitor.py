@@ -69,7 +69,7 @@ class _WithoutAverage:
         return SnapshotState(state.measured)
 
     def as_fnopt(self, state: SnapshotState) -> Any:
-        """Make a state at step 0, because averages count steps."""
+        """Make a state with step count 0, because only averages count steps."""
         return ours.SnapshotState(zero_count(), state.measurement, ())
 
 
@@ -87,7 +87,7 @@ def measure_with_ema(
 
 
 def monitor(measures: dict[str, Any]) -> Any:
-    """Store measurements of the updates in the state; `tree.get(state, name)` reads them.
+    """Store measurements of the updates in the state; `tree.get(state, name)` returns them.
 
     Example:
         >>> import jax.numpy as jnp

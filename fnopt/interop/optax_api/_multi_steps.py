@@ -16,7 +16,7 @@ from fnopt.transforms import accumulate, states
 
 
 class _multi_steps(Transformation):
-    """Accumulation that skips gradients by a rule, with optax's state."""
+    """Gradient accumulation that skips gradients by a rule, with optax's state."""
 
     floating_alone = True
 
@@ -94,16 +94,15 @@ def skip_large_updates(
 
 
 class MultiSteps:
-    """Add up gradients over several calls, then make one step of `opt`.
+    """Accumulate gradients over several calls, then take one step of `opt`.
 
     Args:
-        opt: The optimizer that makes the steps.
+        opt: The optimizer that takes the steps.
         every_k_schedule: Number of gradients per step: a number, or a function of the number of
             steps.
         use_grad_mean: Whether `opt` gets the mean or, if False, the sum of the gradients.
         should_skip_update_fn: A function such as `skip_not_finite`: `f(updates, gradient_step,
-            params)` returns whether to skip these gradients, and a tree that is stored as
-            `skip_state`.
+            params)` returns whether to skip these gradients, and a tree to store as `skip_state`.
         accumulator_dtype: Ignored: sums are at least float32.
 
     Example:

@@ -68,7 +68,7 @@ NOT_HERE = {
 
 
 class _Namespace(types.ModuleType):
-    """Namespace for a module of optax, with names from one or several packages of fnopt."""
+    """Namespace that replaces a module of optax, with names from one or more packages of fnopt."""
 
     def __init__(self, name: str, prefix: str, *rooms: str) -> None:
         super().__init__(name, f"The names of optax's {name.rpartition('.')[2]}.")
@@ -88,7 +88,7 @@ class _Namespace(types.ModuleType):
 
 
 def namespaces(home: str) -> dict[str, types.ModuleType]:
-    """Namespaces for optax's modules, by name, in the package `home`."""
+    """Namespaces that replace optax's modules in the package `home`, by name."""
     rooms = {
         **dict.fromkeys(("contrib", "schedules", "transforms"), ("", home)),
         "losses": ("", home, "fnopt.losses"),
@@ -104,7 +104,7 @@ def namespaces(home: str) -> dict[str, types.ModuleType]:
 
 
 def find(name: str, home: str) -> Any:
-    """Find the object for a name of optax.
+    """Find fnopt's object for a name of optax.
 
     Args:
         name: The name.

@@ -1,7 +1,7 @@
 """Clipping and noise for per-example gradients.
 
-`fnopt.clipped_grad` clips without forming per-example gradients, at about the cost of the gradient
-of the batch.
+`fnopt.clipped_grad` clips without forming per-example gradients, at about the cost of the batch
+gradient.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fnopt.numerics import default_float, is_inexact
 
 
 def per_example_global_norm_clip(grads: Any, l2_norm_clip: Any) -> tuple[Any, jax.Array]:
-    """Clip every example's gradient to a norm; return the sum and the number of clipped gradients.
+    """Clip the gradient of each example; return the sum and the number of clipped gradients.
 
     Args:
         grads: A tree of arrays `[n, ...]`.
-        l2_norm_clip: The largest norm of an example's gradient.
+        l2_norm_clip: The maximum norm of an example's gradient.
     """
     grads = jax.tree.map(_floating, grads)
     norms = jax.vmap(global_norm)(grads)
@@ -41,12 +41,12 @@ def _floating(g: Any) -> jax.Array:
 def per_example_layer_norm_clip(
     grads: Any, global_l2_norm_clip: Any, uniform: bool = True
 ) -> tuple[Any, Any]:
-    """Clip every leaf of every example's gradient; return sums and numbers of clipped leaves.
+    """Clip each leaf of each example's gradient; return sums and numbers of clipped leaves.
 
     Args:
         grads: A tree of arrays `[n, ...]`.
-        global_l2_norm_clip: The largest norm of an example's whole gradient.
-        uniform: Whether all leaves get an equal share of the squared clipping norm; otherwise a
+        global_l2_norm_clip: The maximum norm of an example's whole gradient.
+        uniform: Whether all leaves get an equal share of the squared clipping norm; otherwise, a
             share in proportion to their size.
     """
     leaves, treedef = jax.tree.flatten(grads)
@@ -95,7 +95,7 @@ def differentially_private_aggregate(
     """Clip every gradient of `[n, ...]`, average them, and add Gaussian noise.
 
     Args:
-        l2_norm_clip: The largest norm of an example's gradient.
+        l2_norm_clip: The maximum norm of an example's gradient.
         noise_multiplier: The noise's standard deviation, relative to `l2_norm_clip`.
         key: A PRNG key, or a seed.
         seed: Alias of `key`.

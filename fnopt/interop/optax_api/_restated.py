@@ -119,7 +119,7 @@ class restated(Transformation):
 
     @property
     def other_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the inner transform takes gradients of another structure than the params."""
+        """Whether the inner transform takes gradients whose structure differs from the params'."""
         return self.inner.other_gradients
 
     def init(self, params: Any) -> Any:
@@ -180,7 +180,7 @@ def restate_maker(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def with_fnopt_states(state: Any) -> Any:
-    """Convert states of the classes in this module to fnopt's classes."""
+    """Convert states of this module's classes to fnopt's classes."""
     for form in FORMS.values():
         if isinstance(state, form.optax_type):
             return form.as_fnopt(state._replace(**_convert_fields(state)))

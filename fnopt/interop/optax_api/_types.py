@@ -38,7 +38,7 @@ class GradientTransformation(metaclass=_Pair):
 
 
 class GradientTransformationExtraArgs(GradientTransformation, metaclass=_Pair):
-    """An (init, update) pair with extra arguments, which every fnopt Transformation takes."""
+    """An (init, update) pair with extra arguments, which every fnopt Transformation accepts."""
 
 
 MaskedNode = type(None)  # leaves that a mask excludes
@@ -94,7 +94,7 @@ _RENAMED = {
 
 
 def find_state(name: str) -> Any:
-    """Class of a state of this name, or None."""
+    """State class with this name, or None."""
     if name not in _RENAMED and not name.endswith("State"):
         return None
     ours = _RENAMED.get(name, name)

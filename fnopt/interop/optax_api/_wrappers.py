@@ -111,9 +111,10 @@ def stateless_with_tree_map(f: Callable[..., Any]) -> Any:
 
 
 def centralize() -> Any:
-    """Subtract from every array the mean over all axes but the first.
+    """Subtract from every array its mean over all axes except the first.
 
-    `fnopt.centralize` averages over all axes but the last, the output axis in flax and Keras.
+    `fnopt.centralize` averages over all axes except the last, which is the output axis in flax and
+    Keras.
     """
     return stateless_with_tree_map(
         lambda g, p: g if g.ndim < 2 else g - jnp.mean(g, tuple(range(1, g.ndim)), keepdims=True)
@@ -128,14 +129,14 @@ def join_schedules(schedules: Any, boundaries: Any) -> Any:
 
 
 def add_noise(eta: Any, gamma: Any, key: Any = None, seed: Any = None) -> Any:
-    """Add Gaussian noise whose variance falls with the step, from a `key` or a `seed`."""
+    """Add Gaussian noise, from a `key` or a `seed`, whose variance decreases with the step."""
     return transforms.add_gradient_noise(eta, gamma, key=_key(key, seed))
 
 
 def noisy_sgd(
     learning_rate: Any, eta: Any = 0.01, gamma: Any = 0.55, key: Any = None, seed: Any = None
 ) -> Any:
-    """Gradient descent with noise whose variance falls with the step."""
+    """Gradient descent with noise whose variance decreases with the step."""
     return bridge(optimizers.noisy_sgd)(learning_rate, eta, gamma, _key(key, seed))
 
 
@@ -162,7 +163,7 @@ class StatefulSchedule(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, state: Any, **extra_args: Any) -> Any:
-        """The value in a step."""
+        """The value at a step."""
 
 
 class WrappedScheduleState(NamedTuple):
@@ -182,7 +183,7 @@ class WrappedSchedule(StatefulSchedule):
     schedule_fn: Callable[[Any], Any]
 
     def init(self) -> WrappedScheduleState:
-        """State with a step count of zero."""
+        """Make a state with a step count of zero."""
         return WrappedScheduleState(zero_count())
 
     def update(self, state: WrappedScheduleState, **extra_args: Any) -> WrappedScheduleState:
@@ -196,7 +197,7 @@ class WrappedSchedule(StatefulSchedule):
 
 
 class _printing(transforms.Wrapper):
-    """Line search that prints its errors if a criterion isn't met."""
+    """Line search that prints its errors if it doesn't satisfy a criterion."""
 
     State = None
     floating_alone = True

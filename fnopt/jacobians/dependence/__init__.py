@@ -1,4 +1,4 @@
-"""Dependence of the outputs of a function on its inputs, read from its program."""
+"""Dependence of the outputs of a function on its inputs, derived from its jaxpr."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def _row(x: Entry, i: int) -> Entry:
 
 
 def _forced(entry: Entry) -> Entry:
-    """Evaluate deferred constants of a carry, so that no long chain is stored."""
+    """Evaluate deferred constants of a carry, so that they don't form a long chain."""
     if not entry.known or entry.shape:
         return entry if entry.ids is not None else Entry(entry.shape)
     return Entry((), source=(DeferredConstant(outputs=[entry.value()[()]]), 0))
@@ -111,7 +111,7 @@ def _any_row(sets: Sets, x: Entry) -> Entry:
 
 
 def _settled(sets: Sets, turn: Turn, carry: list[Entry]) -> list[Entry]:
-    """The fixed point of the carry under the body of a loop."""
+    """The fixed point of the carry's sets under the body of a loop."""
     carry = [entry if entry.ids is not None else Entry(entry.shape) for entry in carry]
     for _ in range(_ROUNDS):
         following = _joined(sets, carry, turn(carry))

@@ -21,7 +21,7 @@ def dynamic_slice(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.nda
 
 
 def dynamic_update_slice(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`lax.dynamic_update_slice`: a part is overwritten, or may be if its start is unknown."""
+    """`lax.dynamic_update_slice`: overwrites a part, whose start may be unknown."""
     operand, update, *starts = inputs
     unknown = _movable(starts, operand.shape, update.shape)
     window = _window(starts, operand.shape, update.shape)
@@ -37,7 +37,7 @@ def dynamic_update_slice(sets: Sets, op: Operation, inputs: list[Entry]) -> list
 def _movable(
     starts: list[Entry], shape: tuple[int, ...], sizes: tuple[int, ...]
 ) -> tuple[int, ...]:
-    """The axes with an unknown start of a slice."""
+    """The axes along which the start of a slice is unknown."""
     along = enumerate(zip(starts, shape, sizes, strict=True))
     return tuple(k for k, (start, n, size) in along if not start.known and size < n)
 
@@ -70,7 +70,7 @@ def gather(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
 
 
 def _known_indices(indices: Entry, axes: tuple[int, ...]) -> tuple[np.ndarray, tuple[int, ...]]:
-    """Indices with zeros for the unknown ones, and the axes of the unknown ones."""
+    """Indices, with zeros in place of unknown indices, and the axes with unknown indices."""
     value, known = indices.partly()
     unknown = tuple(axis for k, axis in enumerate(axes) if not known[..., k].all())
     return np.where(known[..., :], value, 0) if unknown else value, unknown
@@ -112,7 +112,7 @@ def _added(
 def _scattered(
     op: Operation, shape: tuple[int, ...], indices: np.ndarray, updates: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The flat indices that updates are written to, and the updates within bounds."""
+    """The flat indices to which updates are written, and the updates within bounds."""
     # A gather of flat indices with the same indices gives the targets; 0 means out of bounds.
     places = np.arange(1, math.prod(shape) + 1, dtype=np.int32).reshape(shape)
     target = gather_numbers(places, indices, _as_gather(op, shape, updates.shape))

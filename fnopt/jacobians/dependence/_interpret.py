@@ -103,12 +103,13 @@ _CONTROL = {"cond": branches, "while": while_loop, "scan": scan}
 
 
 def dependence(linear: jex.ClosedJaxpr, size: int) -> tuple[Sets, list[np.ndarray]]:
-    r"""Upper bounds of the sets of inputs on which each output of a program can depend.
+    r"""Compute supersets of the inputs on which each output of a program can depend.
 
-    The program is interpreted once, with a set of inputs in place of every number. An unknown
-    operation, or one with an unknown parameter, mixes all its inputs. Index arrays and zeros of
-    matrices are used if they are constants of the program. Writes to mutable arrays
-    (`jax.new_ref`) aren't followed: every output then depends on all inputs.
+    The program is interpreted once, with a set of inputs in place of every number. The outputs of
+    an unknown operation, or of one with an unknown parameter, depend on all its inputs. The values
+    of index arrays and the zeros of matrices are used if they are constants of the program. Writes
+    to mutable arrays (`jax.new_ref`) aren't analysed: every output is then assumed to depend on all
+    inputs.
 
     Args:
         linear: A program that is linear in its last argument, a vector of shape `[size]`. The
@@ -173,7 +174,7 @@ def _outputs(sets: Sets, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
 
 
 class _WrittenError(Exception):
-    """A value that depends on inputs was written to a mutable array, which isn't followed."""
+    """A value that depends on inputs was written to a mutable array, which can't be analysed."""
 
 
 def _writes(eqn: jex.JaxprEqn) -> bool:

@@ -20,7 +20,7 @@ def elementwise(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarr
 
 
 def each_by_itself(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """Copies of every input as its own output."""
+    """Every output has the sets of the input with the same index."""
     return [entry.sets for entry in inputs]
 
 

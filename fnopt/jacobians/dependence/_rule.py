@@ -51,7 +51,7 @@ class DeferredConstant:
 
 
 class Entry(NamedTuple):
-    """A variable: sets if it depends on inputs; else its value, if known.
+    """A variable: its sets if it depends on inputs; else its value, if known.
 
     Attributes:
         shape: Its shape.
@@ -154,9 +154,9 @@ class DependenceRule(NamedTuple):
     """The rule of a primitive: the sets of its outputs from those of its inputs.
 
     JAX adds parameters to its primitives. A rule that doesn't know a parameter may silently lose
-    entries, as once with `dimensions` of a reshape. A rule therefore applies only to equations all
-    of whose parameters it reads or ignores; other equations mix all their inputs. A parameter
-    that is None doesn't count.
+    entries, as happened with `dimensions` of a reshape. A rule therefore applies only to equations
+    all of whose parameters it reads or ignores; the outputs of other equations depend on all their
+    inputs. Parameters that are None are disregarded.
 
     Attributes:
         derive: The sets of the outputs, for sets of the inputs.
@@ -176,7 +176,7 @@ class DependenceRule(NamedTuple):
     def __call__(
         self, sets: Sets, eqn: jex.JaxprEqn, inputs: list[Entry], run: Run
     ) -> list[np.ndarray]:
-        """The sets of the outputs of an equation that it knows."""
+        """The sets of the outputs of an equation that the rule supports."""
         params = {name: eqn.params[name] for name in self.reads}
         given = [v.aval for v in eqn.invars]
         operation = Operation(params, [shape_of(v) for v in eqn.outvars], given, run)

@@ -11,10 +11,10 @@ _MOST = 2**25  # members that are processed together; larger sets are replaced b
 
 
 class Sets:
-    r"""Subsets of `{0, ..., size - 1}` by index; `EMPTY` and `ALL` are the same in every table.
+    r"""Table of subsets of `{0, ..., size - 1}`; all tables have the same `EMPTY` and `ALL`.
 
-    Unions are computed for many sets at once, not in a Python loop. Two indices may
-    stand for equal sets; a union that equals one of its parts has the index of that part.
+    Unions are computed for many sets at once, not in a Python loop. Two indices may refer to equal
+    sets; a union that equals one of its parts has the index of that part.
 
     Args:
         size: Number of inputs.
@@ -48,7 +48,7 @@ class Sets:
         return int(self._count[ids].sum())
 
     def members(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """All members of sets `[k]`: the positions of the sets, and the members."""
+        """All members of sets `[k]`: for each member, the position of its set, and the member."""
         count = self._count[ids]
         ends = np.cumsum(count)
         within = np.arange(ends[-1] if ends.size else 0) - np.repeat(ends - count, count)

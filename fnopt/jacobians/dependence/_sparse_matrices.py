@@ -18,14 +18,14 @@ from fnopt.numerics import per_row
 
 
 def bcoo_product(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`BCOO @ array`, by the entries of the matrix."""
+    """`BCOO @ array`, from the entries of the matrix."""
     data, indices, right = inputs
     places = _places(data, indices, op.params["lhs_spinfo"].shape)
     return mixed(sets, op.shapes, inputs) if places is None else _product(op, places, data, right)
 
 
 def bcsr_product(sets: Sets, op: Operation, inputs: list[Entry]) -> list[np.ndarray]:
-    """`BCSR @ array`, by the entries of the matrix."""
+    """`BCSR @ array`, from the entries of the matrix."""
     data, columns, starts, right = inputs
     places = _places_of_rows(data, columns, starts, op.params["lhs_spinfo"].shape)
     return mixed(sets, op.shapes, inputs) if places is None else _product(op, places, data, right)
@@ -82,7 +82,7 @@ def _by_batch(indices: np.ndarray, data: Entry, shape: tuple[int, ...]) -> np.nd
 
 
 def _product(op: Operation, indices: np.ndarray, data: Entry, right: Entry) -> list[np.ndarray]:
-    """A product by the indices of the entries."""
+    """A product, from the indices of the entries."""
     (contracted, others_contracted), (batch, others_batch) = op.params["dimension_numbers"]
     shape = op.params["lhs_spinfo"].shape
     free = [k for k in range(len(shape)) if k not in (*batch, *contracted)]
@@ -114,7 +114,7 @@ def _dense(op: Operation, indices: np.ndarray, data: Entry) -> list[np.ndarray]:
 
 
 def _in_order(data: jax.Array, indices: np.ndarray, shape: tuple[int, ...]) -> jax.Array:
-    """The entries in the order of their indices; axes of the batch may have length 1."""
+    """The entries, sorted by their indices; batch axes may have length 1."""
     batch = shape[: data.ndim - 1]
     entries = indices.shape[0] // max(math.prod(batch), 1)
     return jnp.broadcast_to(data, (*batch, entries)).reshape(-1)

@@ -16,7 +16,7 @@ _MOST_PRODUCTS = 2**25  # above, zeros of a known matrix are ignored
 
 
 def mixed(sets: Sets, shapes: list[tuple[int, ...]], inputs: list[Entry]) -> list[np.ndarray]:
-    """The fallback rule: any output may depend on everything on which an input depends."""
+    """The fallback rule: each output depends on everything on which any input depends."""
     parts = [entry.ids.ravel() for entry in inputs if entry.ids is not None]
     union = sets.union_along(np.concatenate(parts)[None], (1,))[0]
     return [np.broadcast_to(union, shape) for shape in shapes]

@@ -21,7 +21,7 @@ from fnopt.sharding import all_gather_rows, explicit_spec, replicate, row_axes, 
 
 
 def with_fewer_rows(A: jax.Array) -> jax.Array:
-    """Replace rows sharded over an explicit mesh by fewer, replicated ones with the same triangle."""
+    """Replace rows sharded over an explicit mesh by fewer, replicated rows of the same triangle."""
     axis, rest = explicit_spec(A)
     if axis is None and rest is None:
         return A

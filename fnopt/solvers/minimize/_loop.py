@@ -20,13 +20,12 @@ from fnopt.solvers.minimize._method import (
     MinimizeMethod,
     WolfeConditions,
     dot,
-    largest,
     rounding_of,
 )
 from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 from fnopt.solvers.minimize._stopping import (
+    OPTIMALITY,
     MinimizeTolerances,
-    is_rounding,
     relative_gradient,
     step_converged,
     value_converged,
@@ -266,12 +265,8 @@ def _judged(
     failed = ~first & outcome.over & ~outcome.accepted
     pull = problem.projected_gradient(point)
     stationary = method.is_stationary(problem, point, after.memory)
-    steepest = jnp.max(jnp.abs(pull), initial=0)
     if tolerances.gtol is not None:
-        stationary |= steepest <= tolerances.gtol
-    # The predicted decrease is below rounding error, by the model and by the gradient.
-    negligible = direction.predicted <= rounding_of(point.value)
-    stationary |= negligible & is_rounding(steepest * largest(point.x), point.value)
+        stationary |= jnp.max(jnp.abs(pull), initial=0) <= tolerances.gtol
     # The change of the value by rounding errors of the params.
     noise = rounding_of(jnp.sum(jnp.abs(pull * point.x)))
     vanished = (jnp.abs(point.value) <= noise) & jnp.isfinite(noise)
@@ -286,7 +281,7 @@ def _judged(
     line = outcome.line
     room = -dot(point.gradient, line.direction.step) * line.search.high.rate
     lost = failed & (jnp.minimum(room, line.direction.predicted) <= small)
-    optimal = relative_gradient(point, pull, after.typical) <= tolerances.optimality
+    optimal = relative_gradient(point, pull, after.typical) <= jnp.asarray(OPTIMALITY, pull.dtype)
     optimal |= vanished
     refuted = moved & flat & ~optimal
     last = after.restarts >= ROUNDS - 1

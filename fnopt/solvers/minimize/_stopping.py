@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.linear import divide
-from fnopt.solvers.minimize._method import largest, rounding_of
+from fnopt.solvers.minimize._method import largest
 from fnopt.solvers.minimize._problem import Evaluation
 
 # L-BFGS-B's factr of 1e7, in float64: Byrd, Lu, Nocedal and Zhu (1995), and SciPy.
 _FTOL = 2.2e-9
 # Tolerance of the relative gradient. If the curvature is as large as the value, x^T H x = f, the
 # remaining decrease is half of 1e-4 times the value, the share that `least_squares` accepts.
-_OPTIMALITY = 1e-2
+OPTIMALITY = 1e-2
 
 
 class MinimizeTolerances(NamedTuple):
@@ -24,7 +24,6 @@ class MinimizeTolerances(NamedTuple):
     ftol: jax.Array  # tolerance of the value
     xtol: jax.Array  # tolerance of the largest param
     gtol: jax.Array | None  # tolerance of the gradient; None if none was given
-    optimality: jax.Array  # tolerance of the relative gradient
 
 
 def tolerances(dtype: Any, ftol: Any, xtol: Any, gtol: Any) -> MinimizeTolerances:
@@ -39,7 +38,6 @@ def tolerances(dtype: Any, ftol: Any, xtol: Any, gtol: Any) -> MinimizeTolerance
         # Dennis and Schnabel (1983), section 7.2: two thirds of the digits.
         number(xtol, eps ** (2 / 3)),
         None if gtol is None else number(gtol, 0),
-        number(None, _OPTIMALITY),
     )
 
 
@@ -59,17 +57,6 @@ def value_converged(gained: jax.Array, predicted: jax.Array, small: jax.Array) -
         small: :math:`\epsilon_f F`.
     """
     return jnp.maximum(jnp.abs(gained), predicted) <= small
-
-
-def is_rounding(steep: jax.Array, value: jax.Array) -> jax.Array:
-    r"""Whether a gradient is zero at the rounding level of the value.
-
-    .. math:: \|g\|_\infty \|x\|_\infty \le \sqrt{8 \epsilon}\, |f|
-
-    If the curvature is as large as the value, :math:`x^T H x = f`, a further step decreases the
-    value by at most half of the value's rounding error.
-    """
-    return steep <= jnp.sqrt(rounding_of(jnp.ones_like(value))) * jnp.abs(value)
 
 
 def step_converged(last: jax.Array, step: jax.Array, x: jax.Array, xtol: jax.Array) -> jax.Array:

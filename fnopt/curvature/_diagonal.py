@@ -177,6 +177,7 @@ def tree_dot(a: Any, b: Any) -> jax.Array:
     dtype = compute_dtype(*(jnp.result_type(x) for x, _ in pairs if is_inexact(x)))
     total = jnp.zeros((), dtype)
     for x, y in pairs:
+        # On an explicit mesh, JAX can't merge a sharded axis with another axis.
         flat = (jnp.ravel(replicate(z)).astype(dtype) for z in map(jnp.asarray, (x, y)))
         total = total + jnp.dot(*flat, precision=HIGHEST)
     return total

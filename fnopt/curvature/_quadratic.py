@@ -133,6 +133,7 @@ def _symmetric(entry: Callable[[int, int], jax.Array]) -> jax.Array:
 
 def _dot(a: Any, b: Any) -> jax.Array:
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    # On an explicit mesh, JAX can't merge a sharded axis with another axis.
     flat = [(replicate(x).reshape(-1), replicate(y).reshape(-1)) for x, y in pairs]
     terms = [jnp.dot(x, y, precision=HIGHEST) for x, y in flat]
     return sum(terms[1:], terms[0])

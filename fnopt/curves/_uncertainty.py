@@ -315,6 +315,7 @@ def predict_band(
     error = factor_of(solution, known).errors(J)
     if noise is not False:
         spread = _data_deviation(solution) if noise is True else jnp.asarray(noise, value.dtype)
+        # The variances of the prediction and of new data add.
         error = jnp.hypot(error, jnp.ravel(jnp.broadcast_to(spread, shape.shape)))
     half_width = quantile_of(solution, level, known) * error
     return Band(

@@ -246,6 +246,7 @@ def _variance(
 ) -> tuple[jax.Array, jax.Array]:
     """Variance, and the unbiased squared norm of the mean."""
     n, length = count.astype(deviations.dtype), sum_of_squares(mean).astype(deviations.dtype)
+    # One gradient has no variance.
     variance = jnp.where(count < 2, jnp.full_like(deviations, jnp.nan), deviations / (n - 1))
     # E|mean|^2 = |E mean|^2 + variance / n (McCandlish et al., 2018, appendix A.1).
     return variance, length - variance / n

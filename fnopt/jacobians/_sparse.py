@@ -163,6 +163,7 @@ def _leaves(flat: VectorFunction) -> Shapes:
 @functools.lru_cache(maxsize=8)
 def _coloured(m: int, n: int, rows: bytes, cols: bytes, mode: str, leaves: Shapes) -> Colouring:
     """Colouring of a pattern: one object for equal patterns, to reuse compiled programs."""
+    # The cache needs hashable keys, so the pattern is passed as bytes.
     entries = np.frombuffer(rows, np.int32), np.frombuffer(cols, np.int32)
     return colouring(*entries, (m, n), mode, leaves)
 

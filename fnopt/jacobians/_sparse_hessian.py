@@ -160,6 +160,7 @@ def _both_ways(slope: VectorFunction) -> tuple[np.ndarray, np.ndarray]:
     """Return the entries whose transpose is also in the pattern; others are zero by symmetry."""
     rows, cols = (part.astype(np.int64) for part in found_pattern(slope, _NAME))
     n = slope.m
+    # The found pattern is an upper bound: an entry without its transpose is zero by symmetry.
     both = np.intersect1d(rows * n + cols, cols * n + rows)
     rows, cols = np.divmod(both, n)
     return rows.astype(np.int32), cols.astype(np.int32)

@@ -134,6 +134,7 @@ class scale_by_galore(Transformation):
             [] if layout is None else _pairs(cut(layout, g, False), self._slots(layout, own, 1))
             for g, layout, own in zip(leaves, layouts, known, strict=True)
         ]
+        # On a CPU, concurrent batches of LAPACK calls can deadlock.
         projected = sequential(_project)
         found = map_by_shape(lambda part: projected(*part, self.rank, due), rows)
         low = [
@@ -141,6 +142,7 @@ class scale_by_galore(Transformation):
             for g, layout, row in zip(leaves, layouts, found, strict=True)
         ]
         projectors = [[P for _, P in row] for row in found]
+        # The params aren't passed, because projected gradients have other shapes.
         new, inner_state = self.base_optimizer.update(
             treedef.unflatten(low), state.base_optimizer_state, None, **extra_args
         )

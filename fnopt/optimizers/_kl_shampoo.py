@@ -188,6 +188,7 @@ def _covariances(g: Any, bases: Pair, rows: Any, columns: Any) -> tuple[Pair, Pa
 
 
 def _power_iteration(factors: Pair, bases: Pair) -> tuple[Pair]:
+    # On a CPU, concurrent batches of LAPACK calls can deadlock.
     return (map_sides(sequential(lambda x, q: orthonormal(matmul(x, q), q)), factors, bases),)
 
 

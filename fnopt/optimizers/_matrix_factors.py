@@ -68,6 +68,7 @@ def update_factors(factors: Pair, g: jax.Array, decay: Any, gain: Any = None) ->
     """Update the means of `G G^T` and `G^T G`; nonfinite products are ignored."""
 
     def average(old: jax.Array, x: jax.Array) -> jax.Array:
+        # A NaN would stay in the average.
         return only_finite(ema(old, matmul(x, transpose(x)), decay, gain), old)
 
     return map_sides(average, factors, (g, transpose(g)))
@@ -83,6 +84,7 @@ def refresh_bases(
     """
 
     def decompose(factors: Pair, bases: Pair, *rest: Any) -> Any:
+        # On a CPU, concurrent batches of LAPACK calls can deadlock.
         return map_sides(sequential(eigenvectors), factors, bases), *rest
 
     due = jnp.where(count % every == 0, 1, 2)

@@ -121,6 +121,8 @@ def _cut(layout: MatrixLayout, x: jax.Array, wide: bool, leaves: UnshardedLeaves
         shapes = layout.wide_shapes if wide else layout.shapes
         return [Piece(data, s[1:]) for data, s in zip(datas, shapes, strict=True)]
     if not layout.is_consecutive:
+        # The elements of a matrix aren't consecutive in the leaf, so every device gathers the whole
+        # leaf.
         everything = jax.lax.all_gather(jnp.ravel(x), shard_axes()).reshape(-1)
         leaf = everything[: math.prod(layout.shape)].reshape(layout.shape)
         matrices = layout.cut(leaf, wide)
@@ -188,6 +190,7 @@ def _group_by_owner(fn: Callable[[Any], Any], rows: list[list[Any]], n: int) -> 
 def _pad_for_owners(x: jax.Array, n: int) -> jax.Array:
     """Group pieces `[k, length]` by owner, `[n, some, length]`, padded with the first piece."""
     each = -(-len(x) // n)
+    # The padding is a copy of a matrix, because zeros may give NaN in a factorisation.
     lacking = jnp.broadcast_to(x[:1], (n * each - len(x), x.shape[1]))
     return jnp.concatenate([x, lacking]).reshape(n, each, -1)
 
@@ -216,6 +219,7 @@ def _split_results(out: Any, given: Any, n: int) -> Any:
 def _exchange(blocks: list[jax.Array]) -> list[jax.Array]:
     """Send the rows of blocks `[n, ...]` to the devices, in one message for every dtype."""
     received: list[Any] = [None] * len(blocks)
+    # Every collective adds latency, so there is one per dtype.
     for dtype in dict.fromkeys(x.dtype for x in blocks):
         which = [i for i, x in enumerate(blocks) if x.dtype == dtype]
         flat = [blocks[i].reshape(len(blocks[i]), -1) for i in which]

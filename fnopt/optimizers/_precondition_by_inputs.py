@@ -88,6 +88,7 @@ class precondition_by_inputs(Transformation):
         pairs, treedef = leaves_with_names(updates)
         layouts = layouts_of(self.weight_dimension_numbers, updates)
         slots, count = treedef.flatten_up_to(state.moment), safe_increment(state.count)
+        # On a CPU, concurrent batches of LAPACK calls can deadlock.
         solve, new, means = sequential(self._solve), [], []
         for (name, g), layout, own in zip(pairs, layouts, slots, strict=True):
             g = widen(g)

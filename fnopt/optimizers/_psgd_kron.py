@@ -181,6 +181,7 @@ def _update_factors(mean: jax.Array, factors: Pair, V: jax.Array, rate: jax.Arra
 def _update_factor(Q: jax.Array, A: jax.Array, B: jax.Array, rate: jax.Array) -> jax.Array:
     ours, wanted = matmul(A, transpose(A)), matmul(B, transpose(B))
     size = nonzero(_norm_from_below(ours + wanted))
+    # A NaN would stay in the factor.
     return only_finite(Q - matmul(rate / size * jnp.triu(ours - wanted), Q), Q)
 
 

@@ -131,6 +131,7 @@ class scale_by_shampoo(Matrixwise):
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
         t = count + 1
+        # An infinite square of a finite gradient would stay infinite in the averages.
         g = clip_squarable(g, max(g.shape))
         new = {"mu": ema(slots.mu, g, h.b1)}
         mean = new["mu"] / bias_correction(h.b1, t)

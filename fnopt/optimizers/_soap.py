@@ -150,6 +150,7 @@ class scale_by_soap(Matrixwise):
 def _power_iteration(factors: Pair, bases: Pair, nu: jax.Array) -> tuple[Pair, jax.Array]:
     """Update the bases by one power iteration; order bases and `nu` by eigenvalue."""
     new: list[Any] = []
+    # On a CPU, concurrent batches of LAPACK calls can deadlock.
     basis = sequential(orthonormal)
     for axis, (factor, old) in enumerate(zip(factors, bases, strict=True), 1):
         if factor is None:

@@ -210,6 +210,7 @@ class stochastic_reconfiguration(Transformation):
         failed = jnp.where(known, Status.NONFINITE_STEP.array, Status.NONFINITE_START.array)
         return zero_unless(accepted, moved, params), StochasticReconfigurationState(
             safe_increment(state.count),
+            # A rejected step resets the momentum, so that later steps are finite.
             None if self.momentum is None else zero_unless(accepted, direction, state.momentum),
             jnp.where(accepted, Status.RUNNING.array, failed),
             X.mean(energies)[0],

@@ -146,6 +146,7 @@ def certify(
             least_curvature=curvature.least,
         ),
         x=jnp.where(falls, curvature.x, end.x),
+        # A restart at another point begins with the method's own radius.
         radius=jnp.where(falls, 0, end.radius),
         failed=end.failed | falls,
     )
@@ -187,6 +188,7 @@ def certified_end(
     return Certified(
         certificate=certificate,
         rank=spectrum.rank,
+        # A stalled search at an optimal point has converged.
         status=jnp.where(stalled & optimal, Status.CONVERGED_STEP.array, state.status),
         x=point.x,
         radius=free_spectrum.length,

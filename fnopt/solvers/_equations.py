@@ -242,6 +242,7 @@ def _implicitly(
     f, consts = convert_closure(fn, x)
     J: Any
     J, of_jac = (None, []) if jac is None else convert_closure(jac, x)
+    # The rule below takes a JVP, which JAX doesn't derive for a `custom_vjp`.
     if solver.jacobian == "reverse" and not solver.geodesic:
         f = forward_from_reverse(f)
 

@@ -131,6 +131,7 @@ def iterate(
         return bounded_step(state.point, box, scale, state.radius, state.lam, step_from, products)
 
     def advance(state: SearchState) -> SearchState:
+        # A radius of zero marks the evaluation of the initial point.
         point, first = state.point, state.radius <= 0
         scale = metric(state, relative and box is None)
         trial, x = propose(state, scale)
@@ -196,6 +197,7 @@ def after_step(
     """
     point, first, finite = state.point, state.radius <= 0, is_finite(end)
     before, after = _free_slopes(point, box), _free_slopes(end, box)
+    # A step to a nonfinite point counts as an infinite increase, which rejects it.
     actual = jnp.where(finite, actual, -jnp.inf)
     noise = cost_rounding(before, tolerances.eps)
     step = evaluate_step(state, trial, actual, noise, is_nearer(after, before))
@@ -232,6 +234,7 @@ def _select(accepted: jax.Array, new: Any, old: Any) -> Any:
     """Select the new tree where a step is accepted, for one problem or along the last axis."""
     if accepted.ndim:
         return select_tree(accepted, new, old)
+    # For one problem, `cond` saves a select over the Jacobian.
     return cond(accepted, lambda: new, lambda: old)
 
 

@@ -275,6 +275,7 @@ def decode_part(
 
 def _blocks(x: jax.Array, shape: tuple[int, ...], block_size: int) -> jax.Array:
     """Reshape to `[..., parts, blocks, block]`; the last block of a part is padded with zeros."""
+    # On an explicit mesh, JAX can't split a sharded axis.
     parts = replicate(x).reshape(*x.shape[:-1], -1, _length(shape))
     block = block_length((*_memory(x, shape), *shape), block_size)
     fill = [(0, 0)] * (parts.ndim - 1) + [(0, -parts.shape[-1] % block)]

@@ -115,12 +115,14 @@ def _refitted(task: Task, data: BatchData, ends: LaneEnds, max_steps: int) -> La
     QR and acceleration would be too expensive for all problems of a batch.
     """
     failed = _needs_fallback(ends)
+    # Failed fits come first in the order, so that the loop below visits no others.
     order = jnp.nonzero(failed, size=len(data.x0), fill_value=0)[0]
 
     def refit(i: jax.Array, ends: LaneEnds) -> LaneEnds:
         k = order[i]
         old = jax.tree.map(lambda a: a[k], ends)
         new = _fit_alone(task, data.fit(lambda a: a[k]), max_steps)
+        # A refit that doesn't converge is kept too, unless its cost is higher.
         solved = is_converged(new.status) | ~(new.cost > old.cost)
         kept = select_tree(solved, new, old)
         kept = kept._replace(steps=old.steps + new.steps)
@@ -168,12 +170,13 @@ def _covariances(
     known = (ends.rank == n) & jnp.isfinite(ends.cost)
     variance = jnp.ones_like(ends.cost)
     if not absolute_sigma:
-        known &= points > n
+        known &= points > n  # without degrees of freedom the variance is unknown
         variance = 2 * ends.cost / jnp.maximum(points - n, 1).astype(variance.dtype)
     covariance = ends.inverse * variance[:, None, None]
     errors = safe_sqrt(jnp.diagonal(covariance, axis1=1, axis2=2))
     if units is not None:
         size = units.params * (units.residuals[:, None] if absolute_sigma else 1)
+        # Two products, because the product of two scales may overflow.
         covariance = (covariance * size[:, :, None]) * size[:, None, :]
         errors = errors * size
     infinite = jnp.asarray(jnp.inf, covariance.dtype)

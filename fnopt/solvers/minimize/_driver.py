@@ -237,6 +237,7 @@ def _minimized(
         unit = jnp.ones((), x.dtype)
         # An optimizer's hyper-parameters refer to the unscaled function.
         if method.wolfe is not None:
+            # A power of two scales without rounding errors.
             unit = floor_power_of_two(jnp.max(jnp.abs(x), initial=0))
             problem = problem.in_unit(unit)
 

@@ -31,6 +31,7 @@ from fnopt.numerics import (
     is_inexact,
     is_traced,
     real_dtype,
+    saturating_cast,
     shape_of,
     zero_slope_at_zero,
 )
@@ -299,7 +300,7 @@ def _leaf_formula(
             out = tx.leaf(LeafNumbers(**dict.fromkeys(cls._leaf_names) | h), *args)
         old = row[len(row) - len(slots) :]
         out = returned_by_leaf(cls.__name__, out, slots, args[0], old)
-        new = jax.tree.map(lambda x, was: lax.convert_element_type(x, was.dtype), out[1:], old)
+        new = jax.tree.map(lambda x, was: saturating_cast(x, was.dtype), out[1:], old)
         update = lax.convert_element_type(out[0], dtype)
         if nothing is not None:
             update = zero_slope_at_zero(update)

@@ -32,6 +32,7 @@ from fnopt.numerics import (
     is_array_like,
     is_inexact,
     real_dtype,
+    saturating_cast,
     shape_of,
 )
 
@@ -187,8 +188,8 @@ def _map_row(
         out = fn(*args)
     first, *others = (out,) if outputs == 1 else out
     assert 1 + len(others) == outputs <= len(dtypes)
-    targets = ((first, dtype), *zip(others, dtypes[1:], strict=False))
-    return tuple(lax.convert_element_type(x, d) for x, d in targets)
+    stored = map(saturating_cast, others, dtypes[1:])
+    return lax.convert_element_type(first, dtype), *stored
 
 
 def without_gradient(

@@ -51,6 +51,7 @@ from fnopt.numerics._numbers import (
 from fnopt.numerics._rounding import (
     is_narrow,
     round_to_nearest,
+    saturating_cast,
     stochastic_round,
     stochastic_round_leaves,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "positive_root",
     "real_dtype",
     "safe_increment",
+    "saturating_cast",
     "squared_modulus",
     "stochastic_round",
     "zero_count",

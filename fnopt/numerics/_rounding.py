@@ -33,6 +33,19 @@ def _distance(x: jax.Array, dtype: Any) -> jax.Array:
     return jnp.maximum(power, 2.0**least) * jnp.float32(2.0 ** -int(info.nmant))
 
 
+def saturating_cast(x: Any, dtype: Any) -> jax.Array:
+    """Cast to a dtype; numbers above the range of the dtype become its largest number.
+
+    A plain cast makes them infinite, or NaN in a float8 dtype without infinity. bfloat16 has the
+    range of float32.
+    """
+    if all(jnp.issubdtype(d, jnp.floating) for d in (jnp.result_type(x), dtype)):
+        target = jnp.finfo(dtype)
+        if target.maxexp < jnp.finfo(jnp.result_type(x)).maxexp:
+            x = jnp.clip(x, float(target.min), float(target.max))
+    return jax.lax.convert_element_type(x, dtype)
+
+
 @functools.partial(jax.jit, static_argnums=1)
 def round_to_nearest(x: jax.Array, dtype: Any) -> jax.Array:
     """Round a float32 array to the nearest numbers of a narrow dtype; the result is float32."""

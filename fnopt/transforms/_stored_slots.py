@@ -11,7 +11,15 @@ from jax.core import Tracer
 
 from fnopt.core import count_of, first_count, map_slots, next_count, static
 from fnopt.errors import matches, names_text, where
-from fnopt.numerics import as_dtype, compute_dtype, is_inexact, is_narrow, stochastic_round_leaves
+from fnopt.numerics import (
+    as_dtype,
+    compute_dtype,
+    is_inexact,
+    is_narrow,
+    real_dtype,
+    saturating_cast,
+    stochastic_round_leaves,
+)
 from fnopt.sharding import place_state
 from fnopt.transforms._chain import Wrapper
 from fnopt.transforms._gradient_noise import key_words, step_key
@@ -105,9 +113,15 @@ class precision_policy(StoredSlots):
     never decays. With a `key`, slots of 16 bits and less are rounded stochastically, without bias,
     at the cost of random numbers.
 
+    Numbers above the range of a dtype are stored as its largest number, and tiny numbers as zero.
+    Adam's steps become up to :math:`1 / \sqrt{1 - b_2}` times too large where a mean square is
+    rounded to zero: below 3e-8 in float16, below 1e-3 in float8_e4m3fn. `quantized_state` has one
+    scale for each block instead.
+
     Args:
         inner: The optimizer, of fnopt or any (init, update) pair.
         slots: A dict from the name of a slot (see `slot_names`), its path or a glob to a dtype.
+            A complex dtype stands for the dtype of its parts.
         compute_dtype: The dtype to which gradients, params and slots are cast before the step,
             float32 or wider. None uses their widest dtype, at least float32.
         key: An integer or a key of `jax.random`, which enables stochastic rounding of slots.
@@ -127,7 +141,8 @@ class precision_policy(StoredSlots):
     """
 
     slots: Any = static(
-        default=(), convert=lambda given: tuple((k, as_dtype(x)) for k, x in pattern_items(given))
+        default=(),
+        convert=lambda given: tuple((k, real_dtype(as_dtype(x))) for k, x in pattern_items(given)),
     )
     compute_dtype: Any = static(default=None, convert=as_dtype)
     key: Any = static(default=None, convert=lambda key: None if key is None else key_words(key))
@@ -184,7 +199,7 @@ class precision_policy(StoredSlots):
             # Complex arrays keep their kind, in the same width if it exists.
             if jnp.iscomplexobj(x):
                 return x.astype(jnp.complex128 if dtype == jnp.float64 else jnp.complex64)
-            return (next(rounded) if is_random(dtype, x) else x).astype(dtype)
+            return saturating_cast(next(rounded) if is_random(dtype, x) else x, dtype)
 
         return self._map(store_leaf, state)
 

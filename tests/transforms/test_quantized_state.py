@@ -365,6 +365,26 @@ def test_policy_of_dtypes():
     assert updates["w"].dtype == jnp.bfloat16
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float8_e5m2", "float8_e4m3fn"])
+def test_slots_beyond_the_range_of_a_dtype_are_its_largest_number(dtype: str):
+    largest = float(jnp.finfo(dtype).max)
+    grads = jnp.asarray([1e20, -1e6, 1.0, jnp.nan])
+    expected = [largest, -largest, 1.0, np.nan]
+    inner = fnopt.trace(0.9)
+    policy, random = (fnopt.precision_policy(inner, {"*": dtype}, key=key) for key in (None, 0))
+    for tx in (policy, random, fnopt.trace(0.9, accumulator_dtype=dtype)):
+        slot = fnopt.slots(tx.update(grads, tx.init(grads))[1])["trace"]
+        assert slot.dtype == dtype
+        np.testing.assert_array_equal(np.asarray(slot, np.float32), expected)
+
+
+def test_policy_of_a_complex_dtype_is_that_of_its_parts():
+    tx = fnopt.precision_policy(fnopt.trace(0.9), {"trace": "complex64"})
+    state = tx.init({"w": jnp.ones(2), "z": jnp.ones(2, jnp.complex64)})
+    trace = fnopt.slots(state)["trace"]
+    assert (trace["w"].dtype, trace["z"].dtype) == (jnp.float32, jnp.complex64)
+
+
 def test_policy_of_the_compute_dtype(x64):
     params = {"w": jnp.ones(4, jnp.float32)}
     tx = fnopt.precision_policy(fnopt.adam(1e-3), {"mu": "float32"}, compute_dtype="float64")

@@ -24,9 +24,9 @@ ELSEWHERE = {
     "`radam` at the first steps": "tests/optimizers/cases.py",
     "`polyak_sgd`, `momo`, `momo_adam` without a": "tests/optimizers/test_lower_bound.py",
     "`reduce_on_plateau` and `rtol` of": "tests/transforms/test_linesearch.py",
-    "`scale_by_backtracking_linesearch` where no step": "tests/transforms/test_linesearch.py",
+    "`scale_by_backtracking_linesearch` if no": "tests/transforms/test_linesearch.py",
     "derivatives with respect to hyper-parameters": "tests/contract/test_transforms.py",
-    "params that are no floating arrays": "tests/interop/test_laxer.py",
+    "params that aren't floating": "tests/interop/test_laxer.py",
     "losses of shapes that broadcast": "tests/interop/test_laxer.py",
     "losses of vectors": "tests/interop/test_laxer.py",
     "`lookahead(...).init` of params": "tests/interop/test_laxer.py",
@@ -80,7 +80,7 @@ def _() -> None:
     assert seen == [jnp.bfloat16, jnp.float32]
 
 
-@check("an element that never saw")
+@check("an element whose gradients")
 def _() -> None:
     theirs, ours = (run(tx, [ONE * 0], ONE)[0][0] for tx in both("adam", 0.1, eps=0.0))
     assert jnp.isnan(theirs).all()
@@ -97,7 +97,7 @@ def _() -> None:
     assert jnp.isfinite(our_state[0].nu).all()
 
 
-@check("from a constant number to a schedule")
+@check("change from a constant to a schedule")
 def _() -> None:
     for lib, same in ((optax, False), (fnopt, True)):
         states = [lib.adam(rate).init(ONE)[1] for rate in (0.1, lib.linear_schedule(0.1, 0.0, 3))]
@@ -150,7 +150,7 @@ def _() -> None:
         assert tx.init(ONE)[0].nu.dtype == dtype
 
 
-@check("counts of `ademamix`")
+@check("step counts of `ademamix`")
 def _() -> None:
     for tx, counts in zip(both("ademamix", 0.1), (2, 1), strict=True):
         assert sum("count" in name for name in tx.init(ONE)[0]._fields) == counts
@@ -384,7 +384,7 @@ def _() -> None:
         assert tx.init(ONE + 0j)[0].mu.dtype == dtype
 
 
-@check("state of leaves that a mask leaves out")
+@check("state of leaves that a mask excludes")
 def _() -> None:
     mask, params = {"a": True, "b": False}, {"a": ONE, "b": {"c": ONE, "d": ONE}}
     theirs = optax.masked(optax.trace(0.9), mask).init(params).inner_state.trace
@@ -407,7 +407,7 @@ def _() -> None:
         fnopt.apply_updates(None, ONE)
 
 
-@check("gradients of whole numbers")
+@check("integer gradients")
 def _() -> None:
     g = jnp.arange(2)
     assert optax.scale(2.0).update(g, optax.EmptyState(), ONE)[0][1] == 2
@@ -433,7 +433,7 @@ def _() -> None:
         assert is_one == (lib is optax_api)
 
 
-@check("a gradient of `None` beside a slot")
+@check("a gradient of `None` for a leaf")
 def _() -> None:
     params = {"a": ONE, "b": jnp.arange(2)}
     grads = {"a": ONE, "b": None}
@@ -448,7 +448,7 @@ def _() -> None:
         full.update(grads, full.init({"a": ONE, "b": ONE}))
 
 
-@check("class numbers that are floats")
+@check("class labels of floating")
 def _() -> None:
     args = jnp.ones((2, 3)), jnp.asarray([0.0, 2.0])
     optax.losses.multiclass_hinge_loss(*args)
@@ -457,7 +457,7 @@ def _() -> None:
             lib.losses.multiclass_hinge_loss(*args)
 
 
-@check("an extra argument that nothing takes")
+@check("an extra argument that no")
 def _() -> None:
     known = {"value": 1.0, "grad": ONE, "value_fn": lambda p: jnp.sum(p)}
     for lib in (optax, optax_api, fnopt):

@@ -271,6 +271,7 @@ def _program(fun: Any, leaves: list[Any], treedef: Any, args: Any, kwargs: Any) 
 
     def flat(leaves: list[Any]) -> list[Any]:
         out, structure = jax.tree.flatten(fun(treedef.unflatten(leaves), *args, **kwargs))
+        # A jaxpr returns arrays only; `unflatten` puts other outputs back.
         is_array = [isinstance(x, (jax.Array, np.ndarray, np.generic)) for x in out]
         kept[:] = [structure, [None if a else x for a, x in zip(is_array, out, strict=True)]]
         kept.append(is_array)

@@ -100,6 +100,7 @@ class BatchStepDescent(Transformation):
         dtype = step_dtype(params)
         return GaussNewtonDescentState(
             zero_count(),
+            # Copy: donating the state would delete the buffer of `self.damping`.
             jnp.array(self.damping, dtype),
             None if self.momentum is None else slot_zeros(params),
             Status.RUNNING.array,
@@ -216,6 +217,7 @@ def _search_length(
 
     zero = jnp.zeros((), jnp.int32)
     _, length, after = jax.lax.while_loop(is_unfinished, halve, (zero, tried, value(tried)))
+    # A step along an ascent direction is never accepted.
     found = decreases_enough(length, after) & (step.slope < 0)
     return jnp.where(found, length, jnp.zeros_like(length)), after
 
@@ -252,6 +254,7 @@ def _scale(length: jax.Array, direction: Any) -> Any:
 def _status(step: BatchStep, finite: jax.Array, accepted: jax.Array, after: jax.Array) -> jax.Array:
     """The status of a step: accepted, or the reason for the rejection."""
     code = lambda status: status.array  # noqa: E731
+    # The linear model predicts a decrease below rounding error.
     flat = -step.slope <= step.noise
     refused = jnp.where(jnp.isfinite(after), code(Status.STALLED), code(Status.NONFINITE_STEP))
     refused = jnp.where(flat, code(Status.CONVERGED_COST), refused)

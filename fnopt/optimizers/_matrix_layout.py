@@ -223,6 +223,7 @@ def _portions(rows: list[list[Any]], group: Places) -> list[Places]:
 
 def stack(rows: list[list[Any]], places: Places, before: Any = None) -> Any:
     """Concatenate parts along their leading axes, after other arrays are computed."""
+    # Portions run one after the other, so that only one stack at a time is in memory.
     parts = [wait_for(rows[i][j], before) for i, j in places]
     return parts[0] if len(parts) == 1 else jax.tree.map(lambda *x: concatenate([*x]), *parts)
 

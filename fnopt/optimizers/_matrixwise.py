@@ -149,6 +149,7 @@ class Matrixwise(Transformation):
             number_matrices(rows)
         program = _program(type(self), self._flatten()[1])
         step = lambda u, part: program(numbers, count, part | {"u": u})  # noqa: E731
+        # On a CPU, concurrent batches of LAPACK calls can deadlock.
         step = sequential(step) if self.factorizes else step
         out = map_by_shape(lambda part: step(part["u"], part), rows)
         fields: dict[str, Any] = dict.fromkeys(self.unused())
@@ -172,6 +173,7 @@ class Matrixwise(Transformation):
         def cut_slot(name: str, x: Any) -> list[Any]:
             if name not in custom_slots(self.State):
                 return self._cut(layout, x)
+            # Only the shape of the initial slot is used, so that any dtype works.
             start = functools.partial(self.start, name, dtype=jnp.float32)
             pairs = zip(x, self._shapes(layout), strict=True)
             return [load_slot(x, functools.partial(start, shape=shape)) for x, shape in pairs]

@@ -103,6 +103,7 @@ class scale_by_prodigy(Transformation):
             slot_zeros(params, real=True),
             slot_zeros(params),
             slot_copy(params),
+            # Copy: donating the state would delete the buffer of `self.estim_lr0`.
             jnp.array(self.estim_lr0, dtype),
             jnp.zeros((), dtype),
             zero_count(),
@@ -259,6 +260,7 @@ class scale_by_dadapt_adamw(Transformation):
     def init(self, params: Any) -> ScaleByDadaptAdamwState:
         """Return zeros, and the initial estimate."""
         zero = jnp.zeros((), real_dtype_of(params))
+        # Copy: donating the state would delete the buffer of `self.estim_lr0`.
         d0 = jnp.array(self.estim_lr0, zero.dtype)
         squares = slot_zeros(params, real=True)
         return ScaleByDadaptAdamwState(

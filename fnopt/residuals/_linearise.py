@@ -114,6 +114,7 @@ def linearise_gram(
         sums = flat.derivative.gram(x, jnp.ones_like(value), value)
         return value, *psum_rows(sums), jnp.ones_like(x)
     value, J = linearise(flat, x, mode, chunk_size)
+    # Squares of the columns must be in range; powers of two scale them exactly.
     unit = _safe_units(J)
     J = J / unit
     G, g = psum_rows((gram(J), matmul(value, J)))
@@ -201,6 +202,7 @@ def probed_columns(pull: Map, r: jax.Array) -> jax.Array:
     Reference:
         Bekas, Kokiopoulou and Saad (2007), An estimator for the diagonal of a matrix.
     """
+    # A constant key gives the same scaling in every call.
     key = jax.random.key(0)
     if row_axes():  # devices with different rows need different probes
         key = jax.random.fold_in(pvary_over_rows(key), lax.axis_index(row_axes()))

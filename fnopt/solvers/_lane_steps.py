@@ -126,11 +126,13 @@ def step(
         x = search.point.x + trial.step
     else:
         trial, x = over_lanes(_propose_within)(search, scale, box)
+    # A radius of zero marks the evaluation of the initial point.
     x = jnp.where(search.radius <= 0, search.point.x, x)
     end, r = evaluate(problems, x, data, dense=box is not None)
     rows: Any = search.residuals
     if r is None:
         before, after = search.point.r, end.r
+        # A difference of squares would cancel; these products don't.
         actual = sum_points([(before - after) * (before + after)])[0] / 2
     else:
         pulled = search.point.r * sum(c * p for c, p in zip(rows.columns, trial.step, strict=True))

@@ -105,6 +105,7 @@ def search_lanes(
         x, data = _lane_rows((x0, rows), index)
         point, r = zeros_of(functools.partial(evaluate, problems, dense=box is not None), x, data)
         search = initial_state(point._replace(x=x), r)
+        # A lane without a problem must not run.
         status = jnp.where(index < fits, search.status, Status.MAX_STEPS.array)
         blank = jnp.zeros_like(search.lam)
         return _Lanes(search._replace(status=status), index, 0 * index, blank, blank)
@@ -149,6 +150,7 @@ def search_lanes(
             search = step(problems, method, tolerances, data, sides, now.search, now.radius)
             return now._replace(search=search)
 
+        # Once all problems have begun, there is nothing to refill, so all lanes run to their end.
         least = jnp.where(begun < fits, count_running(lanes) // _REFILL, 0)
         stopped = while_loop(lambda now: count_running(now) > least, advance, lanes)
         lanes, ends = certify_lanes(stopped, data, sides)
@@ -181,4 +183,6 @@ def search_lanes(
 
 def _lane_rows(tree: Any, index: jax.Array) -> Any:
     """Return rows of arrays as lanes; arbitrary values for an index out of range."""
+    # The index of an idle lane is out of range: the lane gets the last problem, and no result is
+    # kept.
     return jax.tree.map(lambda a: jnp.moveaxis(a.at[index].get(mode="clip"), 0, -1), tree)

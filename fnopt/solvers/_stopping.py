@@ -173,6 +173,7 @@ def stopping_status(
     exhausted = step.flat & ~step.accepted
     small = exhausted | cost_converged(step, before.cost, tolerances.ftol)
     tiny = step.trial.length <= tolerances.xtol * length(scale * before.x)
+    # An accepted step without damping is a Newton step: a tiny one shows convergence.
     newton = (step.trial.lam <= 0) & step.accepted
     # Every rejection at least halves the radius. After this many, steps that were 1 / eps times as
     # long as the params are as short as their rounding error.

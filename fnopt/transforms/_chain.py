@@ -60,6 +60,7 @@ class Wrapper(Transformation):
         def step() -> tuple[Any, Any]:
             gradients = prepare(updates)
             new, inner = self.inner.update(gradients, inner_state, params, **extra_args)
+            # The types of a state never change, because a loop rejects other types.
             return new, cast_like(inner, inner_state)
 
         def skip() -> tuple[Any, Any]:

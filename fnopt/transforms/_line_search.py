@@ -61,6 +61,7 @@ def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., Any
 
         def computed() -> tuple[Any, Any]:
             new, slope = jax.value_and_grad(value_fn)(params, *args, **kwargs)
+            # `cond` requires equal dtypes of both branches.
             as_known = jax.tree.map(lambda a, b: a.astype(b.dtype), slope, grad)
             return scalar_loss(new, value.dtype), as_known
 
@@ -255,6 +256,7 @@ def _widen(
 ) -> LineSearch:
     """Bracketing phase (algorithm 3.5): whether the last two steps enclose an acceptable step."""
     last = search.last
+    # The first trial has no previous trial to compare with.
     too_far = (decrease > 0) | (criteria.is_higher(new, last) & (search.count > 0))
     past = (new.slope >= 0) & ~too_far
     low, high = select_tree(past, new, last), select_tree(past, last, new)

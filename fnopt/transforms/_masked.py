@@ -166,6 +166,7 @@ def _no_update(g: Any, p: Any) -> Any:
         return None
     dtype = dtype_of(g if is_inexact(p) else p)
     if dtype == jax.dtypes.float0 or jnp.issubdtype(dtype, jax.dtypes.prng_key):
+        # JAX's gradients of integers and keys have this dtype.
         return np.zeros(jnp.shape(p), jax.dtypes.float0)
     return jnp.zeros_like(p, dtype=dtype)
 

@@ -137,6 +137,7 @@ class quantized_state(StoredSlots):
     ) -> QuantizedStateState:
         def encode_leaf(form: str, x: Any, shape: Any) -> Any:
             size = x.size if shape is None else unsharded_size(x, shape)
+            # Codes hold real numbers only, so complex leaves are stored unchanged.
             if jnp.iscomplexobj(x) or size < self.min_size:
                 return x
             wide = widen(x)

@@ -139,12 +139,14 @@ def cauchy_point(B: CompactMatrix, box: Box, point: Evaluation) -> tuple[jax.Arr
     p = _from_the_end(moving)
     stopped = jnp.where(jnp.isfinite(t_sorted), t_sorted, 0)[:, None] * moving
     still = jnp.concatenate([jnp.zeros_like(stopped[:1]), jnp.cumsum(stopped, axis=0)])
+    # inf * 0 would be NaN for params that don't move
     finite_start = jnp.where(jnp.isfinite(start), start, 0)
     c = still + finite_start[:, None] * p
     inside = B.solved(jnp.stack([p, c]))
     slope = -square + B.theta * finite_start * square - jnp.sum(p * inside[1], axis=1)
     curvature = B.theta * square - jnp.sum(p * inside[0], axis=1)
     least = jnp.asarray(jnp.finfo(t.dtype).eps, t.dtype) * B.theta * square
+    # Rounding errors must not make the curvature zero or negative.
     curvature = jnp.maximum(curvature, least)
     going = (slope < 0) & (square > 0)
     forward = jnp.where(going, -slope / jnp.where(going, curvature, jnp.ones_like(slope)), 0)
@@ -154,7 +156,7 @@ def cauchy_point(B: CompactMatrix, box: Box, point: Evaluation) -> tuple[jax.Arr
     arrived = t <= at
     bound = jnp.where(d > 0, box.upper, box.lower)
     there = jnp.where(arrived & (d != 0), bound, x + at * d)
-    there = box.nearest(there)
+    there = box.nearest(there)  # rounding may put the point outside of the box
     return there, (there > box.lower) & (there < box.upper)
 
 

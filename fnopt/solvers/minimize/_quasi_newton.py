@@ -61,6 +61,7 @@ class bfgs(MinimizeMethod):
         # (I - rho s y^T) H (I - rho y s^T) is multiplied out, so that it stays exactly symmetric.
         weight = (1 + dot(y, Hy) / sy) / sy
         H = H - (jnp.outer(s, Hy) + jnp.outer(Hy, s)) / sy + weight * jnp.outer(s, s)
+        # A pair without positive curvature, or whose update overflows, is skipped.
         return jnp.where(usable & jnp.all(jnp.isfinite(H)), H, memory)
 
     def direction(
@@ -131,6 +132,7 @@ class lbfgsb(MinimizeMethod):
         downhill = dot(point.gradient, target - point.x) < 0
         inside = jnp.minimum(_largest_part(box.lower, box.upper, cauchy, step), 1)
         target = jnp.where(downhill, target, box.nearest(cauchy + inside * step))
+        # If the reduced system is singular, the step ends at the Cauchy point.
         target = jnp.where(jnp.all(jnp.isfinite(target)), target, cauchy)
         step = target - point.x
         direction = newton_like(point, step, ~fresh)

@@ -197,6 +197,17 @@ def checked_values(values: Any, params: Any, x: Any, y: jax.Array) -> Any:
     return values
 
 
+def has_jacobian(jac: Any, passing: str, name: str) -> bool:
+    """Whether `jac` is a function; refuse one that doesn't match the params, and other values."""
+    if not callable(jac):
+        if jac not in (None, *SCHEMES):
+            raise ValueError(f"{name}: jac = {jac!r}, expected a function jac(x, a, b, ...).")
+        return False
+    if passing != "numbers":
+        raise ValueError(f"{name}: jac is given, but p0 is a tree; expected numbers in a row.")
+    return True
+
+
 def residual_jacobian(jac: Any, passing: str, matrix: bool) -> Callable[..., jax.Array] | None:
     """The Jacobian of the residuals, `(p, x, y) -> J`, from the Jacobian of the model.
 
@@ -208,12 +219,8 @@ def residual_jacobian(jac: Any, passing: str, matrix: bool) -> Callable[..., jax
     Returns:
         The function; None without `jac`.
     """
-    if not callable(jac):
-        if jac not in (None, *SCHEMES):
-            raise ValueError(f"curve_fit: jac = {jac!r}, expected a function jac(x, a, b, ...).")
+    if not has_jacobian(jac, passing, "curve_fit"):
         return None
-    if passing != "numbers":
-        raise ValueError("curve_fit: jac is given, but p0 is a tree; expected numbers in a row.")
 
     def jacobian(p: jax.Array, positions: Boxed, y: jax.Array) -> jax.Array:
         with explain_jax_errors("curve_fit", "jac", is_another=True):

@@ -182,8 +182,7 @@ def off_flat_places(fn: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.A
     """
     left, J = _linearised(fn, x)
     still = jnp.all(J == 0, axis=0) & jnp.any(left != 0)
-    size = jnp.max(jnp.abs(x), initial=0)
-    size = jnp.where(x != 0, jnp.abs(x), jnp.where(size > 0, size, jnp.ones_like(size)))
+    size = jnp.where(x != 0, jnp.abs(x), nonzero(jnp.max(jnp.abs(x), initial=0)))
     return jnp.where(reshard_like(still, x), x + jnp.finfo(x.dtype).eps ** 0.5 * size, x)
 
 

@@ -10,13 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.curves._curve_start import check_count_of_params, check_takes_tree
-from fnopt.curves._residuals import call_model
+from fnopt.curves._residuals import call_model, has_jacobian
 from fnopt.curves.batched._data import NAME, BatchData, one_fit
 from fnopt.curves.batched._start import ParamLayout
 from fnopt.errors import explain_jax_errors, explain_missing_keys
 from fnopt.jacobians import lacks_forward
 from fnopt.programs import TracedFunction, is_eager, trace_function
-from fnopt.solvers import SCHEMES
 
 _MOST_PARAMS = 16  # the algebra is unrolled, so compile time grows with the cube of this number
 
@@ -64,12 +63,8 @@ def checked_jacobian(
     jac: Any, layout: ParamLayout, data: BatchData
 ) -> Jacobian | TracedFunction | None:
     """Convert a user's Jacobian of one fit to a value if possible."""
-    if not callable(jac):
-        if jac not in (None, *SCHEMES):
-            raise ValueError(f"{NAME}: jac = {jac!r}, expected a function jac(x, a, b, ...).")
+    if not has_jacobian(jac, layout.passing, NAME):
         return None
-    if layout.passing != "numbers":
-        raise ValueError(f"{NAME}: jac is given, but p0 is a tree; expected numbers in a row.")
     numbers, points = one_fit(data)
     m, n, at = math.prod(points.y.shape), len(numbers), points.x
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from fnopt.core import Value
 from fnopt.linear import norm
+from fnopt.numerics import nonzero
 from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 
 
@@ -112,12 +113,8 @@ def first_step(point: Evaluation) -> jax.Array:
 
     Params are scaled by the initial guess, so the step is at least as long as the largest param.
     """
-    steep = norm(point.gradient)
-    return _finite(largest(point.x) / jnp.where(steep > 0, steep, jnp.ones_like(steep)))
-
-
-def _finite(x: jax.Array) -> jax.Array:
-    return jnp.where(jnp.isfinite(x), x, jnp.ones_like(x))
+    factor = largest(point.x) / nonzero(norm(point.gradient))
+    return jnp.where(jnp.isfinite(factor), factor, jnp.ones_like(factor))
 
 
 class SecantPair(NamedTuple):
@@ -134,9 +131,8 @@ def secant_pair(before: Evaluation, after: Evaluation) -> SecantPair:
     """Return the secant pair of a step."""
     s, y = after.x - before.x, after.gradient - before.gradient
     size = norm(s)
-    safe = jnp.where(size > 0, size, jnp.ones_like(size))
     # Both are divided by the length of the step: products of tiny differences would underflow.
-    s, y = s / safe, y / safe
+    s, y = s / nonzero(size), y / nonzero(size)
     sy, steep = dot(s, y), norm(y)
     eps = jnp.asarray(jnp.finfo(s.dtype).eps, s.dtype)
     # s has length 1, so s^T y / |y| is a cosine.

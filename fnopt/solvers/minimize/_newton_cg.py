@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.linear import norm, to_boundary
+from fnopt.numerics import nonzero
 from fnopt.residuals import hessian_product
 from fnopt.sharding import while_loop
 from fnopt.solvers._trust_region import GOOD, POOR
@@ -106,7 +107,7 @@ def steihaug(
         radius: The trust-region radius.
     """
     times, size = hessian_product(problem.f, point.x), norm(point.gradient)
-    scale = jnp.where(size > 0, size, jnp.ones_like(size))
+    scale = nonzero(size)
     # All vectors are divided by the gradient's norm: products of tiny gradients would underflow.
     g, radius = point.gradient / scale, radius / scale
 
@@ -123,7 +124,7 @@ def steihaug(
         p = jnp.where(outside, p + edge * d, ahead)
         r = r + alpha * Hd
         new = dot(r, r)
-        d = -r + new / jnp.where(rr > 0, rr, jnp.ones_like(rr)) * d
+        d = -r + new / nonzero(rr) * d
         return _Inner(p, r, d, new, count + 1, outside)
 
     def unfinished(at: _Inner) -> jax.Array:

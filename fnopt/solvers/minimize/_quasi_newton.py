@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import static
-from fnopt.numerics import matmul
+from fnopt.numerics import matmul, nonzero
 from fnopt.optimizers import inverse_product
 from fnopt.solvers.minimize._compact import (
     CorrectionPairs,
@@ -55,7 +55,7 @@ class bfgs(MinimizeMethod):
         """Update the inverse Hessian with a secant pair, if its curvature is positive."""
         s, y, sy, yy, usable = secant_pair(before, after)
         # The first secant pair sets the scale of the matrix: Nocedal and Wright, eq. 6.20.
-        scale = jnp.eye(s.size, dtype=s.dtype) / jnp.where(yy > 0, yy, jnp.ones_like(yy))
+        scale = jnp.eye(s.size, dtype=s.dtype) / nonzero(yy)
         H = jnp.where(fresh, scale, memory)
         Hy = matmul(H, y)
         # (I - rho s y^T) H (I - rho y s^T) is multiplied out, so that it stays exactly symmetric.

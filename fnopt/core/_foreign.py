@@ -19,7 +19,7 @@ class from_pair(Transformation):
     """Convert another library's (init, update) pair to an fnopt transformation.
 
     `chain` and the other wrappers do this automatically for objects with `init` and `update`, and
-    for pairs. The pair gets the extra arguments that its signature takes.
+    for pairs. The pair receives the extra arguments that its signature takes.
 
     Args:
         init_fn: The pair's init function.

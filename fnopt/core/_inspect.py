@@ -26,7 +26,7 @@ def _unique(items: list[tuple[_Path, Any]]) -> dict[str, Any]:
 
 
 def _holds_states(node: Any) -> bool:
-    """Whether a container holds states, not arrays: a NamedTuple is nested inside it."""
+    """Whether a container contains states, not arrays: a NamedTuple is nested inside it."""
     if hasattr(node, "_fields"):
         return True
     parts = node.values() if isinstance(node, dict) else node
@@ -88,7 +88,7 @@ def slot_names(tx: Any, params: Any) -> tuple[str, ...]:
 
     Args:
         tx: An optimizer.
-        params: The params, real or abstract (`jax.ShapeDtypeStruct`); nothing is allocated.
+        params: The params, real or abstract (`jax.ShapeDtypeStruct`); no memory is allocated.
 
     Returns:
         The keys of the result of `slots`.

@@ -51,11 +51,11 @@ class Leafwise(Transformation):
 
     `leaf(self, h, g, *slots)` returns the update and the new slots, or only the update if the state
     has no slots. With `needs_params = True` its signature is `leaf(self, h, g, p, *slots)`. `h`
-    holds the numeric fields and the results of `scalars`, as scalars of the leaf's real compute
+    contains the numeric fields and the results of `scalars`, as scalars of the leaf's real compute
     dtype; read flags from `self`. `leaf` must be a pure function of its arguments and of static
     fields, because it is traced once for all leaves of one shape.
 
-    `scalars(self, h, t)` returns a dict of further scalars; `t` is the number of this step,
+    `scalars(self, h, t)` returns a dict of additional scalars; `t` is the number of this step,
     beginning with 1 (None if the state has no `count`). A subclass that doesn't read `t` sets
     `reads_step = False`. Its count is then None, unless a hyper-parameter is a `Schedule`.
 

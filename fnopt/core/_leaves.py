@@ -199,8 +199,8 @@ def without_gradient(
 
     A filtered gradient, for example from `equinox.filter_grad`, has None in place of leaves that
     aren't floating arrays (functions, counters, keys). Such a leaf doesn't change. The transform
-    gets params with None in place of the leaf, and functions of the params get the whole tree. A
-    floating array may lack a gradient only if it is in the transform's `left_out`.
+    receives params with None in place of the leaf, and functions of the params receive the whole
+    tree. A floating array may lack a gradient only if it is in the transform's `left_out`.
 
     Raises:
         ValueError: If gradients and params differ otherwise; the message names the leaf.

@@ -166,7 +166,7 @@ def distributed_cost(
 
     Args:
         step: The result of `step_cost(loss, tx)(params, *batch)`, with the batch of one device.
-            Shapes suffice.
+            Shapes are sufficient.
         devices: :math:`N`.
         hardware: The FLOP/s and bandwidth of a device.
         network: The network between devices.

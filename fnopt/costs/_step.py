@@ -187,7 +187,7 @@ def _measured(
     counts: dict[str, int],
     *others: Cost,
 ) -> GradCost:
-    """Costs of the two passes; `others` are further programs whose loops `counts` may name."""
+    """Costs of the two passes; `others` are additional programs whose loops `counts` may name."""
     pullback, value, _ = jax.eval_shape(forward, *args, **kwargs)
     graph, _ = prune(trace_graph(forward, args, kwargs))
     forward_cost = count(graph, counts)

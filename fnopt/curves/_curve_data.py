@@ -31,7 +31,7 @@ def as_weights(sigma: jax.Array | None) -> dict[str, Any]:
 def read(x: Any, name: str, caller: str = "curve_fit") -> Any:
     """Convert data on the host to NumPy arrays at full precision; return JAX arrays unchanged.
 
-    Integers are allowed, and columns of objects or strings that hold numbers, as in SciPy.
+    Integers are allowed, and columns of objects or strings that contain numbers, as in SciPy.
     """
     if x is None:
         raise TypeError(f"{caller}: {name} is None, expected an array of numbers.")

@@ -17,7 +17,7 @@ _POINTS = 400  # points of the drawn curve, which looks smooth at the width of a
 def plot_fit(fit: Any, *, level: float = 0.95, axes: Any = None) -> Any:
     r"""Draw data, fitted curve, its confidence band and the residuals; needs matplotlib.
 
-    The band comes from :func:`fnopt.predict_band`. Residuals are divided by `sigma` if it is
+    The band is computed by :func:`fnopt.predict_band`. Residuals are divided by `sigma` if it is
     given; about two thirds of the residuals should then be between -1 and 1. `fit.plot()` calls
     this function.
 

@@ -92,7 +92,7 @@ def spec_of(p: Any) -> tuple[Any, ...]:
 def divide_further(
     shape: tuple[int, ...], spec: tuple[Any, ...], names: Axis, mesh: Any
 ) -> tuple[Any, ...]:
-    """Shard the longest divisible dimension over further axes."""
+    """Shard the longest divisible dimension over additional axes."""
     names = axis_names(names)
     used = {name for part in spec if part is not None for name in axis_names(part)}
     n = math.prod(mesh.shape[name] for name in names)

@@ -66,7 +66,7 @@ def clipped_grad(
     A single example changes the sum by at most `C`, up to rounding. Robust training and
     differentially private SGD rely on this bound (see `add_noise`). An example with a non-finite
     gradient makes the sum non-finite, unless `skip_nonfinite` is set; `info.norm` identifies this
-    example. In float32, a gradient whose norm exceeds 8e37 times `C` adds nothing to the sum,
+    example. In float32, a gradient whose norm exceeds 8e37 times `C` doesn't contribute to the sum,
     because its scale factor underflows.
 
     Args:
@@ -75,7 +75,7 @@ def clipped_grad(
             which may be traced. Infinity disables clipping. A tree of such numbers that is a prefix
             of the params, such as `{'encoder': 1.0, 'head': 0.1}`, clips each part separately.
         argnums: The positional arguments to differentiate; the norm is over all of these arguments.
-        has_aux: Whether `loss_fn` returns `(value, aux)`; `info.aux` then holds `aux`.
+        has_aux: Whether `loss_fn` returns `(value, aux)`; `info.aux` then contains `aux`.
         batch_argnums: The positional arguments with a leading example axis; by default all
             arguments after the last of `argnums`.
         reduction: `'sum'`, or `'mean'`, which divides by the number of examples that `where`

@@ -75,8 +75,8 @@ def hardest_examples(
         method: As in `per_example_norms`.
         chunk_size: Number of examples to process at once; `None` chooses it from the sizes.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
-            the batch is sharded, or several axes. All devices then get the hardest examples of the
-            whole batch, and `index` is the position in the whole batch.
+            the batch is sharded, or several axes. All devices then receive the hardest examples of
+            the whole batch, and `index` is the position in the whole batch.
 
     Returns:
         A function `(params, batch, ..., key=None, where=None)` -> `HardExamples`. Examples with a

@@ -44,7 +44,7 @@ def add_noise(
     `S` is the sensitivity: the largest change of a sum of gradients, clipped to `C` (or to `C_k`
     for each part), when an example is added or removed. An accounting library computes the privacy
     of many steps from the noise multiplier, the sampling rate and the number of steps. The privacy
-    guarantee holds if batches are sampled as the library assumes, and if no other results that
+    guarantee is valid if batches are sampled as the library assumes, and if no other results that
     depend on the data (losses, norms, skipped examples) are published. JAX's generator, which draws
     the noise, isn't cryptographically secure, and floating-point noise has known weaknesses. On
     several devices, add the noise to the sum over all devices (`clipped_grad` with `axis_name`).

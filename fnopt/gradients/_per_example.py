@@ -44,7 +44,7 @@ def per_example_grads(
         A function `(params, batch, ..., key=None)` -> the gradients: a tree like `params` whose
         leaves have a leading axis of `n` examples, in the dtype of the params (a tuple of trees for
         a sequence `argnums`). With `has_aux` it returns `(gradients, aux)`, and leaves of `aux`
-        also have a leading example axis. If `key` is given, the loss of example `i` gets
+        also have a leading example axis. If `key` is given, the loss of example `i` receives
         `key=jax.random.fold_in(key, i)`, whatever the chunk size.
 
     Raises:
@@ -134,7 +134,7 @@ def per_example_norms(
     chunk_size: int | None = None,
     groups: str | Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    r"""Compute the norm of every example's gradient, over all params, by leaf or by group.
+    r"""Compute the norm of every example's gradient, over all params, or per leaf or group.
 
     .. math:: \lVert g_i \rVert = \Bigl(\sum_k \lVert \nabla_{\theta_k}\,
               \ell(\theta, x_i) \rVert^2\Bigr)^{1/2}

@@ -155,8 +155,8 @@ def gradient_statistics(
         skip_nonfinite: Whether to omit examples with a non-finite gradient or loss from all sums.
             Otherwise, one such example makes the sums NaN.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
-            the batch is sharded, or several axes. Sums then cover all devices, and all get the
-            same result. `None` sums over the examples of this call.
+            the batch is sharded, or several axes. Sums then cover all devices, and all devices get
+            the same result. `None` sums over the examples of this call.
 
     Returns:
         A function `(params, batch, ..., key=None, where=None)` -> `GradientStatistics`. The

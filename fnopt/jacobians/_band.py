@@ -21,12 +21,12 @@ _MOST_PAIRS = 2**24  # pairs of entries in a row; the indices of so many pairs t
 class BandLayout:
     r"""Layout of a block-tridiagonal :math:`J^T J`: its diagonal and subdiagonal blocks.
 
-    The unknowns are ordered so that only unknowns within the bandwidth are coupled. With blocks as
-    large as the bandwidth, all entries are in the blocks `[i, i]` and `[i, i - 1]`. An array
-    `[blocks, 2, size, size]` then holds the lower triangle, in :math:`2 n b` numbers.
+    The unknowns are ordered so that coupled unknowns are at most one bandwidth apart. With blocks
+    as large as the bandwidth `b`, all entries are in the blocks `[i, i]` and `[i, i - 1]`. An array
+    `[blocks, 2, size, size]` then stores the lower triangle, in :math:`2 n b` numbers.
 
     Args:
-        order: The columns of the Jacobian in this order.
+        order: The indices of the Jacobian's columns in the new order.
         size: The number of unknowns in a block.
         places: For every product of two entries of a row: the first entry, the second entry, and
             the index of their sum in the flattened array.
@@ -58,7 +58,7 @@ class BandLayout:
         return sums.reshape(shape).at[-1, 0, filled, filled].set(1)
 
     def scaled(self, G: jax.Array, scale: jax.Array) -> jax.Array:
-        r"""The blocks of :math:`D^{-1} G D^{-1}`, for the diagonal of `D` in the columns' order."""
+        r"""The blocks of :math:`D^{-1} G D^{-1}`; the diagonal of `D` is in the columns' order."""
         d = self.blocked(scale, 1)
         before = jnp.concatenate([d[:1], d[:-1]])
         return G / d[:, None, :, None] / jnp.stack([d, before], 1)[:, :, None, :]
@@ -90,7 +90,7 @@ def band_of(
             if they are fewer than 512.
 
     Returns:
-        The layout in the original order, or in Cuthill and McKee's order if its band is narrower.
+        The layout, in Cuthill and McKee's order if its band is narrower than in the original order.
     """
     rows, cols = sparsity.rows, sparsity.cols
     m, n = sparsity.shape
@@ -143,9 +143,9 @@ def _placed(
 def reverse_cuthill_mckee(rows: np.ndarray, cols: np.ndarray, n: int) -> np.ndarray:
     r"""Order the nodes of a graph level by level, for a small bandwidth.
 
-    The order starts at a peripheral node and numbers neighbours level by level, those with few
-    neighbours first. An edge then joins nodes of one level or of two adjacent ones, so the
-    bandwidth is below the sizes of two levels.
+    The order starts at a peripheral node and numbers neighbours level by level, nodes with few
+    neighbours first. An edge then connects nodes of the same level or of two adjacent levels, so
+    the bandwidth is less than the size of two levels.
 
     Args:
         rows: One end of every edge, int array of shape `[k]`; edges may appear in both directions,
@@ -194,7 +194,7 @@ def _component(neighbours: list[list[int]], node: int, seen: bytearray) -> list[
 
 
 def _levels(neighbours: list[list[int]], node: int, seen: bytearray) -> tuple[list[list[int]], int]:
-    """Return the nodes by distance from a node, and mark them as seen."""
+    """Return the nodes, grouped by their distance from a node, and mark them as seen."""
     levels, level = [], [node]
     seen[node] = True
     while level:

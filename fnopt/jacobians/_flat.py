@@ -273,6 +273,6 @@ def lacks_forward(fn: Callable[..., Any], *args: Any) -> bool:
 
 
 def is_about_forward_mode(error: BaseException) -> bool:
-    """Whether an error of JAX says that a `custom_vjp` has no forward mode."""
+    """Whether an error of JAX means that a `custom_vjp` has no forward mode."""
     # In the derivative of a custom_vjp, JAX leaves the primitive custom_lin.
     return "custom_vjp" in str(error) or "custom_lin" in str(error)

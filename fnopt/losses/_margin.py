@@ -201,11 +201,11 @@ def make_fenchel_young_loss(max_fun: Callable[..., Any]) -> Callable[..., jax.Ar
     prediction.
 
     Args:
-        max_fun: :math:`F`, from scores `[n]` and further arguments to a scalar.
+        max_fun: :math:`F`, from scores `[n]` and additional arguments to a scalar.
 
     Returns:
-        A function `(scores [..., n], targets [..., n], *args, **kwargs) -> losses [...]`; further
-        arguments are passed to `max_fun`.
+        A function `(scores [..., n], targets [..., n], *args, **kwargs) -> losses [...]`;
+        additional arguments are passed to `max_fun`.
 
     Raises:
         TypeError: If `max_fun` isn't a function, or scores aren't floating.

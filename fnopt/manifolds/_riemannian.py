@@ -31,8 +31,8 @@ class riemannian(Wrapper):
     .. math:: v = \mathrm{inner}(DR_x(0)^\top g), \qquad u = R_x(v) - x
 
     Leaves made by :func:`fnopt.manifolds.on` move along their manifold; the inner optimizer trains
-    all other leaves as usual. For points, the inner optimizer gets Riemannian gradients, and zero
-    tangents as params, so weight decay doesn't change points. `fnopt.apply_updates` adds the
+    all other leaves as usual. For points, the inner optimizer receives Riemannian gradients, and
+    zero tangents as params, so weight decay doesn't change points. `fnopt.apply_updates` adds the
     updates; the sum equals the retracted point, up to rounding. Each step returns to the manifold,
     so rounding errors don't accumulate.
 

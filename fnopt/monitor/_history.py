@@ -25,7 +25,7 @@ class History:
         names: The name of every group.
         steps: The numbers of the steps, ascending, `[times]`.
         values: A dict from statistics to arrays `[times, groups]` (histograms have a
-            last axis of 32). `'flag'`, where it was recorded, holds `Flag` codes.
+            last axis of 32). `'flag'`, where it was recorded, contains `Flag` codes.
     """
 
     names: tuple[str, ...]
@@ -84,7 +84,7 @@ def health_history(
     Args:
         tx: The optimizer.
         state: The optimizer's state.
-        params: The params, for the names; abstract arrays suffice.
+        params: The params, for the names; abstract arrays are sufficient.
         name: The recorder's name in the chain, if there are several recorders.
 
     Returns:

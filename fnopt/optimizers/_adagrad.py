@@ -28,7 +28,7 @@ class scale_by_rss(Leafwise):
     Args:
         initial_accumulator_value: :math:`G_0`.
         eps: :math:`\epsilon`. If :math:`\epsilon = G_0 = 0`, an element whose gradients were all
-            zero gets a zero update.
+            zero has a zero update.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -190,7 +190,7 @@ class scale_by_sm3(Leafwise):
 
     A matrix of :math:`m \times n` stores :math:`m + n` numbers for the squares, and an array with
     more axes one vector per axis. Vectors and scalars store a number per element. Elements whose
-    gradients were all zero get a zero update.
+    gradients were all zero have a zero update.
 
     Args:
         b1: :math:`\beta_1`, decay of the momentum.

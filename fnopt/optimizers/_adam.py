@@ -103,7 +103,7 @@ class scale_by_adam(AdamDirection):
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`, added to the root. If both epsilons are zero, an element whose
-            gradients were all zero gets a zero update (0/0 is defined as 0).
+            gradients were all zero has a zero update (0/0 is defined as 0).
         eps_root: :math:`\bar\epsilon`, added under the root. Hyper-gradients are also finite for 0,
             because the derivative of the root at 0 is defined as 0.
         mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.

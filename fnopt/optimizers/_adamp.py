@@ -26,7 +26,8 @@ class scale_by_adamp(AdamDirection):
     Weights before a normalisation layer are scale-invariant, and their gradient is orthogonal to
     the weights; the cosine tests this. The cosine is tested first for each output (along the last
     axis; the largest cosine decides), then for the whole leaf; :math:`n` is the number of weights
-    of an output, or of the leaf. Leaves with fewer than two axes get Adam's direction.
+    of an output, or of the leaf. Leaves with fewer than two axes are updated along Adam's
+    direction.
 
     Args:
         b1: Decay of the mean.

@@ -149,7 +149,7 @@ class scale_by_adamax(AdamDirection):
         b1: :math:`\beta_1`, decay of the mean.
         b2: :math:`\beta_2`, decay of the maximum.
         eps: :math:`\epsilon`, added to the modulus. With 0, an element whose gradients were all
-            zero gets a zero update.
+            zero has a zero update.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -138,7 +138,7 @@ class scale_by_cocob(Leafwise):
     Updates include the minus sign of descent.
 
     Args:
-        alpha: :math:`\alpha`; larger values give smaller first bets.
+        alpha: :math:`\alpha`; with larger values, the first bets are smaller.
         eps: The initial :math:`L`.
 
     Example:
@@ -186,7 +186,7 @@ def cocob(
 
     Args:
         learning_rate: A factor of the gradients, a number or a `Schedule`.
-        alpha: :math:`\alpha`; larger values give smaller first bets.
+        alpha: :math:`\alpha`; with larger values, the first bets are smaller.
         eps: The smallest scale of gradients.
         weight_decay: Factor of the parameters that are added to the gradients.
         mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.

@@ -33,7 +33,7 @@ class Piece:
     Attributes:
         data: `[k, length]`: this device's contiguous part of every flattened array.
         shape: The shape of an array.
-        turned: Whether `fn` gets transposed arrays.
+        turned: Whether `fn` receives transposed arrays.
     """
 
     data: Any

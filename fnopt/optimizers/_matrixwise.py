@@ -44,12 +44,12 @@ class Matrixwise(Transformation):
     is the formula. Matrices of one shape are stacked; tall matrices are transposed (`m <= n`),
     unless `wide` is False.
 
-    `step(self, h, count, g, slots)` gets the numeric fields as scalars of the real compute dtype,
-    and the number of steps before this one. The gradients `[k, m, n]` and the slots are in at least
-    float32. `step` returns the updates and a dict of the new slots. It is a pure function of its
-    arguments and of static fields, and treats each matrix independently. `sharded` gives every
-    device different matrices of a shape. With `numbered`, `slots.index`, `[k]`, is the index of
-    each matrix in the tree; with `needs_params` there is `slots.params`.
+    `step(self, h, count, g, slots)` receives the numeric fields as scalars of the real compute
+    dtype, and the number of steps before this one. The gradients `[k, m, n]` and the slots are in
+    at least float32. `step` returns the updates and a dict of the new slots. It is a pure function
+    of its arguments and of static fields, and treats each matrix independently. `sharded` gives
+    every device different matrices of a shape. With `numbered`, `slots.index`, `[k]`, is the index
+    of each matrix in the tree; with `needs_params` there is `slots.params`.
     """
 
     State: ClassVar[Any] = EmptyState

@@ -46,8 +46,8 @@ class orthogonalize(Matrixwise):
             `'spectral'` divides by the largest singular value.
         adaptive: Whether an update is scaled by its product with the gradient, the dual norm.
         balance_steps: The number of balancing steps for the rows of a non-square matrix along its
-            longer side, so that no neuron gets a short update (Aurora). Each balancing step costs
-            an orthogonalization. With 0, the result is the polar factor.
+            longer side, so that no neuron has a short update (Aurora). Each balancing step costs an
+            orthogonalization. With 0, the result is the polar factor.
         balance_power: The exponent of the row norms in a balancing step.
         ns_dtype: The dtype of the products; Muon's author uses bfloat16 on accelerators.
         weight_dimension_numbers: The axes of the matrices: `MatrixDimensionNumbers` for all
@@ -85,7 +85,7 @@ class orthogonalize(Matrixwise):
 
     @property
     def factorizes(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the largest singular values come from eigenvalues."""
+        """Whether the largest singular values are computed from eigenvalues."""
         return self.preconditioning == "spectral"
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:

@@ -62,7 +62,7 @@ def partition_matrices(
 ) -> partition:
     """Apply one optimizer to the matrices among the parameters, and another to all other leaves.
 
-    A transform in `matrices` without `weight_dimension_numbers` gets the dimension numbers of the
+    A transform in `matrices` without `weight_dimension_numbers` uses the dimension numbers of the
     partition, also inside chains and wrappers.
 
     Args:

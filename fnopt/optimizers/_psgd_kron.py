@@ -55,7 +55,7 @@ class scale_by_psgd_kron(Matrixwise):
         Q_L &\leftarrow Q_L - \frac{\rho}{\lVert A A^\top + B B^\top \rVert}\,
         \mathrm{triu}(A A^\top - B B^\top)\, Q_L
 
-    and likewise for :math:`Q_R`, with random normal `V`. At the fixed point of these steps,
+    and the same for :math:`Q_R`, with random normal `V`. At the fixed point of these steps,
     whitened gradients have the identity as second moment. The method needs no eigenvalues and no
     inverses, only triangular solves. Factors are updated in each of the first 500 steps, then with
     decreasing frequency, down to every 33rd step; other steps take four products. The initial

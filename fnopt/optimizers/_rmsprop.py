@@ -65,7 +65,7 @@ class scale_by_rms(_RunningMeanSquare):
 
     Args:
         decay: :math:`\beta`.
-        eps: :math:`\epsilon`. With 0, an element whose gradients were all zero gets a zero update.
+        eps: :math:`\epsilon`. With 0, an element whose gradients were all zero has a zero update.
         initial_scale: :math:`\nu_0`.
         eps_in_sqrt: Whether epsilon is added under the root; otherwise it is added to the root.
         bias_correction: Whether to divide :math:`\nu_t` by :math:`1 - \beta^t`.

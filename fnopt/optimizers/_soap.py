@@ -84,8 +84,8 @@ class scale_by_soap(Matrixwise):
         eps: :math:`\epsilon`, added to the root of the mean square, not bias-corrected.
         shampoo_beta: :math:`\beta`, decay of the factors; None uses the decay of the mean square.
         precondition_frequency: The number of steps between two refreshes of the bases.
-        max_precond_dim: The longest side that is rotated; a matrix with two longer sides gets
-            Adam's update.
+        max_precond_dim: The longest side that is rotated; a matrix with two longer sides is updated
+            as in Adam.
         one_sided: Whether to rotate only the shorter side.
         normalize_grads: Whether to divide updates by their root mean square.
         mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.

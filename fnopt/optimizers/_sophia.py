@@ -117,8 +117,8 @@ class scale_by_sophia(Transformation):
         gamma: :math:`\gamma`; smaller values clip more elements.
         clip_threshold: :math:`c`; None disables clipping.
         update_interval: :math:`k`.
-        hessian_diagonal_fn: A transform that estimates the Hessian's diagonal; its `update` gets
-            the gradients, the params and all extra arguments. None uses
+        hessian_diagonal_fn: A transform that estimates the Hessian's diagonal; its `update`
+            receives the gradients, the params and all extra arguments. None uses
             `hutchinson_estimator_diag_hessian()`, which needs `obj_fn` (Sophia-H);
             `gauss_newton_bartlett_estimator_diag_hessian()` needs `logits_fn` (Sophia-G).
         mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.

@@ -22,11 +22,11 @@ class subtract_direction(Wrapper):
               u = \frac{\lVert \mathrm{inner}(g) \rVert}{\lVert v \rVert}\, v
 
     Around `orthogonalize`, the transform is Contra-Muon: singular directions near the largest
-    singular value get shorter updates than other directions. The norm of each matrix's update is
+    singular value have shorter updates than other directions. The norm of each matrix's update is
     preserved. :math:`\sigma_1` is computed by power iterations, which begin with a vector of ones.
 
     Args:
-        inner: The transform, which gets the same direction :math:`g`.
+        inner: The transform, which receives the same direction :math:`g`.
         strength: :math:`c`; the authors use 0.2.
         power_steps: The number of power iterations.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.

@@ -19,11 +19,11 @@ def width_scaled(
     .. math:: u' = \frac{n_{\text{base}}}{n}\, u
 
     with :math:`n` the number of rows (inputs) of a kernel. This is the muP rule for Adam. Hidden
-    kernels and heads get a learning rate in inverse proportion to the width. Embeddings (whose rows
-    are a vocabulary) and vectors keep their learning rate. Therefore a learning rate tuned on the
-    narrow model transfers to the wide model, if the initial values also follow muP. Muon already
-    scales its updates by the shape and doesn't need `width_scaled`. Weight decay inside `tx` is
-    scaled like the learning rate.
+    kernels and heads have a learning rate in inverse proportion to the width. Embeddings (whose
+    rows are a vocabulary) and vectors keep their learning rate. Therefore a learning rate tuned on
+    the narrow model transfers to the wide model, if the initial values also follow muP. Muon
+    already scales its updates by the shape and doesn't need `width_scaled`. Weight decay inside
+    `tx` is scaled like the learning rate.
 
     Args:
         tx: The optimizer.

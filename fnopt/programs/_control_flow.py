@@ -26,7 +26,7 @@ class Scan(NamedTuple):
         carry: The number of subsequent inputs, which each iteration replaces.
         length: The number of iterations.
         reverse: Whether the slices are used from last to first.
-        options: Compilation options: further keyword arguments of `jax.lax.scan`.
+        options: Compilation options: other keyword arguments of `jax.lax.scan`.
     """
 
     body: SubJaxpr

@@ -30,7 +30,7 @@ def intercept_nodes(
         args: Values of its inputs.
         visit: Called once for each node, and once for all iterations of a loop.
         probes: Extra inputs of `visit`, keyed by node, with leading axes for the scans around the
-            node; `visit` gets the entry of the iteration.
+            node; `visit` receives the entry of the iteration.
 
     Returns:
         The outputs of the jaxpr, and the records keyed by node, with leading axes for the scans.

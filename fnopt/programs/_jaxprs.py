@@ -22,7 +22,7 @@ class SubJaxpr(NamedTuple):
     """A jaxpr inside an equation.
 
     Attributes:
-        param: The name of the parameter that holds it: `'jaxpr'`, `'branches'`, `'body_jaxpr'`.
+        param: The name of the parameter that contains it: `'jaxpr'`, `'branches'`, `'body_jaxpr'`.
         jaxpr: The open jaxpr.
         consts: The values of its `constvars`.
     """

@@ -16,7 +16,7 @@ Map = Callable[[jax.Array], jax.Array]
 Gram = Callable[..., tuple[jax.Array, jax.Array]]
 r"""`gram(x, d, w)` sums :math:`(DJ)^T DJ` and :math:`J^T w` without forming all of `J`.
 
-With further arguments `*maps`, the maps are applied to the rows of `J` first.
+With additional arguments `*maps`, the maps are applied to the rows of `J` first.
 """
 
 

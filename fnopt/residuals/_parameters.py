@@ -135,7 +135,8 @@ def parametrised(params: Any, constraints: Any = None) -> Parametrisation:
             dtype.
         constraints: A constraint for all params, or a tree of constraints. A dict may be nested
             like the params. Its keys may also be paths of leaves, patterns of paths (`'*/bias'`),
-            or branches; all leaves of a branch get its constraint. The first matching key applies.
+            or branches; the constraint of a branch applies to all its leaves. The first matching
+            key applies.
 
     Returns:
         The free variables, and the function from the free variables to the params.

@@ -269,7 +269,7 @@ def sgdr_schedule(cosine_kwargs: Iterable[Mapping[str, Any]]) -> join_schedules:
         The joined schedules.
 
     Raises:
-        ValueError: If there is no cycle.
+        ValueError: If `cosine_kwargs` is empty.
 
     Example:
         >>> import fnopt

@@ -118,7 +118,7 @@ def reshape(x: jax.Array, *shape: int) -> jax.Array:
 
 
 def concatenate(arrays: list[jax.Array], axis: int = 0) -> jax.Array:
-    """Reshard arrays alike, and concatenate them."""
+    """Reshard arrays in the same way, and concatenate them."""
     specs = {explicit_spec(x) for x in arrays}
     if len(specs) > 1:
         sharded = next(x for x in arrays if is_sharded(x))

@@ -24,7 +24,7 @@ _FAR = 0.1
 
 Map = Callable[[jax.Array], jax.Array]
 Products = tuple[Map, Map] | None
-"""Products with the Jacobian and with its transpose, if the point keeps no matrix."""
+"""Products with the Jacobian and with its transpose, if the point stores no matrix."""
 
 
 def within_bounds(solver: Any, flat: FlatResidual) -> Any:
@@ -51,7 +51,7 @@ def without(
         held: Mask of the active params, of shape `[n]`.
         shift: The step of the active params, zero for all other params; the residuals are then the
             residuals of the linear model after this step.
-        products: The products with the Jacobian, if the point keeps no matrix.
+        products: The products with the Jacobian, if the point stores no matrix.
 
     Returns:
         The linearization whose Jacobian and gradient have zeros for the active params.
@@ -92,7 +92,7 @@ def _without_matrix(
 
 
 class _BoxCut(NamedTuple):
-    """State of the passes of `bounded_step`, each of which fixes further params on their bounds."""
+    """State of the passes of `bounded_step`, each of which fixes more params on their bounds."""
 
     moved: jax.Array  # bool[n], mask of the params on a bound
     end: jax.Array  # [n], the end of the step, in the box
@@ -119,8 +119,8 @@ def bounded_step(
     may lead to another minimum: with an amplitude of 0, the other params of a term have no effect.
 
     Truncating one param invalidates the step of the correlated params. Therefore the step of the
-    other params is recomputed until it truncates no further param. The result is the end point with
-    the lowest cost of the linear model. If the predicted reduction at this end point isn't
+    other params is recomputed until it doesn't truncate another param. The result is the end point
+    with the lowest cost of the linear model. If the predicted reduction at this end point isn't
     positive, the step is rejected and the trust region shrinks. Short steps follow the scaled
     negative gradient, along which truncation keeps the descent.
 
@@ -131,7 +131,7 @@ def bounded_step(
         radius: The trust-region radius.
         lam: An initial guess of the damping.
         propose: `propose(point, lam)` returns the step of the method.
-        products: The products with the Jacobian, if the point keeps no matrix.
+        products: The products with the Jacobian, if the point stores no matrix.
 
     Returns:
         The trial, with the linear model's predicted reduction for the truncated step, and its end
@@ -139,11 +139,10 @@ def bounded_step(
 
     Reference:
         Coleman and Li (1996), An interior trust region approach for nonlinear minimization subject
-        to bounds, keeps all iterates off the bounds.
-        Lin and Moré (1999), Newton's method for large bound-constrained optimization problems,
-        section 4: minor iterations, each with more active bounds.
-        Kanzow, Yamashita and Fukushima (2004), Levenberg-Marquardt methods with strong local
-        convergence properties for solving nonlinear equations with convex constraints.
+        to bounds, never lets an iterate reach a bound. Lin and Moré (1999), Newton's method for
+        large bound-constrained optimization problems, section 4: minor iterations, each with more
+        active bounds. Kanzow, Yamashita and Fukushima (2004), Levenberg-Marquardt methods with
+        strong local convergence properties for solving nonlinear equations with convex constraints.
     """
     held = box.held(point.x, point.gradient)
     trial = propose(without(point, held), lam)

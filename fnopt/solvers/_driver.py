@@ -134,14 +134,14 @@ def least_squares(
         certify: `'first-order'`, or `'full'` to test also for negative curvature, by up to 32
             Hessian-vector products, and to escape saddle points along a direction of negative
             curvature. `'full'` takes second derivatives, in forward mode over reverse mode.
-        history: Whether to keep cost, gradient norm, trust-region radius and acceptance of every
+        history: Whether to store cost, gradient norm, trust-region radius and acceptance of every
             step.
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
             arrays (`callback=print` prints one line per step); under `jax.vmap` it is called once
-            per problem and step. As in SciPy, a callback whose only argument is called `x` gets the
-            params, and an argument `intermediate_result` has `x`, `cost` and `nit`. If the callback
-            returns True or raises `StopIteration`, the search ends with the status `STOPPED`; other
-            exceptions are converted to a warning.
+            per problem and step. As in SciPy, a callback whose only argument is called `x` receives
+            the params, and an argument `intermediate_result` has `x`, `cost` and `nit`. If the
+            callback returns True or raises `StopIteration`, the search ends with the status
+            `STOPPED`; other exceptions are converted to a warning.
         has_aux: Whether `residual_fn` returns `(residuals, aux)`; an additional call of the
             function at the solution then computes the solution's `aux`. Several functions each
             return a pair, and the solution's `aux` is a container of the auxiliary outputs.
@@ -151,8 +151,8 @@ def least_squares(
             default the `axis_name` of `solver`. All devices find the same params, and send no rows
             of the Jacobian. The solution's residuals are the residuals of the device, and its
             `jacobian` is the triangular factor `[n, n]` with the same :math:`J^T J`.
-        **scipy_options: Keywords of SciPy's `least_squares`, so that changing the import is
-            enough: `ftol`, `xtol` and `gtol` (options of the solver; None is the default),
+        **scipy_options: Keywords of SciPy's `least_squares`, so that only the import has to be
+            changed: `ftol`, `xtol` and `gtol` (options of the solver; None is the default),
             `max_nfev`, `f_scale` (the scale of a loss that is a name or a function), `verbose`,
             `kwargs` (keyword arguments of `residual_fn` and `jac`), `jac_sparsity` (the pattern of
             a :func:`fnopt.sparse_jacobian`), `method` (`'trf'`, `'dogbox'` and `'lm'` all mean the

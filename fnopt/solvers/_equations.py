@@ -278,7 +278,7 @@ def _certified_root(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Return the root, the residuals at the root, and the status.
 
-    A nonzero minimum of the residual norm isn't a root. The residual at the initial guess is no
+    A nonzero minimum of the residual norm isn't a root. The residual at the initial guess isn't a
     suitable scale, because any residual is small relative to the residual at a distant point. A
     root is accepted if each residual is small relative to the terms :math:`|J| |x|`, or if Newton
     steps reduce the residual to zero. The root is then the result of the Newton steps, because in a

@@ -99,8 +99,8 @@ class LeastSquaresMethod(Transformation):
         axis_name: Inside `jax.shard_map`, the named axis (or axes) over which the residuals are
             sharded; every device differentiates its residuals. Devices exchange only sums over
             residuals and triangular factors of shape `[n, n]`, never the Jacobian, and all devices
-            take the same steps. With more params than residuals in total, steps come from conjugate
-            gradients, or from `'cholesky'`.
+            take the same steps. With more params than residuals in total, steps are computed by
+            conjugate gradients, or by `'cholesky'`.
 
     Example:
         >>> from fnopt.solvers import LeastSquaresMethod, dogleg

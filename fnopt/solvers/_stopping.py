@@ -60,8 +60,8 @@ def cost_rounding(point: Linearization, eps: jax.Array) -> jax.Array:
 
     .. math:: \delta f = 4 \epsilon f + \rho \|r\| / \sqrt m
 
-    The first term comes from the sum of squares, the second from the residuals, whose rounding
-    errors have random signs.
+    The first term is due to the sum of squares, the second to the residuals, whose rounding errors
+    have random signs.
     """
     return _rounding(point, eps)[1]
 

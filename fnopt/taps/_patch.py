@@ -81,9 +81,9 @@ def patch(
     Returns:
         A function like `fn`, for `jax.grad`, `jax.jit`, `capture` and others. A node inside a scan
         is patched in every iteration. If several names match one node, their rules apply in order;
-        cotangent rules get the cotangent of the patched value. `capture` of the patched function
-        returns the patched value, and the derivative of the loss with respect to the patched value,
-        before the cotangent rule.
+        cotangent rules receive the cotangent of the patched value. `capture` of the patched
+        function returns the patched value, and the derivative of the loss with respect to the
+        patched value, before the cotangent rule.
 
     Raises:
         ValueError: If a name matches no node, or a node that can't be patched; or if a rule changes

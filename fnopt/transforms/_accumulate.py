@@ -52,7 +52,7 @@ class accumulate(Wrapper):
 
     The step is equivalent to a step for a batch `k` times as large, with the memory for a small
     batch. The inner transform runs on the emitting calls only, so its schedules count emitted
-    steps. The sum is stored in at least float32; the inner transform gets the mean in the
+    steps. The sum is stored in at least float32; the inner transform receives the mean in the
     gradients' dtype. With `k=1`, the updates are bitwise equal to the updates of the inner
     transform.
 
@@ -68,7 +68,7 @@ class accumulate(Wrapper):
     Args:
         inner: The transform that takes the steps, of fnopt or any (init, update) pair.
         k: Number of gradients per step, an integer, or a `Schedule` over emitted steps.
-        use_grad_mean: Whether the inner transform gets the weighted mean of the gradients; if
+        use_grad_mean: Whether the inner transform receives the weighted mean of the gradients; if
             False, their weighted sum.
 
     Raises:
@@ -245,8 +245,8 @@ class apply_every(Leafwise):
               0 & \text{otherwise} \end{cases}
 
     In a chain, transforms before `apply_every` take `k` steps at the same parameters, and
-    transforms after `apply_every` get zeros in between. To accumulate a large batch, with one step
-    of the whole optimizer for the mean gradient, use `accumulate`.
+    transforms after `apply_every` receive zeros in between. To accumulate a large batch, with one
+    step of the whole optimizer for the mean gradient, use `accumulate`.
 
     Args:
         k: The number of steps between emitted sums, an integer.

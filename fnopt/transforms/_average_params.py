@@ -177,7 +177,7 @@ def averaged_params(state: Any, params: Any) -> Any:
 
     Args:
         state: The state of an optimizer that contains `params_ema` or `params_mean`.
-        params: The params, whose dtypes the average gets. Before the first average, and for leaves
+        params: The params; the average has their dtypes. Before the first average, and for leaves
             without an average (frozen or masked), the result is the params.
 
     Returns:

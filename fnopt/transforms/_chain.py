@@ -118,7 +118,7 @@ class Chain(Transformation):
     def update(
         self, updates: Tree, state: State, params: Any = None, **extra_args: Any
     ) -> tuple[Tree, State]:
-        """Pass the updates from member to member; all members get the extra arguments."""
+        """Pass the updates from member to member; all members receive the extra arguments."""
         states = self._unpack_states(state)
         new_states = []
         for key, tx, member_state in zip(self._keys, self.transforms, states, strict=True):

@@ -40,7 +40,7 @@ class _Conditional(Wrapper):
     forward_extra_args: bool = static(default=False)
 
     def reads(self) -> Mapping[str, bool]:
-        """The extra arguments in the function's signature, if it gets extra arguments."""
+        """The extra arguments in the function's signature, if it accepts extra arguments."""
         names = parameter_names(self.should_transform_fn) if self.forward_extra_args else ()
         return {**super().reads(), **dict.fromkeys(names, False)}
 

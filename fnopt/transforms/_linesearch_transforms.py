@@ -137,7 +137,7 @@ class scale_by_zoom_linesearch(Transformation):
             params: The params.
             value: The value of the function at the params.
             grad: The gradient of the function at the params.
-            value_fn: The function, which gets the extra arguments in its signature.
+            value_fn: The function, which receives the extra arguments in its signature.
             **extra_args: Further arguments of `value_fn`.
 
         Returns:

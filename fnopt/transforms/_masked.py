@@ -35,7 +35,7 @@ def merge_masked(chosen: Any, tree: Any, other: Any) -> Any:
 
 
 class Selective(Wrapper):
-    """A wrapper whose inner transform gets the selected leaves, and None for all other leaves.
+    """A wrapper whose inner transform receives the selected leaves, and None for all other leaves.
 
     Extra arguments that are functions of the params (`value_fn`, `obj_fn` ...) become functions of
     the selected leaves.
@@ -92,9 +92,9 @@ class masked(Selective):
     .. math:: u_\ell = \begin{cases} \mathrm{inner}(g)_\ell & m_\ell \\
               g_\ell & \text{otherwise} \end{cases}
 
-    The inner transform gets None for the other leaves, and has no state for them. The updates of
-    unselected leaves are *gradients*. Use `masked` for a part of a chain, and `freeze` for params
-    that should not change.
+    The inner transform receives None for the other leaves, and has no state for them. The updates
+    of unselected leaves are *gradients*. Use `masked` for a part of a chain, and `freeze` for
+    params that should not change.
 
     Args:
         inner: The transform for the selected leaves, of fnopt or any (init, update) pair.
@@ -159,7 +159,7 @@ class freeze(Selective):
 def _no_update(g: Any, p: Any) -> Any:
     """Return a zero update, in the gradient's dtype for floating params, else in the param's dtype.
 
-    For a key of `jax.random`, to which nothing can be added, return zeros of dtype `float0`, like
+    For a key of `jax.random`, to which no number can be added, return zeros of dtype `float0`, like
     `jax.grad(allow_int=True)`. For other objects, return None.
     """
     if not is_array_like(p):
@@ -176,8 +176,8 @@ class partition(Transformation):
 
     .. math:: u_\ell = \mathrm{tx}_{c(\ell)}(g)_\ell
 
-    Every transform gets the leaves with its label, and None for all other leaves, and has state for
-    its leaves only. Extra arguments go to all transforms.
+    Every transform receives the leaves with its label, and None for all other leaves, and has state
+    for its leaves only. Extra arguments are passed to all transforms.
 
     Args:
         transforms: A dict from label to transform, of fnopt or any (init, update) pair. Labels are

@@ -73,7 +73,7 @@ class packed(Wrapper):
     A training loop keeps `tx.pack(params)`, a dict of vectors, and the loss reads
     `tx.unpack(buffers)` inside the jitted step. The gradient with respect to the buffers is packed,
     too. Therefore a step of thousands of small leaves compiles and runs like a step of one leaf.
-    For large leaves, packing saves nothing, and the copies between leaves and buffers take time.
+    For large leaves, packing has no benefit, and the copies between leaves and buffers take time.
 
     Elementwise optimizers and global norms give the same updates as for the tree. For methods that
     use norms, shapes or paths of leaves, a buffer is one leaf. Therefore `packed` compares eight

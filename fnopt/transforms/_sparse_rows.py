@@ -138,7 +138,7 @@ def _take_rows(what: str, node: Any, part: Any) -> Any:
 
 
 def _restore_rows(nodes: list[Any], treedef: Any, new: Any, like: Any) -> Any:
-    """Put updated rows back into the tree; other leaves get the dtypes of `like`."""
+    """Put updated rows back into the tree; other leaves are cast to the dtypes of `like`."""
     parts = treedef.flatten_up_to(new)
     stored = parts if like is None else treedef.flatten_up_to(like)
 

@@ -238,8 +238,8 @@ def random_like(
     Args:
         rng_key: One PRNG key.
         target_tree: A tree of arrays.
-        sampler: `sampler(key, shape, dtype)`; a sampler with an `out_sharding` parameter also gets
-            the sharding of the leaf.
+        sampler: `sampler(key, shape, dtype)`; a sampler with an `out_sharding` parameter also
+            receives the sharding of the leaf.
         dtype: The dtype; by default each leaf's own dtype.
 
     Returns:

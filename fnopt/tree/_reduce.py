@@ -54,7 +54,7 @@ def vdot(tree_x: Any, tree_y: Any) -> jax.Array:
         A scalar in the leaves' common dtype, at least float32 for floating leaves.
 
     Raises:
-        ValueError: If shapes differ (nothing is broadcast).
+        ValueError: If shapes differ (shapes aren't broadcast).
 
     Example:
         >>> from fnopt import tree

@@ -19,7 +19,7 @@ class _Axes(NamedTuple):
         base: The weight before its transposes.
         weight: Its batched, contracted and free axes.
         data: The batched and contracted axes of the other operand.
-        out: The batch axes of the output, and the output axes that come from the weight.
+        out: The batch axes of the output, and the output axes that are axes of the weight.
     """
 
     base: Weight

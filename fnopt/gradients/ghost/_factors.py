@@ -211,8 +211,8 @@ def outer(pair: Pair, shape: tuple[int, int], precision: Any = None) -> jax.Arra
 def site_pair(rule: Any, site: Site, x: jax.Array, g: jax.Array) -> Pair:
     """Factors of one example's gradient with respect to the site's stacked weight.
 
-    Scan iterations that share the weight count as positions. Iterations with separate slices of the
-    weight count as matrices.
+    Scan iterations that share the weight are treated as positions. Iterations with separate slices
+    of the weight are treated as matrices.
 
     Args:
         rule: The module with the `pair` of one iteration.

@@ -3,7 +3,7 @@ r"""Block of a Gauss-Newton matrix for each param: Kronecker product, dense or d
 The gradient with respect to a weight is a sum of outer products of inputs and cotangents,
 :math:`\sum_r a_r c_r^\top`, and its second moment is approximately
 :math:`E[a a^\top] \otimes E[c c^\top]`. The kind of a param's block depends only on shapes. A bias
-is treated as a further row of its weight.
+is treated as an additional row of its weight.
 """
 
 from __future__ import annotations

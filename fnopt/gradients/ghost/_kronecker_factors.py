@@ -196,8 +196,8 @@ def _mix_factors(pairs: Sequence[Factors]) -> Factors:
     .. math:: \sum_s w_s \hat A_s \otimes \hat G_s \approx
               \Big(\sum_s w_s \hat A_s\Big) \otimes \Big(\sum_s w_s \hat G_s\Big) / \sum_s w_s
 
-    with factors of trace 1. The approximation keeps the trace. It is exact if all terms have the
-    same left factor or the same right factor.
+    with factors of trace 1. The approximation preserves the trace. It is exact if all terms have
+    the same left factor or the same right factor.
     """
     traces = [(factor_traces(left), factor_traces(right)) for left, right in pairs]
     weights = [left * right for left, right in traces]

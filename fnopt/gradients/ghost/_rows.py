@@ -158,7 +158,7 @@ def record_tape(ghost: Ghost, batch: Any) -> Tape:
 def by_param(
     group: Group, part: _rows_gram.RowsPart, params: Sequence[Any]
 ) -> Mapping[int, jax.Array]:
-    """Formed rows of a group, by param, `[n k, *param]`."""
+    """Formed rows of a group, keyed by param, `[n k, *param]`."""
     if isinstance(part.formed, dict):
         return part.formed
     return _tape.by_param(group, _rows_gram.flat(part.tape), dict(enumerate(params)))

@@ -84,7 +84,7 @@ def form(group: Group, tape: Tape, params: Mapping[int, Any]) -> Formed:
 
 
 def by_param(group: Group, tape: Tape, params: Mapping[int, Any]) -> dict[int, jax.Array]:
-    """Gradients of all examples by param, formed under any plan."""
+    """Gradients of all examples, keyed by param, formed under any plan."""
     if group.form == "vmap":
         return {i: tape.grads[i] for i in group.leaves}
     return {} if group.form == "none" else _gradients_by_param(group, tape, params)
@@ -130,7 +130,7 @@ def weighted_sum(
     weights: Sequence[jax.Array],
     params: Mapping[int, Any],
 ) -> dict[int, jax.Array]:
-    """Weighted sum of the gradients of all examples, by param."""
+    """Weighted sum of the gradients of all examples, keyed by param."""
     if isinstance(formed, dict):
         return {i: weighted_total(weights[i], x) for i, x in formed.items()}
     if group.layout is None:

@@ -82,7 +82,7 @@ class GhostMeasurements(NamedTuple):
         return jax.tree.unflatten(self.ghost.out_tree, self.tape.outputs)
 
     def squares(self) -> list[jax.Array]:
-        """Squared norms `[n]` by leaf; the first leaf of a group has the norm of the group."""
+        """Squared norms `[n]` of each leaf; the first leaf of a group has the norm of the group."""
         return self._totals_by_leaf(_tape.squared_norms)
 
     def norms(self, blocks: Sequence[int] | None = None, count: int = 1) -> jax.Array:

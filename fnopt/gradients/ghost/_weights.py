@@ -129,7 +129,7 @@ class Slice(Weight):
 
     @functools.cached_property
     def keeps_length(self) -> bool:
-        """Whether the whole weight keeps the norm."""
+        """Whether the norm of the whole weight is preserved."""
         return self.inputs[0].keeps_length
 
     def compute(self, values: Sequence[Any], wide: bool) -> Any:

@@ -100,7 +100,7 @@ class MultiSteps:
         opt: The optimizer that takes the steps.
         every_k_schedule: Number of gradients per step: a number, or a function of the number of
             steps.
-        use_grad_mean: Whether `opt` gets the mean or, if False, the sum of the gradients.
+        use_grad_mean: Whether `opt` receives the mean or, if False, the sum of the gradients.
         should_skip_update_fn: A function such as `skip_not_finite`: `f(updates, gradient_step,
             params)` returns whether to skip these gradients, and a tree to store as `skip_state`.
         accumulator_dtype: Ignored: sums are at least float32.
@@ -130,7 +130,7 @@ class MultiSteps:
 
     @property
     def inner_opt(self) -> Any:
-        """The optimizer that makes the steps."""
+        """The optimizer that takes the steps."""
         return self._tx.inner.inner
 
     def init(self, params: Any) -> Any:

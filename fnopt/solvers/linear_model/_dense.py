@@ -1,4 +1,4 @@
-"""Linear models that keep the Jacobian as a matrix."""
+"""Linear models that store the Jacobian as a matrix."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fnopt.solvers.linear_model._scaling import initial_scale
 
 
 class DenseModel(LinearModel):
-    """The model that keeps the Jacobian matrix, of any shape."""
+    """The model that stores the Jacobian matrix, of any shape."""
 
     def evaluate(self, x: jax.Array) -> Linearization:
         """Return the point with its Jacobian."""

@@ -15,7 +15,7 @@ from fnopt.solvers.linear_model._scaling import initial_scale
 
 
 class TallGramModel(LinearModel):
-    """The model that keeps the Gram matrix instead of the Jacobian."""
+    """The model that stores the Gram matrix instead of the Jacobian."""
 
     def evaluate(self, x: jax.Array) -> Linearization:
         """Return the point with its Gram matrix."""
@@ -55,7 +55,7 @@ class TallGramModel(LinearModel):
 
 
 class RowsModel(LinearModel):
-    r"""The model that keeps :math:`K = J J^\top`, for residuals that are defined per example.
+    r"""The model that stores :math:`K = J J^\top`, for residuals that are defined per example.
 
     Scaled variables need :math:`J D^{-2} J^\top`. This is a sum of products of activations and
     backpropagated cotangents only if `D` is a single number. Therefore all params have the same

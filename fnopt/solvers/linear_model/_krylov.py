@@ -11,7 +11,7 @@ from fnopt.solvers.linear_model._linearization import Linearization, half_square
 
 
 class KrylovModel(LinearModel):
-    """The model that keeps only the data for products with the Jacobian."""
+    """The model that stores only the data for products with the Jacobian."""
 
     has_matrix = False
 

@@ -13,7 +13,7 @@ from fnopt.sharding import psum_rows, row_axes
 
 
 class NormalMatrix(NamedTuple):
-    """The Gram matrix of scaled columns, for models that don't keep the Jacobian."""
+    """The Gram matrix of scaled columns, for models that don't store the Jacobian."""
 
     matrix: jax.Array  # [n, n], U^-1 J^T J U^-1
     unit: jax.Array  # [n], the diagonal of U

@@ -132,7 +132,7 @@ def smallest_eigenvalues(system: SparseGramSystem, like: jax.Array) -> tuple[jax
 
 @dataclasses.dataclass(frozen=True)
 class SparseGramModel(LinearModel):
-    """The model that keeps the sparse Jacobian, for products, and its sparse Gram matrix."""
+    """The model that stores the sparse Jacobian, for products, and its sparse Gram matrix."""
 
     layout: Any
     algebra: Algebra

@@ -88,7 +88,7 @@ def minimize(
         method: `'auto'`, `'lbfgs'`, `'lbfgsb'`, `'bfgs'`, `'cg'`, `'newton_cg'` or
             `'projected_gradient'`, or SciPy's name of a method; a method with options, such as
             `fnopt.lbfgsb(20)`; or any optimizer, such as `fnopt.adam(1e-2)` or `fnopt.lbfgs()`. An
-            optimizer gets value, gradient and function at every step, and the iterate with the
+            optimizer receives value, gradient and function at every step, and the iterate with the
             lowest value is returned. `'auto'` is L-BFGS(-B), BFGS for up to 20 params without
             bounds, or spectral projected gradients if there is a projection.
         has_aux: Whether `fun` returns `(value, aux)`; `aux` at the solution is returned.
@@ -110,10 +110,10 @@ def minimize(
             gradient of zero.
         max_steps: Maximum number of trial points. Other values of `max_steps` or of the tolerances
             need no compilation.
-        history: Whether to keep value, gradient norm, step length and acceptance of every step.
+        history: Whether to store value, gradient norm, step length and acceptance of every step.
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
             arrays; `callback=print` shows the progress, `fnopt.monitor.Progress(max_steps)` a bar.
-            As in SciPy, a callback whose only argument is called `xk` gets the params, and an
+            As in SciPy, a callback whose only argument is called `xk` receives the params, and an
             argument `intermediate_result` has `x`, `fun` and `nit`. The callback stops the search
             by returning True or raising `StopIteration`.
         **scipy_options: SciPy's keywords: `tol` (both tolerances), and in `options` `ftol`, `xtol`,

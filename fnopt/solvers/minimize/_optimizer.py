@@ -15,7 +15,7 @@ from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 from fnopt.transforms import Chain, find_kept, scale_by_zoom_linesearch
 
 GIVEN = frozenset({"value", "grad", "value_fn", "obj_fn"})
-"""The extra arguments that an optimizer gets from `minimize`."""
+"""The extra arguments that an optimizer receives from `minimize`."""
 
 # Kelley (1999), Iterative Methods for Optimization, section 2.3.1: a relative gradient.
 _RELATIVE_GRADIENT = 1e-5
@@ -29,7 +29,7 @@ class OptimizerMemory(NamedTuple):
 
 
 class optimizer_steps(MinimizeMethod):
-    """Take the steps of an optimizer, which gets value, gradient and function.
+    """Take the steps of an optimizer, which receives value, gradient and function.
 
     The search converges when the gradient is below 1e-5 (or the square root of the machine epsilon,
     if that is larger) times the largest gradient of all steps.

@@ -50,7 +50,7 @@ def started_from(caller: str, params: Any, keywords: dict[str, Any]) -> Any:
 
 
 def checked_args(args: Any, caller: str = "least_squares") -> tuple[Any, ...]:
-    """Convert the further arguments of a user's function to a tuple of trees of arrays."""
+    """Convert the additional arguments of a user's function to a tuple of trees of arrays."""
     if not isinstance(args, (tuple, list)):
         raise TypeError(
             f"{caller}: args is {type(args).__name__}, expected a tuple of arguments; for a "

@@ -292,7 +292,7 @@ def by_example(
     Args:
         setting: The problem of the batch as a whole.
         fns: The functions.
-        args: The batch, and further arguments.
+        args: The batch, and additional arguments.
         solver: The method.
     """
     flat, (batch, *rest) = setting.problem.flat, args

@@ -1,4 +1,4 @@
-"""Residuals of a solution by leaf, and its observations with the largest residuals."""
+"""Residuals of a solution for each leaf, and its observations with the largest residuals."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ResidualReport(NamedTuple):
 
 
 def residual_report(solution: Any, count: int) -> ResidualReport:
-    """Return the residuals by leaf, and the `count` observations with the largest residuals.
+    """Return the residuals of each leaf, and the `count` observations with the largest residuals.
 
     Args:
         solution: The solution.

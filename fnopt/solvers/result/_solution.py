@@ -172,7 +172,7 @@ class Solution(NamedTuple, Generic[Params]):
         return text
 
     def residual_report(self, count: int = 10) -> ResidualReport:
-        """Return the residuals by leaf, and the observations with the largest residuals.
+        """Return the residuals of each leaf, and the observations with the largest residuals.
 
         An observation is a residual of a vector, or a row along the last axis of another array. The
         residuals are divided by `sigma`, and not weighted by a robust loss. Outside jit, for one

@@ -139,12 +139,17 @@ def free_jacobian(jac: SparseJacobianFunction, made: Parametrisation) -> FreeJac
 
 
 def free_derivative(
-    jac: FreeJacobian, x: jax.Array, unravel: Callable[[jax.Array], Any], args: tuple[Any, ...]
+    jac: FreeJacobian,
+    residuals: Any,
+    x: jax.Array,
+    unravel: Callable[[jax.Array], Any],
+    args: tuple[Any, ...],
 ) -> Derivative:
     """The derivative with respect to the free variables, `[m, free]`.
 
     Args:
         jac: The sparse Jacobian.
+        residuals: The residuals, or their shapes and dtypes.
         x: The vector of the free variables, followed by constant base points on manifolds.
         unravel: Function from this vector to the free tree.
         args: Further arguments.
@@ -153,7 +158,9 @@ def free_derivative(
     def evaluate(x: jax.Array) -> SparseJacobian:
         return jac.fn(unravel(x), *args).astype(x.dtype)
 
-    return _sparse_derivative(evaluate, jax.eval_shape(evaluate, x))
+    shape = jax.eval_shape(evaluate, x)
+    _check_shape(shape, residuals, shape.shape[1])
+    return _sparse_derivative(evaluate, shape)
 
 
 def _sparse_derivative(evaluate: Callable[[jax.Array], Any], shape: SparseJacobian) -> Derivative:

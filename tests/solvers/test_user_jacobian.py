@@ -236,3 +236,11 @@ def test_the_constant_jacobian_may_be_one_of_scipys(form):
         )
     )(jnp.ones(4))
     np.testing.assert_allclose(end.params, np.linalg.lstsq(A, b)[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("constraints", [None, {"scale": fnopt.fixed()}])
+def test_a_sparse_jacobian_of_another_function_is_refused(constraints):
+    start = {"x": jnp.zeros(4), "scale": jnp.float32(2)}
+    jac = fnopt.sparse_jacobian(lambda p: p["x"][:3] * p["scale"])
+    with pytest.raises(ValueError, match=r"sparse Jacobian of shape \(3, .*expected \(4, "):
+        fnopt.least_squares(lambda p: p["x"] * p["scale"], start, jac=jac, constraints=constraints)

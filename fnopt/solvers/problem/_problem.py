@@ -221,7 +221,7 @@ def set_up(
         if parametrisation.kinds and hasattr(jac, "composed"):
             jac = free_jacobian(jac, parametrisation)
         if isinstance(jac, FreeJacobian):
-            given = free_derivative(jac, x, flat.unravel, args)
+            given = free_derivative(jac, shapes, x, flat.unravel, args)
         else:
             given = given_derivative(jac, shapes, params, args, x.dtype)
             given = _of_variables(given, flat, x, parametrisation)

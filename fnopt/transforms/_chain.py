@@ -309,7 +309,7 @@ class strict(Wrapper):
         >>> tx.update(params, tx.init(params), params, value=1.0, los=2.0)
         Traceback (most recent call last):
         ...
-        TypeError: strict: update got ['los'], which nothing in it takes; it takes ['value'].
+        TypeError: strict: update got ['los'], which none of its members takes; it takes ['value'].
     """
 
     State = None

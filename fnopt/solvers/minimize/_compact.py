@@ -139,7 +139,7 @@ def cauchy_point(B: CompactMatrix, box: Box, point: Evaluation) -> tuple[jax.Arr
     p = _from_the_end(moving)
     stopped = jnp.where(jnp.isfinite(t_sorted), t_sorted, 0)[:, None] * moving
     still = jnp.concatenate([jnp.zeros_like(stopped[:1]), jnp.cumsum(stopped, axis=0)])
-    # inf * 0 would be NaN for params that don't move
+    # The product inf * 0 would be NaN for params that don't move.
     finite_start = jnp.where(jnp.isfinite(start), start, 0)
     c = still + finite_start[:, None] * p
     inside = B.solved(jnp.stack([p, c]))

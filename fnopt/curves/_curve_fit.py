@@ -35,7 +35,7 @@ from fnopt.curves._residuals import (
     residual_jacobian,
 )
 from fnopt.errors import check_count, explain_jax_errors
-from fnopt.residuals import named_loss
+from fnopt.residuals import as_loss
 from fnopt.sharding import psum
 from fnopt.solvers import Solution, covariance_of, least_squares, levenberg_marquardt
 
@@ -140,8 +140,8 @@ def curve_fit(
             schemes have no effect.
         full_output: Whether to return SciPy's tuple of five results.
         nan_policy: `'raise'` refuses NaN in the data, `'omit'` ignores points with NaN.
-        loss: A robust loss, or its name; see :func:`fnopt.least_squares`.
-        f_scale: The scale of a loss given by name.
+        loss: A robust loss, its name, or its function; see :func:`fnopt.least_squares`.
+        f_scale: The scale of a loss given by name or as a function.
         ftol: Relative tolerance of the cost; see :class:`fnopt.levenberg_marquardt`.
         xtol: Relative tolerance of the params.
         gtol: Tolerance of the gradient.
@@ -193,7 +193,7 @@ def curve_fit(
     """
     _check_function(f)
     steps = max(check_count(maxfev or max_nfev or 1000, "maxfev", "curve_fit") - 1, 1)
-    loss = named_loss(loss, f_scale) if isinstance(loss, str) else loss
+    loss = as_loss(loss, f_scale)
     read = read_keywords(scipy_options)
     verbose = read.get("verbose", 0)
     callback = read.get("callback", print if verbose == 2 else None)

@@ -62,6 +62,7 @@ from fnopt.residuals._robust import (
     tukey,
 )
 from fnopt.residuals._robust_cost import RobustCost as RobustCost
+from fnopt.residuals._robust_cost import as_loss as as_loss
 from fnopt.residuals._robust_cost import robust_cost as robust_cost
 from fnopt.residuals._weights import Whitening as Whitening
 from fnopt.residuals._weights import whitened as whitened

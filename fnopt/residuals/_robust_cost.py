@@ -239,7 +239,7 @@ def robust_cost(loss: Any, residuals: Any) -> RobustCost | None:
         (3, 2)
     """
     values = broadcast_prefix(loss, residuals, "loss", is_leaf=lambda x: isinstance(x, RobustLoss))
-    losses = tuple(_checked(value) for value in values)
+    losses = tuple(map(as_loss, values))
     if all(value is None for value in losses):
         return None
     leaves = [leaf for _, leaf in leaves_with_names(residuals)[0]]
@@ -247,13 +247,14 @@ def robust_cost(loss: Any, residuals: Any) -> RobustCost | None:
     return RobustCost(losses, tuple(map(int, sizes)))
 
 
-def _checked(loss: Any) -> RobustLoss | None:
+def as_loss(loss: Any, scale: Any = 1.0) -> RobustLoss | None:
+    """Convert a name or a function to a loss with this scale; None for squares."""
     if isinstance(loss, str):
-        return named_loss(loss)
+        return named_loss(loss, scale)
     if loss is None or isinstance(loss, RobustLoss):
         return loss
     if callable(loss) and not isinstance(loss, type):
-        return custom_loss(loss)
+        return custom_loss(loss, scale)
     hint = " Did you forget to call it?" if isinstance(loss, type) else ""
     raise TypeError(
         f"{where()}loss = {loss!r}, expected a robust loss such as "

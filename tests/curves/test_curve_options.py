@@ -85,6 +85,10 @@ def test_a_covariance_says_why_it_is_infinite():
 
 def test_a_loss_by_name():
     by_name, _ = fnopt.curve_fit(curve, X, Y, loss="soft_l1", f_scale=0.1, method="trf")
+    by_function, _ = fnopt.curve_fit(
+        curve, X, Y, loss=lambda z: 2 * (jnp.sqrt(1 + z) - 1), f_scale=0.1
+    )
+    np.testing.assert_allclose(by_function, by_name, rtol=1e-3)
     fit = fnopt.least_squares(
         lambda p: curve(X, *p) - Y, jnp.ones(3), loss=fnopt.residuals.soft_l1(scale=0.1)
     )

@@ -28,7 +28,7 @@ from fnopt.curves.batched._units import needs_units
 from fnopt.errors import check_count, check_tolerance
 from fnopt.numerics import per_row
 from fnopt.programs import is_eager, jit_call, trace_and_call
-from fnopt.residuals import RobustCost, named_loss, robust_cost
+from fnopt.residuals import as_loss, robust_cost
 from fnopt.solvers import default_tolerances, levenberg_marquardt
 
 _CHUNK = {"cpu": 128}  # fits that a CPU's cache holds; on accelerators a chunk fills the device
@@ -107,7 +107,7 @@ def curve_fit_batch(
             n]`, a sequence with an entry for each param, or a tree like `p0`. If `p0` has names,
             `bounds` may be a dict keyed by name, `{"a": (0, 1)}`; None means no bound.
         loss: A robust loss, its name, or its function; see :func:`fnopt.least_squares`.
-        f_scale: The scale of a loss given by name.
+        f_scale: The scale of a loss given by name or as a function.
         jac: The Jacobian of one fit, `jac(x, a, b, ...)` of shape `[points, n]`, written with
             `jax.numpy`, if computing it is cheaper than automatic differentiation. If `f` is
             differentiable, `jac` is compared with the derivative of `f` at the initial guess of the
@@ -168,7 +168,7 @@ def curve_fit_batch(
     task = Task(
         checked_model(f, layout, data),
         checked_jacobian(jac, layout, data),
-        _losses(loss, f_scale, y),
+        robust_cost(as_loss(loss, f_scale), jax.ShapeDtypeStruct((points,), y.dtype)),
     )
     if task.jacobian is None and has_no_forward_mode(task.predict, data):
         task = _by_rows(task)
@@ -218,12 +218,6 @@ def _once_needed(run: Callable[[bool], tuple[BatchFit, jax.Array]]) -> BatchFit:
     if not bool(jnp.any(failed)):
         return fits
     return jax.tree.map(lambda a, b: jnp.where(per_row(failed, a), a, b), run(True)[0], fits)
-
-
-def _losses(loss: Any, f_scale: Any, y: jax.Array) -> RobustCost | None:
-    loss = named_loss(loss, f_scale) if isinstance(loss, str) else loss
-    row = jax.ShapeDtypeStruct((math.prod(y.shape[1:]),), y.dtype)
-    return None if loss is None else robust_cost(loss, row)
 
 
 def _method(dtype: Any, ftol: Any, xtol: Any, gtol: Any, radius: Any) -> levenberg_marquardt:

@@ -42,9 +42,9 @@ STATES, TRANSFORMS = "Classes of states", "Optimizers, transforms and the rest"
 
 
 _STATES_SAID = (
-    "States are made by `init` and never by hand. What they hold is found by name, with "
-    "`fnopt.tree.get(state, ...)` and `fnopt.slots(state)`; their classes are private, so these "
-    "have no counterpart on purpose"
+    "`init` creates all states. `fnopt.tree.get(state, ...)` and `fnopt.slots(state)` return "
+    "their entries by name. The classes are private, so these classes of optax have no counterpart "
+    "in fnopt"
 )
 
 
@@ -209,7 +209,7 @@ def _row(entry: Entry) -> str:
         note = "; ".join(x for x in (differences(entry), entry.reason or "") if x)
         return f"| {name} | `fnopt.{entry.ours}` | {note} |"
     if kind == "deviation":
-        return f"| {name} | on purpose not | {entry.reason} |"
+        return f"| {name} | omitted | {entry.reason} |"
     return f"| {name} | not yet | {NOT_YET.get(entry.names[0], '')} |"
 
 
@@ -221,12 +221,12 @@ def page() -> str:
     lines = [
         "# optax's names",
         "",
-        "<!-- made by `python -m tests.interop.parity`; a test holds that it is current -->",
+        "<!-- made by `python -m tests.interop.parity`; a test checks that it is current -->",
         "",
-        f"What fnopt has of the {len(found)} public objects of optax {optax.__version__}: "
-        f"{kinds['have']} are here, {kinds['deviation']} are left out on purpose, "
-        f"{kinds['not yet']} are not here yet. Arguments have the same names, order and defaults "
-        "except where a row says otherwise.",
+        f"Of the {len(found)} public objects of optax {optax.__version__}, fnopt has "
+        f"{kinds['have']}, omits {kinds['deviation']} deliberately, and lacks "
+        f"{kinds['not yet']}. Arguments have the same names, order and defaults "
+        "unless a row lists a difference.",
         "",
     ]
     for group in [TRANSFORMS, *dict.fromkeys(GROUPS.values())]:

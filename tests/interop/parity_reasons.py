@@ -1,4 +1,4 @@
-"""What has another name here, what is left out on purpose, and why."""
+"""Objects of optax that have another name in fnopt or are omitted, with the reasons."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ RENAMED = {
 ANOTHER: set[str] = set()
 
 # optax's path -> why it isn't here.
-_TYPES = "a type annotation of optax's own"
-_TREES = "any tree of arrays is taken; there is no class for it"
-_VALUE = "an optimizer is a pytree: its numbers are changed, traced and swept as they are"
-_AGGREGATE = "the statistics of per-example gradients come from `fnopt.gradient_statistics`"
+_TYPES = "one of optax's type annotations"
+_TREES = "params are any tree of arrays, without a class"
+_VALUE = "an optimizer is a pytree, so its numbers can be changed, traced and swept"
+_AGGREGATE = "`fnopt.gradient_statistics` computes the statistics of per-example gradients"
 _MICRO = "the rules are the strings `'sum'`, `'mean'` and `'concat'` of `fnopt.microbatch`"
 DEVIATIONS = {
     "contrib.scale_by_muon": "`fnopt.chain(fnopt.ema(0.95, nesterov=True), fnopt.orthogonalize())`",
-    "multi_normal": "a library of distributions has it",
+    "multi_normal": "use a library of distributions",
     "measure_with_ema": "`fnopt.monitor.snapshot` with a `decay`",
     "MaskOrFn": _TYPES,
     "ScalarOrSchedule": _TYPES,
@@ -49,18 +49,18 @@ DEVIATIONS = {
     "TransformUpdateExtraArgsFn": _TYPES,
     "TransformUpdateFn": _TYPES,
     "stateless_with_tree_map": "`fnopt.stateless`, with a `jax.tree.map` inside",
-    "skip_not_finite": "`fnopt.apply_if_finite(fnopt.accumulate(...))` leaves such a batch out",
+    "skip_not_finite": "`fnopt.apply_if_finite(fnopt.accumulate(...))` skips such a batch",
     "safe_norm": "`fnopt.global_norm` has a derivative at zero",
     "safe_root_mean_squares": "`fnopt.global_norm` has a derivative at zero",
-    "transforms.unitwise_clip": "a part of `fnopt.adaptive_grad_clip`",
-    "transforms.unitwise_norm": "a part of `fnopt.adaptive_grad_clip`",
-    "contrib.dpsgd": "`fnopt.clipped_grad` and `fnopt.add_noise` in front of any optimizer",
+    "transforms.unitwise_clip": "part of `fnopt.adaptive_grad_clip`",
+    "transforms.unitwise_norm": "part of `fnopt.adaptive_grad_clip`",
+    "contrib.dpsgd": "`fnopt.clipped_grad` and `fnopt.add_noise` before any optimizer",
     "nnls": "`fnopt.least_squares` with bounds",
-    "MaskedNode": "what a mask leaves out is `None`",
+    "MaskedNode": "leaves that a mask excludes are `None`",
     "ShouldSkipUpdateFunction": _TYPES,
     "transforms.ConditionFn": _TYPES,
     "init_empty_state": "the default `init` of a `fnopt.Transformation`",
-    "with_extra_args_support": "every transform takes extra arguments",
+    "with_extra_args_support": "every transform accepts extra arguments",
     "inject_hyperparams": _VALUE,
     "inject_stateful_hyperparams": _VALUE,
     "WrappedSchedule": _VALUE,
@@ -88,7 +88,7 @@ DEVIATIONS = {
 # optax's path -> a remark on what is still to come.
 NOT_YET = {
     "second_order.fisher_diag": (
-        "it squares the gradient of the batch: of one example that is the Fisher diagonal; see "
+        "optax squares the batch gradient, which is the Fisher diagonal only for one example; see "
         "`fnopt.curvature.ggn_diagonal`"
     ),
     "second_order.hessian_diag": (

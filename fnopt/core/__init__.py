@@ -67,7 +67,7 @@ from fnopt.core._value import (
 )
 from fnopt.errors import deprecated_names
 
-# Old names, which warn.
+# Deprecated names, whose use warns.
 _MOVED = {
     "errors": (
         *("NotForJaxError", "check_inexact", "leaf_paths", "leaves_with_names", "matches"),

@@ -295,7 +295,7 @@ def _leaf_formula(
                 carried = lax.add(args[i], lax.convert_element_type(nothing, args[i].dtype))
                 args = (*args[:i], carried, *args[i + 1 :])
         tx = cls._unflatten(flags, [h.get(name) for name in cls._leaf_names])
-        # Operands have one width here, so standard promotion only lets real meet complex.
+        # Operands have one width here, so standard promotion only mixes real and complex.
         with jax.numpy_dtype_promotion("standard"):
             out = tx.leaf(LeafNumbers(**dict.fromkeys(cls._leaf_names) | h), *args)
         old = row[len(row) - len(slots) :]

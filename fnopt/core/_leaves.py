@@ -183,7 +183,7 @@ def _map_row(
         if real not in casts:
             casts[real] = jax.tree.map(lambda x: jnp.asarray(x, real), hyper)
         args.insert(0, casts[real])
-    # Operands have one width here, so standard promotion only lets real meet complex.
+    # Operands have one width here, so standard promotion only mixes real and complex.
     with jax.numpy_dtype_promotion("standard"):
         out = fn(*args)
     first, *others = (out,) if outputs == 1 else out

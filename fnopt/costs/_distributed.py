@@ -205,10 +205,10 @@ def distributed_cost(
     share, more = 1.0, 2 * step.params_bytes
     if block_size is not None:
         check_count(block_size, "block_size", "distributed_cost")
-        # A byte for each float32, and a float32 scale for each block.
+        # Codes take one byte for each float32, and a float32 scale for each block.
         share, more = (1 + 4 / block_size) / 4, 3 * step.params_bytes
     size, state = float(step.params_bytes), float(step.state_bytes)
-    # A ring sends N - 1 of N parts, the least for a reduce-scatter or an all-gather.
+    # A ring sends N - 1 of N parts, the minimum for a reduce-scatter or an all-gather.
     travels = size * (devices - 1) / devices
     gradient_seconds = sum(p.seconds(hardware) for p in (step.forward, step.backward))
     whole = hardware.seconds(step.update.total)

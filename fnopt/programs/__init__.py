@@ -26,7 +26,7 @@ from fnopt.programs._traced_function import TracedFunction, is_data, trace_funct
 from fnopt.programs._tracing import convert_closure, copy_function, has_tracers, is_eager, is_jitted
 from fnopt.programs._tracing import jit_copy as jit_copy
 
-# Old names, which warn.
+# Deprecated names, whose use warns.
 _RENAMED = {
     "IN_RULE": "HIDDEN_BY_RULE",
     "Level": "JaxprNodes",

@@ -237,7 +237,7 @@ def _multiplier(x: Any, low: Any, high: Any, w: Any, c: Any) -> jax.Array:
         jnp.minimum(first, zero_beyond(first, high, low)),
         jnp.maximum(last, zero_beyond(last, low, high)),
     )
-    # A bit for each halving, and 16 for an interval much wider than its solution.
+    # Each halving gains a bit; 16 more are for an interval much wider than its solution.
     a, b = jax.lax.fori_loop(0, jnp.finfo(x.dtype).nmant + 16, halve, ends)
     return a + (b - a) / 2
 

@@ -17,7 +17,7 @@ from fnopt.sharding import row_shards
 from fnopt.solvers._trust_region import SHARE, StepEvaluation
 from fnopt.solvers.linear_model._linearization import Linearization
 
-# Relative to the cost: a change of the params by 1e-5 sqrt(m - n) standard errors (see SHARE).
+# Relative decrease: a change of the params by 1e-5 sqrt(m - n) standard errors (see SHARE).
 _SHARP = 1e-10
 # Hager and Zhang (2005), section 2: 1 - 2 delta with their delta = 0.1. With 0.5, steps that
 # converge linearly, as for large residuals, end early: 46 of 54 NIST fits by `dogleg` in float32

@@ -13,7 +13,7 @@ from fnopt.core import global_norm
 from fnopt.numerics import default_float
 from fnopt.tree._arithmetic import check_arrays, common_dtype, names_bad_leaf
 
-# This package has its own `sum`, `max` and `min`, as the field names them.
+# This package defines `sum`, `max` and `min`, which hide Python's functions.
 _add = functools.partial(functools.reduce, jnp.add)
 
 

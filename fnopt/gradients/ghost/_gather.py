@@ -27,7 +27,7 @@ def pair(site: Site, indices: jax.Array, g: jax.Array) -> Pair:
     """Factors of a lookup: a unit vector for the row, and the cotangent."""
     _, perm = without_transposes(site.weight)
     numbers = site.eqn.params["dimension_numbers"]
-    # Where the axis that is looked up isn't collapsed, it is the first one, of size 1.
+    # If the axis of the lookup isn't collapsed, it is the first axis, with size 1.
     offsets = numbers.offset_dims[len(numbers.offset_dims) - len(perm) + 1 :]
     kept = [offsets[i] for i in np.argsort(perm[1:])]
     positions = [d for d in range(g.ndim) if d not in kept]

@@ -18,8 +18,8 @@ from fnopt.solvers.problem._problem import Problem
 from fnopt.solvers.result._solution import Solution
 
 _OFF = 0.02  # finite differences have a smaller relative error, even in float32
-# Multiple of the machine epsilon for the terms of a product; and multiple of these rounding errors,
-# above which a column counts in the direction as much as the others.
+# Rounding errors are assumed to be this multiple of eps times the terms of a product. Columns above
+# the same multiple of these errors have equal weight in the direction.
 _ROUNDING = 100
 
 

@@ -290,7 +290,7 @@ def match_scalars(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) ->
             continue
         candidates = [by_path.get(join_path(source, rest)) for source in sorted(sources[state])]
         candidates = [other for other in candidates if other is not None]
-        # Slots of several states, such as the groups of a partition, join one only with equal counts.
+        # Slots of several states, as of the groups of a partition, join only with equal counts.
         if candidates and all(are_equal(other.leaf, candidates[0].leaf) for other in candidates):
             for other in candidates:
                 matching.add(leaf.name, other)

@@ -58,7 +58,7 @@ LAYERS = {
         *("manifolds", "tree"),
     },
 }
-RUNTIME = {"fnopt", "jax", "numpy", *sys.stdlib_module_names}
+RUNTIME = {"fnopt", "jax", "numpy", "scipy", *sys.stdlib_module_names}  # JAX requires both
 LONGEST_FILE = 350
 PACKAGES = sorted(p.name for p in ROOT.iterdir() if (p / "__init__.py").exists())
 

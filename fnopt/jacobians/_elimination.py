@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fnopt.jacobians._colouring import Sparsity
+from fnopt.jacobians._minimum_degree import SparseOrder, minimum_degree
 from fnopt.jacobians._pairs import (
     ManyPairsError,
     Shapes,
@@ -21,29 +22,34 @@ from fnopt.jacobians._pairs import (
 Sizes = tuple[int, int]
 """The shape of a block: the size of the later group, then the size of the earlier group."""
 
-# Multiplications of the dense factor that cost as much as one level, which adds to compile time.
-# On the pose graph M3500 1e6, 2e7 and 1e8 give 36, 16 and 10 levels: 22, 12 and 8 s to compile,
-# 0.38, 0.32 and 0.45 s to solve (docs/performance.md, sparse problems).
-_LEVEL = 5 * 10**7
-# Largest number of neighbouring unknowns, relative to the mean, of a group that this level
-# eliminates. On M3500 the values 1 to 3 give 36 to 40 levels if all unknowns are eliminated, and
-# 1.3e7 to 1.9e7 multiplications.
-_FAR = 2.0
-_PATIENCE = 3  # consecutive levels without a lower cost, before planning stops
-# Unknowns of the dense matrix. The Cholesky factor of a larger one takes over 2e10 multiplications.
-_LEFT = 4096
+# SuperLU's multiplications take six times as long as those of a dense Cholesky factorisation: 1.7e9
+# against 1e10 a second for the sphere of docs/performance.md (one CPU core, SciPy 1.17).
+_SPARSE = 6
+# Dense multiplications, 2 s on a CPU core: as many as 200 products with a Jacobian of 1e8 entries.
+_MOST = 2e10
 
 
-class EliminationLevel(NamedTuple):
-    """Uncoupled groups of one size, which are eliminated together."""
+class Level(NamedTuple):
+    """The first groups of the order, which aren't coupled and are eliminated together."""
 
     size: int  # number of unknowns in a group
-    start: int  # index of the first unknown
-    stop: int  # index after the last unknown
-    first: int  # index of the first group, among the groups of its size
+    groups: int
     blocks: dict[int, slice]  # by the size of the neighbour: the blocks below the diagonal
     products: dict[Sizes, tuple[np.ndarray, np.ndarray, np.ndarray]]
     """Pairs of blocks of a group, and the block from which their product is subtracted."""
+
+    @property
+    def stop(self) -> int:
+        """Number of unknowns of the level."""
+        return self.size * self.groups
+
+    @property
+    def multiplications(self) -> int:
+        """Number of multiplications of the elimination."""
+        s = self.size
+        solves = sum((at.stop - at.start) * t * s * s for t, at in self.blocks.items())
+        sums = sum(a.size * t * u * s for (t, u), (a, _, _) in self.products.items())
+        return self.groups * s**3 // 3 + solves + sums
 
 
 class Gram(NamedTuple):
@@ -58,15 +64,16 @@ class Gram(NamedTuple):
 class Elimination:
     r"""Plan of a block Cholesky factorisation of :math:`J^T J`, from the pattern of `J`.
 
-    Unknowns are grouped. Each level eliminates uncoupled groups together: for example the points of
-    a bundle adjustment, or every second pose of a chain. The Schur complement after the last level
-    is a dense matrix.
+    Unknowns are grouped. A level eliminates uncoupled groups together, for example the points of a
+    bundle adjustment, and the Schur complement is a dense matrix. If a sparse factorisation of all
+    unknowns is cheaper, as for a graph of poses, the host makes it.
 
     Args:
         order: The unknowns in the order of elimination, of shape `[n]`.
         blocks: For every shape, the first row and the first column of each block.
         gram: Index arrays for the blocks of the Gram matrix.
-        levels: The levels.
+        level: The level, or None.
+        sparse: The cost of the sparse factorisation; None for a dense one.
         residuals: The number of residuals.
         instead: The linear algebra that `least_squares` uses instead; empty if it eliminates.
 
@@ -77,20 +84,20 @@ class Elimination:
         >>> start = {"camera": jnp.ones((20, 4)), "point": jnp.ones((400, 3))}
         >>> print(fnopt.sparse_jacobian(seen).plan(start))
         elimination of 1280 unknowns from 1600 residuals
-          level 1: 400 groups of 3
+          first: 400 groups of 3
           left: 80 unknowns, dense Cholesky
           factor: 29,200 numbers, 423,866 multiplications
 
     Reference:
         Brown (1958), A solution to the general problem of multiple station analytical
-        stereotriangulation; Liu (1985), Modification of the minimum-degree algorithm by multiple
-        elimination; Triggs et al. (2000), Bundle adjustment: a modern synthesis, section 6.
+        stereotriangulation; Triggs et al. (2000), Bundle adjustment: a modern synthesis, section 6.
     """
 
     order: np.ndarray
     blocks: dict[Sizes, tuple[np.ndarray, np.ndarray]]
     gram: Gram
-    levels: list[EliminationLevel]
+    level: Level | None
+    sparse: SparseOrder | None
     residuals: int
     instead: str = ""
 
@@ -101,27 +108,31 @@ class Elimination:
 
     @property
     def eliminated(self) -> int:
-        """Number of unknowns that the levels eliminate."""
-        return self.levels[-1].stop if self.levels else 0
+        """Number of unknowns that the level eliminates."""
+        return self.level.stop if self.level else 0
 
     @property
     def left(self) -> int:
-        """Number of unknowns in the dense matrix after the last level."""
+        """Number of unknowns after the level."""
         return self.order.size - self.eliminated
 
     @property
     def is_affordable(self) -> bool:
         """Whether a CPU core can afford the factorisation; else use conjugate gradients."""
-        return bool(self.blocks) and self.left <= _LEFT
+        return bool(self.blocks) and (self.sparse is not None or self.left**3 / 3 <= _MOST)
 
     @property
     def widest(self) -> int:
         """Upper bound on the number of entries in a row of the factor."""
-        return self.left + max((level.size for level in self.levels), default=0)
+        if self.sparse:
+            return self.sparse.widest
+        return self.left + (self.level.size if self.level else 0)
 
     @property
     def entries(self) -> int:
         """Number of entries of the factor."""
+        if self.sparse:
+            return self.sparse.entries
         stored = sum(
             int(np.sum(at[1] < self.eliminated)) * a * b for (a, b), at in self.blocks.items()
         )
@@ -130,30 +141,24 @@ class Elimination:
     @property
     def multiplications(self) -> int:
         """Number of multiplications of one factorisation."""
-        return sum(map(_level_cost, self.levels)) + self.left**3 // 3
+        if self.sparse:
+            return self.sparse.multiplications
+        return (self.level.multiplications if self.level else 0) + self.left**3 // 3
 
     def __str__(self) -> str:
         of = f"{self.order.size} unknowns from {self.residuals} residuals"
         if self.instead:
             return f"{of}: {self.instead}"
         lines = [f"elimination of {of}"]
-        for k, level in enumerate(self.levels):
-            groups = (level.stop - level.start) // level.size
-            lines.append(f"  level {k + 1}: {groups} groups of {level.size}")
-        how = "dense Cholesky" if self.is_affordable else "too many for a factor"
-        lines.append(f"  left: {self.left} unknowns, {how}")
+        if self.level:
+            lines.append(f"  first: {self.level.groups} groups of {self.level.size}")
         if not self.is_affordable:
+            lines.append(f"  left: {self.left} unknowns, too many for a factor")
             return "\n".join([*lines, "  steps by conjugate gradients on all unknowns instead"])
+        how = "sparse Cholesky on the host" if self.sparse else "dense Cholesky"
+        lines.append(f"  left: {self.left} unknowns, {how}")
         cost = f"{self.entries:,} numbers, {self.multiplications:,} multiplications"
         return "\n".join([*lines, f"  factor: {cost}"])
-
-
-def _level_cost(level: EliminationLevel) -> int:
-    s = level.size
-    groups = (level.stop - level.start) // s
-    solves = sum((at.stop - at.start) * t * s * s for t, at in level.blocks.items())
-    sums = sum(a.size * t * u * s for (t, u), (a, _, _) in level.products.items())
-    return groups * s**3 // 3 + solves + sums
 
 
 @functools.lru_cache(maxsize=8)
@@ -172,7 +177,7 @@ def elimination(sparsity: Sparsity, by_rows: bool = False) -> Elimination:
         >>> from fnopt.jacobians import Sparsity, elimination
         >>> i = np.arange(4)
         >>> elimination(Sparsity(i, i, (4, 4))).left
-        4
+        0
     """
     rows, cols, (m, n) = sparsity.rows, sparsity.cols, sparsity.shape
     if by_rows:
@@ -180,70 +185,49 @@ def elimination(sparsity: Sparsity, by_rows: bool = False) -> Elimination:
     try:
         return _planned(rows, cols, m, n, sparsity.leaves)
     except ManyPairsError:  # full rows couple too many unknowns
-        return Elimination(np.arange(n), {}, Gram({}, {}), [], m)
+        return Elimination(np.arange(n), {}, Gram({}, {}), None, None, m)
 
 
 def _planned(rows: np.ndarray, cols: np.ndarray, m: int, n: int, leaves: Shapes) -> Elimination:
     group = unknown_groups(rows, cols, n, leaves)
+    # Groups in the order of their first unknowns: near groups often have near numbers, which gives
+    # minimum degree better ties (on the sphere of docs/performance.md 2.6e8 instead of 4.3e8
+    # multiplications).
+    group = np.argsort(np.argsort(np.unique(group, return_index=True)[1]))[group]
     size = np.bincount(group)
-    levels, between = _levels(size, *coupled(rows, group[cols]))
-    taken = np.concatenate([*levels, np.arange(0)])
-    rest = np.setdiff1d(np.arange(size.size), taken)
-    place = np.argsort(np.concatenate([taken, rest]))  # position of each group in the order
+    edges = coupled(rows, group[cols])
+    first, one, other = _uncoupled(size, *edges)
+    a, b = row_pairs(one)
+    s = size[first[:1]].sum()
+    dense = (n - s * first.size) ** 3 / 3 + s * float(size[other[a]] @ size[other[b]])
+    sparse = minimum_degree(size, *edges, min(dense, _MOST) / _SPARSE)
+    if sparse is None:
+        groups = np.r_[first, np.setdiff1d(np.arange(size.size), first)]
+        edges = distinct_edges(np.r_[edges[0], other[a]], np.r_[edges[1], other[b]])
+    else:
+        first, groups = first[:0], sparse.groups
+    place = np.argsort(groups)  # position of each group in the order
     order = np.lexsort((np.arange(n), place[group]))
-    laid = _Layout(size[np.argsort(place)], *distinct_edges(*(place[part] for part in between)))
-    of_level, first = [], 0
-    for level in levels:
-        of_level.append(laid.level(first, first + level.size))
-        first += level.size
-    gram = _gram(laid, rows, place[group[cols]], np.argsort(order)[cols])
-    return Elimination(order, laid.blocks, gram, of_level, m)
+    layout = _Layout(size[groups], *distinct_edges(place[edges[0]], place[edges[1]]))
+    level = layout.level(first.size) if first.size else None
+    gram = _gram(layout, rows, place[group[cols]], np.argsort(order)[cols])
+    return Elimination(order, layout.blocks, gram, level, sparse, m)
 
 
-def _levels(
+def _uncoupled(
     size: np.ndarray, a: np.ndarray, b: np.ndarray
-) -> tuple[list[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Return the groups of every level, and all pairs of groups coupled before or after a level."""
-    left, dense = np.ones(size.size, bool), int(size.sum())
-    levels, now, everything = [], (a, b), [(a, b)]
-    spent, best, kept = 0.0, dense**3 / 3, 0
-    while dense and spent < best and len(levels) <= kept + _PATIENCE:
-        taken, one, other = _next_level(size, left, *now)
-        try:
-            first, second = row_pairs(one)
-        except ManyPairsError:
-            break
-        s = size[taken[0]]
-        spent += _LEVEL + s**2 * float(size[other].sum())
-        spent += s * float(size[other[first]] @ size[other[second]])
-        left[taken] = False
-        dense -= int(size[taken].sum())
-        levels.append(taken)
-        keep = left[now[0]] & left[now[1]]
-        now = distinct_edges(np.r_[now[0][keep], other[first]], np.r_[now[1][keep], other[second]])
-        everything.append(now)
-        if spent + dense**3 / 3 < best:
-            best, kept = spent + dense**3 / 3, len(levels)
-    return levels[:kept], distinct_edges(
-        *map(np.concatenate, zip(*everything[: kept + 1], strict=True))
-    )
-
-
-def _next_level(
-    size: np.ndarray, left: np.ndarray, a: np.ndarray, b: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the groups to eliminate, and the pairs of these groups and their neighbours."""
+    """Return uncoupled groups of one size, and the pairs of these groups and their neighbours.
+
+    The groups with the fewest neighbouring unknowns come first, as in a minimum-degree order.
+    """
     one, other = np.r_[a, b], np.r_[b, a]
     by_one = np.argsort(one, kind="stable")
     one, other = one[by_one], other[by_one]
     degree = np.bincount(one, size[other], size.size)
     starts = np.searchsorted(one, np.arange(size.size + 1)).tolist()
-    near, blocked = other.tolist(), bytearray(size.size)
-    few = _FAR * np.mean(degree[left])
-    taken = []
-    for g in np.lexsort((degree, ~left))[: int(left.sum())].tolist():
-        if degree[g] > few:
-            break
+    near, blocked, taken = other.tolist(), bytearray(size.size), []
+    for g in np.argsort(degree, kind="stable").tolist():
         if not blocked[g]:
             taken.append(g)
             for h in near[starts[g] : starts[g + 1]]:
@@ -304,12 +288,11 @@ class _Layout:
             found[i, j] = a[here].astype(np.int32), b[here].astype(np.int32), target
         return found
 
-    def level(self, first: int, stop: int) -> EliminationLevel:
-        """Return the level of the groups `first` to `stop - 1`."""
+    def level(self, groups: int) -> Level:
+        """Return the level of the first groups."""
         later, earlier = self._of
-        lo, hi = np.searchsorted(earlier, [first, stop])
-        later, earlier = later[lo:hi], earlier[lo:hi]
-        s = int(self.size[first])
+        stop = np.searchsorted(earlier, groups)
+        later, earlier = later[:stop], earlier[:stop]
         blocks, local = {}, np.zeros_like(later)
         for t in np.unique(self.size[later]).tolist():
             here = self.size[later] == t
@@ -318,14 +301,7 @@ class _Layout:
             local[here] = np.arange(at.size)
         a, b = row_pairs(earlier)
         products = self.products(later[a], later[b], local[a], local[b])
-        return EliminationLevel(
-            s,
-            int(self.start[first]),
-            int(self.start[stop]),
-            int(self.rank[first]),
-            blocks,
-            products,
-        )
+        return Level(int(self.size[0]), groups, blocks, products)
 
 
 def _gram(layout: _Layout, rows: np.ndarray, group: np.ndarray, position: np.ndarray) -> Gram:

@@ -47,11 +47,12 @@ def sparse_jacobian(
     Pass the result as `jac` to `least_squares` for large problems with local coupling. With more
     than 256 residuals and more than 256 params, it computes steps by a sparse Cholesky
     factorisation: of a band matrix if some order of the params gives :math:`J^T J` a narrow band,
-    or else by elimination of params that no residual couples (the points of a bundle adjustment,
-    the poses of a graph, also on manifolds). `print(sparse_jacobian(fn).plan(params))` names the
-    choice. :func:`fnopt.covariance` computes the covariance of a few params from this factor. If
-    the factor is too large, steps are computed from products by conjugate gradients. The solution
-    then has no matrix and no covariance. `linear_solver` overrides this choice.
+    by elimination of params that no residual couples (the points of a bundle adjustment), or by the
+    host in a minimum-degree order (the poses of a graph, also on manifolds).
+    `print(sparse_jacobian(fn).plan(params))` names the choice. :func:`fnopt.covariance` computes
+    the covariance of a few params from this factor. If the factor is too large, steps are computed
+    from products by conjugate gradients. The solution then has no matrix and no covariance.
+    `linear_solver` overrides this choice.
 
     `sparsity_pattern` finds the possible entries by tracing `fn`. Your own pattern may have fewer
     entries, but must contain every entry that can be nonzero: the value of a missing entry is added

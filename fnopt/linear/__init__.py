@@ -7,6 +7,7 @@ from fnopt.linear._band import BandedGramSystem
 from fnopt.linear._eliminated_system import BlockLayout, EliminatedGramSystem
 from fnopt.linear._gram_system import SparseGramSystem as SparseGramSystem
 from fnopt.linear._gram_system import TallGramSystem, WideGramSystem, gram
+from fnopt.linear._host_system import HostGramSystem, HostLayout
 from fnopt.linear._krylov_system import KrylovSystem
 from fnopt.linear._krylov_system import to_boundary as to_boundary
 from fnopt.linear._matrix_functions import matrix_inverse_pth_root, power_iteration
@@ -56,6 +57,8 @@ __all__ = [
     "BlockLayout",
     "DampedStep",
     "EliminatedGramSystem",
+    "HostGramSystem",
+    "HostLayout",
     "KrylovSystem",
     "LiftedSystem",
     "SingularFactors",

@@ -1,4 +1,4 @@
-"""Steps computed from sparse normal equations by a block Cholesky factorisation in levels."""
+"""Steps from sparse normal equations, by elimination of uncoupled blocks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fnopt.jacobians import Elimination, EliminationLevel, SparseJacobian
+from fnopt.jacobians import Elimination, Level, SparseJacobian
 from fnopt.linear._gram_system import SparseGramSystem
 from fnopt.linear._secular import Solvers, backward, cholesky, forward
 from fnopt.numerics import matmul
@@ -81,7 +81,7 @@ class BlockLayout:
         return found
 
     def rest(self, G: Blocks) -> jax.Array:
-        """The lower triangle of the dense matrix after the last level."""
+        """The lower triangle of the dense matrix after the level."""
         left, done = self.plan.left, self.plan.eliminated
         matrix = jnp.zeros((left, left), next(iter(G.values())).dtype)
         for (t, u), (row, col) in self.plan.blocks.items():
@@ -90,14 +90,57 @@ class BlockLayout:
             matrix = matrix.at[at, col[here, None, None] - done + np.arange(u)].set(G[t, u][here])
         return matrix
 
-    def neighbours(
-        self, level: EliminationLevel
-    ) -> dict[int, tuple[slice, np.ndarray, np.ndarray]]:
-        """Return, for each size, the blocks of neighbours, their groups, and their unknowns."""
-        s, found = level.size, {}
+    def factor(self, G: Blocks, lam: jax.Array) -> EliminationFactor:
+        r"""Factor :math:`G + \lambda I = L L^T`; NaN if the matrix isn't positive definite.
+
+        .. math:: L_e L_e^T = G_{ee} + \lambda I, \qquad Z_{ne} = G_{ne} L_e^{-T}, \qquad
+            G_{nk} \leftarrow G_{nk} - Z_{ne} Z_{ke}^T
+
+        for all groups `e` of the level at once and their neighbours `n` and `k`.
+        """
+        level = self.plan.level
+        if level is None:
+            return EliminationFactor((), {}, cholesky(self.rest(G), lam))
+        G, s = dict(G), level.size
+        L = jax.vmap(cholesky, (0, None))(G[s, s][: level.groups], lam)
+        inverse = jax.vmap(_lower_inverse)(L)
+        Z = {
+            t: _times_transposed(G[t, s][at], inverse[owner])
+            for t, at, owner, _ in self._neighbours(level)
+        }
+        for (t, u), (a, b, target) in level.products.items():
+            G[t, u] = _add_products(G[t, u], -Z[t], Z[u], a, b, target)
+        return EliminationFactor(inverse, Z, cholesky(self.rest(G), lam))
+
+    def forward(self, factor: EliminationFactor, b: jax.Array) -> jax.Array:
+        r"""Solve :math:`L y = b`, in the order of elimination."""
+        level = self.plan.level
+        if level is None:
+            return forward(factor.last, b)
+        y = jnp.sum(factor.inverse * b[: level.stop].reshape(-1, 1, level.size), 2)
+        for t, _, owner, at in self._neighbours(level):
+            b = b.at[at].add(-jnp.sum(factor.Z[t] * y[owner][:, None], 2))
+        return jnp.concatenate([y.ravel(), forward(factor.last, b[level.stop :])])
+
+    def backward(self, factor: EliminationFactor, y: jax.Array) -> jax.Array:
+        r"""Solve :math:`L^T x = y`, in the order of elimination."""
+        level = self.plan.level
+        if level is None:
+            return backward(factor.last, y)
+        x = y.at[level.stop :].set(backward(factor.last, y[level.stop :]))
+        here = x[: level.stop].reshape(-1, level.size)
+        for t, _, owner, at in self._neighbours(level):
+            here = here.at[owner].add(
+                -jnp.sum(factor.Z[t] * x[at][..., None], 1), indices_are_sorted=True
+            )
+        return x.at[: level.stop].set(jnp.sum(factor.inverse * here[..., None], 1).ravel())
+
+    def _neighbours(self, level: Level) -> list[tuple[int, slice, np.ndarray, np.ndarray]]:
+        """List by size: the blocks of neighbours, their groups, and their unknowns."""
+        s, found = level.size, []
         for t, at in level.blocks.items():
             row, col = (part[at] for part in self.plan.blocks[t, s])
-            found[t] = at, (col - level.start) // s, row[:, None] + np.arange(t, dtype=np.int32)
+            found.append((t, at, col // s, row[:, None] + np.arange(t, dtype=np.int32)))
         return found
 
 
@@ -110,71 +153,13 @@ _UNROLLED = 16
 _AT_ONCE = 2**22
 
 
-class LevelFactor(NamedTuple):
-    """The columns of a Cholesky factor that one level eliminates."""
+class EliminationFactor(NamedTuple):
+    """A Cholesky factor: the columns of the level, and the factor of the rest."""
 
-    inverse: jax.Array  # [groups, s, s], the inverses of the diagonal blocks
+    inverse: Any  # [groups, s, s], the inverses of the diagonal blocks; () without a level
     # The blocks below the diagonal, [blocks, t, s], keyed by the neighbour's size t.
     Z: dict[int, jax.Array]
-
-
-class EliminationFactor(NamedTuple):
-    """A Cholesky factor: its columns in each level, and the factor of the last dense matrix."""
-
-    levels: list[LevelFactor]
     last: jax.Array  # [left, left], the factor of the dense matrix
-
-
-def eliminate(layout: BlockLayout, G: Blocks, lam: jax.Array) -> EliminationFactor:
-    r"""Factor :math:`G + \lambda I = L L^T`; NaN if the matrix isn't positive definite.
-
-    .. math:: L_e L_e^T = G_{ee} + \lambda I, \qquad Z_{ne} = G_{ne} L_e^{-T}, \qquad
-        G_{nk} \leftarrow G_{nk} - Z_{ne} Z_{ke}^T
-
-    for all groups `e` of a level at once and their neighbours `n` and `k`.
-    """
-    G, levels = dict(G), []
-    for level in layout.plan.levels:
-        s = level.size
-        count = (level.stop - level.start) // s
-        here = G[s, s][level.first : level.first + count]
-        L = jax.vmap(cholesky, (0, None))(here, lam)
-        inverse = jax.vmap(_lower_inverse)(L)
-        Z = {
-            t: _times_transposed(G[t, s][at], inverse[owner])
-            for t, (at, owner, _) in layout.neighbours(level).items()
-        }
-        for (t, u), (a, b, target) in level.products.items():
-            G[t, u] = _add_products(G[t, u], -Z[t], Z[u], a, b, target)
-        levels.append(LevelFactor(inverse, Z))
-    return EliminationFactor(levels, cholesky(layout.rest(G), lam))
-
-
-def eliminated_forward(layout: BlockLayout, factor: EliminationFactor, b: jax.Array) -> jax.Array:
-    r"""Solve :math:`L y = b`, in the order of elimination."""
-    parts = []
-    for level, (inverse, Z) in zip(layout.plan.levels, factor.levels, strict=True):
-        here = b[level.start : level.stop].reshape(-1, 1, level.size)
-        y = jnp.sum(inverse * here, 2)
-        parts.append(y.ravel())
-        for t, (_, owner, at) in layout.neighbours(level).items():
-            b = b.at[at].add(-jnp.sum(Z[t] * y[owner][:, None], 2))
-    return jnp.concatenate([*parts, forward(factor.last, b[layout.plan.eliminated :])])
-
-
-def eliminated_backward(layout: BlockLayout, factor: EliminationFactor, y: jax.Array) -> jax.Array:
-    r"""Solve :math:`L^T x = y`, in the order of elimination."""
-    done = layout.plan.eliminated
-    x = y.at[done:].set(backward(factor.last, y[done:]))
-    for level, (inverse, Z) in zip(
-        reversed(layout.plan.levels), reversed(factor.levels), strict=True
-    ):
-        here = x[level.start : level.stop].reshape(-1, level.size)
-        for t, (_, owner, at) in layout.neighbours(level).items():
-            here = here.at[owner].add(-jnp.sum(Z[t] * x[at][..., None], 1), indices_are_sorted=True)
-        solved = jnp.sum(inverse * here[..., None], 1)
-        x = x.at[level.start : level.stop].set(solved.ravel())
-    return x
 
 
 def _lower_inverse(L: jax.Array) -> jax.Array:
@@ -230,7 +215,7 @@ def _times_transposed(A: jax.Array, B: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class EliminatedGramSystem(SparseGramSystem):
-    r"""A linear model whose sparse normal equations are factorised by elimination in levels.
+    r"""A linear model whose sparse normal equations are factorised after an elimination.
 
     The steps equal those of :class:`TallGramSystem`.
 
@@ -256,12 +241,12 @@ class EliminatedGramSystem(SparseGramSystem):
     """
 
     def _factor(self, lam: jax.Array) -> Any:
-        return eliminate(self.layout, self.G, lam)
+        return self.layout.factor(self.G, lam)
 
     def _solvers(self, factor: Any) -> Solvers:
         layout = self.layout
         order, position = layout.plan.order, layout.plan.position
         return Solvers(
-            lambda b: eliminated_forward(layout, factor, b[order]),
-            lambda y: eliminated_backward(layout, factor, y)[position],
+            lambda b: layout.forward(factor, b[order]),
+            lambda y: layout.backward(factor, y)[position],
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from fnopt.linear._norms import norm
 from fnopt.linear._secular import (
@@ -150,8 +151,34 @@ class SparseGramSystem(TallGramSystem):
         r"""The square :math:`\|A v\|^2`."""
         return psum_rows(jnp.sum(jnp.square(self.push(v))))
 
-    def rounding_solvers(self) -> tuple[jax.Array, Solvers]:
-        """Return the damping that rounding errors require, and the solvers with this damping."""
+    def rounding_solutions(self, rows: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        r"""Return the damping that rounding errors require, and solutions with this damping.
+
+        Args:
+            rows: Right-hand sides `b`, `[q, n]`.
+
+        Returns:
+            The damping :math:`\delta`, and for each `b` the vectors :math:`y = L^{-1} b` and
+            :math:`x = L^{-T} y`, with :math:`L L^T = A^T A + \delta I`.
+        """
+        least, solve = self._rounding_solvers()
+
+        def solved(b: jax.Array) -> tuple[jax.Array, jax.Array]:
+            y = solve.forward(b)
+            return y.ravel(), solve.backward(y)
+
+        return least, *lax.map(solved, rows)
+
+    def filtered_twice(self, rows: jax.Array) -> tuple[jax.Array, jax.Array]:
+        r"""Return the damping that rounding errors require, and filtered vectors, `[q, n]`.
+
+        .. math:: \delta, \qquad \delta^2 (A^T A + \delta I)^{-2}\, b
+        """
+        least, solve = self._rounding_solvers()
+        filtered = jax.vmap(lambda b: least * solve.backward(solve.forward(b)))
+        return least, filtered(filtered(rows))
+
+    def _rounding_solvers(self) -> tuple[jax.Array, Solvers]:
         least = self._least
         return least, self._solvers(self._factor(least))
 

@@ -130,7 +130,8 @@ def secular_root(
         lam, length = state.now.lam, state.now.length
         fits = (lam <= least) & (length <= radius)
         far = ~(jnp.abs(length - radius) <= jnp.asarray(_SLACK, radius.dtype) * radius)
-        return ~fits & far & (state.tries < _FACTORISATIONS)
+        # No damping leads to a step of length 0. The loop's first iteration has this radius.
+        return ~fits & far & (radius > 0) & (state.tries < _FACTORISATIONS)
 
     first = solve(jnp.clip(start, least, most))
     search = _SecularSearch(first, jnp.zeros_like(least), most, jnp.ones((), jnp.int32))

@@ -36,30 +36,38 @@ def params(one_leaf):
 @pytest.mark.parametrize("one_leaf", [True, False])
 def test_points_are_eliminated_and_cameras_left_however_they_are_laid_out(one_leaf):
     plan = fnopt.sparse_jacobian(seen).plan(params(one_leaf))
-    assert [(level.size, level.stop - level.start) for level in plan.levels] == [(3, 1200)]
+    assert plan.level
+    assert (plan.level.size, plan.level.groups) == (3, 400)
     assert plan.left == 80
     assert str(plan).splitlines()[1:3] == [
-        "  level 1: 400 groups of 3",
+        "  first: 400 groups of 3",
         "  left: 80 unknowns, dense Cholesky",
     ]
 
 
-def test_groups_of_a_level_are_not_coupled_and_the_factor_has_all_entries(monkeypatch):
-    monkeypatch.setattr("fnopt.jacobians._elimination._LEVEL", 0)
+def random_chain():
+    """A chain of 60 unknowns with 20 more couplings: the rows and columns of its Jacobian."""
     i = np.arange(59)
     extra = np.random.default_rng(1).integers(0, 60, (20, 2))
     ends = np.r_[np.c_[i, i + 1], extra]
-    rows = np.repeat(np.arange(len(ends)), 2)
-    plan = elimination(Sparsity(rows, ends.ravel(), (len(ends), 60)))
-    position = plan.position[ends]
-    for level in plan.levels:
-        inside = (position >= level.start) & (position < level.stop)
-        assert not np.any(inside.all(1) & (position[:, 0] != position[:, 1]))
-    # The factor of the same order, by dense algebra.
+    return np.repeat(np.arange(len(ends)), 2), ends
+
+
+def dense_factor(rows, ends, order):
     A = np.zeros((len(ends), 60))
     np.add.at(A, (rows, ends.ravel()), np.random.default_rng(2).normal(size=rows.size))
-    G = (A.T @ A + np.eye(60))[np.ix_(plan.order, plan.order)]
-    L = np.linalg.cholesky(G)
+    return np.linalg.cholesky((A.T @ A + np.eye(60))[np.ix_(order, order)])
+
+
+def test_groups_of_the_level_are_not_coupled_and_the_factor_has_all_entries(monkeypatch):
+    monkeypatch.setattr("fnopt.jacobians._elimination._SPARSE", 1e9)
+    rows, ends = random_chain()
+    plan = elimination(Sparsity(rows, ends.ravel(), (len(ends), 60)))
+    position = plan.position[ends]
+    inside = position < plan.eliminated
+    assert plan.eliminated
+    assert not np.any(inside.all(1) & (position[:, 0] != position[:, 1]))
+    L = dense_factor(rows, ends, plan.order)
     row, col = plan.blocks[1, 1]
     L[row, col] = 0
     assert np.all(L[:, : plan.eliminated] == 0)
@@ -75,6 +83,18 @@ def test_a_plan_names_what_is_used_instead_of_an_elimination():
         (lambda x: chain(x)[1:], 300, "300 unknowns from 299 residuals: conjugate gradients"),
     ]:
         assert str(fnopt.sparse_jacobian(fn).plan(jnp.ones(n))).startswith(text)
+
+
+def test_the_cost_of_a_sparse_factor_counts_its_entries(monkeypatch):
+    monkeypatch.setattr("fnopt.jacobians._elimination._SPARSE", 1e-9)
+    rows, ends = random_chain()
+    plan = elimination(Sparsity(rows, ends.ravel(), (len(ends), 60)))
+    L = dense_factor(rows, ends, plan.order)
+    assert plan.entries == np.count_nonzero(L)
+    assert plan.widest == np.max(np.count_nonzero(L, axis=0))
+    assert "left: 60 unknowns, sparse Cholesky on the host" in str(plan)
+    natural = dense_factor(rows, ends, np.arange(60))
+    assert plan.entries < np.count_nonzero(natural)
 
 
 def test_a_full_row_has_no_plan(monkeypatch):

@@ -1,4 +1,4 @@
-"""Elimination by levels, against dense algebra."""
+"""Elimination and sparse factors, against dense algebra."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 
 from fnopt.jacobians import SparseJacobian, Sparsity, elimination
 from fnopt.jacobians import _elimination as planning
-from fnopt.linear import BlockLayout, EliminatedGramSystem
+from fnopt.linear import BlockLayout, EliminatedGramSystem, HostGramSystem, HostLayout
 
 RNG = np.random.default_rng(0)
 
@@ -60,14 +60,15 @@ def jacobian_of(name, by_rows=False):
 @pytest.mark.parametrize(
     ("name", "by_rows"), [*((name, False) for name in PROBLEMS), ("grid", True)]
 )
-def test_damped_steps_are_those_of_dense_algebra(name, by_rows, x64, monkeypatch):
-    monkeypatch.setattr(planning, "_LEVEL", 5000)  # of such small problems a dense factor is all
+@pytest.mark.parametrize("host", [False, True])
+def test_damped_steps_are_those_of_dense_algebra(name, by_rows, host, x64, monkeypatch):
+    monkeypatch.setattr(planning, "_SPARSE", 1e-9 if host else 1e9)
     if name == "bundle_adjustment":  # in chunks
         monkeypatch.setattr("fnopt.linear._eliminated_system._AT_ONCE", 1000)
     A, J = jacobian_of(name, by_rows)
     plan = elimination(J.sparsity, by_rows)
-    assert plan.levels
-    layout, b = BlockLayout(plan), RNG.normal(size=A.shape[1])
+    assert (plan.level is None) == host
+    layout, b = (HostLayout if host else BlockLayout)(plan), RNG.normal(size=A.shape[1])
     scale = RNG.uniform(1, 2, A.shape[1])
     scale[3] = np.inf  # taken out
     G = A.T @ A / scale / scale[:, None]
@@ -75,18 +76,42 @@ def test_damped_steps_are_those_of_dense_algebra(name, by_rows, x64, monkeypatch
 
     @jax.jit
     def found(J, b, w):
+        def pull(w):
+            return J.rmv(w) / scale
+
         G = layout.gram(J)
-        system = EliminatedGramSystem(
-            layout.scaled(G, scale), b, b[0] * 0, lambda w: J.rmv(w) / scale, J.mv, layout
+        system = (HostGramSystem if host else EliminatedGramSystem)(
+            layout.scaled(G, jnp.asarray(scale)), b, b[0] * 0, pull, J.mv, layout
         )
         step = system.damped(jnp.asarray(lam))
-        return step.p, system.pull_back(w, step), layout.diagonal(G), system.trust_region(b[0] ** 2)
+        within = system.trust_region(b[0] ** 2)
+        noise, y, x = system.rounding_solutions(pull(w)[None])
+        return step.p, system.pull_back(w, step), layout.diagonal(G), within, noise, y, x
 
-    p, back, diagonal, within = found(J, b, w)
+    p, back, diagonal, within, noise, y, x = found(J, b, w)
     damped = G + lam * np.eye(b.size)
     np.testing.assert_allclose(p, -np.linalg.solve(damped, b), rtol=1e-9, atol=1e-11)
-    np.testing.assert_allclose(
-        back, np.linalg.solve(damped, A.T @ w / scale), rtol=1e-9, atol=1e-11
-    )
+    if not host:
+        np.testing.assert_allclose(
+            back, np.linalg.solve(damped, A.T @ w / scale), rtol=1e-9, atol=1e-11
+        )
     np.testing.assert_allclose(diagonal, np.diag(A.T @ A), rtol=1e-12)
     np.testing.assert_allclose(np.linalg.norm(within.p), b[0] ** 2, rtol=0.2)
+    b = A.T @ w / scale
+    np.testing.assert_allclose((G + noise * np.eye(b.size)) @ x[0], b, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(np.sum(y**2), b @ x[0], rtol=1e-9)
+
+
+def test_a_factorisation_on_the_host_that_fails_gives_nan(monkeypatch):
+    monkeypatch.setattr(planning, "_SPARSE", 1e-9)
+    rows, cols, _ = chain()
+    sparsity = Sparsity(rows, cols, (int(rows.max()) + 1, 80))
+    layout = HostLayout(elimination(sparsity))
+    G = layout.gram(SparseJacobian(jnp.ones((sparsity.shape[0], sparsity.colours)), sparsity))
+    for lam in (-100.0, np.nan):
+        data = layout.columns(G, jnp.float32(lam))
+        for root in (False, True):
+            assert np.all(np.isnan(layout.solve(data, jnp.ones((1, 80)), root)[0]))
+    lams = jnp.asarray([1.0, 2.0])
+    solve = lambda lam: layout.solve(layout.columns(G, lam), jnp.ones((1, 80)), False)[0]  # noqa: E731
+    np.testing.assert_array_equal(jax.vmap(solve)(lams), jnp.stack([solve(lam) for lam in lams]))

@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from fnopt.jacobians import SparseJacobian, Sparsity, band_of, elimination
 from fnopt.linear import (
     BandedGramSystem,
     BlockLayout,
     EliminatedGramSystem,
+    HostGramSystem,
+    HostLayout,
     SparseGramSystem,
 )
 from fnopt.numerics import matmul
@@ -24,13 +25,13 @@ from fnopt.solvers.linear_model._base import LinearModel, Map, free
 from fnopt.solvers.linear_model._linearization import Linearization, half_square
 from fnopt.solvers.linear_model._scaling import initial_scale
 
-Algebra = type[BandedGramSystem] | type[EliminatedGramSystem]
+Algebra = type[BandedGramSystem] | type[EliminatedGramSystem] | type[HostGramSystem]
 
 
 def sparse_gram_model(
     flat: FlatResidual, mode: str, chunk_size: int | None
 ) -> SparseGramModel | None:
-    """Return the model by a narrow band or by elimination; None if both are too expensive."""
+    """Return the model by a band, elimination or a sparse factor; None if all cost too much."""
     given = flat.derivative
     if given is None or given.compressed is None or flat.rows < flat.n:
         return None
@@ -39,12 +40,16 @@ def sparse_gram_model(
 
 
 def _layout(sparsity: Sparsity, by_rows: bool) -> tuple[Any, Algebra] | None:
-    """Return the block layout of the Gram matrix and its system; None if both are too expensive."""
+    """Return the block layout of the Gram matrix and its system; None if all are too expensive."""
     band = band_of(sparsity, by_rows)
     if band is not None:
         return band, BandedGramSystem
     plan = elimination(sparsity, by_rows)
-    return (BlockLayout(plan), EliminatedGramSystem) if plan.is_affordable else None
+    if not plan.is_affordable:
+        return None
+    if plan.sparse:
+        return HostLayout(plan), HostGramSystem
+    return BlockLayout(plan), EliminatedGramSystem
 
 
 def algebra_text(J: SparseJacobian) -> str:
@@ -85,17 +90,12 @@ def inverse_root(J: SparseJacobian, rows: jax.Array, fixed: jax.Array | None = N
     scale = scale if fixed is None else jnp.where(fixed, jnp.inf, scale)
     zero = jnp.zeros((), rows.dtype)
     system = algebra(layout.scaled(G, scale), 0 * rows[0], zero, J.rmv, J.mv, layout)
-    noise, solve = system.rounding_solvers()
-
-    def root(b: jax.Array) -> jax.Array:
-        half = solve.forward(b)
-        x = solve.backward(half)
-        rest = jnp.sum(jnp.square(noise * x))
-        share = jnp.asarray(jnp.finfo(b.dtype).eps ** 0.5, b.dtype)
-        y = jnp.concatenate([half.ravel(), jnp.sqrt(noise) * x])
-        return jnp.where(rest <= share * jnp.sum(jnp.square(b)), y, jnp.inf)
-
-    return lax.map(root, rows / scale)
+    rows = rows / scale
+    noise, half, x = system.rounding_solutions(rows)
+    rest = jnp.sum(jnp.square(noise * x), axis=1, keepdims=True)
+    share = jnp.asarray(jnp.finfo(rows.dtype).eps ** 0.5, rows.dtype)
+    determined = rest <= share * jnp.sum(jnp.square(rows), axis=1, keepdims=True)
+    return jnp.where(determined, jnp.concatenate([half, jnp.sqrt(noise) * x], axis=1), jnp.inf)
 
 
 # One more than the directions that the data of a bundle adjustment don't determine: a similarity
@@ -120,11 +120,9 @@ def smallest_eigenvalues(system: SparseGramSystem, like: jax.Array) -> tuple[jax
     Reference:
         Golub and Van Loan (2013), Matrix computations, section 8.2.4 (orthogonal iteration).
     """
-    noise, solve = system.rounding_solvers()
-    filtered = jax.vmap(lambda b: noise * solve.backward(solve.forward(b)), 1, 1)
     probes = np.random.default_rng(0).standard_normal((like.size, _PROBES))
-    V = filtered(filtered(like[:, None] * jnp.asarray(probes, like.dtype)))
-    V = jnp.linalg.qr(V)[0]
+    noise, V = system.filtered_twice((like[:, None] * jnp.asarray(probes, like.dtype)).T)
+    V = jnp.linalg.qr(V.T)[0]
     AV = jax.vmap(system.push, 1, 1)(V)
     values, W = jnp.linalg.eigh(psum_rows(matmul(AV.T, AV)))
     return values / noise, matmul(V, W)

@@ -116,6 +116,12 @@ class Transformation(Value):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        for name, example in (("fill", '{"nu": 1e-6}'), ("storage", '{"nu": "slot_dtype"}')):
+            if callable(vars(cls).get(name)):
+                raise TypeError(
+                    f"{cls.__name__}.{name} is a method, expected a class attribute that maps "
+                    f"names of slots to values, as in `{name} = {example}`."
+                )
         # The methods are wrapped when a class is created, so that every subclass, also a user's,
         # gets the checks and the scope of error messages.
         if "init" in cls.__dict__:

@@ -293,3 +293,9 @@ def test_an_error_of_the_update_is_raised_as_it_is():
 
     with pytest.raises(RuntimeError, match="mine"):
         failing().update(PARAMS, EmptyState(), PARAMS)
+
+
+@pytest.mark.parametrize("name", ["fill", "storage"])
+def test_a_method_in_place_of_the_values_of_slots_is_refused(name):
+    with pytest.raises(TypeError, match=rf"Own.{name} is a method, expected a class attribute"):
+        type("Own", (fnopt.Transformation,), {name: lambda self, slot: 0.1})

@@ -97,9 +97,8 @@ def deviance_residuals(mu: jax.Array, y: jax.Array) -> jax.Array:
     .. math:: r = \operatorname{sign}(\mu - y) \sqrt{2 (\mu - y - y \ln(\mu / y))}
 
     NaN where `y` or :math:`\mu` is negative, or where :math:`\mu = 0` and `y` isn't. Near
-    :math:`\mu = y` the square root uses the series
-    :math:`t - \ln(1 + t) = t s - 2 \sum_k s^{2k+1} / (2k + 1)`, with :math:`t = \mu / y - 1` and
-    :math:`s = t / (2 + t)`.
+    :math:`\mu = y` the square root is computed from the series :math:`t - \ln(1 + t) = t s - 2
+    \sum_k s^{2k+1} / (2k + 1)`, with :math:`t = \mu / y - 1` and :math:`s = t / (2 + t)`.
 
     Reference:
         McCullagh and Nelder (1989), Generalized linear models, section 2.4.3.

@@ -231,7 +231,7 @@ def confidence_intervals(
 
     Args:
         fit: The result of :func:`fnopt.curve_fit` or :func:`fnopt.least_squares`.
-        level: The probability that an interval contains the true value, if the model is right and
+        level: The probability that an interval contains the true value, if the model is correct and
             nearly linear within the interval.
         absolute_sigma: Whether the residuals are in units of known standard deviations.
 

@@ -71,9 +71,9 @@ class sharded(Wrapper):
             `check_vma=False` needs less communication.
 
     Raises:
-        ValueError: In use, if the axis isn't bound, if the state is for another number of devices,
-            or if `inner` needs whole leaves (random numbers, means of a leaf, as `adafactor`
-            does): use `state_sharding` with `axis` for such optimizers.
+        ValueError: In use, if the axis isn't bound, the state was made for a different number of
+            devices, or `inner` needs whole leaves (for random numbers or means of a leaf, as in
+            `adafactor`): use `state_sharding` with `axis` for such optimizers.
 
     Example:
         >>> from functools import partial

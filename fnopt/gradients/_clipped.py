@@ -101,7 +101,7 @@ def clipped_grad(
         is like the params (summed in float32 or wider), `info` is an `ExampleInfo` with the loss
         and the norm of every example. The bool array `where` of shape `[n]` selects examples.
         Examples that aren't selected, such as the padding of a batch, have a gradient of zero,
-        whatever their values.
+        regardless of their values.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.

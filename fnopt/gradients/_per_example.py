@@ -45,7 +45,7 @@ def per_example_grads(
         leaves have a leading axis of `n` examples, in the dtype of the params (a tuple of trees for
         a sequence `argnums`). With `has_aux` it returns `(gradients, aux)`, and leaves of `aux`
         also have a leading example axis. If `key` is given, the loss of example `i` receives
-        `key=jax.random.fold_in(key, i)`, whatever the chunk size.
+        `key=jax.random.fold_in(key, i)`, for any chunk size.
 
     Raises:
         TypeError: If a parameter isn't floating, or the loss doesn't return a real scalar.

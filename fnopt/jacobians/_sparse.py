@@ -42,7 +42,7 @@ def sparse_jacobian(
     belongs to one column. A greedy colouring, made once, groups the columns: 3 passes for a
     tridiagonal Jacobian of any size, instead of `n`. No array of shape `[m, n]` is formed. If it
     takes fewer passes in total, a few full rows (as in an arrow matrix) are computed from sums of
-    rows and all other entries from sums of columns, and likewise for a few full columns.
+    rows and all other entries from sums of columns, and similarly for a few full columns.
 
     Pass the result as `jac` to `least_squares` for large problems with local coupling. With more
     than 256 residuals and more than 256 params, it computes steps by a sparse Cholesky

@@ -50,8 +50,8 @@ class TriangleSystem:
     r"""A linear model given by the triangle of its QR decomposition.
 
     Every step costs one QR decomposition of two triangles. The condition number isn't squared, so
-    directions with small singular values still contribute to the step; along these directions,
-    problems converge that are singular at their solution. The radius bounds the effect of rounding
+    directions with small singular values still contribute to the step. Problems that are singular
+    at their solution converge along these directions. The radius bounds the effect of rounding
     errors.
 
     Args:

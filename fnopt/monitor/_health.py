@@ -140,10 +140,10 @@ def health(
         stats: The statistics to compute: some of `'norm'`, `'max'`, `'mean'`, `'rms'`, `'ratio'`,
             `'zeros'`, `'nonfinite'`, `'histogram'`. By default the norm, `'nonfinite'`, and the
             ratio if params are given.
-        groups: The groups of leaves. None: every leaf is a group; a number `n`: leaves whose paths
-            share the first `n` parts form a group; a list of patterns (`'encoder'`, `'*/bias'`), or
-            a dict from names to one or several patterns: a leaf is in the first group that matches,
-            else in the group `'other'`.
+        groups: The groups of leaves. With None, every leaf is a group. With a number `n`, leaves
+            whose paths share the first `n` parts form a group. With a list of patterns
+            (`'encoder'`, `'*/bias'`), or a dict from names to one or several patterns, a leaf
+            belongs to the first group that matches, else to the group `'other'`.
         axis_name: Inside `jax.shard_map`, the named axis, or several, over which every leaf is
             split into equal parts (FSDP). The statistics are then computed for whole leaves, and
             are equal on all devices. Gradients of a sharded batch are whole arrays: average them

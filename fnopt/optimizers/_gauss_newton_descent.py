@@ -60,8 +60,8 @@ class gauss_newton_descent(BatchStepDescent):
         halvings: The maximum number of step halvings; 0 accepts every finite step (as ENGD-W and
             SPRING were published), without another loss evaluation if the damping doesn't adapt.
         method: `'auto'`, `'ghost'` or `'formed'`, as in :func:`fnopt.curvature.batch_jacobian`;
-            with `'ghost'` or `'formed'` the step is solved in residual space, whatever the number
-            of residuals.
+            with `'ghost'` or `'formed'` the step is solved in residual space, for any number of
+            residuals.
         chunk_size: The number of examples to process at once; `None` processes the whole batch.
         axis_name: Inside `jax.shard_map`, the named axis over which the batch is sharded, as in
             :func:`fnopt.curvature.batch_jacobian`: the step uses the whole batch and is equal on

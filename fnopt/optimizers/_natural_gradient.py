@@ -85,8 +85,8 @@ class natural_gradient(BatchStepDescent):
         chunk_size: The number of examples to process at once; `None` processes the whole batch.
         solver: `'cholesky'` factorises a matrix with a row for each of the batch's :math:`nC`
             outputs, in :math:`16 (nC)^2` bytes (of float32) and :math:`(nC)^3 / 3` operations, up
-            to 32,768 outputs; `'cg'` uses conjugate gradients without this matrix; each iteration
-            takes a backward and a forward product with the tape.
+            to 32,768 outputs. `'cg'` uses conjugate gradients without this matrix. Each of its
+            iterations takes a backward and a forward product with the tape.
         iterations: The maximum number of conjugate-gradient iterations.
         rank: The rank of the Nyström preconditioner for conjugate gradients; 0 disables it. The
             preconditioner takes `rank` additional products, and saves many iterations if the kernel

@@ -26,9 +26,9 @@ class prior(Value):
     Args:
         mean: The mean :math:`\mu`: an array, or a point on a manifold made by
             :func:`fnopt.manifolds.on`.
-        sqrt_information: The factor `A`: a number or an array `[d]`, the inverse of the standard
-            deviations, or a square root `[..., d, d]` of the information matrix, for `d` numbers
-            along the last axis of the parameter (or of its tangent).
+        sqrt_information: The factor `A`: the inverse of the standard deviations (a number or an
+            array `[d]`), or a square root `[..., d, d]` of the information matrix. `d` is the
+            length of the last axis of the parameter (or of its tangent).
 
     Returns:
         A function of the parameter, which is an array with the shape of the mean, or a leaf made by

@@ -155,8 +155,8 @@ def least_squares(
             changed: `ftol`, `xtol` and `gtol` (options of the solver; None is the default),
             `max_nfev`, `f_scale` (the scale of a loss that is a name or a function), `verbose`,
             `kwargs` (keyword arguments of `residual_fn` and `jac`), `jac_sparsity` (the pattern of
-            a :func:`fnopt.sparse_jacobian`), `method` (`'trf'`, `'dogbox'` and `'lm'` all mean the
-            default solver). `x_scale`, `diff_step`, `tr_solver`, `tr_options` and `workers` are
+            a :func:`fnopt.sparse_jacobian`), `method` (`'trf'`, `'dogbox'` and `'lm'` all select
+            the default solver). `x_scale`, `diff_step`, `tr_solver`, `tr_options` and `workers` are
             accepted and have no effect; `x0` is another name of `params`.
 
     Returns:

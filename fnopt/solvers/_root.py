@@ -69,8 +69,8 @@ def root(
             reduce the residuals, for example at a root of zero.
         max_steps: Maximum number of steps.
         **scipy_options: Keywords of SciPy's `root` and `fsolve`: `maxfev`, `maxiter`, `xtol` and
-            `ftol` (both mean `tol`, if `tol` isn't given), as keywords or in `options`; methods
-            `'hybr'` and `'lm'`, which mean the default solver; `x0` for `params`.
+            `ftol` (both set `tol`, if `tol` isn't given), as keywords or in `options`; the methods
+            `'hybr'` and `'lm'`, which select the default solver; and `x0` for `params`.
 
     Returns:
         A `Root`. `status` and `message` report whether the search converged, and why it stopped; no

@@ -104,7 +104,7 @@ def is_nearer(after: Linearization, before: Linearization) -> jax.Array:
     r"""Whether the norm of the residuals' projection onto the Jacobian's range clearly decreases.
 
     This test decides whether to accept a step that changes the cost only at rounding level. Near
-    such a step, the norm has hardly a correct digit.
+    such a step, hardly any digit of the norm is correct.
 
     Reference:
         Hager and Zhang (2005), A new conjugate gradient method with guaranteed descent and an

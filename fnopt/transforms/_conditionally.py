@@ -309,8 +309,8 @@ class ZeroNansState(NamedTuple):
 class zero_nans(Transformation):
     r"""Replace NaN by zero; infinities don't change.
 
-    The other entries of a gradient with a NaN are often also wrong. To skip the whole step and keep
-    the state, use `apply_if_finite`.
+    If one entry of a gradient is NaN, the other entries are often wrong, too. To skip the whole
+    step and keep the state, use `apply_if_finite`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

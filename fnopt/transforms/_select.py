@@ -145,7 +145,8 @@ def as_label(label: Any, what: str) -> Label:
     """Convert a label to str, bool or int.
 
     Boolean scalars of NumPy and JAX are converted to `bool`. Other hashable objects, such as enum
-    members, are identified by their text. Floats are rejected: the user meant a mask or a factor.
+    members, are identified by their text. Floats are rejected, because they are probably a mask or
+    a factor.
     """
     if isinstance(label, (str, bool, int)) and not isinstance(label, enum.Enum):
         return label

@@ -121,7 +121,7 @@ class precision_policy(StoredSlots):
     Args:
         inner: The optimizer, of fnopt or any (init, update) pair.
         slots: A dict from the name of a slot (see `slot_names`), its path or a glob to a dtype.
-            A complex dtype stands for the dtype of its parts.
+            For a complex dtype, the dtype of its parts is used.
         compute_dtype: The dtype to which gradients, params and slots are cast before the step,
             float32 or wider. None uses their widest dtype, at least float32.
         key: An integer or a key of `jax.random`, which enables stochastic rounding of slots.

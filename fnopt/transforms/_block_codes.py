@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -83,6 +83,11 @@ def magnitudes(code: Code) -> np.ndarray:
     return (biased.astype(np.float64) - code.bias) / (1 - code.bias)
 
 
+def code_dtype(bits: int) -> Any:
+    """The dtype of codes."""
+    return jnp.dtype(jnp.uint8 if bits == 8 else jnp.int4)
+
+
 def _chance(y: jax.Array, place: jax.Array, step: jax.Array, bits: int) -> jax.Array:
     """Return pseudo-random bits for every element, a hash of its digits, its index and the step.
 
@@ -112,7 +117,7 @@ def round_to_codes(y: jax.Array, place: jax.Array, code: Code, step: jax.Array) 
         found = found | jnp.where(y < 0, jnp.full_like(found, code.sign), jnp.zeros_like(found))
     else:  # Only a zero mean square may be rounded to zero, because the step divides by its root.
         found = jnp.maximum(found, (y > 0).astype(jnp.int32))
-    return found.astype(jnp.uint8 if code.bits == 8 else jnp.int4)
+    return found.astype(code_dtype(code.bits))
 
 
 def decode_numbers(codes: jax.Array, code: Code) -> jax.Array:

@@ -9,12 +9,14 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import static
-from fnopt.errors import check_choice, leaves_with_names
+from fnopt.errors import check_choice, leaves_with_names, type_text, where
 from fnopt.numerics import safe_increment, widen, zero_count
 from fnopt.sharding import unsharded_leaves
 from fnopt.transforms._block_codes import (
     CODES,
+    block_length,
     block_scales,
+    code_dtype,
     decode,
     decode_part,
     encode_part,
@@ -155,11 +157,24 @@ class quantized_state(StoredSlots):
             if not is_coded(x):
                 return x
             (codes, scales), code = x, CODES[form, self.bits]
+            self._check_codes(codes, scales, shape)
             if shape is None:
                 return decode(codes, scales, code, self.block_size)
             return decode_part(codes, scales, shape, code, self.block_size)
 
         return self._map_leaves(decode_leaf, form, slot)
+
+    def _check_codes(self, codes: Any, scales: Any, shape: Any) -> None:
+        """Raise a ValueError for codes of a quantized_state with other options."""
+        length = block_length(codes.shape, self.block_size)
+        blocks = scales.size if shape is not None else -(-codes.size // length)
+        if codes.dtype == code_dtype(self.bits) and scales.size == blocks:
+            return
+        raise ValueError(
+            f"{where()}quantized_state: the state has codes {type_text(codes)} with {scales.size} "
+            f"scales, expected {code_dtype(self.bits)} with {blocks} scales: give the bits and the "
+            "block_size of the optimizer whose init made the state."
+        )
 
     def _map_leaves(self, fn: Any, form: str, slot: Any) -> Any:
         """Apply `fn(form, leaf, shape)` to a slot's leaves, with the shape of the whole leaf."""

@@ -228,8 +228,8 @@ class offloaded(Wrapper):
     updates of the inner optimizer.
 
     The state has the structure of the inner optimizer's state. On a CPU the same program runs; host
-    and device memory are identical on a CPU. Put wrappers that keep an old state, such as
-    `apply_if_finite`, inside `offloaded`. Under `jax.vmap` these wrappers select between arrays,
+    and device memory are identical on a CPU. Put other wrappers, such as `quantized_state` and
+    `apply_if_finite`, inside `offloaded`: outside they would compute with arrays of the state,
     which JAX requires on the device.
 
     Args:

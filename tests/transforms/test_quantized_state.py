@@ -365,6 +365,13 @@ def test_policy_of_dtypes():
     assert updates["w"].dtype == jnp.bfloat16
 
 
+@pytest.mark.parametrize("options", [{"bits": 4}, {"block_size": 64}])
+def test_the_state_of_other_options_is_named(options: dict[str, int]):
+    state = fnopt.quantized_state(fnopt.adam(0.1)).init(LARGE)
+    with pytest.raises(ValueError, match=r"expected u?int\d with .*: give the bits and"):
+        fnopt.quantized_state(fnopt.adam(0.1), **options).update(LARGE, state, LARGE)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float8_e5m2", "float8_e4m3fn"])
 def test_slots_beyond_the_range_of_a_dtype_are_its_largest_number(dtype: str):
     largest = float(jnp.finfo(dtype).max)

@@ -232,6 +232,10 @@ class offloaded(Wrapper):
     `apply_if_finite`, inside `offloaded`: outside they would compute with arrays of the state,
     which JAX requires on the device.
 
+    Donate params and state together, and return them in the order of the arguments. JAX 0.10
+    assigns donated buffers to outputs by shape and dtype, not by memory. With another order, or
+    with only the state donated, the process aborts ("memory kind does not match").
+
     Args:
         inner: The optimizer, of fnopt or any (init, update) pair.
         memory_kind: The kind of memory, as in `jax.sharding.Sharding`. Inside `jax.jit`, only

@@ -149,7 +149,7 @@ class layered_step(Value):
                     stack = jax.tree.map(write, stack, self._step(gradient, own, p, factor))
                 # The next layer is read after this one is written, and carried: if a fused loop
                 # read it from the stack, XLA would copy the stack before it writes to it.
-                return (slope, stack, _layer_at(stack, lax.max(i - 1, 0))), norm
+                return (slope, stack, _layer_at(stack, jnp.maximum(i - 1, 0))), norm
 
             stack = layers, state.layers
             start = last_slope, stack, _layer_at(stack, depth - 1)

@@ -149,3 +149,16 @@ def test_the_state_of_other_layers_is_named():
     state = step.init((PARAMS[0], jax.tree.map(lambda x: x[:2], PARAMS[1])))
     with pytest.raises(ValueError, match=r"'0/count' .*int32\[2\], expected a first axis of 8"):
         step(PARAMS, state, X, Y)
+
+
+def test_float64_steps_equal_the_plain_ones(x64: Any):
+    params = jnp.ones(()), jnp.linspace(0.5, 1.0, 6).reshape(2, 3)
+    tx, x = fnopt.sgd(0.1), jnp.arange(1.0, 4.0)
+    step = fnopt.layered_step(
+        tx, lambda o, x: o * x, lambda w, h, x: h * w, lambda o, h, x: jnp.sum(h) * o
+    )
+    (outer, layers), _, value = step(params, step.init(params), x)
+    w, product = params[1], jnp.prod(params[1], 0) * x
+    np.testing.assert_allclose(value, jnp.sum(product), rtol=1e-14)
+    np.testing.assert_allclose(outer, 1 - 0.2 * jnp.sum(product), rtol=1e-14)
+    np.testing.assert_allclose(layers, w - 0.1 * product / w, rtol=1e-14)

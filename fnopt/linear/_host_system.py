@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -70,8 +71,9 @@ class HostLayout(BlockLayout):
         # On a CPU `pure_callback` waits for copies by XLA's threads, for ever if all of them wait
         # in callbacks (JAX 0.10, one core).
         in_buffers = buffer_callback(in_place, like, vmap_method="sequential")
-        by_copies = functools.partial(jax.pure_callback, solved, like, vmap_method="sequential")
-        return lax.platform_dependent(data, rows, cpu=in_buffers, default=by_copies)
+        return lax.platform_dependent(
+            data, rows, cpu=in_buffers, default=functools.partial(_by_copies, solved)
+        )
 
     @functools.cached_property
     def _entries(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -90,6 +92,25 @@ class HostLayout(BlockLayout):
         of, rows, cols = of[order], rows[order], cols[order]
         starts = np.searchsorted(cols, np.arange(self.plan.order.size + 1)).astype(np.int32)
         return of, rows, starts, np.flatnonzero(rows == cols)
+
+
+def _by_copies(fn: Callable[..., Any], data: jax.Array, rows: jax.Array) -> tuple[Any, Any]:
+    """Call a function on the host by `pure_callback`, as bits: its thread ignores `enable_x64`."""
+    dtype = rows.dtype
+
+    def bits_of(array: jax.Array) -> jax.Array:
+        return lax.bitcast_convert_type(array, jnp.int32)
+
+    def call(*arrays: Any) -> tuple[np.ndarray, ...]:
+        shapes = data.shape, rows.shape
+        given = [np.asarray(a).view(dtype).reshape(s) for a, s in zip(arrays, shapes, strict=True)]
+        return tuple(np.ascontiguousarray(x).view(np.int32).reshape(like.shape) for x in fn(*given))
+
+    like = jax.eval_shape(bits_of, rows)
+    first, second = jax.pure_callback(
+        call, (like, like), bits_of(data), bits_of(rows), vmap_method="sequential"
+    )
+    return lax.bitcast_convert_type(first, dtype), lax.bitcast_convert_type(second, dtype)
 
 
 def _solved(

@@ -114,4 +114,13 @@ def test_a_factorisation_on_the_host_that_fails_gives_nan(monkeypatch):
             assert np.all(np.isnan(layout.solve(data, jnp.ones((1, 80)), root)[0]))
     lams = jnp.asarray([1.0, 2.0])
     solve = lambda lam: layout.solve(layout.columns(G, lam), jnp.ones((1, 80)), False)[0]  # noqa: E731
-    np.testing.assert_array_equal(jax.vmap(solve)(lams), jnp.stack([solve(lam) for lam in lams]))
+    each = jnp.stack([solve(lam) for lam in lams])
+    np.testing.assert_array_equal(jax.vmap(solve)(lams), each)
+    # As on an accelerator.
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *args, cpu, default: default(*args))
+    np.testing.assert_array_equal(jax.vmap(solve)(lams), each)
+    with jax.enable_x64(True):  # which the thread of a callback doesn't see
+        data = layout.columns(jax.tree.map(lambda g: g.astype(jnp.float64), G), jnp.float64(1))
+        x, again = jax.jit(lambda data: layout.solve(data, jnp.ones((1, 80)), False))(data)
+        b = layout.solve(data, x, False)[0]
+    np.testing.assert_allclose(again, b, rtol=1e-14)

@@ -108,12 +108,10 @@ class TallGramSystem(_GramSystem):
         r"""The square :math:`\|A v\|^2`."""
         return jnp.maximum(matmul(v, matmul(self.G, v)), 0)
 
-    def pull_back(self, w: jax.Array, step: DampedStep) -> jax.Array | None:
-        """The damped solution for another right-hand side; None without `pull`."""
-        if self.pull is None:
-            return None
-        solve = self._solvers(step.factor)
-        return solve.backward(solve.forward(self.pull(w)))
+    def pull_back(self, step: DampedStep) -> Callable[[jax.Array], jax.Array] | None:
+        """The damped solution for other right-hand sides; None without `pull`."""
+        pull, solve = self.pull, self._solvers(step.factor)
+        return None if pull is None else lambda w: solve.backward(solve.forward(pull(w)))
 
     @property
     def _least(self) -> jax.Array:
@@ -223,9 +221,9 @@ class WideGramSystem(_GramSystem):
         r"""The square :math:`\|A v\|^2`."""
         return jnp.sum(jnp.square(self.push(v)))
 
-    def pull_back(self, w: jax.Array, step: DampedStep) -> jax.Array:
-        r"""The damped solution for another residual, :math:`A^T (A A^T + \lambda I)^{-1} w`."""
-        return self.pull(backward(step.factor, forward(step.factor, w)))
+    def pull_back(self, step: DampedStep) -> Callable[[jax.Array], jax.Array]:
+        r"""The damped solution for other residuals, :math:`A^T (A A^T + \lambda I)^{-1} w`."""
+        return lambda w: self.pull(backward(step.factor, forward(step.factor, w)))
 
     @property
     def _least(self) -> jax.Array:

@@ -169,9 +169,9 @@ class HostGramSystem(SparseGramSystem):
         Demmel et al. (1999), A supernodal approach to sparse partial pivoting.
     """
 
-    def pull_back(self, w: jax.Array, step: Any) -> None:
+    def pull_back(self, step: Any) -> None:
         """None, because the solution would cost as much as the step itself."""
-        del w, step
+        del step
 
     def rounding_solutions(self, rows: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return the damping that rounding errors require, and solutions with this damping."""

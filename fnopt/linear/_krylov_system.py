@@ -85,9 +85,9 @@ class KrylovSystem:
         """The undamped step, accurate to the tolerance."""
         return self.damped(jnp.zeros((), self.r.dtype))
 
-    def pull_back(self, w: jax.Array, step: DampedStep) -> None:
+    def pull_back(self, step: DampedStep) -> None:
         """None, because the solution would cost as much as the step itself."""
-        del w, step
+        del step
 
     def model_norm(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""

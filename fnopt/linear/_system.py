@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -49,10 +50,10 @@ class System(Protocol):
         r"""The square :math:`\|A v\|^2`."""
         ...
 
-    def pull_back(self, w: jax.Array, step: DampedStep) -> jax.Array | None:
-        r"""Return :math:`(A^T A + \lambda I)^{-1} A^T w`, with the damping of a step.
+    def pull_back(self, step: DampedStep) -> Callable[[jax.Array], jax.Array] | None:
+        r"""Return :math:`w \mapsto (A^T A + \lambda I)^{-1} A^T w`, with the damping of a step.
 
-        None if it costs as much as a step.
+        None if a product costs as much as a step.
         """
         ...
 

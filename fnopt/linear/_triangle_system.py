@@ -134,9 +134,9 @@ class TriangleSystem:
         half = jnp.asarray(0.5, p.dtype)
         return DampedStep(p, jnp.zeros_like(model_norm), model_norm, half * model_norm)
 
-    def pull_back(self, w: jax.Array, step: DampedStep) -> jax.Array:
-        """Return the damped solution for another right-hand side."""
-        return backward(step.factor, forward(step.factor, self.pull(w)))
+    def pull_back(self, step: DampedStep) -> Callable[[jax.Array], jax.Array]:
+        """Return the damped solution for other right-hand sides."""
+        return lambda w: backward(step.factor, forward(step.factor, self.pull(w)))
 
     def model_norm(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""
@@ -181,9 +181,10 @@ class LiftedSystem:
         c = self.rows.triangle.c
         return self._lifted(self.rows.shortest(jnp.ones_like(c)))
 
-    def pull_back(self, w: jax.Array, step: DampedStep) -> jax.Array:
-        """The damped solution for another residual."""
-        return matmul(self.Q, self.rows.pull_back(w, step))
+    def pull_back(self, step: DampedStep) -> Callable[[jax.Array], jax.Array]:
+        """The damped solution for other residuals."""
+        pull_back = self.rows.pull_back(step)
+        return lambda w: matmul(self.Q, pull_back(w))
 
     def model_norm(self, v: jax.Array) -> jax.Array:
         r"""The square :math:`\|A v\|^2`."""

@@ -163,7 +163,8 @@ class levenberg_marquardt(LeastSquaresMethod):
         .. math:: (J^T J + \lambda D^2)\, a = -J^T r''_{vv}
 
         The acceleration is omitted if :math:`\|D a\| t > \alpha \|D v\|`, because the quadratic
-        model isn't accurate for a path with such curvature.
+        model isn't accurate for a path with such curvature. The step isn't corrected if another
+        solution costs as much as the step (conjugate gradients, a sparse factor on the host).
 
         Reference:
             Transtrum and Sethna (2012), arXiv:1201.5885.
@@ -172,7 +173,8 @@ class levenberg_marquardt(LeastSquaresMethod):
         is_region = self.rule.is_region
         step = system.trust_region(radius) if is_region else system.damped(1 / radius)
         linear = linear_step(point, scale, step)
-        if not self.geodesic:
+        pull_back = system.pull_back(step) if self.geodesic else None
+        if pull_back is None:
             return linear
         bend = curvature_along(model.flat.r, point.x, linear.step)
         curvature = psum_rows(matmul(point.r, bend)) + step.model_norm
@@ -181,12 +183,10 @@ class levenberg_marquardt(LeastSquaresMethod):
         half = jnp.asarray(0.5, t.dtype)
         second = -t * linear.slope - half * t * t * curvature
         predicted = jnp.where(second > 0, second, linear.predicted)
-        p, solution = t * step.p, system.pull_back(bend, step)
-        if solution is not None:
-            a = half * t * t * solution
-            most = jnp.asarray(self.acceleration, t.dtype) * t * linear.length
-            small = 2 * length(a) <= most  # False for NaN
-            p = p - jnp.where(small, a, jnp.zeros_like(a))
+        a = half * t * t * pull_back(bend)
+        most = jnp.asarray(self.acceleration, t.dtype) * t * linear.length
+        small = 2 * length(a) <= most  # False for NaN
+        p = t * step.p - jnp.where(small, a, jnp.zeros_like(a))
         v = p / scale
         slope = matmul(point.gradient, v)
         return linear._replace(step=v, length=length(p), slope=slope, predicted=predicted)

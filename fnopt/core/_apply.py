@@ -71,8 +71,9 @@ def _is_plain(x: Any) -> bool:
 def _add_rows(name: Callable[[], str], p: Any, u: Rows) -> Any:
     if jnp.shape(p) != (u.size, *jnp.shape(u.values)[1:]):
         raise ValueError(
-            f"{where()}apply_updates: {name()}: params have shape {jnp.shape(p)}, updates are "
-            f"rows of shape {jnp.shape(u.values)[1:]} of a table of {u.size}. {_HINT}"
+            f"{where()}apply_updates: {name()}: the row-sparse update is of a table of shape "
+            f"{(u.size, *jnp.shape(u.values)[1:])}, but the parameter has shape {jnp.shape(p)}; "
+            f"expected equal shapes. {_HINT}"
         )
     return u.added_to(p)
 

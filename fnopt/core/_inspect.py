@@ -57,7 +57,7 @@ def slots(state: Any) -> dict[str, Any]:
     """Return all trees in a state with the structure of the params, keyed by name.
 
     Args:
-        state: The state of any transform, chain or wrapper (also of optax).
+        state: The state of any transform, chain or wrapper, including optax's.
 
     Returns:
         A dict from `'mu'`, `'nu'`, `'trace'`, … to trees of the params' structure. If slots of two

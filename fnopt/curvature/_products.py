@@ -79,8 +79,8 @@ def hvp(
         if batch is None:
             if axis_name is not None:
                 raise ValueError(
-                    "hvp: axis_name is given without a batch, expected a batch with it: "
-                    "axis_name is the axis of its examples."
+                    f"hvp: got axis_name={axis_name!r} but no batch. Pass the batch that is "
+                    "sharded along this axis, or omit axis_name."
                 )
             return total(params, None)
         return sum_over_examples(total, params, batch, reduction, chunk_size, "hvp", axis_name)

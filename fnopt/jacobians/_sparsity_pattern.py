@@ -82,10 +82,10 @@ def _members(
     sets, (ids,) = dependence(program, size)
     if sets.entries(ids) > _MOST:
         raise ValueError(
-            f"{name}: the Jacobian of shape {(flat.m, flat.x.size)} may have {sets.entries(ids)} "
-            "entries, so it isn't sparse, as far as its program tells. Index arrays and matrices "
-            "that are traced (arguments under jax.jit, args of least_squares) are unknown: let the "
-            "function close over them, or give the pattern."
+            f"{name}: the traced program allows {sets.entries(ids)} nonzeros in the Jacobian of "
+            f"shape {(flat.m, flat.x.size)}, more than the limit of {_MOST}. Traced index arrays "
+            "(arguments under jax.jit, args of least_squares) hide the sparsity. Let the function "
+            "close over concrete arrays, or pass the pattern."
         )
     outputs, inputs = sets.members(ids)
     return outputs.astype(np.int32), inputs.astype(np.int32)

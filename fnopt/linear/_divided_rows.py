@@ -71,7 +71,7 @@ def _of_all_devices(A: jax.Array) -> jax.Array:
     m, n = A.shape
     # Each triangle replaces its part, since R^T R = A^T A. The condition number isn't squared.
     mine = _triangle(A) if m > n else A
-    # Rows of zeros, if all devices together have fewer than n rows.
+    # Pad with zero rows if all devices together have fewer than n rows.
     missing = n - len(mine) * row_shards()
     return jnp.pad(all_gather_rows(mine), ((0, max(missing, 0)), (0, 0)))
 

@@ -148,8 +148,8 @@ def _next(
     low = jnp.where(short, state.low, jnp.maximum(state.low, lam))
     # Hebden's step: Newton's for 1 / length, which is nearly linear in the damping.
     hebden = lam + (jnp.square(length) / state.now.slope) * (length - radius) / radius
-    # If Hebden's step leaves the bracket, the bracket's geometric mean replaces it (roots first:
-    # the product may overflow). The mean is raised to ten times the lower end.
+    # If Hebden's step leaves the bracket, the bracket's geometric mean replaces it (roots first,
+    # because the product may overflow), but at least ten times the lower end, at most the upper.
     middle = jnp.maximum(jnp.sqrt(low) * jnp.sqrt(high), jnp.asarray(10, low.dtype) * low)
     lam = jnp.where((hebden > low) & (hebden < high), hebden, jnp.minimum(middle, high))
     # The smallest damping is tried as soon as the iteration falls below it.

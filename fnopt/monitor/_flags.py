@@ -123,9 +123,9 @@ class health_flags(Value):
     units are inactive: increase `zeros` for such batches.
 
     A bias is dead or vanishing only if the weights of its layer are dead or vanishing. Biases of
-    attention keys and biases before a normalisation always have a zero gradient. Weights are half
-    dead only if their bias is half dead. A matrix without a bias is never half dead: unused rows of
-    an embedding and inputs that are always zero aren't dead units.
+    attention keys and biases before a normalization always have a zero gradient. Weights are
+    flagged as half dead only if their bias is half dead. A matrix without a bias is never flagged
+    as half dead, because its zero rows may be unused embedding rows or constant zero inputs.
 
     :math:`\bar n_\ell` is an exponential geometric mean over the observations that were neither
     zero nor flagged. It never decreases, so fluctuations of a converging fit don't raise a flag,

@@ -74,7 +74,7 @@ def adabelief(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the mean gradient.
+        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
         b2: :math:`\beta_2`, decay of the gradient's mean squared distance from its mean.
         eps: :math:`\epsilon`, added to the root.
         eps_root: :math:`\bar\epsilon`, added at every step.
@@ -162,7 +162,7 @@ def yogi(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the mean gradient.
+        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`, added to the root.
 
@@ -252,8 +252,8 @@ def diffgrad(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the mean gradient.
-        b2: Decay of the mean square.
+        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
         eps: :math:`\epsilon`, added to the root.
         mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
 

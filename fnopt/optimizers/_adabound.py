@@ -133,8 +133,8 @@ def adabound(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the mean gradient.
-        b2: Decay of the mean square.
+        b1: :math:`\beta_1`, decay rate of the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of the moving average of the squared gradient.
         final_ratio: :math:`\rho`: the method ends as SGD with momentum at the rate :math:`\rho
             \eta`. For example, `final_lr=0.1` and `lr=1e-3` in the authors' code correspond to 100.
         gamma: :math:`\gamma`, the rate at which the bounds converge.
@@ -176,8 +176,8 @@ def amsbound(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the mean gradient.
-        b2: Decay of the mean square.
+        b1: :math:`\beta_1`, decay rate of the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of the moving average of the squared gradient.
         final_ratio: The ratio of the final to the initial learning rate; see `adabound`.
         gamma: The rate at which the bounds :math:`l_t < h_t` converge.
         eps: :math:`\epsilon`, added to the root.

@@ -153,8 +153,8 @@ def adam(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the mean gradient.
-        b2: Decay of the mean square.
+        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
         eps: Added to the root.
         eps_root: Added under the root.
         mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
@@ -239,8 +239,8 @@ def adamw(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the mean gradient.
-        b2: Decay of the mean square.
+        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
         eps: Added to the root.
         eps_root: Added under the root.
         mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.

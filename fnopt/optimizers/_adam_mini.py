@@ -141,7 +141,7 @@ def adam_mini(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the mean gradient.
+        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
         b2: :math:`\beta_2`, decay of the mean square.
         eps: :math:`\epsilon`, added to the root.
         weight_decay: :math:`\lambda`, a number or a separate `Schedule`.

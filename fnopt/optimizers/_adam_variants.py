@@ -89,8 +89,8 @@ def stable_adamw(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the mean gradient.
-        b2: Decay of the mean square.
+        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
         eps: :math:`\epsilon`, added to the root.
         weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
         mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
@@ -138,8 +138,8 @@ def mars(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: :math:`\beta_1`, decay of the mean.
-        b2: Decay of the mean square.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`.
+        b2: Decay rate of :math:`\nu`, the moving average of :math:`|\tilde c|^2`.
         eps: :math:`\epsilon`, added to the root.
         weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
         gamma: :math:`\gamma`, the weight of the added change.
@@ -255,8 +255,8 @@ def qhadam(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the mean gradient.
-        b2: Decay of the mean square.
+        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
         v1: The weight of the mean gradient.
         v2: The weight of the mean square.
         eps: Added to the root.

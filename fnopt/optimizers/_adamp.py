@@ -31,7 +31,7 @@ class scale_by_adamp(AdamDirection):
 
     Args:
         b1: Decay of the mean.
-        b2: Decay of the mean square.
+        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
         eps: :math:`\epsilon`, added to the root.
         weight_decay: :math:`\lambda`, a number or a `Schedule`.
         delta: :math:`\delta`, the largest scaled cosine of weights regarded as scale-invariant.
@@ -133,8 +133,8 @@ def adamp(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the mean gradient.
-        b2: Decay of the mean square.
+        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
         eps: :math:`\epsilon`, added to the root.
         weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
         delta: The largest scaled cosine between gradient and weights regarded as scale-invariant.

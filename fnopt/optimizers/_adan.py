@@ -105,9 +105,10 @@ def adan(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the mean gradient.
-        b2: :math:`\beta_2`, decay of the mean change.
-        b3: Decay of the mean square.
+        b1: :math:`\beta_1`, decay rate of :math:`m`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`v`, the moving average of the gradient's change.
+        b3: :math:`\beta_3`, decay rate of :math:`n`, the moving average of
+            :math:`|g + \beta_2 \Delta g|^2`.
         eps: Added to the root.
         eps_root: Added under the root.
         weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
@@ -228,8 +229,8 @@ def optimistic_adam_v2(
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         alpha: :math:`\alpha`, the weight of the direction; a number or a `Schedule`.
         beta: :math:`\beta`, the weight of the direction's change; a number or a `Schedule`.
-        b1: Decay of the mean gradient.
-        b2: Decay of the mean square.
+        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
         eps: Added to the root.
         eps_root: Added under the root.
         mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
@@ -277,8 +278,8 @@ def optimistic_adam(
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         optimism: :math:`\omega`, a number or a `Schedule`; None uses the learning rate.
-        b1: Decay of the mean gradient.
-        b2: Decay of the mean square.
+        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
         eps: Added to the root.
         eps_root: Added under the root.
         mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.

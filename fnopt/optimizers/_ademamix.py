@@ -154,7 +154,7 @@ def ademamix(
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: Decay of the fast mean.
-        b2: Decay of the mean square.
+        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
         b3: Decay of the slow mean, a number or a `Schedule`.
         alpha: :math:`\alpha`, the weight of the slow mean, a number or a `Schedule`.
         eps: Added to the root.
@@ -208,7 +208,7 @@ def simplified_ademamix(
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: Decay of the sum.
-        b2: Decay of the mean square.
+        b2: Decay rate of the moving average of the squared gradient.
         alpha: :math:`\alpha`, the weight of the gradient, a number or a `Schedule`.
         eps: Added to the root.
         eps_root: Added under the root.

@@ -219,7 +219,7 @@ def acprop(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the mean gradient.
+        b1: Decay rate of the moving average of the gradient.
         b2: Decay of the gradient's mean squared distance from its mean.
         eps: Added to the root.
         eps_root: Added to the mean squared distance at every step.

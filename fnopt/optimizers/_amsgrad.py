@@ -100,8 +100,8 @@ def amsgrad(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the mean gradient.
-        b2: Decay of the mean square.
+        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: Decay rate of the moving average of the squared gradient.
         eps: Added to the root.
         eps_root: Added under the root.
         mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
@@ -191,7 +191,7 @@ def adamax(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the mean gradient.
+        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
         b2: :math:`\beta_2`, decay of the maximum.
         eps: :math:`\epsilon`.
 
@@ -227,7 +227,7 @@ def adamaxw(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the mean gradient.
+        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
         b2: Decay of the maximum.
         eps: Added to the modulus of the gradient.
         weight_decay: :math:`\lambda`, a number or a separate `Schedule`.

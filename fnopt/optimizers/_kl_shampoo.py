@@ -83,7 +83,7 @@ class scale_by_kl_shampoo(Matrixwise):
     optimizer in `apply_if_finite`.
 
     Args:
-        b1: Decay of the mean gradient.
+        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
         b2: :math:`\beta_2`, decay of factors and eigenvalues.
         eps: :math:`\epsilon`.
         precondition_frequency: The number of steps between two refreshes of the bases.
@@ -214,7 +214,7 @@ def kl_shampoo(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the mean gradient.
+        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
         b2: Decay of factors and eigenvalues, and of Adam's mean square.
         eps: Added to the roots.
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.

@@ -50,8 +50,8 @@ def lamb(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the mean gradient.
-        b2: Decay of the mean square.
+        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
         eps: Added to the root.
         eps_root: Added under the root.
         weight_decay: :math:`\lambda`, a number or a separate `Schedule`.

@@ -1,4 +1,4 @@
-"""The axes of matrices, found from the matrix products in a loss."""
+"""Inference of each parameter's row, column and batch axes from the jaxpr of a loss."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class scale_by_psgd_kron(Matrixwise):
     change the factors.
 
     Args:
-        b1: Decay of the mean gradient.
+        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
         precond_lr: :math:`\rho`, the learning rate of the factors.
         max_size_triangular: The longest side with a factor; longer sides aren't preconditioned.
         random_seed: An integer, the seed of `V`.
@@ -219,7 +219,7 @@ def psgd_kron(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the mean gradient.
+        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
         precond_lr: The learning rate of the factors.
         max_size_triangular: The longest side with a factor; longer sides aren't preconditioned.

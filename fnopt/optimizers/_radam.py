@@ -127,8 +127,8 @@ def radam(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the mean gradient.
-        b2: Decay of the mean square.
+        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
         eps: Added to the root.
         eps_root: Added under the root.
         threshold: The smallest length of the average at which the variance is used; 4 in the paper,

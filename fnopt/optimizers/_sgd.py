@@ -323,7 +323,7 @@ def schedule_free_adamw(
         warmup_steps: The number of steps over which the learning rate increases from 0 at the first
             step. None disables warm-up.
         b1: :math:`\beta_1`, the interpolation weight, which replaces momentum.
-        b2: Decay of the mean square.
+        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
         eps: :math:`\epsilon`.
         weight_decay: :math:`\lambda`, decoupled.
         weight_lr_power: The power of the learning rate that weights the iterates in the average.

@@ -190,7 +190,7 @@ def soap(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`; the authors use 3e-3.
-        b1: Decay of the mean gradient.
+        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
         b2: Decay of the mean square.
         eps: Added to the root.
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.

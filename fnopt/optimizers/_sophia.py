@@ -228,7 +228,7 @@ def sophia(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the mean gradient.
+        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
         b2: Decay of the curvature.
         eps: A lower bound of the divisor.
         weight_decay: :math:`\lambda`, a number or a separate `Schedule`.

@@ -48,7 +48,7 @@ def simplex_of_rows(x: jax.Array, scale: jax.Array) -> jax.Array:
     inside = jnp.where(support, x, jnp.zeros_like(x))
     total = jnp.sum(inside, axis=-1, keepdims=True)
     exact = (total - scale[..., None]) / number
-    # Comparisons with NaN are false, so the row of a NaN would be zeros.
+    # Comparisons with NaN are false, so a row that contains NaN would become zero.
     bad = jnp.any(jnp.isnan(x), axis=-1, keepdims=True)
     others = jnp.where(bad, jnp.full_like(x, jnp.nan), jnp.zeros_like(x))
     return jnp.where(support, jnp.maximum(x - exact, 0), others)

@@ -161,7 +161,6 @@ def _by_node(
 def _check_like(before: Any, after: Any, what: str) -> Any:
     if getattr(after, "shape", None) != before.shape or after.dtype != before.dtype:
         raise ValueError(
-            f"patch: the rule made {type_text(after)} of {what}, which is {type_text(before)}; "
-            "expected the same shape and dtype."
+            f"patch: the rule for {what} returned {type_text(after)}, expected {type_text(before)}."
         )
     return after

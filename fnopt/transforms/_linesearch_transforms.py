@@ -41,7 +41,11 @@ class ZoomLinesearchInfo(NamedTuple):
 
 
 class ScaleByZoomLinesearchState(NamedTuple):
-    """Step size of the last search; value, gradient and report at its end."""
+    """State of the zoom line search.
+
+    The state holds the last step size, and the value, the gradient and the search info at the
+    accepted point.
+    """
 
     learning_rate: jax.Array
     value: jax.Array

@@ -80,9 +80,10 @@ class sparse_rows(Wrapper):
             for node, p in zip(nodes, treedef.flatten_up_to(params), strict=True):
                 if is_rows(node) and jnp.shape(p) != (node.size, *node.values.shape[1:]):
                     raise ValueError(
-                        f"{where()}the gradient has rows of shape {node.values.shape[1:]} "
-                        f"of a table of {node.size}, but the params have shape "
-                        f"{jnp.shape(p)}."
+                        f"{where()}the row-sparse gradient is of a table of shape "
+                        f"{(node.size, *node.values.shape[1:])}, but the parameter has shape "
+                        f"{jnp.shape(p)}; expected equal shapes. Differentiate with respect to "
+                        "these params."
                     )
 
         def take_rows(what: str, tree: Any) -> Any:

@@ -135,7 +135,7 @@ def test_noise_scale_of_all_devices():
 
 
 def test_an_axis_needs_a_batch():
-    with pytest.raises(ValueError, match="axis_name is given without a batch"):
+    with pytest.raises(ValueError, match="got axis_name='data' but no batch"):
         curvature.hvp(lambda p: jnp.sum(p["b"]), axis_name="data")(PARAMS, PARAMS)
 
 

@@ -137,9 +137,9 @@ def test_what_has_no_rows_is_refused():
         step_of(fnopt.flatten(fnopt.adam(0.1)), params, grads)
     with pytest.raises(ValueError, match=r"by themselves|can't step rows"):
         step_of(fnopt.quantized_state(fnopt.adam(0.1), min_size=1), params, grads)
-    with pytest.raises(ValueError, match=r"params have shape \(20, 2\)"):
+    with pytest.raises(ValueError, match=r"parameter has shape \(20, 2\)"):
         step_of(fnopt.sgd(0.1), {"table": jnp.ones((N, 2))}, grads)
-    with pytest.raises(ValueError, match="rows of shape"):
+    with pytest.raises(ValueError, match="row-sparse update is of a table"):
         fnopt.apply_updates({"table": jnp.ones((N, 2))}, grads)
 
 

@@ -32,7 +32,7 @@ class Linearization(NamedTuple):
     cost: jax.Array  # half the sum of squares
     gradient: jax.Array  # [n], J^T r
     columns: jax.Array  # [n], the norm of every column of J
-    triangle: Triangle | None = None  # triangle of J and r, if the linear algebra uses it
+    triangle: Triangle | None = None  # triangular (QR) factor of [J r], if the solver uses it
 
 
 def half_square(r: jax.Array) -> jax.Array:

@@ -71,8 +71,9 @@ def minimize(
     traces `fun`, so values in its closure may change from call to call, and compiles once.
 
     At convergence the relative gradient :math:`\max_i |g_i x_i| / |f|` has to be below 1e-2.
-    Otherwise the method discards its Hessian approximation and restarts. After two restarts without
-    a decrease, the search ends with the status `STALLED`.
+    Otherwise the method discards its Hessian approximation and restarts. After two
+    successive restarts that decrease the value by less than a relative 1e-4, the search ends with
+    the status `STALLED`.
 
     The final value never exceeds the value at the initial guess. The solution has derivatives,
     forward and reverse, with respect to `args` and to arrays that `fun` closes over. The

@@ -138,7 +138,7 @@ def traced_functions(
     residual_fn: Any, jac: Any, params: Any, args: tuple[Any, ...], constraints: Any
 ) -> tuple[TracedFunction | ExampleResiduals, TracedFunction | FreeJacobian | None] | None:
     """Trace the user's functions to values, if the call is eager and jaxprs can be compared."""
-    # A chunked Jacobian has methods in addition to the call, so it isn't replaced.
+    # A chunked Jacobian has a method `fold`, which a traced function would lack.
     if not is_eager((params, args, constraints)) or hasattr(jac, "fold"):
         return None
     parametrisation = charted(params, constraints)

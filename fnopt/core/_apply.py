@@ -39,7 +39,7 @@ def _add_leaf(name: Callable[[], str], p: Any, u: Any) -> Any:
             raise TypeError(
                 f"{where()}apply_updates: {name()}: the {what} is {type_text(x)}, expected an "
                 "array. Filter such leaves out of params first (Equinox: "
-                "eqx.filter(model, eqx.is_inexact_array)), or give them None as update."
+                "eqx.filter(model, eqx.is_inexact_array)), or pass None as their update."
             )
     if isinstance(u, Rows):
         return _add_rows(name, p, u)

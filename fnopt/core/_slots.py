@@ -204,7 +204,7 @@ def zeros_for(init: Callable[[Any], Any], params: Any, caller: str = "") -> Any:
     if names:
         raise ValueError(
             f"{caller}{where()}the state's {names_text(names)} begin with values of the "
-            "params, but only shapes were given. Give the params as arrays, or call "
+            "params, but only shapes were given. Pass the params as arrays, or call "
             "jax.eval_shape(tx.init, params) for the shapes of the state."
         )
     return jax.tree.map(

@@ -110,7 +110,7 @@ def _checked_hyper(owner: str, field: dataclasses.Field[Any], value: Any) -> Any
     if isinstance(value, Schedule):
         if meta["schedule"]:
             return value
-        raise TypeError(f"{where()}{owner}: {field.name} can't be scheduled; give it a number.")
+        raise TypeError(f"{where()}{owner}: {field.name} can't be scheduled; pass a number.")
     allowed = "a number, an array or a fnopt Schedule"
     if not meta["schedule"]:
         allowed = "a number or an array"

@@ -74,7 +74,7 @@ class BatchLoss:
         self.dtype, self.name, self.parts = dtype, name, []
         for model, loss, examples in zip(models, losses, batches, strict=True):
             bound, layout = bind(model, jax.tree.map(replicate, params), examples, name)
-            # All devices of a mesh compute the linear algebra in the output space for all examples.
+            # All devices of a mesh solve the system in the output space for all examples.
             # Inputs that the loss doesn't read aren't gathered.
             whole = all_gather_tree(jax.tree.map(replicate, examples), axis_name)
             part = _Part(layout, loss, whole, bound.size * psum(1, axis_name))

@@ -165,7 +165,7 @@ def check_rows(count: int, what: str, dtype: Any, where: str, instead: str = "so
         size = _MATRICES * count**2 * jnp.dtype(dtype).itemsize / 1e9
         raise ValueError(
             f"{where}the batch has {count} {what}, whose Gram matrix would be factorised in "
-            f"{size:,.0f} GB; expected {_MOST} {what} at most. Give smaller batches, or "
+            f"{size:,.0f} GB; expected {_MOST} {what} at most. Pass smaller batches, or "
             f"{instead}, which needs no such matrix."
         )
 

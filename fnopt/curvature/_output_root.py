@@ -25,7 +25,7 @@ _LARGEST_BLOCK = 512
 OutputLoss = Callable[[jax.Array, Any], jax.Array]
 """A function of one example's outputs (a vector) and the example that returns a number."""
 SAMPLED = (
-    "Give sample_fn(key, outputs, example), which returns the example with a label drawn from the "
+    "Pass sample_fn(key, outputs, example), which returns the example with a label drawn from the "
     "model."
 )
 

@@ -282,7 +282,7 @@ def _knows_variance(likelihood: str | None, absolute_sigma: bool, sigma: Any, lo
         if absolute_sigma and sigma is None:
             warnings.warn(
                 "curve_fit: absolute_sigma=True without sigma would assume a standard "
-                "deviation of 1. Give sigma, or leave absolute_sigma out.",
+                "deviation of 1. Pass sigma, or leave absolute_sigma out.",
                 OptimizeWarning,
                 stacklevel=3,
             )

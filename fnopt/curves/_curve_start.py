@@ -172,7 +172,7 @@ def _count_parameters(f: Callable[..., Any]) -> int:
     if any_number or most < 2:
         raise ValueError(
             "curve_fit: the number of params can't be read from the signature of f; expected "
-            "f(x, a, b, ...), or give p0."
+            "f(x, a, b, ...), or pass p0."
         )
     return most - 1
 
@@ -239,6 +239,6 @@ def check_takes_tree(f: Callable[..., Any], x: Any, params: Any, name: str = "cu
             kind = f"a dict with the keys {names_text([*params])}"
         raise ValueError(
             f"{name}: p0 is {kind}, so f must take (x, params), but it takes "
-            f"{inspect.signature(f)}. For f(x, a, b, ...) give a sequence of numbers: "
+            f"{inspect.signature(f)}. For f(x, a, b, ...) pass a sequence of numbers: "
             "p0=[1.0, 2.0]."
         )

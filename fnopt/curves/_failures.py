@@ -19,7 +19,7 @@ _START = (
 )
 _COUNTS = (
     "Check f(xdata, *p0), the mean of the counts: likelihood='poisson' takes its "
-    "logarithm, so it must be finite, and positive wherever the count is positive. Give "
+    "logarithm, so it must be finite, and positive wherever the count is positive. Pass "
     "another p0, or bounds or a model that keep the mean positive"
 )
 _ADVICE = {
@@ -118,7 +118,7 @@ def _warning_text(
     if lost:
         return (
             f"{missing}{m} data for {n} params leave no degrees of freedom to estimate "
-            "the variance of the data (give it by sigma and absolute_sigma=True)"
+            "the variance of the data (pass it as sigma with absolute_sigma=True)"
         )
     if np.any((errors > 0) & ~usable) or np.any(np.isnan(pcov)):
         return (

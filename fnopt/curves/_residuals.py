@@ -159,7 +159,7 @@ def check_enough(size: int, n: int, box: Any, name: str, instead: str, of: str =
     if size < n and box is None:
         raise TypeError(
             f"{name}: there are fewer data than params{of} ({size} < {n}), so the params "
-            "are undetermined. Give more data, fix params by writing their values into "
+            "are undetermined. Pass more data, fix params by writing their values into "
             f"f, or use {instead} for one of the many solutions."
         )
 
@@ -176,7 +176,7 @@ def checked_values(values: Any, params: Any, x: Any, y: jax.Array) -> Any:
     if jnp.iscomplexobj(y) and not jnp.iscomplexobj(values):
         raise TypeError(
             f"curve_fit: ydata are {y.dtype}, but f returned {values.dtype}: expected "
-            "complex values: a real model can't fit imaginary parts. Give ydata.real, or "
+            "complex values: a real model can't fit imaginary parts. Pass ydata.real, or "
             "a model with complex values."
         )
     if values.shape == () != y.shape and sum(map(jnp.size, jax.tree.leaves(params))) > 1:

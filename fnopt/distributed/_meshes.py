@@ -36,13 +36,13 @@ def common_mesh(params: Any, mesh: Any, name: str) -> Any:
             raise ValueError(
                 f"{name}: the params are traced and their types name no explicit mesh, so "
                 "that their shardings aren't known here: call it outside of jax.jit, or "
-                "give mesh= to treat them as replicated."
+                "pass mesh= to treat them as replicated."
             )
         if not meshes:
             example = f" ({leaf_text(placed[0][0])} has {placed[0][1]})" if placed else ""
             raise ValueError(
                 f"{name}: the params are on no mesh{example}. Put them on one with "
-                "jax.device_put(params, NamedSharding(mesh, PartitionSpec())), give mesh=, or call "
+                "jax.device_put(params, NamedSharding(mesh, PartitionSpec())), pass mesh=, or call "
                 "it within jax.set_mesh(mesh)."
             )
         mesh = meshes[0]

@@ -55,7 +55,7 @@ def _shards_of(over: sharded, state: Any, params: Any) -> Context:
     if mesh is None or not {*over.axis} <= {*mesh.axis_names}:
         raise ValueError(
             f"{leaf_text(name)} of the state is in 8-bit codes and not on a mesh with the axis "
-            f"{over.axis!r}, which gives the number of parts. Give the state outside of jax.jit, "
+            f"{over.axis!r}, which gives the number of parts. Pass the state outside of jax.jit, "
             "on as many devices as it was made for (simulated devices will do)."
         )
     n = math.prod(mesh.shape[axis] for axis in over.axis)
@@ -236,7 +236,7 @@ def _where_blocks_differ(
             raise ValueError(
                 f"{leaf_text(name)} of the state is in codes whose blocks end elsewhere in parts "
                 f"than in the whole leaf: {scales.size} scales for {codes.size} numbers, "
-                f"{all_scales.size} for {all_codes.size}. Give requantize=True to round such "
+                f"{all_scales.size} for {all_codes.size}. Pass requantize=True to round such "
                 "numbers anew; or give quantized_state a block_size that divides the parts."
             )
     if not differ or recoded is None:

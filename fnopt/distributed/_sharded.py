@@ -167,7 +167,7 @@ class sharded(Wrapper):
         if n is None:
             raise ValueError(
                 f"{where()}the axis {self.axis!r} isn't bound here: call update inside "
-                "jax.shard_map over a mesh that has it. For a jitted step without named axes give "
+                "jax.shard_map over a mesh that has it. For a jitted step without named axes pass "
                 "the plain optimizer and fnopt.distributed.state_sharding(tx, params, axis=...)."
             )
         return n

@@ -77,7 +77,7 @@ def wrong_arguments(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> s
         hint = _hint(fn.__name__, unknown[0], known) if unknown else ""
         what = f"unknown argument {unknown[0]!r}" if unknown else str(error)
     if fn.__name__ == "fixed":  # lmfit's Parameter(value=0.5, vary=False)
-        hint = " Give the value in p0: p0={'a': 0.5}."
+        hint = " Pass the value in p0: p0={'a': 0.5}."
     none = inspect.Parameter.empty  # defaults and annotations would hide the names
     bare = [p.replace(default=none, annotation=none) for p in signature.parameters.values()]
     taken = signature.replace(parameters=bare, return_annotation=none)

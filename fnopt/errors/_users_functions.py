@@ -66,7 +66,7 @@ def explain_jax_errors(name: str, fn: str = "f", is_another: bool = False) -> It
         argument = _ARGUMENT.search(str(error))
         if argument is not None:
             name_of, function = argument.groups()
-            what = f"calls {function} without a number for its argument {name_of}; give one"
+            what = f"calls {function} without a number for its argument {name_of}; pass one"
         elif isinstance(error, jax.errors.TracerBoolConversionError):
             what = "decides in Python by a value; write jnp.where(condition, a, b)"
         elif isinstance(error, jax.errors.NonConcreteBooleanIndexError):

@@ -17,7 +17,7 @@ from fnopt.sharding import replicate
 def _aggregate(grads: Any, name: str, fn: Callable[[jax.Array, int], jax.Array]) -> Any:
     """Apply `fn(gradients, n)` in a wide dtype to every leaf."""
     leaves = [(f"leaf {path!r}", x) for path, x in leaves_with_names(grads)[0]]
-    size = check_batch(leaves, name, "Give the gradients of every example (per_example_grads).")
+    size = check_batch(leaves, name, "Pass the gradients of every example (per_example_grads).")
 
     def aggregate_leaf(x: jax.Array) -> jax.Array:
         whole = replicate(x)  # sorting and counting need all examples on every device

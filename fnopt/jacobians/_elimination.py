@@ -75,7 +75,7 @@ class Elimination:
         level: The level, or None.
         sparse: The cost of the sparse factorisation; None for a dense one.
         residuals: The number of residuals.
-        instead: The linear algebra that `least_squares` uses instead; empty if it eliminates.
+        instead: The linear solver that `least_squares` uses instead; empty if it eliminates.
 
     Example:
         >>> def seen(p):  # each of 400 points by four of 20 cameras

@@ -147,7 +147,7 @@ def _jacobian_function(
 
 
 def _instead(sparsity: Sparsity, by_rows: bool) -> str:
-    """Name the linear algebra of `least_squares` if it isn't the elimination, else return ''."""
+    """Name the linear solver of `least_squares` if it isn't the elimination, else return ''."""
     m, n = sparsity.shape[::-1] if by_rows else sparsity.shape
     if min(m, n) <= LARGEST_DENSE:
         return f"factorisation of a dense matrix, since there are at most {LARGEST_DENSE} of one"

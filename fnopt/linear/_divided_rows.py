@@ -21,7 +21,7 @@ from fnopt.sharding import all_gather_rows, explicit_spec, replicate, row_axes, 
 
 
 def with_fewer_rows(A: jax.Array) -> jax.Array:
-    """Replace rows sharded over an explicit mesh by fewer, replicated rows of the same triangle."""
+    """Replace rows sharded over an explicit mesh by fewer, replicated rows of the same R."""
     axis, rest = explicit_spec(A)
     if axis is None and rest is None:
         return A
@@ -69,7 +69,8 @@ def with_fewer_residuals(A: jax.Array) -> jax.Array:
 def _of_all_devices(A: jax.Array) -> jax.Array:
     """Gather all devices' triangular factors, or their rows if these are fewer."""
     m, n = A.shape
-    # Each triangle replaces its part, since R^T R = A^T A. The condition number isn't squared.
+    # Each triangular factor replaces its part, because R^T R = A^T A. The condition number isn't
+    # squared.
     mine = _triangle(A) if m > n else A
     # Pad with zero rows if all devices together have fewer than n rows.
     missing = n - len(mine) * row_shards()

@@ -86,7 +86,7 @@ def noise_damping(L: jax.Array) -> jax.Array:
     affect the solution, because the column doesn't enlarge the range of the other columns.
 
     Args:
-        L: The triangle of columns of similar lengths, of shape `[k, k]`.
+        L: The triangular factor of columns of similar lengths, of shape `[k, k]`.
 
     Returns:
         The diagonal, of shape `[k]`: the largest entry where a pivot is below 32 machine epsilons
@@ -107,7 +107,7 @@ def noise_damping(L: jax.Array) -> jax.Array:
 
 
 def damped_triangle(factors: Triangle, d: jax.Array) -> Triangle:
-    r"""The triangle of :math:`A` extended by the rows of a diagonal matrix.
+    r"""The triangular factor of :math:`A` extended by the rows of a diagonal matrix.
 
     .. math:: L_d L_d^T = A^T A + \operatorname{diag}(d)^2, \qquad L_d\, c_d = A^T r
 
@@ -116,11 +116,11 @@ def damped_triangle(factors: Triangle, d: jax.Array) -> Triangle:
     times as large would cancel these digits.
 
     Args:
-        factors: The triangle of `A` and `r`.
+        factors: The triangular factor of `A` and `r`.
         d: The diagonal, of shape `[k]`, or a scalar.
 
     Returns:
-        The triangle of the damped problem.
+        The triangular factor of the damped problem.
 
     Example:
         >>> import jax.numpy as jnp
@@ -155,9 +155,9 @@ def singular_factors(A: jax.Array, r: jax.Array) -> SingularFactors:
     r"""Compute singular values without :math:`A^T A`, which would square the condition number.
 
     A tall matrix (`m >= n`) is reduced by the QR decomposition of the augmented :math:`[A\; r]`,
-    whose triangle contains :math:`R` and :math:`Q^T r`. :math:`Q` is never formed, and only the
-    small :math:`R` needs an SVD. A wide matrix (`m < n`) is reduced by the QR decomposition of
-    :math:`A^T`. This costs :math:`m^2 n + m^3`, and no `n x n` array is formed.
+    whose triangular factor contains :math:`R` and :math:`Q^T r`. :math:`Q` is never formed, and
+    only the small :math:`R` needs an SVD. A wide matrix (`m < n`) is reduced by the QR
+    decomposition of :math:`A^T`. This costs :math:`m^2 n + m^3`, and no `n x n` array is formed.
 
     Args:
         A: The scaled Jacobian, of shape `[m, n]`.
@@ -181,7 +181,7 @@ def singular_factors(A: jax.Array, r: jax.Array) -> SingularFactors:
 
 
 def singular_triangle(factors: Triangle) -> SingularFactors:
-    """The singular values of a matrix from its triangle."""
+    """The singular values of a matrix from its triangular factor."""
     U, s, Vt = jnp.linalg.svd(factors.L.T)
     return SingularFactors(s, Vt, matmul(U.T, factors.c))
 

@@ -47,19 +47,19 @@ def cut_to_radius(step: DampedStep, radius: jax.Array) -> DampedStep:
 
 @dataclasses.dataclass(frozen=True)
 class TriangleSystem:
-    r"""A linear model given by the triangle of its QR decomposition.
+    r"""A linear model given by the triangular factor of its QR decomposition.
 
-    Every step costs one QR decomposition of two triangles. The condition number isn't squared, so
-    directions with small singular values still contribute to the step. Problems that are singular
-    at their solution converge along these directions. The radius bounds the effect of rounding
-    errors.
+    Every step costs one QR decomposition of two triangular factors. The condition number isn't
+    squared, so directions with small singular values still contribute to the step. Problems that
+    are singular at their solution converge along these directions. The radius bounds the effect of
+    rounding errors.
 
     Args:
-        triangle: The triangle of `A` and `r`.
+        triangle: The triangular factor of `A` and `r`.
         size: The longer side of `A`, `max(m, n)`.
         start: The damping of the next step, a scalar.
         pull: :math:`w \mapsto A^T w`.
-        fixed: A diagonal that always damps the triangle, of shape `[k]`; see
+        fixed: A diagonal that always damps the triangular factor, of shape `[k]`; see
             :func:`noise_damping`.
 
     Example:

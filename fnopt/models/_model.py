@@ -63,7 +63,7 @@ class Model(Value):
     def guess(self, x: Any, y: Any) -> dict[str, jax.Array]:
         """Guess of the params, by name."""
         raise ValueError(
-            f"{where()}{self!r} can't guess initial values; give p0, a dict with {self.names}."
+            f"{where()}{self!r} can't guess initial values; pass p0, a dict with {self.names}."
         )
 
     @property

@@ -116,7 +116,7 @@ def health_history(
     if len(names) != part.flags.dead.size:
         raise ValueError(
             f"health_history: the recorder knows {part.flags.dead.size} groups, these params have "
-            f"{len(names)}: inside masked or partition it sees some leaves only, so give the "
+            f"{len(names)}: inside masked or partition it sees some leaves only, so pass the "
             "params with None in place of the others."
         )
     # The number is rounded up, because step 0 is recorded.

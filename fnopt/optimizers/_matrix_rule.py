@@ -222,7 +222,7 @@ def _layout(path: str, leaf: Any, numbers: MatrixDimensionNumbers | None) -> Mat
             raise ValueError(
                 f"{name}, but {what} = {chosen}, expected axes from 0 to "
                 f"{len(shape) - 1}: a matrix has rows and columns. Correct its "
-                "fnopt.MatrixDimensionNumbers, or give None for a leaf that isn't a "
+                "fnopt.MatrixDimensionNumbers, or pass None for a leaf that isn't a "
                 "matrix."
             )
         axes[what] = tuple(a % len(shape) for a in chosen)

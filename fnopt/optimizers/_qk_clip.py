@@ -74,7 +74,7 @@ class qk_clip(Transformation):
             raise ValueError(
                 f"{where()}max_logits[{name!r}] has shape {top.shape}, and the leaf has shape "
                 f"{u.shape}: expected one maximum for each entry of axis {self.head_axis}. "
-                "Give qk_clip the head_axis of the kernels."
+                "Pass the head_axis of the kernels to qk_clip."
             )
         dtype = compute_dtype(u.dtype, p.dtype)
         top, tau, alpha = (jnp.asarray(x).astype(dtype) for x in (top, self.tau, self.alpha))

@@ -69,7 +69,7 @@ def width_scaled(
             raise ValueError(
                 f"{where()}width_scaled: {leaf_text(name)} has shape {p.shape}, and "
                 f"{base.shape} in base_params, expected a matrix, or a leaf with one axis "
-                "that differs. Give its axes as weight_dimension_numbers."
+                "that differs. Pass its axes as weight_dimension_numbers."
             )
         factors.append(sum(narrow.heights) / sum(wide.heights) if wide and narrow else 1.0)
     # Leaves with one factor share a transform: the program does not grow with the leaves.

@@ -208,5 +208,5 @@ def check_bounds(
     if bad is not None:
         raise ValueError(
             f"{caller}{name(bad)} starts at {x[bad]}, outside its bounds [{lower[bad]}, "
-            f"{upper[bad]}]. Give an initial guess inside them."
+            f"{upper[bad]}]. Pass an initial guess inside them."
         )

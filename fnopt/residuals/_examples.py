@@ -1,4 +1,4 @@
-"""Residuals of a batch by functions of one example, in the form of the linear algebra."""
+"""Residuals of a batch by functions of one example, in the form that the linear solver needs."""
 
 from __future__ import annotations
 

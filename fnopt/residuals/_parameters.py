@@ -247,7 +247,7 @@ def _start(kind: Value | None, leaf: Any, path: str) -> Any:
     if first_bad(lambda leaf, *_: kind.allows(leaf), leaf, *jax.tree.leaves(kind)) is not None:
         raise ValueError(
             f"{where()}{leaf_text(path)} starts at {np.asarray(leaf)}, outside the range "
-            f"of {kind!r}. Give an initial guess inside it."
+            f"of {kind!r}. Pass an initial guess inside it."
         )
     return kind.to_free(jnp.asarray(leaf))
 

@@ -47,7 +47,7 @@ class levenberg_marquardt(LeastSquaresMethod):
     another batch in each call, because `update` reuses only radius, damping and scaling.
     :func:`fnopt.least_squares` runs the method to convergence.
 
-    The linear algebra works in the params' common dtype (at least float32) and with the smaller
+    The factorization works in the params' common dtype (at least float32) and with the smaller
     dimension of the Jacobian. With `m` residuals and `n` params a step costs :math:`m n^2` or
     :math:`m^2 n` operations, whichever is less, so networks with many params can take steps on
     small batches.

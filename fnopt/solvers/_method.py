@@ -252,7 +252,7 @@ class LeastSquaresMethod(Transformation):
         raise NotImplementedError(f"{type(self).__name__} must define first_radius")
 
     def by_example(self, flat: FlatResidual, x: jax.Array, examples: Examples) -> FlatResidual:
-        """Adapt residuals that are defined per example to the linear algebra of this method."""
+        """Adapt residuals that are defined per example to the linear solver of this method."""
         rows = "auto" if self.linear_solver == "auto" else "formed"
         return by_example(flat, x, examples, self.linear_solver, rows, self.chunk_size)
 

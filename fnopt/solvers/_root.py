@@ -20,7 +20,7 @@ _STEPS = ("maxfev", "maxiter")
 # The last ones have no effect here: the method doesn't depend on the units of the params.
 _OPTIONS = ("xtol", "ftol", *_STEPS, *("eps", "epsfcn", "factor", "diag", "band", "col_deriv"))
 _INSTEAD = {
-    "bracket": "Give its midpoint as params; only scipy.optimize.brentq stays within a bracket",
+    "bracket": "Pass its midpoint as params; only scipy.optimize.brentq stays within a bracket",
     "func": "Rename it to fun, or pass it first",
     "x0": "Rename it to params, or pass it second",
     "fprime": f"Leave it out: {EXACT}",

@@ -1,4 +1,4 @@
-"""Block-wise quantization of float arrays to 8-bit or 4-bit codes, also of shards of a leaf.
+"""Block-wise quantization of float arrays to 8-bit or 4-bit codes, including shards of a leaf.
 
 A code consists of the leading bits of a float: the magnitude, relative to the largest magnitude of
 its block, plus a bias. Magnitudes below the bias are spaced evenly and larger magnitudes

@@ -95,7 +95,7 @@ class layered_step(Value):
         super().__post_init__()
         if self.exact_norm and self.max_norm is None:
             raise ValueError(
-                "layered_step: exact_norm = True without max_norm, expected both: give the norm to "
+                "layered_step: exact_norm = True without max_norm, expected both: pass the norm to "
                 "clip at, as in max_norm=1.0, or leave exact_norm out."
             )
 

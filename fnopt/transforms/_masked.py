@@ -55,7 +55,7 @@ class Selective(Wrapper):
         raise NotImplementedError
 
     def left_out(self, params: Any) -> Any:
-        """Mask of the leaves that don't change: frozen leaves, also of the inner transform."""
+        """Mask of the leaves that don't change, including the inner transform's frozen leaves."""
         chosen = self._select(params)
         others = jax.tree.map(lambda _: self._others_stay, chosen)
         return merge_masked(chosen, self.inner.left_out(keep_selected(chosen, params)), others)

@@ -172,7 +172,7 @@ class quantized_state(StoredSlots):
             return
         raise ValueError(
             f"{where()}quantized_state: the state has codes {type_text(codes)} with {scales.size} "
-            f"scales, expected {code_dtype(self.bits)} with {blocks} scales: give the bits and the "
+            f"scales, expected {code_dtype(self.bits)} with {blocks} scales. Pass the bits and the "
             "block_size of the optimizer whose init made the state."
         )
 

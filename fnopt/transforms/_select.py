@@ -299,7 +299,7 @@ class by_pattern(Selector):
             return
         raise ValueError(
             f"{where()}by_pattern: none of {names_text(names or lost)} matches a leaf of "
-            f"{names_text(positions)}. If this is intended, give a default, as in "
+            f"{names_text(positions)}. If this is intended, pass a default, as in "
             f"fnopt.by_pattern({lost[0]!r}, default=False)."
         )
 

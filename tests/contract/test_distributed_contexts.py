@@ -217,7 +217,7 @@ def test_the_context_may_have_a_mesh_of_another_size():
 
 
 def test_traced_params_of_an_automatic_mesh_need_the_mesh():
-    with pytest.raises(ValueError, match=r"params are traced.*outside of jax.jit, or give mesh="):
+    with pytest.raises(ValueError, match=r"params are traced.*outside of jax.jit, or pass mesh="):
         jax.jit(lambda p: distributed.init_sharded(ADAMW, p))(_params("Auto", "whole"))
     state = jax.jit(lambda p: distributed.init_sharded(ADAMW, p))(_params("Explicit", "divided"))
     assert fnopt.slots(state)["mu"]["w"].sharding.spec[0] == "d"

@@ -330,7 +330,7 @@ def test_blocks_that_devices_would_share_are_their_own():
     with pytest.raises(ValueError, match=r"leaf '.*mu/kernel' .*2 scales for 12 numbers, 1 for 12"):
         distributed.gather_state(parts, state, params)
     with pytest.raises(
-        ValueError, match=r"Give requantize=True .* or give quantized_state a block"
+        ValueError, match=r"Pass requantize=True .* or give quantized_state a block"
     ):
         distributed.scatter_state(parts, _quantized(block_size=12).init(params), params)
 

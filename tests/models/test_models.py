@@ -204,7 +204,7 @@ def test_mistakes_are_named():
         peak(X, 1.0, 2.0)
     with pytest.raises(TypeError, match=r"but got \['height'\]"):
         peak(X, height=1.0)
-    with pytest.raises(ValueError, match="can't guess initial values; give p0"):
+    with pytest.raises(ValueError, match="can't guess initial values; pass p0"):
         fnopt.curve_fit(models.model(lambda x, a: a * x), X, X)
     with pytest.raises(ValueError, match=r"p0 names \['mean'\], expected params of \['amplitude'"):
         fnopt.curve_fit(peak, X, X, p0={"mean": 1.0})

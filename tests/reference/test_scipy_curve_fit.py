@@ -140,7 +140,7 @@ BAD = [
     ({"sigma": -MATRIX}, ValueError, r"matrix sigma is not positive definite"),
     ({"maxfev": 1e4}, TypeError, r"maxfev is 10000.0, expected an int"),
     ({"f": 3}, TypeError, r"f is 3, expected a function"),
-    ({"f": lambda x, *p: x}, ValueError, r"number of params can't be read.*or give p0"),
+    ({"f": lambda x, *p: x}, ValueError, r"number of params can't be read.*or pass p0"),
     ({"f": lambda x: x}, ValueError, r"number of params can't be read"),
     ({"f": lambda x, a: (a, a)}, ValueError, r"f returned shape \(2,\).* same length"),
     ({"f": lambda x, a: None}, TypeError, r"f returned None.* Is there a return"),

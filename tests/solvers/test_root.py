@@ -192,7 +192,7 @@ def test_a_call_written_for_scipy():
         ({"jac": True}, TypeError, "returns the equations alone"),
         ({"jac": len}, TypeError, "jax.custom_jvp"),
         ({"x0": 1.0}, TypeError, "Rename it to params"),
-        ({"bracket": (0, 2)}, TypeError, "Give its midpoint as params; only scipy.optimize.brentq"),
+        ({"bracket": (0, 2)}, TypeError, "Pass its midpoint as params; only scipy.optimize.brentq"),
         ({"options": {"fatol": 1}}, TypeError, "unexpected option 'fatol'"),
         ({"tolerance": 1}, TypeError, "SciPy's method, jac, options"),
     ],

@@ -368,7 +368,7 @@ def test_policy_of_dtypes():
 @pytest.mark.parametrize("options", [{"bits": 4}, {"block_size": 64}])
 def test_the_state_of_other_options_is_named(options: dict[str, int]):
     state = fnopt.quantized_state(fnopt.adam(0.1)).init(LARGE)
-    with pytest.raises(ValueError, match=r"expected u?int\d with .*: give the bits and"):
+    with pytest.raises(ValueError, match=r"expected u?int\d with .*\. Pass the bits and"):
         fnopt.quantized_state(fnopt.adam(0.1), **options).update(LARGE, state, LARGE)
 
 

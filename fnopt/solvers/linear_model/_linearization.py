@@ -56,7 +56,7 @@ def factorised_linearization(
 
 
 def stacked(J: jax.Array | None) -> jax.Array | None:
-    r"""Return the Jacobian; if its rows are sharded, the triangle with the same :math:`J^T J`."""
+    r"""Return the Jacobian; if its rows are sharded, the factor with the same :math:`J^T J`."""
     if J is None or not row_axes():
         return J
     return row_triangle(J, jnp.zeros_like(J[:, 0])).L.T

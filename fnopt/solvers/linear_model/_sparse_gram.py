@@ -53,7 +53,7 @@ def _layout(sparsity: Sparsity, by_rows: bool) -> tuple[Any, Algebra] | None:
 
 
 def algebra_text(J: SparseJacobian) -> str:
-    """Name the linear algebra that factorised the normal equations of a sparse Jacobian."""
+    """Name the linear solver that factorized the normal equations of a sparse Jacobian."""
     found = _layout(J.sparsity, J.by_rows)
     assert found is not None, "a solution keeps a sparse Jacobian that was factorised"
     return str(found[0])

@@ -200,7 +200,7 @@ def _checked_method(method: Any, params: Any, bounds: Any, projection: Any) -> M
             f"minimize: {name} takes no projection, expected 'projected_gradient' with one."
         )
     if projection is not None and bounds is not None:
-        raise ValueError("minimize: bounds are a projection too: give one of the two.")
+        raise ValueError("minimize: got both bounds and a projection, expected one of them.")
     return method
 
 

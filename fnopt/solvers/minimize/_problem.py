@@ -158,7 +158,7 @@ def set_up(
         return flat(tree)
 
     if projection is not None and parametrisation.kinds:
-        raise ValueError(f"{where()}give a projection or constraints, not both.")
+        raise ValueError(f"{where()}got a projection and constraints, expected one of them.")
     box = free_box(bounds, held_as_zeros(wide), parametrisation, dtype)
     problem = SmoothObjective(f, box, projection and project, laid.unflatten, flat)
     at_bound = _sides(box, params, parametrisation)
@@ -197,7 +197,7 @@ def as_scalar(out: Any, has_aux: bool, dtype: Any) -> jax.Array:
         check_returned(aux, f"{where()}the aux of fun")
     elif isinstance(out, (tuple, list)) and len(out) == 2:
         raise TypeError(
-            f"{where()}fun returned a pair, expected one number. For a pair (value, aux) give "
+            f"{where()}fun returned a pair, expected one number. For a pair (value, aux) pass "
             "has_aux=True."
         )
     if not isinstance(out, (jax.Array, np.ndarray, np.generic, float, int)):

@@ -83,7 +83,7 @@ def first_call_hints(params: Any = None, name: str = "residual_fn") -> Iterator[
             kind = type(params).__name__
             error.add_note(
                 f"params are a {kind} of numbers, which with constraints are leaves of their own: "
-                f"{name} gets a {kind}. For a vector give an array: jnp.asarray(params, float)."
+                f"{name} gets a {kind}. For a vector pass an array: jnp.asarray(params, float)."
             )
         raise
 

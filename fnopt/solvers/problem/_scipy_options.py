@@ -72,7 +72,7 @@ def with_scipy_options(
     if method not in _METHODS:
         raise ValueError(
             f"least_squares: method = {method!r}, expected one of {_METHODS}, which all mean the "
-            "default here; for another method give a solver, such as fnopt.solvers.dogleg()."
+            "default here; for another method pass a solver, such as fnopt.solvers.dogleg()."
         )
     if method == "lm" and bounds is not None:
         raise ValueError(

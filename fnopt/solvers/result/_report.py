@@ -67,7 +67,7 @@ def report(
 
 
 def _algebra(solution: Solution) -> list[str]:
-    """Return the line about the linear algebra of the steps, if they don't use a dense matrix."""
+    """Return the line about the linear solver of the steps, if they don't use a dense matrix."""
     if isinstance(solution.jacobian, SparseJacobian):
         return [f"  steps by {algebra_text(solution.jacobian)}"]
     if solution.jacobian is None and int(solution.rank) < 0:

@@ -26,7 +26,7 @@ def _unique(items: list[tuple[_Path, Any]]) -> dict[str, Any]:
 
 
 def _holds_states(node: Any) -> bool:
-    """Whether a container contains states, not arrays: a NamedTuple is nested inside it."""
+    """Whether a container contains states, not arrays (a NamedTuple is nested inside it)."""
     if hasattr(node, "_fields"):
         return True
     parts = node.values() if isinstance(node, dict) else node

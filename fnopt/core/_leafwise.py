@@ -241,7 +241,7 @@ def _number(x: Any, dtype: Any) -> Any:
     return lax.convert_element_type(x, dtype)
 
 
-# These programs are cached, because JAX caches traces by function: a new function is traced again.
+# These programs are cached, because JAX caches traces by function. A new function is traced again.
 @functools.cache
 def _scalar_program(cls: type[Leafwise]) -> Callable[..., Any]:
     def scalars(tx: Any, count: Any, dtype: Any) -> tuple[dict[str, Any], Any]:
@@ -255,7 +255,7 @@ def _scalar_program(cls: type[Leafwise]) -> Callable[..., Any]:
 def _step_program(
     cls: type[Leafwise], flags: Any, slots: tuple[str, ...], axes: tuple[str, ...]
 ) -> Callable[..., Any]:
-    del axes  # `axes` is a cache key: norms of parts need another program
+    del axes  # `axes` is a cache key, because norms of parts need another program
 
     def step(numbers: Any, count: Any, *row: Any) -> tuple[tuple[Any, ...], Any]:
         (result,), t = cls._unflatten(flags, numbers)._rows(slots, count, [row], staged=True)
@@ -269,7 +269,7 @@ def _step_program(
 def _leaf_program(
     cls: type[Leafwise], flags: Any, slots: tuple[str, ...], axes: tuple[str, ...]
 ) -> Callable[..., Any]:
-    del axes  # `axes` is a cache key: norms of parts need another program
+    del axes  # `axes` is a cache key, because norms of parts need another program
     return jax.jit(_leaf_formula(cls, flags, slots))
 
 

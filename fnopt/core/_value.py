@@ -137,7 +137,7 @@ def _checked_child(owner: str, field: dataclasses.Field[Any], value: Any) -> Any
 def _leaf_key(leaf: Any) -> Any:
     """Hashable key of a leaf, equal for equal leaves."""
     if isinstance(leaf, (jax.Array, np.ndarray)):
-        concrete = np.asarray(leaf)  # a traced leaf fails here, as it should: it has no value yet
+        concrete = np.asarray(leaf)  # a traced leaf has no value and fails here
         return concrete.dtype.str, concrete.shape, concrete.tobytes()
     return type(leaf), repr(leaf)
 

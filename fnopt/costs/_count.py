@@ -141,7 +141,7 @@ class _Counter:
         tally.add_all(heaviest, op.scope, bound=None if alike else "at most")
         if not alike:
             self.choices.append(_path(where, ""))
-            # One branch may have more FLOPs and another more bytes: the bound takes both.
+            # One branch may have more FLOPs and another more bytes, so the bound takes both.
             most = functools.reduce(Work.at_least, totals)
             tally.add(op.scope, most - heaviest.total)
             tally.mark_inexact(op.scope, "at most")

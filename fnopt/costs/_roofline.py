@@ -73,9 +73,9 @@ class Hardware:
               \frac{F_\mathrm{other}}{\mathrm{vector\_flops}},\
               \frac{B}{\mathrm{bandwidth}}\right)
 
-    The roofline time is a lower bound: it assumes that arithmetic and memory traffic overlap
-    perfectly, and omits all other costs. A transcendental function is counted as one operation of
-    the vector units.
+    The roofline time is a lower bound, because it assumes that arithmetic and memory traffic
+    overlap perfectly, and omits all other costs. A transcendental function is counted as one
+    operation of the vector units.
 
     Args:
         flops: Matrix-product rate in FLOP/s, for the dtype in use.

@@ -102,7 +102,7 @@ def batch_jacobian(
                 f"{_NAME}: residual_fn is {type_text(residual_fn)}, expected fn(params, example) "
                 "or a sequence of such functions."
             )
-        # Inside shard_map the params must vary over devices: derivatives then refer to this
+        # Inside shard_map the params must vary over devices, so that derivatives refer to this
         # device's examples and aren't summed over devices.
         own = pvary_like(jax.tree.map(replicate, params), batches)
         with use_mesh_of(batches, params):

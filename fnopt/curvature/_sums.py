@@ -104,8 +104,8 @@ def sum_over_examples(
         [(leaf_text(path), leaf) for path, leaf in leaves_with_names(batch)[0]], name
     )
     scale = 1 / (size * psum(1, axis_name)) if reduction == "mean" else 1.0
-    # Inside shard_map the params must vary over devices: a derivative then refers to this device's
-    # examples and isn't summed over devices.
+    # Inside shard_map the params must vary over devices, so that a derivative refers to this
+    # device's examples and isn't summed over devices.
     own = pvary_like(replicate_for_batch(params, batch), batch)
 
     def add_chunk(sums: Any, chunk: Any) -> tuple[Any, None]:

@@ -49,8 +49,8 @@ _CLOSURE = "Bind them to f by a closure or functools.partial"
 _SOLVER = "Use fnopt.least_squares, which has it, with the function lambda p: f(xdata, *p) - ydata"
 _TABLE = ScipyTable(
     "curve_fit",
-    # The keywords after `callback` have no effect: derivatives are exact, the method doesn't depend
-    # on the units of the params, and it chooses its own linear algebra.
+    # The keywords after `callback` have no effect, because derivatives are exact, the method
+    # doesn't depend on the units of the params, and it chooses its own linear algebra.
     keywords=(
         *("factor", "verbose", "col_deriv", "callback"),
         *("epsfcn", "diff_step", "x_scale", "diag", "tr_solver", "tr_options", "workers"),

@@ -115,7 +115,7 @@ def gather_state(tx: Any, state: Any, params: Any, *, requantize: bool = False) 
         >>> fnopt.slots(state)["mu"]["w"].shape, fnopt.slots(whole)["mu"]["w"].shape
         ((1, 6), (2, 3))
     """
-    # Only shapes are computed: the state of the plain optimizer is never created.
+    # Only shapes are computed, so the state of the plain optimizer is never created.
     plain, target = undivided(tx), _undivided_state(tx, params)
 
     def gather_recoded() -> Any:

@@ -106,7 +106,8 @@ def blocks_of(params: Any, clip_norm: Any, name: str) -> Blocks:
         clip_norm: A number, or a tree of numbers that is a prefix of the params.
         name: The public function, for messages.
     """
-    # A limit for a subtree is one for all its leaves: the tree of limits is a prefix of the params.
+    # A limit for a subtree is one for all its leaves, so the tree of limits is a prefix of the
+    # params.
     limits, tree = jax.tree.flatten(clip_norm)
     try:
         sizes = [len(jax.tree.leaves(sub)) for sub in tree.flatten_up_to(params)]

@@ -172,7 +172,7 @@ class ExampleLoss:
         shared = tuple(None if i in places else arg for i, arg in enumerate(args))
         with use_mesh_of(given, batch):
             params, shared, kwargs = replicate_for_batch((given, shared, kwargs), batch)
-        # Inside shard_map the params must vary over devices: derivatives then refer to this
+        # Inside shard_map the params must vary over devices, so that derivatives refer to this
         # device's examples and aren't summed over devices.
         params = pvary_like(params, (args, kwargs, key))
 

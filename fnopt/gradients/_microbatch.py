@@ -99,7 +99,7 @@ def _accumulate(call: Any, batch: Any, size: int, part_size: int | None, rule: A
 
     def accumulate_part(sums: Any, part: Any) -> Any:
         results = treedef.flatten_up_to(call(part))
-        # The last part may be smaller: a mean is weighted by the number of its examples.
+        # The last part may be smaller, so a mean is weighted by the number of its examples.
         weight = {"sum": 1, "mean": jax.tree.leaves(part)[0].shape[0] / size}
         kinds = [r for r in rules if r != "concat"]
         terms = zip(sums, _summed_leaves(results, rules), kinds, strict=True)

@@ -23,8 +23,8 @@ METHODS = ("auto", "vmap", "chunked", "ghost")
 _CPU_CHUNK_BYTES = 4 * 2**20
 _ACCELERATOR_CHUNK_BYTES = 512 * 2**20
 
-# A chunk of recorded activations may be larger: they are written and read once, and every chunk
-# costs another pass over the sums.
+# A chunk of recorded activations may be larger, because they are written and read once, and every
+# chunk costs another pass over the sums.
 _GHOST_FACTOR = 8
 
 

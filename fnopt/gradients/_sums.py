@@ -50,7 +50,7 @@ def lengths_of(x: jax.Array) -> jax.Array:
 def squared_deviations(x: jax.Array, counts: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Mean of the selected gradients, and the sum of squared deviations from the mean."""
     x = widen(x)
-    # The mean is taken of differences from one gradient: these are zero if all gradients are equal,
+    # The mean is taken of differences from one gradient. They are zero if all gradients are equal,
     # and the mean of small differences is accurate.
     first = replicate(x, 0)[jnp.argmax(replicate(counts))]
     x = x - first  # exact for gradients near each other (Sterbenz)

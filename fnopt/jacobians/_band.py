@@ -14,7 +14,7 @@ from fnopt.jacobians._pairs import distinct_edges, row_pairs
 
 _WIDEST = 128  # unknowns in a block; for wider bands, conjugate gradients may be faster
 _LEAST_BLOCKS = 4  # a band of fewer blocks is nearly a dense matrix
-_BLOCK = 16  # smaller blocks aren't faster: time then depends on the number of blocks
+_BLOCK = 16  # smaller blocks aren't faster, because time then depends on the number of blocks
 _MOST_PAIRS = 2**24  # pairs of entries in a row; the indices of so many pairs take 200 MB
 
 

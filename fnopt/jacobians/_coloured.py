@@ -138,7 +138,7 @@ class SparseJacobian(FromEntries):
         """Multiply the rows by `b`, of shape `[m]`; a row whose factor is zero may contain NaN."""
         column, exists = self.sparsity.lists
         factors = jnp.where(exists, b[column], 0) if self.by_rows else b[:, None]
-        # 0 * NaN is NaN: rows with a factor of 0 are selected, not multiplied.
+        # 0 * NaN is NaN, so rows with a factor of 0 are selected, not multiplied.
         sums = jnp.where(factors != 0, factors * self.sums, 0)
         return SparseJacobian(sums, self.sparsity, self.by_rows)
 

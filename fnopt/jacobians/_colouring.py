@@ -32,7 +32,7 @@ class Sparsity(ColumnColours):
     """The sparsity pattern of a matrix, and a colouring of its columns.
 
     Columns of one colour have no row in common. The sums of the columns of each colour therefore
-    contain all entries: the entry in row `i` and column `j` is in row `i` of the sum for the colour
+    contain all entries. The entry in row `i` and column `j` is in row `i` of the sum for the colour
     of `j`.
 
     Patterns are compared by identity, so each object has its own compiled program.

@@ -170,7 +170,7 @@ def forward_from_reverse(fn: Callable[..., jax.Array]) -> Callable[..., jax.Arra
         change = jax.lax.map(along, jnp.arange(value.size), batch_size=_ROWS)
         return value, change.reshape(value.shape)
 
-    # Symbolic zeros tell which arguments don't change: these take no product.
+    # Symbolic zeros tell which arguments don't change. These take no product.
     called.defjvp(rule, symbolic_zeros=True)
     return called
 

@@ -55,7 +55,7 @@ def sparse_jacobian(
     `linear_solver` overrides this choice.
 
     `sparsity_pattern` finds the possible entries by tracing `fn`. Your own pattern may have fewer
-    entries, but must contain every entry that can be nonzero: the value of a missing entry is added
+    entries, but must contain every entry that can be nonzero. The value of a missing entry is added
     to another entry, without a warning. `check_sparsity` finds missing entries.
 
     Args:

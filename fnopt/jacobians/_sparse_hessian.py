@@ -88,7 +88,7 @@ def sparse_hessian(fn: Callable[..., Any], pattern: Any = None) -> Callable[...,
 
     The possible entries are found by tracing the gradient, with the rules and limits of
     :func:`fnopt.sparsity_pattern`. Your own pattern may have fewer entries, but must contain every
-    entry that can be nonzero (one triangle is sufficient): the value of a missing entry is added to
+    entry that can be nonzero (one triangle is sufficient). The value of a missing entry is added to
     another entry, without a warning.
 
     Args:
@@ -160,7 +160,8 @@ def _both_ways(slope: VectorFunction) -> tuple[np.ndarray, np.ndarray]:
     """Return the entries whose transpose is also in the pattern; others are zero by symmetry."""
     rows, cols = (part.astype(np.int64) for part in found_pattern(slope, _NAME))
     n = slope.m
-    # The found pattern is an upper bound: an entry without its transpose is zero by symmetry.
+    # The found pattern is an upper bound, because an entry without its transpose is zero by
+    # symmetry.
     both = np.intersect1d(rows * n + cols, cols * n + rows)
     rows, cols = np.divmod(both, n)
     return rows.astype(np.int32), cols.astype(np.int32)

@@ -16,7 +16,7 @@ from fnopt.linear._system import DampedStep, System
 from fnopt.numerics import matmul
 from fnopt.sharding import replicate, while_loop
 
-# Tolerance of the step length, relative to the radius. Moré (1978), section 5, takes 0.1: with it,
+# Tolerance of the step length, relative to the radius. Moré (1978), section 5, takes 0.1. With it,
 # NIST's 54 fits take up to a quarter more evaluations in float32, and one fewer is solved.
 _SLACK = 0.2
 _FACTORISATIONS = 10  # as in MINPACK's lmpar; two or three are usual
@@ -35,7 +35,8 @@ class Damped(NamedTuple):
 def cholesky(K: jax.Array, lam: jax.Array) -> jax.Array:
     r"""Return the lower factor of :math:`K + \lambda I`; NaN if it isn't positive definite."""
     i = jnp.arange(K.shape[0])
-    # Only the lower triangle is read: averaging it with the upper one would write another matrix.
+    # Only the lower triangle is read, because averaging it with the upper one would write another
+    # matrix.
     return lax.linalg.cholesky(K.at[i, i].add(lam), symmetrize_input=False)
 
 

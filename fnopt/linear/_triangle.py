@@ -64,8 +64,8 @@ def triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
     rows = with_fewer_rows(concatenate([A, r[:, None]], axis=1))
     above, below = n if graded else 0, 0 if graded else max(n - len(rows), 0)
     raw, _ = jnp.linalg.qr(jnp.pad(rows, ((above, below), (0, 0))), mode="raw")
-    # `raw` is transposed: it holds R^T and the reflections. The mask is a constant, because XLA
-    # compiles kernels for that of `jnp.tril`.
+    # `raw` is transposed, because it holds R^T and the reflections. The mask is a constant, because
+    # XLA compiles kernels for that of `jnp.tril`.
     return Triangle(jnp.where(np.tri(n, dtype=bool), raw[:n, :n], 0), raw[n, :n])
 
 
@@ -143,7 +143,8 @@ def damped_triangle(factors: Triangle, d: jax.Array) -> Triangle:
 class SingularFactors(NamedTuple):
     r"""The parts of :math:`A = U \,\mathrm{diag}(s)\, V^T` for the minimum-norm step.
 
-    `k` is `min(m, n)`. `U` is never formed for a tall matrix: only :math:`b = U^T r` is needed.
+    `k` is `min(m, n)`. `U` is never formed for a tall matrix, because only :math:`b = U^T r` is
+    needed.
     """
 
     s: jax.Array  # [k], descending

@@ -142,7 +142,7 @@ def unrolled_cholesky(A: Rows, damping: jax.Array, least: float | jax.Array = 0.
         for j in range(i):
             L[i].append((row[j] - _dot(L[i][:j], L[j][:j])) / diagonal[j])
         pivot = row[i] + damping - _dot(L[i], L[i])
-        # The diagonal is infinite without a pivot: quotients by it are zero, so the unknown keeps
+        # The diagonal is infinite without a pivot. Quotients by it are zero, so the unknown keeps
         # its value in this problem of the batch, without a branch.
         diagonal.append(jnp.sqrt(jnp.where(pivot > least, pivot, jnp.full_like(pivot, jnp.inf))))
     return Factor(tuple(map(tuple, L)), tuple(diagonal))

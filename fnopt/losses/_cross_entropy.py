@@ -153,14 +153,14 @@ def poly_loss_cross_entropy(
     """
     name = "poly_loss_cross_entropy"
     log_p, labels, _ = _log_probabilities(name, logits, labels, axis, where)
-    # 1 - p is computed by expm1: the difference would lose the digits of p near 1.
+    # 1 - p is computed by expm1, because the difference would lose the digits of p near 1.
     missed = jnp.sum(labels * -jnp.expm1(log_p), axis=-1)
     entropy = jnp.sum(multiply(labels, -log_p), axis=-1)
     return entropy + jnp.asarray(epsilon, entropy.dtype) * missed
 
 
 def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    # Both terms are positive: nothing cancels, even for confident correct answers.
+    # Both terms are positive, so nothing cancels, even for confident correct answers.
     return multiply(labels, jax.nn.softplus(-logits)) + multiply(
         1 - labels, jax.nn.softplus(logits)
     )
@@ -232,8 +232,8 @@ def sigmoid_focal_loss(
         Lin et al., 2017, arXiv:1708.02002.
     """
     logits, labels = pairs("sigmoid_focal_loss", logits=logits, labels=labels)
-    # The formula uses logarithms: a small power of a probability that underflows has an infinite
-    # slope.
+    # The formula uses logarithms, because a small power of a probability that underflows has an
+    # infinite slope.
     wrong = jnp.logaddexp(
         jax.nn.log_sigmoid(logits) + _log(1 - labels), jax.nn.log_sigmoid(-logits) + _log(labels)
     )
@@ -261,7 +261,7 @@ def smooth_labels(labels: Any, alpha: Any, *, axis: Any = -1, where: Any = None)
         The smoothed labels, of the shape and dtype of `labels`.
 
     Raises:
-        TypeError: If the labels aren't floating: one-hot integers can't represent smoothed labels.
+        TypeError: If the labels aren't floating. One-hot integers can't represent smoothed labels.
 
     Example:
         >>> import jax.numpy as jnp
@@ -280,6 +280,6 @@ def smooth_labels(labels: Any, alpha: Any, *, axis: Any = -1, where: Any = None)
         classes = jnp.asarray(math.prod(wide.shape[a] for a in axes), wide.dtype)
     else:
         classes = jnp.sum(shown.astype(wide.dtype), axis=axis, keepdims=True)
-    # `classes` is at least 1: a row without classes would be 0 / 0.
+    # `classes` is at least 1, because a row without classes would be 0 / 0.
     smoothed = (1 - alpha) * wide + alpha / jnp.maximum(classes, 1)
     return smoothed.astype(jnp.asarray(labels).dtype)

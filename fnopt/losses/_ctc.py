@@ -108,7 +108,8 @@ def ctc_loss_with_forward_probs(
         Graves et al., 2006, ICML, doi:10.1145/1143844.1143891.
     """
     scores, padded, labels, no_label = _check_inputs(logits, logit_paddings, labels, label_paddings)
-    # A large negative number replaces log 0: the derivative of logaddexp at two infinities is NaN.
+    # A large negative number replaces log 0, because the derivative of logaddexp at two infinities
+    # is NaN.
     zero = jnp.asarray(log_epsilon, scores.dtype)
     batch, size = labels.shape
     repeated = jnp.pad(labels[:, :-1] == labels[:, 1:], ((0, 0), (0, 1)))

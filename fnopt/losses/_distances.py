@@ -83,8 +83,8 @@ def huber_loss(predictions: Any, targets: Any = None, *, delta: Any = 1.0) -> ja
     """
     size = jnp.abs(_errors("huber_loss", predictions, targets))
     delta = jnp.asarray(delta, size.dtype)
-    # The pieces aren't selected: the square of an error in the linear piece might overflow, and its
-    # derivative would be NaN.
+    # The pieces aren't selected, because the square of an error in the linear piece might overflow,
+    # and its derivative would be NaN.
     small = jnp.minimum(size, delta)
     return 0.5 * jnp.square(small) + delta * (size - small)
 

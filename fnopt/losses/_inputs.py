@@ -134,7 +134,7 @@ def log_softmax(x: jax.Array) -> jax.Array:
         shifted = x - m
         powers = jnp.where(x == m, jnp.zeros_like(x), jnp.exp(shifted))
         below = jnp.sum(powers, axis=-1, keepdims=True)
-        # One largest score is left out of the sum: log1p keeps the digits of a loss next to 0.
+        # One largest score is left out of the sum, so log1p keeps the digits of a loss next to 0.
         ties = jnp.sum((x == m).astype(x.dtype), axis=-1, keepdims=True)
         return shifted - jnp.log1p(below + jnp.maximum(ties - 1, 0))
 

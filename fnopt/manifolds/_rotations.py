@@ -21,7 +21,7 @@ class Rotations(Manifold):
     they are angles, `[..., 1]`. `transport` leaves these coordinates unchanged, which is an
     isometry.
 
-    The points are matrices and not quaternions: `R @ x` rotates, `R @ S` composes, and each
+    The points are matrices and not quaternions, because `R @ x` rotates, `R @ S` composes, and each
     rotation has one matrix, but two quaternions. `local` uses a quaternion internally, so it is
     accurate and differentiable at the angles 0 and :math:`\pi`. At exactly :math:`\pi`, `local`
     returns one of the two rotation vectors.

@@ -182,8 +182,8 @@ class snapshot(Transformation):
     def init(self, params: Any) -> SnapshotState:
         """Return zeros with the measurement's shapes."""
         shapes = jax.eval_shape(self.measure, params)
-        # The measurement and its average are two arrays: a donated state may not contain an array
-        # twice.
+        # The measurement and its average are two arrays, because a donated state may not contain an
+        # array twice.
         zeros, average = (
             jax.tree.map(lambda s: jnp.zeros(s.shape, self._dtype(s.dtype)), shapes)
             for _ in range(2)

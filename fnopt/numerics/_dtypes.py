@@ -17,7 +17,7 @@ _CONFIG: Any = jax.config  # JAX creates its fields at run time
 def compute_dtype(*dtypes: Any) -> Any:
     """Dtype for a computation: the common dtype of the operands, at least float32.
 
-    bfloat16 and float16 are widened: an exponential average with b2 = 0.999 never decays in
+    bfloat16 and float16 are widened, because an exponential average with b2 = 0.999 never decays in
     bfloat16, and 1e-8 is zero in float16.
 
     Args:
@@ -37,7 +37,7 @@ def compute_dtype(*dtypes: Any) -> Any:
 
 @functools.cache
 def _compute_dtype(dtypes: tuple[Any, ...], x64: bool) -> Any:
-    del x64  # `x64` is a cache key: without it float64 is float32
+    del x64  # `x64` is a cache key, because without it float64 is float32
     # JAX has no common dtype for float8 and others; float32 holds every number of it.
     wide = [jnp.float32 if _is_float8(d) else d for d in dtypes]
     # Mixes dtypes on purpose, also under strict promotion.

@@ -143,8 +143,8 @@ class scale_by_yogi(AdamDirection):
     def second_moment(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         """Move the second moment toward the new square by a multiple of this square."""
         square = squared_modulus(g)
-        # The sign bounds the change by the new square: a small square can't decrease `nu` at once,
-        # unlike in an exponential average (Zaheer et al., 2018).
+        # The sign bounds the change by the new square, so a small square can't decrease `nu` at
+        # once, unlike in an exponential average (Zaheer et al., 2018).
         return nu - h.gain2 * jnp.sign(nu - square) * square
 
 

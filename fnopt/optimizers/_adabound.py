@@ -110,7 +110,8 @@ class scale_by_amsbound(_Bounded):
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any, nu_max: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
-        # The maximum is of uncorrected means, as in the authors' code: `correction` is one factor.
+        # The maximum is of uncorrected means, as in the authors' code, so `correction` is one
+        # factor.
         nu_max = jnp.maximum(nu_max, nu)
         return self.clip_step(h, mu, nu_max), mu, nu, nu_max
 

@@ -58,8 +58,8 @@ def divide_by_root(x: jax.Array, v: Parts, axes: Axes) -> jax.Array:
         return x / positive_root(v[0])
     (rows, columns), (kept, summed) = v, axes
     mean = jnp.mean(rows, axis=kept - (kept > summed), keepdims=True)
-    # Reciprocals of roots replace quotients: for small mean squares, the slopes of quotients
-    # overflow before they are multiplied by zero.
+    # Reciprocals of roots replace quotients, because for small mean squares, the slopes of
+    # quotients overflow before they are multiplied by zero.
     share = positive_root(mean) / positive_root(rows)
     u = x * jnp.expand_dims(share, summed)
     return u * jnp.expand_dims(1 / positive_root(columns), kept)

@@ -148,7 +148,7 @@ def adam(
 
     .. math:: u_t = -\eta_t\, \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
 
-    The gradient of complex params is `fnopt.tree.conj(jax.grad(loss)(params))`: with the
+    The gradient of complex params is `fnopt.tree.conj(jax.grad(loss)(params))`. With the
     unconjugated gradient of `jax.grad`, the imaginary parts would ascend.
 
     Args:

@@ -20,7 +20,8 @@ from fnopt.transforms import (
     select,
 )
 
-# Each token of an embedding is a block (Zhang et al., 2024): rare tokens have small squares.
+# Each token of an embedding is a block (Zhang et al., 2024), because rare tokens have small
+# squares.
 _RULE = by_pattern({"*embed*": "rows"}, default="auto")
 
 

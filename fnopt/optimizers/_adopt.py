@@ -73,7 +73,7 @@ class scale_by_adopt(Leafwise):
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """The decays of this step, and the bound."""
-        # As in the paper, the first gradient makes no step: it sets nu (decay 0), and mu stays zero
+        # As in the paper, the first gradient makes no step. It sets nu (decay 0), and mu stays zero
         # (decay 1).
         later = t > 1
         decay1 = jnp.where(later, h.b1, jnp.ones_like(h.b1))

@@ -90,7 +90,7 @@ class BatchStepDescent(Transformation):
 
     damping_rule: ClassVar[DampingRule]
 
-    # `self` is untyped: the options are fields of the subclasses, in different orders.
+    # `self` is untyped, because the options are fields of the subclasses, in different orders.
     def __post_init__(self: Any) -> None:
         super().__post_init__()
         check_solver(self, type(self).__name__)

@@ -43,7 +43,7 @@ class gauss_newton_descent(BatchStepDescent):
     \mu^{2t})^{-1/2}` for the first steps.
 
     The step is halved until the loss of the batch satisfies Armijo's condition. If the condition
-    never holds, the step is rejected: the update is zero, `status` in the state is the reason, the
+    never holds, the step is rejected. The update is zero, `status` in the state is the reason, the
     damping grows, and the momentum restarts. If a full step achieves half of the decrease that the
     quadratic model predicts, the damping shrinks.
 
@@ -64,7 +64,7 @@ class gauss_newton_descent(BatchStepDescent):
             residuals.
         chunk_size: The number of examples to process at once; `None` processes the whole batch.
         axis_name: Inside `jax.shard_map`, the named axis over which the batch is sharded, as in
-            :func:`fnopt.curvature.batch_jacobian`: the step uses the whole batch and is equal on
+            :func:`fnopt.curvature.batch_jacobian`. The step uses the whole batch and is equal on
             all devices.
         solver: `'cholesky'` factorises the Gram matrix, up to 32,768 residuals of the batch;
             `'cg'` uses conjugate gradients without this matrix; each iteration takes a backward and
@@ -101,9 +101,9 @@ class gauss_newton_descent(BatchStepDescent):
         Dangel, Goldshlager and Zeinhofer, 2025, arXiv:2505.12149 (ENGD-W).
     """
 
-    # A small gain ratio or a shortened step doesn't increase the damping: the search has found a
-    # good length. With a new batch in each step, the damping would otherwise stay at its initial
-    # value.
+    # A small gain ratio or a shortened step doesn't increase the damping, because the search has
+    # found a good length. With a new batch in each step, the damping would otherwise stay at its
+    # initial value.
     damping_rule: ClassVar[DampingRule] = DampingRule(good=0.5, shrink=0.25, grow=1.0)
 
     learning_rate: ScalarOrSchedule = hyper(default=1.0, ge=0, schedule=True)
@@ -140,7 +140,7 @@ class gauss_newton_descent(BatchStepDescent):
         tall = (self.method, self.solver) == ("auto", "cholesky") and J.shape[0] > J.shape[1]
         J = jacobian("formed") if tall else J
         dtype = step_dtype(params)
-        # The loss is a mean over the examples: residuals are divided by sqrt(n).
+        # The loss is a mean over the examples, so residuals are divided by sqrt(n).
         scale = jnp.concatenate([jnp.full(n * k, n**-0.5, dtype) for n, k in J.sizes])
 
         def value_at(params: Any) -> jax.Array:

@@ -106,7 +106,7 @@ class kfac(Transformation):
             `inverse_every` steps. Every update of the averages forms the gradients of weights that
             are shared by positions.
         seed: The random seed of the samples.
-        axis_name: Inside `jax.shard_map`, the named axis over which the batch is sharded: a step
+        axis_name: Inside `jax.shard_map`, the named axis over which the batch is sharded. A step
             uses the examples of all devices. Factors and gradients are summed over devices; each
             device inverts some factors.
 

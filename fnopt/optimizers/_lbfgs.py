@@ -95,7 +95,8 @@ class scale_by_lbfgs(Transformation):
         y = map_leaves(jnp.subtract, g, last=state.updates)
         sy, yy = inner(s, y).astype(dtype), inner(y, y).astype(dtype)
         # A pair without positive curvature would make the inverse Hessian indefinite, and one whose
-        # product has no finite inverse would make it NaN. Their weight is zero: they are not used.
+        # product has no finite inverse would make it NaN. Their weight is zero, so they are not
+        # used.
         usable = (state.count > 0) & (sy > 0) & (yy > 0) & jnp.isfinite(1 / _or_one(sy))
         weight = jnp.where(usable, 1 / _or_one(sy), jnp.zeros((), dtype))
         slot = jnp.mod(state.count - 1, m)
@@ -119,7 +120,7 @@ class scale_by_lbfgs(Transformation):
         if not self.scale_init_precond:
             return one
         square = inner(g, g).astype(ratio.dtype)
-        # Before the first pair the curvature is unknown: the step has length 1 at most.
+        # Before the first pair the curvature is unknown, so the step has length 1 at most.
         first = 1 / jnp.sqrt(jnp.maximum(square, one))
         return jnp.where(usable, ratio, jnp.where(count > 0, one, first))
 

@@ -126,8 +126,8 @@ def _inverse_root_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array
     dA, deps, dexponent = tangents
     root, values, vectors, seen, largest = _inverse_root(*primals)
     inside = matmul(matmul(jnp.swapaxes(vectors, 1, 2), dA), vectors)
-    # Zeros have no derivative. Unselected numbers must be finite too: their products with zero
-    # tangents would be NaN.
+    # Zeros have no derivative. Unselected numbers must be finite too, because their products with
+    # zero tangents would be NaN.
     some = largest > 0
     values = jnp.where(some, values, jnp.ones_like(values))
     a, b = values[:, :, None], values[:, None, :]

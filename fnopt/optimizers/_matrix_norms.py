@@ -31,7 +31,7 @@ class hyperball(Matrixwise):
               v = \theta_t - \eta_t R\, \frac{d}{\lVert d \rVert}, \qquad
               R = \lVert \theta_t \rVert
 
-    `hyperball` replaces `scale_by_learning_rate`: the learning rate is the angle of a step, and
+    `hyperball` replaces `scale_by_learning_rate`. The learning rate is the angle of a step, and
     weight decay has no effect. After `ema` and `orthogonalize` the chain is MuonH, after
     `scale_by_adam` AdamH.
     The norm is computed from the current matrix, so the transform stores no norm; in float32 the

@@ -49,8 +49,8 @@ class MatrixDimensionNumbers(Value):
     """Axes of a leaf that are the rows and the columns of a matrix.
 
     For a kernel in `x @ W`, the rows are the inputs (the contracted axes), and the columns are the
-    outputs. All other axes are a batch: each entry is a separate matrix (layers stacked for a scan,
-    heads, experts).
+    outputs. All other axes are a batch, so each entry is a separate matrix (layers stacked for a
+    scan, heads, experts).
 
     Args:
         reduction_axis: The axis of the rows, or several axes that are merged into one.

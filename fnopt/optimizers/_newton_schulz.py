@@ -15,8 +15,9 @@ from fnopt.optimizers._matrix_functions import adjoint
 
 Triple = tuple[float, float, float]
 
-# After this number of polynomials in the Gram matrix, the matrix is recomputed: rounding errors of
-# its smallest eigenvalues grow by up to 69 in a step, and a negative eigenvalue would diverge.
+# After this number of polynomials in the Gram matrix, the matrix is recomputed, because rounding
+# errors of its smallest eigenvalues grow by up to 69 in a step, and a negative eigenvalue would
+# diverge.
 _STEPS_OF_A_GRAM = 3
 # A few matrices at a time fit in the cache of a CPU core; this many entries outweigh the loop's
 # cost.
@@ -132,8 +133,8 @@ def _batch_size(shape: tuple[int, ...]) -> int:
 def _orthogonalize_batch(
     x: jax.Array, coefficients: tuple[Triple, ...], eps: Any, preconditioning: str
 ) -> jax.Array:
-    # Values are divided by the largest element: squares of 1e-24 would be 0, and squares of 1e20
-    # infinite.
+    # Values are divided by the largest element, because squares of 1e-24 would be 0, and squares of
+    # 1e20 infinite.
     largest = jnp.max(jnp.abs(x), axis=(1, 2), keepdims=True)
     unit = jax.lax.stop_gradient(nonzero(largest))
     x, A = _precondition(x / unit.astype(x.dtype), eps / unit, preconditioning)

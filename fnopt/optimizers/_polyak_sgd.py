@@ -54,7 +54,8 @@ def next_lower_bound(
               \delta_{t-1} & f_{lev} \le f_t < \min_{j < t} f_j \\
               2^{\beta - 1}\, \delta_{t-1} & \text{otherwise} \end{cases}
 
-    The initial margin is the modulus of the first loss: the initial bound of a positive loss is 0.
+    The initial margin is the modulus of the first loss, so the initial bound of a positive loss is
+    0.
 
     Args:
         given: The user's lower bound, or `None`.

@@ -35,7 +35,7 @@ def sgd(
               u_t = -\eta_t\, m_t \quad \text{or} \quad
               u_t = -\eta_t\, (g_t + \gamma\, m_t) \;\; \text{(Nesterov)}
 
-    The gradient of complex params is `fnopt.tree.conj(jax.grad(loss)(params))`: with the
+    The gradient of complex params is `fnopt.tree.conj(jax.grad(loss)(params))`. With the
     unconjugated gradient of `jax.grad`, the imaginary parts would ascend.
 
     Args:
@@ -63,7 +63,7 @@ def sgd(
     """
     step = scale_by_learning_rate(learning_rate)
     if momentum is None:
-        # None has no slot, 0.0 has one: the structure of a state never depends on a number.
+        # None has no slot, 0.0 has one, because the structure of a state never depends on a number.
         return chain(step)
     return chain(trace(momentum, nesterov, accumulator_dtype), step)
 

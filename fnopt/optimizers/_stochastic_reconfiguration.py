@@ -91,7 +91,7 @@ class stochastic_reconfiguration(Transformation):
         method: `'auto'`, `'ghost'` or `'formed'`, as in :func:`fnopt.curvature.batch_jacobian`.
         chunk_size: The number of samples to process at once; `None` processes all samples.
         axis_name: Inside `jax.shard_map`, the named axis over which samples, energies and weights
-            are sharded: the step uses all samples and is equal on all devices.
+            are sharded. The step uses all samples and is equal on all devices.
         solver: `'cholesky'` factorises a matrix with a row for each sample (two for a complex
             amplitude), up to 32,768; `'cg'` uses conjugate gradients without this matrix.
         iterations: The maximum number of conjugate-gradient iterations.

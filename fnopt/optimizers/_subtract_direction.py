@@ -21,7 +21,7 @@ class subtract_direction(Wrapper):
     .. math:: v = \mathrm{inner}(g) - c\, \frac{g}{\sigma_1(g)}, \qquad
               u = \frac{\lVert \mathrm{inner}(g) \rVert}{\lVert v \rVert}\, v
 
-    Around `orthogonalize`, the transform is Contra-Muon: singular directions near the largest
+    Around `orthogonalize`, the transform is Contra-Muon. Singular directions near the largest
     singular value have shorter updates than other directions. The norm of each matrix's update is
     preserved. :math:`\sigma_1` is computed by power iterations, which begin with a vector of ones.
 

@@ -36,7 +36,7 @@ class Node(NamedTuple):
     branches: tuple[tuple[int, int], ...] = ()
 
     def excludes(self, other: Node) -> bool:
-        """Whether at most one of two nodes can run: they are in different branches of a `cond`."""
+        """Whether at most one of two nodes can run: nodes in different branches of a `cond`."""
         mine, others = dict(self.branches), dict(other.branches)
         return any(mine[cond] != others[cond] for cond in mine.keys() & others.keys())
 

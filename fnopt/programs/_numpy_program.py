@@ -183,7 +183,8 @@ class _Block:
             return inputs
         results = [self._slot() for _ in eqn.outvars]
         # Constant operations are evaluated once, because a loop may be long. A callback of
-        # constants isn't: it may raise (Equinox's `error_if`), in a branch that isn't taken.
+        # constants isn't, because it may raise (Equinox's `error_if`), in a branch that isn't
+        # taken.
         runs_later = eqn.effects or eqn.primitive.name in _CALLBACKS or jaxprs.sub_jaxprs(eqn)
         if self.known.issuperset(inputs) and not runs_later:
             out = fn(*[self.values[i] for i in inputs])

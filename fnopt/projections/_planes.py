@@ -196,7 +196,7 @@ def projection_box_section(x: Any, lower: Any, upper: Any, w: Any, c: Any) -> ja
     y = v - tau * w
     free = (y > low) & (y < high) & (w != 0)
     at_bound = jnp.clip(y, low, high)
-    # The multiplier is recomputed from the free entries only: it is exact, with the correct
+    # The multiplier is recomputed from the free entries only, so it is exact, with the correct
     # derivative.
     square = jnp.sum(jnp.where(free, w * w, 0).astype(dtype))
     rest = c - jnp.sum(jnp.where(free, 0, w * at_bound).astype(dtype))
@@ -212,7 +212,7 @@ def _multiplier(x: Any, low: Any, high: Any, w: Any, c: Any) -> jax.Array:
     If bounds are infinite, the function continues to decrease linearly beyond the breakpoints.
     """
     usable = w != 0
-    # Entries with weight 0 don't depend on the multiplier: they have no breakpoint.
+    # Entries with weight 0 don't depend on the multiplier, so they have no breakpoint.
     safe = jnp.where(usable, w, 1).astype(x.dtype)
     kinks = jnp.stack([(x - low) / safe, (x - high) / safe])
     kinks = jnp.where(usable & jnp.isfinite(kinks), kinks, 0).astype(x.dtype)

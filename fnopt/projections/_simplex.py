@@ -33,7 +33,7 @@ def _threshold(x: jax.Array, scale: jax.Array) -> jax.Array:
 def simplex_of_rows(x: jax.Array, scale: jax.Array) -> jax.Array:
     r"""Project the rows of an array (last axis) onto :math:`\{y \ge 0, \sum y = s\}`.
 
-    The derivative is taken for a fixed active set: :math:`\tau` is recomputed as the mean over the
+    The derivative is taken for a fixed active set. :math:`\tau` is recomputed as the mean over the
     entries that remain positive.
     """
     if x.shape[-1] == 0:

@@ -92,7 +92,7 @@ class cauchy(RobustLoss):
 
     .. math:: \rho(z) = \ln(1 + z)
 
-    The loss isn't convex: a fit may have several minima, so the initial guess matters.
+    The loss isn't convex. A fit may have several minima, so the initial guess matters.
 
     Args:
         scale: The residual above which the influence decreases, in units of the residuals.
@@ -118,7 +118,7 @@ class arctan(RobustLoss):
 
     .. math:: \rho(z) = \arctan(z)
 
-    The loss isn't convex: a fit may have several minima, so the initial guess matters.
+    The loss isn't convex. A fit may have several minima, so the initial guess matters.
 
     Args:
         scale: The residual above which the influence decreases, in units of the residuals.

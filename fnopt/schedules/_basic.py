@@ -169,7 +169,7 @@ def numbers(schedule: Any) -> Any:
 def steps_since(count: Any, begin: Any) -> jax.Array:
     """The number of steps from `begin` to `count`, as a float that depends on `begin`.
 
-    A Python number is exact (below 2**31). An array has the precision of its dtype: in float32, the
+    A Python number is exact (below 2**31). An array has the precision of its dtype. In float32, the
     step 2**24 + 1 is 2**24.
     """
     count = jnp.asarray(count)

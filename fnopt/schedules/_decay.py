@@ -173,7 +173,7 @@ class warmup_cosine_decay_schedule(Schedule):
     def __post_init__(self) -> None:
         super().__post_init__()
         whole, warmup = self.decay_steps, self.warmup_steps
-        # Only numbers can be compared here: arrays may be traced.
+        # Only numbers can be compared here, because arrays may be traced.
         if isinstance(warmup, float) and isinstance(whole, float) and whole <= warmup:
             raise ValueError(
                 f"{where()}warmup_cosine_decay_schedule: decay_steps = {whole}, "

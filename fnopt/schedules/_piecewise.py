@@ -142,7 +142,7 @@ class join_schedules(Schedule):
         value = first(count)
         for boundary, schedule in zip(self.boundaries, others, strict=True):
             ahead = steps_since(count, boundary)
-            # A schedule is never evaluated before its beginning: the value wouldn't be selected,
+            # A schedule is never evaluated before its beginning. The value wouldn't be selected,
             # but a NaN would make derivatives NaN.
             value = jnp.where(ahead < 0, value, schedule(jnp.maximum(ahead, 0)))
         return value

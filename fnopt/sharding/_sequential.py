@@ -38,8 +38,8 @@ def wait_for(tree: Any, before: Any) -> Any:
         return tree
     # `never` is False, because 0 and 1 are both shifted to 0, but XLA's passes can't know it. A
     # barrier doesn't suffice: XLA removes optimization barriers before it chooses the order of
-    # execution. The sort is never fused: in a fusion with the delayed arrays, the heads would keep
-    # their operands in memory.
+    # execution. The sort is never fused, because in a fusion with the delayed arrays, the heads
+    # would keep their operands in memory.
     flags = jnp.stack([jnp.isnan(h).astype(jnp.int32) for h in heads] * 2)
     never = jax.lax.sort(flags)[0] >> 1 > 0
     return jax.tree.map(lambda x: jnp.where(never, jnp.zeros_like(x), x), tree)

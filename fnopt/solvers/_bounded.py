@@ -61,7 +61,7 @@ def without(
     if products is not None or not isinstance(point.J, (jax.Array, NormalMatrix)):
         return _without_matrix(point, free, columns, shift, products)
     if isinstance(point.J, NormalMatrix):
-        # The residuals stay unshifted: only the acceleration of a step depends on them.
+        # The residuals stay unshifted, because only the acceleration of a step depends on them.
         G = point.J
         gradient = point.gradient if shift is None else point.gradient + G.times(shift)
         J = G._replace(matrix=G.matrix * free * free[:, None])
@@ -116,7 +116,7 @@ def bounded_step(
     Params with an active bound stay fixed, and all other params take the step of the method. A
     param that would leave the box stops at its bound. If the step to the bound would change the
     cost by more than a tenth, to first order, the param stops half-way. Reaching a bound too early
-    may lead to another minimum: with an amplitude of 0, the other params of a term have no effect.
+    may lead to another minimum. With an amplitude of 0, the other params of a term have no effect.
 
     Truncating one param invalidates the step of the correlated params. Therefore the step of the
     other params is recomputed until it doesn't truncate another param. The result is the end point

@@ -54,7 +54,8 @@ class Certificate(NamedTuple):
         certified: Whether the decrement is negligible (at most 1e-4, or within rounding error),
             and the curvature, if it was tested, is not negative.
             At a converged point that isn't certified, the Gauss-Newton step was tried and did not
-            decrease the cost: the Jacobian is singular, or the cost decreases towards infinity.
+            decrease the cost. Then the Jacobian is singular, or the cost decreases towards
+            infinity.
         least_curvature: The smallest eigenvalue of the scaled Hessian of the cost, :math:`D^{-1} H
             D^{-1}` with :math:`D_j = \|J_j\|`, over the params without an active bound; None unless
             `certify='full'`. If the eigenvalue is negative and the cost along its eigenvector

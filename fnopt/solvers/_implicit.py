@@ -161,8 +161,8 @@ def _derived(problem: Problem, x: jax.Array, mode: str, with_jacobian: bool) -> 
     r = problem.flat.r(x)
     if not with_jacobian:
         return problem.cost_at(x), r, None
-    # The function itself is differentiated: arrays that only the user's Jacobian captures have no
-    # effect.
+    # The function itself is differentiated, so arrays that only the user's Jacobian captures have
+    # no effect.
     _, J = linearise(problem.flat._replace(derivative=None), x, mode)
     return problem.cost_at(x), r, problem.weighed(J, r)
 

@@ -183,6 +183,6 @@ def search_lanes(
 
 def _lane_rows(tree: Any, index: jax.Array) -> Any:
     """Return rows of arrays as lanes; arbitrary values for an index out of range."""
-    # The index of an idle lane is out of range: the lane gets the last problem, and no result is
+    # The index of an idle lane is out of range, so the lane gets the last problem, and no result is
     # kept.
     return jax.tree.map(lambda a: jnp.moveaxis(a.at[index].get(mode="clip"), 0, -1), tree)

@@ -17,7 +17,7 @@ from fnopt.solvers.problem._scipy import EXACT, ScipyTable, check_jac, first
 
 _METHODS = {"root": (None, "hybr", "lm"), "fixed_point": (None, "del2", "iteration")}
 _STEPS = ("maxfev", "maxiter")
-# The last ones have no effect here: the method doesn't depend on the units of the params.
+# The last ones have no effect here, because the method doesn't depend on the units of the params.
 _OPTIONS = ("xtol", "ftol", *_STEPS, *("eps", "epsfcn", "factor", "diag", "band", "col_deriv"))
 _INSTEAD = {
     "bracket": "Pass its midpoint as params; only scipy.optimize.brentq stays within a bracket",
@@ -45,7 +45,7 @@ def root(
 
     `root` uses :func:`fnopt.least_squares`, which takes Newton steps near the root and shorter
     steps far from the root, also with a singular Jacobian. The search converges only if the
-    equations hold: at a nonzero minimum of :math:`\|F\|` the status is `STALLED`. Like the other
+    equations hold. At a nonzero minimum of :math:`\|F\|` the status is `STALLED`. Like the other
     solvers, `root` works under `jit` and `vmap`, and eager calls compile once.
 
     The root has derivatives, forward and reverse, with respect to the arrays that `fun` uses:

@@ -151,7 +151,7 @@ class accumulate(Wrapper):
         return new_updates, AccumulateState(mini_step, gradient_step, total, acc, inner_state)
 
     def _add(self, updates: Any, state: AccumulateState, weight: Any) -> Any:
-        # The first gradient replaces the old sum: nothing has to be zeroed after a step, and the
+        # The first gradient replaces the old sum, so nothing has to be zeroed after a step, and the
         # sum of one gradient equals this gradient bitwise.
         first = state.mini_step == 0
 

@@ -205,7 +205,7 @@ class dynamic_loss_scale(Wrapper):
 
     def init(self, params: Any) -> DynamicLossScaleState:
         """Return the initial scale, and the inner state."""
-        # A sum is a copy: donating the state would delete the buffer of `self.init_scale`.
+        # A sum is a copy, because donating the state would delete the buffer of `self.init_scale`.
         scale = jnp.asarray(self.init_scale, jnp.float32) + jnp.zeros((), jnp.float32)
         return DynamicLossScaleState(scale, zero_count(), zero_count(), self.inner.init(params))
 

@@ -165,7 +165,7 @@ class params_mean(_AverageParams):
         whole = lambda x: jnp.round(jnp.asarray(x, jnp.float32)).astype(count.dtype)  # noqa: E731
         since, every = count - whole(self.start), whole(self.every)
         takes = (since > 0) & (since % every == 0)
-        # The slot is a mean, because a sum would lose digits and overflow: the share of a value is
+        # The slot is a mean, because a sum would lose digits and overflow. The share of a value is
         # 1/n. n is at least 1, because the share is computed also in steps that are not averaged.
         n = jnp.maximum(since // every, 1).astype(state.weight.dtype)
         added = jnp.where(takes, 1 / n, jnp.zeros_like(n))

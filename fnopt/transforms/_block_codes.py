@@ -79,7 +79,7 @@ def magnitudes(code: Code) -> np.ndarray:
     """The magnitudes of the codes from 0 on, from zero to one."""
     codes = np.arange(code.largest + 1, dtype=np.int32)
     biased = (code.bias_bits + (codes << code.dropped_bits)).view(np.float32)
-    # The difference cancels in small codes: float64 keeps its digits.
+    # The difference cancels in small codes. Float64 keeps its digits.
     return (biased.astype(np.float64) - code.bias) / (1 - code.bias)
 
 
@@ -134,7 +134,7 @@ def decode_numbers(codes: jax.Array, code: Code) -> jax.Array:
 def _divisor(n: int, most: int) -> int | None:
     """Largest divisor of `n` between half of `most` and `most`, preferably a multiple of 8.
 
-    Vectors of 8 numbers then don't cross the ends of blocks: on a CPU, XLA takes three times as
+    Vectors of 8 numbers then don't cross the ends of blocks. On a CPU, XLA takes three times as
     long for blocks of 250 as for blocks of 200.
     """
     divisors = [k for k in range(most, (most - 1) // 2, -1) if n % k == 0]

@@ -66,7 +66,7 @@ class clip_by_global_norm(Transformation):
 
     The norm of all leaves is accumulated in at least float32. Infinite or NaN entries are not
     removed; put `apply_if_finite` around the chain to skip such steps. The factor has the dtype of
-    the norm: in float32, a gradient whose norm is above 8e37 times :math:`c` becomes zero.
+    the norm. In float32, a gradient whose norm is above 8e37 times :math:`c` becomes zero.
 
     Args:
         max_norm: :math:`c`, the largest norm that passes unchanged.

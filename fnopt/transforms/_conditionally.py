@@ -146,7 +146,7 @@ class skip_large_updates(Wrapper):
         self, updates: Any, state: SkipLargeUpdatesState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, SkipLargeUpdatesState]:
         """Take the inner step, or return zeros and the old state."""
-        # Roots are compared: the square of a norm may overflow where the norm doesn't.
+        # Roots are compared, because the square of a norm may overflow where the norm doesn't.
         norm = global_norm(updates)
         most = jnp.sqrt(jnp.asarray(self.max_squared_norm, default_float())).astype(norm.dtype)
         # The comparison is False for NaN.
@@ -218,8 +218,8 @@ class apply_if_finite(Wrapper):
         usable = finite | anyway
 
         def step() -> tuple[Any, Any]:
-            # The inner transform never meets a NaN that is thrown away afterwards: a search inside
-            # it might not end, and a derivative would be NaN under vmap.
+            # The inner transform never meets a NaN that is thrown away afterwards, because a search
+            # inside it might not end, and a derivative would be NaN under vmap.
             safe = mask_updates(usable, updates)
             new, inner_state = self.inner.update(safe, state.inner_state, params, **extra_args)
             return new, cast_like(inner_state, state.inner_state)

@@ -89,7 +89,7 @@ class add_gradient_noise(Transformation):
         key = step_key(self.key, state.count)
         leaves, treedef = jax.tree.flatten(updates)
 
-        # A key for each leaf: the noise of a leaf doesn't depend on the leaves before it.
+        # A key for each leaf, so the noise of a leaf doesn't depend on the leaves before it.
         def noisy(i: int, g: Any) -> jax.Array:
             dtype = compute_dtype(jnp.result_type(g))
             real = real_dtype(dtype)

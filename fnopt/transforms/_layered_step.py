@@ -147,8 +147,8 @@ class layered_step(Value):
                 if stepped:
                     write = lambda x, y: lax.dynamic_update_index_in_dim(x, y, i, 0)  # noqa: E731
                     stack = jax.tree.map(write, stack, self._step(gradient, own, p, factor))
-                # The next layer is read after this one is written, and carried: if a fused loop
-                # read it from the stack, XLA would copy the stack before it writes to it.
+                # The next layer is read after this one is written, and carried, because if a fused
+                # loop read it from the stack, XLA would copy the stack before it writes to it.
                 return (slope, stack, _layer_at(stack, jnp.maximum(i - 1, 0))), norm
 
             stack = layers, state.layers
@@ -164,8 +164,8 @@ class layered_step(Value):
 
         factor = None
         if self.max_norm is not None:
-            # Without a second pass only the norm of the previous step is known: a layer is updated
-            # before the gradients of the layers below it exist.
+            # Without a second pass only the norm of the previous step is known, because a layer is
+            # updated before the gradients of the layers below it exist.
             norm = backward(False, None)[-1] if self.exact_norm else state.norm
             most = jnp.asarray(self.max_norm, norm.dtype)
             factor = most / jnp.maximum(norm, most)

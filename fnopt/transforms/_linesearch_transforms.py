@@ -155,8 +155,8 @@ class scale_by_zoom_linesearch(Transformation):
         def try_step(carry: tuple[LineSearch, Any]) -> tuple[LineSearch, Any]:
             search, safe_grad = carry
             rate = next_rate(search, criteria)
-            # The trial point is rounded as the caller will store it: the value found is the value
-            # there.
+            # The trial point is rounded as the caller will store it, so the value found is the
+            # value there.
             new, gradient = differentiated(params_after_step(params, rate, updates))
             gradient = jax.tree.map(lambda g, like: g.astype(like.dtype), gradient, safe_grad)
             point = LinePoint(rate, new, inner(conjugate_tree(gradient), updates).astype(dtype))
@@ -307,7 +307,7 @@ class scale_by_backtracking_linesearch(Transformation):
 
         def unfinished(trial: _Trial) -> jax.Array:
             refused = ~(trial.error <= h.atol)
-            # The first trial isn't a backtracking step: it takes one more evaluation.
+            # The first trial isn't a backtracking step, so it takes one more evaluation.
             return refused & (trial.count.astype(dtype) <= h.max_backtracking_steps)
 
         def shorten(trial: _Trial) -> _Trial:

@@ -68,7 +68,8 @@ class Selective(Wrapper):
         self, updates: Any, state: MaskedState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, MaskedState]:
         """Join the inner updates of the selected leaves with the updates of all other leaves."""
-        # The params decide if they are given: `init` saw their dtypes; gradients may have others.
+        # The params decide if they are given, because `init` saw their dtypes; gradients may have
+        # others.
         chosen = self._select(updates if params is None else params)
         inward = functools.partial(keep_selected, chosen)
         inner_params = None if params is None else inward(params)
@@ -123,8 +124,8 @@ class freeze(Selective):
     .. math:: u_\ell = \begin{cases} 0 & m_\ell \\
               \mathrm{inner}(g)_\ell & \text{otherwise} \end{cases}
 
-    Frozen leaves have no state, and their gradients are ignored: they may be NaN or None. You can
-    also freeze integers (a counter inside a model), keys of `jax.random` and functions. Put
+    Frozen leaves have no state, and their gradients are ignored, so they may be NaN or None. You
+    can also freeze integers (a counter inside a model), keys of `jax.random` and functions. Put
     `freeze` around the whole optimizer, so that no other transform sees the frozen leaves. Where
     the gradient is None, the update is None.
 

@@ -27,7 +27,7 @@ class RoundedWrapper(Wrapper):
 
     With the rounded param :math:`q`, the update is :math:`q - \theta` in float32, so that
     `apply_updates`, which adds in float32, gives :math:`q` exactly. A bfloat16 update doesn't have
-    enough digits: if :math:`q` is less than half of :math:`\theta`, its digits are finer than the
+    enough digits. If :math:`q` is less than half of :math:`\theta`, its digits are finer than the
     digits of the difference (for example, no bfloat16 update changes 1 to 0.001). If `q` is
     :math:`2^{16}` times smaller than the param, float32 doesn't have enough digits either; the
     error is then at most :math:`2^{-24}` of the old param.

@@ -87,7 +87,7 @@ class schedule_free(Wrapper):
     ) -> tuple[Any, ScheduleFreeState]:
         """Return the updates to the next interpolation between average and iterate."""
         dtype, count = state.weight_sum.dtype, safe_increment(state.count)
-        # The paper counts from 1: a learning rate of 0 in the warm-up has no weight.
+        # The paper counts from 1. A learning rate of 0 in the warm-up has no weight.
         h = numbers(self, dtype, count, skip=("inner",))
         max_lr = jnp.maximum(state.max_lr, h.learning_rate)
         positive = max_lr > 0

@@ -177,7 +177,7 @@ class Selector(Value):
     """Label every leaf of a tree by its path, shape and dtype.
 
     The kinds are `by_path` (a function), `by_pattern` (patterns on the path) and `Labels` (a tree
-    of labels, made from a plain tree). A selector is a value: you can compare, hash, print and
+    of labels, made from a plain tree). A selector is a value. You can compare, hash, print and
     pickle it, and store it in a configuration.
 
     Example:

@@ -74,7 +74,7 @@ class sparse_rows(Wrapper):
             new, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
             new = _restore_rows(nodes, treedef, new, None if is_wide(self) else like)
             return new, SparseRowsState(inner_state)
-        # A row that was looked up twice gets one step: steps of moments are not additive.
+        # A row that was looked up twice gets one step, because steps of moments are not additive.
         nodes = [node.summed() if is_rows(node) else node for node in nodes]
         if params is not None:
             for node, p in zip(nodes, treedef.flatten_up_to(params), strict=True):

@@ -173,7 +173,7 @@ def _slots_of(field: str, saved: list[NamedLeaf]) -> list[list[NamedLeaf]]:
     """The saved slots with this name."""
     found: dict[str, list[NamedLeaf]] = defaultdict(list)
     for leaf in saved:
-        # A plain dict doesn't declare its slots: the path gives state, field and param.
+        # A plain dict doesn't declare its slots. The path gives state, field and param.
         before, here, after = f"/{leaf.path}/".partition(f"/{field}/")
         guess = SlotPlace(before.strip("/"), field, after.strip("/")) if here else None
         place = leaf.slot or guess

@@ -80,8 +80,8 @@ def update_moment_per_elem_norm(updates: Any, moments: Any, decay: Any, order: A
     def update_norm(g: jax.Array, m: jax.Array, real: Any) -> jax.Array:
         if not jnp.iscomplexobj(g):
             return ema(m, _power(g, order), jnp.asarray(decay, real))
-        # The power is taken of the squared modulus, as in optax: the modulus has no derivative at
-        # zero.
+        # The power is taken of the squared modulus, as in optax, because the modulus has no
+        # derivative at zero.
         square = jnp.square(jnp.real(g)) + jnp.square(jnp.imag(g))
         return ema(m, _power(square, order / 2), jnp.asarray(decay, real))
 

@@ -89,7 +89,7 @@ def norm(tree: Any, ord: Any = None, squared: bool = False) -> jax.Array:
         squared: Whether to return the square of the norm.
 
     Returns:
-        A real scalar, at least float32. The Euclidean norm is `fnopt.global_norm`: its derivative
+        A real scalar, at least float32. The Euclidean norm is `fnopt.global_norm`. Its derivative
         at zero is zero.
 
     Raises:

@@ -190,7 +190,7 @@ def _replace(node: Any, path: _Path, filtering: _Filter | None, new: dict[str, A
 
 
 def _match_dtype(old: Any, new: Any) -> Any:
-    # A Python number would make the state weakly typed: the next step would be traced again.
+    # A Python number would make the state weakly typed, so the next step would be traced again.
     if isinstance(old, jax.Array) and isinstance(new, (bool, int, float, complex)):
         return jnp.asarray(new, old.dtype)
     return new

@@ -12,11 +12,11 @@ from fnopt.linear import divide
 from fnopt.numerics import floor_power_of_two
 from fnopt.residuals import RobustCost
 
-# float32 values between _ORDINARY and its inverse aren't scaled: products of four such numbers are
-# in range, for example the square of a derivative. Other values are scaled to _SMALL or _LARGE. A
-# param with an initial guess of zero isn't scaled, so derivatives may differ from the residuals by
-# as large a factor as the data from 1. The squares of both are in range for data from 2**-108 to
-# 2**96.
+# float32 values between _ORDINARY and its inverse aren't scaled, because products of four such
+# numbers are in range, for example the square of a derivative. Other values are scaled to _SMALL or
+# _LARGE. A param with an initial guess of zero isn't scaled, so derivatives may differ from the
+# residuals by as large a factor as the data from 1. The squares of both are in range for data from
+# 2**-108 to 2**96.
 _ORDINARY, _SMALL, _LARGE = 2.0**20, 2.0**-36, 2.0**48
 
 

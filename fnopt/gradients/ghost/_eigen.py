@@ -95,7 +95,7 @@ def _rotate_pair(site: Any, inputs: jax.Array, cotangents: jax.Array) -> tuple[A
 def _squares_of_lookups(sites: Sequence[Any], basis: jax.Array) -> jax.Array:
     """Squared gradients of lookups; gradients of repeated rows of an example are summed first."""
     index = jnp.concatenate([s.index for s in sites], 2)  # [n, T, R]
-    # A one-hot input keeps its own basis: only cotangents are rotated.
+    # A one-hot input keeps its own basis, so only cotangents are rotated.
     g = rotate_rows(jnp.concatenate([s.cotangents for s in sites], 3), basis)
     same = (index[..., :, None] == index[..., None, :]).astype(g.dtype)
     whole = jnp.einsum("ntrs,nktse->nktre", same, g, precision=HIGHEST)

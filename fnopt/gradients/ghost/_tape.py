@@ -182,7 +182,7 @@ def _contract(group: Group, site: Site, tape: Tape, weights: jax.Array) -> jax.A
         return scaled_rows(weights, x).astype(x.dtype)
 
     scaled = Pair(pairs.left, jax.tree.map(scale_examples, pairs.right))
-    # Examples count as further positions: the sum over both is one matrix product.
+    # Examples count as further positions, so the sum over both is one matrix product.
     return outer(jax.tree.map(examples_as_positions, scaled), (d, k), _precision(site))
 
 

@@ -264,8 +264,8 @@ def pull_back(weight: Weight, cotangent: Any, leaves: Mapping[int, Any]) -> dict
 
     params = [leaves[i] for i in numbers]
     if weight.moves_only:
-        # The function is transposed instead of differentiated: a move is linear in any dtype, also
-        # the wide one.
+        # The function is transposed instead of differentiated, because a move is linear in any
+        # dtype, also the wide one.
         if varying_axes(cotangent):  # only arrays carry varying axes, shapes don't
             zeros = [sharded_full_like(p, 0, cotangent.dtype) for p in params]
             value, transposed = jax.vjp(forward, pvary_like(zeros, cotangent))

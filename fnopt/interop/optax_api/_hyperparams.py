@@ -133,7 +133,7 @@ def inject_hyperparams(
     @functools.wraps(inner_factory)
     def make(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
-        # Defaults are hyper-parameters too: optax has them in the state.
+        # Defaults are hyper-parameters too, because optax has them in the state.
         bound.apply_defaults()
         given = dict(bound.arguments)
         given |= given.pop(variadic, {})

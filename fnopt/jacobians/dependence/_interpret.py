@@ -108,8 +108,8 @@ def dependence(linear: jex.ClosedJaxpr, size: int) -> tuple[Sets, list[np.ndarra
     The program is interpreted once, with a set of inputs in place of every number. The outputs of
     an unknown operation, or of one with an unknown parameter, depend on all its inputs. The values
     of index arrays and the zeros of matrices are used if they are constants of the program. Writes
-    to mutable arrays (`jax.new_ref`) aren't analysed: every output is then assumed to depend on all
-    inputs.
+    to mutable arrays (`jax.new_ref`) aren't analysed, so every output is then assumed to depend on
+    all inputs.
 
     Args:
         linear: A program that is linear in its last argument, a vector of shape `[size]`. The

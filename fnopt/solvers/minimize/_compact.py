@@ -78,7 +78,8 @@ def compact(pairs: CorrectionPairs) -> CompactMatrix:
     D = jnp.diagonal(SY) + empty
     L = jnp.tril(SY, -1)
     d = jnp.sqrt(D)
-    # The first half is scaled by 1 / sqrt(D): after poor steps s^T y is far smaller than theta.
+    # The first half is scaled by 1 / sqrt(D), because after poor steps s^T y is far smaller than
+    # theta.
     L = L / d
     top = jnp.concatenate([-jnp.eye(d.size, dtype=S.dtype), L.T], axis=1)
     bottom = jnp.concatenate([L, SS + jnp.diag(empty)], axis=1)

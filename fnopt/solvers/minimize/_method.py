@@ -131,7 +131,8 @@ def secant_pair(before: Evaluation, after: Evaluation) -> SecantPair:
     """Return the secant pair of a step."""
     s, y = after.x - before.x, after.gradient - before.gradient
     size = norm(s)
-    # Both are divided by the length of the step: products of tiny differences would underflow.
+    # Both are divided by the length of the step, because products of tiny differences would
+    # underflow.
     s, y = s / nonzero(size), y / nonzero(size)
     sy, steep = dot(s, y), norm(y)
     eps = jnp.asarray(jnp.finfo(s.dtype).eps, s.dtype)

@@ -37,7 +37,7 @@ class newton_cg(MinimizeMethod):
 
     .. math:: \min_p\; g^T p + \tfrac12 p^T H p \quad\text{subject to}\quad \|p\| \le \Delta
 
-    The Hessian is never formed: a step takes several Hessian-vector products, each at the cost of
+    The Hessian is never formed. A step takes several Hessian-vector products, each at the cost of
     about two gradients. Directions of negative curvature are followed to the trust-region boundary.
     The line search shortens a step that doesn't decrease the value, and the length of the shortened
     step becomes the radius. `nfev` counts evaluations, not Hessian-vector products.
@@ -108,7 +108,8 @@ def steihaug(
     """
     times, size = hessian_product(problem.f, point.x), norm(point.gradient)
     scale = nonzero(size)
-    # All vectors are divided by the gradient's norm: products of tiny gradients would underflow.
+    # All vectors are divided by the gradient's norm, because products of tiny gradients would
+    # underflow.
     g, radius = point.gradient / scale, radius / scale
 
     def advance(at: _Inner) -> _Inner:

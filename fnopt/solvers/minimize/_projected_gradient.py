@@ -34,7 +34,7 @@ class projected_gradient(MinimizeMethod):
 
     where a backtracking line search chooses :math:`\eta \le 1` such that
     :math:`f(x^+) \le \max_{j < M} f(x_{-j}) + 10^{-4}\, \eta\, g^T d`. The line search is
-    nonmonotone: a value has to be lower only than the largest of the last :math:`M` values.
+    nonmonotone. A value has to be lower only than the largest of the last :math:`M` values.
     Therefore spectral steps may increase the value, and converge far faster than steepest descent.
 
     Pass the set to :func:`fnopt.minimize` as `projection` or as `bounds`.

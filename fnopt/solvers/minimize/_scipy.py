@@ -50,7 +50,7 @@ _NO_HESSIAN = "Leave it out: 'newton_cg' uses exact Hessian-vector products"
 _TABLE = ScipyTable(
     "minimize",
     keywords=("tol", "jac", "options"),
-    # The last ones have no effect here: derivatives are exact, and steps aren't printed.
+    # The last ones have no effect here, because derivatives are exact, and steps aren't printed.
     options=(
         *("ftol", "gtol", "xtol", "maxcor", "disp", *_STEPS),
         *("eps", "finite_diff_rel_step", "workers", "iprint"),

@@ -38,7 +38,7 @@ def asked_to_stop(callback: Callable[[Any], Any], info: StepInfo, value: str = "
         except StopIteration:
             answer = True
         except Exception as error:
-            # An exception raised here would abort the fit: a full disk would cost hours of work.
+            # An exception raised here would abort the fit. A full disk would cost hours of work.
             if not failed:
                 warnings.warn(_failure(callback, error), stacklevel=2)
             failed.append(error)

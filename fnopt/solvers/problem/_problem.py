@@ -244,7 +244,7 @@ def set_up(
 
     def squares(x: jax.Array, unit: jax.Array) -> jax.Array:
         value = unit * flat.flatten(residuals(flat.unravel(x)))
-        # A residual of weight 0 that isn't finite is a missing datum: its weight has no effect.
+        # A residual of weight 0 that isn't finite is a missing datum. Its weight has no effect.
         counts = (w > 0) | jnp.isfinite(value)
         return w * jnp.square(jnp.where(counts, value, jnp.zeros_like(value)))
 

@@ -22,8 +22,8 @@ _TABLE = ScipyTable(
     "least_squares",
     keywords=(
         *(*_TOLERANCES, "max_nfev", "f_scale", "method", "verbose", "kwargs", "jac_sparsity"),
-        # These have no effect: derivatives are exact, the method doesn't depend on the scale of the
-        # params, and it chooses its own linear algebra.
+        # These have no effect, because derivatives are exact, the method doesn't depend on the
+        # scale of the params, and it chooses its own linear algebra.
         *("x_scale", "diff_step", "tr_solver", "tr_options", "workers"),
     ),
     instead={

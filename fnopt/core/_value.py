@@ -138,7 +138,7 @@ def _leaf_key(leaf: Any) -> Any:
     """Hashable key of a leaf, equal for equal leaves."""
     if isinstance(leaf, (jax.Array, np.ndarray)):
         concrete = np.asarray(leaf)  # a traced leaf has no value and fails here
-        return concrete.dtype.str, concrete.shape, concrete.tobytes()
+        return str(concrete.dtype), concrete.shape, concrete.tobytes()
     return type(leaf), repr(leaf)
 
 

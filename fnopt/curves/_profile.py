@@ -16,7 +16,7 @@ from fnopt.jacobians import ravel
 from fnopt.residuals import box_of
 from fnopt.solvers import errors_of, least_squares
 
-# Tolerance in standard errors, far below the statistical error of an end of the interval.
+# Tolerance relative to the quantile, far below the statistical error of an end of the interval.
 _CLOSE = 1e-3
 _MOST_REFITS = 30  # So many doublings reach 1e9 standard errors.
 
@@ -102,7 +102,7 @@ def profile_intervals(fit: Any, level: float = 0.95) -> dict[str, tuple[float, f
 def _end(
     distance: Any, j: int, best: jax.Array, error: float, quantile: float, bound: float
 ) -> float:
-    """Find one end of an interval by the secant method; `distance` is nearly linear."""
+    """Find one end of an interval by false position; `distance` is nearly linear."""
     if not 0 < abs(error) < np.inf:
         return float(np.sign(error) * np.inf) if error else float(best[j])
     centre = float(best[j])
@@ -114,7 +114,7 @@ def _end(
         if abs(found - quantile) <= _CLOSE * quantile:
             return float(centre + step)
         if found < quantile:
-            if centre + step == bound:
+            if abs(step) >= abs(bound - centre):  # the sum may differ from the bound by rounding
                 return bound
             inside = step, found
         else:

@@ -25,7 +25,8 @@ _MIXING = frozenset(
         *("reduce_sum", "reduce_max", "reduce_min", "reduce_prod", "reduce_and", "reduce_or"),
         *("reduce_xor", "argmax", "argmin", "cumsum", "cumprod", "cummax", "cummin"),
         *("cumlogsumexp", "dot_general", "conv_general_dilated", "sort", "top_k", "fft"),
-        *("concatenate", "rev", "random_bits", "threefry2x32", "iota"),
+        *("concatenate", "split", "pad", "slice", "dynamic_slice", "dynamic_update_slice"),
+        *("gather", "scatter", "scatter-add", "rev", "random_bits", "threefry2x32", "iota"),
     ]
 )
 

@@ -155,7 +155,7 @@ def explain_example_errors(name: str, example: Any, params: Any = None) -> Itera
 
 
 def explain_device_errors(error: ValueError, updates: Any, **others: Any) -> None:
-    """Raise an error that names any array on other devices than the gradients.
+    """Raise an error that names an array on other devices than the gradients, if there is one.
 
     Args:
         error: The error of JAX.

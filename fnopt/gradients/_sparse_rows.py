@@ -163,9 +163,6 @@ def _clip_or_drop(index: jax.Array, size: int, clips: bool) -> jax.Array:
     return jnp.where((index < 0) | (index >= size), n, index)
 
 
-_FUNCTION = "sparse_value_and_grad"
-
-
 def sparse_value_and_grad(
     fun: Callable[..., Any], tables: str | tuple[str, ...], has_aux: bool = False
 ) -> Callable[..., Any]:

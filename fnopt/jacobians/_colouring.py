@@ -281,7 +281,7 @@ def _splits(
     degree = np.bincount(rows, minlength=shape[0])
     # The rows that aren't full have at most this degree.
     counts = np.unique(degree[degree > 0])[:-1]
-    for count in counts[:_LOOKED_AT].tolist():
+    for count in counts[-_LOOKED_AT:].tolist():
         full = degree > count
         crossed = np.bincount(cols[full[rows]], minlength=1).max()
         yield int(count + crossed), full

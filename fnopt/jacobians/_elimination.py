@@ -73,7 +73,7 @@ class Elimination:
         blocks: For every shape, the first row and the first column of each block.
         gram: Index arrays for the blocks of the Gram matrix.
         level: The level, or None.
-        sparse: The cost of the sparse factorisation; None for a dense one.
+        sparse: The order and the cost of the sparse factorisation; None for a dense one.
         residuals: The number of residuals.
         instead: The linear solver that `least_squares` uses instead; empty if it eliminates.
 
@@ -199,7 +199,7 @@ def _planned(rows: np.ndarray, cols: np.ndarray, m: int, n: int, leaves: Shapes)
     first, one, other = _uncoupled(size, *edges)
     a, b = row_pairs(one)
     s = size[first[:1]].sum()
-    dense = (n - s * first.size) ** 3 / 3 + s * float(size[other[a]] @ size[other[b]])
+    dense = float(n - s * first.size) ** 3 / 3 + s * float(size[other[a]] @ size[other[b]])
     sparse = minimum_degree(size, *edges, min(dense, _MOST) / _SPARSE)
     if sparse is None:
         groups = np.r_[first, np.setdiff1d(np.arange(size.size), first)]

@@ -200,7 +200,7 @@ def unrolled_inverse(factor: Factor) -> Rows:
         factor: The factors.
 
     Returns:
-        The lower triangles; finite but meaningless where a pivot is missing.
+        The lower triangles; rows and columns of a missing pivot are zero.
 
     Example:
         >>> import jax.numpy as jnp

@@ -82,8 +82,8 @@ class kfac(Transformation):
         damping: The initial :math:`\lambda`.
         l2: :math:`\eta`; :math:`\tfrac\eta2 \|\theta\|^2` is added to the objective.
         decay: The largest decay of the averages of the factors.
-        damping_decay: The factor of the damping per step if the quadratic model predicts well;
-            otherwise the damping is divided by this factor.
+        damping_decay: The factor of the damping per step if the quadratic model predicts at least
+            75 % of the decrease; the damping is divided by it if the model predicts less than 25 %.
         curvature: `'sampled'`: random combinations of the rows of a square root of the loss's
             output Hessian, as accurate as labels drawn from the model; `'exact'`: all rows, with
             one backward pass per output, all in memory at once.

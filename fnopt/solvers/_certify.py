@@ -46,7 +46,9 @@ class Certificate(NamedTuple):
             cosine between the residuals and a column (MINPACK's gnorm). 0 at a stationary point.
         decrement: Gauss-Newton decrement over the cost, :math:`\|P r\|^2 / \|r\|^2` with the
             projection `P` onto the numerical range of `J`: the relative decrease of the linear
-            model's cost by the undamped, rank-truncated step.
+            model's cost by the undamped, rank-truncated step. Without a triangular factor
+            (conjugate gradients, or Cholesky with more than 64 params) it is the decrease by the
+            best step along a single param, a lower bound.
         rounding: Bound on the rounding error of a difference of costs, relative to the cost.
         undetermined: Mask of the params that the data don't determine, bool `[n]`: params with a
             component in the null space of the scaled Jacobian, and params whose column decreased to
@@ -75,7 +77,7 @@ class Spectrum(NamedTuple):
 
     rank: jax.Array
     decrement: jax.Array  # decrease of the model's cost by the Gauss-Newton step
-    length: jax.Array  # length of the Gauss-Newton step, scaled by the column norms
+    length: jax.Array  # length of the step of the decrement, scaled by the column norms
     null: jax.Array  # bool[n], params with a component in the null space above rounding error
     inverse: Any = None  # [n, n], (J^T J)^-1, where a batch keeps it
 

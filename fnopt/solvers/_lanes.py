@@ -2,7 +2,7 @@
 
 The last axis of all arrays is the batch of problems, the *lanes*. Residuals and normal equations
 are computed for all lanes at once; steps, stopping tests and certificates are functions of one
-problem under `jax.vmap`. A lane with a finished problem takes the next problem.
+problem under `jax.vmap`. Once three of four lanes have finished, they take the next problems.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def search_lanes(
         certified = over_lanes(certify)(search, search.point, box)
         cost, inverse = search.point.cost, certified.inverse
         decreased = (lanes.rounds == 0) | (cost < (1 - tolerances.share) * lanes.cost)
-        status = final_status(search.status, certified, decreased)
+        status = final_status(search.status, certified, decreased, rounds)
         restarts = ~is_running(search) & certified.failed & decreased
         restarts &= (rounds < ROUNDS) & (search.steps < max_steps)
         fresh = _Lanes(restarted(search), lanes.index, rounds, cost, certified.radius)

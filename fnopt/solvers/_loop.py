@@ -83,8 +83,8 @@ def blank_state(
 ) -> SearchState:
     """Return the state before the first evaluation, which is the loop's first iteration.
 
-    Therefore the program contains the user's function once. On a mesh, the types of arrays are
-    unknown before an evaluation, so the initial guess is evaluated here as well.
+    Therefore the program evaluates the residuals in one place only. On a mesh, the types of
+    arrays are unknown before an evaluation, so the initial guess is evaluated here as well.
     """
     evaluate = functools.partial(problem.evaluate, model)
     on_mesh = row_axes() or not jax.sharding.get_abstract_mesh().empty

@@ -89,7 +89,7 @@ def _solution(problem: Problem, solver: LeastSquaresMethod, last: _Round) -> Sol
     scaled = in_unit(problem, last.unit)
     model = solver.model(scaled.model)
     residuals = point.r if state.residuals is None else state.residuals
-    status = final_status(state.status, certified, last.decreased)
+    status = final_status(state.status, certified, last.decreased, last.number)
     if problem.box is not None:
         status = jnp.where(problem.box.is_feasible(), status, Status.INFEASIBLE.array)
     evaluations = state.steps + last.number
@@ -112,13 +112,16 @@ def _solution(problem: Problem, solver: LeastSquaresMethod, last: _Round) -> Sol
     return restored(solution, last.unit, powers)
 
 
-def final_status(status: jax.Array, certified: Certified, decreased: jax.Array) -> jax.Array:
+def final_status(
+    status: jax.Array, certified: Certified, decreased: jax.Array, number: jax.Array
+) -> jax.Array:
     """Combine the status of the last loop with the result of the optimality checks."""
     running = status == Status.RUNNING.value
     status = jnp.where(running, Status.MAX_STEPS.array, certified.status)
-    # Each restart lowered the cost, but the limit of restarts is reached.
+    # Each restart lowered the cost, but the limit of restarts or of steps is reached.
     exhausted = certified.failed & decreased & is_converged(status)
-    return jnp.where(exhausted, Status.STALLED.array, status)
+    limit = jnp.where(number < ROUNDS, Status.MAX_STEPS.array, Status.STALLED.array)
+    return jnp.where(exhausted, limit, status)
 
 
 def _watch(

@@ -99,14 +99,14 @@ class schedule_free(Wrapper):
         step, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
 
         def step_leaf(h: Any, u: Any, y: Any, z: Any) -> Any:
-            b1, share = h["b1"], h["share"]
+            b1, share, last_b1 = h["b1"], h["share"], h["last_b1"]
             # The average x is not stored: y and z determine it, which saves a copy of the params.
-            x = (y - (1 - b1) * z) / b1
+            x = (y - (1 - last_b1) * z) / last_b1
             z = z + u
             x = x + share * (z - x)
             return b1 * x + (1 - b1) * z - y, y, z
 
-        scalars = {"b1": h.b1, "share": share}
+        scalars = {"b1": h.b1, "share": share, "last_b1": state.b1}
         new, _, z = map_leaves(step_leaf, step, hyper=scalars, outputs=3, params=params, z=state.z)
         inner_state = cast_like(inner_state, state.inner_state)
         return new, ScheduleFreeState(count, total, max_lr, h.b1, z, inner_state)

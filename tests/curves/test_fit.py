@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import fnopt
+from fnopt.curves._profile import _end as interval_end
 from fnopt.curves import Fit, OptimizeWarning
 from fnopt.curves._residuals import deviance_residuals
 
@@ -371,3 +372,9 @@ def test_a_jacobian_as_scipy_has_them():
     for made in (sparse.csr_matrix(A), sparse.linalg.aslinearoperator(A)):
         fit = fnopt.curve_fit(lambda x, a, b: a + b * x, X, Y, jac=lambda x, a, b, J=made: J)
         np.testing.assert_allclose(fit.popt, want, rtol=1e-4)
+
+
+def test_a_profile_interval_ends_at_a_bound_that_rounding_misses(x64):
+    assert 1.37 + (0.3 - 1.37) != 0.3
+    refit = lambda j, value, point: (abs(value - 1.37) / 2, point)  # noqa: E731
+    assert interval_end(refit, 0, jnp.asarray([1.37]), -1.0, 2.0, 0.3) == 0.3

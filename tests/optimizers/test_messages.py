@@ -110,9 +110,9 @@ WRONG = {
         "the value of the loss is str, expected one real number",
     ),
     # schedules
-    "nothing": (lambda: updated(scheduled(lambda t: None)), "gave NoneType, expected one real n"),
-    "several": (lambda: updated(scheduled(lambda t: [0.1])), "gave list, expected one real numb"),
-    "imaginary": (lambda: updated(scheduled(lambda t: 1j)), "gave complex, expected one real nu"),
+    "nothing": (lambda: updated(scheduled(lambda t: None)), "returned NoneType, expected one"),
+    "several": (lambda: updated(scheduled(lambda t: [0.1])), "returned list, expected one real"),
+    "imaginary": (lambda: updated(scheduled(lambda t: 1j)), "returned complex, expected one"),
     "no count": (lambda: fnopt.schedule(lambda: 0.1), r"<lambda> can't be called as fn\(count\)"),
 }
 

@@ -100,7 +100,7 @@ BAD = [
     (
         spoiled(real=lambda block: block | {"a": block["a"].T}),
         ValueError,
-        r"leaf 'real' of the residuals by leaf 'a' of the params has shape \(2, 3\), "
+        r"leaf 'real' of the residuals with respect to leaf 'a' of the params has shape \(2, 3\), "
         r"expected \(3, 2\)",
     ),
     (
@@ -112,7 +112,7 @@ BAD = [
     (
         spoiled(one=lambda block: block | {"b": 1}),
         TypeError,
-        r"leaf 'one' of the residuals by leaf 'b' of the params is int, expected a floating",
+        r"leaf 'one' of the residuals with respect to leaf 'b' of the params is int, expected a",
     ),
     (
         spoiled(real=lambda block: block | {"b": block["b"].astype("complex64")}),

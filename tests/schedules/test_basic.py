@@ -52,7 +52,7 @@ def test_function_gets_the_integer_count():
 
 
 def test_function_that_gives_an_array_is_refused():
-    with pytest.raises(ValueError, match=r"gave float32\[2\], expected one real number"):
+    with pytest.raises(ValueError, match=r"returned float32\[2\], expected one real number"):
         fnopt.schedule(lambda count: jnp.ones(2))(0)
 
 

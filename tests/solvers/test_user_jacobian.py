@@ -190,7 +190,9 @@ def test_on_the_wide_side_with_problems_of_all_kinds(name):
 
 
 def test_a_shape_that_does_not_fit_is_named():
-    with pytest.raises(ValueError, match=r"by leaf 'b' of the params has shape \(3,\), expected"):
+    with pytest.raises(
+        ValueError, match=r"respect to leaf 'b' of the params has shape \(3,\), expected"
+    ):
         fnopt.least_squares(
             residuals,
             START,

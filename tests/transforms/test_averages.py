@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -130,3 +132,21 @@ def test_schedule_free_is_found_in_a_chain():
     assert fnopt.schedule_free_eval_params(state, params)["w"].tolist() == [1.0, 1.0]
     with pytest.raises(ValueError, match="0 states of schedule_free"):
         fnopt.schedule_free_eval_params(fnopt.adam(0.1).init(params), params)
+
+
+def test_schedule_free_continues_with_another_b1():
+    """The average x and the iterate z are those of before; only y moves to the new share."""
+    params, grads = {"w": jnp.asarray([4.0])}, {"w": jnp.asarray([1.0])}
+    tx = fnopt.schedule_free(fnopt.sgd(0.5), 0.5, b1=0.9)
+    state = tx.init(params)
+    for _ in range(3):
+        updates, state = tx.update(grads, state, params)
+        params = fnopt.apply_updates(params, updates)
+    x = fnopt.schedule_free_eval_params(state, params)["w"]
+    new = dataclasses.replace(tx, b1=0.6)
+    updates, after = new.update(grads, state, params)
+    z = state.z["w"] - 0.5
+    share = 0.25  # of the fourth step, all of one learning rate
+    expected = x + share * (z - x)
+    found = fnopt.schedule_free_eval_params(after, fnopt.apply_updates(params, updates))["w"]
+    np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import fnopt
-from fnopt.curves._profile import _end as interval_end
 from fnopt.curves import Fit, OptimizeWarning
+from fnopt.curves._profile import _end as interval_end
 from fnopt.curves._residuals import deviance_residuals
 
 X = np.linspace(0.0, 4.0, 30)

@@ -3,7 +3,7 @@
 Levenberg-Marquardt in the form of Numerical Recipes, one fit after the other: the diagonal is
 multiplied by `1 + lambda`, the equations are solved by Gauss-Jordan elimination with pivoting,
 `lambda` falls or rises tenfold, and a fit ends when its chi-square changes by less than a
-tolerance. Derivatives are analytic and nothing is vectorised over fits. It is no copy of the
+tolerance. Derivatives are analytic and nothing is vectorized over fits. It is no copy of the
 library's code, so its times stand for the algorithm only.
 
 Reference:

@@ -60,7 +60,7 @@ QUERIES = {
     "federated learning": ["guides/federated"],
     "pretrained weights": ["guides/given_weights", "guides/federated"],
     "fine-tuning": ["guides/given_weights"],
-    "batch normalisation": ["guides/trained_or_state"],
+    "batch normalization": ["guides/trained_or_state"],
     "update_ops": ["guides/trained_or_state"],
     "trainable": ["guides/trained_or_state"],
     "optax": ["coming_from/optax", "guides/interop"],

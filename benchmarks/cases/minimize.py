@@ -1,4 +1,4 @@
-"""Minimising smooth functions: evaluations, minima and false claims, against SciPy's L-BFGS-B.
+"""Minimizing smooth functions: evaluations, minima and false claims, against SciPy's L-BFGS-B.
 
 Both count an evaluation of value and gradient as one, and stop by their own default tolerances. A
 claim is false if the run says that it converged, and the gradient (of the params that no bound

@@ -1,7 +1,7 @@
 """NIST StRD nonlinear regression: starts solved, against optimistix, SciPy and jaxopt.
 
 27 data sets with two starts each. Solved means 6 digits of the worst parameter in float64, 3 in
-float32 (`log_relative_error`; a relabelled copy of the fit counts). The data are found through the
+float32 (`log_relative_error`; a relabeled copy of the fit counts). The data are found through the
 environment variable `FNOPT_NIST_STRD`.
 """
 

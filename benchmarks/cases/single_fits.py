@@ -64,7 +64,7 @@ def network(examples: int, *widths: int) -> Problem:
 
 
 def dense(m: int, n: int) -> Problem:
-    """A generalised linear model: every param moves every residual."""
+    """A generalized linear model: every param moves every residual."""
     rng = np.random.default_rng(1)
     A = jnp.asarray(rng.standard_normal((m, n)) / np.sqrt(n))
     truth = jnp.asarray(rng.standard_normal(n))

@@ -40,7 +40,7 @@ def project(camera: Any, point: Any) -> Any:
 
 
 def scene(cameras: int, points: int) -> tuple[Callable[[Any], Any], Any]:
-    """Residuals and a start: two to six neighbouring cameras see each point."""
+    """Residuals and a start: two to six neighboring cameras see each point."""
     rng = np.random.default_rng(0)
     camera = np.zeros((cameras, 9))
     camera[:, 1], camera[:, 5] = np.linspace(-1.2, 1.2, cameras), -6

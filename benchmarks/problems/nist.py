@@ -83,7 +83,7 @@ def parse(name: str, text: str) -> Problem:
 def log_relative_error(problem: Problem, estimate: np.ndarray) -> float:
     """Return the number of correct digits of the worst parameter, at most 11.
 
-    ``LRE = min_i -log10(|b_i - c_i| / |c_i|)``. Certified values have 11 digits. A relabelled
+    ``LRE = min_i -log10(|b_i - c_i| / |c_i|)``. Certified values have 11 digits. A relabeled
     copy of the same fit (two peaks exchanged, say) counts as correct.
     """
     with np.errstate(all="ignore"):

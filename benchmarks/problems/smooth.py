@@ -1,4 +1,4 @@
-"""Smooth functions to minimise, with and without bounds: starts, bounds and least values.
+"""Smooth functions to minimize, with and without bounds: starts, bounds and least values.
 
 Sums of squares come from Moré, Garbow and Hillstrom; the others are textbook functions.
 """

@@ -26,7 +26,7 @@ def one_thread() -> None:
     flags = os.environ.get("XLA_FLAGS", "")
     if "multi_thread_eigen" not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
-    # Of the BLAS behind LAPACK; it is read when the first factorisation is compiled.
+    # Of the BLAS behind LAPACK; it is read when the first factorization is compiled.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 

@@ -66,7 +66,7 @@ def mean_loss(params: Any, batch: Digits) -> jax.Array:
 
 
 def accuracy(params: Any, data: Digits) -> jax.Array:
-    """The part of the images that is recognised."""
+    """The part of the images that is recognized."""
     return jnp.mean((network(params, data.x).argmax(1) == data.y).astype(jnp.float32))
 
 

@@ -34,7 +34,7 @@ def cost(
     ... are counted separately. Casts and integer operations aren't counted.
 
     The byte count assumes that all elementwise operations are fused. It includes operands and
-    results of matrix products, convolutions, sorts and factorisations, in every iteration of a
+    results of matrix products, convolutions, sorts and factorizations, in every iteration of a
     loop. All other arguments and results of `fn` are counted once.
 
     Args:

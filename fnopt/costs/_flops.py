@@ -1,4 +1,4 @@
-"""FLOPs of matrix products, convolutions, factorisations and Fourier transforms."""
+"""FLOPs of matrix products, convolutions, factorizations and Fourier transforms."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def lu(op: Op) -> Work:
 
 
 def geqrf(op: Op) -> Work:
-    """FLOPs 2 k² (max - k/3) of the Householder reflections of a QR factorisation."""
+    """FLOPs 2 k² (max - k/3) of the Householder reflections of a QR factorization."""
     batch, m, n = _matrix(op)
     k = min(m, n)
     return _count(op, 2 * k**2 * (max(m, n) - k / 3), batch)

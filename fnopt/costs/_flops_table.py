@@ -126,7 +126,7 @@ def reason_unknown(name: str) -> str:
     if name in _HOST:
         return "it runs on the host"
     if name in _ITERATIVE:
-        return "an iterative factorisation, whose work depends on the numbers"
+        return "an iterative factorization, whose work depends on the numbers"
     if name in {"ffi_call", "custom_call", "pallas_call"}:
         return "a kernel that can't be inspected"
     return "no rule for this primitive"

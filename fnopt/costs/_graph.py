@@ -231,7 +231,7 @@ def _scope_of(eqn: jex.JaxprEqn, outer: tuple[str, ...]) -> tuple[str, ...]:
             part = match[1]
         if part and part != "rematted_computation":
             own = (*own, part)
-    # In the backward pass, a rematerialised part has its name twice: for the original and for the
+    # In the backward pass, a rematerialized part has its name twice: for the original and for the
     # recomputation.
     half = len(own) // 2
     if jaxprs.is_remat(eqn) and own[:half] == own[half:]:

@@ -69,7 +69,7 @@ class Cost:
 
     @property
     def elementwise_flops(self) -> int:
-        """FLOPs of all other operations: elementwise arithmetic, reductions, factorisations."""
+        """FLOPs of all other operations: elementwise arithmetic, reductions, factorizations."""
         return self.total.elementwise_flops
 
     @property

@@ -1,4 +1,4 @@
-"""Centred log-derivatives of a wave function at samples, as a linear operator."""
+"""Centered log-derivatives of a wave function at samples, as a linear operator."""
 
 from __future__ import annotations
 

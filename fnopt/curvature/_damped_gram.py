@@ -39,7 +39,7 @@ class Nystrom(NamedTuple):
 
 
 def nystrom(times: Map, size: int, rank: int, dtype: Any) -> Nystrom:
-    r"""Compute a randomised Nyström approximation of a positive semidefinite matrix.
+    r"""Compute a randomized Nyström approximation of a positive semidefinite matrix.
 
     .. math:: \hat A = (A \Omega) (\Omega^\top A \Omega)^{+} (A \Omega)^\top
 
@@ -65,7 +65,7 @@ def nystrom(times: Map, size: int, rank: int, dtype: Any) -> Nystrom:
     shift = jnp.maximum(shift, tiny)
     shifted = sketch + shift * omega
     core = matmul(omega.T, shifted)
-    # The paper uses a Cholesky factorisation, which may fail in float32 due to rounding.
+    # The paper uses a Cholesky factorization, which may fail in float32 due to rounding.
     values, vectors = jnp.linalg.eigh((core + core.T) / 2)
     root = matmul(shifted, vectors) / jnp.sqrt(jnp.maximum(values, shift))
     U, s, _ = jnp.linalg.svd(root, full_matrices=False)
@@ -130,7 +130,7 @@ def conjugate_gradients(
     return unit * end.x, end.count
 
 
-# Maximum number of rows for a factorisation: four such matrices take 17 GB in float32, a fifth of
+# Maximum number of rows for a factorization: four such matrices take 17 GB in float32, a fifth of
 # an accelerator with 80 GB.
 _MOST = 32768
 # Matrices of this size: the Gram matrix, its transform, the damped matrix and its factor.
@@ -152,7 +152,7 @@ class DampedGram(NamedTuple):
 
 
 def check_rows(count: int, what: str, dtype: Any, where: str, instead: str = "solver='cg'") -> None:
-    """Check that the Gram matrix of all rows is small enough for a factorisation.
+    """Check that the Gram matrix of all rows is small enough for a factorization.
 
     Args:
         count: Number of rows.
@@ -164,14 +164,14 @@ def check_rows(count: int, what: str, dtype: Any, where: str, instead: str = "so
     if count > _MOST:
         size = _MATRICES * count**2 * jnp.dtype(dtype).itemsize / 1e9
         raise ValueError(
-            f"{where}the batch has {count} {what}, whose Gram matrix would be factorised in "
+            f"{where}the batch has {count} {what}, whose Gram matrix would be factorized in "
             f"{size:,.0f} GB; expected {_MOST} {what} at most. Pass smaller batches, or "
             f"{instead}, which needs no such matrix."
         )
 
 
 def solve_by_cholesky(K: jax.Array, damping: jax.Array) -> DampedGram:
-    """Factorise a given matrix by Cholesky's method."""
+    """Factorize a given matrix by Cholesky's method."""
     # The rounding error of K is at most eps |K| <= eps tr(K) in norm; twice that keeps K + lam I
     # definite.
     lam = jnp.maximum(damping, 2 * jnp.finfo(K.dtype).eps * jnp.trace(K))

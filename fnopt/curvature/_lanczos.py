@@ -47,7 +47,7 @@ def top_eigenvalues(
     .. math:: T = Q^\top A Q, \qquad Q = [q, A q, \dots, A^{m-1} q] \text{ orthonormal},
 
     whose extreme eigenvalues approximate the extreme eigenvalues of `A` even if `m` is far below
-    the size of `A`. Every vector is orthogonalised twice against all previous vectors, so there are
+    the size of `A`. Every vector is orthogonalized twice against all previous vectors, so there are
     no spurious copies of eigenvalues. A multiple eigenvalue usually appears once.
 
     Args:

@@ -227,6 +227,6 @@ def _eigen(loss: OutputLoss, f: jax.Array, example: Any, size: int) -> tuple[jax
     # If the loss isn't convex, negative curvature is set to zero.
     if size == 1:
         return jnp.maximum(hessian[:, :, 0], 0), jnp.ones_like(hessian)
-    # Symmetrised, because the rounding of the two triangles differs.
+    # Symmetrized, because the rounding of the two triangles differs.
     values, vectors = jnp.linalg.eigh((hessian + hessian.transpose(0, 2, 1)) / 2)
     return jnp.maximum(values, 0), vectors

@@ -71,7 +71,7 @@ def output_step(
         damping: :math:`\lambda`, positive.
         before: `J v`, `[N]`; `None` if there is no `v`.
         iterations: Maximum number of conjugate gradient steps, which don't form `K`; with `None`,
-            `K` is factorised.
+            `K` is factorized.
         rank: Rank of the Nyström preconditioner for conjugate gradients; 0 disables it.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Minimiser of the exact quadratic model of a batch in the span of two directions."""
+"""Minimizer of the exact quadratic model of a batch in the span of two directions."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def best_combination(
     l2: jax.Array,
     total: Callable[[Any], Any] = lambda sums: sums,
 ) -> Combination:
-    r"""Minimise the damped model over the span of two directions.
+    r"""Minimize the damped model over the span of two directions.
 
     .. math:: M(u) = g^\top u + \tfrac12 u^\top (G + (\eta + \lambda) I)\, u,
               \qquad u = \alpha d + \mu m

@@ -8,7 +8,7 @@ and the loss linear in :math:`f` and :math:`L = \log \sum_i e^{z_i}`. Then
     \qquad w = \frac{\partial \ell}{\partial L},
 
 so a square root of the Hessian costs as much as the loss, without an eigenvalue problem for every
-position. Such losses are recognised from their jaxpr.
+position. Such losses are recognized from their jaxpr.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def _read(
         taps: Zeros that are added to the logarithms of sums.
     """
     # Inspect the jaxpr and not the name of the loss, so that a user's own cross entropy is
-    # recognised too.
+    # recognized too.
     closed = jax.make_jaxpr(lambda f, example: loss(f, example))(f, example)
     reader = _Reader(taps)
     inputs = [_Value(f, "scores"), *map(_Value, jax.tree.leaves(example))]

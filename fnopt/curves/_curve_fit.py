@@ -153,7 +153,7 @@ def curve_fit(
             `curve_fit` returns only the pair `(popt, pcov)`.
         constraints: `fixed()`, `tied(fn)`, `positive()` or `interval(a, b)`, keyed by parameter
             name; see :func:`fnopt.least_squares`.
-        likelihood: `'poisson'` maximises the likelihood of counts, and the covariance is then the
+        likelihood: `'poisson'` maximizes the likelihood of counts, and the covariance is then the
             inverse Fisher information. Counts needn't be integers, as in generalized linear models,
             but must not be negative.
         starts: Number of starting points of a multi-start search, around `p0` or between the

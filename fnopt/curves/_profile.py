@@ -28,7 +28,7 @@ def profile_intervals(fit: Any, level: float = 0.95) -> dict[str, tuple[float, f
         \chi^2(c) = \min_{\theta : \theta_j = c} \chi^2(\theta)
 
     For a nonlinear model, the intervals aren't symmetric. In contrast to
-    :func:`fnopt.confidence_intervals`, the intervals don't depend on the parametrisation. lmfit
+    :func:`fnopt.confidence_intervals`, the intervals don't depend on the parametrization. lmfit
     calls this function `conf_interval`.
 
     Args:
@@ -106,7 +106,7 @@ def _end(
     if not 0 < abs(error) < np.inf:
         return float(np.sign(error) * np.inf) if error else float(best[j])
     centre = float(best[j])
-    inside, outside = (0.0, 0.0), None  # pairs (step from the centre, distance at this step)
+    inside, outside = (0.0, 0.0), None  # pairs (step from the center, distance at this step)
     step, point = quantile * error, best
     for _ in range(_MOST_REFITS):
         step = np.sign(error) * min(abs(step), abs(bound - centre))

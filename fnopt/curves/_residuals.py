@@ -61,7 +61,7 @@ def call_model(f: Any, passing: str, params: Any, x: Any) -> Any:
 def curve_residuals(
     f: Any, passing: str, likelihood: str | None = None, as_vector: bool = False
 ) -> Callable[[Any, Boxed, jax.Array], jax.Array]:
-    """The function `residuals(popt, positions, y)` whose sum of squares a fit minimises.
+    """The function `residuals(popt, positions, y)` whose sum of squares a fit minimizes.
 
     Args:
         f: The model.

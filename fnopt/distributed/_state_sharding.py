@@ -91,7 +91,7 @@ def _state_sharding(tx: Any, params: Any, on: Any, axis: Axis | None, name: str)
 def init_sharded(
     tx: Any, params: Any, *, mesh: Mesh | None = None, axis: Axis | None = None
 ) -> Any:
-    """Initialise a state in its shardings, without forming whole arrays on one device.
+    """Initialize a state in its shardings, without forming whole arrays on one device.
 
     For `sharded(tx, axis)` it returns the result of `sharded(tx, axis).init(params)`. Inside
     `jax.jit` it adds a sharding constraint to every array of the state.

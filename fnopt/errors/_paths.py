@@ -14,7 +14,7 @@ from fnopt.errors._text import names_text
 _IsLeaf = Callable[[Any], bool]
 
 # flax wraps arrays in boxes (nnx.Param, linen's Partitioned), whose `.value` says nothing about the
-# model. Boxes are recognised by their class, because a model may have a field called `value` too
+# model. Boxes are recognized by their class, because a model may have a field called `value` too
 # (query, key, value).
 _BOX_CLASSES = frozenset({"Variable", "VariableState", "AxisMetadata"})
 
@@ -53,7 +53,7 @@ def path_name(path: tuple[Any, ...]) -> str:
 
 
 def leaves_with_names(tree: Any, is_leaf: _IsLeaf | None = None) -> tuple[list[Any], Any]:
-    """List the leaves of a tree with their normalised paths, and return its structure.
+    """List the leaves of a tree with their normalized paths, and return its structure.
 
     Args:
         tree: Any pytree.

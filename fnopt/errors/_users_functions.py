@@ -134,8 +134,8 @@ def explain_example_errors(name: str, example: Any, params: Any = None) -> Itera
         if "unbound axis name" not in str(error):
             raise
         raise ValueError(
-            f"{name}: the model takes statistics over a batch ({error}), as batch normalisation "
-            "does in training. Expected a function of ONE example: one that normalises with "
+            f"{name}: the model takes statistics over a batch ({error}), as batch normalization "
+            "does in training. Expected a function of ONE example: one that normalizes with "
             "running averages (use_running_average=True, eqx.nn.inference_mode, "
             "is_training=False), or by LayerNorm or GroupNorm."
         ) from error
@@ -148,7 +148,7 @@ def explain_example_errors(name: str, example: Any, params: Any = None) -> Itera
             f"{name} calls the function with ONE example, without the axis of the batch: "
             f"{seen}. Pass the keys of random layers with the batch (one key per example, "
             "jax.random.split(key, n)). A function whose examples depend on each other "
-            "has no such form: normalise with running averages, by LayerNorm or "
+            "has no such form: normalize with running averages, by LayerNorm or "
             "GroupNorm."
         )
         raise

@@ -113,7 +113,7 @@ def sign_agreement(grads: Any, threshold: float = 0.5) -> Any:
     .. math:: \bar g \cdot \mathbf 1\Bigl[ \Bigl\lvert \tfrac1n \sum_i \mathrm{sign}(g_i)
               \Bigr\rvert \ge \tau \Bigr]
 
-    If too few examples agree on the sign of an entry, the entry is regarded as memorised and is set
+    If too few examples agree on the sign of an entry, the entry is regarded as memorized and is set
     to zero.
 
     Args:

@@ -59,7 +59,7 @@ def hardest_examples(
     .. math:: \lVert g_i \rVert, \qquad \ell(\theta, x_i) \qquad\text{or}\qquad
               -\cos\Bigl(g_i, \sum_{j \ne i} g_j\Bigr)
 
-    If a model fits most of the data, mislabelled examples have high scores. The batch may be a
+    If a model fits most of the data, mislabeled examples have high scores. The batch may be a
     whole data set, because only one chunk of gradients is in memory at a time.
 
     Args:

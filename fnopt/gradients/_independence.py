@@ -35,7 +35,7 @@ def check_examples_independent(
     examples don't change.
 
     `per_example_grads` and similar functions call the loss with *one* example. Batch normalization
-    inside the loss then normalises a batch of one example, so this loss differs from the training
+    inside the loss then normalizes a batch of one example, so this loss differs from the training
     loss. Therefore check the loss of a batch before you write the loss of one example.
 
     Args:

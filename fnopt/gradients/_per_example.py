@@ -139,7 +139,7 @@ def per_example_norms(
     .. math:: \lVert g_i \rVert = \Bigl(\sum_k \lVert \nabla_{\theta_k}\,
               \ell(\theta, x_i) \rVert^2\Bigr)^{1/2}
 
-    Hard, mislabelled and corrupt examples have large norms. Only one chunk of gradients is in
+    Hard, mislabeled and corrupt examples have large norms. Only one chunk of gradients is in
     memory at a time, and `method='ghost'` forms few gradients.
 
     Take a matrix that is used at `R` positions with inputs `a_r`, whose outputs have cotangents

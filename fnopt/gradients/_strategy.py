@@ -19,7 +19,7 @@ METHODS = ("auto", "vmap", "chunked", "ghost")
 
 # Maximum bytes of the per-example gradients of one chunk. On a CPU, a chunk that fits its caches is
 # fastest (measured on a dense network and a transformer). An accelerator needs enough examples at
-# once for full utilisation (its figure is an estimate).
+# once for full utilization (its figure is an estimate).
 _CPU_CHUNK_BYTES = 4 * 2**20
 _ACCELERATOR_CHUNK_BYTES = 512 * 2**20
 

@@ -15,7 +15,7 @@ def privacy_epsilon(
     r"""Compute the privacy loss of DP-SGD: the :math:`\epsilon` of :math:`(\epsilon, \delta)`.
 
     The result is valid for Poisson-sampled batches (:func:`fnopt.poisson_batch`), clipped sums
-    (:func:`fnopt.clipped_grad`) and Gaussian noise (:func:`fnopt.add_noise`). Neighbouring data
+    (:func:`fnopt.clipped_grad`) and Gaussian noise (:func:`fnopt.add_noise`). Neighboring data
     sets differ in the addition or removal of one example. The library dp-accounting computes the
     result from privacy loss distributions.
 

@@ -43,7 +43,7 @@ class BandLayout:
         self._left, self._right, self._target = places
 
     def __str__(self) -> str:
-        return f"Cholesky factorisation of a band, in {self.blocks} blocks of {self.size} unknowns"
+        return f"Cholesky factorization of a band, in {self.blocks} blocks of {self.size} unknowns"
 
     def gram(self, J: SparseJacobian) -> jax.Array:
         """The blocks of :math:`J^T J`."""
@@ -143,8 +143,8 @@ def _placed(
 def reverse_cuthill_mckee(rows: np.ndarray, cols: np.ndarray, n: int) -> np.ndarray:
     r"""Order the nodes of a graph level by level, for a small bandwidth.
 
-    The order starts at a peripheral node and numbers neighbours level by level, nodes with few
-    neighbours first. An edge then connects nodes of the same level or of two adjacent levels, so
+    The order starts at a peripheral node and numbers neighbors level by level, nodes with few
+    neighbors first. An edge then connects nodes of the same level or of two adjacent levels, so
     the bandwidth is less than the size of two levels.
 
     Args:

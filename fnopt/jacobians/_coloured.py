@@ -1,4 +1,4 @@
-"""Sparse Jacobians, compressed to one sum of columns (or rows) for each colour."""
+"""Sparse Jacobians, compressed to one sum of columns (or rows) for each color."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ class FromEntries:
 
 @jax.tree_util.register_pytree_node_class
 class SparseJacobian(FromEntries):
-    r"""Sparse matrix `[m, n]`, compressed to one sum of columns (or rows) for each colour.
+    r"""Sparse matrix `[m, n]`, compressed to one sum of columns (or rows) for each color.
 
-    A row has at most one entry of each colour, so the sums, an array of shape `[m, colours]`,
+    A row has at most one entry of each color, so the sums, an array of shape `[m, colors]`,
     contain every entry. Products with the matrix need only this array. The array is the only leaf
     of the pytree.
 
@@ -81,8 +81,8 @@ class SparseJacobian(FromEntries):
     There are then two such arrays, and `sparsity` describes the whole matrix.
 
     Args:
-        sums: The sums, of shape `[m, colours]`; `[n, colours]` if `by_rows`.
-        sparsity: The positions of the entries, and the colours of the columns; those of the
+        sums: The sums, of shape `[m, colors]`; `[n, colors]` if `by_rows`.
+        sparsity: The positions of the entries, and the colors of the columns; those of the
             transpose if `by_rows`.
         by_rows: Whether rows were summed instead of columns.
 
@@ -108,7 +108,7 @@ class SparseJacobian(FromEntries):
 
     @property
     def colours(self) -> int:
-        """Number of colours, equal to the number of derivative passes."""
+        """Number of colors, equal to the number of derivative passes."""
         return self.sparsity.colours
 
     @property
@@ -198,7 +198,7 @@ class TwoWayJacobian(SparseJacobian):
 
     @property
     def colours(self) -> int:
-        """Number of colours of columns and rows together."""
+        """Number of colors of columns and rows together."""
         return self.parts.colours
 
     @property

@@ -1,4 +1,4 @@
-"""Colourings of sparsity patterns: of columns, of columns and rows, and of symmetric patterns."""
+"""Colorings of sparsity patterns: of columns, of columns and rows, and of symmetric patterns."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import numpy as np
 
 
 class ColumnColours:
-    """Base class of column colourings."""
+    """Base class of column colorings."""
 
     @functools.cached_property
     def colour(self) -> np.ndarray:
-        """Colour of every column; -1 for a column without entries."""
+        """Color of every column; -1 for a column without entries."""
         raise NotImplementedError
 
     @functools.cached_property
     def colours(self) -> int:
-        """The number of colours."""
+        """The number of colors."""
         return int(self.colour.max(initial=0)) + 1
 
     def seeds(self, dtype: Any) -> np.ndarray:
-        """Seed matrix `[colours, columns]`: the sum of the unit vectors of each colour."""
+        """Seed matrix `[colors, columns]`: the sum of the unit vectors of each color."""
         return (self.colour == np.arange(self.colours)[:, None]).astype(dtype)
 
 
 class Sparsity(ColumnColours):
-    """The sparsity pattern of a matrix, and a colouring of its columns.
+    """The sparsity pattern of a matrix, and a coloring of its columns.
 
-    Columns of one colour have no row in common. The sums of the columns of each colour therefore
-    contain all entries. The entry in row `i` and column `j` is in row `i` of the sum for the colour
+    Columns of one color have no row in common. The sums of the columns of each color therefore
+    contain all entries. The entry in row `i` and column `j` is in row `i` of the sum for the color
     of `j`.
 
     Patterns are compared by identity, so each object has its own compiled program.
@@ -69,12 +69,12 @@ class Sparsity(ColumnColours):
 
     @functools.cached_property
     def colour(self) -> np.ndarray:
-        """Colour of every column; -1 for a column without entries."""
+        """Color of every column; -1 for a column without entries."""
         return _greedy(self.rows, self.cols, self.shape[1])
 
     @functools.cached_property
     def lists(self) -> tuple[np.ndarray, np.ndarray]:
-        """For every row and colour the column (0 if none), and a mask of the entries."""
+        """For every row and color the column (0 if none), and a mask of the entries."""
         column = np.zeros((self.shape[0], self.colours), np.int32)
         exists = np.zeros(column.shape, bool)
         index = (self.rows, self.colour[self.cols])
@@ -89,11 +89,11 @@ class Sparsity(ColumnColours):
 
 
 def _greedy(rows: np.ndarray, cols: np.ndarray, columns: int) -> np.ndarray:
-    """Greedy colouring: columns that share a row get different colours."""
+    """Greedy coloring: columns that share a row get different colors."""
     order = np.argsort(cols, kind="stable")
     starts = np.searchsorted(cols[order], np.arange(columns + 1))
     by_column = rows[order].tolist()
-    used: dict[int, int] = {}  # the colours used in each row, as a bit mask
+    used: dict[int, int] = {}  # the colors used in each row, as a bit mask
     colour = np.full(columns, -1, np.int32)
     for j, (lo, hi) in enumerate(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)):
         if lo == hi:
@@ -109,12 +109,12 @@ def _greedy(rows: np.ndarray, cols: np.ndarray, columns: int) -> np.ndarray:
 
 
 class SymmetricSparsity(ColumnColours):
-    """The sparsity pattern of a symmetric matrix, and a star colouring of its columns.
+    """The sparsity pattern of a symmetric matrix, and a star coloring of its columns.
 
     An entry appears twice in the matrix, so it is sufficient if it is alone in one of two sums: in
-    row `i` of the sum for `j`'s colour, or in row `j` of the sum for `i`'s colour. A star colouring
-    has this property: columns with an entry in common have different colours, and a path of four
-    connected columns has at least three colours.
+    row `i` of the sum for `j`'s color, or in row `j` of the sum for `i`'s color. A star coloring
+    has this property: columns with an entry in common have different colors, and a path of four
+    connected columns has at least three colors.
 
     Patterns are compared by identity, so each object has its own compiled program.
 
@@ -146,13 +146,13 @@ class SymmetricSparsity(ColumnColours):
 
     @functools.cached_property
     def colour(self) -> np.ndarray:
-        """Colour of every column; -1 for a column without entries."""
+        """Color of every column; -1 for a column without entries."""
         neighbours = self._neighbours()
         natural = range(self.shape[0])
         fullest = sorted(natural, key=lambda v: -len(neighbours[v]))
         found = [_star(neighbours, order) for order in (natural, fullest)]
-        # A colouring of columns without a common row is a star colouring too, sometimes with fewer
-        # colours.
+        # A coloring of columns without a common row is a star coloring too, sometimes with fewer
+        # colors.
         found.append(Sparsity(self.rows, self.cols, self.shape).colour)
         colour = min(found, key=lambda colour: int(colour.max(initial=0)))
         colour[np.setdiff1d(np.arange(self.shape[0]), self.rows)] = -1
@@ -160,7 +160,7 @@ class SymmetricSparsity(ColumnColours):
 
     @functools.cached_property
     def places(self) -> tuple[np.ndarray, np.ndarray]:
-        """For every entry, the row and the colour of a sum in which it is alone."""
+        """For every entry, the row and the color of a sum in which it is alone."""
         i, j = np.minimum(self.rows, self.cols), np.maximum(self.rows, self.cols)
         # Sums that contain entry (i, j), and its transpose.
         place = np.stack([self._place(i, j), self._place(j, i)])
@@ -182,21 +182,21 @@ class SymmetricSparsity(ColumnColours):
 
 
 def _star(neighbours: list[list[int]], order: Any) -> np.ndarray:
-    """Greedy star colouring: every path of four vertices has at least three colours."""
+    """Greedy star coloring: every path of four vertices has at least three colors."""
     colour = np.full(len(neighbours), -1, np.int32)
     known = [-1] * len(neighbours)
-    # Per vertex: counts of its neighbours' colours.
+    # Per vertex: counts of its neighbors' colors.
     seen: list[dict[int, int]] = [{} for _ in neighbours]
-    near = [0] * len(neighbours)  # per vertex: its neighbours' colours as a bit mask
+    near = [0] * len(neighbours)  # per vertex: its neighbors' colors as a bit mask
     for v in order:
         used = near[v]
         for w in neighbours[v]:
             if known[w] < 0:
                 continue
-            if seen[v][known[w]] > 1:  # v in the middle, between w and another of its colour
+            if seen[v][known[w]] > 1:  # v in the middle, between w and another of its color
                 used |= near[w]
                 continue
-            for x in neighbours[w]:  # v at the end of v - w - x - y, with y of w's colour
+            for x in neighbours[w]:  # v at the end of v - w - x - y, with y of w's color
                 if known[x] >= 0 and seen[x][known[w]] > 1:
                     used |= 1 << known[x]
         free = ~used & (used + 1)  # the lowest bit that isn't set
@@ -238,19 +238,19 @@ def bicolouring(
 ) -> Bicolouring | None:
     """Choose the partition into rows and columns with the fewest sums.
 
-    An arrow (a diagonal, a full row and a full column) has as many colours as columns, and as
+    An arrow (a diagonal, a full row and a full column) has as many colors as columns, and as
     many as rows, but only three with a partition: the full row alone, the full column alone, and
     the diagonal. Entries of a row that isn't summed don't appear in sums of rows, and full rows are
-    ignored in sums of columns. Each part is therefore coloured on its own.
+    ignored in sums of columns. Each part is therefore colored on its own.
 
     Args:
         rows: The row of every entry.
         cols: The column of every entry.
         shape: The numbers of rows and of columns.
-        most: The partition must have fewer colours than this number.
+        most: The partition must have fewer colors than this number.
 
     Returns:
-        The partition with the fewest colours; None if all partitions have too many.
+        The partition with the fewest colors; None if all partitions have too many.
 
     Reference:
         Coleman and Verma (1998), The efficient computation of sparse Jacobian matrices using
@@ -277,7 +277,7 @@ def bicolouring(
 def _splits(
     rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int]
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield candidate sets of full rows, each with a lower bound on the number of colours."""
+    """Yield candidate sets of full rows, each with a lower bound on the number of colors."""
     degree = np.bincount(rows, minlength=shape[0])
     # The rows that aren't full have at most this degree.
     counts = np.unique(degree[degree > 0])[:-1]

@@ -1,4 +1,4 @@
-"""Compressed Jacobians: derivative passes by a colouring, forward, backward, or both."""
+"""Compressed Jacobians: derivative passes by a coloring, forward, backward, or both."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from fnopt.jacobians._pairs import Shapes
 from fnopt.sharding import pvary_like, reshard_like
 
 Colouring = tuple[Sparsity, bool] | Bicolouring
-"""A colouring of columns, a colouring of rows (of the transpose, with True), or both."""
+"""A coloring of columns, a coloring of rows (of the transpose, with True), or both."""
 
 
 def colouring(
     rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode: str, leaves: Shapes = ()
 ) -> Colouring:
-    """Colouring with the fewest passes, in a single direction if the mode requires it."""
+    """Coloring with the fewest passes, in a single direction if the mode requires it."""
     found = _colouring(rows, cols, shape, mode)
     sparsity_of(found)[0].leaves = leaves
     return found
@@ -50,7 +50,7 @@ def _colouring(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode:
 def best_colouring(
     flat: VectorFunction, coloured: Callable[[str], Colouring], mode: str
 ) -> Colouring:
-    """Colouring in the modes of differentiation that a function supports."""
+    """Coloring in the modes of differentiation that a function supports."""
     if mode == "auto" and lacks_forward(flat.fn, flat.x):
         mode = "reverse"
     found = coloured(mode)
@@ -62,11 +62,11 @@ def best_colouring(
 def compressed(
     flat: VectorFunction, coloured: Callable[[str], Colouring], mode: str
 ) -> SparseJacobian:
-    """Jacobian of a function by a colouring, in the modes of differentiation that it supports.
+    """Jacobian of a function by a coloring, in the modes of differentiation that it supports.
 
     Args:
         flat: The function.
-        coloured: A function from a mode to the colouring.
+        coloured: A function from a mode to the coloring.
         mode: The requested mode.
 
     Returns:
@@ -87,7 +87,7 @@ def compressed(
 
 
 def product_sums(gradient: VectorFunction, sparsity: SymmetricSparsity) -> jax.Array:
-    """Sums of the columns of each colour of a Hessian, `[n, colours]`, by its gradient."""
+    """Sums of the columns of each color of a Hessian, `[n, colors]`, by its gradient."""
     if lacks_forward(gradient.fn, gradient.x):
         return _sums(_pull(gradient), sparsity, gradient.x)
     return _sums(jax.linearize(gradient.fn, gradient.x)[1], sparsity, gradient.x)
@@ -121,7 +121,7 @@ def _sums(
     sparsity: Sparsity | SymmetricSparsity,
     like: jax.Array,
 ) -> jax.Array:
-    """The sum of the columns (or rows) of each colour, `[m, colours]` (or `[n, colours]`)."""
+    """The sum of the columns (or rows) of each color, `[m, colors]` (or `[n, colors]`)."""
 
     def typed(v: jax.Array) -> jax.Array:
         return product(pvary_like(v, like))

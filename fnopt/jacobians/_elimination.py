@@ -22,7 +22,7 @@ from fnopt.jacobians._pairs import (
 Sizes = tuple[int, int]
 """The shape of a block: the size of the later group, then the size of the earlier group."""
 
-# SuperLU's multiplications take six times as long as those of a dense Cholesky factorisation: 1.7e9
+# SuperLU's multiplications take six times as long as those of a dense Cholesky factorization: 1.7e9
 # against 1e10 a second for the sphere of docs/performance.md (one CPU core, SciPy 1.17).
 _SPARSE = 6
 # Dense multiplications, 2 s on a CPU core: as many as 200 products with a Jacobian of 1e8 entries.
@@ -34,7 +34,7 @@ class Level(NamedTuple):
 
     size: int  # number of unknowns in a group
     groups: int
-    blocks: dict[int, slice]  # by the size of the neighbour: the blocks below the diagonal
+    blocks: dict[int, slice]  # by the size of the neighbor: the blocks below the diagonal
     products: dict[Sizes, tuple[np.ndarray, np.ndarray, np.ndarray]]
     """Pairs of blocks of a group, and the block from which their product is subtracted."""
 
@@ -62,10 +62,10 @@ class Gram(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Elimination:
-    r"""Plan of a block Cholesky factorisation of :math:`J^T J`, from the pattern of `J`.
+    r"""Plan of a block Cholesky factorization of :math:`J^T J`, from the pattern of `J`.
 
     Unknowns are grouped. A level eliminates uncoupled groups together, for example the points of a
-    bundle adjustment, and the Schur complement is a dense matrix. If a sparse factorisation of all
+    bundle adjustment, and the Schur complement is a dense matrix. If a sparse factorization of all
     unknowns is cheaper, as for a graph of poses, the host makes it.
 
     Args:
@@ -73,7 +73,7 @@ class Elimination:
         blocks: For every shape, the first row and the first column of each block.
         gram: Index arrays for the blocks of the Gram matrix.
         level: The level, or None.
-        sparse: The order and the cost of the sparse factorisation; None for a dense one.
+        sparse: The order and the cost of the sparse factorization; None for a dense one.
         residuals: The number of residuals.
         instead: The linear solver that `least_squares` uses instead; empty if it eliminates.
 
@@ -118,7 +118,7 @@ class Elimination:
 
     @property
     def is_affordable(self) -> bool:
-        """Whether a CPU core can afford the factorisation; else use conjugate gradients."""
+        """Whether a CPU core can afford the factorization; else use conjugate gradients."""
         return bool(self.blocks) and (self.sparse is not None or self.left**3 / 3 <= _MOST)
 
     @property
@@ -140,7 +140,7 @@ class Elimination:
 
     @property
     def multiplications(self) -> int:
-        """Number of multiplications of one factorisation."""
+        """Number of multiplications of one factorization."""
         if self.sparse:
             return self.sparse.multiplications
         return (self.level.multiplications if self.level else 0) + self.left**3 // 3
@@ -217,9 +217,9 @@ def _planned(rows: np.ndarray, cols: np.ndarray, m: int, n: int, leaves: Shapes)
 def _uncoupled(
     size: np.ndarray, a: np.ndarray, b: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return uncoupled groups of one size, and the pairs of these groups and their neighbours.
+    """Return uncoupled groups of one size, and the pairs of these groups and their neighbors.
 
-    The groups with the fewest neighbouring unknowns come first, as in a minimum-degree order.
+    The groups with the fewest neighboring unknowns come first, as in a minimum-degree order.
     """
     one, other = np.r_[a, b], np.r_[b, a]
     by_one = np.argsort(one, kind="stable")

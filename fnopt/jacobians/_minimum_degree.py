@@ -1,4 +1,4 @@
-"""The order of a sparse Cholesky factorisation, and the entries that fill in."""
+"""The order of a sparse Cholesky factorization, and the entries that fill in."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class SparseOrder(NamedTuple):
 
     groups: np.ndarray  # in the order of elimination
     entries: int  # of the factor
-    multiplications: int  # of one factorisation
+    multiplications: int  # of one factorization
     widest: int  # largest number of entries in a column of the factor
 
 
@@ -28,7 +28,7 @@ def minimum_degree(
         most: The number of multiplications at which another method is cheaper.
 
     Returns:
-        The order; None if the factorisation takes `most` multiplications or more.
+        The order; None if the factorization takes `most` multiplications or more.
 
     Reference:
         Liu (1985), Modification of the minimum-degree algorithm by multiple elimination; Liu
@@ -42,7 +42,7 @@ def minimum_degree(
     entries = np.r_[degree, np.full(2 * a.size, -1.0)]
     at = np.r_[i, a, b], np.r_[i, b, a]
     # SuperLU orders the columns by multiple minimum degree. The numbers are of no interest, so that
-    # an incomplete factorisation, which drops them, is enough.
+    # an incomplete factorization, which drops them, is enough.
     order = np.argsort(
         spilu(
             coo_matrix((entries, at), (i.size, i.size)).tocsc(),

@@ -36,17 +36,17 @@ LARGEST_DENSE = 256
 def sparse_jacobian(
     fn: Callable[..., Any], pattern: Any = None, *, mode: str = "auto"
 ) -> SparseJacobianFunction:
-    r"""Compute a sparse Jacobian with one JVP or VJP per colour.
+    r"""Compute a sparse Jacobian with one JVP or VJP per color.
 
     One pass computes several columns that have no row in common, because each entry of their sum
-    belongs to one column. A greedy colouring, made once, groups the columns: 3 passes for a
+    belongs to one column. A greedy coloring, made once, groups the columns: 3 passes for a
     tridiagonal Jacobian of any size, instead of `n`. No array of shape `[m, n]` is formed. If it
     takes fewer passes in total, a few full rows (as in an arrow matrix) are computed from sums of
     rows and all other entries from sums of columns, and similarly for a few full columns.
 
     Pass the result as `jac` to `least_squares` for large problems with local coupling. With more
     than 256 residuals and more than 256 params, it computes steps by a sparse Cholesky
-    factorisation: of a band matrix if some order of the params gives :math:`J^T J` a narrow band,
+    factorization: of a band matrix if some order of the params gives :math:`J^T J` a narrow band,
     by elimination of params that no residual couples (the points of a bundle adjustment), or by the
     host in a minimum-degree order (the poses of a graph, also on manifolds).
     `print(sparse_jacobian(fn).plan(params))` names the choice. :func:`fnopt.covariance` computes
@@ -64,7 +64,7 @@ def sparse_jacobian(
             boolean array of shape `[m, n]`, a pair `(rows, cols)` of int arrays, or a SciPy sparse
             matrix. A complex output has rows for its real part, then for its imaginary part. By
             default it is found by tracing.
-        mode: `'forward'` colours columns, `'reverse'` rows, `'auto'` colours columns, rows or both,
+        mode: `'forward'` colors columns, `'reverse'` rows, `'auto'` colors columns, rows or both,
             whichever takes the fewest passes in the modes that `fn` supports.
 
     Returns:
@@ -150,7 +150,7 @@ def _instead(sparsity: Sparsity, by_rows: bool) -> str:
     """Name the linear solver of `least_squares` if it isn't the elimination, else return ''."""
     m, n = sparsity.shape[::-1] if by_rows else sparsity.shape
     if min(m, n) <= LARGEST_DENSE:
-        return f"factorisation of a dense matrix, since there are at most {LARGEST_DENSE} of one"
+        return f"factorization of a dense matrix, since there are at most {LARGEST_DENSE} of one"
     if m < n:
         return "conjugate gradients, since there are fewer residuals than unknowns"
     band = band_of(sparsity, by_rows)
@@ -163,14 +163,14 @@ def _leaves(flat: VectorFunction) -> Shapes:
 
 @functools.lru_cache(maxsize=8)
 def _coloured(m: int, n: int, rows: bytes, cols: bytes, mode: str, leaves: Shapes) -> Colouring:
-    """Colouring of a pattern: one object for equal patterns, to reuse compiled programs."""
+    """Coloring of a pattern: one object for equal patterns, to reuse compiled programs."""
     # The cache needs hashable keys, so the pattern is passed as bytes.
     entries = np.frombuffer(rows, np.int32), np.frombuffer(cols, np.int32)
     return colouring(*entries, (m, n), mode, leaves)
 
 
 def _colours_of(pattern: Pattern) -> Coloured:
-    """Find the pattern in every trace; colourings of known patterns are cached."""
+    """Find the pattern in every trace; colorings of known patterns are cached."""
 
     def found(flat: VectorFunction, inner: Inner | None, mode: str) -> Colouring:
         rows, cols = (part.astype(np.int32).tobytes() for part in pattern(flat, inner))

@@ -1,4 +1,4 @@
-"""Sparse Hessians of scalar functions, by star colouring."""
+"""Sparse Hessians of scalar functions, by star coloring."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SparseHessian(FromEntries):
 
     Args:
         values: The entries, of shape `[entries]`, in the order of `sparsity`.
-        sparsity: The positions of the entries, and the colours of the columns.
+        sparsity: The positions of the entries, and the colors of the columns.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -47,7 +47,7 @@ class SparseHessian(FromEntries):
 
     @property
     def products(self) -> int:
-        """Number of Hessian-vector products, one for each colour."""
+        """Number of Hessian-vector products, one for each color."""
         return self.sparsity.colours
 
     @property
@@ -76,12 +76,12 @@ class SparseHessian(FromEntries):
 
 
 def sparse_hessian(fn: Callable[..., Any], pattern: Any = None) -> Callable[..., SparseHessian]:
-    r"""Compute the sparse Hessian of a scalar function with one product per colour.
+    r"""Compute the sparse Hessian of a scalar function with one product per color.
 
     .. math:: H_{ij} = \frac{\partial^2 f}{\partial \theta_i \partial \theta_j}
 
     A product with the sum of some unit vectors is the sum of the corresponding columns. An entry
-    appears twice in the matrix, and must be alone in only one of the two sums, so a star colouring
+    appears twice in the matrix, and must be alone in only one of the two sums, so a star coloring
     is sufficient. It takes 3 products for a tridiagonal Hessian of any size, and 2 for an arrow
     matrix (a diagonal, a full row and a full column), instead of `n`. No array of shape `[n, n]` is
     formed.

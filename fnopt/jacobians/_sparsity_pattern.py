@@ -12,7 +12,7 @@ from fnopt.jacobians._flat import VectorFunction, lacks_forward, vector_function
 from fnopt.jacobians.dependence import dependence
 
 _NAME = "sparsity_pattern"
-_MOST = 2**26  # entries; this many take half a gigabyte of memory, and weeks to colour
+_MOST = 2**26  # entries; this many take half a gigabyte of memory, and weeks to color
 
 
 def sparsity_pattern(fn: Callable[..., Any]) -> Callable[..., tuple[np.ndarray, np.ndarray]]:

@@ -1,4 +1,4 @@
-"""Cholesky factorisation of block-banded Gram matrices, and steps from it."""
+"""Cholesky factorization of block-banded Gram matrices, and steps from it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class BandedGramSystem(SparseGramSystem):
     Args:
         G: The blocks of :math:`A^T A`, of shape `[blocks, 2, size, size]`.
         g: :math:`A^T r`, of shape `[n]`.
-        start: An initial guess of the damping, a scalar; a good guess saves factorisations.
+        start: An initial guess of the damping, a scalar; a good guess saves factorizations.
         pull: :math:`w \mapsto A^T w`.
         push: :math:`v \mapsto A v`.
         layout: The layout of the band.

@@ -2,7 +2,7 @@
 
 Every device reduces its rows to a triangular factor. These factors are gathered and stacked on all
 devices; the QR decomposition of the stack gives the triangular factor of the whole matrix (TSQR).
-The result is as accurate as a single factorisation, and each device sends an `[n, n]` matrix.
+The result is as accurate as a single factorization, and each device sends an `[n, n]` matrix.
 
 Reference:
     Demmel, Grigori, Hoemmen and Langou, 2008, arXiv:0806.2159.
@@ -40,7 +40,7 @@ def with_fewer_residuals(A: jax.Array) -> jax.Array:
     Along the named axes of `rows_sharded_over` each device has its own rows. On an automatic mesh,
     an array's type contains the devices but not the sharding of the rows. The rows are then split
     into one block per device, which is correct for any sharding and never slower than one
-    factorisation.
+    factorization.
     """
     if row_axes():
         return _of_all_devices(A)

@@ -41,7 +41,7 @@ class BlockLayout:
 
     def __str__(self) -> str:
         plan = self.plan
-        return f"elimination of {plan.eliminated} unknowns, Cholesky factorisation of {plan.left}"
+        return f"elimination of {plan.eliminated} unknowns, Cholesky factorization of {plan.left}"
 
     @property
     def widest(self) -> int:
@@ -96,7 +96,7 @@ class BlockLayout:
         .. math:: L_e L_e^T = G_{ee} + \lambda I, \qquad Z_{ne} = G_{ne} L_e^{-T}, \qquad
             G_{nk} \leftarrow G_{nk} - Z_{ne} Z_{ke}^T
 
-        for all groups `e` of the level at once and their neighbours `n` and `k`.
+        for all groups `e` of the level at once and their neighbors `n` and `k`.
         """
         level = self.plan.level
         if level is None:
@@ -136,7 +136,7 @@ class BlockLayout:
         return x.at[: level.stop].set(jnp.sum(factor.inverse * here[..., None], 1).ravel())
 
     def _neighbours(self, level: Level) -> list[tuple[int, slice, np.ndarray, np.ndarray]]:
-        """List by size: the blocks of neighbours, their groups, and their unknowns."""
+        """List by size: the blocks of neighbors, their groups, and their unknowns."""
         s, found = level.size, []
         for t, at in level.blocks.items():
             row, col = (part[at] for part in self.plan.blocks[t, s])
@@ -157,7 +157,7 @@ class EliminationFactor(NamedTuple):
     """A Cholesky factor: the columns of the level, and the factor of the rest."""
 
     inverse: Any  # [groups, s, s], the inverses of the diagonal blocks; () without a level
-    # The blocks below the diagonal, [blocks, t, s], keyed by the neighbour's size t.
+    # The blocks below the diagonal, [blocks, t, s], keyed by the neighbor's size t.
     Z: dict[int, jax.Array]
     last: jax.Array  # [left, left], the factor of the dense matrix
 
@@ -215,14 +215,14 @@ def _times_transposed(A: jax.Array, B: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class EliminatedGramSystem(SparseGramSystem):
-    r"""A linear model whose sparse normal equations are factorised after an elimination.
+    r"""A linear model whose sparse normal equations are factorized after an elimination.
 
     The steps equal those of :class:`TallGramSystem`.
 
     Args:
         G: The blocks of :math:`A^T A`.
         g: :math:`A^T r`, of shape `[n]`.
-        start: An initial guess of the damping, a scalar; a good guess saves factorisations.
+        start: An initial guess of the damping, a scalar; a good guess saves factorizations.
         pull: :math:`w \mapsto A^T w`.
         push: :math:`v \mapsto A v`.
         layout: The layout of the blocks.

@@ -71,7 +71,7 @@ class _GramSystem:
         return self._step(self._solve(jnp.maximum(lam, least)), least)
 
     def gauss_newton(self: Any) -> DampedStep:
-        """Return the step with the smallest damping at which the factorisation always succeeds."""
+        """Return the step with the smallest damping at which the factorization always succeeds."""
         return self.damped(jnp.zeros((), self._least.dtype))
 
 
@@ -88,7 +88,7 @@ class TallGramSystem(_GramSystem):
     Args:
         G: :math:`A^T A`, of shape `[n, n]`.
         g: :math:`A^T r`, of shape `[n]`.
-        start: An initial guess of the damping, a scalar; a good guess saves factorisations.
+        start: An initial guess of the damping, a scalar; a good guess saves factorizations.
         pull: :math:`w \mapsto A^T w`, or None.
 
     Example:
@@ -139,7 +139,7 @@ class TallGramSystem(_GramSystem):
 
 @dataclasses.dataclass(frozen=True)
 class SparseGramSystem(TallGramSystem):
-    """Normal equations in dense blocks, which subclasses factorise according to their layout."""
+    """Normal equations in dense blocks, which subclasses factorize according to their layout."""
 
     G: Any
     push: Callable[[jax.Array], jax.Array] = lambda v: v
@@ -198,7 +198,7 @@ class WideGramSystem(_GramSystem):
     Args:
         K: :math:`A A^T`, of shape `[m, m]`.
         r: The residual, of shape `[m]`.
-        start: An initial guess of the damping, a scalar; a good guess saves factorisations.
+        start: An initial guess of the damping, a scalar; a good guess saves factorizations.
         push: :math:`v \mapsto A v`.
         pull: :math:`w \mapsto A^T w`.
 

@@ -1,4 +1,4 @@
-"""Steps from sparse normal equations, by SciPy's sparse factorisation on the host."""
+"""Steps from sparse normal equations, by SciPy's sparse factorization on the host."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HostLayout(BlockLayout):
     """The layout of :math:`J^T J` in dense blocks and, for the host, by columns.
 
     Args:
-        plan: The plan of a sparse factorisation.
+        plan: The plan of a sparse factorization.
 
     Example:
         >>> import numpy as np
@@ -38,7 +38,7 @@ class HostLayout(BlockLayout):
     """
 
     def __str__(self) -> str:
-        return f"sparse Cholesky factorisation of {self.plan.order.size} unknowns on the host"
+        return f"sparse Cholesky factorization of {self.plan.order.size} unknowns on the host"
 
     def columns(self, G: Blocks, lam: jax.Array) -> jax.Array:
         r"""The entries of :math:`G + \lambda I` in both triangles, by columns."""
@@ -46,7 +46,7 @@ class HostLayout(BlockLayout):
         return jnp.concatenate([part.ravel() for part in G.values()])[of].at[diagonal].add(lam)
 
     def solve(self, data: jax.Array, rows: jax.Array, root: bool) -> tuple[jax.Array, jax.Array]:
-        r"""Solve with :math:`K = L L^T`; the result is NaN if the factorisation fails.
+        r"""Solve with :math:`K = L L^T`; the result is NaN if the factorization fails.
 
         Args:
             data: The entries of `K` from `columns`.
@@ -141,14 +141,14 @@ def _solved(
 
 @dataclasses.dataclass(frozen=True)
 class HostGramSystem(SparseGramSystem):
-    r"""A linear model whose sparse normal equations are factorised on the host.
+    r"""A linear model whose sparse normal equations are factorized on the host.
 
     The steps equal those of :class:`TallGramSystem`.
 
     Args:
         G: The blocks of :math:`A^T A`.
         g: :math:`A^T r`, of shape `[n]`.
-        start: An initial guess of the damping, a scalar; a good guess saves factorisations.
+        start: An initial guess of the damping, a scalar; a good guess saves factorizations.
         pull: :math:`w \mapsto A^T w`.
         push: :math:`v \mapsto A v`.
         layout: The layout of the blocks.

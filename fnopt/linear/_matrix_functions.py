@@ -117,7 +117,7 @@ def power_iteration(
     .. math:: v \leftarrow \frac{A v}{\lVert A v \rVert}, \qquad \lambda = v^\top A v
 
     The iteration ends when :math:`\lVert A v - \lambda v \rVert \le \tau |\lambda|`. It converges
-    if one eigenvalue is larger in modulus than all others and `A` can be diagonalised.
+    if one eigenvalue is larger in modulus than all others and `A` can be diagonalized.
 
     Args:
         matrix: A real square matrix `[n, n]`, or a function of a vector (a tree of any kind) that

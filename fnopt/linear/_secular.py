@@ -1,4 +1,4 @@
-"""Trust-region steps: damped systems solved by Cholesky factorisation, and the dogleg path."""
+"""Trust-region steps: damped systems solved by Cholesky factorization, and the dogleg path."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def backward(L: jax.Array, b: jax.Array) -> jax.Array:
 
 
 class Solvers(NamedTuple):
-    """Forward and backward substitution with a factorisation."""
+    """Forward and backward substitution with a factorization."""
 
     forward: Callable[[jax.Array], jax.Array]  # b -> y with L y = b, or its blocks
     backward: Callable[[jax.Array], jax.Array]  # y -> x with L^T x = y
@@ -63,7 +63,7 @@ class Solvers(NamedTuple):
 def rounding_damping(top: jax.Array, k: int) -> jax.Array:
     r"""Return the smallest damping that rounding errors allow.
 
-    The factorisation of a singular matrix has an error of about :math:`\sqrt{k}\, \epsilon`, and
+    The factorization of a singular matrix has an error of about :math:`\sqrt{k}\, \epsilon`, and
     may fail if the damping is smaller than this error. If the damping is equal to it, rounding
     errors in undetermined directions are as large as the step itself. The damping is therefore 32
     times as large.
@@ -103,7 +103,7 @@ def secular_root(
 
     .. math:: \lambda \leftarrow \lambda - \frac{\|p\|}{\Delta} \frac{\phi}{\phi'}
 
-    Every iteration costs a factorisation, so the search starts from a guess and ends when the
+    Every iteration costs a factorization, so the search starts from a guess and ends when the
     length is close to the radius.
 
     Args:
@@ -142,7 +142,7 @@ def secular_root(
 def _next(
     state: _SecularSearch, radius: jax.Array, least: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the next damping and its bracket; a failed factorisation is treated as a long step."""
+    """Return the next damping and its bracket; a failed factorization is treated as a long step."""
     lam, length = state.now.lam, state.now.length
     short = length < radius
     high = jnp.where(short, jnp.minimum(state.high, lam), state.high)

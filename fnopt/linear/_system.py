@@ -11,7 +11,7 @@ from fnopt.errors import where
 
 SOLVERS = ("auto", "qr", "cholesky", "cg")
 _ACCURATE = 64  # smaller side of the Jacobian; up to this size QR costs hardly more than Cholesky
-# A factorisation of a larger side costs more than a few hundred products with the Jacobian.
+# A factorization of a larger side costs more than a few hundred products with the Jacobian.
 _DENSE = 8192
 
 
@@ -22,13 +22,13 @@ class DampedStep(NamedTuple):
     lam: jax.Array  # damping of the step; 0 for an undamped step
     model_norm: jax.Array  # ||A p||^2
     predicted: jax.Array  # the model's reduction, (||r||^2 - ||A p + r||^2) / 2
-    factor: Any = None  # the factorisation, for `pull_back`
+    factor: Any = None  # the factorization, for `pull_back`
     solution_length: jax.Array | None = None  # length before the step was cut to the radius
     hebden: jax.Array | None = None  # Hebden's increase of lam for a solution half as long
 
 
 class System(Protocol):
-    r"""A linear model :math:`A p + r` in factorised form, for repeated steps.
+    r"""A linear model :math:`A p + r` in factorized form, for repeated steps.
 
     Implemented by :class:`TriangleSystem`, :class:`LiftedSystem`, :class:`TallGramSystem`,
     :class:`WideGramSystem`, :class:`BandedGramSystem` and :class:`KrylovSystem`.

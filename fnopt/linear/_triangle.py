@@ -72,7 +72,7 @@ def triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
 def row_triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
     """Compute the triangular factor of residual rows, which may be sharded over devices.
 
-    `graded` doesn't affect the factorisation of each device's part.
+    `graded` doesn't affect the factorization of each device's part.
     """
     rows = with_fewer_residuals(concatenate([A, r[:, None]], axis=1))
     return triangle(rows[:, :-1], rows[:, -1], graded)

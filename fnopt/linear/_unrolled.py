@@ -5,7 +5,7 @@ shape `[lanes]`, so each operation is a vector instruction for many problems, wi
 problems. All loops over unknowns are unrolled in Python, which is suitable for up to a dozen
 unknowns.
 
-For 1,000 lanes of 1 to 10 unknowns, factorisation and solution took 0.27 to 0.41 of the CPU time of
+For 1,000 lanes of 1 to 10 unknowns, factorization and solution took 0.27 to 0.41 of the CPU time of
 a batched `jnp.linalg.cholesky` (LAPACK), and 0.4 (1 unknown) to 5 times (6) its compilation time.
 """
 
@@ -22,7 +22,7 @@ from jax import lax
 Rows = tuple[tuple[jax.Array, ...], ...]
 """A lower triangle: row `i` contains entries 0 to `i`, each of shape `[lanes]`."""
 
-# XLA on a CPU vectorises a sum over the lanes only if it unrolls the loop over the points, and it
+# XLA on a CPU vectorizes a sum over the lanes only if it unrolls the loop over the points, and it
 # unrolls only small loops: a few points of a few terms. Without stages a fit took up to three times
 # as long. With more points or terms in a stage, it took up to five times as long. Stages of short
 # sums also have smaller rounding errors in float32.

@@ -125,7 +125,7 @@ def cosine_distance(
 
 
 def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> jax.Array:
-    r"""The normalised temperature-scaled cross entropy (NT-Xent, InfoNCE) of a batch.
+    r"""The normalized temperature-scaled cross entropy (NT-Xent, InfoNCE) of a batch.
 
     .. math:: \ell = \operatorname*{mean}_{i \ne j,\, c_i = c_j} -\log
               \frac{e^{s_{ij}}}{e^{s_{ij}} + \sum_{k:\, c_k \ne c_i} e^{s_{ik}}}, \qquad

@@ -127,7 +127,7 @@ def log_softmax(x: jax.Array) -> jax.Array:
     """
     if x.shape[-1] == 0:
         return x
-    # Readers of programs (`kfac`) recognise the function by this scope.
+    # Readers of programs (`kfac`) recognize the function by this scope.
     with jax.named_scope("log_softmax"):
         m = jnp.max(x, axis=-1, keepdims=True)
         m = jnp.where(m == -jnp.inf, jnp.zeros_like(m), m)

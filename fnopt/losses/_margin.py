@@ -71,7 +71,7 @@ def perceptron_loss(predictor_outputs: Any, targets: Any) -> jax.Array:
 
 
 def _margins(name: str, scores: Any, labels: Any) -> tuple[jax.Array, jax.Array]:
-    """Margins of all classes over the labelled one, and the mask of the other classes."""
+    """Margins of all classes over the labeled one, and the mask of the other classes."""
     (scores,) = floats(name, scores=scores)
     labels = class_labels(name, labels, scores.shape[:-1])
     others = jnp.arange(scores.shape[-1], dtype=labels.dtype) != labels[..., None]
@@ -275,7 +275,7 @@ def multiclass_sparsemax_loss(scores: Any, labels: Any) -> jax.Array:
     .. math:: \ell(x, c) = p^\top (x - x_c \mathbf 1) + \tfrac12 (1 - \|p\|^2), \qquad
               p = \operatorname*{argmin}_{q \in \Delta} \|q - x\|^2
 
-    The loss is zero if the score of the labelled class exceeds all other scores by at least 1.
+    The loss is zero if the score of the labeled class exceeds all other scores by at least 1.
 
     Args:
         scores: :math:`x`, floating; the classes are on the last axis.

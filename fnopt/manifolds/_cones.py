@@ -100,7 +100,7 @@ class Probabilities(Manifold):
         return shape[-1] - 1
 
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
-        """Change the logarithms of the probabilities, bounded to stay finite, and normalise."""
+        """Change the logarithms of the probabilities, bounded to stay finite, and normalize."""
         p = jax.nn.softmax(jnp.log(x) + v, axis=-1)
         # A probability that underflows to zero would have an infinite logarithm in the next step.
         return jnp.maximum(p, jnp.finfo(p.dtype).tiny)

@@ -127,7 +127,7 @@ Shape = tuple[int, ...]
 _MANY = 64  # sibling leaves: a layer has a handful, a list of parameters hundreds
 
 
-# Names and shapes are static, so a structure is analysed once, not in every trace.
+# Names and shapes are static, so a structure is analyzed once, not in every trace.
 @functools.lru_cache(maxsize=64)
 def weights_of(names: tuple[str, ...], shapes: tuple[Shape | None, ...]) -> tuple[int, ...]:
     """For every bias the index of its weights; for other leaves their own index.

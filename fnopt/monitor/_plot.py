@@ -99,7 +99,7 @@ def plot_gradient_flow(
 ) -> Any:
     """Draw one statistic of every layer over time as a heat map; needs matplotlib.
 
-    Rows are layers, columns are steps, and colours show the logarithm (base 10) of the statistic.
+    Rows are layers, columns are steps, and colors show the logarithm (base 10) of the statistic.
     Dead layers are black; infinite or NaN values are pink. Labels on the right name the layers that
     have a flag at the end.
 

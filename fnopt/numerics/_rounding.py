@@ -54,7 +54,7 @@ def round_to_nearest(x: jax.Array, dtype: Any) -> jax.Array:
 
 
 def stochastic_round(x: Any, dtype: Any, key: jax.Array) -> jax.Array:
-    r"""Round at random to one of the two neighbours in a narrower dtype, without bias.
+    r"""Round at random to one of the two neighbors in a narrower dtype, without bias.
 
     .. math:: P(\text{up}) = \frac{x - \lfloor x \rfloor}{\lceil x \rceil - \lfloor x \rfloor},
               \qquad E[\mathrm{round}(x)] = x

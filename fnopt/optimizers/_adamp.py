@@ -23,7 +23,7 @@ class scale_by_adamp(AdamDirection):
               \lvert\cos(\theta_t, g_t)\rvert < \delta / \sqrt{n} \\
               d_t + \lambda_t\, \theta_t & \text{otherwise} \end{cases}
 
-    Weights before a normalisation layer are scale-invariant, and their gradient is orthogonal to
+    Weights before a normalization layer are scale-invariant, and their gradient is orthogonal to
     the weights; the cosine tests this. The cosine is tested first for each output (along the last
     axis; the largest cosine decides), then for the whole leaf; :math:`n` is the number of weights
     of an output, or of the leaf. Leaves with fewer than two axes are updated along Adam's

@@ -21,7 +21,7 @@ def fourth_root(count: jax.Array) -> jax.Array:
 
 
 class ScaleByAdoptState(NamedTuple):
-    """Step count, and the averages of the normalised gradient and of the squared gradient."""
+    """Step count, and the averages of the normalized gradient and of the squared gradient."""
 
     count: jax.Array
     mu: Slot
@@ -29,7 +29,7 @@ class ScaleByAdoptState(NamedTuple):
 
 
 class scale_by_adopt(Leafwise):
-    r"""Average gradients normalised by the second moment *before* this step.
+    r"""Average gradients normalized by the second moment *before* this step.
 
     .. math::
         c_t &= \frac{g_t}{\max(\sqrt{\nu_{t-1}},\, \epsilon)}, \qquad
@@ -45,7 +45,7 @@ class scale_by_adopt(Leafwise):
         eps: :math:`\epsilon`, the lower bound of the root.
         mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
         nesterov: Whether to use Nesterov momentum.
-        use_clipping: Whether the normalised gradient is clipped.
+        use_clipping: Whether the normalized gradient is clipped.
         clip_value_fn: Function from the number of steps, a floating scalar, to the bound.
 
     Example:
@@ -110,7 +110,7 @@ def adopt(
     use_clipping: bool = True,
     clip_value_fn: Callable[[Any], Any] = fourth_root,
 ) -> Chain:
-    r"""ADOPT: Adam normalised by the second moment of the previous steps.
+    r"""ADOPT: Adam normalized by the second moment of the previous steps.
 
     .. math:: u_t = -\eta_t\, \mu_t, \qquad
               \mu_t = \beta_1 \mu_{t-1} + (1-\beta_1) \operatorname{clip}\left(
@@ -123,7 +123,7 @@ def adopt(
         eps: :math:`\epsilon`, the lower bound of the root.
         mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
         nesterov: Whether to use Nesterov momentum.
-        use_clipping: Whether the normalised gradient is clipped.
+        use_clipping: Whether the normalized gradient is clipped.
         clip_value_fn: Function from the number of earlier steps to the bound.
 
     Returns:

@@ -33,7 +33,7 @@ class gauss_newton_descent(BatchStepDescent):
     with `r` and `J` divided by :math:`\sqrt n`. This is the step :math:`-(J^\top J + \lambda
     I)^{-1} \nabla f` for all parameters jointly, without a block or diagonal approximation; `J` is
     never formed (:func:`fnopt.curvature.batch_jacobian`). A step costs about two gradients and a
-    Cholesky factorisation with one row per residual of the batch. If the batch has more residuals
+    Cholesky factorization with one row per residual of the batch. If the batch has more residuals
     than there are parameters, the matrix has one row per parameter instead. With momentum
     :math:`\mu` the method is SPRING,
 
@@ -66,7 +66,7 @@ class gauss_newton_descent(BatchStepDescent):
         axis_name: Inside `jax.shard_map`, the named axis over which the batch is sharded, as in
             :func:`fnopt.curvature.batch_jacobian`. The step uses the whole batch and is equal on
             all devices.
-        solver: `'cholesky'` factorises the Gram matrix, up to 32,768 residuals of the batch;
+        solver: `'cholesky'` factorizes the Gram matrix, up to 32,768 residuals of the batch;
             `'cg'` uses conjugate gradients without this matrix; each iteration takes a backward and
             a forward product with the tape.
         iterations: The maximum number of conjugate-gradient iterations.

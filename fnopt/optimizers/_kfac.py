@@ -61,11 +61,11 @@ class kfac(Transformation):
     is any JAX function of ONE example. fnopt traces the model to find the layers (dense,
     convolution, embedding, attention, also tied, scanned or applied at many positions). Layers and
     losses aren't registered. A bias is treated as an additional row of its weight. Parameters
-    outside of matrix products (scales of normalisations) have dense blocks, or a diagonal if they
+    outside of matrix products (scales of normalizations) have dense blocks, or a diagonal if they
     are large; :func:`fnopt.curvature.kfac_report` lists the block of each param. On a mesh over
     which the batch is sharded, each device inverts some of the factors.
 
-    There is no learning rate: :math:`\alpha` and :math:`\mu` minimise the exact quadratic model of
+    There is no learning rate: :math:`\alpha` and :math:`\mu` minimize the exact quadratic model of
     the batch. The damping depends on the accuracy with which the quadratic model predicts the
     change of the loss. A step with a nonfinite value is rejected: parameters, factors and momentum
     stay unchanged. A step that increases the loss of its batch is also rejected; the loss is tested
@@ -102,7 +102,7 @@ class kfac(Transformation):
         eigenbasis: Whether to use EKFAC, which replaces the eigenvalues of :math:`A_l \otimes G_l`
             by the second moments of the gradients in its eigenbasis, which are optimal for this
             basis. :math:`\lambda + \eta` is added to the second moments without factoring. The
-            eigendecompositions cost about as much as nine Cholesky factorisations every
+            eigendecompositions cost about as much as nine Cholesky factorizations every
             `inverse_every` steps. Every update of the averages forms the gradients of weights that
             are shared by positions.
         seed: The random seed of the samples.

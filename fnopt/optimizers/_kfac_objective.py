@@ -56,7 +56,7 @@ class Objective:
         directions: tuple[StackedDirection, StackedDirection],
         damping: jax.Array,
     ) -> Combination:
-        """Return the combination of two directions that minimises the damped quadratic model."""
+        """Return the combination of two directions that minimizes the damped quadratic model."""
         from fnopt.curvature import best_combination
 
         return best_combination(

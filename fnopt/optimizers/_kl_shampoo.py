@@ -71,7 +71,7 @@ class scale_by_kl_shampoo(Matrixwise):
     \otimes R`. The preconditioner normalizes the step, so the method needs neither grafting nor a
     second moment. The eigenvalues :math:`\lambda` are running means of the covariances' diagonals
     in the bases `Q`, updated in every step. The bases are refreshed every `precondition_frequency`
-    steps by a QR factorisation.
+    steps by a QR factorization.
 
     As in the authors' code, the first step only computes the bases, and its update is zero. The
     mean has no bias correction, so the first updates are short. The eigenvalues don't include the

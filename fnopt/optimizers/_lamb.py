@@ -301,7 +301,7 @@ def novograd(
     eps_root: Scalar = 0.0,
     weight_decay: ScalarOrSchedule = 0.0,
 ) -> Chain:
-    r"""NovoGrad: momentum of gradients normalised per layer.
+    r"""NovoGrad: momentum of gradients normalized per layer.
 
     .. math:: u_t = -\eta_t\, \mu_t, \qquad \mu_t = \beta_1 \mu_{t-1} +
               \frac{g_t}{\sqrt{\nu_t + \bar\epsilon} + \epsilon} + \lambda_t\, \theta_t

@@ -2,7 +2,7 @@
 
 Kernels are named `kernel` in flax, `w` in haiku, and `weight` (with outputs first) in Equinox. The
 bias of a kernel has the shape of the kernel's stacked layers and outputs. For a kernel without a
-bias, the scales of nearby normalisation layers give the number of stacked layers. A leaf with three
+bias, the scales of nearby normalization layers give the number of stacked layers. A leaf with three
 or more axes whose roles are uncertain isn't treated as a matrix.
 """
 
@@ -48,7 +48,7 @@ def axes_by_name(
     """
     shapes = {_parts(path): shape for path, shape in leaves}
     layers: dict[Path, dict[str, Shape]] = {}
-    norms: dict[Path, set[Shape]] = {}  # the scales of normalisation layers under a path
+    norms: dict[Path, set[Shape]] = {}  # the scales of normalization layers under a path
     for path, shape in shapes.items():
         layers.setdefault(path[:-1], {})["/".join(path[-1:])] = shape
         if shape and _is_of_norm(path):
@@ -85,7 +85,7 @@ def _parts(path: str) -> Path:
 
 
 def _is_of_norm(path: Path) -> bool:
-    """Whether a leaf is the scale or offset of a normalisation layer."""
+    """Whether a leaf is the scale or offset of a normalization layer."""
     *layers, own = ("", *map(str.lower, path))
     name = layers[-1] if own in _KERNELS else own
     return own in {"scale", "offset"} or bool(_NORM.search(name))
@@ -124,7 +124,7 @@ def _of_kernel(
 
 
 def _depths(path: Path, shape: Shape, norms: dict[Path, set[Shape]]) -> set[int]:
-    """The possible numbers of stacked axes, from the nearest normalisation layers."""
+    """The possible numbers of stacked axes, from the nearest normalization layers."""
     prefixes = (path[:i] for i in reversed(range(len(path))))
     near = next((norms[prefix] for prefix in prefixes if prefix in norms), set())
     depths = {len(s) - 1 for s in near if s[:-1] == shape[: len(s) - 1]}

@@ -190,7 +190,7 @@ def _group_by_owner(fn: Callable[[Any], Any], rows: list[list[Any]], n: int) -> 
 def _pad_for_owners(x: jax.Array, n: int) -> jax.Array:
     """Group pieces `[k, length]` by owner, `[n, some, length]`, padded with the first piece."""
     each = -(-len(x) // n)
-    # The padding is a copy of a matrix, because zeros may give NaN in a factorisation.
+    # The padding is a copy of a matrix, because zeros may give NaN in a factorization.
     lacking = jnp.broadcast_to(x[:1], (n * each - len(x), x.shape[1]))
     return jnp.concatenate([x, lacking]).reshape(n, each, -1)
 

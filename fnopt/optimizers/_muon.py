@@ -91,7 +91,7 @@ def normuon(
     weight_dimension_numbers: Any = None,
     others: Any = None,
 ) -> partition:
-    r"""NorMuon: Muon with updates normalised per neuron.
+    r"""NorMuon: Muon with updates normalized per neuron.
 
     .. math:: u_t = -\eta_t \left(s\, \frac{\lVert O \rVert}{\lVert V \rVert}\, V + \lambda_t\,
               \theta_t\right), \qquad V_{ij} = \frac{O_{ij}}{\sqrt{\nu_j}}, \qquad O = U V^\top

@@ -56,7 +56,7 @@ class natural_gradient(BatchStepDescent):
 
     .. math:: d = -J^\top (H K + \lambda I)^{-1} s, \qquad K = J J^\top \in \mathbb R^{nC \times nC}
 
-    from :func:`fnopt.curvature.batch_jacobian` and one Cholesky factorisation. Several matrices of
+    from :func:`fnopt.curvature.batch_jacobian` and one Cholesky factorization. Several matrices of
     :math:`(nC)^2` numbers are in memory. With momentum :math:`\mu` the method is SPRING, :math:`d_t
     = v - (G + \lambda I)^{-1} (\nabla L + G v)` with :math:`v = \mu d_{t-1}`, scaled by :math:`(1 -
     \mu^{2t})^{-1/2}` for the first steps.
@@ -83,7 +83,7 @@ class natural_gradient(BatchStepDescent):
         halvings: The maximum number of step halvings; 0 accepts every finite step.
         method: `'auto'`, `'ghost'` or `'formed'`, as in :func:`fnopt.curvature.batch_jacobian`.
         chunk_size: The number of examples to process at once; `None` processes the whole batch.
-        solver: `'cholesky'` factorises a matrix with a row for each of the batch's :math:`nC`
+        solver: `'cholesky'` factorizes a matrix with a row for each of the batch's :math:`nC`
             outputs, in :math:`16 (nC)^2` bytes (of float32) and :math:`(nC)^3 / 3` operations, up
             to 32,768 outputs. `'cg'` uses conjugate gradients without this matrix. Each of its
             iterations takes a backward and a forward product with the tape.
@@ -98,7 +98,7 @@ class natural_gradient(BatchStepDescent):
         TypeError: If a param isn't a real floating array, or the loss isn't a real scalar.
         ValueError: If a hyper-parameter is out of range, if the loss has no curvature with respect
             to the outputs or couples more than 512 outputs, or if there are too many outputs to
-            factorise.
+            factorize.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt

@@ -1,4 +1,4 @@
-"""RMSProp: scaling by a running root mean square, uncentred or centred."""
+"""RMSProp: scaling by a running root mean square, uncentered or centered."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class scale_by_rms(_RunningMeanSquare):
 
 
 class scale_by_stddev(_RunningMeanSquare):
-    r"""Divide the gradient by its running standard deviation (centred root mean square).
+    r"""Divide the gradient by its running standard deviation (centered root mean square).
 
     .. math::
         \mu_t &= \beta \mu_{t-1} + (1-\beta)\, g_t, \qquad
@@ -159,7 +159,7 @@ def rmsprop(
     Returns:
         A chain of `scale_by_rms` (or `scale_by_stddev`), `scale_by_learning_rate` and, with
         momentum, `trace`. The momentum sums scaled steps, as in TensorFlow and optax. The slots are
-        `nu`, `mu` if centred, and `trace`.
+        `nu`, `mu` if centered, and `trace`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

@@ -71,8 +71,8 @@ class scale_by_soap(Matrixwise):
 
     The first step only initializes the factors. Its update is zero, because the bases would depend
     on the gradient that they transform. Then the bases are refreshed every `precondition_frequency`
-    steps by one power iteration and a QR factorisation. Matrices of one shape are batched. A step
-    without refresh computes no factorisation.
+    steps by one power iteration and a QR factorization. Matrices of one shape are batched. A step
+    without refresh computes no factorization.
 
     For a matrix `[m, n]`, the state has `2 m n` numbers for Adam and `2 (m^2 + n^2)` for the
     rotated sides. A nonfinite gradient doesn't change factors and bases, but makes the averages

@@ -92,7 +92,7 @@ class stochastic_reconfiguration(Transformation):
         chunk_size: The number of samples to process at once; `None` processes all samples.
         axis_name: Inside `jax.shard_map`, the named axis over which samples, energies and weights
             are sharded. The step uses all samples and is equal on all devices.
-        solver: `'cholesky'` factorises a matrix with a row for each sample (two for a complex
+        solver: `'cholesky'` factorizes a matrix with a row for each sample (two for a complex
             amplitude), up to 32,768; `'cg'` uses conjugate gradients without this matrix.
         iterations: The maximum number of conjugate-gradient iterations.
         rank: The rank of the Nyström preconditioner for conjugate gradients; 0 disables it.
@@ -100,7 +100,7 @@ class stochastic_reconfiguration(Transformation):
     Raises:
         TypeError: If a param isn't floating, or the amplitude isn't a scalar.
         ValueError: If a hyper-parameter is out of range, energies or weights aren't `[n]`, or there
-            are too many samples to factorise.
+            are too many samples to factorize.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt

@@ -150,7 +150,7 @@ def projection_affine_set(x: Any, A: Any, b: Any) -> jax.Array:
             f"projection_affine_set: x has shape {w.shape}, A {m.shape}, b {c.shape}, expected "
             "[n], [m, n], [m]."
         )
-    # A QR factorisation is used instead of A A^T, whose condition number is the square of A's.
+    # A QR factorization is used instead of A A^T, whose condition number is the square of A's.
     q, r = jnp.linalg.qr(m.T)
     with jax.default_matmul_precision("highest"):
         target = jax.scipy.linalg.solve_triangular(r.T, c, lower=True)

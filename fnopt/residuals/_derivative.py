@@ -42,7 +42,7 @@ class Derivative(NamedTuple):
     pull: Callable[[Any, jax.Array], jax.Array]  # J, w -> J^T w
     sparse: bool = False  # whether products cost far less than the matrix
     gram: Gram | None = None  # sums the Gram matrix without J, if available
-    compressed: Compressed | None = None  # for Jacobians compressed by colours
+    compressed: Compressed | None = None  # for Jacobians compressed by colors
 
     def scaled(self, factors: Map) -> Derivative:
         r"""The derivative of :math:`b_i f_i`, in which the factors `b(x)` are constants.

@@ -1,4 +1,4 @@
-"""Least squares and minimisation of smooth functions: methods, and loops to convergence."""
+"""Least squares and minimization of smooth functions: methods, and loops to convergence."""
 
 from __future__ import annotations
 

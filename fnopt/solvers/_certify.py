@@ -174,7 +174,7 @@ def certified_end(
     free, spectrum = free_point(point, box), spectrum_of(point)
     free_spectrum = spectrum if box is None else spectrum_of(free)
     bound = negligible_decrease(free, tolerances)
-    optimal = free_spectrum.decrement <= bound  # False for NaN, after a failed factorisation
+    optimal = free_spectrum.decrement <= bound  # False for NaN, after a failed factorization
     stalled = state.status == Status.STALLED.value
     size = jnp.sqrt(psum_rows(jnp.sum(jnp.square(point.r))))
     # Relative to the residuals, the square of such a column is below the rounding error of the
@@ -209,7 +209,7 @@ def exact_point(model: LinearModel, point: Linearization) -> Linearization:
     """Return the point with the triangular factor of its Jacobian, if the Jacobian is small.
 
     Normal equations square the condition number, and conjugate gradients don't determine the null
-    space. For up to 64 params, the cost of a QR factorisation is negligible in a fit.
+    space. For up to 64 params, the cost of a QR factorization is negligible in a fit.
     """
     flat = model.flat
     given = flat.derivative

@@ -17,8 +17,8 @@ class dogleg(LeastSquaresMethod):
 
     The path leads from 0 to the Cauchy step (the minimum of the linear model along the gradient),
     then to the Gauss-Newton step. The step is the last point of this path within :math:`\|D u\| \le
-    \Delta`. A dogleg step takes one factorisation. A step of :class:`fnopt.levenberg_marquardt` may
-    take several factorisations, but reduces the model further.
+    \Delta`. A dogleg step takes one factorization. A step of :class:`fnopt.levenberg_marquardt` may
+    take several factorizations, but reduces the model further.
 
     `dogleg` has the interface of :class:`fnopt.levenberg_marquardt`; :func:`fnopt.least_squares`
     runs the method to convergence.

@@ -160,9 +160,9 @@ def _propose_within(state: SearchState, scale: jax.Array, box: Box) -> tuple[Tri
 
 
 def _propose(point: Linearization, scale: jax.Array, radius: jax.Array, lam: jax.Array) -> Trial:
-    """Return the steps of all problems by an unrolled Cholesky factorisation, for given damping.
+    """Return the steps of all problems by an unrolled Cholesky factorization, for given damping.
 
-    As in :class:`fnopt.linear.TriangleSystem`, a step is truncated to the radius. One factorisation
+    As in :class:`fnopt.linear.TriangleSystem`, a step is truncated to the radius. One factorization
     is sufficient, because the damping of the next step follows from this solution.
     """
     A, g = _scaled_rows(point, scale), point.gradient / scale

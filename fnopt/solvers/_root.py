@@ -59,7 +59,7 @@ def root(
             converted to floats. A list or tuple of numbers is one vector, as in SciPy.
         args: Further arguments of `fun`: pytrees of arrays.
         jac: `fnopt.sparse_jacobian(fun)`, for many equations, each of which depends on few params.
-            Steps then use a sparse factorisation, as in :func:`fnopt.least_squares`. The test with
+            Steps then use a sparse factorization, as in :func:`fnopt.least_squares`. The test with
             `tol` uses the larger of :math:`|\theta_j|` at the initial guess and at the root, and
             the final Newton steps are omitted. With `has_aux`, differentiate the equations only.
         has_aux: Whether `fun` returns `(equations, aux)`; `aux` at the root is returned.

@@ -50,7 +50,7 @@ def linear_step(point: Linearization, scale: jax.Array, step: DampedStep) -> Tri
 def next_damping(trial: Trial, radius: jax.Array) -> jax.Array:
     """Return the damping for a radius by Hebden's formula, from the solution for another damping.
 
-    If the factorisation failed, there is no solution, and the damping increases by Marquardt's
+    If the factorization failed, there is no solution, and the damping increases by Marquardt's
     factor.
     """
     lam = trial.lam + (divide(trial.solution_length, radius) - 1) * trial.hebden
@@ -149,7 +149,7 @@ class RadiusRule(NamedTuple):
     def radius_after(self, step: StepEvaluation) -> jax.Array:
         """Return the radius of the next step."""
         radius = self.next(step)
-        # After a failed factorisation the step is NaN and treated as too long.
+        # After a failed factorization the step is NaN and treated as too long.
         radius = jnp.where(jnp.isnan(radius), step.radius / 2, radius)
         return jnp.maximum(radius, jnp.asarray(jnp.finfo(radius.dtype).tiny, radius.dtype))
 

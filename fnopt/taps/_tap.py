@@ -37,7 +37,7 @@ def tap(name: str, x: Tree) -> Tree:
     branches, custom derivative rules) and in the modules of any framework.
 
     `capture` also finds values named by `jax.ad_checkpoint.checkpoint_name`. `checkpoint_name` also
-    marks values for rematerialisation policies, and its names survive differentiation, but it may
+    marks values for rematerialization policies, and its names survive differentiation, but it may
     cost memory. Taps don't survive `jax.grad(loss)`: capture the loss itself.
 
     Args:

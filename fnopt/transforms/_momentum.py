@@ -132,7 +132,7 @@ class grokfast(Leafwise):
     .. math:: h_t = \alpha h_{t-1} + (1-\alpha)\, g_t, \qquad u_t = g_t + \lambda h_t
 
     Before an optimizer in a chain, `grokfast` shortens the time between fitting the training set
-    and generalising ("grokking"). The paper reports a factor of up to 50.
+    and generalizing ("grokking"). The paper reports a factor of up to 50.
 
     Args:
         alpha: :math:`\alpha`, decay of the mean.

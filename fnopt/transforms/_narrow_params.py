@@ -61,7 +61,7 @@ class stochastic_rounding(RoundedWrapper):
 
     .. math:: \theta' = \mathrm{sr}(\theta + u), \qquad E[\theta'] = \theta + u
 
-    The sum is rounded at random to one of its two neighbours, more often to the nearer neighbour.
+    The sum is rounded at random to one of its two neighbors, more often to the nearer neighbor.
     Stochastic rounding needs no memory. Rounding to nearest discards every step smaller than half
     of a param's last digit: 1 - 1000 x 1e-3 is 1 in bfloat16. Params of 32 bits and more aren't
     rounded. `kahan` and `master_copy` have no noise, but need memory.

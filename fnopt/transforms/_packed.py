@@ -86,7 +86,7 @@ class packed(Wrapper):
         layout: The params (arrays or their shapes), from which the layout is taken.
         labels: The labels of the leaves; leaves of a label share a buffer: a tree of labels,
             `by_pattern` or `by_path`. A buffer is called `'label.dtype'`, so that `mask='decay.*'`
-            selects the buffers labelled `'decay'`.
+            selects the buffers labeled `'decay'`.
 
     Raises:
         TypeError: If a leaf is not floating or complex.
@@ -222,7 +222,7 @@ class _Probe:
             p, grads = rng.uniform(1, 3, size), rng.normal(size=(_STEPS, size))
             if size > 1:  # AdamP (Heo et al., 2020) looks for gradients orthogonal to a leaf.
                 grads[1::2] -= np.outer(grads[1::2] @ p / (p @ p), p)
-            # Neighbours in a buffer differ in norm. With _RATIO the norms pass 1e3 to 1e-3.
+            # Neighbors in a buffer differ in norm. With _RATIO the norms pass 1e3 to 1e-3.
             grads *= 10.0 ** (3 - j % 4) * _RATIO ** np.arange(_STEPS)[:, None]
             self._params.append(jnp.asarray(1e3 / (1 + j) * p.reshape(shape), leaf.dtype))
             self._grads.append(jnp.asarray(grads.reshape(_STEPS, *shape), leaf.dtype))

@@ -48,7 +48,7 @@ class quantized_state(StoredSlots):
     Small leaves (norms, biases) stay float32. Training of embeddings is stable because few rows
     share a scale.
 
-    A number is rounded to one of its two neighbours, more often to the nearer neighbour. The random
+    A number is rounded to one of its two neighbors, more often to the nearer neighbor. The random
     bits are a hash of the number's last digits and the step number. With rounding to nearest, a
     mean square that changes by a thousandth per step would follow the largest number of its block
     instead of its gradients.

@@ -1,4 +1,4 @@
-"""Sharpness-aware minimisation."""
+"""Sharpness-aware minimization."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SAMState(NamedTuple):
 
 
 class sam(Transformation):
-    r"""Sharpness-aware minimisation: step along the gradient at the worst nearby point.
+    r"""Sharpness-aware minimization: step along the gradient at the worst nearby point.
 
     .. math:: \tilde\theta = \theta + \rho\, \frac{g(\theta)}{\lVert g(\theta) \rVert}, \qquad
               u = \mathrm{inner}(g(\tilde\theta))

@@ -255,10 +255,10 @@ class by_pattern(Selector):
     branch (`'encoder'`) selects all leaves of the branch.
 
     Args:
-        patterns: A pattern or several, whose leaves are labelled True; or a mapping from pattern to
+        patterns: A pattern or several, whose leaves are labeled True; or a mapping from pattern to
             label. A value such as `fnopt.MatrixDimensionNumbers` is used unchanged.
         default: The label of the leaves that no pattern matches. Without a default these leaves are
-            labelled False if the patterns' labels are all True; otherwise they raise an error.
+            labeled False if the patterns' labels are all True; otherwise they raise an error.
 
     Raises:
         ValueError: In use without a default, if no pattern matches any leaf, or if a pattern that

@@ -158,13 +158,13 @@ class DecayToAnchorState(NamedTuple):
 
 
 class decay_to_anchor(Leafwise):
-    r"""Add L2 regularisation towards the initial parameters (L2-SP).
+    r"""Add L2 regularization towards the initial parameters (L2-SP).
 
     .. math:: u_t = g_t + \lambda_t\, (\theta_t - \theta_0)
 
     In fine-tuning, weights decay towards the pretrained values. Before an optimizer,
     `decay_to_anchor` adds the gradient of :math:`\frac{\lambda}{2} \lVert \theta - \theta_0
-    \rVert^2`, as in the paper; between a direction and `scale_by_learning_rate`, the regularisation
+    \rVert^2`, as in the paper; between a direction and `scale_by_learning_rate`, the regularization
     is decoupled. New layers need plain decay: `chain(masked(decay_to_anchor(a), 'body/*'),
     add_decayed_weights(b, 'head/*'), ...)`.
 

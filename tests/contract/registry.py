@@ -31,7 +31,7 @@ class Case:
         name: Its name in test ids.
         make: Makes it.
         peer: The same algorithm in optax, as a function of the optax module.
-        minimise: Makes, for a learning rate, a version fit to minimise a quadratic and Rosenbrock's
+        minimize: Makes, for a learning rate, a version fit to minimize a quadratic and Rosenbrock's
             function; None for transforms that don't descend.
         steps: How many steps that may take.
         extras: Extra arguments that its update requires.

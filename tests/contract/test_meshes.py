@@ -205,7 +205,7 @@ def test_without_a_mesh_in_the_context(name):
 
 @pytest.mark.skipif(not hasattr(jax, "set_mesh"), reason="the caller has to set the mesh then")
 def test_an_eager_step_of_two_params_on_two_devices():
-    # The Jacobian of two residuals by two params, each on a device of its own, is factorised whole.
+    # The Jacobian of two residuals by two params, each on a device of its own, is factorized whole.
     mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Explicit,))
     start = jnp.asarray([1.0, 1.5])
     spread = jax.device_put(start, NamedSharding(mesh, P("d")))

@@ -106,7 +106,7 @@ def transformer_counts(b=4, t=64, d=64, layers=2, v=256, heads=4):
     projections = 4 * 2 * n * d * d
     scores_and_mixture = 2 * 2 * b * t * t * d
     hidden = 2 * 2 * n * d * 4 * d
-    # Two sums of d - 1, centring, squares, two scalings; two divisions and epsilon.
+    # Two sums of d - 1, centering, squares, two scalings; two divisions and epsilon.
     norm = n * (2 * (d - 1) + 4 * d + 3)
     # Scale, mask; the maximum (with -inf), difference, a sum of t - 1, division.
     softmax = rows * (2 * t + t + t + (t - 1) + t)

@@ -13,7 +13,7 @@ from tests.curvature.public_models import INPUTS, LIBRARIES, block_of
 # Each network in one library, all libraries in turn; the module prints all thirty.
 CASES = [(library, name) for i, name in enumerate(INPUTS) for library in [[*LIBRARIES][i % 3]]]
 CASES.append(("flax", "LSTM"))
-# Its normalisation has a scale for each position and channel: no product with a matrix.
+# Its normalization has a scale for each position and channel: no product with a matrix.
 LEAST = {("Equinox", "MLP-Mixer"): 0.89}
 
 

@@ -212,7 +212,7 @@ def products(model_fn, loss_fn):
             batch_norm,
             loss_of,
             ValueError,
-            "Expected a function of ONE example: one that normalises",
+            "Expected a function of ONE example: one that normalizes",
         ),
     ],
 )

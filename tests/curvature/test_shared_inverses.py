@@ -23,7 +23,7 @@ def stacks():
 
 
 def numbers_of_matrices(fn, args):
-    """By branch of the choice between devices: how many matrices it factorises."""
+    """By branch of the choice between devices: how many matrices it factorizes."""
     found = []
 
     def count(jaxpr):

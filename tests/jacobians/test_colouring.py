@@ -20,7 +20,7 @@ def test_columns_of_one_colour_share_no_row(seed, m, n, density):
         assert pattern[:, found.colour == k].sum(axis=1).max() <= 1
     most = int(pattern.sum(axis=1).max())
     assert max(most, 1) <= found.colours <= n
-    # What the sums of each colour hold is the matrix.
+    # What the sums of each color hold is the matrix.
     A = np.where(pattern, np.arange(m * n).reshape(m, n) + 1, 0)
     sums = A @ found.seeds(int).T
     B = np.zeros_like(A)

@@ -78,8 +78,8 @@ def test_a_plan_names_what_is_used_instead_of_an_elimination():
         return jnp.append(x[0], x[1:] - x[:-1] ** 2)
 
     for fn, n, text in [
-        (chain, 300, "300 unknowns from 300 residuals: Cholesky factorisation of a band, in 19 bl"),
-        (chain, 256, "256 unknowns from 256 residuals: factorisation of a dense matrix"),
+        (chain, 300, "300 unknowns from 300 residuals: Cholesky factorization of a band, in 19 bl"),
+        (chain, 256, "256 unknowns from 256 residuals: factorization of a dense matrix"),
         (lambda x: chain(x)[1:], 300, "300 unknowns from 299 residuals: conjugate gradients"),
     ]:
         assert str(fnopt.sparse_jacobian(fn).plan(jnp.ones(n))).startswith(text)

@@ -1,4 +1,4 @@
-"""Sparse Jacobians by colours, against dense ones."""
+"""Sparse Jacobians by colors, against dense ones."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Sparse Hessians by star colouring, against dense ones."""
+"""Sparse Hessians by star coloring, against dense ones."""
 
 from __future__ import annotations
 

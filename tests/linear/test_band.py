@@ -1,4 +1,4 @@
-"""Factorisations along a band, against dense ones of NumPy."""
+"""Factorizations along a band, against dense ones of NumPy."""
 
 import jax
 import jax.numpy as jnp

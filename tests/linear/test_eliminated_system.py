@@ -24,7 +24,7 @@ def bundle_adjustment(cameras=4, points=12):
 
 
 def grid(side=7):
-    """Differences of neighbours, and every unknown by itself."""
+    """Differences of neighbors, and every unknown by itself."""
     at = np.arange(side * side).reshape(side, side)
     pairs = np.r_[
         np.c_[at[:, 1:].ravel(), at[:, :-1].ravel()], np.c_[at[1:].ravel(), at[:-1].ravel()]

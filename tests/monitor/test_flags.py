@@ -176,7 +176,7 @@ def dense(weights, bias):
 
 
 def test_a_bias_that_never_has_a_gradient_is_no_dead_layer():
-    # Of attention's keys, and before a normalisation: what is left of it is rounding.
+    # Of attention's keys, and before a normalization: what is left of it is rounding.
     tree = {"key": dense(1.0, 1e-9), "conv": dense(0.1, 0.0), "out": dense(1.0, 1.0)}
     assert not flagged(tree)
     tree["conv"] = dense(0.0, 0.0)

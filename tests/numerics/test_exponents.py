@@ -16,7 +16,7 @@ def test_edges_are_powers_of_four():
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_counts_against_numpy(dtype, x64):
-    # Edges, both neighbours of each, zeros, denormals, the largest and what isn't finite.
+    # Edges, both neighbors of each, zeros, denormals, the largest and what isn't finite.
     info = jnp.finfo(dtype)
     x = jnp.asarray([*EDGES[1:-1], info.max, info.tiny, info.smallest_subnormal, 0.0, -3.0], dtype)
     x = jnp.concatenate([x, jnp.nextafter(x, jnp.zeros_like(x)), -x])

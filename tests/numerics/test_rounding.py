@@ -22,7 +22,7 @@ def numbers(name, n=512):
     low, high = NARROW[name]
     rng = np.random.default_rng(0)
     size = np.exp(rng.uniform(np.log(low), np.log(high), n)).astype(np.float32)
-    powers = np.float32(2.0) ** np.arange(-8, 9)  # where the distance of neighbours changes
+    powers = np.float32(2.0) ** np.arange(-8, 9)  # where the distance of neighbors changes
     ends = np.concatenate([size, powers, powers * np.float32(1 - 2.0**-20)])
     return np.concatenate([ends, -ends, np.zeros(1, np.float32)])
 
@@ -53,7 +53,7 @@ def test_random_rounding_takes_a_neighbour_and_has_no_bias(name):
         23 - jnp.finfo(jnp.dtype(name)).nmant
     )
     distance = np.maximum(distance, float(jnp.finfo(jnp.dtype(name)).smallest_subnormal))
-    assert (np.abs(many - x) <= distance).all()  # no further than the other neighbour
+    assert (np.abs(many - x) <= distance).all()  # no further than the other neighbor
     # The error of one draw is less than the distance; the mean of them all is near zero.
     error = (many - x) / distance
     assert abs(error.mean()) < 4 / np.sqrt(error.size) * 0.5

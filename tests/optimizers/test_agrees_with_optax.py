@@ -15,7 +15,7 @@ from tests.optimizers.cases import OPTIMIZERS, cast, tree
 
 STEPS = 20
 # What accumulates: sums of 20 steps, in units of the dtype's resolution. In float32 the quotients
-# of nearly equal numbers (AdaBelief's, centred RMSProp's) lose digits that float64 has to spare.
+# of nearly equal numbers (AdaBelief's, centered RMSProp's) lose digits that float64 has to spare.
 TOLERANCES = {jnp.dtype("float32"): 5e-5, jnp.dtype("float64"): 1e-9}
 # Some numbers of the peer are float32 whatever the params are.
 FLOAT32_INSIDE = {"accumulated_sgd", "adafactor", "adafactor_plain", "madgrad"}

@@ -237,7 +237,7 @@ def test_weights_of_any_size_are_the_same():
 
 
 def test_of_samples_that_are_all_alike_nothing_moves():
-    # The centred rows are zero: the matrix is singular but for its damping.
+    # The centered rows are zero: the matrix is singular but for its damping.
     tx, run = step()
     params, s, E = small()
     updates, state = run(params, tx.init(params), jnp.broadcast_to(s[:1], s.shape), E)

@@ -1,4 +1,4 @@
-"""Batched factorisations of one step are never begun side by side: `fnopt.sharding.sequential`.
+"""Batched factorizations of one step are never begun side by side: `fnopt.sharding.sequential`.
 
 On a CPU that ends in threads which wait for each other for ever. Whether it does depends on the
 number of cores, so what is read is the order that the compiled program asks for.

@@ -104,7 +104,7 @@ def test_bounds_with_elimination_end_where_the_conditions_of_a_minimum_hold(x64,
     fit = fnopt.least_squares(residuals, start, jac=jac, bounds=bounds)
     assert bool(fit.converged)
     assert isinstance(fit.jacobian, SparseJacobian)  # not by a full matrix, with bounds neither
-    assert "\n  steps by elimination of 270 unknowns, Cholesky factorisation of 36\n" in str(fit)
+    assert "\n  steps by elimination of 270 unknowns, Cholesky factorization of 36\n" in str(fit)
 
     @jax.jit
     def gradients(params):
@@ -225,7 +225,7 @@ def test_covariance_is_infinite_only_where_the_data_leave_something_open(x64):
     fit = fnopt.least_squares(steps, start, jac=jac, bounds=bounds)
     assert (fit.rank, fit.dof) == (302, 598 - 302)  # of[2] is fixed, at can be shifted
     assert fit.message.endswith("; the data don't determine 1 direction in at")
-    assert "\n  steps by Cholesky factorisation of a band, in 19 blocks of 16 unknowns" in str(fit)
+    assert "\n  steps by Cholesky factorization of a band, in 19 blocks of 16 unknowns" in str(fit)
     assert "rank 302 of 303: the data don't determine 1 direction in at" in str(fit)
 
     def chosen(p):
@@ -281,6 +281,6 @@ def test_many_equations_by_their_sparse_jacobian(x64):
     theta = float(fnopt.root(lambda t: t - jnp.cosh(t / 4), 1.0).params)
     t = np.arange(1, n + 1) * h
     exact = -2 * np.log(np.cosh((t - 0.5) * theta / 2) / np.cosh(theta / 4))
-    np.testing.assert_allclose(end.params, exact, atol=1e-6)  # of the discretisation
+    np.testing.assert_allclose(end.params, exact, atol=1e-6)  # of the discretization
     without = fnopt.root(lambda u, rate: bratu(u, rate) + 1, jnp.zeros(n), (0.5,), jac=jac)
     assert not bool(without.converged)

@@ -206,6 +206,6 @@ def test_small_leaves_share_a_draw_and_no_number_of_it(make):
     draws = [text.count("random_bits[") for text in programs]
     assert draws[0] == draws[1] > 0
     a, b = (np.asarray(x, np.float32) for x in jax.tree.leaves(jax.jit(ends)(leaves(2))))
-    assert len(set(a)) == 2  # the two neighbours
+    assert len(set(a)) == 2  # the two neighbors
     assert set(a) == set(b)
     assert (a != b).any()

@@ -68,7 +68,7 @@ def curve_fit_batch(
     bounded memory, and waiting fits replace finished fits.
 
     The method is Levenberg-Marquardt as in :func:`fnopt.least_squares`, but without acceleration,
-    and with an unrolled Cholesky factorisation of the normal equations instead of QR. Trust region,
+    and with an unrolled Cholesky factorization of the normal equations instead of QR. Trust region,
     bounds, stopping tests and certificate are the same. If params are strongly correlated, the
     error is about :math:`\kappa^2 \epsilon` instead of :math:`\kappa \epsilon`, where
     :math:`\kappa` is the condition number of the Jacobian with columns of unit length. For up to

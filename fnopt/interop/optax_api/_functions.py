@@ -47,7 +47,7 @@ def safe_root_mean_squares(x: jax.Array, min_rms: Any) -> jax.Array:
 
 
 def nnls(A: Any, b: Any, iters: int, unroll: int | bool = 1, L: Any = None) -> jax.Array:
-    r"""Find the :math:`x \ge 0` that minimises :math:`\lVert A x - b \rVert`.
+    r"""Find the :math:`x \ge 0` that minimizes :math:`\lVert A x - b \rVert`.
 
     The function takes a fixed number of accelerated projected gradient steps. `fnopt.least_squares`
     with bounds needs fewer steps, and reports whether it converged.

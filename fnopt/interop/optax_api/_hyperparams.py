@@ -94,7 +94,7 @@ def inject_hyperparams(
 
     Use it for scripts that write `state.hyperparams["learning_rate"] = ...`. New code doesn't need
     it, because an fnopt optimizer is a pytree whose hyper-parameters can be changed, traced and
-    vectorised.
+    vectorized.
 
     Args:
         inner_factory: A function that makes an optimizer.

@@ -52,7 +52,7 @@ class _lookahead(Transformation):
     inner: transforms.lookahead
 
     def init(self, params: Any) -> LookaheadState:
-        """Initialise the fast optimizer; warn if the params aren't a pair, as optax does."""
+        """Initialize the fast optimizer; warn if the params aren't a pair, as optax does."""
         state = self.inner.init(_fast(params))
         return LookaheadState(state.inner_state, state.steps_since_sync)
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 # Arguments with one number for every element.
 _ELEMENTS = {"predictions", "targets", "logits", "log_predictions", "log_targets", "labels"}
 _ELEMENTS |= {"predictor_outputs", "anchors", "positives", "negatives"}
-# Losses that normalise vectors along the last axis or take their norm, so that a last axis of
+# Losses that normalize vectors along the last axis or take their norm, so that a last axis of
 # length 1 must not broadcast.
 _VECTORS = {"softmax_cross_entropy", "poly_loss_cross_entropy", "ranking_softmax_loss"}
 _VECTORS |= {"triplet_margin_loss", "cosine_distance", "cosine_similarity"}

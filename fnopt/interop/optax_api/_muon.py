@@ -23,7 +23,7 @@ def scale_by_muon(
     preconditioning: str = "frobenius",
     weight_dimension_numbers: Any = None,
 ) -> Any:
-    """Orthogonalise the mean gradient of every matrix, so that its singular values are near 1."""
+    """Orthogonalize the mean gradient of every matrix, so that its singular values are near 1."""
     rule = weight_dimension_numbers
     return transforms.chain(
         transforms.ema(beta, accumulator_dtype=mu_dtype, nesterov=nesterov),

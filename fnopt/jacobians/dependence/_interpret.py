@@ -108,7 +108,7 @@ def dependence(linear: jex.ClosedJaxpr, size: int) -> tuple[Sets, list[np.ndarra
     The program is interpreted once, with a set of inputs in place of every number. The outputs of
     an unknown operation, or of one with an unknown parameter, depend on all its inputs. The values
     of index arrays and the zeros of matrices are used if they are constants of the program. Writes
-    to mutable arrays (`jax.new_ref`) aren't analysed, so every output is then assumed to depend on
+    to mutable arrays (`jax.new_ref`) aren't analyzed, so every output is then assumed to depend on
     all inputs.
 
     Args:
@@ -174,7 +174,7 @@ def _outputs(sets: Sets, eqn: jex.JaxprEqn, inputs: list[Entry]) -> list[Entry]:
 
 
 class _WrittenError(Exception):
-    """A value that depends on inputs was written to a mutable array, which can't be analysed."""
+    """A value that depends on inputs was written to a mutable array, which can't be analyzed."""
 
 
 def _writes(eqn: jex.JaxprEqn) -> bool:

@@ -21,7 +21,7 @@ _MODELS: dict[str, tuple[type[LinearModel], type[LinearModel]]] = {
 
 
 def linear_model(flat: FlatResidual, solver: str, mode: str, chunk_size: int | None) -> LinearModel:
-    """Choose at trace time how to linearise residuals and how to store the Jacobian.
+    """Choose at trace time how to linearize residuals and how to store the Jacobian.
 
     Args:
         flat: The residual function of a vector.

@@ -59,7 +59,7 @@ class TriangleModel(DenseModel):
 
 
 class LiftedModel(DenseModel):
-    """The model of a wide Jacobian by the QR factorisation of its transpose."""
+    """The model of a wide Jacobian by the QR factorization of its transpose."""
 
     def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> LiftedSystem:
         """Return the linear system for steps restricted to the row space of the scaled Jacobian."""

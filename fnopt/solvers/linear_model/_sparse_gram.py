@@ -1,4 +1,4 @@
-"""The linear model of a sparse Jacobian with factorised normal equations."""
+"""The linear model of a sparse Jacobian with factorized normal equations."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _layout(sparsity: Sparsity, by_rows: bool) -> tuple[Any, Algebra] | None:
 def algebra_text(J: SparseJacobian) -> str:
     """Name the linear solver that factorized the normal equations of a sparse Jacobian."""
     found = _layout(J.sparsity, J.by_rows)
-    assert found is not None, "a solution keeps a sparse Jacobian that was factorised"
+    assert found is not None, "a solution keeps a sparse Jacobian that was factorized"
     return str(found[0])
 
 
@@ -83,7 +83,7 @@ def inverse_root(J: SparseJacobian, rows: jax.Array, fixed: jax.Array | None = N
         regularization.
     """
     found = _layout(J.sparsity, J.by_rows)
-    assert found is not None, "a solution keeps a sparse Jacobian that was factorised"
+    assert found is not None, "a solution keeps a sparse Jacobian that was factorized"
     layout, algebra = found
     G = layout.gram(J)
     scale = initial_scale(jnp.sqrt(layout.diagonal(G)))
@@ -152,7 +152,7 @@ class SparseGramModel(LinearModel):
         return super().products(point._replace(J=point.J[0]))
 
     def system(self, point: Linearization, scale: jax.Array, lam: jax.Array) -> SparseGramSystem:
-        """Return the linear system for steps by a sparse factorisation in scaled variables."""
+        """Return the linear system for steps by a sparse factorization in scaled variables."""
         push, pull = self.products(point)
         # The column of an active param is zero, which is equivalent to an infinite scale.
         scale = jnp.where(point.columns > 0, scale, jnp.inf)
@@ -168,7 +168,7 @@ class SparseGramModel(LinearModel):
     def null_space(self, point: Linearization) -> tuple[jax.Array, jax.Array]:
         r"""Return the rank and the null space, from the smallest eigenvalues.
 
-        The damping :math:`\delta` is 32 times the error of a factorisation (`rounding_damping`), so
+        The damping :math:`\delta` is 32 times the error of a factorization (`rounding_damping`), so
         a null vector is computed with an eigenvalue of at most :math:`\delta / 32^2`. If all eight
         eigenvalues are below :math:`\delta`, there may be more, and the rank is unknown (-1).
         """

@@ -1,4 +1,4 @@
-"""The model of L-BFGS-B: the compact BFGS matrix, and the generalised Cauchy point."""
+"""The model of L-BFGS-B: the compact BFGS matrix, and the generalized Cauchy point."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class lbfgsb(MinimizeMethod):
     .. math:: x^+ = x + \eta (\bar x - x), \qquad \bar x \approx \arg\min_{l \le z \le u}\;
               g^T (z - x) + \tfrac12 (z - x)^T B (z - x)
 
-    :math:`B` is the limited-memory BFGS matrix. The generalised Cauchy point along the projected
+    :math:`B` is the limited-memory BFGS matrix. The generalized Cauchy point along the projected
     gradient determines the active set. Then the model is minimized over the free params, the result
     is projected, and a line search finds :math:`\eta`. Without bounds the method is L-BFGS by the
     two-loop recursion.

@@ -104,7 +104,7 @@ class Solution(NamedTuple, Generic[Params]):
         cost: Half the sum of squares at the solution, or the robust cost.
         residuals: The residuals at the solution, a tree like the result of `residual_fn`.
         jacobian: The Jacobian at the solution, `[m, n]`, of the raveled residuals with respect to
-            the raveled params; None if it isn't formed. After steps by a sparse factorisation, it
+            the raveled params; None if it isn't formed. After steps by a sparse factorization, it
             is a :class:`fnopt.jacobians.SparseJacobian` with respect to the fitted variables. Over
             a named axis, it is the triangular factor `[n, n]` with the same :math:`J^T J`, as
             needed for a covariance.

@@ -1,4 +1,4 @@
-"""Inner products between examples that are never formed, against materialised gradients."""
+"""Inner products between examples that are never formed, against materialized gradients."""
 
 from __future__ import annotations
 

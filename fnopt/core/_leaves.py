@@ -240,7 +240,7 @@ def floating_leaves(params: Any) -> Any:
         return params
     warnings.warn(
         f"{where()}{names_text(others)} of the params aren't floating arrays, expected "
-        "None as their gradients: they have no state and don't change.",
+        "None as their gradients, because they have no state and don't change.",
         stacklevel=4,
     )
     return jax.tree.map(lambda p: p if is_inexact(p) else None, params)

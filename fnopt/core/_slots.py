@@ -178,7 +178,7 @@ def missing_count(tx: Any) -> ValueError:
     why = f"{names} follows a schedule" if names else "it reads the number of the step"
     return ValueError(
         f"{where()}{type(tx).__name__} needs a count of steps ({why}), but its state has "
-        "none: an optimizer that needs no count made it. Convert it by state, report = "
+        "none. An optimizer without a count made the state. Convert it by state, report = "
         "fnopt.tree.restore(tx.init(params), state, count=n), where n is the number of "
         "steps so far."
     )

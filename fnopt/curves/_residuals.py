@@ -175,8 +175,8 @@ def checked_values(values: Any, params: Any, x: Any, y: jax.Array) -> Any:
         )
     if jnp.iscomplexobj(y) and not jnp.iscomplexobj(values):
         raise TypeError(
-            f"curve_fit: ydata are {y.dtype}, but f returned {values.dtype}: expected "
-            "complex values: a real model can't fit imaginary parts. Pass ydata.real, or "
+            f"curve_fit: ydata are {y.dtype}, but f returned {values.dtype}, expected "
+            "complex values. A real model can't fit imaginary parts. Pass ydata.real, or "
             "a model with complex values."
         )
     if values.shape == () != y.shape and sum(map(jnp.size, jax.tree.leaves(params))) > 1:

@@ -35,7 +35,7 @@ _FORM = frozenset(["broadcast_in_dim", "reshape", "squeeze", "expand_dims", "cop
 
 _INSTEAD = (
     "Use a jitted step without named axes and with "
-    "fnopt.distributed.state_sharding(tx, params, axis=...): the compiler divides any optimizer."
+    "fnopt.distributed.state_sharding(tx, params, axis=...). The compiler divides any optimizer."
 )
 
 

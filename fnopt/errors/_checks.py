@@ -90,8 +90,8 @@ def check_returned(tree: Any, what: str) -> None:
         # NumPy arrays of objects, strings, dates (kinds O, S, U, M) have a dtype that JAX lacks.
         if not known or getattr(getattr(leaf, "dtype", None), "kind", "f") in "OSUM":
             raise TypeError(
-                f"{what} has {leaf!r:.60} as {leaf_text(path)}, expected arrays and numbers: the "
-                "function is compiled. Add other values to the result outside of the function."
+                f"{what} has {leaf!r:.60} as {leaf_text(path)}, expected arrays and numbers, "
+                "because the function is compiled. Add other values to the result outside of it."
             )
 
 

@@ -88,7 +88,7 @@ def check_example_loss(output: Any, has_aux: bool, name: str) -> tuple[jax.Array
         raise TypeError(
             f"{name}: the loss of ONE example returned {type_text(value)}, expected a scalar. "
             "Write the loss for a single example, without the batch axis, and sum over whatever "
-            "axes it has (time, pixels): it is mapped over the batch for you."
+            "axes it has (time, pixels). fnopt maps the loss over the batch."
         )
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise TypeError(f"{name}: the loss returned {type_text(value)}, expected a real float.")

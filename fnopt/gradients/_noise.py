@@ -135,8 +135,8 @@ def _check_finite(clip_norm: Any, name: str) -> None:
     for limit in jax.tree.leaves(clip_norm):
         if not isinstance(limit, Tracer) and not limit < math.inf:
             raise ValueError(
-                f"{name}: clip_norm is {limit}, expected a finite number: the sensitivity of "
-                "gradients that are not clipped is unbounded."
+                f"{name}: clip_norm is {limit}, expected a finite number, because the sensitivity "
+                "of gradients that are not clipped is unbounded."
             )
 
 

@@ -62,8 +62,8 @@ def _check(metrics: Any, step: jax.Array, every: int) -> None:
     if not callable(metrics) or isinstance(metrics, (Mapping, Health)):
         raise TypeError(
             f"{where()}emit: metrics is a {type(metrics).__name__}, expected a function without "
-            "arguments, as in lambda: {'loss': loss}: it is called only for the steps that are "
-            "sent."
+            "arguments, as in lambda: {'loss': loss}. emit calls it only for the steps that "
+            "are sent."
         )
     if step.ndim or not jnp.issubdtype(step.dtype, jnp.integer):
         raise TypeError(

@@ -165,7 +165,7 @@ class kfac(Transformation):
         if self.damping_every % self.model_every:
             raise ValueError(
                 f"kfac: damping_every = {self.damping_every}, expected a multiple of model_every = "
-                f"{self.model_every}: the damping follows what the quadratic model predicts."
+                f"{self.model_every}, because the damping follows the quadratic model."
             )
         if self.eigenbasis and self.inverse_every % self.statistics_every:
             raise ValueError(
@@ -202,7 +202,7 @@ class kfac(Transformation):
         if unsharded_leaves() is not None:
             raise ValueError(
                 "kfac: the params are parts, inside sharded, expected whole params. Use "
-                "kfac without sharded and with axis_name: its factors then cover the "
+                "kfac without sharded and with axis_name. Its factors then cover the "
                 "examples of all devices, and each device inverts some of the factors."
             )
         dtype = step_dtype(params)

@@ -221,7 +221,7 @@ def _layout(path: str, leaf: Any, numbers: MatrixDimensionNumbers | None) -> Mat
         if not chosen or any(not -len(shape) <= a < len(shape) for a in chosen):
             raise ValueError(
                 f"{name}, but {what} = {chosen}, expected axes from 0 to "
-                f"{len(shape) - 1}: a matrix has rows and columns. Correct its "
+                f"{len(shape) - 1}, because a matrix has rows and columns. Correct its "
                 "fnopt.MatrixDimensionNumbers, or pass None for a leaf that isn't a "
                 "matrix."
             )

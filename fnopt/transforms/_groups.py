@@ -35,8 +35,8 @@ def _check_groups(groups: Any, what: str) -> dict[str, Any]:
         )
     if _REST in groups:
         raise ValueError(
-            f"{where()}{what} has the key {_REST!r}, expected another one: this key stands "
-            "for all other leaves."
+            f"{where()}{what} has the key {_REST!r}, expected another one, because this key "
+            "stands for all other leaves."
         )
     return dict(groups)
 

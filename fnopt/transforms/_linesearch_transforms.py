@@ -273,7 +273,8 @@ class scale_by_backtracking_linesearch(Transformation):
         if all(isinstance(x, float) and math.isinf(x) for x in both):
             raise ValueError(
                 f"{where()}scale_by_backtracking_linesearch: increase_factor and max_learning_rate "
-                "are infinite, expected one of them finite: the first step would have no length."
+                "are infinite, expected one of them finite, because the first step needs "
+                "a finite length."
             )
 
     def init(self, params: Any) -> ScaleByBacktrackingLinesearchState:

@@ -198,9 +198,9 @@ class packed(Wrapper):
         if differing:
             raise ValueError(
                 f"{where()}{self.inner._place} steps the buffer {differing[0]!r} differently from "
-                "the leaves in it: it uses norms, shapes, paths or random numbers of single "
-                "leaves. Use the optimizer for the tree, without packed. Masks and labels by path "
-                "have to fit the names of the buffers: with packed(..., labels=by_pattern("
+                "the leaves in it, because it uses norms, shapes, paths or random numbers of "
+                "single leaves. Use the optimizer for the tree, without packed. Masks and labels "
+                "by path have to fit the names of the buffers: with packed(..., labels=by_pattern("
                 "{'*kernel': 'decay'}, default='plain')), mask='decay.*' chooses the kernels."
             )
 

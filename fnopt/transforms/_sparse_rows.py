@@ -92,7 +92,7 @@ class sparse_rows(Wrapper):
             except ValueError:
                 raise ValueError(
                     f"{where()}{what!r} has another structure than the params, expected "
-                    "one array per leaf: this optimizer can't step rows of a table."
+                    "one array per leaf, because this optimizer can't step rows of a table."
                 ) from None
             pairs = zip(nodes, parts, strict=True)
             return treedef.unflatten([_take_rows(what, *pair) for pair in pairs])
@@ -132,8 +132,9 @@ def _take_rows(what: str, node: Any, part: Any) -> Any:
         return part
     if getattr(part, "shape", ())[:1] != (node.size,):
         raise ValueError(
-            f"{where()}{what!r} does not have the {node.size} rows of the table: this optimizer "
-            "does not treat rows by themselves, or stores them in another form (quantized_state)."
+            f"{where()}{what!r} does not have the {node.size} rows of the table, because this "
+            "optimizer does not treat rows by themselves, or stores them in another form "
+            "(quantized_state)."
         )
     return node.of(part)
 

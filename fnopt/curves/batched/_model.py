@@ -38,8 +38,8 @@ def checked_model(
     n, at = len(numbers), points.x
     if n > _MOST_PARAMS:
         raise ValueError(
-            f"{NAME}: p0 has {n} params per fit, expected at most {_MOST_PARAMS}: the "
-            "algebra is unrolled. Use jax.vmap over fnopt.least_squares for larger "
+            f"{NAME}: p0 has {n} params per fit, expected at most {_MOST_PARAMS}, because "
+            "the factorization is unrolled. Use jax.vmap over fnopt.least_squares for larger "
             "problems."
         )
 

@@ -172,7 +172,7 @@ def of_examples(residual_fn: Any, jac: Any, batch: Any) -> ExampleResiduals:
     """Build the residual function of a batch from the residual function of one example."""
     if jac is not None:
         raise ValueError(
-            "least_squares: batch and jac are both given, expected one of them: with "
+            "least_squares: batch and jac are both given, expected one of them. With "
             "batch the Jacobian is computed per example. If you have a cheaper one, pass "
             "functions of the whole batch, with args=(batch,)."
         )

@@ -48,7 +48,7 @@ class BatchLoss:
         loss_fn: `loss(outputs, example) -> scalar`, or a tuple with one loss per model.
         params: The params.
         batch: The examples, or a tuple with one batch per model.
-        dtype: The dtype of linear algebra in the output space.
+        dtype: The dtype of factorizations in the output space.
         method: As in `batch_jacobian`.
         chunk_size: As in `batch_jacobian`.
         name: The public function that the user called, for messages.

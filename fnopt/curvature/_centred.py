@@ -30,7 +30,7 @@ class CentredJacobian:
         params: The params, real or complex.
         samples: Arrays with a leading axis of `n` samples.
         weights: Weight of each sample, `[n]`; `None` for equal weights.
-        dtype: The dtype of linear algebra in the sample space.
+        dtype: The dtype of factorizations in the sample space.
         method: As in `batch_jacobian`.
         chunk_size: As in `batch_jacobian`.
         axis_name: As in `batch_jacobian`.

@@ -133,7 +133,7 @@ def _is_ragged(data: list[Any] | tuple[Any, ...]) -> bool:
 
 
 def checked_counts(y: jax.Array) -> None:
-    """Refuse data that aren't counts: negative, NaN or infinite numbers."""
+    """Raise an error for data that aren't counts: negative, NaN or infinite numbers."""
     if not _is_known(y):
         return
     counts = np.asarray(y)

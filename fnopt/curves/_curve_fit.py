@@ -139,7 +139,7 @@ def curve_fit(
             differentiated, and steps have no geodesic acceleration. SciPy's names of difference
             schemes have no effect.
         full_output: Whether to return SciPy's tuple of five results.
-        nan_policy: `'raise'` refuses NaN in the data, `'omit'` ignores points with NaN.
+        nan_policy: `'raise'` raises an error for NaN in the data, `'omit'` ignores points with NaN.
         loss: A robust loss, its name, or its function; see :func:`fnopt.least_squares`.
         f_scale: The scale of a loss given by name or as a function.
         ftol: Relative tolerance of the cost; see :class:`fnopt.levenberg_marquardt`.

@@ -50,7 +50,7 @@ _SOLVER = "Use fnopt.least_squares, which has it, with the function lambda p: f(
 _TABLE = ScipyTable(
     "curve_fit",
     # The keywords after `callback` have no effect, because derivatives are exact, the method
-    # doesn't depend on the units of the params, and it chooses its own linear algebra.
+    # doesn't depend on the units of the params, and it chooses its own linear solver.
     keywords=(
         *("factor", "verbose", "col_deriv", "callback"),
         *("epsfcn", "diff_step", "x_scale", "diag", "tr_solver", "tr_options", "workers"),
@@ -97,7 +97,7 @@ def read_keywords(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_method(method: str | None, box: Any) -> None:
-    """Refuse an unknown method, and a method that takes no bounds."""
+    """Raise an error for an unknown method, and a method that takes no bounds."""
     if method not in METHODS:
         raise ValueError(f"curve_fit: method = {method!r}, expected None, 'lm', 'trf' or 'dogbox'.")
     if method == "lm" and box is not None:

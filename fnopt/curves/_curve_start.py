@@ -92,7 +92,7 @@ def takes_names(f: Any, p0: Any) -> bool:
 
 
 def check_kinds(f: Any, p0: Any, name: str = "curve_fit") -> None:
-    """Refuse a class of models as `f`, and text or another fit as `p0`."""
+    """Raise an error for a class of models as `f`, and text or another fit as `p0`."""
     if isinstance(f, type) and is_model(f):
         raise TypeError(
             f"{name}: f is the class {f.__name__}, expected a model. Write {f.__name__}()."
@@ -216,7 +216,7 @@ def argument_names(f: Callable[..., Any], n: int) -> tuple[str, ...]:
 
 
 def check_count_of_params(f: Callable[..., Any], n: int, name: str = "curve_fit") -> None:
-    """Refuse a function whose number of params differs from the length of the initial guess."""
+    """Raise an error if the number of params of `f` differs from the initial guess's."""
     try:
         required, most, any_number = positional(f)
     except ValueError:  # a function without a signature, such as a NumPy ufunc
@@ -232,7 +232,7 @@ def check_count_of_params(f: Callable[..., Any], n: int, name: str = "curve_fit"
 
 
 def check_takes_tree(f: Callable[..., Any], x: Any, params: Any, name: str = "curve_fit") -> None:
-    """Refuse a function that can't be called with a tree of params."""
+    """Raise an error for a function that can't be called with a tree of params."""
     if not accepts_args(f, x, params):
         kind = "one array" if hasattr(params, "shape") else f"a tree ({type(params).__name__})"
         if isinstance(params, dict):

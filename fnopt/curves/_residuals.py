@@ -146,7 +146,7 @@ def as_wide_as(model: Any, start: Any, x: Any, y: jax.Array) -> jax.Array:
 
 
 def check_enough(size: int, n: int, box: Any, name: str, instead: str, of: str = "") -> None:
-    """Refuse fewer data than params, as SciPy does without bounds.
+    """Raise an error for fewer data than params, as SciPy does without bounds.
 
     Args:
         size: Number of data.
@@ -197,7 +197,7 @@ def checked_values(values: Any, params: Any, x: Any, y: jax.Array) -> Any:
 
 
 def has_jacobian(jac: Any, passing: str, name: str) -> bool:
-    """Whether `jac` is a function; refuse one that doesn't match the params, and other values."""
+    """Whether `jac` is a function; raise an error if it doesn't match the params."""
     if not callable(jac):
         if jac not in (None, *SCHEMES):
             raise ValueError(f"{name}: jac = {jac!r}, expected a function jac(x, a, b, ...).")

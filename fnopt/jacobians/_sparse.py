@@ -71,7 +71,7 @@ def sparse_jacobian(
         A function of the arguments of `fn` that returns a :class:`SparseJacobian`, which has
         `mv`, `rmv` and `matrix`, `to_scipy` and `to_bcoo`. Its method `plan`, a function of the
         same arguments, returns the :class:`Elimination` of its normal equations, which names the
-        linear algebra of `least_squares`.
+        linear solver of `least_squares`.
 
     Raises:
         TypeError: If the pattern has another type, or params or outputs aren't floating.

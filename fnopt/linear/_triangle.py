@@ -44,7 +44,7 @@ def triangle(A: jax.Array, r: jax.Array, graded: bool = False) -> Triangle:
             the reflections equivalent to modified Gram-Schmidt.
 
     Returns:
-        The triangle, with `k = n`.
+        The triangular factor, with `k = n`.
 
     Example:
         >>> import jax.numpy as jnp

@@ -19,7 +19,7 @@ class ScaleByLionState(NamedTuple):
 
 
 class scale_by_lion(Leafwise):
-    r"""Sign of an interpolation between momentum and gradient.
+    r"""Sign of an interpolation between the momentum and the gradient.
 
     .. math:: u_t = \operatorname{sign}(\beta_1 \mu_{t-1} + (1-\beta_1)\, g_t), \qquad
               \mu_t = \beta_2 \mu_{t-1} + (1-\beta_2)\, g_t

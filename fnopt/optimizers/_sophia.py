@@ -88,7 +88,7 @@ class hutchinson_estimator_diag_hessian(Transformation):
 
 
 class ScaleBySophiaState(NamedTuple):
-    """Step count, the averages of gradient and curvature, and the state of the estimator."""
+    """Step count, averages of the gradient and the curvature, and state of the estimator."""
 
     count: jax.Array
     mu: Slot

@@ -148,7 +148,7 @@ def free_box(bounds: Any, params: Any, made: Parametrisation, dtype: Any) -> Box
 
 
 def _of_tangent(box: Box, manifold: Manifold, path: str, leaf: Any) -> Box:
-    """Return infinite bounds for the tangent coordinates of a point; refuse finite bounds."""
+    """Return infinite bounds for a point's tangent coordinates; finite bounds raise an error."""
     if not box.is_boundless():
         raise ValueError(
             f"{where()}{leaf_text(path)} has bounds and is on {manifold!r}, expected no bounds "
@@ -187,7 +187,7 @@ def check_bounds(
     caller: str,
     may_be_equal: bool = True,
 ) -> None:
-    """Refuse known bounds that are crossed or that the initial guess violates.
+    """Raise an error for known bounds that are crossed or that the initial guess violates.
 
     Args:
         lower: The lower bounds, of the shape of `x`.

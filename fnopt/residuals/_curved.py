@@ -64,7 +64,7 @@ def manifolds_of(params: Any) -> list[Manifold | None]:
 
 
 def on_its_manifold(kind: Value | None, manifold: Manifold, path: str, leaf: Any) -> curved:
-    """Constraint of a point on a manifold; refuse any other constraint."""
+    """Constraint of a point on a manifold; raise an error for any other constraint."""
     if kind is not None:
         raise ValueError(
             f"{where()}{leaf_text(path)} is on {manifold!r} and is {kind!r} as well; expected "

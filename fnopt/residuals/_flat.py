@@ -127,7 +127,7 @@ def _kind(x: Any) -> str:
 
 
 def _check_fitted(params: Any) -> None:
-    """Refuse complex params, and params without numbers."""
+    """Raise an error for complex params, and for params without numbers."""
     leaves = jax.tree.leaves(params)
     if not sum(map(jnp.size, leaves)):
         raise ValueError(f"{where()}params hold no numbers, expected at least one to fit.")

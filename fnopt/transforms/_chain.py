@@ -283,7 +283,7 @@ def read_slot(
 
 
 class strict(Wrapper):
-    """Refuse unknown extra arguments, and report all missing arguments at once.
+    """Raise an error for unknown extra arguments, and report all missing ones at once.
 
     Every `update` accepts any extra argument, so that one call works for all members of a chain.
     Therefore a misspelled argument is ignored. With `strict` around the whole optimizer, a

@@ -19,7 +19,7 @@ class GroupLabels(by_pattern):
     """Labels by patterns; a pattern that matches no leaf raises an error."""
 
     def check(self, positions: list[str]) -> None:
-        """Refuse patterns that match no leaf."""
+        """Raise an error for patterns that match no leaf."""
         lost = [pattern for pattern, _ in self.patterns if not self.finds(pattern, positions)]
         if lost:
             raise ValueError(

@@ -155,8 +155,8 @@ class hypergradient(Wrapper):
             `trace(0.9, nesterov=True)` (SGDN-HD), `scale_by_adam()` (Adam-HD).
         learning_rate: :math:`\eta_0`.
         hyper_rate: :math:`\beta`, the learning rate of the learning rate.
-        normalized: Whether the change is relative, by the cosine between gradient and direction,
-            so that :math:`\beta` is independent of the gradients' scale.
+        normalized: Whether the change is relative, by the cosine between the gradient and the
+            direction, so that :math:`\beta` is independent of the gradients' scale.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

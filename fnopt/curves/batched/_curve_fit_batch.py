@@ -72,7 +72,7 @@ def curve_fit_batch(
     bounds, stopping tests and certificate are the same. If params are strongly correlated, the
     error is about :math:`\kappa^2 \epsilon` instead of :math:`\kappa \epsilon`, where
     :math:`\kappa` is the condition number of the Jacobian with columns of unit length. For up to
-    1,000 fits, :func:`fnopt.least_squares` repeats the failed fits. The unrolled linear algebra is
+    1,000 fits, :func:`fnopt.least_squares` repeats the failed fits. The unrolled factorization is
     suited to at most a dozen params.
 
     Params, cost, covariance and errors have derivatives with respect to data, bounds, the scale of

@@ -17,7 +17,7 @@ from fnopt.errors import explain_jax_errors, explain_missing_keys
 from fnopt.jacobians import lacks_forward
 from fnopt.programs import TracedFunction, is_eager, trace_function
 
-_MOST_PARAMS = 16  # the algebra is unrolled, so compile time grows with the cube of this number
+_MOST_PARAMS = 16  # unrolled factorization, so compile time grows with the cube of this number
 
 Params = tuple[jax.Array, ...]
 """One number for each parameter of a fit."""

@@ -1,1 +1,1 @@
-"""The linear model of the residuals at a point: its linear algebra and its scaling."""
+"""The linear model of the residuals at a point: the linear solver and the scaling."""

@@ -20,7 +20,7 @@ Map = Callable[[jax.Array], jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class LinearModel:
-    """The linear model of the residuals; a subclass implements one kind of linear algebra.
+    """The linear model of the residuals; a subclass implements one linear solver.
 
     Args:
         flat: The residual function of a vector.

@@ -66,9 +66,10 @@ def minimize(
 
     .. math:: \min_\theta f(\theta) \quad\text{subject to}\quad l \le \theta \le u
 
-    The loop is one `lax.while_loop` with one evaluation of value and gradient per iteration. The
-    call works under `jax.jit`; under `jax.vmap` every problem stops by its own tests. An eager call
-    traces `fun`, so values in its closure may change from call to call, and compiles once.
+    The loop is one `lax.while_loop` with one evaluation of the value and the gradient per
+    iteration. The call works under `jax.jit`; under `jax.vmap` every problem stops by its own
+    tests. An eager call traces `fun`, so values in its closure may change from call to call, and
+    compiles once.
 
     At convergence the relative gradient :math:`\max_i |g_i x_i| / |f|` has to be below 1e-2.
     Otherwise the method discards its Hessian approximation and restarts. After two

@@ -45,7 +45,7 @@ class ScipyTable(NamedTuple):
 
 
 def check_jac(caller: str, jac: Any, value: str, other: str = "") -> None:
-    """Refuse a derivative, or a function that returns its value and its derivative.
+    """Raise an error for a derivative, or a function that returns its value and its derivative.
 
     Args:
         caller: The function that is called.

@@ -23,7 +23,7 @@ _TABLE = ScipyTable(
     keywords=(
         *(*_TOLERANCES, "max_nfev", "f_scale", "method", "verbose", "kwargs", "jac_sparsity"),
         # These have no effect, because derivatives are exact, the method doesn't depend on the
-        # scale of the params, and it chooses its own linear algebra.
+        # scale of the params, and it chooses its own linear solver.
         *("x_scale", "diff_step", "tr_solver", "tr_options", "workers"),
     ),
     instead={
@@ -99,7 +99,7 @@ def check_enough(
     args: tuple[Any, ...],
     constraints: Any,
 ) -> None:
-    """Refuse fewer residuals than params for SciPy's `method='lm'`, as SciPy does."""
+    """Raise an error for fewer residuals than params for SciPy's `method='lm'`, as SciPy does."""
     if options.get("method") != "lm" or constraints is not None:  # SciPy has no constraints
         return
     residuals = jax.eval_shape(residual_fn, params, *args)

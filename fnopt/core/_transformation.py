@@ -275,9 +275,9 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
                 _check_order(updates, state, params)
                 check_spelling(self, extra_args)
             check_state(self, state)
-            # For parts that don't work on it, a tree that is a single leaf is None, without leaves.
-            # (If update has required arguments, updates may be None for another reason:
-            # Levenberg-Marquardt.)
+            # If the params are a single array, `partition` and `masked` pass None to the transforms
+            # that don't own it. Updates may also be None for a method whose update has required
+            # arguments (Levenberg-Marquardt).
             nothing = not outermost and updates is None and not required_by(update)
             if params is None and self.needs_params and not nothing:
                 raise ValueError(

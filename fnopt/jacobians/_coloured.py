@@ -63,8 +63,8 @@ class FromEntries:
         rows, cols, values = self.entries
         if isinstance(values, Tracer):
             raise TypeError(
-                f"{type(self).__name__}.to_scipy: the entries are traced. Call it outside of jit, "
-                "or take to_bcoo, which works inside."
+                f"{type(self).__name__}.to_scipy: the entries are traced, expected concrete "
+                "values. Call to_scipy outside jax.jit, or to_bcoo, which also works inside."
             )
         return sparse.csr_array((np.asarray(values), (rows, cols)), shape=self.shape)
 

@@ -159,7 +159,7 @@ def power_iteration(
             v0 = jax.random.uniform(key, A.shape[-1:], A.dtype, -1.0, 1.0)
     elif v0 is None:
         raise ValueError(
-            "power_iteration: the matrix is a function without v0, expected a starting "
+            "power_iteration: the matrix is a function and v0 is None, expected a starting "
             "vector. Pass v0."
         )
     v, _, value, _ = _iterated(product, v0, num_iters, error_tolerance)

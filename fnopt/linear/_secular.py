@@ -147,7 +147,7 @@ def _next(
     short = length < radius
     high = jnp.where(short, jnp.minimum(state.high, lam), state.high)
     low = jnp.where(short, state.low, jnp.maximum(state.low, lam))
-    # Hebden's step: Newton's for 1 / length, which is nearly linear in the damping.
+    # Hebden's step is Newton's step for 1 / length, which is nearly linear in the damping.
     hebden = lam + (jnp.square(length) / state.now.slope) * (length - radius) / radius
     # If Hebden's step leaves the bracket, the bracket's geometric mean replaces it (roots first,
     # because the product may overflow), but at least ten times the lower end, at most the upper.

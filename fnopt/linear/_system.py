@@ -43,7 +43,7 @@ class System(Protocol):
         ...
 
     def gauss_newton(self) -> DampedStep:
-        r"""Return the minimizer of the model; the one with the smallest norm if it isn't unique."""
+        r"""Return the minimum-norm least-squares solution of the model, without damping."""
         ...
 
     def model_norm(self, v: jax.Array) -> jax.Array:

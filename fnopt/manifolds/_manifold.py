@@ -42,8 +42,8 @@ class Manifold(Value):
         6.0
 
     Reference:
-        Absil, Mahony and Sepulchre (2008), Optimization algorithms on matrix manifolds, section 4.1
-        (retractions) and 8.1 (vector transport).
+        Absil, Mahony and Sepulchre (2008), Optimization algorithms on matrix manifolds,
+        sections 4.1 (retractions) and 8.1 (vector transport).
     """
 
     axes: ClassVar[int] = 1

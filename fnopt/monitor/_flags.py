@@ -305,7 +305,7 @@ def is_vanishing(h: Thresholds, rms: jax.Array, present: jax.Array) -> tuple[jax
 
 
 def half_dead(h: Thresholds, health: Health, biases: tuple[int | None, ...]) -> jax.Array:
-    """Whether half of each group and of its bias is zero."""
+    """Mask of the groups whose entries and bias are zero in at least the fraction `h.zeros`."""
     if health.zeros is None:
         return jnp.zeros(len(biases), bool)
     judged = np.asarray([bias is not None for bias in biases], bool)

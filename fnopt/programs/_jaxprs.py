@@ -53,7 +53,7 @@ def is_custom_rule(eqn: jex.JaxprEqn) -> bool:
 
 
 def names_value(eqn: jex.JaxprEqn) -> bool:
-    """Whether the equation is an identity that names a value, `eqn.params["name"]`.
+    """Whether the equation is an identity that names its operand `eqn.params["name"]`.
 
     Such identities are taps and `jax.ad_checkpoint.checkpoint_name`.
     """

@@ -42,7 +42,7 @@ def pvary_like(tree: Any, like: Any) -> Any:
         return tree
 
     def pvary_leaf(x: Any) -> Any:
-        # JAX raises for an axis that varies already.
+        # JAX raises an error if the array already varies over the axis.
         lacking = tuple(sorted(axes - varying_axes(x)))
         if not lacking:
             return x

@@ -60,8 +60,8 @@ class Certificate(NamedTuple):
             infinity.
         least_curvature: The smallest eigenvalue of the scaled Hessian of the cost, :math:`D^{-1} H
             D^{-1}` with :math:`D_j = \|J_j\|`, over the params without an active bound; None unless
-            `certify='full'`. If the eigenvalue is negative and the cost along its eigenvector
-            decreases by more than a negligible share, the search restarts at the trial point.
+            `certify='full'`. If the eigenvalue is negative and a point along its eigenvector
+            lowers the cost by more than a negligible fraction, the search restarts at this point.
     """
 
     optimality: jax.Array

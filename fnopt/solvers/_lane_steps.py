@@ -58,7 +58,7 @@ class LossRows(NamedTuple):
 def evaluate(
     problems: LaneProblems, x: jax.Array, data: Any, dense: bool = False, **floor: float
 ) -> tuple[Linearization, Any]:
-    """Return the points with their normal equations, and `LossRows` if residuals have a loss.
+    """Return the linearization at `x`, and the `LossRows` of a robust loss, None without one.
 
     The normal matrix is a tuple of its entries, or dense if bounds may remove params.
     """

@@ -76,8 +76,8 @@ def _check_name(name: Any) -> None:
         )
     if not name or name.startswith(SCOPE_PREFIX) or any(c in name for c in _RESERVED):
         raise ValueError(
-            f"tap: the name is {name!r}, expected some text without any of '{_RESERVED}', which "
-            f"select nodes, and not beginning with {SCOPE_PREFIX!r}, which selects scopes."
+            f"tap: the name is {name!r}, expected a nonempty string without the characters "
+            f"{_RESERVED} and the prefix {SCOPE_PREFIX!r}, which select nodes and scopes."
         )
 
 

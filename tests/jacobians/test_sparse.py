@@ -201,7 +201,7 @@ BAD = [
     (
         lambda: jax.jit(lambda x: sparse_jacobian(chain)(x).to_scipy())(X),
         TypeError,
-        "the entries are traced. Call it outside of jit, or take to_bcoo",
+        "the entries are traced, expected concrete values. Call to_scipy",
     ),
     (lambda: jax.jit(check_sparsity(chain, DENSE))(X), TypeError, "Call it outside of jit"),
     (

@@ -29,6 +29,8 @@ from fnopt.jacobians._sparsity_pattern import found_pattern
 from fnopt.manifolds import along_tangents, in_tangents, is_on
 
 _NAME = "sparse_jacobian"
+# A larger sparse problem has no full covariance, only that of chosen params. At 65 to 520 unknowns,
+# a sparse fit takes 1.5 to 73 % of a dense fit's run time.
 LARGEST_DENSE = 256
 """Number of residuals or unknowns up to which `least_squares` forms a sparse Jacobian densely."""
 

@@ -44,7 +44,10 @@ class TieredProgram:
         self.compiled = jax.jit(fn)
         _, placements, *avals = types
         self.in_numpy = None
-        if _CONFIG.jax_debug_nans or _CONFIG.jax_debug_infs or not _is_on_one_device(placements):
+        device = next(iter(placements), None)
+        # A sharding over a mesh, even of one device, has a spec that doesn't fit all results.
+        placed = len(placements) <= 1 and isinstance(device, SingleDeviceSharding | None)
+        if _CONFIG.jax_debug_nans or _CONFIG.jax_debug_infs or not placed:
             return
         if jaxpr is None:
             traced = self.compiled.trace(*map(shape_struct, avals))
@@ -52,7 +55,6 @@ class TieredProgram:
             structure = jax.tree.structure(traced.out_info)
         else:
             consts, structure = None, jax.tree.structure(jaxpr.outvars)
-        device = next(iter(placements), None)
         # Programs with operations that NumPy lacks are compiled by XLA at once.
         with contextlib.suppress(NotInNumpyError):
             self.in_numpy = NumpyProgram(jaxpr, consts, structure, device)
@@ -66,8 +68,3 @@ class TieredProgram:
             except OverBudgetError:  # a compilation costs no more than the runs so far
                 self.in_numpy = None
         return self.compiled(*arrays)
-
-
-def _is_on_one_device(placements: frozenset[Any]) -> bool:
-    """Whether all committed arrays are on the same single device."""
-    return len(placements) <= 1 and all(isinstance(x, SingleDeviceSharding) for x in placements)

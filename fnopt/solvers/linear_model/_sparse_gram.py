@@ -54,9 +54,13 @@ def _layout(sparsity: Sparsity, by_rows: bool) -> tuple[Any, Algebra] | None:
 
 def algebra_text(J: SparseJacobian) -> str:
     """Name the linear solver that factorized the normal equations of a sparse Jacobian."""
+    return str(_factorized_layout(J)[0])
+
+
+def _factorized_layout(J: SparseJacobian) -> tuple[Any, Algebra]:
     found = _layout(J.sparsity, J.by_rows)
     assert found is not None, "a solution keeps a sparse Jacobian that was factorized"
-    return str(found[0])
+    return found
 
 
 def inverse_root(J: SparseJacobian, rows: jax.Array, fixed: jax.Array | None = None) -> jax.Array:
@@ -82,9 +86,7 @@ def inverse_root(J: SparseJacobian, rows: jax.Array, fixed: jax.Array | None = N
         King and Chillingworth (1979), Approximation of generalized inverses by iterated
         regularization.
     """
-    found = _layout(J.sparsity, J.by_rows)
-    assert found is not None, "a solution keeps a sparse Jacobian that was factorized"
-    layout, algebra = found
+    layout, algebra = _factorized_layout(J)
     G = layout.gram(J)
     scale = initial_scale(jnp.sqrt(layout.diagonal(G)))
     scale = scale if fixed is None else jnp.where(fixed, jnp.inf, scale)

@@ -31,7 +31,7 @@ from fnopt.solvers.linear_model._dense import DenseModel, TriangleModel
 from fnopt.solvers.linear_model._linearization import Linearization
 from fnopt.solvers.linear_model._scaling import initial_scale
 from fnopt.solvers.problem._problem import Problem
-from fnopt.solvers.problem._units import finer_unit
+from fnopt.solvers.problem._residual_scale import next_residual_scale
 
 _ENTRIES = 2**18  # entries of a Jacobian: 2 MB in float64, which fit in a core's cache
 
@@ -91,7 +91,7 @@ class Certified(NamedTuple):
     x: jax.Array  # [n], the initial point of a restart
     # Radius of a restart: the length of the Gauss-Newton step; 0 for the method's own radius.
     radius: jax.Array
-    unit: jax.Array  # scale of the residuals in a restart
+    residual_scale: jax.Array  # scale of the residuals in a restart
     failed: jax.Array  # whether a check failed, so that the search restarts
     inverse: Any = None
 
@@ -110,7 +110,7 @@ def certify(
     model: LinearModel,
     state: SearchState,
     tolerances: Tolerances,
-    unit: jax.Array,
+    residual_scale: jax.Array,
     full: bool,
 ) -> Certified:
     """Test the final point of a loop, and choose the initial point of a restart if a test fails.
@@ -120,7 +120,7 @@ def certify(
         model: The linear model of the problem.
         state: The final state of the loop.
         tolerances: The tolerances of the method.
-        unit: The factor that scales the residuals.
+        residual_scale: The factor that scales the residuals.
         full: Whether to look for negative curvature as well.
     """
     point, fixed = exact_point(model, state.point), jnp.zeros(state.point.x.shape, bool)
@@ -129,13 +129,13 @@ def certify(
         point = without(point, fixed)
     end = certified_end(state, point, problem.box, functools.partial(_spectrum, model), tolerances)
     residuals = point.r if state.residuals is None else state.residuals
-    finer, rescaled = finer_unit(problem, point.cost, residuals, unit)
+    finer, rescaled = next_residual_scale(problem, point.cost, residuals, residual_scale)
     rescaled &= _has_ended(state.status) | (state.status == Status.NONFINITE_START.value)
     certificate = end.certificate._replace(undetermined=end.certificate.undetermined & ~fixed)
     end = end._replace(
         certificate=certificate,
         radius=jnp.where(rescaled, 0, end.radius),
-        unit=jnp.where(rescaled, finer, unit),
+        residual_scale=jnp.where(rescaled, finer, residual_scale),
         failed=rescaled | end.failed,
     )
     if not full:
@@ -195,7 +195,7 @@ def certified_end(
         status=jnp.where(stalled & optimal, Status.CONVERGED_STEP.array, state.status),
         x=point.x,
         radius=free_spectrum.length,
-        unit=jnp.ones_like(bound),
+        residual_scale=jnp.ones_like(bound),
         failed=_has_ended(state.status) & ~optimal,
         inverse=spectrum.inverse,
     )

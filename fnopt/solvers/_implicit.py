@@ -24,7 +24,7 @@ from fnopt.sharding import (
 )
 from fnopt.solvers._bounded import shifted
 from fnopt.solvers.problem._problem import Problem
-from fnopt.solvers.problem._units import end_units, in_unit
+from fnopt.solvers.problem._residual_scale import scale_residuals, scales_at_solution
 from fnopt.solvers.result._solution import Solution
 
 Map = Callable[[jax.Array], jax.Array]
@@ -122,10 +122,10 @@ def _tangent(
 
     x = problem_of(data).on_chart(vector)[1]
     full = end.jacobian if isinstance(end.jacobian, jax.Array) else None
-    unit, scale = end_units(rebuilt(data), end.residuals, full)
+    residual_scale, scale = scales_at_solution(rebuilt(data), end.residuals, full)
 
     def cost(x: jax.Array, data: Data) -> jax.Array:
-        return in_unit(rebuilt(data), unit).cost_at(scale * x)
+        return scale_residuals(rebuilt(data), residual_scale).cost_at(scale * x)
 
     def derived(x: jax.Array, data: Data) -> tuple[Any, Any, Any]:
         return _derived(rebuilt(data), x, mode, full is not None)
@@ -136,7 +136,7 @@ def _tangent(
         in_mode = "reverse"
     active = None
     if problem.box is not None:
-        gradient = psum_rows(_gradient(in_unit(problem, unit), x, mode))
+        gradient = psum_rows(_gradient(scale_residuals(problem, residual_scale), x, mode))
         mask, shift = shifted(problem.box, x, gradient, change[2])
         active = mask, shift / scale
     point = pvary_over_rows(x / scale)

@@ -20,7 +20,7 @@ from fnopt.solvers._stopping import checked_status
 from fnopt.solvers.linear_model._linearization import stacked
 from fnopt.solvers.problem._callback import status_after
 from fnopt.solvers.problem._problem import Problem, Setting
-from fnopt.solvers.problem._units import in_unit, restored
+from fnopt.solvers.problem._residual_scale import scale_residuals, undo_scaling
 from fnopt.solvers.result._solution import Solution, StepHistory, StepInfo, empty_history, noted
 
 # Maximum number of loops. Of the 1,173 fits that converge from the initial guesses of NIST and of
@@ -34,7 +34,7 @@ class _Round(NamedTuple):
 
     state: SearchState
     certified: Certified
-    unit: jax.Array  # scale of the residuals in this loop
+    residual_scale: jax.Array  # scale of the residuals in this loop
     number: jax.Array  # int32, number of loops so far, without repetitions at another scale
     decreased: jax.Array  # whether the last restart lowered the cost by more than SHARE
 
@@ -57,36 +57,40 @@ def search(
     tolerances = solver.tolerances(setting.parametrisation.free, x.dtype)
 
     def again(last: _Round) -> _Round:
-        unit, radius = last.certified.unit, last.certified.radius
+        residual_scale, radius = last.certified.residual_scale, last.certified.radius
         start = last.state._replace(point=last.state.point._replace(x=last.certified.x))
-        scaled, rescaled = in_unit(problem, unit), unit != last.unit
-        watch = functools.partial(_watch, setting, solver, options.callback, unit)
+        scaled = scale_residuals(problem, residual_scale)
+        rescaled = residual_scale != last.residual_scale
+        watch = functools.partial(_watch, setting, solver, options.callback, residual_scale)
         end = iterate(scaled, solver, tolerances, start, radius, max_steps, watch)
-        certified = certify(scaled, solver.model(scaled.model), end, tolerances, unit, full)
+        certified = certify(
+            scaled, solver.model(scaled.model), end, tolerances, residual_scale, full
+        )
         # The restart takes the Gauss-Newton step of the failed check. If that doesn't lower the
         # cost, the linear model was wrong, and the search ends at this point.
         decreased = end.point.cost < (1 - tolerances.share) * start.point.cost
         decreased |= rescaled | (last.number == 0)
         number = last.number + (~rescaled).astype(jnp.int32)
-        return _Round(end, certified, unit, number, decreased)
+        return _Round(end, certified, residual_scale, number, decreased)
 
     def unfinished(last: _Round) -> jax.Array:
         # An evaluation of the same point at another scale doesn't count as a step.
-        in_time = (last.state.steps < max_steps) | (last.certified.unit != last.unit)
+        rescaled = last.certified.residual_scale != last.residual_scale
+        in_time = (last.state.steps < max_steps) | rescaled
         return last.certified.failed & last.decreased & (last.number < ROUNDS) & in_time
 
     history = None if options.history is None else empty_history(options.history, x.dtype)
     first = uncertified(x, full)
-    scaled = in_unit(problem, first.unit)
+    scaled = scale_residuals(problem, first.residual_scale)
     start = blank_state(scaled, solver.model(scaled.model), x, history)
     zero = jnp.zeros((), jnp.int32)
-    begin = _Round(start, first, first.unit, zero, jnp.ones((), bool))
+    begin = _Round(start, first, first.residual_scale, zero, jnp.ones((), bool))
     return _solution(problem, solver, while_loop(unfinished, again, begin))
 
 
 def _solution(problem: Problem, solver: LeastSquaresMethod, last: _Round) -> Solution:
     state, certified, point = last.state, last.certified, last.state.point
-    scaled = in_unit(problem, last.unit)
+    scaled = scale_residuals(problem, last.residual_scale)
     model = solver.model(scaled.model)
     residuals = point.r if state.residuals is None else state.residuals
     status = final_status(state.status, certified, last.decreased, last.number)
@@ -109,7 +113,7 @@ def _solution(problem: Problem, solver: LeastSquaresMethod, last: _Round) -> Sol
         certificate=certified.certificate,
     )
     powers = {"cost": 2, "gradient_norm": 2, "residuals": 1, "jacobian": 1}
-    return restored(solution, last.unit, powers)
+    return undo_scaling(solution, last.residual_scale, powers)
 
 
 def final_status(
@@ -128,7 +132,7 @@ def _watch(
     setting: Setting,
     solver: LeastSquaresMethod,
     callback: Callable[[StepInfo], Any] | None,
-    unit: jax.Array,
+    residual_scale: jax.Array,
     problem: Problem,
     state: SearchState,
     accepted: jax.Array,
@@ -145,7 +149,7 @@ def _watch(
         entry = StepHistory(cost, norm(gradient), state.radius, accepted)
         # A trust-region radius scales with the residuals; a damping relative to D^2 doesn't.
         powers = {"cost": 2, "gradient_norm": 2, "radius": int(solver.rule.is_region)}
-        entry = restored(entry, unit, powers)
+        entry = undo_scaling(entry, residual_scale, powers)
         if callback is not None:
             info = StepInfo(state.steps, setting.params(point.x), *entry)
             # Report RUNNING until the certificate is computed.

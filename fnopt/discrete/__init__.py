@@ -1,4 +1,4 @@
-"""Discrete choices: assignments, and derivatives of piecewise constant functions."""
+"""Discrete optimization: assignment problems, and derivatives of piecewise constant functions."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ class _PathSearch(NamedTuple):
 
     distance: jax.Array  # [m] length of the shortest path to every column
     parent: jax.Array  # [m] the preceding row on the shortest path to every column
-    done: jax.Array  # [m] bools: the columns whose distance is final
-    rows: jax.Array  # [n] bools: the rows that were reached
+    done: jax.Array  # [m] bools: whether the distance of the column is final
+    rows: jax.Array  # [n] bools: whether the search reached the row
     last: jax.Array  # the column reached last
     length: jax.Array  # the distance of the column reached last
 
@@ -25,17 +25,29 @@ class _PathSearch(NamedTuple):
 def _shortest_path(
     cost: jax.Array, u: jax.Array, v: jax.Array, owner: jax.Array, row: Any
 ) -> _PathSearch:
-    """Dijkstra's search over reduced costs until an unassigned column is reached."""
+    """Run Dijkstra's algorithm over reduced costs until it reaches an unassigned column.
+
+    Nodes are rows and columns. An edge from a row to a column has the reduced cost
+    `cost - u - v`, which is nonnegative; an edge from a column to its assigned row has cost 0.
+
+    Args:
+        cost: `[n, m]`.
+        u: Dual potentials of the rows, `[n]`.
+        v: Dual potentials of the columns, `[m]`.
+        owner: The row to which each column is assigned, `[m]`; -1 for an unassigned column.
+        row: The unassigned row at which the search starts.
+    """
     n, m = cost.shape
-    far = jnp.asarray(jnp.inf, cost.dtype)
+    infinity = jnp.asarray(jnp.inf, cost.dtype)
 
     def reach(search: _PathSearch, row: Any) -> _PathSearch:
         through = search.length + (cost[row] - u[row]) - v
         better = ~search.done & (through < search.distance)
         distance = jnp.where(better, through, search.distance)
         parent = jnp.where(better, row, search.parent)
-        last = jnp.argmin(jnp.where(search.done, far, distance)).astype(jnp.int32)
-        # Columns without a finite cost are visited in order, so that the search ends.
+        last = jnp.argmin(jnp.where(search.done, infinity, distance)).astype(jnp.int32)
+        # If no finite distance remains, `argmin` may return a finished column again. The search
+        # then continues with the first unfinished column, so that the loop ends.
         last = jnp.where(search.done[last], jnp.argmin(search.done).astype(jnp.int32), last)
         return _PathSearch(
             distance,
@@ -47,7 +59,7 @@ def _shortest_path(
         )
 
     first = _PathSearch(
-        jnp.full(m, far),
+        jnp.full(m, infinity),
         jnp.full(m, row, jnp.int32),
         jnp.zeros(m, bool),
         jnp.zeros(n, bool),
@@ -61,13 +73,18 @@ def _shortest_path(
 
 
 def _flip_path(search: _PathSearch, owner: jax.Array, column: jax.Array, row: Any) -> Any:
-    """Augment the assignment along the path, from the path's end to its first row."""
+    """Reassign every column on the shortest path to its parent row, from the end to the start."""
 
     def augment(carry: Any) -> Any:
         owner, column, end, _ = carry
-        giver = search.parent[end]
-        before = column[giver]
-        return owner.at[end].set(giver), column.at[giver].set(end), before, giver != row
+        row_on_path = search.parent[end]
+        previous = column[row_on_path]
+        return (
+            owner.at[end].set(row_on_path),
+            column.at[row_on_path].set(end),
+            previous,
+            row_on_path != row,
+        )
 
     first = owner, column, search.last, jnp.asarray(True)
     owner, column, _, _ = jax.lax.while_loop(lambda carry: carry[3], augment, first)
@@ -75,20 +92,21 @@ def _flip_path(search: _PathSearch, owner: jax.Array, column: jax.Array, row: An
 
 
 def _solve(cost: jax.Array) -> jax.Array:
-    """The column of every row; there must be at least as many columns as rows."""
+    """Column assigned to every row, `[n]`; requires at least as many columns as rows."""
     n, m = cost.shape
 
-    def add(row: Any, carry: Any) -> Any:
+    def assign_row(row: Any, carry: Any) -> Any:
         u, v, owner, column = carry
         search = _shortest_path(cost, u, v, owner, row)
-        behind = search.length - search.distance
-        finite = search.done & jnp.isfinite(behind)
-        v = v - jnp.where(finite, behind, 0).astype(v.dtype)
-        # A reached row's own column is final, and its potential moves with it.
-        mine = jnp.where(column >= 0, column, 0)
-        gain = jnp.where(finite[mine], behind[mine], 0).astype(u.dtype)
-        gain = jnp.where(jnp.arange(n) == row, search.length, gain)
-        u = u + jnp.where(search.rows & jnp.isfinite(gain), gain, 0).astype(u.dtype)
+        decrease = search.length - search.distance
+        finite = search.done & jnp.isfinite(decrease)
+        v = v - jnp.where(finite, decrease, 0).astype(v.dtype)
+        # A reached row's potential increases by the decrease of its assigned column's potential, so
+        # that the reduced cost of the assigned pair remains zero.
+        assigned = jnp.where(column >= 0, column, 0)
+        increase = jnp.where(finite[assigned], decrease[assigned], 0).astype(u.dtype)
+        increase = jnp.where(jnp.arange(n) == row, search.length, increase)
+        u = u + jnp.where(search.rows & jnp.isfinite(increase), increase, 0).astype(u.dtype)
         owner, column = _flip_path(search, owner, column, row)
         return u, v, owner, column
 
@@ -98,7 +116,7 @@ def _solve(cost: jax.Array) -> jax.Array:
         jnp.full(m, -1, jnp.int32),
         jnp.full(n, -1, jnp.int32),
     )
-    return jax.lax.fori_loop(0, n, add, start)[3]
+    return jax.lax.fori_loop(0, n, assign_row, start)[3]
 
 
 def hungarian_algorithm(cost_matrix: Any) -> tuple[jax.Array, jax.Array]:
@@ -107,8 +125,8 @@ def hungarian_algorithm(cost_matrix: Any) -> tuple[jax.Array, jax.Array]:
     .. math:: \min_\pi \sum_i C_{i\, \pi(i)}
 
     over all assignments of distinct columns to rows (or of distinct rows to columns, if there are
-    fewer columns). Rows are added one at a time by shortest-path searches, which take :math:`O(n^2
-    m)` operations for :math:`n \le m`. The function runs under `jit` and `vmap`.
+    fewer columns). One shortest-path search per row extends the assignment; all searches together
+    take :math:`O(n^2 m)` operations for :math:`n \le m`. The function runs under `jit` and `vmap`.
 
     Args:
         cost_matrix: :math:`C`, real `[n, m]`. A pair with infinite cost is assigned only if this is
@@ -135,23 +153,23 @@ def hungarian_algorithm(cost_matrix: Any) -> tuple[jax.Array, jax.Array]:
     cost = jnp.asarray(cost_matrix)
     if cost.ndim != 2:
         raise ValueError(
-            f"hungarian_algorithm: the costs are {type_text(cost)}, expected a matrix."
+            f"hungarian_algorithm: cost_matrix is {type_text(cost)}, expected a matrix [n, m]."
         )
     if jnp.issubdtype(cost.dtype, jnp.complexfloating):
         raise TypeError(
-            f"hungarian_algorithm: the costs are {type_text(cost)}, expected real numbers."
+            f"hungarian_algorithm: cost_matrix is {type_text(cost)}, expected real numbers."
         )
-    whole = not jnp.issubdtype(cost.dtype, jnp.floating)
-    # The assignment is piecewise constant in the costs.
+    is_integer = not jnp.issubdtype(cost.dtype, jnp.floating)
+    # The assignment is piecewise constant in the costs, so its derivative is zero.
     cost = jax.lax.stop_gradient(
-        cost.astype(compute_dtype() if whole else compute_dtype(cost.dtype))
+        cost.astype(compute_dtype() if is_integer else compute_dtype(cost.dtype))
     )
     n, m = cost.shape
     if min(n, m) == 0:
         return jnp.zeros(0, jnp.int32), jnp.zeros(0, jnp.int32)
     if n <= m:
         return jnp.arange(n, dtype=jnp.int32), _solve(cost)
-    # The search adds a row at a time, for which there must be a column.
+    # `_solve` needs at least as many columns as rows.
     rows = _solve(cost.T)
     order = jnp.argsort(rows)
     return rows[order], order.astype(jnp.int32)

@@ -1,4 +1,4 @@
-"""Derivatives of piecewise constant functions by perturbation, and the noise distributions."""
+"""Derivatives of piecewise constant functions, smoothed by random perturbations of the input."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Normal(Value):
     """
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = (), dtype: Any = float) -> jax.Array:
-        """Independent samples of the given shape."""
+        """Draw independent samples of shape `sample_shape`."""
         return jax.random.normal(key, sample_shape, dtype)
 
     def log_prob(self, inputs: jax.Array) -> jax.Array:
@@ -34,7 +34,7 @@ class Normal(Value):
 class Gumbel(Value):
     r"""Standard Gumbel noise: :math:`p(z) = e^{-z - e^{-z}}`.
 
-    The argmax of scores with such noise is distributed as their softmax.
+    If this noise is added to scores, the argmax is a sample of the softmax distribution.
 
     Example:
         >>> from fnopt.discrete import Gumbel
@@ -43,7 +43,7 @@ class Gumbel(Value):
     """
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = (), dtype: Any = float) -> jax.Array:
-        """Independent samples of the given shape."""
+        """Draw independent samples of shape `sample_shape`."""
         return jax.random.gumbel(key, sample_shape, dtype)
 
     def log_prob(self, inputs: jax.Array) -> jax.Array:
@@ -64,12 +64,12 @@ def make_perturbed_fun(
               \partial f_\sigma(x) = -\mathbb E_z \left( f(x + \sigma z) - f(x) \right)
               \frac{\nabla \log p(z)^\top}{\sigma}
 
-    Both expectations are estimated by means over samples. The function is only evaluated, not
-    differentiated, so an argmax, a ranking or an assignment has derivatives of any order.
+    Both expectations are estimated by means over samples. The function is evaluated but never
+    differentiated. Therefore an argmax, a ranking or an assignment has derivatives of any order.
 
     Args:
-        fun: A traceable function of a tree of floating arrays. Its results may be any numbers;
-            integers and bools are averaged as floats.
+        fun: A traceable function of a tree of floating arrays. It may return numbers of any dtype;
+            integers and bools are converted to floats.
         num_samples: The number of noisy inputs.
         sigma: :math:`\sigma`, a positive number.
         noise: The distribution of :math:`z`: `Gumbel()`, `Normal()`, or any object with
@@ -77,10 +77,10 @@ def make_perturbed_fun(
         use_baseline: Whether to subtract :math:`f(x)` in derivatives, which reduces their variance.
 
     Returns:
-        `perturbed(key, x)`, which returns the structure of `fun(x)` in float32 or wider.
+        A function `perturbed(key, x)`, which returns a tree like `fun(x)` in float32 or wider.
 
     Raises:
-        ValueError: If the number of samples is below 1.
+        ValueError: If `num_samples` is below 1.
         TypeError: If an input isn't floating, or `key` isn't one PRNG key.
 
     Example:
@@ -100,18 +100,19 @@ def make_perturbed_fun(
     def perturbed_fun(key: Any, x: Any) -> Any:
         check_key(key, "make_perturbed_fun")
         check_inexact(x, "the input of a perturbed function")
-        # The baseline has no derivative: it only lowers the variance of the estimate.
+        # The baseline is a constant: it only reduces the variance of the derivative.
         baseline = _floats(fun(jax.lax.stop_gradient(x)))
 
         def evaluate_sample(key: Any) -> Any:
             shifted, log_prob = _sample(key, x, sigma, noise)
-            # The value is 1, and the derivative is that of the logarithm of the density.
-            box = jnp.exp(log_prob - jax.lax.stop_gradient(log_prob))
+            # The "magic box" of Foerster et al. (2018): its value is 1 and its derivative is the
+            # derivative of `log_prob`, for derivatives of any order.
+            weight = jnp.exp(log_prob - jax.lax.stop_gradient(log_prob))
             value = _floats(fun(shifted))
             if not use_baseline:
-                return jax.tree.map(lambda y: box.astype(y.dtype) * y, value)
+                return jax.tree.map(lambda y: weight.astype(y.dtype) * y, value)
             return jax.tree.map(
-                lambda y, b: y + (box.astype(y.dtype) - 1) * (y - b), value, baseline
+                lambda y, b: y + (weight.astype(y.dtype) - 1) * (y - b), value, baseline
             )
 
         values = jax.vmap(evaluate_sample)(jax.random.split(key, num_samples))
@@ -123,22 +124,23 @@ def make_perturbed_fun(
 def _floats(tree: Any) -> Any:
     def cast_leaf(y: Any) -> jax.Array:
         y = jnp.asarray(y)
-        known = jnp.issubdtype(y.dtype, jnp.inexact)
-        return y.astype(compute_dtype(y.dtype) if known else compute_dtype())
+        is_inexact = jnp.issubdtype(y.dtype, jnp.inexact)
+        return y.astype(compute_dtype(y.dtype) if is_inexact else compute_dtype())
 
     return jax.tree.map(cast_leaf, tree)
 
 
 def _sample(key: Any, x: Any, sigma: Any, noise: Any) -> tuple[Any, jax.Array]:
-    """A noisy input without derivative, and the log-density of its noise as a function of `x`."""
+    """Draw a noisy input, a constant, and the log-density of its noise as a function of `x`."""
     leaves, treedef = jax.tree.flatten(x)
     shifted, total = [], jnp.zeros((), compute_dtype())
     for k, leaf in zip(jax.random.split(key, max(len(leaves), 1)), leaves, strict=False):
         leaf = jnp.asarray(leaf)
         dtype = compute_dtype(leaf.dtype)
         s, wide = jnp.asarray(sigma).astype(dtype), leaf.astype(dtype)
-        moved = jax.lax.stop_gradient(wide + s * noise.sample(k, leaf.shape, dtype))
-        shifted.append(moved.astype(leaf.dtype))
-        z = (moved - wide) / s
+        noisy = jax.lax.stop_gradient(wide + s * noise.sample(k, leaf.shape, dtype))
+        shifted.append(noisy.astype(leaf.dtype))
+        # `noisy` is constant, so that the log-density has a derivative with respect to `leaf`.
+        z = (noisy - wide) / s
         total += jnp.sum(noise.log_prob(z)).astype(total.dtype)
     return jax.tree.unflatten(treedef, shifted), total

@@ -14,7 +14,7 @@ from fnopt.core import is_none
 from fnopt.errors import leaf_text, leaves_with_names, type_text
 from fnopt.numerics import default_float, is_array_like, wide_dtype
 
-Given = ParamSpec("Given")
+P = ParamSpec("P")
 Result = TypeVar("Result")
 
 
@@ -29,14 +29,14 @@ def check_arrays(name: str, *trees: Any) -> None:
             )
 
 
-def names_bad_leaf(fn: Callable[Given, Result]) -> Callable[Given, Result]:
-    """Decorate a function of trees, so that its error names a leaf that isn't an array."""
+def names_bad_leaf(fn: Callable[P, Result]) -> Callable[P, Result]:
+    """Decorate a function of trees, so that a TypeError names the leaf that isn't an array."""
 
     @functools.wraps(fn)
-    def call(*args: Given.args, **kwargs: Given.kwargs) -> Result:
+    def call(*args: P.args, **kwargs: P.kwargs) -> Result:
         try:
             return fn(*args, **kwargs)
-        except TypeError:  # only after an error, because the check is slower than the function
+        except TypeError:  # checked only after an error: the check is slower than `fn`
             check_arrays(f"tree.{fn.__name__}", *args, *kwargs.values())
             raise
 
@@ -44,21 +44,21 @@ def names_bad_leaf(fn: Callable[Given, Result]) -> Callable[Given, Result]:
 
 
 def promoted_dtype(*leaves: Any) -> Any:
-    """The common dtype of leaves by JAX's standard promotion rules, in every promotion mode."""
-    with jax.numpy_dtype_promotion("standard"):  # mixes dtypes on purpose, also in strict mode
+    """Common dtype of leaves by JAX's standard promotion rules, in every promotion mode."""
+    with jax.numpy_dtype_promotion("standard"):  # strict mode would raise for different dtypes
         return jnp.dtype(jnp.result_type(*leaves))
 
 
 def compute_wide(fn: Callable[..., Any], dtype: Any, *leaves: Any) -> jax.Array:
-    """Wrap a function of leaves: compute in at least float32, and return the given dtype."""
+    """Apply a function to leaves cast to at least float32, and cast the result to `dtype`."""
     return fn(*(jnp.asarray(x).astype(wide_dtype(dtype)) for x in leaves)).astype(dtype)
 
 
 def scaled_dtype(scalar: Any, *leaves: Any) -> Any:
-    """The dtype of leaves times a number, which never widens floating leaves.
+    """Dtype of the product of leaves and a number.
 
-    A `bfloat16` leaf times a float32 number remains `bfloat16`; only a complex number changes the
-    dtype.
+    A real number doesn't widen floating leaves: `bfloat16` times float32 is `bfloat16`. A complex
+    number makes the product complex.
     """
     dtype = promoted_dtype(*leaves)
     if jnp.issubdtype(dtype, jnp.inexact) and not jnp.iscomplexobj(scalar):
@@ -67,13 +67,13 @@ def scaled_dtype(scalar: Any, *leaves: Any) -> Any:
 
 
 def common_dtype(leaves: list[Any]) -> Any:
-    """The dtype of a scalar for a whole tree: the leaves' common dtype, at least float32."""
+    """Dtype of a reduction of a whole tree: the leaves' common dtype, at least float32."""
     return wide_dtype(promoted_dtype(*leaves)) if leaves else default_float()
 
 
 def _strong(x: Any) -> jax.Array:
     """Convert to a strongly typed array."""
-    # A weakly typed leaf would be traced again in the next step, when it is strong.
+    # A weakly typed result would compile the next step again, whose leaf is strongly typed.
     return jnp.asarray(x, jnp.result_type(x))
 
 
@@ -225,9 +225,9 @@ def where(condition: Any, tree_x: Any, tree_y: Any) -> Any:
     r"""Choose elementwise between two trees, like `jnp.where`.
 
     Args:
-        condition: A bool, or bools that broadcast against every leaf.
-        tree_x: The tree to select where `condition` is true.
-        tree_y: The tree to select where `condition` is false.
+        condition: A bool, or an array of bools that broadcasts against every leaf.
+        tree_x: The tree of values where `condition` is true.
+        tree_y: The tree of values where `condition` is false.
 
     Returns:
         A tree in the leaves' common dtypes.

@@ -17,7 +17,7 @@ from fnopt.tree._arithmetic import names_bad_leaf, promoted_dtype
 
 
 def _strong_dtype(leaf: Any, dtype: Any) -> Any:
-    """The given dtype, strongly typed, or the leaf's dtype."""
+    """Return `dtype`, or the dtype of the leaf if `dtype` is None; never weakly typed."""
     return jnp.result_type(leaf) if dtype is None else jnp.dtype(dtype)
 
 
@@ -86,14 +86,14 @@ def full_like(tree: Any, fill_value: Any, dtype: Any = None) -> Any:
 
 @names_bad_leaf
 def batch_shape(tree: Any, shape: tuple[int, ...] = ()) -> Any:
-    """A tree repeated along new leading axes.
+    """Broadcast a tree along new leading axes.
 
     Args:
         tree: A tree of arrays.
         shape: The lengths of the new axes.
 
     Returns:
-        A tree of leaves of shape `(*shape, *leaf.shape)`, as an argument for `jax.vmap`.
+        A tree with leaves of shape `(*shape, *leaf.shape)`, an argument for `jax.vmap`.
 
     Example:
         >>> from fnopt import tree
@@ -157,15 +157,15 @@ def dtype(tree: Any, mixed_dtype_handler: str | None = None) -> Any:
     Args:
         tree: A tree of arrays.
         mixed_dtype_handler: How to handle several dtypes: `'promote'` returns JAX's promoted dtype.
-            `'highest'` returns the dtype that all others promote to, and `'lowest'` the dtype that
-            promotes to all others. None raises an error.
+            `'highest'` returns the dtype to which all others promote. `'lowest'` returns the dtype
+            that promotes to all others. None raises an error.
 
     Returns:
         A NumPy dtype; JAX's default float for an empty tree.
 
     Raises:
-        ValueError: If the dtypes differ and there is no handler, or if there is no highest or
-            lowest dtype.
+        ValueError: If the dtypes differ and `mixed_dtype_handler` is None, or if there is no
+            highest or lowest dtype.
 
     Example:
         >>> from fnopt import tree
@@ -173,34 +173,38 @@ def dtype(tree: Any, mixed_dtype_handler: str | None = None) -> Any:
         >>> tree.dtype(x, "lowest"), tree.dtype(x, "promote")
         (dtype(bfloat16), dtype('float32'))
     """
-    found = {name: jnp.asarray(x).dtype for name, x in leaves_with_names(tree)[0]}
-    if not found:
+    dtypes = {name: jnp.asarray(x).dtype for name, x in leaves_with_names(tree)[0]}
+    if not dtypes:
         return default_float()
-    first = next(iter(found))
+    first = next(iter(dtypes))
     if mixed_dtype_handler is None:
-        for name, dt in found.items():
-            if dt != found[first]:
+        for name, dt in dtypes.items():
+            if dt != dtypes[first]:
                 raise ValueError(
-                    f"tree.dtype: {leaf_text(name)} is {dt}, {leaf_text(first)} is "
-                    f"{found[first]}, expected one dtype (or a mixed_dtype_handler)."
+                    f"tree.dtype: {leaf_text(name)} has dtype {dt} and {leaf_text(first)} has "
+                    f"dtype {dtypes[first]}, expected equal dtypes. Cast the leaves, or pass "
+                    "mixed_dtype_handler."
                 )
-        return found[first]
+        return dtypes[first]
     check_choice(
         mixed_dtype_handler, ("promote", "highest", "lowest"), "mixed_dtype_handler", "tree.dtype"
     )
     if mixed_dtype_handler == "promote":
-        return promoted_dtype(*found.values())
+        return promoted_dtype(*dtypes.values())
     return functools.reduce(
-        lambda a, b: _sort_dtypes(a, b)[mixed_dtype_handler == "highest"], found.values()
+        lambda a, b: _sort_dtypes(a, b)[mixed_dtype_handler == "highest"], dtypes.values()
     )
 
 
 def _sort_dtypes(a: Any, b: Any) -> tuple[Any, Any]:
     """Sort two dtypes: the lower dtype, then the higher dtype."""
-    both = promoted_dtype(a, b)
-    if both not in (a, b):
-        raise ValueError(f"tree.dtype: {a} and {b} can't be ordered; use 'promote'.")
-    return (b, a) if both == a else (a, b)
+    promoted = promoted_dtype(a, b)
+    if promoted not in (a, b):
+        raise ValueError(
+            f"tree.dtype: got leaves of {a} and {b}, expected dtypes of which one promotes to the "
+            "other. Pass mixed_dtype_handler='promote'."
+        )
+    return (b, a) if promoted == a else (a, b)
 
 
 def split_key_like(rng_key: Any, target_tree: Any) -> Any:
@@ -233,7 +237,7 @@ def random_like(
     sampler: Callable[..., Any] = jax.random.normal,
     dtype: Any = None,
 ) -> Any:
-    """A tree of random numbers.
+    """A tree of random numbers, from a separate key for each leaf.
 
     Args:
         rng_key: One PRNG key.
@@ -250,12 +254,12 @@ def random_like(
         >>> tree.random_like(jax.random.key(0), {"w": jnp.ones((2, 3))})["w"].shape
         (2, 3)
     """
-    # Samplers of `jax.random` take a sharding; a user's own sampler may not.
+    # Samplers of `jax.random` accept a sharding; a user's sampler may not.
     sharded = "out_sharding" in inspect.signature(sampler).parameters
 
     def sample_leaf(leaf: Any, key: Any) -> jax.Array:
         leaf = jnp.asarray(leaf) if not hasattr(leaf, "dtype") else leaf
-        # Without a sharding the whole array would be generated on every device.
+        # Without a sharding, every device would generate the whole array.
         extra = {"out_sharding": jax.typeof(leaf).sharding} if sharded else {}
         return sampler(key, leaf.shape, leaf.dtype if dtype is None else dtype, **extra)
 

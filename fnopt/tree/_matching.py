@@ -1,4 +1,4 @@
-"""Matching of saved leaves to leaves of a fresh tree, including trees to flat vectors."""
+"""Match saved leaves to the leaves of a fresh tree, and convert slots between trees and vectors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fnopt.numerics import is_array_like
 
 
 class SlotPlace(NamedTuple):
-    """The place of a leaf in a slot: the path of the state, the slot's field, the param's name."""
+    """Location of a leaf in a slot: path of the state, field of the slot, and name of the param."""
 
     state: str
     field: str
@@ -25,7 +25,7 @@ class SlotPlace(NamedTuple):
 
 
 class NamedLeaf(NamedTuple):
-    """A leaf with its name: slot and param for leaves of slots, else the path."""
+    """A leaf with its name: slot and param for a leaf of a slot, the path for other leaves."""
 
     name: str
     path: str
@@ -34,10 +34,10 @@ class NamedLeaf(NamedTuple):
 
 
 class NamedLeaves(NamedTuple):
-    """The leaves of a tree by name.
+    """The leaves of a tree with their names.
 
     Attributes:
-        leaves: The leaves, in tree order.
+        leaves: The leaves, in the order of `jax.tree.leaves`.
         treedef: The structure of the tree.
         counts: The names of the tree's step counts.
     """
@@ -53,24 +53,24 @@ class NamedLeaves(NamedTuple):
 
 
 def named_leaves(tree: Any, rename: Mapping[str, str] | None = None) -> NamedLeaves:
-    """Name all leaves of a tree; its NamedTuples identify slots and counts."""
+    """Name all leaves of a tree, whose NamedTuples declare slots and step counts."""
     leaves, treedef = leaves_with_names(tree)
-    # Every leaf becomes a unique object, which its identity locates in the NamedTuples below.
+    # Each leaf is replaced by a distinct object, so that `id` finds the leaf in the NamedTuples.
     shapes = [_shape(x) if is_array_like(x) else x for _, x in leaves]
     nodes = jax.tree.leaves(treedef.unflatten(shapes), is_leaf=is_named_tuple)
     states = tuple(node for node in nodes if is_named_tuple(node))
-    ends: dict[int, tuple[str, str]] = {}
+    keys: dict[int, tuple[str, str]] = {}
     for slot, part in slots(states).items():
         field = slot.rpartition("/")[2]
-        ends |= {id(x): (field, param) for param, x in leaves_with_names(part)[0]}
-    places = [_place(path, ends.get(id(x))) for x, (path, _) in zip(shapes, leaves, strict=True)]
-    times = Counter(field for _, field in {place[:2] for place in places if place is not None})
+        keys |= {id(x): (field, param) for param, x in leaves_with_names(part)[0]}
+    places = [_place(path, keys.get(id(x))) for x, (path, _) in zip(shapes, leaves, strict=True)]
+    states_of = Counter(field for _, field in {place[:2] for place in places if place is not None})
     named = [
-        _name_leaf(path, leaf, place, times, rename or {})
+        _name_leaf(path, leaf, place, states_of, rename or {})
         for (path, leaf), place in zip(leaves, places, strict=True)
     ]
-    steps = {*map(id, step_counts(states))}
-    counts = [y.name for y, x in zip(named, shapes, strict=True) if id(x) in steps]
+    count_ids = {*map(id, step_counts(states))}
+    counts = [y.name for y, x in zip(named, shapes, strict=True) if id(x) in count_ids]
     return NamedLeaves(named, treedef, counts)
 
 
@@ -79,23 +79,23 @@ def is_named_tuple(node: Any) -> bool:
     return isinstance(node, tuple) and hasattr(node, "_fields")
 
 
-def _place(path: str, end: tuple[str, str] | None) -> SlotPlace | None:
-    if end is None:
+def _place(path: str, slot_key: tuple[str, str] | None) -> SlotPlace | None:
+    if slot_key is None:
         return None
-    return SlotPlace(path.removesuffix(join_path(*end)).rstrip("/"), *end)
+    return SlotPlace(path.removesuffix(join_path(*slot_key)).rstrip("/"), *slot_key)
 
 
 def _name_leaf(
     path: str,
     leaf: Any,
     place: SlotPlace | None,
-    times: Mapping[str, int],
+    states_of: Mapping[str, int],
     rename: Mapping[str, str],
 ) -> NamedLeaf:
     path = rename_path(path, rename)
     if place is None:
         return NamedLeaf(path, path, leaf, None)
-    slot = place.field if times[place.field] == 1 else join_path(place.state, place.field)
+    slot = place.field if states_of[place.field] == 1 else join_path(place.state, place.field)
     name = rename_path(join_path(slot, place.param), rename)
     param = name.removeprefix(f"{slot}/") if name.startswith(f"{slot}/") else place.param
     state = rename_path(place.state, rename) if place.state else place.state
@@ -108,7 +108,7 @@ def join_path(*parts: str) -> str:
 
 
 def rename_path(name: str, rename: Mapping[str, str]) -> str:
-    """Replace the longest known prefix of a name."""
+    """Replace the longest prefix of a path that is a key of `rename`."""
     parts = name.split("/")
     for i in range(len(parts), 0, -1):
         start = "/".join(parts[:i])
@@ -122,10 +122,12 @@ def _shape(x: Any) -> jax.ShapeDtypeStruct:
 
 
 def repack(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) -> dict[str, Any]:
-    """Convert saved slots between trees and flat vectors, as the fresh slots need.
+    """Convert saved slots from trees to vectors, or from vectors to trees, like the fresh slots.
+
+    The function adds the sources of the converted leaves to `matching`.
 
     Returns:
-        The arrays, keyed by the names of fresh leaves; `matching` contains their sources.
+        The converted arrays, keyed by the names of fresh leaves.
     """
     slots: dict[tuple[str, str], list[NamedLeaf]] = defaultdict(list)
     for leaf in fresh.leaves:
@@ -135,13 +137,13 @@ def repack(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) -> dict[s
     for (_, field), fresh_slot in slots.items():
         if any(leaf.name in matching.found for leaf in fresh_slot):
             continue
-        free = [x for x in saved.leaves if x.path not in matching.used]
-        fitting = [
-            saved_slot for saved_slot in _slots_of(field, free) if _fits(fresh_slot, saved_slot)
+        unused = [x for x in saved.leaves if x.path not in matching.used]
+        candidates = [
+            saved_slot for saved_slot in _slots_of(field, unused) if _fits(fresh_slot, saved_slot)
         ]
-        if len(fitting) != 1:
+        if len(candidates) != 1:
             continue
-        (saved_slot,) = fitting
+        (saved_slot,) = candidates
         arrays = [jnp.asarray(leaf.leaf) for leaf in saved_slot]
         if len(saved_slot) == 1:
             ends = np.cumsum([jnp.size(x.leaf) for x in fresh_slot])[:-1]
@@ -158,42 +160,42 @@ def repack(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) -> dict[s
 
 
 def _fits(fresh_slot: list[NamedLeaf], saved_slot: list[NamedLeaf]) -> bool:
-    """Whether one of two slots is a vector of the other."""
-    mine, theirs = ([leaf.leaf for leaf in leaves] for leaves in (fresh_slot, saved_slot))
+    """Whether one slot is the flat vector of the other slot."""
+    fresh, saved = ([leaf.leaf for leaf in leaves] for leaves in (fresh_slot, saved_slot))
     if len(saved_slot) == 1:
-        return _is_vector_of(theirs[0], mine)
+        return _is_vector_of(saved[0], fresh)
     castable = all(
-        jnp.can_cast(jnp.result_type(x), jnp.result_type(mine[0]), casting="same_kind")
-        for x in theirs
+        jnp.can_cast(jnp.result_type(x), jnp.result_type(fresh[0]), casting="same_kind")
+        for x in saved
     )
-    return len(fresh_slot) == 1 and _is_vector_of(mine[0], theirs) and castable
+    return len(fresh_slot) == 1 and _is_vector_of(fresh[0], saved) and castable
 
 
 def _slots_of(field: str, saved: list[NamedLeaf]) -> list[list[NamedLeaf]]:
-    """The saved slots with this name."""
-    found: dict[str, list[NamedLeaf]] = defaultdict(list)
+    """Group the saved leaves of the field by state, one list per slot."""
+    slots_by_state: dict[str, list[NamedLeaf]] = defaultdict(list)
     for leaf in saved:
-        # A plain dict doesn't declare its slots. The path gives state, field and param.
-        before, here, after = f"/{leaf.path}/".partition(f"/{field}/")
-        guess = SlotPlace(before.strip("/"), field, after.strip("/")) if here else None
-        place = leaf.slot or guess
+        # A plain dict doesn't declare its slots, so state and param are parsed from the path.
+        state, separator, param = f"/{leaf.path}/".partition(f"/{field}/")
+        parsed = SlotPlace(state.strip("/"), field, param.strip("/")) if separator else None
+        place = leaf.slot or parsed
         if place is not None and place.field == field:
-            found[place.state].append(leaf._replace(slot=place))
-    return [*found.values()]
+            slots_by_state[place.state].append(leaf._replace(slot=place))
+    return [*slots_by_state.values()]
 
 
 def _is_vector_of(x: Any, leaves: list[Any]) -> bool:
-    """Whether an array has the size of all leaves together, as `fnopt.flatten` joins them."""
+    """Whether an array is a vector of the leaves' total size, as `fnopt.flatten` makes it."""
     return jnp.shape(x) == (sum(map(jnp.size, leaves)),)
 
 
-# The step counts of wrappers that don't pass every call on: `accumulate`, `conditionally_mask`.
-# Optimizers inside count only the steps that reach them.
+# The step counts of wrappers that don't forward every call: `accumulate`, `conditionally_mask`.
+# The inner optimizer counts only forwarded steps, so its counts differ from counts outside.
 WRAPPER_COUNTS = ("gradient_step", "step")
 
 
 def are_equal(a: Any, b: Any) -> bool:
-    """Whether two leaves are known to be equal: for traced leaves, the same object."""
+    """Whether two leaves are provably equal; a traced leaf equals only itself."""
     if a is b or isinstance(a, Tracer) or isinstance(b, Tracer):
         return a is b
     return np.array_equal(a, b)
@@ -203,9 +205,9 @@ class Matching(NamedTuple):
     """Map from fresh leaves to their saved leaves.
 
     Attributes:
-        found: A dict from names of fresh leaves to saved leaves; a saved leaf may have several
-            names.
-        used: The paths of the saved leaves that were found.
+        found: Saved leaves, keyed by the names of fresh leaves. Several fresh leaves may share a
+            saved leaf.
+        used: The paths of the matched saved leaves.
     """
 
     found: dict[str, NamedLeaf]
@@ -221,10 +223,10 @@ def match_slots(fresh: NamedLeaves, saved: NamedLeaves) -> Matching:
     """Match slots by the names of slot and param, and other leaves by their path.
 
     A saved tree of plain dicts and lists doesn't identify its slots. A leaf in such a tree matches
-    the slot and param whose names are at the end of its path; of several, the longest name is
-    taken. If several leaves have the same ending, the leaves next to the most other slots are
-    taken. If a name occurs equally often in both trees, leaves match in order; otherwise only
-    leaves of equal paths match.
+    the slot and param whose names are the suffix of its path. Longer names have priority. If
+    several leaves have the same suffix, leaves of the state with the most matching slots have
+    priority. If a name occurs equally often in both trees, leaves match in tree order; otherwise
+    only leaves with equal paths match.
     """
     matching = Matching({}, set())
     by_path = {leaf.path: leaf for leaf in saved.leaves if leaf.slot is None}
@@ -232,28 +234,31 @@ def match_slots(fresh: NamedLeaves, saved: NamedLeaves) -> Matching:
         if leaf.slot is None and leaf.name not in fresh.counts and leaf.path in by_path:
             matching.add(leaf.name, by_path[leaf.path])
     declared, endings = _group_by_slot(saved.leaves), _group_by_ending(by_path.values())
-    wanted = _group_by_slot(fresh.leaves)
-    slots_at = Counter(
-        _state_path(leaf, key) for key in wanted for leaf in endings.get(join_path(*key), [])
+    targets = _group_by_slot(fresh.leaves)
+    scores = Counter(
+        _state_path(leaf, key) for key in targets for leaf in endings.get(join_path(*key), [])
     )
-    # Long names first: their leaves end with the shorter names, too.
-    for key in sorted(wanted, key=lambda key: -join_path(*key).count("/")):
+    # Long names are matched first, because their paths also end with the shorter names.
+    for key in sorted(targets, key=lambda key: -join_path(*key).count("/")):
         candidates = declared.get(key)
         if candidates is None:
-            free = [x for x in endings.get(join_path(*key), []) if x.path not in matching.used]
+            unused = [x for x in endings.get(join_path(*key), []) if x.path not in matching.used]
             candidates = _leaves_of_highest_score(
-                free, [slots_at[_state_path(x, key)] for x in free], len(wanted[key])
+                unused,
+                [scores[_state_path(x, key)] for x in unused],
+                len(targets[key]),
             )
-        _assign(wanted[key], candidates, matching)
+        _assign(targets[key], candidates, matching)
     return matching
 
 
 def _leaves_of_highest_score(
     leaves: list[NamedLeaf], scores: list[int], number: int
 ) -> list[NamedLeaf]:
-    """The leaves with the highest scores; all leaves if their number differs."""
-    least = sorted(scores, reverse=True)[:number][-1:]
-    best = [leaf for leaf, score in zip(leaves, scores, strict=True) if [score] >= least]
+    """Return the `number` leaves of the highest scores, or all leaves if ties change the number."""
+    # A slice instead of an index, because there may be fewer scores than `number`, even none.
+    threshold = sorted(scores, reverse=True)[:number][-1:]
+    best = [leaf for leaf, score in zip(leaves, scores, strict=True) if [score] >= threshold]
     return best if len(best) == number else leaves
 
 
@@ -266,78 +271,78 @@ def match_scalars(fresh: NamedLeaves, saved: NamedLeaves, matching: Matching) ->
     """Match scalars of a state to the saved state from which its slots were restored.
 
     Returns:
-        The names of leaves that remain fresh: scalars of states whose slots all remain fresh. If a
-        count were restored without its moments, the next step would be wrong.
+        The names of scalars that remain fresh: the scalars of states whose slots all remain fresh.
+        A saved count with fresh moments would make the next bias correction wrong.
     """
     by_path = {leaf.path: leaf for leaf in saved.leaves}
     sources: dict[str, set[str]] = defaultdict(set)
     for leaf in fresh.leaves:
         if leaf.slot is not None:
-            known, states = matching.found.get(leaf.name), sources[leaf.slot.state]
-            if known is not None:
-                slot = known.slot
-                states.add(slot.state if slot else _state_path(known, leaf.slot[1:]))
-    stay: set[str] = set()
+            source_leaf, states = matching.found.get(leaf.name), sources[leaf.slot.state]
+            if source_leaf is not None:
+                slot = source_leaf.slot
+                states.add(slot.state if slot else _state_path(source_leaf, leaf.slot[1:]))
+    fresh_names: set[str] = set()
     for leaf in fresh.leaves:
         state = _nearest(leaf.path, sources) if leaf.slot is None else None
         if state is None:
             continue
-        rest = leaf.path.removeprefix(state).lstrip("/")
+        suffix = leaf.path.removeprefix(state).lstrip("/")
         if not sources[state]:
-            if "/" not in rest and rest not in WRAPPER_COUNTS:
-                stay.add(leaf.name)
+            if "/" not in suffix and suffix not in WRAPPER_COUNTS:
+                fresh_names.add(leaf.name)
                 matching.found.pop(leaf.name, None)
             continue
-        candidates = [by_path.get(join_path(source, rest)) for source in sorted(sources[state])]
+        candidates = [by_path.get(join_path(origin, suffix)) for origin in sorted(sources[state])]
         candidates = [other for other in candidates if other is not None]
-        # Slots of several states, as of the groups of a partition, join only with equal counts.
+        # Slots may come from several saved states (groups of a partition); all scalars must agree.
         if candidates and all(are_equal(other.leaf, candidates[0].leaf) for other in candidates):
             for other in candidates:
                 matching.add(leaf.name, other)
-    return stay
+    return fresh_names
 
 
 def match_counts(
-    fresh: NamedLeaves, saved: NamedLeaves, matching: Matching, stay: set[str]
+    fresh: NamedLeaves, saved: NamedLeaves, matching: Matching, fresh_names: set[str]
 ) -> None:
-    """Match the remaining counts by path, unless another state contains the count."""
+    """Match the remaining step counts to unused saved leaves of the same path."""
     by_path = {leaf.path: leaf for leaf in saved.leaves if leaf.slot is None}
+    open_counts = {*fresh.counts} - matching.found.keys() - fresh_names
     for leaf in fresh.leaves:
-        free = leaf.name in fresh.counts and leaf.name not in matching.found.keys() | stay
-        if free and leaf.path in by_path.keys() - matching.used:
+        if leaf.name in open_counts and leaf.path in by_path.keys() - matching.used:
             matching.add(leaf.name, by_path[leaf.path])
 
 
 def _group_by_slot(leaves: Iterable[NamedLeaf]) -> dict[tuple[str, str], list[NamedLeaf]]:
-    found: dict[tuple[str, str], list[NamedLeaf]] = defaultdict(list)
+    groups: dict[tuple[str, str], list[NamedLeaf]] = defaultdict(list)
     for leaf in leaves:
         if leaf.slot is not None:
-            found[leaf.slot.field, leaf.slot.param].append(leaf)
-    return found
+            groups[leaf.slot.field, leaf.slot.param].append(leaf)
+    return groups
 
 
 def _group_by_ending(leaves: Iterable[NamedLeaf]) -> dict[str, list[NamedLeaf]]:
-    """Leaves by every ending of their path that consists of whole parts."""
-    found: dict[str, list[NamedLeaf]] = defaultdict(list)
+    """Group leaves by every suffix of their path that consists of whole parts."""
+    groups: dict[str, list[NamedLeaf]] = defaultdict(list)
     for leaf in leaves:
         parts = leaf.path.split("/")
         for i in range(len(parts)):
-            found["/".join(parts[i:])].append(leaf)
-    return found
+            groups["/".join(parts[i:])].append(leaf)
+    return groups
 
 
-def _assign(wanted: list[NamedLeaf], candidates: list[NamedLeaf], matching: Matching) -> None:
-    if len(wanted) == len(candidates):
-        for leaf, other in zip(wanted, candidates, strict=True):
+def _assign(targets: list[NamedLeaf], candidates: list[NamedLeaf], matching: Matching) -> None:
+    if len(targets) == len(candidates):
+        for leaf, other in zip(targets, candidates, strict=True):
             matching.add(leaf.name, other)
         return
     by_path = {leaf.path: leaf for leaf in candidates}
-    for leaf in wanted:
+    for leaf in targets:
         if leaf.path in by_path:
             matching.add(leaf.name, by_path[leaf.path])
 
 
 def _nearest(path: str, states: Iterable[str]) -> str | None:
-    """Innermost state that contains a leaf."""
+    """Path of the innermost state that contains a leaf; None if there is no such state."""
     inside = [state for state in states if not state or path.startswith(f"{state}/")]
     return max(inside, key=len, default=None)

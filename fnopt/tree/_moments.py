@@ -14,7 +14,7 @@ from fnopt.numerics import cast, compute_dtype, ema, real_dtype
 
 
 def _update_moments(fn: Callable[..., Any], updates: Any, moments: Any) -> Any:
-    """`fn(g, m, real dtype)` in the compute dtype, stored in the dtype of the moment."""
+    """Map `fn(g, m, real_dtype)` in the compute dtype, and cast results to the moments' dtypes."""
 
     def update_leaf(g: Any, m: Any) -> Any:
         if g is None:
@@ -27,9 +27,9 @@ def _update_moments(fn: Callable[..., Any], updates: Any, moments: Any) -> Any:
 
 
 def _power(x: jax.Array, order: Any) -> jax.Array:
-    whole = float(order).is_integer() if isinstance(order, (int, float)) else False
-    # An integer power is a product, whose derivative at 0 is finite.
-    return x ** int(order) if whole else x ** jnp.asarray(order, jnp.finfo(x.dtype).dtype)
+    is_integer = float(order).is_integer() if isinstance(order, (int, float)) else False
+    # A floating exponent would use exp and log, whose derivative at 0 is NaN.
+    return x ** int(order) if is_integer else x ** jnp.asarray(order, jnp.finfo(x.dtype).dtype)
 
 
 def update_moment(updates: Any, moments: Any, decay: Any, order: Any) -> Any:
@@ -39,7 +39,7 @@ def update_moment(updates: Any, moments: Any, decay: Any, order: Any) -> Any:
         updates: :math:`g`, a tree of gradients; a `None` stays `None`.
         moments: :math:`m`, a tree of the same structure.
         decay: :math:`\beta`.
-        order: :math:`k`; complex gradients are raised to this power too, without their modulus.
+        order: :math:`k`; for complex gradients it is the power of the number, not of its modulus.
 
     Returns:
         The new averages, with the dtypes of `moments`.
@@ -80,8 +80,8 @@ def update_moment_per_elem_norm(updates: Any, moments: Any, decay: Any, order: A
     def update_norm(g: jax.Array, m: jax.Array, real: Any) -> jax.Array:
         if not jnp.iscomplexobj(g):
             return ema(m, _power(g, order), jnp.asarray(decay, real))
-        # The power is taken of the squared modulus, as in optax, because the modulus has no
-        # derivative at zero.
+        # The base is the squared modulus, as in optax, because the modulus has no derivative at
+        # zero.
         square = jnp.square(jnp.real(g)) + jnp.square(jnp.imag(g))
         return ema(m, _power(square, order / 2), jnp.asarray(decay, real))
 

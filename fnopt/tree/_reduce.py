@@ -10,17 +10,18 @@ import jax
 import jax.numpy as jnp
 
 from fnopt.core import global_norm
+from fnopt.errors import leaf_text, leaves_with_names
 from fnopt.numerics import default_float
 from fnopt.tree._arithmetic import check_arrays, common_dtype, names_bad_leaf
 
-# This package defines `sum`, `max` and `min`, which hide Python's functions.
+# The functions `sum`, `max` and `min` of this module hide Python's.
 _add = functools.partial(functools.reduce, jnp.add)
 
 
-def _total(tree: Any, of_leaf: Callable[[jax.Array], jax.Array]) -> jax.Array:
+def _total(tree: Any, reduce_leaf: Callable[[jax.Array], jax.Array]) -> jax.Array:
     leaves = jax.tree.leaves(tree)
     dtype = common_dtype(leaves)
-    return _add([of_leaf(jnp.asarray(x).astype(dtype)) for x in leaves], jnp.zeros((), dtype))
+    return _add([reduce_leaf(jnp.asarray(x).astype(dtype)) for x in leaves], jnp.zeros((), dtype))
 
 
 @names_bad_leaf
@@ -61,17 +62,18 @@ def vdot(tree_x: Any, tree_y: Any) -> jax.Array:
         >>> tree.vdot({"w": jnp.ones(2)}, {"w": jnp.asarray([1.0, 2.0])})
         Array(3., dtype=float32)
     """
-    xs, treedef = jax.tree.flatten(tree_x)
-    ys = treedef.flatten_up_to(tree_y)
+    named_xs, treedef = leaves_with_names(tree_x)
+    xs, ys = [x for _, x in named_xs], treedef.flatten_up_to(tree_y)
     dtype = common_dtype([*xs, *ys])
     total = jnp.zeros((), dtype)
-    for x, y in zip(xs, ys, strict=True):
+    for (name, x), y in zip(named_xs, ys, strict=True):
         x, y = jnp.asarray(x).astype(dtype), jnp.asarray(y).astype(dtype)
         if x.shape != y.shape:
             raise ValueError(
-                f"tree.vdot: leaves of shapes {x.shape} and {y.shape}, expected the same."
+                f"tree.vdot: {leaf_text(name)} has shapes {x.shape} and {y.shape}, expected equal "
+                "shapes. Broadcast the leaf first."
             )
-        # Not a matrix product, which accelerators compute from rounded factors.
+        # `jnp.vdot` would be a matrix product, which accelerators compute from rounded factors.
         total = total + jnp.sum(jnp.conj(x) * y)
     return total
 
@@ -101,33 +103,35 @@ def norm(tree: Any, ord: Any = None, squared: bool = False) -> jax.Array:
         >>> tree.norm(x), tree.norm(x, ord=1), tree.norm(x, ord="inf")
         (Array(5., dtype=float32), Array(7., dtype=float32), Array(4., dtype=float32))
     """
-    sizes = jax.tree.map(_size, tree)
+    moduli = jax.tree.map(_modulus, tree)
     if ord is None or ord == 2:
-        return _total(sizes, lambda x: jnp.sum(x * x)) if squared else global_norm(sizes)
+        return _total(moduli, lambda x: jnp.sum(x * x)) if squared else global_norm(moduli)
     if ord == 1:
-        result = _total(sizes, jnp.sum)
+        result = _total(moduli, jnp.sum)
     elif ord in (float("inf"), "inf", "infinity"):
-        result = jnp.maximum(max(sizes), 0)  # 0 for an empty tree
+        result = jnp.maximum(max(moduli), 0)  # 0 for an empty tree
     else:
         raise ValueError(f"tree.norm: ord is {ord!r}, expected 1, 2 or infinity.")
     return result * result if squared else result
 
 
-def _size(x: Any) -> jax.Array:
-    """Modulus of an array, as floating numbers."""
+def _modulus(x: Any) -> jax.Array:
+    """Modulus of an array, in a floating dtype."""
     x = jnp.asarray(x)
-    # The conversion comes before the square, which overflows for integers.
+    # Integers are converted first, because their squares may overflow.
     floating = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(default_float())
     return jnp.abs(floating)
 
 
-def _extreme(tree: Any, fn: Callable[..., Any], pick: Callable[..., Any], none: float) -> jax.Array:
-    # A leaf without elements has no maximum and no minimum.
+def _extreme(
+    tree: Any, fn: Callable[..., Any], combine: Callable[..., Any], empty: float
+) -> jax.Array:
+    # An empty leaf is skipped, because `jnp.max` of an empty array raises an error.
     leaves = [x for x in jax.tree.leaves(tree) if getattr(x, "size", 1)]
     dtype = common_dtype(leaves)
     if not leaves:
-        return jnp.full((), none, dtype)
-    return functools.reduce(pick, [fn(jnp.asarray(x)).astype(dtype) for x in leaves])
+        return jnp.full((), empty, dtype)
+    return functools.reduce(combine, [fn(jnp.asarray(x)).astype(dtype) for x in leaves])
 
 
 @names_bad_leaf

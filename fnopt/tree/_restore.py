@@ -28,7 +28,7 @@ from fnopt.tree._matching import (
 
 
 def recount(
-    counts: Iterable[str], other: set[str], sources: dict[str, Any], given: int | None
+    counts: Iterable[str], other: set[str], sources: dict[str, Any], count: int | None
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """Assign saved step counts to fresh counts, and drop superfluous saved counts.
 
@@ -36,12 +36,13 @@ def recount(
         counts: The names of the fresh tree's step counts.
         other: The names of the fresh tree's other leaves.
         sources: The saved leaves by name; modified in place.
-        given: The number of steps, for counts that weren't saved; with None, the value of the
-            nearest saved counts in the tree, if these agree.
+        count: The number of steps, for counts that weren't saved. With None, these counts are set
+            to the nearest saved counts in the tree, if the nearest saved counts agree.
 
     Returns:
-        The sources of counts that weren't saved, by name; and the saved counts that don't exist in
-        the fresh tree, if another count there has the same value.
+        The sources of the counts that weren't saved, by name; and the names of the dropped counts.
+        A saved count that doesn't exist in the fresh tree is dropped if a fresh count has the same
+        value.
     """
     saved = {}
     for k, x in sources.items():
@@ -57,31 +58,31 @@ def recount(
     for name in counts:
         if name in sources:
             continue
-        pace = _pace(name, wrappers)
-        near = _nearest(name, [k for k in saved if _pace(k, wrappers) == pace])
-        if given is not None:
-            sources[name], filled[name] = np.int32(given), "count="
-        elif near and all(are_equal(saved[near[0]], saved[k]) for k in near):
-            sources[name], filled[name] = saved[near[0]], near[0]
-    kept = {name: sources[name] for name in counts if name in sources}
-    superfluous = [k for k in saved if k not in kept and k not in other]
-    known = [k for k in superfluous if any(are_equal(saved[k], x) for x in kept.values())]
-    for name in known:
+        wrapper = _innermost_wrapper(name, wrappers)
+        nearest = _nearest(name, [k for k in saved if _innermost_wrapper(k, wrappers) == wrapper])
+        if count is not None:
+            sources[name], filled[name] = np.int32(count), "count="
+        elif nearest and all(are_equal(saved[nearest[0]], saved[k]) for k in nearest):
+            sources[name], filled[name] = saved[nearest[0]], nearest[0]
+    restored = {name: sources[name] for name in counts if name in sources}
+    superfluous = [k for k in saved if k not in restored and k not in other]
+    redundant = [k for k in superfluous if any(are_equal(saved[k], x) for x in restored.values())]
+    for name in redundant:
         del sources[name]
-    return filled, tuple(name for name in known if name not in filled.values())
+    return filled, tuple(name for name in redundant if name not in filled.values())
 
 
 def _field(name: str) -> str:
     return name.rpartition("/")[2]
 
 
-def _pace(name: str, wrappers: Iterable[str]) -> str | None:
+def _innermost_wrapper(name: str, wrappers: Iterable[str]) -> str | None:
     """Path of the innermost wrapper with fewer steps than calls."""
     return max((place for place in wrappers if name.startswith(place)), key=len, default=None)
 
 
 def _nearest(name: str, others: Iterable[str]) -> list[str]:
-    """The names with the longest common prefix, because members of a chain count the same steps."""
+    """Names with the longest common prefix with `name`; members of a chain count the same steps."""
     shared = {}
     for other in others:
         same = [a == b for a, b in zip(name.split("/"), other.split("/"), strict=False)]
@@ -91,20 +92,19 @@ def _nearest(name: str, others: Iterable[str]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class RestoreReport:
-    """The report of `restore`: how every leaf was treated, by name.
+    """Report of `restore`: which leaves were restored, by name.
 
     Attributes:
         taken: Leaves of the fresh tree that were set to saved values.
         fresh: Unchanged leaves for which no leaf of the same name was saved.
-        reshaped: Unchanged leaves for which a leaf of the same name was saved with a different
-            shape or dtype, with both the fresh and the saved one.
+        reshaped: Unchanged leaves whose saved leaf has another shape or dtype, with a description
+            of the fresh leaf and of the saved leaf.
         left_over: Saved leaves that don't exist in the fresh tree.
         counted: Step counts that weren't saved, with the source of their value: the name of a saved
             count, or `'count='` for the argument.
-        dropped: Saved step counts that don't exist in the fresh tree, if another count there has
-            the same value.
-        alike: Whether there are fresh and left-over leaves although both trees have leaves of the
-            same shapes in the same order: then the trees may differ only in names.
+        dropped: Saved step counts that don't exist in the fresh tree, but equal one of its counts.
+        alike: Whether fresh and left-over leaves exist although both trees have leaves of the same
+            shapes and dtypes in the same order. The trees may then differ only in names.
     """
 
     taken: tuple[str, ...]
@@ -117,24 +117,24 @@ class RestoreReport:
 
     @property
     def complete(self) -> bool:
-        """Whether every leaf was restored, and only known counts are left over."""
+        """Whether every leaf was restored, and every saved leaf was used or dropped."""
         return not (self.fresh or self.reshaped or self.left_over)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.taken)} leaves taken"]
+        lines = [f"{len(self.taken)} leaves restored"]
         if self.fresh:
-            lines.append(f"{len(self.fresh)} fresh: {names_text([*self.fresh])}")
-        for name, (mine, theirs) in self.reshaped.items():
-            lines.append(f"{name!r} stays fresh: it is {mine}, saved is {theirs}")
+            lines.append(f"{len(self.fresh)} not saved: {names_text([*self.fresh])}")
+        for name, (fresh_type, saved_type) in self.reshaped.items():
+            lines.append(f"{name!r} not restored: saved as {saved_type}, expected {fresh_type}")
         if self.left_over:
             lines.append(f"{len(self.left_over)} left over: {names_text([*self.left_over])}")
-        lines += [f"{name!r} taken from {theirs}" for name, theirs in self.counted.items()]
+        lines += [f"{name!r} copied from {source}" for name, source in self.counted.items()]
         if self.dropped:
             lines.append(f"{len(self.dropped)} counts not needed: {names_text([*self.dropped])}")
         if self.alike:
             lines.append(
-                "both trees have leaves of the same shapes in the same order: if only names differ,"
-                " jax.tree.unflatten(jax.tree.structure(fresh), jax.tree.leaves(saved)) is the tree"
+                "both trees have leaves of the same shapes in the same order; if only names differ,"
+                " use jax.tree.unflatten(jax.tree.structure(fresh), jax.tree.leaves(saved))"
             )
         return "\n".join(lines)
 
@@ -144,18 +144,21 @@ class RestoreReport:
 def restore(
     fresh: Any, saved: Any, rename: Mapping[str, str] | None = None, count: int | None = None
 ) -> tuple[Any, RestoreReport]:
-    """Copy the matching leaves of a saved tree into a fresh one, with a report.
+    """Copy the matching leaves of a saved tree into a fresh tree, and report mismatches.
 
     Leaves match by name, which has the same form for all containers (`fnopt.leaf_paths`). Slots of
     optimizers match by the names of slot and param, at any position in chains, partitions, dicts
     and lists. Thus a state of `adam` can be restored into a state of `adamw`, and transforms,
     wrappers and leaves may be added or removed. Counts and other numbers of a state are restored
-    together with its slots. A slot that is one vector (of :class:`fnopt.flatten`) is converted into
-    a tree and back, if both have the same number of elements. A step count that wasn't saved (for
-    example, of a learning rate that now follows a schedule) is set to the value of the nearest
-    saved counts, if these agree. The report lists all mismatches: print it, or reject a restore
-    unless `report.complete`. Leaves that aren't numbers (an activation function in a module) are
-    unchanged and aren't reported.
+    together with its slots.
+
+    A slot stored as one vector (by :class:`fnopt.flatten`) is converted to a tree, and a tree to a
+    vector, if both have the same number of elements. A step count that wasn't saved (for example,
+    because the learning rate follows a schedule only now) is set to the value of the nearest saved
+    counts, if the nearest counts agree.
+
+    The report lists all mismatches: print it, or raise an error unless `report.complete`. Leaves
+    that aren't numbers (an activation function in a module) are unchanged and aren't reported.
 
     Args:
         fresh: The tree to fill: params of a new model, or the state `tx.init(params)`.
@@ -164,8 +167,8 @@ def restore(
         rename: A map from prefixes of saved names to prefixes in the fresh tree, such as
             `{'encoder': 'backbone'}`; the longest matching prefix is used. Prefixes consist of
             whole parts of a path.
-        count: The number of steps made, for the counts that weren't saved: optimizers store a count
-            only if they use it. The count of moments that weren't saved remains 0.
+        count: The number of completed steps, for counts that weren't saved. Optimizers store a
+            count only if they use it. The count of moments that weren't saved remains 0.
 
     Returns:
         A tree like `fresh`, with the dtypes and shardings of `fresh`; and a `RestoreReport`.
@@ -179,76 +182,78 @@ def restore(
         >>> model = {"backbone": {"w": jnp.zeros(2)}, "head": jnp.zeros(10)}
         >>> params, report = tree.restore(model, pretrained, rename={"encoder": "backbone"})
         >>> print(report)
-        1 leaves taken
-        'head' stays fresh: it is float32[10], saved is float32[1000]
+        1 leaves restored
+        'head' not restored: saved as float32[1000], expected float32[10]
     """
     target, source = named_leaves(fresh), _check_saved(named_leaves(saved, rename))
     matching = match_slots(target, source)
     packed = repack(target, source, matching)
-    stay = match_scalars(target, source, matching)
-    match_counts(target, source, matching, stay)
-    given = {name: leaf.leaf for name, leaf in matching.found.items()} | packed
-    rest = {x.name: x.leaf for x in source.leaves if x.path not in matching.used}
-    # A saved leaf from another place may have the name of a fresh leaf.
-    rest = {f"saved {name}" if name in target.names else name: x for name, x in rest.items()}
-    pool = {**rest, **given}
-    counts = [name for name in target.counts if name not in stay]
+    fresh_names = match_scalars(target, source, matching)
+    match_counts(target, source, matching, fresh_names)
+    sources = {name: leaf.leaf for name, leaf in matching.found.items()} | packed
+    unused = {x.name: x.leaf for x in source.leaves if x.path not in matching.used}
+    # An unmatched saved leaf may have the same name as a fresh leaf.
+    unused = {f"saved {name}" if name in target.names else name: x for name, x in unused.items()}
+    pool = {**unused, **sources}
+    counts = [name for name in target.counts if name not in fresh_names]
     counted, dropped = recount(counts, target.names.difference(target.counts), pool, count)
-    given |= {name: pool.pop(name) for name in counted}
-    torn = _torn_codes(target.leaves, given)
-    taken, new, reshaped, leaves = [], [], {}, []
+    sources |= {name: pool.pop(name) for name in counted}
+    torn = _torn_codes(target.leaves, sources)
+    restored, unsaved, reshaped, leaves = [], [], {}, []
     for name, _, leaf, _ in target.leaves:
-        value = given.get(name)
+        value = sources.get(name)
         if not is_array_like(leaf):
             pass
         elif value is None:
-            new.append(name)
+            unsaved.append(name)
         elif name in torn or not _fits(value, leaf):
             reshaped[name] = (type_text(leaf), type_text(value))
         else:
-            taken.append(name)
-            leaf = _place(value, leaf)
+            restored.append(name)
+            leaf = _cast_and_place(value, leaf)
         leaves.append(leaf)
-    left_over = tuple(name.removeprefix("saved ") for name in pool if name not in given)
-    alike = bool(new and left_over) and _have_same_leaves(target, source)
-    report = RestoreReport(tuple(taken), tuple(new), reshaped, left_over, counted, dropped, alike)
+    left_over = tuple(name.removeprefix("saved ") for name in pool if name not in sources)
+    alike = bool(unsaved and left_over) and _have_same_leaves(target, source)
+    report = RestoreReport(
+        tuple(restored), tuple(unsaved), reshaped, left_over, counted, dropped, alike
+    )
     return target.treedef.unflatten(leaves), report
 
 
 def _check_saved(saved: NamedLeaves) -> NamedLeaves:
-    """The saved leaves that contain numbers; their names must differ."""
+    """Select the saved leaves that are arrays or numbers, and check that their names differ."""
     leaves = [x for x in saved.leaves if is_array_like(x.leaf)]
     for name, times in Counter(x.name for x in leaves).items():
         if times > 1:
             raise ValueError(
-                f"restore: two saved leaves are called {name!r} after renaming: give them "
-                "different names."
+                f"restore: {times} saved leaves have the name {name!r} after renaming, expected "
+                "distinct names. Change the argument rename."
             )
     return saved._replace(leaves=leaves)
 
 
 def _have_same_leaves(fresh: NamedLeaves, saved: NamedLeaves) -> bool:
     """Whether two trees have leaves of the same shapes and dtypes in the same order."""
-    mine, theirs = (
+    fresh_types, saved_types = (
         [(jnp.shape(x.leaf), jnp.result_type(x.leaf)) for x in tree.leaves if is_array_like(x.leaf)]
         for tree in (fresh, saved)
     )
-    return mine == theirs
+    return fresh_types == saved_types
 
 
 def _torn_codes(targets: list[NamedLeaf], sources: dict[str, Any]) -> set[str]:
-    """The codes without matching scales, and scales without matching codes."""
+    """Names of quantized leaves of which only the codes or only the scales can be restored."""
     arrays = {x.name: x.leaf for x in targets if is_array_like(x.leaf)}
     torn: set[str] = set()
     for name, leaf in arrays.items():
         start, _, end = name.rpartition("/")
-        both = name, f"{start}/1"
+        pair = name, f"{start}/1"
         dtype = jnp.result_type(leaf)
-        if end == "0" and dtype in (jnp.uint8, jnp.int4) and both[1] in arrays:
-            fits = [k in sources and _fits(sources[k], arrays[k]) for k in both]
+        if end == "0" and dtype in (jnp.uint8, jnp.int4) and pair[1] in arrays:
+            fits = [k in sources and _fits(sources[k], arrays[k]) for k in pair]
             fits.append(name in sources and jnp.result_type(sources[name]) == dtype)
-            # Codes without their scales have no meaning.
-            torn |= set() if all(fits) else {*both}
+            # Codes with the scales of other codes would be wrong numbers.
+            torn |= set() if all(fits) else {*pair}
     return torn
 
 
@@ -258,9 +263,9 @@ def _fits(source: Any, leaf: Any) -> bool:
     )
 
 
-def _place(source: Any, leaf: Any) -> Any:
+def _cast_and_place(source: Any, leaf: Any) -> Any:
     value = jnp.asarray(source).astype(jnp.result_type(leaf))
-    # A committed leaf keeps its devices; other leaves go where the program runs.
+    # A committed leaf keeps its sharding; JAX moves an uncommitted leaf to the program's devices.
     if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer) and leaf.committed:
         return jax.device_put(value, leaf.sharding)
     return value

@@ -37,10 +37,10 @@ _Filter = Callable[[_Path, Any], bool]
 
 
 def _children(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
-    """Children of a node with their keys, and the structure of this level."""
+    """Children of a node with their keys, and the structure of the node."""
     if node is None or tree_util.all_leaves([node]):
         return [], None
-    # One level: children count as leaves.
+    # Children are treated as leaves, so that only this level is flattened.
     pairs, treedef = tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
     if is_named_tuple(node):
         owner = type(node).__name__
@@ -50,7 +50,7 @@ def _children(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
 
 
 def _is_absent(key: Any, child: Any) -> bool:
-    """Whether a state lacks the field, such as the step count if the rate is constant."""
+    """Whether a state doesn't use the field, such as the count with a constant learning rate."""
     return child is None and isinstance(key, NamedTupleKey)
 
 
@@ -67,14 +67,14 @@ def _class_name(node: Any) -> str | None:
 
 
 def _walk(node: Any, path: _Path = ()) -> Iterator[tuple[Any, _Path, Any]]:
-    """Iterate over all named nodes below a node: name, path, node."""
+    """Yield `(name, path, node)` for a node and all nodes below it that have a name."""
     if (name := _class_name(node)) is not None:
         yield name, path, node
     for key, child in _children(node)[0]:
-        here = (*path, key)
+        child_path = (*path, key)
         if (name := _name(key)) is not None and not _is_absent(key, child):
-            yield name, here, child
-        yield from _walk(child, here)
+            yield name, child_path, child
+        yield from _walk(child, child_path)
 
 
 def get_all_with_path(
@@ -97,8 +97,8 @@ def get_all_with_path(
         >>> [(str(path[-1]), value) for path, value in tree.get_all_with_path(state, "mu")]
         [('ScaleByAdamState.mu', {'w': Array([0., 0.], dtype=float32)})]
     """
-    found = [(path, value) for name, path, value in _walk(tree) if name == key]
-    return [(path, value) for path, value in found if filtering is None or filtering(path, value)]
+    matches = [(path, value) for name, path, value in _walk(tree) if name == key]
+    return [(path, value) for path, value in matches if filtering is None or filtering(path, value)]
 
 
 def get(tree: Any, key: Any, default: Any = None, filtering: _Filter | None = None) -> Any:
@@ -111,7 +111,7 @@ def get(tree: Any, key: Any, default: Any = None, filtering: _Filter | None = No
         filtering: `filtering(path, value) -> bool`: whether to include a match.
 
     Returns:
-        The value found.
+        The subtree, or `default` if there is no match.
 
     Raises:
         KeyError: If there are several matches; the message lists their paths.
@@ -122,15 +122,16 @@ def get(tree: Any, key: Any, default: Any = None, filtering: _Filter | None = No
         >>> tree.get(tx.init({"w": jnp.ones(2)}), "mu"), tree.get(tx, "b1")
         ({'w': Array([0., 0.], dtype=float32)}, 0.9)
     """
-    found = get_all_with_path(tree, key, filtering)
-    if len(found) > 1:
-        places = ", ".join(repr(path_name(path)) for path, _ in found)
+    matches = get_all_with_path(tree, key, filtering)
+    if len(matches) > 1:
+        places = ", ".join(repr(path_name(path)) for path, _ in matches)
         steps = " fnopt.step_count(tx, state) is the number of steps." if key == "count" else ""
         raise KeyError(
-            f"tree.get: {len(found)} values for {key!r}, at {places}. Choose one with "
-            f"filtering=lambda path, value: ..., or take all with get_all_with_path.{steps}"
+            f"tree.get: got {len(matches)} values for {key!r}, at {places}; expected at most one. "
+            "Choose one with filtering=lambda path, value: ..., or list all with "
+            f"get_all_with_path.{steps}"
         )
-    return found[0][1] if found else default
+    return matches[0][1] if matches else default
 
 
 def set(tree: Any, filtering: _Filter | None = None, /, **kwargs: Any) -> Any:
@@ -157,9 +158,12 @@ def set(tree: Any, filtering: _Filter | None = None, /, **kwargs: Any) -> Any:
     names = {name for name, path, value in _walk(tree) if _passes_filter(filtering, path, value)}
     for name in kwargs:
         if name not in names:
-            near = difflib.get_close_matches(name, [n for n in names if isinstance(n, str)])
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise KeyError(f"tree.set: there is nothing called {name!r} in the tree.{hint}")
+            similar = difflib.get_close_matches(name, [n for n in names if isinstance(n, str)])
+            hint = f" Did you mean {similar[0]!r}?" if similar else ""
+            raise KeyError(
+                f"tree.set: got the name {name!r}, expected the name of a field, dict key or class "
+                f"in the tree.{hint}"
+            )
     return _replace(tree, (), filtering, kwargs)
 
 
@@ -174,13 +178,15 @@ def _replace(node: Any, path: _Path, filtering: _Filter | None, new: dict[str, A
     children, treedef = _children(node)
     values = []
     for key, child in children:
-        here, name = (*path, key), _name(key)
-        known = isinstance(name, str) and name in new and not _is_absent(key, child)
-        hit = known and _passes_filter(filtering, here, child)
+        location, name = (*path, key), _name(key)
+        is_named = isinstance(name, str) and name in new and not _is_absent(key, child)
+        is_match = is_named and _passes_filter(filtering, location, child)
         values.append(
-            _match_dtype(child, new[name]) if hit else _replace(child, here, filtering, new)
+            _match_dtype(child, new[name])
+            if is_match
+            else _replace(child, location, filtering, new)
         )
-    # A node without a change isn't rebuilt, because its class may not allow it.
+    # An unchanged node isn't rebuilt, because the constructor of its class may reject the children.
     if all(a is b for a, (_, b) in zip(values, children, strict=True)):
         return node
     if isinstance(node, Value):
@@ -190,7 +196,7 @@ def _replace(node: Any, path: _Path, filtering: _Filter | None, new: dict[str, A
 
 
 def _match_dtype(old: Any, new: Any) -> Any:
-    # A Python number would make the state weakly typed, so the next step would be traced again.
+    # A Python number would make the state weakly typed, so the next step would compile again.
     if isinstance(old, jax.Array) and isinstance(new, (bool, int, float, complex)):
         return jnp.asarray(new, old.dtype)
     return new
@@ -222,11 +228,11 @@ def map_params(
     Args:
         initable: The optimizer, or its `init`.
         f: The function, applied to every leaf of every slot (and the corresponding leaves of
-            `rest`). Leaves that a mask excludes remain None.
+            `rest`). Leaves of masked params remain None.
         state: The state, or another tree of its structure, such as a tree of shardings.
-        *rest: Trees like the params.
+        *rest: Trees with the structure of the params.
         transform_non_params: A function applied to all other leaves; by default they are unchanged.
-        is_leaf: As in `jax.tree.map`, inside the slots.
+        is_leaf: As in `jax.tree.map`; applies inside slots only.
 
     Returns:
         A tree of the structure of `state`.
@@ -246,13 +252,13 @@ def map_params(
     stop = is_leaf or (lambda x: False)
     maps_none = stop(None)
 
-    def at_leaf(x: Any, *others: Any) -> Any:
+    def apply_to_leaf(x: Any, *others: Any) -> Any:
         return f(x, *others) if x is not None or maps_none else None
 
     def map_part(part: Any, value: Any) -> Any:
         if isinstance(part, _Params):
-            return jax.tree.map(at_leaf, value, *rest, is_leaf=lambda x: x is None or stop(x))
+            return jax.tree.map(apply_to_leaf, value, *rest, is_leaf=lambda x: x is None or stop(x))
         return value if transform_non_params is None else transform_non_params(value)
 
-    # `init` of a placeholder has placeholders where its state has the structure of the params.
+    # `init` of a placeholder returns a state with a placeholder in place of each slot.
     return jax.tree.map(map_part, init(_Params()), state, is_leaf=lambda x: isinstance(x, _Params))

@@ -56,7 +56,7 @@ def test_states_are_found_by_field_class_and_filter():
 
 def test_names_that_are_not_unique_are_listed():
     twice = {"a": {"count": 1}, "b": {"count": 2}}
-    with pytest.raises(KeyError, match="2 values for 'count', at 'a/count', 'b/count'"):
+    with pytest.raises(KeyError, match="got 2 values for 'count', at 'a/count', 'b/count'"):
         tree.get(twice, "count")
     assert tree.set(twice, count=5) == {"a": {"count": 5}, "b": {"count": 5}}
     only_b = tree.set(twice, lambda path, value: path[0].key == "b", count=5)
@@ -81,7 +81,7 @@ def test_hyper_parameters_of_an_optimizer_are_read_and_changed():
 
 
 def test_unknown_names_are_refused_with_the_nearest():
-    with pytest.raises(KeyError, match=r"nothing called 'learning_rat'.*mean 'learning_rate'"):
+    with pytest.raises(KeyError, match=r"the name 'learning_rat'.*mean 'learning_rate'"):
         tree.set(TX, learning_rat=0.1)
 
 

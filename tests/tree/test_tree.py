@@ -135,7 +135,7 @@ def test_everything_runs_under_jit_and_vmap():
         (
             lambda: tree.dtype({"a": np.float32(1), "b": np.int32(1)}),
             ValueError,
-            "leaf 'b' is int32, leaf 'a' is float32, expected one dtype",
+            "leaf 'b' has dtype int32 and leaf 'a' has dtype float32, expected equal dtypes",
         ),
         (lambda: tree.dtype(X, "widest"), ValueError, "mixed_dtype_handler is 'widest'"),
         (lambda: tree.random_like(3, X), TypeError, "expected one PRNG key"),

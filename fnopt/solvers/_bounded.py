@@ -196,7 +196,7 @@ def free_point(point: Linearization, box: Box | None) -> Linearization:
     return point if box is None else without(point, box.held(point.x, point.gradient))
 
 
-def shifted(box: Box, x: jax.Array, gradient: jax.Array, change: Any) -> Any:
-    """Return the mask of the params on a bound, and their changes when the bounds change."""
+def active_set_tangent(box: Box, x: jax.Array, gradient: jax.Array, change: Any) -> Any:
+    """Return the mask of params with an active bound, and their tangents for tangents of bounds."""
     held = box.held(x, gradient)
     return held, jnp.where(x <= box.lower, change.lower, change.upper)

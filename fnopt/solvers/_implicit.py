@@ -22,7 +22,7 @@ from fnopt.sharding import (
     row_axes,
     rows_sharded_over,
 )
-from fnopt.solvers._bounded import shifted
+from fnopt.solvers._bounded import active_set_tangent
 from fnopt.solvers.problem._problem import Problem
 from fnopt.solvers.problem._residual_scale import scale_residuals, scales_at_solution
 from fnopt.solvers.result._solution import Solution
@@ -137,7 +137,7 @@ def _tangent(
     active = None
     if problem.box is not None:
         gradient = psum_rows(_gradient(scale_residuals(problem, residual_scale), x, mode))
-        mask, shift = shifted(problem.box, x, gradient, change[2])
+        mask, shift = active_set_tangent(problem.box, x, gradient, change[2])
         active = mask, shift / scale
     point = pvary_over_rows(x / scale)
     with rows_sharded_over(()):  # rows of this device alone

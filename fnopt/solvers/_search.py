@@ -21,7 +21,13 @@ from fnopt.solvers.linear_model._linearization import stacked
 from fnopt.solvers.problem._callback import status_after
 from fnopt.solvers.problem._problem import Problem, Setting
 from fnopt.solvers.problem._residual_scale import scale_residuals, undo_scaling
-from fnopt.solvers.result._solution import Solution, StepHistory, StepInfo, empty_history, noted
+from fnopt.solvers.result._solution import (
+    Solution,
+    StepHistory,
+    StepInfo,
+    empty_history,
+    record_step,
+)
 
 # Maximum number of loops. Of the 1,173 fits that converge from the initial guesses of NIST and of
 # Moré, Garbow and Hillstrom, 81 fail without restarts. After three failed checks a further loop
@@ -158,6 +164,6 @@ def _watch(
             status = status_after(callback, info, running)
             goes_on = converged & (status == Status.RUNNING.value)
             new = state._replace(status=jnp.where(goes_on, state.status, status))
-        return new._replace(history=noted(state.history, state.steps, entry))
+        return new._replace(history=record_step(state.history, state.steps, entry))
 
     return cond(first, lambda: state, watched)

@@ -1,4 +1,4 @@
-"""Minimization of smooth functions: the methods, and the loop to convergence."""
+"""Minimization of smooth scalar functions: the driver `minimize` and its methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The model of L-BFGS-B: the compact BFGS matrix, and the generalized Cauchy point."""
+"""The quadratic model of L-BFGS-B: compact BFGS matrix and generalized Cauchy point."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from fnopt.solvers.minimize._problem import Evaluation
 class CorrectionPairs(NamedTuple):
     """Differences of points and of gradients, the oldest first, divided by the step length.
 
-    Therefore the rows of `S` have length 1 and the rows of `Y` are curvatures, independent of the
-    scale of the problem. Unused rows are zero.
+    Therefore the rows of `S` have length 1, and the rows of `Y` have the magnitude of the
+    curvature, however short the steps are. Unused rows are zero.
     """
 
     S: jax.Array  # [m, n]
     Y: jax.Array  # [m, n]
     rho: jax.Array  # [m], 1 / s^T y; 0 for an empty row
-    theta: jax.Array  # the curvature in directions without a correction pair
+    theta: jax.Array  # curvature orthogonal to all stored pairs
 
 
-def no_pairs(m: int, x: jax.Array, theta: jax.Array) -> CorrectionPairs:
-    """Return an empty memory, with an initial curvature."""
+def empty_pairs(m: int, x: jax.Array, theta: jax.Array) -> CorrectionPairs:
+    """Return an empty memory of `m` pairs, with an initial curvature."""
     rows = jnp.zeros((m, x.size), x.dtype)
     return CorrectionPairs(rows, rows, jnp.zeros(m, x.dtype), theta)
 
 
-def with_pair(pairs: CorrectionPairs, new: SecantPair) -> CorrectionPairs:
-    """Replace the oldest correction pair by a new pair with positive curvature."""
+def add_pair(pairs: CorrectionPairs, new: SecantPair) -> CorrectionPairs:
+    """Replace the oldest correction pair by a new pair, if the new pair has positive curvature."""
 
-    def pushed(rows: jax.Array, row: jax.Array) -> jax.Array:
+    def append(rows: jax.Array, row: jax.Array) -> jax.Array:
         return jnp.where(new.usable, jnp.concatenate([rows[1:], row[None]]), rows)
 
     theta = jnp.where(new.usable, new.yy, pairs.theta)
-    S, Y, rho = pushed(pairs.S, new.s), pushed(pairs.Y, new.y), pushed(pairs.rho, 1 / new.sy)
+    S, Y, rho = append(pairs.S, new.s), append(pairs.Y, new.y), append(pairs.rho, 1 / new.sy)
     return CorrectionPairs(S, Y, rho, theta)
 
 
@@ -51,25 +51,24 @@ class CompactMatrix(NamedTuple):
     M: jax.Array  # [2 m, 2 m]
     theta: jax.Array
 
-    def solved(self, v: jax.Array) -> jax.Array:
-        """Return the inverse of M times vectors, `[..., 2 m]`."""
+    def solve(self, v: jax.Array) -> jax.Array:
+        r"""Return :math:`M^{-1} v` for vectors, `[..., 2 m]`."""
         return jnp.linalg.solve(self.M, v[..., None])[..., 0]
 
     def times(self, v: jax.Array) -> jax.Array:
-        """Return the matrix times a vector."""
-        inside = self.solved(matmul(self.W.T, v))
-        return self.theta * v - matmul(self.W, inside)
+        """Return the product with a vector."""
+        return self.theta * v - matmul(self.W, self.solve(matmul(self.W.T, v)))
 
 
-def compact(pairs: CorrectionPairs) -> CompactMatrix:
+def compact_form(pairs: CorrectionPairs) -> CompactMatrix:
     r"""Return the compact form of the BFGS matrix.
 
     .. math:: W = [Y^T \;\; \theta S^T], \qquad
               M = \begin{pmatrix} -D & L^T \\ L & \theta S S^T \end{pmatrix}
 
     with the diagonal :math:`D` and the strictly lower triangle :math:`L` of :math:`S Y^T`. Rows
-    and columns are scaled so that entries of :math:`M` are of order 1; unused rows have a 1 on the
-    diagonal of :math:`M` and zeros in :math:`W`.
+    and columns are scaled so that entries of :math:`M` are of order 1. Unused pairs have a 1 on the
+    diagonal of :math:`M` and zeros in :math:`W`, so :math:`M` stays invertible.
     """
     S, Y, theta = pairs.S, pairs.Y, pairs.theta
     root = jnp.sqrt(theta)
@@ -78,8 +77,8 @@ def compact(pairs: CorrectionPairs) -> CompactMatrix:
     D = jnp.diagonal(SY) + empty
     L = jnp.tril(SY, -1)
     d = jnp.sqrt(D)
-    # The first half is scaled by 1 / sqrt(D), because after poor steps s^T y is far smaller than
-    # theta.
+    # The columns of Y^T are divided by sqrt(D), because s^T y may be far smaller than theta after a
+    # poor step. M would then be nearly singular.
     L = L / d
     top = jnp.concatenate([-jnp.eye(d.size, dtype=S.dtype), L.T], axis=1)
     bottom = jnp.concatenate([L, SS + jnp.diag(empty)], axis=1)
@@ -99,14 +98,14 @@ def free_step(B: CompactMatrix, free: jax.Array, r: jax.Array) -> jax.Array:
         r: The gradient of the model, of shape `[n]`.
 
     Returns:
-        The step of shape `[n]`, zero for the params that aren't free.
+        The step, of shape `[n]`, with zeros for params with an active bound.
     """
     mask = free.astype(r.dtype)
     W, r = B.W * mask[:, None], r * mask
-    # Sherman-Morrison-Woodbury: a system of 2 m unknowns instead of one for all free params.
+    # Sherman-Morrison-Woodbury: 2 m unknowns, instead of one unknown per free param.
     K = B.M - matmul(W.T, W) / B.theta
-    inside = jnp.linalg.solve(K, matmul(W.T, r)[:, None])[:, 0]
-    return -(r + matmul(W, inside) / B.theta) / B.theta
+    v = jnp.linalg.solve(K, matmul(W.T, r)[:, None])[:, 0]
+    return -(r + matmul(W, v) / B.theta) / B.theta
 
 
 def cauchy_point(B: CompactMatrix, box: Box, point: Evaluation) -> tuple[jax.Array, jax.Array]:
@@ -115,10 +114,9 @@ def cauchy_point(B: CompactMatrix, box: Box, point: Evaluation) -> tuple[jax.Arr
     .. math:: m'_k = -\|d_k\|^2 + \theta\, t_k \|d_k\|^2 - p_k^T M^{-1} c_k, \qquad
               m''_k = \theta \|d_k\|^2 - p_k^T M^{-1} p_k
 
-    On the piece between the breakpoints :math:`t_k` and :math:`t_{k+1}`, where :math:`d_k` is the
-    descent direction of the params not yet on a bound, :math:`p_k = W^T d_k`, and :math:`c_k = W^T
-    (x(t_k) - x)`. One pass over the sorted breakpoints evaluates all pieces, with sums from the
-    last breakpoint to avoid cancellation.
+    are the slope and the curvature of the model between the breakpoints :math:`t_k` and
+    :math:`t_{k+1}`. Here :math:`d_k` is the descent direction of the params that aren't on a bound
+    yet, :math:`p_k = W^T d_k`, and :math:`c_k = W^T (x(t_k) - x)`.
 
     Args:
         B: The compact BFGS matrix.
@@ -128,49 +126,57 @@ def cauchy_point(B: CompactMatrix, box: Box, point: Evaluation) -> tuple[jax.Arr
     Returns:
         The Cauchy point, and the mask of the params that aren't on a bound at this point.
     """
+    # Byrd et al. visit the breakpoints one by one and update p and c. Here cumulative sums over
+    # the sorted breakpoints give the slope and the curvature of all n + 1 segments at once. Sums
+    # over the params that still move start at the last breakpoint, because subtracting the sum of
+    # the other params from the total would cancel.
     x, g = point.x, point.gradient
     t, d = _breakpoints(box, x, g)
     order = jnp.argsort(t)
     t_sorted, d_sorted, W = t[order], d[order], B.W[order]
     zero = jnp.zeros((1,), t.dtype)
-    start = jnp.concatenate([zero, t_sorted])  # [n + 1], the start of each piece
+    start = jnp.concatenate([zero, t_sorted])  # [n + 1], t at the start of each segment
     end = jnp.concatenate([t_sorted, jnp.full((1,), jnp.inf, t.dtype)])
-    moving = W * d_sorted[:, None]
-    square = _from_the_end(jnp.square(d_sorted))
-    p = _from_the_end(moving)
-    stopped = jnp.where(jnp.isfinite(t_sorted), t_sorted, 0)[:, None] * moving
-    still = jnp.concatenate([jnp.zeros_like(stopped[:1]), jnp.cumsum(stopped, axis=0)])
+    W_d = W * d_sorted[:, None]
+    square = _suffix_sums(jnp.square(d_sorted))
+    p = _suffix_sums(W_d)
+    # c = (params stopped at their breakpoints) + (params that still move).
+    W_stopped = jnp.where(jnp.isfinite(t_sorted), t_sorted, 0)[:, None] * W_d
+    stopped = jnp.concatenate([jnp.zeros_like(W_stopped[:1]), jnp.cumsum(W_stopped, axis=0)])
     # The product inf * 0 would be NaN for params that don't move.
     finite_start = jnp.where(jnp.isfinite(start), start, 0)
-    c = still + finite_start[:, None] * p
-    inside = B.solved(jnp.stack([p, c]))
-    slope = -square + B.theta * finite_start * square - jnp.sum(p * inside[1], axis=1)
-    curvature = B.theta * square - jnp.sum(p * inside[0], axis=1)
-    least = jnp.asarray(jnp.finfo(t.dtype).eps, t.dtype) * B.theta * square
+    c = stopped + finite_start[:, None] * p
+    M_inv_p, M_inv_c = B.solve(jnp.stack([p, c]))
+    slope = -square + B.theta * finite_start * square - jnp.sum(p * M_inv_c, axis=1)
+    curvature = B.theta * square - jnp.sum(p * M_inv_p, axis=1)
     # Rounding errors must not make the curvature zero or negative.
-    curvature = jnp.maximum(curvature, least)
-    going = (slope < 0) & (square > 0)
-    forward = jnp.where(going, -slope / jnp.where(going, curvature, jnp.ones_like(slope)), 0)
-    best = finite_start + forward
-    ends_here = ~going | (best <= end)
-    at = best[jnp.argmax(ends_here)]
-    arrived = t <= at
+    noise = jnp.asarray(jnp.finfo(t.dtype).eps, t.dtype) * B.theta * square
+    curvature = jnp.maximum(curvature, noise)
+    descends = (slope < 0) & (square > 0)
+    to_minimum = -slope / jnp.where(descends, curvature, jnp.ones_like(slope))
+    minimizer = finite_start + jnp.where(descends, to_minimum, 0)
+    is_inside = ~descends | (minimizer <= end)
+    t_cauchy = minimizer[jnp.argmax(is_inside)]  # of the first segment with a minimum
     bound = jnp.where(d > 0, box.upper, box.lower)
-    there = jnp.where(arrived & (d != 0), bound, x + at * d)
-    there = box.nearest(there)  # rounding may put the point outside of the box
-    return there, (there > box.lower) & (there < box.upper)
+    cauchy = jnp.where((t <= t_cauchy) & (d != 0), bound, x + t_cauchy * d)
+    cauchy = box.nearest(cauchy)  # rounding may put the point outside of the box
+    return cauchy, (cauchy > box.lower) & (cauchy < box.upper)
 
 
 def _breakpoints(box: Box, x: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return every param's breakpoint along the negative gradient, and the descent direction."""
-    room = jnp.where(g < 0, box.upper - x, x - box.lower)
-    moves = (g != 0) & (room > 0)
-    t = jnp.where(moves, room / jnp.where(moves, jnp.abs(g), jnp.ones_like(g)), 0)
+    """Return the breakpoints along the negative gradient, `[n]`, and the descent direction.
+
+    A breakpoint is the `t` at which a param reaches its bound: 0 on an active bound, and infinite
+    for a param with zero gradient.
+    """
+    distance = jnp.where(g < 0, box.upper - x, x - box.lower)
+    moves = (g != 0) & (distance > 0)
+    t = jnp.where(moves, distance / jnp.where(moves, jnp.abs(g), jnp.ones_like(g)), 0)
     t = jnp.where(g == 0, jnp.asarray(jnp.inf, t.dtype), t)
     return t, jnp.where(moves, -g, jnp.zeros_like(g))
 
 
-def _from_the_end(rows: jax.Array) -> jax.Array:
-    """Return the sums over rows k, k + 1, ...; the last sum is 0."""
+def _suffix_sums(rows: jax.Array) -> jax.Array:
+    """Return the sums over rows k, k + 1, ..., n - 1, for k = 0, ..., n."""
     sums = lax.cumsum(rows, axis=0, reverse=True)
     return jnp.concatenate([sums, jnp.zeros_like(rows[:1])])

@@ -10,7 +10,7 @@ import jax
 from fnopt.jacobians import lacks_forward
 from fnopt.programs import convert_closure
 from fnopt.residuals import minimum_tangent, projected_tangent, pushed, value_and_slope
-from fnopt.solvers._bounded import shifted
+from fnopt.solvers._bounded import active_set_tangent
 from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 
 
@@ -20,55 +20,57 @@ def implicitly(
     x: jax.Array,
     traced: Any,
 ) -> tuple[Any, Evaluation]:
-    """Differentiate the result of an iteration by the implicit function theorem.
+    """Run an iteration whose derivatives follow from the implicit function theorem.
 
-    The initial guess and `traced` don't change a minimum, so their derivatives are zero.
+    A minimum depends neither on the initial guess nor on `traced`, so the derivatives with respect
+    to both are zero.
 
     Args:
         iterate: `iterate(problem, x, traced)` returns any tree and the last point.
         problem: The problem.
         x: The initial guess.
-        traced: Further arrays that the iteration reads.
+        traced: Additional arrays that the iteration reads.
 
     Returns:
         The result of `iterate`.
     """
-    # Captured arrays become arguments, so that they can have a derivative.
-    f, consts = convert_closure(problem.f, x)
-    onto, more = convert_closure(problem.projection or (lambda v: v), x)
+    # `custom_jvp` differentiates only with respect to arguments, so captured arrays become
+    # arguments.
+    f, f_consts = convert_closure(problem.f, x)
+    projection, p_consts = convert_closure(problem.projection or (lambda v: v), x)
 
-    def rebuilt(data: Any) -> SmoothObjective:
-        consts, box, more = data
-        project = None if problem.projection is None else lambda v: onto(v, *more)
-        return problem._replace(f=lambda v: f(v, *consts), box=box, projection=project)
+    def rebuild(data: Any) -> SmoothObjective:
+        f_consts, box, p_consts = data
+        project = None if problem.projection is None else lambda v: projection(v, *p_consts)
+        return problem._replace(f=lambda v: f(v, *f_consts), box=box, projection=project)
 
     @jax.custom_jvp
     def run(x: jax.Array, data: Any, traced: Any) -> tuple[Any, Evaluation]:
-        return iterate(rebuilt(data), x, traced)
+        return iterate(rebuild(data), x, traced)
 
     @run.defjvp
-    def rule(primals: Any, tangents: Any) -> Any:
-        (_, data, _), (_, change, _) = primals, tangents
+    def run_jvp(primals: Any, tangents: Any) -> Any:
+        (_, data, _), (_, data_dot, _) = primals, tangents
         rest, end = run(*primals)
 
         def value(x: jax.Array, data: Any) -> jax.Array:
-            return rebuilt(data).f(x)
+            return rebuild(data).f(x)
 
         mode = "reverse" if lacks_forward(lambda x: value(x, data), end.x) else "auto"
-        held = None
+        active = None
         if problem.box is not None:
-            _, slope = value_and_slope(lambda v: value(v, data), end.x)
-            held = shifted(data[1], end.x, slope, change[1])
+            _, gradient = value_and_slope(lambda v: value(v, data), end.x)
+            active = active_set_tangent(data[1], end.x, gradient, data_dot[1])
         if problem.projection is None:
-            dx = minimum_tangent(value, end.x, data, change, held, mode)
+            x_dot = minimum_tangent(value, end.x, data, data_dot, active, mode)
         else:
 
-            def nearest(y: jax.Array, data: Any) -> jax.Array:
-                return onto(y, *data[2])
+            def project(y: jax.Array, data: Any) -> jax.Array:
+                return projection(y, *data[2])
 
-            dx = projected_tangent(value, nearest, end.x, data, change, mode)
-        _, fall = pushed(value, (end.x, data), (dx, change), mode)
-        still = jax.custom_derivatives.zero_from_primal((rest, end))
-        return (rest, end), (still[0], still[1]._replace(x=dx, value=fall))
+            x_dot = projected_tangent(value, project, end.x, data, data_dot, mode)
+        _, value_dot = pushed(value, (end.x, data), (x_dot, data_dot), mode)
+        zeros = jax.custom_derivatives.zero_from_primal((rest, end))
+        return (rest, end), (zeros[0], zeros[1]._replace(x=x_dot, value=value_dot))
 
-    return run(x, (consts, problem.box, more), traced)
+    return run(x, (f_consts, problem.box, p_consts), traced)

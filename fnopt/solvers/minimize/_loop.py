@@ -1,4 +1,8 @@
-"""The loop of `minimize`: one evaluation per iteration, so that no problem of a batch waits."""
+"""The search loop of `minimize`.
+
+An iteration evaluates one trial point of a line search. Under `jax.vmap`, a problem therefore
+doesn't wait for longer line searches of other problems.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,7 @@ from fnopt.solvers.minimize._method import (
     MinimizeMethod,
     WolfeConditions,
     dot,
-    rounding_of,
+    rounding_bound,
 )
 from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 from fnopt.solvers.minimize._stopping import (
@@ -30,7 +34,7 @@ from fnopt.solvers.minimize._stopping import (
     step_converged,
     value_converged,
 )
-from fnopt.solvers.result._solution import StepHistory, noted
+from fnopt.solvers.result._solution import StepHistory, record_step
 from fnopt.transforms import (
     LinePoint,
     LineSearch,
@@ -44,7 +48,9 @@ from fnopt.transforms import (
 _EVALUATIONS = 20
 # Moré and Thuente (1994), section 4: the largest factor by which a step size grows.
 _GROWTH = 4.0
-_NARROW = 0.1  # relative width of an interval, L-BFGS-B's xtol (Byrd, Lu, Nocedal and Zhu, 1995)
+# Relative width at which an interval isn't narrowed further: L-BFGS-B's xtol (Byrd, Lu, Nocedal
+# and Zhu, 1995).
+_NARROW = 0.1
 
 
 class SearchLine(NamedTuple):
@@ -61,11 +67,12 @@ class MinimizeState(NamedTuple):
     point: Evaluation  # the iterate
     memory: Any  # the state of the method
     line: SearchLine  # the line search from the iterate
-    best: Evaluation | None  # the lowest iterate so far, for methods whose value may rise
+    # The iterate with the lowest value, for methods that aren't monotone.
+    best: Evaluation | None
     typical: jax.Array  # typical magnitude of values: the magnitude at the initial guess, at most 1
-    fresh: jax.Array  # whether the state of the method contains no step yet
+    fresh: jax.Array  # whether the method took no step since its state was initialized
     restarts: jax.Array  # int32, consecutive restarts without a decrease
-    restarted: jax.Array  # the value at the last restart
+    restart_value: jax.Array  # the value at the last restart
     status: jax.Array
     steps: jax.Array  # int32, number of trial points
     nfev: jax.Array  # int32
@@ -79,21 +86,24 @@ Watch = Callable[[MinimizeState, StepHistory], jax.Array]
 def blank_state(
     problem: SmoothObjective, method: MinimizeMethod, x: jax.Array, history: StepHistory | None
 ) -> MinimizeState:
-    """Return the state before the first evaluation, which is the loop's first iteration."""
-    zero, none, still = jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32), jnp.zeros_like(x)
-    point = Evaluation(x, zero, still)
+    """Return the state before the first iteration, which evaluates the initial guess."""
+    zero, count, no_step = jnp.zeros((), x.dtype), jnp.zeros((), jnp.int32), jnp.zeros_like(x)
+    point = Evaluation(x, zero, no_step)
+    direction = Direction(no_step, zero, zero, zero)
+    # The initial guess is evaluated in the loop, so that the program contains the user's function
+    # only once.
     return MinimizeState(
         point=point,
         memory=method.begin(problem, point),
-        line=SearchLine(Direction(still, zero, zero, zero), start_search(zero, zero, zero), point),
+        line=SearchLine(direction, start_search(zero, zero, zero), point),
         best=None if method.monotone else point,
         typical=zero,
         fresh=jnp.ones((), bool),
-        restarts=none,
-        restarted=zero,
+        restarts=count,
+        restart_value=zero,
         status=Status.RUNNING.array,
-        steps=none - 1,
-        nfev=none,
+        steps=count - 1,
+        nfev=count,
         history=history,
     )
 
@@ -112,25 +122,26 @@ def iterate(
     def advance(state: MinimizeState) -> MinimizeState:
         first = state.steps < 0
         rate = _next_rate(state.line)
-        there = method.evaluate(problem, _trial_point(problem, state, rate), state.memory)
-        outcome = _search(method, state, rate, there)
+        trial = method.evaluate(problem, _trial_point(problem, state, rate), state.memory)
+        outcome = _search(method, state, rate, trial)
         over, accepted = first | outcome.over, first | outcome.accepted
-        point = select_tree(accepted, select_tree(first, there, outcome.line.trial), state.point)
+        point = select_tree(accepted, select_tree(first, trial, outcome.line.trial), state.point)
         typical = jnp.where(first, jnp.minimum(jnp.abs(point.value), 1), state.typical)
         fresh = jnp.where(over, first | ~accepted, state.fresh)
 
-        def renew() -> tuple[Any, Direction]:
-            learned = method.learn(state.memory, state.point, point, state.fresh)
-            memory = select_tree(fresh, method.begin(problem, point), learned)
+        def new_direction() -> tuple[Any, Direction]:
+            updated = method.learn(state.memory, state.point, point, state.fresh)
+            memory = select_tree(fresh, method.begin(problem, point), updated)
             direction, memory = method.direction(problem, point, memory, fresh)
             return memory, direction
 
-        memory, direction = cond(over, renew, lambda: (state.memory, state.line.direction))
+        # `cond` skips the direction during a line search; `jax.vmap` computes both branches.
+        memory, direction = cond(over, new_direction, lambda: (state.memory, state.line.direction))
         best = state.best
         if best is not None:
             best = select_tree(first | (accepted & (point.value < best.value)), point, best)
-        helped = point.value < state.restarted - share * jnp.abs(state.restarted)
-        restarts = jnp.where(helped, 0, state.restarts) + 1
+        decreased = point.value < state.restart_value - share * jnp.abs(state.restart_value)
+        restarts = jnp.where(decreased, 0, state.restarts) + 1
         search = select_tree(over, _new_search(direction), outcome.line.search)
         after = state._replace(
             point=point,
@@ -140,11 +151,12 @@ def iterate(
             typical=typical,
             fresh=fresh,
             restarts=jnp.where(over & ~accepted, restarts, state.restarts),
-            restarted=jnp.where(fresh & over, point.value, state.restarted),
+            restart_value=jnp.where(fresh & over, point.value, state.restart_value),
             steps=safe_increment(state.steps),
             nfev=state.nfev + method.evaluations(state.memory),
         )
-        return _watched(state, _judged(problem, method, tolerances, state, after, outcome), watch)
+        after = _set_status(problem, method, tolerances, state, after, outcome)
+        return _record(state, after, watch)
 
     def unfinished(state: MinimizeState) -> jax.Array:
         return (state.status == Status.RUNNING.value) & (state.steps < max_steps)
@@ -153,45 +165,46 @@ def iterate(
 
 
 class SearchOutcome(NamedTuple):
-    """The outcome of the line search after an evaluation."""
+    """The line search after an evaluation, with its result."""
 
     line: SearchLine
-    over: jax.Array
-    accepted: jax.Array
+    over: jax.Array  # whether the line search ended
+    accepted: jax.Array  # whether the line search ended with a step
     finite: jax.Array  # whether the value at the upper end of the bracket is finite
-    unbounded: jax.Array  # whether values fall up to the longest step of the search
+    unbounded: jax.Array  # whether the value still decreases at the longest step of the search
 
 
 def _search(
-    method: MinimizeMethod, state: MinimizeState, rate: jax.Array, there: Evaluation
+    method: MinimizeMethod, state: MinimizeState, rate: jax.Array, new: Evaluation
 ) -> SearchOutcome:
-    """Advance the line search by an evaluation.
+    """Update the line search with an evaluation.
 
     The line search uses differences from the value at the iterate, divided by the first-order
     predicted decrease. These ratios are of order 1 for any scale of the function.
     """
-    finite = there.is_finite()
-    unbounded = there.value == -jnp.inf
+    finite = new.is_finite()
+    unbounded = new.value == -jnp.inf
     if method.wolfe is None:
         over = jnp.ones((), bool)
-        return SearchOutcome(state.line._replace(trial=there), over, finite, finite, unbounded)
+        return SearchOutcome(state.line._replace(trial=new), over, finite, finite, unbounded)
     point, line = state.point, state.line
     step = line.direction.step
     slope = dot(point.gradient, step)
     downhill = slope < 0
     scale = jnp.where(downhill, -slope, jnp.ones_like(slope))
     offset = (method.reference(state.memory, point) - point.value) / scale
-    noise = rounding_of(point.value) / scale
+    noise = rounding_bound(point.value) / scale
     narrow = jnp.maximum(line.search.low.rate, line.search.high.rate) * _NARROW
     criteria = _criteria(method.wolfe, offset, noise, line.direction.longest, narrow)
-    value = jnp.where(finite, (there.value - point.value) / scale, jnp.nan)
-    place = LinePoint(rate, value, dot(there.gradient, step) / scale)
-    search, taken = advance_search(line.search, criteria, place)
-    trial = select_tree(taken, there, line.trial)
-    # A step below the rounding error of the params doesn't count.
+    value = jnp.where(finite, (new.value - point.value) / scale, jnp.nan)
+    line_point = LinePoint(rate, value, dot(new.gradient, step) / scale)
+    search, is_best = advance_search(line.search, criteria, line_point)
+    trial = select_tree(is_best, new, line.trial)
+    # A step below the rounding error of the params leaves all params unchanged.
     moves = (search.safe.rate > 0) & jnp.any(trial.x != point.x)
-    # A search shorter than the size of the params doesn't show that the function is unbounded.
-    far = jnp.max(jnp.abs(there.x - point.x), initial=0) > jnp.max(jnp.abs(point.x), initial=0)
+    # A decrease over a distance below the size of the params doesn't show that the function is
+    # unbounded.
+    far = jnp.max(jnp.abs(new.x - point.x), initial=0) > jnp.max(jnp.abs(point.x), initial=0)
     endless = ~search.bracketed & (search.count >= _EVALUATIONS) & far
     return SearchOutcome(
         line=SearchLine(line.direction, search, trial),
@@ -209,20 +222,20 @@ def _criteria(
     longest: jax.Array,
     narrow: jax.Array,
 ) -> LineSearchCriteria:
-    def number(x: float) -> jax.Array:
+    def scalar(x: float) -> jax.Array:
         return jnp.asarray(x, reference.dtype)
 
     return LineSearchCriteria(
         value=reference,
-        slope=number(-1),
-        tol=number(0),
-        c1=number(wolfe.decrease),
-        c2=number(wolfe.curvature),
+        slope=scalar(-1),  # values are divided by the magnitude of the initial slope
+        tol=scalar(0),
+        c1=scalar(wolfe.decrease),
+        c2=scalar(wolfe.curvature),
         rise=noise,
-        factor=number(_GROWTH),
+        factor=scalar(_GROWTH),
         longest=longest,
         narrow=narrow,
-        most=number(_EVALUATIONS),
+        most=scalar(_EVALUATIONS),
         clips=True,
     )
 
@@ -233,24 +246,26 @@ def _new_search(direction: Direction) -> LineSearch:
 
 
 def _next_rate(line: SearchLine) -> jax.Array:
+    # Of the criteria, `next_rate` reads only the growth factor and the longest step size.
     inf = jnp.asarray(jnp.inf, line.direction.rate.dtype)
     criteria = _criteria(WolfeConditions(), inf, inf, line.direction.longest, inf)
     return next_rate(line.search, criteria)
 
 
 def _trial_point(problem: SmoothObjective, state: MinimizeState, rate: jax.Array) -> jax.Array:
-    """Return the next trial point of the line search; bounds are reached exactly."""
+    """Return the next trial point of the line search, rounded to bounds within machine epsilon."""
     x = state.point.x + rate * state.line.direction.step
     if problem.box is None:
         return x
+    # A param off its bound by a rounding error would count as free.
     eps = jnp.asarray(jnp.finfo(x.dtype).eps, x.dtype)
     for bound in problem.box:
-        on = jnp.isfinite(bound) & (jnp.abs(x - bound) <= eps * jnp.abs(bound))
-        x = jnp.where(on, bound, x)
+        is_near = jnp.isfinite(bound) & (jnp.abs(x - bound) <= eps * jnp.abs(bound))
+        x = jnp.where(is_near, bound, x)
     return problem.box.nearest(x)
 
 
-def _judged(
+def _set_status(
     problem: SmoothObjective,
     method: MinimizeMethod,
     tolerances: MinimizeTolerances,
@@ -263,60 +278,64 @@ def _judged(
     first = before.steps < 0
     moved = ~first & outcome.accepted
     failed = ~first & outcome.over & ~outcome.accepted
-    pull = problem.projected_gradient(point)
+    gradient = problem.projected_gradient(point)
     stationary = method.is_stationary(problem, point, after.memory)
     if tolerances.gtol is not None:
-        stationary |= jnp.max(jnp.abs(pull), initial=0) <= tolerances.gtol
+        stationary |= jnp.max(jnp.abs(gradient), initial=0) <= tolerances.gtol
     # The change of the value by rounding errors of the params.
-    noise = rounding_of(jnp.sum(jnp.abs(pull * point.x)))
-    vanished = (jnp.abs(point.value) <= noise) & jnp.isfinite(noise)
+    noise = rounding_bound(jnp.sum(jnp.abs(gradient * point.x)))
+    is_noise = (jnp.abs(point.value) <= noise) & jnp.isfinite(noise)
     scale = jnp.maximum(jnp.abs(point.value), tolerances.ftol * after.typical)
-    small = jnp.where(vanished, noise, tolerances.ftol * scale)
-    flat = value_converged(before.point.value - point.value, direction.predicted, small)
-    known = jnp.isfinite(direction.predicted)
-    short = known & step_converged(
+    small = jnp.where(is_noise, noise, tolerances.ftol * scale)
+    value_ok = value_converged(before.point.value - point.value, direction.predicted, small)
+    # Without a model, the length of the next step has no meaning.
+    has_model = jnp.isfinite(direction.predicted)
+    step_ok = has_model & step_converged(
         point.x - before.point.x, direction.rate * direction.step, point.x, tolerances.xtol
     )
-    # The largest decrease that a failed line search can have missed, by its initial slope.
+    # A failed line search missed at most the decrease by the initial slope up to the upper end of
+    # its interval.
     line = outcome.line
-    room = -dot(point.gradient, line.direction.step) * line.search.high.rate
-    lost = failed & (jnp.minimum(room, line.direction.predicted) <= small)
-    optimal = relative_gradient(point, pull, after.typical) <= jnp.asarray(OPTIMALITY, pull.dtype)
-    optimal |= vanished
-    refuted = moved & flat & ~optimal
+    missed = -dot(point.gradient, line.direction.step) * line.search.high.rate
+    search_ok = failed & (jnp.minimum(missed, line.direction.predicted) <= small)
+    tolerance = jnp.asarray(OPTIMALITY, gradient.dtype)
+    optimal = relative_gradient(point, gradient, after.typical) <= tolerance
+    optimal |= is_noise
+    check_failed = moved & value_ok & ~optimal
     last = after.restarts >= ROUNDS - 1
-    ends = (failed & (before.fresh | last)) | (refuted & last)
+    ends = (failed & (before.fresh | last)) | (check_failed & last)
     # If no step decreases a value that is zero to rounding error, the search has converged.
-    zero = vanished | (rounding_of(after.typical) >= jnp.abs(point.value))
+    is_zero = is_noise | (rounding_bound(after.typical) >= jnp.abs(point.value))
     status = first_of(
         (first & ~point.is_finite(), Status.NONFINITE_START),
         (~first & outcome.unbounded, Status.UNBOUNDED),
         ((first | moved) & stationary, Status.CONVERGED_GRADIENT),
-        ((((moved & flat) | lost) & optimal) | (ends & zero), Status.CONVERGED_COST),
-        (moved & short & optimal, Status.CONVERGED_STEP),
+        ((((moved & value_ok) | search_ok) & optimal) | (ends & is_zero), Status.CONVERGED_COST),
+        (moved & step_ok & optimal, Status.CONVERGED_STEP),
         (ends & ~outcome.finite, Status.NONFINITE_STEP),
         (ends, Status.STALLED),
     )
     # A zero step fails at the next evaluation, which resets the state of the method.
-    step = jnp.where(refuted, jnp.zeros_like(direction.step), direction.step)
+    step = jnp.where(check_failed, jnp.zeros_like(direction.step), direction.step)
     line = after.line._replace(direction=direction._replace(step=step))
     return after._replace(line=line, status=status)
 
 
-def _watched(before: MinimizeState, state: MinimizeState, watch: Watch | None) -> MinimizeState:
-    """Write the history and call the callback."""
+def _record(before: MinimizeState, state: MinimizeState, watch: Watch | None) -> MinimizeState:
+    """Write the step to the history, and call the callback."""
     if watch is None and state.history is None:
         return state
 
-    def note() -> MinimizeState:
+    def record() -> MinimizeState:
         accepted = jnp.any(state.point.x != before.point.x)
         length = norm(state.point.x - before.point.x)
-        slope = norm(state.point.gradient)
-        entry = StepHistory(state.point.value, slope, length, accepted)
+        gradient_norm = norm(state.point.gradient)
+        entry = StepHistory(state.point.value, gradient_norm, length, accepted)
         status = state.status if watch is None else watch(state, entry)
-        return state._replace(status=status, history=noted(state.history, state.steps, entry))
+        return state._replace(status=status, history=record_step(state.history, state.steps, entry))
 
-    return cond(state.steps > 0, note, lambda: state)
+    # The evaluation of the initial guess isn't a step.
+    return cond(state.steps > 0, record, lambda: state)
 
 
 def final_point(state: MinimizeState) -> Evaluation:

@@ -1,4 +1,4 @@
-"""Newton's method with Hessian-vector products, in a trust region."""
+"""Trust-region Newton method by Hessian-vector products."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from fnopt.solvers.minimize._method import (
     MinimizeMethod,
     WolfeConditions,
     dot,
-    first_step,
-    rounding_of,
+    first_step_size,
+    rounding_bound,
 )
 from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 
 
 class TrustRegion(NamedTuple):
-    """The trust-region radius, and the last proposed step."""
+    """The trust-region radius, and properties of the last proposed step."""
 
     radius: jax.Array
-    length: jax.Array  # length of the step
+    length: jax.Array  # norm of the step
     predicted: jax.Array  # decrease of the model by the step
-    outside: jax.Array  # whether the step ends on the boundary
+    on_boundary: jax.Array  # whether the step ends on the boundary
 
 
 class newton_cg(MinimizeMethod):
-    r"""Newton's method by conjugate gradients in a trust region (Steihaug).
+    r"""Trust-region Newton method with steps by conjugate gradients (Steihaug).
 
     .. math:: \min_p\; g^T p + \tfrac12 p^T H p \quad\text{subject to}\quad \|p\| \le \Delta
 
     The Hessian is never formed. A step takes several Hessian-vector products, each at the cost of
     about two gradients. Directions of negative curvature are followed to the trust-region boundary.
-    The line search shortens a step that doesn't decrease the value, and the length of the shortened
-    step becomes the radius. `nfev` counts evaluations, not Hessian-vector products.
+    A line search shortens a step that doesn't decrease the value. The norm of the shortened step
+    becomes the radius. `nfev` doesn't include Hessian-vector products.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -57,8 +57,8 @@ class newton_cg(MinimizeMethod):
     wolfe = WolfeConditions(curvature=float("inf"))  # a sufficient decrease is enough
 
     def begin(self, problem: SmoothObjective, point: Evaluation) -> TrustRegion:
-        """Return the initial trust region: its radius is the first step length of other methods."""
-        radius = first_step(point) * norm(point.gradient)
+        """Return a trust region whose radius is the length of a first steepest-descent step."""
+        radius = first_step_size(point) * norm(point.gradient)
         zero, inside = jnp.zeros_like(radius), jnp.zeros_like(radius, bool)
         return TrustRegion(radius, radius, zero, inside)
 
@@ -66,81 +66,88 @@ class newton_cg(MinimizeMethod):
         self, memory: TrustRegion, before: Evaluation, after: Evaluation, fresh: jax.Array
     ) -> TrustRegion:
         """Update the trust-region radius: Nocedal and Wright, algorithm 4.1."""
-        length, noise = norm(after.x - before.x), rounding_of(before.value)
+        length, noise = norm(after.x - before.x), rounding_bound(before.value)
+        # Near a minimum both decreases are below rounding error; `noise` then makes the gain 1.
         predicted = memory.predicted + noise
-        ratio = (before.value - after.value + noise) / jnp.where(predicted > 0, predicted, 1)
-        # The step taken is compared with the proposed step, up to the rounding of the params.
-        whole = length >= 0.99 * memory.length
-        grows = whole & memory.outside & (ratio > GOOD)
+        gain = (before.value - after.value + noise) / jnp.where(predicted > 0, predicted, 1)
+        # Rounding of the params changes the length of a step that the line search didn't shorten.
+        is_full = length >= 0.99 * memory.length
+        grows = is_full & memory.on_boundary & (gain > GOOD)
         radius = jnp.where(grows, 2 * memory.radius, memory.radius)
-        radius = jnp.where(ratio < POOR, memory.length / 4, radius)
-        return memory._replace(radius=jnp.where(whole, radius, length))
+        radius = jnp.where(gain < POOR, memory.length / 4, radius)
+        return memory._replace(radius=jnp.where(is_full, radius, length))
 
     def direction(
         self, problem: SmoothObjective, point: Evaluation, memory: TrustRegion, fresh: jax.Array
     ) -> tuple[Direction, TrustRegion]:
         """Return the step that minimizes the model in the trust region."""
-        step, predicted, outside = steihaug(problem, point, memory.radius)
-        memory = TrustRegion(memory.radius, norm(step), predicted, outside)
-        # The predicted decrease of a step at the boundary doesn't bound the possible decrease.
-        promised, one = jnp.where(outside, jnp.inf, predicted), jnp.ones_like(predicted)
-        return Direction(step, one, one, promised), memory
+        step, predicted, on_boundary = steihaug_step(problem, point, memory.radius)
+        memory = TrustRegion(memory.radius, norm(step), predicted, on_boundary)
+        # The stopping tests use this bound on the decrease. Beyond the boundary, the model may
+        # decrease further.
+        bound, one = jnp.where(on_boundary, jnp.inf, predicted), jnp.ones_like(predicted)
+        return Direction(step, one, one, bound), memory
 
 
-class _Inner(NamedTuple):
-    p: jax.Array
-    r: jax.Array
-    d: jax.Array
-    rr: jax.Array
-    count: jax.Array
-    outside: jax.Array
+class _CGState(NamedTuple):
+    p: jax.Array  # [n], the step
+    r: jax.Array  # [n], the gradient H p + g of the model at p
+    d: jax.Array  # [n], the conjugate direction
+    rr: jax.Array  # r^T r
+    count: jax.Array  # int32, number of iterations
+    on_boundary: jax.Array  # bool
 
 
-def steihaug(
+def steihaug_step(
     problem: SmoothObjective, point: Evaluation, radius: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return a step by conjugate gradients, the model's decrease, and whether it is cut off.
+    """Minimize the quadratic model in a trust region by conjugate gradients.
 
     Args:
         problem: The problem.
         point: The evaluation at the current iterate.
         radius: The trust-region radius.
+
+    Returns:
+        The step, of shape `[n]`; the model's decrease; and whether the step ends on the boundary.
     """
-    times, size = hessian_product(problem.f, point.x), norm(point.gradient)
-    scale = nonzero(size)
+    times, gradient_norm = hessian_product(problem.f, point.x), norm(point.gradient)
+    scale = nonzero(gradient_norm)
     # All vectors are divided by the gradient's norm, because products of tiny gradients would
     # underflow.
     g, radius = point.gradient / scale, radius / scale
 
-    def advance(at: _Inner) -> _Inner:
-        p, r, d, rr, count, _ = at
+    def advance(state: _CGState) -> _CGState:
+        p, r, d, rr, count, _ = state
         Hd = times(d)
         curvature = dot(d, Hd)
         convex = curvature > 0
         alpha = rr / jnp.where(convex, curvature, jnp.ones_like(curvature))
-        ahead = p + alpha * d
-        outside = ~convex | (norm(ahead) >= radius) | ~jnp.all(jnp.isfinite(ahead))
-        # Lengths are in units of the radius, because the square of the radius may underflow.
-        edge = radius * to_boundary(p / radius, d, jnp.ones_like(radius))
-        p = jnp.where(outside, p + edge * d, ahead)
+        new_p = p + alpha * d
+        on_boundary = ~convex | (norm(new_p) >= radius) | ~jnp.all(jnp.isfinite(new_p))
+        # The square of the radius may underflow, so the ball is scaled to radius 1.
+        distance = radius * to_boundary(p / radius, d, jnp.ones_like(radius))
+        p = jnp.where(on_boundary, p + distance * d, new_p)
         r = r + alpha * Hd
-        new = dot(r, r)
-        d = -r + new / nonzero(rr) * d
-        return _Inner(p, r, d, new, count + 1, outside)
+        new_rr = dot(r, r)
+        d = -r + new_rr / nonzero(rr) * d
+        return _CGState(p, r, d, new_rr, count + 1, on_boundary)
 
-    def unfinished(at: _Inner) -> jax.Array:
-        # The residual falls to a tenth of the gradient: Conn, Gould and Toint (2000), section
-        # 17.4.1.
-        steep = jnp.sqrt(at.rr) > 0.1
-        # In exact arithmetic n iterations are enough.
-        return ~at.outside & steep & (at.count < 2 * g.size)
+    def unfinished(state: _CGState) -> jax.Array:
+        # Iterate until the residual is a tenth of the gradient: Conn, Gould and Toint (2000),
+        # section 17.4.1.
+        inexact = jnp.sqrt(state.rr) > 0.1
+        # n iterations suffice in exact arithmetic; rounding errors need some more.
+        return ~state.on_boundary & inexact & (state.count < 2 * g.size)
 
-    zero, inside = jnp.zeros((), jnp.int32), jnp.zeros_like(size, bool)
-    start = _Inner(jnp.zeros_like(g), g, -g, dot(g, g), zero, inside)
-    p, *_, outside = while_loop(unfinished, advance, start)
+    zero, inside = jnp.zeros((), jnp.int32), jnp.zeros_like(gradient_norm, bool)
+    start = _CGState(jnp.zeros_like(g), g, -g, dot(g, g), zero, inside)
+    p, *_, on_boundary = while_loop(unfinished, advance, start)
     # The prediction takes an explicit Hessian-vector product, because the recursive residual drifts
     # from the true residual.
     predicted = -(dot(g, p) + 0.5 * dot(p, times(p)))
-    usable = jnp.isfinite(predicted) & jnp.all(jnp.isfinite(p))
-    p, predicted = jnp.where(usable, p, -radius * g), jnp.where(usable, predicted, radius)
-    return scale * p, scale * (scale * predicted), outside | ~usable
+    finite = jnp.isfinite(predicted) & jnp.all(jnp.isfinite(p))
+    # Without a finite Hessian-vector product, take the steepest-descent step to the boundary.
+    p, predicted = jnp.where(finite, p, -radius * g), jnp.where(finite, predicted, radius)
+    # scale**2 may overflow or underflow.
+    return scale * p, scale * (scale * predicted), on_boundary | ~finite

@@ -1,4 +1,4 @@
-"""The user's function as a function of a real vector, and the conversion back to params."""
+"""Conversion of the user's function of params to a function of a real vector."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from fnopt.sharding import replicate
 
 
 class Evaluation(NamedTuple):
-    """A point, with the value and the gradient of the function at this point."""
+    """Value and gradient of the function at a point."""
 
     x: jax.Array  # [n]
     value: jax.Array
@@ -39,27 +39,27 @@ class Evaluation(NamedTuple):
 
 
 class SmoothObjective(NamedTuple):
-    """The minimization problem as a function of a vector."""
+    """The objective and the feasible set of a vector."""
 
     f: Callable[[jax.Array], jax.Array]
     box: Box | None = None
     projection: Callable[[jax.Array], jax.Array] | None = None
-    unflatten: Callable[[jax.Array], Any] = lambda x: x  # from the vector to the variables' tree
+    unflatten: Callable[[jax.Array], Any] = lambda x: x  # from the vector to the tree of variables
     flatten: Callable[[Any], jax.Array] = lambda tree: tree
 
     def evaluate(self, x: jax.Array) -> Evaluation:
-        """Compute value and gradient at a point."""
+        """Evaluate value and gradient at a point."""
         return Evaluation(x, *value_and_slope(self.f, x))
 
-    def in_unit(self, unit: jax.Array) -> SmoothObjective:
-        """Return the problem in scaled params."""
+    def scaled(self, scale: jax.Array) -> SmoothObjective:
+        """Return the problem of the scaled params, `u = x / scale`."""
         f, box, project = self.f, self.box, self.projection
         return SmoothObjective(
-            f=lambda u: f(u * unit),
-            box=None if box is None else Box(box.lower / unit, box.upper / unit),
-            projection=None if project is None else lambda u: project(u * unit) / unit,
-            unflatten=lambda u: self.unflatten(u * unit),
-            flatten=lambda tree: self.flatten(tree) / unit,
+            f=lambda u: f(u * scale),
+            box=None if box is None else Box(box.lower / scale, box.upper / scale),
+            projection=None if project is None else lambda u: project(u * scale) / scale,
+            unflatten=lambda u: self.unflatten(u * scale),
+            flatten=lambda tree: self.flatten(tree) / scale,
         )
 
     def project(self, x: jax.Array) -> jax.Array:
@@ -71,8 +71,8 @@ class SmoothObjective(NamedTuple):
     def projected_gradient(self, point: Evaluation) -> jax.Array:
         r"""Return the projected gradient, which is zero at a stationary point.
 
-        With bounds, the entries of params with an active bound are zero. With a projection, the
-        projected gradient is :math:`x - P(x - g)`, the measure of stationarity of Birgin, Martinez
+        With bounds, it is the gradient with zeros for the params with an active bound. With a
+        projection, it is :math:`x - P(x - g)`, the measure of stationarity of Birgin, Martínez
         and Raydan (2000).
         """
         x, g = point.x, point.gradient
@@ -84,38 +84,41 @@ class SmoothObjective(NamedTuple):
 
 
 class FlatObjective(NamedTuple):
-    """The problem as a function of a vector, and the conversion back to params."""
+    """The problem of a vector, and the conversion of vectors to params."""
 
     x: jax.Array  # [n], the initial guess
     problem: SmoothObjective
     params: Callable[[jax.Array], Any]  # from the vector to the user's params, in their dtypes
     value: Callable[[Any], Any]  # the user's function of the params
-    at_bound: Callable[[jax.Array], Any]  # -1 and 1 for params on a bound; None without any
+    # -1 for params on a lower bound, 1 on an upper bound, else 0; None without bounds.
+    at_bound: Callable[[jax.Array], Any]
 
     def traced(self) -> FlatObjective:
-        """Return the problem with the function traced once."""
+        """Replace the objective by its jaxpr, so that the user's function is traced only once."""
         program, consts = convert_closure(self.problem.f, self.x)
         return self._replace(problem=self.problem._replace(f=lambda x: program(x, *consts)))
 
 
 def _check_fitted(params: Any, constraints: Any) -> None:
-    """Raise if a param that isn't fixed isn't numeric."""
-    if constraints is None:  # otherwise constraints determine the fitted params
+    """Raise an error if a fitted param isn't numeric."""
+    if constraints is None:  # constraints determine which params are fitted
         check_inexact(params, "params", fitted=True)
 
 
-def seen_by(params: Any, constraints: Any) -> Any:
-    """Return the shapes and dtypes of the params that the function receives."""
-    _check_fitted(params, constraints)  # a constraint keeps the shape and the dtype of a leaf
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), widened(leaf)), params)
+def evaluation_shapes(params: Any, constraints: Any) -> Any:
+    """Return the params that the function receives, as `jax.ShapeDtypeStruct`s."""
+    _check_fitted(params, constraints)  # constraints change neither shape nor dtype of a leaf
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(jnp.shape(leaf), evaluation_dtype(leaf)), params
+    )
 
 
-def widened(leaf: Any) -> Any:
-    """Return the dtype in which the function receives a leaf: 16 bits are too few for a search."""
+def evaluation_dtype(leaf: Any) -> Any:
+    """Return the dtype of a leaf in the search: at least 32 bits, to resolve small steps."""
     return wide_dtype(jnp.result_type(leaf))
 
 
-def set_up(
+def flatten_objective(
     fn: Callable[..., Any],
     params: Any,
     args: tuple[Any, ...],
@@ -124,69 +127,76 @@ def set_up(
     constraints: Any,
     projection: Callable[[Any], Any] | None,
 ) -> FlatObjective:
-    """Flatten the params, build the problem of a vector, and check concrete arguments."""
+    """Flatten the params and build the problem of a vector; check the values of concrete arrays."""
     _check_fitted(params, constraints)
-    wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, widened(leaf)), params)
+    wide = jax.tree.map(lambda leaf: jnp.asarray(leaf, evaluation_dtype(leaf)), params)
     parametrisation = parametrised(wide, constraints)
     free = jax.tree.map(jnp.asarray, parametrisation.free)
     leaves = jax.tree.leaves(free)
     dtype = real_dtype(compute_dtype(*(leaf.dtype for leaf in leaves)))
-    laid = real_vector(free, dtype)
+    vector = real_vector(free, dtype)
 
-    def flat(tree: Any) -> jax.Array:
-        return replicate(laid.flatten(tree)) if laid.size else jnp.zeros((0,), dtype)
+    def flatten(tree: Any) -> jax.Array:
+        return replicate(vector.flatten(tree)) if vector.size else jnp.zeros((0,), dtype)
 
     def f(x: jax.Array) -> jax.Array:
-        out = fn(parametrisation.assemble(laid.unflatten(x)), *args)
+        out = fn(parametrisation.assemble(vector.unflatten(x)), *args)
         return as_scalar(out, has_aux, dtype)
 
-    def narrowed(x: jax.Array) -> Any:
-        tree = parametrisation.assemble(laid.unflatten(x))
+    def user_params(x: jax.Array) -> Any:
+        tree = parametrisation.assemble(vector.unflatten(x))
         return jax.tree.map(lambda a, p: jnp.asarray(a, jnp.result_type(p)), tree, params)
 
     def project(x: jax.Array) -> jax.Array:
         assert projection is not None
-        tree = projection(laid.unflatten(x))
+        tree = projection(vector.unflatten(x))
         returned, expected = (
             (jax.tree.structure(t), [*map(jnp.shape, jax.tree.leaves(t))]) for t in (tree, free)
         )
         if returned != expected:
             raise ValueError(
                 f"{where()}projection returned {returned[0]} of shapes {returned[1]}, expected "
-                f"those of the params, {expected[0]} of shapes {expected[1]}."
+                f"the structure of the params, {expected[0]} of shapes {expected[1]}."
             )
-        return flat(tree)
+        return flatten(tree)
 
     if projection is not None and parametrisation.kinds:
-        raise ValueError(f"{where()}got a projection and constraints, expected one of them.")
+        raise ValueError(
+            f"{where()}got both a projection and constraints, expected one of them. Leave the "
+            "constraints out, and let the projection satisfy them."
+        )
     box = free_box(bounds, held_as_zeros(wide), parametrisation, dtype)
-    problem = SmoothObjective(f, box, projection and project, laid.unflatten, flat)
-    at_bound = _sides(box, params, parametrisation)
-    return FlatObjective(flat(free), problem, narrowed, lambda p: fn(p, *args), at_bound)
+    problem = SmoothObjective(f, box, projection and project, vector.unflatten, flatten)
+    at_bound = _bound_sides(box, params, parametrisation)
+    return FlatObjective(flatten(free), problem, user_params, lambda p: fn(p, *args), at_bound)
 
 
-def _sides(
+def _bound_sides(
     box: Box | None, params: Any, parametrisation: Parametrisation
 ) -> Callable[[jax.Array], Any]:
-    """Return the function that marks params on a bound, with tangents for points on manifolds."""
+    """Return the function that marks params on a bound, for `FlatObjective.at_bound`.
+
+    The marks of a point on a manifold refer to its tangent coordinates.
+    """
     leaves, tree = jax.tree.flatten(in_tangents(params))
 
-    def sides(x: jax.Array) -> Any:
+    def sides_of(x: jax.Array) -> Any:
         if box is None:
             return None
-        side, at, found = box.side(x), 0, []
+        sides, start, marks = box.side(x), 0, []
         for leaf, kind in zip(leaves, parametrisation.kinds or (None,) * len(leaves), strict=True):
+            # Fixed and tied leaves aren't part of the vector.
             size = 0 if isinstance(kind, (fixed, tied)) else np.size(leaf)
             zeros = jnp.zeros(np.shape(leaf), jnp.int32)
-            found.append(side[at : at + size].reshape(zeros.shape) if size else zeros)
-            at += size
-        return tree.unflatten(found)
+            marks.append(sides[start : start + size].reshape(zeros.shape) if size else zeros)
+            start += size
+        return tree.unflatten(marks)
 
-    return sides
+    return sides_of
 
 
 def as_scalar(out: Any, has_aux: bool, dtype: Any) -> jax.Array:
-    """Convert the value that a user's function returned to a scalar."""
+    """Check that a user's function returned one real number, and convert it to a scalar."""
     if has_aux:
         if not isinstance(out, (tuple, list)) or len(out) != 2:
             raise TypeError(
@@ -202,18 +212,18 @@ def as_scalar(out: Any, has_aux: bool, dtype: Any) -> jax.Array:
         )
     if not isinstance(out, (jax.Array, np.ndarray, np.generic, float, int)):
         raise TypeError(
-            f"{where()}fun returned {type(out).__name__}, expected one number. Is there a return "
-            "statement?"
+            f"{where()}fun returned {type(out).__name__}, expected one number. Check that fun has "
+            "a return statement."
         )
     out = jnp.asarray(out)
     if out.size != 1:
         raise ValueError(
-            f"{where()}fun returned an array of shape {out.shape}, expected one number. For a sum "
-            "of squares see fnopt.least_squares; else take the sum."
+            f"{where()}fun returned an array of shape {out.shape}, expected one number. Return the "
+            "sum, or pass residuals to fnopt.least_squares."
         )
     if not jnp.issubdtype(out.dtype, jnp.floating):
         raise TypeError(
-            f"{where()}fun returned {out.dtype}, expected a real floating number. Does it "
-            "depend on the params?"
+            f"{where()}fun returned a value of dtype {out.dtype}, expected a real floating number. "
+            "Check that the value depends on the params."
         )
     return jnp.reshape(out, ()).astype(dtype)

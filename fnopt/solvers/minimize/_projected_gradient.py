@@ -1,4 +1,4 @@
-"""Spectral projected gradients."""
+"""The spectral projected-gradient method, for bounds and for convex sets with a projection."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from fnopt.solvers.minimize._method import (
     MinimizeMethod,
     WolfeConditions,
     dot,
-    first_step,
+    first_step_size,
     newton_like,
 )
 from fnopt.solvers.minimize._problem import Evaluation, SmoothObjective
 
 
 class SpectralMemory(NamedTuple):
-    """The spectral step size, and the last values."""
+    """The spectral step size, and the values at the last iterates."""
 
-    rate: jax.Array  # the inverse of the curvature along the last step
-    values: jax.Array  # [memory_size], at the last iterates
+    rate: jax.Array  # inverse of the curvature along the last step
+    values: jax.Array  # [memory_size]
 
 
 class projected_gradient(MinimizeMethod):
@@ -34,7 +34,7 @@ class projected_gradient(MinimizeMethod):
 
     where a backtracking line search chooses :math:`\eta \le 1` such that
     :math:`f(x^+) \le \max_{j < M} f(x_{-j}) + 10^{-4}\, \eta\, g^T d`. The line search is
-    nonmonotone. A value has to be lower only than the largest of the last :math:`M` values.
+    nonmonotone: a new value only has to be lower than the largest of the last :math:`M` values.
     Therefore spectral steps may increase the value, and converge far faster than steepest descent.
 
     Pass the set to :func:`fnopt.minimize` as `projection` or as `bounds`.
@@ -67,8 +67,8 @@ class projected_gradient(MinimizeMethod):
     wolfe = WolfeConditions(curvature=float("inf"))  # a sufficient decrease is enough
 
     def begin(self, problem: SmoothObjective, point: Evaluation) -> SpectralMemory:
-        """Return the step size of a first steepest-descent step, and the first value."""
-        return SpectralMemory(first_step(point), jnp.full(self.memory_size, point.value))
+        """Return the step size of the first steepest-descent step, and `M` copies of the value."""
+        return SpectralMemory(first_step_size(point), jnp.full(self.memory_size, point.value))
 
     def learn(
         self, memory: SpectralMemory, before: Evaluation, after: Evaluation, fresh: jax.Array
@@ -76,10 +76,10 @@ class projected_gradient(MinimizeMethod):
         """Update the spectral step size with the last secant pair."""
         s, y = after.x - before.x, after.gradient - before.gradient
         sy, ss = dot(s, y), dot(s, s)
-        usable = (sy > 0) & (ss > 0)
-        rate = ss / jnp.where(usable, sy, jnp.ones_like(sy))
-        # Without positive curvature the step size grows; Birgin et al. take 1e30.
-        rate = jnp.where(usable & jnp.isfinite(rate), rate, 4 * memory.rate)
+        convex = (sy > 0) & (ss > 0)
+        rate = ss / jnp.where(convex, sy, jnp.ones_like(sy))
+        # Without positive curvature the step size grows; Birgin et al. use 1e30.
+        rate = jnp.where(convex & jnp.isfinite(rate), rate, 4 * memory.rate)
         values = jnp.concatenate([memory.values[1:], after.value[None]])
         return SpectralMemory(rate, values)
 
@@ -90,6 +90,6 @@ class projected_gradient(MinimizeMethod):
     def direction(
         self, problem: SmoothObjective, point: Evaluation, memory: SpectralMemory, fresh: jax.Array
     ) -> tuple[Direction, SpectralMemory]:
-        """Return the direction to the projection of the spectral step."""
+        """Return the direction to the projection of a spectral step."""
         step = problem.project(point.x - memory.rate * point.gradient) - point.x
         return newton_like(point, step, ~fresh)._replace(longest=jnp.ones_like(point.value)), memory

@@ -10,17 +10,17 @@ from fnopt.numerics import matmul, nonzero
 from fnopt.optimizers import inverse_product
 from fnopt.solvers.minimize._compact import (
     CorrectionPairs,
+    add_pair,
     cauchy_point,
-    compact,
+    compact_form,
+    empty_pairs,
     free_step,
-    no_pairs,
-    with_pair,
 )
 from fnopt.solvers.minimize._method import (
     Direction,
     MinimizeMethod,
     dot,
-    first_step,
+    first_step_size,
     newton_like,
     secant_pair,
 )
@@ -47,7 +47,7 @@ class bfgs(MinimizeMethod):
 
     def begin(self, problem: SmoothObjective, point: Evaluation) -> jax.Array:
         """Return a multiple of the identity as the initial inverse Hessian."""
-        return first_step(point) * jnp.eye(point.x.size, dtype=point.x.dtype)
+        return first_step_size(point) * jnp.eye(point.x.size, dtype=point.x.dtype)
 
     def learn(
         self, memory: jax.Array, before: Evaluation, after: Evaluation, fresh: jax.Array
@@ -55,10 +55,10 @@ class bfgs(MinimizeMethod):
         """Update the inverse Hessian with a secant pair, if its curvature is positive."""
         s, y, sy, yy, usable = secant_pair(before, after)
         # The first secant pair sets the scale of the matrix: Nocedal and Wright, eq. 6.20.
-        scale = jnp.eye(s.size, dtype=s.dtype) / nonzero(yy)
-        H = jnp.where(fresh, scale, memory)
+        initial = jnp.eye(s.size, dtype=s.dtype) / nonzero(yy)
+        H = jnp.where(fresh, initial, memory)
         Hy = matmul(H, y)
-        # (I - rho s y^T) H (I - rho y s^T) is multiplied out, so that it stays exactly symmetric.
+        # (I - rho s y^T) H (I - rho y s^T) is multiplied out, so that H stays exactly symmetric.
         weight = (1 + dot(y, Hy) / sy) / sy
         H = H - (jnp.outer(s, Hy) + jnp.outer(Hy, s)) / sy + weight * jnp.outer(s, s)
         # A pair without positive curvature, or whose update overflows, is skipped.
@@ -77,13 +77,12 @@ class lbfgsb(MinimizeMethod):
     .. math:: x^+ = x + \eta (\bar x - x), \qquad \bar x \approx \arg\min_{l \le z \le u}\;
               g^T (z - x) + \tfrac12 (z - x)^T B (z - x)
 
-    :math:`B` is the limited-memory BFGS matrix. The generalized Cauchy point along the projected
-    gradient determines the active set. Then the model is minimized over the free params, the result
-    is projected, and a line search finds :math:`\eta`. Without bounds the method is L-BFGS by the
-    two-loop recursion.
+    :math:`B` is the limited-memory BFGS matrix. The generalized Cauchy point determines the active
+    set. Then the model is minimized over the free params, the result is projected, and a line
+    search chooses :math:`\eta`. Without bounds the method is L-BFGS by the two-loop recursion.
 
     Args:
-        memory_size: The number of stored pairs of param and gradient differences.
+        memory_size: The number of stored correction pairs (differences of params and gradients).
 
     Raises:
         ValueError: If `memory_size` is below 1.
@@ -106,14 +105,14 @@ class lbfgsb(MinimizeMethod):
     takes_bounds = True
 
     def begin(self, problem: SmoothObjective, point: Evaluation) -> CorrectionPairs:
-        """Return an empty memory of correction pairs."""
-        return no_pairs(self.memory_size, point.x, 1 / first_step(point))
+        """Return an empty memory, whose curvature gives the first steepest-descent step."""
+        return empty_pairs(self.memory_size, point.x, 1 / first_step_size(point))
 
     def learn(
         self, memory: CorrectionPairs, before: Evaluation, after: Evaluation, fresh: jax.Array
     ) -> CorrectionPairs:
         """Add the newest correction pair, if its curvature is positive."""
-        return with_pair(memory, secant_pair(before, after))
+        return add_pair(memory, secant_pair(before, after))
 
     def direction(
         self, problem: SmoothObjective, point: Evaluation, memory: CorrectionPairs, fresh: jax.Array
@@ -124,24 +123,25 @@ class lbfgsb(MinimizeMethod):
             gamma = 1 / memory.theta
             step = inverse_product(point.gradient, memory.S, memory.Y, memory.rho, gamma, order)
             return newton_like(point, -step, ~fresh), memory
-        box, B = problem.box, compact(memory)
+        box, B = problem.box, compact_form(memory)
         cauchy, free = cauchy_point(B, box, point)
         step = free_step(B, free, point.gradient + B.times(cauchy - point.x))
         target = box.nearest(cauchy + step)
         # Morales and Nocedal: if the projected step isn't a descent direction, truncate the step.
         downhill = dot(point.gradient, target - point.x) < 0
-        inside = jnp.minimum(_largest_part(box.lower, box.upper, cauchy, step), 1)
-        target = jnp.where(downhill, target, box.nearest(cauchy + inside * step))
+        feasible = jnp.minimum(_largest_step_size(box.lower, box.upper, cauchy, step), 1)
+        target = jnp.where(downhill, target, box.nearest(cauchy + feasible * step))
         # If the reduced system is singular, the step ends at the Cauchy point.
         target = jnp.where(jnp.all(jnp.isfinite(target)), target, cauchy)
         step = target - point.x
         direction = newton_like(point, step, ~fresh)
-        longest = _largest_part(box.lower, box.upper, point.x, step)
+        longest = _largest_step_size(box.lower, box.upper, point.x, step)
+        # The full step is feasible; rounding must not make its step size smaller than 1.
         return direction._replace(longest=jnp.maximum(longest, 1)), memory
 
 
-def _largest_part(lower: jax.Array, upper: jax.Array, x: jax.Array, d: jax.Array) -> jax.Array:
-    """Return the largest step size that satisfies the bounds."""
-    room = jnp.where(d > 0, upper - x, lower - x)
-    part = jnp.where(d != 0, room / jnp.where(d != 0, d, jnp.ones_like(d)), jnp.inf)
-    return jnp.maximum(jnp.min(part, initial=jnp.inf), 0)
+def _largest_step_size(lower: jax.Array, upper: jax.Array, x: jax.Array, d: jax.Array) -> jax.Array:
+    """Return the largest step size along `d` that satisfies the bounds."""
+    distance = jnp.where(d > 0, upper - x, lower - x)
+    step_sizes = jnp.where(d != 0, distance / jnp.where(d != 0, d, jnp.ones_like(d)), jnp.inf)
+    return jnp.maximum(jnp.min(step_sizes, initial=jnp.inf), 0)

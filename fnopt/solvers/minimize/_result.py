@@ -1,4 +1,4 @@
-"""The result of `minimize`."""
+"""`Minimum`, the result of `minimize`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from fnopt.solvers.result._report import batch_report
 from fnopt.solvers.result._solution import StepHistory
 from fnopt.solvers.result._values import value_lines
 
-_OF_A_FUNCTION = {
+# Messages of statuses whose general text is about residuals.
+_MESSAGES = {
     Status.RUNNING: "not finished: more steps would lower the value",
     Status.CONVERGED_COST: "converged: the value can't be lowered by more than ftol",
     Status.STALLED: "not converged: no step lowers the value, though the gradient isn't small",
@@ -22,6 +23,7 @@ _OF_A_FUNCTION = {
     Status.NONFINITE_STEP: "failed: every step from here led to nonfinite function values",
 }
 
+# Attributes of SciPy's result, and what to use instead.
 _SCIPY = {
     "x": "params",
     "fun": "value",
@@ -32,21 +34,21 @@ _SCIPY = {
 
 
 class Minimum(NamedTuple, Generic[Params]):
-    """The result of :func:`fnopt.minimize`; `print` gives a short report.
+    """The result of :func:`fnopt.minimize`; `print` shows a short report.
 
     A `Minimum` is a pytree of arrays, so functions under `jax.jit` and `jax.vmap` can return it.
 
     Attributes:
-        params: The best params found, with the tree, shapes and dtypes of the initial guess.
+        params: The params at the minimum, with the tree, shapes and dtypes of the initial guess.
         value: The function value at `params`.
-        gradient_norm: The largest magnitude in the gradient of the free params at `params`.
-        steps: Number of trial points, int32.
+        gradient_norm: The maximum norm of the projected gradient at `params`.
+        steps: Number of trial points after the initial guess, int32.
         nfev: Number of evaluations of the function and its gradient.
         status: Reason why the search stopped: a `fnopt.Status` as int32; `message` is its text.
         aux: The auxiliary output of the function at `params`.
         history: A `fnopt.solvers.StepHistory` if `history=True`, else None.
-        at_bound: -1 or 1 for each param on its lower or upper bound, else 0: a tree of int32 like
-            the params; None without bounds.
+        at_bound: A tree of int32 like the params: -1 for a param on its lower bound, 1 on its upper
+            bound, else 0; None without bounds.
     """
 
     params: Params
@@ -62,11 +64,11 @@ class Minimum(NamedTuple, Generic[Params]):
     @property
     def message(self) -> Any:
         """Reason why the search stopped, as text (a list for a batch); not under `jax.jit`."""
-        return status_messages(self.status, _OF_A_FUNCTION)
+        return status_messages(self.status, _MESSAGES)
 
     @property
     def converged(self) -> jax.Array:
-        """Whether a convergence test holds."""
+        """Whether the search converged."""
         return is_converged(self.status)
 
     _repr_pretty_ = show_report

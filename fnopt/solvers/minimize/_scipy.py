@@ -1,4 +1,4 @@
-"""Conversion of SciPy's methods and keywords for `minimize`."""
+"""Conversion of SciPy's method names, keywords and bounds for `minimize`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fnopt.solvers.minimize._projected_gradient import projected_gradient
 from fnopt.solvers.minimize._quasi_newton import bfgs, lbfgsb
 from fnopt.solvers.problem._scipy import ScipyTable, check_jac, first
 
-# fnopt's and SciPy's names of the methods. SciPy compares names in lower case.
+# The methods by fnopt's and SciPy's names, in lower case because SciPy ignores case.
 METHODS: dict[str, Callable[[], MinimizeMethod]] = {
     "bfgs": bfgs,
     "cg": nonlinear_cg,
@@ -25,18 +25,19 @@ METHODS: dict[str, Callable[[], MinimizeMethod]] = {
     **dict.fromkeys(("newton_cg", "trust_ncg", "trust_krylov"), newton_cg),
 }
 _NO_GRADIENTS = (
-    "searches without gradients, which are exact here: write 'auto'. For a function "
-    "without gradients, use scipy.optimize.minimize"
+    "expected a method with gradients, which are exact in fnopt. Use 'auto', or "
+    "scipy.optimize.minimize for a function without gradients"
 )
-_MATRIX = "forms the Hessian: write 'newton_cg', which uses Hessian-vector products"
+_MATRIX = "expected a method that doesn't form the Hessian. Use 'newton_cg'"
 _CONSTRAINED = (
-    "is for constraints: here bounds=, projection= for convex sets, or constraints= (tied, "
-    "positive, interval) with 'auto'"
+    "expected a method for bounds or projections. Use 'auto' with bounds=, projection= (convex "
+    "sets) or constraints= (tied, positive, interval)"
 )
-_ELSEWHERE = {
+# SciPy's methods that fnopt lacks, and what to use instead.
+_MISSING_METHODS = {
     "nelder_mead": _NO_GRADIENTS,
     "powell": _NO_GRADIENTS,
-    "tnc": "is a Newton method with bounds: write 'lbfgsb', or 'newton_cg' without bounds",
+    "tnc": "expected 'lbfgsb' for a problem with bounds, or 'newton_cg' without bounds",
     "cobyla": _CONSTRAINED,
     "cobyqa": _CONSTRAINED,
     "slsqp": _CONSTRAINED,
@@ -46,13 +47,13 @@ _ELSEWHERE = {
 }
 
 _STEPS = ("maxiter", "maxfun", "maxfev")
-_NO_HESSIAN = "Leave it out: 'newton_cg' uses exact Hessian-vector products"
+_NO_HESSIAN = "Leave it out, because 'newton_cg' uses exact Hessian-vector products"
 _TABLE = ScipyTable(
     "minimize",
     keywords=("tol", "jac", "options"),
-    # The last ones have no effect here, because derivatives are exact, and steps aren't printed.
     options=(
         *("ftol", "gtol", "xtol", "maxcor", "disp", *_STEPS),
+        # These have no effect, because derivatives are exact, and steps aren't printed.
         *("eps", "finite_diff_rel_step", "workers", "iprint"),
     ),
     steps=_STEPS,
@@ -65,15 +66,15 @@ _TABLE = ScipyTable(
 )
 
 
-def method_of(name: str) -> Callable[[], MinimizeMethod]:
-    """Return the method with one of fnopt's or SciPy's names.
+def method_by_name(name: str) -> Callable[[], MinimizeMethod]:
+    """Return the class of the method with fnopt's or SciPy's `name`.
 
     Raises:
-        ValueError: If no method has this name; the message names a replacement.
+        ValueError: If fnopt has no such method. The message proposes a replacement.
     """
     key = name.lower().replace("-", "_")
-    if key in _ELSEWHERE:
-        raise ValueError(f"minimize: method = {name!r} {_ELSEWHERE[key]}.")
+    if key in _MISSING_METHODS:
+        raise ValueError(f"minimize: method = {name!r}, {_MISSING_METHODS[key]}.")
     if key not in METHODS:
         raise ValueError(
             f"minimize: method = {name!r}, expected 'auto', {names_text(sorted(METHODS), 20)}, "
@@ -91,21 +92,24 @@ def with_scipy_options(
         keywords: The keywords that `minimize` doesn't declare, with their values.
         method: The method, or its name; None selects the default, as in SciPy.
         max_steps: The maximum number of trial points.
-        **limits: `ftol`, `xtol` and `gtol`, the tolerances of value, params and gradient; None for
-            SciPy's keyword, or else the default.
+        **limits: fnopt's arguments `ftol`, `xtol` and `gtol`; None to use SciPy's option.
 
     Returns:
-        The method, the tolerances, the maximum number of steps, and whether to print the result.
+        The method, the three tolerances (None for the default), the maximum number of trial points,
+        and whether to print the result.
 
     Raises:
         TypeError: If a keyword or an option is unknown, or has another name in fnopt.
+        ValueError: If a tolerance is negative.
     """
     read = _TABLE.read(keywords)
     check_jac("minimize", keywords.get("jac"), "its value")
     method = "auto" if method is None else method
     if "maxcor" in read:
-        if method != "auto" and not (isinstance(method, str) and method_of(method) is lbfgsb):
-            raise TypeError(f"minimize: maxcor is an option of 'lbfgsb', the method is {method!r}.")
+        if method != "auto" and not (isinstance(method, str) and method_by_name(method) is lbfgsb):
+            raise TypeError(
+                f"minimize: maxcor with method = {method!r}, expected 'lbfgsb'. Leave maxcor out."
+            )
         method = lbfgsb(read["maxcor"])
     check_tolerance(read.get("tol"), "tol", "minimize")
     for name, limit in limits.items():
@@ -116,31 +120,31 @@ def with_scipy_options(
     return method, tuple(limits.values()), max_steps, bool(read.get("disp"))
 
 
-def as_sides(bounds: Any) -> Any:
+def lower_and_upper(bounds: Any) -> Any:
     """Convert SciPy's pairs `(low, high)`, with None for no bound, to `(lower, upper)`.
 
-    SciPy's pairs are a list of tuples, a sequence with None, or any number of pairs except two. Two
-    lists are the lower and the upper bounds, `([0, 0], [1, 1])`. A single pair bounds every param.
-    All other values are returned unchanged.
+    A sequence of pairs is read as SciPy's pairs if it is a list of tuples, contains None, or has
+    any length except two. A tuple of two lists, `([0, 0], [1, 1])`, contains the lower and the
+    upper bounds. A single pair bounds every param. All other values are returned unchanged.
 
     Raises:
-        ValueError: If two pairs are ambiguous.
+        ValueError: If a sequence of two pairs can be read both ways.
     """
     if not isinstance(bounds, (list, tuple)) or not bounds or not all(map(_is_pair, bounds)):
         return bounds
     kinds = (type(bounds), *{type(pair) for pair in bounds})
     if len(bounds) == 2 and kinds == (tuple, list):
         return bounds
-    open_sided = any(x is None for pair in bounds for x in pair)
-    if len(bounds) == 2 and kinds != (list, tuple) and not open_sided:
+    has_none = any(x is None for pair in bounds for x in pair)
+    if len(bounds) == 2 and kinds != (list, tuple) and not has_none:
         raise ValueError(
-            f"minimize: bounds = {bounds!r} can be read in two ways. For pairs of a low and a high "
-            f"bound write {list(map(tuple, bounds))}, for the lower and the upper bounds "
+            f"minimize: bounds = {bounds!r} are ambiguous, expected a list of tuples or a tuple of "
+            f"lists. For pairs (low, high) pass {list(map(tuple, bounds))}, for (lower, upper) "
             f"{tuple(map(list, bounds))}."
         )
     sides = []
-    for side, none in zip(zip(*bounds, strict=True), (-jnp.inf, jnp.inf), strict=True):
-        values = jnp.asarray([none if x is None else x for x in side], default_float())
+    for side, infinite in zip(zip(*bounds, strict=True), (-jnp.inf, jnp.inf), strict=True):
+        values = jnp.asarray([infinite if x is None else x for x in side], default_float())
         sides.append(values[0] if len(bounds) == 1 else values)
     return tuple(sides)
 

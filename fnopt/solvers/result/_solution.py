@@ -38,7 +38,9 @@ def empty_history(most: int, dtype: Any) -> StepHistory:
     return StepHistory(nan, nan, nan, jnp.zeros(most, bool))
 
 
-def noted(history: StepHistory | None, step: jax.Array, entry: StepHistory) -> StepHistory | None:
+def record_step(
+    history: StepHistory | None, step: jax.Array, entry: StepHistory
+) -> StepHistory | None:
     """Write the entry of a step, counted from 1, to the history; None if there is no history."""
     if history is None or not history.cost.size:
         return history

@@ -278,7 +278,11 @@ def test_new_data_need_no_compilation():
         (lambda f: f(lambda x: x, jnp.ones(2)), ValueError, "expected one number"),
         (lambda f: f(lambda x: (x, 1), 0.0), TypeError, "has_aux=True"),
         (lambda f: f(lambda x: x**2, 0.0, method="bgfs"), ValueError, "expected 'auto'"),
-        (lambda f: f(lambda x: x**2, 0.0, method="bfgs", bounds=(0, 1)), ValueError, "no bounds"),
+        (
+            lambda f: f(lambda x: x**2, 0.0, method="bfgs", bounds=(0, 1)),
+            ValueError,
+            "got bounds with bfgs",
+        ),
         (lambda f: f(lambda x: x**2, 2.0, bounds=(0.0, 1.0)), ValueError, "outside its bounds"),
         (lambda f: f(lambda x: x**2, jnp.ones(2, bool)), TypeError, "expected a floating"),
         (lambda f: f(lambda x: x**2, 0.0, max_steps=0), ValueError, "max_steps"),

@@ -5,7 +5,12 @@ import jax.numpy as jnp
 import pytest
 
 import fnopt
-from fnopt.solvers.minimize._scipy import METHODS, as_sides, method_of, with_scipy_options
+from fnopt.solvers.minimize._scipy import (
+    METHODS,
+    lower_and_upper,
+    method_by_name,
+    with_scipy_options,
+)
 
 DEFAULTS = {
     "method": "auto",
@@ -18,7 +23,7 @@ DEFAULTS = {
 HERE = ("CG", "BFGS", "Newton-CG", "L-BFGS-B", "trust-ncg", "trust-krylov", "l-bfgs-b", "bfgs")
 HERE += ("LBFGS", "Newton_CG")
 ELSEWHERE = {
-    "Nelder-Mead": "without gradients.*'auto'",
+    "Nelder-Mead": "method with gradients.*'auto'",
     "Powell": "without gradients",
     "TNC": "'lbfgsb'",
     "COBYLA": "constraints=",
@@ -32,7 +37,7 @@ ELSEWHERE = {
 
 @pytest.mark.parametrize("name", HERE)
 def test_names_of_methods(name):
-    assert method_of(name) in METHODS.values()
+    assert method_by_name(name) in METHODS.values()
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
@@ -80,7 +85,7 @@ def test_a_call_written_for_scipy():
             {"constraints": [{"type": "ineq", "fun": len}]},
             r"constraint of .* is .* expected .*tied",
         ),
-        ({"options": {"maxcor": 3}, "method": "bfgs"}, "maxcor is an option of 'lbfgsb'"),
+        ({"options": {"maxcor": 3}, "method": "bfgs"}, "maxcor with method = 'bfgs', expected"),
     ],
 )
 def test_what_isnt_understood_is_named(keywords, text):
@@ -89,15 +94,15 @@ def test_what_isnt_understood_is_named(keywords, text):
 
 
 def test_bounds_as_a_list_of_pairs():
-    lower, upper = as_sides([(0.0, None), (None, 2), (-1, 1)])
+    lower, upper = lower_and_upper([(0.0, None), (None, 2), (-1, 1)])
     assert lower.tolist() == [0.0, -jnp.inf, -1.0]
     assert upper.tolist() == [jnp.inf, 2.0, 1.0]
     for kept in (None, (0.0, 1.0), ([0.0, 1.0], [2.0, 3.0]), [0.0, 1.0], []):
-        assert as_sides(kept) is kept
-    assert as_sides(((0, None), (0, 2)))[1].tolist() == [jnp.inf, 2.0]
-    assert as_sides([[0, 1], [0, 2], [0, 3]])[1].tolist() == [1.0, 2.0, 3.0]
+        assert lower_and_upper(kept) is kept
+    assert lower_and_upper(((0, None), (0, 2)))[1].tolist() == [jnp.inf, 2.0]
+    assert lower_and_upper([[0, 1], [0, 2], [0, 3]])[1].tolist() == [1.0, 2.0, 3.0]
     for either in (((0, 2), (0, 3)), [[0, 2], [0, 3]]):
-        text = r"two ways. For pairs .* write \[\(0, 2\), \(0, 3\)\], .* \(\[0, 2\], \[0, 3\]\)"
+        text = r"ambiguous, .* pass \[\(0, 2\), \(0, 3\)\], .* \(\[0, 2\], \[0, 3\]\)"
         with pytest.raises(ValueError, match=text):
             fnopt.minimize(jnp.sum, [1, 1], bounds=either)
     assert float(fnopt.minimize(lambda x: jnp.sum(x**2), [3], bounds=[(1, 9)]).params[0]) == 1

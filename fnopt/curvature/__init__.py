@@ -1,10 +1,10 @@
-"""Products with the Hessian, Gauss-Newton and Fisher matrices, and Gram matrices of Jacobians."""
+"""Products with Hessian, Gauss-Newton and Fisher matrices, their spectra, and batch Jacobians."""
 
 from __future__ import annotations
 
 from fnopt.curvature._batch_jacobian import BatchJacobian, batch_jacobian
 from fnopt.curvature._batch_loss import BatchLoss as BatchLoss
-from fnopt.curvature._centred import CentredJacobian as CentredJacobian
+from fnopt.curvature._centered import CenteredJacobian as CenteredJacobian
 from fnopt.curvature._damped_gram import DampedGram as DampedGram
 from fnopt.curvature._damped_gram import check_rows as check_rows
 from fnopt.curvature._damped_gram import solve_by_cg as solve_by_cg

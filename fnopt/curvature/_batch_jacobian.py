@@ -1,4 +1,4 @@
-"""Products with the Jacobian of a batch's residuals, and its Gram matrix, without forming J."""
+"""Products with the Jacobian `J` of a batch's residuals and with `J J^T`, without forming `J`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def batch_jacobian(
     chunk_size: int | None = None,
     axis_name: Any = None,
 ) -> Callable[[Any, Any], BatchJacobian]:
-    r"""The Jacobian of a batch's residuals as a linear map, with its Gram matrix.
+    r"""Make the Jacobian of a batch's residuals as a linear map, with its Gram matrix.
 
     .. math:: J_{(i,c),\theta} = \frac{\partial r_c(\theta, x_i)}{\partial \theta}, \qquad
               K = J J^\top \in \mathbb{R}^{nk \times nk}
@@ -52,9 +52,10 @@ def batch_jacobian(
         residual_fn: `fn(params, example)` for ONE example returns an array or a tree of arrays.
             A sequence of such functions, each with its own batch (interior and boundary
             points), gives one Jacobian with concatenated rows.
-        method: `'ghost'` is the method above; it forms Jacobian rows only for params without a rule
-            (:func:`fnopt.gradients.ghost_report` lists these params). `'formed'` computes the whole
-            Jacobian by `jax.vmap`. `'auto'` chooses the method that needs less memory per example.
+        method: `'ghost'` uses the formula above, and forms Jacobian rows only for params without a
+            rule (:func:`fnopt.gradients.ghost_report` lists these params). `'formed'` computes the
+            whole Jacobian by `jax.vmap`. `'auto'` chooses the method that needs less memory per
+            example.
         chunk_size: Number of examples to process at once; `None` for all. With `c` chunks the Gram
             matrix takes `c (c + 1)` passes over a chunk instead of one.
         axis_name: Inside `jax.shard_map` (or `jax.vmap` with a name), the named axis along which
@@ -104,10 +105,10 @@ def batch_jacobian(
             )
         # Inside shard_map the params must vary over devices, so that derivatives refer to this
         # device's examples and aren't summed over devices.
-        own = pvary_like(jax.tree.map(replicate, params), batches)
+        local_params = pvary_like(jax.tree.map(replicate, params), batches)
         with use_mesh_of(batches, params):
             name = where().removesuffix(": ") or _NAME
-            bound = [bind(fn, own, b, name) for fn, b in zip(fns, batches, strict=True)]
+            bound = [bind(fn, local_params, b, name) for fn, b in zip(fns, batches, strict=True)]
             parts = [JacobianPart(b, method, chunk_size, axis_name) for b in bound]
         return BatchJacobian(params, parts, callable(residual_fn), axis_name)
 
@@ -136,13 +137,13 @@ class BatchJacobian:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Numbers of residuals and of params."""
+        """The number of residuals, and the number of entries of the params."""
         rows = sum(part.total * part.layout.size for part in self._parts)
         return rows, sum(math.prod(jnp.shape(p)) for p in jax.tree.leaves(self._params))
 
     @property
     def forms_rows(self) -> bool:
-        """Whether the rows of all functions are formed, because tapes wouldn't need less memory."""
+        """Whether the Jacobian rows of all functions are formed instead of recorded on a tape."""
         return all(part.ghost is None for part in self._parts)
 
     @property
@@ -180,8 +181,8 @@ class BatchJacobian:
         with self._mesh():
             for i, part in enumerate(self._parts):
                 for j, other in enumerate(self._parts[: i + 1]):
-                    # Only lower blocks are computed, because the Gram matrix is symmetric, bit for
-                    # bit.
+                    # An upper block is the transpose of a lower block, so that the Gram matrix is
+                    # symmetric bit for bit.
                     blocks[i, j] = replicate(part.gram(other))
                     blocks[j, i] = blocks[i, j].T
         count = range(len(self._parts))
@@ -223,23 +224,23 @@ class BatchJacobian:
             A tree like `residuals`, float32 or wider.
         """
         check_same_tree(direction, self._params, f"{_NAME}: v", "the params")
-        whole = jax.tree.map(replicate, direction)
+        replicated = jax.tree.map(replicate, direction)
         with self._mesh():
-            return self._as_residuals([part.push(whole) for part in self._parts])
+            return self._as_residuals([part.push(replicated) for part in self._parts])
 
     def rmv(self, weights: Any) -> Any:
         r"""The product :math:`J^\top a`.
 
         Args:
-            weights: `a`: a tree like `residuals`, or a vector like `vector`.
+            weights: `a`, a tree like `residuals` or a vector like `vector`.
 
         Returns:
             A tree like the params, float32 or wider.
         """
         parts = self._parts_of(weights)
         with self._mesh():
-            pulled = [part.pull(a) for part, a in zip(self._parts, parts, strict=True)]
-            total = jax.tree.map(lambda *x: functools.reduce(jnp.add, x), *pulled)
+            products = [part.pull(a) for part, a in zip(self._parts, parts, strict=True)]
+            total = jax.tree.map(lambda *x: functools.reduce(jnp.add, x), *products)
             return jax.tree.map(reshard_like, total, self._params)
 
     def _mesh(self) -> contextlib.AbstractContextManager[None]:
@@ -259,7 +260,7 @@ class BatchJacobian:
         ]
 
     def _parts_of(self, weights: Any) -> list[jax.Array]:
-        """Weights of the residuals of every function, `[n, k]` each."""
+        """Convert weights of this device's residuals to arrays `[n, k]`, one per function."""
         if len(jax.tree.leaves(weights)) == 1 and jnp.shape(weights) == (self.shape[0],):
             parts = zip(self._parts, self.split(weights), strict=True)
             return [part.own(x) for part, x in parts]
@@ -268,11 +269,11 @@ class BatchJacobian:
 
     def split(self, x: jax.Array) -> list[jax.Array]:
         """Split an array with a row per residual into arrays `[n, k, ...]`, one per function."""
-        found, start = [], 0
+        arrays, start = [], 0
         for n, k in self.sizes:
-            found.append(x[start : start + n * k].reshape(n, k, *x.shape[1:]))
+            arrays.append(x[start : start + n * k].reshape(n, k, *x.shape[1:]))
             start += n * k
-        return found
+        return arrays
 
     def _as_residuals(self, parts: Sequence[jax.Array]) -> Any:
         pairs = zip(self._parts, parts, strict=True)

@@ -14,11 +14,11 @@ from fnopt.curvature._output_root import OutputHessian, check_loss, output_hessi
 from fnopt.jacobians import RealVector
 from fnopt.sharding import all_gather_tree, psum, replicate
 
-_TOO_WIDE = "fnopt.kfac takes such a loss, with sample_fn."
+_TOO_WIDE = "Use fnopt.kfac with sample_fn for such a loss."
 
 
 class _Part(NamedTuple):
-    """Model with its loss and batch."""
+    """Loss of one model, with its batch and the layout of the model's outputs."""
 
     layout: RealVector
     loss_fn: Callable[[Any, Any], jax.Array]
@@ -36,12 +36,12 @@ class _Part(NamedTuple):
 
 
 class BatchLoss:
-    r"""Sum of mean losses, with its derivatives with respect to the outputs `f` of the models.
+    r"""Sum of the models' mean losses, with derivatives with respect to the outputs `f`.
 
     .. math:: L = \sum_m \frac{1}{n_m} \sum_i \ell_m(f_m(\theta, x_{mi}), x_{mi}), \qquad
               \nabla L = J^\top \frac{\partial L}{\partial f}, \qquad G = J^\top H J
 
-    All `N` outputs are concatenated in one vector, and so are derivatives with respect to them.
+    The outputs of all examples and models are concatenated in one vector of size `N`.
 
     Args:
         model_fn: `f(params, example) -> outputs` of ONE example, or a tuple of such functions.
@@ -74,10 +74,10 @@ class BatchLoss:
         self.dtype, self.name, self.parts = dtype, name, []
         for model, loss, examples in zip(models, losses, batches, strict=True):
             bound, layout = bind(model, jax.tree.map(replicate, params), examples, name)
-            # All devices of a mesh solve the system in the output space for all examples.
-            # Inputs that the loss doesn't read aren't gathered.
-            whole = all_gather_tree(jax.tree.map(replicate, examples), axis_name)
-            part = _Part(layout, loss, whole, bound.size * psum(1, axis_name))
+            # Every device solves the system in the output space for all examples, so it needs the
+            # labels of all examples. XLA removes the gather of inputs that the loss doesn't read.
+            gathered = all_gather_tree(jax.tree.map(replicate, examples), axis_name)
+            part = _Part(layout, loss, gathered, bound.size * psum(1, axis_name))
             check_loss(part.loss, layout.size, dtype, examples, name)
             self.parts.append(part)
         jacobian_at = batch_jacobian(
@@ -107,31 +107,31 @@ class BatchLoss:
 
     def times_gram(self, x: jax.Array) -> jax.Array:
         """Product of the Gram matrix with a vector, by a backward and a forward pass."""
-        pushed = self.J.mv(self.J.rmv(self.back(x)))
-        return self.into(self.J.flatten(self.J.parts(pushed)).astype(self.dtype))
+        product = self.J.mv(self.J.rmv(self.back(x)))
+        return self.into(self.J.flatten(self.J.parts(product)).astype(self.dtype))
 
     def into(self, x: jax.Array) -> jax.Array:
         r"""Transform `x`, `[N, ...]`, to coordinates in which `H` is diagonal: :math:`Q^\top x`."""
         return self._map_parts(OutputHessian.into, x)
 
     def back(self, x: jax.Array) -> jax.Array:
-        """Transform back from these coordinates: `Q x`."""
+        """Transform `x`, `[N, ...]`, from coordinates in which `H` is diagonal: `Q x`."""
         return self._map_parts(OutputHessian.back, x)
 
     def rounding(self, eps: float) -> jax.Array:
         """Standard error of the loss if all outputs have independent rounding errors of `eps`."""
-        # Variances of independent errors add, so the error of a sum of N terms grows like N^(1/2),
-        # not N.
-        moved = jnp.sum(jnp.abs(self.slope * self.outputs)) / self.outputs.size**0.5
-        return jnp.finfo(self.dtype).eps * jnp.abs(self.value) + eps * moved
+        # Variances of independent errors add, so the error of a sum of N terms is proportional to
+        # N^(1/2), not to N.
+        propagated = jnp.sum(jnp.abs(self.slope * self.outputs)) / self.outputs.size**0.5
+        return jnp.finfo(self.dtype).eps * jnp.abs(self.value) + eps * propagated
 
     def _mean(self, outputs: jax.Array) -> jax.Array:
         means = [p.mean(f) for p, f in zip(self.parts, self.J.split(outputs), strict=True)]
         return sum(means[1:], means[0])
 
     def _map_parts(
-        self, turn: Callable[[OutputHessian, jax.Array], jax.Array], x: Any
+        self, rotate: Callable[[OutputHessian, jax.Array], jax.Array], x: Any
     ) -> jax.Array:
-        cut = [part.reshape(-1, *x.shape[1:]) for part in self.J.split(x)]
-        found = [turn(h, part) for h, part in zip(self._hessians, cut, strict=True)]
-        return jnp.concatenate(found)
+        pieces = [part.reshape(-1, *x.shape[1:]) for part in self.J.split(x)]
+        rotated = [rotate(h, part) for h, part in zip(self._hessians, pieces, strict=True)]
+        return jnp.concatenate(rotated)

@@ -20,7 +20,7 @@ from fnopt.numerics import compute_dtype
 
 
 class BoundResiduals(NamedTuple):
-    """Residuals of one example as a function of params and the example that returns a vector.
+    """Residual function of one example that returns a vector, with its params and batch.
 
     Attributes:
         bound: The function with its params and batch.
@@ -32,7 +32,14 @@ class BoundResiduals(NamedTuple):
 
 
 def bind(fn: Callable[..., Any], params: Any, batch: Any, name: str) -> BoundResiduals:
-    """Check the arguments of a call; `fn(params, example)` returns an array or a tree of arrays."""
+    """Bind a residual function to its params and batch, and check all three.
+
+    Args:
+        fn: `fn(params, example)` for ONE example returns an array or a tree of arrays.
+        params: The params.
+        batch: The examples.
+        name: The public function that the user called, for messages.
+    """
     if not callable(fn):
         raise TypeError(
             f"{name}: the function is {type(fn).__name__}, expected fn(params, example)."
@@ -42,14 +49,14 @@ def bind(fn: Callable[..., Any], params: Any, batch: Any, name: str) -> BoundRes
     size = check_batch(pairs, name)
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     with explain_example_errors(name, example, params):
-        found = jax.eval_shape(fn, params, example)
-    outputs = checked_outputs(found, name)
+        result = jax.eval_shape(fn, params, example)
+    outputs = checked_outputs(result, name)
     dtype = compute_dtype(*(leaf.dtype for leaf in jax.tree.leaves(params)))
     layout = real_vector(outputs, dtype)
     if layout.size == 0:
         raise ValueError(
-            f"{name}: the function returns {type_text(jax.tree.leaves(outputs)[0])} of an example, "
-            "expected at least one number."
+            f"{name}: the function returns {type_text(jax.tree.leaves(outputs)[0])} for an "
+            "example, expected at least one number."
         )
 
     def residual_vector(params: Any, example: Any) -> tuple[jax.Array, None]:

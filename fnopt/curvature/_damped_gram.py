@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from fnopt.numerics import HIGHEST, matmul
 
 Map = Callable[[jax.Array], jax.Array]
-_LEAST = 16  # units in the last place: the smallest factor of a preconditioner, see its use
+_MIN_FACTOR = 16  # smallest factor of a preconditioner, in machine epsilons; reason at its use
 
 
 class Nystrom(NamedTuple):
@@ -26,15 +26,15 @@ class Nystrom(NamedTuple):
     values: jax.Array
 
     def preconditioner(self, damping: jax.Array) -> Map:
-        r"""Preconditioner :math:`P^{-1}`, near a multiple of :math:`(A + \mu I)^{-1}`.
+        r"""Preconditioner :math:`P^{-1}`, approximately a multiple of :math:`(A + \mu I)^{-1}`.
 
         .. math:: P^{-1} = (\lambda_l + \mu)\, U (\Lambda + \mu)^{-1} U^\top + (I - U U^\top)
         """
-        U, least = self.vectors, self.values[-1]
-        factors = (least + damping) / (self.values + damping)
-        # `I - U U^T` has rounding errors of a few units in the last place along U. Smaller factors
-        # would make the preconditioner indefinite.
-        factors = jnp.maximum(factors, _LEAST * float(jnp.finfo(U.dtype).eps)) - 1
+        U, smallest = self.vectors, self.values[-1]
+        factors = (smallest + damping) / (self.values + damping)
+        # `I - U U^T` has rounding errors of a few machine epsilons in the span of U. Smaller
+        # factors could make the preconditioner indefinite.
+        factors = jnp.maximum(factors, _MIN_FACTOR * float(jnp.finfo(U.dtype).eps)) - 1
         return lambda v: v + matmul(U, factors * matmul(U.T, v))
 
 
@@ -60,12 +60,12 @@ def nystrom(times: Map, size: int, rank: int, dtype: Any) -> Nystrom:
     sketch = jax.lax.map(times, omega.T).T
     # Frangella, Tropp and Udell (2023), algorithm 2.1: a shift of the size of the rounding error
     # keeps the core matrix positive definite.
-    tiny, unit = jnp.asarray(jnp.finfo(dtype).tiny, dtype), _largest(sketch)
-    shift = size**0.5 * jnp.finfo(dtype).eps * jnp.linalg.norm(sketch / unit) * unit
+    tiny, scale = jnp.asarray(jnp.finfo(dtype).tiny, dtype), _largest(sketch)
+    shift = size**0.5 * jnp.finfo(dtype).eps * jnp.linalg.norm(sketch / scale) * scale
     shift = jnp.maximum(shift, tiny)
     shifted = sketch + shift * omega
     core = matmul(omega.T, shifted)
-    # The paper uses a Cholesky factorization, which may fail in float32 due to rounding.
+    # The paper uses a Cholesky factorization, which may fail in float32 because of rounding.
     values, vectors = jnp.linalg.eigh((core + core.T) / 2)
     root = matmul(shifted, vectors) / jnp.sqrt(jnp.maximum(values, shift))
     U, s, _ = jnp.linalg.svd(root, full_matrices=False)
@@ -73,7 +73,7 @@ def nystrom(times: Map, size: int, rank: int, dtype: Any) -> Nystrom:
 
 
 def _largest(x: jax.Array) -> jax.Array:
-    """Largest entry, as a scale that keeps squares from overflow and underflow."""
+    """Largest modulus, or 1 if it is 0 or infinite; division by it prevents overflow of squares."""
     top = jnp.max(jnp.abs(x), initial=0)
     return jnp.where((top > 0) & (top < jnp.inf), top, jnp.ones_like(top))
 
@@ -103,37 +103,37 @@ def conjugate_gradients(
         preconditioned form isn't finite. If rounding errors cause a search direction of negative
         curvature, the iteration stops and returns its last iterate.
     """
-    unit = _largest(b)
-    b = b / unit
+    scale = _largest(b)
+    b = b / scale
     z = precondition(b)
     gamma = jnp.dot(b, z, precision=HIGHEST)
-    small = (tol * tol) * jnp.dot(b, b, precision=HIGHEST)
+    squared_tol = (tol * tol) * jnp.dot(b, b, precision=HIGHEST)
     # NaN ends the loop before the first product; the result must not be a zero step.
     start = jnp.where(jnp.isfinite(gamma), jnp.zeros_like(b), jnp.full_like(b, jnp.nan))
     first = _CGIterate(start, b, z, gamma, jnp.zeros((), jnp.int32))
 
     def unfinished(state: _CGIterate) -> jax.Array:
         residual = jnp.dot(state.r, state.r, precision=HIGHEST)
-        return (residual > small) & (state.gamma > 0) & (state.count < iterations)
+        return (residual > squared_tol) & (state.gamma > 0) & (state.count < iterations)
 
     def advance(state: _CGIterate) -> _CGIterate:
         q = times(state.d)
         curvature = jnp.dot(state.d, q, precision=HIGHEST)
-        flat = curvature <= 0  # False for NaN
-        alpha = jnp.where(flat, jnp.zeros_like(curvature), state.gamma / curvature)
+        no_curvature = curvature <= 0  # False for NaN
+        alpha = jnp.where(no_curvature, jnp.zeros_like(curvature), state.gamma / curvature)
         x, r = state.x + alpha * state.d, state.r - alpha * q
         z = precondition(r)
-        gamma = jnp.where(flat, jnp.zeros_like(curvature), jnp.dot(r, z, precision=HIGHEST))
+        gamma = jnp.where(no_curvature, jnp.zeros_like(curvature), jnp.dot(r, z, precision=HIGHEST))
         return _CGIterate(x, r, z + gamma / state.gamma * state.d, gamma, state.count + 1)
 
     end = jax.lax.while_loop(unfinished, advance, first)
-    return unit * end.x, end.count
+    return scale * end.x, end.count
 
 
-# Maximum number of rows for a factorization: four such matrices take 17 GB in float32, a fifth of
-# an accelerator with 80 GB.
-_MOST = 32768
-# Matrices of this size: the Gram matrix, its transform, the damped matrix and its factor.
+# Maximum number of rows for a factorization: four matrices of this size take 17 GB in float32, a
+# fifth of an accelerator with 80 GB.
+_MAX_ROWS = 32768
+# Matrices in memory: the Gram matrix, its transform, the damped matrix and its factor.
 _MATRICES = 4
 
 
@@ -143,7 +143,7 @@ class DampedGram(NamedTuple):
     Attributes:
         times: The product with `K`.
         inverse: The product with :math:`(K + \lambda I)^{-1}`.
-        lam: The damping, at least as large as the rounding error.
+        lam: :math:`\lambda`, at least the rounding error of `K`.
     """
 
     times: Map
@@ -156,22 +156,22 @@ def check_rows(count: int, what: str, dtype: Any, where: str, instead: str = "so
 
     Args:
         count: Number of rows.
-        what: The name of the rows in the plural, for the message.
+        what: Plural noun for the rows, for the message.
         dtype: The dtype of the matrix.
         where: The beginning of the message.
         instead: The option that avoids the matrix.
     """
-    if count > _MOST:
+    if count > _MAX_ROWS:
         size = _MATRICES * count**2 * jnp.dtype(dtype).itemsize / 1e9
         raise ValueError(
             f"{where}the batch has {count} {what}, whose Gram matrix would be factorized in "
-            f"{size:,.0f} GB; expected {_MOST} {what} at most. Pass smaller batches, or "
-            f"{instead}, which needs no such matrix."
+            f"{size:,.0f} GB; expected {_MAX_ROWS} {what} at most. Pass smaller batches, or "
+            f"{instead}, which doesn't form this matrix."
         )
 
 
 def solve_by_cholesky(K: jax.Array, damping: jax.Array) -> DampedGram:
-    """Factorize a given matrix by Cholesky's method."""
+    """Factorize `K` with damping by Cholesky's method."""
     # The rounding error of K is at most eps |K| <= eps tr(K) in norm; twice that keeps K + lam I
     # definite.
     lam = jnp.maximum(damping, 2 * jnp.finfo(K.dtype).eps * jnp.trace(K))
@@ -183,7 +183,7 @@ def solve_by_cholesky(K: jax.Array, damping: jax.Array) -> DampedGram:
 def solve_by_cg(
     times: Map, size: int, dtype: Any, damping: jax.Array, iterations: int, rank: int
 ) -> DampedGram:
-    """Solve by conjugate gradients, with one product with the matrix per iteration.
+    """Make the damped system for conjugate gradients, with one product with `K` per iteration.
 
     Args:
         times: The product with `K`.
@@ -196,11 +196,11 @@ def solve_by_cg(
     eps = float(jnp.finfo(dtype).eps)
     lam, precondition = damping, lambda r: r
     if rank:
-        near = nystrom(times, size, rank, dtype)
-        # The smallest damping is the same as for Cholesky. Without a preconditioner, CG doesn't
-        # resolve such small eigenvalues, so it needs no bound.
-        lam = jnp.maximum(damping, 2 * eps * jnp.sum(near.values))
-        precondition = near.preconditioner(lam)
+        approximation = nystrom(times, size, rank, dtype)
+        # The lower bound of the damping is the same as for Cholesky. Without a preconditioner, CG
+        # doesn't resolve such small eigenvalues, so the damping needs no bound.
+        lam = jnp.maximum(damping, 2 * eps * jnp.sum(approximation.values))
+        precondition = approximation.preconditioner(lam)
 
     def inverse(b: jax.Array) -> jax.Array:
         # eps^(3/4) |b| is close to the attainable accuracy of CG in the dtype, and small relative

@@ -37,7 +37,7 @@ class Estimate(NamedTuple):
 
 
 def _signs(key: jax.Array, like: Any) -> Any:
-    """Rademacher probes."""
+    """Draw a tree of independent random signs (a Rademacher probe) with the shapes of `like`."""
     leaves, treedef = jax.tree.flatten(like)
     keys = jax.random.split(key, max(1, len(leaves)))
     signs = [
@@ -56,13 +56,13 @@ def _mean_over_probes(probe: Callable[[jax.Array], Any], key: jax.Array, samples
 
     def add_probe(carry: Any, i: jax.Array) -> tuple[Any, None]:
         mean, squares = carry
-        found = probe(jax.random.fold_in(key, i))
-        found = jax.tree.map(lambda x, m: x.astype(m.dtype), found, mean)
-        # Welford's update takes no difference of large sums.
+        sample = probe(jax.random.fold_in(key, i))
+        sample = jax.tree.map(lambda x, m: x.astype(m.dtype), sample, mean)
+        # Welford's update avoids the difference of two large sums, which would cancel.
         count = i.astype(jnp.int32) + 1
-        new = jax.tree.map(lambda m, x: m + (x - m) / count.astype(m.dtype), mean, found)
+        new_mean = jax.tree.map(lambda m, x: m + (x - m) / count.astype(m.dtype), mean, sample)
         add_deviation = lambda s, x, m, w: s + (x - m) * (x - w)  # noqa: E731
-        return (new, jax.tree.map(add_deviation, squares, found, mean, new)), None
+        return (new_mean, jax.tree.map(add_deviation, squares, sample, mean, new_mean)), None
 
     steps = jnp.arange(samples, dtype=jnp.uint32)
     (mean, squares), _ = jax.lax.scan(add_probe, (zeros, zeros), steps)
@@ -143,7 +143,8 @@ def trace_estimate(
         key: One PRNG key.
         samples: Number of probes; each costs one product.
 
-    Returns: An `Estimate` whose value and variance are scalars, float32 or wider.
+    Returns:
+        An `Estimate` whose value and variance are scalars, float32 or wider.
 
     Raises:
         TypeError: If a leaf isn't real and floating, or `key` isn't one PRNG key.
@@ -178,8 +179,8 @@ def tree_dot(a: Any, b: Any) -> jax.Array:
     total = jnp.zeros((), dtype)
     for x, y in pairs:
         # On an explicit mesh, JAX can't merge a sharded axis with another axis.
-        flat = (jnp.ravel(replicate(z)).astype(dtype) for z in map(jnp.asarray, (x, y)))
-        total = total + jnp.dot(*flat, precision=HIGHEST)
+        vectors = (jnp.ravel(replicate(z)).astype(dtype) for z in map(jnp.asarray, (x, y)))
+        total = total + jnp.dot(*vectors, precision=HIGHEST)
     return total
 
 
@@ -240,8 +241,8 @@ def ggn_diagonal(
             return jax.tree.map(lambda J: quadratic_diagonal(J, curvature), rows)
 
         def total(params: Any, chunk: Any) -> Any:
-            each = jax.vmap(diagonal_of_example, (None, 0))(params, chunk)
-            return jax.tree.map(lambda x: jnp.sum(x, 0), each)
+            diagonals = jax.vmap(diagonal_of_example, (None, 0))(params, chunk)
+            return jax.tree.map(lambda x: jnp.sum(x, 0), diagonals)
 
         return sum_over_examples(
             total, params, batch, reduction, chunk_size, "ggn_diagonal", axis_name
@@ -251,7 +252,7 @@ def ggn_diagonal(
 
 
 def quadratic_diagonal(rows: jax.Array, curvature: jax.Array) -> jax.Array:
-    """Diagonal of `J^T H J`, as a tree like the params."""
-    wide = widen(rows)
-    bent = jnp.tensordot(curvature.astype(wide.dtype), wide, 1, precision=HIGHEST)
-    return jnp.sum(wide * bent, 0)
+    """Diagonal of `J^T H J`, `[*param]`, from rows `J`, `[C, *param]`, and `H`, `[C, C]`."""
+    J = widen(rows)
+    HJ = jnp.tensordot(curvature.astype(J.dtype), J, 1, precision=HIGHEST)
+    return jnp.sum(J * HJ, 0)

@@ -40,16 +40,16 @@ class FormedRows(NamedTuple):
     def gram(self, other: FormedRows) -> jax.Array:
         """Inner products of all rows with the rows of another Jacobian, `[n k, m l]`."""
         pairs = zip(jax.tree.leaves(self.rows), jax.tree.leaves(other.rows), strict=True)
-        found = [matmul(_matrix(a), _matrix(b).T) for a, b in pairs]
-        dtype = compute_dtype(*(x.dtype for x in found))
+        products = [matmul(_matrix(a), _matrix(b).T) for a, b in pairs]
+        dtype = compute_dtype(*(x.dtype for x in products))
         zeros = jnp.zeros((self.residuals.size, other.residuals.size), dtype)
-        return sum((x.astype(dtype) for x in found), zeros)
+        return sum((x.astype(dtype) for x in products), zeros)
 
     def matrix(self) -> jax.Array:
         """Matrix of all rows, with the params concatenated, `[n k, P]`, float32 or wider."""
-        found = [_matrix(rows) for rows in jax.tree.leaves(self.rows)]
-        dtype = compute_dtype(*(x.dtype for x in found))
-        return jnp.concatenate([x.astype(dtype) for x in found], axis=1)
+        matrices = [_matrix(rows) for rows in jax.tree.leaves(self.rows)]
+        dtype = compute_dtype(*(x.dtype for x in matrices))
+        return jnp.concatenate([x.astype(dtype) for x in matrices], axis=1)
 
     def pull(self, weights: jax.Array) -> Any:
         r"""The product :math:`J^\top a`, a tree like the params, float32 or wider."""
@@ -58,7 +58,7 @@ class FormedRows(NamedTuple):
             wide = widen(replicate(rows))
             return jnp.tensordot(a.astype(wide.dtype), wide, 2, precision=HIGHEST)
 
-        a = replicate(weights)  # the sum is over an axis that an explicit mesh divides
+        a = replicate(weights)  # an explicit mesh may shard an axis of the sum
         return jax.tree.map(pull_leaf, self.rows)
 
     def push(self, direction: Any) -> jax.Array:
@@ -69,7 +69,7 @@ class FormedRows(NamedTuple):
 
 
 def _matrix(rows: jax.Array) -> jax.Array:
-    # The first two axes can't be merged if an explicit mesh shards the first.
+    # JAX can't merge the first two axes if an explicit mesh shards the first axis.
     wide = widen(replicate(rows))
     return wide.reshape(wide.shape[0] * wide.shape[1], -1)
 
@@ -89,36 +89,37 @@ def rows_of_all_devices(
 ) -> jax.Array:
     """Products with the rows of all devices, concatenated: `[n, devices m]`.
 
-    In every round each device passes rows to the next device, so a device stores the rows of at
+    In every round each device sends rows to the next device, so a device stores the rows of at
     most two devices.
 
     Args:
-        product: Function that returns the products of this device's rows with given rows, `[n, m]`.
+        product: Function that returns the products of this device's rows with other rows, `[n, m]`.
         rows: The rows of this device.
         axis_name: The named axis of the devices.
     """
-    count, here = jax.lax.psum(1, axis_name), jax.lax.axis_index(axis_name)
-    # Only the arrays of a tape are passed on; all devices have the same plan.
-    formed = isinstance(rows, FormedRows)
-    arrays, treedef = jax.tree.flatten(rows if formed else (rows.tape, rows.formed))
+    count, device = jax.lax.psum(1, axis_name), jax.lax.axis_index(axis_name)
+    # Only the arrays of a tape are sent; its plan is the same on all devices.
+    is_formed = isinstance(rows, FormedRows)
+    arrays, treedef = jax.tree.flatten(rows if is_formed else (rows.tape, rows.formed))
     ring = [(i, (i + 1) % count) for i in range(count)]
 
     def pass_on(arrays: list[jax.Array], i: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-        theirs = treedef.unflatten(arrays)
-        found = theirs if formed else rows._replace(tape=theirs[0], formed=theirs[1])
-        return [jax.lax.ppermute(x, axis_name, ring) for x in arrays], product(found)
+        received = treedef.unflatten(arrays)
+        received_rows = (
+            received if is_formed else rows._replace(tape=received[0], formed=received[1])
+        )
+        return [jax.lax.ppermute(x, axis_name, ring) for x in arrays], product(received_rows)
 
-    arrays = pvary_like(arrays, here)
+    arrays = pvary_like(arrays, device)
     blocks = jax.lax.scan(pass_on, arrays, None, length=count)[1]
-    # In a ring, each device holds the rows of one other device at a time. In round i, the rows of
-    # the device i places before this one arrive.
-    order = jnp.mod(here - jnp.arange(count, dtype=here.dtype), count)
+    # In round i, this device has the rows of the device i places before it in the ring.
+    order = jnp.mod(device - jnp.arange(count, dtype=device.dtype), count)
     blocks = jnp.take(blocks, order, axis=0, mode="clip")  # the permutation is its own inverse
     return jnp.moveaxis(blocks, 0, 1).reshape(blocks.shape[1], -1)
 
 
 class JacobianPart:
-    """Rows of one residual function, for the examples of this device.
+    """Jacobian rows of one residual function, for the examples of this device.
 
     Args:
         residuals: The function, with params and a batch.
@@ -134,8 +135,8 @@ class JacobianPart:
         self.axis_name = axis_name
         size = self.bound.size
         self.total: int = size * psum(1, axis_name)
-        whole = chunk_size is None or chunk_size >= size
-        self.chunk_size = None if whole else chunk_size
+        is_unchunked = chunk_size is None or chunk_size >= size
+        self.chunk_size = None if is_unchunked else chunk_size
         self.ghost = None if method == "formed" else trace_ghost(self.bound)
         if method == "auto" and self.ghost is not None:
             tape_is_smaller = self.ghost.plan.bytes < gradient_bytes(self.bound.params)
@@ -149,7 +150,7 @@ class JacobianPart:
         return jax.lax.dynamic_slice_in_dim(x, n * jax.lax.axis_index(self.axis_name), n)
 
     def take(self, batch: Any) -> GhostRows | FormedRows:
-        """Rows of a chunk of examples."""
+        """Compute the rows of a chunk of examples, formed or on a tape."""
         if self.ghost is None:
             return form_rows(self.bound, batch)
         return record_rows(self.ghost, batch)
@@ -176,12 +177,12 @@ class JacobianPart:
         return map_chunks(fn, batch, self.bound.size, self.chunk_size)
 
     def of_all_devices(self) -> JacobianPart:
-        """Rows of all devices, computed on demand."""
+        """Copy this part with the examples of all devices; rows are computed on demand."""
         batch = all_gather_tree(self.bound.batch, self.axis_name)
         everywhere = copy.copy(self)
         everywhere.__dict__.pop("rows", None)
         everywhere.__dict__.pop("residuals", None)
-        # One recorded program is evaluated for both, so types must equal the recorded types.
+        # The copy shares the recorded program, so the batch must have the recorded varying axes.
         everywhere.bound = self.bound._replace(
             batch=pvary_like(batch, self.bound.batch), size=self.total
         )
@@ -193,28 +194,28 @@ class JacobianPart:
             return self._products(other)
         if self.chunk_size is None and other.chunk_size is None:
             product = functools.partial(_gram, self, self.rows, other)
-            mine = rows_of_all_devices(product, other.rows, self.axis_name)
+            local_rows = rows_of_all_devices(product, other.rows, self.axis_name)
         else:
-            mine = self._products(other.of_all_devices())
-        return all_gather_tree(mine, self.axis_name)
+            local_rows = self._products(other.of_all_devices())
+        return all_gather_tree(local_rows, self.axis_name)
 
     def _products(self, other: JacobianPart) -> jax.Array:
         if self.chunk_size is None and other.chunk_size is None:
             return _gram(self, self.rows, other, other.rows)
         k, width = self.layout.size, other.layout.size
 
-        def block(chunk: Any) -> jax.Array:
-            mine = self.take(chunk)
+        def block_row(chunk: Any) -> jax.Array:
+            rows = self.take(chunk)
 
-            def column(chunk: Any) -> jax.Array:
-                theirs = other.take(chunk)
-                found = _gram(other, theirs, self, mine)
-                return found.reshape(theirs.residuals.shape[0], width, *mine.residuals.shape)
+            def block(chunk: Any) -> jax.Array:
+                other_rows = other.take(chunk)
+                products = _gram(other, other_rows, self, rows)
+                return products.reshape(other_rows.residuals.shape[0], width, *rows.residuals.shape)
 
-            return jnp.moveaxis(other.over_chunks(column, other.bound.batch), (2, 3), (0, 1))
+            return jnp.moveaxis(other.over_chunks(block, other.bound.batch), (2, 3), (0, 1))
 
-        found = self.over_chunks(block, self.bound.batch)
-        return found.reshape(self.bound.size * k, other.bound.size * width)
+        products = self.over_chunks(block_row, self.bound.batch)
+        return products.reshape(self.bound.size * k, other.bound.size * width)
 
     def pull(self, weights: jax.Array) -> Any:
         r"""Product :math:`J^\top a` for `a` of shape `[n, k]`, summed over devices."""
@@ -256,8 +257,10 @@ class JacobianPart:
         zeros = jnp.zeros((size, size), compute_dtype(*map(jnp.result_type, leaves)))
         # Inside shard_map, the initial carry of a scan must vary like its result.
         zeros = pvary_like(zeros, self.bound.batch)
-        found = scan_chunks(add_chunk, zeros, self.bound.batch, self.bound.size, self.chunk_size)[0]
-        return psum(found, self.axis_name)
+        product = scan_chunks(add_chunk, zeros, self.bound.batch, self.bound.size, self.chunk_size)[
+            0
+        ]
+        return psum(product, self.axis_name)
 
     def push(self, direction: Any) -> jax.Array:
         """Product `J v`, `[n, k]`."""
@@ -276,6 +279,6 @@ def _gram(part: JacobianPart, rows: Any, other: JacobianPart, other_rows: Any) -
 
 
 def _push_rows(rows: Any, formed: FormedRows) -> jax.Array:
-    """Products of formed rows with a Jacobian that is on a tape, `[formed, others]`."""
-    flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), formed.rows)
-    return jax.lax.map(lambda row: rows.push(row).reshape(-1), flat, batch_size=16)
+    """Inner products of formed rows with rows on a tape, `[formed, recorded]`."""
+    vectors = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), formed.rows)
+    return jax.lax.map(lambda row: rows.push(row).reshape(-1), vectors, batch_size=16)

@@ -25,10 +25,10 @@ class KfacRule(NamedTuple):
         block: `'kronecker'`, `'dense'`, `'diagonal'`, or `'none'` for a param that the model
             doesn't use.
         factors: The sizes of the factors, such as `'785 x 128'`. `'bias of w'` means that the param
-            is treated as an additional row of a weight, and `'joined to w'` that it is concatenated
-            with another param before the product. `'2 x 512'` is a factor that is split into
-            blocks. A param that is split before the product has several factors.
-        why: The reason.
+            is an additional row of the weight `w`. `'joined to w'` means that the model
+            concatenates the param with `w` before the product. `'2 x 512'` is a factor that is
+            split into blocks. A param that is split before the product has several factors.
+        why: The reason for this kind of block.
         bytes: Size of the param's state in bytes: momentum, factors and inverses. State shared by
             several params is counted only for the first one.
     """
@@ -64,9 +64,9 @@ class KfacReport(NamedTuple):
             (p.name, str(p.shape), p.block, p.factors, _format_bytes(p.bytes), p.why)
             for p in self.params
         ]
-        last = f"{100 * self.coverage:.1f} % of the numbers are in no diagonal block; "
-        last += f"the factors have {self.numbers:,} numbers, the state {_format_bytes(self.bytes)}"
-        return "\n".join([*table_lines([head, *table]), last])
+        summary = f"{100 * self.coverage:.1f} % of the entries are in blocks that aren't diagonal; "
+        summary += f"factors: {self.numbers:,} entries; state: {_format_bytes(self.bytes)}"
+        return "\n".join([*table_lines([head, *table]), summary])
 
 
 def kfac_report(
@@ -111,19 +111,19 @@ def kfac_report(
         for block in blocks:
             for i, rule in _rules(block, pairs, width, eigenbasis).items():
                 if i in rules:  # a split param has several blocks
-                    both = dict.fromkeys([rules[i].factors, rule.factors])
+                    factors = dict.fromkeys([rules[i].factors, rule.factors])
                     size = rules[i].bytes + rule.bytes
-                    rule = rules[i]._replace(factors="; ".join(both), bytes=size)
+                    rule = rules[i]._replace(factors="; ".join(factors), bytes=size)
                 rules[i] = rule
         for i, (_, leaf) in enumerate(pairs):
             slot = jax.eval_shape(slot_zeros, leaf)
             rules[i] = rules[i]._replace(bytes=rules[i].bytes + slot.size * slot.dtype.itemsize)
         sizes = [math.prod(jnp.shape(leaf)) for _, leaf in pairs]
-        known = sum(n for i, n in enumerate(sizes) if rules[i].block != "diagonal")
-        coverage = known / sum(sizes) if sum(sizes) else 1.0
-        found = tuple(rules[i] for i in sorted(rules))
+        covered = sum(n for i, n in enumerate(sizes) if rules[i].block != "diagonal")
+        coverage = covered / sum(sizes) if sum(sizes) else 1.0
+        reports = tuple(rules[i] for i in sorted(rules))
         return KfacReport(
-            found, coverage, sum(map(_numbers, blocks)), sum(rule.bytes for rule in found)
+            reports, coverage, sum(map(_numbers, blocks)), sum(rule.bytes for rule in reports)
         )
 
     return report
@@ -148,16 +148,16 @@ def _rules(
     block: KroneckerBlock, leaves: list[tuple[str, Any]], width: int, eigenbasis: bool
 ) -> dict[int, KfacRule]:
     names = [name for name, _ in leaves]
-    many = f"{block.matrices} times " if block.matrices > 1 else ""
+    prefix = f"{block.matrices} times " if block.matrices > 1 else ""
     sides = [str(s) if s.count < 2 else f"({s})" for s in block.sides]
-    factors = many + " x ".join(sides)
+    factors = prefix + " x ".join(sides)
     first, size = block.leaves[0], width * _curvature_numbers(block, eigenbasis)
     rules = {first: (factors, size)}
     rules |= dict.fromkeys(block.leaves[1:], (f"joined to {names[first]}", 0))
     rules |= dict.fromkeys(block.biases, (f"bias of {names[first]}", 0))
     return {
-        i: KfacRule(names[i], jnp.shape(leaves[i][1]), block.kind, own, block.why, size)
-        for i, (own, size) in rules.items()
+        i: KfacRule(names[i], jnp.shape(leaves[i][1]), block.kind, text, block.why, size)
+        for i, (text, size) in rules.items()
     }
 
 

@@ -52,9 +52,9 @@ Matrices = tuple[jax.Array, ...]
 """One array per stack: `[T, D, K]`, or `[T, D]` for blocks with fewer than two factors."""
 
 SHARING = ("expand", "reduce")
-# 8 GiB per device for the rows of the output Hessian's root and their cotangents: a tenth of an
-# accelerator with 80 GB.
-_MOST_BYTES = 2**33
+# 8 GiB per device for the rows of the output Hessian's root and for the cotangents of the model: a
+# tenth of an accelerator with 80 GB.
+_MAX_BYTES = 2**33
 
 
 class KroneckerSpec(NamedTuple):
@@ -86,12 +86,12 @@ class KroneckerSpec(NamedTuple):
 
 
 class KroneckerModel:
-    """A spec with its params and batch, valid within one trace.
+    """A spec bound to params and a batch, valid within one trace.
 
     Args:
         spec: The spec.
         params: The params, arrays.
-        batch: The examples; for `blocks` only shapes and dtypes.
+        batch: The examples; `blocks` needs only their shapes and dtypes.
     """
 
     def __init__(self, spec: KroneckerSpec, params: Any, batch: Any) -> None:
@@ -105,6 +105,8 @@ class KroneckerModel:
         example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
         self.is_softmax = is_softmax_loss(self.loss, self.layout.size, self.dtype, example)
         rows = spec.samples or self.layout.size
+        # With E[V^T V] = H, the Gauss-Newton matrix is the second moment of the gradients of V f
+        # (`_output_root`). Therefore the tape records the residuals V f for rows V.
         seeds = jax.ShapeDtypeStruct((self.bound.size, rows, self.layout.size), self.dtype)
 
         def residuals(params: Any, pair: Any) -> tuple[jax.Array, None]:
@@ -121,16 +123,16 @@ class KroneckerModel:
 
     def _check_memory(self, rows: int) -> None:
         """Check that the cotangents of all examples fit in memory."""
-        of_sites = sum(map(self.ghost.plan.tap_bytes, self.ghost.plan.taps))
-        # Cotangents are computed, and reshaped to rows.
-        each = self.layout.size * self.dtype.itemsize + 2 * of_sites
-        n, most = self.bound.size, _MOST_BYTES * jax.device_count()
-        if self.spec.samples is None and n * rows * each > most:
+        tap_bytes = sum(map(self.ghost.plan.tap_bytes, self.ghost.plan.taps))
+        # Twice: a cotangent and its copy that is reshaped to rows.
+        bytes_per_row = self.layout.size * self.dtype.itemsize + 2 * tap_bytes
+        n, max_bytes = self.bound.size, _MAX_BYTES * jax.device_count()
+        if self.spec.samples is None and n * rows * bytes_per_row > max_bytes:
             raise ValueError(
-                f"{self.spec.name}: curvature='exact' sends {rows} cotangents back for each "
-                f"example, {n * rows * each / 1e9:.3g} GB for a batch of {n}; expected "
-                f"{most / 1e9:.3g} GB at most. Take smaller batches, or curvature='sampled', "
-                f"{n * each / 1e9:.2g} GB for each of its samples."
+                f"{self.spec.name}: curvature='exact' backpropagates {rows} cotangents per "
+                f"example, {n * rows * bytes_per_row / 1e9:.3g} GB for a batch of {n}; expected "
+                f"{max_bytes / 1e9:.3g} GB at most. Pass smaller batches, or curvature='sampled', "
+                f"which needs {n * bytes_per_row / 1e9:.2g} GB per sample."
             )
 
     def own(self, tree: Any) -> Any:
@@ -158,12 +160,12 @@ class KroneckerModel:
 
     def hessian_product(self, outputs: jax.Array) -> Callable[[jax.Array], jax.Array]:
         """Product of `[n, C]` with the Hessian of the mean loss with respect to the outputs."""
-        found = None
+        product = None
         if self.spec.sample_fn is None and not self.is_softmax:
-            found = output_curvature(self.loss, outputs, self.batch, self.spec.name)
-        if found is not None:
-            return lambda v: found(v) / (outputs.shape[0] * self.devices)
-        # Forward over reverse takes one more forward pass for each product.
+            product = output_curvature(self.loss, outputs, self.batch, self.spec.name)
+        if product is not None:
+            return lambda v: product(v) / (outputs.shape[0] * self.devices)
+        # Forward over reverse, which takes one more forward pass of the loss per product.
         slope = jax.grad(self.mean_loss)
         return lambda v: jax.jvp(slope, (outputs,), (v,))[1]
 
@@ -173,35 +175,37 @@ class KroneckerModel:
 
     def tape(self, outputs: jax.Array, key: jax.Array) -> Any:
         """Tape of the inputs and cotangents of all products, for factors and moments."""
-        # The factors are constants of a step: no derivative goes through the curvature.
+        # The factors are constants of a step, so derivatives don't propagate through the curvature.
         rows = jax.lax.stop_gradient(self._rows(outputs, key).astype(self.dtype))
         if is_sharded(outputs):  # the examples are sharded over devices
             rows = reshard_to(rows, (explicit_spec(outputs)[0], None, None))
         return record_tape(self.ghost, (self.batch, rows))
 
     def factors_of(self, tape: Any) -> tuple[Factors, ...]:
-        """Factors of all stacks."""
-        found = block_factors(self.ghost, self.blocks, tape, self.spec.sharing)
-        return self._average(self._join_stacks(found))
+        """Factors of all stacks, from a tape."""
+        factors = block_factors(self.ghost, self.blocks, tape, self.spec.sharing)
+        return self._average(self._join_stacks(factors))
 
     def moments(self, tape: Any, bases: tuple[Factors, ...]) -> tuple[Factors, ...]:
-        """Second moments in the bases, for every stack with bases."""
-        own: dict[int, Factors] = {}
+        """Second moments of the gradients in the eigenbases, for every stack with eigenbases."""
+        bases_of: dict[int, Factors] = {}
         for stack, pair in zip(self.stacks, bases, strict=True):
-            each = (
+            split_bases = (
                 zip(*map(stack.split_by_block, pair), strict=True)
                 if pair
                 else [()] * len(stack.blocks)
             )
-            own |= dict(zip(stack.numbers, each, strict=True))
-        pairs = [own[i] for i in range(len(self.blocks))]
-        found = block_moments(self.ghost, self.blocks, tape, pairs)
-        return self._average(self._join_stacks(found))
+            bases_of |= dict(zip(stack.numbers, split_bases, strict=True))
+        pairs = [bases_of[i] for i in range(len(self.blocks))]
+        moments = block_moments(self.ghost, self.blocks, tape, pairs)
+        return self._average(self._join_stacks(moments))
 
-    def _join_stacks(self, found: tuple[Factors, ...]) -> tuple[Factors, ...]:
-        """Concatenate the factors of blocks to factors of stacks."""
+    def _join_stacks(self, factors: tuple[Factors, ...]) -> tuple[Factors, ...]:
+        """Concatenate the factors of blocks into the factors of stacks."""
         return tuple(
-            tuple(map(concatenate, map(list, zip(*(found[i] for i in stack.numbers), strict=True))))
+            tuple(
+                map(concatenate, map(list, zip(*(factors[i] for i in stack.numbers), strict=True)))
+            )
             for stack in self.stacks
         )
 
@@ -233,16 +237,17 @@ class KroneckerModel:
 
     def bases(self, factors: tuple[Factors, ...], damping: jax.Array) -> tuple[Factors, ...]:
         """Eigenbases of blocks with two factors, and inverses of the other damped blocks."""
-        found = eigenbases(self.stacks, factors)
+        vectors = eigenbases(self.stacks, factors)
         single = [i for i, b in enumerate(self.stacks) if not is_corrected(b)]
         inverses = inverse_factors(
             [self.stacks[i] for i in single],
-            [wait_for(factors[i], found) for i in single],
+            # On a CPU, concurrent batches of LAPACK calls can deadlock.
+            [wait_for(factors[i], vectors) for i in single],
             damping,
             self.spec.axis_name,
         )
         others = dict(zip(single, inverses, strict=True))
-        return tuple(others.get(i, bases) for i, bases in enumerate(found))
+        return tuple(others.get(i, pair) for i, pair in enumerate(vectors))
 
     def matrices(self, tree: Any) -> Matrices:
         """Convert a tree like the params to matrices, one array per stack."""
@@ -251,12 +256,15 @@ class KroneckerModel:
 
     def tree(self, matrices: Matrices) -> Any:
         """Convert matrices to a tree like the params."""
-        found: dict[int, jax.Array] = {}
+        leaves_by_index: dict[int, jax.Array] = {}
         for stack, m in zip(self.stacks, matrices, strict=True):
-            for some in stack.leaves_of(m, self.ghost.plan.params):
+            for parts in stack.leaves_of(m, self.ghost.plan.params):
                 # The blocks of a split param are summed.
-                found |= {k: found[k] + x if k in found else x for k, x in some.items()}
-        leaves = [found[i] for i in range(len(self.ghost.params))]
+                leaves_by_index |= {
+                    k: leaves_by_index[k] + x if k in leaves_by_index else x
+                    for k, x in parts.items()
+                }
+        leaves = [leaves_by_index[i] for i in range(len(self.ghost.params))]
         return jax.tree.unflatten(self.ghost.params_tree, leaves)
 
     def divided(
@@ -266,7 +274,7 @@ class KroneckerModel:
         damping: jax.Array,
         moments: tuple[Factors, ...] = (),
     ) -> Matrices:
-        """Product of the inverse with matrices, in the form of `matrices`.
+        """Multiply matrices by the inverse of the damped curvature.
 
         Args:
             matrices: One array per stack.
@@ -274,28 +282,28 @@ class KroneckerModel:
             damping: The damping with which `inverses` were computed.
             moments: Second moments in the eigenbases.
         """
-        each = zip(matrices, inverses, moments or ((),) * len(inverses), strict=True)
+        groups = zip(matrices, inverses, moments or ((),) * len(inverses), strict=True)
         return tuple(
-            times_corrected(some, moment[0], damping, m)
+            times_corrected(inverse, moment[0], damping, m)
             if moment
-            else times_inverse(some, damping, m)
-            for m, some, moment in each
+            else times_inverse(inverse, damping, m)
+            for m, inverse, moment in groups
         )
 
 
 def common_dtype(params: Any) -> Any:
-    """The compute dtype."""
+    """Compute dtype of the params: their common dtype, at least float32."""
     return compute_dtype(*(jnp.result_type(p) for p in jax.tree.leaves(params)))
 
 
 def planned_blocks(spec: KroneckerSpec, params: Any, batch: Any) -> tuple[KroneckerBlock, ...]:
-    """Plan the blocks from shapes alone."""
+    """Plan the blocks from shapes and dtypes, without computation."""
     check_real(params, spec.name)
     spec = spec._replace(axis_name=None)  # a plan from shapes needs no axis of examples
-    found: list[KroneckerBlock] = []
+    blocks: list[KroneckerBlock] = []
 
     def plan(params: Any, batch: Any) -> None:
-        found.extend(KroneckerModel(spec, jax.tree.map(replicate, params), batch).blocks)
+        blocks.extend(KroneckerModel(spec, jax.tree.map(replicate, params), batch).blocks)
 
     jax.eval_shape(plan, params, batch)
-    return tuple(found)
+    return tuple(blocks)

@@ -25,26 +25,26 @@ from fnopt.sharding import all_gather, concatenate, psum, pvary_like, replicate,
 def inverses_of_all(stacks: Sequence[jax.Array], axis_name: Any = None) -> list[jax.Array]:
     """Inverses of several batches of positive definite matrices, each `[k, n, n]`.
 
-    Matrices of one size are inverted together. On a mesh, or along a named axis, every device
-    inverts an equal share, with the cube of the size as the cost of a matrix. One all-gather then
+    Matrices of equal size are inverted in one batch. On a mesh, or along a named axis, every device
+    inverts a share of about equal cost, where an `n` by `n` matrix costs `n^3`. One all-gather then
     distributes the inverses.
     """
     sizes = sorted({x.shape[-1] for x in stacks}, reverse=True)
     by_size = [[i for i, x in enumerate(stacks) if x.shape[-1] == n] for n in sizes]
-    together = [concatenate([replicate(stacks[i]) for i in same]) for same in by_size]
-    several = sum(map(len, together)) > 1  # a single matrix isn't worth a collective
-    mesh = jax.typeof(together[0]).sharding.mesh if several else None
-    if axis_name is not None and several and psum(1, axis_name) > 1:
-        inverses = _share_over_axis(together, axis_name)
+    batches = [concatenate([replicate(stacks[i]) for i in indices]) for indices in by_size]
+    has_several = sum(map(len, batches)) > 1  # a single matrix isn't worth a collective
+    mesh = jax.typeof(batches[0]).sharding.mesh if has_several else None
+    if axis_name is not None and has_several and psum(1, axis_name) > 1:
+        inverses = _share_over_axis(batches, axis_name)
     elif mesh is not None and mesh.size > 1 and AxisType.Manual not in mesh.axis_types:
-        inverses = _share_over_mesh(together, mesh)
+        inverses = _share_over_mesh(batches, mesh)
     else:
-        inverses = _invert_in_turn(together)
-    found: dict[int, jax.Array] = {}
-    for same, inverse in zip(by_size, inverses, strict=True):
-        ends = np.cumsum([stacks[i].shape[0] for i in same])[:-1].tolist()
-        found |= dict(zip(same, jnp.split(inverse, ends), strict=True))
-    return [found[i] for i in range(len(stacks))]
+        inverses = _invert_in_turn(batches)
+    results: dict[int, jax.Array] = {}
+    for indices, inverse in zip(by_size, inverses, strict=True):
+        ends = np.cumsum([stacks[i].shape[0] for i in indices])[:-1].tolist()
+        results |= dict(zip(indices, jnp.split(inverse, ends), strict=True))
+    return [results[i] for i in range(len(stacks))]
 
 
 def _invert_in_turn(stacks: Sequence[jax.Array]) -> list[jax.Array]:
@@ -53,11 +53,11 @@ def _invert_in_turn(stacks: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _inverse(A: jax.Array) -> jax.Array:
-    root = jnp.linalg.cholesky(A)
+    L = jnp.linalg.cholesky(A)
     eyes = jnp.broadcast_to(jnp.eye(A.shape[-1], dtype=A.dtype), A.shape)
-    # A^-1 = L^-T L^-1 is symmetric to the last bit, and an inverse by LU isn't.
-    half = jax.lax.linalg.triangular_solve(root, eyes, left_side=True, lower=True)
-    return matmul(jnp.swapaxes(half, -1, -2), half)
+    # A^-1 = L^-T L^-1 is symmetric bit for bit; an inverse by LU isn't.
+    root_inverse = jax.lax.linalg.triangular_solve(L, eyes, left_side=True, lower=True)
+    return matmul(jnp.swapaxes(root_inverse, -1, -2), root_inverse)
 
 
 def shares(counts: Sequence[int], sizes: Sequence[int], devices: int) -> list[list[list[int]]]:
@@ -66,33 +66,33 @@ def shares(counts: Sequence[int], sizes: Sequence[int], devices: int) -> list[li
     In order of decreasing size, each matrix is assigned to the device with the least work so far.
     The maximum work is at most 4/3 of the optimum (longest processing time first; Graham, 1969).
     """
-    work, found = [0] * devices, [[[] for _ in sizes] for _ in range(devices)]
+    work, indices = [0] * devices, [[[] for _ in sizes] for _ in range(devices)]
     for group in sorted(range(len(sizes)), key=lambda j: -sizes[j]):
         for i in range(counts[group]):
             device = min(range(devices), key=work.__getitem__)
             work[device] += sizes[group] ** 3
-            found[device][group].append(i)
-    return found
+            indices[device][group].append(i)
+    return indices
 
 
 def _share_over_mesh(stacks: list[jax.Array], mesh: Any) -> list[jax.Array]:
-    axes, owned = tuple(mesh.axis_names), _assign(stacks, mesh.size)
+    axes, assignment = tuple(mesh.axis_names), _assign(stacks, mesh.size)
 
-    every = jax.shard_map(
-        lambda stacks: jax.lax.all_gather(_own_inverses(stacks, owned, axes), axes),
+    gathered = jax.shard_map(
+        lambda stacks: jax.lax.all_gather(_own_inverses(stacks, assignment, axes), axes),
         mesh=mesh,
         in_specs=P(),
         out_specs=P(),
-        check_vma=False,  # `switch` by the device's index: its branches differ by device
+        check_vma=False,  # JAX can't infer that all devices have the same result
     )(stacks)
-    return _restore_order(every, owned, stacks)
+    return _restore_order(gathered, assignment, stacks)
 
 
 def _share_over_axis(stacks: list[jax.Array], axis_name: Any) -> list[jax.Array]:
-    owned = _assign(stacks, psum(1, axis_name))
-    here = pvary_like(stacks, jax.lax.axis_index(axis_name))
+    assignment = _assign(stacks, psum(1, axis_name))
+    varying = pvary_like(stacks, jax.lax.axis_index(axis_name))
     return _restore_order(
-        all_gather(_own_inverses(here, owned, axis_name), axis_name), owned, stacks
+        all_gather(_own_inverses(varying, assignment, axis_name), axis_name), assignment, stacks
     )
 
 
@@ -100,41 +100,43 @@ def _assign(stacks: list[jax.Array], devices: int) -> list[list[list[int]]]:
     return shares([len(x) for x in stacks], [x.shape[-1] for x in stacks], devices)
 
 
-def _own_inverses(stacks: list[jax.Array], owned: list[list[list[int]]], axes: Any) -> jax.Array:
+def _own_inverses(
+    stacks: list[jax.Array], assignment: list[list[list[int]]], axes: Any
+) -> jax.Array:
     """This device's inverses, flattened and concatenated."""
     sizes = [x.shape[-1] for x in stacks]
-    lengths = [sum(len(g) * n * n for g, n in zip(own, sizes, strict=True)) for own in owned]
-    longest = max(lengths)  # branches of a `switch` return one shape
+    lengths = [sum(len(g) * n * n for g, n in zip(own, sizes, strict=True)) for own in assignment]
+    longest = max(lengths)  # all branches of a `switch` must return the same shape
 
     def inverses_in_row(own: list[list[int]], length: int, stacks: list[jax.Array]) -> jax.Array:
-        some = [(x, jnp.asarray(i)) for x, i in zip(stacks, own, strict=True) if i]
-        mine = [jnp.take(x, i, axis=0, mode="clip") for x, i in some]
-        rows = [x.reshape(-1) for x in _invert_in_turn(mine)]
-        rest = pvary_like(jnp.zeros(longest - length, stacks[0].dtype), stacks)
-        return jnp.concatenate([*rows, rest])
+        selected = [(x, jnp.asarray(i)) for x, i in zip(stacks, own, strict=True) if i]
+        matrices = [jnp.take(x, i, axis=0, mode="clip") for x, i in selected]
+        rows = [x.reshape(-1) for x in _invert_in_turn(matrices)]
+        padding = pvary_like(jnp.zeros(longest - length, stacks[0].dtype), stacks)
+        return jnp.concatenate([*rows, padding])
 
-    pairs = zip(owned, lengths, strict=True)
+    pairs = zip(assignment, lengths, strict=True)
     branches = [functools.partial(inverses_in_row, own, length) for own, length in pairs]
     return jax.lax.switch(jax.lax.axis_index(axes), branches, stacks)
 
 
 def _restore_order(
-    every: jax.Array, owned: list[list[list[int]]], stacks: list[jax.Array]
+    gathered: jax.Array, assignment: list[list[list[int]]], stacks: list[jax.Array]
 ) -> list[jax.Array]:
     """Reorder the inverses of all devices, `[devices, length]`, like their matrices."""
     sizes = [x.shape[-1] for x in stacks]
-    found = [[] for _ in stacks]
-    for i, own in enumerate(owned):
-        row, start = every[i], 0
+    pieces = [[] for _ in stacks]
+    for i, own in enumerate(assignment):
+        row, start = gathered[i], 0
         for group, n in enumerate(sizes):
             stop = start + len(own[group]) * n * n
-            found[group].append(row[start:stop].reshape(-1, n, n))
+            pieces[group].append(row[start:stop].reshape(-1, n, n))
             start = stop
-    order = [[i for own in owned for i in own[j]] for j in range(len(sizes))]
+    order = [[i for own in assignment for i in own[j]] for j in range(len(sizes))]
     order = [np.argsort(i, kind="stable") for i in order]
     return [
         jnp.take(jnp.concatenate(parts), jnp.asarray(i), axis=0, mode="clip")
-        for parts, i in zip(found, order, strict=True)
+        for parts, i in zip(pieces, order, strict=True)
     ]
 
 
@@ -172,7 +174,10 @@ class BlockStack(NamedTuple):
         return jnp.split(x, ends) if ends else [x]
 
     def leaves_of(self, m: jax.Array, like: Sequence[Any]) -> list[dict[int, jax.Array]]:
-        """Params of the matrices, indexed by block and number; for a split param, the part."""
+        """Convert matrices to params: for each block, a dict from leaf index to leaf.
+
+        The leaf of a split param is the contribution of one block.
+        """
         parts = zip(self.blocks, self.split_by_block(m), strict=True)
         return [block.leaves_of(part, like) for block, part in parts]
 
@@ -194,7 +199,7 @@ def inverse_factors(
     damping: jax.Array,
     axis_name: Any = None,
 ) -> tuple[Factors, ...]:
-    """Inverses of the damped factors of all blocks, with the shapes of the factors.
+    r"""Inverses of the damped factors of all blocks, with the shapes of the factors.
 
     Factors of equal width are inverted together. If the factors are on a mesh, each device inverts
     a share of them.
@@ -202,45 +207,46 @@ def inverse_factors(
     Args:
         stacks: The blocks.
         factors: `[T, blocks, width, width]` each, `[T, size]` if diagonal.
-        damping: A number.
+        damping: :math:`\lambda`, a scalar.
         axis_name: The named axis of devices that share the work, if any.
     """
     numbers = [_shifts(b, f, damping) for b, f in zip(stacks, factors, strict=True)]
     leaves, treedef = jax.tree.flatten(tuple(factors))
     shifts = jax.tree.leaves(numbers)
-    found = [
+    results = [
         1 / (x + s[:, None]) if x.ndim == 2 else None for x, s in zip(leaves, shifts, strict=True)
     ]
-    dense = [i for i, x in enumerate(found) if x is None]
+    dense = [i for i, x in enumerate(results) if x is None]
     damped = {}
     for i in dense:
-        # Rounding errors of the factor must not make the damped factor indefinite.
-        least = 2 * jnp.finfo(leaves[i].dtype).eps * factor_traces(leaves[i])
-        shift = jnp.maximum(shifts[i], least)[:, None, None, None]
+        # The rounding error of a factor is at most eps tr(A) in norm; twice this bound keeps the
+        # damped factor positive definite.
+        min_shift = 2 * jnp.finfo(leaves[i].dtype).eps * factor_traces(leaves[i])
+        shift = jnp.maximum(shifts[i], min_shift)[:, None, None, None]
         damped[i] = leaves[i] + shift * jnp.eye(leaves[i].shape[-1], dtype=leaves[i].dtype)
     inverses = inverses_of_all([x.reshape(-1, *x.shape[2:]) for x in damped.values()], axis_name)
     for (i, x), inverse in zip(damped.items(), inverses, strict=True):
-        found[i] = inverse.reshape(x.shape)
-    return jax.tree.unflatten(treedef, found)
+        results[i] = inverse.reshape(x.shape)
+    return jax.tree.unflatten(treedef, results)
 
 
 def _shifts(block: BlockStack, factors: Factors, damping: jax.Array) -> Factors:
-    """Damping added to the diagonals, `[T]` for each factor."""
+    """Damping to add to the diagonal of each factor, `[T]`."""
     if len(factors) == 1:
         return (jnp.broadcast_to(damping, factors[0].shape[:1]),)
     if not factors:
         return ()
     means = [factor_traces(x) / s.size for x, s in zip(factors, block.sides, strict=True)]
-    some = (means[0] > 0) & (means[1] > 0)
-    safe = [jnp.where(some, m, jnp.ones_like(m)) for m in means]
-    # The ratio is a quotient of roots, because the quotient of the means may overflow.
-    pi = jnp.sqrt(safe[0]) / jnp.sqrt(safe[1])
+    is_nonzero = (means[0] > 0) & (means[1] > 0)
+    means_or_one = [jnp.where(is_nonzero, m, jnp.ones_like(m)) for m in means]
+    # Pi is a quotient of roots, because the quotient of the means may overflow.
+    pi = jnp.sqrt(means_or_one[0]) / jnp.sqrt(means_or_one[1])
     root = jnp.sqrt(damping)
     return pi * root, root / pi
 
 
 def times_inverse(inverses: Factors, damping: jax.Array, m: jax.Array) -> jax.Array:
-    """Product of the inverses of blocks with matrices.
+    """Multiply matrices by the inverses of blocks.
 
     Args:
         inverses: The result of `inverse_factors` for one stack.
@@ -258,7 +264,7 @@ def times_inverse(inverses: Factors, damping: jax.Array, m: jax.Array) -> jax.Ar
 
 
 def _multiply_left(inverse: jax.Array, m: jax.Array) -> jax.Array:
-    """Product of factors, on the left, with matrices `[T, D, K]`."""
+    """Multiply matrices `[T, D, K]` from the left by inverse factors, diagonal or in blocks."""
     if inverse.ndim == 2:
         return inverse[..., None] * m
     t, d, k = m.shape

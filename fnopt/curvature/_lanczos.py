@@ -64,8 +64,8 @@ def top_eigenvalues(
 
     Raises:
         TypeError: If a leaf isn't real and floating, or `key` isn't one PRNG key.
-        ValueError: If `m` iterations give fewer than `k` eigenvalues, the product's structure or
-            shapes differ from its argument's, or an option is invalid.
+        ValueError: If `k` exceeds the number of iterations or params, the structure or shapes of
+            `A v` and `v` differ, or an option is invalid.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -87,16 +87,16 @@ def top_eigenvalues(
     steps = min(iterations, start.size)
     if k > steps:
         raise ValueError(
-            f"{_NAME}: k is {k}, expected at most {steps}, the number of iterations on "
-            f"{start.size} params."
+            f"{_NAME}: k is {k}, expected at most {steps}, the smaller of iterations={iterations} "
+            f"and the number of params, {start.size}."
         )
-    flat = lambda v: ravel(product(unravel(v)))[0].astype(start.dtype)  # noqa: E731
-    basis, T = _lanczos(flat, check_key(key, _NAME), start, steps)
+    flat_product = lambda v: ravel(product(unravel(v)))[0].astype(start.dtype)  # noqa: E731
+    basis, T = _lanczos(flat_product, check_key(key, _NAME), start, steps)
     values, small = jnp.linalg.eigh(T)
     key_of = {"smallest": values, "largest": -values, "magnitude": -jnp.abs(values)}[which]
     order = jnp.argsort(key_of)[:k]
     values, vectors = values[order], matmul(small[:, order].T, basis)
-    images = jax.lax.map(flat, vectors)
+    images = jax.lax.map(flat_product, vectors)
     errors = axis_norms(images - values[:, None] * vectors, 1)[:, 0]
     return Eigenpairs(values, jax.vmap(unravel)(vectors), errors)
 
@@ -104,7 +104,7 @@ def top_eigenvalues(
 def _lanczos(
     product: Callable[[jax.Array], jax.Array], key: jax.Array, like: jax.Array, steps: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Orthonormal basis `[steps, n]`, and the matrix restricted to its span."""
+    """Orthonormal basis `Q` of the Krylov space, `[steps, n]`, and `T`, `[steps, steps]`."""
 
     def draw(i: jax.Array) -> jax.Array:
         return jax.random.normal(jax.random.fold_in(key, i), like.shape, like.dtype)
@@ -118,23 +118,25 @@ def _lanczos(
         basis, images, size = carry
         image = product(basis[i])
         size = jnp.maximum(size, axis_norms(image, 0)[0])
-        rest = orthogonalize(image, basis)
-        length = axis_norms(rest, 0)[0]
-        # The space is invariant where only rounding is left, a few units of |A| n^(1/2). Another
-        # random direction then continues the basis.
+        residual = orthogonalize(image, basis)
+        length = axis_norms(residual, 0)[0]
+        # If the residual is at rounding level, a few eps |A| n^(1/2), the span of the basis is
+        # invariant. A random vector then continues the basis.
         eps = jnp.asarray(8 * jnp.finfo(like.dtype).eps, like.dtype)
-        done = length <= eps * size * jnp.sqrt(jnp.asarray(like.size, like.dtype))
-        rest = jax.lax.cond(done, lambda: orthogonalize(draw(i + 1), basis), lambda: rest)
-        following = _unit(rest)
-        basis = basis.at[i + 1].set(following, mode="drop")
+        is_invariant = length <= eps * size * jnp.sqrt(jnp.asarray(like.size, like.dtype))
+        residual = jax.lax.cond(
+            is_invariant, lambda: orthogonalize(draw(i + 1), basis), lambda: residual
+        )
+        next_vector = _unit(residual)
+        basis = basis.at[i + 1].set(next_vector, mode="drop")
         return basis, images.at[i].set(image), size
 
     first = _unit(draw(jnp.zeros((), jnp.int32)))
     zeros = jnp.zeros((steps, like.size), like.dtype)
     carry = (zeros.at[0].set(first), zeros, jnp.zeros((), like.dtype))
     basis, images, _ = jax.lax.fori_loop(0, steps, extend_basis, carry)
-    # Compute T from the products A q, because the coefficients of the recurrence are inaccurate in
-    # float32.
+    # T is computed from the products A q, because the coefficients of the three-term recurrence
+    # are inaccurate in float32.
     T = matmul(basis, images.T)
     return basis, (T + T.T) / 2
 

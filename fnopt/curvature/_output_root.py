@@ -19,7 +19,7 @@ from fnopt.numerics import HIGHEST
 from fnopt.sharding import explicit_spec, is_sharded, local_rows, psum, replicate, reshard_to
 
 # Maximum number of outputs that the loss mixes. Each example needs an eigendecomposition of this
-# size, 512^3 FLOPs.
+# size, several times 512^3 = 1.3e8 FLOPs.
 _LARGEST_BLOCK = 512
 
 OutputLoss = Callable[[jax.Array, Any], jax.Array]
@@ -34,7 +34,7 @@ class OutputHessian(NamedTuple):
     r"""The block Hessian :math:`Q h Q^\top` of a loss with respect to the outputs of `n` examples.
 
     Attributes:
-        values: `h`, with negative eigenvalues set to zero, `[n, C / size, size]`.
+        values: `h`, `[n, C / size, size]`; negative eigenvalues are set to zero.
         vectors: `Q`, `[n, C / size, size, size]`.
     """
 
@@ -52,14 +52,14 @@ class OutputHessian(NamedTuple):
     def _rotate(self, form: str, x: jax.Array) -> jax.Array:
         if self.values.shape[-1] == 1:
             return x
-        cut = x.reshape(*self.values.shape, -1)
-        return jnp.einsum(form, self.vectors, cut, precision=HIGHEST).reshape(x.shape)
+        blocks = x.reshape(*self.values.shape, -1)
+        return jnp.einsum(form, self.vectors, blocks, precision=HIGHEST).reshape(x.shape)
 
 
 def output_hessian(
     loss: OutputLoss, outputs: jax.Array, batch: Any, name: str, remedy: str
 ) -> OutputHessian:
-    """Compute the Hessian of every example.
+    """Compute the eigendecomposition of every example's Hessian with respect to the outputs.
 
     Args:
         loss: The loss.
@@ -69,20 +69,20 @@ def output_hessian(
         remedy: Advice for a loss that mixes too many outputs, for messages.
     """
     size = block_size(loss, outputs, batch, name, remedy)
-    found = jax.vmap(lambda f, example: _eigen(loss, f, example, size))(outputs, batch)
-    return OutputHessian(*found)
+    eigen = jax.vmap(lambda f, example: _eigen(loss, f, example, size))(outputs, batch)
+    return OutputHessian(*eigen)
 
 
 def check_loss(loss: OutputLoss, count: int, dtype: Any, batch: Any, name: str) -> None:
     """Check that a loss of the outputs of one example is a real scalar."""
     example = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), batch)
     with explain_example_errors(name, example):
-        found = jax.eval_shape(loss, jax.ShapeDtypeStruct((count,), dtype), example)
-    leaves = jax.tree.leaves(found)
+        result = jax.eval_shape(loss, jax.ShapeDtypeStruct((count,), dtype), example)
+    leaves = jax.tree.leaves(result)
     if len(leaves) != 1 or leaves[0].shape or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
         shown = ", ".join(type_text(x) for x in leaves)
         raise TypeError(
-            f"{name}: loss_fn(outputs, example) returned {shown or repr(found)}, "
+            f"{name}: loss_fn(outputs, example) returned {shown or repr(result)}, "
             "expected a real scalar."
         )
 
@@ -118,7 +118,8 @@ def output_rows(
         )
         return rows.reshape(n, blocks * size, blocks * size)
     count = n * psum(1, axis_name)
-    # Random signs have the least variance of all vectors with E[s s^T] = I (Hutchinson, 1990).
+    # Among all random vectors with E[s s^T] = I, signs have the smallest variance (Hutchinson,
+    # 1990).
     signs = jax.random.rademacher(key, (count, samples, blocks, size), root.dtype)
     signs = local_rows(signs, axis_name)
     rows = jnp.einsum("nbij,nsbj->nsbi", root, signs, precision=HIGHEST)
@@ -128,16 +129,18 @@ def output_rows(
 def output_curvature(
     loss: OutputLoss, outputs: jax.Array, batch: Any, name: str
 ) -> Callable[[jax.Array], jax.Array] | None:
-    """Product with the Hessian if it is diagonal (a sum over outputs), `[n, C]`; else `None`.
+    """Return the product of `[n, C]` with the Hessian if it is diagonal; else return `None`.
 
-    Negative curvature is treated as zero, as in `output_rows`.
+    The Hessian is diagonal if the loss is a sum over outputs. Negative curvature is set to zero, as
+    in `output_rows`.
     """
     if block_size(loss, outputs, batch, name) > 1:
         return None
 
     def diagonal(f: jax.Array, example: Any) -> jax.Array:
         slope = lambda f: jax.grad(loss)(f, example)  # noqa: E731
-        # The Hessian is diagonal, so its product with ones is the diagonal.
+        # The product of a diagonal Hessian with ones is the diagonal. `1 + 0 * f` has the sharding
+        # and the varying axes of `f`.
         return jax.jvp(slope, (f,), (1 + 0 * f,))[1]
 
     curvature = jnp.maximum(jax.vmap(diagonal)(outputs, batch), 0)
@@ -201,11 +204,11 @@ def block_size(
         rows, cols = np.asarray([0]), np.asarray([count - 1])
     if not rows.size:
         raise ValueError(
-            f"{name}: the loss is linear in the outputs of the model, or has corners and "
-            "no curvature (an absolute value, a hinge), so that its Gauss-Newton matrix "
-            "is zero. Expected a smooth one, such as fnopt.losses.huber_loss or log_cosh."
+            f"{name}: the Hessian of the loss with respect to the outputs of the model is zero (a "
+            "linear function, an absolute value, a hinge), expected a loss with curvature. Use a "
+            "smooth loss, such as fnopt.losses.huber_loss or log_cosh."
         )
-    # Entries of one block have equal index // size.
+    # Rows and columns of the same block have equal index // size.
     divisors = (b for b in range(1, count + 1) if count % b == 0)
     size = next(b for b in divisors if np.array_equal(rows // b, cols // b))
     if size > _LARGEST_BLOCK:
@@ -220,8 +223,9 @@ def _eigen(loss: OutputLoss, f: jax.Array, example: Any, size: int) -> tuple[jax
     """Eigenvalues `[C / size, size]` and eigenvectors of the Hessian."""
     slope = lambda f: jax.grad(loss)(f, example)  # noqa: E731
     seeds = jnp.tile(jnp.eye(size, dtype=f.dtype), (1, f.size // size))
-    # One seed vector probes the same column of all blocks: `size` products instead of `C`.
-    seeds = seeds + 0 * f  # sharded and varying like the examples
+    # One seed vector yields the same column of all blocks: `size` products instead of `C`. Adding
+    # `0 * f` gives the seeds the sharding and the varying axes of `f`.
+    seeds = seeds + 0 * f
     columns = jax.vmap(lambda v: jax.jvp(slope, (f,), (v,))[1])(seeds)
     hessian = columns.reshape(size, -1, size).transpose(1, 2, 0)
     # If the loss isn't convex, negative curvature is set to zero.

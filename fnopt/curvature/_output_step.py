@@ -35,7 +35,7 @@ class _Solver(NamedTuple):
         times: The product with `K`.
         diagonal: The diagonal of `K`, or an estimate of it.
         inverse: The product with :math:`(\sqrt h K \sqrt h + \lambda I)^{-1}`.
-        lam: The damping, at least as large as the rounding error.
+        lam: :math:`\lambda`, at least the rounding error of the matrix.
     """
 
     times: Map
@@ -64,7 +64,8 @@ def output_step(
               \big).
 
     The first form is accurate if `h` is large relative to :math:`\lambda`, the second if `h` is
-    small or 0, as for a confident prediction of a classifier, even a wrong one.
+    small or 0. For example, `h` is small for a confident prediction of a classifier, even a wrong
+    prediction.
 
     Args:
         loss: The loss.
@@ -81,26 +82,26 @@ def output_step(
     root = jnp.sqrt(h)
     v = jnp.zeros_like(s) if before is None else loss.into(before.astype(s.dtype))
     if iterations is None:
-        K = _factorise(loss, damping)
+        K = _factorize(loss, damping)
     else:
         K = _iterate(loss, damping, iterations, rank)
-    # The system is divided by the root of `h` for outputs with more curvature than damping, and not
-    # for others, so that both quotients stay in range.
-    direct = h * K.diagonal > K.lam
-    u = jnp.where(direct, s / jnp.where(direct, root, jnp.ones_like(root)), jnp.zeros_like(s))
-    t = jnp.where(direct, jnp.zeros_like(s), s) / K.lam
+    # `s` is divided by the root of `h` only for outputs with more curvature than damping, and by
+    # the damping for other outputs, so that neither quotient overflows.
+    use_root = h * K.diagonal > K.lam
+    u = jnp.where(use_root, s / jnp.where(use_root, root, jnp.ones_like(root)), jnp.zeros_like(s))
+    t = jnp.where(use_root, jnp.zeros_like(s), s) / K.lam
     a = t + root * K.inverse(u + root * (v - K.times(t)))
     change = v - K.times(a)
-    curved = root * change
+    root_change = root * change
     return OutputStep(
         loss.back(a),
         jnp.dot(s, change, precision=HIGHEST),
-        jnp.dot(curved, curved, precision=HIGHEST),
+        jnp.dot(root_change, root_change, precision=HIGHEST),
         jnp.isfinite(loss.value) & jnp.all(jnp.isfinite(jnp.stack([s, h, K.diagonal]))),
     )
 
 
-def _factorise(loss: BatchLoss, damping: jax.Array) -> _Solver:
+def _factorize(loss: BatchLoss, damping: jax.Array) -> _Solver:
     check_rows(loss.curvature.size, "outputs", loss.dtype, f"{loss.name}: ")
     K, root = loss.gram(), jnp.sqrt(loss.curvature)
     scaled = solve_by_cholesky(root[:, None] * K * root[None, :], damping)
@@ -110,7 +111,7 @@ def _factorise(loss: BatchLoss, damping: jax.Array) -> _Solver:
 def _iterate(loss: BatchLoss, damping: jax.Array, iterations: int, rank: int) -> _Solver:
     root = jnp.sqrt(loss.curvature)
     signs = jax.random.rademacher(jax.random.key(0), root.shape, root.dtype)
-    # The mean of the diagonal is only estimated, which suffices to compare it with the damping.
+    # An estimate of the mean of the diagonal suffices for the comparison with the damping.
     mean = jnp.abs(jnp.dot(signs, loss.times_gram(signs), precision=HIGHEST)) / root.size
 
     scaled = solve_by_cg(

@@ -147,11 +147,11 @@ def ggn_vp(
             def model(p: Any) -> Any:
                 return checked_outputs(jax.vmap(outputs_of, (None, 0))(p, chunk), "ggn_vp")
 
-            outputs, pushed = jax.jvp(model, (params,), (_tangent(v, params),))
+            outputs, Jv = jax.jvp(model, (params,), (_tangent(v, params),))
             slope = jax.vmap(jax.grad(loss))
-            # J^T H J v: the Hessian in the outputs is a product too, never a matrix.
-            curved = jax.jvp(lambda f: slope(f, chunk), (outputs,), (pushed,))[1]
-            return jax.vjp(model, params)[1](curved)[0]
+            # H J v is a Hessian-vector product too, so `H` isn't formed.
+            HJv = jax.jvp(lambda f: slope(f, chunk), (outputs,), (Jv,))[1]
+            return jax.vjp(model, params)[1](HJv)[0]
 
         return sum_over_examples(total, params, batch, reduction, chunk_size, "ggn_vp", axis_name)
 
@@ -211,8 +211,8 @@ def fisher_vp(
             def losses(p: Any) -> jax.Array:
                 return jax.vmap(loss, (None, 0))(p, chunk)
 
-            _, along = jax.jvp(losses, (params,), (_tangent(v, params),))
-            return jax.vjp(losses, params)[1](along)[0]
+            _, derivatives = jax.jvp(losses, (params,), (_tangent(v, params),))
+            return jax.vjp(losses, params)[1](derivatives)[0]
 
         return sum_over_examples(
             total, params, batch, reduction, chunk_size, "fisher_vp", axis_name

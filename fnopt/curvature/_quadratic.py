@@ -37,16 +37,16 @@ class StackedDirection(NamedTuple):
 
 def direction(tree: Any, matrices: Any) -> StackedDirection:
     """Make a `StackedDirection` from the two forms of a direction."""
-    # Directions have norm 1, so that the entries of the model's 2 x 2 matrix have similar sizes.
+    # With directions of norm 1, the entries of the model's 2 x 2 matrix have similar magnitudes.
     norm = global_norm(matrices)
     finite = jnp.isfinite(norm)
-    some = finite & (norm > 0)
-    norm = jnp.where(some, norm, jnp.ones_like(norm))
+    is_nonzero = finite & (norm > 0)
+    norm = jnp.where(is_nonzero, norm, jnp.ones_like(norm))
 
     units, stacks = jax.tree.map(
         lambda x: jnp.where(finite, x / norm.astype(x.dtype), jnp.zeros_like(x)), (tree, matrices)
     )
-    return StackedDirection(units, stacks, norm, some, finite)
+    return StackedDirection(units, stacks, norm, is_nonzero, finite)
 
 
 class Combination(NamedTuple):
@@ -94,36 +94,43 @@ def best_combination(
     weighted = [hessian_product(x) for x in outputs]
     r = jnp.stack([_dot(gradient, u) for u in units])
     inner = _symmetric(lambda i, j: _dot(units[i], units[j]))
-    curved = total(_symmetric(lambda i, j: _dot(outputs[i], weighted[j]))) + l2 * inner
-    c = _minimum(curved + damping * inner, r, [d.some for d in directions])
+    quadratic = total(_symmetric(lambda i, j: _dot(outputs[i], weighted[j]))) + l2 * inner
+    c = _minimum(quadratic + damping * inner, r, [d.some for d in directions])
     curvature, norm_squared = (
-        jnp.dot(c, jnp.dot(B, c, precision=HIGHEST), precision=HIGHEST) for B in (curved, inner)
+        jnp.dot(c, jnp.dot(B, c, precision=HIGHEST), precision=HIGHEST) for B in (quadratic, inner)
     )
-    damped = damping * norm_squared
-    whole = jnp.where(curvature + damped > 0, curvature + damped, jnp.ones_like(damped))
+    damping_term = damping * norm_squared
+    total_curvature = jnp.where(
+        curvature + damping_term > 0, curvature + damping_term, jnp.ones_like(damping_term)
+    )
     return Combination(
         c / jnp.stack([d.norm for d in directions]),
         jnp.dot(r, c, precision=HIGHEST) + curvature / 2,
-        curvature / whole,
+        curvature / total_curvature,
     )
 
 
 def _minimum(B: jax.Array, r: jax.Array, nonzero: list[jax.Array]) -> jax.Array:
-    """`-B^-1 r`; restricted to the first direction, if the second is zero or parallel to it."""
-    some = nonzero[0] & (B[0, 0] > 0)
+    """Return `-B^-1 r`, without the second direction if it is zero or parallel to the first."""
+    is_convex = nonzero[0] & (B[0, 0] > 0)
     scale = jnp.sqrt(jnp.where(B > 0, B, jnp.ones_like(B)).diagonal())
     cosine = B[0, 1] / (scale[0] * scale[1])
     sine = 1 - cosine * cosine
-    both = some & nonzero[1] & (B[1, 1] > 0) & (sine > _PARALLEL)
+    use_both = is_convex & nonzero[1] & (B[1, 1] > 0) & (sine > _PARALLEL)
     s = r / scale
-    safe = jnp.where(both, sine, jnp.ones_like(sine))
-    pair = -jnp.stack([s[0] - cosine * s[1], s[1] - cosine * s[0]]) / safe
-    alone = -jnp.stack([s[0], jnp.zeros_like(s[0])])
-    c = jnp.where(both, pair, jnp.where(some, alone, jnp.zeros_like(alone))) / scale
-    # There is no minimum with negative curvature, or if a product isn't finite. Both cases return
-    # NaN and not a zero step.
-    sound = jnp.all(jnp.isfinite(B)) & (some | ~nonzero[0])
-    return jnp.where(sound, c, jnp.full_like(c, jnp.nan))
+    sine_or_one = jnp.where(use_both, sine, jnp.ones_like(sine))
+    two_weights = -jnp.stack([s[0] - cosine * s[1], s[1] - cosine * s[0]]) / sine_or_one
+    one_weight = -jnp.stack([s[0], jnp.zeros_like(s[0])])
+    c = (
+        jnp.where(
+            use_both, two_weights, jnp.where(is_convex, one_weight, jnp.zeros_like(one_weight))
+        )
+        / scale
+    )
+    # With negative curvature, or a product that isn't finite, there is no minimum. The weights are
+    # then NaN, so that the caller doesn't mistake them for a zero step.
+    has_minimum = jnp.all(jnp.isfinite(B)) & (is_convex | ~nonzero[0])
+    return jnp.where(has_minimum, c, jnp.full_like(c, jnp.nan))
 
 
 def _symmetric(entry: Callable[[int, int], jax.Array]) -> jax.Array:
@@ -134,6 +141,6 @@ def _symmetric(entry: Callable[[int, int], jax.Array]) -> jax.Array:
 def _dot(a: Any, b: Any) -> jax.Array:
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     # On an explicit mesh, JAX can't merge a sharded axis with another axis.
-    flat = [(replicate(x).reshape(-1), replicate(y).reshape(-1)) for x, y in pairs]
-    terms = [jnp.dot(x, y, precision=HIGHEST) for x, y in flat]
+    vectors = [(replicate(x).reshape(-1), replicate(y).reshape(-1)) for x, y in pairs]
+    terms = [jnp.dot(x, y, precision=HIGHEST) for x, y in vectors]
     return sum(terms[1:], terms[0])

@@ -1,4 +1,4 @@
-r"""Detection of cross entropies: losses that are linear in scores and their log-sum-exps.
+r"""Detection of cross-entropies, which are linear in scores and in log-sum-exps of scores.
 
 Let scores :math:`z = B f + c` be linear in the outputs of the model, :math:`p` their softmax,
 and the loss linear in :math:`f` and :math:`L = \log \sum_i e^{z_i}`. Then
@@ -43,8 +43,8 @@ _LINEAR = {
     "stack",
     "transpose",
 }  # linear in their floating operands
-_SAME = {"abs", "convert_element_type", "copy"}  # keep a sum of exponentials
-_MOVES = {"broadcast_in_dim", "expand_dims", "reshape", "squeeze"}
+_SAME = {"abs", "convert_element_type", "copy"}  # don't change the value of a positive sum
+_MOVES = {"broadcast_in_dim", "expand_dims", "reshape", "squeeze"}  # change the shape only
 
 
 class _Value(NamedTuple):
@@ -52,9 +52,9 @@ class _Value(NamedTuple):
 
     Attributes:
         value: The value.
-        kind: `'constant'`; `'scores'`, linear in the outputs; `'linear'`, in outputs and logarithms
-            of sums; `'exp'`, an exponential of scores; `'sum'`, a sum of exponentials; or
-            `'other'`.
+        kind: `'constant'`; `'scores'`, linear in the outputs; `'linear'`, linear in outputs and
+            logarithms of sums; `'exp'`, an exponential of scores; `'sum'`, a sum of exponentials;
+            or `'other'`.
         scores: The scores in an `'exp'` or a `'sum'`.
         axes: The axes that a `'sum'` reduces.
     """
@@ -85,8 +85,8 @@ def is_softmax_loss(loss: Any, count: int, dtype: Any, example: Any) -> bool:
     kinds: list[bool] = []
 
     def read_kind(f: jax.Array, example: Any) -> None:
-        found, pieces = _read(loss, f, example, None)
-        kinds.append(found.kind == "linear" and bool(pieces))
+        result, pieces = _read(loss, f, example, None)
+        kinds.append(result.kind == "linear" and bool(pieces))
 
     jax.eval_shape(read_kind, jax.ShapeDtypeStruct((count,), dtype), example)
     return kinds[0]
@@ -112,8 +112,8 @@ def softmax_rows(loss: Any, f: jax.Array, example: Any, key: jax.Array, samples:
     keys = jax.random.split(key, len(pieces))
     rows = [_row(p, w, k, samples) for p, w, k in zip(pieces, weights, keys, strict=True)]
     pull = jax.linear_transpose(jax.linearize(scores, f)[1], f)
-    (found,) = jax.vmap(pull)(rows)
-    return found * samples**-0.5
+    (combinations,) = jax.vmap(pull)(rows)
+    return combinations * samples**-0.5
 
 
 def _row(piece: _Piece, weights: jax.Array, key: jax.Array, samples: int) -> jax.Array:
@@ -122,14 +122,14 @@ def _row(piece: _Piece, weights: jax.Array, key: jax.Array, samples: int) -> jax
     top = jnp.max(z, axes, keepdims=True)
     powers = jnp.exp(z - jnp.where(jnp.isfinite(top), top, jnp.zeros_like(top)))
     total = jnp.sum(powers, axes, keepdims=True)
-    # The total is 0 if there is no class.
+    # The total is 0 if all scores are minus infinity.
     p = powers / jnp.where(total > 0, total, jnp.ones_like(total))
     w = jnp.maximum(weights, 0).reshape(total.shape)
-    half = jnp.sqrt(p)
+    root = jnp.sqrt(p)
     signs = jax.random.rademacher(key, (samples, *z.shape), z.dtype)
-    along = tuple(a + 1 for a in axes)
-    mean = jnp.sum(half * signs, along, keepdims=True)
-    return jnp.sqrt(w) * (half * signs - p * mean)
+    class_axes = tuple(a + 1 for a in axes)
+    mean = jnp.sum(root * signs, class_axes, keepdims=True)
+    return jnp.sqrt(w) * (root * signs - p * mean)
 
 
 def _read(
@@ -143,13 +143,13 @@ def _read(
         example: The example.
         taps: Zeros that are added to the logarithms of sums.
     """
-    # Inspect the jaxpr and not the name of the loss, so that a user's own cross entropy is
+    # The jaxpr is inspected and not the name of the loss, so that a user's cross-entropy is
     # recognized too.
     closed = jax.make_jaxpr(lambda f, example: loss(f, example))(f, example)
     reader = _Reader(taps)
     inputs = [_Value(f, "scores"), *map(_Value, jax.tree.leaves(example))]
-    (found,) = jaxprs.interpret(closed.jaxpr, closed.consts, inputs, reader.equation)
-    return _as_value(found), reader.pieces
+    (result,) = jaxprs.interpret(closed.jaxpr, closed.consts, inputs, reader.equation)
+    return _as_value(result), reader.pieces
 
 
 def _as_value(x: Any) -> _Value:
@@ -166,8 +166,8 @@ class _Reader:
             return [self.log_softmax(ins[0].value)]
         outs = jaxprs.bind(eqn, [x.value for x in ins])
         if len(outs) > 1 and eqn.primitive.name not in _LINEAR:
-            known = all(x.kind == "constant" for x in ins)
-            return [_Value(x, "constant" if known else "other") for x in outs]
+            is_constant = all(x.kind == "constant" for x in ins)
+            return [_Value(x, "constant" if is_constant else "other") for x in outs]
         return [self.output(eqn, ins, x) for x in outs]
 
     def output(self, eqn: Any, ins: list[_Value], out: jax.Array) -> _Value:

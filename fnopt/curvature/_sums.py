@@ -1,4 +1,4 @@
-"""Products that are sums over the examples of a batch, computed in chunks."""
+"""Sums over the examples of a batch in chunks, and checks of the arguments of matrix products."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def checked_options(reduction: str, chunk_size: int | None, name: str) -> int | 
 
 
 def check_direction(direction: Any, params: Any, name: str) -> None:
-    """Check that params are differentiable, and that a direction has their structure and shapes."""
+    """Check that params are real and floating, and that a direction has their tree and shapes."""
     check_real(params, name)
     check_same_tree(direction, params, f"{name}: v", "the params")
 
@@ -43,9 +43,9 @@ def symmetric_product(product: Callable[[Any], Any], like: Any, name: str) -> Ca
     check_real(like, name)
 
     def checked_product(v: Any) -> Any:
-        found = product(v)
-        check_same_tree(found, like, f"{name}: products", "the vectors")
-        return found
+        result = product(v)
+        check_same_tree(result, like, f"{name}: products", "the vectors")
+        return result
 
     return checked_product
 
@@ -63,20 +63,20 @@ def explain_errors(
 
     def call_with_context(first: Any, example: Any) -> Any:
         with explain_example_errors(name, example, first):
-            found = fn(first, example)
-        return scalar(found, name) if is_loss else found
+            result = fn(first, example)
+        return scalar(result, name) if is_loss else result
 
     return call_with_context
 
 
-def scalar(found: Any, name: str) -> jax.Array:
+def scalar(result: Any, name: str) -> jax.Array:
     """Check that a user's loss returns a scalar without auxiliary output."""
-    if isinstance(found, tuple):
+    if isinstance(result, tuple):
         raise TypeError(
-            f"{name}: the loss returned {type_text(found)}, expected one floating scalar. "
+            f"{name}: the loss returned {type_text(result)}, expected one floating scalar. "
             "If it returns (value, aux), pass lambda *args: loss(*args)[0]."
         )
-    return check_example_loss(found, False, name)[0]
+    return check_example_loss(result, False, name)[0]
 
 
 def sum_over_examples(
@@ -106,13 +106,17 @@ def sum_over_examples(
     scale = 1 / (size * psum(1, axis_name)) if reduction == "mean" else 1.0
     # Inside shard_map the params must vary over devices, so that a derivative refers to this
     # device's examples and isn't summed over devices.
-    own = pvary_like(replicate_for_batch(params, batch), batch)
+    varying_params = pvary_like(replicate_for_batch(params, batch), batch)
 
     def add_chunk(sums: Any, chunk: Any) -> tuple[Any, None]:
-        return jax.tree.map(lambda s, x: s + x.astype(s.dtype), sums, total(own, chunk)), None
+        return jax.tree.map(
+            lambda s, x: s + x.astype(s.dtype), sums, total(varying_params, chunk)
+        ), None
 
-    # Sums over many chunks lose digits in 16 bits.
-    zeros = jax.tree.map(lambda p: jnp.zeros_like(p, compute_dtype(jnp.result_type(p))), own)
+    # At least float32: in 16 bits, a sum over many chunks loses digits.
+    zeros = jax.tree.map(
+        lambda p: jnp.zeros_like(p, compute_dtype(jnp.result_type(p))), varying_params
+    )
     sums, _ = scan_chunks(add_chunk, zeros, batch, size, chunk_size)
     sums = psum(sums, axis_name)
     scaled = jax.tree.map(lambda s, p: reshard_like(s * scale, p), sums, params)

@@ -25,7 +25,7 @@ from fnopt.sharding import use_mesh_of
 from fnopt.transforms import all_finite
 
 if TYPE_CHECKING:
-    from fnopt.curvature import CentredJacobian, DampedGram
+    from fnopt.curvature import CenteredJacobian, DampedGram
 
 _NAME = "stochastic_reconfiguration"
 
@@ -182,9 +182,9 @@ class stochastic_reconfiguration(Transformation):
         local_energies: Any,
         weights: Any,
     ) -> tuple[Any, StochasticReconfigurationState]:
-        from fnopt.curvature import CentredJacobian  # `import fnopt` doesn't import curvature
+        from fnopt.curvature import CenteredJacobian  # `import fnopt` doesn't import curvature
 
-        X = CentredJacobian(
+        X = CenteredJacobian(
             self.log_amplitude_fn,
             params,
             batch,
@@ -196,7 +196,7 @@ class stochastic_reconfiguration(Transformation):
             name=_NAME,
         )
         energies = X.energies(local_energies, _NAME)
-        e = X.centred(energies)
+        e = X.center(energies)
         direction = self._direction(X, e, state)
         rate = self.learning_rate
         rate = rate(state.count) if isinstance(rate, Schedule) else rate
@@ -218,7 +218,7 @@ class stochastic_reconfiguration(Transformation):
         )
 
     def _direction(
-        self, X: CentredJacobian, e: jax.Array, state: StochasticReconfigurationState
+        self, X: CenteredJacobian, e: jax.Array, state: StochasticReconfigurationState
     ) -> Any:
         K = self._gram(X)
         if self.momentum is None:
@@ -228,7 +228,7 @@ class stochastic_reconfiguration(Transformation):
         pulled = X.rmv(K.inverse(e + X.mv(before)))
         return jax.tree.map(lambda m, p: m - p.astype(m.dtype), before, pulled)
 
-    def _gram(self, X: CentredJacobian) -> DampedGram:
+    def _gram(self, X: CenteredJacobian) -> DampedGram:
         from fnopt.curvature import check_rows, solve_by_cg, solve_by_cholesky
 
         damping = jnp.asarray(self.damping).astype(X.dtype)

@@ -411,7 +411,7 @@ def test_refuses_what_makes_no_sense():
     with pytest.raises(TypeError, match="batch"):
         tx.update(None, tx.init(params), params)
     absolute = fnopt.kfac(net, lambda f, e: jnp.sum(jnp.abs(f - e[0][:3])), batch)
-    with pytest.raises(ValueError, match="corners"):
+    with pytest.raises(ValueError, match="Hessian of the loss .* is zero"):
         jax.eval_shape(lambda s: absolute.update(None, s, params, batch=batch), tx.init(params))
     with pytest.raises(TypeError, match="real scalar"):
         fnopt.kfac(net, lambda f, e: f, batch).init(params)
@@ -425,7 +425,9 @@ def test_refuses_what_makes_no_sense():
         fnopt.kfac(net, cross_entropy, batch, sample_fn=net, curvature="exact")
     many = jax.ShapeDtypeStruct((64, 50_000), jnp.float32)
     wide = fnopt.kfac(lambda p, x: x * p, lambda f, x: jnp.sum(f**2), many, curvature="exact")
-    with pytest.raises(ValueError, match=r"sends 50000 cotangents back .* GB for a batch of 1;"):
+    with pytest.raises(
+        ValueError, match=r"backpropagates 50000 cotangents .* GB for a batch of 1;"
+    ):
         wide.init(jnp.ones(50_000))
     with pytest.raises(ValueError, match="Split it"):
         fnopt.kfac(net, cross_entropy, (*batch, jax.random.key(0)))

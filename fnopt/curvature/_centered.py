@@ -13,15 +13,15 @@ from fnopt.errors import leaf_text, leaves_with_names, type_text
 from fnopt.numerics import is_inexact, per_row
 
 
-class CentredJacobian:
+class CenteredJacobian:
     r"""The rows :math:`X_s = \sqrt{w_s} (O_s - \bar O)` of the log-derivatives `O` of an amplitude.
 
     .. math:: O_{s\theta} = \frac{\partial \log \psi_\theta(s)}{\partial \theta}, \qquad
               \bar O = \sum_s w_s O_s
 
     Complex numbers are represented as pairs of real numbers. The real and imaginary parts of a
-    complex param count as two params, and those of a complex row as two rows. The real Gram matrix
-    and the complex one lead to the same solution. If the function is holomorphic in its params,
+    complex param are two params, and the two parts of a complex row are two rows. The real Gram
+    matrix leads to the same solution as the complex matrix. If the function is holomorphic,
     :math:`X^\top X` represents the complex matrix :math:`S = X^\dagger X`; otherwise it represents
     the real part of :math:`S`.
 
@@ -54,32 +54,33 @@ class CentredJacobian:
         self._params, self.dtype = params, dtype
 
         def amplitude(split: Any, sample: Any) -> Any:
-            found = log_amplitude_fn(_join_parts(split, params), sample)
-            if not hasattr(found, "dtype") or jnp.shape(found) or not is_inexact(found):
+            value = log_amplitude_fn(_join_parts(split, params), sample)
+            if not hasattr(value, "dtype") or jnp.shape(value) or not is_inexact(value):
                 raise TypeError(
-                    f"{name}: log_amplitude_fn(params, sample) returned {type_text(found)}, "
-                    "expected a real or complex scalar: the logarithm of the amplitude of ONE "
+                    f"{name}: log_amplitude_fn(params, sample) returned {type_text(value)}, "
+                    "expected a real or complex scalar, the logarithm of the amplitude of ONE "
                     "sample."
                 )
-            return found
+            return value
 
         options = {"method": method, "chunk_size": chunk_size, "axis_name": axis_name}
         self.J = batch_jacobian(amplitude, **options)(_split(params), samples)
-        _ = self.J.vector  # recorded now, not within a loop that takes products
+        # Record the Jacobian before any loop: a tracer cached inside a loop would leak out of it.
+        _ = self.J.vector
         ((self.count, self.width),) = self.J.sizes
         self.rows: int = self.count * self.width
         w = jnp.ones(self.count, dtype) if weights is None else self._real(weights, name, "weights")
-        # The square root of a negative weight is NaN, which reveals the error; zero would hide it.
+        # A negative weight becomes NaN, so that the error shows in the result; zero would hide it.
         w = jnp.where(w >= 0, w, jnp.full_like(w, jnp.nan))
-        # A power of two keeps sums in range. A division by the largest weight wouldn't: XLA
-        # multiplies by its reciprocal, which underflows.
-        small = jnp.asarray(2.0 ** (-jnp.finfo(dtype).maxexp // 2), dtype)
-        w = w * jnp.where(jnp.max(w) > 1, small, jnp.ones_like(small))
+        # A power of two scales the weights without rounding and keeps their sum finite. A division
+        # by the largest weight may fail: XLA multiplies by the reciprocal, which underflows.
+        scale = jnp.asarray(2.0 ** (-jnp.finfo(dtype).maxexp // 2), dtype)
+        w = w * jnp.where(jnp.max(w) > 1, scale, jnp.ones_like(scale))
         self.weights = w / jnp.sum(w)
         """Weights of all devices' samples, `[n]`, with sum 1; NaN if a weight is negative."""
 
     def mean(self, values: jax.Array) -> jax.Array:
-        """Weighted mean of `[n, ...]` over samples; samples with weight zero may be NaN."""
+        """Weighted mean of `[n, ...]` over samples; samples of weight zero are ignored."""
         w = per_row(self.weights, values)
         return jnp.sum(jnp.where(w > 0, w * values, jnp.zeros_like(values)), axis=0)
 
@@ -90,17 +91,18 @@ class CentredJacobian:
             parts.append(self._real(jnp.imag(values), name, "local_energies"))
         return jnp.stack(parts, axis=1)
 
-    def centred(self, values: jax.Array) -> jax.Array:
-        r"""The rows :math:`\sqrt{w_s} (v_s - \bar v)` of `[n, k]` or `[n k]`, as `[n k]`."""
+    def center(self, values: jax.Array) -> jax.Array:
+        r"""Compute :math:`\sqrt{w_s} (v_s - \bar v)`, `[n k]`, from `[n, k]` or `[n k]`."""
         rows = values.reshape(self.count, self.width)
         root = jnp.sqrt(self.weights)[:, None]
-        rest = rows - self.mean(rows)
-        return jnp.where(root > 0, root * rest, jnp.zeros_like(rest)).reshape(-1)
+        deviations = rows - self.mean(rows)
+        return jnp.where(root > 0, root * deviations, jnp.zeros_like(deviations)).reshape(-1)
 
     def gram(self) -> jax.Array:
-        r""":math:`X X^\top`."""
+        r"""The Gram matrix :math:`X X^\top`, `[n k, n k]`."""
         K = self.J.gram().astype(self.dtype)
-        return jax.vmap(self.centred)(jax.vmap(self.centred, 1, 1)(K))
+        # X = C J with the linear map `center`, so the columns and the rows of J J^T are centered.
+        return jax.vmap(self.center)(jax.vmap(self.center, 1, 1)(K))
 
     def times_gram(self, x: jax.Array) -> jax.Array:
         """Product of the Gram matrix with a vector, by a backward and a forward pass."""
@@ -115,14 +117,15 @@ class CentredJacobian:
         return _join_parts(self._pull(a), self._params)
 
     def _push(self, split: Any) -> jax.Array:
-        pushed = self.J.flatten(self.J.parts(self.J.mv(split)))
-        return self.centred(pushed.astype(self.dtype))
+        product = self.J.flatten(self.J.parts(self.J.mv(split)))
+        return self.center(product.astype(self.dtype))
 
     def _pull(self, a: jax.Array) -> Any:
         rows = a.reshape(self.count, self.width)
         root = jnp.sqrt(self.weights)[:, None]
-        rest = root * rows - self.weights[:, None] * jnp.sum(root * rows, axis=0)
-        return self.J.rmv(rest.reshape(-1))
+        # The transpose of `center`.
+        weighted = root * rows - self.weights[:, None] * jnp.sum(root * rows, axis=0)
+        return self.J.rmv(weighted.reshape(-1))
 
     def _real(self, values: Any, name: str, what: str) -> jax.Array:
         values = jnp.asarray(values)
@@ -131,8 +134,8 @@ class CentredJacobian:
             values = self.J.flatten([values[:, None]])
         if values.shape != (self.count,):
             raise ValueError(
-                f"{name}: {what} has shape {values.shape}, expected ({self.count},): a number for "
-                "each sample of the batch."
+                f"{name}: {what} has shape {values.shape}, expected ({self.count},), one number "
+                "per sample of the batch."
             )
         return values
 
@@ -143,7 +146,7 @@ def _split(tree: Any) -> Any:
 
 
 def _join_parts(split: Any, like: Any) -> Any:
-    """Invert `_split`."""
+    """Invert `_split`; `like` determines which leaves are complex."""
     return jax.tree.map(
         lambda x, part: jax.lax.complex(*part) if jnp.iscomplexobj(x) else part, like, split
     )

@@ -18,6 +18,7 @@ from benchmarks.metric import Metric
 from benchmarks.timing import Settings
 
 SIZES = {True: (8, 120), False: (20, 2000)}  # cameras, points; of a smoke run or not
+_BETWEEN = 2.4 / 19  # angle between neighboring cameras: 20 of them span 2.4 rad
 
 
 def rotate(w: Any, x: Any) -> Any:
@@ -40,10 +41,16 @@ def project(camera: Any, point: Any) -> Any:
 
 
 def scene(cameras: int, points: int) -> tuple[Callable[[Any], Any], Any]:
-    """Residuals and a start: two to six neighboring cameras see each point."""
+    """Residuals and a start: two to six neighboring cameras on a circle see each point.
+
+    The angle between neighbors is the same for any number of cameras: with a smaller angle than the
+    errors of the start, the rays to a point hardly differ, and its depth is undetermined.
+    """
     rng = np.random.default_rng(0)
     camera = np.zeros((cameras, 9))
-    camera[:, 1], camera[:, 5] = np.linspace(-1.2, 1.2, cameras), -6
+    angle = _BETWEEN * (np.arange(cameras) - (cameras - 1) / 2)
+    camera[:, 1] = np.remainder(angle + np.pi, 2 * np.pi) - np.pi  # dexp is singular at 2 pi
+    camera[:, 5] = -6
     camera[:, 6], camera[:, 7:] = 800 + 20 * rng.normal(size=cameras), (-0.1, 0.01)
     point = rng.normal(size=(points, 3))
     first, count = rng.integers(0, cameras - 5, points), rng.integers(2, 7, points)

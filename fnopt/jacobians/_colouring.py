@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from fnopt.jacobians._pairs import distinct
+
 
 class ColumnColours:
     """Base class of column colorings."""
@@ -62,8 +64,8 @@ class Sparsity(ColumnColours):
         shape: tuple[int, int],
         leaves: tuple[tuple[int, ...], ...] = (),
     ) -> None:
-        unique = np.unique(np.asarray(rows, np.int64) * shape[1] + np.asarray(cols, np.int64))
-        self.rows, self.cols = (part.astype(np.int32) for part in np.divmod(unique, shape[1]))
+        keys = distinct(np.asarray(rows, np.int64) * shape[1] + np.asarray(cols, np.int64))
+        self.rows, self.cols = (part.astype(np.int32) for part in np.divmod(keys, shape[1]))
         self.shape = shape
         self.leaves = leaves
 
@@ -140,8 +142,8 @@ class SymmetricSparsity(ColumnColours):
 
     def __init__(self, rows: np.ndarray, cols: np.ndarray, size: int) -> None:
         i, j = np.asarray(rows, np.int64), np.asarray(cols, np.int64)
-        unique = np.unique(np.r_[i * size + j, j * size + i])
-        self.rows, self.cols = (part.astype(np.int32) for part in np.divmod(unique, size))
+        keys = distinct(np.r_[i * size + j, j * size + i])
+        self.rows, self.cols = (part.astype(np.int32) for part in np.divmod(keys, size))
         self.shape = (size, size)
 
     @functools.cached_property

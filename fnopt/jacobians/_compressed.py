@@ -34,17 +34,17 @@ def sparsity_of(found: Colouring) -> tuple[Sparsity, bool]:
 
 
 def _colouring(rows: np.ndarray, cols: np.ndarray, shape: tuple[int, int], mode: str) -> Colouring:
-    by_rows = Sparsity(cols, rows, (shape[1], shape[0]))
     if mode == "reverse":
-        return by_rows, True
-    by_columns = Sparsity(rows, cols, shape)
+        return Sparsity(cols, rows, (shape[1], shape[0])), True
+    columns = Sparsity(rows, cols, shape)
+    best = columns, False
     if mode == "forward":
-        return by_columns, False
-    fewest = min(by_rows.colours, by_columns.colours)
-    both = bicolouring(by_columns.rows, by_columns.cols, shape, fewest)
-    if both is not None:
-        return both
-    return (by_rows, True) if by_rows.colours < by_columns.colours else (by_columns, False)
+        return best
+    # A coloring of rows has at least as many colors as the fullest column has entries.
+    if columns.colours > np.bincount(columns.cols).max(initial=0):
+        by_rows = Sparsity(cols, rows, (shape[1], shape[0]))
+        best = (by_rows, True) if by_rows.colours < columns.colours else best
+    return bicolouring(columns.rows, columns.cols, shape, best[0].colours) or best
 
 
 def best_colouring(

@@ -23,17 +23,21 @@ from fnopt.solvers._method import LeastSquaresMethod, check_same_params
 from fnopt.solvers._search import SearchOptions
 from fnopt.solvers._starts import checked_starts
 from fnopt.solvers.problem._call import (
+    batch_residuals,
     checked_args,
     first_call_hints,
+    initial_guess,
     jit_residuals,
-    of_examples,
-    started_from,
+    run_in_available_mode,
     traced_functions,
-    with_a_derivative_that_is_there,
     without_aux,
 )
-from fnopt.solvers.problem._problem import set_up
-from fnopt.solvers.problem._scipy_options import check_enough, with_keywords, with_scipy_options
+from fnopt.solvers.problem._problem import flatten_problem
+from fnopt.solvers.problem._scipy_options import (
+    check_overdetermined,
+    with_keywords,
+    with_scipy_options,
+)
 from fnopt.solvers.result._solution import Solution, StepInfo
 
 
@@ -187,7 +191,7 @@ def least_squares(
     Reference:
         See :class:`fnopt.levenberg_marquardt`.
     """
-    params = started_from("least_squares", params, scipy_options)
+    params = initial_guess("least_squares", params, scipy_options)
     residual_fn, jac = with_keywords(residual_fn, jac, scipy_options.get("kwargs"))
     aux = None
     if has_aux:
@@ -206,7 +210,7 @@ def least_squares(
         check_scalars(solver)
     callback = print if verbose == 2 and callback is None else callback
     if batch is not None:
-        residual_fn = of_examples(residual_fn, jac, batch)
+        residual_fn = batch_residuals(residual_fn, jac, batch)
         args = (jax.tree.map(jnp.asarray, batch), *args)
     options = {
         "loss": loss,
@@ -255,10 +259,12 @@ def least_squares(
         has_data_options = callback is None and is_data((solver, options))
         functions = traced_functions(residual_fn, jac, params, args, constraints)
         residuals = functions[0] if functions else jit_residuals(residual_fn, args)
-        check_enough(scipy_options, residuals, params, args, constraints)
+        check_overdetermined(scipy_options, residuals, params, args, constraints)
         if any(option is not None for option in options.values()):
-            set_up(residuals, params, args, **options)  # inside jit no values can be checked
-        solution = with_a_derivative_that_is_there(run, solver)
+            flatten_problem(
+                residuals, params, args, **options
+            )  # inside jit no values can be checked
+        solution = run_in_available_mode(run, solver)
         if aux is not None:
             found = trace_and_call(lambda params, args: aux(params, *args), solution.params, args)
             solution = solution._replace(aux=found)

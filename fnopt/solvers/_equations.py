@@ -45,7 +45,7 @@ from fnopt.solvers._method import LeastSquaresMethod
 from fnopt.solvers.problem._call import (
     checked_args,
     first_call_hints,
-    with_a_derivative_that_is_there,
+    run_in_available_mode,
 )
 from fnopt.solvers.result._report import batch_report
 from fnopt.solvers.result._values import value_lines
@@ -157,7 +157,7 @@ def find_root(
     with first_call_hints(params, "fun"), explain_jax_errors(caller, "fun"):
         known_now = jac is None and is_data((solver, tol)) and is_eager((params, args, tol))
         function = trace_function(fun, _widened(params), *args) if known_now else None
-        return with_a_derivative_that_is_there(run, solver, caller, "fun")
+        return run_in_available_mode(run, solver, caller, "fun")
 
 
 def _widened(params: Any) -> Any:

@@ -19,7 +19,7 @@ from fnopt.solvers._search import SearchOptions, search
 from fnopt.solvers._starts import lowest, starting_points
 from fnopt.solvers._stopping import checked_status
 from fnopt.solvers.problem._jacobian_check import checked_jacobian
-from fnopt.solvers.problem._problem import Problem, Setting, by_example, set_up
+from fnopt.solvers.problem._problem import Problem, Setting, flatten_problem, with_examples
 from fnopt.solvers.result._solution import Solution
 
 
@@ -36,11 +36,11 @@ def fit(
 ) -> Solution:
     """Fit params to data under a trace: set-up, search, and conversion to the user's params."""
     params = pvary_for(residual_fn, params, *args)
-    setting = set_up(residual_fn, params, args, jac=jac, **options)
+    setting = flatten_problem(residual_fn, params, args, jac=jac, **options)
     if setting.problem.box is not None:
         solver = within_bounds(solver, setting.problem.flat)
     if isinstance(residual_fn, ExampleResiduals) and setting.problem.fitted is None:
-        setting = by_example(setting, residual_fn, args, solver)
+        setting = with_examples(setting, residual_fn, args, solver)
         search_options = search_options._replace(check_jac=False)
     return _solve(setting, solver, max_steps, search_options)
 

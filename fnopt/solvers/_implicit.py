@@ -164,7 +164,7 @@ def _derived(problem: Problem, x: jax.Array, mode: str, with_jacobian: bool) -> 
     # The function itself is differentiated, so arrays that only the user's Jacobian captures have
     # no effect.
     _, J = linearise(problem.flat._replace(derivative=None), x, mode)
-    return problem.cost_at(x), r, problem.weighed(J, r)
+    return problem.cost_at(x), r, problem.weight_rows(J, r)
 
 
 def _triangle_change(R: jax.Array | None, J: jax.Array, dJ: jax.Array) -> jax.Array:

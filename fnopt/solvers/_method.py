@@ -50,7 +50,7 @@ from fnopt.solvers.linear_model._base import LinearModel
 from fnopt.solvers.linear_model._choice import linear_model
 from fnopt.solvers.linear_model._linearization import Linearization, half_square, is_finite
 from fnopt.solvers.linear_model._scaling import grown_scale, initial_scale
-from fnopt.solvers.problem._call import with_a_derivative_that_is_there
+from fnopt.solvers.problem._call import run_in_available_mode
 
 
 def check_same_params(params: Any) -> None:
@@ -177,7 +177,7 @@ class LeastSquaresMethod(Transformation):
             def step(solver: LeastSquaresMethod) -> tuple[Any, LeastSquaresState]:
                 return solver._step(state, params, residual_fn, batch, jac)
 
-            return with_a_derivative_that_is_there(step, self, type(self).__name__)
+            return run_in_available_mode(step, self, type(self).__name__)
 
     def _step(
         self, state: LeastSquaresState, params: Any, residual_fn: Any, batch: Any, jac: Any

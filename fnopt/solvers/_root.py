@@ -12,8 +12,8 @@ from fnopt.core import Params
 from fnopt.residuals import as_vector
 from fnopt.solvers._equations import Root, find_root, split_pair
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers.problem._call import started_from
-from fnopt.solvers.problem._scipy import EXACT, ScipyTable, check_jac, first
+from fnopt.solvers.problem._call import initial_guess
+from fnopt.solvers.problem._scipy import EXACT, ScipyTable, check_jac, value_or_option
 
 _METHODS = {"root": (None, "hybr", "lm"), "fixed_point": (None, "del2", "iteration")}
 _STEPS = ("maxfev", "maxiter")
@@ -90,7 +90,7 @@ def root(
         Moré (1978), The Levenberg-Marquardt algorithm: implementation and theory; see
         :class:`fnopt.levenberg_marquardt`.
     """
-    params = started_from("root", params, scipy_options)
+    params = initial_guess("root", params, scipy_options)
     tol, max_steps = read_scipy_options("root", {**scipy_options, "jac": jac}, tol, max_steps)
     jac = jac if callable(jac) else None
     return find_root("root", fun, params, args, has_aux, solver, tol, max_steps, jac)
@@ -139,7 +139,7 @@ def fixed_point(
     Reference:
         See :func:`fnopt.root`.
     """
-    params = started_from("fixed_point", params, scipy_options)
+    params = initial_guess("fixed_point", params, scipy_options)
     tol, max_steps = read_scipy_options("fixed_point", scipy_options, tol, max_steps)
     if not callable(fun):
         raise TypeError(f"fixed_point: fun is {fun!r:.60}, expected a function of the params.")
@@ -191,5 +191,5 @@ def read_scipy_options(
     if caller != "root" or not hasattr(jac, "plan"):  # a sparse Jacobian has `plan`
         sparse = ", or fnopt.sparse_jacobian(fun) for many equations in few params each"
         check_jac(caller, jac, "the equations", sparse if caller == "root" else "")
-    tol = first(read, "xtol", "ftol", given=tol)
-    return tol, min(max_steps, table.most_steps(read, max_steps))
+    tol = value_or_option(tol, read, "xtol", "ftol")
+    return tol, min(max_steps, table.smallest_limit(read, max_steps))

@@ -107,7 +107,7 @@ def _solution(problem: Problem, solver: LeastSquaresMethod, last: _Round) -> Sol
         params=point.x,
         cost=scaled.cost(residuals),
         residuals=residuals,
-        jacobian=stacked(scaled.curved(model.jacobian(point), residuals)),
+        jacobian=stacked(scaled.without_curvature_floor(model.jacobian(point), residuals)),
         gradient_norm=norm(free_point(point, scaled.box).gradient),
         rank=certified.rank,
         steps=state.steps,

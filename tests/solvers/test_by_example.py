@@ -13,7 +13,7 @@ import fnopt
 from fnopt.costs import cost
 from fnopt.curves import covariance
 from fnopt.residuals import cauchy, huber
-from fnopt.solvers.problem._problem import by_example, set_up
+from fnopt.solvers.problem._problem import flatten_problem, with_examples
 
 N, M = 40, 25
 
@@ -138,8 +138,8 @@ def test_the_gram_matrix_is_that_of_the_rows_of_the_model(name):
     def both(batch, w, unit):
         fns = fnopt.residuals.example_residuals([with_a_phase, edge], batch)
         given = wide_options(w)[name]
-        setting = set_up(fns, params, (batch,), **given)
-        ours = by_example(setting, fns, (batch,), solver)
+        setting = flatten_problem(fns, params, (batch,), **given)
+        ours = with_examples(setting, fns, (batch,), solver)
         assert ours.problem.flat.gram is not None
         assert ours.problem.flat.derivative is None
         J = jax.jacrev(setting.problem.model.r)(setting.x)

@@ -9,7 +9,7 @@ import pytest
 
 import fnopt
 from fnopt.solvers import gauss_newton
-from fnopt.solvers.problem._problem import set_up
+from fnopt.solvers.problem._problem import flatten_problem
 
 M, H = 1500, 8
 T = np.linspace(-1.0, 1.0, M)
@@ -53,7 +53,7 @@ def test_whatever_is_done_to_rows_and_columns(name, x64):
 
         @jax.jit
         def evaluate(params, batch):
-            setting = set_up(FN, params, batch, jac=jac, **SETTINGS[name])
+            setting = flatten_problem(FN, params, batch, jac=jac, **SETTINGS[name])
             problem, x = setting.problem, setting.x
             return solver.model(problem.model).evaluate(x)
 

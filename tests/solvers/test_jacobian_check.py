@@ -10,7 +10,7 @@ import pytest
 import fnopt
 from fnopt import Status
 from fnopt.solvers.problem._jacobian_check import disagrees
-from fnopt.solvers.problem._problem import set_up
+from fnopt.solvers.problem._problem import flatten_problem
 
 N = 4  # residuals and params: as many, so that a transposed Jacobian has the right shape
 CASES = 200
@@ -42,7 +42,7 @@ def alarms(p, a):
     given = jnp.stack([J, -J, 2 * J, J.at[:, 1].set(0), J.T, by_differences(p, a, step)])
 
     def alarm(J):
-        problem = set_up(residuals, p, (a,), jac=lambda p, a: J).problem
+        problem = flatten_problem(residuals, p, (a,), jac=lambda p, a: J).problem
         return disagrees(problem, p, jnp.linalg.norm(J, axis=0))
 
     return jax.vmap(alarm)(given)

@@ -126,11 +126,11 @@ def writing(p):
 
 CALLS = [
     ({"residual_fn": writing}, r"writes into an array; write x\.at\[i\]\.set.*: `r\[0\] = p`"),
-    ({"args": T3}, r"args is ndarray, expected a tuple of arguments; for a single one args=\(data"),
-    ({"args": (T3, "mode")}, r"args: leaf '1' is 'mode', expected arrays"),
+    ({"args": T3}, r"args is ndarray, expected a tuple of arguments. Pass .* as args=\(data"),
+    ({"args": (T3, "mode")}, r"args: leaf '1' is 'mode', expected an array"),
     (
         {"params": [1.0, 2.0, 3.0], "constraints": {"1": fnopt.fixed()}},
-        "params are a list of numbers, which with constraints are leaves of their own",
+        "params are a list of numbers, and with constraints each number is a leaf",
     ),
     ({"residual_fn": lambda p: p["b"] * T3, "params": {"a": 1.0}}, r"have the keys \['a'\]"),
     ({"residual_fn": lambda p: np.sin(p) * T3}, r"residual_fn calls np\.sin; write jnp\.sin"),

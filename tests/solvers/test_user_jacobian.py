@@ -11,7 +11,7 @@ import fnopt
 from fnopt import Status
 from fnopt.residuals import without_operators
 from fnopt.solvers import dogleg, gauss_newton
-from fnopt.solvers.problem._problem import set_up
+from fnopt.solvers.problem._problem import flatten_problem
 
 T = np.linspace(0.1, 3.0, 12)
 Y = 2 * np.exp(-0.7 * T) + 0.3 + 0.02 * np.cos(9 * T)
@@ -45,7 +45,9 @@ SETTINGS = {
 @pytest.mark.parametrize("name", list(SETTINGS))
 def test_it_goes_through_all_that_is_done_to_params_and_residuals(name, x64):
     start = START | {"d": 3.0}
-    setting = set_up(both, start, (jnp.asarray(T),), jac=jax.jacfwd(both), **SETTINGS[name])
+    setting = flatten_problem(
+        both, start, (jnp.asarray(T),), jac=jax.jacfwd(both), **SETTINGS[name]
+    )
     model, x = setting.problem.model, setting.x + 0.1
     v, w = jnp.arange(1.0, x.size + 1), jnp.cos(jnp.arange(36.0))
 

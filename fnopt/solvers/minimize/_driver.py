@@ -39,7 +39,7 @@ from fnopt.solvers.minimize._quasi_newton import bfgs, lbfgsb
 from fnopt.solvers.minimize._result import Minimum
 from fnopt.solvers.minimize._scipy import lower_and_upper, method_by_name, with_scipy_options
 from fnopt.solvers.minimize._stopping import tolerances
-from fnopt.solvers.problem._call import checked_args, first_call_hints, started_from
+from fnopt.solvers.problem._call import checked_args, first_call_hints, initial_guess
 from fnopt.solvers.problem._callback import status_after
 from fnopt.solvers.result._solution import StepHistory, StepInfo, empty_history
 
@@ -146,7 +146,7 @@ def minimize(
     Reference:
         See :class:`fnopt.lbfgsb`.
     """
-    params = started_from("minimize", params, scipy_options)
+    params = initial_guess("minimize", params, scipy_options)
     if not callable(fun):
         raise TypeError(f"minimize: fun is {fun!r:.60}, expected a function of the params.")
     limits = {"ftol": ftol, "xtol": xtol, "gtol": gtol}

@@ -14,7 +14,7 @@ from fnopt.solvers.minimize._newton_cg import newton_cg
 from fnopt.solvers.minimize._nonlinear_cg import nonlinear_cg
 from fnopt.solvers.minimize._projected_gradient import projected_gradient
 from fnopt.solvers.minimize._quasi_newton import bfgs, lbfgsb
-from fnopt.solvers.problem._scipy import ScipyTable, check_jac, first
+from fnopt.solvers.problem._scipy import ScipyTable, check_jac, value_or_option
 
 # The methods by fnopt's and SciPy's names, in lower case because SciPy ignores case.
 METHODS: dict[str, Callable[[], MinimizeMethod]] = {
@@ -114,9 +114,9 @@ def with_scipy_options(
     check_tolerance(read.get("tol"), "tol", "minimize")
     for name, limit in limits.items():
         names = (name,) if name == "xtol" else (name, "tol")
-        limits[name] = first(read, *names, given=limit)
+        limits[name] = value_or_option(limit, read, *names)
         check_tolerance(limits[name], name, "minimize")
-    max_steps = _TABLE.most_steps(read, max_steps)
+    max_steps = _TABLE.smallest_limit(read, max_steps)
     return method, tuple(limits.values()), max_steps, bool(read.get("disp"))
 
 

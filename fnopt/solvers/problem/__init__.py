@@ -1,1 +1,1 @@
-"""Checks of a user's problem, and its conversion to functions of a vector."""
+"""Checks of the user's functions and arguments, and their conversion to functions of a vector."""

@@ -1,4 +1,4 @@
-"""Callbacks at every step: their signatures, return values and exceptions."""
+"""Calls of the user's callback on the host, with fnopt's or SciPy's signature."""
 
 from __future__ import annotations
 
@@ -16,38 +16,39 @@ from fnopt.core import Status
 from fnopt.solvers.result._solution import StepInfo
 
 
-def asked_to_stop(callback: Callable[[Any], Any], info: StepInfo, value: str = "cost") -> jax.Array:
-    """Call a function on the host with a `StepInfo`, and return whether to stop.
+def run_callback(callback: Callable[[Any], Any], info: StepInfo, value: str = "cost") -> jax.Array:
+    """Call the user's callback on the host, and return whether the search has to stop.
 
     Args:
-        callback: `callback(info)`, or a callback with one of SciPy's signatures. It stops the fit
-            by returning True or raising `StopIteration`. Any other exception becomes a warning, and
-            the fit continues.
+        callback: `callback(info)`, or a callback with one of SciPy's signatures. It stops the
+            search by returning True or raising `StopIteration`. Any other exception becomes a
+            warning, and the search continues.
         info: The argument of the callback.
         value: The name of the cost in SciPy's result of this solver.
 
     Returns:
         A boolean scalar.
     """
-    failed: list[Exception] = []
-    heard = _of_a_step(callback, value)
+    errors: list[Exception] = []
+    adapted = _adapt_callback(callback, value)
 
     def call(info: Any) -> np.ndarray:
         try:
-            answer = heard(jax.tree.map(np.asarray, info))
+            output = adapted(jax.tree.map(np.asarray, info))
         except StopIteration:
-            answer = True
+            output = True
         except Exception as error:
-            # An exception raised here would abort the fit. A full disk would cost hours of work.
-            if not failed:
+            # An exception raised here would abort the search: a logger on a full disk would
+            # discard hours of work.
+            if not errors:
                 warnings.warn(_failure(callback, error), stacklevel=2)
-            failed.append(error)
-            answer = False
-        # Only True itself stops: a logger often returns another truthy value.
-        return np.asarray(isinstance(answer, (bool, np.bool_)) and bool(answer))
+            errors.append(error)
+            output = False
+        # Loggers often return other truthy values, so only True itself stops the search.
+        return np.asarray(isinstance(output, (bool, np.bool_)) and bool(output))
 
-    # JAX calls it in every step, because the result is used; `jax.vmap` doesn't support ordered
-    # effects.
+    # XLA doesn't remove the call, because the loop uses its result. An ordered `io_callback` would
+    # fail under `jax.vmap`.
     shape = jax.ShapeDtypeStruct((), bool)
     return jax.pure_callback(call, shape, info, vmap_method="sequential")
 
@@ -56,7 +57,7 @@ def status_after(
     callback: Callable[[Any], Any], info: StepInfo, status: jax.Array, value: str = "cost"
 ) -> jax.Array:
     """Return the status after the callback: `STOPPED` if the callback stops a running search."""
-    stop = asked_to_stop(callback, info, value) & (status == Status.RUNNING.value)
+    stop = run_callback(callback, info, value) & (status == Status.RUNNING.value)
     return jnp.where(stop, Status.STOPPED.array, status)
 
 
@@ -64,12 +65,12 @@ def _failure(callback: Any, error: Exception) -> str:
     text = str(error).rstrip(".")
     name = getattr(callback, "__name__", type(callback).__name__)
     return (
-        f"callback: {name} raised {type(error).__name__}: {text}. The fit goes on; raise "
-        "StopIteration, or return True, to end it."
+        f"callback: {name} raised {type(error).__name__}: {text}. The search continues. To stop "
+        "it, raise StopIteration or return True."
     )
 
 
-def _of_a_step(callback: Callable[..., Any], value: str) -> Callable[[StepInfo], Any]:
+def _adapt_callback(callback: Callable[..., Any], value: str) -> Callable[[StepInfo], Any]:
     """Convert a callback with SciPy's signature to a callback with a `StepInfo` argument."""
     try:
         names = list(inspect.signature(callback).parameters)
@@ -80,8 +81,8 @@ def _of_a_step(callback: Callable[..., Any], value: str) -> Callable[[StepInfo],
     if names != ["intermediate_result"]:
         return callback
 
-    def called(info: StepInfo) -> Any:
-        seen = {"x": info.params, "nit": info.step, value: info.cost}
-        return callback(intermediate_result=types.SimpleNamespace(**seen))
+    def adapted(info: StepInfo) -> Any:
+        result = {"x": info.params, "nit": info.step, value: info.cost}
+        return callback(intermediate_result=types.SimpleNamespace(**result))
 
-    return called
+    return adapted

@@ -1,4 +1,4 @@
-"""Check that a user's Jacobian is the derivative of the residuals."""
+"""Comparison of the user's Jacobian with the derivative of the residuals."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from fnopt.sharding import pvary_over_rows
 from fnopt.solvers.problem._problem import Problem
 from fnopt.solvers.result._solution import Solution
 
-_OFF = 0.02  # finite differences have a smaller relative error, even in float32
-# Rounding errors are assumed to be this multiple of eps times the terms of a product. Columns above
-# the same multiple of these errors have equal weight in the direction.
+# Tolerated relative error of a product; finite differences are more accurate, even in float32.
+_RELATIVE_ERROR = 0.02
+# The rounding error of a product is assumed to be at most this multiple of eps times its terms.
+# A column below this multiple of its own rounding error gets a smaller weight in the direction.
 _ROUNDING = 100
 
 
@@ -32,13 +33,13 @@ def disagrees(problem: Problem, x: jax.Array, columns: jax.Array) -> jax.Array |
 
     The rounding error of a column is estimated as
 
-    .. math:: \delta_j = 100\, \epsilon\, \frac{\|r\| + \sum_k \|J_k x_k\|}{\max(|x_j|, 1)},
+    .. math:: \delta_j = 100\, \epsilon\, \frac{\|r\| + \sum_k \|J_k x_k\|}{\max(|x_j|, 1)}.
 
-    The direction changes all params, each with the same effect on the residuals: :math:`|v_j|
-    \approx 1 / \max(\|J_j\|, 100\, \delta_j)`. Therefore the check detects a missing column of any
-    param with an effect. Nonfinite products and functions without a derivative (table look-ups)
-    pass the check. A point may be on a kink with two derivatives, so the products are also compared
-    at a second point nearby.
+    The direction :math:`v` changes all params, each with the same effect on the residuals:
+    :math:`|v_j| \approx 1 / \max(\|J_j\|, 100\, \delta_j)`. Therefore a missing column is detected,
+    whatever the scale of its param. Nonfinite products and functions whose derivative is zero
+    (table look-ups) pass the check. The products are also compared at a second point nearby,
+    because the first point may be on a kink with two derivatives.
 
     Args:
         problem: The problem.
@@ -46,11 +47,11 @@ def disagrees(problem: Problem, x: jax.Array, columns: jax.Array) -> jax.Array |
         columns: The norms of the columns of the user's Jacobian at the point.
 
     Returns:
-        Whether the derivatives disagree. None if there is no user's Jacobian, if the function can't
-        be differentiated, or if the Jacobian is computed in chunks to bound memory.
+        Whether the derivatives disagree at both points. None if there is no user's Jacobian, if the
+        function can't be differentiated, or if the Jacobian is computed in chunks to bound memory.
     """
-    flat, given = problem.flat, problem.flat.derivative
-    if given is None or given.gram is not None:
+    flat, derivative = problem.flat, problem.flat.derivative
+    if derivative is None or derivative.gram is not None:
         return None
     try:
         jaxpr = jax.make_jaxpr(lambda x: pushed(flat.r, (x,), (x,)))(x).jaxpr
@@ -63,29 +64,34 @@ def disagrees(problem: Problem, x: jax.Array, columns: jax.Array) -> jax.Array |
     def differs(x: jax.Array) -> jax.Array:
         v, floor = _direction(flat.r(x), x, columns)
         exact = pushed(flat.r, pvary_over_rows((x,)), pvary_over_rows((v,)))[1]
-        given_push = given.push(given.at(x), v)
-        tolerance = jnp.asarray(_OFF, x.dtype) * jnp.maximum(norm(exact), norm(given_push)) + floor
-        distance = norm(exact - given_push)
+        product = derivative.push(derivative.at(x), v)
+        size = jnp.maximum(norm(exact), norm(product))
+        tolerance = jnp.asarray(_RELATIVE_ERROR, x.dtype) * size + floor
+        distance = norm(exact - product)
         return (norm(exact) > 0) & jnp.isfinite(distance) & (distance > tolerance)
 
-    # The second point is a finite-difference step away, off any kink at `x`.
+    # The second point is a finite-difference step away, off any kink at `x`. A param of zero moves
+    # by the change that would double the residual norm, times the same root.
     root = jnp.asarray(float(jnp.finfo(x.dtype).eps) ** 0.5, x.dtype)
     size = jnp.where(x != 0, jnp.abs(x), divide(norm(flat.r(x)), columns))
-    return jnp.all(lax.map(differs, jnp.stack([x, x + root * size * _uneven(x)])))
+    return jnp.all(lax.map(differs, jnp.stack([x, x + root * size * _irregular(x)])))
 
 
 def _direction(r: jax.Array, x: jax.Array, columns: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return a direction, and a bound on the rounding error of the difference along it."""
-    unit = jnp.asarray(_ROUNDING * float(jnp.finfo(x.dtype).eps), x.dtype)
+    """Return the direction `v`, and a bound on the rounding error of the products with `v`."""
+    noise = jnp.asarray(_ROUNDING * float(jnp.finfo(x.dtype).eps), x.dtype)
     size = jnp.maximum(jnp.abs(x), jnp.ones_like(x))
-    rounding = unit * (norm(r) + jnp.sum(columns * jnp.abs(x))) / size
-    large = jnp.maximum(columns, jnp.asarray(_ROUNDING, x.dtype) * rounding)
-    v = _uneven(x) / jnp.where(large > 0, large, jnp.ones_like(large))
-    return v, jnp.sum((unit * columns + rounding) * jnp.abs(v))
+    rounding = noise * (norm(r) + jnp.sum(columns * jnp.abs(x))) / size
+    effect = jnp.maximum(columns, jnp.asarray(_ROUNDING, x.dtype) * rounding)
+    v = _irregular(x) / jnp.where(effect > 0, effect, jnp.ones_like(effect))
+    return v, jnp.sum((noise * columns + rounding) * jnp.abs(v))
 
 
-def _uneven(x: jax.Array) -> jax.Array:
-    """Return numbers of magnitude 1 to 2 and both signs, so that errors of params don't cancel."""
+def _irregular(x: jax.Array) -> jax.Array:
+    """Return numbers of magnitude 1 to 2 with irregular signs, one for each param.
+
+    With equal numbers, errors of several columns could cancel in the product.
+    """
     wave = jnp.sin(1 + jnp.arange(x.size, dtype=x.dtype) * jnp.asarray(2.4, x.dtype))
     return wave + jnp.where(wave < 0, -1, 1).astype(x.dtype)
 
@@ -98,6 +104,9 @@ def checked_jacobian(problem: Problem, solver: Any, x: jax.Array, end: Solution)
         solver: The method.
         x: The point of the comparison.
         end: The solution.
+
+    Returns:
+        The solution, with the new status.
     """
     if problem.flat.derivative is None:
         return end
@@ -105,5 +114,6 @@ def checked_jacobian(problem: Problem, solver: Any, x: jax.Array, end: Solution)
     if wrong is None:
         return end
     failed = jnp.asarray([Status.NONFINITE_START, Status.ILL_POSED, Status.INFEASIBLE], jnp.int32)
-    doubtful = wrong & ~jnp.any(end.status == failed)
-    return end._replace(status=jnp.where(doubtful, Status.WRONG_JACOBIAN.array, end.status))
+    # These statuses name a more specific failure.
+    wrong &= ~jnp.any(end.status == failed)
+    return end._replace(status=jnp.where(wrong, Status.WRONG_JACOBIAN.array, end.status))

@@ -1,4 +1,4 @@
-"""The least-squares problem as functions of a vector."""
+"""The least-squares problem of a vector: residuals, cost, bounds, and conversion to params."""
 
 from __future__ import annotations
 
@@ -47,53 +47,62 @@ from fnopt.solvers.linear_model._base import LinearModel
 from fnopt.solvers.linear_model._linearization import Linearization, half_square
 
 Squares = Callable[[jax.Array, jax.Array], jax.Array]
-"""Return the weighted squares of scaled residuals at a point."""
+"""`squares(x, scale)` returns the weighted squares of the residuals times `scale`, at `x`."""
 
 
 class Problem(NamedTuple):
-    """Residuals, their cost, and the bounds, of a vector."""
+    """Residuals, cost and bounds as functions of a vector."""
 
     flat: FlatResidual
     losses: RobustCost | None = None
     box: Box | None = None
     squares: Squares | None = None  # w r^2, if there are weights
-    fitted: int | None = None  # number of fitted entries, if base points of manifolds follow
+    # Number of fitted variables, if they are followed by base points of manifolds; otherwise None.
+    fitted: int | None = None
 
     def on_chart(self, x: jax.Array) -> tuple[Problem, jax.Array]:
-        """Restrict the problem to the fitted entries of `x`; base points are constant."""
+        """Restrict the problem to the fitted variables; the base points in `x` are constants."""
         if self.fitted is None:
             return self, x
         head, base = x[: self.fitted], x[self.fitted :]
         flat, squares = self.flat, self.squares
 
-        def whole(head: jax.Array) -> jax.Array:
+        def with_base(head: jax.Array) -> jax.Array:
             return jnp.concatenate([head, base])
 
         on_chart = flat._replace(
-            r=lambda head: flat.r(whole(head)),
-            unravel=lambda head: flat.unravel(whole(head)),
-            derivative=flat.derivative and flat.derivative.on_chart(whole, head),
+            r=lambda head: flat.r(with_base(head)),
+            unravel=lambda head: flat.unravel(with_base(head)),
+            derivative=flat.derivative and flat.derivative.on_chart(with_base, head),
             n=self.fitted,
         )
-        chart_squares = squares and (lambda head, unit: squares(whole(head), unit))
+        chart_squares = squares and (lambda head, scale: squares(with_base(head), scale))
         return self._replace(flat=on_chart, squares=chart_squares, fitted=None), head
 
     @property
     def model(self) -> FlatResidual:
-        """Return residuals whose squares model the cost to second order."""
-        losses, flat, given = self.losses, self.flat, self.flat.derivative
+        """Return residuals whose sum of squares models the robust cost to second order."""
+        losses, flat, derivative = self.losses, self.flat, self.flat.derivative
         if losses is None:
             return flat
-        if given is not None:
-            given = given.scaled(lambda x: losses.corrections(flat.r(x))[1])
-        gram = scaled_rows(flat.gram, lambda x: losses.corrections(flat.r(x))[1])
-        return flat._replace(r=losses.corrected(flat.r), derivative=given, gram=gram, graded=True)
+
+        def row_factors(x: jax.Array) -> jax.Array:
+            return losses.corrections(flat.r(x))[1]
+
+        return flat._replace(
+            r=losses.corrected(flat.r),
+            derivative=derivative and derivative.scaled(row_factors),
+            gram=scaled_rows(flat.gram, row_factors),
+            # Rows of outliers have much smaller factors than other rows.
+            graded=True,
+        )
 
     def evaluate(self, model: LinearModel, x: jax.Array) -> tuple[Linearization, jax.Array]:
-        """Return the linearization at a point, and the residuals before weighting by a loss."""
+        """Return the linearization at a point, and the residuals before correction by a loss."""
         point = model.evaluate(x)
         if self.losses is None:
             return point, point.r
+        # The sum of squares of the corrected residuals isn't the robust cost.
         r = self.flat.r(x)
         return point._replace(cost=self.losses.clipped_cost(r)), r
 
@@ -102,10 +111,9 @@ class Problem(NamedTuple):
         return half_square(r) if self.losses is None else self.losses.cost(r)
 
     def cost_at(self, x: jax.Array) -> jax.Array:
-        r"""Return the cost at a point, in a differentiable form.
+        r"""Return the cost at a point, differentiable with respect to weights.
 
-        The form :math:`w r^2` has a derivative with respect to a weight of 0, whereas
-        :math:`\sqrt{w}\, r` has none.
+        :math:`w r^2` has a derivative at a weight of 0, whereas :math:`\sqrt{w}\, r` has none.
         """
         if self.squares is None:
             return self.cost(self.flat.r(x))
@@ -117,33 +125,39 @@ class Problem(NamedTuple):
     def reduction(
         self, point: Linearization, before: jax.Array, after: jax.Array, step: jax.Array
     ) -> jax.Array:
-        """Return the reduction of the cost between the residuals before and after a step.
+        """Return the reduction of the cost by a step.
 
         Args:
             point: The linearization before the step.
             before: The residuals before the step, of shape `[m]`.
-            after: The residuals after the step.
+            after: The residuals after the step, of shape `[m]`.
             step: The step, of shape `[n]`.
         """
         if self.losses is None:
             return actual_reduction(before, after)
-        pulled = None
+        first_order = None
         if isinstance(point.J, jax.Array) and point.J.shape == (before.size, step.size):
-            pulled = point.r * matmul(point.J, step)
-        return self.losses.reduction(before, after, pulled)
+            first_order = point.r * matmul(point.J, step)
+        return self.losses.reduction(before, after, first_order)
 
-    def curved(self, J: Any, r: jax.Array) -> Any:
-        r"""Return the model's Jacobian without the lower bound on curvature, for the covariance.
+    def without_curvature_floor(self, J: Any, r: jax.Array) -> Any:
+        r"""Convert the model's Jacobian for the covariance.
 
         .. math:: \sqrt{\max(0, \rho' + 2 z \rho'')}\, J
+
+        Steps use a positive lower bound on the curvature instead of 0, to stay descent steps.
+
+        Args:
+            J: The Jacobian of `model`, of shape `[m, n]`.
+            r: The residuals before correction by a loss, of shape `[m]`.
         """
         if self.losses is None or J is None:
             return J
-        used, kept = (self.losses.corrections(r, **floor)[1] for floor in ({}, {"floor": 0.0}))
-        factors = divide(kept, used)
+        with_floor = self.losses.corrections(r)[1]
+        factors = divide(self.losses.corrections(r, floor=0.0)[1], with_floor)
         return J.times_rows(factors) if isinstance(J, SparseJacobian) else J * factors[:, None]
 
-    def weighed(self, J: jax.Array, r: jax.Array) -> jax.Array:
+    def weight_rows(self, J: jax.Array, r: jax.Array) -> jax.Array:
         """Multiply the rows of the Jacobian by the square roots of the losses' curvatures."""
         if self.losses is None:
             return J
@@ -151,50 +165,57 @@ class Problem(NamedTuple):
 
 
 class Setting(NamedTuple):
-    """The user's problem as a function of a vector, and the conversion back."""
+    """The user's problem as functions of a vector, and the conversion of vectors to params."""
 
     x: jax.Array  # [n], the initial guess
     problem: Problem
     parametrisation: Parametrisation
     dof: jax.Array  # int32, number of residuals with nonzero weight minus number of variables
-    whiten: Whitening  # scales the residuals to unit variance
+    whiten: Whitening  # divides the residuals by their standard deviations
 
     def params(self, x: jax.Array) -> Any:
         """Convert a vector to the user's params."""
         return self.parametrisation.assemble(self.problem.flat.unravel(x))
 
     def on_chart(self, x: jax.Array) -> Setting:
-        """Return the setting of the fitted variables, with base points as constants."""
+        """Restrict the problem to the fitted variables; the base points in `x` are constants."""
         problem, x = self.problem.on_chart(x)
         return self._replace(x=x, problem=problem)
 
     def rebased(self, x: jax.Array) -> jax.Array:
-        """Make the current points on manifolds the base points; the params stay the same."""
+        """Make the current points on manifolds the base points, without changing the params."""
         charts = self.parametrisation.charts
         assert charts is not None
         return ravel(charts.rebase(self.problem.flat.unravel(x)))[0]
 
     def tangent(self, x: jax.Array, is_sparse: bool) -> jax.Array | SparseJacobian | None:
-        """Return the derivative of the raveled params in the vector; None for the identity.
+        """Return the derivative of the raveled params with respect to the vector.
 
         Points on manifolds are represented by tangent coordinates.
+
+        Args:
+            x: The vector, of shape `[n]`.
+            is_sparse: Whether to return a sparse Jacobian.
+
+        Returns:
+            The derivative, of shape `[p, n]`; None if it is the identity.
         """
         if all(kind is None or isinstance(kind, curved) for kind in self.parametrisation.kinds):
             return None
 
-        def laid(x: jax.Array) -> jax.Array:
+        def raveled_params(x: jax.Array) -> jax.Array:
             charts = self.parametrisation.charts
             return ravel_with_held(
                 self.params(x) if charts is None else charts.tangent(self.problem.flat.unravel(x))
             )[0]
 
         if is_sparse:
-            return sparse_jacobian(laid)(x)
-        size = jax.eval_shape(laid, x).size
-        return value_and_jacobian(laid, x, size, "forward")[1]
+            return sparse_jacobian(raveled_params)(x)
+        size = jax.eval_shape(raveled_params, x).size
+        return value_and_jacobian(raveled_params, x, size, "forward")[1]
 
 
-def set_up(
+def flatten_problem(
     residual_fn: Any,
     params: Any,
     args: tuple[Any, ...],
@@ -206,11 +227,12 @@ def set_up(
     bounds: Any = None,
     constraints: Any = None,
 ) -> Setting:
-    """Ravel the parameters and build the `Problem`; check concrete arguments."""
+    """Ravel the params and build the problem of a vector; check the values of concrete arrays."""
     fn = joined_function(residual_fn)
     parametrisation = charted(params, constraints)
-    plain = loss is None and sigma is None and weights is None and jac is None
-    shapes = None if plain else jax.eval_shape(fn, param_shapes(parametrisation), *args)
+    # A plain problem doesn't need the shapes, which take one more trace of the function.
+    is_plain = loss is None and sigma is None and weights is None and jac is None
+    shapes = None if is_plain else jax.eval_shape(fn, param_shapes(parametrisation), *args)
     whiten = whitened(shapes, sigma, weights)
 
     def residuals(free: Any) -> Any:
@@ -221,14 +243,13 @@ def set_up(
         if parametrisation.kinds and hasattr(jac, "composed"):
             jac = free_jacobian(jac, parametrisation)
         if isinstance(jac, FreeJacobian):
-            given = free_derivative(jac, shapes, x, flat.unravel, args)
+            derivative = free_derivative(jac, shapes, x, flat.unravel, args)
         else:
-            given = given_derivative(jac, shapes, params, args, x.dtype)
-            given = _of_variables(given, flat, x, parametrisation)
+            derivative = given_derivative(jac, shapes, params, args, x.dtype)
+            derivative = _wrt_variables(derivative, flat, x, parametrisation)
+        flat = flat._replace(derivative=derivative)
         if sigma is not None or weights is not None:
-            flat = _weighted(flat._replace(derivative=given), x.dtype, whiten)
-        else:
-            flat = flat._replace(derivative=given)
+            flat = _whiten_derivative(flat, x.dtype, whiten)
     losses = None if loss is None else robust_cost(loss, shapes)
     box = free_box(bounds, params, parametrisation, x.dtype)
     fitted = parametrisation.charts and parametrisation.charts.fitted
@@ -236,68 +257,69 @@ def set_up(
     if whiten.weights is None:
         return Setting(x, Problem(flat, losses, box, fitted=fitted), parametrisation, dof, whiten)
 
-    def both_parts(w: jax.Array, shape: Any) -> jax.Array:
-        """Return the weights of a leaf; a complex leaf has weights for real and imaginary parts."""
+    def part_weights(w: jax.Array, shape: Any) -> jax.Array:
+        # `flatten` splits a complex leaf into real and imaginary parts, with equal weights.
         return lax.complex(w, w) if jnp.issubdtype(shape.dtype, jnp.complexfloating) else w
 
-    w = flat.flatten(jax.tree.map(both_parts, whiten.weights, shapes))
+    w = flat.flatten(jax.tree.map(part_weights, whiten.weights, shapes))
 
-    def squares(x: jax.Array, unit: jax.Array) -> jax.Array:
-        value = unit * flat.flatten(residuals(flat.unravel(x)))
-        # A residual of weight 0 that isn't finite is a missing datum. Its weight has no effect.
-        counts = (w > 0) | jnp.isfinite(value)
-        return w * jnp.square(jnp.where(counts, value, jnp.zeros_like(value)))
+    def squares(x: jax.Array, scale: jax.Array) -> jax.Array:
+        value = scale * flat.flatten(residuals(flat.unravel(x)))
+        # A nonfinite residual of weight 0 is a missing datum; 0 * inf would be NaN.
+        is_used = (w > 0) | jnp.isfinite(value)
+        return w * jnp.square(jnp.where(is_used, value, jnp.zeros_like(value)))
 
     dof = dof - psum_rows(jnp.sum(w == 0, dtype=jnp.int32))
     return Setting(x, Problem(flat, losses, box, squares, fitted), parametrisation, dof, whiten)
 
 
-def _of_variables(
-    given: Derivative, flat: FlatResidual, x: jax.Array, parametrisation: Parametrisation
+def _wrt_variables(
+    derivative: Derivative, flat: FlatResidual, x: jax.Array, parametrisation: Parametrisation
 ) -> Derivative:
-    """Convert a derivative with respect to the params to the fitted variables."""
+    """Convert a derivative with respect to the params to one with respect to the variables."""
     if not parametrisation.kinds:
-        return given
+        return derivative
 
-    def assembled(x: jax.Array) -> jax.Array:
+    def raveled_params(x: jax.Array) -> jax.Array:
         return ravel_with_held(parametrisation.assemble(flat.unravel(x)))[0].astype(x.dtype)
 
-    return given.preceded_by(assembled, x)
+    return derivative.preceded_by(raveled_params, x)
 
 
-def _weighted(flat: FlatResidual, dtype: Any, whiten: Whitening) -> FlatResidual:
-    """Return the weighted residuals with their derivative."""
-    given, gram = flat.derivative, flat.gram
+def _whiten_derivative(flat: FlatResidual, dtype: Any, whiten: Whitening) -> FlatResidual:
+    """Apply the whitening to the derivative and to the Gram matrix; `flat.r` is whitened before."""
+    derivative, gram = flat.derivative, flat.gram
 
-    def weighted(r: jax.Array) -> jax.Array:
+    def whitened(r: jax.Array) -> jax.Array:
         return flat.flatten(whiten(flat.unflatten(r)))
 
     if not whiten.by_rows:
-        given = given and given.followed_by(weighted, pvary_over_rows(jnp.zeros(flat.m, dtype)))
-        return flat._replace(derivative=given, gram=mixed_rows(gram, weighted))
+        zeros = pvary_over_rows(jnp.zeros(flat.m, dtype))
+        derivative = derivative and derivative.followed_by(whitened, zeros)
+        return flat._replace(derivative=derivative, gram=mixed_rows(gram, whitened))
 
     def factors(x: jax.Array) -> jax.Array:
-        return weighted(jnp.ones(flat.m, x.dtype))
+        return whitened(jnp.ones(flat.m, x.dtype))
 
     return flat._replace(
-        derivative=given and given.scaled(factors), gram=scaled_rows(gram, factors)
+        derivative=derivative and derivative.scaled(factors), gram=scaled_rows(gram, factors)
     )
 
 
-def by_example(
+def with_examples(
     setting: Setting, fns: ExampleResiduals, args: tuple[Any, ...], solver: Any
 ) -> Setting:
-    """Adapt a problem to residuals that are defined per example.
+    """Replace the derivative of a batch problem by per-example derivatives.
 
     Args:
-        setting: The problem of the batch as a whole.
-        fns: The functions.
+        setting: The problem of the whole batch.
+        fns: The residual functions of one example.
         args: The batch, and additional arguments.
-        solver: The method.
+        solver: The method, which chooses between Jacobian and Gram matrix.
     """
     flat, (batch, *rest) = setting.problem.flat, args
     examples = fns.of_free(setting.parametrisation.assemble, batch, tuple(rest))
     flat = solver.by_example(flat, setting.x, examples)
     if setting.whiten.maps:
-        flat = _weighted(flat, setting.x.dtype, setting.whiten)
+        flat = _whiten_derivative(flat, setting.x.dtype, setting.whiten)
     return setting._replace(problem=setting.problem._replace(flat=flat))

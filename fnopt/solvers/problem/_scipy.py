@@ -1,4 +1,4 @@
-"""SciPy's keywords: one table for each solver, and functions that read a call by the table."""
+"""Tables of the SciPy keywords that a solver accepts, and checks of calls against them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fnopt.errors import check_count
 from fnopt.solvers.problem._call import SCHEMES
 
-EXACT = "derivatives are exact here. If yours are cheaper, give fun a jax.custom_jvp"
+EXACT = "derivatives are exact in fnopt. To use your own, define fun with jax.custom_jvp"
 
 
 class ScipyTable(NamedTuple):
@@ -15,15 +15,15 @@ class ScipyTable(NamedTuple):
 
     caller: str
     keywords: tuple[str, ...]
-    instead: dict[str, str]  # rejected keywords, with their replacement
+    instead: dict[str, str]  # unsupported keywords, and what to do instead
     options: tuple[str, ...] = ()  # keys of the dict `options`
     steps: tuple[str, ...] = ()  # keywords and options that limit the steps
 
     def read(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the keywords and the entries of `options` that aren't None.
+        """Merge the keywords with the entries of `options`, without values of None.
 
         Raises:
-            TypeError: If the table doesn't contain a name; the message names the replacement.
+            TypeError: If the table doesn't contain a name. The message proposes a replacement.
         """
         caller, options = self.caller, dict(given.get("options") or {})
         for name in options:
@@ -32,26 +32,26 @@ class ScipyTable(NamedTuple):
                 raise TypeError(f"{caller}: unexpected option {name!r}, expected {expected}.")
         for name in given:
             if name not in self.keywords:
-                other = f"Expected one documented, or SciPy's {', '.join(self.keywords)}"
+                other = f"Expected a documented one, or SciPy's {', '.join(self.keywords)}"
                 hint = self.instead.get(name, other)
                 raise TypeError(f"{caller}: unexpected keyword {name!r}. {hint}.")
-        both = options | {name: value for name, value in given.items() if name != "options"}
-        return {name: value for name, value in both.items() if value is not None}
+        merged = options | {name: value for name, value in given.items() if name != "options"}
+        return {name: value for name, value in merged.items() if value is not None}
 
-    def most_steps(self, read: dict[str, Any], max_steps: int) -> int:
-        """Return the smallest of all limits on the number of steps."""
+    def smallest_limit(self, read: dict[str, Any], max_steps: int) -> int:
+        """Return the smallest of SciPy's limits on the number of steps, or else `max_steps`."""
         limits = [check_count(read[name], name, self.caller) for name in self.steps if name in read]
         return min(limits, default=max_steps)
 
 
 def check_jac(caller: str, jac: Any, value: str, other: str = "") -> None:
-    """Raise an error for a derivative, or a function that returns its value and its derivative.
+    """Raise an error if `jac` is a derivative, or True for a function that returns a derivative.
 
     Args:
-        caller: The function that is called.
+        caller: The public function that was called.
         jac: The value of the argument `jac`.
         value: What the user's function has to return, for the message.
-        other: What the caller accepts instead, for the message.
+        other: Which other values of `jac` the caller accepts, for the message.
     """
     if jac is True:
         raise TypeError(
@@ -61,6 +61,6 @@ def check_jac(caller: str, jac: Any, value: str, other: str = "") -> None:
         raise TypeError(f"{caller}: jac = {jac!r}, expected none{other}: {EXACT}.")
 
 
-def first(read: dict[str, Any], *names: str, given: Any = None) -> Any:
-    """Return `given`, or the value of the first name in `read`."""
-    return next((read[name] for name in names if name in read), None) if given is None else given
+def value_or_option(value: Any, read: dict[str, Any], *names: str) -> Any:
+    """Return `value`; if it is None, the first of SciPy's options `names` that is set, or None."""
+    return next((read[name] for name in names if name in read), None) if value is None else value

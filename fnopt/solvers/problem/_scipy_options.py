@@ -1,4 +1,4 @@
-"""Conversion of the keywords of SciPy's `least_squares`."""
+"""Conversion of the keywords of SciPy's `least_squares` to fnopt's arguments."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _TABLE = ScipyTable(
     "least_squares",
     keywords=(
         *(*_TOLERANCES, "max_nfev", "f_scale", "method", "verbose", "kwargs", "jac_sparsity"),
-        # These have no effect, because derivatives are exact, the method doesn't depend on the
-        # scale of the params, and it chooses its own linear solver.
+        # These have no effect, because derivatives are exact, and the method scales the params and
+        # chooses the linear solver automatically.
         *("x_scale", "diff_step", "tr_solver", "tr_options", "workers"),
     ),
     instead={
@@ -52,15 +52,15 @@ def with_scipy_options(
 
     Args:
         options: The keywords that `least_squares` doesn't declare, with their values.
-        residual_fn: The residual function, or several.
-        jac: The Jacobian; SciPy's names of difference schemes mean None.
+        residual_fn: The residual function, or a container of several functions.
+        jac: The Jacobian; SciPy's names of finite-difference schemes are converted to None.
         solver: The method.
         loss: The loss; `f_scale` is the scale of a loss that is a name or a function.
-        bounds: The bounds; infinite bounds mean None.
+        bounds: The bounds; infinite bounds are converted to None.
         max_steps: The maximum number of steps.
 
     Returns:
-        Jacobian, method, loss, bounds, the maximum number of steps, and `verbose`.
+        The Jacobian, the method, the loss, the bounds, the maximum number of steps, and `verbose`.
 
     Raises:
         TypeError: If a keyword is unknown, or has another name in fnopt.
@@ -71,8 +71,8 @@ def with_scipy_options(
     method, verbose = read.get("method"), read.get("verbose", 0)
     if method not in _METHODS:
         raise ValueError(
-            f"least_squares: method = {method!r}, expected one of {_METHODS}, which all mean the "
-            "default here; for another method pass a solver, such as fnopt.solvers.dogleg()."
+            f"least_squares: method = {method!r}, expected one of {_METHODS}, which all select the "
+            "default solver. For another method pass a solver, such as fnopt.solvers.dogleg()."
         )
     if method == "lm" and bounds is not None:
         raise ValueError(
@@ -84,15 +84,16 @@ def with_scipy_options(
         )
     max_steps = check_count(max_steps, "max_steps", "least_squares", least=0)
     if "max_nfev" in read:
+        # One of the evaluations is at the initial guess.
         max_steps = check_count(read["max_nfev"], "max_nfev", "least_squares") - 1
-    given = {name: read[name] for name in _TOLERANCES if name in read}
+    tolerances = {name: read[name] for name in _TOLERANCES if name in read}
     jac = None if isinstance(jac, str) and jac in SCHEMES else jac
-    jac = _sparse(residual_fn, read.get("jac_sparsity")) if jac is None else jac
-    solver = dataclasses.replace(solver, **given) if given else solver
-    return jac, solver, _scaled(loss, read.get("f_scale")), bounds, max_steps, int(verbose)
+    jac = _sparse_jac(residual_fn, read.get("jac_sparsity")) if jac is None else jac
+    solver = dataclasses.replace(solver, **tolerances) if tolerances else solver
+    return jac, solver, _with_scale(loss, read.get("f_scale")), bounds, max_steps, int(verbose)
 
 
-def check_enough(
+def check_overdetermined(
     options: dict[str, Any],
     residual_fn: Any,
     params: Any,
@@ -107,50 +108,53 @@ def check_enough(
     if m < n:
         raise ValueError(
             f"least_squares: method = 'lm' with fewer residuals than params ({m} < {n}), "
-            "expected at least as many. Leave the method out for one of the many "
+            "expected at least as many residuals. Leave the method out to find one of the many "
             "solutions."
         )
 
 
 def with_keywords(residual_fn: Any, jac: Any, keywords: Any) -> tuple[Any, Any]:
-    """Bind keyword arguments to the residual functions and their Jacobians."""
-    joined_function(residual_fn)  # checked before the params, because the two may be swapped
+    """Bind the keyword arguments of SciPy's `kwargs` to the residual functions and Jacobians."""
+    joined_function(residual_fn)  # checks the functions first: a user may swap them with params
     if not keywords:
         return residual_fn, jac
     if not isinstance(keywords, dict):
-        raise TypeError(f"least_squares: kwargs = {keywords!r}, expected a dict of arguments.")
+        raise TypeError(
+            f"least_squares: kwargs = {keywords!r}, expected a dict of keyword arguments of "
+            "residual_fn."
+        )
 
-    def bound(fn: Any) -> Any:
+    def bind(fn: Any) -> Any:
         if callable(fn):
             return functools.partial(fn, **keywords)
-        return jax.tree.map(bound, fn) if isinstance(fn, (list, tuple, dict)) else fn
+        return jax.tree.map(bind, fn) if isinstance(fn, (list, tuple, dict)) else fn
 
-    return bound(residual_fn), bound(jac)
+    return bind(residual_fn), bind(jac)
 
 
-def _sparse(residual_fn: Any, sparsity: Any) -> Any:
-    """Make a sparse Jacobian from SciPy's pattern: the nonzeros of any matrix."""
+def _sparse_jac(residual_fn: Any, sparsity: Any) -> Any:
+    """Make a sparse Jacobian from SciPy's `jac_sparsity`, a matrix with the nonzero pattern."""
     if sparsity is None:
         return None
     pattern = sparsity if hasattr(sparsity, "tocoo") else np.asarray(sparsity) != 0
     return sparse_jacobian(joined_function(residual_fn), pattern)
 
 
-def _scaled(loss: Any, scale: Any) -> Any:
-    if isinstance(loss, str):  # a result can store a loss, but not a string
+def _with_scale(loss: Any, scale: Any) -> Any:
+    if isinstance(loss, str):  # a string can't be part of a pytree of arrays
         return named_loss(loss, 1.0 if scale is None else scale)
     if scale is None or loss is None:
         return loss
     if isinstance(loss, RobustLoss) or not callable(loss):
         raise ValueError(
-            f"least_squares: f_scale = {scale!r} with {loss!r}, which has its own scale, "
-            "expected the name of a loss, or a function. Leave f_scale out."
+            f"least_squares: f_scale = {scale!r} with loss = {loss!r}, expected the name of a "
+            "loss, or a function. Leave f_scale out, and pass the scale to the loss."
         )
     return custom_loss(loss, scale)
 
 
 def finite_bounds(bounds: Any) -> Any:
-    """Return the bounds unchanged; None if all are infinite."""
+    """Return None if all bounds are infinite (SciPy's default), otherwise the bounds."""
     if bounds is None:
         return None
     pair = (bounds.lb, bounds.ub) if hasattr(bounds, "lb") and hasattr(bounds, "ub") else bounds

@@ -314,7 +314,7 @@ def test_a_callback_that_fails_ends_nothing():
     def fails(info):
         raise OSError("disk full")
 
-    with pytest.warns(UserWarning, match="callback: fails raised OSError: disk full. The fit goes"):
+    with pytest.warns(UserWarning, match="callback: fails raised OSError: disk full. The search"):
         end = fnopt.minimize(rosenbrock, START, callback=fails)
     assert bool(end.converged)
 

@@ -15,9 +15,9 @@ from fnopt.errors import leaf_text, leaves_with_names, where
 from fnopt.programs import jaxprs
 from fnopt.sharding import SHARD_SUM, UnshardedLeaves, shards_over
 
-# Lengths that no other array of a program has, so an array with such a length is a leaf. The first
-# length is prime, so that it isn't a product or quotient of sizes.
-_PROBE, _MOST_LEAVES = 1_000_003, 100_000
+# Artificial lengths of shards, `_PROBE` to `_PROBE + _MAX_LEAVES`: an array with such a length is a
+# leaf. 1,000,003 is prime, so that it isn't a product of the sizes of other arrays.
+_PROBE, _MAX_LEAVES = 1_000_003, 100_000
 
 # Primitives that combine elements of an array, or depend on their positions in the whole array.
 _MIXING = frozenset(
@@ -31,22 +31,22 @@ _MIXING = frozenset(
 )
 
 # Primitives that only change shapes.
-_FORM = frozenset(["broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy"])
+_RESHAPING = frozenset(["broadcast_in_dim", "reshape", "squeeze", "expand_dims", "copy"])
 
-_INSTEAD = (
+_ADVICE = (
     "Use a jitted step without named axes and with "
-    "fnopt.distributed.state_sharding(tx, params, axis=...). The compiler divides any optimizer."
+    "fnopt.distributed.state_sharding(tx, params, axis=...), which supports every optimizer."
 )
 
 
 class ElementwiseProgram(NamedTuple):
-    """Program of an optimizer's update: the shapes of its state, and its operations.
+    """Operations of an optimizer's update, and the shapes of the state.
 
     Attributes:
         state: The shapes and dtypes of the state.
         steps: The primitives in program order, with the constants of the program.
-        mixing: The first operation that mixes elements: the name of the transform and the
-            primitive.
+        mixing: The first operation that mixes elements, as name of the transform and name of the
+            primitive; None if there is no such operation.
     """
 
     state: Any
@@ -67,10 +67,10 @@ def check_elementwise(
     functions = [name for name, x in extra_args.items() if callable(x)]
     if functions:
         raise ValueError(
-            f"{where()}the extra argument {functions[0]!r} is a function of the whole "
-            f"params, but each device updates a part. {_INSTEAD}"
+            f"{where()}the extra argument {functions[0]!r} is a function of whole params, expected "
+            f"an array, because each device updates a shard. {_ADVICE}"
         )
-    reason = _reason(
+    reason = _why_not_elementwise(
         _Shapes(tx),
         _Shapes(updates),
         None if params is None else _Shapes(params),
@@ -78,32 +78,37 @@ def check_elementwise(
         axes,
     )
     if reason:
-        raise ValueError(f"{where()}{reason}, but each device has a part. {_INSTEAD}")
+        raise ValueError(
+            f"{where()}{reason}, expected an elementwise update, because each device has a shard "
+            f"of every leaf. {_ADVICE}"
+        )
 
 
 @functools.lru_cache(maxsize=64)
-def _reason(
+def _why_not_elementwise(
     tx: _Shapes, updates: _Shapes, params: _Shapes | None, extras: _Shapes, axes: tuple[str, ...]
 ) -> str | None:
-    given = _with_axes(updates.tree), None if params is None else _with_axes(params.tree)
-    divided = _shard_shapes(given[0]), None if params is None else _shard_shapes(given[1])
-    # Compare the programs for shards and for whole leaves: they are equal for an elementwise
-    # update.
+    leaf_shapes = _with_axes(updates.tree), None if params is None else _with_axes(params.tree)
+    shard_shapes = (
+        _shard_shapes(leaf_shapes[0]),
+        None if params is None else _shard_shapes(leaf_shapes[1]),
+    )
+    # An elementwise update has the same program for shards and for whole leaves.
     shapes = {name: x.shape for name, x in leaves_with_names(updates.tree)[0]}
     leaves = local_unsharded_leaves(shapes, axes)._replace(is_probe=True)
-    parts = _program(tx.tree, divided[0], divided[1], extras.tree, axes, leaves)
-    if parts.mixing:
-        return f"{parts.mixing[0]} needs the whole of a leaf ({parts.mixing[1]})"
-    entire = _program(tx.tree, given[0], given[1], extras.tree, axes, leaves)
-    named = (leaves_with_names(program.state)[0] for program in (entire, parts))
-    for (name, x), (other, y) in zip(*named, strict=False):
-        kept = x.shape == y.shape or not x.size or _is_leaf(y.shape)
-        if name != other or not kept:
-            return f"{leaf_text(name)} of the state, {list(x.shape)}, needs the whole of a leaf"
-    if jax.tree.structure(entire.state) != jax.tree.structure(parts.state):
-        return "the structure of the state needs the whole of a leaf"
-    if entire.steps != parts.steps:
-        return "the update depends on the shape of a leaf: it needs the whole"
+    shard_program = _program(tx.tree, shard_shapes[0], shard_shapes[1], extras.tree, axes, leaves)
+    if shard_program.mixing:
+        return f"{shard_program.mixing[0]} needs whole leaves ({shard_program.mixing[1]})"
+    leaf_program = _program(tx.tree, leaf_shapes[0], leaf_shapes[1], extras.tree, axes, leaves)
+    states = (leaves_with_names(program.state)[0] for program in (leaf_program, shard_program))
+    for (name, x), (other, y) in zip(*states, strict=False):
+        is_like_leaf = x.shape == y.shape or not x.size or _is_leaf(y.shape)
+        if name != other or not is_like_leaf:
+            return f"{leaf_text(name)} of the state, of shape {x.shape}, needs whole leaves"
+    if jax.tree.structure(leaf_program.state) != jax.tree.structure(shard_program.state):
+        return "the structure of the state depends on the shapes of leaves"
+    if leaf_program.steps != shard_program.steps:
+        return "the update depends on the shapes of leaves"
     return None
 
 
@@ -118,12 +123,11 @@ def _program(
         ).jaxpr
     operations = list(_operations(jaxpr, tx._place))
     mixing = ((name, eqn.primitive.name) for name, eqn in operations if _mixes_elements(eqn))
-    # The constants of the programs are compared too, because a mean divides by the size of the
-    # leaf.
+    # The constants belong to the comparison, because a mean divides by the size of the leaf.
     steps = [
         (eqn.primitive.name, *(str(x.val) for x in eqn.invars if _is_scalar(x)))
         for _, eqn in operations
-        if eqn.primitive.name not in _FORM
+        if eqn.primitive.name not in _RESHAPING
     ]
     return ElementwiseProgram(state, steps, next(mixing, None))
 
@@ -134,9 +138,9 @@ def _operations(jaxpr: jex.Jaxpr, name: str) -> Iterator[tuple[str, jex.JaxprEqn
         if any(SHARD_SUM in part for part in jaxprs.name_scopes(eqn)):
             continue
         yield name, eqn
-        inside = eqn.params.get("name", name)
+        callee = eqn.params.get("name", name)
         for sub in jaxprs.sub_jaxprs(eqn):
-            yield from _operations(sub.jaxpr, name if inside.startswith("_") else inside)
+            yield from _operations(sub.jaxpr, name if callee.startswith("_") else callee)
 
 
 def _mixes_elements(eqn: jex.JaxprEqn) -> bool:
@@ -145,7 +149,7 @@ def _mixes_elements(eqn: jex.JaxprEqn) -> bool:
 
 
 def _is_leaf(shape: tuple[int, ...]) -> bool:
-    return any(_PROBE <= length < _PROBE + _MOST_LEAVES for length in shape)
+    return any(_PROBE <= length < _PROBE + _MAX_LEAVES for length in shape)
 
 
 def _is_scalar(x: Any) -> TypeGuard[jex.Literal]:
@@ -153,16 +157,16 @@ def _is_scalar(x: Any) -> TypeGuard[jex.Literal]:
 
 
 def _with_axes(tree: Any) -> Any:
-    """Shapes of leaves; scalars are given one axis, like their shards."""
+    """Shapes of leaves; a scalar gets one axis, because its shard has one axis."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape or (1,), x.dtype), tree)
 
 
 def _shard_shapes(tree: Any) -> Any:
-    """Shapes of shards; leaves of equal shape have shards of equal shape."""
+    """Shapes of shards with artificial lengths; leaves of equal shape have equal lengths."""
     leaves, treedef = jax.tree.flatten(tree)
     first: dict[Any, int] = {}
-    alike = [first.setdefault((x.shape, x.dtype), i) for i, x in enumerate(leaves)]
-    lengths = [_PROBE + i if x.size else 0 for i, x in zip(alike, leaves, strict=True)]
+    groups = [first.setdefault((x.shape, x.dtype), i) for i, x in enumerate(leaves)]
+    lengths = [_PROBE + i if x.size else 0 for i, x in zip(groups, leaves, strict=True)]
     shapes = [row_shape(x, length) for x, length in zip(leaves, lengths, strict=True)]
     pairs = zip(shapes, leaves, strict=True)
     return treedef.unflatten([jax.ShapeDtypeStruct(shape, x.dtype) for shape, x in pairs])

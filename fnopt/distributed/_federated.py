@@ -101,16 +101,20 @@ class federated(Value):
             check_same_tree(client, state.params, f"params of client {k}", "params of the server")
         check_inexact(state.params, "params of the server")
         finite = jnp.stack([all_finite(client) for client in clients])
-        counted = jnp.where(finite, weights, jnp.zeros_like(weights))
-        some = jnp.sum(counted) > 0
-        share = counted / jnp.where(some, jnp.sum(counted), jnp.ones_like(weights[0]))
-        gradient = jax.tree.map(lambda p, *xs: _mean_change(p, xs, share), state.params, *clients)
-        updates, opt_state = self.outer.update(gradient, state.opt_state, state.params)
-        new = apply_updates(state.params, cast_like(updates, state.params)), opt_state
-        kept = jax.tree.map(
-            lambda a, b: jnp.where(some, a, b), new, (state.params, state.opt_state)
+        valid_weights = jnp.where(finite, weights, jnp.zeros_like(weights))
+        has_weight = jnp.sum(valid_weights) > 0
+        fractions = valid_weights / jnp.where(
+            has_weight, jnp.sum(valid_weights), jnp.ones_like(weights[0])
         )
-        return ServerState(safe_increment(state.round), *kept)
+        gradient = jax.tree.map(
+            lambda p, *xs: _mean_change(p, xs, fractions), state.params, *clients
+        )
+        updates, opt_state = self.outer.update(gradient, state.opt_state, state.params)
+        stepped = apply_updates(state.params, cast_like(updates, state.params)), opt_state
+        selected = jax.tree.map(
+            lambda a, b: jnp.where(has_weight, a, b), stepped, (state.params, state.opt_state)
+        )
+        return ServerState(safe_increment(state.round), *selected)
 
 
 def _weights(num_examples: Any, clients: int) -> jax.Array:
@@ -118,11 +122,11 @@ def _weights(num_examples: Any, clients: int) -> jax.Array:
     weights = weights.astype(jnp.float32)
     if weights.shape != (clients,):
         raise ValueError(
-            f"federated: num_examples has shape {weights.shape}, expected ({clients},): a number "
-            "for every client."
+            f"federated: num_examples has shape {weights.shape}, expected ({clients},), one number "
+            "per client."
         )
-    known = not isinstance(weights, Tracer)
-    if known and not (all_finite(weights) & (weights >= 0).all() & weights.any()):
+    is_concrete = not isinstance(weights, Tracer)
+    if is_concrete and not (all_finite(weights) & (weights >= 0).all() & weights.any()):
         raise ValueError(
             f"federated: num_examples = {weights.tolist()}, expected finite numbers >= 0 with a "
             "positive sum."
@@ -132,13 +136,14 @@ def _weights(num_examples: Any, clients: int) -> jax.Array:
 
 def _mean_change(p: Any, xs: Sequence[Any], weights: jax.Array) -> jax.Array:
     dtype = compute_dtype(jnp.result_type(p))
-    share = weights.astype(real_dtype(dtype))
+    fractions = weights.astype(real_dtype(dtype))
     p = jnp.asarray(p, dtype)
-    # Average changes and not params, because a 16-bit mean of params would lose the changes.
+    # The changes are averaged and not the params: a change may be below the rounding error of the
+    # params.
     total = jnp.zeros_like(p)
     for k, x in enumerate(xs):
-        move = share[k].astype(dtype) * (p - jnp.asarray(x, dtype))
-        total += jnp.where(share[k] > 0, move, jnp.zeros_like(move))
+        change = fractions[k].astype(dtype) * (p - jnp.asarray(x, dtype))
+        total += jnp.where(fractions[k] > 0, change, jnp.zeros_like(change))
     return total
 
 
@@ -149,11 +154,11 @@ class ProximalState(NamedTuple):
 
 
 class add_proximal_term(Transformation):
-    r"""Add a pull towards the initial params: :math:`u = g + \mu\, (\theta - \theta_0)`.
+    r"""Add the gradient of a proximal term: :math:`u = g + \mu\, (\theta - \theta_0)`.
 
-    It is the gradient of FedProx's :math:`\ell(\theta) + \frac\mu2 \lVert \theta - \theta_0
-    \rVert^2`, which limits how far clients with different data move apart. Put the transform first
-    in a client's chain.
+    This is the gradient of FedProx's objective :math:`\ell(\theta) + \frac\mu2 \lVert \theta -
+    \theta_0 \rVert^2`. The proximal term limits how far clients with different data diverge from
+    their common initial params. Put the transform first in a client's chain.
 
     Args:
         strength: :math:`\mu`.

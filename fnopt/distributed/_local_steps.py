@@ -33,7 +33,7 @@ from fnopt.transforms import scale
 class DilocoState(NamedTuple):
     """State of `diloco`: count, anchor parameters, states of both optimizers, rounding error.
 
-    `error` is the rounding error of this worker's messages, or None for float messages.
+    `error` is the accumulated rounding error of this worker's messages, or None for float messages.
     """
 
     count: jax.Array
@@ -55,23 +55,24 @@ class diloco(Transformation):
               \phi &\leftarrow \phi + \mathrm{outer}\Bigl(\frac{\sum_k n_k (\phi - \theta_k)}
               {\sum_k n_k}\Bigr), \quad \theta_k \leftarrow \phi
 
-    The change of the params since the last synchronization is the gradient of the outer optimizer.
-    Special cases are local SGD and FedAvg (`outer=None`, which averages the params), FedOpt (any
-    outer optimizer; FedAdam with `adam`), FedProx (`proximal`), and DiLoCo (`inner=adamw(...)`,
-    `outer=sgd(0.7, momentum=0.9, nesterov=True)`). Workers communicate in one all-reduce of the
-    params' size every `H` steps instead of every step. With `block_size`, messages are 8-bit codes,
-    which reduce the traffic to a quarter: two bytes per number and worker instead of eight. Each
-    worker sums its part after an all-to-all, and an all-gather returns the parts. The rounding
-    error of a message is added to the next message (error feedback), so rounding delays updates but
-    doesn't lose them.
+    The outer optimizer's gradient is minus the mean change of the params since the last
+    synchronization. Special cases are local SGD and FedAvg (`outer=None`, which averages the
+    params), FedOpt (any outer optimizer; FedAdam with `adam`), FedProx (`proximal`), and DiLoCo
+    (`inner=adamw(...)`, `outer=sgd(0.7, momentum=0.9, nesterov=True)`).
+
+    Workers communicate in one all-reduce of the params' size every `H` steps instead of every step.
+    With `block_size`, messages are 8-bit codes, which reduce the traffic to a quarter: two bytes
+    per number and worker instead of eight. Each worker sums its part after an all-to-all, and an
+    all-gather returns the sums. The rounding error of a message is added to the next message (error
+    feedback), so rounding delays updates but doesn't lose them.
 
     Use `diloco` inside `jax.shard_map` (or `jax.vmap` with a name), where each worker has its own
     params and state. Outside, params and state have a leading axis of workers. `update` takes two
     additional scalars per worker: `num_examples`, its weight :math:`n_k`, and `participates`,
     whether it participates in this synchronization. Workers that don't participate also receive the
     common params. If no worker participates, :math:`\phi` doesn't change. A worker with non-finite
-    params or weight, or a weight that isn't positive, is excluded; `apply_if_finite` around `inner`
-    keeps a worker's params finite. Without it, a worker with NaN params can't recover, because NaN
+    params or weight, or a weight that isn't positive, is excluded. `apply_if_finite` around `inner`
+    keeps a worker's params finite. Otherwise a worker with NaN params can't recover, because NaN
     plus an update is NaN.
 
     A synchronization is an update like any other, so the params equal :math:`\phi` up to the
@@ -79,8 +80,8 @@ class diloco(Transformation):
 
     Args:
         inner: The optimizer of a worker, with its own state.
-        outer: The optimizer of the common params; None for `scale(-1)`, which sets them to the
-            workers' mean.
+        outer: The optimizer of the common params; None for `scale(-1)`, which sets the common
+            params to the workers' mean.
         every: :math:`H`, the number of steps of a worker between synchronizations.
         axis: The named axis of the workers, or several.
         proximal: :math:`\mu`, the weight of the proximal term.
@@ -88,7 +89,8 @@ class diloco(Transformation):
             scale, such as 256.
 
     Raises:
-        ValueError: If `every` or `block_size` isn't at least 1; in use, if the axis isn't bound.
+        ValueError: If `every` or `block_size` isn't at least 1; in `update`, if the axis isn't
+            bound.
 
     Example:
         >>> from fnopt import distributed
@@ -122,13 +124,13 @@ class diloco(Transformation):
         super().__post_init__()
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
-        """Both optimizers."""
+        """The inner and the outer optimizer."""
         inner, outer = (None, None) if state is None else (state.inner_state, state.outer_state)
         return Member("inner", self.inner, inner), Member("outer", self.outer, outer)
 
     def init(self, params: Any) -> DilocoState:
         """Make the state, with the params as anchor."""
-        # A copy, so that a step may donate the params.
+        # The anchor is a copy, because a step may donate the buffers of the params.
         anchor = slot_copy(params)
         error = None if self.block_size is None else slot_zeros(params)
         inner, outer = self.inner.init(params), self.outer.init(anchor)
@@ -145,61 +147,66 @@ class diloco(Transformation):
         **extra_args: Any,
     ) -> tuple[Any, DilocoState]:
         """Return the worker's updates; at a synchronization, the updates to the common params."""
-        pulled = add_proximal_gradient(updates, self.proximal, params, state.anchor)
-        own, inner_state = self.inner.update(pulled, state.inner_state, params, **extra_args)
-        own = cast_like(own, state.anchor)
+        proximal_updates = add_proximal_gradient(updates, self.proximal, params, state.anchor)
+        inner_updates, inner_state = self.inner.update(
+            proximal_updates, state.inner_state, params, **extra_args
+        )
+        inner_updates = cast_like(inner_updates, state.anchor)
         count = safe_increment(state.count)
         weight = _weight(num_examples, participates)
 
-        def meet() -> tuple[Any, ...]:
-            moved = _outer_gradient(state.anchor, params, own)
-            # A worker with non-finite params or an invalid weight doesn't count.
-            valid = all_finite(moved) & jnp.isfinite(weight) & (weight > 0)
-            share = jnp.where(valid, weight, jnp.zeros_like(weight))
-            gradient, error, some = self._mean(moved, share, state.error, count)
-            new, outer_state = self.outer.update(gradient, state.outer_state, state.anchor)
-            new = apply_updates(state.anchor, cast_like(new, state.anchor))
+        def synchronize() -> tuple[Any, ...]:
+            change = _outer_gradient(state.anchor, params, inner_updates)
+            # A worker with non-finite params or an invalid weight has weight zero.
+            valid = all_finite(change) & jnp.isfinite(weight) & (weight > 0)
+            valid_weight = jnp.where(valid, weight, jnp.zeros_like(weight))
+            gradient, error, has_weight = self._mean(change, valid_weight, state.error, count)
+            new_anchor, outer_state = self.outer.update(gradient, state.outer_state, state.anchor)
+            new_anchor = apply_updates(state.anchor, cast_like(new_anchor, state.anchor))
             outer_state = cast_like(outer_state, state.outer_state)
-            new, outer_state, error = jax.tree.map(
-                lambda a, b: jnp.where(some, a, b),
-                (new, outer_state, error),
+            new_anchor, outer_state, error = jax.tree.map(
+                lambda a, b: jnp.where(has_weight, a, b),
+                (new_anchor, outer_state, error),
                 (state.anchor, state.outer_state, state.error),
             )
-            jump = jax.tree.map(lambda a, p: a - p.astype(a.dtype), new, params)
-            return jump, new, outer_state, error
+            to_anchor = jax.tree.map(lambda a, p: a - p.astype(a.dtype), new_anchor, params)
+            return to_anchor, new_anchor, outer_state, error
 
-        meets = count % jnp.asarray(self.every, count.dtype) == 0
+        is_synchronization = count % jnp.asarray(self.every, count.dtype) == 0
         # Workers communicate only in steps that end a round.
-        own, anchor, outer_state, error = jax.lax.cond(
-            meets, meet, lambda: (own, state.anchor, state.outer_state, state.error)
+        updates, anchor, outer_state, error = jax.lax.cond(
+            is_synchronization,
+            synchronize,
+            lambda: (inner_updates, state.anchor, state.outer_state, state.error),
         )
-        return own, DilocoState(count, anchor, inner_state, outer_state, error)
+        return updates, DilocoState(count, anchor, inner_state, outer_state, error)
 
     def _mean(
-        self, moved: Any, weight: jax.Array, error: Any, count: jax.Array
+        self, changes: Any, weight: jax.Array, error: Any, count: jax.Array
     ) -> tuple[Any, Any, jax.Array]:
         """Weighted mean over workers, its rounding error, and whether any weight is positive."""
         try:
-            # Scale before the sum, so that a worker with weight zero has no effect.
+            # With normalized weights, the weighted sum stays in the range of the changes.
             total = jax.lax.psum(weight, self.axis)
-            some = total > 0
-            share = weight / jnp.where(some, total, jnp.ones_like(total))
+            has_weight = total > 0
+            fraction = weight / jnp.where(has_weight, total, jnp.ones_like(total))
 
             def weigh(x: jax.Array) -> jax.Array:
-                # Select too, because zero times NaN (from a worker that diverged) is NaN.
-                real = share.astype(jnp.finfo(x.dtype).dtype)
-                return jnp.where(weight > 0, x, jnp.zeros_like(x)) * real
+                # `where` is needed, because zero times NaN (of a diverged worker) is NaN.
+                factor = fraction.astype(jnp.finfo(x.dtype).dtype)
+                return jnp.where(weight > 0, x, jnp.zeros_like(x)) * factor
 
-            weighted = jax.tree.map(weigh, moved)
+            weighted = jax.tree.map(weigh, changes)
             if self.block_size is None:
-                return jax.lax.psum(weighted, self.axis), None, some
-            return *compressed_sum(weighted, error, self.axis, self.block_size, count), some
+                return jax.lax.psum(weighted, self.axis), None, has_weight
+            return *compressed_sum(weighted, error, self.axis, self.block_size, count), has_weight
         # JAX raises a NameError for an unbound axis
         except NameError:
             raise ValueError(
-                f"{where()}the axis {self.axis!r} isn't bound here: call update inside "
-                "jax.shard_map over a mesh that has it, or jax.vmap(..., axis_name=...). In a "
-                "plain loop over clients use fnopt.distributed.federated."
+                f"{where()}the axis {self.axis!r} isn't bound here, expected an axis in scope. "
+                "Call update inside jax.shard_map over a mesh with this axis, or inside "
+                "jax.vmap(..., axis_name=...). In a plain loop over clients, use "
+                "fnopt.distributed.federated."
             ) from None
 
 
@@ -225,16 +232,16 @@ def add_proximal_gradient(updates: Any, strength: Any, params: Any, start: Any) 
 
 def all_finite(tree: Any) -> jax.Array:
     """Whether all elements of all leaves are finite."""
-    each = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]
-    return functools.reduce(jnp.logical_and, each, jnp.asarray(True))
+    finite = [jnp.isfinite(x).all() for x in jax.tree.leaves(tree)]
+    return functools.reduce(jnp.logical_and, finite, jnp.asarray(True))
 
 
-def _outer_gradient(anchor: Any, params: Any, own: Any) -> Any:
+def _outer_gradient(anchor: Any, params: Any, updates: Any) -> Any:
     """Outer gradient: minus a worker's change of the params since the last synchronization."""
 
     def change(a: Any, p: Any, u: Any) -> Any:
-        # The change starts from the anchor, rounded to the dtype of the worker's params.
-        begun = a.astype(jnp.result_type(p)).astype(a.dtype)
-        return begun - (p.astype(a.dtype) + u)
+        # The worker's params started from the anchor rounded to their dtype.
+        begin = a.astype(jnp.result_type(p)).astype(a.dtype)
+        return begin - (p.astype(a.dtype) + u)
 
-    return jax.tree.map(change, anchor, params, own)
+    return jax.tree.map(change, anchor, params, updates)

@@ -16,7 +16,7 @@ Axis = str | tuple[str, ...]
 
 
 def axis_names(axis: Axis) -> tuple[str, ...]:
-    """A tuple of axis names, from one or several names."""
+    """Convert one axis name, or several, to a tuple."""
     names = (axis,) if isinstance(axis, str) else axis
     if not isinstance(names, (tuple, list)) or not all(isinstance(name, str) for name in names):
         raise TypeError("expected a name, such as 'data', or a tuple of names")
@@ -26,43 +26,43 @@ def axis_names(axis: Axis) -> tuple[str, ...]:
 
 
 def common_mesh(params: Any, mesh: Any, name: str) -> Any:
-    """The given mesh, or the mesh of the params; check that all params are on it."""
+    """Return `mesh`, or else the mesh of the params; check that all params are on this mesh."""
     named = leaves_with_names(params)[0]
-    placed = [(path, p.sharding) for path, p in named if _is_on_another_device(p)]
-    placed += [(path, s) for path, p in named if (s := sharding_of(p)) is not None]
+    shardings = [(path, p.sharding) for path, p in named if _is_on_another_device(p)]
+    shardings += [(path, s) for path, p in named if (s := sharding_of(p)) is not None]
     if mesh is None:
-        meshes = [s.mesh for _, s in placed if isinstance(s, NamedSharding)] or context_mesh()
+        meshes = [s.mesh for _, s in shardings if isinstance(s, NamedSharding)] or context_mesh()
         if not meshes and any(isinstance(p, Tracer) for _, p in named):
             raise ValueError(
-                f"{name}: the params are traced and their types name no explicit mesh, so "
-                "that their shardings aren't known here: call it outside of jax.jit, or "
-                "pass mesh= to treat them as replicated."
+                f"{name}: the params are traced without an explicit mesh, expected params whose "
+                f"shardings are known. Call {name} outside of jax.jit, or pass mesh= to treat the "
+                "params as replicated."
             )
         if not meshes:
-            example = f" ({leaf_text(placed[0][0])} has {placed[0][1]})" if placed else ""
+            example = f" ({leaf_text(shardings[0][0])} has {shardings[0][1]})" if shardings else ""
             raise ValueError(
-                f"{name}: the params are on no mesh{example}. Put them on one with "
-                "jax.device_put(params, NamedSharding(mesh, PartitionSpec())), pass mesh=, or call "
-                "it within jax.set_mesh(mesh)."
+                f"{name}: the params are on no mesh{example}, expected params on a mesh. Put the "
+                "params on a mesh with jax.device_put(params, NamedSharding(mesh, "
+                f"PartitionSpec())), pass mesh=, or call {name} within jax.set_mesh(mesh)."
             )
         mesh = meshes[0]
-    for path, sharding in placed:
+    for path, sharding in shardings:
         is_on_mesh = isinstance(sharding, NamedSharding) and _same_mesh(sharding.mesh, mesh)
         if not is_on_mesh:
             raise ValueError(
                 f"{name}: {leaf_text(path)} of the params has the sharding {sharding}, expected "
-                f"one on the mesh {dict(mesh.shape)} of axes "
-                f"{names_text(list(mesh.axis_names))}: put all params on one mesh with "
+                f"a sharding on the mesh {dict(mesh.shape)} with the axes "
+                f"{names_text(list(mesh.axis_names))}. Put all params on one mesh with "
                 "jax.device_put first."
             )
     return mesh
 
 
 def context_mesh() -> list[Any]:
-    """The mesh that `jax.set_mesh` has set, if there is one."""
+    """List with the mesh that `jax.set_mesh` has set; empty if there is no such mesh."""
     # While a program is traced, only the abstract mesh is available; `get_mesh` raises.
-    find = "get_abstract_mesh" if is_tracing() else "get_mesh"
-    mesh: Any = getattr(jax.sharding, find, lambda: None)()
+    getter = "get_abstract_mesh" if is_tracing() else "get_mesh"
+    mesh: Any = getattr(jax.sharding, getter, lambda: None)()
     return [] if mesh is None or mesh.empty else [mesh]
 
 
@@ -92,33 +92,36 @@ def spec_of(p: Any) -> tuple[Any, ...]:
 def divide_further(
     shape: tuple[int, ...], spec: tuple[Any, ...], names: Axis, mesh: Any
 ) -> tuple[Any, ...]:
-    """Shard the longest divisible dimension over additional axes."""
+    """Shard the longest divisible dimension over additional axes, and return the new spec.
+
+    The spec doesn't change if no dimension is divisible, or if it already contains an axis.
+    """
     names = axis_names(names)
-    used = {name for part in spec if part is not None for name in axis_names(part)}
+    used_names = {name for part in spec if part is not None for name in axis_names(part)}
     n = math.prod(mesh.shape[name] for name in names)
     shards = [
         1 if part is None else math.prod(mesh.shape[name] for name in axis_names(part))
         for part in spec
     ]
     local = [length // count for length, count in zip(shape, shards, strict=True)]
-    fitting = [i for i, length in enumerate(local) if length and length % n == 0]
-    if used & {*names} or not fitting:
+    divisible = [i for i, length in enumerate(local) if length and length % n == 0]
+    if used_names & {*names} or not divisible:
         return spec
-    # The longest dimension leaves the most to further axes.
-    i = max(fitting, key=lambda i: local[i])
-    old = () if spec[i] is None else axis_names(spec[i])
-    new = [*old, *names]
-    return (*spec[:i], tuple(new) if len(new) > 1 else new[0], *spec[i + 1 :])
+    # Division of the longest dimension leaves the longest shards for a division by further axes.
+    i = max(divisible, key=lambda i: local[i])
+    old_axes = () if spec[i] is None else axis_names(spec[i])
+    new_axes = [*old_axes, *names]
+    return (*spec[:i], tuple(new_axes) if len(new_axes) > 1 else new_axes[0], *spec[i + 1 :])
 
 
-def put(x: Any, place: NamedSharding) -> Any:
-    """Place an array, eager or traced, in this sharding."""
-    if isinstance(place.mesh, Mesh) and not isinstance(x, Tracer):
-        return jax.device_put(x, place)
-    if AxisType.Explicit in place.mesh.axis_types:
-        return reshard(x, place)
-    # Automatic axes have no sharding in the type, so the compiler gets a constraint.
-    return jax.lax.with_sharding_constraint(x, place)
+def put(x: Any, sharding: NamedSharding) -> Any:
+    """Reshard an array, eager or traced."""
+    if isinstance(sharding.mesh, Mesh) and not isinstance(x, Tracer):
+        return jax.device_put(x, sharding)
+    if AxisType.Explicit in sharding.mesh.axis_types:
+        return reshard(x, sharding)
+    # The type has no sharding over automatic axes, so the compiler gets a constraint.
+    return jax.lax.with_sharding_constraint(x, sharding)
 
 
 def sharding_of(p: Any) -> NamedSharding | None:
@@ -129,9 +132,9 @@ def sharding_of(p: Any) -> NamedSharding | None:
     sharding = jax.typeof(p).sharding if isinstance(p, Tracer) else getattr(p, "sharding", None)
     if not isinstance(sharding, NamedSharding):
         return None
-    kinds = sharding.mesh.axis_types
-    unknown = AxisType.Explicit not in kinds or AxisType.Manual in kinds
-    return None if isinstance(p, Tracer) and unknown else sharding
+    axis_types = sharding.mesh.axis_types
+    is_unknown = AxisType.Explicit not in axis_types or AxisType.Manual in axis_types
+    return None if isinstance(p, Tracer) and is_unknown else sharding
 
 
 def _is_on_another_device(p: Any) -> bool:
@@ -146,5 +149,5 @@ def _is_on_another_device(p: Any) -> bool:
 def _same_mesh(a: Any, b: Any) -> bool:
     if dict(a.shape) != dict(b.shape):
         return False
-    known = isinstance(a, Mesh) and isinstance(b, Mesh)  # a type names no devices
-    return not known or list(a.devices.flat) == list(b.devices.flat)
+    have_devices = isinstance(a, Mesh) and isinstance(b, Mesh)  # the mesh of a type has no devices
+    return not have_devices or list(a.devices.flat) == list(b.devices.flat)

@@ -1,8 +1,8 @@
 """Shards of leaves, and their exchange in one collective per dtype, also as 8-bit codes.
 
 A leaf is flattened, padded with zeros and split into N equal shards. A shard has as many axes as
-the leaf, all of length 1 except the last, so masks that select matrices or vectors work. A
-collective sends the shards of all leaves of a dtype as one array, `[N, sum of their lengths]`.
+the leaf, all of length 1 except the last, so that masks can select leaves by their number of axes.
+A collective sends the shards of all leaves of a dtype as one array, `[N, sum of shard lengths]`.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from fnopt.transforms import SIGNED, decode, encode
 
 def split_in_shards(x: Any, n: int) -> jax.Array:
     """Split a leaf into `n` equal shards, `[n, ceil(size / n)]`, padded with zeros."""
-    # Split elements and not an axis, because a leaf of any shape then has N equal parts.
+    # Elements are split and not an axis, because the lengths of axes may not be divisible by N.
     x = jnp.ravel(x)
     length = -(-x.size // n)
     return jnp.pad(x, (0, n * length - x.size)).reshape(n, length)
 
 
 def row_shape(x: Any, length: int) -> tuple[int, ...]:
-    """Shape of a flat array with as many axes as the leaf `x`, at least one."""
+    """Shape of a shard: all axes of the leaf `x` (at least one) have length 1, except the last."""
     return (1,) * (jnp.ndim(x) - 1) + (length,)
 
 
 def shards_in_a_row(x: Any, n: int) -> jax.Array:
-    """Concatenated shards of a leaf."""
+    """Concatenate the shards of a leaf, including the padding, along the last axis."""
     parts = split_in_shards(x, n)
     return parts.reshape(row_shape(x, parts.size))
 
 
 def join_shards(parts: Any, shape: tuple[int, ...]) -> jax.Array:
-    """Join shards to a leaf of this shape."""
+    """Join shards to a leaf of the given shape, without the padding."""
     return jnp.ravel(parts)[: math.prod(shape)].reshape(shape)
 
 
@@ -58,7 +58,7 @@ def local_shards(tree: Any, axes: tuple[str, ...], n: int) -> Any:
 def local_unsharded_leaves(
     shapes: dict[str, tuple[int, ...]], axes: tuple[str, ...]
 ) -> UnshardedLeaves:
-    """Description of leaves whose shards are on the devices of these axes."""
+    """Describe leaves whose shards are on the devices of the named axes."""
     return UnshardedLeaves(
         shapes,
         jax.lax.psum(1, axes),
@@ -69,7 +69,7 @@ def local_unsharded_leaves(
 
 
 def reduce_scatter(tree: Any, axes: tuple[str, ...], n: int) -> Any:
-    """This device's shard of every leaf's sum over devices: one reduce-scatter per dtype."""
+    """Sum leaves over devices and return this device's shards, by one reduce-scatter per dtype."""
     leaves, treedef = jax.tree.flatten(tree)
     send = functools.partial(jax.lax.psum_scatter, axis_name=axes, scatter_dimension=0)
     received = _send_packed(send, [split_in_shards(x, n) for x in leaves])
@@ -80,7 +80,7 @@ def reduce_scatter(tree: Any, axes: tuple[str, ...], n: int) -> Any:
 
 
 def all_gather_shards(parts: Any, like: Any, axes: tuple[str, ...]) -> Any:
-    """Gather leaves of the shapes of `like` from all shards: one all-gather per dtype."""
+    """Gather all shards into leaves with the shapes of `like`, by one all-gather per dtype."""
     flat = [jnp.ravel(x) for x in jax.tree.leaves(parts)]
     received = _send_packed(lambda packed: all_gather(packed, axes), flat)
     shapes, treedef = jax.tree.flatten(like)
@@ -95,18 +95,18 @@ def _send_packed(
     # Every collective adds latency, so there is one per dtype and not one per leaf.
     received: dict[int, jax.Array] = {}
     for dtype in dict.fromkeys(x.dtype for x in blocks):
-        which = [i for i, x in enumerate(blocks) if x.dtype == dtype and x.size]
-        if not which:
+        indices = [i for i, x in enumerate(blocks) if x.dtype == dtype and x.size]
+        if not indices:
             continue
-        packed = send(jnp.concatenate([blocks[i] for i in which], axis=-1))
-        ends = [sum(blocks[j].shape[-1] for j in which[: k + 1]) for k in range(len(which))]
+        packed = send(jnp.concatenate([blocks[i] for i in indices], axis=-1))
+        ends = [sum(blocks[j].shape[-1] for j in indices[: k + 1]) for k in range(len(indices))]
         pieces = jnp.split(packed, ends[:-1], axis=-1)
-        received |= dict(zip(which, pieces, strict=True))
+        received |= dict(zip(indices, pieces, strict=True))
     return [received.get(i, jnp.zeros((0,), x.dtype)) for i, x in enumerate(blocks)]
 
 
 def compressed_sum(
-    tree: Any, owed: Any, axes: tuple[str, ...], block_size: int, count: jax.Array
+    tree: Any, error: Any, axes: tuple[str, ...], block_size: int, count: jax.Array
 ) -> tuple[Any, Any]:
     r"""Sum the trees of all devices, and keep this device's rounding error for the next sum.
 
@@ -115,30 +115,30 @@ def compressed_sum(
 
     Every device sums its part (an all-to-all of codes) and sends the sum to all devices (an
     all-gather). This sends two bytes per number, whereas an all-reduce of float32 sends eight. The
-    device that sums a part stores the second rounding error, so the sum over all rounds is exact.
+    device that sums a part stores the second rounding error, so that no rounding error is lost.
 
     Args:
         tree: This device's floating arrays.
-        owed: :math:`e_k`, a tree like `tree`.
+        error: :math:`e_k`, a tree like `tree`.
         axes: The named axes of the devices.
         block_size: Number of elements that share a scale.
         count: The index of this sum, the seed of the stochastic rounding.
     """
-    leaves, treedef = jax.tree.flatten(jax.tree.map(jnp.add, tree, owed))
+    leaves, treedef = jax.tree.flatten(jax.tree.map(jnp.add, tree, error))
     if not sum(x.size for x in leaves):
-        return tree, owed
+        return tree, error
     n = jax.lax.psum(1, axes)
-    # Reduce-scatter and all-gather, both in codes. Both rounding errors are added to the next
+    # A reduce-scatter and an all-gather of codes. The rounding errors of both are added to the next
     # message (error feedback, Karimireddy et al., 2019, arXiv:1901.09847).
     packed, block = _pack(leaves, n, block_size)
-    codes, sent = _encode_rows(packed, block, count)
+    codes, decoded = _encode_rows(packed, block, count)
     received = jax.lax.all_to_all(codes, axes, 0, 0)
     part = jnp.sum(_decode_rows(received, packed.shape[1], block, packed.dtype), 0)
-    back, decoded = _encode_rows(part[None], block, count)
-    everything = jax.lax.all_gather(back[0], axes)
-    total = _decode_rows(everything, packed.shape[1], block, packed.dtype)
-    rest = (packed - sent).at[jax.lax.axis_index(axes)].add(part - decoded[0])
-    return treedef.unflatten(_unpack(total, leaves)), treedef.unflatten(_unpack(rest, leaves))
+    sum_codes, decoded_sum = _encode_rows(part[None], block, count)
+    gathered = jax.lax.all_gather(sum_codes[0], axes)
+    total = _decode_rows(gathered, packed.shape[1], block, packed.dtype)
+    new_error = (packed - decoded).at[jax.lax.axis_index(axes)].add(part - decoded_sum[0])
+    return treedef.unflatten(_unpack(total, leaves)), treedef.unflatten(_unpack(new_error, leaves))
 
 
 def as_pairs(x: jax.Array) -> jax.Array:
@@ -147,7 +147,7 @@ def as_pairs(x: jax.Array) -> jax.Array:
 
 
 def from_pairs(x: jax.Array, dtype: Any) -> jax.Array:
-    """Invert `as_pairs`, with results in this dtype."""
+    """Invert `as_pairs`, and cast the result to `dtype`."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
         x = jax.lax.complex(x[..., 0], x[..., 1])
     return x.astype(dtype)
@@ -164,27 +164,27 @@ def _pack(leaves: list[jax.Array], n: int, block_size: int) -> tuple[jax.Array, 
 
 
 def _unpack(packed: jax.Array, leaves: list[jax.Array]) -> list[jax.Array]:
-    found, start = [], 0
+    unpacked, start = [], 0
     for x in leaves:
         like = jax.eval_shape(as_pairs, x)
         length = -(-like.size // packed.shape[0])
         part = join_shards(packed[:, start : start + length], like.shape)
-        found.append(from_pairs(part, x.dtype))
+        unpacked.append(from_pairs(part, x.dtype))
         start += length
-    return found
+    return unpacked
 
 
 def _encode_rows(x: jax.Array, block: int, count: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Encode rows as bytes (codes, then scales); return the bytes and the decoded values."""
     codes, scales = encode(x, SIGNED, block, count)
-    as_bytes = jax.lax.bitcast_convert_type(scales, jnp.uint8).reshape(x.shape[0], -1)
-    sent = decode(codes, scales, SIGNED, block)
-    return jnp.concatenate([codes, as_bytes], axis=1), sent
+    scale_bytes = jax.lax.bitcast_convert_type(scales, jnp.uint8).reshape(x.shape[0], -1)
+    decoded = decode(codes, scales, SIGNED, block)
+    return jnp.concatenate([codes, scale_bytes], axis=1), decoded
 
 
 def _decode_rows(message: jax.Array, length: int, block: int, dtype: Any) -> jax.Array:
-    """Decode messages of rows of this length."""
-    codes, as_bytes = message[:, :length], message[:, length:]
+    """Decode messages of `_encode_rows` to rows of the given length."""
+    codes, scale_bytes = message[:, :length], message[:, length:]
     blocks = () if length == block else (length // block,)
-    as_bytes = as_bytes.reshape(len(message), *blocks, dtype.itemsize)
-    return decode(codes, jax.lax.bitcast_convert_type(as_bytes, dtype), SIGNED, block)
+    scale_bytes = scale_bytes.reshape(len(message), *blocks, dtype.itemsize)
+    return decode(codes, jax.lax.bitcast_convert_type(scale_bytes, dtype), SIGNED, block)

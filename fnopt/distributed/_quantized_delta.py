@@ -42,15 +42,15 @@ class quantized_delta(Value):
     `encode(params, start, state)` returns a message and the next state. The message is a quarter of
     the size of float32 params. The rounding error in the state is added to the next message (error
     feedback). The server calls `decode(message, start)`, which returns the client's params up to
-    rounding, for `federated`. The codes are the same as in `quantized_state`, with unbiased
-    stochastic rounding. A client that participates only once uses a new state.
+    rounding, and passes them to `federated`. The codes are equal to the codes of `quantized_state`,
+    with unbiased stochastic rounding. A client that participates only once uses a new state.
 
     Args:
         block_size: Maximum number of elements that share a scale. With 256, the scales add 4/256
             byte per number.
 
     Raises:
-        ValueError: If `block_size` isn't at least 1; in use, if trees differ.
+        ValueError: If `block_size` isn't at least 1; in `encode` and `decode`, if trees differ.
 
     Example:
         >>> from fnopt import distributed
@@ -59,8 +59,8 @@ class quantized_delta(Value):
         >>> message, state = codec.encode({"w": jnp.arange(1024.0)}, start, codec.init(start))
         >>> sum(x.nbytes for x in jax.tree.leaves(message))
         1040
-        >>> came_to = codec.decode(message, start)["w"]
-        >>> bool(jnp.allclose(came_to - state.error["w"], jnp.arange(1024.0)))
+        >>> decoded = codec.decode(message, start)["w"]
+        >>> bool(jnp.allclose(decoded - state.error["w"], jnp.arange(1024.0)))
         True
 
     Reference:
@@ -98,10 +98,10 @@ class quantized_delta(Value):
         check_same_tree(params, start, "params of the client", "params of the server")
 
         def encode_leaf(p: Any, x: Any, e: jax.Array) -> tuple[Codes, jax.Array]:
-            # Error feedback: the rounding error of the last message is added to this message.
-            owed = as_pairs(_wide(p, e.dtype) - _wide(x, e.dtype) + e)
-            codes = Codes(*encode(owed, SIGNED, self.block_size, state.count))
-            return codes, from_pairs(owed - self._decoded(codes), e.dtype)
+            # Error feedback: this message includes the rounding error of the last message.
+            change = as_pairs(_cast(p, e.dtype) - _cast(x, e.dtype) + e)
+            codes = Codes(*encode(change, SIGNED, self.block_size, state.count))
+            return codes, from_pairs(change - self._decoded(codes), e.dtype)
 
         leaves, treedef = jax.tree.flatten(start)
         others = jax.tree.leaves(params), jax.tree.leaves(state.error)
@@ -120,14 +120,15 @@ class quantized_delta(Value):
             A tree like `start`.
 
         Raises:
-            ValueError: If the message doesn't match these params; the error names the leaf.
+                ValueError: If the message doesn't match `start`; the error names the leaf.
         """
         named, treedef = leaves_with_names(start)
-        found = jax.tree.leaves(message)
-        if len(found) != 2 * len(named):
+        arrays = jax.tree.leaves(message)
+        if len(arrays) != 2 * len(named):
             raise ValueError(
-                f"quantized_delta: the message has {len(found)} arrays, expected "
-                f"{2 * len(named)}: codes and scales for each of {len(named)} leaves."
+                f"quantized_delta: the message has {len(arrays)} arrays, expected "
+                f"{2 * len(named)}, the codes and scales of {len(named)} leaves. Pass the params "
+                "from which the message was encoded as start."
             )
 
         def decode_leaf(name: str, p: Any, codes: Any, scales: Any) -> jax.Array:
@@ -136,13 +137,15 @@ class quantized_delta(Value):
             if jnp.shape(codes) != expected or codes.dtype != jnp.uint8:
                 raise ValueError(
                     f"quantized_delta: {leaf_text(name)} of the message is {codes.dtype} of shape "
-                    f"{jnp.shape(codes)}, expected uint8 of shape {expected}. Was it made from "
-                    "these params?"
+                    f"{jnp.shape(codes)}, expected uint8 of shape {expected}. Pass the params from "
+                    "which the message was encoded as start."
                 )
-            moved = from_pairs(self._decoded(Codes(jnp.asarray(codes), jnp.asarray(scales))), dtype)
-            return (_wide(p, dtype) - moved).astype(jnp.result_type(p))
+            change = from_pairs(
+                self._decoded(Codes(jnp.asarray(codes), jnp.asarray(scales))), dtype
+            )
+            return (_cast(p, dtype) - change).astype(jnp.result_type(p))
 
-        codes = [iter(found)] * 2
+        codes = [iter(arrays)] * 2
         return treedef.unflatten(
             [decode_leaf(name, p, c, s) for (name, p), c, s in zip(named, *codes, strict=True)]
         )
@@ -151,5 +154,5 @@ class quantized_delta(Value):
         return decode(*leaf, SIGNED, self.block_size)
 
 
-def _wide(x: Any, dtype: Any) -> jax.Array:
+def _cast(x: Any, dtype: Any) -> jax.Array:
     return jnp.asarray(x).astype(dtype)

@@ -43,14 +43,14 @@ class sharded(Wrapper):
 
     Matrix methods (`muon`, `soap`, `shampoo`, `kl_shampoo`, `psgd_kron`, `galore`) also store their
     slots and factors in shards. The matrices of each shape are distributed among the devices. Every
-    device gathers its matrices, updates them as a whole and sends the results back, by two
-    all-to-alls of an N-th of the matrices. The work is divided by N if N divides the number of
-    matrices of each shape (each layer of a stack counts as one matrix).
+    device gathers its matrices, updates them and sends the results back, by two all-to-alls of one
+    N-th of the matrices. The work is divided by N if N divides the number of matrices of each shape
+    (each layer of a stack is one matrix).
 
     Quantized slots (`quantized_state`) have the same blocks as the whole leaf. If shards contain
-    whole blocks, the result equals the result of `inner` bit for bit. A block across two devices is
-    split into two blocks with separate scales, so its numbers are rounded differently, within the
-    same bounds.
+    whole blocks, the result equals the result of `inner` bit for bit. A block that crosses a shard
+    boundary is split into two blocks with separate scales. Its numbers are then rounded
+    differently, with the same error bound.
 
     Outside of `shard_map` the arrays of the state have shape `[1, ..., N * ceil(size / N)]`,
     sharded over the axis. `state_sharding` returns the shardings of the state. `init_sharded`, or
@@ -59,7 +59,7 @@ class sharded(Wrapper):
     of devices.
 
     Place transforms that need the averaged gradient (clipping, skipping, EMA, accumulation) inside
-    `sharded`. (With `accumulate` outside, `sharded` communicates only in every k-th step.)
+    `sharded`. With `accumulate` outside, `sharded` communicates only in every k-th step.
 
     Args:
         inner: An optimizer that is elementwise except for norms and inner products, or a matrix
@@ -71,9 +71,9 @@ class sharded(Wrapper):
             `check_vma=False` needs less communication.
 
     Raises:
-        ValueError: In use, if the axis isn't bound, the state was made for a different number of
-            devices, or `inner` needs whole leaves (for random numbers or means of a leaf, as in
-            `adafactor`): use `state_sharding` with `axis` for such optimizers.
+        ValueError: In `update`, if the axis isn't bound, the state was made for a different number
+            of devices, or `inner` needs whole leaves (for random numbers or means of a leaf, as in
+            `adafactor`). Use `state_sharding` with `axis` for such optimizers.
 
     Example:
         >>> from functools import partial
@@ -120,11 +120,11 @@ class sharded(Wrapper):
             with shards_over((), self._unsharded_leaves(params)):
                 return self.inner.init(parts)
         except Exception as error:
-            if "Sharding" not in type(error).__name__:  # JAX exports no name of the class
+            if "Sharding" not in type(error).__name__:  # JAX doesn't export the class
                 raise
             raise ValueError(
-                f"{where()}{self.inner._place} keeps its state in another form than that of the "
-                "params (blocks, factors), which can't be divided as they are. Use "
+                f"{where()}{self.inner._place} has a state of blocks or factors that JAX can't "
+                "compute from shards, expected slots with the shapes of the params. Use "
                 "fnopt.distributed.state_sharding(tx, params, axis=...) with the plain optimizer."
             ) from error
 
@@ -135,40 +135,48 @@ class sharded(Wrapper):
         check_inexact(updates, "gradients")
         n = self._size()
         _check_wrappers()
-        # Checked while tracing, so that an optimizer that needs whole leaves never runs on shards.
+        # The check runs at trace time, before any device computes with shards.
         check_elementwise(self.inner, updates, params, extra_args, self.axis)
-        mine = None if params is None else local_shards(params, self.axis, n)
-        grads = self._averaged(updates, n)
+        local_params = None if params is None else local_shards(params, self.axis, n)
+        grads = self._average(updates, n)
         with shards_over(self.axis, local_unsharded_leaves(shapes_by_name(updates), self.axis)):
-            _check_parts(state, jax.eval_shape(self.inner.init, grads if mine is None else mine), n)
-            new, state = self.inner.update(grads, state, mine, **extra_args)
-        return all_gather_shards(new, updates, self.axis), state
+            _check_parts(
+                state,
+                jax.eval_shape(self.inner.init, grads if local_params is None else local_params),
+                n,
+            )
+            shard_updates, state = self.inner.update(grads, state, local_params, **extra_args)
+        return all_gather_shards(shard_updates, updates, self.axis), state
 
-    def _averaged(self, updates: Any, n: int) -> Any:
-        """This device's shards of the averaged gradients."""
+    def _average(self, updates: Any, n: int) -> Any:
+        """Compute this device's shards of the averaged (or summed) gradients."""
         leaves, treedef = jax.tree.flatten(updates)
-        # Types track varying axes in a `jax.shard_map` with `check_vma=True`.
-        tracked = bool(varying_axes(jax.lax.axis_index(self.axis)))
-        same = [tracked and not {*self.axis} & varying_axes(g) for g in leaves]
-        summed = iter(
-            reduce_scatter([g for g, s in zip(leaves, same, strict=True) if not s], self.axis, n)
+        # With `check_vma=True`, types track varying axes, and `jax.grad` sums the gradients of
+        # replicated params over the devices. A gradient that doesn't vary is such a sum.
+        types_track_axes = bool(varying_axes(jax.lax.axis_index(self.axis)))
+        is_summed = [types_track_axes and not {*self.axis} & varying_axes(g) for g in leaves]
+        sums = iter(
+            reduce_scatter(
+                [g for g, s in zip(leaves, is_summed, strict=True) if not s], self.axis, n
+            )
         )
         parts = [
-            local_shards(g, self.axis, n) if s else self._scaled(next(summed), n)
-            for g, s in zip(leaves, same, strict=True)
+            local_shards(g, self.axis, n) if s else self._scale(next(sums), n)
+            for g, s in zip(leaves, is_summed, strict=True)
         ]
         return treedef.unflatten(parts)
 
-    def _scaled(self, part: jax.Array, n: int) -> jax.Array:
+    def _scale(self, part: jax.Array, n: int) -> jax.Array:
         return part / jax.numpy.asarray(n, part.dtype) if self.mean else part
 
     def _size(self) -> int:
         n = _size_if_bound(self.axis)
         if n is None:
             raise ValueError(
-                f"{where()}the axis {self.axis!r} isn't bound here: call update inside "
-                "jax.shard_map over a mesh that has it. For a jitted step without named axes pass "
-                "the plain optimizer and fnopt.distributed.state_sharding(tx, params, axis=...)."
+                f"{where()}the axis {self.axis!r} isn't bound here, expected an axis in scope. "
+                "Call update inside jax.shard_map over a mesh with this axis. For a jitted step "
+                "without named axes, use the plain optimizer and "
+                "fnopt.distributed.state_sharding(tx, params, axis=...)."
             )
         return n
 
@@ -177,16 +185,16 @@ class sharded(Wrapper):
         mesh = mesh_of(p)
         if mesh is None or not {*self.axis} <= {*mesh.axis_names}:
             raise ValueError(
-                f"{where()}the axis {self.axis!r} is neither bound here nor an axis of "
-                f"the params' mesh: {leaf_text(name)} has {_sharding_of(p)}. Call init "
-                "inside jax.shard_map, or put the params on the mesh first, or use "
-                "fnopt.distributed.init_sharded(tx, params, mesh=mesh)."
+                f"{where()}the axis {self.axis!r} is neither bound here nor an axis of the params' "
+                f"mesh: {leaf_text(name)} has {_sharding_of(p)}, expected a sharding on a mesh "
+                "with this axis. Call init inside jax.shard_map, put the params on the mesh first, "
+                "or use fnopt.distributed.init_sharded(tx, params, mesh=mesh)."
             )
         n = math.prod(mesh.shape[name] for name in self.axis)
         return _shard_last(shards_in_a_row(replicate(p), n), self.axis, mesh)
 
     def _unsharded_leaves(self, params: Any) -> UnshardedLeaves | None:
-        """Description of leaves that are concatenated shards on a mesh."""
+        """Describe leaves that are concatenated shards on the mesh of the params."""
         mesh = next(map(mesh_of, jax.tree.leaves(params)), None)
         if mesh is None:
             return None
@@ -203,39 +211,39 @@ def _is_sharded(node: Any) -> bool:
     return isinstance(node, sharded)
 
 
-def undivided(tx: Any) -> Any:
-    """The optimizer without `sharded`, for a single device."""
+def without_sharded(tx: Any) -> Any:
+    """Replace every `sharded` in an optimizer by its inner optimizer."""
     return jax.tree.map(
-        lambda x: undivided(x.inner) if _is_sharded(x) else x, tx, is_leaf=_is_sharded
+        lambda x: without_sharded(x.inner) if _is_sharded(x) else x, tx, is_leaf=_is_sharded
     )
 
 
 def _check_wrappers() -> None:
-    # These wrappers accept or skip a step by the gradient, which differs between devices here.
+    # These wrappers accept or skip a step depending on the gradient, which differs between devices
+    # here. A device that skips the step wouldn't call the collectives of the others: a deadlock.
     for name in ("apply_if_finite", "skip_large_updates"):
         if name in where():
             raise ValueError(
-                f"{where()}{name} is around sharded, where every device decides by its own "
-                "gradient and some would wait for others forever: put it inside, "
-                f"sharded({name}(...), axis)."
+                f"{where()}got {name} around sharded, where devices with different gradients "
+                f"decide differently and deadlock; expected sharded({name}(...), axis). Put "
+                f"{name} inside sharded."
             )
 
 
 def _size_if_bound(axes: tuple[str, ...]) -> int | None:
     try:
         return jax.lax.psum(1, axes)
-    # JAX raises a NameError for an unbound axis
-    except NameError:
+    except NameError:  # JAX's error for an unbound axis
         return None
 
 
 def shapes_by_name(tree: Any) -> dict[str, tuple[int, ...]]:
-    """Shapes of leaves by name."""
+    """Shapes of the leaves, keyed by their names."""
     return {name: jax.numpy.shape(x) for name, x in leaves_with_names(tree)[0]}
 
 
 def _shard_last(x: Any, axis: tuple[str, ...], mesh: Any) -> jax.Array:
-    """Shard the last dimension of an array over these mesh axes."""
+    """Shard the last dimension of an array over the given mesh axes."""
     return put(x, NamedSharding(mesh, PartitionSpec(*(None,) * (x.ndim - 1), axis)))
 
 
@@ -262,7 +270,7 @@ def _check_parts(state: Any, expected: Any, n: int) -> None:
         if jax.numpy.shape(x) != y.shape:
             raise ValueError(
                 f"{where()}{leaf_text(name)} of the state has shape {jax.numpy.shape(x)} on a "
-                f"device, expected {y.shape}, one of {n} parts. Was the state made for another "
-                "number of devices (fnopt.distributed.gather_state and scatter_state), or given to "
-                "shard_map without the specs of fnopt.distributed.state_sharding(tx, params)?"
+                f"device, expected {y.shape}, one of {n} shards. Convert a state of another number "
+                "of devices with fnopt.distributed.gather_state and scatter_state. Pass "
+                "jax.shard_map the specs of fnopt.distributed.state_sharding(tx, params)."
             )

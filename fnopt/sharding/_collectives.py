@@ -43,19 +43,20 @@ def pvary_like(tree: Any, like: Any) -> Any:
 
     def pvary_leaf(x: Any) -> Any:
         # JAX raises an error if the array already varies over the axis.
-        lacking = tuple(sorted(axes - varying_axes(x)))
-        if not lacking:
+        missing = tuple(sorted(axes - varying_axes(x)))
+        if not missing:
             return x
         if hasattr(jax.lax, "pcast"):
-            return jax.lax.pcast(x, lacking, to="varying")
-        return jax.lax.pvary(x, lacking)  # pyright: ignore[reportAttributeAccessIssue]  before JAX 0.9
+            return jax.lax.pcast(x, missing, to="varying")
+        return jax.lax.pvary(x, missing)  # pyright: ignore[reportAttributeAccessIssue]  before JAX 0.9
 
     return jax.tree.map(pvary_leaf, tree)
 
 
 def while_loop(cond_fun: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:
     """`jax.lax.while_loop` whose carry varies over all axes over which any of its leaves varies."""
-    # The types of sums over the rows of all devices don't vary over devices.
+    # Inside `rows_sharded_over`, the carry contains sums over the rows of all devices, whose types
+    # don't vary over devices.
     if row_axes() or not any(map(varying_axes, jax.tree.leaves(init))):
         return lax.while_loop(cond_fun, body, init)
 
@@ -85,7 +86,7 @@ def pvary_for(fn: Callable[..., Any], params: Any, *args: Any) -> Any:
 
 
 def check_axis_name(axis_name: Any) -> None:
-    """Raise an error for a named axis that is not in scope.
+    """Raise a ValueError for a named axis that isn't in scope.
 
     Args:
         axis_name: A name, or a tuple of names; None for no axis.
@@ -95,10 +96,10 @@ def check_axis_name(axis_name: Any) -> None:
             jax.lax.psum(1, name)  # a constant needs no communication: JAX only looks up the name
         except NameError:
             raise ValueError(
-                f"axis_name = {axis_name!r}, but no axis {name!r} is in scope here. Call "
-                "it inside jax.shard_map over a mesh that has this axis, or inside "
-                "jax.vmap with this axis_name; under plain jax.jit leave it out, because "
-                "sums are over all devices there."
+                f"axis_name = {axis_name!r}, but no axis {name!r} is in scope here; expected an "
+                "axis of an enclosing jax.shard_map or jax.vmap. Call the function inside "
+                "jax.shard_map over a mesh with this axis, or inside jax.vmap with this axis_name. "
+                "Under plain jax.jit omit axis_name, because sums include all devices there."
             ) from None
 
 
@@ -129,7 +130,7 @@ def local_rows(x: jax.Array, axis_name: Any) -> jax.Array:
 
 def all_gather(x: Any, axis_name: Any, tiled: bool = False) -> jax.Array:
     """`jax.lax.all_gather` with a result that doesn't vary over devices; also for PRNG keys."""
-    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # collectives don't take keys
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):  # collectives don't support typed keys
         impl = jax.random.key_impl(x)
         data = all_gather(jax.random.key_data(x), axis_name, tiled)
         return jax.random.wrap_key_data(data, impl=impl)
@@ -170,12 +171,12 @@ def row_shards() -> int:
 
 
 def psum_rows(sums: Any) -> Any:
-    """Sum over all devices the partial sums over each device's rows."""
+    """Add the sums over each device's rows to the sum over the rows of all devices."""
     return jax.lax.psum(sums, row_axes()) if row_axes() else sums
 
 
 def pmax_rows(x: jax.Array) -> jax.Array:
-    """Maximum over all devices of the maxima over each device's rows."""
+    """Reduce the maxima over each device's rows to the maximum over the rows of all devices."""
     return jax.lax.pmax(x, row_axes()) if row_axes() else x
 
 

@@ -1,8 +1,9 @@
 """Shardings on meshes with explicit axes, where JAX requires a choice.
 
 On such a mesh the type of an array has a `PartitionSpec`. JAX raises an error for an operation
-whose result could have several `PartitionSpec`s. This module chooses one for the whole library. On
-automatic meshes, and on one device, the functions are equal to the functions of `jax.numpy`.
+whose result could have several `PartitionSpec`s. This module chooses the `PartitionSpec` for the
+whole library. On automatic meshes, and on one device, the functions are equal to the functions of
+`jax.numpy`.
 """
 
 from __future__ import annotations
@@ -61,16 +62,16 @@ def replicate(x: jax.Array, *dimensions: int) -> jax.Array:
 
 
 def replicate_for_batch(shared: Any, batch: Any) -> Any:
-    """Gather arrays shared by all examples over the mesh axes of the examples.
+    """Replicate arrays that all examples share over the mesh axes of the examples.
 
-    Params that are sharded over the axis of the batch (FSDP) have to be gathered. `jax.vmap` raises
+    Params that are sharded over the axis of the batch (FSDP) have to be gathered: `jax.vmap` raises
     an error if an argument is sharded over the mesh axis of the mapped dimension.
 
     Args:
-        shared: A tree; its leaves may be anything.
+        shared: A tree; leaves that aren't arrays are returned unchanged.
         batch: A tree of arrays with a leading axis of examples.
     """
-    used = {
+    batch_names = {
         name
         for x in jax.tree.leaves(batch)
         for axis in explicit_spec(x)[:1]
@@ -79,10 +80,10 @@ def replicate_for_batch(shared: Any, batch: Any) -> Any:
 
     def replicate_leaf(x: Any) -> Any:
         spec = explicit_spec(x) if hasattr(x, "dtype") else ()
-        shared_axes = [d for d, axis in enumerate(spec) if used & {*axis_names(axis)}]
+        shared_axes = [d for d, axis in enumerate(spec) if batch_names & {*axis_names(axis)}]
         return replicate(x, *shared_axes) if shared_axes else x
 
-    return jax.tree.map(replicate_leaf, shared) if used else shared
+    return jax.tree.map(replicate_leaf, shared) if batch_names else shared
 
 
 def reshard_like(x: jax.Array, like: Any) -> jax.Array:
@@ -110,8 +111,8 @@ def sharded_full_like(x: Any, fill_value: Any, dtype: Any = None) -> jax.Array:
 def reshape(x: jax.Array, *shape: int) -> jax.Array:
     """Reshape an array; replicate it first if JAX can't infer the sharding of the result."""
     if is_sharded(x):
-        # Every release of JAX infers more shardings (0.7 fewer than 0.10), so try JAX first. A
-        # wrong shape raises an error in the second call, too.
+        # JAX is tried first, because newer releases infer more shardings (0.10 more than 0.7). An
+        # invalid shape raises an error in the second call, too.
         with contextlib.suppress(Exception):
             return x.reshape(shape)
     return replicate(x).reshape(shape)
@@ -130,21 +131,21 @@ def concatenate(arrays: list[jax.Array], axis: int = 0) -> jax.Array:
 
 
 def _common_spec(specs: set[Spec], joint: int) -> PartitionSpec:
-    """Spec for concatenated arrays; slicing replicated arrays is free, moving rows isn't."""
-    kept = []
+    """Common spec of arrays to concatenate; sharding a replicated array needs no communication."""
+    spec = []
     for i, axes in enumerate(map(set, zip(*specs, strict=True))):
         is_joint = i == joint % len(next(iter(specs)))
         candidates = axes if is_joint else axes - {None}
-        kept.append(candidates.pop() if len(candidates) == 1 else None)
+        spec.append(candidates.pop() if len(candidates) == 1 else None)
     # Two dimensions can't be sharded over one mesh axis; then the result is replicated.
-    names = [name for axes in kept for name in axis_names(axes)]
-    return PartitionSpec(*(kept if len({*names}) == len(names) else [None] * len(kept)))
+    names = [name for axes in spec for name in axis_names(axes)]
+    return PartitionSpec(*(spec if len({*names}) == len(names) else [None] * len(spec)))
 
 
 def product_sharding(
     a: Any, b: Any, summed: tuple[int, int], batch: int = 0
 ) -> NamedSharding | None:
-    """Sharding of the product of two arrays, from their free axes; None if JAX infers it.
+    """Sharding of the product of two arrays, from their free axes; None if both are unsharded.
 
     Args:
         a: The first array.
@@ -157,25 +158,25 @@ def product_sharding(
     left, right = [*explicit_spec(a)], [*explicit_spec(b)]
     del left[summed[0]], right[summed[1]]
     # A mesh axis shards at most one dimension of an array; the left factor has priority.
-    used = {name for axes in left for name in axis_names(axes)}
+    used_names = {name for axes in left for name in axis_names(axes)}
     right = right[batch:]
-    free = [None if used & {*axis_names(axes)} else axes for axes in right]
+    right_axes = [None if used_names & {*axis_names(axes)} else axes for axes in right]
     mesh = jax.typeof(a if is_sharded(a) else b).sharding.mesh
-    return NamedSharding(mesh, PartitionSpec(*left, *free))
+    return NamedSharding(mesh, PartitionSpec(*left, *right_axes))
 
 
 @contextlib.contextmanager
 def use_mesh_of(*trees: Any) -> Iterator[None]:
     """Context that sets the mesh of the arrays, unless a mesh is already set."""
     arrays = [x for x in jax.tree.leaves(trees) if hasattr(x, "dtype") and is_sharded(x)]
-    unknown = not hasattr(jax, "set_mesh")  # before JAX 0.8 the caller has to set the mesh
-    if not arrays or unknown or not jax.sharding.get_abstract_mesh().empty:
+    has_no_set_mesh = not hasattr(jax, "set_mesh")  # before JAX 0.8 the caller has to set the mesh
+    if not arrays or has_no_set_mesh or not jax.sharding.get_abstract_mesh().empty:
         yield
         return
     tracer = next((x for x in arrays if isinstance(x, Tracer)), None)
     if tracer is not None or is_tracing():
-        first = arrays[0] if tracer is None else tracer
-        with jax.sharding.use_abstract_mesh(jax.typeof(first).sharding.mesh):
+        array = arrays[0] if tracer is None else tracer
+        with jax.sharding.use_abstract_mesh(jax.typeof(array).sharding.mesh):
             yield
     else:
         with jax.set_mesh(arrays[0].sharding.mesh):
@@ -183,9 +184,9 @@ def use_mesh_of(*trees: Any) -> Iterator[None]:
 
 
 def is_tracing() -> bool:
-    """Whether operations are being traced; no concrete mesh can be set then."""
+    """Whether operations are being traced; JAX can't set a concrete mesh during tracing."""
     # Under `jit`, an operation on constants becomes an equation, so its result is a tracer.
     return isinstance(_add(np.int32(0), np.int32(0)), Tracer)
 
 
-_add = jax.jit(jax.lax.add)  # an eager call takes 4 us; an eager `jax.lax.add` takes 20
+_add = jax.jit(jax.lax.add)  # an eager call takes 4 us; without `jax.jit` it takes 20 us

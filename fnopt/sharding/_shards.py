@@ -1,4 +1,4 @@
-"""Optimizers on shards of leaves, with sums over all devices."""
+"""Context in which an optimizer receives shards of leaves, and its sums include all devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class UnshardedLeaves(NamedTuple):
         kept: A function of all shards of an array, `[..., count, length]`. Inside `shard_map`, the
             function returns this device's shard, `[..., length]`. Outside it returns the
             concatenated shards, `[..., count * length]`, sharded over the devices.
-        is_probe: Whether the program is only inspected, with shards of artificial lengths.
+        is_probe: Whether the shards have artificial lengths, because the program is inspected and
+            never run.
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -28,7 +29,7 @@ class UnshardedLeaves(NamedTuple):
     is_probe: bool = False
 
 
-# Tracing is plain Python, so a context variable reaches the members of an optimizer on shards.
+# Tracing is plain Python, so a context variable reaches all members of the optimizer.
 _axes: contextvars.ContextVar[tuple[str, ...]] = contextvars.ContextVar("shard_axes", default=())
 _leaves: contextvars.ContextVar[UnshardedLeaves | None] = contextvars.ContextVar(
     "unsharded_leaves", default=None
@@ -40,7 +41,7 @@ SHARD_SUM = "sum_over_shards"
 
 @contextlib.contextmanager
 def shards_over(axes: tuple[str, ...], leaves: UnshardedLeaves | None = None) -> Iterator[None]:
-    """Declare that leaves are shards of leaves that are sharded over named axes."""
+    """Declare that the leaves of gradients and params are shards over named axes."""
     tokens = _axes.set(axes), _leaves.set(leaves)
     try:
         yield

@@ -29,8 +29,10 @@ def match_params(state: Any, params: Any) -> list[tuple[str, Any, Any]]:
         state: The state of any optimizer; arrays or shapes.
         params: The params of this state; arrays or shapes.
     """
-    known = dict(_named_leaves(params))
-    return [(name, leaf, _matching_param(name, leaf, known)) for name, leaf in _named_leaves(state)]
+    by_name = dict(_named_leaves(params))
+    return [
+        (name, leaf, _matching_param(name, leaf, by_name)) for name, leaf in _named_leaves(state)
+    ]
 
 
 def _named_leaves(tree: Any) -> list[tuple[str, Any]]:
@@ -38,13 +40,13 @@ def _named_leaves(tree: Any) -> list[tuple[str, Any]]:
     return [(keystr(path, simple=True, separator="/"), leaf) for path, leaf in paths]
 
 
-def _matching_param(name: str, leaf: Any, known: dict[str, Any]) -> Any:
+def _matching_param(name: str, leaf: Any, by_name: dict[str, Any]) -> Any:
     keys = name.split("/")
     suffixes = ["/".join(keys[i:]) for i in range(len(keys) + 1)]  # longest suffix first
-    matches = [suffix for suffix in suffixes if suffix in known]
-    matches.sort(key=lambda suffix: not fits_param(leaf, known[suffix]))
+    matches = [suffix for suffix in suffixes if suffix in by_name]
+    matches.sort(key=lambda suffix: not fits_param(leaf, by_name[suffix]))
     # If the params are a single leaf, its name is empty, and every name ends with it.
-    return next((known[s] for s in matches if s or fits_param(leaf, known[s])), None)
+    return next((by_name[s] for s in matches if s or fits_param(leaf, by_name[s])), None)
 
 
 def fits_param(leaf: Any, param: Any) -> bool:
@@ -56,10 +58,10 @@ def fits_param(leaf: Any, param: Any) -> bool:
 def place_state(state: Any, params: Any) -> Any:
     """Put the arrays of a fresh state on the devices of the params.
 
-    Slots are sharded like their params. Counts and other numbers depend on no param. They would be
-    placed on the first device, so they are replicated over the params' mesh. In a traced function
-    (`jax.jit(tx.init)`) the result has sharding constraints. Without them the compiler would put
-    the whole state on one device, because zeros depend on no input.
+    Slots are sharded like their params. Counts and other numbers depend on no param, so JAX would
+    place them on the first device; they are replicated over the params' mesh instead. In a traced
+    function (`jax.jit(tx.init)`) the result has sharding constraints. Without constraints, the
+    compiler would put the whole state on one device, because zeros depend on no input.
 
     Args:
         state: The result of an `init`.
@@ -77,15 +79,15 @@ def place_state(state: Any, params: Any) -> Any:
     def put(x: Any) -> Any:
         if isinstance(x, Tracer) or not isinstance(x, jax.Array):
             return x
-        # Uncommitted arrays are moved too; otherwise the next step would move them and recompile.
-        is_there = x.committed and x.sharding.device_set == replicated.device_set
-        return x if is_there else jax.device_put(x, replicated)
+        # Uncommitted arrays are moved too: the next step would commit them, and thus compile again.
+        is_placed = x.committed and x.sharding.device_set == replicated.device_set
+        return x if is_placed else jax.device_put(x, replicated)
 
     return jax.tree.map(put, state)
 
 
 def _replicated_shardings(params: Any) -> Iterator[Any]:
-    """Replicated shardings on the devices and in the memory kind of every placed leaf."""
+    """Yield the replicated sharding on the devices and in the memory kind of every placed leaf."""
     for p in jax.tree.leaves(params):
         if isinstance(p, Tracer):
             mesh = jax.typeof(p).sharding.mesh
@@ -107,27 +109,28 @@ def _constrain_state(state: Any, params: Any, replicated: NamedSharding) -> Any:
         for _, x, p in matched
     ]
     if leaves and not any(p is not None and fits_param(x, p) for _, x, p in matched):
-        # A compiled function doesn't know the devices of params that no output depends on.
+        # If no output depends on a param, the compiled function doesn't know the params' devices.
+        # The barrier makes all outputs depend on the smallest param.
         arrays = [p for p in jax.tree.leaves(params) if isinstance(p, jax.Array)]
         *leaves, _ = jax.lax.optimization_barrier((*leaves, min(arrays, key=jnp.size)))
     return jax.tree.unflatten(jax.tree.structure(state), leaves)
 
 
 def _constrain_like(x: Any, p: Any) -> Any:
-    # For a slot of another shape or in another memory kind, the compiler keeps the placement.
+    # For a slot of another shape or in another memory kind, the compiler chooses the placement.
     if not fits_param(x, p) or _memory_space(x) != _memory_space(p):
         return x
     p = jnp.broadcast_to(jnp.real(p), jnp.shape(x)).astype(x.dtype)
     if explicit_spec(p) != explicit_spec(x):
         return x if is_sharded(x) else reshard_like(x, p)
-    # The operands of a select are sharded alike, and the compiler doesn't know that `x` is always
-    # selected.
+    # The compiler gives both operands of a select the same sharding. The barrier hides from the
+    # compiler that `x` is always selected.
     never = jax.lax.optimization_barrier(jnp.zeros((), bool))
     return jnp.where(never, p, x)
 
 
 def _memory_space(x: Any) -> Any:
-    return getattr(jax.typeof(x), "memory_space", None)  # JAX 0.7 has no such types
+    return getattr(jax.typeof(x), "memory_space", None)  # types of JAX 0.7 lack it
 
 
 def _constrain_replicated(x: Any, replicated: NamedSharding) -> Any:
@@ -165,21 +168,21 @@ def step_with_divided_slots(
     pairs = [(x, g) for _, x, g in match_params(state, updates)]
     if all(_is_placed(x, g) for x, g in pairs):
         return step(updates, state, params)
-    divided = {id(g): x for x, g in pairs if g is not None and jnp.shape(x) == jnp.shape(g)}
-    if all(jnp.ndim(x) == 0 or _has_type_of(x, divided.get(id(g))) for x, g in pairs):
-        like = jax.tree.map(lambda g: divided.get(id(g), g), updates)
-        moved = None if params is None else _reshard_tree(params, like)
-        new, after = step(_reshard_tree(updates, like), state, moved)
-        return new, _reshard_tree(after, state)
+    slot_of = {id(g): x for x, g in pairs if g is not None and jnp.shape(x) == jnp.shape(g)}
+    if all(jnp.ndim(x) == 0 or _has_type_of(x, slot_of.get(id(g))) for x, g in pairs):
+        like = jax.tree.map(lambda g: slot_of.get(id(g), g), updates)
+        params_like_slots = None if params is None else _reshard_tree(params, like)
+        new_updates, new_state = step(_reshard_tree(updates, like), state, params_like_slots)
+        return new_updates, _reshard_tree(new_state, state)
     fresh = jax.eval_shape(init, updates if params is None else params)
     if jax.tree.structure(fresh) != jax.tree.structure(state):
         return step(updates, state, params)
-    new, after = step(updates, _reshard_tree(state, fresh), params)
-    return new, _reshard_tree(after, state)
+    new_updates, new_state = step(updates, _reshard_tree(state, fresh), params)
+    return new_updates, _reshard_tree(new_state, state)
 
 
 def _is_placed(x: Any, g: Any) -> bool:
-    """Whether a leaf is sharded as in a new state: like its gradient, or not at all."""
+    """Whether a leaf is sharded like its gradient, or unsharded if it matches no gradient."""
     if g is None or not fits_param(x, g):
         return not is_sharded(x)
     return explicit_spec(x) == (None,) * (jnp.ndim(x) - jnp.ndim(g)) + explicit_spec(g)
@@ -201,7 +204,7 @@ def is_on_mesh(x: Any) -> bool:
 
 
 def is_on_explicit_mesh(leaves: list[Any]) -> bool:
-    """Whether the types of leaves contain their sharding, according to the first leaf."""
+    """Whether the first of the leaves is on a mesh with explicit axes."""
     return bool(leaves) and AxisType.Explicit in _axis_types(leaves[0])
 
 
@@ -209,6 +212,6 @@ def _axis_types(x: Any) -> tuple[AxisType, ...]:
     """Types of the mesh axes of an array; empty without a mesh."""
     if not isinstance(x, jax.Array):
         return ()
-    # An array's sharding is available sooner than its type, for which eager steps would wait.
+    # `x.sharding` takes 0.1 us and `jax.typeof(x)` 2.6 us, for every leaf in every eager step.
     sharding = jax.typeof(x).sharding if isinstance(x, Tracer) else x.sharding
     return sharding.mesh.axis_types if isinstance(sharding, NamedSharding) else ()

@@ -1,4 +1,4 @@
-"""The version, the address and the badges agree wherever they stand."""
+"""Tests that all files have the same version, repository address, license and Python versions."""
 
 import re
 import tomllib
@@ -27,6 +27,7 @@ def test_address_is_the_same_everywhere():
     assert _citation("repository-code") == repository
     assert PROJECT["urls"]["Changelog"] == f"{repository}/blob/main/CHANGELOG.md"
     assert PROJECT["urls"]["Issues"] == f"{repository}/issues"
+    assert re.findall(r"^git clone (\S+)$", (ROOT / "README.md").read_text(), re.M) == [repository]
 
 
 def test_badges_show_the_classifiers_and_the_licence():

@@ -1,4 +1,4 @@
-"""Adam with another second moment: AdaBelief, Yogi and diffGrad."""
+"""Adam with other second moments or a friction factor: AdaBelief, Yogi and diffGrad."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from fnopt.transforms import Chain
 
 
 class scale_by_belief(AdamDirection):
-    r"""Divide the mean gradient by the root mean square of the gradient's deviation from its mean.
+    r"""Divide the averaged gradient by the gradient's root mean square deviation from the average.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
         \nu_t = \beta_2 \nu_{t-1} + (1-\beta_2)\, |g_t - \mu_t|^2 + \bar\epsilon \\
         u_t &= \frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon}
 
+    where :math:`\hat\mu_t` and :math:`\hat\nu_t` are bias-corrected as in Adam.
+
     Args:
-        b1: :math:`\beta_1`, decay of the mean.
-        b2: :math:`\beta_2`, decay of the mean squared distance.
-        eps: :math:`\epsilon`, added to the root.
-        eps_root: :math:`\bar\epsilon`, added to the mean squared distance at every step, as in
-            the paper.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared deviation.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added to :math:`\nu` in every step, as in the paper.
         nesterov: Whether to use Nesterov momentum.
 
     Example:
@@ -41,17 +42,15 @@ class scale_by_belief(AdamDirection):
         Zhuang et al., 2020, arXiv:2010.07468.
     """
 
-    # The distance from the mean may be far below the gradient, so epsilon is 1e-16 (Zhuang et al.,
-    # 2020).
+    # 1e-16, because the deviation may be far smaller than the gradient (Zhuang et al., 2020).
     eps: Scalar = hyper(default=1e-16, ge=0)
     eps_root: Scalar = hyper(default=1e-16, ge=0)
     nesterov: bool = static(default=False)
 
     def second_moment(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
-        """Update the average of the squared distance of the gradient from its mean."""
-        # The last term is added inside the parentheses. Otherwise XLA would repeat the whole sum in
-        # the loop of the update. That loop would then read the old slot too, and XLA would copy the
-        # slot.
+        """Update the moving average of the gradient's squared deviation from its average."""
+        # Without these parentheses, XLA would recompute the sum in the loop of the update. That
+        # loop would then also read the old slot, and XLA would copy the slot.
         return h.b2 * nu + (h.gain2 * squared_modulus(g - mu) + h.eps_root)
 
 
@@ -67,24 +66,27 @@ def adabelief(
     *,
     nesterov: bool = False,
 ) -> Chain:
-    r"""AdaBelief: large steps where the gradient is close to its mean.
+    r"""AdaBelief: Adam with longer steps where the gradient is close to its average.
 
     .. math:: u_t = -\eta_t\, \frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon}, \qquad
               \nu_t = \beta_2 \nu_{t-1} + (1-\beta_2)\, |g_t - \mu_t|^2 + \bar\epsilon
 
+    where :math:`\hat\mu_t` and :math:`\hat\nu_t` are bias-corrected as in `adam`.
+
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: :math:`\beta_2`, decay of the gradient's mean squared distance from its mean.
-        eps: :math:`\epsilon`, added to the root.
-        eps_root: :math:`\bar\epsilon`, added at every step.
-        weight_decay: Decoupled decay, a number or a `Schedule`; None omits weight decay from the
-            chain.
-        weight_decay_mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared deviation.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added to :math:`\nu` in every step.
+        weight_decay: The decoupled weight decay, a number or a `Schedule`; None omits weight decay
+            from the chain.
+        weight_decay_mask: The leaves with weight decay; see `add_decayed_weights`. None means all
+            leaves.
         nesterov: Whether to use Nesterov momentum.
 
     Returns:
-        A chain of `scale_by_belief`, `add_decayed_weights` (with `weight_decay`) and
+        A chain of `scale_by_belief`, `add_decayed_weights` (unless `weight_decay` is None) and
         `scale_by_learning_rate`, with the slots `mu` and `nu`.
 
     Example:
@@ -103,20 +105,22 @@ def adabelief(
 
 
 class scale_by_yogi(AdamDirection):
-    r"""Divide the mean gradient by the root of a second moment with additive updates.
+    r"""Divide the averaged gradient by the root of a second moment with additive updates.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
         \nu_t = \nu_{t-1} - (1-\beta_2) \operatorname{sign}(\nu_{t-1} - |g_t|^2)\, |g_t|^2 \\
         u_t &= \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
 
+    where :math:`\hat\mu_t` and :math:`\hat\nu_t` are bias-corrected as in Adam.
+
     Args:
-        b1: :math:`\beta_1`, decay of the mean.
-        b2: :math:`\beta_2`, decay of the mean square.
-        eps: :math:`\epsilon`, added to the root.
-        eps_root: :math:`\bar\epsilon`, added under the root.
-        initial_accumulator_value: :math:`\mu_0` and :math:`\nu_0`. The paper's listing initializes
-            both with 0 and doesn't correct the bias.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`; in every step, :math:`\nu` changes by :math:`(1-\beta_2)\, |g|^2`.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added inside the square root.
+        initial_accumulator_value: :math:`\mu_0` and :math:`\nu_0`. The paper initializes both with
+            0, without bias correction.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -136,15 +140,15 @@ class scale_by_yogi(AdamDirection):
     initial_accumulator_value: Scalar = hyper(default=1e-6, ge=0)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Scalars of Adam, and the epsilon under the root."""
+        """Scalars of Adam, and the epsilon inside the square root."""
         numbers = super().scalars(h, t)
         return numbers | {"scaled_eps_root": h.eps_root * numbers["square_correction"]}
 
     def second_moment(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
-        """Move the second moment toward the new square by a multiple of this square."""
+        """Move the second moment toward the new square, by a fraction of the new square."""
         square = squared_modulus(g)
-        # The sign bounds the change by the new square, so a small square can't decrease `nu` at
-        # once, unlike in an exponential average (Zaheer et al., 2018).
+        # The change is proportional to the new square. Therefore small gradients decrease `nu`
+        # slowly, unlike in a moving average (Zaheer et al., 2018).
         return nu - h.gain2 * jnp.sign(nu - square) * square
 
 
@@ -160,11 +164,13 @@ def yogi(
     .. math:: \nu_t = \nu_{t-1} - (1-\beta_2) \operatorname{sign}(\nu_{t-1} - |g_t|^2)\, |g_t|^2,
               \qquad u_t = -\eta_t\, \frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon}
 
+    where :math:`\hat\mu_t` and :math:`\hat\nu_t` are bias-corrected as in `adam`.
+
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: :math:`\beta_2`, decay of the mean square.
-        eps: :math:`\epsilon`, added to the root.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`; in every step, :math:`\nu` changes by :math:`(1-\beta_2)\, |g|^2`.
+        eps: :math:`\epsilon`, added outside the square root.
 
     Returns:
         A chain of `scale_by_yogi` and `scale_by_learning_rate`, with the slots `mu` and `nu`.
@@ -184,7 +190,14 @@ def yogi(
 
 
 class ScaleByDiffgradState(NamedTuple):
-    """Step count, the averages of the gradient and of its square, and the last gradient."""
+    r"""State of `scale_by_diffgrad`.
+
+    Attributes:
+        count: :math:`t`, the number of steps.
+        mu: :math:`\mu_t`, the moving average of the gradient.
+        nu: :math:`\nu_t`, the moving average of the squared gradient.
+        previous: :math:`g_t`, the gradient of the last step.
+    """
 
     count: jax.Array
     mu: Slot
@@ -193,7 +206,7 @@ class ScaleByDiffgradState(NamedTuple):
 
 
 class scale_by_diffgrad(AdamDirection):
-    r"""Adam's direction times a friction factor that depends on the change of the gradient.
+    r"""Multiply Adam's direction by a friction factor that depends on the gradient's change.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
@@ -201,14 +214,14 @@ class scale_by_diffgrad(AdamDirection):
         \xi_t &= \frac{1}{1 + e^{-|g_{t-1} - g_t|}}, \qquad
         u_t = \xi_t\, \frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon}
 
-    :math:`\hat\mu_t` and :math:`\hat\nu_t` are corrected for their initialization at zero as in
-    Adam, and :math:`g_0 = 0`. The friction :math:`\xi_t` is between 1/2 (no change) and 1.
+    where :math:`\hat\mu_t` and :math:`\hat\nu_t` are bias-corrected as in Adam, and :math:`g_0 =
+    0`. The friction factor :math:`\xi_t` is between 1/2 (for an unchanged gradient) and 1.
 
     Args:
-        b1: :math:`\beta_1`, decay of the mean.
-        b2: :math:`\beta_2`, decay of the mean square.
-        eps: :math:`\epsilon`, added to the root.
-        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        eps: :math:`\epsilon`, added outside the square root.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -230,10 +243,10 @@ class scale_by_diffgrad(AdamDirection):
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any, previous: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
         friction = jax.nn.sigmoid(jnp.abs(previous - g))
-        # `friction` multiplies the numerator: if it multiplied Adam's quotient, XLA would keep a
+        # If `friction` multiplied the quotient instead of the numerator, XLA would allocate a
         # temporary buffer of the params' size.
         u = friction * (h.mean * mu) / (positive_root(nu) + h.scaled_eps)
-        # XLA can overwrite the slot in place, because the step has read the old gradient by then.
+        # XLA can overwrite the old gradient in place, because `u` is computed before the write.
         return u, mu, nu, write_after(g, u)
 
 
@@ -250,12 +263,14 @@ def diffgrad(
     .. math:: \xi_t = \frac{1}{1 + e^{-|g_{t-1} - g_t|}}, \qquad
               u_t = -\eta_t\, \xi_t\, \frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon}
 
+    The bias-corrected averages :math:`\hat\mu_t` and :math:`\hat\nu_t` are defined in `adam`.
+
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
-        eps: :math:`\epsilon`, added to the root.
-        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        eps: :math:`\epsilon`, added outside the square root.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
 
     Returns:
         A chain of `scale_by_diffgrad` and `scale_by_learning_rate`, with the slots `mu`, `nu` and

@@ -1,4 +1,4 @@
-"""AdaBound: Adam with elementwise bounds on step sizes, which converge to one value."""
+"""AdaBound and AMSBound: Adam with bounds on the elementwise step sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fnopt.transforms import Chain
 
 
 class _Bounded(Leafwise):
-    """Base class of methods with elementwise step sizes between two converging bounds."""
+    """Base class of AdaBound and AMSBound."""
 
     carrier = "mu"
 
@@ -27,43 +27,43 @@ class _Bounded(Leafwise):
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Bias correction of the step size, and its bounds."""
-        passed = h.gamma * t.astype(h.gamma.dtype)
+        """Bias correction and bounds of the step sizes."""
+        progress = h.gamma * t.astype(h.gamma.dtype)
         return {
             "gain1": 1 - h.b1,
             "gain2": 1 - h.b2,
             "correction": jnp.sqrt(bias_correction(h.b2, t)) / bias_correction(h.b1, t),
-            # Not 1 - 1 / (x + 1), which loses digits for the small x of the first steps.
-            "lower": h.final_ratio * passed / (passed + 1),
-            "upper": h.final_ratio * (1 + 1 / passed),
+            # x / (x + 1), because 1 - 1 / (x + 1) cancels for the small x of the first steps.
+            "lower": h.final_ratio * progress / (progress + 1),
+            "upper": h.final_ratio * (1 + 1 / progress),
         }
 
     def clip_step(self, h: Any, mu: Any, nu: Any) -> Any:
-        """Multiply the mean gradient by the clipped step size."""
+        """Multiply the averaged gradient by the clipped step sizes."""
         factor = h.correction / (positive_root(nu) + h.eps)
         return jnp.clip(factor, h.lower, h.upper) * mu
 
 
 class scale_by_adabound(_Bounded):
-    r"""Adam's direction with elementwise step sizes between two converging bounds.
+    r"""Multiply Adam's averaged gradient by step sizes between two converging bounds.
 
     .. math::
         u_t = \operatorname{clip}\left(\frac{\sqrt{1-\beta_2^t} / (1-\beta_1^t)}
         {\sqrt{\nu_t} + \epsilon},\; \rho \Big(1 - \frac{1}{\gamma t + 1}\Big),\;
         \rho \Big(1 + \frac{1}{\gamma t}\Big)\right) \mu_t
 
-    with :math:`\mu, \nu` as in Adam. The method begins as Adam and ends as SGD with momentum at
-    :math:`\rho` times the learning rate. As in the authors' code, the means are bias-corrected, and
-    the learning rate isn't divided by :math:`\sqrt t`.
+    with :math:`\mu` and :math:`\nu` as in Adam. The method starts as Adam and converges to SGD with
+    momentum, with :math:`\rho` times the learning rate. As in the authors' code, the averages are
+    bias-corrected, and the learning rate isn't divided by :math:`\sqrt t`.
 
     Args:
-        b1: :math:`\beta_1`, decay of the mean.
-        b2: :math:`\beta_2`, decay of the mean square.
-        final_ratio: :math:`\rho`, the ratio of the final to the initial learning rate (`final_lr /
-            lr` in the authors' code).
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        final_ratio: :math:`\rho`, the ratio of the final step size to the learning rate
+            (`final_lr / lr` in the authors' code).
         gamma: :math:`\gamma`, the rate at which the bounds converge.
-        eps: :math:`\epsilon`, added to the root.
-        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
+        eps: :math:`\epsilon`, added outside the square root.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -86,15 +86,17 @@ class scale_by_amsbound(_Bounded):
     r"""`scale_by_adabound` with the running maximum of the mean square.
 
     .. math:: u_t = \operatorname{clip}\left(\frac{\sqrt{1-\beta_2^t} / (1-\beta_1^t)}
-              {\sqrt{\max_{i \le t} \nu_i} + \epsilon},\; l_t,\; h_t\right) \mu_t
+              {\sqrt{\max_{i \le t} \nu_i} + \epsilon},\;
+              \rho \Big(1 - \frac{1}{\gamma t + 1}\Big),\;
+              \rho \Big(1 + \frac{1}{\gamma t}\Big)\right) \mu_t
 
     Args:
-        b1: :math:`\beta_1`, decay of the mean.
-        b2: :math:`\beta_2`, decay of the mean square.
-        final_ratio: The ratio of the final to the initial learning rate; see `scale_by_adabound`.
-        gamma: The rate at which the bounds :math:`l_t < h_t` converge.
-        eps: :math:`\epsilon`, added to the root.
-        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        final_ratio: :math:`\rho`, the ratio of the final step size to the learning rate.
+        gamma: :math:`\gamma`, the rate at which the bounds converge.
+        eps: :math:`\epsilon`, added outside the square root.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -110,8 +112,7 @@ class scale_by_amsbound(_Bounded):
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any, nu_max: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
-        # The maximum is of uncorrected means, as in the authors' code, so `correction` is one
-        # factor.
+        # As in the authors' code, the maximum is taken before the bias correction.
         nu_max = jnp.maximum(nu_max, nu)
         return self.clip_step(h, mu, nu_max), mu, nu, nu_max
 
@@ -126,7 +127,7 @@ def adabound(
     eps: Scalar = 1e-8,
     mu_dtype: Any = None,
 ) -> Chain:
-    r"""AdaBound: Adam with bounds on step sizes, which converge to the step size of SGD.
+    r"""AdaBound: Adam with bounds on step sizes that converge to a constant step size.
 
     .. math:: u_t = -\eta_t\, \operatorname{clip}\left(\frac{\sqrt{1-\beta_2^t} / (1-\beta_1^t)}
               {\sqrt{\nu_t} + \epsilon},\; \rho \Big(1 - \frac{1}{\gamma t + 1}\Big),\;
@@ -134,13 +135,13 @@ def adabound(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: :math:`\beta_1`, decay rate of the moving average of the gradient.
-        b2: :math:`\beta_2`, decay rate of the moving average of the squared gradient.
-        final_ratio: :math:`\rho`: the method ends as SGD with momentum at the rate :math:`\rho
-            \eta`. For example, `final_lr=0.1` and `lr=1e-3` in the authors' code correspond to 100.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        final_ratio: :math:`\rho`; the method converges to SGD with momentum and the learning rate
+            :math:`\rho \eta`. The authors' `final_lr=0.1` and `lr=1e-3` correspond to 100.
         gamma: :math:`\gamma`, the rate at which the bounds converge.
-        eps: :math:`\epsilon`, added to the root.
-        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
+        eps: :math:`\epsilon`, added outside the square root.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
 
     Returns:
         A chain of `scale_by_adabound` and `scale_by_learning_rate`, with the slots `mu` and `nu`.
@@ -170,19 +171,21 @@ def amsbound(
     eps: Scalar = 1e-8,
     mu_dtype: Any = None,
 ) -> Chain:
-    r"""AMSBound: AdaBound whose second moment never decreases.
+    r"""AMSBound: AdaBound with the running maximum of the second moment.
 
     .. math:: u_t = -\eta_t\, \operatorname{clip}\left(\frac{\sqrt{1-\beta_2^t} / (1-\beta_1^t)}
-              {\sqrt{\max_{i \le t} \nu_i} + \epsilon},\; l_t,\; h_t\right) \mu_t
+              {\sqrt{\max_{i \le t} \nu_i} + \epsilon},\;
+              \rho \Big(1 - \frac{1}{\gamma t + 1}\Big),\;
+              \rho \Big(1 + \frac{1}{\gamma t}\Big)\right) \mu_t
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: :math:`\beta_1`, decay rate of the moving average of the gradient.
-        b2: :math:`\beta_2`, decay rate of the moving average of the squared gradient.
-        final_ratio: The ratio of the final to the initial learning rate; see `adabound`.
-        gamma: The rate at which the bounds :math:`l_t < h_t` converge.
-        eps: :math:`\epsilon`, added to the root.
-        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        final_ratio: :math:`\rho`, the ratio of the final step size to the learning rate.
+        gamma: :math:`\gamma`, the rate at which the bounds converge.
+        eps: :math:`\epsilon`, added outside the square root.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
 
     Returns:
         A chain of `scale_by_amsbound` and `scale_by_learning_rate`, with the slots `mu`, `nu` and

@@ -1,4 +1,4 @@
-"""Adagrad and its successors: Adadelta, and SM3 with one number per row and column."""
+"""Adagrad, Adadelta and SM3."""
 
 from __future__ import annotations
 
@@ -15,20 +15,24 @@ from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_learnin
 
 
 class ScaleByRssState(NamedTuple):
-    """The sum of the squared gradients."""
+    """State of `scale_by_rss`.
+
+    Attributes:
+        sum_of_squares: :math:`G_t`, the sum of the squared gradients.
+    """
 
     sum_of_squares: RealSlot
 
 
 class scale_by_rss(Leafwise):
-    r"""Divide the gradient by the root of the sum of all previous squared gradients.
+    r"""Divide the gradient by the root of the sum of the squared gradients of all steps.
 
     .. math:: G_t = G_{t-1} + |g_t|^2, \qquad u_t = \frac{g_t}{\sqrt{G_t + \epsilon}}
 
     Args:
-        initial_accumulator_value: :math:`G_0`.
-        eps: :math:`\epsilon`. If :math:`\epsilon = G_0 = 0`, an element whose gradients were all
-            zero has a zero update.
+        initial_accumulator_value: :math:`G_0`, the initial sum.
+        eps: :math:`\epsilon`, added inside the square root. If :math:`\epsilon = G_0 = 0`, an
+            element whose gradients were all zero has a zero update.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -43,12 +47,12 @@ class scale_by_rss(Leafwise):
     State = ScaleByRssState
     fill: ClassVar[Any] = {"sum_of_squares": "initial_accumulator_value"}
 
-    # The default of TensorFlow and optax: the first steps are shorter than those of the paper.
+    # TensorFlow and optax use 0.1; the paper uses 0, with longer first steps.
     initial_accumulator_value: Scalar = hyper(default=0.1, ge=0)
     eps: Scalar = hyper(default=1e-7, ge=0)
 
     def leaf(self, h: Any, g: Any, total: Any) -> Any:
-        # Epsilon stands under the root as in optax; Duchi et al. (2011) add it to the root.
+        # Epsilon is inside the root as in optax; Duchi et al. (2011) add it outside.
         total = total + squared_modulus(g)
         return g / positive_root(total + h.eps), total
 
@@ -59,14 +63,14 @@ def adagrad(
     initial_accumulator_value: Scalar = 0.1,
     eps: Scalar = 1e-7,
 ) -> Chain:
-    r"""Adagrad: the gradient over the root of the sum of all squared gradients.
+    r"""Adagrad: steps along the gradient over the root of the sum of all squared gradients.
 
     .. math:: G_t = G_{t-1} + |g_t|^2, \qquad u_t = -\eta_t\, \frac{g_t}{\sqrt{G_t + \epsilon}}
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        initial_accumulator_value: :math:`G_0`.
-        eps: :math:`\epsilon`.
+        initial_accumulator_value: :math:`G_0`, the initial sum.
+        eps: :math:`\epsilon`, added inside the square root.
 
     Returns:
         A chain of `scale_by_rss` and `scale_by_learning_rate`, with the slot `sum_of_squares`.
@@ -86,7 +90,12 @@ def adagrad(
 
 
 class ScaleByAdadeltaState(NamedTuple):
-    """The averages of the squared gradient and of the squared update."""
+    """State of `scale_by_adadelta`.
+
+    Attributes:
+        e_g: :math:`E^g_t`, the moving average of the squared gradient.
+        e_x: :math:`E^x_t`, the moving average of the squared update.
+    """
 
     e_g: RealSlot
     e_x: RealSlot
@@ -101,8 +110,8 @@ class scale_by_adadelta(Leafwise):
         E^x_t = \rho E^x_{t-1} + (1-\rho)\, |u_t|^2
 
     Args:
-        rho: :math:`\rho`, the decay.
-        eps: :math:`\epsilon`, which determines the size of the first steps.
+        rho: :math:`\rho`, decay rate of both moving averages.
+        eps: :math:`\epsilon`, added to both averages. It determines the length of the first steps.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -122,11 +131,11 @@ class scale_by_adadelta(Leafwise):
     def leaf(self, h: Any, g: Any, e_g: Any, e_x: Any) -> Any:
         square = squared_modulus(g)
         e_g = ema(e_g, square, h.rho)
-        # The step is a quotient of roots, because the quotient of the averages may overflow.
+        # A quotient of roots, because the quotient of the averages may overflow.
         step = positive_root(e_x + h.eps) / positive_root(e_g + h.eps) * g
         e_x = ema(e_x, squared_modulus(step), h.rho)
-        # The same step from the new average, so that XLA overwrites the old one in place: its
-        # definition gives E' + rho eps = (E + eps) (rho + (1 - rho) |g|^2 / (E^g + eps)).
+        # Recompute the step from the new average E', so that XLA can overwrite the old average E in
+        # place: E' + rho eps = (E + eps) (rho + (1 - rho) |g|^2 / (E^g + eps)).
         divisor = positive_root(h.rho * (e_g + h.eps) + (1 - h.rho) * square)
         return positive_root(e_x + h.rho * h.eps) / divisor * g, e_g, e_x
 
@@ -139,17 +148,20 @@ def adadelta(
     weight_decay: ScalarOrSchedule = 0.0,
     weight_decay_mask: Any = None,
 ) -> Chain:
-    r"""Adadelta: steps scaled by the root mean square of past updates.
+    r"""Adadelta: steps scaled by the ratio of the root mean squares of updates and gradients.
 
     .. math:: u_t = -\eta_t \sqrt{\frac{E^x_{t-1} + \epsilon}{E^g_t + \epsilon}}\; g_t
 
+    where :math:`E^g` and :math:`E^x` are moving averages of squared gradients and squared updates;
+    see `scale_by_adadelta`.
+
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        rho: Decay of both averages.
-        eps: :math:`\epsilon`.
-        weight_decay: Factor of the parameters that are added to the gradients: a number or a
-            `Schedule`.
-        weight_decay_mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
+        rho: :math:`\rho`, decay rate of both moving averages.
+        eps: :math:`\epsilon`, added to both averages.
+        weight_decay: Coefficient of L2 regularization, a number or a `Schedule`.
+        weight_decay_mask: The leaves with weight decay; see `add_decayed_weights`. None means all
+            leaves.
 
     Returns:
         A chain of `add_decayed_weights`, `scale_by_adadelta` and `scale_by_learning_rate`, with
@@ -167,7 +179,7 @@ def adadelta(
         Zeiler, 2012, arXiv:1212.5701.
     """
     return chain(
-        # The decay comes first, as L2 regularization, like in optax and PyTorch.
+        # Weight decay comes first, so it is L2 regularization, as in optax and PyTorch.
         add_decayed_weights(weight_decay, weight_decay_mask),
         scale_by_adadelta(rho, eps),
         scale_by_learning_rate(learning_rate),
@@ -175,27 +187,33 @@ def adadelta(
 
 
 class ScaleBySM3State(NamedTuple):
-    """For every leaf, a vector of maxima along each axis, and the momentum."""
+    r"""State of `scale_by_sm3`.
+
+    Attributes:
+        mu: The maxima :math:`\rho, \kappa`: one vector for each axis of a leaf.
+        nu: :math:`m_t`, the moving average of the scaled gradient.
+    """
 
     mu: CustomSlot
     nu: Slot
 
 
 class scale_by_sm3(Leafwise):
-    r"""Divide gradients by the root of a sum of squares, bounded per row and column.
+    r"""Divide the gradient by the root of an upper bound of Adagrad's sum of squares.
 
-    .. math:: v_{ij} &= \min(\rho_i,\, \kappa_j) + |g_{ij}|^2, \qquad
+    .. math:: v_{ij} &= \beta_2 \min(\rho_i,\, \kappa_j) + w\, |g_{ij}|^2, \qquad
               \rho_i = \max_j v_{ij}, \quad \kappa_j = \max_i v_{ij}, \\
-              u &= \beta_1 u + (1-\beta_1)\, \frac{g}{\sqrt{v + \epsilon}}
+              u_t = m_t &= \beta_1 m_{t-1} + (1-\beta_1)\, \frac{g_t}{\sqrt{v_t + \epsilon}}
 
-    A matrix of :math:`m \times n` stores :math:`m + n` numbers for the squares, and an array with
-    more axes one vector per axis. Vectors and scalars store a number per element. Elements whose
-    gradients were all zero have a zero update.
+    with :math:`w = 1` if :math:`\beta_2 = 1` (the paper's sum of squares), otherwise :math:`w =
+    1-\beta_2`. For an :math:`m \times n` matrix, the state has :math:`m + n` numbers for the
+    squares; for an array with more axes, one vector per axis. For vectors and scalars, the state
+    has one number per element. Elements whose gradients were all zero have a zero update.
 
     Args:
-        b1: :math:`\beta_1`, decay of the momentum.
-        b2: The decay of the squares; with 1, the squares are summed.
-        eps: :math:`\epsilon`, added under the root.
+        b1: :math:`\beta_1`, decay rate of the momentum :math:`m`.
+        b2: :math:`\beta_2`, decay rate of the squares; with 1, the squares are summed.
+        eps: :math:`\epsilon`, added inside the square root.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -217,32 +235,32 @@ class scale_by_sm3(Leafwise):
     eps: Scalar = hyper(default=1e-8, ge=0)
 
     def start(self, slot: str, p: Any) -> Any:
-        """Zeros for each axis, with the sharding of the params."""
+        """Return a vector of zeros for each axis, with the sharding of the params."""
         dtype = real_dtype(compute_dtype(p.dtype))
         return tuple(jnp.zeros_like(x, dtype) for x in _reduce_along_axes(jnp.sum, p))
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The weight of a new square."""
-        # With b2 = 1 squares are summed, as in Adagrad and the paper; below, they are averaged.
+        """Weight of the new squared gradient."""
+        # With b2 = 1, squares are summed as in Adagrad and in the paper; otherwise averaged.
         return {"gain": jnp.where(h.b2 == 1, jnp.ones_like(h.b2), 1 - h.b2)}
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
-        # SM3-II: the minimum of the sums along the axes bounds the sum of squares of an element.
-        covers = [
+        # SM3-II: each of the maxima along the axes bounds an element's sum of squares.
+        bounds = [
             jnp.expand_dims(v, tuple(j for j in range(g.ndim) if j != i)) if g.ndim > 1 else v
             for i, v in enumerate(mu)
         ]
-        squares = h.b2 * functools.reduce(jnp.minimum, covers) + h.gain * squared_modulus(g)
-        # With eps = 0, the root of a zero sum has an infinite reciprocal, and times zero it is NaN.
-        seen = squares > 0
-        unit = jax.lax.rsqrt(jnp.where(seen, squares, jnp.ones_like(squares)) + h.eps)
-        nu = ema(nu, jnp.where(seen, unit, jnp.zeros_like(unit)) * g, h.b1)
-        # Squares aren't negative, so 0 is the maximum over an empty axis.
+        squares = h.b2 * functools.reduce(jnp.minimum, bounds) + h.gain * squared_modulus(g)
+        # With eps = 0, a zero sum has an infinite inverse root, and inf * 0 is NaN.
+        is_positive = squares > 0
+        factor = jax.lax.rsqrt(jnp.where(is_positive, squares, jnp.ones_like(squares)) + h.eps)
+        nu = ema(nu, jnp.where(is_positive, factor, jnp.zeros_like(factor)) * g, h.b1)
+        # Squares aren't negative, so the maximum over an empty axis is defined as 0.
         return nu, _reduce_along_axes(functools.partial(jnp.max, initial=0), squares), nu
 
 
 def _reduce_along_axes(reduce: Any, x: jax.Array) -> tuple[jax.Array, ...]:
-    """Reduce over all other axes, for each axis; keep arrays with fewer than two axes."""
+    """Reduce an array to one vector per axis; return arrays with fewer than two axes unchanged."""
     if x.ndim < 2:
         return (x,)
     axes = range(x.ndim)
@@ -251,16 +269,16 @@ def _reduce_along_axes(reduce: Any, x: jax.Array) -> tuple[jax.Array, ...]:
 
 @recipe
 def sm3(learning_rate: ScalarOrSchedule, momentum: Scalar = 0.9) -> Chain:
-    r"""SM3: memory-efficient AdaGrad, for large embeddings and matrices.
+    r"""SM3: Adagrad with one number per row and column, for large embeddings and matrices.
 
     .. math:: u_t = -\eta_t\, m_t, \qquad m_t = \beta m_{t-1} + (1-\beta)\,
               \frac{g_t}{\sqrt{v_t + \epsilon}}
 
-    where :math:`v` is bounded by one number per row and column; see `scale_by_sm3`.
+    where :math:`v_t` is computed from one number per row and column; see `scale_by_sm3`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        momentum: :math:`\beta`.
+        momentum: :math:`\beta`, decay rate of the momentum :math:`m`.
 
     Returns:
         A chain of `scale_by_sm3` and `scale_by_learning_rate`, with the slots `mu` (the vectors)

@@ -22,7 +22,13 @@ from fnopt.transforms import Chain
 
 
 class ScaleByAdamState(NamedTuple):
-    """Step count, and the averages of the gradient and of its square."""
+    r"""State of Adam and of methods with the same two moving averages.
+
+    Attributes:
+        count: :math:`t`, the number of steps.
+        mu: :math:`\mu_t`, the moving average of the gradient.
+        nu: :math:`\nu_t`, the moving average of the squared gradient.
+    """
 
     count: jax.Array
     mu: Slot
@@ -30,18 +36,18 @@ class ScaleByAdamState(NamedTuple):
 
 
 def adam_means(h: Any, g: Any, mu: Any, nu: Any) -> tuple[Any, Any]:
-    """Update the moving averages of the gradient and of its square."""
+    """Update the moving averages of the gradient and of the squared gradient."""
     return ema(mu, g, h.b1, h.gain1), ema(nu, squared_modulus(g), h.b2, h.gain2)
 
 
 def adam_scalars(h: Any, t: Any, nesterov: bool = False) -> dict[str, Any]:
-    """Scalars of a step of Adam and the methods derived from it: decays and bias corrections.
+    """Compute the averaging weights and bias corrections of one step of Adam.
 
-    The bias correction of the mean square is applied to the mean and to the epsilon. Therefore a
-    leaf is scaled once, and a small mean square isn't divided by a small number.
+    The bias correction of `nu` is moved to `mu` and to epsilon. Then each leaf is scaled only once,
+    and a small `nu` isn't divided by a small number.
     """
     # (m / s1) / (sqrt(v / s2) + eps) = (sqrt(s2) / s1) m / (sqrt(v) + eps sqrt(s2))
-    steps = lax.convert_element_type(t, h.b2.dtype)  # once for both corrections
+    steps = lax.convert_element_type(t, h.b2.dtype)  # one conversion for both corrections
     square_correction = bias_correction(h.b2, steps)
     root_correction = lax.sqrt(square_correction)
     numbers = {
@@ -58,37 +64,37 @@ def adam_scalars(h: Any, t: Any, nesterov: bool = False) -> dict[str, Any]:
 
 
 class AdamDirection(Leafwise):
-    """Base class of Adam and the methods derived from it, which define their second moment."""
+    """Base class of Adam and its variants; a variant overrides `second_moment` or `leaf`."""
 
     State = ScaleByAdamState
-    # Squares are capped, so `nu` would hide an infinite gradient from the update: `mu` propagates
-    # it.
+    # Squares are clipped to finite values, so only `mu` can propagate an infinite gradient.
     carrier = "mu"
 
-    # The defaults of Kingma and Ba (2014), algorithm 1.
+    # Kingma and Ba (2014), algorithm 1.
     b1: Scalar = hyper(default=0.9, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-8, ge=0)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Scalars of Adam, with Nesterov's form if the `nesterov` field is True."""
+        """Scalars of Adam, in Nesterov's form if the field `nesterov` is True."""
         return adam_scalars(h, t, getattr(self, "nesterov", False))
 
     def second_moment(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
-        """Return the new value of `nu`; `mu` already includes the gradient."""
+        """Update `nu`; `mu` already includes the gradient of this step."""
         return ema(nu, squared_modulus(g), h.b2, h.gain2)
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu = ema(mu, g, h.b1, h.gain1)
         nu = self.second_moment(h, g, mu, nu)
         direction = h.mean * mu + h.gradient * g if hasattr(h, "gradient") else h.mean * mu
-        # `nu` is not divided by its correction, so the epsilon under the root is multiplied by it.
+        # `nu` isn't divided by its bias correction, so the epsilon inside the root is multiplied
+        # by the correction instead.
         radicand = nu + h.scaled_eps_root if hasattr(h, "scaled_eps_root") else nu
         return direction / (positive_root(radicand) + h.scaled_eps), mu, nu
 
 
 class scale_by_adam(AdamDirection):
-    r"""Divide the mean gradient by its root mean square, both bias-corrected.
+    r"""Divide the averaged gradient by the root of the averaged squared gradient.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
@@ -100,13 +106,13 @@ class scale_by_adam(AdamDirection):
     (1-\beta_1) g_t / (1-\beta_1^t)`.
 
     Args:
-        b1: :math:`\beta_1`, decay of the mean.
-        b2: :math:`\beta_2`, decay of the mean square.
-        eps: :math:`\epsilon`, added to the root. If both epsilons are zero, an element whose
-            gradients were all zero has a zero update (0/0 is defined as 0).
-        eps_root: :math:`\bar\epsilon`, added under the root. Hyper-gradients are also finite for 0,
-            because the derivative of the root at 0 is defined as 0.
-        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        eps: :math:`\epsilon`, added outside the square root. If both epsilons are zero, an element
+            whose gradients were all zero has a zero update, because 0/0 is defined as 0.
+        eps_root: :math:`\bar\epsilon`, added inside the square root. Hyper-gradients are finite
+            even for 0, because the derivative of the root at 0 is defined as 0.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
         nesterov: Whether to use Nesterov momentum (Nadam).
 
     Example:
@@ -125,9 +131,9 @@ class scale_by_adam(AdamDirection):
     nesterov: bool = static(default=False)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Scalars of Adam, and the epsilon under the root."""
+        """Scalars of Adam, and the epsilon inside the square root."""
         numbers = super().scalars(h, t)
-        # A zero that is known while tracing costs no addition per element.
+        # A concrete zero is omitted, which saves one addition per element.
         if is_static_zero(h.eps_root):
             return numbers
         return numbers | {"scaled_eps_root": h.eps_root * numbers["square_correction"]}
@@ -144,20 +150,24 @@ def adam(
     *,
     nesterov: bool = False,
 ) -> Chain:
-    r"""Adam: the mean gradient over its root mean square.
+    r"""Adam: steps along the averaged gradient over the root of the averaged squared gradient.
 
-    .. math:: u_t = -\eta_t\, \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
+        \nu_t = \beta_2 \nu_{t-1} + (1-\beta_2)\, |g_t|^2 \\
+        u_t &= -\eta_t\, \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}, \qquad
+        \hat\mu_t = \frac{\mu_t}{1-\beta_1^t}, \quad \hat\nu_t = \frac{\nu_t}{1-\beta_2^t}
 
-    The gradient of complex params is `fnopt.tree.conj(jax.grad(loss)(params))`. With the
-    unconjugated gradient of `jax.grad`, the imaginary parts would ascend.
+    For complex params, pass `fnopt.tree.conj(jax.grad(loss)(params))` as the gradient. Along the
+    unconjugated gradient of `jax.grad`, a step increases the loss in the imaginary parts.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
-        eps: Added to the root.
-        eps_root: Added under the root.
-        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added inside the square root.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
         nesterov: Whether to use Nesterov momentum (Nadam).
 
     Returns:
@@ -191,16 +201,16 @@ def nadam(
     .. math:: u_t = -\frac{\eta_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon} \left(
               \frac{\beta_1 \mu_t}{1-\beta_1^{t+1}} + \frac{(1-\beta_1)\, g_t}{1-\beta_1^t}\right)
 
-    PyTorch's and Keras's Nadam increase :math:`\beta_1` with the steps; here :math:`\beta_1` is
-    constant.
+    The averages :math:`\mu_t` and :math:`\hat\nu_t` are defined in `adam`. In PyTorch and Keras,
+    Nadam increases :math:`\beta_1` over the steps; in fnopt, :math:`\beta_1` is constant.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: :math:`\beta_1`, decay of the mean gradient.
-        b2: :math:`\beta_2`, decay of the mean square.
-        eps: Added to the root.
-        eps_root: Added under the root.
-        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added inside the square root.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
 
     Returns:
         A chain of `scale_by_adam` and `scale_by_learning_rate`, with the slots `mu` and `nu`.
@@ -237,16 +247,18 @@ def adamw(
     .. math:: u_t = -\eta_t \left(\frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon} +
               \lambda_t\, \theta_t\right)
 
+    The bias-corrected averages :math:`\hat\mu_t` and :math:`\hat\nu_t` are defined in `adam`.
+
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
-        eps: Added to the root.
-        eps_root: Added under the root.
-        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
-        weight_decay: :math:`\lambda`, a number or a separate `Schedule`. It is multiplied by the
-            learning rate.
-        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added inside the square root.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
+        weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`. The
+            parameters decay by the product of learning rate and weight decay.
+        mask: The leaves with weight decay; see `add_decayed_weights`. None means all leaves.
         nesterov: Whether to use Nesterov momentum (Nadam).
 
     Returns:
@@ -286,15 +298,17 @@ def nadamw(
               \frac{\beta_1 \mu_t}{1-\beta_1^{t+1}} + \frac{(1-\beta_1)\, g_t}{1-\beta_1^t}\right)
               + \lambda_t\, \theta_t\right)
 
+    The averages :math:`\mu_t` and :math:`\hat\nu_t` are defined in `adam`.
+
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: :math:`\beta_1`, decay of the mean gradient.
-        b2: :math:`\beta_2`, decay of the mean square.
-        eps: Added to the root.
-        eps_root: Added under the root.
-        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
-        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
-        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added inside the square root.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
+        weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`.
+        mask: The leaves with weight decay; see `add_decayed_weights`. None means all leaves.
 
     Returns:
         `adamw` with `nesterov=True`, with the slots `mu` and `nu`.

@@ -1,4 +1,4 @@
-"""Adam-mini: Adam with one mean square for every block of params."""
+"""Adam-mini: Adam with one mean square for each block of parameters."""
 
 from __future__ import annotations
 
@@ -20,17 +20,23 @@ from fnopt.transforms import (
     select,
 )
 
-# Each token of an embedding is a block (Zhang et al., 2024), because rare tokens have small
-# squares.
-_RULE = by_pattern({"*embed*": "rows"}, default="auto")
+# Each token of an embedding is a block (Zhang et al., 2024), because the gradients of rare tokens
+# are small.
+_DEFAULT_BLOCKS = by_pattern({"*embed*": "rows"}, default="auto")
 
 
-def _as_blocks(given: Any) -> Any:
-    return _RULE if given is None else as_labels(given)
+def _as_blocks(blocks: Any) -> Any:
+    return _DEFAULT_BLOCKS if blocks is None else as_labels(blocks)
 
 
 class ScaleByAdamMiniState(NamedTuple):
-    """Step count, the mean of the gradient, and the mean square of every block."""
+    r"""State of `scale_by_adam_mini`.
+
+    Attributes:
+        count: :math:`t`, the number of steps.
+        mu: :math:`\mu_t`, the moving average of the gradient.
+        nu: :math:`\nu_{t,b}`, one mean square for each block.
+    """
 
     count: jax.Array
     mu: Slot
@@ -38,32 +44,32 @@ class ScaleByAdamMiniState(NamedTuple):
 
 
 class scale_by_adam_mini(AdamDirection):
-    r"""Adam's direction with one mean square for every block of a leaf.
+    r"""Divide Adam's averaged gradient by one root mean square for each block of a leaf.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
         \nu_{t,b} = \beta_2 \nu_{t-1,b} + (1-\beta_2)\, \mathrm{mean}_{i \in b}\, |g_{t,i}|^2, \\
         u_{t,i} &= \frac{\hat\mu_{t,i}}{\sqrt{\hat\nu_{t,b(i)}} + \epsilon}
 
-    The second moment takes negligible memory, because the elements of a block have curvature of
-    similar scale. A block is a row of an embedding table, the weights of one output or of one
-    attention head, or a whole leaf.
+    A block is a row of an embedding table, the weights of one output or of one attention head, or a
+    whole leaf. One number per block is enough, because the elements of a block have similar
+    curvature. The second moment then needs negligible memory.
 
     Args:
-        b1: :math:`\beta_1`, decay of the mean.
-        b2: :math:`\beta_2`, decay of the mean square.
-        eps: :math:`\epsilon`, added to the root.
-        blocks: The blocks of every leaf, as labels (a tree of labels, `fnopt.by_pattern` or
-            `fnopt.by_path`): `'leaf'` for one block; `'outputs'` for one block per index of the
-            last axis (the kernels of flax and Keras, output heads); `'rows'` for one block per
-            index of the first axis (embedding tables, PyTorch's kernels); an integer for any other
-            axis, such as the axis of the heads in a kernel of shape (inputs, heads, size); `'auto'`
-            for `'outputs'` with two or more axes, otherwise `'leaf'`. None means `'rows'` for paths
-            that contain `embed`, and `'auto'` for other leaves.
-        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the mean squares.
+        eps: :math:`\epsilon`, added outside the square root.
+        blocks: A label for each leaf: a tree of labels, `fnopt.by_pattern` or `fnopt.by_path`.
+            `'leaf'` makes the leaf one block. `'outputs'` makes one block per index of the last
+            axis (kernels of flax and Keras, output heads). `'rows'` makes one block per index of
+            the first axis (embedding tables, PyTorch's kernels). An integer selects another axis,
+            such as the axis of the heads in a kernel of shape (inputs, heads, size). `'auto'` means
+            `'outputs'` for leaves with two or more axes, otherwise `'leaf'`. None means `'rows'`
+            for paths that contain `embed`, and `'auto'` for other leaves.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
 
     Raises:
-        ValueError: From `init`, for another label.
+        ValueError: In `init`, if a label is invalid.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -77,33 +83,33 @@ class scale_by_adam_mini(AdamDirection):
     """
 
     State = ScaleByAdamMiniState
-    # The flag is needed, because a `CustomSlot` doesn't declare that it holds squares of gradients.
+    # Must be set, because a `CustomSlot` doesn't declare that it contains squared gradients.
     keeps_squares = True
 
     blocks: Any = static(default=None, convert=_as_blocks)
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
     def init(self, params: Any) -> ScaleByAdamMiniState:
-        """Return zeros; `nu` has one number per block, in an array that keeps all axes."""
+        """Return zeros; `nu` has one number per block, and as many axes as the leaf."""
         check_inexact(params, "params")
         nu = jax.tree.map(_block_zeros, params, select(self.blocks, params))
         return ScaleByAdamMiniState(zero_count(), zeros(params, self.mu_dtype), nu)
 
     def second_moment(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
-        """Update the average of the mean square of each block."""
+        """Update the moving average of each block's mean square."""
         axes = tuple(i for i, n in enumerate(nu.shape) if n == 1)
         size = max(g.size // max(nu.size, 1), 1)  # 1 for an empty leaf, which has no mean
-        # The division comes first: the sum over a large block would overflow.
+        # Divide before the sum, because the sum over a large block could overflow.
         square = jnp.sum(squared_modulus(g) / size, axis=axes, keepdims=True)
         return ema(nu, square, h.b2, h.gain2)
 
 
 def _block_zeros(p: Any, label: Any) -> jax.Array:
-    """Return zeros with the sharding of the params."""
+    """Return a zero for each block, sharded like the parameters."""
     p = jnp.asarray(p)
-    kept = _block_axis(p.ndim, label)
-    axes = tuple(i for i in range(p.ndim) if i != kept)
-    # Zeros are computed like a sum of the params, which has the sharding of the gradients' means.
+    block_axis = _block_axis(p.ndim, label)
+    axes = tuple(i for i in range(p.ndim) if i != block_axis)
+    # A sum of the params has the sharding that means of the gradients will have.
     dtype = real_dtype(compute_dtype(p.dtype))
     return jnp.zeros_like(jnp.sum(p, axis=axes, keepdims=True), dtype)
 
@@ -112,14 +118,14 @@ def _block_axis(ndim: int, label: Any) -> int | None:
     """Return the axis with one block per index; None for a single block."""
     if label == "auto":
         label = "outputs" if ndim > 1 else "leaf"
-    named = {"leaf": None, "rows": 0, "outputs": ndim - 1}
-    if isinstance(label, str) and label in named:
-        return named[label] if ndim else None
+    axis_of_label = {"leaf": None, "rows": 0, "outputs": ndim - 1}
+    if isinstance(label, str) and label in axis_of_label:
+        return axis_of_label[label] if ndim else None
     if isinstance(label, int) and not isinstance(label, bool) and -ndim <= label < ndim:
         return label % ndim
     raise ValueError(
-        f"{where()}blocks: the label {label!r} of an array of {ndim} axes, expected 'leaf', "
-        "'outputs', 'rows', 'auto' or an axis."
+        f"{where()}blocks: got the label {label!r} for an array with {ndim} axes, expected 'leaf', "
+        "'outputs', 'rows', 'auto' or the index of an axis."
     )
 
 
@@ -134,22 +140,24 @@ def adam_mini(
     blocks: Any = None,
     mu_dtype: Any = None,
 ) -> Chain:
-    r"""Adam-mini: AdamW with one mean square per block, and half of AdamW's optimizer state.
+    r"""Adam-mini: AdamW with one mean square per block, which halves the optimizer state.
 
     .. math:: u_t = -\eta_t \left(\frac{\hat\mu_t}{\sqrt{\hat\nu_{t,b}} + \epsilon} +
               \lambda_t\, \theta_t\right), \qquad \nu_{t,b} = \beta_2 \nu_{t-1,b} +
               (1-\beta_2)\, \mathrm{mean}_{i \in b}\, |g_{t,i}|^2
 
+    where :math:`\hat\mu_t` and :math:`\hat\nu_{t,b}` are bias-corrected as in `adam`.
+
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: :math:`\beta_2`, decay of the mean square.
-        eps: :math:`\epsilon`, added to the root.
-        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
-        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
-        blocks: The blocks of every leaf; see `scale_by_adam_mini`. By default, blocks are the rows
-            of leaves with `embed` in their path, the outputs of other matrices, and whole vectors.
-        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the mean squares.
+        eps: :math:`\epsilon`, added outside the square root.
+        weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`.
+        mask: The leaves with weight decay; see `add_decayed_weights`. None means all leaves.
+        blocks: A label for each leaf; see `scale_by_adam_mini`. By default, blocks are the rows of
+            leaves with `embed` in their path, the outputs of other matrices, and whole vectors.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
 
     Returns:
         A chain of `scale_by_adam_mini`, `add_decayed_weights` and `scale_by_learning_rate`, with

@@ -1,4 +1,4 @@
-"""Variants of Adam with corrected gradients and steps: MARS, StableAdamW and QHAdam."""
+"""Variants of Adam: StableAdamW, MARS and QHAdam."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from fnopt.transforms import (
 
 
 class scale_by_stable_adam(AdamDirection):
-    r"""Adam's direction, shortened for leaves with gradients far above their root mean square.
+    r"""Scale down Adam's direction in leaves whose gradient exceeds its running root mean square.
 
     .. math:: u_t = \frac{1}{\max(1,\, \mathrm{RMS}_t)} \left(\frac{\hat\mu_t}
               {\sqrt{\hat\nu_t} + \epsilon} + \lambda_t\, \theta_t\right), \qquad
               \mathrm{RMS}_t = \Big( \mathrm{mean}_i \frac{|g_{t,i}|^2}
               {\max(\hat\nu_{t,i}, \epsilon^2)} \Big)^{1/2}
 
-    Here :math:`\hat\mu, \hat\nu` are Adam's bias-corrected means. The mean square lags behind a
-    growing gradient. The divisor is Adafactor's update clipping, applied to the learning rate of
-    each leaf.
+    The bias-corrected averages :math:`\hat\mu_t` and :math:`\hat\nu_t` are defined in `adam`. Since
+    :math:`\hat\nu_t` lags behind a growing gradient, Adam's steps would be too long. The divisor is
+    Adafactor's update clipping, applied to the learning rate of each leaf.
 
     Args:
-        b1: :math:`\beta_1`, decay of the mean.
-        b2: :math:`\beta_2`, decay of the mean square.
-        eps: :math:`\epsilon`, added to the root.
-        weight_decay: :math:`\lambda`, a number or a `Schedule`.
-        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        eps: :math:`\epsilon`, added outside the square root.
+        weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -52,7 +52,7 @@ class scale_by_stable_adam(AdamDirection):
     """
 
     needs_params = True
-    carrier = None  # the growth already propagates an infinite gradient
+    carrier = None  # `excess` already propagates an infinite gradient
 
     b2: Scalar = hyper(default=0.99, ge=0, lt=1)
     eps: Scalar = hyper(default=1e-6, ge=0)
@@ -61,12 +61,11 @@ class scale_by_stable_adam(AdamDirection):
 
     def leaf(self, h: Any, g: Any, p: Any, mu: Any, nu: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
-        # Wortsman et al. (2023), algorithm 2: the root mean square of g / sqrt(nu) is the growth of
-        # the gradient beyond its own mean square.
-        length = positive_root(nu)
-        growth = rms(h.root_correction * g / jnp.maximum(length, h.scaled_eps))
-        direction = h.mean * mu / (length + h.scaled_eps) + h.weight_decay * p
-        return direction / jnp.maximum(growth, jnp.ones_like(growth)), mu, nu
+        root = positive_root(nu)
+        # Wortsman et al. (2023), algorithm 2: RMS of g / sqrt(nu), with nu bias-corrected.
+        excess = rms(h.root_correction * g / jnp.maximum(root, h.scaled_eps))
+        direction = h.mean * mu / (root + h.scaled_eps) + h.weight_decay * p
+        return direction / jnp.maximum(excess, jnp.ones_like(excess)), mu, nu
 
 
 @recipe
@@ -83,17 +82,17 @@ def stable_adamw(
     .. math:: u_t = -\frac{\eta_t}{\max(1,\, \mathrm{RMS}_t)} \left(\frac{\hat\mu_t}
               {\sqrt{\hat\nu_t} + \epsilon} + \lambda_t\, \theta_t\right)
 
-    where :math:`\mathrm{RMS}_t` is the ratio of a leaf's gradient to its root mean square; see
-    `scale_by_stable_adam`. Gradient clipping is then unnecessary. The weight decay of a leaf is
-    scaled with its learning rate; to decay only some leaves, see `param_groups`.
+    `scale_by_stable_adam` defines :math:`\mathrm{RMS}_t`, the size of a leaf's gradient relative to
+    the running root mean square. StableAdamW needs no gradient clipping. The divisor also scales
+    the weight decay of a leaf. To exclude leaves from weight decay, use `param_groups`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
-        eps: :math:`\epsilon`, added to the root.
-        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
-        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        eps: :math:`\epsilon`, added outside the square root.
+        weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
 
     Returns:
         A chain of `scale_by_stable_adam` and `scale_by_learning_rate`, with the slots `mu` and
@@ -125,7 +124,7 @@ def mars(
     mask: Any = None,
     mu_dtype: Any = None,
 ) -> Chain:
-    r"""MARS-AdamW: AdamW on variance-reduced gradients, corrected by their change.
+    r"""MARS-AdamW: AdamW with variance-reduced gradients.
 
     .. math::
         c_t &= g_t + \gamma\, \frac{\beta_1}{1-\beta_1}\, (g_t - g_{t-1}), \qquad
@@ -133,19 +132,22 @@ def mars(
         u_t &= -\eta_t \left(\frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon} + \lambda_t\,
         \theta_t\right)
 
-    with AdamW's means :math:`\mu, \nu` of :math:`\tilde c`. The authors use AdamW for vectors:
-    use `partition` for this. To combine the correction with another method, see `reduce_variance`.
+    where :math:`\mu` and :math:`\nu` are Adam's averages of :math:`\tilde c`. The authors train
+    vectors with plain AdamW; use `partition` to do so. To combine the correction with another
+    method, use `reduce_variance`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: :math:`\beta_1`, decay rate of :math:`\mu`.
-        b2: Decay rate of :math:`\nu`, the moving average of :math:`|\tilde c|^2`.
-        eps: :math:`\epsilon`, added to the root.
-        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
-        gamma: :math:`\gamma`, the weight of the added change.
-        max_norm: :math:`r`, the largest norm of a leaf's gradient; `math.inf` for no bound.
-        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
-        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of :math:`\tilde c`.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of
+            :math:`|\tilde c|^2`.
+        eps: :math:`\epsilon`, added outside the square root.
+        weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`.
+        gamma: :math:`\gamma`, the weight of the gradient's change.
+        max_norm: :math:`r`, the largest norm of a leaf of :math:`\tilde c`; `math.inf` disables
+            clipping.
+        mask: The leaves with weight decay; see `add_decayed_weights`. None means all leaves.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
 
     Returns:
         A chain of `reduce_variance`, `scale_by_adam`, `add_decayed_weights` and
@@ -171,7 +173,13 @@ def mars(
 
 
 class ScaleByQhadamState(NamedTuple):
-    """Step count, and the averages of the gradient and of its square."""
+    r"""State of `scale_by_qhadam`.
+
+    Attributes:
+        count: :math:`t`, the number of steps.
+        mu: :math:`\mu_t`, the moving average of the gradient.
+        nu: :math:`\nu_t`, the moving average of the squared gradient.
+    """
 
     count: jax.Array
     mu: Slot
@@ -179,7 +187,7 @@ class ScaleByQhadamState(NamedTuple):
 
 
 class scale_by_qhadam(Leafwise):
-    r"""Mix the gradient with its mean, and divide by the root of the same mixture of squares.
+    r"""Interpolate between the gradient and its average, in Adam's numerator and denominator.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
@@ -187,16 +195,17 @@ class scale_by_qhadam(Leafwise):
         u_t &= \frac{(1-v_1)\, g_t + v_1\, \hat\mu_t}
                     {\sqrt{(1-v_2)\, |g_t|^2 + v_2\, \hat\nu_t} + \epsilon}
 
-    :math:`v_1 = v_2 = 1` gives Adam. :math:`v_1 = \beta_1` and :math:`v_2 = 1` nearly give Nadam;
-    :math:`v_1 = 0` and :math:`v_2 = 1` give RMSProp.
+    where :math:`\hat\mu_t` and :math:`\hat\nu_t` are bias-corrected as in Adam. With :math:`v_2 =
+    1`, the method is Adam for :math:`v_1 = 1`, nearly Nadam for :math:`v_1 = \beta_1`, and
+    bias-corrected RMSProp for :math:`v_1 = 0`.
 
     Args:
-        b1: :math:`\beta_1`, decay of the mean.
-        b2: :math:`\beta_2`, decay of the mean square.
-        v1: :math:`v_1`, the weight of the mean gradient.
-        v2: :math:`v_2`, the weight of the mean square.
-        eps: :math:`\epsilon`, added to the root.
-        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        v1: :math:`v_1`, the weight of the averaged gradient.
+        v2: :math:`v_2`, the weight of the averaged squared gradient.
+        eps: :math:`\epsilon`, added outside the square root.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -211,7 +220,7 @@ class scale_by_qhadam(Leafwise):
 
     State = ScaleByQhadamState
 
-    # Ma and Yarats (2018) recommend these four values without tuning.
+    # Ma and Yarats (2018) recommend b1, b2, v1 and v2 as defaults without tuning.
     b1: Scalar = hyper(default=0.995, ge=0, lt=1)
     b2: Scalar = hyper(default=0.999, ge=0, lt=1)
     v1: Scalar = hyper(default=0.7, ge=0, le=1)
@@ -220,7 +229,7 @@ class scale_by_qhadam(Leafwise):
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Weights of gradient and mean, times the bias corrections."""
+        """Interpolation weights, divided by the bias corrections."""
         return {
             "gain1": 1 - h.b1,
             "gain2": 1 - h.b2,
@@ -231,11 +240,9 @@ class scale_by_qhadam(Leafwise):
         }
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
-        # With v1 = v2 = 1 this is Adam, with v1 = 0 a method without momentum.
-        square = squared_modulus(g)
         mu, nu = adam_means(h, g, mu, nu)
-        length = positive_root(h.square * square + h.mean_square * nu) + h.eps
-        return (h.gradient * g + h.mean * mu) / length, mu, nu
+        second_moment = h.square * squared_modulus(g) + h.mean_square * nu
+        return (h.gradient * g + h.mean * mu) / (positive_root(second_moment) + h.eps), mu, nu
 
 
 @recipe
@@ -248,19 +255,21 @@ def qhadam(
     eps: Scalar = 1e-8,
     mu_dtype: Any = None,
 ) -> Chain:
-    r"""QHAdam: Adam with weighted averages of momentum and plain gradient.
+    r"""QHAdam: Adam with an interpolation between the gradient and its average.
 
     .. math:: u_t = -\eta_t\, \frac{(1-v_1)\, g_t + v_1\, \hat\mu_t}
                     {\sqrt{(1-v_2)\, |g_t|^2 + v_2\, \hat\nu_t} + \epsilon}
 
+    The bias-corrected averages :math:`\hat\mu_t` and :math:`\hat\nu_t` are defined in `adam`.
+
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
-        v1: The weight of the mean gradient.
-        v2: The weight of the mean square.
-        eps: Added to the root.
-        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        v1: :math:`v_1`, the weight of the averaged gradient.
+        v2: :math:`v_2`, the weight of the averaged squared gradient.
+        eps: :math:`\epsilon`, added outside the square root.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
 
     Returns:
         A chain of `scale_by_qhadam` and `scale_by_learning_rate`, with the slots `mu` and `nu`.

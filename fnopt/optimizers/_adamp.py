@@ -1,4 +1,4 @@
-"""AdamP: Adam without radial steps for scale-invariant weights."""
+"""AdamP: Adam with steps orthogonal to scale-invariant weights."""
 
 from __future__ import annotations
 
@@ -23,21 +23,22 @@ class scale_by_adamp(AdamDirection):
               \lvert\cos(\theta_t, g_t)\rvert < \delta / \sqrt{n} \\
               d_t + \lambda_t\, \theta_t & \text{otherwise} \end{cases}
 
-    Weights before a normalization layer are scale-invariant, and their gradient is orthogonal to
-    the weights; the cosine tests this. The cosine is tested first for each output (along the last
-    axis; the largest cosine decides), then for the whole leaf; :math:`n` is the number of weights
-    of an output, or of the leaf. Leaves with fewer than two axes are updated along Adam's
-    direction.
+    Weights before a normalization layer are scale-invariant, so their gradient is orthogonal to the
+    weights. The cosine tests this, first for each output (an index of the last axis; the largest
+    cosine of all outputs counts), then for the whole leaf. :math:`n` is the number of weights of an
+    output or of the leaf. Leaves with fewer than two axes are never projected.
+    The bias-corrected averages :math:`\hat\mu_t` and :math:`\hat\nu_t` are defined in `adam`.
 
     Args:
-        b1: Decay of the mean.
-        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
-        eps: :math:`\epsilon`, added to the root.
-        weight_decay: :math:`\lambda`, a number or a `Schedule`.
-        delta: :math:`\delta`, the largest scaled cosine of weights regarded as scale-invariant.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        eps: :math:`\epsilon`, added outside the square root.
+        weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`.
+        delta: :math:`\delta`, the bound on :math:`\sqrt n \lvert\cos\rvert` below which weights are
+            treated as scale-invariant.
         wd_ratio: :math:`r`, the factor of the weight decay of scale-invariant weights.
         nesterov: Whether to use Nesterov momentum.
-        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -60,8 +61,9 @@ class scale_by_adamp(AdamDirection):
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Scalars of Adam; the Nesterov term uses the bias correction of the mean."""
+        """Scalars of Adam, with the Nesterov weights of the authors' code."""
         numbers = adam_scalars(h, t)
+        # Both terms have the bias correction of step t, unlike in Nadam.
         if self.nesterov:
             mean = numbers["mean"]
             numbers |= {"mean": mean * h.b1, "gradient": mean * (1 - h.b1)}
@@ -69,46 +71,47 @@ class scale_by_adamp(AdamDirection):
 
     def leaf(self, h: Any, g: Any, p: Any, mu: Any, nu: Any) -> Any:
         direction, mu, nu = super().leaf(h, g, mu, nu)
-        # Biases and gains are not scale-invariant: the authors' code projects only arrays with two
-        # or more axes.
+        # As in the authors' code, biases and gains aren't projected: they aren't scale-invariant.
         if p.ndim < 2 or not p.size:
             return direction + h.weight_decay * p, mu, nu
-        # The projection is per output if the outputs' weights are invariant, else per leaf, as in
-        # the authors' code. Outputs are the last axis in JAX, and the first in PyTorch.
-        outputs = _Across(p, g, tuple(range(p.ndim - 1)))
-        whole = _Across(p, g, tuple(range(p.ndim)))
-        by_output, by_leaf = outputs.is_invariant(h.delta), whole.is_invariant(h.delta)
-        tangent = jnp.where(by_output, outputs.tangent(direction), whole.tangent(direction))
-        either = by_output | by_leaf
-        ratio = jnp.where(either, h.wd_ratio, jnp.ones_like(h.wd_ratio))
-        new = jnp.where(either, tangent, direction)
-        return new + h.weight_decay * ratio * p, mu, nu
+        # As in the authors' code, the projection is per output if the weights of all outputs are
+        # invariant, otherwise per leaf. In JAX, outputs are the last axis; in PyTorch, the first.
+        outputs = _Projection(p, g, tuple(range(p.ndim - 1)))
+        leaf = _Projection(p, g, tuple(range(p.ndim)))
+        per_output, per_leaf = outputs.is_invariant(h.delta), leaf.is_invariant(h.delta)
+        tangent = jnp.where(
+            per_output, outputs.remove_radial(direction), leaf.remove_radial(direction)
+        )
+        is_invariant = per_output | per_leaf
+        ratio = jnp.where(is_invariant, h.wd_ratio, jnp.ones_like(h.wd_ratio))
+        direction = jnp.where(is_invariant, tangent, direction)
+        return direction + h.weight_decay * ratio * p, mu, nu
 
 
-class _Across:
-    """Weights and their gradient as vectors over some axes."""
+class _Projection:
+    """Projection orthogonal to vectors of weights, which extend over some axes of a leaf."""
 
     def __init__(self, p: jax.Array, g: jax.Array, axes: tuple[int, ...]) -> None:
         self.axes = axes
-        # Unit vectors are used, because products of small numbers would underflow.
+        # Unit vectors, because products of small numbers could underflow.
         self.unit = p / nonzero(axis_norms(p, axes))
         self.gradient = g / nonzero(axis_norms(g, axes))
 
-    def along(self, x: jax.Array) -> jax.Array:
-        """Component along the weights, in the real inner product."""
+    def radial_component(self, x: jax.Array) -> jax.Array:
+        """Component of `x` along the weights, in the real inner product."""
         product = jnp.real(jnp.conj(self.unit) * x)
         return jnp.sum(product, axis=self.axes, keepdims=True)
 
     def is_invariant(self, delta: jax.Array) -> jax.Array:
-        """Whether all gradients are nearly orthogonal to their weights."""
-        cosines = jnp.abs(self.along(self.gradient))
+        """Whether all gradient vectors are nearly orthogonal to their weight vectors."""
+        cosines = jnp.abs(self.radial_component(self.gradient))
         length = self.unit.size // cosines.size
-        # Random vectors of n elements have cosines around 1 / sqrt(n) (Heo et al., 2021).
+        # Random vectors of n elements have cosines around 1 / sqrt(n) (Heo et al., 2020).
         return jnp.max(cosines) < delta / jnp.sqrt(jnp.asarray(length, delta.dtype))
 
-    def tangent(self, x: jax.Array) -> jax.Array:
-        """`x` without its component along the weights."""
-        return x - self.along(x) * self.unit
+    def remove_radial(self, x: jax.Array) -> jax.Array:
+        """Subtract from `x` its component along the weights."""
+        return x - self.radial_component(x) * self.unit
 
 
 @recipe
@@ -123,24 +126,26 @@ def adamp(
     nesterov: bool = False,
     mu_dtype: Any = None,
 ) -> Chain:
-    r"""AdamP: AdamW without the growth of scale-invariant weights.
+    r"""AdamP: AdamW with steps orthogonal to scale-invariant weights, whose norm then grows less.
 
     .. math:: u_t = -\eta_t \left(\Pi_{\theta_t}\!\left(\frac{\hat\mu_t}
               {\sqrt{\hat\nu_t} + \epsilon}\right) + r_t\, \lambda_t\, \theta_t\right)
 
-    where :math:`\Pi` removes the component along the weights, and :math:`r_t < 1`, if the weights
-    are scale-invariant; see `scale_by_adamp`. To decay only some leaves, see `param_groups`.
+    If the weights are scale-invariant, :math:`\Pi` subtracts the component along the weights, and
+    :math:`r_t = r`; otherwise, :math:`\Pi` is the identity, and :math:`r_t = 1`. `scale_by_adamp`
+    describes the test. To exclude leaves from weight decay, use `param_groups`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
-        eps: :math:`\epsilon`, added to the root.
-        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
-        delta: The largest scaled cosine between gradient and weights regarded as scale-invariant.
-        wd_ratio: The factor of the weight decay of scale-invariant weights.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        eps: :math:`\epsilon`, added outside the square root.
+        weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`.
+        delta: The bound on the scaled cosine between weights and gradient below which weights are
+            treated as scale-invariant; see `scale_by_adamp`.
+        wd_ratio: :math:`r`, the factor of the weight decay of scale-invariant weights.
         nesterov: Whether to use Nesterov momentum.
-        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
 
     Returns:
         A chain of `scale_by_adamp` and `scale_by_learning_rate`, with the slots `mu` and `nu`.

@@ -1,4 +1,4 @@
-"""Extrapolation by the change of the gradient: Adan and optimistic methods."""
+"""Methods that extrapolate by the gradient's change: Adan and optimistic methods."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ from fnopt.transforms import Chain, chain, scale_by_learning_rate
 
 
 class ScaleByAdanState(NamedTuple):
-    """Step count, averages of the gradient, its change and their square, the last gradient."""
+    r"""State of `scale_by_adan`.
+
+    Attributes:
+        count: :math:`t`, the number of steps.
+        m: :math:`m_t`, the moving average of the gradient.
+        v: :math:`v_t`, the moving average of the gradient's change :math:`d_t`.
+        n: :math:`n_t`, the moving average of :math:`|g_t + \beta_2\, d_t|^2`.
+        g: :math:`g_t`, the gradient of the last step.
+    """
 
     count: jax.Array
     m: Slot
@@ -25,7 +33,7 @@ class ScaleByAdanState(NamedTuple):
 
 
 class scale_by_adan(Leafwise):
-    r"""Adam's direction with Nesterov momentum from the change of the gradient.
+    r"""Adam's direction with Nesterov momentum, estimated from the gradient's change.
 
     .. math::
         d_t &= g_t - g_{t-1} \;(0 \text{ at first}), \\
@@ -34,14 +42,15 @@ class scale_by_adan(Leafwise):
         n_t &= \beta_3 n_{t-1} + (1-\beta_3)\, |g_t + \beta_2\, d_t|^2, \qquad
         u_t = \frac{\hat m_t + \beta_2\, \hat v_t}{\sqrt{\hat n_t + \bar\epsilon} + \epsilon}
 
-    The paper's decays are :math:`1 - \beta_i`.
+    where :math:`\hat m_t`, :math:`\hat v_t` and :math:`\hat n_t` are bias-corrected as in Adam. The
+    paper writes :math:`1 - \beta_i` instead of :math:`\beta_i`.
 
     Args:
-        b1: :math:`\beta_1`, decay of the mean gradient.
-        b2: :math:`\beta_2`, decay of the mean change.
-        b3: :math:`\beta_3`, decay of the mean square.
-        eps: :math:`\epsilon`, added to the root.
-        eps_root: :math:`\bar\epsilon`, added under the root.
+        b1: :math:`\beta_1`, decay rate of :math:`m`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`v`, the moving average of the gradient's change.
+        b3: :math:`\beta_3`, decay rate of :math:`n`, the moving average of squares.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added inside the square root.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -71,17 +80,17 @@ class scale_by_adan(Leafwise):
             "mean": 1 / bias_correction(h.b1, t),
             "change": h.b2 / bias_correction(h.b2, t),
             "square": 1 / bias_correction(h.b3, t),
-            "later": t > 1,
+            "has_previous": t > 1,
         }
 
     def leaf(self, h: Any, g: Any, m: Any, v: Any, n: Any, previous: Any) -> Any:
-        # The slot is initialized with zeros; the first gradient counts as no change.
-        change = h.later * (g - previous)
+        # In the first step, `previous` is zero and not a gradient, so the change is set to zero.
+        change = h.has_previous * (g - previous)
         m = ema(m, g, h.b1, h.gain1)
         v = ema(v, change, h.b2, h.gain2)
         n = ema(n, squared_modulus(g + h.b2 * change), h.b3, h.gain3)
         u = (h.mean * m + h.change * v) / (positive_root(h.square * n + h.eps_root) + h.eps)
-        # XLA can overwrite the old slot in place, because v and n have read it by then.
+        # XLA can overwrite `previous` in place, because v and n are computed before the write.
         return u, m, v, n, write_after(write_after(g, v), n)
 
 
@@ -96,12 +105,14 @@ def adan(
     weight_decay: ScalarOrSchedule = 0.0,
     mask: Any = None,
 ) -> Chain:
-    r"""Adan: Adam with Nesterov momentum from the change of the gradient.
+    r"""Adan: Adam with Nesterov momentum, estimated from the gradient's change.
 
     .. math:: u_t = -\eta_t \left(\frac{\hat m_t + \beta_2\, \hat v_t}
               {\sqrt{\hat n_t + \bar\epsilon} + \epsilon} + \lambda_t\, \theta_t\right)
 
-    Each decay is one minus the paper's. The paper's weight decay is implicit; here it is explicit.
+    `scale_by_adan` defines the averages. The paper writes :math:`1 - \beta_i` instead of
+    :math:`\beta_i`. The paper's weight decay is a proximal step, :math:`\theta / (1 + \eta
+    \lambda)`; fnopt subtracts :math:`\eta \lambda \theta`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
@@ -109,10 +120,10 @@ def adan(
         b2: :math:`\beta_2`, decay rate of :math:`v`, the moving average of the gradient's change.
         b3: :math:`\beta_3`, decay rate of :math:`n`, the moving average of
             :math:`|g + \beta_2 \Delta g|^2`.
-        eps: Added to the root.
-        eps_root: Added under the root.
-        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
-        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added inside the square root.
+        weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`.
+        mask: The leaves with weight decay; see `add_decayed_weights`. None means all leaves.
 
     Returns:
         A chain of `scale_by_adan`, `add_decayed_weights` and `scale_by_learning_rate`, with the
@@ -133,7 +144,12 @@ def adan(
 
 
 class ScaleByOptimisticGradientState(NamedTuple):
-    """Step count, and the last gradient."""
+    """State of `scale_by_optimistic_gradient`.
+
+    Attributes:
+        count: :math:`t`, the number of steps.
+        previous_gradient: :math:`g_t`, the gradient of the last step.
+    """
 
     count: jax.Array
     previous_gradient: Slot
@@ -165,12 +181,12 @@ class scale_by_optimistic_gradient(Leafwise):
     beta: ScalarOrSchedule = hyper(default=1.0, ge=0, schedule=True)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Weight of the change; zero in the first step, which has no previous gradient."""
+        """Weight of the gradient's change; zero in the first step."""
         return {"change": jnp.where(t > 1, h.beta, jnp.zeros_like(h.beta))}
 
     def leaf(self, h: Any, g: Any, previous: Any) -> Any:
         u = h.alpha * g + h.change * (g - previous)
-        # XLA can overwrite the old gradient in place, because u has read it by then.
+        # XLA can overwrite `previous` in place, because u is computed before the write.
         return u, write_after(g, u)
 
 
@@ -180,7 +196,7 @@ def optimistic_gradient_descent(
     alpha: ScalarOrSchedule = 1.0,
     beta: ScalarOrSchedule = 1.0,
 ) -> Chain:
-    r"""Gradient descent for games (minimax problems), along an extrapolated gradient.
+    r"""Gradient descent along an extrapolated gradient, for games (minimax problems).
 
     .. math:: u_t = -\eta_t\, \big((\alpha + \beta)\, g_t - \beta\, g_{t-1}\big)
 
@@ -220,20 +236,22 @@ def optimistic_adam_v2(
     mu_dtype: Any = None,
     nesterov: bool = True,
 ) -> Chain:
-    r"""Optimistic Adam for games (minimax problems), along Adam's extrapolated direction.
+    r"""Optimistic Adam: steps along Adam's extrapolated direction, for games (minimax problems).
 
     .. math:: u_t = -\eta_t\, \big((\alpha + \beta)\, d_t - \beta\, d_{t-1}\big), \qquad
               d_t = \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
+
+    where :math:`d_t` is the direction of `adam`, or of `nadam` with `nesterov`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         alpha: :math:`\alpha`, the weight of the direction; a number or a `Schedule`.
         beta: :math:`\beta`, the weight of the direction's change; a number or a `Schedule`.
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
-        eps: Added to the root.
-        eps_root: Added under the root.
-        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added inside the square root.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
         nesterov: Whether to use Nesterov momentum (Nadam).
 
     Returns:
@@ -270,19 +288,22 @@ def optimistic_adam(
     *,
     nesterov: bool = True,
 ) -> Chain:
-    r"""Optimistic Adam for games (minimax problems), with a separate extrapolation rate.
+    r"""Optimistic Adam with a separate learning rate of the extrapolation, for minimax problems.
 
     .. math:: u_t = -\big((\eta_t + \omega_t)\, d_t - \omega_t\, d_{t-1}\big), \qquad
               d_t = \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
 
+    where :math:`d_t` is the direction of `adam`, or of `nadam` with `nesterov`.
+
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        optimism: :math:`\omega`, a number or a `Schedule`; None uses the learning rate.
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
-        eps: Added to the root.
-        eps_root: Added under the root.
-        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
+        optimism: :math:`\omega`, the learning rate of the extrapolation, a number or a `Schedule`;
+            None uses :math:`\eta`.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added inside the square root.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
         nesterov: Whether to use Nesterov momentum (Nadam).
 
     Returns:
@@ -300,7 +321,7 @@ def optimistic_adam(
     Reference:
         Daskalakis, Ilyas, Syrgkanis and Zeng, 2018, arXiv:1711.00141.
     """
-    change = learning_rate if optimism is None else optimism
+    optimism = learning_rate if optimism is None else optimism
     direction = scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov)
-    extrapolation = scale_by_optimistic_gradient(learning_rate, change)
+    extrapolation = scale_by_optimistic_gradient(learning_rate, optimism)
     return chain(direction, extrapolation, scale_by_learning_rate(1.0))

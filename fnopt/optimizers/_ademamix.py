@@ -1,4 +1,4 @@
-"""AdEMAMix: Adam with a second, slow mean of gradients."""
+"""AdEMAMix: Adam with a second, slow moving average of the gradient."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ from fnopt.transforms import Chain
 
 
 class ScaleByAdemamixState(NamedTuple):
-    """Step count, a fast and a slow average of the gradient, the average of its square."""
+    r"""State of `scale_by_ademamix`.
+
+    Attributes:
+        count: :math:`t`, the number of steps.
+        m1: :math:`m^{(1)}_t`, the fast moving average of the gradient.
+        m2: :math:`m^{(2)}_t`, the slow moving average of the gradient.
+        nu: :math:`\nu_t`, the moving average of the squared gradient.
+    """
 
     count: jax.Array
     m1: Slot
@@ -22,7 +29,13 @@ class ScaleByAdemamixState(NamedTuple):
 
 
 class ScaleBySimplifiedAdemamixState(NamedTuple):
-    """Step count, the decaying sum of gradients, and the average of the squared gradient."""
+    """State of `scale_by_simplified_ademamix`.
+
+    Attributes:
+        count: :math:`t`, the number of steps.
+        m: :math:`m_t`, the decaying sum of gradients.
+        n: :math:`n_t`, the moving average of the squared gradient.
+    """
 
     count: jax.Array
     m: Slot
@@ -30,7 +43,7 @@ class ScaleBySimplifiedAdemamixState(NamedTuple):
 
 
 class scale_by_ademamix(Leafwise):
-    r"""Divide a mixture of a fast and a slow mean gradient by the root mean square.
+    r"""Divide the sum of a fast and a slow average of the gradient by the root mean square.
 
     .. math::
         m^{(1)}_t &= \beta_1 m^{(1)}_{t-1} + (1-\beta_1)\, g_t, \\
@@ -39,14 +52,18 @@ class scale_by_ademamix(Leafwise):
         u_t &= \frac{\hat m^{(1)}_t + \alpha_t m^{(2)}_t}
                     {\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
 
+    where :math:`\hat m^{(1)}_t` and :math:`\hat\nu_t` are bias-corrected as in Adam.
+
     Args:
-        b1: :math:`\beta_1`, decay of the fast mean.
-        b2: :math:`\beta_2`, decay of the mean square.
-        b3: :math:`\beta_3`, decay of the slow mean, a number or a `Schedule`.
-        alpha: :math:`\alpha`, the weight of the slow mean, a number or a `Schedule`.
-        eps: :math:`\epsilon`, added to the root.
-        eps_root: :math:`\bar\epsilon`, added under the root.
-        mu_dtype: Storage dtype of both means; by default the dtype of the params, at least float32.
+        b1: :math:`\beta_1`, decay rate of :math:`m^{(1)}`, the fast average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        b3: :math:`\beta_3`, decay rate of :math:`m^{(2)}`, the slow average of the gradient; a
+            number or a `Schedule`.
+        alpha: :math:`\alpha`, the weight of the slow average; a number or a `Schedule`.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added inside the square root.
+        mu_dtype: Storage dtype of both averages of the gradient; None uses the wider of float32 and
+            the params' dtype.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -72,7 +89,7 @@ class scale_by_ademamix(Leafwise):
     mu_dtype: Any = static(default=None, convert=as_dtype)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Bias corrections; the slow mean isn't corrected, so its weight grows from zero."""
+        """Averaging weights and bias corrections; the slow average isn't bias-corrected."""
         return {
             "gain1": 1 - h.b1,
             "gain2": 1 - h.b2,
@@ -90,18 +107,20 @@ class scale_by_ademamix(Leafwise):
 
 
 class scale_by_simplified_ademamix(Leafwise):
-    r"""Divide a mixture of the gradient and a decaying sum by the root mean square.
+    r"""Divide the sum of the gradient and a decaying sum of gradients by the root mean square.
 
     .. math::
         m_t = \beta_1 m_{t-1} + g_t, \qquad n_t = \beta_2 n_{t-1} + (1-\beta_2)\, |g_t|^2, \qquad
         u_t = \frac{\alpha_t\, g_t + m_t}{\sqrt{\hat n_t + \bar\epsilon} + \epsilon}
 
+    where :math:`\hat n_t = n_t / (1-\beta_2^t)`.
+
     Args:
-        b1: :math:`\beta_1`, decay of the sum.
-        b2: :math:`\beta_2`, decay of the mean square.
-        alpha: :math:`\alpha`, the weight of the gradient, a number or a `Schedule`.
-        eps: :math:`\epsilon`, added to the root.
-        eps_root: :math:`\bar\epsilon`, added under the root.
+        b1: :math:`\beta_1`, decay rate of :math:`m`, the sum of gradients.
+        b2: :math:`\beta_2`, decay rate of :math:`n`, the moving average of the squared gradient.
+        alpha: :math:`\alpha`, the weight of the gradient; a number or a `Schedule`.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added inside the square root.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -122,11 +141,11 @@ class scale_by_simplified_ademamix(Leafwise):
     eps_root: Scalar = hyper(default=0.0, ge=0)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The bias correction of the mean square."""
+        """Averaging weight and bias correction of `n`."""
         return {"gain2": 1 - h.b2, "square": 1 / bias_correction(h.b2, t)}
 
     def leaf(self, h: Any, g: Any, m: Any, n: Any) -> Any:
-        # A sum, not a mean: `alpha` weighs the gradient against it.
+        # A sum, not an average, as in the paper: `alpha` is relative to the sum's weights.
         m = h.b1 * m + g
         n = ema(n, squared_modulus(g), h.b2, h.gain2)
         divisor = positive_root(h.square * n + h.eps_root) + h.eps
@@ -151,17 +170,21 @@ def ademamix(
     .. math:: u_t = -\eta_t \left(\frac{\hat m^{(1)}_t + \alpha_t m^{(2)}_t}
               {\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon} + \lambda_t\, \theta_t\right)
 
+    `scale_by_ademamix` defines the averages.
+
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the fast mean.
-        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
-        b3: Decay of the slow mean, a number or a `Schedule`.
-        alpha: :math:`\alpha`, the weight of the slow mean, a number or a `Schedule`.
-        eps: Added to the root.
-        eps_root: Added under the root.
-        mu_dtype: Storage dtype of both means; by default the dtype of the params, at least float32.
-        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
-        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
+        b1: :math:`\beta_1`, decay rate of :math:`m^{(1)}`, the fast average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        b3: :math:`\beta_3`, decay rate of :math:`m^{(2)}`, the slow average of the gradient; a
+            number or a `Schedule`.
+        alpha: :math:`\alpha`, the weight of the slow average; a number or a `Schedule`.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added inside the square root.
+        mu_dtype: Storage dtype of both averages of the gradient; None uses the wider of float32 and
+            the params' dtype.
+        weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`.
+        mask: The leaves with weight decay; see `add_decayed_weights`. None means all leaves.
 
     Returns:
         A chain of `scale_by_ademamix`, `add_decayed_weights` and `scale_by_learning_rate`, with
@@ -197,23 +220,24 @@ def simplified_ademamix(
     weight_decay: ScalarOrSchedule = 0.0,
     mask: Any = None,
 ) -> Chain:
-    r"""AdEMAMix with one sum of gradients instead of two means.
+    r"""Simplified AdEMAMix: one decaying sum of gradients instead of two moving averages.
 
     .. math:: u_t = -\eta_t \left(\frac{\alpha_t\, g_t + m_t}
               {\sqrt{\hat n_t + \bar\epsilon} + \epsilon} + \lambda_t\, \theta_t\right)
 
-    The sum is :math:`1/(1-\beta_1)` times a mean, so the method needs a smaller learning rate than
-    Adam.
+    where :math:`m` is a decaying sum of gradients, and :math:`n` is an average of their squares;
+    see `scale_by_simplified_ademamix`. The sum is :math:`1/(1-\beta_1)` times an average, so the
+    method needs a smaller learning rate than Adam.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the sum.
-        b2: Decay rate of the moving average of the squared gradient.
-        alpha: :math:`\alpha`, the weight of the gradient, a number or a `Schedule`.
-        eps: Added to the root.
-        eps_root: Added under the root.
-        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
-        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
+        b1: :math:`\beta_1`, decay rate of :math:`m`, the sum of gradients.
+        b2: :math:`\beta_2`, decay rate of :math:`n`, the moving average of the squared gradient.
+        alpha: :math:`\alpha`, the weight of the gradient; a number or a `Schedule`.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added inside the square root.
+        weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`.
+        mask: The leaves with weight decay; see `add_decayed_weights`. None means all leaves.
 
     Returns:
         A chain of `scale_by_simplified_ademamix`, `add_decayed_weights` and

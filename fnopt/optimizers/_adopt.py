@@ -1,4 +1,4 @@
-"""ADOPT and ACProp: Adam with the second moment of the previous steps."""
+"""ADOPT and ACProp: Adam with a second moment that excludes the current gradient."""
 
 from __future__ import annotations
 
@@ -16,12 +16,18 @@ from fnopt.transforms import Chain
 
 
 def fourth_root(count: jax.Array) -> jax.Array:
-    """The clipping bound of the paper: :math:`t^{1/4}` after `t` steps."""
+    """The paper's clipping bound after :math:`t` steps, :math:`t^{1/4}`."""
     return count**0.25
 
 
 class ScaleByAdoptState(NamedTuple):
-    """Step count, and the averages of the normalized gradient and of the squared gradient."""
+    r"""State of `scale_by_adopt`.
+
+    Attributes:
+        count: :math:`t`, the number of steps.
+        mu: :math:`\mu_t`, the moving average of the normalized gradient.
+        nu: :math:`\nu_t`, the moving average of the squared gradient.
+    """
 
     count: jax.Array
     mu: Slot
@@ -29,24 +35,25 @@ class ScaleByAdoptState(NamedTuple):
 
 
 class scale_by_adopt(Leafwise):
-    r"""Average gradients normalized by the second moment *before* this step.
+    r"""Average gradients that are normalized by the second moment of the previous gradients.
 
     .. math::
         c_t &= \frac{g_t}{\max(\sqrt{\nu_{t-1}},\, \epsilon)}, \qquad
         \mu_t = \beta_1 \mu_{t-1} + (1-\beta_1) \operatorname{clip}(c_t, (t-1)^{1/4}) \\
         \nu_t &= \beta_2 \nu_{t-1} + (1-\beta_2)\, |g_t|^2, \qquad u_t = \mu_t
 
-    The first step only sets :math:`\nu_1 = |g_1|^2`, and its update is zero. ADOPT converges for
-    every :math:`\beta_2`; Adam doesn't.
+    The first step only sets :math:`\nu_1 = |g_1|^2`, and its update is zero. Unlike Adam, ADOPT
+    converges for every :math:`\beta_2`.
 
     Args:
-        b1: :math:`\beta_1`, decay of the mean.
-        b2: :math:`\beta_2`, decay of the mean square.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the average of the normalized gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
         eps: :math:`\epsilon`, the lower bound of the root.
-        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
         nesterov: Whether to use Nesterov momentum.
-        use_clipping: Whether the normalized gradient is clipped.
-        clip_value_fn: Function from the number of steps, a floating scalar, to the bound.
+        use_clipping: Whether to clip the normalized gradient elementwise.
+        clip_value_fn: Function from the number of previous steps, :math:`t-1` as a floating scalar,
+            to the clipping bound.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -72,28 +79,28 @@ class scale_by_adopt(Leafwise):
     clip_value_fn: Callable[[Any], Any] = static(default=fourth_root)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The decays of this step, and the bound."""
-        # As in the paper, the first gradient makes no step. It sets nu (decay 0), and mu stays zero
-        # (decay 1).
-        later = t > 1
-        decay1 = jnp.where(later, h.b1, jnp.ones_like(h.b1))
-        decay2 = jnp.where(later, h.b2, jnp.zeros_like(h.b2))
-        before = (t - 1).astype(h.b1.dtype)
+        """Decay rates and clipping bound of this step."""
+        # As in the paper, the first step only initializes nu (decay rate 0); mu stays zero (decay
+        # rate 1).
+        is_first = t == 1
+        decay1 = jnp.where(is_first, jnp.ones_like(h.b1), h.b1)
+        decay2 = jnp.where(is_first, jnp.zeros_like(h.b2), h.b2)
+        previous_steps = (t - 1).astype(h.b1.dtype)
         return {
             "decay1": decay1,
             "gain1": 1 - decay1,
             "decay2": decay2,
             "gain2": 1 - decay2,
-            "bound": self.clip_value_fn(before) if self.use_clipping else before,
+            "bound": self.clip_value_fn(previous_steps) if self.use_clipping else previous_steps,
         }
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
-        # The maximum with epsilon, as in the paper (Taniguchi et al., 2024), instead of the sum.
+        # As in the paper, epsilon is a lower bound of the root instead of a summand.
         step = g / jnp.maximum(positive_root(nu), h.eps)
         if self.use_clipping:
             step = clip_modulus(step, h.bound)
         mu = ema(mu, step, h.decay1, h.gain1)
-        # XLA can overwrite the old `nu` in place, because the step and `mu` have read it by then.
+        # XLA can overwrite the old `nu` in place, because `mu` is computed before the write.
         nu = write_after(ema(nu, squared_modulus(g), h.decay2, h.gain2), mu)
         return (ema(mu, step, h.decay1, h.gain1) if self.nesterov else mu), mu, nu
 
@@ -110,21 +117,24 @@ def adopt(
     use_clipping: bool = True,
     clip_value_fn: Callable[[Any], Any] = fourth_root,
 ) -> Chain:
-    r"""ADOPT: Adam normalized by the second moment of the previous steps.
+    r"""ADOPT: averaged gradients, normalized by the second moment of the previous gradients.
 
     .. math:: u_t = -\eta_t\, \mu_t, \qquad
               \mu_t = \beta_1 \mu_{t-1} + (1-\beta_1) \operatorname{clip}\left(
               \frac{g_t}{\max(\sqrt{\nu_{t-1}},\, \epsilon)}, (t-1)^{1/4}\right)
 
+    The first step only initializes :math:`\nu`, and its update is zero.
+
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: :math:`\beta_1`, decay of the mean.
-        b2: :math:`\beta_2`, decay of the mean square.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the average of the normalized gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
         eps: :math:`\epsilon`, the lower bound of the root.
-        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
         nesterov: Whether to use Nesterov momentum.
-        use_clipping: Whether the normalized gradient is clipped.
-        clip_value_fn: Function from the number of earlier steps to the bound.
+        use_clipping: Whether to clip the normalized gradient elementwise.
+        clip_value_fn: Function from the number of previous steps, :math:`t-1` as a floating scalar,
+            to the clipping bound.
 
     Returns:
         A chain of `scale_by_adopt` and `scale_by_learning_rate`, with the slots `mu` and `nu`.
@@ -133,7 +143,7 @@ def adopt(
         >>> import jax.numpy as jnp, fnopt
         >>> tx, params = fnopt.adopt(0.1), {"w": jnp.ones(2)}
         >>> updates, _ = tx.update({"w": jnp.ones(2)}, tx.init(params), params)
-        >>> print(updates["w"])  # the first step only measures
+        >>> print(updates["w"])  # the first step only initializes nu
         [-0. -0.]
 
     Reference:
@@ -144,7 +154,7 @@ def adopt(
 
 
 class scale_by_acprop(Leafwise):
-    r"""Divide the gradient by the deviation of the *previous* gradients from their mean.
+    r"""Divide the gradient by the root mean square deviation of the previous gradients.
 
     .. math::
         u_t &= \frac{g_t}{\sqrt{\hat\nu_{t-1}} + \epsilon}, \qquad
@@ -152,20 +162,19 @@ class scale_by_acprop(Leafwise):
         \nu_t &= \beta_2 \nu_{t-1} + (1-\beta_2)\, |g_t - \mu_{t-1}|^2 + \bar\epsilon, \qquad
         \mu_t = \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t
 
-    The first step divides by 1. The paper uses the distance from :math:`\mu_t`, which includes
-    :math:`g_t`. The paper's distance is :math:`\beta_1` times the distance here, so its steps are
-    longer by a factor of :math:`1/\beta_1`.
+    The first step divides by 1. The paper uses the deviation from :math:`\mu_t`, which includes
+    :math:`g_t`. The paper's deviation is :math:`\beta_1` times the deviation in fnopt, so the
+    paper's steps are longer by a factor of :math:`1/\beta_1`.
 
-    If all previous gradients of an element were zero, its gradient is divided by a tiny number
-    (3e-7 after one step, with these epsilons), and the step is far too long. For such parameters,
-    such as rows of an embedding or weights after a layer of zeros, increase `eps`, or clip updates
-    after this transform.
+    If all previous gradients of an element were zero, the divisor is tiny (3e-7 after one step,
+    with the default epsilons), and the step is far too long. This occurs in rows of embeddings and
+    in weights after a layer of zeros. For such parameters, increase `eps` or clip the updates.
 
     Args:
-        b1: :math:`\beta_1`, decay of the mean.
-        b2: :math:`\beta_2`, decay of the mean squared distance.
-        eps: :math:`\epsilon`, added to the root.
-        eps_root: :math:`\bar\epsilon`, added to the mean squared distance at every step.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared deviation.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added to :math:`\nu` in every step.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -187,14 +196,14 @@ class scale_by_acprop(Leafwise):
     eps_root: Scalar = hyper(default=1e-16, ge=0)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The bias correction of the previous step."""
-        before = jnp.maximum(t - 1, jnp.ones_like(t))
-        return {"later": t > 1, "correction": bias_correction(h.b2, before)}
+        """Bias correction of the previous step, and whether this is the first step."""
+        previous_step = jnp.maximum(t - 1, jnp.ones_like(t))
+        return {"has_previous": t > 1, "correction": bias_correction(h.b2, previous_step)}
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         divisor = positive_root(nu / h.correction)
-        # The first step has no second moment before it, so that the gradient is not divided.
-        divisor = jnp.where(h.later > 0, divisor, jnp.ones_like(divisor)) + h.eps
+        # The first step has no previous second moment, so it divides by 1.
+        divisor = jnp.where(h.has_previous > 0, divisor, jnp.ones_like(divisor)) + h.eps
         u = g / divisor
         nu = write_after(ema(nu, squared_modulus(g - mu), h.b2) + h.eps_root, u)
         return u, write_after(ema(mu, g, h.b1), nu), nu
@@ -210,21 +219,22 @@ def acprop(
     weight_decay: ScalarOrSchedule = 0.0,
     mask: Any = None,
 ) -> Chain:
-    r"""ACProp: Adam-like steps divided by the deviation of the previous gradients.
+    r"""ACProp: the gradient over the root mean square deviation of the previous gradients.
 
     .. math:: u_t = -\eta_t \left(\frac{g_t}{\sqrt{\hat\nu_{t-1}} + \epsilon} +
               \lambda_t\, \theta_t\right)
 
-    The first nonzero gradient after zero gradients causes a very long step: see `scale_by_acprop`.
+    `scale_by_acprop` defines :math:`\hat\nu` and :math:`\mu`. The first nonzero gradient after zero
+    gradients causes a very long step; `scale_by_acprop` describes remedies.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay rate of the moving average of the gradient.
-        b2: Decay of the gradient's mean squared distance from its mean.
-        eps: Added to the root.
-        eps_root: Added to the mean squared distance at every step.
-        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
-        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared deviation.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added to :math:`\nu` in every step.
+        weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`.
+        mask: The leaves with weight decay; see `add_decayed_weights`. None means all leaves.
 
     Returns:
         A chain of `scale_by_acprop`, `add_decayed_weights` and `scale_by_learning_rate`, with the

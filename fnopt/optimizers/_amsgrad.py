@@ -1,4 +1,4 @@
-"""Adam with maxima: AMSGrad, whose second moment never decreases, and AdaMax."""
+"""AMSGrad and AdaMax: Adam with maxima in the denominator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ from fnopt.transforms import Chain
 
 
 class ScaleByAmsgradState(NamedTuple):
-    """Step count, averages of the gradient and of its square, the maximum of the mean square."""
+    r"""State of AMSGrad and AMSBound.
+
+    Attributes:
+        count: :math:`t`, the number of steps; None without bias corrections.
+        mu: :math:`\mu_t`, the moving average of the gradient.
+        nu: :math:`\nu_t`, the moving average of the squared gradient.
+        nu_max: The running maximum of the second moment.
+    """
 
     count: jax.Array | None
     mu: Slot
@@ -24,7 +31,7 @@ class ScaleByAmsgradState(NamedTuple):
 
 
 class scale_by_amsgrad(AdamDirection):
-    r"""Divide the mean gradient by the root of the running maximum of the mean square.
+    r"""Divide the averaged gradient by the root of the running maximum of the second moment.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
@@ -33,15 +40,15 @@ class scale_by_amsgrad(AdamDirection):
         u_t = \frac{\hat\mu_t}{\sqrt{\nu^{max}_t + \bar\epsilon} + \epsilon}
 
     Args:
-        b1: :math:`\beta_1`, decay of the mean.
-        b2: :math:`\beta_2`, decay of the mean square.
-        eps: :math:`\epsilon`, added to the root.
-        eps_root: :math:`\bar\epsilon`, added under the root.
-        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
-        bias_correction_mu: Whether :math:`\hat\mu_t = \mu_t / (1-\beta_1^t)`, or
-            :math:`\mu_t` itself.
-        bias_correction_nu: Whether :math:`\hat\nu_t = \nu_t / (1-\beta_2^t)`, or
-            :math:`\nu_t` itself.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added inside the square root.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
+        bias_correction_mu: Whether :math:`\hat\mu_t = \mu_t / (1-\beta_1^t)`; otherwise
+            :math:`\hat\mu_t = \mu_t`.
+        bias_correction_nu: Whether :math:`\hat\nu_t = \nu_t / (1-\beta_2^t)`; otherwise
+            :math:`\hat\nu_t = \nu_t`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -77,7 +84,7 @@ class scale_by_amsgrad(AdamDirection):
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any, nu_max: Any) -> Any:
         mu, nu = adam_means(h, g, mu, nu)
-        # The maximum is of corrected means, as in optax; the paper has no bias correction.
+        # As in optax, the maximum is taken after the bias correction, which the paper omits.
         nu_max = jnp.maximum(nu_max, h.square * nu)
         return h.mean * mu / (positive_root(nu_max + h.eps_root) + h.eps), mu, nu, nu_max
 
@@ -93,20 +100,22 @@ def amsgrad(
     bias_correction_mu: bool = True,
     bias_correction_nu: bool = True,
 ) -> Chain:
-    r"""AMSGrad: Adam with the running maximum of the mean square.
+    r"""AMSGrad: Adam with the running maximum of the second moment.
 
     .. math:: u_t = -\eta_t\, \frac{\hat\mu_t}{\sqrt{\max_{s \le t} \hat\nu_s + \bar\epsilon} +
               \epsilon}
 
+    The bias-corrected averages :math:`\hat\mu_t` and :math:`\hat\nu_t` are defined in `adam`.
+
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: Decay rate of the moving average of the squared gradient.
-        eps: Added to the root.
-        eps_root: Added under the root.
-        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
-        bias_correction_mu: Whether the mean is bias-corrected.
-        bias_correction_nu: Whether the mean square is bias-corrected.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added inside the square root.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
+        bias_correction_mu: Whether to bias-correct :math:`\mu`.
+        bias_correction_nu: Whether to bias-correct :math:`\nu`.
 
     Returns:
         A chain of `scale_by_amsgrad` and `scale_by_learning_rate`, with the slots `mu`, `nu` and
@@ -130,7 +139,13 @@ def amsgrad(
 
 
 class ScaleByAdamaxState(NamedTuple):
-    """Step count, the average of the gradient, and its decaying largest modulus."""
+    r"""State of `scale_by_adamax`.
+
+    Attributes:
+        count: :math:`t`, the number of steps.
+        mu: :math:`\mu_t`, the moving average of the gradient.
+        nu: :math:`\nu_t`, the decaying maximum of the gradient's modulus.
+    """
 
     count: jax.Array
     mu: Slot
@@ -138,7 +153,7 @@ class ScaleByAdamaxState(NamedTuple):
 
 
 class scale_by_adamax(AdamDirection):
-    r"""Divide the mean gradient by its decaying maximum.
+    r"""Divide the averaged gradient by the decaying maximum of the gradient's modulus.
 
     .. math::
         \mu_t = \beta_1 \mu_{t-1} + (1-\beta_1)\, g_t, \qquad
@@ -146,8 +161,8 @@ class scale_by_adamax(AdamDirection):
         u_t = \frac{\mu_t}{(1-\beta_1^t)\, \nu_t}
 
     Args:
-        b1: :math:`\beta_1`, decay of the mean.
-        b2: :math:`\beta_2`, decay of the maximum.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the maximum of the modulus.
         eps: :math:`\epsilon`, added to the modulus. With 0, an element whose gradients were all
             zero has a zero update.
 
@@ -165,15 +180,14 @@ class scale_by_adamax(AdamDirection):
     State = ScaleByAdamaxState
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Bias correction of the mean; the maximum needs no correction."""
+        """Averaging weight and bias correction of `mu`; the maximum needs no correction."""
         return {"gain": 1 - h.b1, "mean": 1 / bias_correction(h.b1, t)}
 
     def leaf(self, h: Any, g: Any, mu: Any, nu: Any) -> Any:
         mu = ema(mu, g, h.b1, h.gain)
-        # A maximum has no bias toward zero (Kingma and Ba, section 7.1); epsilon is added inside as
-        # in optax.
+        # As in optax, epsilon is added before the maximum.
         nu = jnp.maximum(jnp.abs(g) + h.eps, h.b2 * nu)
-        # Without an epsilon an element that never saw a gradient is 0 / 0.
+        # With eps = 0, an element whose gradients were all zero would be 0 / 0.
         return h.mean * mu / nonzero(nu), mu, nu
 
 
@@ -184,16 +198,18 @@ def adamax(
     b2: Scalar = 0.999,
     eps: Scalar = 1e-8,
 ) -> Chain:
-    r"""AdaMax: the mean gradient over its decaying maximum.
+    r"""AdaMax: the averaged gradient over the decaying maximum of the gradient's modulus.
 
     .. math:: u_t = -\eta_t\, \frac{\hat\mu_t}{\nu_t}, \qquad
               \nu_t = \max(\beta_2 \nu_{t-1}, |g_t| + \epsilon)
 
+    where :math:`\hat\mu_t` is the bias-corrected average of the gradient, as in `adam`.
+
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: :math:`\beta_2`, decay of the maximum.
-        eps: :math:`\epsilon`.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the maximum of the modulus.
+        eps: :math:`\epsilon`, added to the modulus.
 
     Returns:
         A chain of `scale_by_adamax` and `scale_by_learning_rate`, with the slots `mu` and `nu`.
@@ -223,15 +239,18 @@ def adamaxw(
 ) -> Chain:
     r"""AdaMax with decoupled weight decay.
 
-    .. math:: u_t = -\eta_t \left(\frac{\hat\mu_t}{\nu_t} + \lambda_t\, \theta_t\right)
+    .. math:: u_t = -\eta_t \left(\frac{\hat\mu_t}{\nu_t} + \lambda_t\, \theta_t\right), \qquad
+              \nu_t = \max(\beta_2 \nu_{t-1}, |g_t| + \epsilon)
+
+    where :math:`\hat\mu_t` is the bias-corrected average of the gradient, as in `adam`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: Decay of the maximum.
-        eps: Added to the modulus of the gradient.
-        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
-        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the maximum of the modulus.
+        eps: :math:`\epsilon`, added to the modulus.
+        weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`.
+        mask: The leaves with weight decay; see `add_decayed_weights`. None means all leaves.
 
     Returns:
         A chain of `scale_by_adamax`, `add_decayed_weights` and `scale_by_learning_rate`, with the

@@ -1,4 +1,4 @@
-"""The Gauss-Newton diagonal from labels sampled from the model."""
+"""Estimate of the Gauss-Newton diagonal from labels sampled from the model."""
 
 from __future__ import annotations
 
@@ -15,25 +15,31 @@ from fnopt.numerics import safe_increment, squared_modulus, widen
 
 
 class GaussNewtonBartlettState(NamedTuple):
-    """The number of estimates made; it and the seed determine the labels of an estimate."""
+    """State of `gauss_newton_bartlett_estimator_diag_hessian`.
+
+    Attributes:
+        count: Number of estimates. The seed and the count determine the sampled labels.
+    """
 
     count: jax.Array
 
 
 class gauss_newton_bartlett_estimator_diag_hessian(Transformation):
-    r"""Replace the updates by an estimate of the Gauss-Newton matrix's diagonal.
+    r"""Replace updates by an estimate of the diagonal of the Gauss-Newton matrix.
 
     .. math:: \hat h = B\, \hat g \odot \hat g, \qquad \hat g = \nabla_\theta \frac{1}{B}
               \sum_{b=1}^B \mathrm{CE}(z_b(\theta), \hat y_b), \qquad
               \hat y_b \sim \mathrm{softmax}(z_b(\theta))
 
-    The estimator is for models with softmax outputs and cross-entropy. Its expectation is the
-    diagonal of the Gauss-Newton matrix of the mean loss, which is never negative; the cost is about
-    one gradient. `update` needs the extra argument `logits_fn`, a function of the params alone that
-    returns logits of shape (..., classes), with one example (or token) per leading index.
+    with :math:`B` examples and the logits :math:`z_b` of example :math:`b`. The loss of the model
+    must be the softmax cross-entropy. The estimate is unbiased and never negative, and costs about
+    one gradient.
+
+    `update` needs the extra argument `logits_fn`, a function of the params alone. It returns logits
+    of shape (..., classes), with one example or token per leading index.
 
     Args:
-        random_seed: An integer, the seed of the labels.
+        random_seed: The integer seed of the sampled labels :math:`\hat y`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -64,23 +70,23 @@ class gauss_newton_bartlett_estimator_diag_hessian(Transformation):
         **extra_args: Any,
     ) -> tuple[Any, GaussNewtonBartlettState]:
         """Return the estimate; the updates are ignored."""
-        logits, pull = jax.vjp(logits_fn, params)
-        _check(logits)
-        wide = widen(logits)
+        logits, vjp_fn = jax.vjp(logits_fn, params)
+        _check_logits(logits)
+        wide_logits = widen(logits)
         key = jax.random.fold_in(jax.random.key(self.random_seed), state.count)
-        labels = jax.random.categorical(key, wide)
-        examples = max(math.prod(logits.shape[:-1]), 1)
-        drawn = jax.nn.one_hot(labels, logits.shape[-1], dtype=wide.dtype)
-        slope = (jax.nn.softmax(wide) - drawn) / examples
-        (gradient,) = pull(slope.astype(logits.dtype))
-        estimate = map_leaves(lambda g: examples * squared_modulus(g), gradient)
+        labels = jax.random.categorical(key, wide_logits)
+        batch_size = max(math.prod(logits.shape[:-1]), 1)
+        one_hot = jax.nn.one_hot(labels, logits.shape[-1], dtype=wide_logits.dtype)
+        cotangent = (jax.nn.softmax(wide_logits) - one_hot) / batch_size
+        (gradient,) = vjp_fn(cotangent.astype(logits.dtype))
+        estimate = map_leaves(lambda g: batch_size * squared_modulus(g), gradient)
         return estimate, GaussNewtonBartlettState(safe_increment(state.count))
 
 
-def _check(logits: Any) -> None:
-    real = hasattr(logits, "dtype") and jnp.issubdtype(logits.dtype, jnp.floating)
-    if not real or logits.ndim < 1:
-        what = f"{logits.dtype}{list(logits.shape)}" if hasattr(logits, "dtype") else repr(logits)
+def _check_logits(logits: Any) -> None:
+    is_real = hasattr(logits, "dtype") and jnp.issubdtype(logits.dtype, jnp.floating)
+    if not is_real or logits.ndim < 1:
+        got = f"{logits.dtype}{list(logits.shape)}" if hasattr(logits, "dtype") else repr(logits)
         raise ValueError(
-            f"{where()}logits_fn returned {what}, expected one real array of shape (..., classes)."
+            f"{where()}logits_fn returned {got}, expected one real array of shape (..., classes)."
         )

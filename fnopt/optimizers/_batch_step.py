@@ -12,20 +12,22 @@ from fnopt.core import Schedule, Status, Transformation, slot_zeros
 from fnopt.numerics import safe_increment, zero_count
 from fnopt.transforms import all_finite, real_dtype_of
 
-_DECREASE = 1e-4  # fraction of the linear decrease in Armijo's condition
-_POOR = 0.25  # gain ratio below which the damping was too small: Nocedal and Wright, algorithm 4.1
-_REFUSED = 8.0  # factor of the damping after a rejected step
-_USUAL = 1e-3  # initial damping for losses of order 1
+# Fraction of the linear decrease in Armijo's condition (Nocedal and Wright, 2006, section 3.1).
+_ARMIJO_FRACTION = 1e-4
+# Gain ratio below which the damping is too small (Nocedal and Wright, 2006, algorithm 4.1).
+_SMALL_GAIN = 0.25
+_REJECTION_FACTOR = 8.0  # factor of the damping after a rejected step
+_DAMPING_OF_UNIT_LOSS = 1e-3  # a good initial damping for losses of order 1
 
 
 class DampingRule(NamedTuple):
-    """The factors of the damping after an accepted step.
+    """Factors of the damping after an accepted step.
 
     Attributes:
-        good: The gain ratio (actual over predicted decrease) above which the damping shrinks after
-            a full step.
-        shrink: The factor after a full step with a gain ratio above `good`.
-        grow: The factor after a shortened step, or a step with a small gain ratio.
+        good: Gain ratio (actual over predicted decrease) above which a full step decreases the
+            damping.
+        shrink: Factor after a full step with a gain ratio above `good`.
+        grow: Factor after a shortened step, or after a step with a small gain ratio.
     """
 
     good: float
@@ -34,15 +36,15 @@ class DampingRule(NamedTuple):
 
 
 class GaussNewtonDescentState(NamedTuple):
-    """Step count, damping, last direction, and the outcome of the last step.
+    r"""State of `gauss_newton_descent` and `natural_gradient`.
 
     Attributes:
-        count: Number of updates that were made.
-        damping: The damping of the next step, if the damping adapts.
-        momentum: The direction of the last step, like the params; `None` without momentum.
+        count: :math:`t`, the number of steps, including rejected steps.
+        damping: :math:`\lambda` of the next step, if the damping adapts.
+        momentum: :math:`d_t`, the direction of the last step; `None` without momentum.
         status: A `Status`: `RUNNING`, or the reason why the last step was rejected.
         value: The loss before the last step.
-        length: The step length, the factor of the last direction; 0 for a rejected step.
+        length: The step length, which multiplied the last direction; 0 for a rejected step.
     """
 
     count: jax.Array
@@ -54,43 +56,53 @@ class GaussNewtonDescentState(NamedTuple):
 
 
 class BatchStep(NamedTuple):
-    """A direction, and the exact quadratic model along it."""
+    """A direction `d`, and the quadratic model of the loss along `d`.
 
-    direction: Any  # a tree like the params
-    slope: jax.Array  # g^T d
-    second_derivative: jax.Array  # d^T G d
-    value: jax.Array  # the loss
-    known: jax.Array  # whether the loss and its derivatives are finite
-    phi: Any  # the direction to store as momentum; None without momentum
-    noise: jax.Array  # rounding error of differences of the loss
+    Attributes:
+        direction: `d`, a tree like the params.
+        slope: `g^T d`, with the gradient `g` of the loss.
+        second_derivative: `d^T G d`, with the Gauss-Newton matrix `G`.
+        value: The loss.
+        is_defined: Whether the loss and its derivatives are finite.
+        phi: The direction to store as momentum; None without momentum.
+        noise: The rounding error of differences of the loss.
+    """
+
+    direction: Any
+    slope: jax.Array
+    second_derivative: jax.Array
+    value: jax.Array
+    is_defined: jax.Array
+    phi: Any
+    noise: jax.Array
 
 
 StepOptions = Any
-"""A `BatchStepDescent`, of which only fields are read."""
+"""A `BatchStepDescent`, whose fields are read."""
 
 
 def check_solver(options: Any, name: str) -> None:
     """Check the options of the linear solver in the space of the batch's residuals."""
     if options.rank != 0 and options.solver != "cg":
         raise ValueError(
-            f"{name}: rank = {options.rank} with solver = {options.solver!r}, expected "
-            "solver='cg': rank is the rank of the preconditioner of conjugate gradients."
+            f"{name}: got rank = {options.rank} with solver = {options.solver!r}, expected "
+            "solver='cg', because rank is the rank of the preconditioner of conjugate gradients."
         )
 
 
 def step_dtype(params: Any) -> Any:
-    """The dtype of losses, lengths and damping."""
+    """The dtype of the loss, the step length and the damping."""
     return real_dtype_of(params) if jax.tree.leaves(params) else jnp.float32
 
 
 class BatchStepDescent(Transformation):
-    """Base class of damped steps from the quadratic model of a batch."""
+    """Base class of methods that take damped steps from the quadratic model of a batch."""
 
     needs_params = True
 
     damping_rule: ClassVar[DampingRule]
 
-    # `self` is untyped, because the options are fields of the subclasses, in different orders.
+    # `self` is untyped, because the subclasses declare the option fields in different orders.
     def __post_init__(self: Any) -> None:
         super().__post_init__()
         check_solver(self, type(self).__name__)
@@ -114,7 +126,7 @@ class BatchStepDescent(Transformation):
         return jnp.asarray(self.damping).astype(state.damping.dtype)
 
     def _momentum_change(self: Any, state: GaussNewtonDescentState, J: Any) -> jax.Array | None:
-        r"""The change of the batch's outputs or residuals by momentum, :math:`\mu J d_{t-1}`.
+        r"""Linear change of the batch's residuals or outputs by momentum, :math:`\mu J d_{t-1}`.
 
         `J` is a `fnopt.curvature.BatchJacobian`.
         """
@@ -126,28 +138,28 @@ class BatchStepDescent(Transformation):
     def _batch_step(
         self: Any,
         state: GaussNewtonDescentState,
-        pulled: Any,
+        solution: Any,
         slope: jax.Array,
         second_derivative: jax.Array,
         value: jax.Array,
-        known: jax.Array,
+        is_defined: jax.Array,
         noise: jax.Array,
     ) -> BatchStep:
-        """The step along momentum minus `pulled`, with the quadratic model along the step."""
-        phi = jax.tree.map(jnp.negative, pulled)
-        longer = jnp.ones((), value.dtype)
+        """Step along momentum minus the solution of the damped system, with its quadratic model."""
+        phi = jax.tree.map(jnp.negative, solution)
+        bias_factor = jnp.ones((), value.dtype)
         if self.momentum is not None:
             mu = jnp.asarray(self.momentum)
             phi = jax.tree.map(lambda p, m: p + mu.astype(m.dtype) * m, phi, state.momentum)
-            # Momentum starts at zero, so the first directions are too short by sqrt(1 - mu^2t).
+            # Momentum starts at zero, so early directions are too short by sqrt(1 - mu^(2t)).
             power = mu.astype(value.dtype) ** (2 * (state.count + 1)).astype(value.dtype)
-            longer = jax.lax.rsqrt(1 - power)
+            bias_factor = jax.lax.rsqrt(1 - power)
         return BatchStep(
-            jax.tree.map(lambda p: p * longer.astype(p.dtype), phi),
-            longer * slope,
-            longer * longer * second_derivative,
+            jax.tree.map(lambda p: p * bias_factor.astype(p.dtype), phi),
+            bias_factor * slope,
+            bias_factor * bias_factor * second_derivative,
             value,
-            known,
+            is_defined,
             None if self.momentum is None else phi,
             noise,
         )
@@ -159,25 +171,26 @@ class BatchStepDescent(Transformation):
         params: Any,
         value_at: Callable[[Any], jax.Array],
     ) -> tuple[Any, GaussNewtonDescentState]:
-        """Take the step along the direction if the loss decreases, and update the state."""
-        finite = all_finite(step._replace(phi=None))
+        """Search along the direction, accept or reject the step, and update the state."""
+        is_finite = all_finite(step._replace(phi=None))
         rate = self.learning_rate
         rate = rate(state.count) if isinstance(rate, Schedule) else rate
-        tried = jnp.asarray(rate).astype(state.damping.dtype)
-        length, after = _search_length(self, params, step, tried, value_at)
-        accepted = finite & (length > 0) & jnp.isfinite(after)
+        full_length = jnp.asarray(rate).astype(state.damping.dtype)
+        length, new_value = _search_length(self, params, step, full_length, value_at)
+        accepted = is_finite & (length > 0) & jnp.isfinite(new_value)
         # A rejected step is zero, which leaves the params bit-identical.
-        moved = zero_unless(accepted, _scale(length, step.direction), params)
+        update = zero_unless(accepted, _scale(length, step.direction), params)
         # The ratio of actual to predicted reduction (Nocedal and Wright, 2006, eq. 4.4).
-        gain = (step.value - after) / -(
+        gain_ratio = (step.value - new_value) / -(
             length * step.slope + length * length * step.second_derivative / 2
         )
         damping = self._current_damping(state)
-        return moved, GaussNewtonDescentState(
+        return update, GaussNewtonDescentState(
             safe_increment(state.count),
-            _next_damping(self, damping, accepted, gain, length < tried),
+            _next_damping(self, damping, accepted, gain_ratio, length < full_length),
+            # A rejected step resets the momentum, because `phi` may be nonfinite.
             None if step.phi is None else zero_unless(accepted, step.phi, step.phi),
-            _status(step, finite, accepted, after),
+            _status(step, is_finite, accepted, new_value),
             step.value,
             jnp.where(accepted, length, jnp.zeros_like(length)),
         )
@@ -187,12 +200,15 @@ def _search_length(
     options: StepOptions,
     params: Any,
     step: BatchStep,
-    tried: jax.Array,
+    full_length: jax.Array,
     value_at: Callable[[Any], jax.Array],
 ) -> tuple[jax.Array, jax.Array]:
-    """Halve the step until Armijo's condition holds; return its length (or 0), and the loss."""
+    """Halve the step until Armijo's condition is satisfied; return the length and the loss.
+
+    The length is 0 if the condition isn't satisfied after `options.halvings` halvings.
+    """
     if options.halvings == 0 and not options.adaptive:
-        return tried, step.value
+        return full_length, step.value
 
     def value(length: jax.Array) -> jax.Array:
         def move_leaf(p: Any, u: jax.Array) -> jax.Array:
@@ -201,45 +217,52 @@ def _search_length(
         return value_at(jax.tree.map(move_leaf, params, _scale(length, step.direction)))
 
     if options.halvings == 0:
-        return tried, value(tried)
+        return full_length, value(full_length)
 
-    def decreases_enough(length: jax.Array, after: jax.Array) -> jax.Array:
+    def decreases_enough(length: jax.Array, new_value: jax.Array) -> jax.Array:
         # The comparison is False for NaN.
-        return after <= step.value + _DECREASE * length * step.slope + step.noise
+        return new_value <= step.value + _ARMIJO_FRACTION * length * step.slope + step.noise
 
     def is_unfinished(carry: Any) -> jax.Array:
-        i, length, after = carry
-        return (i < options.halvings) & ~decreases_enough(length, after)
+        i, length, new_value = carry
+        return (i < options.halvings) & ~decreases_enough(length, new_value)
 
     def halve(carry: Any) -> Any:
         i, length, _ = carry
         return i + 1, length / 2, value(length / 2)
 
-    zero = jnp.zeros((), jnp.int32)
-    _, length, after = jax.lax.while_loop(is_unfinished, halve, (zero, tried, value(tried)))
-    # A step along an ascent direction is never accepted.
-    found = decreases_enough(length, after) & (step.slope < 0)
-    return jnp.where(found, length, jnp.zeros_like(length)), after
+    start = jnp.zeros((), jnp.int32), full_length, value(full_length)
+    _, length, new_value = jax.lax.while_loop(is_unfinished, halve, start)
+    # For a positive slope, Armijo's condition would allow an increase of the loss.
+    is_sufficient = decreases_enough(length, new_value) & (step.slope < 0)
+    return jnp.where(is_sufficient, length, jnp.zeros_like(length)), new_value
 
 
 def _next_damping(
-    options: StepOptions, damping: jax.Array, accepted: jax.Array, gain: jax.Array, cut: jax.Array
+    options: StepOptions,
+    damping: jax.Array,
+    accepted: jax.Array,
+    gain_ratio: jax.Array,
+    is_shortened: jax.Array,
 ) -> jax.Array:
+    """Update the damping by the rule of Levenberg and Marquardt."""
     if not options.adaptive:
         return damping
     good, shrink, grow = options.damping_rule
-    poor = cut | ~(gain >= _POOR)
-    factor = jnp.where(~cut & (gain > good), shrink, jnp.where(poor, grow, 1.0))
-    factor = jnp.where(accepted, factor, _REFUSED).astype(damping.dtype)
-    # The bounds are multiples of the initial damping, from which the damping can recover.
+    # `~(x >= y)` is also True for NaN.
+    is_poor = is_shortened | ~(gain_ratio >= _SMALL_GAIN)
+    factor = jnp.where(~is_shortened & (gain_ratio > good), shrink, jnp.where(is_poor, grow, 1.0))
+    factor = jnp.where(accepted, factor, _REJECTION_FACTOR).astype(damping.dtype)
+    # The initial damping determines the scale of the loss. The damping stays within a factor eps of
+    # this scale, so it can recover after many good or bad steps.
     eps, first = jnp.finfo(damping.dtype).eps, jnp.asarray(options.damping).astype(damping.dtype)
-    unit, one = first / _USUAL, jnp.ones_like(first)
-    least, most = eps * jnp.minimum(unit, one), jnp.maximum(unit, one) / eps
-    return jnp.clip(damping * factor, least, most)
+    scale, one = first / _DAMPING_OF_UNIT_LOSS, jnp.ones_like(first)
+    lower, upper = eps * jnp.minimum(scale, one), jnp.maximum(scale, one) / eps
+    return jnp.clip(damping * factor, lower, upper)
 
 
 def zero_unless(accepted: jax.Array, tree: Any, like: Any) -> Any:
-    """Cast a tree to the dtypes of another tree; return zeros if the step is rejected."""
+    """Cast a tree to the dtypes of another tree; return zeros for a rejected step."""
 
     def select_leaf(x: jax.Array, p: Any) -> jax.Array:
         return jnp.where(accepted, x, jnp.zeros_like(x)).astype(jnp.result_type(p))
@@ -251,13 +274,15 @@ def _scale(length: jax.Array, direction: Any) -> Any:
     return jax.tree.map(lambda d: length.astype(d.dtype) * d, direction)
 
 
-def _status(step: BatchStep, finite: jax.Array, accepted: jax.Array, after: jax.Array) -> jax.Array:
-    """The status of a step: accepted, or the reason for the rejection."""
-    code = lambda status: status.array  # noqa: E731
-    # The linear model predicts a decrease below rounding error.
-    flat = -step.slope <= step.noise
-    refused = jnp.where(jnp.isfinite(after), code(Status.STALLED), code(Status.NONFINITE_STEP))
-    refused = jnp.where(flat, code(Status.CONVERGED_COST), refused)
-    started = jnp.where(step.known, code(Status.NONFINITE_STEP), code(Status.NONFINITE_START))
-    failed = jnp.where(finite, refused, started)
-    return jnp.where(accepted, code(Status.RUNNING), failed)
+def _status(
+    step: BatchStep, is_finite: jax.Array, accepted: jax.Array, new_value: jax.Array
+) -> jax.Array:
+    """Status of a step: `RUNNING` if accepted, otherwise the reason for the rejection."""
+    nonfinite = Status.NONFINITE_STEP.array
+    rejection = jnp.where(jnp.isfinite(new_value), Status.STALLED.array, nonfinite)
+    # The decrease that the linear model predicts is below rounding error.
+    is_converged = -step.slope <= step.noise
+    rejection = jnp.where(is_converged, Status.CONVERGED_COST.array, rejection)
+    failure = jnp.where(step.is_defined, nonfinite, Status.NONFINITE_START.array)
+    status = jnp.where(is_finite, rejection, failure)
+    return jnp.where(accepted, Status.RUNNING.array, status)

@@ -1,4 +1,4 @@
-"""Dion: orthonormal updates of low rank by one power iteration, with error feedback."""
+"""Dion: orthonormal low-rank updates from one power iteration, with error feedback."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
 
 
-def _share(given: Any) -> float:
-    share = float(given)
-    if not 0 < share <= 1:
-        raise ValueError(f"scale_by_dion: rank = {given}, expected a fraction of the shorter side.")
-    return share
+def _rank_fraction(rank: Any) -> float:
+    fraction = float(rank)
+    if not 0 < fraction <= 1:
+        raise ValueError(
+            f"scale_by_dion: rank = {rank}, expected a fraction of the shorter side, 0 < rank <= 1."
+        )
+    return fraction
 
 
 class ScaleByDionState(NamedTuple):
-    """Step count, the momentum, and for every matrix a basis of its shorter side.
+    """State of `scale_by_dion`.
 
     Attributes:
-        count: Number of steps.
-        mu: The momentum minus the applied fractions of previous updates.
-        basis: Columns of length 1, `[m, r]`.
+        count: :math:`t`, the number of steps.
+        mu: :math:`M_t`, the sum of gradients minus the fractions that updates have applied.
+        basis: :math:`Q_t` of every matrix, `[m, r]`, with columns of length 1.
     """
 
     count: jax.Array
@@ -37,23 +39,22 @@ class ScaleByDionState(NamedTuple):
 
 
 class scale_by_dion(Matrixwise):
-    r"""Orthonormalize a low-rank part of each matrix's momentum, with error feedback.
+    r"""Orthonormalize a low-rank approximation of each matrix's momentum, with error feedback.
 
     .. math::
         B_t &= M_{t-1} + G_t, \qquad P_t = \mathrm{qr}(B_t Q_{t-1}), \qquad R_t = B_t^\top P_t \\
         M_t &= B_t - (1-\mu)\, P_t R_t^\top, \qquad
         Q_t = R_t / \lVert R_t \rVert_{\text{columns}}, \qquad u_t = P_t Q_t^\top
 
-    In this formula, rows are the longer side, so `Q` belongs to the shorter side. The state has `m
-    n + m r` numbers for a matrix with the shorter side `m`. To scale updates by the shape as in the
-    paper, chain `scale_by_matrix_shape` after this transform.
+    where rows are the longer side of a matrix, so `Q` is a basis of the shorter side. For a matrix
+    with the shorter side `m` and the longer side `n`, the state has `m n + m r` numbers. To scale
+    updates by the shape as in the paper, chain `scale_by_matrix_shape` after this transform.
 
     Args:
-        rank: The rank `r` as a fraction of the shorter side.
+        rank: The rank `r` of the update, as a fraction of the shorter side.
         decay: :math:`\mu`, the fraction of an applied update that stays in the momentum.
-        random_seed: An integer, the seed of the first basis.
-        mu_dtype: Storage dtype of the momentum; by default the dtype of the params, at least
-            float32.
+        random_seed: The integer seed of the initial basis.
+        mu_dtype: Storage dtype of :math:`M`; None uses the wider of float32 and the params' dtype.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Raises:
@@ -64,7 +65,7 @@ class scale_by_dion(Matrixwise):
         >>> import jax.numpy as jnp, fnopt
         >>> tx, g = fnopt.scale_by_dion(), {"w": jnp.diag(jnp.asarray([9.0, -0.1]))}
         >>> updates, state = tx.update(g, tx.init(g))
-        >>> for _ in range(9):  # power iterations
+        >>> for _ in range(9):  # each update makes one power iteration
         ...     updates, state = tx.update(g, state)
         >>> print(updates["w"].round(2) + 0.0)
         [[ 1.  0.]
@@ -76,7 +77,7 @@ class scale_by_dion(Matrixwise):
 
     State = ScaleByDionState
 
-    rank: float = static(default=1.0, convert=_share)
+    rank: float = static(default=1.0, convert=_rank_fraction)
     decay: Scalar = hyper(default=0.95, ge=0, le=1)
     random_seed: int = static(default=0)
     mu_dtype: Any = static(default=None, convert=as_dtype)
@@ -94,8 +95,8 @@ class scale_by_dion(Matrixwise):
         P = orthonormal_columns(matmul(B, slots.basis))
         R = matmul(transpose(B), P)
         mu = transpose(B - (1 - h.decay) * matmul(P, transpose(R)))
-        # A column of zeros (a gradient of lower rank) keeps its direction for the next iteration.
-        length = frobenius_norm(R, (1,))
-        Q = jnp.where(length == 0, slots.basis, R / nonzero(length))
+        # If the gradient has a lower rank, columns of R are zero, and the old columns of Q remain.
+        norms = frobenius_norm(R, (1,))
+        Q = jnp.where(norms == 0, slots.basis, R / nonzero(norms))
         # A nonfinite gradient affects the update and the momentum, but not the basis.
         return matmul(Q, transpose(P)), {"mu": mu, "basis": only_finite(Q, slots.basis)}

@@ -1,4 +1,4 @@
-"""DoG and DoWG: step sizes from the distance to the initial parameters over a gradient norm."""
+"""DoG and DoWG: step sizes from the distance to the initial parameters."""
 
 from __future__ import annotations
 
@@ -33,18 +33,25 @@ from fnopt.transforms import (
 _KINDS = ("distance", "learning_rate", "heuristic")
 
 
-def _init_step(given: Any) -> tuple[str, float]:
-    pair = tuple(given) if isinstance(given, (tuple, list)) else ()
+def _init_step(init_step: Any) -> tuple[str, float]:
+    pair = tuple(init_step) if isinstance(init_step, (tuple, list)) else ()
     if len(pair) != 2 or pair[0] not in _KINDS:
         raise ValueError(
-            f"{where()}scale_by_dog: init_step = {given!r}, expected a pair of one of {_KINDS} "
+            f"{where()}scale_by_dog: init_step = {init_step!r}, expected a pair of one of {_KINDS} "
             "and a number."
         )
     return pair[0], float(pair[1])
 
 
 class ScaleByDogState(NamedTuple):
-    """Step count, initial parameters, largest distance from them, and norm of all gradients."""
+    r"""State of `scale_by_dog`.
+
+    Attributes:
+        count: :math:`t`, the number of steps.
+        init_params: :math:`\theta_0`, the initial parameters.
+        max_dist: :math:`\max_i \lVert \theta_i - \theta_0 \rVert`, the largest distance.
+        norm_grads: :math:`(\sum_i \lVert g_i \rVert^2)^{1/2}`, the joint norm of all gradients.
+    """
 
     count: jax.Array
     init_params: Slot
@@ -53,7 +60,13 @@ class ScaleByDogState(NamedTuple):
 
 
 class ScaleByDowgState(NamedTuple):
-    """Initial parameters, weighted norm of all gradients, and largest squared distance."""
+    r"""State of `scale_by_dowg`.
+
+    Attributes:
+        init_params: :math:`\theta_0`, the initial parameters.
+        weighted_norm_grads: :math:`(\sum_i r_i^2 \lVert g_i \rVert^2)^{1/2}`.
+        estim_sq_dist: :math:`r_t^2`, the largest squared distance from :math:`\theta_0`.
+    """
 
     init_params: Slot
     weighted_norm_grads: jax.Array
@@ -61,19 +74,19 @@ class ScaleByDowgState(NamedTuple):
 
 
 class scale_by_dog(Transformation):
-    r"""Scale by the distance from the initial parameters over the gradients' root sum of squares.
+    r"""Scale by the distance from the initial parameters over the joint norm of all gradients.
 
     .. math:: u_t = \frac{\max_{i \le t} \lVert \theta_i - \theta_0 \rVert}
               {\sqrt{\sum_{i \le t} \lVert g_i \rVert^2 + \epsilon}}\, g_t
 
     Args:
-        init_step: The distance before the first step: `('distance', r)`,
-            `('heuristic', r)` for :math:`r\,(1 + \lVert \theta_0 \rVert)`, or
-            `('learning_rate', eta)`, the whole factor of the first step.
-        eps: :math:`\epsilon`.
+        init_step: A lower bound of the distance, as `('distance', r)`, or as `('heuristic', r)` for
+            :math:`r\,(1 + \lVert \theta_0 \rVert)`. `('learning_rate', eta)` sets the factor of the
+            first gradient instead.
+        eps: :math:`\epsilon`, added inside the square root.
 
     Raises:
-        ValueError: If `init_step` has another form.
+        ValueError: If `init_step` isn't such a pair.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -95,26 +108,26 @@ class scale_by_dog(Transformation):
         """Return the state with the initial parameters and the initial distance."""
         zero = jnp.zeros((), real_dtype_of(params))
         kind, value = self.init_step
-        first = jnp.array(0.0 if kind == "learning_rate" else value, zero.dtype)
-        # Ivgi et al. (2023), section 3: 1e-6 (1 + |x|) by default.
+        distance = jnp.array(0.0 if kind == "learning_rate" else value, zero.dtype)
+        # Ivgi et al. (2023), section 3, recommend 1e-6 (1 + |theta_0|).
         if kind == "heuristic":
-            first = first * (1 + global_norm(params).astype(first.dtype))
-        return ScaleByDogState(zero_count(), slot_copy(params), first, zero)
+            distance = distance * (1 + global_norm(params).astype(distance.dtype))
+        return ScaleByDogState(zero_count(), slot_copy(params), distance, zero)
 
     def update(
         self, updates: Any, state: ScaleByDogState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ScaleByDogState]:
-        """Multiply the updates by one factor."""
-        farthest = jnp.maximum(state.max_dist, _distance(state.init_params, params))
-        norm = global_norm(updates).astype(farthest.dtype)
+        """Multiply all leaves by the same factor."""
+        distance = jnp.maximum(state.max_dist, _distance(state.init_params, params))
+        norm = global_norm(updates).astype(distance.dtype)
         norm = joint_norm([state.norm_grads, norm])  # a norm, because the square may overflow
-        # sqrt(G + eps) as a joint norm of both roots, because G may overflow.
+        # sqrt(G + eps) as the joint norm of sqrt(G) and sqrt(eps), because G may overflow.
         eps = safe_sqrt(jnp.asarray(self.eps, norm.dtype))
-        factor = farthest / nonzero(joint_norm([norm, eps]))
+        factor = distance / nonzero(joint_norm([norm, eps]))
         kind, value = self.init_step
         if kind == "learning_rate":
             factor = jnp.where(state.count == 0, jnp.full_like(factor, value), factor)
-        state = ScaleByDogState(safe_increment(state.count), state.init_params, farthest, norm)
+        state = ScaleByDogState(safe_increment(state.count), state.init_params, distance, norm)
         return map_leaves(lambda h, g: h * g, updates, hyper=factor), state
 
 
@@ -125,8 +138,8 @@ class scale_by_dowg(Transformation):
               g_t, \qquad r_t^2 = \max_{i \le t} \lVert \theta_i - \theta_0 \rVert^2
 
     Args:
-        init_estim_sq_dist: The squared distance before the first step; None uses `eps`.
-        eps: :math:`\epsilon`.
+        init_estim_sq_dist: :math:`r_0^2`, a lower bound of :math:`r_t^2`; None uses `eps`.
+        eps: :math:`\epsilon`, added outside the square root.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -147,21 +160,21 @@ class scale_by_dowg(Transformation):
     def init(self, params: Any) -> ScaleByDowgState:
         """Return the state with the initial parameters and the initial distance."""
         dtype = real_dtype_of(params)
-        first = self.eps if self.init_estim_sq_dist is None else self.init_estim_sq_dist
-        return ScaleByDowgState(slot_copy(params), jnp.zeros((), dtype), jnp.array(first, dtype))
+        sq_dist = self.eps if self.init_estim_sq_dist is None else self.init_estim_sq_dist
+        return ScaleByDowgState(slot_copy(params), jnp.zeros((), dtype), jnp.array(sq_dist, dtype))
 
     def update(
         self, updates: Any, state: ScaleByDowgState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ScaleByDowgState]:
-        """Multiply the updates by one factor."""
+        """Multiply all leaves by the same factor."""
         h = numbers(self, state.estim_sq_dist.dtype)
         distance = _distance(state.init_params, params).astype(state.estim_sq_dist.dtype)
-        farthest = jnp.maximum(state.estim_sq_dist, distance * distance)
-        norm = global_norm(updates).astype(farthest.dtype)
-        # Roots of squares are kept, because the squares themselves overflow.
-        norm = joint_norm([state.weighted_norm_grads, safe_sqrt(farthest) * norm])
-        factor = farthest / nonzero(norm + h.eps)
-        state = ScaleByDowgState(state.init_params, norm, farthest)
+        sq_dist = jnp.maximum(state.estim_sq_dist, distance * distance)
+        norm = global_norm(updates).astype(sq_dist.dtype)
+        # The state contains the norm, because its square may overflow.
+        norm = joint_norm([state.weighted_norm_grads, safe_sqrt(sq_dist) * norm])
+        factor = sq_dist / nonzero(norm + h.eps)
+        state = ScaleByDowgState(state.init_params, norm, sq_dist)
         return map_leaves(lambda h, g: h * g, updates, hyper=factor), state
 
 
@@ -170,7 +183,7 @@ def _distance(start: Any, params: Any) -> jax.Array:
 
 
 def _decay(weight_decay: Any, mask: Any) -> list[Any]:
-    # The decay comes before the direction: as L2 regularization it is part of the gradients' norms.
+    # The decay comes before the direction. It is L2 regularization, included in gradient norms.
     return [] if weight_decay is None else [add_decayed_weights(weight_decay, mask)]
 
 
@@ -187,15 +200,14 @@ def dog(
     .. math:: u_t = -\eta_t\, \frac{\max_{i \le t} \lVert \theta_i - \theta_0 \rVert}
               {\sqrt{\sum_{i \le t} \lVert g_i \rVert^2 + \epsilon}}\, g_t
 
-    As the authors recommend, evaluate an average of the params: see `params_mean`.
+    The authors recommend evaluating an average of the params; see `params_mean`.
 
     Args:
-        learning_rate: :math:`\eta`, a number or a `Schedule`; 1 is the published method.
-        init_step: The distance before the first step; see `scale_by_dog`.
-        eps: :math:`\epsilon`.
-        weight_decay: Factor of the parameters that are added to the gradients. None disables weight
-            decay.
-        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
+        learning_rate: :math:`\eta`, a number or a `Schedule`; the published method has 1.
+        init_step: The initial distance or the first step size; see `scale_by_dog`.
+        eps: :math:`\epsilon`, added inside the square root.
+        weight_decay: Coefficient of L2 regularization, a number or a `Schedule`; None disables it.
+        mask: The leaves with weight decay; see `add_decayed_weights`. None means all leaves.
 
     Returns:
         A chain of `scale_by_dog` and `scale_by_learning_rate`, with the slot `init_params`.
@@ -228,12 +240,11 @@ def dowg(
               \epsilon}\, g_t, \qquad r_t^2 = \max_{i \le t} \lVert \theta_i - \theta_0 \rVert^2
 
     Args:
-        learning_rate: :math:`\eta`, a number or a `Schedule`; 1 is the published method.
-        init_estim_sq_dist: The squared distance before the first step; None uses `eps`.
-        eps: :math:`\epsilon`.
-        weight_decay: Factor of the parameters that are added to the gradients. None disables weight
-            decay.
-        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
+        learning_rate: :math:`\eta`, a number or a `Schedule`; the published method has 1.
+        init_estim_sq_dist: :math:`r_0^2`, a lower bound of :math:`r_t^2`; None uses `eps`.
+        eps: :math:`\epsilon`, added outside the square root.
+        weight_decay: Coefficient of L2 regularization, a number or a `Schedule`; None disables it.
+        mask: The leaves with weight decay; see `add_decayed_weights`. None means all leaves.
 
     Returns:
         A chain of `scale_by_dowg` and `scale_by_learning_rate`, with the slot `init_params`.

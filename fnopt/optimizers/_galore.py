@@ -1,4 +1,4 @@
-"""GaLore: an optimizer whose state is a low-rank projection of every matrix."""
+"""GaLore: an optimizer of low-rank projections of the gradients of matrices."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _NAME = "scale_by_galore"
 
 
 class ScaleByGaloreState(NamedTuple):
-    """Step count, the directions of every matrix, and the state of the inner optimizer.
+    """State of `scale_by_galore`.
 
     Attributes:
-        count: Number of steps.
-        projector: For every matrix orthonormal columns along its longer side.
+        count: :math:`t`, the number of steps.
+        projector: :math:`P` of every matrix, with orthonormal columns along the longer side.
         base_optimizer_state: The state of the inner optimizer, for the projected gradients.
     """
 
@@ -47,24 +47,25 @@ class ScaleByGaloreState(NamedTuple):
 
 
 class scale_by_galore(Transformation):
-    r"""Apply an inner optimizer to gradients in a low-rank projection.
+    r"""Apply an inner optimizer to low-rank projections of the gradients.
+
+    .. math:: u_t = \alpha\, P\, \mathrm{inner}(P^\top G_t), \qquad
+              G_\tau = U S V^\top, \quad P = U_{:, 1..r}
+
+    `P` is computed from the gradient :math:`G_\tau` of every `update_proj_gap`-th step, and
+    projects the longer side. For a matrix `[m, n]` with `m >= n`, the slots of the inner optimizer
+    have the shape `[r, n]`, and `P` has `m r` numbers. The inner optimizer also updates leaves that
+    aren't matrices, without projection.
 
     Derivatives through the updates are correct if the gradient has simple singular values. If
     singular values are equal or zero, the method has no derivative, and the basis of the singular
     vectors is treated as a constant.
 
-    .. math:: u_t = \alpha\, P\, \mathrm{inner}(P^\top G_t), \qquad
-              G_\tau = U S V^\top, \quad P = U_{:, 1..r}
-
-    `P` is taken from the gradient of every `update_proj_gap`-th step, along the longer side. The
-    inner state has the shape `[r, n]` in place of `[m, n]` (`m >= n`), and `P` has `m r` numbers.
-    The inner optimizer also updates leaves that aren't matrices, without projection.
-
     Args:
-        rank: :math:`r`, at most the shorter side.
-        update_proj_gap: The number of steps between two updates of the projection.
-        scale: :math:`\alpha`.
-        base_optimizer: The inner optimizer, which must not read the params; None for
+        rank: :math:`r`, the rank of the projection, limited to the shorter side of a matrix.
+        update_proj_gap: The number of steps between two updates of :math:`P`.
+        scale: :math:`\alpha`, the factor of projected updates.
+        base_optimizer: The inner optimizer, which must not read the params; None uses
             `scale_by_adam()`.
         weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
 
@@ -94,7 +95,7 @@ class scale_by_galore(Transformation):
         if reader is not None:
             raise ValueError(
                 f"{_NAME}: base_optimizer contains {reader._place}, which reads the "
-                "params, expected a direction of the projected gradients alone, such as "
+                "params, expected a function of the projected gradients alone, such as "
                 "fnopt.scale_by_adam(). For weight decay, pass weight_decay to galore."
             )
         self._set("base_optimizer", inner)
@@ -106,7 +107,7 @@ class scale_by_galore(Transformation):
         return (Member("base_optimizer", self.base_optimizer, inner),)
 
     def init(self, params: Any) -> ScaleByGaloreState:
-        """Return zero directions, and the initial inner state."""
+        """Return zero projectors, and the initial inner state."""
         leaves, treedef = jax.tree.flatten(map_leaves(lambda p: p, params))
         projectors, inner = [], []
         for p, layout in zip(
@@ -116,73 +117,79 @@ class scale_by_galore(Transformation):
                 projectors.append(())
                 inner.append((p,))
                 continue
-            starts = [new_slot(self._start(shape, p.dtype)) for shape in layout.shapes]
-            projectors.append(tuple(P for _, P in starts))
-            inner.append(tuple(low for low, _ in starts))
+            pairs = [new_slot(self._start(shape, p.dtype)) for shape in layout.shapes]
+            projectors.append(tuple(P for _, P in pairs))
+            inner.append(tuple(low_rank for low_rank, _ in pairs))
         inner_state = self.base_optimizer.init(treedef.unflatten(inner))
         return ScaleByGaloreState(zero_count(), treedef.unflatten(projectors), inner_state)
 
     def update(
         self, updates: Any, state: ScaleByGaloreState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ScaleByGaloreState]:
-        """Return the inner updates of the projected gradients in the parameters' space."""
+        """Project the gradients, update the inner optimizer, and map its updates back."""
+        # Each leaf is a row with one entry per matrix shape (none for a leaf that isn't a matrix):
+        # matrices `[k, m, n]` and projectors `[k, m, r]` -> projected gradients `[k, r, n]` ->
+        # inner updates `[k, r, n]` -> updates `[k, m, n]`. `map_by_shape` stacks equal shapes.
         leaves, treedef = jax.tree.flatten(map_leaves(lambda g: g, updates))
         layouts = layouts_of(self.weight_dimension_numbers, updates, required=False)
-        due = state.count % self.update_proj_gap == 0
-        known = treedef.flatten_up_to(state.projector)
+        is_due = state.count % self.update_proj_gap == 0
+        old_projectors = treedef.flatten_up_to(state.projector)
         rows = [
-            [] if layout is None else _pairs(cut(layout, g, False), self._slots(layout, own, 1))
-            for g, layout, own in zip(leaves, layouts, known, strict=True)
+            [] if layout is None else _pairs(cut(layout, g, False), self._slots(layout, P, 1))
+            for g, layout, P in zip(leaves, layouts, old_projectors, strict=True)
         ]
         # On a CPU, concurrent batches of LAPACK calls can deadlock.
-        projected = sequential(_project)
-        found = map_by_shape(lambda part: projected(*part, self.rank, due), rows)
-        low = [
+        project = sequential(_project)
+        results = map_by_shape(lambda part: project(*part, self.rank, is_due), rows)
+        low_rank = [
             (g,) if layout is None else tuple(store_slot(x) for x, _ in row)
-            for g, layout, row in zip(leaves, layouts, found, strict=True)
+            for g, layout, row in zip(leaves, layouts, results, strict=True)
         ]
-        projectors = [[P for _, P in row] for row in found]
+        projectors = [[P for _, P in row] for row in results]
         # The params aren't passed, because projected gradients have other shapes.
-        new, inner_state = self.base_optimizer.update(
-            treedef.unflatten(low), state.base_optimizer_state, None, **extra_args
+        inner_updates, inner_state = self.base_optimizer.update(
+            treedef.unflatten(low_rank), state.base_optimizer_state, None, **extra_args
         )
-        new = treedef.flatten_up_to(new)
+        inner_updates = treedef.flatten_up_to(inner_updates)
         rows = [
-            [] if layout is None else _group_by_side(layout, self._slots(layout, row, 0), own)
-            for row, layout, own in zip(new, layouts, projectors, strict=True)
+            [] if layout is None else _group_by_side(layout, self._slots(layout, row, 0), P)
+            for row, layout, P in zip(inner_updates, layouts, projectors, strict=True)
         ]
-        back = map_by_shape(self._whole, rows)
-        out = [
-            row[0] if layout is None else whole(layout, full, g, False)
-            for row, layout, full, g in zip(new, layouts, back, leaves, strict=True)
+        matrices = map_by_shape(self._map_back, rows)
+        new = [
+            row[0] if layout is None else whole(layout, parts, g, False)
+            for row, layout, parts, g in zip(inner_updates, layouts, matrices, leaves, strict=True)
         ]
-        own = treedef.unflatten([store_slot(tuple(row)) for row in projectors])
-        state = ScaleByGaloreState(safe_increment(state.count), own, inner_state)
-        return treedef.unflatten(out), state
+        slot = treedef.unflatten([store_slot(tuple(row)) for row in projectors])
+        state = ScaleByGaloreState(safe_increment(state.count), slot, inner_state)
+        return treedef.unflatten(new), state
 
     def _start(self, shape: tuple[int, int, int], dtype: Any = jnp.float32) -> Any:
-        """Zeros for the projected gradients of a stack, and for the directions."""
+        """Return zero projected gradients and zero projectors of a stack."""
         k, m, n = shape
         r = min(self.rank, m, n)
-        low = (k, r, n) if m >= n else (k, m, r)
-        return jnp.zeros(low, dtype), jnp.zeros((k, max(m, n), r), dtype)
+        low_rank = (k, r, n) if m >= n else (k, m, r)
+        return jnp.zeros(low_rank, dtype), jnp.zeros((k, max(m, n), r), dtype)
 
-    def _slots(self, layout: MatrixLayout, row: Any, which: int) -> list[Any]:
-        """Load projected gradients (0) or directions (1) from their stored form."""
+    def _slots(self, layout: MatrixLayout, row: Any, index: int) -> list[Any]:
+        """Load projected gradients (index 0) or projectors (index 1) from their stored form."""
         pairs = zip(row, layout.shapes, strict=True)
-        return [load_slot(x, lambda s=s: self._start(s)[which]) for x, s in pairs]
+        return [load_slot(x, lambda s=s: self._start(s)[index]) for x, s in pairs]
 
-    def _whole(self, part: dict[str, tuple[jax.Array, jax.Array]]) -> jax.Array:
-        """Map inner updates of a shape back to the axes of the params."""
+    def _map_back(self, part: dict[str, tuple[jax.Array, jax.Array]]) -> jax.Array:
+        """Map the inner updates of a stack back to the shape of the matrices."""
         ((side, (u, P)),) = part.items()
         dtype = compute_dtype(u.dtype, P.dtype)
         u, P = u.astype(dtype), P.astype(dtype)
-        full = matmul(P, u) if side == "left" else matmul(u, adjoint(P))
-        return jnp.asarray(self.scale).astype(dtype) * full
+        product = matmul(P, u) if side == "left" else matmul(u, adjoint(P))
+        return jnp.asarray(self.scale).astype(dtype) * product
 
 
 def _group_by_side(layout: MatrixLayout, updates: Any, projectors: Any) -> list[dict[str, Any]]:
-    """Group pairs of update and projector by the side of the projector."""
+    """Pair updates with projectors, keyed by the side that the projector multiplies.
+
+    The key is part of the tree structure, so `map_by_shape` doesn't stack different sides.
+    """
     sides = ["left" if m >= n else "right" for _, m, n in layout.shapes]
     return [{side: pair} for side, pair in zip(sides, _pairs(updates, projectors), strict=True)]
 
@@ -192,29 +199,29 @@ def _pairs(xs: Any, ys: Any) -> list[tuple[jax.Array, jax.Array]]:
 
 
 def _project(
-    g: jax.Array, old: jax.Array, rank: int, due: jax.Array
+    g: jax.Array, old: jax.Array, rank: int, is_due: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The projected gradients of a shape, and the directions."""
+    """Return the projected gradients of a stack, and the projectors, updated if due."""
     _, m, n = g.shape
     dtype = compute_dtype(g.dtype, old.dtype)
     g, r = g.astype(dtype), min(rank, m, n)
 
-    def compute(known: tuple[jax.Array, jax.Array]) -> jax.Array:
-        g, old = known
+    def compute(operands: tuple[jax.Array, jax.Array]) -> jax.Array:
+        g, old = operands
         return only_finite(leading_directions(g, r), old)
 
-    # A select instead of `cond` would compute the directions in every step.
-    P = jax.lax.cond(due, compute, lambda known: known[1], (g, old.astype(dtype)))
-    low = matmul(adjoint(P), g) if m >= n else matmul(g, P)
-    return low, P.astype(old.dtype)
+    # `select` instead of `cond` would compute the singular vectors in every step.
+    P = jax.lax.cond(is_due, compute, lambda operands: operands[1], (g, old.astype(dtype)))
+    low_rank = matmul(adjoint(P), g) if m >= n else matmul(g, P)
+    return low_rank, P.astype(old.dtype)
 
 
 def _reader_of_params(tx: Transformation) -> Transformation | None:
-    """The first inner transform that needs the params."""
+    """Return the first transform in `tx` that needs the params; None if there is none."""
     if tx.needs_params:
         return tx
     readers = (_reader_of_params(member.tx) for member in tx.members())
-    return next((found for found in readers if found is not None), None)
+    return next((reader for reader in readers if reader is not None), None)
 
 
 @recipe
@@ -228,20 +235,23 @@ def galore(
     mask: Any = None,
     weight_dimension_numbers: Any = None,
 ) -> Chain:
-    r"""GaLore: Adam (or another optimizer) in a low-rank projection of every matrix.
+    r"""GaLore: Adam, or another optimizer, on low-rank projections of the gradients of matrices.
 
     .. math:: u_t = -\eta_t \left(\alpha\, P\, \mathrm{inner}(P^\top G_t) +
               \lambda_t\, \theta_t\right)
 
+    where the columns of :math:`P` are leading singular vectors of a gradient; see
+    `scale_by_galore`.
+
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        rank: The number of directions of the projection.
-        update_proj_gap: The number of steps between two updates of the directions.
-        scale: :math:`\alpha`.
-        base_optimizer: The inner optimizer, which must not read the params; None for
+        rank: :math:`r`, the rank of the projection, limited to the shorter side of a matrix.
+        update_proj_gap: The number of steps between two updates of :math:`P`.
+        scale: :math:`\alpha`, the factor of projected updates.
+        base_optimizer: The inner optimizer, which must not read the params; None uses
             `scale_by_adam()`.
-        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
-        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
+        weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`.
+        mask: The leaves with weight decay; see `add_decayed_weights`. None means all leaves.
         weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
 
     Returns:
@@ -251,7 +261,7 @@ def galore(
         >>> import jax.numpy as jnp, fnopt
         >>> tx, params = fnopt.galore(0.1, rank=1), {"w": jnp.ones((3, 2))}
         >>> updates, _ = tx.update(params, tx.init(params), params)
-        >>> print(f"{updates['w'][0, 0]:.4f}")  # Adam's step in one direction of length 1
+        >>> print(f"{updates['w'][0, 0]:.4f}")  # 0.1 / sqrt(3): the direction has length 1
         -0.0577
 
     Reference:

@@ -31,48 +31,48 @@ class gauss_newton_descent(BatchStepDescent):
         d = -J^\top (J J^\top + \lambda I)^{-1} r,
 
     with `r` and `J` divided by :math:`\sqrt n`. This is the step :math:`-(J^\top J + \lambda
-    I)^{-1} \nabla f` for all parameters jointly, without a block or diagonal approximation; `J` is
-    never formed (:func:`fnopt.curvature.batch_jacobian`). A step costs about two gradients and a
-    Cholesky factorization with one row per residual of the batch. If the batch has more residuals
+    I)^{-1} \nabla f` for all parameters jointly, without a block or diagonal approximation. `J` is
+    never formed (see :func:`fnopt.curvature.batch_jacobian`). A step costs about two gradients and
+    a Cholesky factorization with one row per residual of the batch. If the batch has more residuals
     than there are parameters, the matrix has one row per parameter instead. With momentum
-    :math:`\mu` the method is SPRING,
+    :math:`\mu`, the method is SPRING,
 
     .. math:: d_t = \mu d_{t-1} - J^\top (J J^\top + \lambda I)^{-1} (r + \mu J d_{t-1}),
 
-    the solution of this batch's system closest to :math:`\mu d_{t-1}`, scaled by :math:`(1 -
-    \mu^{2t})^{-1/2}` for the first steps.
+    where :math:`d_t` is the solution of this batch's system closest to :math:`\mu d_{t-1}`. The
+    step is scaled by :math:`(1 - \mu^{2t})^{-1/2}`, because momentum starts at zero.
 
-    The step is halved until the loss of the batch satisfies Armijo's condition. If the condition
-    never holds, the step is rejected. The update is zero, `status` in the state is the reason, the
-    damping grows, and the momentum restarts. If a full step achieves half of the decrease that the
-    quadratic model predicts, the damping shrinks.
+    The step is halved until the loss of the batch satisfies Armijo's condition. If no step length
+    satisfies the condition, the step is rejected. The update is then zero, `status` in the state is
+    the reason, the damping increases, and the momentum restarts. If a full step achieves more than
+    half of the decrease that the quadratic model predicts, the damping decreases.
 
-    Like :func:`fnopt.levenberg_marquardt`, `update` ignores the gradients (they may be `None`) and
-    needs the residuals: `update(None, state, params, residual_fn=fn, batch=batch)`, where `fn`
-    takes ONE example. For several residual functions with separate batches (an equation and its
-    boundary conditions) pass sequences; the loss is the sum of their losses.
+    As in :func:`fnopt.levenberg_marquardt`, `update` ignores the gradients (they may be `None`) and
+    needs the residuals: `update(None, state, params, residual_fn=fn, batch=batch)`, where `fn` is
+    the residual function of ONE example. For several residual functions with separate batches (an
+    equation and its boundary conditions), pass sequences; the loss is the sum of their losses.
 
     Args:
-        learning_rate: The first step length of the line search, a number or a `Schedule`.
-        damping: :math:`\lambda`; the initial damping, if it adapts.
+        learning_rate: The initial step length of the line search, a number or a `Schedule`.
+        damping: :math:`\lambda`; with `adaptive`, the initial damping.
         momentum: :math:`\mu`; `None` disables momentum.
-        adaptive: Whether the damping adapts.
-        halvings: The maximum number of step halvings; 0 accepts every finite step (as ENGD-W and
-            SPRING were published), without another loss evaluation if the damping doesn't adapt.
-        method: `'auto'`, `'ghost'` or `'formed'`, as in :func:`fnopt.curvature.batch_jacobian`;
-            with `'ghost'` or `'formed'` the step is solved in residual space, for any number of
+        adaptive: Whether to adapt the damping.
+        halvings: The maximum number of step halvings. 0 accepts every finite step, as ENGD-W and
+            SPRING were published. If `adaptive` is False, 0 also saves the loss evaluation.
+        method: `'auto'`, `'ghost'` or `'formed'`, as in :func:`fnopt.curvature.batch_jacobian`.
+            With `'ghost'` or `'formed'`, the system is solved in residual space for any number of
             residuals.
         chunk_size: The number of examples to process at once; `None` processes the whole batch.
         axis_name: Inside `jax.shard_map`, the named axis over which the batch is sharded, as in
             :func:`fnopt.curvature.batch_jacobian`. The step uses the whole batch and is equal on
             all devices.
-        solver: `'cholesky'` factorizes the Gram matrix, up to 32,768 residuals of the batch;
-            `'cg'` uses conjugate gradients without this matrix; each iteration takes a backward and
-            a forward product with the tape.
+        solver: `'cholesky'` factorizes the Gram matrix, for up to 32,768 residuals of the batch.
+            `'cg'` uses conjugate gradients without this matrix; each iteration computes one product
+            with `J` and one with its transpose.
         iterations: The maximum number of conjugate-gradient iterations.
         rank: The rank of the Nyström preconditioner for conjugate gradients; 0 disables it. The
-            preconditioner takes `rank` additional products. It saves many iterations if the kernel
-            has some large and many small eigenvalues.
+            preconditioner needs `rank` additional products. It saves many iterations if the Gram
+            matrix has a few large and many small eigenvalues.
 
     Raises:
         ValueError: If a hyper-parameter is out of range.
@@ -101,9 +101,9 @@ class gauss_newton_descent(BatchStepDescent):
         Dangel, Goldshlager and Zeinhofer, 2025, arXiv:2505.12149 (ENGD-W).
     """
 
-    # A small gain ratio or a shortened step doesn't increase the damping, because the search has
-    # found a good length. With a new batch in each step, the damping would otherwise stay at its
-    # initial value.
+    # After a small gain ratio or a shortened step, the damping stays (grow = 1), because the line
+    # search already shortened the step. If it grew, the damping would stay near its initial value,
+    # because each step has a new batch.
     damping_rule: ClassVar[DampingRule] = DampingRule(good=0.5, shrink=0.25, grow=1.0)
 
     learning_rate: ScalarOrSchedule = hyper(default=1.0, ge=0, schedule=True)
@@ -136,9 +136,10 @@ class gauss_newton_descent(BatchStepDescent):
             return batch_jacobian(residual_fn, method=method, **options)(params, batch)
 
         J = jacobian(self.method)
-        # Nothing is computed yet. A tape saves no work if the rows are formed anyway.
-        tall = (self.method, self.solver) == ("auto", "cholesky") and J.shape[0] > J.shape[1]
-        J = jacobian("formed") if tall else J
+        # J is lazy, so a second J costs nothing. In parameter space, the rows of J are formed
+        # anyway, and a tape would save no work.
+        is_tall = (self.method, self.solver) == ("auto", "cholesky") and J.shape[0] > J.shape[1]
+        J = jacobian("formed") if is_tall else J
         dtype = step_dtype(params)
         # The loss is a mean over the examples, so residuals are divided by sqrt(n).
         scale = jnp.concatenate([jnp.full(n * k, n**-0.5, dtype) for n, k in J.sizes])
@@ -146,7 +147,7 @@ class gauss_newton_descent(BatchStepDescent):
         def value_at(params: Any) -> jax.Array:
             return _half_square(scale * J.vector_at(params).astype(dtype))
 
-        solve = _among_params if tall else self._among_residuals
+        solve = _solve_in_parameter_space if is_tall else self._solve_in_residual_space
         return self._take_step(state, self._direction(J, scale, state, solve), params, value_at)
 
     def _direction(
@@ -156,26 +157,28 @@ class gauss_newton_descent(BatchStepDescent):
         state: GaussNewtonDescentState,
         solve: Callable[..., tuple[Any, jax.Array, jax.Array]],
     ) -> BatchStep:
+        # With x = J^T (J J^T + lam I)^-1 (r + mu J d), the direction is mu d - x, and the residuals
+        # change by mu J d - J x. Both parts of the quadratic model are products of this change.
         r = scale * J.vector.astype(scale.dtype)
-        by_momentum = self._momentum_change(state, J)
-        before = jnp.zeros_like(r) if by_momentum is None else scale * by_momentum.astype(r.dtype)
-        pulled, moved, squares = solve(J, scale, r + before, self._current_damping(state))
-        change = before - moved
+        change = self._momentum_change(state, J)
+        change = jnp.zeros_like(r) if change is None else scale * change.astype(r.dtype)
+        x, Jx, jacobian_scale = solve(J, scale, r + change, self._current_damping(state))
+        change = change - Jx
         value = _half_square(r)
         return self._batch_step(
             state,
-            pulled,
+            x,
             jnp.dot(r, change, precision=HIGHEST),
             jnp.dot(change, change, precision=HIGHEST),
             value,
-            jnp.isfinite(value) & jnp.all(jnp.isfinite(squares)),
+            jnp.isfinite(value) & jnp.all(jnp.isfinite(jacobian_scale)),
             4 * jnp.finfo(r.dtype).eps * value,
         )
 
-    def _among_residuals(
+    def _solve_in_residual_space(
         self, J: BatchJacobian, scale: jax.Array, b: jax.Array, damping: jax.Array
     ) -> tuple[Any, jax.Array, jax.Array]:
-        """Solve in residual space: `J^T (J J^T + lam I)^-1 b`, its image under `J`, the damping."""
+        """Return `x = J^T (J J^T + lam I)^-1 b`, `J x`, and `lam`, which is finite only if J is."""
         K = self._gram(J, scale, damping)
         a = K.inverse(b)
         return J.rmv(scale * a), K.times(a), K.lam
@@ -189,26 +192,26 @@ class gauss_newton_descent(BatchStepDescent):
             return solve_by_cholesky(scale[:, None] * K * scale[None, :], damping)
 
         def scaled_gram(x: jax.Array) -> jax.Array:
-            pushed = J.mv(J.rmv(scale * x))
-            return scale * J.flatten(J.parts(pushed)).astype(x.dtype)
+            product = J.mv(J.rmv(scale * x))
+            return scale * J.flatten(J.parts(product)).astype(x.dtype)
 
         return solve_by_cg(
             scaled_gram, scale.size, scale.dtype, damping, self.iterations, self.rank
         )
 
 
-def _among_params(
+def _solve_in_parameter_space(
     J: BatchJacobian, scale: jax.Array, b: jax.Array, damping: jax.Array
 ) -> tuple[Any, jax.Array, jax.Array]:
-    """Solve in parameter space: `(J^T J + lam I)^-1 J^T b`, and squared norms of all columns."""
+    """Return `x = (J^T J + lam I)^-1 J^T b`, `J x`, and the squared norms of the columns of J."""
     from fnopt.curvature import solve_by_cholesky
 
     G = J.normal([1 / n for n, _ in J.sizes]).astype(scale.dtype)
     gradient, unravel = J.ravel(J.rmv(scale * b))
     y = solve_by_cholesky(G, damping).inverse(gradient.astype(scale.dtype))
-    pulled = unravel(y.astype(gradient.dtype))
-    moved = J.flatten(J.parts(J.mv(pulled)))
-    return pulled, scale * moved.astype(scale.dtype), jnp.diagonal(G)
+    x = unravel(y.astype(gradient.dtype))
+    Jx = J.flatten(J.parts(J.mv(x)))
+    return x, scale * Jx.astype(scale.dtype), jnp.diagonal(G)
 
 
 def _half_square(r: jax.Array) -> jax.Array:

@@ -83,7 +83,7 @@ class scale_by_kl_shampoo(Matrixwise):
     optimizer in `apply_if_finite`.
 
     Args:
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
         b2: :math:`\beta_2`, decay of factors and eigenvalues.
         eps: :math:`\epsilon`.
         precondition_frequency: The number of steps between two refreshes of the bases.
@@ -93,7 +93,7 @@ class scale_by_kl_shampoo(Matrixwise):
         max_inverse_root: The largest bound of an eigenvalue's inverse root. The bound is the length
             of the eigenvalue's side, clipped between 10 and this value, so small gradients have
             shorter steps. None disables the bound.
-        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Raises:
@@ -214,7 +214,7 @@ def kl_shampoo(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
         b2: Decay of factors and eigenvalues, and of Adam's mean square.
         eps: Added to the roots.
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.

@@ -50,12 +50,12 @@ def lamb(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
-        eps: Added to the root.
-        eps_root: Added under the root.
-        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
-        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added inside the square root.
+        weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`.
+        mask: The leaves with weight decay; see `add_decayed_weights`. None means all leaves.
 
     Returns:
         A chain of `scale_by_adam`, `add_decayed_weights`, `scale_by_trust_ratio` and
@@ -102,7 +102,7 @@ def lars(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
+        weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`.
         weight_decay_mask: The leaves to decay; see `add_decayed_weights`.
         trust_coefficient: :math:`c`.
         eps: :math:`\epsilon`.
@@ -231,10 +231,10 @@ class scale_by_novograd(Leafwise):
     Args:
         b1: :math:`\beta_1`, decay of the momentum.
         b2: :math:`\beta_2`, decay of the squared norm.
-        eps: :math:`\epsilon`, added to the root.
-        eps_root: :math:`\bar\epsilon`, added under the root.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added inside the square root.
         weight_decay: :math:`\lambda`, a number or a `Schedule`.
-        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -310,9 +310,9 @@ def novograd(
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: Decay of the momentum.
         b2: Decay of the squared norm of every leaf.
-        eps: Added to the root.
-        eps_root: Added under the root.
-        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added inside the square root.
+        weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`.
 
     Returns:
         A chain of `scale_by_novograd` and `scale_by_learning_rate`, with the slots `mu` and `nu`;

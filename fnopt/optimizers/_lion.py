@@ -28,7 +28,7 @@ class scale_by_lion(Leafwise):
         b1: :math:`\beta_1`, the weight of the momentum in the step.
         b2: :math:`\beta_2`, decay of the mean, above 0, because the step is computed from the new
             mean.
-        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
         mode: `'hard'` for the sign, `'smooth'` for :math:`\tanh` of `smooth_beta` times the mean,
             `'refined'` for the mean clipped at 1.
         smooth_beta: The slope of the :math:`\tanh` at 0.
@@ -93,9 +93,9 @@ def lion(
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: :math:`\beta_1`, the weight of the momentum in the step.
         b2: :math:`\beta_2`, decay of the mean.
-        mu_dtype: Storage dtype of the mean; by default the dtype of the params, at least float32.
-        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
-        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
+        weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`.
+        mask: The leaves with weight decay; see `add_decayed_weights`. None means all leaves.
 
     Returns:
         A chain of `scale_by_lion`, `add_decayed_weights` and `scale_by_learning_rate`, with the

@@ -189,7 +189,7 @@ def cocob(
         alpha: :math:`\alpha`; with larger values, the first bets are smaller.
         eps: The smallest scale of gradients.
         weight_decay: Factor of the parameters that are added to the gradients.
-        mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
+        mask: The leaves with weight decay; see `add_decayed_weights`. None means all leaves.
 
     Returns:
         A chain of `add_decayed_weights`, `scale_by_schedule` and `scale_by_cocob`.

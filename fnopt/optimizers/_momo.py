@@ -140,7 +140,7 @@ class momo_adam(Transformation):
     Args:
         learning_rate: :math:`\eta`, the largest step, a number or a `Schedule`.
         b1: :math:`\beta_1`, decay of the averages of gradient and loss.
-        b2: :math:`\beta_2`, decay of the mean square.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
         eps: :math:`\epsilon`.
         lower_bound: :math:`f^*`, a lower bound of the loss: 0 if the model can fit all data. By
             default the bound is estimated as a level below the lowest loss of all steps. If the

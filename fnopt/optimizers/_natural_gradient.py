@@ -1,4 +1,4 @@
-"""Natural gradient for any loss of a model's outputs, solved in the output space of a batch."""
+"""Natural gradient descent for any loss of a model's outputs, in the output space of a batch."""
 
 from __future__ import annotations
 
@@ -26,79 +26,79 @@ _NAME = "natural_gradient"
 Functions = Callable[[Any, Any], Any] | tuple[Callable[[Any, Any], Any], ...]
 
 
-def _functions(given: Any) -> Functions:
-    found = tuple(given) if isinstance(given, (list, tuple)) else given
-    several = found if isinstance(found, tuple) else (found,)
-    for fn in several:
+def _functions(value: Any) -> Functions:
+    functions = tuple(value) if isinstance(value, (list, tuple)) else value
+    for fn in functions if isinstance(functions, tuple) else (functions,):
         if not callable(fn):
             raise TypeError(
                 f"{_NAME}: a function is {type_text(fn)}, expected model_fn(params, example) and "
                 "loss_fn(outputs, example), or a sequence of each."
             )
-    return found
+    return functions
 
 
 class natural_gradient(BatchStepDescent):
     r"""Natural gradient descent: the exact Gauss-Newton step for any loss of a model's outputs.
 
-    Derivatives through the updates are NaN for softmax losses, because the root of a singular
-    output Hessian has no derivative.
+    Derivatives through the updates are NaN for softmax losses, because the square root of a
+    singular output Hessian has no derivative.
 
     .. math:: L(\theta) = \frac1n \sum_i \ell(f(\theta, x_i), x_i), \qquad
               G = \frac1n \sum_i J_i^\top H_i J_i, \qquad
               d = -(G + \lambda I)^{-1} \nabla L
 
     with the Jacobian :math:`J_i` of the outputs and the Hessian :math:`H_i` of the loss with
-    respect to the outputs. For a softmax cross-entropy, a logistic or a Poisson loss of logits `G`
-    is the Fisher matrix. `G` covers all parameters jointly, without a block or diagonal
-    approximation. Neither `G` nor `J` is formed. With `C` outputs per example, all outputs of the
-    batch as one vector, and :math:`s = \partial L / \partial f`, the step is
+    respect to the outputs. For a softmax cross-entropy, a logistic or a Poisson loss of logits, `G`
+    is the Fisher matrix. The step is computed for all parameters jointly, without a block or
+    diagonal approximation. Neither `G` nor `J` is formed. For a batch of `n` examples with `C`
+    outputs each, let `f` be the vector of all outputs, and :math:`s = \partial L / \partial f`.
+    Then the step is
 
     .. math:: d = -J^\top (H K + \lambda I)^{-1} s, \qquad K = J J^\top \in \mathbb R^{nC \times nC}
 
-    from :func:`fnopt.curvature.batch_jacobian` and one Cholesky factorization. Several matrices of
-    :math:`(nC)^2` numbers are in memory. With momentum :math:`\mu` the method is SPRING, :math:`d_t
-    = v - (G + \lambda I)^{-1} (\nabla L + G v)` with :math:`v = \mu d_{t-1}`, scaled by :math:`(1 -
-    \mu^{2t})^{-1/2}` for the first steps.
+    The products with `J` are those of :func:`fnopt.curvature.batch_jacobian`, and the system is
+    solved by one Cholesky factorization. It needs the memory of several matrices of :math:`(nC)^2`
+    numbers. With momentum :math:`\mu`, the method is SPRING: :math:`d_t = v - (G + \lambda I)^{-1}
+    (\nabla L + G v)` with :math:`v = \mu d_{t-1}`. The step is scaled by :math:`(1 -
+    \mu^{2t})^{-1/2}`, because momentum starts at zero.
 
     The step is halved until the loss of the batch satisfies Armijo's condition, and rejected as in
-    :func:`fnopt.gauss_newton_descent`, which computes the same step for half the mean square of
-    residuals. The damping is halved if a full step achieves three quarters of the decrease that the
-    quadratic model predicts. The damping is doubled if the step was shortened or achieved less than
-    one quarter. `update` ignores the gradients (they may be `None`): call `update(None, state,
-    params, batch=batch)`.
+    :func:`fnopt.gauss_newton_descent`. That optimizer computes the same step for half the mean
+    square of residuals. If a full step achieves more than three quarters of the decrease that the
+    quadratic model predicts, the damping is halved. If the step is shortened or achieves less than
+    one quarter, the damping is doubled. `update` ignores the gradients (they may be `None`): call
+    `update(None, state, params, batch=batch)`.
 
     Args:
-        model_fn: `f(params, example) -> outputs` of ONE example, an array or a tree: logits, or the
-            logits of all positions of a sequence.
-        loss_fn: `loss(outputs, example) -> scalar`. The objective is its mean over the batch. For
-            several models (a sequence, with sequences of losses and of batches) the objective is
-            the sum.
-        learning_rate: The first trial step length, a number or a `Schedule`.
-        damping: :math:`\lambda`; the initial damping, if it adapts. For small batches of noisy
-            data, a large constant damping (`adaptive=False`) keeps a step from overfitting its
-            batch.
+        model_fn: `f(params, example) -> outputs` of ONE example. The outputs are an array or a
+            tree, such as the logits of all positions of a sequence.
+        loss_fn: `loss(outputs, example) -> scalar`. The objective is the mean loss of the batch.
+            For several models, pass sequences of models, losses and batches; the objective is then
+            the sum of their mean losses.
+        learning_rate: The initial step length of the line search, a number or a `Schedule`.
+        damping: :math:`\lambda`; with `adaptive`, the initial damping. For small batches of noisy
+            data, use a large constant damping (`adaptive=False`) to avoid overfitting each batch.
         momentum: :math:`\mu`; `None` disables momentum.
-        adaptive: Whether the damping adapts.
+        adaptive: Whether to adapt the damping.
         halvings: The maximum number of step halvings; 0 accepts every finite step.
         method: `'auto'`, `'ghost'` or `'formed'`, as in :func:`fnopt.curvature.batch_jacobian`.
         chunk_size: The number of examples to process at once; `None` processes the whole batch.
-        solver: `'cholesky'` factorizes a matrix with a row for each of the batch's :math:`nC`
-            outputs, in :math:`16 (nC)^2` bytes (of float32) and :math:`(nC)^3 / 3` operations, up
-            to 32,768 outputs. `'cg'` uses conjugate gradients without this matrix. Each of its
-            iterations takes a backward and a forward product with the tape.
+        solver: `'cholesky'` factorizes a matrix with one row per output of the batch, for up to
+            32,768 outputs. In float32, this takes :math:`16 (nC)^2` bytes and :math:`(nC)^3 / 3`
+            operations. `'cg'` uses conjugate gradients without this matrix; each iteration computes
+            one product with `J` and one with its transpose.
         iterations: The maximum number of conjugate-gradient iterations.
         rank: The rank of the Nyström preconditioner for conjugate gradients; 0 disables it. The
-            preconditioner takes `rank` additional products, and saves many iterations if the kernel
-            has some large and many small eigenvalues.
-        axis_name: Inside `jax.shard_map`, the named axis over which the batch is sharded: the step
-            uses the examples of all devices, as in :func:`fnopt.gauss_newton_descent`.
+            preconditioner needs `rank` additional products. It saves many iterations if `K` has a
+            few large and many small eigenvalues.
+        axis_name: Inside `jax.shard_map`, the named axis over which the batch is sharded. The step
+            uses the whole batch, as in :func:`fnopt.gauss_newton_descent`.
 
     Raises:
         TypeError: If a param isn't a real floating array, or the loss isn't a real scalar.
         ValueError: If a hyper-parameter is out of range, if the loss has no curvature with respect
-            to the outputs or couples more than 512 outputs, or if there are too many outputs to
-            factorize.
+            to the outputs or couples more than 512 outputs, or if the batch has too many outputs
+            for a factorization.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -122,13 +122,13 @@ class natural_gradient(BatchStepDescent):
 
     Reference:
         Amari, 1998, "Natural gradient works efficiently in learning"; Schraudolph, 2002, for `G`;
-        Ren and Goldfarb, 2019, arXiv:1906.02353, for the solve among outputs; Goldshlager,
+        Ren and Goldfarb, 2019, arXiv:1906.02353, for the solution in output space; Goldshlager,
         Abrahamsen and Lin, 2024, arXiv:2401.10190 (SPRING); Frangella, Tropp and Udell, 2021,
-        arXiv:2110.02820 (Nyström's preconditioner).
+        arXiv:2110.02820 (Nyström preconditioner).
     """
 
-    # For nearly decided outputs, the model of a batch predicts too large a decrease: a damping that
-    # only shrinks would soon overfit each batch.
+    # For confident predictions, the quadratic model overestimates the decrease. If the damping
+    # never grew (grow = 1), the steps would soon overfit each batch.
     damping_rule: ClassVar[DampingRule] = DampingRule(good=0.75, shrink=0.5, grow=2.0)
 
     model_fn: Functions = static(convert=_functions)
@@ -150,8 +150,8 @@ class natural_gradient(BatchStepDescent):
         counts = [len(f) if isinstance(f, tuple) else None for f in (self.model_fn, self.loss_fn)]
         if counts[0] != counts[1] or 0 in counts:
             raise TypeError(
-                f"{_NAME}: model_fn is {self.model_fn!r} and loss_fn {self.loss_fn!r}, expected a "
-                "function each, or sequences of as many."
+                f"{_NAME}: got model_fn = {self.model_fn!r} and loss_fn = {self.loss_fn!r}, "
+                "expected two functions, or two nonempty sequences of the same length."
             )
 
     def update(
@@ -185,17 +185,18 @@ class natural_gradient(BatchStepDescent):
     def _direction(self, loss: BatchLoss, state: GaussNewtonDescentState, params: Any) -> BatchStep:
         from fnopt.curvature import output_step
 
-        before = self._momentum_change(state, loss.J)
+        momentum_change = self._momentum_change(state, loss.J)
         iterations = self.iterations if self.solver == "cg" else None
-        found = output_step(loss, self._current_damping(state), before, iterations, self.rank)
-        # Outputs have the rounding error of the widest-spaced dtype among the params.
+        damping = self._current_damping(state)
+        solution = output_step(loss, damping, momentum_change, iterations, self.rank)
+        # The rounding error of the outputs is that of the narrowest dtype among the params.
         eps = max(float(jnp.finfo(jnp.result_type(p)).eps) for p in jax.tree.leaves(params))
         return self._batch_step(
             state,
-            loss.J.rmv(found.weights),
-            found.slope,
-            found.second_derivative,
+            loss.J.rmv(solution.weights),
+            solution.slope,
+            solution.second_derivative,
             loss.value,
-            found.known,
+            solution.known,
             4 * loss.rounding(eps),
         )

@@ -62,8 +62,8 @@ class scale_by_prodigy(Transformation):
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule` that begins with 1.
-        b1: :math:`\beta_1`, decay of the mean.
-        b2: :math:`\beta_2`, decay of the mean square.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
         beta3: :math:`\beta_3`, decay of the sums; None uses the root of :math:`\beta_2`.
         eps: :math:`\epsilon`.
         estim_lr0: :math:`d_0`, the initial estimate, which should rather be too small than too
@@ -230,8 +230,8 @@ class scale_by_dadapt_adamw(Transformation):
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule` that begins with 1.
-        b1: :math:`\beta_1`, decay of the mean.
-        b2: :math:`\beta_2`, decay of the mean square.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
         eps: :math:`\epsilon`.
         estim_lr0: :math:`d_0`, the initial estimate, which should rather be too small than too
             large.

@@ -67,11 +67,11 @@ class scale_by_psgd_kron(Matrixwise):
     change the factors.
 
     Args:
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
         precond_lr: :math:`\rho`, the learning rate of the factors.
         max_size_triangular: The longest side with a factor; longer sides aren't preconditioned.
         random_seed: An integer, the seed of `V`.
-        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
         initial_scale: Initial value of :math:`Q_L \otimes Q_R`; None uses the multiple above.
 
@@ -219,7 +219,7 @@ def psgd_kron(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
         precond_lr: The learning rate of the factors.
         max_size_triangular: The longest side with a factor; longer sides aren't preconditioned.

@@ -56,10 +56,10 @@ class scale_by_radam(AdamDirection):
                & \rho_t \ge \rho_{min} \\ \hat\mu_t & \text{otherwise} \end{cases}
 
     Args:
-        b1: :math:`\beta_1`, decay of the mean.
-        b2: :math:`\beta_2`, decay of the mean square.
-        eps: :math:`\epsilon`, added to the root.
-        eps_root: :math:`\bar\epsilon`, added under the root.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added inside the square root.
         threshold: :math:`\rho_{min}`, the smallest length of the average at which the variance is
             used.
         nesterov: Whether to use Nesterov momentum.
@@ -127,10 +127,10 @@ def radam(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
-        eps: Added to the root.
-        eps_root: Added under the root.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        eps: :math:`\epsilon`, added outside the square root.
+        eps_root: :math:`\bar\epsilon`, added inside the square root.
         threshold: The smallest length of the average at which the variance is used; 4 in the paper,
             5 in the authors' code.
         nesterov: Whether to use Nesterov momentum.

@@ -1,4 +1,4 @@
-"""Gradient descent: plain, with momentum, restarts, noise or signs, and schedule-free."""
+"""Gradient descent with momentum, accumulation, restarts, noise or signs, or schedule-free."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def sgd(
               u_t = -\eta_t\, m_t \quad \text{or} \quad
               u_t = -\eta_t\, (g_t + \gamma\, m_t) \;\; \text{(Nesterov)}
 
-    The gradient of complex params is `fnopt.tree.conj(jax.grad(loss)(params))`. With the
-    unconjugated gradient of `jax.grad`, the imaginary parts would ascend.
+    For complex params, pass `fnopt.tree.conj(jax.grad(loss)(params))` as the gradient. Along the
+    unconjugated gradient of `jax.grad`, a step increases the loss in the imaginary parts.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        momentum: :math:`\gamma`. None means no momentum and no slot. With 0.0, the state has the
-            slot, so its structure is the same as for other numbers.
-        nesterov: Whether to use Nesterov momentum; it has no effect without momentum.
-        accumulator_dtype: Storage dtype of the momentum; by default the dtype of the params, at
-            least float32.
+        momentum: :math:`\gamma`, the decay rate of :math:`m`. None omits momentum and the slot
+            `trace`; with 0.0, the state contains the slot, as for any other number.
+        nesterov: Whether to use Nesterov momentum; the flag has no effect without momentum.
+        accumulator_dtype: Storage dtype of :math:`m`; None uses the wider of float32 and the
+            params' dtype.
 
     Returns:
         A chain of `trace` (unless `momentum` is None) and `scale_by_learning_rate`, with the slot
@@ -63,7 +63,7 @@ def sgd(
     """
     step = scale_by_learning_rate(learning_rate)
     if momentum is None:
-        # None has no slot, 0.0 has one, because the structure of a state never depends on a number.
+        # 0.0 keeps the slot, because a state's structure must not depend on a numeric value.
         return chain(step)
     return chain(trace(momentum, nesterov, accumulator_dtype), step)
 
@@ -78,19 +78,19 @@ def accumulated_sgd(
     *,
     use_grad_mean: bool = True,
 ) -> accumulate:
-    r"""Gradient descent on the mean gradient of `k` calls.
+    r"""Gradient descent with the mean gradient of every `k` calls of `update`.
 
     .. math:: u_t = \begin{cases} -\frac{\eta}{k} \sum_{i=t-k+1}^{t} g_i & k \text{ divides } t \\
               0 & \text{otherwise} \end{cases}
 
     Args:
-        learning_rate: :math:`\eta`, a number or a `Schedule` over the steps (not the calls).
-        k: Number of gradients per step, an integer or a `Schedule` over the steps.
-        momentum: The momentum over the steps, as in `sgd`; None disables it.
+        learning_rate: :math:`\eta`, a number or a `Schedule` of the steps (not of the calls).
+        k: :math:`k`, the number of gradients per step; an integer or a `Schedule` of the steps.
+        momentum: The decay rate of the momentum, as in `sgd`; None disables momentum.
         nesterov: Whether to use Nesterov momentum.
-        accumulator_dtype: Storage dtype of the momentum; by default the dtype of the params, at
-            least float32.
-        use_grad_mean: Whether to step along the mean of the gradients; if False, along their sum.
+        accumulator_dtype: Storage dtype of the momentum; None uses the wider of float32 and the
+            params' dtype.
+        use_grad_mean: Whether to average the gradients of a step; if False, they are summed.
 
     Returns:
         `accumulate` around `sgd`, with the slots `acc` and, with momentum, `trace`.
@@ -130,11 +130,11 @@ def sgdr(
         learning_rate: :math:`\eta`, the learning rate at the start of every cycle.
         decay_steps: :math:`T_0`, the length of the first cycle in steps.
         t_mult: :math:`m`, the ratio of the lengths of consecutive cycles.
-        alpha: :math:`\alpha`, the final value of a cycle, as a fraction of `learning_rate`.
-        momentum: The momentum, which a restart doesn't reset. None disables momentum.
+        alpha: :math:`\alpha`, the final value of a cycle as a fraction of `learning_rate`.
+        momentum: The decay rate of the momentum, which restarts don't reset; None disables it.
         nesterov: Whether to use Nesterov momentum.
-        accumulator_dtype: Storage dtype of the momentum; by default the dtype of the params, at
-            least float32.
+        accumulator_dtype: Storage dtype of the momentum; None uses the wider of float32 and the
+            params' dtype.
 
     Returns:
         `sgd` with a `cosine_restarts_schedule`.
@@ -158,14 +158,14 @@ def noisy_sgd(
 ) -> Chain:
     r"""Gradient descent with gradient noise of decreasing variance.
 
-    .. math:: u_t = -\eta_t\, (g_t + \sigma_t\, z_t), \qquad z_t \sim N(0, 1), \qquad
+    .. math:: u_t = -\alpha_t\, (g_t + \sigma_t\, z_t), \qquad z_t \sim N(0, 1), \qquad
               \sigma_t^2 = \frac{\eta}{t^\gamma}
 
     Args:
-        learning_rate: The learning rate, a number or a `Schedule`.
-        eta: :math:`\eta`, the variance of the first step's noise.
-        gamma: :math:`\gamma`, the exponent of the variance's decay.
-        key: An integer or a key of `jax.random`; a constant of the compiled step.
+        learning_rate: :math:`\alpha`, a number or a `Schedule`.
+        eta: :math:`\eta`, the variance of the noise in the first step.
+        gamma: :math:`\gamma`, the exponent with which the variance decreases.
+        key: An integer or a key of `jax.random`, compiled into the step as a constant.
 
     Returns:
         A chain of `add_gradient_noise` and `scale_by_learning_rate`; it has no slots.
@@ -180,13 +180,13 @@ def noisy_sgd(
     Reference:
         Neelakantan et al., 2015, arXiv:1511.06807.
     """
-    # Neelakantan et al. (2015) found gamma = 0.55, and eta between 0.01 and 1.
+    # Neelakantan et al. (2015) use gamma = 0.55, and an eta of 0.01, 0.3 or 1.
     return descend(add_gradient_noise(eta, gamma, key), learning_rate)
 
 
 @recipe
 def sign_sgd(learning_rate: ScalarOrSchedule) -> Chain:
-    r"""Descent along the sign of the gradient: :math:`u_t = -\eta_t \operatorname{sign} g_t`.
+    r"""Step along the sign of the gradient: :math:`u_t = -\eta_t \operatorname{sign} g_t`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
@@ -212,15 +212,15 @@ def sign_sgd(learning_rate: ScalarOrSchedule) -> Chain:
 def signum(
     learning_rate: ScalarOrSchedule, beta: Scalar = 0.9, accumulator_dtype: Any = None
 ) -> Chain:
-    r"""Descent along the sign of the mean gradient.
+    r"""Step along the sign of the averaged gradient.
 
     .. math:: m_t = \beta m_{t-1} + (1-\beta)\, g_t, \qquad u_t = -\eta_t \operatorname{sign} m_t
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        beta: :math:`\beta`, decay of the mean.
-        accumulator_dtype: Storage dtype of the mean; by default the dtype of the params, at least
-            float32.
+        beta: :math:`\beta`, decay rate of :math:`m`, the moving average of the gradient.
+        accumulator_dtype: Storage dtype of :math:`m`; None uses the wider of float32 and the
+            params' dtype.
 
     Returns:
         A chain of `ema`, `scale_by_sign` and `scale_by_learning_rate`, with the slot `ema`.
@@ -237,7 +237,7 @@ def signum(
         Bernstein, Wang, Azizzadenesheli and Anandkumar, 2018, arXiv:1802.04434.
     """
     return chain(
-        # Debiasing is off, because a positive factor doesn't change the sign.
+        # A bias correction is a positive factor, which doesn't change the sign.
         ema(beta, debias=False, accumulator_dtype=accumulator_dtype),
         scale_by_sign(),
         scale_by_learning_rate(learning_rate),
@@ -265,18 +265,18 @@ def schedule_free_sgd(
               x_{t+1} &= (1-c_t)\, x_t + c_t\, z_{t+1}, \qquad
               y_{t+1} = \beta_1 x_{t+1} + (1-\beta_1)\, z_{t+1}
 
-    The params are :math:`y`; evaluate `schedule_free_eval_params(state, params)`.
+    Train the params :math:`y`; evaluate :math:`x`, from `schedule_free_eval_params(state, params)`.
 
     Args:
-        learning_rate: :math:`\eta`; often larger than with a schedule.
-        warmup_steps: The number of steps over which the learning rate increases from 0 at the first
-            step. None disables warm-up.
-        b1: :math:`\beta_1`, the interpolation weight, which replaces momentum.
-        weight_decay: :math:`\lambda`, a multiple of the params added to gradients. None disables
-            it.
-        weight_lr_power: The power of the learning rate that weights the iterates in the average.
-        state_dtype: Storage dtype of :math:`z`; by default the dtype of the params, at least
-            float32.
+        learning_rate: :math:`\eta`; a good value is often larger than with a schedule.
+        warmup_steps: The number of steps in which the learning rate increases linearly from 0;
+            None disables warm-up.
+        b1: :math:`\beta_1`, the weight of :math:`x` in :math:`y`, which replaces momentum.
+        weight_decay: :math:`\lambda`, the coefficient of L2 regularization; None disables it.
+        weight_lr_power: The exponent :math:`p` in :math:`c_t = \eta_t^p / \sum_{i \le t} \eta_i^p`,
+            with the largest learning rate until step :math:`t` as :math:`\eta_t`.
+        state_dtype: Storage dtype of :math:`z`; None uses the wider of float32 and the params'
+            dtype.
 
     Returns:
         `schedule_free` around `sgd`, with the slot `z`.
@@ -316,19 +316,19 @@ def schedule_free_adamw(
               x_{t+1} &= (1-c_t)\, x_t + c_t\, z_{t+1}, \qquad
               y_{t+1} = \beta_1 x_{t+1} + (1-\beta_1)\, z_{t+1}
 
-    The params are :math:`y`; evaluate `schedule_free_eval_params(state, params)`.
+    Train the params :math:`y`; evaluate :math:`x`, from `schedule_free_eval_params(state, params)`.
 
     Args:
-        learning_rate: :math:`\eta`; often larger than with a schedule.
-        warmup_steps: The number of steps over which the learning rate increases from 0 at the first
-            step. None disables warm-up.
-        b1: :math:`\beta_1`, the interpolation weight, which replaces momentum.
-        b2: Decay rate of :math:`\nu`, the moving average of the squared gradient.
-        eps: :math:`\epsilon`.
-        weight_decay: :math:`\lambda`, decoupled.
-        weight_lr_power: The power of the learning rate that weights the iterates in the average.
-        state_dtype: Storage dtype of :math:`z`; by default the dtype of the params, at least
-            float32.
+        learning_rate: :math:`\eta`; a good value is often larger than with a schedule.
+        warmup_steps: The number of steps in which the learning rate increases linearly from 0;
+            None disables warm-up.
+        b1: :math:`\beta_1`, the weight of :math:`x` in :math:`y`, which replaces momentum.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
+        eps: :math:`\epsilon`, added outside the square root.
+        weight_decay: :math:`\lambda`, the decoupled weight decay.
+        weight_lr_power: The exponent of the learning rate in :math:`c_t`; see `schedule_free_sgd`.
+        state_dtype: Storage dtype of :math:`z`; None uses the wider of float32 and the params'
+            dtype.
 
     Returns:
         `schedule_free` around AdamW without momentum, with the slots `z` and `nu`.
@@ -344,7 +344,6 @@ def schedule_free_adamw(
         Defazio et al., 2024, arXiv:2405.15682.
     """
     rate = _add_warmup(learning_rate, warmup_steps)
-    # Without a mean of gradients: the interpolation of the iterates takes its place (Defazio et
-    # al., 2024).
+    # The interpolation of the iterates replaces momentum (Defazio et al., 2024).
     tx = descend(scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True), rate, weight_decay)
     return schedule_free(tx, rate, b1, weight_lr_power, state_dtype)

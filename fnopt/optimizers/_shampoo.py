@@ -74,7 +74,7 @@ class scale_by_shampoo(Matrixwise):
     neither the factors nor the roots.
 
     Args:
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
         b2: :math:`\beta_2`, decay of the factors; 1 gives the sums of the first paper.
         eps: A constant added to eigenvalues, relative to the largest eigenvalue.
         exponent: :math:`e`; 1/4 in the first paper, 1/2 follows from the theory of 2024.
@@ -84,7 +84,7 @@ class scale_by_shampoo(Matrixwise):
             `'none'`.
         graft_b2: Adam's decay of the mean square.
         graft_eps: Added to Adam's root.
-        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Raises:
@@ -188,7 +188,7 @@ def shampoo(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
         b2: Decay of the factors; 1 gives sums.
         eps: A constant added to eigenvalues, relative to the largest eigenvalue.
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.

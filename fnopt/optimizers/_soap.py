@@ -79,8 +79,8 @@ class scale_by_soap(Matrixwise):
     NaN, as in Adam: wrap the optimizer in `apply_if_finite`.
 
     Args:
-        b1: :math:`\beta_1`, decay of the mean.
-        b2: :math:`\beta_2`, decay of the mean square.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
         eps: :math:`\epsilon`, added to the root of the mean square, not bias-corrected.
         shampoo_beta: :math:`\beta`, decay of the factors; None uses the decay of the mean square.
         precondition_frequency: The number of steps between two refreshes of the bases.
@@ -88,7 +88,7 @@ class scale_by_soap(Matrixwise):
             as in Adam.
         one_sided: Whether to rotate only the shorter side.
         normalize_grads: Whether to divide updates by their root mean square.
-        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Raises:
@@ -190,9 +190,9 @@ def soap(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`; the authors use 3e-3.
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
         b2: Decay of the mean square.
-        eps: Added to the root.
+        eps: :math:`\epsilon`, added outside the square root.
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
         precondition_frequency: The number of steps between two refreshes of the bases.
         weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.

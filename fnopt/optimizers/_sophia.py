@@ -111,7 +111,7 @@ class scale_by_sophia(Transformation):
     optimizer in `apply_if_finite`.
 
     Args:
-        b1: :math:`\beta_1`, decay of the mean.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
         b2: :math:`\beta_2`, decay of the curvature.
         eps: :math:`\epsilon`.
         gamma: :math:`\gamma`; smaller values clip more elements.
@@ -121,7 +121,7 @@ class scale_by_sophia(Transformation):
             receives the gradients, the params and all extra arguments. None uses
             `hutchinson_estimator_diag_hessian()`, which needs `obj_fn` (Sophia-H);
             `gauss_newton_bartlett_estimator_diag_hessian()` needs `logits_fn` (Sophia-G).
-        mu_dtype: Storage dtype of `mu`; by default the dtype of the params, at least float32.
+        mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -228,11 +228,12 @@ def sophia(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay rate of :math:`\mu`, the moving average of the gradient.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
         b2: Decay of the curvature.
         eps: A lower bound of the divisor.
-        weight_decay: :math:`\lambda`, a number or a separate `Schedule`.
-        weight_decay_mask: The leaves to decay; see `add_decayed_weights`. None decays all leaves.
+        weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`.
+        weight_decay_mask: The leaves with weight decay; see `add_decayed_weights`. None means all
+            leaves.
         gamma: :math:`\gamma`; smaller values clip more elements.
         clip_threshold: :math:`c`; None disables clipping.
         update_interval: The number of steps between two estimates of the curvature.

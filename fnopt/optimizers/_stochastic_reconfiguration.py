@@ -1,4 +1,4 @@
-"""Stochastic reconfiguration of wave functions, solved in sample space (minSR), with SPRING."""
+"""Stochastic reconfiguration of wave functions in sample space: minSR and SPRING."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _NAME = "stochastic_reconfiguration"
 
 
 class StochasticReconfigurationState(NamedTuple):
-    """Step count, last direction, and the energy and variance of the last samples.
+    """State of `stochastic_reconfiguration`.
 
     Attributes:
-        count: Number of updates that were made.
-        momentum: The direction of the last step, like the params; `None` without momentum.
+        count: :math:`t`, the number of steps, including rejected steps.
+        momentum: :math:`d_t`, the direction of the last step; `None` without momentum.
         status: A `Status`: `RUNNING`, or the reason why the last step was rejected.
         energy: The real part of the mean local energy before the last step.
         variance: The variance of the local energies; 0 for an eigenstate.
@@ -49,7 +49,7 @@ class StochasticReconfigurationState(NamedTuple):
 
 
 class stochastic_reconfiguration(Transformation):
-    r"""Stochastic reconfiguration (natural gradient of a wave function) by minSR, and SPRING.
+    r"""Stochastic reconfiguration (natural gradient descent of a wave function): minSR and SPRING.
 
     .. math:: d = -(S + \lambda I)^{-1} F, \qquad S = \mathrm{Re}\, X^\dagger X, \qquad
         F = \mathrm{Re}\, X^\dagger e,
@@ -58,49 +58,49 @@ class stochastic_reconfiguration(Transformation):
         e_s = \sqrt{w_s}\, \big(E_s - \textstyle\sum_t w_t E_t\big), \qquad
         O_s = \nabla_\theta \log \psi_\theta(s),
 
-    with samples `s` of :math:`|\psi|^2`, their local energies :math:`E_s = (H \psi)(s) / \psi(s)`
-    and weights `w` that sum to 1. `F` is half the gradient of the energy, and a step of length
-    :math:`\tau` is a step of imaginary time. With more parameters than samples, the linear system
-    is solved in sample space (minSR),
+    with samples `s` of :math:`|\psi|^2`, their local energies :math:`E_s = (H \psi)(s) / \psi(s)`,
+    and weights `w` that sum to 1. `F` is half the gradient of the energy. A step of length
+    :math:`\tau` is an evolution over the imaginary time :math:`\tau`. The linear system is solved
+    in sample space (minSR), which is cheaper if there are more parameters than samples,
 
     .. math:: d = -X^\top (X X^\top + \lambda I)^{-1} e,
 
-    with the real and the imaginary part of a sample as two rows. `X` is never formed: its Gram
-    matrix is computed from one tape (:func:`fnopt.curvature.batch_jacobian`). With momentum
-    :math:`\mu` the method is SPRING, :math:`d_t = \mu d_{t-1} - X^\top (X X^\top + \lambda I)^{-1}
+    with the real and the imaginary part of a sample as two rows. `X` is never formed; its Gram
+    matrix is computed from one tape (see :func:`fnopt.curvature.batch_jacobian`). With momentum
+    :math:`\mu`, the method is SPRING: :math:`d_t = \mu d_{t-1} - X^\top (X X^\top + \lambda I)^{-1}
     (e + \mu X d_{t-1})`.
 
-    Parameters may be real or complex. Real and imaginary parts of complex parameters are separate
-    parameters. If the logarithm is holomorphic, the step is the complex :math:`(X^\dagger X +
-    \lambda I)^{-1} X^\dagger e`; for other amplitudes, the step is also correct.
+    Parameters may be real or complex. The real and the imaginary part of a complex parameter are
+    separate parameters. If :math:`\log \psi` is holomorphic in the parameters, the step is the
+    complex :math:`-(X^\dagger X + \lambda I)^{-1} X^\dagger e`. Holomorphy isn't required.
 
     `update` ignores the gradients (they may be `None`): call `update(None, state, params,
-    batch=samples, local_energies=E)`, with `weights=` for unequal weights. For exact sums, pass all
-    configurations with the weights :math:`|\psi|^2`. A step that isn't finite or has negative
-    weights is rejected: the update is zero, `status` in the state is the reason, and the momentum
-    restarts.
+    batch=samples, local_energies=E)`. Pass `weights=` for unequal weights. For exact sums, pass all
+    configurations with the weights :math:`|\psi|^2`. A step is rejected if it isn't finite or a
+    weight is negative. The update is then zero, `status` in the state is the reason, and the
+    momentum restarts.
 
     Args:
-        log_amplitude_fn: `log_psi(params, sample)`, a real or complex scalar, of ONE sample. A real
-            result is the logarithm of an amplitude without phase; only the real parts of the local
-            energies are then used.
+        log_amplitude_fn: `log_psi(params, sample)` of ONE sample, a real or complex scalar. A real
+            scalar is the logarithm of an amplitude without phase, for which only the real parts of
+            the local energies are used.
         learning_rate: :math:`\tau`, a number or a `Schedule`.
-        damping: :math:`\lambda` (the diagonal shift).
-        momentum: :math:`\mu`; `None` disables momentum. The paper on SPRING uses 0.99.
-        max_norm: The largest norm of an update, SPRING's constraint; `None` disables it.
+        damping: :math:`\lambda`, the diagonal shift.
+        momentum: :math:`\mu`; `None` disables momentum. The SPRING paper uses 0.99.
+        max_norm: The largest norm of an update, as in SPRING; `None` disables the bound.
         method: `'auto'`, `'ghost'` or `'formed'`, as in :func:`fnopt.curvature.batch_jacobian`.
         chunk_size: The number of samples to process at once; `None` processes all samples.
         axis_name: Inside `jax.shard_map`, the named axis over which samples, energies and weights
             are sharded. The step uses all samples and is equal on all devices.
-        solver: `'cholesky'` factorizes a matrix with a row for each sample (two for a complex
-            amplitude), up to 32,768; `'cg'` uses conjugate gradients without this matrix.
+        solver: `'cholesky'` factorizes a matrix with one row per sample (two rows for a complex
+            amplitude), for up to 32,768 rows. `'cg'` uses conjugate gradients without this matrix.
         iterations: The maximum number of conjugate-gradient iterations.
         rank: The rank of the Nyström preconditioner for conjugate gradients; 0 disables it.
 
     Raises:
         TypeError: If a param isn't floating, or the amplitude isn't a scalar.
-        ValueError: If a hyper-parameter is out of range, energies or weights aren't `[n]`, or there
-            are too many samples to factorize.
+        ValueError: If a hyper-parameter is out of range, if energies or weights don't have the
+            shape `[n]`, or if there are too many samples for a factorization.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -147,12 +147,12 @@ class stochastic_reconfiguration(Transformation):
         check_solver(self, _NAME)
         if not callable(self.log_amplitude_fn):
             raise TypeError(
-                f"{_NAME}: log_amplitude_fn is {self.log_amplitude_fn!r}, expected "
+                f"{_NAME}: log_amplitude_fn is {self.log_amplitude_fn!r}, expected a function "
                 "log_psi(params, sample)."
             )
 
     def init(self, params: Any) -> StochasticReconfigurationState:
-        """The state before the first step."""
+        """Return the initial state."""
         momentum = None if self.momentum is None else slot_zeros(params)
         moments = (jnp.zeros((), step_dtype(params)) for _ in range(2))
         return StochasticReconfigurationState(
@@ -170,7 +170,7 @@ class stochastic_reconfiguration(Transformation):
         weights: Any = None,
         **extra_args: Any,
     ) -> tuple[Any, StochasticReconfigurationState]:
-        """Take a step of imaginary time, or reject the step."""
+        """Take a step in imaginary time, or reject the step."""
         with use_mesh_of(batch, params):
             return self._step(state, params, batch, local_energies, weights)
 
@@ -200,19 +200,19 @@ class stochastic_reconfiguration(Transformation):
         direction = self._direction(X, e, state)
         rate = self.learning_rate
         rate = rate(state.count) if isinstance(rate, Schedule) else rate
-        moved = _scale(jnp.asarray(rate), direction)
+        update = _scale(jnp.asarray(rate), direction)
         if self.max_norm is not None:
-            size = global_norm(moved)
-            most = jnp.asarray(self.max_norm).astype(size.dtype)
-            moved = _scale(jnp.where(size > most, most / size, jnp.ones_like(size)), moved)
-        known = all_finite((e, X.weights))
-        accepted = known & all_finite((moved, direction))
-        failed = jnp.where(known, Status.NONFINITE_STEP.array, Status.NONFINITE_START.array)
-        return zero_unless(accepted, moved, params), StochasticReconfigurationState(
+            norm = global_norm(update)
+            limit = jnp.asarray(self.max_norm).astype(norm.dtype)
+            update = _scale(jnp.where(norm > limit, limit / norm, jnp.ones_like(norm)), update)
+        is_defined = all_finite((e, X.weights))
+        accepted = is_defined & all_finite((update, direction))
+        failure = jnp.where(is_defined, Status.NONFINITE_STEP.array, Status.NONFINITE_START.array)
+        return zero_unless(accepted, update, params), StochasticReconfigurationState(
             safe_increment(state.count),
             # A rejected step resets the momentum, so that later steps are finite.
             None if self.momentum is None else zero_unless(accepted, direction, state.momentum),
-            jnp.where(accepted, Status.RUNNING.array, failed),
+            jnp.where(accepted, Status.RUNNING.array, failure),
             X.mean(energies)[0],
             jnp.dot(e, e, precision=HIGHEST),
         )
@@ -223,10 +223,10 @@ class stochastic_reconfiguration(Transformation):
         K = self._gram(X)
         if self.momentum is None:
             return jax.tree.map(jnp.negative, X.rmv(K.inverse(e)))
-        # SPRING (Goldshlager et al., 2024): of all solutions the one nearest to the last step.
-        before = _scale(jnp.asarray(self.momentum), state.momentum)
-        pulled = X.rmv(K.inverse(e + X.mv(before)))
-        return jax.tree.map(lambda m, p: m - p.astype(m.dtype), before, pulled)
+        # SPRING (Goldshlager et al., 2024): the solution closest to mu times the last direction.
+        momentum = _scale(jnp.asarray(self.momentum), state.momentum)
+        correction = X.rmv(K.inverse(e + X.mv(momentum)))
+        return jax.tree.map(lambda m, c: m - c.astype(m.dtype), momentum, correction)
 
     def _gram(self, X: CenteredJacobian) -> DampedGram:
         from fnopt.curvature import check_rows, solve_by_cg, solve_by_cholesky

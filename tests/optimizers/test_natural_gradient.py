@@ -304,7 +304,7 @@ def test_refuses_what_it_cannot_do():
         fnopt.natural_gradient(3, softmax)
     with pytest.raises(ValueError, match="solver"):
         fnopt.natural_gradient(net, softmax, solver="qr")
-    with pytest.raises(TypeError, match="sequences of as many"):
+    with pytest.raises(TypeError, match="two nonempty sequences of the same length"):
         fnopt.natural_gradient([net, net], [softmax])
     with pytest.raises(TypeError, match="sequence of 2 batches"):
         tried([net, net], [softmax, softmax])

@@ -1,4 +1,4 @@
-"""K-FAC: natural gradient by Kronecker factors, for any model, without a learning rate."""
+"""K-FAC: natural gradient descent with Kronecker factors, for any model."""
 
 from __future__ import annotations
 
@@ -39,15 +39,12 @@ from fnopt.transforms import all_finite
 if TYPE_CHECKING:
     from fnopt.curvature import Combination, KroneckerModel, KroneckerSpec
 
-_LEAST, _MOST = 1e-30, 1e30  # bounds of the damping, in units of the loss
-_REFUSED = 8.0  # factor of the damping after a step that was too long
+_SMALLEST_DAMPING, _LARGEST_DAMPING = 1e-30, 1e30  # finite and nonzero in float32
+_REJECTION_FACTOR = 8.0  # factor of the damping after a rejected step
 
 
 class kfac(Transformation):
     r"""K-FAC: gradients preconditioned by the second moments of layer inputs and output cotangents.
-
-    Derivatives through the updates treat the cotangents in the factors as constants. Therefore
-    these derivatives aren't exact with respect to the initial parameters.
 
     .. math::
         G &= \frac1n \sum_i J_i^\top H_i J_i \approx \operatorname{diag}_l(A_l \otimes G_l),
@@ -57,58 +54,57 @@ class kfac(Transformation):
         u_t &= \alpha d + \mu u_{t-1} = \arg\min_{\alpha, \mu} \; \nabla f^\top u
         + \tfrac12 u^\top (G + (\lambda + \eta) I)\, u
 
-    where `a` are the inputs and `c` the output cotangents of every product with a weight. The model
-    is any JAX function of ONE example. fnopt traces the model to find the layers (dense,
-    convolution, embedding, attention, also tied, scanned or applied at many positions). Layers and
-    losses aren't registered. A bias is treated as an additional row of its weight. Parameters
-    outside of matrix products (scales of normalizations) have dense blocks, or a diagonal if they
-    are large; :func:`fnopt.curvature.kfac_report` lists the block of each param. On a mesh over
-    which the batch is sharded, each device inverts some of the factors.
+    where `a` and `c` are the inputs and the output cotangents of every product with a weight of
+    layer `l`. The model is any JAX function of ONE example. fnopt traces the model to find its
+    layers (dense, convolution, embedding, attention, also tied, scanned or applied at many
+    positions), so layers needn't be registered. A bias is an additional row of its weight.
+    Parameters outside of matrix products (scales of normalizations) have dense blocks, or diagonal
+    blocks if they are large. :func:`fnopt.curvature.kfac_report` lists the block of each parameter.
+    On a mesh over which the batch is sharded, each device inverts some of the factors.
 
-    There is no learning rate: :math:`\alpha` and :math:`\mu` minimize the exact quadratic model of
-    the batch. The damping depends on the accuracy with which the quadratic model predicts the
-    change of the loss. A step with a nonfinite value is rejected: parameters, factors and momentum
-    stay unchanged. A step that increases the loss of its batch is also rejected; the loss is tested
-    in every `damping_every`-th step, and after a rejected step.
+    K-FAC needs no learning rate, because :math:`\alpha` and :math:`\mu` minimize the exact
+    quadratic model of the batch. The damping adapts to the accuracy of this model. A step is
+    rejected if a value is nonfinite, or if the loss of the batch increases (tested every
+    `damping_every` steps). Then parameters, factors and momentum stay unchanged.
 
-    Like :func:`fnopt.gauss_newton_descent`, `update` ignores the gradients (they may be `None`):
-    call `update(None, state, params, batch=batch)`.
+    As in :func:`fnopt.gauss_newton_descent`, `update` ignores the gradients (they may be `None`):
+    call `update(None, state, params, batch=batch)`. Derivatives through the updates treat the
+    cotangents `c` as constants, so they aren't exact with respect to the initial parameters.
 
     Args:
         model_fn: `f(params, example) -> outputs` of ONE example, an array or a tree.
-        loss_fn: `loss(outputs, example) -> scalar`. The objective is its mean over the batch.
-        batch: A batch, or its shapes: leaves with a leading axis of examples. Only shapes and
-            dtypes of an example are used; other batches may have different numbers of examples.
-        damping: The initial :math:`\lambda`.
-        l2: :math:`\eta`; :math:`\tfrac\eta2 \|\theta\|^2` is added to the objective.
-        decay: The largest decay of the averages of the factors.
-        damping_decay: The factor of the damping per step if the quadratic model predicts at least
-            75 % of the decrease; the damping is divided by it if the model predicts less than 25 %.
-        curvature: `'sampled'`: random combinations of the rows of a square root of the loss's
-            output Hessian, as accurate as labels drawn from the model; `'exact'`: all rows, with
-            one backward pass per output, all in memory at once.
+        loss_fn: `loss(outputs, example) -> scalar`. The objective is the mean loss of the batch.
+        batch: A batch or its shapes: a tree of arrays with a leading axis of examples. Only the
+            shapes and dtypes of one example are used, so later batches may have other sizes.
+        damping: The initial damping :math:`\lambda`.
+        l2: :math:`\eta`, the coefficient of the penalty :math:`\tfrac\eta2 \|\theta\|^2`.
+        decay: The largest decay rate of the moving averages of :math:`A_l` and :math:`G_l`.
+        damping_decay: The factor of the damping per step if the loss decreases by more than 75 % of
+            the predicted decrease. Below 25 %, the damping is divided by the factor.
+        curvature: `'sampled'` uses random combinations of the rows of a square root of the loss's
+            output Hessian, which is as accurate as labels sampled from the model. `'exact'` uses
+            all rows, with one backward pass per output, all in memory at once.
         samples: The number of random combinations per example.
-        sample_fn: `sample_fn(key, outputs, example)` returns the example with a label drawn from
-            the model. `sample_fn` is needed if the loss couples very many outputs. The distribution
-            has to match the loss: `jax.random.categorical(key, outputs)` for a cross-entropy.
+        sample_fn: `sample_fn(key, outputs, example)` returns the example with a label sampled from
+            the model; needed only if the loss couples very many outputs. The distribution must
+            match the loss: `jax.random.categorical(key, outputs)` for a cross-entropy.
         sharing: The treatment of a weight that is applied at many positions of an example:
-            `'expand'` treats each position as an example, `'reduce'` sums over positions.
+            `'expand'` treats each position as an example; `'reduce'` sums over positions.
         statistics_every: The number of steps between two updates of the factors.
         inverse_every: The number of steps between two updates of the inverse factors.
         model_every: The number of steps between two updates of :math:`\alpha` and :math:`\mu`.
         damping_every: The number of steps between two updates of the damping; a multiple of
             `model_every`.
         max_side: The largest side of a dense factor; larger factors are split into blocks.
-        eigenbasis: Whether to use EKFAC, which replaces the eigenvalues of :math:`A_l \otimes G_l`
-            by the second moments of the gradients in its eigenbasis, which are optimal for this
-            basis. :math:`\lambda + \eta` is added to the second moments without factoring. The
-            eigendecompositions cost about as much as nine Cholesky factorizations every
-            `inverse_every` steps. Every update of the averages forms the gradients of weights that
-            are shared by positions.
+        eigenbasis: Whether to use EKFAC. It replaces the eigenvalues of :math:`A_l \otimes G_l` by
+            the gradients' second moments in the eigenbasis, which are optimal for this basis.
+            :math:`\lambda + \eta` is added to these moments. The eigendecompositions cost about as
+            much as nine Cholesky factorizations every `inverse_every` steps. For weights that are
+            applied at many positions, updates of the averages form per-example gradients.
         seed: The random seed of the samples.
         axis_name: Inside `jax.shard_map`, the named axis over which the batch is sharded. A step
-            uses the examples of all devices. Factors and gradients are summed over devices; each
-            device inverts some factors.
+            uses the examples of all devices, sums factors and gradients over the devices, and
+            inverts some factors on each device.
 
     Raises:
         TypeError: If a param isn't a real floating array, or the loss isn't a real scalar.
@@ -165,18 +161,18 @@ class kfac(Transformation):
         if self.damping_every % self.model_every:
             raise ValueError(
                 f"kfac: damping_every = {self.damping_every}, expected a multiple of model_every = "
-                f"{self.model_every}, because the damping follows the quadratic model."
+                f"{self.model_every}, because the damping is adapted by the quadratic model."
             )
         if self.eigenbasis and self.inverse_every % self.statistics_every:
             raise ValueError(
                 f"kfac: inverse_every = {self.inverse_every}, expected a multiple of "
-                f"statistics_every = {self.statistics_every}: with eigenbasis=True bases follow "
-                "the factors of the same step."
+                f"statistics_every = {self.statistics_every}, because with eigenbasis=True bases "
+                "are computed from the factors of the same step."
             )
         if self.sample_fn is not None and self.curvature == "exact":
             raise ValueError(
-                "kfac: curvature = 'exact' with sample_fn, expected curvature='sampled': "
-                "sample_fn draws labels."
+                "kfac: got curvature = 'exact' with sample_fn, expected curvature='sampled', "
+                "because exact curvature needs no sampled labels."
             )
 
     @property
@@ -201,9 +197,9 @@ class kfac(Transformation):
 
         if unsharded_leaves() is not None:
             raise ValueError(
-                "kfac: the params are parts, inside sharded, expected whole params. Use "
-                "kfac without sharded and with axis_name. Its factors then cover the "
-                "examples of all devices, and each device inverts some of the factors."
+                "kfac: inside fnopt.distributed.sharded, the params are shards, expected whole "
+                "params. Use kfac without sharded, and pass axis_name. Its factors then cover "
+                "the examples of all devices, and each device inverts some of the factors."
             )
         dtype = step_dtype(params)
         with use_mesh_of(params):
@@ -225,50 +221,56 @@ class kfac(Transformation):
     ) -> tuple[Any, KfacState]:
         """Step along a combination of preconditioned gradient and last step, or reject the step."""
         with use_mesh_of(batch, params):
-            # The inverse factors of a weight act on its whole rows and columns.
-            whole = jax.tree.map(replicate, params)
+            # The inverse factors multiply complete rows and columns of a weight.
+            unsharded = jax.tree.map(replicate, params)
             momentum = jax.tree.map(replicate, state.momentum)
-            updates, new = self._step(state._replace(momentum=momentum), whole, batch)
+            updates, new = self._step(state._replace(momentum=momentum), unsharded, batch)
             momentum = jax.tree.map(reshard_like, new.momentum, state.momentum)
             return jax.tree.map(reshard_like, updates, params), new._replace(momentum=momentum)
 
     def _step(self, state: KfacState, params: Any, batch: Any) -> tuple[Any, KfacState]:
         from fnopt.curvature import KroneckerModel, direction
 
+        # 1. Update the averages, and the inverses if due. 2. Precondition the gradient. 3. Minimize
+        # the quadratic model over combinations of this direction and the last step. 4. Accept the
+        # step, or keep the old averages and increase the damping.
         model = KroneckerModel(self._spec, params, batch)
-        count, fresh = state.count, state.averaged == 0
-        again = state.status != Status.RUNNING.value  # after a rejected step
-        blocks = find_finite_blocks(averages_of(state))
-        whole = all_finite((state.damping, state.weights)) & are_all_finite(blocks)
+        count, is_first = state.count, state.averaged == 0
+        was_rejected = state.status != Status.RUNNING.value
+        finite_blocks = find_finite_blocks(averages_of(state))
+        is_intact = all_finite((state.damping, state.weights)) & are_all_finite(finite_blocks)
         state = replace_nonfinite(state, self.damping)
         objective = Objective(model, params, self.l2)
         damping = state.damping + objective.l2
-        averages = self._averages(model, objective.outputs, state, damping, fresh | again, blocks)
+        now = is_first | was_rejected
+        averages = self._averages(model, objective.outputs, state, damping, now, finite_blocks)
         value, slope, noise = objective.value_and_gradient()
         gradient = model.matrices(slope)
         divided = model.divided(gradient, averages.inverses, damping, averages.moments)
-        down = tuple(map(jnp.negative, divided))
+        descent = tuple(map(jnp.negative, divided))
         last = jax.tree.map(lambda m: m.astype(value.dtype), state.momentum)
-        directions = direction(model.tree(down), down), direction(last, model.matrices(last))
+        directions = direction(model.tree(descent), descent), direction(last, model.matrices(last))
+        now = was_rejected
         if self.model_every > 1:  # weights that are reused for too long make the loss diverge
-            again = again | (value - state.value > jnp.abs(state.value))
-        found = self._combination(objective, state, gradient, directions, again)
-        step, longest = _combine(found.weights, directions)
-        known = all_finite((value, gradient))
-        sound = known & directions[0].finite & all_finite((longest, found, averages))
-        moved = cast_like(step, params)
-        looked = again | (count % self.damping_every == 0)
-        adapted, lower, after = self._adapt(objective, state, moved, value, found, noise, looked)
-        finite = sound & jnp.isfinite(after)
-        accepted = finite & lower
-        grown = jnp.where(known, jnp.minimum(_REFUSED * state.damping, _MOST), state.damping)
+            now = now | (value - state.value > jnp.abs(state.value))
+        best = self._combination(objective, state, gradient, directions, now)
+        step, bound = _combine(best.weights, directions)
+        is_defined = all_finite((value, gradient))
+        is_finite = is_defined & directions[0].finite & all_finite((bound, best, averages))
+        update = cast_like(step, params)
+        now = now | (count % self.damping_every == 0)
+        adapted, decreases, after = self._adapt(objective, state, update, value, best, noise, now)
+        is_finite = is_finite & jnp.isfinite(after)
+        accepted = is_finite & decreases
+        larger = jnp.minimum(_REJECTION_FACTOR * state.damping, _LARGEST_DAMPING)
+        larger = jnp.where(is_defined, larger, state.damping)
         momentum = cast_like(step, state.momentum)
-        new = (averages.averaged, adapted, found.weights, *averages[1:], momentum)
-        old = (state.averaged, grown, state.weights, *averages_of(state)[1:], state.momentum)
-        kept = select_tree(accepted, new, old)
-        status = status_after(accepted, whole & directions[1].finite, known, finite)
-        moved = jax.tree.map(lambda u: jnp.where(accepted, u, jnp.zeros_like(u)), moved)
-        return moved, KfacState._make((safe_increment(count), *kept, value, status))
+        new = (averages.averaged, adapted, best.weights, *averages[1:], momentum)
+        old = (state.averaged, larger, state.weights, *averages_of(state)[1:], state.momentum)
+        fields = select_tree(accepted, new, old)
+        status = status_after(accepted, is_intact & directions[1].finite, is_defined, is_finite)
+        update = jax.tree.map(lambda u: jnp.where(accepted, u, jnp.zeros_like(u)), update)
+        return update, KfacState._make((safe_increment(count), *fields, value, status))
 
     def _averages(
         self,
@@ -277,19 +279,18 @@ class kfac(Transformation):
         state: KfacState,
         damping: jax.Array,
         now: jax.Array,
-        sound: list[jax.Array],
+        finite_blocks: list[jax.Array],
     ) -> Averages:
-        """Update the averages by this batch, and the inverses, if an update is due."""
+        """Include this batch in the averages, and update the inverses, if these updates are due."""
         count, decay = state.count, jnp.asarray(self.decay).astype(model.dtype)
         statistics = (count % self.statistics_every == 0) | (state.averaged == 0)
         due = When(statistics, (count % self.inverse_every == 0) | now)
         if self.eigenbasis:
             due = When(statistics | now, due.inverses)
-        # The key depends on the seed and the count only, so that a restored run draws the same
-        # labels.
+        # The key depends only on the seed and the count, so a restored run samples the same labels.
         key = jax.random.fold_in(jax.random.key(self.seed), count)
         tape = lambda: model.tape(outputs, key)  # noqa: E731
-        return update_averages(model, tape, averages_of(state), due, damping, decay, sound)
+        return update_averages(model, tape, averages_of(state), due, damping, decay, finite_blocks)
 
     def _combination(
         self,
@@ -299,7 +300,7 @@ class kfac(Transformation):
         directions: tuple[Any, Any],
         now: jax.Array,
     ) -> Combination:
-        """The weights of the directions, and the predicted change."""
+        """Minimize the quadratic model if an update is due; otherwise reuse the last weights."""
         from fnopt.curvature import Combination
 
         best = lambda: objective.best(gradient, directions, state.damping)  # noqa: E731
@@ -307,42 +308,43 @@ class kfac(Transformation):
             return best()
         zero = jnp.zeros_like(state.value)
         now = now | (state.count % self.model_every == 0) | (state.weights[0] == 0)
-        # Reused weights predict no change, so the damping isn't adapted in such a step.
+        # With reused weights, the damping isn't adapted, and change and share aren't read.
         return jax.lax.cond(now, best, lambda: Combination(state.weights, zero, zero))
 
     def _adapt(
         self,
         objective: Objective,
         state: KfacState,
-        moved: Any,
+        update: Any,
         value: jax.Array,
-        found: Combination,
+        best: Combination,
         noise: jax.Array,
         now: jax.Array,
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Return the next damping, whether the objective didn't increase, and the new objective.
 
-        If the objective isn't evaluated, the step is treated as a decrease.
+        If `now` is False, the objective isn't evaluated, and the step is treated as a decrease.
         """
 
         def compare() -> tuple[jax.Array, jax.Array, jax.Array]:
-            after = objective.value_at(jax.tree.map(jnp.add, objective.params, moved))
-            clear = -found.change > noise
-            gain = (after - value) / jnp.where(clear, found.change, -jnp.ones_like(value))
+            after = objective.value_at(jax.tree.map(jnp.add, objective.params, update))
+            is_significant = -best.change > noise
+            gain = (after - value) / jnp.where(is_significant, best.change, -jnp.ones_like(value))
             factor = jnp.asarray(self.damping_decay).astype(value.dtype) ** self.damping_every
             one = jnp.ones_like(factor)
             # The Levenberg-Marquardt rule of Martens and Grosse (2015), section 6.5.
-            change = jnp.where(gain > 0.75, factor, jnp.where(gain < 0.25, 1 / factor, one))
+            by_gain = jnp.where(gain > 0.75, factor, jnp.where(gain < 0.25, 1 / factor, one))
             # A gain below rounding error is inconclusive, unless the damping caused the small step.
-            change = jnp.where(clear, change, jnp.where(found.share < 0.01, factor, one))
-            damping = state.damping * change
-            return jnp.clip(damping, _LEAST, _MOST), after <= value + noise, after
+            by_share = jnp.where(best.share < 0.01, factor, one)
+            damping = state.damping * jnp.where(is_significant, by_gain, by_share)
+            damping = jnp.clip(damping, _SMALLEST_DAMPING, _LARGEST_DAMPING)
+            return damping, after <= value + noise, after
 
         return jax.lax.cond(now, compare, lambda: (state.damping, jnp.ones((), bool), value))
 
 
 def _combine(weights: jax.Array, directions: tuple[Any, Any]) -> tuple[Any, jax.Array]:
-    """Return the step, and an upper bound of its entries."""
+    """Combine unit directions by weights; also return an upper bound of the step's entries."""
     a, b = (w * d.norm for w, d in zip(weights, directions, strict=True))
     step = jax.tree.map(lambda d, m: a * d + b * m, *(d.unit for d in directions))
     return step, jnp.abs(a) + jnp.abs(b)

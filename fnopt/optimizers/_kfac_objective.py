@@ -1,4 +1,4 @@
-"""The objective of K-FAC: the mean loss of a batch, and its quadratic model."""
+"""Objective of K-FAC: the mean loss of a batch with an L2 penalty, and its quadratic model."""
 
 from __future__ import annotations
 
@@ -16,39 +16,42 @@ if TYPE_CHECKING:
 
 
 class Objective:
-    r"""The mean loss plus :math:`\tfrac\eta2 \|\theta\|^2`, from one pass through the model.
+    r"""Mean loss of a batch plus the penalty :math:`\tfrac\eta2 \|\theta\|^2`.
 
     Args:
-        model: The model with its batch.
-        params: The parameters at which the objective is evaluated.
-        l2: :math:`\eta`; the penalty isn't computed if :math:`\eta` is a concrete 0.
+        model: The model and its batch.
+        params: :math:`\theta`.
+        l2: :math:`\eta`. The penalty isn't computed if :math:`\eta` is a concrete 0.
     """
 
     def __init__(self, model: KroneckerModel, params: Any, l2: Any) -> None:
         self.model, self.params = model, params
-        self.l2, self._penalised = jnp.asarray(l2).astype(model.dtype), not is_static_zero(l2)
-        self._own = model.own(params)
-        # One pass through the model gives the value and all products with the model's Jacobian.
-        self.outputs, self._push = jax.linearize(model.outputs, self._own)
-        self.wide = jax.tree.map(lambda p: p.astype(model.dtype), params)
+        self.l2, self._has_penalty = jnp.asarray(l2).astype(model.dtype), not is_static_zero(l2)
+        self._local_params = model.own(params)
+        # One pass through the model computes the outputs and linearizes them for all products with
+        # the Jacobian.
+        self.outputs, self._jvp = jax.linearize(model.outputs, self._local_params)
+        self._wide_params = jax.tree.map(lambda p: p.astype(model.dtype), params)
 
     def value_and_gradient(self) -> tuple[jax.Array, Any, jax.Array]:
-        """Value, gradient (float32 or wider), and the rounding error of the value."""
-        value, slope = jax.value_and_grad(self.model.mean_loss)(self.outputs)
-        (gradient,) = jax.linear_transpose(self._push, self._own)(slope)
-        gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, self.wide)
+        """Return the value, the gradient in at least float32, and the value's rounding error."""
+        value, cotangent = jax.value_and_grad(self.model.mean_loss)(self.outputs)
+        (gradient,) = jax.linear_transpose(self._jvp, self._local_params)(cotangent)
+        gradient = jax.tree.map(lambda g, p: g.astype(p.dtype), gradient, self._wide_params)
         value, gradient = self.model.total((value, gradient))
-        if self._penalised:
-            gradient = jax.tree.map(lambda g, p: g + self.l2 * p, gradient, self.wide)
-        return value + self._penalty(self.wide), gradient, self._noise(value, slope)
+        if self._has_penalty:
+            gradient = jax.tree.map(lambda g, p: g + self.l2 * p, gradient, self._wide_params)
+        value_error = self._rounding_error(value, cotangent)
+        return value + self._penalty(self._wide_params), gradient, value_error
 
-    def _noise(self, value: jax.Array, slope: jax.Array) -> jax.Array:
-        """Combine the independent rounding errors of sums and of the model's outputs."""
+    def _rounding_error(self, value: jax.Array, cotangent: jax.Array) -> jax.Array:
+        """Estimate the rounding error of the value, from its sum and from the model's outputs."""
         dtypes = [jnp.result_type(p) for p in jax.tree.leaves(self.params)]
         eps = max(float(jnp.finfo(d).eps) for d in dtypes)
         size = self.outputs.size * self.model.devices
-        of_outputs = self.model.total(jnp.sum(jnp.abs(slope * self.outputs))) / size**0.5
-        return 8 * (jnp.finfo(value.dtype).eps * jnp.abs(value) + eps * of_outputs)
+        # The errors of the outputs are independent, so their sum is smaller by sqrt(size).
+        output_error = self.model.total(jnp.sum(jnp.abs(cotangent * self.outputs))) / size**0.5
+        return 8 * (jnp.finfo(value.dtype).eps * jnp.abs(value) + eps * output_error)
 
     def best(
         self,
@@ -56,11 +59,11 @@ class Objective:
         directions: tuple[StackedDirection, StackedDirection],
         damping: jax.Array,
     ) -> Combination:
-        """Return the combination of two directions that minimizes the damped quadratic model."""
+        """Minimize the damped quadratic model over linear combinations of two directions."""
         from fnopt.curvature import best_combination
 
         return best_combination(
-            lambda v: self._push(self.model.own(cast_like(v, self.params))),
+            lambda v: self._jvp(self.model.own(cast_like(v, self.params))),
             self.model.hessian_product(self.outputs),
             gradient,
             directions,
@@ -70,15 +73,15 @@ class Objective:
         )
 
     def value_at(self, params: Any) -> jax.Array:
-        """Return the objective at other parameters."""
-        wide = jax.tree.map(lambda p: p.astype(self.model.dtype), params)
-        share = self.model.mean_loss(self.model.outputs(self.model.own(params)))
-        return self.model.total(share) + self._penalty(wide)
+        """Evaluate the objective at other parameters."""
+        wide_params = jax.tree.map(lambda p: p.astype(self.model.dtype), params)
+        local_loss = self.model.mean_loss(self.model.outputs(self.model.own(params)))
+        return self.model.total(local_loss) + self._penalty(wide_params)
 
     def _penalty(self, params: Any) -> jax.Array:
-        if not self._penalised:
+        if not self._has_penalty:
             return jnp.zeros((), self.model.dtype)
-        # Zero without `l2`, even for params whose squares overflow.
+        # p (l2 / 2 p) instead of l2 / 2 p^2, because p^2 may overflow (inf * 0 is NaN for l2 = 0).
         squares = [jnp.sum(p * (self.l2 / 2 * p)) for p in jax.tree.leaves(params)]
         return sum(squares[1:], squares[0])
 
@@ -91,13 +94,13 @@ class ExampleShapes(NamedTuple):
 
     @property
     def batch(self) -> Any:
-        """A batch of one example, as shapes."""
+        """The shapes of a batch with one example."""
         leaves = [jax.ShapeDtypeStruct((1, *shape), dtype) for shape, dtype in self.leaves]
         return jax.tree.unflatten(self.tree, leaves)
 
 
 def example_shapes(batch: Any) -> ExampleShapes:
-    """The shapes of one example, from a batch or the shapes of a batch."""
+    """Return the shapes and dtypes of one example of a batch, which may consist of shapes only."""
     if isinstance(batch, ExampleShapes):
         return batch
     batch = jax.tree.map(lambda x: x if hasattr(x, "dtype") else jnp.asarray(x), batch)

@@ -1,4 +1,4 @@
-"""The state of K-FAC: averages of factors, their inverses, and the status of a step."""
+"""State of K-FAC: averages of factors, inverse factors, and the status of a step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Averages(NamedTuple):
-    """Running averages of K-FAC, a part of `KfacState`.
+    """Moving averages of K-FAC, a part of `KfacState`.
 
     Attributes:
         averaged: The number of batches in the averages.
-        factors: The Kronecker factors, for every stack of blocks.
-        inverses: The inverses of the damped factors; with `moments`, their eigenvectors.
-        moments: The second moments in the eigenbases, for every stack; empty without EKFAC.
+        factors: The Kronecker factors of every stack of blocks.
+        inverses: The inverses of the damped factors; with EKFAC, the factors' eigenvectors.
+        moments: The second moments in the eigenbases of every stack; empty without EKFAC.
     """
 
     averaged: jax.Array
@@ -44,7 +44,7 @@ class When(NamedTuple):
 
 
 def zero_averages(stacks: Sequence[BlockStack], eigenbasis: bool, dtype: Any) -> Averages:
-    """Return averages of zero, as before the first batch."""
+    """Return zero averages."""
     from fnopt.curvature import basis_shapes, is_corrected, moment_shape
 
     def zeros(shapes: Any) -> Any:
@@ -67,31 +67,31 @@ def update_averages(
     due: When,
     damping: jax.Array,
     decay: jax.Array,
-    sound: list[jax.Array],
+    finite_blocks: list[jax.Array],
 ) -> Averages:
-    """Update the running averages by a batch; the first batches have equal weights.
+    """Include a batch in the moving averages; the first batches have equal weights.
 
-    Nonfinite blocks (for example from a damaged checkpoint) are recomputed from this batch.
+    Nonfinite blocks (for example, of a damaged checkpoint) are recomputed from this batch.
 
     Args:
-        model: The model with its batch.
+        model: The model and its batch.
         tape: A function that returns the tape for the factors, called only if an update is due.
         old: The averages before this step.
         due: The parts to update.
         damping: The damping of this step.
-        decay: The largest decay of the averages.
-        sound: The mask of finite blocks, from `find_finite_blocks`.
+        decay: The largest decay rate of the averages.
+        finite_blocks: The masks of finite blocks, from `find_finite_blocks`.
     """
-    damaged = ~are_all_finite(sound)
-    due = When(*(now | damaged for now in due))
+    is_damaged = ~are_all_finite(finite_blocks)
+    due = When(*(now | is_damaged for now in due))
     if model.spec.eigenbasis:
-        return _update_eigenbases(model, tape, old, due, damping, decay, sound)
+        return _update_eigenbases(model, tape, old, due, damping, decay, finite_blocks)
 
     def add_batch(old: Averages) -> tuple[jax.Array, Any]:
-        number, weight = _weight(old, decay, model.dtype)
-        return number, _mean(weight, old.factors, model.factors_of(tape()), sound)
+        number, weight = _average_weight(old, decay, model.dtype)
+        return number, _average(weight, old.factors, model.factors_of(tape()), finite_blocks)
 
-    # Selects instead of `cond` would compute the factors and their inverses in every step.
+    # `select` instead of `cond` would compute factors and inverses in every step.
     number, factors = jax.lax.cond(
         due.statistics, add_batch, lambda old: (old.averaged, old.factors), old
     )
@@ -111,9 +111,9 @@ def _update_eigenbases(
     due: When,
     damping: jax.Array,
     decay: jax.Array,
-    sound: list[jax.Array],
+    finite_blocks: list[jax.Array],
 ) -> Averages:
-    """Update factors, bases and moments in one step; rotate the moments into the new bases."""
+    """Update factors, eigenbases and moments; rotate the moments into the new bases."""
     from fnopt.curvature import rebase_moments
 
     def rebase(factors: Any) -> tuple[Any, Any]:
@@ -122,68 +122,69 @@ def _update_eigenbases(
         return bases, tuple(tuple(rebase_moments(o, n, m) for m in s) for o, n, s in pairs)
 
     def add_batch(old: Averages) -> Averages:
-        number, weight = _weight(old, decay, model.dtype)
-        found = tape()
-        factors = _mean(weight, old.factors, model.factors_of(found), sound)
+        number, weight = _average_weight(old, decay, model.dtype)
+        recorded = tape()
+        factors = _average(weight, old.factors, model.factors_of(recorded), finite_blocks)
         bases, moments = jax.lax.cond(
             due.inverses, rebase, lambda _: (old.inverses, old.moments), factors
         )
-        moments = _mean(weight, moments, model.moments(found, bases), sound)
+        moments = _average(weight, moments, model.moments(recorded, bases), finite_blocks)
         return Averages(number, factors, bases, moments)
 
     return jax.lax.cond(due.statistics, add_batch, lambda old: old, old)
 
 
-def _weight(old: Averages, decay: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+def _average_weight(old: Averages, decay: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Return the new number of batches, and the weight of the old averages."""
     number = safe_increment(old.averaged)
-    # A plain mean until 1 - 1/n reaches the decay: as in Martens and Grosse (2015), section 5, no
-    # average starts at zero.
+    # The first batches have equal weights, so no bias toward the initial zeros remains (Martens and
+    # Grosse, 2015, section 5).
     return number, jnp.minimum(1 - 1 / number.astype(dtype), decay)
 
 
 def find_finite_blocks(averages: Averages) -> list[jax.Array]:
-    """Mask of the finite blocks of every stack: `[T]`, or `[0]` for blocks without factors."""
+    """Return a mask of the finite blocks of each stack: `[T]`, or `[0]` for a diagonal stack."""
     moments = averages.moments or ((),) * len(averages.factors)
     stacks = zip(averages.factors, averages.inverses, moments, strict=True)
-    found = []
+    masks = []
     for stack in stacks:
         finite = [jnp.isfinite(x).all(tuple(range(1, x.ndim))) for part in stack for x in part]
-        found.append(jnp.stack(finite).all(0) if finite else jnp.ones(0, bool))
-    return found
+        masks.append(jnp.stack(finite).all(0) if finite else jnp.ones(0, bool))
+    return masks
 
 
-def are_all_finite(sound: list[jax.Array]) -> jax.Array:
+def are_all_finite(finite_blocks: list[jax.Array]) -> jax.Array:
     """Whether all blocks are finite."""
-    return jnp.concatenate([jnp.ones(1, bool), *sound]).all()
+    return jnp.concatenate([jnp.ones(1, bool), *finite_blocks]).all()
 
 
-def _mean(weight: jax.Array, old: Any, new: Any, sound: list[jax.Array]) -> Any:
-    """Running averages of every stack; a nonfinite average restarts with this batch."""
+def _average(weight: jax.Array, old: Any, new: Any, finite_blocks: list[jax.Array]) -> Any:
+    """Update the averages of every stack; a nonfinite average restarts with this batch."""
 
-    def average(o: jax.Array, n: jax.Array, sound: jax.Array) -> jax.Array:
-        return jnp.where(per_row(sound, o), weight * o + (1 - weight) * n, n)
+    def average(o: jax.Array, n: jax.Array, is_finite: jax.Array) -> jax.Array:
+        return jnp.where(per_row(is_finite, o), weight * o + (1 - weight) * n, n)
 
     return tuple(
-        tuple(average(o, n, ok) for o, n in zip(*pair, strict=True))
-        for *pair, ok in zip(old, new, sound, strict=True)
+        tuple(average(o, n, mask) for o, n in zip(*pair, strict=True))
+        for *pair, mask in zip(old, new, finite_blocks, strict=True)
     )
 
 
 class KfacState(NamedTuple):
-    """Averages of the factors, their inverses, and the last step.
+    r"""State of `kfac`.
 
     Attributes:
-        count: Number of updates that were made.
+        count: :math:`t`, the number of steps, including rejected steps.
         averaged: The number of batches in the averages.
-        damping: The damping of the next step.
-        weights: The weights of the last direction and of the step before it, `[2]`.
-        factors: The averaged Kronecker factors, for every stack of blocks.
-        inverses: The inverses of the damped factors; with `eigenbasis`, their eigenvectors.
-        moments: With `eigenbasis`, the second moments in the eigenbases, for every stack.
-        momentum: The last step, like the params.
+        damping: :math:`\lambda` of the next step.
+        weights: :math:`(\alpha, \mu)` of the last accepted step, `[2]`.
+        factors: The averaged Kronecker factors :math:`A_l` and :math:`G_l`, in stacks.
+        inverses: The inverses of the damped factors; with `eigenbasis`, the eigenvectors.
+        moments: With `eigenbasis`, the second moments in the eigenbases of every stack.
+        momentum: :math:`u_t`, the last accepted step.
         value: The objective before the last step.
-        status: A `Status`: `RUNNING`, or the reason why the last step was rejected;
-            `NONFINITE_STATE` after a step for which nonfinite parts of the state were replaced.
+        status: A `Status`: `RUNNING`, or the reason why the last step was rejected. After a step in
+            which nonfinite parts of the state were replaced, `NONFINITE_STATE`.
     """
 
     count: jax.Array
@@ -199,28 +200,38 @@ class KfacState(NamedTuple):
 
 
 def averages_of(state: KfacState) -> Averages:
-    """Return the running averages in a state."""
+    """Return the averages in a state."""
     return Averages(state.averaged, state.factors, state.inverses, state.moments)
 
 
 def replace_nonfinite(state: KfacState, damping: Any) -> KfacState:
-    """Replace nonfinite numbers of the state by their initial values.
+    """Replace nonfinite damping and weights by their initial values.
 
     Args:
-        state: The state; averages and momentum are checked where they are used.
+        state: The state. The averages and the momentum are checked elsewhere.
         damping: The initial damping.
     """
 
-    def finite(x: jax.Array, first: Any) -> jax.Array:
-        return jnp.where(jnp.isfinite(x), x, jnp.asarray(first).astype(x.dtype))
+    def replace(x: jax.Array, initial: Any) -> jax.Array:
+        return jnp.where(jnp.isfinite(x), x, jnp.asarray(initial).astype(x.dtype))
 
-    return state._replace(damping=finite(state.damping, damping), weights=finite(state.weights, 0))
+    return state._replace(
+        damping=replace(state.damping, damping), weights=replace(state.weights, 0)
+    )
 
 
 def status_after(
-    accepted: jax.Array, whole: jax.Array, known: jax.Array, finite: jax.Array
+    accepted: jax.Array, is_intact: jax.Array, is_defined: jax.Array, is_finite: jax.Array
 ) -> jax.Array:
-    """Return the status after a step: `NONFINITE_STATE`, or the reason for a rejection."""
-    good = jnp.where(whole, Status.RUNNING.array, Status.NONFINITE_STATE.array)
-    refused = jnp.where(finite, Status.STALLED.array, Status.NONFINITE_STEP.array)
-    return jnp.where(accepted, good, jnp.where(known, refused, Status.NONFINITE_START.array))
+    """Return the status after a step.
+
+    Args:
+        accepted: Whether the step was accepted.
+        is_intact: Whether the state before the step was finite.
+        is_defined: Whether the objective and its gradient are finite.
+        is_finite: Whether the step and the objective after the step are finite.
+    """
+    success = jnp.where(is_intact, Status.RUNNING.array, Status.NONFINITE_STATE.array)
+    failure = jnp.where(is_finite, Status.STALLED.array, Status.NONFINITE_STEP.array)
+    failure = jnp.where(is_defined, failure, Status.NONFINITE_START.array)
+    return jnp.where(accepted, success, failure)

@@ -143,7 +143,7 @@ def _average_weight(old: Averages, decay: jax.Array, dtype: Any) -> tuple[jax.Ar
 
 
 def find_finite_blocks(averages: Averages) -> list[jax.Array]:
-    """Return a mask of the finite blocks of each stack: `[T]`, or `[0]` for a diagonal stack."""
+    """Return masks of finite blocks for each stack: `[T]`, or `[0]` for stacks without factors."""
     moments = averages.moments or ((),) * len(averages.factors)
     stacks = zip(averages.factors, averages.inverses, moments, strict=True)
     masks = []

@@ -1,4 +1,4 @@
-"""KL-Shampoo: Shampoo whose factors are the maximum-likelihood Kronecker product."""
+"""KL-Shampoo: Shampoo with the maximum-likelihood Kronecker covariance of the gradients."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from fnopt.optimizers._recipe import recipe
 from fnopt.sharding import sequential
 from fnopt.transforms import partition
 
-_LEAST_LIMIT = 10  # bound of inverse roots, for short sides
-_LARGEST_RMS = 10.0  # bound of an update's root mean square; typical gradients give 1 or less
+_SMALLEST_LIMIT = 10  # smallest bound of inverse roots, for short sides
+_LARGEST_RMS = 10.0  # bound of an update's root mean square, which is usually at most 1
 
 
 class ScaleByKlShampooState(NamedTuple):
-    """Step count, the mean gradient, and for every matrix two factors with their eigenbases.
+    r"""State of `scale_by_kl_shampoo`.
 
     Attributes:
-        count: Number of steps.
-        mu: The mean gradient.
-        factors: The covariances of rows and of columns; the shorter side first.
-        bases: The factors' eigenvectors at the last refresh, in columns.
-        values: The factors' eigenvalues in these bases.
+        count: :math:`t`, the number of steps.
+        mu: :math:`\mu_t`, the moving average of the gradient.
+        factors: :math:`L_t` and :math:`R_t`, the covariances of the shorter and the longer side.
+        bases: :math:`Q_L` and :math:`Q_R`, the factors' eigenvectors at the last refresh.
+        values: :math:`\lambda_L` and :math:`\lambda_R`, the eigenvalues in these bases.
     """
 
     count: jax.Array
@@ -53,11 +53,7 @@ class ScaleByKlShampooState(NamedTuple):
 
 
 class scale_by_kl_shampoo(Matrixwise):
-    r"""Multiply mean gradients by the inverse root of the KL-optimal Kronecker covariance.
-
-    Derivatives through the updates are correct if the factors have simple eigenvalues. If
-    eigenvalues are equal (gradients of low rank, and the longer side of the first gradient), the
-    method has no derivative, and the basis of an eigenspace is treated as a constant.
+    r"""Multiply averaged gradients by the inverse root of the KL-optimal Kronecker covariance.
 
     .. math::
         L_t &= \beta_2 L_{t-1} + \tfrac{1-\beta_2}{n}\, G_t \tilde R^{-1} G_t^\top, \qquad
@@ -69,30 +65,36 @@ class scale_by_kl_shampoo(Matrixwise):
     for a matrix `[m, n]`. Each factor is the covariance of gradients whitened by the other factor.
     This minimizes the Kullback-Leibler divergence from the gradients' covariance to :math:`L
     \otimes R`. The preconditioner normalizes the step, so the method needs neither grafting nor a
-    second moment. The eigenvalues :math:`\lambda` are running means of the covariances' diagonals
+    second moment. The eigenvalues :math:`\lambda` are moving averages of the covariances' diagonals
     in the bases `Q`, updated in every step. The bases are refreshed every `precondition_frequency`
     steps by a QR factorization.
 
-    As in the authors' code, the first step only computes the bases, and its update is zero. The
-    mean has no bias correction, so the first updates are short. The eigenvalues don't include the
-    current gradient, which may be arbitrarily large (in early steps, or for a bad batch). Therefore
-    the root mean square of an update is limited to 10. The authors' code has no such bound.
+    As in the authors' code, the first step only computes the bases, and its update is zero.
+    :math:`\mu` has no bias correction, so the first updates are short. The eigenvalues don't
+    include the current gradient, which may be arbitrarily large (in early steps, or for a bad
+    batch). Therefore the root mean square of an update is limited to 10. The authors' code has no
+    such bound.
 
     For a matrix `[m, n]`, the state has `m n + 2 (m^2 + n^2) + m + n` numbers. A nonfinite gradient
-    doesn't change factors, bases and eigenvalues, but makes the mean NaN, as in Adam: wrap the
-    optimizer in `apply_if_finite`.
+    makes :math:`\mu` NaN, as in Adam, but doesn't change factors, bases and eigenvalues. To skip
+    such steps, wrap the optimizer in `apply_if_finite`.
+
+    Derivatives through the updates are correct if the factors have simple eigenvalues. If
+    eigenvalues are equal (for gradients of low rank, and for the longer side of the first
+    gradient), the method has no derivative, and the basis of an eigenspace is treated as a
+    constant.
 
     Args:
         b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: :math:`\beta_2`, decay of factors and eigenvalues.
-        eps: :math:`\epsilon`.
+        b2: :math:`\beta_2`, decay rate of factors and eigenvalues.
+        eps: :math:`\epsilon`, added to the root of the eigenvalues' products.
         precondition_frequency: The number of steps between two refreshes of the bases.
         initial_value: The initial value of all eigenvalues. The second update, which is the first
-            nonzero update, is the mean gradient over this value. If gradients aren't of order 1,
-            pass their mean square.
-        max_inverse_root: The largest bound of an eigenvalue's inverse root. The bound is the length
-            of the eigenvalue's side, clipped between 10 and this value, so small gradients have
-            shorter steps. None disables the bound.
+            nonzero update, is the averaged gradient divided by this value. If gradients aren't of
+            order 1, pass their mean square.
+        max_inverse_root: The largest bound of :math:`\lambda^{-1/2}`. The bound is the length of
+            the eigenvalue's side, clipped between 10 and this value. It shortens the steps of small
+            gradients. None disables the bound.
         mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
@@ -106,7 +108,7 @@ class scale_by_kl_shampoo(Matrixwise):
         >>> update, state = jax.jit(tx.update), tx.init(g)
         >>> for _ in range(30):
         ...     updates, state = update(g, state)
-        >>> print(jnp.diag(updates).round(1))  # of mean square 1
+        >>> print(jnp.diag(updates).round(1))  # the root mean square of the matrix is 1
         [1.4 1.4]
 
     Reference:
@@ -125,7 +127,7 @@ class scale_by_kl_shampoo(Matrixwise):
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)
 
     def start(self, slot: str, shape: tuple[int, int, int], dtype: Any) -> Pair:
-        """Return zeros for the factors, identity matrices for the bases."""
+        """Return zero factors, identity matrices as bases, and constant eigenvalues."""
         if slot != "values":
             return sides(identities if slot == "bases" else zeros, shape, dtype)
         value = jnp.asarray(self.initial_value).astype(dtype)
@@ -133,58 +135,63 @@ class scale_by_kl_shampoo(Matrixwise):
         return jnp.broadcast_to(value, (k, m)), jnp.broadcast_to(value, (k, n))
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
-        # Squares are divided by eigenvalues below 1, so they need headroom.
-        first, g = count == 0, clip_squarable(g, 100 * g.shape[1] * g.shape[2])
-        mu = jnp.where(first, slots.mu, ema(slots.mu, g, h.b1))
+        # Squares are divided by eigenvalues as small as 1e-2, so a factor of 100 avoids overflow.
+        is_first, g = count == 0, clip_squarable(g, 100 * g.shape[1] * g.shape[2])
+        mu = jnp.where(is_first, slots.mu, ema(slots.mu, g, h.b1))
         rows, columns = (positive_root(x) for x in slots.values)
         divisor = rows[:, :, None] * columns[:, None, :] + h.eps
         u = rotate_back(rotate(mu, slots.bases) / divisor, slots.bases)
-        # The first factors come from unwhitened gradients.
-        rows, columns = (jnp.where(first, jnp.ones_like(x), x) for x in (rows, columns))
-        seen, diagonals = _covariances(g, slots.bases, rows, columns)
+        # The first gradient isn't whitened.
+        rows, columns = (jnp.where(is_first, jnp.ones_like(x), x) for x in (rows, columns))
+        covariances, diagonals = _covariances(g, slots.bases, rows, columns)
         average = lambda old, x: only_finite(ema(old, x, h.b2), old)  # noqa: E731
-        factors = map_sides(average, slots.factors, seen)
-        triples = zip(slots.values, diagonals, strict=True)
+        factors = map_sides(average, slots.factors, covariances)
+        pairs = zip(slots.values, diagonals, strict=True)
         values = tuple(
-            jnp.where(first, old, self._bound_eigenvalues(ema(old, x, h.b2), old))
-            for old, x in triples
+            jnp.where(is_first, old, self._bound_eigenvalues(ema(old, x, h.b2), old))
+            for old, x in pairs
         )
         every = self.precondition_frequency
         (bases,) = refresh_bases(count, every, _power_iteration, factors, slots.bases)
         new = {"mu": mu, "factors": factors, "bases": bases, "values": values}
-        return jnp.where(first, jnp.zeros_like(u), limit_rms(u, _LARGEST_RMS)), new
+        return jnp.where(is_first, jnp.zeros_like(u), limit_rms(u, _LARGEST_RMS)), new
 
     def _bound_eigenvalues(self, new: jax.Array, old: jax.Array) -> jax.Array:
-        """Bound the inverse roots of eigenvalues; keep the old eigenvalues if one isn't finite."""
-        limit, least = self.max_inverse_root, float(jnp.finfo(new.dtype).tiny)
+        """Bound eigenvalues below; keep the old eigenvalues if a new eigenvalue isn't finite."""
+        limit, smallest = self.max_inverse_root, float(jnp.finfo(new.dtype).tiny)
         if limit is not None:
-            least = max(_LEAST_LIMIT, min(new.shape[1], limit)) ** -2.0
-        # Rows of zeros have eigenvalues of zero, whose inverse root is infinite.
-        new = jnp.maximum(new, jnp.asarray(least, new.dtype))
+            smallest = max(_SMALLEST_LIMIT, min(new.shape[1], limit)) ** -2.0
+        # A row of zeros has the eigenvalue zero, whose inverse root is infinite.
+        new = jnp.maximum(new, jnp.asarray(smallest, new.dtype))
         return jnp.where(jnp.isfinite(new).all(axis=1, keepdims=True), new, old)
 
 
 def _covariances(g: Any, bases: Pair, rows: Any, columns: Any) -> tuple[Pair, Pair]:
-    """Covariances of rows and columns of one gradient, and their diagonals in the bases.
+    """Return covariances of rows and columns of whitened gradients, and their diagonals in `bases`.
 
     Args:
         g: The gradients, `[k, m, n]`.
-        bases: The bases.
+        bases: The eigenvectors of both factors, `[k, m, m]` and `[k, n, n]`.
         rows: The roots of the eigenvalues of the left factor, `[k, m]`.
         columns: The roots of the eigenvalues of the right factor, `[k, n]`.
     """
+    # The covariance of rows is X X^T / n with X = G Q_R diag(columns)^-1; its diagonal in the basis
+    # Q_L is the mean square of the rows of Q_L^T X. Likewise for columns.
     _, m, n = g.shape
     left, right = bases
-    by_columns = matmul(g, right)
-    both = matmul(transpose(left), by_columns)
-    half = by_columns / columns[:, None, :]
-    other = matmul(transpose(left), g) / rows[:, :, None]
-    factors = matmul(half, transpose(half)) / n, matmul(transpose(other), other) / m
-    diagonals = (
-        jnp.mean(jnp.square(both / columns[:, None, :]), axis=2),
-        jnp.mean(jnp.square(both / rows[:, :, None]), axis=1),
+    g_right = matmul(g, right)
+    rotated = matmul(transpose(left), g_right)
+    whitened_rows = g_right / columns[:, None, :]
+    whitened_columns = matmul(transpose(left), g) / rows[:, :, None]
+    covariances = (
+        matmul(whitened_rows, transpose(whitened_rows)) / n,
+        matmul(transpose(whitened_columns), whitened_columns) / m,
     )
-    return factors, diagonals
+    diagonals = (
+        jnp.mean(jnp.square(rotated / columns[:, None, :]), axis=2),
+        jnp.mean(jnp.square(rotated / rows[:, :, None]), axis=1),
+    )
+    return covariances, diagonals
 
 
 def _power_iteration(factors: Pair, bases: Pair) -> tuple[Pair]:
@@ -204,23 +211,23 @@ def kl_shampoo(
     weight_dimension_numbers: Any = None,
     others: Any = None,
 ) -> partition:
-    r"""KL-Shampoo for matrices, AdamW for all other leaves.
+    r"""KL-Shampoo for matrices, Adam for all other leaves.
 
     .. math:: u_t = -\eta_t \left(\tilde L^{-1/2} \mu_t\, \tilde R^{-1/2} + \lambda_t\,
               \theta_t\right)
 
-    See `scale_by_kl_shampoo`, also for the size of its state. Weight decay is decoupled as in
-    AdamW; the authors' code decays the parameters after the step.
+    `scale_by_kl_shampoo` defines the factors and describes the size of the state. Weight decay is
+    decoupled as in AdamW; the authors' code applies weight decay after the step.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: :math:`\beta_1`, decay rate of :math:`\mu`, the moving average of the gradient.
-        b2: Decay of factors and eigenvalues, and of Adam's mean square.
-        eps: Added to the roots.
-        weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
+        b2: :math:`\beta_2`, decay rate of factors and eigenvalues, and of Adam's second moment.
+        eps: :math:`\epsilon`, added to the roots of eigenvalues and of Adam's second moment.
+        weight_decay: :math:`\lambda` of the matrices, a number, a `Schedule` or a transform.
         precondition_frequency: The number of steps between two refreshes of the bases.
         weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
-        others: The optimizer of the other leaves; None uses AdamW with the same learning rate.
+        others: The optimizer of the other leaves; None uses `adam` with the same learning rate.
 
     Returns:
         A partition with the labels `'kl_shampoo'` and `'adam'`.

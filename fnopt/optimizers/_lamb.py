@@ -1,4 +1,4 @@
-"""Methods with steps normalized per layer: LARS, LAMB, Fromage and NovoGrad."""
+"""Methods with steps normalized per leaf: LARS, LAMB, Fromage and NovoGrad."""
 
 from __future__ import annotations
 
@@ -42,11 +42,14 @@ def lamb(
     weight_decay: ScalarOrSchedule = 0.0,
     mask: Any = None,
 ) -> Chain:
-    r"""LAMB: Adam's direction, scaled to the norm of each layer's params.
+    r"""LAMB: Adam's direction, scaled in each leaf to the norm of the parameters.
 
     .. math:: d_t = \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon} +
               \lambda_t\, \theta_t, \qquad
               u_t = -\eta_t\, \frac{\lVert \theta_t \rVert}{\lVert d_t \rVert}\, d_t
+
+    with the norms of each leaf. The averages :math:`\hat\mu_t` and :math:`\hat\nu_t` are defined in
+    `adam`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
@@ -73,7 +76,7 @@ def lamb(
         You et al., 2020, arXiv:1904.00962.
     """
     return chain(
-        # The decay comes before the ratio, whose norm includes it (You et al., 2019, algorithm 2).
+        # The norm in the ratio includes the weight decay (You et al., 2020, algorithm 2).
         scale_by_adam(b1, b2, eps, eps_root),
         add_decayed_weights(weight_decay, mask),
         scale_by_trust_ratio(),
@@ -92,22 +95,24 @@ def lars(
     momentum: Scalar = 0.9,
     nesterov: bool = False,
 ) -> Chain:
-    r"""LARS: momentum of gradients scaled to the norm of each layer's params.
+    r"""LARS: momentum of gradients, scaled in each leaf to the norm of the parameters.
 
     .. math:: d_t = g_t + \lambda_t\, \theta_t, \qquad
               m_t = \gamma m_{t-1} - \eta_t\, c\, \frac{\lVert \theta_t \rVert}
               {\lVert d_t \rVert + \epsilon}\, d_t, \qquad u_t = m_t
 
-    The paper divides by :math:`\lVert g_t \rVert + \lambda_t \lVert \theta_t \rVert`.
+    with the norms of each leaf. The paper divides by :math:`\lVert g_t \rVert + \lambda_t \lVert
+    \theta_t \rVert` instead of :math:`\lVert d_t \rVert`.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`.
-        weight_decay_mask: The leaves to decay; see `add_decayed_weights`.
-        trust_coefficient: :math:`c`.
-        eps: :math:`\epsilon`.
+        weight_decay: :math:`\lambda`, the coefficient of L2 regularization; a number or a
+            `Schedule`.
+        weight_decay_mask: The leaves with weight decay; see `add_decayed_weights`.
+        trust_coefficient: :math:`c`, the factor of the ratio of norms.
+        eps: :math:`\epsilon`, added to the gradient's norm.
         trust_ratio_mask: The leaves to scale by the ratio of norms; see `masked`.
-        momentum: :math:`\gamma`.
+        momentum: :math:`\gamma`, decay rate of :math:`m`, the sum of the steps.
         nesterov: Whether to use Nesterov momentum.
 
     Returns:
@@ -130,25 +135,29 @@ def lars(
         add_decayed_weights(weight_decay, weight_decay_mask),
         masked(ratio, trust_ratio_mask),
         scale_by_learning_rate(learning_rate),
-        # Momentum sums steps, not gradients: a new learning rate acts on new gradients only (You et
-        # al., 2017, algorithm 1).
+        # Momentum sums scaled steps, so a change of the learning rate affects only new gradients
+        # (You et al., 2017, algorithm 1).
         trace(momentum, nesterov),
     )
 
 
 class ScaleByFromageState(NamedTuple):
-    """The number of updates made; None for a constant rate."""
+    """State of `scale_by_fromage`.
+
+    Attributes:
+        count: :math:`t`, the number of steps; None for a constant learning rate.
+    """
 
     count: jax.Array | None
 
 
 class scale_by_fromage(Leafwise):
-    r"""Step by :math:`-\eta g`, then scale the parameters by :math:`1 / \sqrt{1 + \eta^2}`.
+    r"""Subtract :math:`\eta g`, then scale the parameters by :math:`1 / \sqrt{1 + \eta^2}`.
 
     .. math:: u_t = c\,(\theta_t - \eta_t\, g_t) - \theta_t, \qquad
               c = \frac{1}{\sqrt{1 + \eta_t^2}}
 
-    Updates include the minus sign of descent.
+    Updates include the minus sign, so don't chain `scale_by_learning_rate` after this transform.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
@@ -171,13 +180,13 @@ class scale_by_fromage(Leafwise):
     learning_rate: ScalarOrSchedule = hyper(ge=0, schedule=True)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The factors of the gradient and of the params."""
-        # Bernstein et al. (2020), algorithm 1: without the shrinkage the params would grow with
-        # every step.
-        shrink = lax.rsqrt(1 + h.learning_rate**2)
-        step = -h.learning_rate * shrink
-        # shrink - 1 = -step^2 / (1 + shrink): the difference would have no digits for small rates.
-        return {"step": step, "decay": -(step**2) / (1 + shrink)}
+        """Factors of the gradient and of the parameters."""
+        # Bernstein et al. (2020), algorithm 1: without the factor, the params would grow with every
+        # step.
+        factor = lax.rsqrt(1 + h.learning_rate**2)
+        step = -h.learning_rate * factor
+        # factor - 1 = -step^2 / (1 + factor), because the difference cancels for small rates.
+        return {"step": step, "decay": -(step**2) / (1 + factor)}
 
     def leaf(self, h: Any, g: Any, p: Any) -> Any:
         return h.step * g + h.decay * p
@@ -185,7 +194,7 @@ class scale_by_fromage(Leafwise):
 
 @recipe
 def fromage(learning_rate: ScalarOrSchedule, min_norm: Scalar = 1e-6) -> Chain:
-    r"""Fromage: the relative size of every layer's step is the learning rate.
+    r"""Fromage: steps whose norm relative to a leaf's norm is the learning rate.
 
     .. math:: u_t = c \left(\theta_t - \eta_t
               \frac{\lVert \theta_t \rVert}{\lVert g_t \rVert}\, g_t\right) - \theta_t, \qquad
@@ -193,7 +202,7 @@ def fromage(learning_rate: ScalarOrSchedule, min_norm: Scalar = 1e-6) -> Chain:
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        min_norm: A lower bound of both norms.
+        min_norm: A lower bound of :math:`\lVert \theta_t \rVert` and :math:`\lVert g_t \rVert`.
 
     Returns:
         A chain of `scale_by_trust_ratio` and `scale_by_fromage`; it has no slots.
@@ -212,7 +221,13 @@ def fromage(learning_rate: ScalarOrSchedule, min_norm: Scalar = 1e-6) -> Chain:
 
 
 class ScaleByNovogradState(NamedTuple):
-    """Step count, the momentum, and for every leaf the root of its mean squared norm."""
+    r"""State of `scale_by_novograd`.
+
+    Attributes:
+        count: :math:`t`, the number of steps.
+        mu: :math:`\mu_t`, the momentum.
+        nu: :math:`\sqrt{\nu_t}`, one number per leaf.
+    """
 
     count: jax.Array
     mu: Slot
@@ -220,7 +235,7 @@ class ScaleByNovogradState(NamedTuple):
 
 
 class scale_by_novograd(Leafwise):
-    r"""Momentum of gradients that are divided by the root of their mean squared norm.
+    r"""Momentum of gradients, divided in each leaf by the root of the averaged squared norm.
 
     .. math::
         \nu_t &= \beta_2 \nu_{t-1} + (1-\beta_2)\, \lVert g_t \rVert^2, \qquad
@@ -229,11 +244,12 @@ class scale_by_novograd(Leafwise):
         \lambda_t\, \theta_t
 
     Args:
-        b1: :math:`\beta_1`, decay of the momentum.
-        b2: :math:`\beta_2`, decay of the squared norm.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the momentum.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared norm.
         eps: :math:`\epsilon`, added outside the square root.
         eps_root: :math:`\bar\epsilon`, added inside the square root.
-        weight_decay: :math:`\lambda`, a number or a `Schedule`.
+        weight_decay: :math:`\lambda`, the weight decay, which is part of the momentum; a number or
+            a `Schedule`.
         mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
 
     Example:
@@ -262,34 +278,33 @@ class scale_by_novograd(Leafwise):
         return jnp.zeros((), real_dtype(compute_dtype(p.dtype)))
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Roots of the averaging weights; the first squared norm isn't averaged."""
-        # The first step takes the norm of its own gradient, as in the paper.
-        zero = jnp.zeros_like(h.b2)
-        decay = jnp.where(t > 1, h.b2, zero)
+        """Roots of the averaging weights and of `eps_root`."""
+        # In the first step, nu is the squared norm of the gradient, as in the paper.
+        decay = jnp.where(t > 1, h.b2, jnp.zeros_like(h.b2))
         return {
-            "old": safe_sqrt(decay),
-            "new": safe_sqrt(1 - decay),
-            "least": safe_sqrt(h.eps_root),
+            "old_weight": safe_sqrt(decay),
+            "new_weight": safe_sqrt(1 - decay),
+            "root_of_eps": safe_sqrt(h.eps_root),
         }
 
     def leaf(self, h: Any, g: Any, p: Any, mu: Any, nu: Any) -> Any:
-        # `nu` is a norm, because squares may overflow.
-        nu = joint_norm([h.old * nu, h.new * global_norm(g).astype(nu.dtype)])
-        length = _root_of_sum(nu, h.eps_root, h.least)
-        unit = g / add_epsilon(length, h.eps)
+        # The slot is sqrt(nu), because the squared norm may overflow.
+        norm = global_norm(g).astype(nu.dtype)
+        nu = joint_norm([h.old_weight * nu, h.new_weight * norm])
+        root = _root_of_sum(nu, h.eps_root, h.root_of_eps)
         # The gradient has no factor 1 - b1, as in Ginsburg et al. (2019), algorithm 1.
-        mu = h.b1 * mu + unit + h.weight_decay * p
+        mu = h.b1 * mu + g / add_epsilon(root, h.eps) + h.weight_decay * p
         return mu, mu, nu
 
 
-def _root_of_sum(norm: jax.Array, number: jax.Array, its_root: jax.Array) -> jax.Array:
-    """Return `sqrt(norm^2 + number)`, differentiable in `number` at 0."""
-    info = jnp.finfo(norm.dtype)
-    # The slope is `1 / (2 norm)` times the quotient's slope, which is `norm^-2`.
-    large = norm > 2.0 ** (info.minexp // 3)
-    size = jnp.where(large, norm, jnp.ones_like(norm))
-    share = number / size / size
-    return jnp.where(large, size * jnp.sqrt(1 + share), joint_norm([norm, its_root]))
+def _root_of_sum(norm: jax.Array, x: jax.Array, root_of_x: jax.Array) -> jax.Array:
+    """Return `sqrt(norm^2 + x)`, with a finite derivative with respect to `x` at 0."""
+    # norm sqrt(1 + x / norm^2) has the right derivative at x = 0, unlike `joint_norm`. For smaller
+    # norms, its intermediate value norm^-2 would overflow.
+    is_large = norm > 2.0 ** (jnp.finfo(norm.dtype).minexp // 3)
+    size = jnp.where(is_large, norm, jnp.ones_like(norm))
+    ratio = x / size / size
+    return jnp.where(is_large, size * jnp.sqrt(1 + ratio), joint_norm([norm, root_of_x]))
 
 
 @recipe
@@ -301,18 +316,20 @@ def novograd(
     eps_root: Scalar = 0.0,
     weight_decay: ScalarOrSchedule = 0.0,
 ) -> Chain:
-    r"""NovoGrad: momentum of gradients normalized per layer.
+    r"""NovoGrad: momentum of gradients that are normalized per leaf.
 
     .. math:: u_t = -\eta_t\, \mu_t, \qquad \mu_t = \beta_1 \mu_{t-1} +
               \frac{g_t}{\sqrt{\nu_t + \bar\epsilon} + \epsilon} + \lambda_t\, \theta_t
 
+    where :math:`\nu_t` is the averaged squared norm of a leaf's gradient.
+
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        b1: Decay of the momentum.
-        b2: Decay of the squared norm of every leaf.
+        b1: :math:`\beta_1`, decay rate of :math:`\mu`, the momentum.
+        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared norm.
         eps: :math:`\epsilon`, added outside the square root.
         eps_root: :math:`\bar\epsilon`, added inside the square root.
-        weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`.
+        weight_decay: :math:`\lambda`, part of the momentum; a number or a `Schedule`.
 
     Returns:
         A chain of `scale_by_novograd` and `scale_by_learning_rate`, with the slots `mu` and `nu`;

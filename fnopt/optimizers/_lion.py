@@ -1,4 +1,4 @@
-"""Steps along signs: Lion, and Rprop with a step size for every element."""
+"""Lion and Rprop: steps along signs."""
 
 from __future__ import annotations
 
@@ -13,28 +13,32 @@ from fnopt.transforms import Chain
 
 
 class ScaleByLionState(NamedTuple):
-    """The average of the gradient."""
+    r"""State of `scale_by_lion`.
+
+    Attributes:
+        mu: :math:`\mu_t`, the moving average of the gradient.
+    """
 
     mu: Slot
 
 
 class scale_by_lion(Leafwise):
-    r"""Sign of an interpolation between the momentum and the gradient.
+    r"""Replace updates by the sign of an interpolation between the momentum and the gradient.
 
     .. math:: u_t = \operatorname{sign}(\beta_1 \mu_{t-1} + (1-\beta_1)\, g_t), \qquad
               \mu_t = \beta_2 \mu_{t-1} + (1-\beta_2)\, g_t
 
     Args:
         b1: :math:`\beta_1`, the weight of the momentum in the step.
-        b2: :math:`\beta_2`, decay of the mean, above 0, because the step is computed from the new
-            mean.
+        b2: :math:`\beta_2`, decay rate of :math:`\mu`, the moving average of the gradient. It must
+            be positive, because the step is computed from :math:`\mu_t`.
         mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
-        mode: `'hard'` for the sign, `'smooth'` for :math:`\tanh` of `smooth_beta` times the mean,
-            `'refined'` for the mean clipped at 1.
-        smooth_beta: The slope of the :math:`\tanh` at 0.
+        mode: The function of the interpolation `x`: `'hard'` is its sign, `'smooth'` is
+            :math:`\tanh` of `smooth_beta` times `x`, and `'refined'` is `x` clipped to [-1, 1].
+        smooth_beta: The slope of the smooth function at 0.
 
     Raises:
-        ValueError: For another mode.
+        ValueError: If the mode is invalid.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -55,20 +59,19 @@ class scale_by_lion(Leafwise):
     smooth_beta: Scalar = hyper(default=1.0, gt=0)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Weights of the new mean and of the gradient."""
-        # b1 mu + (1 - b1) g, written with the new mean b2 mu + (1 - b2) g.
-        past = h.b1 / h.b2
-        return {"gain2": 1 - h.b2, "past": past, "present": 1 - past}
+        """Weights of the new average and of the gradient in the interpolation."""
+        # b1 mu_{t-1} + (1 - b1) g, in terms of mu_t = b2 mu_{t-1} + (1 - b2) g.
+        mean = h.b1 / h.b2
+        return {"gain2": 1 - h.b2, "mean": mean, "gradient": 1 - mean}
 
     def leaf(self, h: Any, g: Any, mu: Any) -> Any:
-        # The direction is computed from the new mean, so that the old one can be overwritten before
-        # the direction is used. Otherwise XLA would keep a copy of the old mean, of the params'
-        # size.
+        # The direction is computed from the new average, so XLA can overwrite the old average in
+        # place. Otherwise XLA would keep a copy of the params' size.
         mu = ema(mu, g, h.b2, h.gain2)
-        mean = h.past * mu + h.present * g
+        x = h.mean * mu + h.gradient * g
         if self.mode == "smooth":
-            return jnp.tanh(h.smooth_beta * mean), mu
-        return (jnp.sign(mean) if self.mode == "hard" else jnp.clip(mean, -1, 1)), mu
+            return jnp.tanh(h.smooth_beta * x), mu
+        return (jnp.sign(x) if self.mode == "hard" else jnp.clip(x, -1, 1)), mu
 
 
 @recipe
@@ -80,19 +83,19 @@ def lion(
     weight_decay: ScalarOrSchedule = 1e-3,
     mask: Any = None,
 ) -> Chain:
-    r"""Lion: the sign of a mean gradient, with decoupled weight decay.
+    r"""Lion: steps along the sign of an averaged gradient, with decoupled weight decay.
 
     .. math:: u_t = -\eta_t \left(\operatorname{sign}(\beta_1 \mu_{t-1} + (1-\beta_1)\, g_t) +
               \lambda_t\, \theta_t\right), \qquad
               \mu_t = \beta_2 \mu_{t-1} + (1-\beta_2)\, g_t
 
-    Every element changes by the learning rate. Use a learning rate 3 to 10 times smaller, and a
-    weight decay 3 to 10 times larger, than for AdamW.
+    Without weight decay, every element changes by the learning rate. Compared to AdamW, use a
+    learning rate 3 to 10 times smaller, and a weight decay 3 to 10 times larger.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
         b1: :math:`\beta_1`, the weight of the momentum in the step.
-        b2: :math:`\beta_2`, decay of the mean.
+        b2: :math:`\beta_2`, decay rate of :math:`\mu`, the moving average of the gradient.
         mu_dtype: Storage dtype of `mu`; None uses the wider of float32 and the params' dtype.
         weight_decay: :math:`\lambda`, the decoupled weight decay; a number or a `Schedule`.
         mask: The leaves with weight decay; see `add_decayed_weights`. None means all leaves.
@@ -116,14 +119,19 @@ def lion(
 
 
 class ScaleByRpropState(NamedTuple):
-    """The step size of every element, and the last step."""
+    """State of `scale_by_rprop`.
+
+    Attributes:
+        step_sizes: :math:`s_t`, the step size of every element.
+        prev_updates: :math:`u_t`, the last update; 0 after a change of sign.
+    """
 
     step_sizes: RealSlot
     prev_updates: Slot
 
 
 class scale_by_rprop(Leafwise):
-    r"""Step along the gradient's sign, with step sizes that grow while the sign is unchanged.
+    r"""Step along the gradient's sign, with step sizes that grow while the sign doesn't change.
 
     .. math::
         a_t &= \operatorname{sign}(g_t)\, \operatorname{sign}(u_{t-1}), \qquad
@@ -133,11 +141,11 @@ class scale_by_rprop(Leafwise):
                \end{cases}
 
     Args:
-        learning_rate: :math:`s_0`.
-        eta_minus: :math:`\eta^-`, the factor after a change of sign.
-        eta_plus: :math:`\eta^+`, the factor while the sign is unchanged.
-        min_step_size: :math:`s_{min}`.
-        max_step_size: :math:`s_{max}`.
+        learning_rate: :math:`s_0`, the initial step size of every element.
+        eta_minus: :math:`\eta^-`, the factor of the step size after a change of sign.
+        eta_plus: :math:`\eta^+`, the factor of the step size while the sign doesn't change.
+        min_step_size: :math:`s_{min}`, the smallest step size.
+        max_step_size: :math:`s_{max}`, the largest step size.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -155,23 +163,22 @@ class scale_by_rprop(Leafwise):
     keeps_squares = False
 
     learning_rate: Scalar = hyper(ge=0)
-    # The four constants of Riedmiller and Braun (1993).
+    # The constants of Riedmiller and Braun (1993).
     eta_minus: Scalar = hyper(default=0.5, gt=0, le=1)
     eta_plus: Scalar = hyper(default=1.2, ge=1)
     min_step_size: Scalar = hyper(default=1e-6, ge=0)
     max_step_size: Scalar = hyper(default=50.0, gt=0, infinite=True)
 
     def leaf(self, h: Any, g: Any, size: Any, previous: Any) -> Any:
-        # The product is of signs, because 1e-30 times 1e-20 is zero in float32.
-        agree = jnp.real(jnp.sign(g) * jnp.conj(jnp.sign(previous)))
-        grown = jnp.clip(
-            size * jnp.where(agree > 0, h.eta_plus, h.eta_minus), h.min_step_size, h.max_step_size
-        )
-        # After a change of sign the stored update is zero. So the next step keeps the step size,
-        # and one change of sign reduces it once.
-        size = jnp.where(agree == 0, size, grown)
-        # An infinite gradient has a sign, too; the sum gives NaN instead.
-        u = jnp.where(agree < 0, jnp.zeros_like(g), size * jnp.sign(g)) + 0 * g
+        # Signs are multiplied, because the product of 1e-30 and 1e-20 is zero in float32.
+        agreement = jnp.real(jnp.sign(g) * jnp.conj(jnp.sign(previous)))
+        factor = jnp.where(agreement > 0, h.eta_plus, h.eta_minus)
+        new_size = jnp.clip(size * factor, h.min_step_size, h.max_step_size)
+        # The update after a change of sign is zero. The next agreement is then zero, so one change
+        # of sign reduces the step size only once.
+        size = jnp.where(agreement == 0, size, new_size)
+        # `0 * g` makes the update NaN for an infinite gradient, whose sign would be finite.
+        u = jnp.where(agreement < 0, jnp.zeros_like(g), size * jnp.sign(g)) + 0 * g
         return u, size, u
 
 
@@ -183,17 +190,20 @@ def rprop(
     min_step_size: Scalar = 1e-6,
     max_step_size: Scalar = 50.0,
 ) -> Chain:
-    r"""Rprop: steps from the signs of gradients alone, for full-batch gradients.
+    r"""Rprop: elementwise adaptive steps along the gradient's sign, for full-batch gradients.
 
     .. math:: s_t = \operatorname{clip}(\eta^{\pm} s_{t-1},\, s_{min},\, s_{max}), \qquad
               u_t = -s_t \operatorname{sign}(g_t)
 
+    with :math:`\eta^+` while the gradient's sign doesn't change, and :math:`\eta^-` after a change
+    of sign. See `scale_by_rprop`.
+
     Args:
-        learning_rate: :math:`s_0`, the first step size of every element.
-        eta_minus: :math:`\eta^-`, the factor after a change of sign.
-        eta_plus: :math:`\eta^+`, the factor while the sign is unchanged.
-        min_step_size: :math:`s_{min}`.
-        max_step_size: :math:`s_{max}`.
+        learning_rate: :math:`s_0`, the initial step size of every element.
+        eta_minus: :math:`\eta^-`, the factor of the step size after a change of sign.
+        eta_plus: :math:`\eta^+`, the factor of the step size while the sign doesn't change.
+        min_step_size: :math:`s_{min}`, the smallest step size.
+        max_step_size: :math:`s_{max}`, the largest step size.
 
     Returns:
         A chain of `scale_by_rprop` and `scale(-1)`, with the slots `step_sizes` and `prev_updates`.

@@ -1,4 +1,4 @@
-"""MADGRAD and COCOB, whose iterates are relative to the initial parameters."""
+"""MADGRAD and COCOB: methods with iterates relative to the initial parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from fnopt.transforms import Chain, add_decayed_weights, chain, scale_by_schedul
 
 
 class ScaleByMadgradState(NamedTuple):
-    """Step count, weighted sums of squared gradients and of gradients, initial parameters."""
+    r"""State of `scale_by_madgrad`.
+
+    Attributes:
+        count: :math:`t`, the number of steps.
+        grad_sum_sq: :math:`v_t`, the weighted sum of squared gradients.
+        s: :math:`s_t`, the weighted sum of gradients.
+        x0: :math:`\theta_0`, the initial parameters.
+    """
 
     count: jax.Array
     grad_sum_sq: RealSlot
@@ -23,7 +30,7 @@ class ScaleByMadgradState(NamedTuple):
 
 
 class scale_by_madgrad(Leafwise):
-    r"""Dual averaging: initial parameters minus summed gradients over a cube root.
+    r"""Dual averaging with the cube root of the summed squared gradients as divisor.
 
     .. math::
         \lambda_t &= (\eta_t + \epsilon)\, \sqrt{t}, \qquad s_t = s_{t-1} + \lambda_t\, g_t, \qquad
@@ -31,12 +38,12 @@ class scale_by_madgrad(Leafwise):
         z_t &= \theta_0 - \frac{s_t}{\sqrt[3]{v_t} + \epsilon}, \qquad
         u_t = (1-\beta)\, (z_t - \theta_t)
 
-    Updates include the minus sign of descent.
+    Updates include the minus sign, so don't chain `scale_by_learning_rate` after this transform.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        momentum: :math:`\beta`.
-        eps: :math:`\epsilon`.
+        momentum: :math:`\beta`, the weight of the current parameters in the next ones.
+        eps: :math:`\epsilon`, added to the learning rate and to the cube root.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -59,23 +66,23 @@ class scale_by_madgrad(Leafwise):
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
         """Weight of this gradient, and the interpolation weight of the step."""
-        # Epsilon is added to the rate as in the authors' code, so that a step with rate 0 has a
-        # weight.
-        steps = jnp.sqrt(t.astype(h.eps.dtype))
-        return {"weight": (h.learning_rate + h.eps) * steps, "gain": 1 - h.momentum}
+        # As in the authors' code, epsilon is added to the learning rate, so a step with the
+        # learning rate 0 has a positive weight.
+        root_of_t = jnp.sqrt(t.astype(h.eps.dtype))
+        return {"weight": (h.learning_rate + h.eps) * root_of_t, "gain": 1 - h.momentum}
 
     def leaf(self, h: Any, g: Any, p: Any, v: Any, s: Any, x0: Any) -> Any:
         v = v + h.weight * squared_modulus(g)
         s = s + h.weight * g
-        # With eps = 0, an element without a gradient so far would be 0 / 0.
+        # With eps = 0, an element whose gradients were all zero would be 0 / 0.
         z = x0 - s / nonzero(_cube_root(v) + h.eps)
         return h.gain * (z - p), v, s, x0
 
 
 def _cube_root(x: jax.Array) -> jax.Array:
-    """The cube root with derivative 0 at 0, where the true derivative is infinite."""
-    positive = x > 0
-    return jnp.where(positive, jnp.cbrt(jnp.where(positive, x, jnp.ones_like(x))), x)
+    """Cube root with derivative 1 instead of infinity at 0."""
+    is_positive = x > 0
+    return jnp.where(is_positive, jnp.cbrt(jnp.where(is_positive, x, jnp.ones_like(x))), x)
 
 
 @recipe
@@ -85,7 +92,7 @@ def madgrad(
     weight_decay: ScalarOrSchedule = 0.0,
     eps: Scalar = 1e-6,
 ) -> Chain:
-    r"""MADGRAD: momentumized, adaptive dual averaging.
+    r"""MADGRAD: adaptive dual averaging with momentum.
 
     .. math:: u_t = (1-\beta) \left(\theta_0 - \frac{\sum_i \lambda_i\, g_i}
               {\sqrt[3]{\sum_i \lambda_i |g_i|^2} + \epsilon} - \theta_t\right), \qquad
@@ -93,10 +100,10 @@ def madgrad(
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        momentum: :math:`\beta`.
-        weight_decay: Factor of the parameters that are added to the gradients, a number or a
-            `Schedule`; it should be smaller than for other optimizers, often zero.
-        eps: :math:`\epsilon`.
+        momentum: :math:`\beta`, the weight of the current parameters in the next ones.
+        weight_decay: Coefficient of L2 regularization, a number or a `Schedule`. It should be
+            smaller than for other optimizers, often zero.
+        eps: :math:`\epsilon`, added to the learning rate and to the cube root.
 
     Returns:
         A chain of `add_decayed_weights` and `scale_by_madgrad`, with the slots `grad_sum_sq`, `s`
@@ -112,13 +119,21 @@ def madgrad(
     Reference:
         Defazio and Jelassi, 2021, arXiv:2101.11075.
     """
-    # L2 regularization: a step goes toward a point that is computed from the start, which would
-    # undo a decay of the params.
+    # L2 regularization instead of decoupled decay, because the iterates are computed from the
+    # initial parameters, which would undo a decay of the current parameters.
     return chain(add_decayed_weights(weight_decay), scale_by_madgrad(learning_rate, momentum, eps))
 
 
 class ScaleByCocobState(NamedTuple):
-    """Initial parameters, sum of gradients, largest and summed moduli of gradients, reward."""
+    r"""State of `scale_by_cocob`.
+
+    Attributes:
+        init_particles: :math:`\theta_0`, the initial parameters.
+        cumulative_gradients: :math:`C_t`, the negative sum of gradients.
+        scale: :math:`L_t`, the largest modulus of the gradients.
+        subgradients: :math:`G_t`, the sum of the moduli of the gradients.
+        reward: :math:`R_t`, the reward of all previous steps.
+    """
 
     init_particles: Slot
     cumulative_gradients: Slot
@@ -128,18 +143,21 @@ class ScaleByCocobState(NamedTuple):
 
 
 class scale_by_cocob(Leafwise):
-    r"""Coin betting: steps in proportion to the reward of the previous steps.
+    r"""Coin betting: steps that are proportional to the reward of the previous steps.
 
     .. math::
-        L &= \max(L, |g_t|), \quad G = G + |g_t|, \quad
-        R = \max(R - \langle g_t, \theta_t - \theta_0 \rangle, 0), \quad C = C - g_t \\
-        u_t &= \theta_0 + \frac{C}{L\, \max(G + L,\, \alpha L)}\, (L + R) - \theta_t
+        L_t &= \max(L_{t-1}, |g_t|), \qquad G_t = G_{t-1} + |g_t|, \\
+        R_t &= \max(R_{t-1} - \langle g_t, \theta_t - \theta_0 \rangle, 0), \qquad
+        C_t = C_{t-1} - g_t, \\
+        u_t &= \theta_0 + \frac{C_t}{L_t \max(G_t + L_t,\, \alpha L_t)}\, (L_t + R_t) - \theta_t
 
-    Updates include the minus sign of descent.
+    for every element of the parameters.
+
+    Updates include the minus sign, so don't chain `scale_by_learning_rate` after this transform.
 
     Args:
-        alpha: :math:`\alpha`; with larger values, the first bets are smaller.
-        eps: The initial :math:`L`.
+        alpha: :math:`\alpha`; with larger values, the first steps are shorter.
+        eps: :math:`L_0`, a lower bound of :math:`L_t`.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -163,10 +181,10 @@ class scale_by_cocob(Leafwise):
     def leaf(self, h: Any, g: Any, p: Any, p0: Any, c: Any, scale: Any, total: Any, r: Any) -> Any:
         size = jnp.abs(g)
         scale, total = jnp.maximum(scale, size), total + size
-        # The reward bounds the bet: a negative reward would bet with borrowed money.
+        # The bet is at most the wealth L + R, so R isn't allowed to be negative.
         r = jnp.maximum(r - jnp.real(jnp.conj(g) * (p - p0)), jnp.zeros_like(r))
         c = c - g
-        # The division comes first: the product of two scales underflows for gradients of 1e-20.
+        # Divide by one scale at a time: the square of a scale underflows for gradients of 1e-20.
         bet = c / jnp.maximum(total + scale, h.alpha * scale) * (1 + r / scale)
         return p0 - p + bet, p0, c, scale, total, r
 
@@ -184,11 +202,13 @@ def cocob(
     .. math:: u_t = \theta_0 + \frac{C_t}{L_t \max(G_t + L_t,\, \alpha L_t)}\, (L_t + R_t) -
               \theta_t
 
+    `scale_by_cocob` defines :math:`C`, :math:`L`, :math:`G` and :math:`R`.
+
     Args:
         learning_rate: A factor of the gradients, a number or a `Schedule`.
-        alpha: :math:`\alpha`; with larger values, the first bets are smaller.
-        eps: The smallest scale of gradients.
-        weight_decay: Factor of the parameters that are added to the gradients.
+        alpha: :math:`\alpha`; with larger values, the first steps are shorter.
+        eps: :math:`L_0`, a lower bound of :math:`L_t`.
+        weight_decay: Coefficient of L2 regularization, a number or a `Schedule`.
         mask: The leaves with weight decay; see `add_decayed_weights`. None means all leaves.
 
     Returns:

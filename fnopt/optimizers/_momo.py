@@ -1,4 +1,4 @@
-"""MoMo: momentum with Polyak's step size."""
+"""MoMo and MoMo-Adam: momentum with Polyak's step size."""
 
 from __future__ import annotations
 
@@ -33,7 +33,16 @@ from fnopt.transforms import inner, numbers, real_dtype_of
 
 
 class MomoState(NamedTuple):
-    """Averages of gradient, loss, gradient times params; raised and given lower bound; count."""
+    r"""State of `momo`.
+
+    Attributes:
+        exp_avg: :math:`d_t`, the moving average of the gradient.
+        barf: :math:`\bar f_t`, the moving average of the loss.
+        gamma: :math:`\gamma_t`, the moving average of :math:`\langle g_t, \theta_t \rangle`.
+        lb: The lower bound :math:`f^*`, if it is adapted.
+        lower_bound: The state of the estimated lower bound.
+        count: :math:`t`, the number of steps.
+    """
 
     exp_avg: Slot
     barf: jax.Array
@@ -44,7 +53,17 @@ class MomoState(NamedTuple):
 
 
 class MomoAdamState(NamedTuple):
-    """`MomoState`, and the average of the squared gradient."""
+    r"""State of `momo_adam`.
+
+    Attributes:
+        exp_avg: :math:`d_t`, the moving average of the gradient.
+        exp_avg_sq: :math:`v_t`, the moving average of the squared gradient.
+        barf: :math:`\bar f_t`, the moving average of the loss.
+        gamma: :math:`\gamma_t`, the moving average of :math:`\langle g_t, \theta_t \rangle`.
+        lb: The lower bound :math:`f^*`, if it is adapted.
+        lower_bound: The state of the estimated lower bound.
+        count: :math:`t`, the number of steps.
+    """
 
     exp_avg: Slot
     exp_avg_sq: RealSlot
@@ -56,7 +75,7 @@ class MomoAdamState(NamedTuple):
 
 
 class momo(Transformation):
-    r"""MoMo: momentum with the step size at which a model of the loss reaches its lower bound.
+    r"""MoMo: momentum with the step size at which a linear model of the loss reaches its bound.
 
     .. math::
         d_t &= \beta d_{t-1} + (1-\beta)\, g_t, \qquad
@@ -66,17 +85,18 @@ class momo(Transformation):
         \langle d_t, \theta_t \rangle\big)_+}{\lVert d_t \rVert^2}\Big), \qquad
         u_t = -\frac{\eta_t \lambda}{1 + \eta_t \lambda}\, \theta_t - \tau_t\, d_t
 
-    `update` needs the loss as the extra argument `value`. Updates include the minus sign of
-    descent.
+    In the first step, the averages are initialized with the first values. `update` needs the loss
+    as the extra argument `value`. Updates include the minus sign, so don't chain
+    `scale_by_learning_rate` after this transform.
 
     Args:
-        learning_rate: :math:`\eta`, the largest step, a number or a `Schedule`.
-        beta: :math:`\beta`, decay of the averages.
-        lower_bound: :math:`f^*`, a lower bound of the loss: 0 if the model can fit all data. By
-            default the bound is estimated as a level below the lowest loss of all steps. If the
-            bound is too high, the parameters stop changing at this loss. If a loss is below the
-            bound, the estimate replaces the bound, and `below_count` in the state is above 0.
-        weight_decay: :math:`\lambda`.
+        learning_rate: :math:`\eta`, the largest step size, a number or a `Schedule`.
+        beta: :math:`\beta`, decay rate of the moving averages.
+        lower_bound: :math:`f^*`, a lower bound of the loss: 0 if the model can fit all data. None
+            estimates the bound, as a level below the lowest loss of all steps. If the bound is too
+            high, the parameters stop changing at this loss. If a loss is below the bound, the
+            estimate replaces the bound, and `below_count` in the state is above 0.
+        weight_decay: :math:`\lambda`, the weight decay, applied as a proximal step.
         adapt_lower_bound: Whether to increase the bound if the model shows that the bound is too
             low (the paper's MoMo*). The bound never decreases below :math:`f^*`.
 
@@ -101,7 +121,7 @@ class momo(Transformation):
     adapt_lower_bound: bool = static(default=False)
 
     def init(self, params: Any) -> MomoState:
-        """Return the state with zero averages."""
+        """Return the initial state, with zero averages."""
         return MomoState(slot_zeros(params), *_first_scalars(self, params))
 
     def update(
@@ -113,19 +133,19 @@ class momo(Transformation):
         value: Any,
         **extra_args: Any,
     ) -> tuple[Any, MomoState]:
-        """Multiply the momentum by the step size from the model of the loss."""
+        """Multiply the momentum by the step size of the loss model."""
         h = numbers(self, state.barf.dtype, state.count)
-        # The first averages are the first values, so that momo needs no bias correction.
+        # The averages are initialized with the first values, so they need no bias correction.
         beta = jnp.where(state.count == 0, jnp.zeros_like(h.beta), h.beta)
-        d, seen = _first_moments(beta, value, updates, state, params)
-        square = inner(d, d).astype(seen.barf.dtype)
-        tau, lb, known = _steps(self, h, beta, seen, square, jnp.ones_like(square))
-        new = _move(h, tau, d, params)
-        return new, MomoState(d, seen.barf, seen.gamma, lb, known, safe_increment(state.count))
+        d, model = _first_moments(beta, value, updates, state, params)
+        square = inner(d, d).astype(model.barf.dtype)
+        tau, lb, bound = _step_size(self, h, beta, model, square, jnp.ones_like(square))
+        new = _scale_direction(h, tau, d, params)
+        return new, MomoState(d, model.barf, model.gamma, lb, bound, safe_increment(state.count))
 
 
 class momo_adam(Transformation):
-    r"""MoMo-Adam: AdamW with the step size at which a loss model reaches its lower bound.
+    r"""MoMo-Adam: AdamW with the step size at which a linear model of the loss reaches its bound.
 
     .. math::
         \tau_t &= \min\Big(\frac{\eta_t}{1-\beta_1^t},\, \frac{\big((1+\eta_t\lambda)(\bar f_t -
@@ -134,19 +154,21 @@ class momo_adam(Transformation):
         u_t &= -\frac{\eta_t \lambda}{1 + \eta_t \lambda}\, \theta_t - \tau_t\, D_t^{-1} d_t, \qquad
         D_t = \epsilon + \sqrt{\hat v_t}
 
-    The averages are defined as in `momo`. `update` needs the loss as the extra argument `value`.
-    Updates include the minus sign of descent.
+    The averages :math:`d`, :math:`\bar f` and :math:`\gamma` are defined as in `momo`, with the
+    decay rate :math:`\beta_1` and initialized with 0; :math:`\hat v_t` is Adam's bias-corrected
+    average of the squared gradient. `update` needs the loss as the extra argument `value`. Updates
+    include the minus sign, so don't chain `scale_by_learning_rate` after this transform.
 
     Args:
-        learning_rate: :math:`\eta`, the largest step, a number or a `Schedule`.
-        b1: :math:`\beta_1`, decay of the averages of gradient and loss.
-        b2: :math:`\beta_2`, decay rate of :math:`\nu`, the moving average of the squared gradient.
-        eps: :math:`\epsilon`.
-        lower_bound: :math:`f^*`, a lower bound of the loss: 0 if the model can fit all data. By
-            default the bound is estimated as a level below the lowest loss of all steps. If the
-            bound is too high, the parameters stop changing at this loss. If a loss is below the
-            bound, the estimate replaces the bound, and `below_count` in the state is above 0.
-        weight_decay: :math:`\lambda`.
+        learning_rate: :math:`\eta`, the largest step size, a number or a `Schedule`.
+        b1: :math:`\beta_1`, decay rate of the averages of gradient and loss.
+        b2: :math:`\beta_2`, decay rate of :math:`v`, the moving average of the squared gradient.
+        eps: :math:`\epsilon`, added outside the square root.
+        lower_bound: :math:`f^*`, a lower bound of the loss: 0 if the model can fit all data. None
+            estimates the bound, as a level below the lowest loss of all steps. If the bound is too
+            high, the parameters stop changing at this loss. If a loss is below the bound, the
+            estimate replaces the bound, and `below_count` in the state is above 0.
+        weight_decay: :math:`\lambda`, the weight decay, applied as a proximal step.
         adapt_lower_bound: Whether to increase the bound if the model shows that the bound is too
             low (the paper's MoMo*). The bound never decreases below :math:`f^*`.
 
@@ -173,7 +195,7 @@ class momo_adam(Transformation):
     adapt_lower_bound: bool = static(default=False)
 
     def init(self, params: Any) -> MomoAdamState:
-        """Return the state with zero averages."""
+        """Return the initial state, with zero averages."""
         squares = slot_zeros(params, real=True)
         return MomoAdamState(slot_zeros(params), squares, *_first_scalars(self, params))
 
@@ -186,10 +208,10 @@ class momo_adam(Transformation):
         value: Any,
         **extra_args: Any,
     ) -> tuple[Any, MomoAdamState]:
-        """Multiply AdamW's direction by the step size from the model of the loss."""
+        """Multiply Adam's direction by the step size of the loss model."""
         count = safe_increment(state.count)
         h = numbers(self, state.barf.dtype, state.count)
-        d, seen = _first_moments(h.b1, value, updates, state, params)
+        d, model = _first_moments(h.b1, value, updates, state, params)
         squares = map_leaves(
             lambda b2, g, v: (g, ema(v, squared_modulus(clip_squarable(g)), b2)),
             updates,
@@ -199,18 +221,18 @@ class momo_adam(Transformation):
         )[1]
 
         def divide_leaf(h: Any, d: Any, v: Any) -> Any:
-            return d / (h["eps"] + positive_root(v / h["seen"]))
+            return d / (h["eps"] + positive_root(v / h["correction"]))
 
-        scalars = {"eps": h.eps, "seen": bias_correction(h.b2, count)}
+        scalars = {"eps": h.eps, "correction": bias_correction(h.b2, count)}
         direction = map_leaves(divide_leaf, d, hyper=scalars, exp_avg_sq=squares)
-        square = inner(d, direction).astype(seen.barf.dtype)
-        tau, lb, known = _steps(self, h, h.b1, seen, square, bias_correction(h.b1, count))
-        new = _move(h, tau, direction, params)
-        return new, MomoAdamState(d, squares, seen.barf, seen.gamma, lb, known, count)
+        square = inner(d, direction).astype(model.barf.dtype)
+        tau, lb, bound = _step_size(self, h, h.b1, model, square, bias_correction(h.b1, count))
+        new = _scale_direction(h, tau, direction, params)
+        return new, MomoAdamState(d, squares, model.barf, model.gamma, lb, bound, count)
 
 
-class _Seen(NamedTuple):
-    """The loss, and averages of the loss and of products of gradient and params."""
+class _LossModel(NamedTuple):
+    r"""Terms of the linear loss model; `product` is :math:`\langle d_t, \theta_t \rangle`."""
 
     value: jax.Array
     barf: jax.Array
@@ -221,15 +243,16 @@ class _Seen(NamedTuple):
 
 
 def _first_scalars(tx: Any, params: Any) -> tuple[Any, ...]:
-    """`barf`, `gamma`, the lower bounds and the count before the first step."""
+    """Return the initial `barf`, `gamma`, `lb`, `lower_bound` and `count`."""
     dtype = real_dtype_of(params)
-    # Separate arrays, because a donated state may not contain an array twice.
+    # Separate arrays, because a donated state must not contain an array twice.
     zeros = (jnp.zeros((), dtype) for _ in range(2))
-    lowest = jnp.array(0 if tx.lower_bound is None else tx.lower_bound, dtype)
-    return *zeros, lowest, first_lower_bound(dtype), zero_count()
+    lb = jnp.array(0 if tx.lower_bound is None else tx.lower_bound, dtype)
+    return *zeros, lb, first_lower_bound(dtype), zero_count()
 
 
 def _first_moments(beta: Any, value: Any, updates: Any, state: Any, params: Any) -> Any:
+    """Update the averages of gradient, loss and products; return the first, and the loss model."""
     dtype = state.barf.dtype
     value = scalar_loss(value, dtype)
     d = map_leaves(
@@ -242,13 +265,13 @@ def _first_moments(beta: Any, value: Any, updates: Any, state: Any, params: Any)
     gamma = ema(state.gamma, inner(updates, params).astype(dtype), beta)
     product = inner(d, params).astype(dtype)
     barf = ema(state.barf, value, beta)
-    return d, _Seen(value, barf, gamma, product, state.lb, state.lower_bound)
+    return d, _LossModel(value, barf, gamma, product, state.lb, state.lower_bound)
 
 
-def _move(h: Any, tau: jax.Array, direction: Any, params: Any) -> Any:
-    """The step along a direction, with the decay of the params."""
+def _scale_direction(h: Any, tau: jax.Array, direction: Any, params: Any) -> Any:
+    """Return the step along a direction, with weight decay."""
     decay = h.learning_rate * h.weight_decay
-    # p - decay / (1 + decay) p = p / (1 + decay): the proximal step of the penalty, which is stable
+    # p - decay / (1 + decay) p = p / (1 + decay), the proximal step of the L2 penalty, is stable
     # for every learning rate.
     scalars = {"decay": decay / (1 + decay), "tau": tau}
     return map_leaves(
@@ -256,27 +279,37 @@ def _move(h: Any, tau: jax.Array, direction: Any, params: Any) -> Any:
     )
 
 
-def _steps(
-    tx: Any, h: Any, beta: Any, seen: _Seen, square: Any, weight: Any
+def _step_size(
+    tx: Any, h: Any, beta: Any, model: _LossModel, square: Any, weight: Any
 ) -> tuple[Any, Any, LowerBound]:
-    """Step size at which the model reaches its lower bound, and the new bounds."""
-    grown = 1 + h.learning_rate * h.weight_decay
-    lowest, known = next_lower_bound(h.lower_bound, seen.value, seen.lower_bound, beta)
-    bound = lowest
+    """Return the step size at which the model reaches the lower bound, and the new bounds.
+
+    Args:
+        tx: The transform.
+        h: Its hyper-parameters.
+        beta: The decay rate of the averages.
+        model: The linear model of the loss.
+        square: The squared norm of the direction, in the metric of the step.
+        weight: The sum of the averaging weights: 1, or Adam's bias correction.
+    """
+    growth = 1 + h.learning_rate * h.weight_decay
+    f_min, state = next_lower_bound(h.lower_bound, model.value, model.lower_bound, beta)
+    bound = f_min
     if tx.adapt_lower_bound:
-        cap = (grown * (seen.barf - seen.gamma) + seen.product) / (grown * weight)
-        raised = jnp.maximum(seen.lb, lowest)
-        # Halfway to the given bound. In the paper the bound is 0, which gives half of the model's
-        # value.
-        lower = jnp.maximum((cap + lowest) / 2, lowest)
-        bound = jnp.where(cap < raised, lower, raised)
-    gap = grown * (seen.barf - weight * bound - seen.gamma) + seen.product
-    # A flat model gives no step size.
-    flat = square <= float(jnp.finfo(jnp.float64).eps)
-    step = jnp.maximum(gap, jnp.zeros_like(gap)) / jnp.where(flat, jnp.ones_like(square), square)
-    step = jnp.where(flat, jnp.zeros_like(step), step)
+        # For lower bounds above this limit, the step size would be 0.
+        limit = (growth * (model.barf - model.gamma) + model.product) / (growth * weight)
+        adapted = jnp.maximum(model.lb, f_min)
+        # In the paper, f_min is 0, and the reduced bound is half of the limit.
+        reduced = jnp.maximum((limit + f_min) / 2, f_min)
+        bound = jnp.where(limit < adapted, reduced, adapted)
+    gap = growth * (model.barf - weight * bound - model.gamma) + model.product
+    # For a gradient of nearly zero, the step size is undefined, and no step is made.
+    is_flat = square <= float(jnp.finfo(jnp.float64).eps)
+    divisor = jnp.where(is_flat, jnp.ones_like(square), square)
+    step = jnp.maximum(gap, jnp.zeros_like(gap)) / divisor
+    step = jnp.where(is_flat, jnp.zeros_like(step), step)
     tau = jnp.minimum(h.learning_rate / weight, step)
     if not tx.adapt_lower_bound:
-        return tau, seen.lb, known
-    model = (seen.barf + seen.product - seen.gamma - tau * square / 2) / weight
-    return tau, jnp.maximum(model, lowest), known
+        return tau, model.lb, state
+    new_bound = (model.barf + model.product - model.gamma - tau * square / 2) / weight
+    return tau, jnp.maximum(new_bound, f_min), state

@@ -24,7 +24,7 @@ def muon(
     weight_dimension_numbers: Any = None,
     others: Any = None,
 ) -> partition:
-    r"""Muon for matrices, AdamW for all other leaves.
+    r"""Muon for matrices, Adam for all other leaves.
 
     .. math:: u_t = -\eta_t \left(s\, U V^\top + \lambda_t\, \theta_t\right), \qquad
               \hat\mu_t = U S V^\top, \qquad
@@ -52,7 +52,7 @@ def muon(
             values of a pattern, `by_pattern` or `by_path` are dimension numbers, True (a matrix, if
             the leaf has two axes) or False. None selects kernels as above, and leaves of two axes
             with other names, except biases, scales and tables.
-        others: The optimizer of the other leaves; None uses AdamW with the same learning rate.
+        others: The optimizer of the other leaves; None uses `adam` with the same learning rate.
 
     Returns:
         A partition with the labels `'muon'` and `'adam'`.
@@ -108,7 +108,7 @@ def normuon(
         orthogonalizer: The transform that computes :math:`U V^\top` of the mean; None for
             `orthogonalize()`.
         weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
-        others: The optimizer of the other leaves; None uses AdamW with the same learning rate.
+        others: The optimizer of the other leaves; None uses `adam` with the same learning rate.
 
     Returns:
         A partition with the labels `'normuon'` and `'adam'`.

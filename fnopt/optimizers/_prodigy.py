@@ -58,7 +58,7 @@ class scale_by_prodigy(Transformation):
         u_t &= -\gamma_t d_t \left(\frac{m_t}{\sqrt{v_t} + d_{t+1} \epsilon} + \lambda\,
         \theta_t\right)
 
-    Updates include the minus sign of descent.
+    Updates include the minus sign, so don't chain `scale_by_learning_rate` after this transform.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule` that begins with 1.
@@ -226,7 +226,7 @@ class scale_by_dadapt_adamw(Transformation):
         d_{t+1} &= \max\Big(d_t,\, \frac{r_t}{(1-b)\, \lVert s_t \rVert_1}\Big), \qquad
         u_t = -\frac{m_t}{\sqrt{v_t} + \epsilon} - \lambda\, \gamma_t\, \theta_t
 
-    Updates include the minus sign of descent.
+    Updates include the minus sign, so don't chain `scale_by_learning_rate` after this transform.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule` that begins with 1.

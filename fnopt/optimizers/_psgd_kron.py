@@ -209,7 +209,7 @@ def psgd_kron(
     weight_dimension_numbers: Any = None,
     others: Any = None,
 ) -> partition:
-    r"""PSGD with Kronecker factors for matrices, AdamW for all other leaves.
+    r"""PSGD with Kronecker factors for matrices, Adam for all other leaves.
 
     .. math:: u_t = -\eta_t \left(Q_L^\top Q_L\, \hat\mu_t\, Q_R^\top Q_R + \lambda_t\,
               \theta_t\right)
@@ -224,7 +224,7 @@ def psgd_kron(
         precond_lr: The learning rate of the factors.
         max_size_triangular: The longest side with a factor; longer sides aren't preconditioned.
         weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
-        others: The optimizer of the other leaves; None uses AdamW with the same learning rate.
+        others: The optimizer of the other leaves; None uses `adam` with the same learning rate.
 
     Returns:
         A partition with the labels `'psgd_kron'` and `'adam'`.

@@ -178,7 +178,7 @@ def shampoo(
     weight_dimension_numbers: Any = None,
     others: Any = None,
 ) -> partition:
-    r"""Shampoo for matrices, AdamW for all other leaves.
+    r"""Shampoo for matrices, Adam for all other leaves.
 
     .. math:: u_t = -\eta_t \left(\frac{\lVert d_t \rVert}{\lVert v_t \rVert}\, v_t + \lambda_t\,
               \theta_t\right), \qquad v_t = \hat L_t^{-e}\, \hat\mu_t\, \hat R_t^{-e}
@@ -194,7 +194,7 @@ def shampoo(
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
         precondition_frequency: The number of steps between two updates of the roots.
         weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
-        others: The optimizer of the other leaves; None uses AdamW with the same learning rate.
+        others: The optimizer of the other leaves; None uses `adam` with the same learning rate.
 
     Returns:
         A partition with the labels `'shampoo'` and `'adam'`.

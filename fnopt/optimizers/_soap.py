@@ -180,7 +180,7 @@ def soap(
     weight_dimension_numbers: Any = None,
     others: Any = None,
 ) -> partition:
-    r"""SOAP for matrices, AdamW for all other leaves.
+    r"""SOAP for matrices, Adam for all other leaves.
 
     .. math:: u_t = -\eta_t \left(Q_L\, \frac{Q_L^\top \hat\mu_t Q_R}{\sqrt{\hat\nu_t} + \epsilon}\,
               Q_R^\top + \lambda_t\, \theta_t\right)
@@ -196,7 +196,7 @@ def soap(
         weight_decay: :math:`\lambda` of the matrices: a number, a `Schedule` or a transform.
         precondition_frequency: The number of steps between two refreshes of the bases.
         weight_dimension_numbers: The leaves that are matrices, and their axes; see `muon`.
-        others: The optimizer of the other leaves; None uses AdamW with the same learning rate.
+        others: The optimizer of the other leaves; None uses `adam` with the same learning rate.
 
     Returns:
         A partition with the labels `'soap'` and `'adam'`.

@@ -395,7 +395,7 @@ def test_parts_of_params_are_no_params_of_a_model():
     params, batch = problem(np.float32)
     tx = sharded(fnopt.kfac(net, cross_entropy, batch, axis_name="data"), "data")
     init = jax.vmap(lambda _: tx.init(params), axis_name="data")
-    with pytest.raises(ValueError, match="kfac without sharded and with axis_name"):
+    with pytest.raises(ValueError, match="kfac without sharded, and pass axis_name"):
         jax.eval_shape(init, jnp.arange(2))
 
 

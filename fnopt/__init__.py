@@ -1,11 +1,11 @@
 """Functional optimizers for JAX: every optimizer is an (init, update) pair of pure functions.
 
-`fnopt` itself has the names that a training loop or a fit calls: the contract, every
-optimizer, transform and schedule, gradients, taps, Jacobians, fits. Results, checks, and tools for
-authors of methods are in their packages.
+`fnopt` itself contains the names that a training loop or a fit calls: optimizers, transforms,
+schedules, gradients, taps, Jacobians and solvers. Classes of results, checks, and tools for authors
+of methods are in the packages, such as `fnopt.core`.
 
-`from fnopt import *` brings fewer names: no packages, no `scale_by_*`, and no everyday words such
-as `clip`, `scale` and `trace`, which other modules have too.
+`from fnopt import *` imports fewer names: no packages, no `scale_by_*`, and no everyday words such
+as `clip`, `scale` and `trace`, which other modules define too.
 
 Packages that a training loop seldom needs are imported when one of their names is first used.
 """
@@ -20,9 +20,9 @@ from fnopt.transforms import *
 
 __version__ = "0.1.0"
 
-# Names that `fnopt` takes from each package, besides the `__all__` of the three packages above.
-# Type checkers and editors read `__init__.pyi`, which `python -m tests.top_level_stub` generates
-# from this list; a test compares them.
+# Names that `fnopt` imports lazily from each package, in addition to the `__all__` of the three
+# packages above. Type checkers and editors read `__init__.pyi`, which `python -m
+# tests.top_level_stub` generates from this list; a test compares both.
 _LATER: dict[str, tuple[str, ...]] = {
     "core": (
         "Schedule",
@@ -133,13 +133,13 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise _unknown(name)
     value = getattr(importlib.import_module(f"fnopt.{_HOMES[name]}"), name)
-    globals()[name] = value  # found without this function the next time
+    globals()[name] = value  # the next access doesn't call this function
     return value
 
 
 def _unknown(name: str) -> AttributeError:
     message = f"module 'fnopt' has no attribute {name!r}."
-    if not name.startswith("_"):  # tools ask for names like __wrapped__
+    if not name.startswith("_"):  # inspection tools probe names such as __wrapped__
         rooms = ("optimizers.states", "transforms.states", *_LATER)
         homes = {room: importlib.import_module(f"fnopt.{room}").__all__ for room in rooms}
         interop = importlib.import_module("fnopt.interop")

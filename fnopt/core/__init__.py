@@ -1,7 +1,7 @@
-"""Base classes: values, transformations and leaf-wise arithmetic; inspection of states.
+"""Base classes of values and transformations, leaf-wise arithmetic, and inspection of states.
 
 Names in `__all__` are public, for authors of transforms. All other names are internal to fnopt.
-Checks and messages are in `fnopt.errors`, arithmetic on arrays is in `fnopt.numerics`.
+Checks and messages are in `fnopt.errors`; arithmetic on arrays is in `fnopt.numerics`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ from fnopt.core._value import (
 )
 from fnopt.errors import deprecated_names
 
-# Deprecated names, whose use warns.
+# Deprecated names; access to them warns.
 _MOVED = {
     "errors": (
         *("NotForJaxError", "check_inexact", "leaf_paths", "leaves_with_names", "matches"),

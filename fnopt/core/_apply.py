@@ -16,15 +16,15 @@ from fnopt.numerics import compute_dtype, dtype_of, is_array_like, is_inexact, i
 
 Params = TypeVar("Params")
 
-_HINT = "Were the updates made for these params (gradient with respect to them, same state)?"
+_HINT = "Compute the updates from the gradient with respect to these params, and from their state."
 
 
 def _is_leaf(x: Any) -> bool:
-    # None means "no update", so it counts as a leaf here, like `Rows` of a table.
+    # None means "no update", so None is a leaf here; so is `Rows`, the update of a table.
     return x is None or isinstance(x, Rows)
 
 
-def _name(params: Any, i: int) -> str:
+def _leaf_name(params: Any, i: int) -> str:
     """Name of a leaf for an error message; too slow to compute in every step."""
     return leaf_text(leaves_with_names(params, is_leaf=_is_leaf)[0][i][0])
 
@@ -32,7 +32,9 @@ def _name(params: Any, i: int) -> str:
 def _add_leaf(name: Callable[[], str], p: Any, u: Any) -> Any:
     if u is None or p is None:
         if p is None and u is not None:
-            raise ValueError(f"{where()}apply_updates: {name()} is None, but has an update.")
+            raise ValueError(
+                f"{where()}apply_updates: {name()} is None, but has an update, expected None."
+            )
         return p
     for what, x in (("param", p), ("update", u)):
         if not (isinstance(x, Rows) or is_array_like(x)):
@@ -51,9 +53,9 @@ def _add_leaf(name: Callable[[], str], p: Any, u: Any) -> Any:
     if _is_plain(p) and _is_plain(u) and p.dtype == u.dtype:
         # The operator `+` calls a jitted `jnp` function, which would be traced for every leaf.
         total = lax.add(p, u) if is_traced(p, u) else p + u
-        return lax.convert_element_type(total, p.dtype)  # the result isn't weakly typed
+        return lax.convert_element_type(total, p.dtype)  # removes a weak type
     p_dtype, u_dtype = dtype_of(p), dtype_of(u)
-    # jax.grad(allow_int=True) returns float0 for an integer: no update.
+    # The gradient of an integer is float0 (jax.grad with allow_int=True), which means no update.
     if u_dtype == jax.dtypes.float0:
         return p
     if not is_inexact(p):
@@ -64,14 +66,14 @@ def _add_leaf(name: Callable[[], str], p: Any, u: Any) -> Any:
 
 
 def _is_plain(x: Any) -> bool:
-    """Whether an array is added without a cast."""
+    """Whether sums can be computed in the array's own dtype."""
     return isinstance(x, jax.Array) and x.dtype.itemsize >= 4 and is_inexact(x)
 
 
 def _add_rows(name: Callable[[], str], p: Any, u: Rows) -> Any:
     if jnp.shape(p) != (u.size, *jnp.shape(u.values)[1:]):
         raise ValueError(
-            f"{where()}apply_updates: {name()}: the row-sparse update is of a table of shape "
+            f"{where()}apply_updates: {name()}: the row-sparse update belongs to a table of shape "
             f"{(u.size, *jnp.shape(u.values)[1:])}, but the parameter has shape {jnp.shape(p)}; "
             f"expected equal shapes. {_HINT}"
         )
@@ -79,11 +81,11 @@ def _add_rows(name: Callable[[], str], p: Any, u: Rows) -> Any:
 
 
 def _add_integers(name: Callable[[], str], p: Any, u: Any) -> Any:
-    # No cast to float32: it represents integers only up to 2**24, and a counter may be larger.
+    # No cast to float32, which represents integers only up to 2**24; a counter may be larger.
     if is_inexact(u):
         raise TypeError(
             f"{where()}apply_updates: {name()}: params are {jnp.result_type(p)}, updates are "
-            f"{jnp.result_type(u)}, expected whole numbers. Freeze such leaves with fnopt.freeze."
+            f"{jnp.result_type(u)}, expected integers. Freeze such leaves with fnopt.freeze."
         )
     return jnp.asarray(p) + jnp.asarray(u).astype(jnp.result_type(p))
 
@@ -92,8 +94,8 @@ def apply_updates(params: Params, updates: Any) -> Params:
     r"""Add updates to parameters: :math:`\theta \leftarrow \theta + u`, leaf by leaf.
 
     The sum is computed in the wider of the two dtypes (at least float32) and stored in the params'
-    dtype. A `None` update doesn't change its param. Integer or bool params (a counter inside
-    a model) take only integer updates, which are added exactly.
+    dtype. A parameter whose update is `None` doesn't change. Updates of integer or bool params (a
+    counter inside a model) must be integers, and are added exactly.
 
     Args:
         params: A tree of arrays.
@@ -117,7 +119,7 @@ def apply_updates(params: Params, updates: Any) -> Params:
     us, updates_treedef = jax.tree.flatten(updates, is_leaf=_is_leaf)
     if treedef != updates_treedef:
         raise ValueError(f"{where()}apply_updates: {_mismatch(params, updates, treedef)}")
-    names = (functools.partial(_name, params, i) for i in range(len(ps)))
+    names = (functools.partial(_leaf_name, params, i) for i in range(len(ps)))
     return treedef.unflatten(map(_add_leaf, names, ps, us))
 
 
@@ -125,16 +127,16 @@ def _mismatch(params: Any, updates: Any, treedef: Any) -> str:
     """Error message for updates that differ from params in structure."""
     if is_pair_with(updates, 0, treedef):
         return (
-            "updates are the pair that update returns, expected the first of both: updates, "
-            "state = tx.update(...)."
+            "updates are the pair (updates, state) that update returned, expected its first "
+            "element: updates, state = tx.update(...)."
         )
-    given, wanted = (
+    update_names, param_names = (
         [name for name, _ in leaves_with_names(tree, is_leaf=_is_leaf)[0]]
         for tree in (updates, params)
     )
-    differing = differences(given, wanted, "updates", "params")
+    paths_text = differences(update_names, param_names, "updates", "params")
     same = f"params are {treedef}, updates are {jax.tree.structure(updates, is_leaf=_is_leaf)}"
-    return f"{differing or same}, expected the same tree. {_HINT}"
+    return f"{paths_text or same}, expected the same tree. {_HINT}"
 
 
 def is_pair_with(x: Any, i: int, treedef: Any) -> bool:
@@ -148,7 +150,7 @@ def cast_like(tree: Any, like: Any) -> Any:
     """Cast the leaves of a tree to the dtypes of a reference tree."""
 
     def cast_leaf(x: Any, y: Any) -> Any:
-        if isinstance(x, Rows):  # they are added in their own dtype
+        if isinstance(x, Rows):  # `Rows.added_to` rounds the sum only once
             return x
         dtype = jnp.result_type(y)
         return x if jnp.result_type(x) == dtype else jnp.asarray(x).astype(dtype)

@@ -44,8 +44,8 @@ def _encode(x: Any, path: str) -> Any:
     match x:
         case Value():
             fields = dataclasses.fields(x)  # pyright: ignore[reportArgumentType]
-            inside = {f.name: _encode(getattr(x, f.name), f"{path}.{f.name}") for f in fields}
-            return {"type": config_name(type(x)), **inside}
+            contents = {f.name: _encode(getattr(x, f.name), f"{path}.{f.name}") for f in fields}
+            return {"type": config_name(type(x)), **contents}
         case None | bool() | int() | str():
             return x
         case float():  # JSON has no infinity and no NaN
@@ -55,54 +55,54 @@ def _encode(x: Any, path: str) -> Any:
         case dict():
             items = {k: _encode(v, f"{path}[{k!r}]") for k, v in x.items()}
             # JSON's keys are strings, so a dict with other keys is stored as pairs.
-            plain = all(isinstance(k, str) for k in items)
-            return {"type": "dict", "items": items if plain else list(map(list, items.items()))}
+            is_json = all(isinstance(k, str) for k in items)
+            return {"type": "dict", "items": items if is_json else list(map(list, items.items()))}
         case np.dtype():
             return {"type": "dtype", "name": x.name}
         case Tracer():
             raise TypeError(
-                f"to_config: {_shown(path)} is traced and has no number yet: describe the "
-                "optimizer outside of jit, vmap and grad."
+                f"to_config: {_path_text(path)} is traced, expected a concrete number. Call "
+                "to_config outside of jit, vmap and grad."
             )
         case jax.Array() | np.ndarray():
-            # A float64 holds every narrower float exactly, so the values come back bit for bit.
+            # float64 represents every narrower float exactly, so `from_config` restores every bit.
             values = np.asarray(x).astype(np.float64).tolist()
             return {"type": "array", "dtype": x.dtype.name, "values": values}
     return _encode_function(x, path)
 
 
-def _shown(path: str) -> str:
+def _path_text(path: str) -> str:
     return path.lstrip(".") or "the value"
 
 
 def _encode_function(x: Any, path: str) -> Any:
     name = getattr(x, "__qualname__", None)
     if name is None or "<" in name or _lookup(f"{x.__module__}:{name}") is not x:
-        theirs = path.endswith((".init_fn", ".update_fn"))
-        reason = " (another library's transform)" if theirs else ""
+        is_foreign = path.endswith((".init_fn", ".update_fn"))
+        reason = " (another library's transform)" if is_foreign else ""
         raise TypeError(
-            f"to_config: {_shown(path)} = {x!r}{reason} has no plain description; "
-            "use fnopt's own transforms, or functions defined at the top of a module."
+            f"to_config: {_path_text(path)} = {x!r}{reason} has no plain description, expected "
+            "a transform of fnopt or a function defined at the top of a module."
         )
     return {"type": "function", "name": f"{x.__module__}:{name}"}
 
 
 def _lookup(name: str) -> Any:
-    """Find a function by `module:qualname` in imported modules; a config never imports code."""
-    # A configuration from an untrusted source can name any module, and an import would run its
-    # code.
+    """Look up a function by `module:qualname` in imported modules; None if there is none."""
+    # No module is imported, because a configuration from an untrusted source can name any module,
+    # and an import runs the module's code.
     module, _, qualname = name.partition(":")
-    found = sys.modules.get(module)
+    value = sys.modules.get(module)
     for part in qualname.split("."):
-        found = getattr(found, part, None)
-    return found
+        value = getattr(value, part, None)
+    return value
 
 
 def from_config(config: Any) -> Any:
     """Build the value that `to_config` described.
 
-    A user's own classes and functions are found if their module has been imported. `from_config`
-    never imports a module.
+    A user's classes and functions must be in modules that have been imported, because `from_config`
+    imports only modules of fnopt.
 
     Args:
         config: The result of `to_config`, possibly through JSON.
@@ -123,7 +123,8 @@ def from_config(config: Any) -> Any:
     """
     if not isinstance(config, dict) or "type" not in config:
         raise TypeError(
-            f"from_config: {config!r} is a {type(config).__name__}, expected a dict with a 'type'."
+            f"from_config: {config!r} is a {type(config).__name__}, expected a dict with a 'type', "
+            "as to_config returns it."
         )
     return _decode(config)
 
@@ -144,40 +145,48 @@ def _decode(x: Any) -> Any:
         case {"type": "array", "dtype": dtype, "values": values}:
             return jnp.asarray(values, dtype)
         case {"type": "function", "name": name}:
-            found = _lookup(name)
-            if not callable(found):
-                raise ValueError(f"from_config: no function {name!r}; import its module first.")
-            return found
+            function = _lookup(name)
+            if not callable(function):
+                raise ValueError(
+                    f"from_config: there is no function {name!r}; import its module first."
+                )
+            return function
         case {"type": str(name), **fields}:
             return _build(name, fields)
-    raise ValueError(f"from_config: {x!r} has no 'type'.")
+    raise ValueError(f"from_config: {x!r} has no 'type', expected one, as to_config returns it.")
 
 
 def _build(name: str, config: dict[str, Any]) -> Any:
     if name not in registry and name.startswith("fnopt."):
-        # A class registers when its module is imported, and packages of fnopt load lazily.
-        for found in pkgutil.iter_modules(sys.modules["fnopt"].__path__, "fnopt."):
-            importlib.import_module(found.name)
+        # A class is registered when its module is imported, and fnopt imports packages lazily.
+        for package in pkgutil.iter_modules(sys.modules["fnopt"].__path__, "fnopt."):
+            importlib.import_module(package.name)
     cls = registry.get(name)
     if cls is None:
-        raise ValueError(f"from_config: unknown type {name!r}. {_hint(name)}")
+        raise ValueError(f"from_config: unknown type {name!r}. {_type_advice(name)}")
     fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
-    known = [f.name for f in fields]
-    unknown = [k for k in config if k not in known]
+    names = [f.name for f in fields]
+    unknown = [k for k in config if k not in names]
     if unknown:
         raise ValueError(
-            f"from_config: {name} has no field {unknown[0]!r}; it has {names_text(known)}."
+            f"from_config: {name} has no field {unknown[0]!r}, expected fields of "
+            f"{names_text(names)}."
         )
     missing = [f.name for f in fields if f.default is dataclasses.MISSING and f.name not in config]
     if missing:
-        raise ValueError(f"from_config: {name} lacks the field {missing[0]!r}.")
+        raise ValueError(
+            f"from_config: {name} lacks the field {missing[0]!r}, expected a value, because the "
+            "field has no default."
+        )
     return cls(**{k: _decode(v) for k, v in config.items()})
 
 
-def _hint(name: str) -> str:
-    if callable(getattr(sys.modules["fnopt"], name.removeprefix("fnopt."), None)):
-        return "It is a function: a configuration describes the object that it returns."
-    last = {known.rpartition(".")[2]: known for known in registry}
-    close = difflib.get_close_matches(name.rpartition(".")[2], last, n=3, cutoff=0.5)
-    found = [last[n] for n in close]
-    return f"Did you mean {names_text(found)}?" if found else "Import the module of your class."
+def _type_advice(name: str) -> str:
+    """Advice for an unknown type in a configuration."""
+    function = name.removeprefix("fnopt.")
+    if callable(getattr(sys.modules["fnopt"], function, None)):
+        return f"{function} is a function; a configuration describes the object that it returns."
+    full_names = {full_name.rpartition(".")[2]: full_name for full_name in registry}
+    matches = difflib.get_close_matches(name.rpartition(".")[2], full_names, n=3, cutoff=0.5)
+    types = [full_names[n] for n in matches]
+    return f"Did you mean {names_text(types)}?" if types else "Import the module of your class."

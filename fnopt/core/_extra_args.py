@@ -1,4 +1,4 @@
-"""Extra arguments of `update`: names, readers, and translation for wrappers."""
+"""Extra arguments of `update`: their names, the transforms that read them, and translation."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ EXTRA_ARGS: Mapping[str, str] = {
     "obj_fn": "`obj_fn(params)`: the loss as a function of the params alone, for its curvature",
     "logits_fn": "`logits_fn(params)`: the model's logits for the batch, of shape (..., classes)",
     "residual_fn": (
-        "`residual_fn(params)` or `residual_fn(params, example)`: the residuals, whose "
-        "squares are summed"
+        "`residual_fn(params)` or `residual_fn(params, example)`: the residuals of the "
+        "least-squares cost"
     ),
     "jac": "`jac(params)`: the Jacobian of the residuals, if available",
     "batch": "the examples of the residuals",
@@ -35,7 +35,7 @@ EXTRA_ARGS: Mapping[str, str] = {
     "weight": "the weight of this gradient in a mean, such as the number of tokens in its batch",
     "input_moments": "second moments of the inputs of each matrix, `a a^T` averaged over the batch",
     "max_logits": "the largest attention logits of each head in the batch",
-    "num_examples": "the number of examples in a worker's steps, its weight",
+    "num_examples": "the number of examples in a worker's steps, which is the worker's weight",
     "participates": "whether a worker takes part in this round",
 }
 """Names and descriptions of all extra arguments of `update` that the library reads.
@@ -45,20 +45,20 @@ of a chain. User-defined transforms may use other names.
 """
 
 ANY = "*"
-"""Represents all names, for a function that accepts any extra argument."""
+"""Stands for all names if a function accepts any extra argument (`**kwargs`)."""
 
 
 # Cached, because `inspect.signature` takes longer than an eager step.
 @functools.cache
 def read_by(update: Callable[..., Any]) -> Mapping[str, bool]:
-    """Extra arguments in the signature of an `update`, and whether each is required."""
+    """Map each extra argument in the signature of an `update` to whether it is required."""
     parameters = inspect.signature(update).parameters.values()
     return {p.name: p.default is p.empty for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 @functools.cache
 def required_by(update: Callable[..., Any]) -> tuple[str, ...]:
-    """Required extra arguments."""
+    """Names of the required extra arguments of an `update`."""
     return tuple(name for name, required in read_by(update).items() if required)
 
 
@@ -72,41 +72,41 @@ def parameter_names(fn: Callable[..., Any]) -> frozenset[str]:
 
 
 def names_read(tx: Any) -> frozenset[str]:
-    """Extra arguments that a transform or its inner transforms read; `'*'` for any name."""
+    """Names of extra arguments that a transform or its inner transforms read; `'*'` for any."""
     return frozenset(tx.reads()).union(*(names_read(member.tx) for member in tx.members()))
 
 
 def extra_arg_names(tx: Any, given: Mapping[str, Any]) -> frozenset[str]:
-    """Names of `names_read`, and the names of the parameters of `value_fn`."""
+    """Names of extra arguments that a transform or the given `value_fn` reads."""
     read, fn = names_read(tx), given.get("value_fn")
     return read | parameter_names(fn) if "value_fn" in read and callable(fn) else read
 
 
 def check_spelling(tx: Any, given: Mapping[str, Any]) -> None:
     """Raise a TypeError for a misspelled extra argument."""
-    # Known names need no walk through the members, which would slow down eager steps.
+    # The members aren't visited for standard names, because this would slow down eager steps.
     if given.keys() <= EXTRA_ARGS.keys():
         return
-    known = extra_arg_names(tx, given)
-    for name in () if ANY in known else sorted(given.keys() - known - EXTRA_ARGS.keys()):
-        # Similarity ratio of 'valeu' and 'value'.
-        near = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.8)
-        if near:
+    names = extra_arg_names(tx, given)
+    for name in () if ANY in names else sorted(given.keys() - names - EXTRA_ARGS.keys()):
+        # 0.8 is the similarity ratio of 'valeu' and 'value'.
+        matches = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.8)
+        if matches:
             raise TypeError(
-                f"{where()}update got the extra argument {name!r}, which none of its "
-                f"members takes; did you mean {near[0]!r}?"
+                f"{where()}update got the extra argument {name!r}, which no member of the "
+                f"optimizer reads; did you mean {matches[0]!r}?"
             )
 
 
 def scalar_loss(value: Any, dtype: Any) -> jax.Array:
-    """The extra argument `value`, or the result of `value_fn`, as a scalar of this dtype.
+    """Convert the extra argument `value`, or the result of `value_fn`, to a scalar.
 
     Raises:
         ValueError: If the loss isn't a single real number.
     """
     if not is_array_like(value) or jnp.shape(value) not in ((), (1,)) or jnp.iscomplexobj(value):
         raise ValueError(
-            f"{where()}the value of the loss is {type_text(value)}, expected one real number: sum "
+            f"{where()}the value of the loss is {type_text(value)}, expected one real number. Sum "
             "or average over the batch."
         )
     return jnp.reshape(jnp.asarray(value), ()).astype(dtype)
@@ -120,25 +120,28 @@ def translate_extra_args(
 ) -> dict[str, Any]:
     """Translate extra arguments for an inner transform whose params have another structure.
 
-    `inward` converts a tree like the params to the inner structure. `outward` converts inner params
-    to the tree that the user's functions of the params take. Therefore a line search or a curvature
-    estimate also works under a mask, with the other leaves as constants.
+    `inward` converts a tree with the structure of the params to the inner structure. `outward`
+    converts inner params to the tree that the user's functions of the params accept. Therefore a
+    line search or a curvature estimate also works under a mask, with the other leaves as constants.
     """
     new = dict(extra_args)
     for name in _FUNCTIONS:
         if callable(new.get(name)):
-            new[name] = _after(outward, new[name])
+            new[name] = _compose(new[name], outward)
     if callable(new.get("grad_fn")):
-        grad_fn = _after(outward, new["grad_fn"])
+        grad_fn = _compose(new["grad_fn"], outward)
         new["grad_fn"] = functools.wraps(grad_fn)(lambda *args, **kw: inward(grad_fn(*args, **kw)))
     if new.get("grad") is not None:
         new["grad"] = inward(new["grad"])
     return new
 
 
-def _after(outward: Callable[[Any], Any], fn: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(fn)  # the names of its parameters say which extra arguments it gets
-    def called(params: Any, *args: Any, **kwargs: Any) -> Any:
+def _compose(fn: Callable[..., Any], outward: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Compose a function of the params with `outward`; the signature doesn't change."""
+
+    # `wraps` keeps the signature, because `value_fn` gets the extra arguments that it names.
+    @functools.wraps(fn)
+    def composed(params: Any, *args: Any, **kwargs: Any) -> Any:
         return fn(outward(params), *args, **kwargs)
 
-    return called
+    return composed

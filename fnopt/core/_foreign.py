@@ -1,4 +1,4 @@
-"""Optimizers of other libraries as fnopt transformations."""
+"""Conversion of other libraries' optimizers to fnopt transformations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class from_pair(Transformation):
     """Convert another library's (init, update) pair to an fnopt transformation.
 
     `chain` and the other wrappers do this automatically for objects with `init` and `update`, and
-    for pairs. The pair receives the extra arguments that its signature takes.
+    for pairs. The pair's update receives only the extra arguments in its signature.
 
     Args:
         init_fn: The pair's init function.
@@ -39,20 +39,23 @@ class from_pair(Transformation):
         return self.init_fn(params)
 
     def reads(self) -> Mapping[str, bool]:
-        """The keyword-only parameters of the pair's update; `'*'` if it accepts any name."""
+        """Map the keyword-only parameters of the pair's update to whether each is required.
+
+        `'*'` is a key if the update accepts any name.
+        """
         any_name = {ANY: False} if _signature(self.update_fn).takes_any else {}
         return {**read_by(self.update_fn), **any_name}
 
     def update(
         self, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
-        """Call the pair's update with the extra arguments that its signature takes."""
+        """Call the pair's update with the extra arguments in its signature."""
         signature = _signature(self.update_fn)
-        given = (updates, state, params) if signature.takes_params else (updates, state)
-        # optax's plain transformations raise for an argument that they don't know.
+        args = (updates, state, params) if signature.takes_params else (updates, state)
+        # optax's transformations without extra arguments raise an error for unknown arguments.
         if not signature.takes_any:
             extra_args = {k: v for k, v in extra_args.items() if k in read_by(self.update_fn)}
-        return self.update_fn(*given, **extra_args)
+        return self.update_fn(*args, **extra_args)
 
 
 class _Signature(NamedTuple):
@@ -68,8 +71,8 @@ def _signature(update: Callable[..., Any]) -> _Signature:
     return _Signature(by_position > 2 or Kind.VAR_POSITIONAL in kinds, Kind.VAR_KEYWORD in kinds)
 
 
-def _pair_of(tx: Any) -> tuple[Any, Any]:
-    # A class or recipe that was not called: its init and update are unbound, or raise.
+def _init_and_update(tx: Any) -> tuple[Any, Any]:
+    # A class or a function that wasn't called. The methods of a class are unbound.
     if isinstance(tx, (type, types.FunctionType)):
         return None, None
     if callable(getattr(tx, "init", None)) and callable(getattr(tx, "update", None)):
@@ -81,7 +84,7 @@ def as_transformation(tx: Any, what: str = "member") -> Transformation:
     """Convert any (init, update) pair to a `Transformation`."""
     if isinstance(tx, Transformation):
         return tx
-    pair = _pair_of(tx)
+    pair = _init_and_update(tx)
     if not all(map(callable, pair)):
         hint = ""
         if callable(tx):

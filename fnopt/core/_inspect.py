@@ -15,42 +15,41 @@ from fnopt.core._transformation import Member, Transformation
 from fnopt.numerics import default_float
 
 _Path = tuple[str, ...]
-_COUNTS = ("count", "step", "gradient_step")  # the names of a state's own count
+_COUNTS = ("count", "step", "gradient_step")  # fields with the step count, in fnopt and optax
 
 
-def _unique(items: list[tuple[_Path, Any]]) -> dict[str, Any]:
+def _with_short_names(items: list[tuple[_Path, Any]]) -> dict[str, Any]:
     """Name items by the last part of their path, or by the whole path if ambiguous."""
-    # Two members of a class have slots of one name; their paths differ.
-    times = Counter(path[-1] for path, _ in items)
-    return {(path[-1] if times[path[-1]] == 1 else "/".join(path)): x for path, x in items}
+    # Slots of two members of the same class have the same name, but different paths.
+    occurrences = Counter(path[-1] for path, _ in items)
+    return {(path[-1] if occurrences[path[-1]] == 1 else "/".join(path)): x for path, x in items}
 
 
-def _holds_states(node: Any) -> bool:
-    """Whether a container contains states, not arrays (a NamedTuple is nested inside it)."""
+def _contains_states(node: Any) -> bool:
+    """Whether a NamedTuple is nested in a container, which then contains states, not arrays."""
     if hasattr(node, "_fields"):
         return True
     parts = node.values() if isinstance(node, dict) else node
-    return isinstance(node, (tuple, list, dict)) and any(map(_holds_states, parts))
+    return isinstance(node, (tuple, list, dict)) and any(map(_contains_states, parts))
 
 
-def _guessed_slots(state: Any) -> set[str]:
-    """Return the slots of another library's state: all fields except single scalars."""
-    # Without annotations a lone scalar may be a count, a rate or a key.
-    fields = state._asdict().items()
+def _guess_slots(state: Any) -> set[str]:
+    """Names of the slots of another library's state: fields with arrays, without scalars."""
+    # A scalar may be a count, a rate or a key, which annotations would distinguish from a slot.
     return {
         name
-        for name, x in fields
-        if jax.tree.leaves(x) and not (hasattr(x, "ndim") and x.ndim == 0) and not _holds_states(x)
+        for name, x in state._asdict().items()
+        if jax.tree.leaves(x) and getattr(x, "ndim", None) != 0 and not _contains_states(x)
     }
 
 
 def _slot_fields(state: Any) -> set[str]:
     try:
         declared = set(declared_slots(type(state)))
-    except (NameError, TypeError):  # annotations that can't be looked up from here
+    except (NameError, TypeError):  # annotations with names that can't be looked up here
         declared = set()
-    ours = type(state).__module__.partition(".")[0] == "fnopt"
-    return declared if declared or ours else _guessed_slots(state)
+    is_fnopt = type(state).__module__.partition(".")[0] == "fnopt"
+    return declared if declared or is_fnopt else _guess_slots(state)
 
 
 def slots(state: Any) -> dict[str, Any]:
@@ -60,8 +59,8 @@ def slots(state: Any) -> dict[str, Any]:
         state: The state of any transform, chain or wrapper, including optax's.
 
     Returns:
-        A dict from `'mu'`, `'nu'`, `'trace'`, … to trees of the params' structure. If slots of two
-        members have the same name, the keys also contain the position (`'1/trace'`).
+        A dict from names such as `'mu'`, `'nu'` and `'trace'` to trees of the params' structure. If
+        slots of two members have the same name, the keys also contain the position (`'1/trace'`).
 
     Raises:
         TypeError: If `state` is an optimizer instead of a state.
@@ -74,13 +73,12 @@ def slots(state: Any) -> dict[str, Any]:
     """
     if isinstance(state, Transformation):
         raise TypeError(
-            "slots: this is the optimizer, expected its state: tx.init(params), or what "
-            "update returned. For the names of the slots before init, use "
-            "fnopt.slot_names(tx, params)."
+            "slots: got an optimizer, expected its state, which tx.init(params) and tx.update "
+            "return. For the names of the slots before init, use fnopt.slot_names(tx, params)."
         )
-    found: list[tuple[_Path, Any]] = []
-    map_slots(lambda path, slot: found.append((tuple(path.split("/")), slot)), state)
-    return _unique(found)
+    items: list[tuple[_Path, Any]] = []
+    map_slots(lambda path, slot: items.append((tuple(path.split("/")), slot)), state)
+    return _with_short_names(items)
 
 
 def slot_names(tx: Any, params: Any) -> tuple[str, ...]:
@@ -117,9 +115,9 @@ def named(tx: Transformation, state: Any) -> dict[str, Any]:
         state: Its state.
 
     Returns:
-        A dict from the member's name (the name given to `chain`, the label of a `partition`,
-        otherwise the name of the transform) to its state. Ambiguous names are replaced by whole
-        paths.
+        A dict from the name of a member to its state. The name is the one passed to `chain`, the
+        label of a `partition`, or else the name of the transform. Ambiguous names are replaced by
+        whole paths.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -131,7 +129,8 @@ def named(tx: Transformation, state: Any) -> dict[str, Any]:
         Array(0, dtype=int32)
     """
     tx = as_transformation(tx, "named: tx")
-    return _unique([(path, member.state) for path, member in _walk_members(tx, state, ())])
+    items = [(path, member.state) for path, member in _walk_members(tx, state, ())]
+    return _with_short_names(items)
 
 
 def step_count(tx: Any, state: Any) -> jax.Array:
@@ -140,11 +139,11 @@ def step_count(tx: Any, state: Any) -> jax.Array:
     A member counts steps if its formula or a schedule needs the step number. All members of a chain
     take a step in every call, so their counts are equal, and `step_count` returns the first count.
     If a transform skips calls of its inner transform (`accumulate`, `conditionally_mask`),
-    `step_count` returns the wrapper's count. `accumulate` counts a step whenever its sum is
-    complete.
+    `step_count` returns the wrapper's count. `accumulate` counts a step whenever it has accumulated
+    all gradients of the step.
 
     Args:
-        tx: An optimizer, of fnopt or any (init, update) pair.
+        tx: An optimizer: a transformation, or any (init, update) pair.
         state: Its state.
 
     Returns:
@@ -171,7 +170,7 @@ def step_count(tx: Any, state: Any) -> jax.Array:
 
 
 def step_counts(tree: Any) -> Iterator[Any]:
-    """Step counts of all states in a tree that have a `count`."""
+    """Yield the step counts of all states in a tree."""
     if hasattr(tree, "_fields") and counts_steps(type(tree)) and tree.count is not None:
         yield tree.count
     if isinstance(tree, (tuple, list, dict)):
@@ -180,15 +179,16 @@ def step_counts(tree: Any) -> Iterator[Any]:
 
 
 def _own_count(state: Any) -> Any:
-    """Step count in the state's own fields, or None."""
+    """Step count among the fields of a state, without inner states; None if there is none."""
     fields = state._asdict() if hasattr(state, "_fields") else {}
     if "count" in fields and not counts_steps(type(state)):
         return None
-    own = (fields.get(name) for name in _COUNTS)
-    return next((x for x in own if hasattr(x, "dtype")), None)
+    values = (fields.get(name) for name in _COUNTS)
+    return next((x for x in values if hasattr(x, "dtype")), None)
 
 
 def _counts(tx: Transformation, state: Any) -> Iterator[Any]:
+    """Yield the step counts of a transform and its members, the outermost first."""
     if (own := _own_count(state)) is not None:
         yield own
     for member in tx.members(state):
@@ -207,14 +207,14 @@ def _own_hyperparams(tx: Transformation, state: Any, path: _Path) -> Iterator[tu
 
 
 def hyperparams(tx: Transformation, state: Any) -> dict[str, jax.Array]:
-    """Return the current value of every numeric hyper-parameter, with schedules evaluated.
+    """Return the current values of all numeric hyper-parameters, with schedules evaluated.
 
     Args:
         tx: An optimizer.
         state: Its state, which contains the step counts.
 
     Returns:
-        A dict from name to scalar: the value that the *next* update uses.
+        A dict from names to scalars, the values that the *next* update uses.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -226,22 +226,22 @@ def hyperparams(tx: Transformation, state: Any) -> dict[str, jax.Array]:
     items = list(_own_hyperparams(tx, state, ()))
     for path, member in _walk_members(tx, state, ()):
         items += _own_hyperparams(member.tx, member.state, path)
-    return _unique(items)
+    return _with_short_names(items)
 
 
 def map_slots(fn: Callable[[str, Any], Any], state: Any, path: tuple[str, ...] = ()) -> Any:
-    """Replace every slot by `fn(path, slot)`; a path is, for example, `'1/trace'`."""
-    own: set[str] = set()
+    """Replace every slot of a state by `fn(path, slot)`; a path is, for example, `'1/trace'`."""
+    slot_fields: set[str] = set()
     parts: Any = state
     if hasattr(state, "_fields"):
-        own, parts = _slot_fields(state), state._asdict()
+        slot_fields, parts = _slot_fields(state), state._asdict()
     elif not isinstance(state, (tuple, dict)):
         return state
     items = parts.items() if isinstance(parts, dict) else enumerate(parts)
     new = {}
     for name, part in items:
         here = (*path, str(name))
-        new[name] = fn("/".join(here), part) if name in own else map_slots(fn, part, here)
+        new[name] = fn("/".join(here), part) if name in slot_fields else map_slots(fn, part, here)
     if hasattr(state, "_fields"):
         return type(state)(**new)
     return new if isinstance(state, dict) else type(state)(new.values())

@@ -1,4 +1,4 @@
-"""Base class of optimizers with one formula for every leaf."""
+"""Base class of transforms that apply one formula to every leaf."""
 
 from __future__ import annotations
 
@@ -46,29 +46,29 @@ class Leafwise(Transformation):
     A subclass declares its state (`State`, a NamedTuple whose fields are an optional `count` and
     slots, annotated `Slot` or `RealSlot`) and the formula of a leaf. The base class defines `init`
     and `update`. `init` makes a zero count and zero slots. `update` increments the count, evaluates
-    schedules, casts the numbers and computes `scalars` once per step. It then applies `leaf` in at
+    schedules, casts the numbers and calls `scalars` once per step. It then applies `leaf` in at
     least float32 and casts the slots back to their storage dtype.
 
     `leaf(self, h, g, *slots)` returns the update and the new slots, or only the update if the state
     has no slots. With `needs_params = True` its signature is `leaf(self, h, g, p, *slots)`. `h`
     contains the numeric fields and the results of `scalars`, as scalars of the leaf's real compute
     dtype; read flags from `self`. `leaf` must be a pure function of its arguments and of static
-    fields, because it is traced once for all leaves of one shape.
+    fields, because `leaf` is traced once for all leaves of one shape.
 
-    `scalars(self, h, t)` returns a dict of additional scalars; `t` is the number of this step,
-    beginning with 1 (None if the state has no `count`). A subclass that doesn't read `t` sets
+    `scalars(self, h, t)` returns a dict of additional scalars. `t` is the number of this step,
+    beginning with 1, or None if the state has no `count`. A subclass that doesn't read `t` sets
     `reads_step = False`. Its count is then None, unless a hyper-parameter is a `Schedule`.
 
-    If a slot is a `RealSlot`, or if `keeps_squares` is True, gradients are clipped to the largest
-    number whose square is finite (2.3e18 in float32), because an infinite second moment would stay
-    infinite. Infinite gradients are clipped too, and make the update NaN, because zero times the
-    gradient is added to the update. If the formula of the update reads a mean of gradients instead
-    of the gradient, set `carrier` to the name of the slot with the mean. `0 * g` is then added to
-    the carrier slot instead of the update; this saves one read of the gradient.
+    If a slot is a `RealSlot`, or if `keeps_squares` is True, gradients are clipped to a bound with
+    a finite square (2.3e18 in float32), because an infinite second moment would stay infinite.
+    Infinite gradients are clipped too; they make the update NaN, because `0 * g` is added to the
+    update. If the update depends on a mean of gradients instead of the gradient, set `carrier` to
+    the name of the slot with the mean. `0 * g` is then added to the carrier slot instead of the
+    update; this saves one read of the gradient.
 
-    Annotate a slot with another shape than the leaf (one number per leaf, factors of a matrix) as
-    `CustomSlot`. `start(self, slot, p)` then returns its initial value for a leaf: an array or a
-    tree.
+    Annotate a slot whose shape differs from the leaf's shape (one number per leaf, factors of a
+    matrix) as `CustomSlot`. `start(self, slot, p)` then returns the slot's initial value for a
+    leaf, an array or a tree.
 
     Example:
         >>> from typing import NamedTuple
@@ -92,22 +92,24 @@ class Leafwise(Transformation):
         [4. 4.] [1. 1.]
     """
 
-    # Whether slots hold squares of gradients; None: if a slot is a `RealSlot`.
+    # Whether a slot stores squares of gradients; by default (None), whether a slot is a `RealSlot`.
     keeps_squares: ClassVar[bool | None] = None
-    carrier: ClassVar[str | None] = None  # the slot that carries infinite gradients to the update
-    is_short: ClassVar[bool] = False  # whether `leaf` is one operation
+    # The slot to which `0 * g` is added, so that infinite gradients reach the update.
+    carrier: ClassVar[str | None] = None
+    # Whether `leaf` is so short that it is called directly instead of as a jitted function.
+    is_short: ClassVar[bool] = False
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Scalars of a step, shared by all leaves; none by default."""
+        """Compute scalars of a step that all leaves share; none by default."""
         del h, t
         return {}
 
     def leaf(self, h: Any, g: Any, *slots: Any) -> Any:
-        """Update of one leaf, and its new slots."""
+        """Compute the update of one leaf and its new slots."""
         raise NotImplementedError(f"{type(self).__name__} must define leaf(self, h, g, *slots)")
 
     def start(self, slot: str, p: Any) -> Any:
-        """Initial value of a `CustomSlot` for the leaf `p`: strongly typed, at least float32."""
+        """Make the initial value of a `CustomSlot` for the leaf `p`, in at least float32."""
         raise NotImplementedError(f"{type(self).__name__} must define start(self, {slot!r}, p)")
 
     def _first(self, name: str, params: Any) -> Any:
@@ -123,17 +125,17 @@ class Leafwise(Transformation):
         return self._step(updates, state, params)
 
     def _step(self, updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        """Run `update` without its checks, for subclasses that extend `update`."""
+        """Compute `update` without the checks of arguments, for subclasses that extend `update`."""
         names, (numbers, flags) = tuple(declared_slots(self.State)), self._flatten()
         if {*map(type, numbers)} != {float}:
             check_scalars(self)
         leaves, treedef, columns = self._columns(updates, state, params, names)
-        counts = "count" in self.State._fields
-        count = count_of(self, state) if counts else None
+        has_count = "count" in self.State._fields
+        count = count_of(self, state) if has_count else None
         rows = [*zip(leaves, *columns, strict=True)]
         staged = is_traced(count, *leaves)
         try:
-            if len(rows) == 1 and not staged:  # an eager step in one call
+            if len(rows) == 1 and not staged:  # one call of a jitted program for the eager step
                 program = _step_program(type(self), flags, names, shard_axes())
                 row, t = program(numbers, count, *rows[0])
                 rows = [row]
@@ -144,14 +146,17 @@ class Leafwise(Transformation):
             raise
         trees = [treedef.unflatten([row[i] for row in rows]) for i in range(1 + len(names))]
         fields = dict(zip(names, trees[1:], strict=True))
-        if counts:
+        if has_count:
             fields["count"] = t
         return trees[0], self.State(**fields)
 
     def _rows(
         self, slots: tuple[str, ...], count: Any, rows: list[tuple[Any, ...]], staged: bool
     ) -> tuple[list[tuple[Any, ...]], Any]:
-        """Update and new slots of every leaf, and the step number."""
+        """Compute the update and the new slots of every leaf, and the step number.
+
+        A row contains the gradient of a leaf, the param if needed, and the slots.
+        """
         numbers = _Numbers(self, count, staged)
         formula = self._formula(slots, [row[0] for row in rows], staged)
         results = [formula(row[0])(numbers.for_row(row), *row) for row in rows]
@@ -160,28 +165,32 @@ class Leafwise(Transformation):
     def _formula(
         self, slots: tuple[str, ...], leaves: list[Any], staged: bool
     ) -> Callable[[Any], Callable[..., Any]]:
-        """Choose the formula or its jitted version for every leaf."""
+        """Return a function that chooses the formula or its jitted version for a leaf."""
         flags = self._flatten()[1]
         program = _leaf_program(type(self), flags, slots, shard_axes())
         if not staged:
             return lambda g: program
         formula = _leaf_formula(type(self), flags, slots)
-        alike = Counter(map(_form, leaves))
-        return lambda g: formula if self.is_short or alike[_form(g)] == 1 else program
+        counts = Counter(map(_shape_and_dtype, leaves))
+        return lambda g: formula if self.is_short or counts[_shape_and_dtype(g)] == 1 else program
 
     def _columns(
         self, updates: Any, state: Any, params: Any, names: tuple[str, ...]
     ) -> tuple[list[Any], Any, list[list[Any]]]:
-        """Leaves of the updates, their treedef, and the matching leaves of the params and slots."""
+        """Flatten the updates, and the params and slots in the same order.
+
+        Returns:
+            The leaves of the updates, their treedef, and a list of leaves for each other tree.
+        """
         leaves, treedef = tree_flatten(updates)
         if not all(map(is_inexact, leaves)):
             check_inexact(updates, "gradients")
         companions = {"params": params} if self.needs_params else {}
         companions |= {name: getattr(state, name) for name in names}
-        own, columns = custom_slots(self.State), []
+        custom, columns = custom_slots(self.State), []
         for name, tree in companions.items():
-            column, other = (None, None) if name in own else tree_flatten(tree)
-            if column is None:
+            column, other = (None, None) if name in custom else tree_flatten(tree)
+            if column is None:  # the entries of a `CustomSlot` may be trees
                 column = treedef.flatten_up_to(tree)
             elif other != treedef or not all(map(same_shape, leaves, column)):
                 check_same_tree(updates, tree, "gradients", name)
@@ -189,15 +198,15 @@ class Leafwise(Transformation):
         return leaves, treedef, columns
 
 
-def _form(x: Any) -> tuple[Any, Any]:
+def _shape_and_dtype(x: Any) -> tuple[Any, Any]:
     return shape_of(x), dtype_of(x)
 
 
 class _Numbers:
-    """Scalars of one step, computed once per compute dtype."""
+    """Hyper-parameters and scalars of one step, computed once per compute dtype."""
 
     def __init__(self, tx: Leafwise, count: Any, staged: bool) -> None:
-        self._tx, self._count, self._made = tx, count, {}
+        self._tx, self._count, self._cache = tx, count, {}
         self._scalars = _scalars if staged else _scalar_program(type(tx))
 
     def for_row(self, row: tuple[Any, ...]) -> dict[str, Any]:
@@ -205,33 +214,34 @@ class _Numbers:
 
     @property
     def step(self) -> Any:
-        computed = next(iter(self._made.values()), None)
-        return (computed or self._in_dtype(jnp.dtype(jnp.float32)))[1]
+        numbers_and_step = next(iter(self._cache.values()), None)
+        return (numbers_and_step or self._in_dtype(jnp.dtype(jnp.float32)))[1]
 
     def _in_dtype(self, dtype: Any) -> tuple[dict[str, Any], Any]:
-        if dtype not in self._made:
-            self._made[dtype] = self._scalars(self._tx, self._count, dtype)
-        return self._made[dtype]
+        if dtype not in self._cache:
+            self._cache[dtype] = self._scalars(self._tx, self._count, dtype)
+        return self._cache[dtype]
 
 
-# A formula, or the scalars of a step, are jitted functions in three cases: if many leaves of a
-# traced step are alike (each is one equation, and the formula is traced once), in an eager update
-# (one call per leaf instead of one per operation), and under a `vmap` or `grad` that isn't
-# compiled. The function itself is called if this is cheaper to trace: inside a program, for the
-# scalars (hyper-parameters are concrete there), short formulas, and leaves of unique shape. XLA
-# inlines all calls, so the compiled program is the same.
+# `leaf` and `scalars` are called as jitted functions in three cases: if many leaves of a traced
+# step have the same shape and dtype (each leaf is one equation, and `leaf` is traced once), in an
+# eager update (one call per leaf instead of one call per operation), and under a `vmap` or `grad`
+# that isn't compiled. Inside a traced step, direct calls are faster to trace for `scalars` (the
+# hyper-parameters are concrete), for short formulas and for leaves of unique shape. XLA inlines all
+# calls, so the compiled program is the same.
 
 
 def _scalars(tx: Leafwise, count: Any, dtype: Any) -> tuple[dict[str, Any], Any]:
-    """Hyper-parameters of a step in one dtype, and the step number."""
+    """Hyper-parameters and scalars of a step in one dtype, and the step number."""
     t = next_count(count)
     now = tx.at(count)
     values = {name: getattr(now, name) for name in tx._leaf_names}
     numbers = {k: _number(v, dtype) for k, v in values.items() if v is not None}
-    with np.errstate(all="ignore"):  # NumPy scalars divide like JAX's, without a warning
-        more = tx.scalars(LeafNumbers(**values | numbers), t)
-    check_scalars_returned(type(tx).__name__, more)
-    return numbers | {k: _number(v, dtype) for k, v in more.items()}, t
+    # Concrete hyper-parameters are NumPy scalars, which would warn of a division by zero.
+    with np.errstate(all="ignore"):
+        scalars = tx.scalars(LeafNumbers(**values | numbers), t)
+    check_scalars_returned(type(tx).__name__, scalars)
+    return numbers | {k: _number(v, dtype) for k, v in scalars.items()}, t
 
 
 def _number(x: Any, dtype: Any) -> Any:
@@ -241,7 +251,8 @@ def _number(x: Any, dtype: Any) -> Any:
     return lax.convert_element_type(x, dtype)
 
 
-# These programs are cached, because JAX caches traces by function. A new function is traced again.
+# These functions are cached, because JAX caches traces per function object, and a new object would
+# be traced again.
 @functools.cache
 def _scalar_program(cls: type[Leafwise]) -> Callable[..., Any]:
     def scalars(tx: Any, count: Any, dtype: Any) -> tuple[dict[str, Any], Any]:
@@ -255,7 +266,7 @@ def _scalar_program(cls: type[Leafwise]) -> Callable[..., Any]:
 def _step_program(
     cls: type[Leafwise], flags: Any, slots: tuple[str, ...], axes: tuple[str, ...]
 ) -> Callable[..., Any]:
-    del axes  # `axes` is a cache key, because norms of parts need another program
+    del axes  # `axes` is a cache key, because norms over shards need a collective operation
 
     def step(numbers: Any, count: Any, *row: Any) -> tuple[tuple[Any, ...], Any]:
         (result,), t = cls._unflatten(flags, numbers)._rows(slots, count, [row], staged=True)
@@ -269,43 +280,44 @@ def _step_program(
 def _leaf_program(
     cls: type[Leafwise], flags: Any, slots: tuple[str, ...], axes: tuple[str, ...]
 ) -> Callable[..., Any]:
-    del axes  # `axes` is a cache key, because norms of parts need another program
+    del axes  # `axes` is a cache key, because norms over shards need a collective operation
     return jax.jit(_leaf_formula(cls, flags, slots))
 
 
 def _leaf_formula(
     cls: type[Leafwise], flags: Any, slots: tuple[str, ...]
 ) -> Callable[..., tuple[Any, ...]]:
-    # A `RealSlot` is a second moment, whose squares overflow where gradients don't.
-    declared = any(declared_slots(cls.State).values())
-    squares = declared if cls.keeps_squares is None else cls.keeps_squares
+    # A `RealSlot` is a second moment: squares of gradients overflow although gradients are finite.
+    has_real_slot = any(declared_slots(cls.State).values())
+    keeps_squares = has_real_slot if cls.keeps_squares is None else cls.keeps_squares
     carrier = cls.carrier
 
     def leaf(h: dict[str, Any], *row: Any) -> tuple[Any, ...]:
         dtype = compute_dtype(*map(dtype_of, jax.tree.leaves(row)))
         args = jax.tree.map(lambda x: cast(x, dtype), row)
-        nothing = None
-        if squares:
-            # Zero, or NaN for an infinite gradient. (A clip that keeps infinite gradients would
-            # cost memory: XLA stores a value that takes several operations and is read twice.)
-            nothing = lax.mul(np.zeros((), args[0].dtype), args[0])
+        zero_or_nan = None
+        if keeps_squares:
+            # Zero, or NaN for an infinite gradient. A clip that doesn't clip infinite gradients
+            # would need more memory, because XLA stores a value that takes several operations and
+            # is read twice.
+            zero_or_nan = lax.mul(np.zeros((), args[0].dtype), args[0])
             args = (capped(args[0]), *args[1:])
             if carrier:
                 i = len(args) - len(slots) + slots.index(carrier)
-                carried = lax.add(args[i], lax.convert_element_type(nothing, args[i].dtype))
-                args = (*args[:i], carried, *args[i + 1 :])
+                slot = lax.add(args[i], lax.convert_element_type(zero_or_nan, args[i].dtype))
+                args = (*args[:i], slot, *args[i + 1 :])
         tx = cls._unflatten(flags, [h.get(name) for name in cls._leaf_names])
-        # Operands have one width here, so standard promotion only mixes real and complex.
+        # All operands have the same precision, so standard promotion only mixes real and complex.
         with jax.numpy_dtype_promotion("standard"):
             out = tx.leaf(LeafNumbers(**dict.fromkeys(cls._leaf_names) | h), *args)
         old = row[len(row) - len(slots) :]
         out = returned_by_leaf(cls.__name__, out, slots, args[0], old)
         new = jax.tree.map(lambda x, was: saturating_cast(x, was.dtype), out[1:], old)
         update = lax.convert_element_type(out[0], dtype)
-        if nothing is not None:
+        if zero_or_nan is not None:
             update = zero_slope_at_zero(update)
             if not carrier:
-                update = lax.add(update, lax.convert_element_type(nothing, dtype))
+                update = lax.add(update, lax.convert_element_type(zero_or_nan, dtype))
         return update, *new
 
     leaf.__name__ = cls.__name__

@@ -1,4 +1,4 @@
-"""Leaf-wise arithmetic over trees, with errors that name the leaf, and None gradients."""
+"""Leaf-wise arithmetic on trees, structure checks that name the leaf, and None gradients."""
 
 from __future__ import annotations
 
@@ -37,31 +37,33 @@ from fnopt.numerics import (
 )
 
 _WRT_HINT = (
-    "Was the gradient taken with respect to the params (see argnums of jax.grad), and is the "
-    "state from init(params) of these params?"
+    "Compute the gradient with respect to the params (see argnums of jax.grad), and the state with "
+    "init(params) of these params."
 )
 
 
 def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
-    """Raise a ValueError if two trees differ in structure, or leaves in shape."""
+    """Raise a ValueError if two trees differ in their structures or in the shapes of leaves."""
     if same_tree(tree, other):
         return
     other_structure = jax.tree.structure(other)
-    mine, treedef = leaves_with_names(tree)
-    theirs, other_treedef = leaves_with_names(other)
+    leaves, treedef = leaves_with_names(tree)
+    other_leaves, other_treedef = leaves_with_names(other)
     if any(map(is_rows, jax.tree.leaves(tree, is_leaf=is_rows))):
         raise ValueError(
-            f"{where()}the {what} contain Rows, which only fnopt.sparse_rows updates: put it "
-            "around the whole optimizer, as in sparse_rows(chain(...))."
+            f"{where()}the {what} contain Rows, expected arrays. Wrap the whole optimizer in "
+            "fnopt.sparse_rows, as in sparse_rows(chain(...))."
         )
     if is_pair_with(tree, 1, other_structure):
         raise ValueError(
-            f"{where()}the {what} are the pair that jax.value_and_grad gives: write "
-            "value, grads = jax.value_and_grad(...)(...), and pass grads."
+            f"{where()}the {what} are the pair (value, grads) of jax.value_and_grad, expected "
+            "grads. Write value, grads = jax.value_and_grad(...)(...), and pass grads."
         )
     if treedef != other_treedef:
-        raise ValueError(_structure_message(mine, theirs, treedef, other_treedef, what, other_what))
-    for (path, a), (_, b) in zip(mine, theirs, strict=True):
+        raise ValueError(
+            _structure_message(leaves, other_leaves, treedef, other_treedef, what, other_what)
+        )
+    for (path, a), (_, b) in zip(leaves, other_leaves, strict=True):
         if jnp.shape(a) != jnp.shape(b):
             raise ValueError(
                 f"{where()}{leaf_text(path)}: {what} have shape {jnp.shape(a)}, "
@@ -71,15 +73,15 @@ def check_same_tree(tree: Any, other: Any, what: str, other_what: str) -> None:
 
 def same_tree(tree: Any, other: Any) -> bool:
     """Whether two trees have equal structures and leaf shapes."""
-    # The functions in jax.tree wrap these; every update calls them, so the wrappers would cost
-    # time.
+    # `tree_flatten` instead of its slower wrapper `jax.tree.flatten`, because every update calls
+    # this function.
     leaves, structure = tree_flatten(tree)
     other_leaves, other_structure = tree_flatten(other)
     return structure == other_structure and all(map(same_shape, leaves, other_leaves))
 
 
 def is_none(x: Any) -> bool:
-    """Whether a node is None, as `is_leaf` for trees with missing leaves."""
+    """Whether a node is None; as `is_leaf`, this function makes None a leaf."""
     return x is None
 
 
@@ -89,24 +91,24 @@ def same_shape(x: Any, y: Any) -> bool:
 
 
 def _structure_message(
-    mine: list[tuple[str, Any]],
-    theirs: list[tuple[str, Any]],
+    leaves: list[tuple[str, Any]],
+    other_leaves: list[tuple[str, Any]],
     treedef: Any,
     other_treedef: Any,
     what: str,
     other_what: str,
 ) -> str:
-    names, other_names = [p for p, _ in mine], [p for p, _ in theirs]
-    text = f"{where()}the tree of {what} does not match that of {other_what}: "
-    differing = differences(names, other_names, what, other_what)
-    if not mine:
-        differing = f"{what} have no array, every leaf is None or missing"
-    same = f"{what} are {treedef}, {other_what} are {other_treedef}"
-    arrays = all(is_array_like(x) for _, x in (*mine, *theirs))
-    hint = (
-        _WRT_HINT if arrays else f"Leave out leaves that aren't arrays (Equinox: {EQUINOX_FILTER})."
-    )
-    return f"{text}{differing or same}; expected the same tree. {hint}"
+    names, other_names = [p for p, _ in leaves], [p for p, _ in other_leaves]
+    text = f"{where()}the tree of {what} does not match the tree of {other_what}: "
+    paths_text = differences(names, other_names, what, other_what)
+    if not leaves:
+        paths_text = f"{what} have no array, every leaf is None or missing"
+    # Equal paths in different containers: only the treedefs show the difference.
+    treedefs_text = f"{what} are {treedef}, {other_what} are {other_treedef}"
+    all_arrays = all(is_array_like(x) for _, x in (*leaves, *other_leaves))
+    hint = f"Remove leaves that aren't arrays (Equinox: {EQUINOX_FILTER})."
+    hint = _WRT_HINT if all_arrays else hint
+    return f"{text}{paths_text or treedefs_text}; expected the same tree. {hint}"
 
 
 def map_leaves(
@@ -115,26 +117,26 @@ def map_leaves(
     """Apply a function to every leaf of `updates` and the matching leaves of other trees.
 
     All operands of a leaf are first cast to their `compute_dtype` (bfloat16 and float16 to
-    float32). The updates stay in the compute dtype, because rounding would discard small terms of
-    later transforms. Slots are cast back to their storage dtype. The outermost transform casts the
-    updates to the dtype of the params.
+    float32). The updates stay in the compute dtype, because rounding would discard small terms that
+    later transforms add. Slots are cast back to their storage dtype. The outermost transform casts
+    the updates to the dtype of the params.
 
     Args:
-        fn: `fn(u, *companions)`, or `fn(h, u, *companions)` if `hyper` is given: arrays in the
-            compute dtype, in the order of the keyword arguments.
+        fn: `fn(u, *companions)`, or `fn(h, u, *companions)` with `hyper`. The arguments are arrays
+            in the compute dtype; companions are in the order of the keyword arguments.
         updates: A tree of floating arrays; `None` leaves are skipped.
-        hyper: A value whose numeric leaves are cast to the (real) compute dtype of each leaf. It is
-            the first argument of `fn`.
+        hyper: A value whose numeric leaves are cast to the (real) compute dtype of each leaf and
+            passed to `fn` as the first argument.
         outputs: Number of arrays that `fn` returns. The first stays in the compute dtype. The
             others are cast back to the dtypes of the companions, in order.
-        **slots: Trees that match `updates` leaf by leaf; the keyword is their name in errors.
+        **slots: Trees that match `updates` leaf by leaf; errors name a tree by its keyword.
 
     Returns:
         A tree like `updates` if `outputs` is 1, else a tuple of trees.
 
     Raises:
         TypeError: If an update isn't floating; the message names the leaf.
-        ValueError: If a companion tree has another structure, or a leaf another shape, or a number
+        ValueError: If a companion tree has another structure, a leaf has another shape, or a number
             of `hyper` isn't a scalar.
 
     Example:
@@ -150,7 +152,7 @@ def map_leaves(
     for name, tree in slots.items():
         check_same_tree(updates, tree, "gradients", name)
     columns = [leaves, *(jax.tree.leaves(tree) for tree in slots.values())]
-    casts: dict[Any, Any] = {}  # the numbers, cast once for every dtype
+    casts: dict[Any, Any] = {}  # `hyper` in every dtype that a leaf needs
     rows = [_map_row(fn, row, hyper, casts, outputs) for row in zip(*columns, strict=True)]
     trees = tuple(jax.tree.unflatten(treedef, [row[i] for row in rows]) for i in range(outputs))
     return trees[0] if outputs == 1 else trees
@@ -159,7 +161,7 @@ def map_leaves(
 def check_scalars(hyper: Any) -> None:
     """Raise a ValueError for the first number of a transform that isn't a scalar.
 
-    A stacked optimizer outside `vmap` would broadcast its numbers against the gradients.
+    The arrays of a stacked optimizer outside of `vmap` would broadcast against the gradients.
     """
     if all(isinstance(x, float) or jnp.ndim(x) == 0 for x in jax.tree.leaves(hyper)):
         return
@@ -183,7 +185,7 @@ def _map_row(
         if real not in casts:
             casts[real] = jax.tree.map(lambda x: jnp.asarray(x, real), hyper)
         args.insert(0, casts[real])
-    # Operands have one width here, so standard promotion only mixes real and complex.
+    # All operands have the same precision, so standard promotion only mixes real and complex.
     with jax.numpy_dtype_promotion("standard"):
         out = fn(*args)
     first, *others = (out,) if outputs == 1 else out
@@ -198,9 +200,9 @@ def without_gradient(
     """Remove the leaves whose gradient is None from params and extra arguments of a step.
 
     A filtered gradient, for example from `equinox.filter_grad`, has None in place of leaves that
-    aren't floating arrays (functions, counters, keys). Such a leaf doesn't change. The transform
-    receives params with None in place of the leaf, and functions of the params receive the whole
-    tree. A floating array may lack a gradient only if it is in the transform's `left_out`.
+    aren't floating arrays (functions, counters, keys). Such leaves don't change. The transform
+    receives params with None in place of such leaves, and functions of the params receive the whole
+    tree. A floating array may lack a gradient only if the transform's `left_out` contains the leaf.
 
     Raises:
         ValueError: If gradients and params differ otherwise; the message names the leaf.
@@ -209,28 +211,26 @@ def without_gradient(
     leaves, other = jax.tree.flatten(params, is_leaf=is_none)
     if treedef != other:
         check_same_tree(updates, params, "gradients", "params")
-    may_lack = jax.tree.leaves(tx.left_out(params), is_leaf=is_none)
-    # A leaf without a gradient is omitted if the optimizer allows it, or if it isn't a floating
-    # array.
-    absent = [
-        g is None and (may or not (hasattr(p, "dtype") and is_inexact(p)))
-        for g, p, may in zip(gradients, leaves, may_lack, strict=True)
+    left_out = jax.tree.leaves(tx.left_out(params), is_leaf=is_none)
+    is_absent = [
+        g is None and (allowed or not (hasattr(p, "dtype") and is_inexact(p)))
+        for g, p, allowed in zip(gradients, leaves, left_out, strict=True)
     ]
 
     def drop_absent(tree: Any) -> Any:
-        given, structure = jax.tree.flatten(tree, is_leaf=is_none)
+        tree_leaves, structure = jax.tree.flatten(tree, is_leaf=is_none)
         if structure != treedef:
             check_same_tree(tree, params, "gradients", "params")
-        kept = zip(absent, given, strict=True)
-        return treedef.unflatten([None if out else x for out, x in kept])
+        rows = zip(is_absent, tree_leaves, strict=True)
+        return treedef.unflatten([None if absent else x for absent, x in rows])
 
     def restore_absent(tree: Any) -> Any:
-        given = zip(absent, leaves, jax.tree.leaves(tree, is_leaf=is_none), strict=True)
-        return treedef.unflatten([p if out else x for out, p, x in given])
+        rows = zip(is_absent, leaves, jax.tree.leaves(tree, is_leaf=is_none), strict=True)
+        return treedef.unflatten([p if absent else x for absent, p, x in rows])
 
-    stepped = drop_absent(params)
-    check_same_tree(updates, stepped, "gradients", "params")
-    return stepped, translate_extra_args(extra_args, drop_absent, restore_absent)
+    present_params = drop_absent(params)
+    check_same_tree(updates, present_params, "gradients", "params")
+    return present_params, translate_extra_args(extra_args, drop_absent, restore_absent)
 
 
 def floating_leaves(params: Any) -> Any:
@@ -239,15 +239,16 @@ def floating_leaves(params: Any) -> Any:
     if not others:
         return params
     warnings.warn(
-        f"{where()}{names_text(others)} of the params aren't floating arrays, expected "
-        "None as their gradients, because they have no state and don't change.",
+        f"{where()}{names_text(others)} of the params aren't floating arrays. These leaves have no "
+        "state and don't change, so None is expected as their gradient. Filter the params to "
+        "suppress this warning.",
         stacklevel=4,
     )
     return jax.tree.map(lambda p: p if is_inexact(p) else None, params)
 
 
 def select_tree(condition: jax.Array, tree: Any, other: Any) -> Any:
-    """Return the first of two trees where a condition holds, else the second."""
+    """Select `tree` where a condition is True, `other` elsewhere, leaf by leaf."""
     return jax.tree.map(functools.partial(jnp.where, condition), tree, other)
 
 
@@ -303,8 +304,8 @@ def periodic_update(
     Reference:
         Mnih et al., 2015, doi:10.1038/nature14236.
     """
-    now = jnp.asarray(steps) % jnp.asarray(update_period, jnp.result_type(steps)) == 0
-    return select_tree(now, new_tensors, old_tensors)
+    is_due = jnp.asarray(steps) % jnp.asarray(update_period, jnp.result_type(steps)) == 0
+    return select_tree(is_due, new_tensors, old_tensors)
 
 
 def global_norm(tree: Any) -> jax.Array:
@@ -324,7 +325,7 @@ def global_norm(tree: Any) -> jax.Array:
         Array(5., dtype=float32)
     """
     leaves = jax.tree.leaves(tree)
-    for x in leaves:  # keys and float0 gradients have no norm
+    for x in leaves:  # PRNG keys and float0 gradients have no norm
         if not (is_inexact(x) or (is_array_like(x) and jnp.issubdtype(dtype_of(x), jnp.integer))):
             check_inexact(tree, "global_norm")
     if not leaves:

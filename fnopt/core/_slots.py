@@ -1,4 +1,4 @@
-"""Slots and step counts of a state: declaration and initial values, from params or their shapes."""
+"""Declarations and initial values of a state's slots and step count."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ RealSlot = Annotated[Any, _SLOT, _REAL]
 """A `Slot` that is real even for complex params: second moments, norms."""
 
 CustomSlot = Annotated[Any, _SLOT, _CUSTOM]
-"""A slot with shapes other than the params: a number for every leaf, factors of a matrix."""
+"""A slot whose shapes differ from the params' shapes: a number per leaf, factors of a matrix."""
 
 EventCount = Annotated[jax.Array, _EVENTS]
-"""Annotates a field `count` of a state that doesn't count steps."""
+"""Annotates a field `count` that counts other events than steps."""
 
 
-# These properties of a class are cached, because evaluating annotations takes longer than a step.
+# Cached, because evaluating annotations takes longer than a step.
 @functools.cache
 def counts_steps(state: Any) -> bool:
     """Whether a state has a field `count` that is the number of steps."""
@@ -54,7 +54,7 @@ def _marks(state: type) -> dict[str, Any]:
     """Slot annotations of the fields of a state class."""
     try:
         hints = typing.get_type_hints(state, include_extras=True)
-    except NameError:  # a class made inside a function: its annotations can't be looked up
+    except NameError:  # names in the annotations of a class inside a function can't be looked up
         hints = {name: _by_name(hint) for name, hint in state.__annotations__.items()}
     return {name: getattr(hint, "__metadata__", ()) for name, hint in hints.items()}
 
@@ -70,8 +70,8 @@ def slot_zeros(params: Any, dtype: Any = None, *, fill: Any = 0.0, real: bool = 
     Args:
         params: A tree of floating arrays (abstract ones too).
         dtype: The storage dtype; by default the dtype of each leaf, but at least float32, because
-            slow averages lose their increments in 16 bits. A real dtype applies to real leaves;
-            slots of complex leaves stay complex.
+            slow averages lose their increments in 16 bits. A real dtype applies only to real
+            leaves; slots of complex leaves stay complex.
         fill: The initial value, a scalar.
         real: Whether complex leaves get a real slot (second moments).
 
@@ -79,7 +79,7 @@ def slot_zeros(params: Any, dtype: Any = None, *, fill: Any = 0.0, real: bool = 
         A tree of strongly typed arrays, sharded like `params`.
 
     Raises:
-        TypeError: If a leaf isn't floating; the message names it.
+        TypeError: If a leaf isn't floating; the message names the leaf.
 
     Example:
         >>> import jax.numpy as jnp
@@ -90,14 +90,14 @@ def slot_zeros(params: Any, dtype: Any = None, *, fill: Any = 0.0, real: bool = 
     check_inexact(params, "params")
 
     def zeros_leaf(p: Any) -> jax.Array:
-        slot_dtype = _stored(dtype, p, real)
+        slot_dtype = _storage_dtype(dtype, p, real)
         return sharded_full_like(p, jnp.array(fill, slot_dtype), slot_dtype)
 
     return jax.tree.map(zeros_leaf, params)
 
 
 def first_slot(tx: Any, name: str, params: Any) -> Any:
-    """Make a slot of `tx.State`, with the `fill` and the `storage` of the transform."""
+    """Make the initial value of a slot of `tx.State`, according to `tx.fill` and `tx.storage`."""
     if name not in declared_slots(tx.State):
         raise NotImplementedError(
             f"{where()}the field {name!r} of {tx.State.__name__} isn't a Slot, expected "
@@ -112,31 +112,30 @@ def first_slot(tx: Any, name: str, params: Any) -> Any:
 
 
 def slot_copy(params: Any, dtype: Any = None) -> Any:
-    """Make a slot that starts as a copy of the params, at least float32 by default.
+    """Make a slot whose initial value is a copy of the params, at least float32 by default.
 
-    The slot doesn't share arrays with the params, so a step may donate both.
+    The slot doesn't share arrays with the params, so a jitted step may donate both.
     """
     check_inexact(params, "params")
 
-    return jax.tree.map(lambda p: jnp.array(p, _stored(dtype, p), copy=True), params)
+    return jax.tree.map(lambda p: jnp.array(p, _storage_dtype(dtype, p), copy=True), params)
 
 
-def _stored(dtype: Any, p: Any, real: bool = False) -> Any:
-    """The storage dtype of a slot, complex for complex leaves."""
-    own = jnp.result_type(p)
+def _storage_dtype(dtype: Any, p: Any, real: bool = False) -> Any:
+    """Storage dtype of a slot for the leaf `p`; complex for complex leaves unless `real`."""
+    leaf_dtype = jnp.result_type(p)
     if real:
-        return real_dtype(dtype or compute_dtype(own))
+        return real_dtype(dtype or compute_dtype(leaf_dtype))
     # A real storage dtype would drop the imaginary part of a complex leaf.
-    is_complex = jnp.issubdtype(own, jnp.complexfloating)
-    fits = dtype and (jnp.issubdtype(dtype, jnp.complexfloating) or not is_complex)
-    return dtype if fits else compute_dtype(own)
+    is_complex = jnp.issubdtype(leaf_dtype, jnp.complexfloating)
+    is_allowed = dtype and (jnp.issubdtype(dtype, jnp.complexfloating) or not is_complex)
+    return dtype if is_allowed else compute_dtype(leaf_dtype)
 
 
 def scheduled(tx: Any) -> tuple[str, ...]:
     """Names of a transform's hyper-parameters that are schedules.
 
-    A hyper-parameter is a schedule if its value is a `Schedule`. Numbers, arrays and traced numbers
-    are constants.
+    Only an instance of `Schedule` is a schedule. Numbers, arrays and traced numbers are constants.
     """
     names, values = tx._leaf_names, tx._flatten()[0]
     return tuple(n for n, x in zip(names, values, strict=True) if isinstance(x, Schedule))
@@ -146,26 +145,27 @@ def needs_count(tx: Any) -> bool:
     """Whether a transform needs the step number."""
     if tx.reads_step:
         return True
-    for x in tx._flatten()[0]:  # noqa: SIM110  (an eager update asks it of every member)
+    for x in tx._flatten()[0]:  # noqa: SIM110  (faster than `any` in an eager update)
         if isinstance(x, Schedule):
             return True
     return False
 
 
 def first_count(tx: Any) -> jax.Array | None:
-    """Count of a new state: zero, or None if the transform needs no count."""
+    """Initial step count: zero, or None if the transform needs no count."""
     return zero_count() if needs_count(tx) else None
 
 
 def next_count(count: jax.Array | None) -> jax.Array | None:
-    """Count after a step; None stays None."""
+    """Step count after a step; None stays None."""
     return None if count is None else safe_increment(count)
 
 
 def count_of(tx: Any, state: Any) -> jax.Array | None:
-    """Count of a state; None if it has no count. Raises a ValueError if the transform needs one.
+    """Step count of a state, or None. Raises a ValueError if the transform needs a count.
 
-    A count that is no longer needed still increments, so a schedule may be used again later.
+    A count increments even if the transform doesn't need a count anymore, so a later transform with
+    a schedule can use the state.
     """
     if state.count is None and needs_count(tx):
         raise missing_count(tx)
@@ -175,37 +175,37 @@ def count_of(tx: Any, state: Any) -> jax.Array | None:
 def missing_count(tx: Any) -> ValueError:
     """Make the error for a state that lacks a required count."""
     names = ", ".join(scheduled(tx))
-    why = f"{names} follows a schedule" if names else "it reads the number of the step"
+    why = f"{names} follows a schedule" if names else "its formula reads the step number"
     return ValueError(
-        f"{where()}{type(tx).__name__} needs a count of steps ({why}), but its state has "
-        "none. An optimizer without a count made the state. Convert it by state, report = "
-        "fnopt.tree.restore(tx.init(params), state, count=n), where n is the number of "
-        "steps so far."
+        f"{where()}{type(tx).__name__} needs a count of steps ({why}), but the count in its state "
+        "is None, because an optimizer without a count made the state. Convert the state with "
+        "state, report = fnopt.tree.restore(tx.init(params), state, count=n), where n is the "
+        "number of previous steps."
     )
 
 
 def is_abstract(params: Any) -> bool:
-    """Whether a leaf is a `jax.ShapeDtypeStruct`."""
+    """Whether at least one leaf is a `jax.ShapeDtypeStruct`."""
     return any(isinstance(p, jax.ShapeDtypeStruct) for p in jax.tree.leaves(params))
 
 
 def zeros_for(init: Callable[[Any], Any], params: Any, caller: str = "") -> Any:
-    """Call `init` with zeros for shapes, if the state doesn't depend on the params' values.
+    """Replace abstract params by zeros, if the state doesn't depend on the values of the params.
 
     Args:
         init: Function that makes the state from params.
         params: The params, of which at least one leaf is a `jax.ShapeDtypeStruct`.
-        caller: The name of the function in the message.
+        caller: Prefix of the message: the name of the function that the user called.
 
     Raises:
-        ValueError: If the state depends on values; the message names its leaves.
+        ValueError: If the state depends on values; the message names the leaves of the state.
     """
     names = _leaves_from_values(init, params)
     if names:
         raise ValueError(
             f"{caller}{where()}the state's {names_text(names)} begin with values of the "
-            "params, but only shapes were given. Pass the params as arrays, or call "
-            "jax.eval_shape(tx.init, params) for the shapes of the state."
+            "params, but the params are jax.ShapeDtypeStruct, expected arrays. Pass the params as "
+            "arrays, or call jax.eval_shape(tx.init, params) for the shapes of the state."
         )
     return jax.tree.map(
         lambda p: jnp.zeros(p.shape, p.dtype, device=p.sharding) if is_abstract(p) else p, params
@@ -213,13 +213,15 @@ def zeros_for(init: Callable[[Any], Any], params: Any, caller: str = "") -> Any:
 
 
 def _leaves_from_values(init: Callable[[Any], Any], params: Any) -> list[str]:
-    # Forward reachability in the jaxpr: a value depends on the params if one of its operands does.
-    # Literals and constants have no equation, so zeros of any shape stay outside.
-    bare = jax.tree.map(lambda p: jax.ShapeDtypeStruct(jnp.shape(p), jnp.result_type(p)), params)
-    closed, state = jax.make_jaxpr(init, return_shape=True)(bare)
-    known = {*closed.jaxpr.invars}
+    """Names of the leaves of the state that depend on values of the params."""
+    # Forward reachability in the jaxpr: an output of an equation depends on the params if one of
+    # the equation's operands does. All operands of `jnp.zeros(p.shape)` are literals, so a zero
+    # slot doesn't depend on the params.
+    shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(jnp.shape(p), jnp.result_type(p)), params)
+    closed, state = jax.make_jaxpr(init, return_shape=True)(shapes)
+    dependent = {*closed.jaxpr.invars}
     for eqn in closed.jaxpr.eqns:
-        if known & {x for x in eqn.invars if not isinstance(x, jex.Literal)}:
-            known |= {*eqn.outvars}
-    named = zip(leaves_with_names(state)[0], closed.jaxpr.outvars, strict=True)
-    return [name for (name, _), x in named if not isinstance(x, jex.Literal) and x in known]
+        if dependent & {x for x in eqn.invars if not isinstance(x, jex.Literal)}:
+            dependent |= {*eqn.outvars}
+    outputs = zip(leaves_with_names(state)[0], closed.jaxpr.outvars, strict=True)
+    return [name for (name, _), x in outputs if not isinstance(x, jex.Literal) and x in dependent]

@@ -20,12 +20,12 @@ def static(
 ) -> Any:
     """Declare a static field, such as a flag or a function: hashed, compared, never traced.
 
-    A field annotated `bool`, `int`, `str` or `Callable` (or one of these `| None`) accepts only
-    values of that type. With `convert`, this function checks the value instead.
+    A field annotated `bool`, `int`, `str` or `Callable` (or one of these types `| None`) accepts
+    only values of the annotated type. With `convert`, only `convert` checks the value.
 
     Args:
         default: The default value; without a default, the field is required.
-        convert: A function that converts the given value to its stored form.
+        convert: A function that checks a value and converts it to its stored form.
         least: The smallest allowed integer.
         choices: The allowed values; all by default.
 
@@ -50,35 +50,35 @@ def is_static(field: dataclasses.Field[Any]) -> bool:
     return bool(field.metadata.get("static"))
 
 
-# For each simple annotation of a static field: description, test, and conversion to the stored
-# form.
+# For each annotation that is checked: the expected value in words, the test, and the conversion to
+# the stored form.
 _KINDS: dict[str, tuple[str, Callable[[Any], bool], Callable[[Any], Any]]] = {
     "bool": ("True or False", lambda value: isinstance(value, (bool, np.bool_)), bool),
-    "int": ("a whole number", is_integer, int),
+    "int": ("an integer", is_integer, int),
     "str": ("a string", lambda value: isinstance(value, str), str),
     "Callable": ("a function", callable, lambda value: value),
 }
 
 
-def _as_annotated(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
-    """Convert a static value to the field's annotated type, if this is one of `_KINDS`."""
+def _convert_annotated(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
+    """Convert a static value to the field's annotated type, if `_KINDS` contains the type."""
     annotation = getattr(field.type, "__name__", str(field.type))
-    name, least = annotation.partition("[")[0].removesuffix(" | None"), field.metadata["least"]
+    name, minimum = annotation.partition("[")[0].removesuffix(" | None"), field.metadata["least"]
     if name not in _KINDS or (value is None and annotation.endswith("None")):
         return value
-    words, fits, stored = _KINDS[name]
-    expected = words if least is None else f"{words} >= {least}"
+    description, is_valid, convert = _KINDS[name]
+    expected = description if minimum is None else f"{description} >= {minimum}"
     # The value is checked at construction, because an error inside a jitted step would be far from
-    # its cause.
-    if not fits(value):
+    # the wrong value.
+    if not is_valid(value):
         raise TypeError(f"{where()}{owner}: {field.name} = {value!r}, expected {expected}.")
-    if least is not None and value < least:
+    if minimum is not None and value < minimum:
         raise ValueError(f"{where()}{owner}: {field.name} = {value}, expected {expected}.")
-    return stored(value)
+    return convert(value)
 
 
-def _converted(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
-    """Convert a static value to its stored form; an error names the owner and the field."""
+def _apply_convert(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
+    """Apply the field's `convert` to a value; an error names the owner and the field."""
     try:
         return field.metadata["convert"](value)
     except (TypeError, ValueError) as error:
@@ -92,7 +92,7 @@ def _converted(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
 
 def checked_static(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
     """Check a static value, and return its stored, hashable form."""
-    check = _converted if field.metadata["convert"] else _as_annotated
+    check = _apply_convert if field.metadata["convert"] else _convert_annotated
     value = check(owner, field, value)
     if choices := field.metadata["choices"]:
         check_choice(value, choices, field.name, f"{where()}{owner}")
@@ -100,7 +100,7 @@ def checked_static(owner: str, field: dataclasses.Field[Any], value: Any) -> Any
         hash(value)
     except TypeError:
         raise TypeError(
-            f"{where()}{owner}: static field {field.name} = {value!r} can't be hashed; "
-            "use a tuple, a string, a number or a function."
+            f"{where()}{owner}: static field {field.name} = {value!r} can't be hashed, expected a "
+            "hashable value; use a tuple, a string, a number or a function."
         ) from None
     return value

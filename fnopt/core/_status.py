@@ -1,4 +1,4 @@
-"""Status of an iteration: integer codes for arrays, messages for users."""
+"""Status of a solver: integer codes for arrays, and messages for users."""
 
 from __future__ import annotations
 
@@ -29,29 +29,31 @@ class Status(enum.IntEnum):
     CONVERGED_COST = 1, "converged: the cost can't be lowered by more than ftol"
     CONVERGED_STEP = 2, "converged: the last step was below xtol"
     CONVERGED_GRADIENT = 3, "converged: the gradient is below gtol"
-    MAX_STEPS = 4, "not converged: max_steps steps were made"
+    MAX_STEPS = 4, "not converged: the solver took max_steps steps"
     STALLED = 5, "not converged: no step lowers the cost, but the linear model predicts a decrease"
     NONFINITE_START = 6, "failed: the residuals or their Jacobian are not finite at these params"
-    NONFINITE_STEP = 7, "failed: every step led to residuals that are not finite"
+    NONFINITE_STEP = 7, "failed: the residuals of every trial step are not finite"
     ILL_POSED = (
         8,
-        "failed: the Jacobian is zero here, its squares underflow, or no residual counts",
+        "failed: the Jacobian is zero at these params, its squares underflow, or all weights are "
+        "zero",
     )
-    INFEASIBLE = 9, "failed: the bounds are crossed, or not numbers"
+    INFEASIBLE = 9, "failed: a lower bound is above its upper bound, or a bound is NaN"
     WRONG_JACOBIAN = (
         11,
-        "not converged: jac is not the derivative of the residuals (compared at the start, along a "
-        "direction); check it against jax.jacfwd(residual_fn)(params), or leave jac out",
+        "not converged: jac is not the derivative of the residuals (compared along a direction at "
+        "the initial guess); compare jac with jax.jacfwd(residual_fn)(params), or omit jac",
     )
 
     STOPPED = 12, "not converged: the callback stopped the search"
     UNBOUNDED = (
         13,
-        "not converged: the value decreases without end; it has no lower bound, or needs bounds",
+        "not converged: the value decreases without end, so the function has no lower bound or the "
+        "params need bounds",
     )
     NONFINITE_STATE = (
         14,
-        "the state was not finite (a damaged checkpoint?) and was reset",
+        "the state was not finite (for example after a damaged checkpoint) and was reset",
     )
 
     def __new__(cls, code: int, message: str = "") -> Status:
@@ -78,7 +80,7 @@ def is_converged(status: Any) -> jax.Array:
 
 
 def status_messages(status: Any, words: Mapping[Status, str] | None = None) -> Any:
-    """Messages of status codes: a string, or a nested list for a batch; not under `jax.jit`.
+    """Return the message of a status code, or a nested list for a batch; not under `jax.jit`.
 
     Args:
         status: The codes.
@@ -87,5 +89,5 @@ def status_messages(status: Any, words: Mapping[Status, str] | None = None) -> A
     codes = np.asarray(status)
     if codes.ndim:
         return [status_messages(code, words) for code in codes]
-    known = Status(int(codes))
-    return (words or {}).get(known, known.message)
+    member = Status(int(codes))
+    return (words or {}).get(member, member.message)

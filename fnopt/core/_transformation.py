@@ -1,4 +1,4 @@
-"""The base class of optimizers: immutable values with two pure functions."""
+"""The base class of optimizers: immutable values with pure functions `init` and `update`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EmptyState(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A transform inside an optimizer: its name, its value and its part of the state."""
+    """A transform inside an optimizer, with its name and its part of the state."""
 
     name: str
     tx: Transformation
@@ -50,7 +50,7 @@ class Member(NamedTuple):
 
 def _guarded_init(init: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(init)
-    def guarded(self: Transformation, params: Any) -> Any:
+    def checked_init(self: Transformation, params: Any) -> Any:
         with error_scope(self._place) as outermost:
             if outermost and self.floating_alone:
                 params = floating_leaves(params)
@@ -59,7 +59,7 @@ def _guarded_init(init: Callable[..., Any]) -> Callable[..., Any]:
             state = init(self, params)
             return place_state(state, params) if outermost else state
 
-    return guarded
+    return checked_init
 
 
 class Transformation(Value):
@@ -74,14 +74,16 @@ class Transformation(Value):
     fields are leaves, so new values don't recompile a step. Fields declared with `fnopt.static` are
     compile-time constants. A transformation unpacks: `init, update = tx`.
 
-    A subclass defines `update`, and, if it has state, `State`, a NamedTuple, or `init`. If `init`
-    is annotated to return such a class, or `State` is one, the state of another optimizer raises an
-    error that names both. Slots of `State` are initialized to zero, in the dtype of the field
-    `<slot>_dtype` if the transform has such a field; `fill` and `storage` name other values and
-    fields. A required extra argument of `update` is keyword-only without a default; all other extra
-    arguments are in `**extra_args`. Set `needs_params = True` if `update` reads the params, and
-    `wide_updates = True` if its updates must not be rounded to the dtype of 16-bit params before
-    they are added.
+    A subclass defines `update`. A subclass with state also defines `State`, a NamedTuple, or
+    `init`. If `State` is a NamedTuple class, or `init` has such a class as its return annotation,
+    `update` raises an error for the state of another optimizer. Slots of `State` are initialized to
+    zero. Their dtype is the field `<slot>_dtype`, if the transform has such a field. `fill` names
+    other initial values, and `storage` names other fields.
+
+    A required extra argument of `update` is keyword-only without a default; all other extra
+    arguments are in `**extra_args`. Set `needs_params = True` if `update` reads the params. Set
+    `wide_updates = True` if updates must not be rounded to the dtype of 16-bit params before
+    `apply_updates` adds them.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -97,21 +99,21 @@ class Transformation(Value):
     """
 
     State: ClassVar[Any] = EmptyState
-    # Initial values of slots that don't start at zero: a number, the name of the field with the
-    # number, or "params" for a copy.
+    # Initial values of slots that aren't zero at the start: a number, the name of the field with
+    # the number, or "params" for a copy of the params.
     fill: ClassVar[Mapping[str, Any]] = {}
-    # Fields with the storage dtypes of slots, if they aren't called `<slot>_dtype`.
+    # Names of the fields with the storage dtypes of slots, if they differ from `<slot>_dtype`.
     storage: ClassVar[Mapping[str, str]] = {}
     needs_params: ClassVar[bool] = False
-    # Whether updates of 16-bit params stay in float32. A step between two bfloat16 numbers isn't
+    # Whether updates of 16-bit params stay in float32. The difference of two bfloat16 numbers isn't
     # always a bfloat16 number, so a transform that prescribes the new params needs wide updates.
     wide_updates: ClassVar[bool] = False
     # Whether `update` reads the step count. If not, a state has a count for schedules only.
     reads_step: ClassVar[bool] = True
-    # Whether gradients may have another form than params: `Rows` of a table, an axis of examples.
+    # Whether the structure of gradients may differ from params: `Rows` of a table, an example axis.
     other_gradients: ClassVar[bool] = False
-    # Whether `init` leaves out leaves that aren't floating arrays, with a warning, instead of
-    # raising.
+    # Whether `init` warns of leaves that aren't floating arrays and leaves them out, instead of
+    # raising an error.
     floating_alone: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -122,8 +124,8 @@ class Transformation(Value):
                     f"{cls.__name__}.{name} is a method, expected a class attribute that maps "
                     f"names of slots to values, as in `{name} = {example}`."
                 )
-        # The methods are wrapped when a class is created, so that every subclass, also a user's,
-        # gets the checks and the scope of error messages.
+        # The methods are wrapped when a class is created, so that the checks and the error scope
+        # also apply to subclasses of users.
         if "init" in cls.__dict__:
             cls.init = _guarded_init(cls.__dict__["init"])
         if "update" in cls.__dict__:
@@ -136,7 +138,7 @@ class Transformation(Value):
     if not typing.TYPE_CHECKING:  # with `__getattr__`, type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
-            """Raise an AttributeError that names the replacement of a missing attribute."""
+            """Raise an AttributeError that names fnopt's replacement of the attribute."""
             owner = type(self).__name__
             raise AttributeError(
                 f"{owner!r} object has no attribute {name!r}.{advice_for_attribute(name)}"
@@ -175,16 +177,16 @@ class Transformation(Value):
         return ()
 
     def reads(self) -> Mapping[str, bool]:
-        """Names of the extra arguments that `update` itself uses, and whether each is required.
+        """Map the extra arguments that `update` itself reads to whether each is required.
 
-        By default, these are the keyword-only parameters of `update`; `'*'` means all names.
-        Transforms that read other names override this method. `fnopt.core.EXTRA_ARGS` lists the
-        names in use.
+        By default, the keys are the keyword-only parameters of `update`; `'*'` means all names. A
+        transform that reads other names overrides this method. `fnopt.core.EXTRA_ARGS` lists the
+        names that the library reads.
         """
         return read_by(type(self).update)
 
     def left_out(self, params: Any) -> Any:
-        """Mask of the leaves that don't change and need no gradient: a tree of bools."""
+        """Mask of the leaves that don't change and need no gradient, a tree of bools."""
         flags = jax.tree.map(lambda _: False, params)
         for member in self.members():
             flags = jax.tree.map(operator.or_, flags, member.tx.left_out(params))
@@ -192,7 +194,7 @@ class Transformation(Value):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Required extra arguments of this transform and its inner transforms."""
+        """Names of the required extra arguments of this transform and its inner transforms."""
         own = {name for name, needed in self.reads().items() if needed}
         return tuple(sorted(own.union(*(m.tx.needs for m in self.members()))))
 
@@ -203,13 +205,13 @@ class Transformation(Value):
         if count is None:
             raise missing_count(self)
         children, aux = self._flatten()
-        now = [c(count) if isinstance(c, Schedule) else c for c in children]
-        return self._unflatten(aux, tuple(now))
+        values = [c(count) if isinstance(c, Schedule) else c for c in children]
+        return self._unflatten(aux, tuple(values))
 
 
 @functools.cache
 def _state_type(cls: type[Transformation]) -> type | None:
-    """The NamedTuple `State` of the class, or the annotated return type of `init`."""
+    """Return the NamedTuple `State` of a class, or the annotated return type of `init`, or None."""
     if cls.State is not EmptyState:
         return cls.State
     if cls.init is Transformation.init:
@@ -229,21 +231,20 @@ def check_state(tx: Transformation, state: Any) -> None:
     if expected is EmptyState and not tree_leaves(state):  # another library's empty state
         return
     raise TypeError(
-        f"{where()}the state is {_describe_state(state, expected)}. It looks like the "
-        "state of another optimizer: use the state that init(params) of this optimizer "
-        "returned (after a restore, restore into the structure of init(params); "
-        "fnopt.tree.restore copies the leaves that fit)."
+        f"{where()}the state is {_describe_state(state, expected)}. Use the state that "
+        "init(params) of this optimizer returned. Restore a checkpoint into the structure of "
+        "init(params); fnopt.tree.restore copies the leaves that fit."
     )
 
 
 def _describe_state(state: Any, expected: type) -> str:
     if isinstance(state, tuple) and not hasattr(state, "_fields"):
         return f"a tuple of {len(state)}, expected {expected.__name__}"
-    given, wanted = type(state), expected.__name__
-    library = given.__module__.partition(".")[0]
-    # Other libraries use the same class names.
-    whose = f"{library}'s" if given.__name__ == wanted else "a"
-    return f"{whose} {given.__name__}, expected {wanted}"
+    cls, expected_name = type(state), expected.__name__
+    library = cls.__module__.partition(".")[0]
+    # Other libraries use the same class names, so a class of the same name needs its library.
+    article = f"{library}'s" if cls.__name__ == expected_name else "a"
+    return f"{article} {cls.__name__}, expected {expected_name}"
 
 
 def _is_state(x: Any) -> bool:
@@ -257,8 +258,8 @@ def _is_state(x: Any) -> bool:
 def _check_order(updates: Any, state: Any, params: Any) -> None:
     if _is_state(state):
         return
-    for what, given in {"updates": updates, "params": params}.items():
-        if _is_state(given):
+    for what, tree in {"updates": updates, "params": params}.items():
+        if _is_state(tree):
             raise TypeError(
                 f"{where()}update got a state as its {what}, expected "
                 "update(updates, state, params): gradients, state, params, in this order."
@@ -267,7 +268,7 @@ def _check_order(updates: Any, state: Any, params: Any) -> None:
 
 def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(update)
-    def guarded(
+    def checked_update(
         self: Transformation, updates: Any, state: Any, params: Any = None, **extra_args: Any
     ) -> tuple[Any, Any]:
         with error_scope(self._place) as outermost:
@@ -275,18 +276,17 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
                 _check_order(updates, state, params)
                 check_spelling(self, extra_args)
             check_state(self, state)
-            # If the params are a single array, `partition` and `masked` pass None to the transforms
-            # that don't own it. Updates may also be None for a method whose update has required
-            # arguments (Levenberg-Marquardt).
-            nothing = not outermost and updates is None and not required_by(update)
-            if params is None and self.needs_params and not nothing:
+            # If the params are a single array, `partition` and `masked` pass None as params and
+            # updates to the transforms that don't update this array. A method with required
+            # arguments (Levenberg-Marquardt) gets no updates either, but needs the params.
+            is_masked = not outermost and updates is None and not required_by(update)
+            if params is None and self.needs_params and not is_masked:
                 raise ValueError(
                     f"{where()}update needs the params: call update(updates, state, params)."
                 )
-            # Inside a chain the trees were checked on entry; Levenberg-Marquardt takes no gradient
-            # (None).
-            given = params is not None and updates is not None
-            if outermost and given and not (self.other_gradients or same_tree(updates, params)):
+            # The outermost transform checks the trees, so members don't check them again.
+            has_both = params is not None and updates is not None
+            if outermost and has_both and not (self.other_gradients or same_tree(updates, params)):
                 params, extra_args = without_gradient(self, updates, params, extra_args)
             if required_by(update):
                 _check_required(update, extra_args)
@@ -299,31 +299,32 @@ def _guarded_update(update: Callable[..., Any]) -> Callable[..., Any]:
                 new_updates = _as_stored(self, new_updates, like)
             return new_updates, new_state
 
-    return guarded
+    return checked_update
 
 
 def _as_stored(tx: Transformation, updates: Any, like: Any) -> Any:
-    """Cast updates to the dtypes of the params (of the gradients, if no params are given).
+    """Cast updates to the dtypes of the params, or of the gradients if there are no params.
 
     Between the members of a chain, updates are at least float32, because rounding to bfloat16 would
     discard a small weight decay. Updates of integer params, and trees of another structure, are
     returned unchanged. On explicit meshes the updates are resharded like the params.
     """
     leaves, treedef = tree_flatten(updates)
-    stored, other = tree_flatten(like)
-    if treedef != other:
+    like_leaves, like_treedef = tree_flatten(like)
+    if treedef != like_treedef:
         return updates
-    same = [*map(dtype_of, leaves)] == [*map(dtype_of, stored)] or is_wide(tx)
-    explicit = is_on_explicit_mesh(stored)
-    if same and not explicit:
+    keeps_dtypes = is_wide(tx) or [*map(dtype_of, leaves)] == [*map(dtype_of, like_leaves)]
+    is_explicit = is_on_explicit_mesh(like_leaves)
+    if keeps_dtypes and not is_explicit:
         return updates
-    if not same:
+    if not keeps_dtypes:
         leaves = [
             u.astype(jnp.result_type(p)) if is_inexact(u) and is_inexact(p) else u
-            for u, p in zip(leaves, stored, strict=True)
+            for u, p in zip(leaves, like_leaves, strict=True)
         ]
-    if explicit:  # terms of a sum need one sharding in their types
-        leaves = [*map(reshard_like, leaves, stored)]
+    # On an explicit mesh, the terms of `params + updates` must have the same sharding.
+    if is_explicit:
+        leaves = [*map(reshard_like, leaves, like_leaves)]
     return treedef.unflatten(leaves)
 
 
@@ -337,6 +338,6 @@ def _check_required(update: Callable[..., Any], given: Any) -> None:
         if name not in given:
             raise TypeError(
                 f"{where()}update needs the extra argument {name!r}: call update(updates, "
-                f"state, params, {name}=...), through every wrapper around it (optax's "
-                "wrappers pass it to fnopt.interop.to_optax(tx), not to tx)."
+                f"state, params, {name}=...), also in every wrapper around this transform (optax's "
+                "wrappers pass extra arguments to fnopt.interop.to_optax(tx), not to tx)."
             )

@@ -1,4 +1,4 @@
-"""Base class of transforms, schedules and selectors: an immutable value that is a pytree."""
+"""Base class of transforms, schedules and selectors: immutable values that are pytrees."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ def hyper(
 ) -> Any:
     """Declare a numeric hyper-parameter: a pytree leaf whose value is checked.
 
-    Python ints are converted to floats (so `jax.grad` can differentiate all hyper-parameters),
-    arrays are unchanged, traced values aren't checked. `None` is allowed if it is the default.
+    Python ints are converted to floats, so that `jax.grad` can differentiate with respect to all
+    hyper-parameters. Floating arrays are unchanged, and traced values aren't checked. `None` is
+    allowed if `None` is the default.
 
     Args:
         default: The default value; without a default, the field is required.
-        ge: Smallest allowed value.
+        ge: Closed lower bound.
         gt: Open lower bound.
-        le: Largest allowed value.
+        le: Closed upper bound.
         lt: Open upper bound.
         schedule: Whether a `Schedule` is allowed in place of a number.
         infinite: Whether infinity is allowed, for example to disable a limit.
@@ -75,7 +76,7 @@ def _is_array(value: Any) -> bool:
 
 
 def as_number(value: Any) -> Any:
-    """Convert numbers to Python floats and NumPy arrays to JAX arrays; keep other values."""
+    """Convert numbers to Python floats and NumPy arrays to JAX arrays; return others unchanged."""
     if isinstance(value, numbers.Real) and not isinstance(value, (bool, np.bool_)):
         return float(value)
     if _is_array(value):
@@ -90,13 +91,13 @@ def _check_bounds(
 ) -> None:
     if isinstance(value, Tracer):
         return
-    concrete = np.asarray(value)
-    if np.isnan(concrete).any():
+    array = np.asarray(value)
+    if np.isnan(array).any():
         raise ValueError(f"{where()}{owner}: {name} = {value}, expected a number.")
-    if not all(np.all(_BOUNDS[k][1](concrete, limit)) for k, limit in bounds.items()):
+    if not all(np.all(_BOUNDS[k][1](array, limit)) for k, limit in bounds.items()):
         rule = " and ".join(f"{name} {_BOUNDS[k][0]} {limit}" for k, limit in bounds.items())
         raise ValueError(f"{where()}{owner}: {name} = {value}, expected {rule}.")
-    if not infinite and np.isinf(concrete).any():
+    if not infinite and np.isinf(array).any():
         raise ValueError(f"{where()}{owner}: {name} = {value}, expected a finite number.")
 
 
@@ -110,7 +111,9 @@ def _checked_hyper(owner: str, field: dataclasses.Field[Any], value: Any) -> Any
     if isinstance(value, Schedule):
         if meta["schedule"]:
             return value
-        raise TypeError(f"{where()}{owner}: {field.name} can't be scheduled; pass a number.")
+        raise TypeError(
+            f"{where()}{owner}: {field.name} can't be scheduled, expected a number or an array."
+        )
     allowed = "a number, an array or a fnopt Schedule"
     if not meta["schedule"]:
         allowed = "a number or an array"
@@ -118,7 +121,7 @@ def _checked_hyper(owner: str, field: dataclasses.Field[Any], value: Any) -> Any
     if callable(value) and meta["schedule"]:
         hint = " Wrap a function as fnopt.schedule(fn)."
     elif any(map(_is_array, jax.tree.leaves(value))):
-        hint = " Params go to tx.init(params)."
+        hint = " Pass params to tx.init(params)."
     raise TypeError(
         f"{where()}{owner}: {field.name} = {brief(value)} is a {type(value).__name__}, "
         f"expected {allowed}.{hint}"
@@ -128,22 +131,22 @@ def _checked_hyper(owner: str, field: dataclasses.Field[Any], value: Any) -> Any
 def _checked_child(owner: str, field: dataclasses.Field[Any], value: Any) -> Any:
     if isinstance(value, (bool, str)) or (callable(value) and not isinstance(value, Value)):
         raise TypeError(
-            f"{where()}{owner}: {field.name} = {value!r} is not numeric; "
+            f"{where()}{owner}: {field.name} = {value!r} is not numeric, expected a number; "
             "declare flags, names and functions with fnopt.static()."
         )
     return as_number(value)
 
 
 def _leaf_key(leaf: Any) -> Any:
-    """Hashable key of a leaf, equal for equal leaves."""
+    """Compute a hashable key of a leaf, equal for equal leaves."""
     if isinstance(leaf, (jax.Array, np.ndarray)):
-        concrete = np.asarray(leaf)  # a traced leaf has no value and fails here
-        return str(concrete.dtype), concrete.shape, concrete.tobytes()
+        array = np.asarray(leaf)  # raises an error for a tracer, which has no value
+        return str(array.dtype), array.shape, array.tobytes()
     return type(leaf), repr(leaf)
 
 
 def brief(value: Any) -> str:
-    """Short text of a value, with types for arrays and names for functions."""
+    """Short text for a value: arrays as dtype and shape, functions as names."""
     if isinstance(value, (jax.Array, np.ndarray)):
         if value.ndim == 0 and not isinstance(value, Tracer):
             return f"{value.item():.6g}"
@@ -169,34 +172,35 @@ def call_text(name: str, parts: list[str]) -> str:
     return f"{name}(\n    {inside},\n)"
 
 
-def _refuse_assignment(self: Value, name: str, value: Any) -> None:
+def _raise_frozen(self: Value, name: str, value: Any) -> None:
+    """`__setattr__` of all values: raise an error, because values are immutable."""
     owner = type(self).__name__
     if type(self)._has_own_init and name not in vars(self):
         raise dataclasses.FrozenInstanceError(
             f"{owner}.{name} = {brief(value)}: the arguments of an fnopt value are the fields of "
-            f"its class. Leave __init__ out and declare `{name}: fnopt.core.Scalar = "
-            f"fnopt.hyper()` for a number, `{name}: Any = fnopt.static()` for anything else."
+            f"the class. Omit __init__ and declare `{name}: fnopt.core.Scalar = fnopt.hyper()` for "
+            f"a number, or `{name}: Any = fnopt.static()` for another value."
         )
     raise dataclasses.FrozenInstanceError(
-        f"{owner}.{name} = {brief(value)}: values of fnopt are immutable. Make a new one: "
-        f"dataclasses.replace(value, {name}=...), or call its function again. The state, "
-        "and a jitted step that takes the optimizer as an argument, stay valid."
+        f"{owner}.{name} = {brief(value)}: values of fnopt are immutable. Make a new value with "
+        f"dataclasses.replace(value, {name}=...), or call {owner} again. The state, and a jitted "
+        "step that takes the optimizer as an argument, remain valid."
     )
 
 
-# Attributes of an empty class, in all versions of Python.
-_OF_A_SHELL = {
+# Attributes of a class with an empty body, in all versions of Python.
+_EMPTY_CLASS_ATTRIBUTES = {
     *("__module__", "__doc__", "__slots__", "__qualname__", "__dict__", "__weakref__"),
     *("__firstlineno__", "__static_attributes__", "__annotations__"),
 }
 
 
-def _advise(cls: type) -> None:
-    """Add the correct argument name to the error for an unknown argument of a class."""
+def _explain_wrong_arguments(cls: type) -> None:
+    """Make the error for an unknown argument of a class name the correct argument."""
     init = cls.__init__
 
     @functools.wraps(init)
-    def advised(self: Any, *args: Any, **kwargs: Any) -> None:
+    def explained_init(self: Any, *args: Any, **kwargs: Any) -> None:
         try:
             init(self, *args, **kwargs)
         except TypeError:
@@ -205,7 +209,7 @@ def _advise(cls: type) -> None:
                 raise
             raise TypeError(message) from None
 
-    cls.__init__ = advised
+    cls.__init__ = explained_init
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(static, hyper, dataclasses.field))
@@ -233,23 +237,23 @@ class Value:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        is_shell = vars(cls).keys() <= _OF_A_SHELL
+        is_empty = vars(cls).keys() <= _EMPTY_CLASS_ATTRIBUTES
         cls._has_own_init |= "__init__" in vars(cls)
         dataclasses.dataclass(frozen=True, eq=False, repr=False)(cls)
         if "__init__" in cls.__dict__:
-            _advise(cls)
-        cls.__setattr__ = _refuse_assignment
+            _explain_wrong_arguments(cls)
+        cls.__setattr__ = _raise_frozen
         fields = dataclasses.fields(cls)  # pyright: ignore[reportArgumentType]
         cls._leaf_names = tuple(f.name for f in fields if not is_static(f))
         cls._static_names = tuple(f.name for f in fields if is_static(f))
-        # JAX's own registration of dataclasses calls __init__ to rebuild. Ours doesn't, because JAX
-        # also rebuilds with placeholders, which the checks of __post_init__ would reject.
+        # `jax.tree_util.register_dataclass` isn't used, because it unflattens by calling __init__.
+        # JAX also unflattens with placeholders, which the checks of __post_init__ would reject.
         jax.tree_util.register_pytree_with_keys(
             cls, cls._flatten_with_keys, cls._unflatten, cls._flatten
         )
         name = config_name(cls)
-        # The package cloudpickle first creates an empty class, which it often discards.
-        registry[name] = registry.get(name, cls) if is_shell else cls
+        # cloudpickle first creates an empty class, which must not replace the complete class.
+        registry[name] = registry.get(name, cls) if is_empty else cls
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
@@ -263,10 +267,11 @@ class Value:
             self._set(field.name, check(owner, field, getattr(self, field.name)))
 
     def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)  # the dataclass is frozen; only construction writes
+        # Only for construction: `__setattr__` of the class raises an error.
+        object.__setattr__(self, name, value)
 
     def _flatten(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        get = self.__getattribute__  # no Python frame for every field
+        get = self.__getattribute__  # `map` calls it without a Python frame for every field
         return tuple(map(get, self._leaf_names)), tuple(map(get, self._static_names))
 
     def _flatten_with_keys(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
@@ -305,13 +310,13 @@ registry: dict[str, type[Value]] = {}
 
 
 def config_name(cls: type) -> str:
-    """Name of a class in a configuration: `fnopt.scale_by_adam`, or `module.Class` for a user's."""
+    """Name of a class in a configuration: `fnopt.scale_by_adam`, or `module.Class` of a user."""
     module = "fnopt" if cls.__module__.split(".")[0] == "fnopt" else cls.__module__
     return f"{module}.{cls.__qualname__}"
 
 
 class Schedule(Value):
-    """A hyper-parameter that changes with the step: a value with `__call__(count) -> scalar`.
+    """A hyper-parameter that is a function of the step: `__call__(count) -> scalar`.
 
     `count` is the number of previous updates (an integer scalar; 0 in the first update). The result
     is a floating scalar.

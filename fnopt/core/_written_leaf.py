@@ -1,4 +1,4 @@
-"""Arguments and results of the methods of a `Leafwise` transform."""
+"""Arguments and results of the methods `leaf` and `scalars` of a `Leafwise` transform."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from fnopt.errors import names_text, type_text, where
 
 
 class LeafNumbers(SimpleNamespace):
-    """Argument `h` of `leaf` and `scalars`: numbers as attributes."""
+    """Argument `h` of `leaf` and `scalars`: a namespace of numbers."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         raise AttributeError(
-            f"{where()}the argument h of leaf and scalars has no {name!r}; it has "
-            f"{names_text(sorted(vars(self)))}, the numeric fields of the class and what its "
-            "scalars(h, t) returned. Flags and functions are read from self.",
+            f"{where()}the argument h of leaf and scalars has no {name!r}, expected one of "
+            f"{names_text(sorted(vars(self)))}, the numeric fields of the class and the results of "
+            "scalars(h, t). Read flags and functions from self.",
             name=name,
             obj=self,
         )
 
 
-def check_scalars_returned(owner: str, more: Any) -> None:
-    """Check that `scalars` returned a dict of scalars."""
-    if not isinstance(more, dict):
+def check_scalars_returned(owner: str, scalars: Any) -> None:
+    """Check that the method `scalars` returned a dict of scalars."""
+    if not isinstance(scalars, dict):
         raise TypeError(
-            f"{where()}{owner}.scalars returned {type_text(more)}, expected a dict from names to "
-            "scalars ({} for none)."
+            f"{where()}{owner}.scalars returned {type_text(scalars)}, expected a dict from names "
+            "to scalars ({} for none)."
         )
-    for name, x in more.items():
+    for name, x in scalars.items():
         if getattr(x, "shape", ()):
             raise ValueError(
                 f"{where()}{owner}.scalars returned {type_text(x)} as {name!r}, expected a scalar."
@@ -50,15 +50,16 @@ def returned_by_leaf(owner: str, out: Any, slots: tuple[str, ...], g: Any, old: 
     """
     returned = out if slots else (out,)
     if not isinstance(returned, tuple) or len(returned) != 1 + len(slots):
-        found = f"{len(returned)} values" if isinstance(returned, tuple) else type_text(returned)
+        count = f"{len(returned)} values" if isinstance(returned, tuple) else type_text(returned)
         raise TypeError(
-            f"{where()}{owner}.leaf returned {found}, expected {1 + len(slots)}: the update and "
+            f"{where()}{owner}.leaf returned {count}, expected {1 + len(slots)}: the update and "
             f"the new {names_text([*slots])}."
         )
     for what, new, was in zip(("update", *slots), returned, (g, *old), strict=True):
-        alike = getattr(new, "shape", None) == getattr(was, "shape", ())  # fast path for arrays
-        if not alike and _shapes(new) != _shapes(was):
-            like = "the gradient" if what == "update" else "the slot before"
+        # A comparison without flattening, which suffices if both are arrays.
+        same = getattr(new, "shape", None) == getattr(was, "shape", ())
+        if not same and _shapes(new) != _shapes(was):
+            like = "the gradient" if what == "update" else "the previous slot"
             raise ValueError(
                 f"{where()}{owner}.leaf returned {_text(new)} as the {what} of a leaf of shape "
                 f"{jnp.shape(g)}, expected {_text(was)}, as {like}."
@@ -72,5 +73,5 @@ def _shapes(x: Any) -> Any:
 
 
 def _text(x: Any) -> str:
-    alone = jax.tree.structure(x).num_nodes == 1
-    return type_text(x) if alone else str(jax.tree.map(type_text, x))
+    is_leaf = jax.tree.structure(x).num_nodes == 1
+    return type_text(x) if is_leaf else str(jax.tree.map(type_text, x))

@@ -1,4 +1,4 @@
-"""Checks of params, batches, keys and numbers while a program is traced."""
+"""Checks of arguments: params, batches, PRNG keys, numbers and options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fnopt.errors._text import names_text, type_text, where
 from fnopt.numerics import is_array_like, is_inexact
 
 NamedLeaves = list[tuple[str, Any]]
-CLOSED_OVER = "Let the function close over what all examples share."
+CLOSED_OVER = "Let the function close over arrays that all examples share."
 
 
 def check_params(leaves: NamedLeaves, name: str) -> None:
@@ -25,40 +25,41 @@ def check_params(leaves: NamedLeaves, name: str) -> None:
     for path, leaf in leaves:
         if not is_inexact(leaf):
             raise TypeError(
-                f"{name}: {path} is {type_text(leaf)}, which has no gradient. Differentiate "
-                "floating arrays only: split the rest off (equinox.partition, flax.nnx.split) and "
-                "close over it, or choose the argument with argnums."
+                f"{name}: {path} is {type_text(leaf)}, which has no gradient; expected a floating "
+                "array. Split other leaves off (equinox.partition, flax.nnx.split) and close over "
+                "them, or choose the differentiated argument with argnums."
             )
 
 
 def check_batch(leaves: NamedLeaves, name: str, shared: str = CLOSED_OVER) -> int:
-    """Check that batched leaves share their number of examples, and return it.
+    """Check that all batched leaves have the same number of examples, and return this number.
 
-    `name` is the function that the user called. `shared` is advice for the message: how to pass
-    arguments that all examples share.
+    `name` is the function that the user called. `shared` is the part of the message that explains
+    how to pass arguments that all examples share.
     """
     if not leaves:
         raise ValueError(
-            f"{name}: the batch contains no array, expected at least one with an axis of examples."
+            f"{name}: the batch contains no array, expected at least one array with a leading axis "
+            "of examples."
         )
     for path, leaf in leaves:
         if not getattr(leaf, "shape", ()):
             is_key = jnp.issubdtype(getattr(leaf, "dtype", jnp.float32), jax.dtypes.prng_key)
             if is_key:
                 raise ValueError(
-                    f"{name}: {path} of the batch is one random key, which all examples "
-                    "would share. Split it: jax.random.split(key, n)."
+                    f"{name}: {path} of the batch is one random key, expected one key per example. "
+                    "Split the key with jax.random.split(key, n)."
                 )
             raise ValueError(
-                f"{name}: {path} of the batch is {type_text(leaf)} without an example axis. "
-                f"{shared}"
+                f"{name}: {path} of the batch is {type_text(leaf)} without an example axis, "
+                f"expected a leading axis of examples. {shared}"
             )
     sizes = {path: leaf.shape[0] for path, leaf in leaves}
     if len({*sizes.values()}) > 1:
         raise ValueError(
             f"{name}: the leading axes of the batch disagree: "
             f"{names_text([f'{path}: {size}' for path, size in sizes.items()])}. "
-            "Every leaf needs one entry per example."
+            "Expected one entry per example in every leaf."
         )
     size = leaves[0][1].shape[0]
     if size == 0:
@@ -77,21 +78,21 @@ def check_key(key: Any, name: str) -> Any:
     if (typed and shape == ()) or (dtype == jnp.uint32 and shape is not None and len(shape) == 1):
         return key
     raise TypeError(
-        f"{name}: key is {type_text(key)}, expected one PRNG key (jax.random.key(seed)); "
-        "every example gets a key derived from it. Pass keys that you have split "
-        "yourself as a batched argument."
+        f"{name}: key is {type_text(key)}, expected one PRNG key (jax.random.key(seed)), from "
+        "which the keys of the examples are derived. Pass keys that you have split yourself as a "
+        "batched argument."
     )
 
 
 def check_returned(tree: Any, what: str) -> None:
     """Check that a result consists of arrays and numbers, which a compiled program can return."""
     for path, leaf in leaves_with_names(tree)[0]:
-        known = is_array_like(leaf) or hasattr(leaf, "__jax_array__")
+        is_array = is_array_like(leaf) or hasattr(leaf, "__jax_array__")
         # NumPy arrays of objects, strings, dates (kinds O, S, U, M) have a dtype that JAX lacks.
-        if not known or getattr(getattr(leaf, "dtype", None), "kind", "f") in "OSUM":
+        if not is_array or getattr(getattr(leaf, "dtype", None), "kind", "f") in "OSUM":
             raise TypeError(
                 f"{what} has {leaf!r:.60} as {leaf_text(path)}, expected arrays and numbers, "
-                "because the function is compiled. Add other values to the result outside of it."
+                "because the function is compiled. Add other values outside of the function."
             )
 
 
@@ -113,7 +114,9 @@ def check_tolerance(value: Any, what: str, name: str) -> None:
         return
     check_number(value, what, name)
     if not isinstance(value, Tracer) and not value >= 0:  # NaN fails too
-        raise ValueError(f"{name}: {what} is {value}, expected a number >= 0; 0 disables its test.")
+        raise ValueError(
+            f"{name}: {what} is {value}, expected a number >= 0; 0 disables this stopping test."
+        )
 
 
 def is_integer(value: Any, least: int | None = None) -> bool:
@@ -128,7 +131,7 @@ def is_integer(value: Any, least: int | None = None) -> bool:
 def check_count(value: Any, what: str, name: str, least: int = 1, otherwise: str = "") -> int:
     """Convert an integer of Python or NumPy to an int; raise an error for other values.
 
-    `otherwise` is the end of the message, which names other accepted values.
+    `otherwise` is appended to the message and names other accepted values.
     """
     if not is_integer(value):
         raise TypeError(f"{name}: {what} is {value!r}, expected an int{otherwise}.")
@@ -170,9 +173,9 @@ EQUINOX_FILTER = "eqx.filter(model, eqx.is_inexact_array)"
 def check_inexact(tree: Any, what: str, fitted: bool = False) -> None:
     """Raise a TypeError that names the first leaf that isn't a floating or complex array.
 
-    The message advises a remedy for an optimizer, or for the solver that `fitted` the leaves.
+    The advice in the message is for a solver if `fitted` is True, otherwise for an optimizer.
     """
-    # The names of the leaves cost ten times as much as the check.
+    # The names of the leaves take ten times as long as this check, so only a failure computes them.
     if all(map(is_inexact, jax.tree.leaves(tree))):
         return
     for path, leaf in leaves_with_names(tree)[0]:
@@ -180,11 +183,11 @@ def check_inexact(tree: Any, what: str, fitted: bool = False) -> None:
             continue
         raise TypeError(
             f"{where()}{what}: {leaf_text(path)} is {type_text(leaf)}, expected a floating array. "
-            f"{_what_to_do(leaf, fitted)}"
+            f"{_leaf_advice(leaf, fitted)}"
         )
 
 
-def _what_to_do(leaf: Any, fitted: bool) -> str:
+def _leaf_advice(leaf: Any, fitted: bool) -> str:
     """Advice for a leaf that an optimizer can't update or a solver can't fit."""
     if dataclasses.is_dataclass(leaf):
         return (
@@ -192,13 +195,13 @@ def _what_to_do(leaf: Any, fitted: bool) -> str:
             "it with jax.tree_util.register_dataclass."
         )
     if fitted and is_array_like(leaf):
-        return "Convert it to float, or keep it out of the tree (close over it)."
+        return "Convert the leaf to float, or remove it from the tree and close over it."
     if fitted:
         return (
-            "Keep such leaves out of the tree (Equinox: params, rest = eqx.partition(model, "
+            "Remove such leaves from the tree (Equinox: params, rest = eqx.partition(model, "
             "eqx.is_inexact_array), and eqx.combine(params, rest) inside the function)."
         )
-    number = "Write a number as 1.0. " if isinstance(leaf, int) else ""
+    number = "Write a number as a float, 1.0. " if isinstance(leaf, int) else ""
     return (
         f"{number}Freeze such leaves with fnopt.freeze or fnopt.partition (around the whole "
         f"optimizer), or filter them out of the tree first (Equinox: {EQUINOX_FILTER})."

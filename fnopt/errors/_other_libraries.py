@@ -1,4 +1,4 @@
-"""Arguments, attributes and names of other libraries, and deprecated names, with replacements."""
+"""Replacements of other libraries' arguments and attributes, and of deprecated names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 _RATE = ("learning_rate", "peak_value", "init_value", "value")  # also the arguments of schedules
 # Arguments of other libraries' optimizers, with fnopt's names in order of preference.
-_OURS = {
+_RENAMED = {
     **dict.fromkeys(("lr", "rate", "step_size"), _RATE),
     "learning_rate": _RATE,
     "betas": ("b1", "b2"),
@@ -26,7 +26,7 @@ _OURS = {
     "every_k_schedule": ("k",),
 }
 # Options of other libraries' optimizers that are separate transforms in fnopt.
-_APART = {
+_SEPARATE_TRANSFORMS = {
     "weight_decay": "fnopt.chain(fnopt.add_decayed_weights(weight_decay), {}) for an L2 penalty, "
     "or the optimizer's w form (adamw) for decoupled decay",
     "amsgrad": "fnopt.amsgrad",
@@ -36,12 +36,12 @@ _APART = {
     "maximize": "the gradient of minus the function",
     "use_ema": "fnopt.chain({}, fnopt.params_ema(decay))",
     "gradient_accumulation_steps": "fnopt.accumulate({}, k)",
-    "params": "tx.init(params): an optimizer here doesn't hold the params",
+    "params": "tx.init(params), because an fnopt optimizer doesn't store the params",
 }
-_APART["l2"] = _APART["weight_decay"]
-# Removed arguments of matrix methods: options of their transforms and of the optimizer for other
-# leaves.
-_OF_MATRICES = {
+_SEPARATE_TRANSFORMS["l2"] = _SEPARATE_TRANSFORMS["weight_decay"]
+# Removed arguments of matrix optimizers (Muon, SOAP), with the transforms or options that replace
+# them.
+_MATRIX_ARGUMENTS = {
     "muon_weight_dimension_numbers": "weight_dimension_numbers",
     "weight_decay_mask": "weight_decay=fnopt.add_decayed_weights(decay, mask)",
     "mu_dtype": "fnopt.precision_policy({}, {{'mu': dtype}}), or 'ema' for Muon's mean",
@@ -60,55 +60,58 @@ _OF_MATRICES = {
             *("exponent", "grafting", "graft_b2", "graft_eps", "initial_value"),
             *("max_inverse_root", "random_seed"),
         ),
-        "a chain of the scale_by_ part, which takes it, in fnopt.partition_matrices",
+        "a chain of the scale_by_ transform with this argument, inside fnopt.partition_matrices",
     ),
 }
 
 
 def wrong_arguments(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Error message for arguments that don't match a signature, or None."""
+    """Error message for arguments that don't match a signature; None for matching arguments."""
     signature = inspect.signature(fn)
     try:
         signature.bind(*args, **kwargs)
         return None
     except TypeError as error:
-        known = list(signature.parameters)
-        unknown = [name for name in kwargs if name not in known]
-        hint = _hint(fn.__name__, unknown[0], known) if unknown else ""
+        argument_names = list(signature.parameters)
+        unknown = [name for name in kwargs if name not in argument_names]
+        hint = _argument_advice(fn.__name__, unknown[0], argument_names) if unknown else ""
         what = f"unknown argument {unknown[0]!r}" if unknown else str(error)
     if fn.__name__ == "fixed":  # lmfit's Parameter(value=0.5, vary=False)
         hint = " Pass the value in p0: p0={'a': 0.5}."
-    none = inspect.Parameter.empty  # defaults and annotations would hide the names
-    bare = [p.replace(default=none, annotation=none) for p in signature.parameters.values()]
-    taken = signature.replace(parameters=bare, return_annotation=none)
-    return f"{fn.__name__}: {what}; it takes {taken}.{hint}"
+    empty = inspect.Parameter.empty  # defaults and annotations would hide the names
+    bare_parameters = [
+        p.replace(default=empty, annotation=empty) for p in signature.parameters.values()
+    ]
+    bare_signature = signature.replace(parameters=bare_parameters, return_annotation=empty)
+    return f"{fn.__name__}: {what}; it takes {bare_signature}.{hint}"
 
 
-def _hint(name: str, given: str, known: list[str]) -> str:
-    if "others" in known and given in _OF_MATRICES:
-        return f" Write {_OF_MATRICES[given].format(f'fnopt.{name}(...)')}."
-    ours = [n for n in _OURS.get(given, ()) if n in known]
-    ours = ours if given == "betas" else ours[:1]
-    if given not in _OURS:
-        ours = difflib.get_close_matches(given, known, n=1)
-    if ours:
-        return f" Write {', '.join(f'{n}=...' for n in ours)}."
-    if given in _APART:
-        return f" Write {_APART[given].format(f'fnopt.{name}(...)')}."
+def _argument_advice(name: str, argument: str, argument_names: list[str]) -> str:
+    """Advice for an unknown argument of the optimizer `name`; `''` if there is none."""
+    if "others" in argument_names and argument in _MATRIX_ARGUMENTS:
+        return f" Write {_MATRIX_ARGUMENTS[argument].format(f'fnopt.{name}(...)')}."
+    replacements = [n for n in _RENAMED.get(argument, ()) if n in argument_names]
+    replacements = replacements if argument == "betas" else replacements[:1]
+    if argument not in _RENAMED:
+        replacements = difflib.get_close_matches(argument, argument_names, n=1)
+    if replacements:
+        return f" Write {', '.join(f'{n}=...' for n in replacements)}."
+    if argument in _SEPARATE_TRANSFORMS:
+        return f" Write {_SEPARATE_TRANSFORMS[argument].format(f'fnopt.{name}(...)')}."
     return ""
 
 
 # Methods and attributes of other libraries' optimizers, with fnopt's replacements.
 _STEP = "updates, state = tx.update(grads, state, params); params = fnopt.apply_updates(...)"
-_READ = "fnopt.hyperparams(tx, state) reads hyper-parameters, fnopt.slots(state) the rest"
+_READ = "fnopt.hyperparams(tx, state) returns hyper-parameters, fnopt.slots(state) returns slots"
 _ATTRIBUTES = {
     **dict.fromkeys(("step", "apply", "apply_gradients", "apply_gradient", "get_updates"), _STEP),
-    "minimize": f"take the gradient with jax.grad, then {_STEP}; or call fnopt.minimize",
+    "minimize": f"compute the gradient with jax.grad, then {_STEP}; or call fnopt.minimize",
     "apply_updates": "fnopt.apply_updates(params, updates)",
-    "zero_grad": "leave it out: jax.grad gives a new gradient each time",
+    "zero_grad": "omit this call, because jax.grad returns a new gradient each time",
     **dict.fromkeys(
         ("state", "slots", "variables", "state_dict", "load_state_dict", "iterations"),
-        f"state = tx.init(params), which you keep; {_READ}",
+        f"state = tx.init(params), a value that your program stores; {_READ}",
     ),
     **dict.fromkeys(("learning_rate", "lr", "param_groups", "hyperparams"), _READ),
 }
@@ -130,14 +133,14 @@ def deprecated_names(package: str, new_names: Mapping[str, str]) -> Callable[[st
     """Make the `__getattr__` of a package with renamed names.
 
     Args:
-        package: The package, `'fnopt.core'`.
+        package: The name of the package, such as `'fnopt.core'`.
         new_names: A mapping from old names to new names in the same package, or to dotted paths.
 
     Returns:
         A function that warns and returns the renamed object.
     """
 
-    def find(name: str) -> Any:
+    def resolve(name: str) -> Any:
         if name not in new_names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         module, _, new = new_names[name].rpartition(".")
@@ -146,7 +149,7 @@ def deprecated_names(package: str, new_names: Mapping[str, str]) -> Callable[[st
         warnings.warn(text, DeprecationWarning, stacklevel=2)
         return getattr(importlib.import_module(module), new)
 
-    return find
+    return resolve
 
 
 def missing_attribute(kind: str, names: dict[str, str]) -> Callable[[Any, str], NoReturn]:
@@ -168,9 +171,9 @@ def missing_attribute(kind: str, names: dict[str, str]) -> Callable[[Any, str], 
         AttributeError: a Result has no 'x'; write params.
     """
 
-    def missing(self: Any, name: str) -> NoReturn:
+    def raise_missing(self: Any, name: str) -> NoReturn:
         del self
         hint = f"; write {names[name]}" if name in names else ""
         raise AttributeError(f"{kind} has no {name!r}{hint}.")
 
-    return missing
+    return raise_missing

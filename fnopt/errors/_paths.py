@@ -13,9 +13,9 @@ from fnopt.errors._text import names_text
 
 _IsLeaf = Callable[[Any], bool]
 
-# flax wraps arrays in boxes (nnx.Param, linen's Partitioned), whose `.value` says nothing about the
-# model. Boxes are recognized by their class, because a model may have a field called `value` too
-# (query, key, value).
+# flax wraps arrays in boxes (nnx.Param, linen's Partitioned). Paths omit the field `.value` of a
+# box, which doesn't identify a parameter. Boxes are recognized by their class, because a model may
+# have a field called `value` too (query, key, value).
 _BOX_CLASSES = frozenset({"Variable", "VariableState", "AxisMetadata"})
 
 
@@ -53,7 +53,7 @@ def path_name(path: tuple[Any, ...]) -> str:
 
 
 def leaves_with_names(tree: Any, is_leaf: _IsLeaf | None = None) -> tuple[list[Any], Any]:
-    """List the leaves of a tree with their normalized paths, and return its structure.
+    """Flatten a tree to leaves with normalized paths, and a treedef.
 
     Args:
         tree: Any pytree.
@@ -80,8 +80,8 @@ def leaves_with_names(tree: Any, is_leaf: _IsLeaf | None = None) -> tuple[list[A
 def leaf_paths(tree: Any) -> Any:
     """Replace every leaf of a tree by its name.
 
-    Paths don't depend on containers: plain dicts, flax `FrozenDict`/nnx `State`
-    (without the `.value` of a box), Equinox modules, NamedTuples and dataclasses.
+    A path doesn't depend on the type of the containers: dicts, flax's `FrozenDict` and nnx `State`,
+    Equinox modules, NamedTuples or dataclasses. The field `.value` of a flax box isn't part of it.
 
     Args:
         tree: Any pytree.
@@ -104,12 +104,12 @@ def leaf_text(path: str) -> str:
 
 def differences(names: list[str], other_names: list[str], what: str, other_what: str) -> str:
     """Describe the differences between the leaf names of two trees; `''` for equal names."""
-    for own, of_whom in ((names, what), (other_names, other_what)):
-        if own == [""]:
-            return f"{of_whom} are a single array"
+    for paths, tree_name in ((names, what), (other_names, other_what)):
+        if paths == [""]:
+            return f"{tree_name} are a single array"
     extra = [p for p in names if p not in set(other_names)]
-    lacking = [p for p in other_names if p not in set(names)]
-    texts = [f"{what} lack {names_text(lacking)}"] if lacking else []
+    missing = [p for p in other_names if p not in set(names)]
+    texts = [f"{what} lack {names_text(missing)}"] if missing else []
     texts += [f"{what} have {names_text(extra)}, which {other_what} lack"] if extra else []
     return "; ".join(texts)
 
@@ -117,9 +117,10 @@ def differences(names: list[str], other_names: list[str], what: str, other_what:
 def matches(path: str, pattern: str) -> bool:
     """Whether a glob pattern matches the path of a leaf or of one of its parents.
 
-    `*` matches any text, including slashes, `?` one character, `[ab]` one of a set. A leading `*/`
-    also matches the empty text, so `'*/bias'` also matches `'bias'` at the top level. A pattern
-    that matches a branch selects all leaves of the branch, and `''` selects the whole tree.
+    `*` matches any text, including slashes, `?` matches one character, `[ab]` matches one of a set.
+    A leading `*/` also matches the empty text, so `'*/bias'` also matches `'bias'` at the top
+    level. A pattern that matches a branch selects all leaves of the branch, and `''` selects the
+    whole tree.
 
     Args:
         path: A leaf's path, as in `leaf_paths`.

@@ -1,4 +1,4 @@
-"""Text for users: positions in a chain, lists of names, tables, notebooks."""
+"""Text of messages and displays: positions in a chain, lists of names, tables, shapes."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def where() -> str:
     return f"{text}: " if text else ""
 
 
-def names_text(names: list[str], most: int = 8) -> str:
-    """A list of names for a message, truncated to `most`."""
-    shown = ", ".join(repr(n) for n in names[:most])
-    more = len(names) - most
-    return f"[{shown}{f', … and {more} more' if more > 0 else ''}]"
+def names_text(names: list[str], limit: int = 8) -> str:
+    """Format a list of names for a message, truncated to `limit` names."""
+    text = ", ".join(repr(n) for n in names[:limit])
+    omitted = len(names) - limit
+    return f"[{text}{f', … and {omitted} more' if omitted > 0 else ''}]"
 
 
 def import_optional(module: str, user: str, extra: str = "") -> Any:
@@ -73,9 +73,8 @@ def import_optional(module: str, user: str, extra: str = "") -> Any:
         package = module.split(".")[0]
         how = f"`pip install {package}`"
         if extra:
-            how = f"all that fnopt.{extra} can use, with `pip install 'fnopt[{extra}]'`"
-        together = ", or " if extra else " with "
-        raise ImportError(f"{user} needs {package}: install it{together}{how}.") from error
+            how += f", or all libraries that fnopt.{extra} uses, `pip install 'fnopt[{extra}]'`"
+        raise ImportError(f"{user} needs {package}: install it with {how}.") from error
 
 
 def show_report(self: Any, printer: Any, cycle: bool) -> None:
@@ -85,7 +84,7 @@ def show_report(self: Any, printer: Any, cycle: bool) -> None:
 
 
 def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """The rows of a table as lines, with columns of equal width."""
+    """Format the rows of a table as lines, with cells padded to the width of their column."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -102,16 +101,17 @@ class _Shape:
         return self.text
 
 
-def _shows_itself(x: Any) -> bool:
-    return hasattr(type(x), "_repr_pretty_")  # an inner state
+def _has_display(x: Any) -> bool:
+    # The state of an inner transform, which `show_shapes` has given this method.
+    return hasattr(type(x), "_repr_pretty_")
 
 
-def _shape(x: Any) -> Any:
-    if _shows_itself(x):
+def _number_or_shape(x: Any) -> Any:
+    if _has_display(x):
         return x
     # Counts are shown as numbers, and all other arrays by their shape.
-    small = getattr(x, "ndim", 1) == 0 and not isinstance(x, Tracer)
-    return x.item() if small and x.dtype.kind in "iufb" else _Shape(x)
+    is_scalar = getattr(x, "ndim", 1) == 0 and not isinstance(x, Tracer)
+    return x.item() if is_scalar and x.dtype.kind in "iufb" else _Shape(x)
 
 
 def _show_shapes(self: Any, printer: Any, cycle: bool) -> None:
@@ -127,17 +127,17 @@ def _show_shapes(self: Any, printer: Any, cycle: bool) -> None:
                 printer.breakable()
             printer.text(f"{field}=")
             value = getattr(self, field)
-            printer.pretty(jax.tree.map(_shape, value, is_leaf=_shows_itself))
+            printer.pretty(jax.tree.map(_number_or_shape, value, is_leaf=_has_display))
 
 
 def show_shapes(states: Iterable[Any]) -> None:
-    """Make notebooks display states of these classes with shapes in place of arrays."""
+    """Make IPython display states of these classes with shapes in place of arrays."""
     for state in states:
         state._repr_pretty_ = _show_shapes
 
 
 def type_text(x: Any) -> str:
-    """Type of a leaf as text: `'float32[8,3]'`, or the name of its Python type."""
+    """Text for the type of a leaf: `'float32[8,3]'`, or the name of its Python type."""
     if not hasattr(x, "dtype"):
         return type(x).__name__
     return f"{x.dtype}[{','.join(map(str, x.shape))}]"

@@ -1,4 +1,4 @@
-"""Errors of users' functions and of device placement, with advice."""
+"""Advice for errors that JAX raises in users' functions or for arrays on different devices."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from jax.core import Tracer
 from fnopt.errors._paths import leaf_text, leaves_with_names
 from fnopt.errors._text import names_text, type_text, where
 
-_NUMPY = re.compile(r"\b(np|numpy|scipy|special|math)\.((?:\w+\.)*\w+)\s*\(")
-_WRITES = re.compile(r"[\w.]+\[[^=]*\]\s*[-+*/]?=(?!=)")
-_OF_JAX = (
+_NUMPY_CALL = re.compile(r"\b(np|numpy|scipy|special|math)\.((?:\w+\.)*\w+)\s*\(")
+_ITEM_ASSIGNMENT = re.compile(r"[\w.]+\[[^=]*\]\s*[-+*/]?=(?!=)")
+_JAX_ERRORS = (
     jax.errors.TracerArrayConversionError,
     jax.errors.ConcretizationTypeError,
     jax.errors.NonConcreteBooleanIndexError,
 )
 _ARGUMENT = re.compile(r"(?:arose for the|The) `?(\w+)`? argument of ([\w.]*\w)")
-_OURS = {"scipy": "jax.scipy.", "special": "jax.scipy.special."}  # all other functions are in jnp
+# JAX's modules for NumPy's and SciPy's; all other functions are in jnp.
+_JAX_MODULES = {"scipy": "jax.scipy.", "special": "jax.scipy.special."}
 
 
 class NotForJaxError(TypeError):
-    """Error of a user's function that isn't written for JAX; its cause is the error of JAX.
+    """Error in a user's function that isn't written for JAX; `__cause__` is JAX's error.
 
     Args:
         message: The text of the error.
@@ -41,8 +42,8 @@ class NotForJaxError(TypeError):
 
 
 def _is_of_jax(error: Any) -> TypeGuard[BaseException]:
-    # A call of `math` ends in a TypeError of JAX that has no class of its own.
-    return isinstance(error, _OF_JAX) or "can be converted to Python scalars" in str(error)
+    # For `math.sin(x)` of an array that isn't a scalar, JAX raises a plain TypeError.
+    return isinstance(error, _JAX_ERRORS) or "can be converted to Python scalars" in str(error)
 
 
 @contextlib.contextmanager
@@ -52,50 +53,54 @@ def explain_jax_errors(name: str, fn: str = "f", is_another: bool = False) -> It
     Args:
         name: The name of the function that was called.
         fn: The name of the argument that is the user's function.
-        is_another: Whether `fn` differs from the user's function whose call encloses this one.
+        is_another: Whether `fn` is called inside another function of the user.
     """
     try:
         yield
-    except (*_OF_JAX, NotForJaxError, TypeError, ValueError) as found:
-        # Among nested calls, the user knows the outermost function. NumPy hides JAX's error behind
-        # its own if an entry of an array is assigned.
-        error = found if _is_of_jax(found) else found.__cause__
-        if not _is_of_jax(error) or getattr(found, "is_of_another", False):
+    except (*_JAX_ERRORS, NotForJaxError, TypeError, ValueError) as exception:
+        # Among nested calls, the message names the outermost function, which the user called. NumPy
+        # raises a ValueError from JAX's error if a tracer is assigned to an entry of an array.
+        error = exception if _is_of_jax(exception) else exception.__cause__
+        if not _is_of_jax(error) or getattr(exception, "is_of_another", False):
             raise
-        line, called = _cause(found if isinstance(found, ValueError) else error)
+        line, called = _user_line(exception if isinstance(exception, ValueError) else error)
         argument = _ARGUMENT.search(str(error))
         if argument is not None:
-            name_of, function = argument.groups()
-            what = f"calls {function} without a number for its argument {name_of}; pass one"
+            argument_name, function = argument.groups()
+            what = f"calls {function} without a number for its argument {argument_name}; pass one"
         elif isinstance(error, jax.errors.TracerBoolConversionError):
-            what = "decides in Python by a value; write jnp.where(condition, a, b)"
+            what = "branches in Python on the value of an array; write jnp.where(condition, a, b)"
         elif isinstance(error, jax.errors.NonConcreteBooleanIndexError):
-            what = "selects by a condition, so no shape is known; write jnp.where(condition, a, b)"
-        elif called is None and _WRITES.match(line):
+            what = "indexes with a boolean array, so the shape of the result is unknown; "
+            what += "write jnp.where(condition, a, b)"
+        elif called is None and _ITEM_ASSIGNMENT.match(line):
             what = "writes into an array; write x.at[i].set(value), or jnp.stack([...])"
         elif called is None:
-            what = "needs the numbers of an array; write it with jax.numpy or jax.scipy"
+            what = "needs the value of a traced array; write it with jax.numpy or jax.scipy"
         else:
             what = f"calls {called[0]}; write {called[1]}"
-        where = f": `{line}`" if line else ""
-        message = f"{name}: {fn} {what}: {fn} gets JAX arrays{where}."
+        quoted_line = f": `{line}`" if line else ""
+        message = f"{name}: {fn} {what}, because {fn} gets JAX arrays{quoted_line}."
         raise NotForJaxError(message, is_another) from error
 
 
-def _cause(error: BaseException) -> tuple[str, tuple[str, str] | None]:
-    """The innermost user line with a NumPy call, the called function, and its JAX equivalent."""
-    last = ""
+def _user_line(error: BaseException) -> tuple[str, tuple[str, str] | None]:
+    """Find the innermost user line with a NumPy call, the function and its JAX equivalent.
+
+    Without a NumPy call, the result is the innermost user line and None.
+    """
+    innermost = ""
     for frame, number in reversed(list(traceback.walk_tb(error.__traceback__))):
         path = frame.f_code.co_filename
         line = linecache.getline(path, number).strip()
         if not line or "/jax/" in path or "/numpy/" in path:
             continue
-        last = last or line
-        found = _NUMPY.search(line)
-        if found:
-            module, name = found.groups()
-            return line, (f"{module}.{name}", _OURS.get(module, "jnp.") + name)
-    return last, None
+        innermost = innermost or line
+        call = _NUMPY_CALL.search(line)
+        if call:
+            module, name = call.groups()
+            return line, (f"{module}.{name}", _JAX_MODULES.get(module, "jnp.") + name)
+    return innermost, None
 
 
 @contextlib.contextmanager
@@ -134,28 +139,29 @@ def explain_example_errors(name: str, example: Any, params: Any = None) -> Itera
         if "unbound axis name" not in str(error):
             raise
         raise ValueError(
-            f"{name}: the model takes statistics over a batch ({error}), as batch normalization "
-            "does in training. Expected a function of ONE example: one that normalizes with "
-            "running averages (use_running_average=True, eqx.nn.inference_mode, "
-            "is_training=False), or by LayerNorm or GroupNorm."
+            f"{name}: the model computes statistics over a batch ({error}), as batch normalization "
+            "does in training; expected a function of ONE example. Normalize with running averages "
+            "(use_running_average=True, eqx.nn.inference_mode, is_training=False), or by LayerNorm "
+            "or GroupNorm."
         ) from error
     except NotForJaxError:
-        raise  # the error is complete
+        raise  # its message already quotes the line and the correction
     except Exception as error:
         leaves = leaves_with_names(example)[0]
-        seen = names_text([f"{leaf_text(path)}: {type_text(leaf)}" for path, leaf in leaves])
+        shapes = names_text([f"{leaf_text(path)}: {type_text(leaf)}" for path, leaf in leaves])
         error.add_note(
             f"{name} calls the function with ONE example, without the axis of the batch: "
-            f"{seen}. Pass the keys of random layers with the batch (one key per example, "
-            "jax.random.split(key, n)). A function whose examples depend on each other "
-            "has no such form: normalize with running averages, by LayerNorm or "
-            "GroupNorm."
+            f"{shapes}. Pass the keys of random layers with the batch (one key per example, "
+            "jax.random.split(key, n)). If the examples depend on each other through batch "
+            "normalization, normalize with running averages, LayerNorm or GroupNorm."
         )
         raise
 
 
 def explain_device_errors(error: ValueError, updates: Any, **others: Any) -> None:
-    """Raise an error that names an array on other devices than the gradients, if there is one.
+    """Raise an error that names an array of a step on other devices than the gradients.
+
+    The function returns if there is no such array.
 
     Args:
         error: The error of JAX.
@@ -165,15 +171,15 @@ def explain_device_errors(error: ValueError, updates: Any, **others: Any) -> Non
     gradients = _committed(updates)
     if not gradients:
         return
-    name, home = gradients[0]
+    name, reference = gradients[0]
     for what, tree in {"gradients": updates, **others}.items():
-        for other, x in _committed(tree):
-            if x.sharding.device_set != home.sharding.device_set:
-                leaf = f"{leaf_text(other)} of {what}" if other else what
+        for path, x in _committed(tree):
+            if x.sharding.device_set != reference.sharding.device_set:
+                leaf = f"{leaf_text(path)} of {what}" if path else what
                 raise ValueError(
                     f"{where()}{leaf} has the sharding {x.sharding}, {leaf_text(name)} of the "
-                    f"gradients has {home.sharding}: on other devices. Bring the state to where "
-                    "the params are with jax.device_put(state, "
+                    f"gradients has {reference.sharding} on other devices, expected the same. "
+                    "Move the state to the devices of the params with jax.device_put(state, "
                     "fnopt.distributed.state_sharding(tx, params)), or to one device with "
                     "jax.device_put(state, device)."
                 ) from error

@@ -1,6 +1,6 @@
-"""Batches in chunks and leaves in stacks, for bounded memory and program size.
+"""Chunked batches, which bound memory, and stacked leaves, which bound the program's size.
 
-The library stacks only leaves that it processes itself. A user's function runs unchanged.
+Only operations of the library run on stacked leaves. A user's function receives separate leaves.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def scan_chunks(
     """Apply `jax.lax.scan` to chunks of examples; the last chunk may be shorter.
 
     A chunk consists of every k-th example, so each device of a sharded batch has a part of every
-    chunk. A chunk of consecutive examples would be on one device, and every device would process
-    every chunk.
+    chunk. With chunks of consecutive examples, each chunk would be on one device, and XLA would
+    process every chunk on every device.
 
     The outputs of all chunks are stacked in memory, so accumulate gradients in the carry.
 
@@ -49,30 +49,32 @@ def scan_chunks(
         if chunk_size is None or chunk_size >= size:
             return body(carry, batch)
         chunks = size // chunk_size
-        whole = chunks * chunk_size
+        chunked_size = chunks * chunk_size
 
-        def fold(x: Any) -> Any:
+        def split_into_chunks(x: Any) -> Any:
             # Examples of a chunk are `chunks` apart, so a sharded axis is split within each device.
             # Consecutive examples would have to be moved between devices.
-            x = x if whole == size else replicate(x, 0)[:whole]
+            x = x if chunked_size == size else replicate(x, 0)[:chunked_size]
             return reshape(x, chunk_size, chunks, *x.shape[1:])
 
-        folded = jax.tree.map(fold, batch)
+        chunked_batch = jax.tree.map(split_into_chunks, batch)
 
         def step(carry: Carry, i: jax.Array) -> tuple[Carry, Any]:
             # Chunks are indexed one by one, because a scan over the transposed batch would copy the
             # batch.
-            take = lambda x: jax.lax.dynamic_index_in_dim(x, i, axis=1, keepdims=False)  # noqa: E731
-            return body(carry, jax.tree.map(take, folded))
+            def take_chunk(x: Any) -> jax.Array:
+                return jax.lax.dynamic_index_in_dim(x, i, axis=1, keepdims=False)
+
+            return body(carry, jax.tree.map(take_chunk, chunked_batch))
 
         carry, outputs = jax.lax.scan(step, carry, jnp.arange(chunks, dtype=jnp.int32))
         outputs = jax.tree.map(
-            lambda y: reshape(jnp.swapaxes(y, 0, 1), whole, *y.shape[2:]), outputs
+            lambda y: reshape(jnp.swapaxes(y, 0, 1), chunked_size, *y.shape[2:]), outputs
         )
-        if whole == size:
+        if chunked_size == size:
             return carry, outputs
         # A scan needs chunks of equal size, and padding would pass padded examples to the function.
-        carry, last = body(carry, jax.tree.map(lambda x: replicate(x, 0)[whole:], batch))
+        carry, last = body(carry, jax.tree.map(lambda x: replicate(x, 0)[chunked_size:], batch))
         return carry, jax.tree.map(lambda a, b: concatenate([a, b]), outputs, last)
 
 
@@ -81,12 +83,12 @@ def map_chunks(fn: Callable[[Any], Any], batch: Any, size: int, chunk_size: int 
     return scan_chunks(lambda carry, chunk: (carry, fn(chunk)), None, batch, size, chunk_size)[1]
 
 
-_FEW = 8  # fewer arrays of one type aren't stacked
-_SMALL = 4096  # size up to which an array may be copied
+_MIN_STACK = 8  # fewer arrays of one type aren't stacked
+_MAX_COPIED = 4096  # larger arrays aren't stacked, because a stack is a copy
 
 
 class ArrayStack(NamedTuple):
-    """Arrays of one type along a leading axis, or a single array."""
+    """Stack of arrays of one shape and dtype along a leading axis, or a single array."""
 
     places: list[int]  # indices among all arrays
     array: jax.Array  # [k, *shape], or the single array in its own shape
@@ -99,22 +101,22 @@ class ArrayStack(NamedTuple):
 
 
 def stack_alike(arrays: Sequence[jax.Array]) -> list[ArrayStack]:
-    """Stack small arrays if there are many of one type; keep other arrays separate.
+    """Stack small arrays of the same shape and dtype if there are many; keep others separate.
 
     The arrays are stacked along a new axis, so the sharding of their axes doesn't change.
     """
-    stacks: dict[Any, list[int]] = {}
+    groups: dict[Any, list[int]] = {}
     for i, x in enumerate(arrays):
-        stays = x.size > _SMALL or is_sharded(x)
-        stacks.setdefault(i if stays else jax.typeof(x), []).append(i)
-    found = []
-    for places in stacks.values():
+        is_separate = x.size > _MAX_COPIED or is_sharded(x)
+        groups.setdefault(i if is_separate else jax.typeof(x), []).append(i)
+    array_stacks = []
+    for places in groups.values():
         # A stack costs a copy and an operation, which doesn't pay for few arrays.
-        if len(places) < _FEW:
-            found += [ArrayStack([i], arrays[i]) for i in places]
+        if len(places) < _MIN_STACK:
+            array_stacks += [ArrayStack([i], arrays[i]) for i in places]
         else:
-            found.append(ArrayStack(places, jnp.stack([arrays[i] for i in places])))
-    return found
+            array_stacks.append(ArrayStack(places, jnp.stack([arrays[i] for i in places])))
+    return array_stacks
 
 
 def map_stacks(
@@ -123,12 +125,12 @@ def map_stacks(
     """Apply a function to every array of some stacks, and stack the results in the original order.
 
     Args:
-        stacks: The result of `stack_alike`; at least one.
+        stacks: The result of `stack_alike`, not empty.
         fn: Function of an array and one number from each sequence in `numbers`; returns an array.
         numbers: Sequences with one number for every array.
     """
-    found = [stack.map(fn, *numbers) for stack in stacks]
+    results = [stack.map(fn, *numbers) for stack in stacks]
     places = np.concatenate([stack.places for stack in stacks])
     in_order = (np.diff(places) == 1).all()
-    together = jnp.concatenate(found)
-    return together if in_order else together[np.argsort(places)]
+    stacked = jnp.concatenate(results)
+    return stacked if in_order else stacked[np.argsort(places)]

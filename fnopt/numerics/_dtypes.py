@@ -1,4 +1,4 @@
-"""Shapes and dtypes of arrays, the dtype of a computation, step counts, and tracers."""
+"""Shapes and dtypes of leaves, compute dtypes, step counts, and a test for tracers."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ def compute_dtype(*dtypes: Any) -> Any:
 @functools.cache
 def _compute_dtype(dtypes: tuple[Any, ...], x64: bool) -> Any:
     del x64  # `x64` is a cache key, because without it float64 is float32
-    # JAX has no common dtype for float8 and others; float32 holds every number of it.
-    wide = [jnp.float32 if _is_float8(d) else d for d in dtypes]
-    # Mixes dtypes on purpose, also under strict promotion.
+    # JAX doesn't promote float8 implicitly; float32 represents every float8 number.
+    promotable = [jnp.float32 if _is_float8(d) else d for d in dtypes]
+    # Operands of a formula may differ in dtype even if the user has enabled strict promotion.
     with jax.numpy_dtype_promotion("standard"):
-        return jnp.result_type(jnp.float32, *wide)
+        return jnp.result_type(jnp.float32, *promotable)
 
 
 def wide_dtype(dtype: Any) -> Any:
-    """Dtype of a sum: at least float32 for floating dtypes, other dtypes unchanged."""
+    """Dtype in which to sum: at least float32 for floating dtypes, unchanged for others."""
     return compute_dtype(dtype) if _is_inexact(dtype) else dtype
 
 
@@ -56,13 +56,13 @@ def _is_float8(dtype: Any) -> bool:
 
 
 def real_dtype(dtype: Any) -> Any:
-    """Dtype of the real part: float32 for complex64; a real dtype stays the same."""
+    """Dtype of the real part: float32 for complex64, unchanged for real dtypes."""
     return jnp.finfo(dtype).dtype
 
 
 def dtype_of(x: Any) -> Any:
     """Dtype of an array or a Python number; faster than `jnp.result_type`."""
-    if isinstance(x, (np.ndarray, np.generic)):  # float64 is float32 without x64
+    if isinstance(x, (np.ndarray, np.generic)):  # JAX converts float64 to float32 without x64
         return jnp.result_type(x)
     try:
         return x.dtype
@@ -80,19 +80,20 @@ def shape_of(x: Any) -> tuple[int, ...]:
 
 def default_float() -> Any:
     """JAX's default float dtype: float64 with x64 enabled, otherwise float32."""
-    # `jnp.asarray(1e-3)` is weakly typed, so the second step would be traced again.
+    # Callers convert numbers to this dtype, because `jnp.asarray(1e-3)` is weakly typed and a step
+    # returns strongly typed arrays, so the second step would be traced again.
     return jnp.dtype(jax.dtypes.canonicalize_dtype(float))
 
 
 def is_inexact(x: Any) -> bool:
-    """Whether a leaf is a floating or complex array (or a Python float or complex)."""
+    """Whether a leaf is a floating or complex array, or a Python float or complex number."""
     if isinstance(x, (float, complex)):
         return True
     return hasattr(x, "dtype") and _is_inexact(x.dtype)
 
 
 def is_array_like(x: Any) -> bool:
-    """Whether a leaf is an array or a number, not for example an activation function."""
+    """Whether a leaf is an array or a number (an activation function, for example, is neither)."""
     return hasattr(x, "dtype") or isinstance(x, (bool, int, float, complex))
 
 
@@ -103,7 +104,7 @@ def _is_inexact(dtype: Any) -> bool:
 
 def safe_increment(count: jax.Array) -> jax.Array:
     """`count + 1`, saturating at the dtype's largest value."""
-    # NumPy constants are cheaper to trace than arrays, and every member of a chain makes them.
+    # NumPy constants are faster to trace than JAX arrays, and every member of a chain needs both.
     last, one = np.asarray(jnp.iinfo(count.dtype).max - 1, count.dtype), np.ones((), count.dtype)
     return lax.add(lax.min(count, last), one)
 
@@ -113,8 +114,8 @@ def zero_count() -> jax.Array:
     return jnp.zeros((), jnp.int32)
 
 
-# If a release of JAX renames this attribute, no value counts as staged, which is correct but slower
-# to trace.
+# A private class of JAX. If a release renames the class, `is_traced` returns False: results stay
+# correct, but tracing is slower.
 _TRACER: Any = getattr(partial_eval, "DynamicJaxprTracer", ())
 
 
@@ -122,9 +123,9 @@ def is_traced(*arrays: Any) -> bool:
     """Whether any of the arrays belongs to a program that is being traced.
 
     While a program is traced, every operation becomes an equation, even on concrete numbers. Under
-    a `vmap` or a `grad` outside of `jit`, operations run eagerly.
+    a `vmap` or a `grad` outside of `jit`, operations run eagerly, and the result is False.
     """
-    for x in arrays:  # noqa: SIM110  (an eager update asks it of every member)
+    for x in arrays:  # noqa: SIM110  (faster than `any`; an eager update calls it for every member)
         if isinstance(x, _TRACER):
             return True
     return False

@@ -1,4 +1,4 @@
-"""Histograms of magnitudes, from the exponent bits."""
+"""Histograms of magnitudes, computed from exponent bits."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from fnopt.sharding import is_sharded
 
 BINS = 32
-LOWEST = -42
-LOG_WIDTH = 1  # a bin is 2^1 exponents wide: two powers of two
+LOWEST = -42  # bin k starts at 2^(LOWEST + 2k), and bin 0 also contains all smaller numbers
+LOG_WIDTH = 1  # a bin contains 2^1 exponents, that is, two powers of two
 
 
 def histogram_edges() -> tuple[float, ...]:
@@ -40,31 +40,31 @@ def _bins(x: jax.Array) -> jax.Array:
     """Bin of every element of a float32 or float64 array; `BINS` for non-finite elements."""
     info = jnp.finfo(x.dtype)
     integer: Any = {32: jnp.int32, 64: jnp.int64}[info.bits]
-    # IEEE 754: `offset` is the bias of exponents.
-    mantissa, offset = info.nmant, 1 - int(info.minexp)
-    # Infinity and NaN have all bits of the exponent set; as a mask it drops the sign.
-    top = 2 * offset + 1
+    # IEEE 754: the exponent is stored with the bias 1 - minexp.
+    mantissa, bias = info.nmant, 1 - int(info.minexp)
+    # All bits of the exponent, which are set for infinity and NaN; the mask drops the sign bit.
+    exponent_mask = 2 * bias + 1
     bits = jax.lax.bitcast_convert_type(x, integer)
-    biased = ((bits >> mantissa) & top).astype(jnp.int32)
-    index = jnp.clip((biased - offset - LOWEST) >> LOG_WIDTH, 0, BINS - 1)
-    return jnp.where(biased == top, BINS, index)
+    biased_exponent = ((bits >> mantissa) & exponent_mask).astype(jnp.int32)
+    index = jnp.clip((biased_exponent - bias - LOWEST) >> LOG_WIDTH, 0, BINS - 1)
+    return jnp.where(biased_exponent == exponent_mask, BINS, index)
 
 
-def _by_comparison(index: jax.Array) -> jax.Array:
-    same = index[..., None] == jnp.arange(BINS, dtype=jnp.int32)
-    return jnp.sum(same, axis=range(index.ndim), dtype=jnp.int32)
+def _count_by_comparison(index: jax.Array) -> jax.Array:
+    is_bin = index[..., None] == jnp.arange(BINS, dtype=jnp.int32)
+    return jnp.sum(is_bin, axis=range(index.ndim), dtype=jnp.int32)
 
 
 def histogram(x: jax.Array) -> jax.Array:
     """Histogram of a real array's exponents: the number of elements per bin, int32 `[BINS]`."""
     index = _bins(x)
     if is_sharded(index):  # a scatter would have to gather sharded indices first
-        return _by_comparison(index)
+        return _count_by_comparison(index)
     # On a CPU, a scatter-add into 32 bins is fastest. On an accelerator, thousands of threads would
     # contend for these bins, so every element is compared with all bins in one pass over memory.
     return jax.lax.platform_dependent(
         index,
         # An index of BINS is out of range and dropped.
         cpu=lambda i: jnp.zeros(BINS, jnp.int32).at[jnp.ravel(i)].add(1, mode="drop"),
-        default=_by_comparison,
+        default=_count_by_comparison,
     )

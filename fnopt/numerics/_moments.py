@@ -18,16 +18,16 @@ def as_dtype(dtype: Any) -> Any:
     if dtype is None:
         return None
     try:
-        known = jnp.dtype(dtype)
+        canonical = jnp.dtype(dtype)
     except TypeError:
-        known = None
-    # NumPy accepts an array as a dtype specification, and "a" as the name of the string dtype.
+        canonical = None
+    # jnp.dtype accepts an array, whose dtype it returns, and "a", the name of the string dtype.
     is_array = isinstance(dtype, (np.generic, np.ndarray, jax.Array))
-    if is_array or known is None or not jnp.issubdtype(known, jnp.inexact):
+    if is_array or canonical is None or not jnp.issubdtype(canonical, jnp.inexact):
         raise TypeError(
             f"{dtype!r} is not a floating dtype, expected a dtype such as jnp.bfloat16, or None."
         )
-    return known
+    return canonical
 
 
 def ema(mean: jax.Array, x: jax.Array, decay: jax.Array, gain: jax.Array | None = None) -> Any:
@@ -71,21 +71,21 @@ def bias_correction(decay: jax.Array, count: jax.Array) -> jax.Array:
         Array(0.75, dtype=float32)
     """
     if isinstance(decay, np.floating) and decay >= 0:
-        # A concrete decay takes three operations. The difference is exact for decays of at least
-        # 1/2 (Sterbenz), so log1p keeps the digits of 1 - decay.
+        # A concrete decay needs three operations. The difference is exact for decays of at least
+        # 1/2 (Sterbenz's lemma), so log1p keeps the digits of 1 - decay.
         log = math.log1p(decay - 1) if decay > 0 else -math.inf
         t = lax.convert_element_type(count, decay.dtype)
         return lax.neg(lax.expm1(lax.mul(t, np.asarray(log, decay.dtype))))
     decay, t = jnp.broadcast_arrays(decay, count) if decay.shape != count.shape else (decay, count)
-    # lax operations, because the first call of a jnp function traces it separately, which was half
-    # of the trace time of a step of one leaf.
+    # lax operations instead of jnp functions, which are jitted: tracing them separately was half of
+    # the trace time of a step of one leaf.
     t = lax.convert_element_type(t, decay.dtype)
     zero, half, one = (lax.full_like(decay, value) for value in (0, 0.5, 1))
     positive = lax.gt(decay, zero)
     safe = lax.select(positive, decay, half)
     # log1p of the exact difference keeps the digits of 1 - beta, which log alone would round.
-    known = lax.neg(lax.expm1(lax.mul(t, lax.log1p(lax.sub(safe, one)))))
-    return lax.select(positive, known, lax.sub(one, lax.pow(decay, t)))
+    correction = lax.neg(lax.expm1(lax.mul(t, lax.log1p(lax.sub(safe, one)))))
+    return lax.select(positive, correction, lax.sub(one, lax.pow(decay, t)))
 
 
 def mean_weights(
@@ -111,10 +111,10 @@ def mean_weights(
         >>> [float(x) for x in mean_weights(jnp.asarray(0.5), jnp.asarray(1))]
         [2.0, 0.0]
     """
-    seen = bias_correction(decay, count)
+    correction = bias_correction(decay, count)
     if not nesterov:
-        return 1 / seen, jnp.zeros_like(seen)
-    return decay / bias_correction(decay, safe_increment(count)), (1 - decay) / seen
+        return 1 / correction, jnp.zeros_like(correction)
+    return decay / bias_correction(decay, safe_increment(count)), (1 - decay) / correction
 
 
 def positive_root(x: jax.Array) -> jax.Array:

@@ -21,7 +21,7 @@ from fnopt.numerics._numbers import (
 )
 from fnopt.sharding import shard_axes, sharded_full_like, sum_over_shards
 
-# Number of elements from which a temporary buffer of the array's size is avoided.
+# From this number of elements on, a temporary buffer of the array's size is avoided.
 _LARGE = 2**14
 
 
@@ -47,15 +47,15 @@ def safe_norms(
         The norms, in the shape of the result of `squares`. NaN and infinite elements give NaN and
         infinite norms.
     """
-    plain = squares(None)
-    bad = out_of_range(plain)
-    some = jnp.any(bad) if bad.shape else bad
-    # A sum within range isn't zero, so its square root is differentiable.
-    return lax.cond(some, lambda: _rescaled(squares, plain, bad, root), lambda: lax.sqrt(plain))
+    sums = squares(None)
+    is_bad = out_of_range(sums)
+    any_bad = jnp.any(is_bad) if is_bad.shape else is_bad
+    # A sum that isn't out of range is positive, so its square root is differentiable.
+    return lax.cond(any_bad, lambda: _rescaled(squares, sums, is_bad, root), lambda: lax.sqrt(sums))
 
 
 def axis_norms(x: jax.Array, axes: Any) -> jax.Array:
-    """Euclidean norms over some axes, which are kept with length one."""
+    """Euclidean norms over the axes `axes`, which remain with length one."""
     return safe_norms(
         lambda scale: jnp.sum(
             squared_modulus(x if scale is None else x * scale), axis=axes, keepdims=True
@@ -64,46 +64,48 @@ def axis_norms(x: jax.Array, axes: Any) -> jax.Array:
 
 
 def out_of_range(squares: jax.Array) -> jax.Array:
-    """Whether a sum of squares is infinite, NaN, or so small that it may have lost terms."""
+    """Whether a sum of squares is infinite, NaN, or so small that terms may have underflowed."""
     info = jnp.finfo(squares.dtype)
-    least = np.asarray(2.0 ** (-info.maxexp // 2), squares.dtype)
-    return lax.ne(lax.clamp(least, squares, np.asarray(info.max, squares.dtype)), squares)
+    lower_limit = np.asarray(2.0 ** (-info.maxexp // 2), squares.dtype)
+    return lax.ne(lax.clamp(lower_limit, squares, np.asarray(info.max, squares.dtype)), squares)
 
 
-def _rescaled(squares: Any, plain: jax.Array, bad: jax.Array, root: Any) -> jax.Array:
-    # One power of two for each side is enough. With 2^128 as the largest number, overflow comes
-    # from elements above 2^49 (if there are 2^30 of them); 2^-96 scales them to squares between
-    # 2^-94 and 2^64. Underflow comes from elements below 2^-32; 2^63 scales them to squares between
-    # 2^-126 and 2^62. The square of the scale must be finite, too: for zeros that XLA knows
-    # (gradients of params that are frozen or unused) it also knows the scale, and computes c^2 x^2
-    # instead of (c x)^2.
-    top = jnp.finfo(plain.dtype).maxexp
-    one, down, up = (sharded_full_like(plain, 2.0**e) for e in (0, -3 * top // 4, top // 2 - 1))
-    scale = lax.select(plain > 1, down, up)
-    scale = lax.select(bad, scale, one) if bad.shape else scale  # a scalar `bad` is True here
+def _rescaled(squares: Any, sums: jax.Array, is_bad: jax.Array, root: Any) -> jax.Array:
+    # One power of two for overflow and one for underflow are enough. With 2^128 as the largest
+    # number, overflow comes from elements above 2^49 (if there are 2^30 of them); the scale 2^-96
+    # maps their squares to between 2^-94 and 2^64. Underflow comes from elements below 2^-32; the
+    # scale 2^63 maps their squares to between 2^-126 and 2^62. The square of the scale must be
+    # finite, too, because for constant zeros (gradients of frozen or unused params) XLA computes
+    # c^2 x^2 instead of (c x)^2.
+    max_exponent = jnp.finfo(sums.dtype).maxexp
+    one, down, up = (
+        sharded_full_like(sums, 2.0**e) for e in (0, -3 * max_exponent // 4, max_exponent // 2 - 1)
+    )
+    scale = lax.select(sums > 1, down, up)
+    scale = lax.select(is_bad, scale, one) if is_bad.shape else scale  # a scalar `bad` is True here
     return root(squares(scale)) / scale
 
 
 def joint_norm(norms: Sequence[jax.Array] | jax.Array) -> jax.Array:
-    """Norm of a vector from the norms of its parts, elementwise: `(sum_k n_k^2)^(1/2)`."""
+    """Combine the norms of a vector's parts to the norm of the vector: `(sum_k n_k^2)^(1/2)`."""
     if len(norms) == 1:
         return norms[0]
     stacked = norms if isinstance(norms, jax.Array) else jnp.stack([*norms])
-    unit = range_divisor(jnp.max(stacked, axis=0))
-    return unit * safe_sqrt(jnp.sum((stacked / unit) ** 2, axis=0))
+    scale = range_divisor(jnp.max(stacked, axis=0))
+    return scale * safe_sqrt(jnp.sum((stacked / scale) ** 2, axis=0))
 
 
 @jax.custom_jvp
 def _norm(leaves: list[jax.Array]) -> jax.Array:
-    # Compiled separately, because an eager call would compile the conditional every time.
+    # An eager call runs a jitted program, because an eager conditional is compiled in every call.
     return (_joint_norm if is_traced(*leaves) else _norm_program)(leaves)
 
 
 def _joint_norm(leaves: list[jax.Array]) -> jax.Array:
     dtype = real_dtype(compute_dtype(*(x.dtype for x in leaves)))
     leaves = [kind.array for kind in stack_alike(leaves)]
-    # XLA on a GPU computes both branches of a conditional, which reads the leaves once more. On a
-    # CPU, which is compute-bound here, three sums take fifteen times as long as one.
+    # On a GPU, XLA computes both branches of a conditional, which reads the leaves once more. On a
+    # CPU, where this sum is compute-bound, three sums take fifteen times as long as one.
     if jax.default_backend() != "cpu":
         return _norm_from_ranges(leaves, dtype)
 
@@ -129,11 +131,11 @@ def _norm_from_ranges(leaves: Sequence[jax.Array], dtype: Any) -> jax.Array:
     Blue, 1978, ACM Transactions on Mathematical Software 4(1): a power of two for each group scales
     its squares into the range of the dtype.
     """
-    # With 2^128 as the largest number, moderate elements are those from 2^-48 to 2^48. The sum of
-    # 2^30 of their squares is below 2^126. The scales 2^-96 and 2^96 bring larger elements to
-    # between 2^-48 and 2^32 and smaller ones, the subnormal too, to between 2^-53 and 2^48.
-    top = jnp.finfo(dtype).maxexp
-    bound, scale = 2.0 ** (3 * top // 8), 2.0 ** (3 * top // 4)
+    # With 2^128 as the largest number, elements from 2^-48 to 2^48 are moderate, and the sum of
+    # 2^30 moderate squares is below 2^126. The scale 2^-96 maps larger elements to between 2^-48
+    # and 2^32. The scale 2^96 maps smaller elements (also if subnormal) to between 2^-53 and 2^48.
+    max_exponent = jnp.finfo(dtype).maxexp
+    bound, scale = 2.0 ** (3 * max_exponent // 8), 2.0 ** (3 * max_exponent // 4)
     totals = [jnp.zeros((), dtype)] * 3
     for x in leaves:
         for part in (jnp.real(x), jnp.imag(x)) if jnp.iscomplexobj(x) else (x,):
@@ -141,7 +143,7 @@ def _norm_from_ranges(leaves: Sequence[jax.Array], dtype: Any) -> jax.Array:
             large, small, zero = size > bound, size < 1 / bound, sharded_full_like(size, 0)
             ranges = (
                 jnp.where(large, size * (1 / scale), zero),
-                jnp.where(large | small, zero, size),  # moderate elements, and NaN
+                jnp.where(large | small, zero, size),  # also NaN, for which comparisons are False
                 jnp.where(small, size * scale, zero),
             )
             totals = [total + jnp.sum(r * r) for total, r in zip(totals, ranges, strict=True)]
@@ -152,23 +154,25 @@ def _norm_from_ranges(leaves: Sequence[jax.Array], dtype: Any) -> jax.Array:
 @_norm.defjvp
 def _norm_jvp(primals: tuple[Any], tangents: tuple[Any]) -> tuple[jax.Array, jax.Array]:
     norm = _norm(*primals)
-    length = nonzero(norm)
-    slope = jnp.zeros_like(norm)
+    divisor = nonzero(norm)
+    tangent = jnp.zeros_like(norm)
     for x, dx in zip(primals[0], tangents[0], strict=True):
         dtype = compute_dtype(x.dtype, norm.dtype)
-        # Divide first: the quotient has modulus 1 at most, and a product could overflow.
-        unit = jnp.conj(x.astype(dtype) / length.astype(dtype))
-        slope += jnp.sum(jnp.real(unit * dx.astype(dtype)))
-    return norm, slope
+        # Division before multiplication, because the quotient has modulus 1 at most, whereas the
+        # product of an element and a tangent could overflow.
+        direction = jnp.conj(x.astype(dtype) / divisor.astype(dtype))
+        tangent += jnp.sum(jnp.real(direction * dx.astype(dtype)))
+    return norm, tangent
 
 
 def euclidean_norm(arrays: list[jax.Array]) -> jax.Array:
-    """Euclidean norm over all elements of some arrays, and over the devices that share them."""
+    """Euclidean norm over all elements of some arrays, including shards on other devices."""
     with sum_over_shards():
         norm, axes = _norm(arrays), shard_axes()
         if not axes:
             return norm
         # The norms of all devices are gathered, because the sum of their squares could overflow.
-        # `psum` and not `all_gather`: only the type of a sum says that all devices have the same.
-        mine = jnp.arange(lax.psum(1, axes)) == lax.axis_index(axes)
-        return joint_norm(lax.psum(jnp.where(mine, norm, jnp.zeros_like(norm)), axes))
+        # `psum` instead of `all_gather`, because only the type of the result of `psum` records that
+        # the value is equal on all devices.
+        is_own = jnp.arange(lax.psum(1, axes)) == lax.axis_index(axes)
+        return joint_norm(lax.psum(jnp.where(is_own, norm, jnp.zeros_like(norm)), axes))

@@ -14,7 +14,7 @@ from fnopt.sharding import product_sharding, sharded_full_like
 
 
 def is_static_zero(x: Any) -> bool:
-    """Whether a number is known to be zero at trace time."""
+    """Whether a number is a Python or NumPy zero, which is known at trace time."""
     return isinstance(x, (float, np.floating)) and x == 0
 
 
@@ -32,7 +32,7 @@ def widen(x: jax.Array) -> jax.Array:
 
 
 def squared_modulus(x: jax.Array) -> jax.Array:
-    """Squared modulus of every element, :math:`|x|^2`, also real for complex arrays."""
+    """Squared modulus of every element, :math:`|x|^2`; real, also for complex arrays."""
     if jnp.iscomplexobj(x):
         return jnp.square(jnp.real(x)) + jnp.square(jnp.imag(x))
     return jnp.square(x)
@@ -41,10 +41,10 @@ def squared_modulus(x: jax.Array) -> jax.Array:
 def clip_squarable(x: jax.Array, terms: int = 1) -> jax.Array:
     """Clip finite entries so that sums of `terms` squares are finite.
 
-    A moving average of squares stays infinite after one infinite square, and every later step is
-    zero. In float32, finite entries above 2.3e18 are clipped; infinite entries stay infinite.
+    A moving average of squares stays infinite after one infinite square, so every later step would
+    be zero. In float32, finite entries above 2.3e18 are clipped; infinite entries stay infinite.
     """
-    if jnp.finfo(x.dtype).bits < 32:  # squares are taken in float32 at least
+    if jnp.finfo(x.dtype).bits < 32:  # squares of 16-bit arrays are computed in float32
         return x
     return lax.select(jnp.isfinite(x), capped(x, terms), x)
 
@@ -56,16 +56,18 @@ def capped(x: jax.Array, terms: int = 1) -> jax.Array:
         return x
     if jnp.iscomplexobj(x):
         return lax.complex(capped(jnp.real(x), terms), capped(jnp.imag(x), terms))
-    most = np.asarray(2.0 ** (info.maxexp // 2 - 3) / max(terms, 1) ** 0.5, x.dtype)
-    return lax.clamp(-most, x, most)
+    # In float32 the bound is 2^61 / sqrt(terms), so a sum of `terms` squares is 2^122 at most.
+    limit = np.asarray(2.0 ** (info.maxexp // 2 - 3) / max(terms, 1) ** 0.5, x.dtype)
+    return lax.clamp(-limit, x, limit)
 
 
 def safe_sqrt(x: jax.Array) -> jax.Array:
-    """Square root with derivative 0 at 0; negative rounding errors give 0, NaN stays NaN."""
+    """Square root with derivative 0 at 0; 0 for negative numbers (rounding errors), NaN for NaN."""
     zero, one = (sharded_full_like(x, value) for value in (0, 1))
     x = lax.max(x, zero)
     positive = lax.ne(x, zero)  # True for NaN, too
-    # sqrt has an infinite derivative at zero; the inner select removes it from the derivative.
+    # The derivative of sqrt at zero is infinite, and infinity times the zero cotangent of the outer
+    # select would be NaN. The inner select avoids it.
     return lax.select(positive, lax.sqrt(lax.select(positive, x, one)), zero)
 
 
@@ -81,12 +83,13 @@ def range_divisor(largest: jax.Array) -> jax.Array:
     largest number, bounded so that its reciprocal isn't subnormal: XLA multiplies by reciprocals,
     and most devices flush subnormal numbers to zero.
     """
-    reach = 2.0 ** (jnp.finfo(largest.dtype).maxexp - 3)
-    least, most = (sharded_full_like(largest, value) for value in (1 / reach, reach))
-    usable = (largest > 0) & jnp.isfinite(largest)
-    # The scale cancels, so no derivative is propagated through it.
+    # In float32 the bounds are 2^-125 and 2^125; their reciprocals are normal (tiny is 2^-126).
+    bound = 2.0 ** (jnp.finfo(largest.dtype).maxexp - 3)
+    lower, upper = (sharded_full_like(largest, value) for value in (1 / bound, bound))
+    is_scale = (largest > 0) & jnp.isfinite(largest)
+    # The divisor cancels in the caller's result, so its derivative is omitted.
     return lax.stop_gradient(
-        lax.select(usable, lax.clamp(least, largest, most), sharded_full_like(largest, 1))
+        lax.select(is_scale, lax.clamp(lower, largest, upper), sharded_full_like(largest, 1))
     )
 
 
@@ -104,9 +107,8 @@ def add_epsilon(norm: jax.Array, eps: jax.Array) -> jax.Array:
 def zero_slope_at_zero(x: jax.Array) -> jax.Array:
     """Identity with derivative 0 at 0.
 
-    An adaptive method's step is zero if its gradients are zero: zero over the root of zero plus an
-    epsilon. The derivative of this step is one over epsilon, and the product over a few steps
-    overflows.
+    If all gradients are zero, the step of an adaptive method is 0 / (sqrt(0) + epsilon) = 0. The
+    derivative of this step is 1 / epsilon, and the product of a few such derivatives overflows.
     """
     return x
 
@@ -121,22 +123,22 @@ def _zero_slope_at_zero_jvp(
 
 
 def floor_power_of_two(size: jax.Array) -> jax.Array:
-    """Largest power of two not above each number; 1 for zero, subnormal and nonfinite numbers.
+    """Round each number down to a power of two; 1 for zero, subnormal and nonfinite numbers.
 
-    A product with the result is exact.
+    Products with a power of two are exact.
     """
     info = jnp.finfo(size.dtype)
-    words = jnp.dtype(f"uint{info.bits}")
+    bits_dtype = jnp.dtype(f"uint{info.bits}")
     # Mask the mantissa. XLA lowers `ldexp` to a power, which is zero for subnormal numbers.
-    exponent = np.asarray(-1 << info.nmant, f"int{info.bits}").view(words)
-    bits = lax.bitcast_convert_type(size, words) & exponent
+    exponent_mask = np.asarray(-1 << info.nmant, f"int{info.bits}").view(bits_dtype)
+    bits = lax.bitcast_convert_type(size, bits_dtype) & exponent_mask
     floor = lax.bitcast_convert_type(bits, size.dtype)
-    known = (size >= info.tiny) & jnp.isfinite(size)
-    return jnp.where(known, floor, sharded_full_like(size, 1))
+    is_normal = (size >= info.tiny) & jnp.isfinite(size)
+    return jnp.where(is_normal, floor, sharded_full_like(size, 1))
 
 
 def sum_of_squares(x: Any, scale: Any = None, dtype: Any = None) -> jax.Array:
-    """Sum of the squared moduli of all elements, at least float32.
+    """Sum of the squared moduli of all elements, computed in at least float32.
 
     Args:
         x: A floating or complex array.
@@ -144,8 +146,10 @@ def sum_of_squares(x: Any, scale: Any = None, dtype: Any = None) -> jax.Array:
         dtype: A real dtype for the computation, if it is wider than the array's dtype.
     """
     x = jnp.asarray(x)
-    wide = x.astype(compute_dtype(x.dtype, *([] if dtype is None else [dtype])))
-    return jnp.sum(squared_modulus(wide if scale is None else wide * scale.astype(wide.dtype)))
+    elements = x.astype(compute_dtype(x.dtype, *([] if dtype is None else [dtype])))
+    return jnp.sum(
+        squared_modulus(elements if scale is None else elements * scale.astype(elements.dtype))
+    )
 
 
 # By default a GPU rounds the factors of a float32 product to 10 bits (TF32), a TPU to 7 (bfloat16).
@@ -164,18 +168,16 @@ def matmul(a: jax.Array, b: jax.Array) -> jax.Array:
     sharding = product_sharding(a, b, (-1, batch), batch)
     if sharding is None:
         return jnp.matmul(a, b, precision=HIGHEST)
-    # matmul accepts no output sharding for a stack of one matrix, because it squeezes the stack
-    # first.
+    # `jnp.matmul` squeezes a stack of one matrix, so it rejects an output sharding for the stack.
     axes = ((jnp.ndim(a) - 1,), (batch,)), (range(batch), range(batch))
     return jax.lax.dot_general(a, b, axes, precision=HIGHEST, out_sharding=sharding)
 
 
 def materialized_transpose(a: jax.Array) -> jax.Array:
-    """Transpose of a matrix as the left factor of a product; in float64 it is stored explicitly.
+    """Transpose a matrix that is the left factor of a product; store a float64 transpose in memory.
 
-    XLA on a CPU takes twice as long for a float64 product if it reads the left factor by columns.
-    An explicit transpose costs a tenth of the product. In float32, an explicit transpose has no
-    advantage.
+    On a CPU, a float64 product takes twice as long if XLA reads the left factor by columns. An
+    explicit transpose costs a tenth of the product. In float32, an explicit transpose doesn't help.
     """
     return jax.lax.optimization_barrier(a.T) if a.dtype == jnp.float64 else a.T
 

@@ -9,13 +9,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-# XLA may omit a conversion to a narrow dtype and back ("excess precision"), and the rounding error
-# would then be zero. Therefore numbers are rounded by arithmetic to multiples of the narrow dtype's
-# spacing. The arithmetic is exact, because the spacing is a power of two.
+# XLA may omit a conversion to a narrow dtype and back ("excess precision"), so the number wouldn't
+# be rounded. Therefore numbers are rounded by arithmetic to multiples of the narrow dtype's
+# spacing. The quotient and the product are exact, because the spacing is a power of two.
+
 # Exponent of the smallest normal float32: some devices flush smaller numbers to zero.
-_LEAST_EXPONENT = -126
-_SMALL = 4096  # elements of an array that shares a draw of random numbers
-_FIRST = 64  # number of the first draw of a leaf; smaller numbers are shared draws
+_MIN_EXPONENT = -126
+_MAX_SHARED = 4096  # largest size of an array whose random bits come from a draw for many arrays
+# `fold_in` data of the first separate draw. The shared draws use 16 and 32, their bits per number.
+_FIRST_DRAW = 64
 
 
 def is_narrow(dtype: Any) -> bool:
@@ -23,21 +25,22 @@ def is_narrow(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 
 
-def _distance(x: jax.Array, dtype: Any) -> jax.Array:
+def _spacing(x: jax.Array, dtype: Any) -> jax.Array:
     """Spacing of the numbers of a narrow dtype near the float32 numbers `x`."""
     info = jnp.finfo(dtype)
     exponent = jax.lax.bitcast_convert_type(x, jnp.int32) & 0x7F800000
-    # The largest power of two not above |x|.
+    # |x| rounded down to a power of two.
     power = jax.lax.bitcast_convert_type(exponent, jnp.float32)
-    least = max(int(info.minexp), _LEAST_EXPONENT + int(info.nmant))
-    return jnp.maximum(power, 2.0**least) * jnp.float32(2.0 ** -int(info.nmant))
+    # The spacing must be a normal float32, so it isn't smaller than 2^-126.
+    min_exponent = max(int(info.minexp), _MIN_EXPONENT + int(info.nmant))
+    return jnp.maximum(power, 2.0**min_exponent) * jnp.float32(2.0 ** -int(info.nmant))
 
 
 def saturating_cast(x: Any, dtype: Any) -> jax.Array:
     """Cast to a dtype; numbers above the range of the dtype become its largest number.
 
-    A plain cast makes them infinite, or NaN in a float8 dtype without infinity. bfloat16 has the
-    range of float32.
+    A plain cast would make such numbers infinite, or NaN in a float8 dtype without infinity.
+    bfloat16 has the range of float32, so numbers are not clipped.
     """
     if all(jnp.issubdtype(d, jnp.floating) for d in (jnp.result_type(x), dtype)):
         target = jnp.finfo(dtype)
@@ -49,8 +52,8 @@ def saturating_cast(x: Any, dtype: Any) -> jax.Array:
 @functools.partial(jax.jit, static_argnums=1)
 def round_to_nearest(x: jax.Array, dtype: Any) -> jax.Array:
     """Round a float32 array to the nearest numbers of a narrow dtype; the result is float32."""
-    distance = _distance(x, dtype)
-    return jnp.where(jnp.isfinite(x), jnp.round(x / distance) * distance, x)
+    spacing = _spacing(x, dtype)
+    return jnp.where(jnp.isfinite(x), jnp.round(x / spacing) * spacing, x)
 
 
 def stochastic_round(x: Any, dtype: Any, key: jax.Array) -> jax.Array:
@@ -59,13 +62,13 @@ def stochastic_round(x: Any, dtype: Any, key: jax.Array) -> jax.Array:
     .. math:: P(\text{up}) = \frac{x - \lfloor x \rfloor}{\lceil x \rceil - \lfloor x \rfloor},
               \qquad E[\mathrm{round}(x)] = x
 
-    The mean of rounded sums includes small increments, which rounding to nearest would discard.
-    Numbers of the dtype don't change. (Below 1e-36, numbers that bfloat16 represents are rounded
-    too, to multiples of float32's smallest normal number.)
+    A sum that is rounded stochastically includes small increments in the mean; rounding to nearest
+    would discard them. Numbers that the dtype represents don't change, except in bfloat16 below
+    1e-36, where numbers are rounded to multiples of float32's smallest normal number.
 
     Args:
         x: A real array.
-        dtype: A floating dtype of less than 32 bits; for a wider dtype, the array is converted
+        dtype: A floating dtype of less than 32 bits. For a wider dtype, the array is converted
             without random rounding.
         key: A key of `jax.random`.
 
@@ -77,7 +80,7 @@ def stochastic_round(x: Any, dtype: Any, key: jax.Array) -> jax.Array:
         >>> from fnopt.numerics import stochastic_round
         >>> x = jnp.full(10_000, 1 + 2.0**-10)  # bfloat16 has 1 and 1 + 2**-7
         >>> y = stochastic_round(x, jnp.bfloat16, jax.random.key(0))
-        >>> print(f"{(y > 1).mean():.2f}")  # one in eight goes up
+        >>> print(f"{(y > 1).mean():.2f}")  # one in eight is rounded up
         0.13
 
     Reference:
@@ -86,47 +89,51 @@ def stochastic_round(x: Any, dtype: Any, key: jax.Array) -> jax.Array:
     if not is_narrow(dtype):
         return jnp.asarray(x).astype(dtype)
     x = jnp.asarray(x).astype(jnp.float32)
-    return _round_by_bits(x, dtype, jax.random.bits(key, x.shape, _words(dtype))).astype(dtype)
+    return _round_by_bits(x, dtype, jax.random.bits(key, x.shape, _bits_dtype(dtype))).astype(dtype)
 
 
 def stochastic_round_leaves(
     xs: list[jax.Array], dtypes: list[Any], key: jax.Array
 ) -> list[jax.Array]:
-    """Round float32 arrays stochastically, each to a given dtype with independent random numbers.
+    """Round float32 arrays stochastically, each to its own dtype with independent random numbers.
 
     Small arrays share one call of the random generator, because XLA takes 0.15 s to compile each
     call.
     """
-    drawn: list[Any] = [None] * len(xs)
+    random_bits: list[Any] = [None] * len(xs)
     for words in (jnp.uint16, jnp.uint32):
-        small = [i for i, x in enumerate(xs) if x.size <= _SMALL and _words(dtypes[i]) == words]
-        if not small:
+        indices = [
+            i for i, x in enumerate(xs) if x.size <= _MAX_SHARED and _bits_dtype(dtypes[i]) == words
+        ]
+        if not indices:
             continue
-        sizes = [xs[i].size for i in small]
-        own = jax.random.fold_in(key, jnp.iinfo(words).bits)
+        sizes = [xs[i].size for i in indices]
+        draw_key = jax.random.fold_in(key, jnp.iinfo(words).bits)
         # Without the barrier, XLA would generate the random numbers again for every leaf.
-        shared = jax.lax.optimization_barrier(jax.random.bits(own, (sum(sizes),), words))
+        draw = jax.lax.optimization_barrier(jax.random.bits(draw_key, (sum(sizes),), words))
         ends = itertools.accumulate(sizes)
-        for i, size, end in zip(small, sizes, ends, strict=True):
-            drawn[i] = jax.lax.slice(shared, (end - size,), (end,)).reshape(xs[i].shape)
+        for i, size, end in zip(indices, sizes, ends, strict=True):
+            random_bits[i] = jax.lax.slice(draw, (end - size,), (end,)).reshape(xs[i].shape)
     for i, x in enumerate(xs):
-        if drawn[i] is None:
-            own = jax.random.fold_in(key, _FIRST + i)
-            drawn[i] = jax.random.bits(own, x.shape, _words(dtypes[i]))
-    return list(map(_round_by_bits, xs, dtypes, drawn))
+        if random_bits[i] is None:
+            draw_key = jax.random.fold_in(key, _FIRST_DRAW + i)
+            random_bits[i] = jax.random.bits(draw_key, x.shape, _bits_dtype(dtypes[i]))
+    return list(map(_round_by_bits, xs, dtypes, random_bits))
 
 
-def _words(dtype: Any) -> Any:
-    # There are as many random bits as float32 has extra digits, so rounding is unbiased.
+def _bits_dtype(dtype: Any) -> Any:
+    # Rounding is unbiased if there are at least as many random bits as the dtype has fewer mantissa
+    # bits than float32: 16 for bfloat16, 13 for float16, 20 or 21 for float8.
     return jnp.uint16 if jnp.finfo(dtype).bits == 16 else jnp.uint32
 
 
 @functools.partial(jax.jit, static_argnums=1)
-def _round_by_bits(x: jax.Array, dtype: Any, drawn: jax.Array) -> jax.Array:
-    distance = _distance(x, dtype)
-    below = jnp.floor(x / distance)
-    bits = jnp.iinfo(drawn.dtype).bits
-    drawn = (drawn >> (bits - 24)) if bits > 24 else drawn
-    chance = drawn.astype(jnp.float32) * jnp.float32(2.0 ** -min(bits, 24))
-    above = (chance < x / distance - below).astype(jnp.float32)
-    return jnp.where(jnp.isfinite(x), (below + above) * distance, x)
+def _round_by_bits(x: jax.Array, dtype: Any, random_bits: jax.Array) -> jax.Array:
+    spacing = _spacing(x, dtype)
+    floor = jnp.floor(x / spacing)
+    # float32 represents integers of 24 bits, so the uniform number in [0, 1) has 24 bits at most.
+    bits = jnp.iinfo(random_bits.dtype).bits
+    random_bits = (random_bits >> (bits - 24)) if bits > 24 else random_bits
+    uniform = random_bits.astype(jnp.float32) * jnp.float32(2.0 ** -min(bits, 24))
+    increment = (uniform < x / spacing - floor).astype(jnp.float32)
+    return jnp.where(jnp.isfinite(x), (floor + increment) * spacing, x)

@@ -1,4 +1,4 @@
-"""Phases and weights of schedules, and the elementary schedules."""
+"""Elementary schedules, and the phases and weights from which schedules are built."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class linear_schedule(Schedule):
     Args:
         init_value: :math:`I`, the value up to step :math:`B`.
         end_value: :math:`E`, the value from step :math:`B + T` on.
-        transition_steps: :math:`T`, the length of the transition in steps. A transition of no steps
-            ends immediately (optax would stay at `init_value` forever).
+        transition_steps: :math:`T`, the length of the transition in steps. A transition of 0 steps
+            ends immediately (in optax, the value is always `init_value`).
         transition_begin: :math:`B`, the step at which the transition begins.
 
     Example:
@@ -125,15 +125,18 @@ class schedule(Schedule):
         if not callable(self.fn):
             raise TypeError(
                 f"{where()}schedule: fn = {self.fn!r} is a {type(self.fn).__name__}, expected a "
-                "function of the step count; a number needs no wrapper."
+                "function of the step count. Pass a number without fnopt.schedule."
             )
         if not accepts_args(self.fn, 0):
             name = getattr(self.fn, "__name__", self.fn)
-            raise TypeError(f"{where()}schedule: {name} can't be called as fn(count).")
+            raise TypeError(
+                f"{where()}schedule: {name} can't be called as fn(count), expected a function of "
+                "one argument."
+            )
         super().__post_init__()
 
     def __call__(self, count: Any) -> jax.Array:
-        """The function's value for `count`."""
+        """The value of the function at `count`."""
         value = self._value(count)
         if not is_array_like(value) or jnp.iscomplexobj(value) or jnp.ndim(value):
             raise ValueError(
@@ -147,82 +150,84 @@ class schedule(Schedule):
             return self.fn(count)
         except _TRACED as error:
             error.add_note(
-                "fnopt.schedule: in a compiled step the count is traced. Write jnp.where(...) for "
-                "if, and jnp's functions for math's."
+                "fnopt.schedule: in a compiled step the count is traced. Write jnp.where(...) "
+                "instead of if, and functions of jnp instead of math."
             )
             raise
 
 
-_LARGEST = 2.0**31 - 2.0**7  # the largest float32 that an int32 holds
+_LARGEST = 2.0**31 - 2.0**7  # the largest float32 that int32 represents
 
 
 def numbers(schedule: Any) -> Any:
     """Convert the arrays of a schedule to strongly typed arrays of JAX's default float dtype.
 
-    Python numbers are unchanged: arithmetic on them adds no operation to the program, and the other
-    operand determines the dtype.
+    Python numbers are unchanged, because arithmetic on Python numbers adds no operation to the
+    program, and the other operand of an operation determines the dtype.
     """
     as_array = lambda x: x if isinstance(x, float) else jnp.asarray(x, default_float())  # noqa: E731
     return jax.tree.map(as_array, schedule)
 
 
 def steps_since(count: Any, begin: Any) -> jax.Array:
-    """The number of steps from `begin` to `count`, as a float that depends on `begin`.
+    """Number of steps from `begin` to `count`, as a float.
 
-    A Python number is exact (below 2**31). An array has the precision of its dtype. In float32, the
-    step 2**24 + 1 is 2**24.
+    If `begin` is a Python number below 2**31, the result is exact. If `begin` is an array, the
+    result is differentiable with respect to `begin`, whose precision is limited: in float32, the
+    step 2**24 + 1 is rounded to 2**24.
     """
     count = jnp.asarray(count)
-    whole_count = bool(jnp.issubdtype(count.dtype, jnp.integer))
-    if isinstance(begin, float) and whole_count and 0 <= begin < 2**31:
-        whole, rest = divmod(begin, 1)
-        if whole:
-            count = count.astype(jax.dtypes.canonicalize_dtype(int)) - int(whole)
-        ahead = count.astype(default_float())
-        return ahead - rest if rest else ahead
+    is_integer = bool(jnp.issubdtype(count.dtype, jnp.integer))
+    if isinstance(begin, float) and is_integer and 0 <= begin < 2**31:
+        integer_part, fractional_part = divmod(begin, 1)
+        if integer_part:
+            count = count.astype(jax.dtypes.canonicalize_dtype(int)) - int(integer_part)
+        steps = count.astype(default_float())
+        return steps - fractional_part if fractional_part else steps
     begin = jnp.asarray(begin, default_float())
-    if not whole_count:
+    if not is_integer:
         return count.astype(default_float()) - begin
-    # float32 holds integers up to 2^24 only, so the whole steps are subtracted as integers; the
-    # rest of `begin` is almost always zero, but the derivative goes through it.
-    whole = jax.lax.stop_gradient(jnp.clip(jnp.floor(begin), 0, _LARGEST))
+    # float32 represents integers only up to 2^24, so integer parts are subtracted as integers. The
+    # fractional part is almost always zero, but the derivative passes through it.
+    integer_part = jax.lax.stop_gradient(jnp.clip(jnp.floor(begin), 0, _LARGEST))
     integer = jax.dtypes.canonicalize_dtype(int)
-    ahead = count.astype(integer) - whole.astype(integer)
-    return ahead.astype(default_float()) - (begin - whole)
+    steps = count.astype(integer) - integer_part.astype(integer)
+    return steps.astype(default_float()) - (begin - integer_part)
 
 
 def fraction(count: Any, begin: Any, steps: Any) -> jax.Array:
-    """The finished fraction of a phase of `steps` steps: 0 before `begin`, 1 at its end and after.
+    """Completed fraction of a phase of `steps` steps that begins at `begin`, from 0 to 1.
 
-    A phase of no steps ends immediately.
+    A phase of 0 steps ends immediately.
     """
-    ahead = steps_since(count, begin)
-    # A constant length saves two selects in every program that uses the schedule.
+    elapsed = steps_since(count, begin)
+    # For a constant length, two selects are unnecessary.
     if isinstance(steps, float) and steps > 0:
-        return jnp.clip(ahead / steps, 0.0, 1.0)
-    over = (ahead >= 0).astype(ahead.dtype)
-    running = jnp.clip(ahead / jnp.where(steps > 0, steps, jnp.ones_like(steps)), 0.0, 1.0)
-    return jnp.where(steps > 0, running, over)
+        return jnp.clip(elapsed / steps, 0.0, 1.0)
+    is_over = (elapsed >= 0).astype(elapsed.dtype)
+    # The inner select avoids a division by zero, which would make derivatives NaN.
+    phase = jnp.clip(elapsed / jnp.where(steps > 0, steps, jnp.ones_like(steps)), 0.0, 1.0)
+    return jnp.where(steps > 0, phase, is_over)
 
 
 def interpolate(start: Any, end: Any, weight: jax.Array) -> jax.Array:
-    """Interpolate from `start` (weight 1) to `end` (weight 0), exactly at both ends."""
-    # Not start + w (end - start), which misses the end by a rounding error.
+    """Interpolate between `start` (weight 1) and `end` (weight 0), exactly at both ends."""
+    # `end + weight * (start - end)` could miss the start by a rounding error.
     return start * weight + end * (1 - weight)
 
 
 def after_warmup(h: Any, count: Any, value: jax.Array) -> jax.Array:
-    """A linear warm-up from `init_value` to `peak_value`, followed by a given value."""
-    warm = fraction(count, 0.0, h.warmup_steps)
-    return jnp.where(warm < 1, interpolate(h.init_value, h.peak_value, 1 - warm), value)
+    """Linear warm-up from `h.init_value` to `h.peak_value`, and `value` after the warm-up."""
+    phase = fraction(count, 0.0, h.warmup_steps)
+    return jnp.where(phase < 1, interpolate(h.init_value, h.peak_value, 1 - phase), value)
 
 
 def power(base: jax.Array, exponent: Any) -> jax.Array:
-    """`base ** exponent` for a base in [0, 1], with a zero derivative at the base 0.
+    """Compute `base ** exponent` for a base in [0, 1], with a zero derivative at the base 0.
 
-    The slope of a root at 0 is infinite, and an infinite factor could make a derivative NaN.
+    The derivative of a root at 0 is infinite, and an infinite factor could make a derivative NaN.
     """
-    # From 2 on the derivative of a power at 0 is 0 without a select.
+    # For exponents of at least 2, the derivative at 0 is 0 without a select.
     if isinstance(exponent, float) and (exponent == 1 or exponent >= 2):
         return base if exponent == 1 else base**exponent
     positive = base > 0

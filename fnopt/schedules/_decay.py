@@ -23,11 +23,11 @@ class exponential_decay(Schedule):
 
     Args:
         init_value: :math:`I`, the value up to step :math:`B`.
-        transition_steps: :math:`T`, in steps.
-        decay_rate: :math:`r`, the factor per :math:`T` steps.
+        transition_steps: :math:`T`, the number of steps per factor.
+        decay_rate: :math:`r`, the factor.
         transition_begin: :math:`B`, the step at which the decay begins.
         staircase: Whether to round :math:`x_t` down, so that the value decays in a staircase.
-        end_value: A bound: the smallest value if :math:`r < 1`, otherwise the largest; None for no
+        end_value: The smallest value if :math:`r < 1`, otherwise the largest value; None for no
             bound.
 
     Example:
@@ -50,21 +50,21 @@ class exponential_decay(Schedule):
         return decay_from(h, h.init_value, steps_since(count, self.transition_begin))
 
 
-def decay_from(h: Any, start: jax.Array, ahead: jax.Array) -> jax.Array:
-    """The value after `ahead` steps of the exponential decay that `h` describes."""
-    periods = jnp.maximum(ahead, 0.0) / h.transition_steps
+def decay_from(h: Any, start: jax.Array, steps: jax.Array) -> jax.Array:
+    """Exponential decay from `start` after `steps` steps, with the hyper-parameters `h`."""
+    periods = jnp.maximum(steps, 0.0) / h.transition_steps
     if not (isinstance(h.decay_rate, float) and h.decay_rate <= 1):
         periods = jnp.minimum(periods, _largest_power(jnp.asarray(h.decay_rate, periods.dtype)))
     value = start * h.decay_rate ** (jnp.floor(periods) if h.staircase else periods)
     if h.end_value is None:
         return value
-    floor, ceiling = jnp.maximum(value, h.end_value), jnp.minimum(value, h.end_value)
-    return jnp.where(h.decay_rate < 1, floor, ceiling)
+    decreasing, increasing = jnp.maximum(value, h.end_value), jnp.minimum(value, h.end_value)
+    return jnp.where(h.decay_rate < 1, decreasing, increasing)
 
 
 def _largest_power(rate: jax.Array) -> jax.Array:
-    """Largest exponent for a growing rate; larger exponents would have NaN derivatives."""
-    # A tenth of the exponents is left for the start value and for derivatives.
+    """Largest exponent of a rate above 1; larger exponents overflow and make derivatives NaN."""
+    # The factor 0.9 reserves a tenth of the exponent range for the initial value and derivatives.
     largest = 0.9 * jnp.log(jnp.asarray(jnp.finfo(rate.dtype).max, rate.dtype))
     return jax.lax.stop_gradient(largest / jnp.maximum(jnp.log(rate), 1e-30))
 
@@ -77,8 +77,8 @@ class cosine_decay_schedule(Schedule):
 
     Args:
         init_value: :math:`I`, the first value.
-        decay_steps: :math:`T`, in steps.
-        alpha: :math:`\alpha`, the last value as a fraction of the first.
+        decay_steps: :math:`T`, the length of the decay in steps.
+        alpha: :math:`\alpha`, the last value as a fraction of the first value.
         exponent: :math:`p`.
 
     Example:
@@ -111,7 +111,8 @@ class warmup_constant_schedule(Schedule):
     Args:
         init_value: :math:`I`, the first value.
         peak_value: :math:`P`, the value from step :math:`W` on.
-        warmup_steps: :math:`W`, in steps; with 0 the schedule starts at the peak.
+        warmup_steps: :math:`W`, the length of the warm-up in steps; with 0 the schedule starts at
+            the peak.
 
     Example:
         >>> import fnopt
@@ -145,7 +146,7 @@ class warmup_cosine_decay_schedule(Schedule):
         init_value: :math:`I`, the first value.
         peak_value: :math:`P`, the value at step :math:`W`.
         warmup_steps: :math:`W`, the length of the warm-up in steps.
-        decay_steps: :math:`T`, the length of the whole schedule in steps, warm-up included.
+        decay_steps: :math:`T`, the length of the whole schedule in steps, including the warm-up.
         end_value: :math:`E`, the value from step :math:`T` on.
         exponent: :math:`p`.
 
@@ -172,13 +173,13 @@ class warmup_cosine_decay_schedule(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        whole, warmup = self.decay_steps, self.warmup_steps
-        # Only numbers can be compared here, because arrays may be traced.
-        if isinstance(warmup, float) and isinstance(whole, float) and whole <= warmup:
+        decay, warmup = self.decay_steps, self.warmup_steps
+        # Only Python numbers are compared, because arrays may be traced.
+        if isinstance(warmup, float) and isinstance(decay, float) and decay <= warmup:
             raise ValueError(
-                f"{where()}warmup_cosine_decay_schedule: decay_steps = {whole}, "
-                f"warmup_steps = {warmup}, expected decay_steps > warmup_steps: "
-                "decay_steps is the length of the whole schedule, warm-up included."
+                f"{where()}warmup_cosine_decay_schedule: decay_steps = {decay}, "
+                f"warmup_steps = {warmup}, expected decay_steps > warmup_steps, because "
+                "decay_steps is the length of the whole schedule, including the warm-up."
             )
 
     def __call__(self, count: Any) -> jax.Array:
@@ -190,23 +191,25 @@ class warmup_cosine_decay_schedule(Schedule):
 
 
 def _cycles_length(n: jax.Array, growth: jax.Array) -> jax.Array:
-    r"""The length of `n` cycles relative to the first cycle: :math:`\sum_{i<n} m^i`."""
-    rest, equal = growth - 1, growth == 1
-    # expm1 and log1p stay accurate for m close to one; at one the series gives the derivative too.
-    safe, power = jnp.where(equal, 1, rest), jnp.where(equal, 0, n)
-    length = jnp.where(equal, n + rest * n * (n - 1) / 2, jnp.expm1(power * jnp.log1p(safe)) / safe)
-    # The sum is whole if m is. Rounding restores a whole number; otherwise a restart could come a
-    # step late.
-    snapped = jnp.where(growth == jnp.round(growth), jnp.round(length), length)
-    return length + jax.lax.stop_gradient(snapped - length)
+    r"""Length of `n` cycles relative to the first cycle, :math:`\sum_{i<n} m^i`."""
+    # (m^n - 1) / (m - 1) by expm1 and log1p, which stay accurate for m close to 1. For m = 1, the
+    # Taylor series to first order also has the correct derivative with respect to m.
+    excess, is_one = growth - 1, growth == 1
+    safe_excess, safe_n = jnp.where(is_one, 1, excess), jnp.where(is_one, 0, n)
+    series = n + excess * n * (n - 1) / 2
+    length = jnp.where(is_one, series, jnp.expm1(safe_n * jnp.log1p(safe_excess)) / safe_excess)
+    # For an integer m the sum is an integer. Without rounding, a restart could be a step late.
+    rounded = jnp.where(growth == jnp.round(growth), jnp.round(length), length)
+    return length + jax.lax.stop_gradient(rounded - length)
 
 
 def _cycle_number(time: jax.Array, growth: jax.Array) -> jax.Array:
-    """The number of finished cycles at `time` (in units of the first cycle)."""
-    safe = jnp.where(growth == 1, 1, growth - 1)
-    n = jnp.floor(jnp.where(growth == 1, time, jnp.log1p(time * safe) / jnp.log1p(safe)))
-    # Logarithms round: at the very step of a restart the guess can be a cycle too low, and the
-    # beginning of the cycle a rounding error too late.
+    """Number of completed cycles at `time`, which is relative to the length of the first cycle."""
+    safe_excess = jnp.where(growth == 1, 1, growth - 1)
+    logarithm = jnp.log1p(time * safe_excess) / jnp.log1p(safe_excess)
+    n = jnp.floor(jnp.where(growth == 1, time, logarithm))
+    # At the step of a restart, rounding errors of the logarithms can make `n` too small by one, and
+    # the computed beginning of the cycle can be later than `time` by a rounding error.
     time = time * (1 + 4 * jnp.finfo(time.dtype).eps)
     n = jnp.where(_cycles_length(n + 1, growth) <= time, n + 1, n)
     return jnp.where(_cycles_length(n, growth) > time, n - 1, n)
@@ -248,7 +251,7 @@ class cosine_restarts_schedule(Schedule):
         h = numbers(self)
         growth = jnp.asarray(h.t_mult, default_float())
         time = steps_since(count, 0.0) / h.decay_steps
-        # The number of a cycle is piecewise constant.
+        # The cycle number is piecewise constant, so its derivative is zero.
         n = jax.lax.stop_gradient(_cycle_number(time, growth))
         begin = h.decay_steps * _cycles_length(n, growth)
         end = h.decay_steps * _cycles_length(n + 1, growth)
@@ -257,7 +260,7 @@ class cosine_restarts_schedule(Schedule):
 
 
 def sgdr_schedule(cosine_kwargs: Iterable[Mapping[str, Any]]) -> join_schedules:
-    r"""Warm restarts with explicit cycles, each a warm-up and a cosine decay.
+    r"""Join cycles of a linear warm-up and a cosine decay (SGDR with explicit cycles).
 
     .. math:: \eta_t = s_i(t - t_i), \qquad t_{i+1} = t_i + T_i
 

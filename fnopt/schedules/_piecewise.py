@@ -18,16 +18,16 @@ from fnopt.schedules._basic import cosine, fraction, interpolate, numbers, steps
 
 def _check_increasing(owner: str, boundaries: tuple[Any, ...]) -> None:
     """Raise a ValueError if boundaries are negative or not increasing; skip traced boundaries."""
-    known = [b for b in boundaries if isinstance(b, float)]
-    if any(b < 0 for b in known) or any(b <= a for a, b in pairwise(known)):
+    steps = [b for b in boundaries if isinstance(b, float)]
+    if any(b < 0 for b in steps) or any(b <= a for a, b in pairwise(steps)):
         raise ValueError(
-            f"{where()}{owner}: the boundaries are {known}, expected step counts that are "
+            f"{where()}{owner}: the boundaries are {steps}, expected step counts that are "
             "not negative and increase."
         )
 
 
 class piecewise_constant_schedule(Schedule):
-    r"""A value that is multiplied by a factor at given steps.
+    r"""Piecewise constant schedule: the value is multiplied by a factor at each boundary.
 
     .. math:: \eta_t = I \prod_{i:\, t \ge b_i} f_i
 
@@ -62,20 +62,19 @@ class piecewise_constant_schedule(Schedule):
         value = jnp.asarray(h.init_value, default_float())
         steps = [step for step, _ in self.boundaries_and_scales]
         for step, (_, factor) in zip(steps, h.boundaries_and_scales, strict=True):
-            reached = steps_since(count, step) >= 0
-            value = value * jnp.where(reached, factor, 1.0)
+            value = value * jnp.where(steps_since(count, step) >= 0, factor, 1.0)
         return value
 
 
-def as_pairs(owner: str, given: Any) -> tuple[tuple[Any, Any], ...]:
+def as_pairs(owner: str, scales: Any) -> tuple[tuple[Any, Any], ...]:
     """Convert a dict from step to factor, or pairs, to a tuple of pairs."""
-    if isinstance(given, dict):
-        given = sorted(given.items())
+    if isinstance(scales, dict):
+        scales = sorted(scales.items())
     try:
-        return tuple((as_number(step), as_number(factor)) for step, factor in given or ())
+        return tuple((as_number(step), as_number(factor)) for step, factor in scales or ())
     except (TypeError, ValueError):
         raise TypeError(
-            f"{where()}{owner}: boundaries_and_scales = {given!r}, expected a dict from step to "
+            f"{where()}{owner}: boundaries_and_scales = {scales!r}, expected a dict from step to "
             "factor, or pairs (step, factor)."
         ) from None
 
@@ -91,15 +90,15 @@ def check_pairs(owner: str, pairs: tuple[tuple[Any, Any], ...]) -> None:
 
 
 class join_schedules(Schedule):
-    r"""Concatenate schedules, each of which counts steps from its beginning.
+    r"""Concatenate schedules; each schedule counts steps from its own beginning.
 
     .. math:: \eta_t = s_i(t - b_i) \quad \text{for } b_i \le t < b_{i+1}, \qquad b_0 = 0
 
     Args:
-        schedules: The schedules :math:`s_0, s_1, \ldots`; plain functions are wrapped with
+        schedules: The schedules :math:`s_0, s_1, \ldots`. Wrap plain functions with
             `fnopt.schedule` first.
-        boundaries: The steps :math:`b_1, b_2, \ldots` at which the next schedule begins, one fewer
-            than schedules.
+        boundaries: The steps :math:`b_1, b_2, \ldots` at which the second schedule and the
+            following schedules begin.
 
     Raises:
         ValueError: If there are no schedules, the lengths disagree or the boundaries don't
@@ -132,7 +131,7 @@ class join_schedules(Schedule):
         if not schedules or len(boundaries) != len(schedules) - 1:
             raise ValueError(
                 f"{where()}join_schedules: {len(schedules)} schedules with {len(boundaries)} "
-                "boundaries, expected one boundary less than schedules."
+                "boundaries, expected one boundary fewer than schedules."
             )
         _check_increasing("join_schedules", boundaries)
 
@@ -141,21 +140,21 @@ class join_schedules(Schedule):
         first, *others = self.schedules
         value = first(count)
         for boundary, schedule in zip(self.boundaries, others, strict=True):
-            ahead = steps_since(count, boundary)
-            # A schedule is never evaluated before its beginning. The value wouldn't be selected,
-            # but a NaN would make derivatives NaN.
-            value = jnp.where(ahead < 0, value, schedule(jnp.maximum(ahead, 0)))
+            steps = steps_since(count, boundary)
+            # A schedule isn't evaluated before its beginning. Its value wouldn't be selected, but a
+            # NaN in a branch that isn't selected makes derivatives NaN.
+            value = jnp.where(steps < 0, value, schedule(jnp.maximum(steps, 0)))
         return value
 
 
 def _interpolate_pieces(kind: str, count: Any, bounds: list[Any], values: list[Any]) -> jax.Array:
-    """Interpolate piecewise: the i-th value is reached at the i-th bound."""
-    now = jnp.asarray(values[0], default_float())
+    """Interpolate piecewise, so that the i-th value is reached at the i-th bound."""
+    value = jnp.asarray(values[0], default_float())
     for (begin, end), (start, goal) in zip(pairwise(bounds), pairwise(values), strict=True):
         phase = fraction(count, begin, numbers(end) - numbers(begin))
         weight = cosine(phase) if kind == "cosine" else 1 - phase
-        now = jnp.where(steps_since(count, begin) >= 0, interpolate(start, goal, weight), now)
-    return now
+        value = jnp.where(steps_since(count, begin) >= 0, interpolate(start, goal, weight), value)
+    return value
 
 
 class piecewise_interpolate_schedule(Schedule):
@@ -207,15 +206,15 @@ class piecewise_interpolate_schedule(Schedule):
 
 
 def _share_of_steps(fraction_of_all: Any, steps: Any) -> Any:
-    """A fraction of the steps, rounded down; 0.29 of 100 steps are 29 in every dtype."""
-    part = numbers(fraction_of_all) * numbers(steps)
-    # Four units in the last place cover the rounding of two products.
-    part = part * (1 + 4 * float(jnp.finfo(default_float()).eps))
-    return float(math.floor(part)) if isinstance(part, float) else jnp.floor(part)
+    """Round a fraction of the steps down; a fraction of 0.29 of 100 steps is 29 in every dtype."""
+    product = numbers(fraction_of_all) * numbers(steps)
+    # Four units in the last place are more than the rounding error of two products.
+    product = product * (1 + 4 * float(jnp.finfo(default_float()).eps))
+    return float(math.floor(product)) if isinstance(product, float) else jnp.floor(product)
 
 
 class linear_onecycle_schedule(Schedule):
-    r"""One-cycle schedule with linear interpolation: warm-up, decay, final decay to almost zero.
+    r"""One-cycle schedule with linear interpolation: warm-up, decay, and decay to almost zero.
 
     .. math:: \frac{P}{d} \;\to\; P \;\to\; \frac{P}{d} \;\to\; \frac{P}{d f}
 
@@ -226,8 +225,8 @@ class linear_onecycle_schedule(Schedule):
         transition_steps: :math:`T`, the length of the cycle in steps.
         peak_value: :math:`P`.
         pct_start: :math:`p_s`, the fraction of the cycle in which the value increases.
-        pct_final: :math:`p_f`, the fraction of the cycle after which the value is the initial value
-            again.
+        pct_final: :math:`p_f`, the fraction of the cycle after which the value equals the initial
+            value again.
         div_factor: :math:`d`, the ratio of the peak to the first value.
         final_div_factor: :math:`f`, the ratio of the first value to the last.
 

@@ -36,11 +36,12 @@ class warmup_exponential_decay_schedule(Schedule):
         init_value: :math:`I`, the first value.
         peak_value: :math:`P`, the value at step :math:`W`.
         warmup_steps: :math:`W`, the length of the warm-up in steps.
-        transition_steps: :math:`T`, in steps.
-        decay_rate: :math:`r`, the factor per :math:`T` steps.
-        transition_begin: :math:`B`, the number of steps between the end of warm-up and the decay.
-        staircase: Whether :math:`x_t` is rounded down, so that the value decays in a staircase.
-        end_value: A bound of the decay: the smallest value if :math:`r < 1`, otherwise the largest.
+        transition_steps: :math:`T`, the number of steps per factor.
+        decay_rate: :math:`r`, the factor.
+        transition_begin: :math:`B`, the number of steps between the warm-up and the decay.
+        staircase: Whether to round :math:`x_t` down, so that the value decays in a staircase.
+        end_value: The smallest value of the decay if :math:`r < 1`, otherwise the largest value;
+            None for no bound.
 
     Example:
         >>> import fnopt
@@ -61,8 +62,8 @@ class warmup_exponential_decay_schedule(Schedule):
     def __call__(self, count: Any) -> jax.Array:
         """The value after `count` updates."""
         h = numbers(self)
-        ahead = _steps_after_warmup(count, self.warmup_steps)
-        decaying = decay_from(h, h.peak_value, ahead - h.transition_begin)
+        steps = _steps_after_warmup(count, self.warmup_steps)
+        decaying = decay_from(h, h.peak_value, steps - h.transition_begin)
         return after_warmup(h, count, decaying)
 
 
@@ -77,8 +78,8 @@ class warmup_stable_decay_schedule(Schedule):
         \end{cases} \qquad x_t = \min\left( \frac{t - W - S}{D}, 1 \right)
 
     with :math:`w(x) = 1 - x` for `'linear'`, :math:`\tfrac12 (1 + \cos \pi x)` for `'cosine'`
-    and :math:`1 - \sqrt x` for `'sqrt'`. The total number of training steps need not be known
-    before the decay begins.
+    and :math:`1 - \sqrt x` for `'sqrt'`. You can choose the total number of training steps when
+    the decay begins.
 
     Args:
         init_value: :math:`I`, the first value.
@@ -113,7 +114,7 @@ class warmup_stable_decay_schedule(Schedule):
     def __call__(self, count: Any) -> jax.Array:
         """The value after `count` updates."""
         h = numbers(self)
-        # Two Python numbers have an exact sum, whatever float32 makes of it.
+        # Not `h`, because the sum of two Python numbers is exact; float32 would round it.
         begin = self.warmup_steps + self.stable_steps
         phase = fraction(count, begin, h.decay_steps)
         if self.decay_type == "cosine":
@@ -155,7 +156,8 @@ class inverse_sqrt_schedule(Schedule):
     def __call__(self, count: Any) -> jax.Array:
         """The value after `count` updates."""
         h = numbers(self)
-        # P sqrt(W / t) as in Vaswani et al. (2017); at least 1, because W may be 0.
+        # With tau = W, the decay is P sqrt(W / t), as in Vaswani et al. (2017). W may be 0, so tau
+        # is at least 1.
         tau = jnp.maximum(h.warmup_steps, 1) if h.timescale is None else h.timescale
-        ahead = _steps_after_warmup(count, self.warmup_steps)
-        return after_warmup(h, count, h.peak_value * jnp.sqrt(tau / (tau + ahead)))
+        steps = _steps_after_warmup(count, self.warmup_steps)
+        return after_warmup(h, count, h.peak_value * jnp.sqrt(tau / (tau + steps)))

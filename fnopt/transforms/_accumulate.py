@@ -1,4 +1,4 @@
-"""Sums of gradients and of updates over several calls."""
+"""Accumulation of gradients and of updates over several calls."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class AccumulateState(NamedTuple):
 
     @property
     def count(self) -> jax.Array:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """The count for schedules: the number of emitted steps."""
+        """Number of emitted steps, which is the count for schedules."""
         return self.gradient_step
 
 
@@ -92,7 +92,7 @@ class accumulate(Wrapper):
     def __post_init__(self) -> None:
         super().__post_init__()
         if isinstance(self.k, float) and not self.k.is_integer():
-            raise ValueError(f"{where()}accumulate: k = {self.k}, expected a whole number.")
+            raise ValueError(f"{where()}accumulate: k = {self.k}, expected an integer.")
 
     def init(self, params: Any) -> AccumulateState:
         """Return an empty sum, and the inner state."""
@@ -132,9 +132,9 @@ class accumulate(Wrapper):
         # `k` may be a schedule, whose values are floats.
         emits = count.astype(default_float()) >= jnp.asarray(k, default_float())
         one = jnp.ones_like(state.weight)
-        now = one if weight is None else _as_weight(weight, one.dtype)
-        acc = self._add(updates, state, None if weight is None else now)
-        total = jnp.where(state.mini_step == 0, now, state.weight + now)
+        new_weight = one if weight is None else _as_weight(weight, one.dtype)
+        acc = self._add(updates, state, None if weight is None else new_weight)
+        total = jnp.where(state.mini_step == 0, new_weight, state.weight + new_weight)
         if weight is not None:
             extra_args["weight"] = total  # weight of the mean, for a nested accumulation
 
@@ -151,19 +151,20 @@ class accumulate(Wrapper):
         return new_updates, AccumulateState(mini_step, gradient_step, total, acc, inner_state)
 
     def _add(self, updates: Any, state: AccumulateState, weight: Any) -> Any:
-        # The first gradient replaces the old sum, so nothing has to be zeroed after a step, and the
-        # sum of one gradient equals this gradient bitwise.
-        first = state.mini_step == 0
+        # The first gradient replaces the old sum, so the sum isn't reset after a step, and the sum
+        # of a single gradient equals this gradient bitwise.
+        is_first = state.mini_step == 0
 
         def add_leaf(*row: Any) -> Any:
             *weight, g, acc = row
-            for w in weight:  # a mean over no tokens may be NaN
+            # The gradient of a mean over 0 tokens may be NaN, and zero times NaN is NaN.
+            for w in weight:
                 g = jnp.where(w == 0, jnp.zeros_like(g), w * g)
-            return g, jnp.where(first, g, acc + g)
+            return g, jnp.where(is_first, g, acc + g)
 
-        summed = _drop_unmatched(updates, state.acc)
-        known = _drop_unmatched(state.acc, summed)
-        acc = map_leaves(add_leaf, summed, hyper=weight, outputs=2, acc=known)[1]
+        gradients = _drop_unmatched(updates, state.acc)
+        sums = _drop_unmatched(state.acc, gradients)
+        acc = map_leaves(add_leaf, gradients, hyper=weight, outputs=2, acc=sums)[1]
         return _fill(acc, state.acc)
 
     def _finish(self, updates: Any, acc: Any, total: jax.Array) -> Any:
@@ -171,15 +172,16 @@ class accumulate(Wrapper):
 
         def finish_leaf(g: Any, acc: Any) -> Any:
             del g  # used only for its dtype
-            # finfo of a complex dtype gives the real dtype, which avoids a complex division.
+            # `finfo(complex64).dtype` is float32, which avoids a complex division.
             return acc / total.astype(jnp.finfo(acc.dtype).dtype) if self.use_grad_mean else acc
 
-        summed = _drop_unmatched(updates, acc)
-        return _fill(map_leaves(finish_leaf, summed, acc=_drop_unmatched(acc, summed)), updates)
+        gradients = _drop_unmatched(updates, acc)
+        sums = _drop_unmatched(acc, gradients)
+        return _fill(map_leaves(finish_leaf, gradients, acc=sums), updates)
 
 
 def _as_weight(weight: Any, dtype: Any) -> jax.Array:
-    """Check a weight: one real number, of any dtype."""
+    """Check that a weight is one real number, and convert it to a scalar array."""
     if not is_array_like(weight) or jnp.shape(weight) != () or jnp.iscomplexobj(weight):
         raise ValueError(
             f"{where()}accumulate: weight is {type_text(weight)}, expected one real number, such "
@@ -225,8 +227,8 @@ def has_updated(state: AccumulateState) -> jax.Array:
     if not isinstance(state, AccumulateState):
         raise TypeError(
             f"has_updated: the state is a {type(state).__name__}, expected "
-            "AccumulateState. Get it from a chain by fnopt.named(tx, "
-            'state)["accumulate"].'
+            "AccumulateState. For a chain, pass "
+            'fnopt.named(tx, state)["accumulate"].'
         )
     return (state.mini_step == 0) & (state.gradient_step > 0)
 
@@ -268,7 +270,7 @@ class apply_every(Leafwise):
     k: int = static(default=1, least=1)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """Whether the sum restarts, and whether it is returned."""
+        """Compute whether a new sum begins in this step, and whether the step returns the sum."""
         return {"begins": (t - 1) % self.k == 0, "emits": t % self.k == 0}
 
     def leaf(self, h: Any, g: Any, acc: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Adaptive scales: reduction on a plateau of the loss, and loss scaling for float16 gradients."""
+"""Adaptive scales: reduction on a plateau of the loss, and float16 loss scaling."""
 
 from __future__ import annotations
 
@@ -80,10 +80,11 @@ class reduce_on_plateau(Transformation):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        numbers = isinstance(self.rtol, float) and isinstance(self.atol, float)
-        if numbers and self.rtol == self.atol == 0:
+        are_numbers = isinstance(self.rtol, float) and isinstance(self.atol, float)
+        if are_numbers and self.rtol == self.atol == 0:
             raise ValueError(
-                f"{where()}reduce_on_plateau: rtol and atol are both 0, expected one above it."
+                f"{where()}reduce_on_plateau: rtol and atol are both 0, expected a positive rtol "
+                "or atol."
             )
 
     def init(self, params: Any) -> ReduceOnPlateauState:
@@ -105,44 +106,43 @@ class reduce_on_plateau(Transformation):
     ) -> tuple[Any, ReduceOnPlateauState]:
         """Update the scale for this loss, and multiply the updates by the scale."""
         dtype = state.avg_value.dtype
-        seen = safe_increment(state.count)
+        count = safe_increment(state.count)
         value = scalar_loss(value, dtype)
-        share = 1 / seen.astype(dtype)
         # A running mean, because a sum of losses may overflow.
-        mean = state.avg_value + (value - state.avg_value) * share
-        added = state._replace(count=seen, avg_value=mean)
-        full = seen >= self.accumulation_size
-        judged = self._compare_mean(added)
-        new = select_tree(full, judged, added)
-        return map_leaves(lambda c, g: c * g, updates, hyper=new.scale), new
+        mean = state.avg_value + (value - state.avg_value) * (1 / count.astype(dtype))
+        state = state._replace(count=count, avg_value=mean)
+        is_complete = count >= self.accumulation_size
+        new_state = select_tree(is_complete, self._compare_mean(state), state)
+        return map_leaves(lambda c, g: c * g, updates, hyper=new_state.scale), new_state
 
     def _compare_mean(self, state: ReduceOnPlateauState) -> ReduceOnPlateauState:
-        """Compare a completed average with the best loss."""
+        """Update the scale and the counts after a completed mean of losses."""
         dtype = state.avg_value.dtype
-        now = jax.tree.map(lambda x: jnp.asarray(x, dtype), self)
-        # The threshold uses the modulus, because (1 - r) times a negative best loss is above that
-        # loss.
-        first = jnp.isinf(state.best_value)
-        size = jnp.where(first, jnp.zeros_like(state.best_value), jnp.abs(state.best_value))
-        better = state.avg_value < state.best_value - now.rtol * size - now.atol
-        waited = jnp.where(better, zero_count(), safe_increment(state.plateau_count))
-        resting = state.cooldown_count > 0
-        shrinks = ~resting & (waited >= jnp.round(now.patience).astype(waited.dtype))
-        smaller = jnp.maximum(state.scale * now.factor, now.min_scale)
-        rest = jnp.where(resting, state.cooldown_count - 1, zero_count())
+        h = jax.tree.map(lambda x: jnp.asarray(x, dtype), self)
+        # The threshold uses the modulus, because (1 - r) times a negative loss is above the loss.
+        is_first = jnp.isinf(state.best_value)
+        size = jnp.where(is_first, jnp.zeros_like(state.best_value), jnp.abs(state.best_value))
+        improves = state.avg_value < state.best_value - h.rtol * size - h.atol
+        plateau_count = jnp.where(improves, zero_count(), safe_increment(state.plateau_count))
+        cools_down = state.cooldown_count > 0
+        # Hyper-parameters are floats, also those that are numbers of steps.
+        patience = jnp.round(h.patience).astype(plateau_count.dtype)
+        reduces = ~cools_down & (plateau_count >= patience)
+        reduced_scale = jnp.maximum(state.scale * h.factor, h.min_scale)
+        cooldown_count = jnp.where(cools_down, state.cooldown_count - 1, zero_count())
+        cooldown = jnp.round(h.cooldown).astype(cooldown_count.dtype)
         return ReduceOnPlateauState(
-            jnp.where(shrinks, smaller, state.scale),
-            jnp.where(better, state.avg_value, state.best_value),
-            jnp.where(resting | shrinks, zero_count(), waited),
-            # Hyper-parameters are floats, also where they count steps.
-            jnp.where(shrinks, jnp.round(now.cooldown).astype(rest.dtype), rest),
+            jnp.where(reduces, reduced_scale, state.scale),
+            jnp.where(improves, state.avg_value, state.best_value),
+            jnp.where(cools_down | reduces, zero_count(), plateau_count),
+            jnp.where(reduces, cooldown, cooldown_count),
             zero_count(),
             jnp.zeros_like(state.avg_value),
         )
 
 
 class DynamicLossScaleState(NamedTuple):
-    """State: scale, finite steps since its last change, skipped steps, and the inner state."""
+    """Scale, finite steps since the last change of the scale, skipped steps, and inner state."""
 
     scale: jax.Array
     good_steps: jax.Array
@@ -195,7 +195,7 @@ class dynamic_loss_scale(Wrapper):
         Micikevicius et al., 2017, arXiv:1710.03740.
     """
 
-    # Doubled after 2,000 finite steps, halved at once: Micikevicius et al. (2018), jmp, PyTorch.
+    # Factors and interval of Micikevicius et al. (2018), as in jmp and PyTorch's GradScaler.
     init_scale: Scalar = hyper(default=2.0**15, gt=0)
     growth_interval: Scalar = hyper(default=2000, ge=1, infinite=True)
     growth_factor: Scalar = hyper(default=2.0, ge=1)
@@ -216,8 +216,8 @@ class dynamic_loss_scale(Wrapper):
         finite = all_finite(updates)
 
         def unscale(updates: Any) -> Any:
-            # The updates become zeros, because under vmap the inner step is also computed where it
-            # is discarded.
+            # Nonfinite updates are replaced by zeros, because `vmap` turns the conditional into a
+            # select, which computes the inner step even if the step is skipped.
             leaves, treedef = jax.tree.flatten(mask_updates(finite, updates))
             # Frozen params may be integers, whose updates are unchanged.
             return treedef.unflatten(
@@ -228,18 +228,19 @@ class dynamic_loss_scale(Wrapper):
         new, inner_state = self._step_if(
             finite, updates, state.inner_state, params, extra_args, prepare=unscale
         )
-        scale, good = self._next(state, finite)
-        skipped = jnp.where(finite, state.total_skipped, safe_increment(state.total_skipped))
-        return new, DynamicLossScaleState(scale, good, skipped, inner_state)
+        scale, good_steps = self._next_scale(state, finite)
+        total_skipped = jnp.where(finite, state.total_skipped, safe_increment(state.total_skipped))
+        return new, DynamicLossScaleState(scale, good_steps, total_skipped, inner_state)
 
-    def _next(self, state: DynamicLossScaleState, finite: jax.Array) -> tuple[Any, Any]:
+    def _next_scale(self, state: DynamicLossScaleState, finite: jax.Array) -> tuple[Any, Any]:
+        """Return the scale after a step, and the number of finite steps since its last change."""
         h = {name: jnp.asarray(getattr(self, name), jnp.float32) for name in self._leaf_names[1:]}
-        good = jnp.where(finite, safe_increment(state.good_steps), zero_count())
-        grows = good.astype(jnp.float32) >= h["growth_interval"]
-        more = jnp.minimum(state.scale * h["growth_factor"], h["max_scale"])
-        less = jnp.maximum(state.scale * h["backoff_factor"], h["min_scale"])
-        scale = jnp.where(finite, jnp.where(grows, more, state.scale), less)
-        return scale, jnp.where(grows, zero_count(), good)
+        good_steps = jnp.where(finite, safe_increment(state.good_steps), zero_count())
+        grows = good_steps.astype(jnp.float32) >= h["growth_interval"]
+        larger_scale = jnp.minimum(state.scale * h["growth_factor"], h["max_scale"])
+        smaller_scale = jnp.maximum(state.scale * h["backoff_factor"], h["min_scale"])
+        scale = jnp.where(finite, jnp.where(grows, larger_scale, state.scale), smaller_scale)
+        return scale, jnp.where(grows, zero_count(), good_steps)
 
 
 def loss_scale(state: Any) -> jax.Array:
@@ -252,7 +253,7 @@ def loss_scale(state: Any) -> jax.Array:
         A float32 scalar.
 
     Raises:
-        ValueError: If `state` contains no such state, or more than one.
+        ValueError: If `state` contains no state of `dynamic_loss_scale`, or more than one.
 
     Example:
         >>> import jax.numpy as jnp, fnopt

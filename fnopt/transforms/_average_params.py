@@ -27,7 +27,7 @@ from fnopt.transforms._tree_algebra import numbers, real_dtype_of
 
 
 class AverageParamsState(NamedTuple):
-    """Step count, total weight of the average, and the average times this weight."""
+    """Step count, total weight of the average, and the average multiplied by this weight."""
 
     count: jax.Array
     weight: jax.Array
@@ -35,16 +35,16 @@ class AverageParamsState(NamedTuple):
 
 
 class _AverageParams(Transformation):
-    """Base class of averages of the params after each step; updates pass unchanged."""
+    """Base class of transforms that average the params after each step."""
 
     needs_params = True
 
-    def _shares(self, state: AverageParamsState, count: jax.Array) -> tuple[Any, Any]:
-        """The weights of the average and of the new params."""
+    def _weights(self, state: AverageParamsState, count: jax.Array) -> tuple[Any, Any]:
+        """Compute the weights of the old average and of the new params."""
         raise NotImplementedError
 
     def init(self, params: Any) -> AverageParamsState:
-        """An average of zero, with no weight."""
+        """Return an average of zero with zero weight."""
         dtype = getattr(self, "accumulator_dtype", None)
         zero = jnp.zeros((), real_dtype_of(params))
         return AverageParamsState(zero_count(), zero, slot_zeros(params, dtype))
@@ -54,18 +54,20 @@ class _AverageParams(Transformation):
     ) -> tuple[Any, AverageParamsState]:
         """Return the updates unchanged; average the new params, rounded to their storage dtype."""
         count = safe_increment(state.count)
-        kept, added = self._shares(state, count)
+        old_weight, new_weight = self._weights(state, count)
 
-        stored = apply_updates(params, cast_like(updates, params))
-        scalars = {"kept": kept, "added": added}
+        new_params = apply_updates(params, cast_like(updates, params))
+        weights = {"old": old_weight, "new": new_weight}
 
-        # Written so that a nonfinite param with a weight of zero has no effect.
-        def row(h: Any, x: Any, average: Any) -> Any:
-            new = jnp.where(h["added"] > 0, x, jnp.zeros_like(x))
-            return x, h["kept"] * average + h["added"] * new
+        def average_leaf(h: Any, x: Any, average: Any) -> Any:
+            # Without the select, a nonfinite param with a weight of zero would add 0 * inf = NaN.
+            x = jnp.where(h["new"] > 0, x, jnp.zeros_like(x))
+            return x, h["old"] * average + h["new"] * x
 
-        _, average = map_leaves(row, stored, hyper=scalars, outputs=2, average=state.average)
-        return updates, AverageParamsState(count, kept * state.weight + added, average)
+        _, average = map_leaves(
+            average_leaf, new_params, hyper=weights, outputs=2, average=state.average
+        )
+        return updates, AverageParamsState(count, old_weight * state.weight + new_weight, average)
 
 
 class params_ema(_AverageParams):
@@ -76,7 +78,7 @@ class params_ema(_AverageParams):
 
     Updates pass unchanged. Put `params_ema` last in a chain, where it receives the final update.
     Read the average with `averaged_params`. The division by :math:`w` corrects the bias of the
-    initialization at zero, also for a changing decay.
+    initialization at zero, also if the decay changes with the step.
 
     Args:
         decay: :math:`\beta`, a number or a `Schedule`.
@@ -116,20 +118,20 @@ class params_ema(_AverageParams):
         average = slot_copy(params, self.accumulator_dtype)
         return AverageParamsState(state.count, jnp.ones_like(state.weight), average)
 
-    def _shares(self, state: AverageParamsState, count: jax.Array) -> tuple[Any, Any]:
+    def _weights(self, state: AverageParamsState, count: jax.Array) -> tuple[Any, Any]:
         h = numbers(self, state.weight.dtype, state.count)
         decay = h.decay
         if self.warmup:
-            # (1 + n) / (10 + n) after n updates, as TensorFlow's ExponentialMovingAverage.
+            # (1 + n) / (10 + n) after n updates, as in TensorFlow's ExponentialMovingAverage.
             t = (state.count + 1).astype(decay.dtype)
             decay = jnp.minimum(decay, t / (9 + t))
-        moves = count % jnp.round(h.every).astype(count.dtype) == 0
-        kept = jnp.where(moves, decay, jnp.ones_like(decay))
-        return kept, 1 - kept
+        is_due = count % jnp.round(h.every).astype(count.dtype) == 0
+        old_weight = jnp.where(is_due, decay, jnp.ones_like(decay))
+        return old_weight, 1 - old_weight
 
 
 class params_mean(_AverageParams):
-    r"""Keep the plain mean of the parameters after a given step (SWA, Polyak and tail averaging).
+    r"""Keep the arithmetic mean of the parameters after some step (SWA, Polyak, tail averaging).
 
     .. math:: \bar\theta = \frac1n \sum_{i=1}^{n} \theta_{s + i k}
 
@@ -147,7 +149,7 @@ class params_mean(_AverageParams):
         >>> tx = fnopt.chain(fnopt.sgd(1.0), fnopt.params_mean(start=1))
         >>> params = {"w": jnp.asarray([4.0])}
         >>> state = tx.init(params)
-        >>> for _ in range(3):  # to 3, which is not counted, to 2, and to 1
+        >>> for _ in range(3):  # to 3, which isn't averaged, to 2, and to 1
         ...     updates, state = tx.update({"w": jnp.ones(1)}, state, params)
         ...     params = fnopt.apply_updates(params, updates)
         >>> fnopt.averaged_params(state, params)
@@ -161,15 +163,18 @@ class params_mean(_AverageParams):
     every: Scalar = hyper(default=1, ge=1)
     accumulator_dtype: Any = static(default=None, convert=as_dtype)
 
-    def _shares(self, state: AverageParamsState, count: jax.Array) -> tuple[Any, Any]:
-        whole = lambda x: jnp.round(jnp.asarray(x, jnp.float32)).astype(count.dtype)  # noqa: E731
-        since, every = count - whole(self.start), whole(self.every)
-        takes = (since > 0) & (since % every == 0)
-        # The slot is a mean, because a sum would lose digits and overflow. The share of a value is
-        # 1/n. n is at least 1, because the share is computed also in steps that are not averaged.
-        n = jnp.maximum(since // every, 1).astype(state.weight.dtype)
-        added = jnp.where(takes, 1 / n, jnp.zeros_like(n))
-        return jnp.where(takes, 1 - 1 / n, jnp.ones_like(n)), added
+    def _weights(self, state: AverageParamsState, count: jax.Array) -> tuple[Any, Any]:
+        def to_integer(x: Any) -> jax.Array:
+            return jnp.round(jnp.asarray(x, jnp.float32)).astype(count.dtype)
+
+        steps, every = count - to_integer(self.start), to_integer(self.every)
+        is_due = (steps > 0) & (steps % every == 0)
+        # The slot is a mean, because a sum would lose digits and might overflow. The weight of the
+        # n-th iterate is 1/n. n is at least 1, because the weight is also computed in steps whose
+        # iterate isn't averaged.
+        n = jnp.maximum(steps // every, 1).astype(state.weight.dtype)
+        new_weight = jnp.where(is_due, 1 / n, jnp.zeros_like(n))
+        return jnp.where(is_due, 1 - 1 / n, jnp.ones_like(n)), new_weight
 
 
 def averaged_params(state: Any, params: Any) -> Any:
@@ -193,17 +198,17 @@ def averaged_params(state: Any, params: Any) -> Any:
         {'w': Array([3.], dtype=float32)}
     """
     who, maker = "averaged_params", "params_ema or params_mean"
-    mean = read_slot(params, state, AverageParamsState, "average", _read, who, maker)
+    mean = read_slot(params, state, AverageParamsState, "average", _read_average, who, maker)
     return cast_like(mean, params)
 
 
-def _read(kept: AverageParamsState, p: Any, average: Any) -> Any:
-    # Before the first average, return the params.
-    some = kept.weight > 0
-    weight = jnp.where(some, kept.weight, jnp.ones_like(kept.weight))
+def _read_average(state: AverageParamsState, p: Any, average: Any) -> Any:
+    """Return the average of a leaf; the param `p` before the first average."""
+    has_average = state.weight > 0
+    weight = jnp.where(has_average, state.weight, jnp.ones_like(state.weight))
 
     def read_leaf(weight: Any, p: Any, average: Any) -> Any:
-        return jnp.where(some, average / weight, p)
+        return jnp.where(has_average, average / weight, p)
 
     return map_leaves(read_leaf, p, hyper=weight, average=average)
 
@@ -223,7 +228,7 @@ class lookahead(Wrapper):
               t: \quad \phi \leftarrow \phi + \alpha\, (\theta_{t+1} - \phi), \quad
               \theta_{t+1} \leftarrow \phi
 
-    The slow params :math:`\phi` are a slot of the state. Evaluate the slow params:
+    The slow params :math:`\phi` are a slot of the state. Evaluate the model at the slow params,
     `fnopt.slots(state)["slow"]`.
 
     Args:
@@ -265,18 +270,19 @@ class lookahead(Wrapper):
         """Return the fast updates, or the update to the interpolated params."""
         fast, inner_state = self.inner.update(updates, state.inner_state, params, **extra_args)
         steps = safe_increment(state.steps_since_sync)
-        meets = steps >= self.sync_period
+        synchronizes = steps >= self.sync_period
 
         def step_leaf(h: Any, u: Any, p: Any, slow: Any) -> Any:
-            ahead = slow + h * (p + u - slow)
-            return jnp.where(meets, ahead - p, u), p, jnp.where(meets, ahead, slow)
+            new_slow = slow + h * (p + u - slow)
+            update = jnp.where(synchronizes, new_slow - p, u)
+            return update, p, jnp.where(synchronizes, new_slow, slow)
 
         new, _, slow = map_leaves(
             step_leaf, fast, hyper=self.slow_step_size, outputs=3, params=params, slow=state.slow
         )
-        # The types of a state never change, because a loop rejects other types.
+        # `jax.lax.scan` requires that the dtypes of a state don't change.
         inner_state = cast_like(inner_state, state.inner_state)
         if self.reset_state:
-            fresh = self.inner.init(params)
-            inner_state = select_tree(meets, fresh, inner_state)
-        return new, LookaheadState(jnp.where(meets, zero_count(), steps), slow, inner_state)
+            inner_state = select_tree(synchronizes, self.inner.init(params), inner_state)
+        steps = jnp.where(synchronizes, zero_count(), steps)
+        return new, LookaheadState(steps, slow, inner_state)

@@ -1,4 +1,4 @@
-"""Scaling of updates: by numbers, schedules, signs and norms; transforms of plain functions."""
+"""Scaling of updates by numbers, schedules, signs and norms, and transforms of plain functions."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class set_to_zero(Transformation):
         return jax.tree.map(jnp.zeros_like, updates), state
 
     def left_out(self, params: Any) -> Any:
-        """All leaves."""
+        """Mask of all leaves."""
         return jax.tree.map(lambda _: True, params)
 
 
@@ -122,7 +122,7 @@ class scale_by_sign(Leafwise):
 
 
 class ScaleByScheduleState(NamedTuple):
-    """The number of updates made; None for a constant factor."""
+    """Number of previous updates; None for a constant factor."""
 
     count: jax.Array | None
 
@@ -152,7 +152,7 @@ class scale_by_schedule(Leafwise):
 
 
 class ScaleByLearningRateState(NamedTuple):
-    """The number of updates made; None for a constant rate."""
+    """Number of previous updates; None for a constant rate."""
 
     count: jax.Array | None
 
@@ -184,7 +184,7 @@ class scale_by_learning_rate(Leafwise):
     learning_rate: ScalarOrSchedule = hyper(ge=0, schedule=True)
 
     def scalars(self, h: Any, t: Any) -> dict[str, Any]:
-        """The negative learning rate."""
+        """Compute minus the learning rate, which all leaves share."""
         return {"step": -h.learning_rate}
 
     def leaf(self, h: Any, g: Any) -> Any:
@@ -198,9 +198,9 @@ def divide_by_norm(x: jax.Array, length: jax.Array) -> jax.Array:
     The function divides twice, because the reciprocal of a float32 length above 2^126 is subnormal
     and flushed to zero.
     """
-    unit = range_divisor(length)
-    rest = length / unit
-    return x / unit / lax.select(rest > 0, rest, sharded_full_like(rest, 1))
+    divisor = range_divisor(length)
+    quotient = length / divisor
+    return x / divisor / lax.select(quotient > 0, quotient, sharded_full_like(quotient, 1))
 
 
 class normalize_by_update_norm(Transformation):
@@ -211,7 +211,7 @@ class normalize_by_update_norm(Transformation):
     Zero updates stay zero, even without an epsilon.
 
     Args:
-        scale_factor: :math:`c`, the length of the result.
+        scale_factor: :math:`c`, the global norm of the result (for :math:`\epsilon = 0`).
         eps: :math:`\epsilon`.
 
     Example:
@@ -227,13 +227,14 @@ class normalize_by_update_norm(Transformation):
     def update(
         self, updates: Any, state: EmptyState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, EmptyState]:
-        """Multiply all updates by one factor."""
+        """Multiply all updates by the same factor."""
         norm = global_norm(updates)
         length = add_epsilon(norm, jnp.asarray(self.eps, norm.dtype))
         scale_factor = jnp.asarray(self.scale_factor, norm.dtype)
 
         numbers = {"length": length, "factor": scale_factor}
-        # The division comes first: the factor alone overflows for gradients of 1e-40.
+        # Division before multiplication, because `scale_factor / length` overflows for gradients of
+        # 1e-40.
         return map_leaves(
             lambda h, g: divide_by_norm(g, h["length"]) * h["factor"], updates, hyper=numbers
         ), state
@@ -268,12 +269,12 @@ class scale_by_trust_ratio(Leafwise):
     eps: Scalar = hyper(default=0.0, ge=0)
 
     def leaf(self, h: Any, g: Any, p: Any) -> Any:
-        of_params = jnp.maximum(global_norm(p), h.min_norm)
-        of_update = jnp.maximum(global_norm(g), h.min_norm)
-        ratio = h.trust_coefficient * of_params / (nonzero(of_update) + h.eps)
-        # A layer of zeros would stay at zero forever, so its update isn't scaled.
-        frozen = (of_params == 0) | (of_update == 0)
-        return jnp.where(frozen, jnp.ones_like(ratio), ratio) * g
+        param_norm = jnp.maximum(global_norm(p), h.min_norm)
+        update_norm = jnp.maximum(global_norm(g), h.min_norm)
+        ratio = h.trust_coefficient * param_norm / (nonzero(update_norm) + h.eps)
+        # The update of zero params isn't scaled, because a ratio of zero would keep them at zero.
+        is_zero = (param_norm == 0) | (update_norm == 0)
+        return jnp.where(is_zero, jnp.ones_like(ratio), ratio) * g
 
 
 class centralize(Leafwise):
@@ -298,5 +299,5 @@ class centralize(Leafwise):
     def leaf(self, h: Any, g: Any) -> Any:
         if g.ndim < 2:
             return g
-        # Yong et al. (2020) take a mean for each output; in JAX outputs are on the last axis.
+        # Yong et al. (2020) subtract a mean per output, and the last axis is the output axis here.
         return g - jnp.mean(g, axis=tuple(range(g.ndim - 1)), keepdims=True)

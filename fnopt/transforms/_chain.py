@@ -25,20 +25,20 @@ from fnopt.errors import error_scope, names_text, where
 
 
 class Wrapper(Transformation):
-    """A transform around one `inner` transform; the field `inner_state` is the inner state.
+    """Base class of transforms that wrap one transform, `inner`.
 
-    A wrapper passes all extra arguments of `update` to the inner transform. `State` is None if the
-    state is the inner state itself.
+    A wrapper passes all extra arguments of `update` to the inner transform. The field `inner_state`
+    of `State` is the inner state. `State` is None if the wrapper's state is the inner state itself.
     """
 
-    inner: Any  # a Transformation once constructed; another library's pair is taken too
+    inner: Any  # `__post_init__` converts an (init, update) pair to a Transformation
 
     def __post_init__(self) -> None:
         self._set("inner", as_transformation(self.inner, f"{type(self).__name__}: inner"))
         super().__post_init__()
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
-        """The inner transform, with its name."""
+        """The inner transform, named after its class."""
         inner_state = state if state is None or self.State is None else state.inner_state
         return (Member(self.inner._place, self.inner, inner_state),)
 
@@ -47,7 +47,7 @@ class Wrapper(Transformation):
 
     def _step_if(
         self,
-        holds: jax.Array,
+        condition: jax.Array,
         updates: Any,
         inner_state: Any,
         params: Any,
@@ -55,21 +55,21 @@ class Wrapper(Transformation):
         otherwise: Any = None,
         prepare: Callable[[Any], Any] = lambda updates: updates,
     ) -> tuple[Any, Any]:
-        """Take the inner step if a condition holds, else return other updates and the state."""
+        """Take the inner step if `condition` is True, else return `otherwise` or zeros."""
 
         def step() -> tuple[Any, Any]:
             gradients = prepare(updates)
             new, inner = self.inner.update(gradients, inner_state, params, **extra_args)
-            # The types of a state never change, because a loop rejects other types.
+            # `jax.lax.cond` and `scan` require that the dtypes of a state don't change.
             return new, cast_like(inner, inner_state)
 
         def skip() -> tuple[Any, Any]:
-            # `cond` requires equal types of both branches; `eval_shape` computes nothing.
+            # `cond` requires equal dtypes in both branches; `eval_shape` doesn't compute the step.
             shapes, _ = jax.eval_shape(step)
             other = jax.tree.map(jnp.zeros_like, shapes) if otherwise is None else otherwise
             return cast_like(other, shapes), inner_state
 
-        return jax.lax.cond(holds, step, skip)
+        return jax.lax.cond(condition, step, skip)
 
 
 Tree = TypeVar("Tree")
@@ -77,7 +77,7 @@ State = TypeVar("State")
 
 
 class Chain(Transformation):
-    r"""Transforms applied one after another; made by `chain`.
+    r"""Composition of transforms, as `chain` returns it.
 
     .. math:: u^{(0)} = g, \qquad u^{(i)}, s_i' = \mathrm{update}_i(u^{(i-1)}, s_i, \theta)
 
@@ -100,7 +100,7 @@ class Chain(Transformation):
 
     @property
     def other_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the first member takes gradients of another form than the params."""
+        """Whether the first member accepts gradients whose structure differs from the params."""
         return bool(self.transforms) and self.transforms[0].other_gradients
 
     @property
@@ -108,7 +108,7 @@ class Chain(Transformation):
         return self.names or tuple(range(len(self.transforms)))
 
     def init(self, params: Any) -> Any:
-        """The members' states: a tuple, or a dict keyed by name if the members are named."""
+        """Initialize all members: a tuple of states, or a dict keyed by name for named members."""
         states = []
         for key, tx in zip(self._keys, self.transforms, strict=True):
             with error_scope(f"[{key}]"):
@@ -136,26 +136,25 @@ class Chain(Transformation):
                 return [state[name] for name in self.names]
             expected = f"a dict with the keys {names_text(sorted(self.names))}"
         else:
-            # A NamedTuple is the state of some other transform, not one entry per member.
+            # A NamedTuple of the same length is the state of another transform, not of the members.
             if type(state) in (tuple, list) and len(state) == len(self.transforms):
                 return list(state)
-            expected = f"a tuple of {len(self.transforms)}, one for each member"
+            expected = f"a tuple of {len(self.transforms)} states, one per member"
         keys = f" with the keys {names_text(sorted(state))}" if isinstance(state, dict) else ""
         size = f" of {len(state)}" if type(state) in (tuple, list) else ""
         raise TypeError(
             f"{where()}the state is a {type(state).__name__}{size}{keys}, expected "
-            f"{expected}. It looks like the state of another optimizer: use the state "
-            "that init(params) returned."
+            f"{expected}. Use the state that init(params) of this optimizer returned."
         )
 
     def members(self, state: Any = None) -> tuple[Member, ...]:
-        """Every transform with its state and its name (the given name, or the transform's own)."""
-        own = [tx._place for tx in self.transforms]
-        times = Counter(own)
+        """The transforms with their states; unnamed members get the names of their classes."""
+        class_names = [tx._place for tx in self.transforms]
+        occurrences = Counter(class_names)
         names = self.names or [
-            name if times[name] == 1 else f"{name}_{i}" for i, name in enumerate(own)
+            name if occurrences[name] == 1 else f"{name}_{i}" for i, name in enumerate(class_names)
         ]
-        states = [None] * len(own) if state is None else self._unpack_states(state)
+        states = [None] * len(names) if state is None else self._unpack_states(state)
         return tuple(map(Member, names, self.transforms, states))
 
     def __repr__(self) -> str:
@@ -176,7 +175,7 @@ def chain(*transforms: Any) -> Chain:
 
     Args:
         *transforms: Transformations, other libraries' (init, update) pairs, or pairs
-            `(name, transform)`; either all members are named or none.
+            `(name, transform)`. Name all members or none.
 
     Returns:
         A transformation. Its state is a tuple of the members' states, or a dict keyed by name if
@@ -199,7 +198,8 @@ def chain(*transforms: Any) -> Chain:
     is_sequence = isinstance(first, (list, tuple)) and all(hasattr(tx, "update") for tx in first)
     if len(transforms) == 1 and is_sequence:
         raise TypeError(
-            "chain takes its members one by one: write chain(a, b), or chain(*members)."
+            "chain: got one list of members, expected one argument per member. Write chain(a, b), "
+            "or chain(*members)."
         )
     if not any(map(_is_named, transforms)):
         members = enumerate(transforms)
@@ -207,23 +207,24 @@ def chain(*transforms: Any) -> Chain:
     unnamed = [i for i, t in enumerate(transforms) if not _is_named(t)]
     if unnamed:
         raise ValueError(
-            f"chain: members {unnamed} have no name, others have: name all members or none."
+            f"chain: members {unnamed} have no name, expected names for all members or for none."
         )
     names = tuple(name for name, _ in transforms)
-    repeated = [name for name, times in Counter(names).items() if times > 1]
-    if repeated:
-        raise ValueError(f"chain: the names {names_text(repeated)} are used more than once.")
+    duplicates = [name for name, occurrences in Counter(names).items() if occurrences > 1]
+    if duplicates:
+        text = f"chain: the names {names_text(duplicates)} are used more than once"
+        raise ValueError(f"{text}, expected a different name for every member.")
     return Chain(tuple(as_transformation(t, f"chain: member {n!r}") for n, t in transforms), names)
 
 
 def states_of(state: Any, kind: type) -> list[Any]:
-    """All states of a class inside a state."""
+    """Find all states of a class inside a state."""
     if isinstance(state, kind):
         return [state]
     if isinstance(state, EmptyState) or not isinstance(state, (tuple, list, dict)):
         return []
     parts = state.values() if isinstance(state, dict) else state
-    return [found for part in parts for found in states_of(part, kind)]
+    return [x for part in parts for x in states_of(part, kind)]
 
 
 def find_state(state: Any, kind: type, who: str, maker: str) -> Any:
@@ -232,17 +233,16 @@ def find_state(state: Any, kind: type, who: str, maker: str) -> Any:
     Raises:
         ValueError: If there is no such state, or more than one.
     """
-    found = states_of(state, kind)
-    _check_number(len(found), who, maker)
-    return found[0]
+    states = states_of(state, kind)
+    _check_single(len(states), who, maker)
+    return states[0]
 
 
-def _check_number(found: int, who: str, maker: str, what: str = "in this state") -> None:
-    if found != 1:
+def _check_single(number: int, who: str, maker: str, what: str = "in this state") -> None:
+    if number != 1:
         raise ValueError(
-            f"{who}: {found} states of {maker} are {what}, expected one. Give the "
-            "optimizer's state, as its update returned it; get one of several by "
-            "fnopt.named(tx, state)."
+            f"{who}: {number} states of {maker} are {what}, expected one. Pass the state that the "
+            "optimizer's update returned, or one of several states by fnopt.named(tx, state)[name]."
         )
 
 
@@ -257,42 +257,42 @@ def read_slot(
 ) -> Any:
     """Replace params by `read(state, p, slot leaf)` wherever a state of a class has a slot.
 
-    Several states may have the slots of different leaves, as in a partition. A leaf without a slot
-    (frozen, or excluded by a mask) stays the param itself.
+    Several states may have slots for different leaves, as in a partition. A param without a slot
+    (frozen, or excluded by a mask) is returned unchanged.
 
     Raises:
         ValueError: If there is no such state, or if several states have a slot for the same leaf.
     """
-    found = states_of(state, kind)
-    _check_number(min(len(found), 1), who, maker)
+    states = states_of(state, kind)
+    _check_single(min(len(states), 1), who, maker)
     leaves, treedef = jax.tree.flatten(params)
     try:
-        columns = [treedef.flatten_up_to(getattr(kept, slot)) for kept in found]
+        columns = [treedef.flatten_up_to(getattr(x, slot)) for x in states]
     except ValueError:
         raise ValueError(
-            f"{who}: the state and the params have different structures, expected the params that "
-            f"the state was made for. Inside of flatten slots are vectors: put {maker} around it."
+            f"{who}: the state and the params have different structures, expected the params of "
+            f"this state. Inside of flatten slots are vectors, so put {maker} around flatten."
         ) from None
 
-    def read_leaf(p: Any, *parts: Any) -> Any:
-        own = [(kept, x) for kept, x in zip(found, parts, strict=True) if x is not None]
-        _check_number(max(len(own), 1), who, maker, "of one leaf")
-        return read(own[0][0], p, own[0][1]) if own else p
+    def read_leaf(p: Any, *slots: Any) -> Any:
+        pairs = [(s, x) for s, x in zip(states, slots, strict=True) if x is not None]
+        _check_single(max(len(pairs), 1), who, maker, "of one leaf")
+        return read(pairs[0][0], p, pairs[0][1]) if pairs else p
 
     return treedef.unflatten(map(read_leaf, leaves, *columns))
 
 
 class strict(Wrapper):
-    """Raise an error for unknown extra arguments, and report all missing ones at once.
+    """Raise an error for unknown extra arguments, and report all missing arguments at once.
 
     Every `update` accepts any extra argument, so that one call works for all members of a chain.
     Therefore a misspelled argument is ignored. With `strict` around the whole optimizer, a
     misspelled argument raises an error while the step is traced. The state is the inner optimizer's
     state, so you can add or remove the wrapper during training.
 
-    The known names are the keyword-only parameters of `update` (see `Transformation.reads`).
-    Functions given as extra arguments, such as `value_fn`, add the names of their own parameters.
-    If a transform of another library has `**kwargs`, every name is known.
+    The known names are the keyword-only parameters of the members' `update` (see
+    `Transformation.reads`) and the parameters of the extra argument `value_fn`. If the `update` of
+    another library's transform has `**kwargs`, every name is known.
 
     Args:
         inner: The optimizer, of fnopt or any (init, update) pair.
@@ -309,18 +309,18 @@ class strict(Wrapper):
         >>> tx.update(params, tx.init(params), params, value=1.0, los=2.0)
         Traceback (most recent call last):
         ...
-        TypeError: strict: update got ['los'], which none of its members takes; it takes ['value'].
+        TypeError: strict: update got ['los'], which no member reads; expected ['value'].
     """
 
     State = None
 
     @property
     def other_gradients(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the inner transform takes gradients of another form than the params."""
+        """Whether the inner transform accepts gradients whose structure differs from the params."""
         return self.inner.other_gradients
 
     def reads(self) -> Mapping[str, bool]:
-        """Any name, because `strict` checks every name."""
+        """Accept any name, because `update` checks all names."""
         return {ANY: False}
 
     def update(
@@ -331,19 +331,19 @@ class strict(Wrapper):
         return self.inner.update(updates, state, params, **extra_args)
 
 
-def _check_names(tx: Transformation, given: dict[str, Any]) -> None:
-    known = extra_arg_names(tx, given)
-    unknown = [] if ANY in known else sorted(given.keys() - known)
-    missing = [name for name in tx.needs if name not in given]
+def _check_names(tx: Transformation, extra_args: dict[str, Any]) -> None:
+    names = extra_arg_names(tx, extra_args)
+    unknown = [] if ANY in names else sorted(extra_args.keys() - names)
+    missing = [name for name in tx.needs if name not in extra_args]
     parts = []
     if unknown:
-        near = {name: difflib.get_close_matches(name, sorted(known), n=1) for name in unknown}
-        hints = [f"{found[0]!r} for {name!r}" for name, found in near.items() if found]
+        matches = {name: difflib.get_close_matches(name, sorted(names), n=1) for name in unknown}
+        hints = [f"{match[0]!r} for {name!r}" for name, match in matches.items() if match]
         hint = f" (did you mean {', '.join(hints)}?)" if hints else ""
-        parts.append(f"got {names_text(unknown)}, which none of its members takes{hint}")
+        parts.append(f"got {names_text(unknown)}, which no member reads{hint}")
     if missing:
-        parts.append(f"needs {names_text(missing)}, which it did not get")
-    if unknown or (missing and not known):
-        parts.append(f"it takes {names_text(sorted(known - {ANY}))}" if known else "it takes none")
+        parts.append(f"needs {names_text(missing)}, which are missing")
+    if unknown or (missing and not names):
+        parts.append(f"expected {names_text(sorted(names - {ANY}))}" if names else "expected none")
     if parts:
         raise TypeError(f"{where()}update {'; '.join(parts)}.")

@@ -49,9 +49,9 @@ class clip(Transformation):
             named = leaves_with_names(updates)[0]
             path, g = next((path, g) for path, g in named if jnp.iscomplexobj(g))
             raise TypeError(
-                f"{where()}{leaf_text(path)} is {type_text(g)}, expected a real array: complex "
-                "numbers have no order. Clip by their norm (fnopt.clip_by_global_norm), or put "
-                "fnopt.split_real_and_imaginary around it."
+                f"{where()}{leaf_text(path)} is {type_text(g)}, expected a real array, because "
+                "complex numbers have no order. Clip the norm with fnopt.clip_by_global_norm, or "
+                "put fnopt.split_real_and_imaginary around clip."
             )
 
         return map_leaves(
@@ -65,8 +65,8 @@ class clip_by_global_norm(Transformation):
     .. math:: u = g \cdot \frac{c}{\max(\lVert g \rVert_2,\, c)}
 
     The norm of all leaves is accumulated in at least float32. Infinite or NaN entries are not
-    removed; put `apply_if_finite` around the chain to skip such steps. The factor has the dtype of
-    the norm. In float32, a gradient whose norm is above 8e37 times :math:`c` becomes zero.
+    removed; put `apply_if_finite` around the chain to skip such steps. In float32, the factor
+    underflows to zero if the norm is above 8e37 times :math:`c`, so the update is zero.
 
     Args:
         max_norm: :math:`c`, the largest norm that passes unchanged.
@@ -86,13 +86,14 @@ class clip_by_global_norm(Transformation):
     def update(
         self, updates: Any, state: EmptyState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, EmptyState]:
-        """Scale all updates by one factor."""
+        """Multiply all updates by the same factor."""
         norm = global_norm(updates)
         max_norm = lax.convert_element_type(self.max_norm, norm.dtype)
-        # One scalar factor, not a select over two trees: XLA fuses a product into whatever comes
-        # next, while a division per element would need a temporary buffer of the params' size.
+        # A scalar factor instead of a select between two trees or a division per element, because
+        # XLA fuses a product into the next operation. A division would need a temporary buffer of
+        # the params' size.
         factor = max_norm / lax.max(norm, max_norm)
-        # finfo of a complex dtype gives the real dtype, which avoids a complex product.
+        # `finfo(complex64).dtype` is float32, which avoids a complex product.
         return map_leaves(lambda g: g * factor.astype(jnp.finfo(g.dtype).dtype), updates), state
 
 
@@ -169,13 +170,13 @@ class scale_by_param_block_rms(Leafwise):
         return jnp.maximum(rms(p), h.min_scale) * g
 
 
-def clipped_rms(x: jax.Array, most: jax.Array) -> jax.Array:
-    """Scale an array down if its root mean square is above `most`."""
-    return x / jnp.maximum(rms(x) / most, jnp.ones_like(most))
+def clipped_rms(x: jax.Array, threshold: jax.Array) -> jax.Array:
+    """Scale an array down if its root mean square is above `threshold`."""
+    return x / jnp.maximum(rms(x) / threshold, jnp.ones_like(threshold))
 
 
 def rms(x: jax.Array) -> jax.Array:
-    """The root mean square of an array; 0 for an empty array."""
+    """Root mean square of an array; 0 for an empty array."""
     norm = global_norm(x)
     return norm / jnp.sqrt(jnp.asarray(max(x.size, 1), norm.dtype))
 
@@ -183,7 +184,7 @@ def rms(x: jax.Array) -> jax.Array:
 def _axes(axis: Any) -> Any:
     axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
     if axis is not None and not all(map(is_integer, axes)):
-        raise TypeError(f"axis = {axis!r}, expected an int or several, or None.")
+        raise TypeError(f"axis = {axis!r}, expected an int, a tuple of ints, or None.")
     return None if axis is None else axes
 
 
@@ -199,8 +200,8 @@ class adaptive_grad_clip(Leafwise):
     Args:
         clipping: :math:`c`, the largest ratio of the norms that passes unchanged.
         eps: :math:`\epsilon`, the lower bound of the params' norm.
-        axis: The axes of the norms, one or several ints; by default all axes except the last (with
-            3 axes, the first axis), and the only axis of a vector.
+        axis: The axes over which norms are computed, one or several ints. By default all axes
+            except the last; for an array of 3 axes the first axis, for a vector its only axis.
 
     Raises:
         ValueError: For an array of more than 5 axes without `axis`.
@@ -218,25 +219,26 @@ class adaptive_grad_clip(Leafwise):
     needs_params = True
 
     clipping: Scalar = hyper(ge=0, infinite=True)
-    # Brock et al. (2021): without a floor zero weights could never move.
+    # Without a lower bound, weights of zero would never change (Brock et al., 2021).
     eps: Scalar = hyper(default=1e-3, ge=0)
     axis: Any = static(default=None, convert=_axes)
 
     def leaf(self, h: Any, g: Any, p: Any) -> Any:
         axes = _unit_axes(g.shape) if self.axis is None else self.axis
-        length = axis_norms(g, axes)
-        most = h.clipping * jnp.maximum(axis_norms(p, axes), h.eps)
-        # The division by the norm comes first: `most / length` may overflow for a small norm.
-        return jnp.where(length <= most, g, divide_by_norm(g, length) * most)
+        norm = axis_norms(g, axes)
+        max_norm = h.clipping * jnp.maximum(axis_norms(p, axes), h.eps)
+        # Division before multiplication, because `max_norm / norm` may overflow for a small norm.
+        return jnp.where(norm <= max_norm, g, divide_by_norm(g, norm) * max_norm)
 
 
 def _unit_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
-    # Flax and Haiku have the units of dense and convolutional layers on the last axis.
+    # As in optax: the last axis of a dense or convolutional kernel is the output axis, and 3 axes
+    # are a dense layer with several heads.
     if sum(n > 1 for n in shape) <= 1 and 0 not in shape:
         return tuple(range(len(shape)))
     if len(shape) > 5:
         raise ValueError(
-            f"adaptive_grad_clip: an array of shape {shape}, expected at most 5 axes: "
-            "pass the axes of a unit's norm by axis=..."
+            f"adaptive_grad_clip: a param has shape {shape}, expected at most 5 axes. Pass the "
+            "axes of a unit's norm by axis=..."
         )
     return (0,) if len(shape) <= 3 else tuple(range(len(shape) - 1))

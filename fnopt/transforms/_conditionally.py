@@ -1,4 +1,4 @@
-"""Transforms applied under a condition on the step or the gradient, and guards against NaN."""
+"""Transforms with a condition on the step or the gradient, and guards against NaN."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fnopt.transforms._chain import Wrapper
 
 
 class ConditionallyState(NamedTuple):
-    """The number of updates made, and the inner state."""
+    """Number of previous updates, and the inner state."""
 
     step: jax.Array
     inner_state: Any
@@ -34,35 +34,35 @@ class ConditionallyState(NamedTuple):
 class _Conditional(Wrapper):
     """Base class of wrappers that apply their inner transform in selected steps."""
 
-    others_pass: ClassVar[bool] = False  # whether updates of the other steps pass unchanged
+    others_pass: ClassVar[bool] = False  # whether updates in other steps pass unchanged
 
     should_transform_fn: Callable[..., Any] = static()
     forward_extra_args: bool = static(default=False)
 
     def reads(self) -> Mapping[str, bool]:
-        """The extra arguments in the function's signature, if it accepts extra arguments."""
+        """Include the parameters of the function, if `forward_extra_args` is True."""
         names = parameter_names(self.should_transform_fn) if self.forward_extra_args else ()
         return {**super().reads(), **dict.fromkeys(names, False)}
 
     def init(self, params: Any) -> ConditionallyState:
-        """A zero count, and the inner state."""
+        """Return a zero count, and the inner state."""
         return ConditionallyState(zero_count(), self.inner.init(params))
 
     def update(
         self, updates: Any, state: ConditionallyState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ConditionallyState]:
         """Return the inner updates in selected steps, otherwise unchanged updates or zeros."""
-        known = extra_args if self.forward_extra_args else {}
-        now = jnp.asarray(self.should_transform_fn(state.step, **known)).astype(bool)
-        other = updates if self.others_pass else None  # None stands for zeros
+        fn_args = extra_args if self.forward_extra_args else {}
+        condition = jnp.asarray(self.should_transform_fn(state.step, **fn_args)).astype(bool)
+        other = updates if self.others_pass else None  # None means zeros
         new_updates, inner_state = self._step_if(
-            now, updates, state.inner_state, params, extra_args, other
+            condition, updates, state.inner_state, params, extra_args, other
         )
         return new_updates, ConditionallyState(safe_increment(state.step), inner_state)
 
 
 class conditionally_transform(_Conditional):
-    r"""Apply a transform in some steps; in all other steps, updates pass unchanged.
+    r"""Apply a transform in selected steps; in all other steps, updates pass unchanged.
 
     .. math:: (u_t, s') = \begin{cases} \mathrm{inner}(g_t, s) & c(t) \\
               (g_t, s) & \text{otherwise} \end{cases}
@@ -72,7 +72,7 @@ class conditionally_transform(_Conditional):
 
     Args:
         inner: The transform, of fnopt or any (init, update) pair.
-        should_transform_fn: `fn(step)` maps the number of updates made so far to a boolean.
+        should_transform_fn: `fn(step)` maps the number of previous updates to a boolean.
         forward_extra_args: Whether to pass the extra arguments of `update` to the function.
 
     Example:
@@ -88,14 +88,14 @@ class conditionally_transform(_Conditional):
 
 
 class conditionally_mask(_Conditional):
-    r"""Apply a transform in some steps; in all other steps, updates are zero.
+    r"""Apply a transform in selected steps; in all other steps, updates are zero.
 
     .. math:: (u_t, s') = \begin{cases} \mathrm{inner}(g_t, s) & c(t) \\
               (0, s) & \text{otherwise} \end{cases}
 
     Args:
         inner: The transform, of fnopt or any (init, update) pair.
-        should_transform_fn: `fn(step)` maps the number of updates made so far to a boolean.
+        should_transform_fn: `fn(step)` maps the number of previous updates to a boolean.
         forward_extra_args: Whether to pass the extra arguments of `update` to the function.
 
     Example:
@@ -109,7 +109,7 @@ class conditionally_mask(_Conditional):
 
 
 class SkipLargeUpdatesState(NamedTuple):
-    """The number of skipped updates, and the inner state."""
+    """Number of skipped updates, and the inner state."""
 
     skipped: jax.Array
     inner_state: Any
@@ -121,10 +121,10 @@ class skip_large_updates(Wrapper):
     .. math:: (u, s') = \begin{cases} \mathrm{inner}(g, s) & \lVert g \rVert^2 < c \\
               (0, s) & \text{otherwise} \end{cases}
 
-    Around `accumulate`, `skip_large_updates` excludes a bad batch from the mean.
+    `skip_large_updates(accumulate(tx, k))` excludes a bad batch from the mean of `accumulate`.
 
     Args:
-        inner: The transform to guard, of fnopt or any (init, update) pair.
+        inner: The transform whose steps are checked, of fnopt or any (init, update) pair.
         max_squared_norm: :math:`c`, the bound on the squared gradient norm.
 
     Example:
@@ -146,20 +146,20 @@ class skip_large_updates(Wrapper):
         self, updates: Any, state: SkipLargeUpdatesState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, SkipLargeUpdatesState]:
         """Take the inner step, or return zeros and the old state."""
-        # Roots are compared, because the square of a norm may overflow where the norm doesn't.
+        # Norms instead of squared norms are compared, because a square may overflow although the
+        # norm is finite.
         norm = global_norm(updates)
-        most = jnp.sqrt(jnp.asarray(self.max_squared_norm, default_float())).astype(norm.dtype)
-        # The comparison is False for NaN.
-        good = norm < most
+        max_norm = jnp.sqrt(jnp.asarray(self.max_squared_norm, default_float())).astype(norm.dtype)
+        is_small = norm < max_norm  # False for NaN
         new_updates, inner_state = self._step_if(
-            good, updates, state.inner_state, params, extra_args
+            is_small, updates, state.inner_state, params, extra_args
         )
-        skipped = jnp.where(good, state.skipped, safe_increment(state.skipped))
-        return new_updates, SkipLargeUpdatesState(skipped, inner_state)
+        count = jnp.where(is_small, state.skipped, safe_increment(state.skipped))
+        return new_updates, SkipLargeUpdatesState(count, inner_state)
 
 
 class ApplyIfFiniteState(NamedTuple):
-    """Counts of nonfinite steps (consecutive, total), a flag for the last step, the inner state."""
+    """Consecutive and total nonfinite steps, a flag for the last step, and the inner state."""
 
     notfinite_count: jax.Array
     last_finite: jax.Array
@@ -173,19 +173,19 @@ class apply_if_finite(Wrapper):
     .. math:: (u, s') = \begin{cases} \mathrm{inner}(g, s) & \text{if } g,\ u \text{ are finite and
               } s' \text{ is where } s \text{ is} \\ (0, s) & \text{otherwise} \end{cases}
 
-    A nonfinite step leaves parameters and inner state bitwise unchanged. The result is checked as
-    well as the gradient, because a finite gradient of 1e25 makes a float32 mean square infinite for
-    the rest of training. This check computes the inner step twice, which is cheap for methods with
-    a few operations per parameter.
+    A nonfinite step leaves parameters and inner state bitwise unchanged. The update and the new
+    state are checked as well as the gradient, because a finite gradient of 1e25 makes a float32
+    mean square infinite for the rest of training. For this check the inner step is computed twice,
+    which is cheap for methods with a few operations per parameter.
 
-    By default, every nonfinite step is skipped. optax takes a nonfinite step after some consecutive
-    skips, which makes every parameter NaN; `max_consecutive_errors` selects this rule. Watch
+    By default, every nonfinite step is skipped. With `max_consecutive_errors`, as in optax, a
+    nonfinite step is taken after some consecutive skips, which makes every parameter NaN. Monitor
     `notfinite_count` in the state instead, and stop training if the count grows.
 
     Args:
-        inner: The transform to guard, of fnopt or any (init, update) pair.
+        inner: The transform whose steps are checked, of fnopt or any (init, update) pair.
         max_consecutive_errors: The number of consecutive nonfinite steps that are skipped before a
-            nonfinite step is taken; None skips all.
+            nonfinite step is taken; with None, all nonfinite steps are skipped.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -196,7 +196,7 @@ class apply_if_finite(Wrapper):
         (Array([0., 0.], dtype=float32), Array(1, dtype=int32), Array(False, dtype=bool))
     """
 
-    # Without a bound, training with bad params stops, but the params get no worse.
+    # With None, training makes no progress after nonfinite gradients, but the params stay finite.
     max_consecutive_errors: Scalar | None = hyper(default=None, ge=0, infinite=True)
 
     def init(self, params: Any) -> ApplyIfFiniteState:
@@ -209,30 +209,30 @@ class apply_if_finite(Wrapper):
         self, updates: Any, state: ApplyIfFiniteState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ApplyIfFiniteState]:
         """Take the inner step if everything is finite, otherwise return zeros and the old state."""
-        bad_so_far = safe_increment(state.notfinite_count)
-        anyway = jnp.zeros((), bool)
+        notfinite_count = safe_increment(state.notfinite_count)
+        ignores_check = jnp.zeros((), bool)
         if self.max_consecutive_errors is not None:
-            most = jnp.asarray(self.max_consecutive_errors, default_float())
-            anyway = bad_so_far.astype(most.dtype) > most
+            max_errors = jnp.asarray(self.max_consecutive_errors, default_float())
+            ignores_check = notfinite_count.astype(max_errors.dtype) > max_errors
         finite = all_finite(updates)
-        usable = finite | anyway
+        passes_updates = finite | ignores_check
 
         def step() -> tuple[Any, Any]:
-            # The inner transform never meets a NaN that is thrown away afterwards, because a search
-            # inside it might not end, and a derivative would be NaN under vmap.
-            safe = mask_updates(usable, updates)
-            new, inner_state = self.inner.update(safe, state.inner_state, params, **extra_args)
+            # The inner transform gets zeros instead of nonfinite gradients whose step is skipped,
+            # because a line search might not terminate for NaN, and derivatives would be NaN under
+            # vmap.
+            gradients = mask_updates(passes_updates, updates)
+            new, inner_state = self.inner.update(gradients, state.inner_state, params, **extra_args)
             return new, cast_like(inner_state, state.inner_state)
 
         # The step is computed twice, first for the check and then for the result. Storing the first
-        # result until the check ends would take a second copy of params and state, and would be
-        # slower.
-        seen_updates, seen_state = step()
-        finite &= all_finite(seen_updates) & _stays_finite(seen_state, state.inner_state)
-        skipped = jax.tree.map(jnp.zeros_like, seen_updates), state.inner_state
-        new_updates, inner_state = jax.lax.cond(finite | anyway, step, lambda: skipped)
+        # result during the check would need a second copy of params and state, and would be slower.
+        trial_updates, trial_state = step()
+        finite &= all_finite(trial_updates) & _stays_finite(trial_state, state.inner_state)
+        no_step = jax.tree.map(jnp.zeros_like, trial_updates), state.inner_state
+        new_updates, inner_state = jax.lax.cond(finite | ignores_check, step, lambda: no_step)
         return new_updates, ApplyIfFiniteState(
-            jnp.where(finite, zero_count(), bad_so_far),
+            jnp.where(finite, zero_count(), notfinite_count),
             finite,
             jnp.where(finite, state.total_notfinite, safe_increment(state.total_notfinite)),
             inner_state,
@@ -243,7 +243,7 @@ def mask_updates(condition: jax.Array, updates: Any) -> Any:
     """Return the updates, or zeros where the condition is False."""
 
     def zero_leaf(u: Any) -> Any:
-        if jnp.result_type(u) == jax.dtypes.float0:  # the gradient of a frozen integer: a zero
+        if jnp.result_type(u) == jax.dtypes.float0:  # a zero gradient of a frozen integer
             return u
         return jnp.where(condition, u, sharded_full_like(u, 0))
 
@@ -251,30 +251,30 @@ def mask_updates(condition: jax.Array, updates: Any) -> Any:
 
 
 def _hold_on_all_shards(conditions: Callable[[], list[jax.Array]]) -> jax.Array:
-    """Whether conditions hold on all shards."""
+    """Whether all conditions are True on all shards."""
     with sum_over_shards() as total:
-        # Bools become numbers, because a sum over shards can't add bools.
-        failing = [(~holds).astype(jnp.float32) for holds in conditions()]
-        failed = functools.reduce(jnp.add, failing, jnp.zeros((), jnp.float32))
-        failed = total(failed) if shard_axes() else failed
-        # A root is expensive enough for XLA to compute it once. XLA would recompute a cheap number
-        # for every leaf that depends on it, and the program's length would grow with the square of
-        # the number of leaves.
-        return jnp.sqrt(failed) == 0
+        # Violations are counted as floats, because a sum over shards can't add bools.
+        violations = [(~condition).astype(jnp.float32) for condition in conditions()]
+        count = functools.reduce(jnp.add, violations, jnp.zeros((), jnp.float32))
+        count = total(count) if shard_axes() else count
+        # The square root makes the number too expensive for XLA to recompute. XLA would recompute a
+        # cheap number for every leaf that depends on the number, and the size of the program would
+        # grow with the square of the number of leaves.
+        return jnp.sqrt(count) == 0
 
 
 def all_finite(tree: Any) -> jax.Array:
-    """Whether no float in a tree is infinite or NaN."""
+    """Whether all floating numbers in a tree are finite."""
     leaves = filter(is_inexact, jax.tree.leaves(tree))
     return _hold_on_all_shards(lambda: [jnp.isfinite(x).all() for x in leaves])
 
 
 def _stays_finite(new: Any, old: Any) -> jax.Array:
-    """Whether all finite elements stay finite; existing infinities are allowed."""
+    """Whether elements of `new` are finite wherever `old` is finite."""
     pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
-    floats = [(x, y) for x, y in pairs if is_inexact(x)]
+    floating_pairs = [(x, y) for x, y in pairs if is_inexact(x)]
     return _hold_on_all_shards(
-        lambda: [(jnp.isfinite(x) | ~jnp.isfinite(y)).all() for x, y in floats]
+        lambda: [(jnp.isfinite(x) | ~jnp.isfinite(y)).all() for x, y in floating_pairs]
     )
 
 
@@ -296,12 +296,15 @@ class keep_params_nonnegative(Leafwise):
 
     def leaf(self, h: Any, g: Any, p: Any) -> Any:
         if jnp.iscomplexobj(p):
-            raise TypeError("keep_params_nonnegative: complex params have no sign; mask them out.")
+            raise TypeError(
+                "keep_params_nonnegative: a param is complex, expected real params, because "
+                "complex numbers have no sign. Exclude complex params with fnopt.masked."
+            )
         return jnp.maximum(g, -p)
 
 
 class ZeroNansState(NamedTuple):
-    """For every leaf, whether the last gradient had a NaN."""
+    """Flags of the leaves whose last gradient had a NaN."""
 
     found_nan: Any
 
@@ -328,10 +331,10 @@ class zero_nans(Transformation):
         self, updates: Any, state: ZeroNansState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, ZeroNansState]:
         """Return updates without NaN, and flags of the leaves that had a NaN."""
-        found = jax.tree.map(
+        found_nan = jax.tree.map(
             lambda g: jnp.any(jnp.isnan(g)) if is_inexact(g) else jnp.zeros((), bool), updates
         )
-        kept = jax.tree.map(
+        new_updates = jax.tree.map(
             lambda g: jnp.where(jnp.isnan(g), jnp.zeros_like(g), g) if is_inexact(g) else g, updates
         )
-        return kept, ZeroNansState(found)
+        return new_updates, ZeroNansState(found_nan)

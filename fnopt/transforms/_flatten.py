@@ -15,7 +15,7 @@ from fnopt.transforms._chain import Wrapper
 
 
 class FlattenState(NamedTuple):
-    """The inner state, for a single vector."""
+    """The inner state, whose params are a single vector."""
 
     inner_state: Any
 
@@ -23,9 +23,9 @@ class FlattenState(NamedTuple):
 class flatten(Wrapper):
     r"""Apply a transform to all leaves as one vector: :math:`u = \mathrm{inner}(\mathrm{vec}\, g)`.
 
-    Elementwise methods give the same updates in fewer, larger kernels. Methods that depend on
-    leaves (norms, masks, paths) see a single leaf. Every step copies the leaves into the vector and
-    back. On accelerators, `flatten` is faster only for thousands of small leaves.
+    Elementwise methods compute the same updates in fewer, larger kernels. For methods that depend
+    on leaves (norms, masks, paths), the vector is the only leaf. Every step copies the leaves into
+    the vector and back. On accelerators, `flatten` is faster only for thousands of small leaves.
 
     Args:
         inner: The transform, of fnopt or any (init, update) pair.
@@ -39,13 +39,13 @@ class flatten(Wrapper):
     """
 
     def init(self, params: Any) -> FlattenState:
-        """The inner state for the vector."""
+        """Initialize the inner transform for the vector."""
         return FlattenState(self.inner.init(_vector(params)))
 
     def update(
         self, updates: Any, state: FlattenState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, FlattenState]:
-        """Split the inner updates of the vector into leaves."""
+        """Take the inner step for the vector, and split its updates into leaves."""
         vector = None
         if params is not None:
             vector = _vector(params)
@@ -72,9 +72,9 @@ def _split_vector(vector: jax.Array, like: Any) -> Any:
     for leaf in leaves:
         size = jnp.size(leaf)
         part = vector[start : start + size].reshape(jnp.shape(leaf))
-        # A single complex leaf makes the whole vector complex.
-        real = is_inexact(leaf) and not jnp.iscomplexobj(leaf)
-        parts.append(reshard_like(jnp.real(part) if real else part, leaf))
+        # If one leaf is complex, the vector is complex, so the parts of real leaves are converted.
+        is_real = is_inexact(leaf) and not jnp.iscomplexobj(leaf)
+        parts.append(reshard_like(jnp.real(part) if is_real else part, leaf))
         start += size
     return treedef.unflatten(parts)
 
@@ -86,14 +86,14 @@ class SplitRealAndImaginaryState(NamedTuple):
 
 
 class RealAndImaginary(NamedTuple):
-    """The parts of a complex array."""
+    """The real and imaginary parts of a complex array."""
 
     real: Any
     imaginary: Any
 
 
 class split_real_and_imaginary(Wrapper):
-    r"""Apply a transform to real and imaginary parts of complex leaves separately.
+    r"""Apply a transform separately to the real and imaginary parts of complex leaves.
 
     .. math:: u = \mathrm{inner}(\mathrm{Re}\, g) + i\, \mathrm{inner}(\mathrm{Im}\, g)
 
@@ -112,13 +112,13 @@ class split_real_and_imaginary(Wrapper):
     """
 
     def init(self, params: Any) -> SplitRealAndImaginaryState:
-        """The inner state for the parts."""
+        """Initialize the inner transform for the parts."""
         return SplitRealAndImaginaryState(self.inner.init(_split(params)))
 
     def update(
         self, updates: Any, state: SplitRealAndImaginaryState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, SplitRealAndImaginaryState]:
-        """Join the inner updates of the parts into complex leaves."""
+        """Take the inner step for the parts, and join its updates into complex leaves."""
         parts, inner_state = self.inner.update(
             _split(updates),
             state.inner_state,

@@ -15,33 +15,36 @@ from fnopt.numerics import compute_dtype, real_dtype, safe_increment, safe_sqrt
 
 
 def key_words(key: Any) -> tuple[int, ...] | int:
-    """Convert a key to integers, which can be compared and serialized."""
+    """Convert an integer or a PRNG key to integers, which can be compared and serialized."""
     if isinstance(key, (int, np.integer)):
         return int(key)
     if isinstance(key, Tracer):
-        raise TypeError(f"{where()}the key is traced, expected a number or a concrete key.")
+        raise TypeError(
+            f"{where()}the key is traced, expected an integer or a concrete key. Make the "
+            "transform outside of jit and vmap."
+        )
     if isinstance(key, (tuple, list)):
         return tuple(int(word) for word in key)
     if hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.key_data(key)
     words = np.asarray(key)
     if words.dtype != np.uint32 or words.ndim != 1:
-        raise TypeError(f"{where()}key = {key!r}, expected a whole number or a key of jax.random.")
+        raise TypeError(f"{where()}key = {key!r}, expected an integer or a key of jax.random.")
     return tuple(int(word) for word in words)
 
 
 def step_key(words: Any, count: jax.Array) -> jax.Array:
-    """Return the key of a step, a function of the words and the step, so a run can be restored."""
+    """Derive the key of a step from the words of a key and the step count."""
     if isinstance(words, int):
         key = jax.random.key(words)
     else:
         key = jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32))
-    # A typed key in a state can't be saved by every checkpoint library; a count can.
+    # A state stores the count instead of a key, because some checkpoint libraries can't save keys.
     return jax.random.fold_in(key, count)
 
 
 class AddGradientNoiseState(NamedTuple):
-    """The number of updates made; it and the key determine the noise of a step."""
+    """Number of previous updates, which determines the noise of a step together with the key."""
 
     count: jax.Array
 
@@ -52,12 +55,12 @@ class add_gradient_noise(Transformation):
     .. math:: u_t = g_t + \sigma_t\, z_t, \qquad z_t \sim N(0, 1), \qquad
               \sigma_t^2 = \frac{\eta}{t^\gamma}
 
-    The noise of a step is a function of the key and of the step, so a restored run continues
-    unchanged. For noise of a fixed size for private training, see `fnopt.add_noise`.
+    The noise of a step is a function of the key and of the step, so a restored run continues with
+    the same noise. For noise with a constant variance in private training, see `fnopt.add_noise`.
 
     Args:
         eta: :math:`\eta`, the variance of the first step's noise.
-        gamma: :math:`\gamma`, the exponent of its decay.
+        gamma: :math:`\gamma`, the exponent of the variance's decay.
         key: An integer or a key of `jax.random`; a constant of the compiled step.
 
     Raises:
@@ -89,15 +92,15 @@ class add_gradient_noise(Transformation):
         key = step_key(self.key, state.count)
         leaves, treedef = jax.tree.flatten(updates)
 
-        # A key for each leaf, so the noise of a leaf doesn't depend on the leaves before it.
-        def noisy(i: int, g: Any) -> jax.Array:
+        # A key per leaf, so that the noise of a leaf doesn't depend on the other leaves' shapes.
+        def add_noise(i: int, g: Any) -> jax.Array:
             dtype = compute_dtype(jnp.result_type(g))
             real = real_dtype(dtype)
             eta, gamma = (jnp.asarray(x, real) for x in (self.eta, self.gamma))
-            # Neelakantan et al. (2015) give the variance. With eta = 0 the derivative stays finite.
+            # The variance of Neelakantan et al. (2015). `safe_sqrt` has a finite derivative at 0.
             sigma = safe_sqrt(eta / count.astype(real) ** gamma)
             noise = jax.random.normal(jax.random.fold_in(key, i), jnp.shape(g), dtype)
             return jnp.asarray(g, dtype) + sigma.astype(dtype) * noise
 
-        noisy_leaves = [noisy(i, g) for i, g in enumerate(leaves)]
+        noisy_leaves = [add_noise(i, g) for i, g in enumerate(leaves)]
         return treedef.unflatten(noisy_leaves), AddGradientNoiseState(count)

@@ -39,7 +39,7 @@ def test_integers_are_added_exactly():
 
 
 def test_no_fraction_is_added_to_an_integer():
-    text = "leaf 'n': params are int32, updates are float32, expected whole numbers. Freeze"
+    text = "leaf 'n': params are int32, updates are float32, expected integers. Freeze"
     with pytest.raises(TypeError, match=text):
         fnopt.apply_updates({"n": jnp.ones((), jnp.int32)}, {"n": jnp.ones(())})
 

@@ -86,5 +86,5 @@ def test_a_traced_number_has_no_config():
 def test_near_names_are_compared_without_their_package():
     with pytest.raises(ValueError, match=r"Did you mean .*fnopt\.scale_by_adam"):
         fnopt.from_config({"type": "scale_by_adm"})
-    with pytest.raises(ValueError, match="It is a function"):
+    with pytest.raises(ValueError, match="adam is a function"):
         fnopt.from_config({"type": "adam"})

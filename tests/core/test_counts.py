@@ -84,7 +84,7 @@ def test_a_missing_count_is_refused_with_the_remedy(how):
     with pytest.raises(ValueError, match="needs a count of steps"):
         fnopt.hyperparams(tx, state)
     debiased = fnopt.ema(0.9)
-    with pytest.raises(ValueError, match="it reads the number of the step"):
+    with pytest.raises(ValueError, match="its formula reads the step number"):
         debiased.update(PARAMS, fnopt.ema(0.9, debias=False).init(PARAMS))
 
 

@@ -118,14 +118,17 @@ def test_the_place_is_forgotten_after_an_error():
 @pytest.mark.parametrize(
     ("grads", "text"),
     [
-        ({"w": jnp.ones(2)}, r"gradients lack \['b'\]; expected the same tree. Was the gradient"),
+        (
+            {"w": jnp.ones(2)},
+            r"gradients lack \['b'\]; expected the same tree. Compute the gradient",
+        ),
         (jnp.ones(2), r"gradients are a single array; expected the same tree"),
         ({"w": jnp.ones(2), "c": 1.0}, r"lack \['b'\]; gradients have \['c'\], which params lack"),
         ({"w": jnp.ones((1, 2)), "b": jnp.ones(())}, r"leaf 'w': gradients have shape \(1, 2\)"),
-        (jnp.ones((5, 3)), "gradient taken with respect to the params"),
+        (jnp.ones((5, 3)), "gradient with respect to the params"),
         ({"w": jnp.ones(2), "b": None}, r"gradients lack \['b'\]"),
         ({"w": None, "b": None}, "gradients have no array, every leaf is None"),
-        ((jnp.ones(2), jnp.ones(())), "Was the gradient taken with respect to the params"),
+        ((jnp.ones(2), jnp.ones(())), "Compute the gradient with respect to the params"),
         ((jnp.ones(()), PARAMS), r"value, grads = jax.value_and_grad"),
     ],
 )

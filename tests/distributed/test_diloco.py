@@ -223,7 +223,7 @@ def test_16_bit_params_meet_at_a_wider_point():
 
 
 def test_errors():
-    with pytest.raises(ValueError, match="every = 0, expected a whole number >= 1"):
+    with pytest.raises(ValueError, match="every = 0, expected an integer >= 1"):
         distributed.diloco(fnopt.sgd(0.1), None, 0, "workers")
     with pytest.raises(ValueError, match="block_size is 0, expected at least 1"):
         distributed.diloco(fnopt.sgd(0.1), None, 1, "workers", block_size=0)

@@ -239,5 +239,5 @@ def test_a_gradient_of_another_tree_for_a_line_search_is_named():
     tx = fnopt.chain(fnopt.sgd(1.0), fnopt.scale_by_backtracking_linesearch(5))
     state = tx.init(eqx.filter(model, eqx.is_inexact_array))
     loss, grads = eqx.filter_value_and_grad(mse)(model)
-    with pytest.raises(ValueError, match="gradients does not match that of params"):
+    with pytest.raises(ValueError, match="gradients does not match the tree of params"):
         tx.update(grads, state, model, value=loss, grad={"w": 1.0}, value_fn=mse)

@@ -130,7 +130,7 @@ def test_is_a_value():
 
 
 def test_wrong_use():
-    with pytest.raises(ValueError, match="patience = 0, expected a whole number >= 1"):
+    with pytest.raises(ValueError, match="patience = 0, expected an integer >= 1"):
         health_flags(patience=0)
     with pytest.raises(ValueError, match=r"release = 0\.5, expected release >= 1"):
         health_flags(release=0.5)

@@ -145,9 +145,9 @@ def test_sharded_updates(spec):
 
 
 def test_wrong_use():
-    with pytest.raises(ValueError, match="every = 0, expected a whole number >= 1"):
+    with pytest.raises(ValueError, match="every = 0, expected an integer >= 1"):
         record_health(every=0)
-    with pytest.raises(TypeError, match=r"size = 1\.5, expected a whole number"):
+    with pytest.raises(TypeError, match=r"size = 1\.5, expected an integer"):
         record_health(size=1.5)
     tx = record_health()
     with pytest.raises(ValueError, match="record_health: the ratio needs the params"):

@@ -36,7 +36,7 @@ WRONG = {
     "flag": (lambda: fnopt.sgd(0.1, True), "sgd: trace: decay = True is a bool, expected a number"),
     "params": (
         lambda: fnopt.adam(PARAMS),
-        r"learning_rate = {'kernel': float32\[3, 2\], .*} is a dict, .* Params go to tx.init",
+        r"learning_rate = {'kernel': float32\[3, 2\], .*} is a dict, .* Pass params to tx.init",
     ),
     "list": (lambda: fnopt.adam([0.1]), r"= \[0.1\] is a list, expected a number, an array or a"),
     # masks and labels
@@ -67,7 +67,7 @@ WRONG = {
         lambda: fnopt.apply_updates(PARAMS, ADAM.init(PARAMS)),
         "updates lack .*'bias', 'kernel'.*; updates have .*'0/count', .*, which params lack, exp",
     ),
-    "slots": (lambda: fnopt.slots(ADAM), "this is the optimizer, expected its state: tx.init"),
+    "slots": (lambda: fnopt.slots(ADAM), "got an optimizer, expected its state, which tx.init"),
     "swapped": (
         lambda: fnopt.slot_names(PARAMS, ADAM),
         r"tx is {'kernel': float32\[3, 2\], .*, expected an opti",
@@ -77,11 +77,11 @@ WRONG = {
     # gradients
     "value": (
         lambda: updated(ADAM, (1.0, PARAMS)),
-        r"the pair that jax.value_and_grad gives: write value, grads = jax.value_and_grad",
+        r"the pair \(value, grads\) of jax.value_and_grad, expected grads. Write value, grads =",
     ),
     "None": (
         lambda: updated(ADAM, PARAMS | {"bias": None}),
-        r"gradients lack \['bias'\]; expected the same tree. Was the gradient taken with respect",
+        r"gradients lack \['bias'\]; expected the same tree. Compute the gradient with respect",
     ),
     "examples": (
         lambda: updated(ADAM, jax.tree.map(lambda x: x[None], PARAMS)),
@@ -94,16 +94,16 @@ WRONG = {
     ),
     "module": (
         lambda: updated(ADAM, state=ADAM.init(PARAMS), params=PARAMS | {"act": jnp.tanh}),
-        r"gradients lack \['act'\]; expected the same tree. Leave out leaves that aren't arrays",
+        r"gradients lack \['act'\]; expected the same tree. Remove leaves that aren't arrays",
     ),
     "complex": (
         lambda: updated(fnopt.clip(1.0), {"w": 1j * np.ones(2)}, params={"w": np.ones(2)}),
-        r"leaf 'w' is complex\d+\[2\], expected a real array: .*clip_by_global_norm",
+        r"leaf 'w' is complex\d+\[2\], expected a real array, because .*clip_by_global_norm",
     ),
     # values
     "loss": (
         lambda: updated(fnopt.polyak_sgd(), value=np.ones(2)),
-        r"the value of the loss is float\d+\[2\], expected one real number: sum or average",
+        r"the value of the loss is float\d+\[2\], expected one real number. Sum or average",
     ),
     "word": (
         lambda: updated(fnopt.reduce_on_plateau(), value="low"),

@@ -135,7 +135,7 @@ def test_weight_decay_has_its_own_schedule():
         (lambda: fnopt.lion(0.1, b2=0.0), "scale_by_lion: b2 = 0.0, expected b2 > 0"),
         (lambda: fnopt.adagrad(0.1, eps=-1.0), "scale_by_rss: eps = -1.0, expected"),
         (lambda: fnopt.sgdr(0.1, decay_steps=0), "decay_steps = 0.0, expected"),
-        (lambda: fnopt.accumulated_sgd(0.1, k=1.5), "k = 1.5, expected a whole number"),
+        (lambda: fnopt.accumulated_sgd(0.1, k=1.5), "k = 1.5, expected an integer"),
     ],
 )
 def test_bad_numbers_are_refused(make, message):

@@ -127,7 +127,7 @@ def test_a_jacobian_and_a_tie_that_are_not_written_for_jax_are_told_apart_from_t
 
 
 def test_a_model_that_selects_by_a_condition_is_told_so():
-    with pytest.raises(TypeError, match=r"f selects by a condition, .* jnp\.where") as error:
+    with pytest.raises(TypeError, match=r"f indexes with a boolean array, .* jnp\.where") as error:
         fnopt.curve_fit(lambda x, a, b: a * x[x > b], X, X)
     assert not any("p0" in note for note in getattr(error.value, "__notes__", ()))
 

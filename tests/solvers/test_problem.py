@@ -134,7 +134,7 @@ CALLS = [
     ),
     ({"residual_fn": lambda p: p["b"] * T3, "params": {"a": 1.0}}, r"have the keys \['a'\]"),
     ({"residual_fn": lambda p: np.sin(p) * T3}, r"residual_fn calls np\.sin; write jnp\.sin"),
-    ({"residual_fn": lambda p: T3 if p > 0 else p * T3}, r"decides in Python by a value"),
+    ({"residual_fn": lambda p: T3 if p > 0 else p * T3}, r"branches in Python on the value"),
 ]
 
 

@@ -263,7 +263,7 @@ def test_names_inside():
         (
             lambda: fnopt.accumulate(fnopt.sgd(1.0), 2.5),
             ValueError,
-            "accumulate: k = 2.5, expected a whole",
+            "accumulate: k = 2.5, expected an integer",
         ),
         (lambda: fnopt.accumulate(SGD, lambda i: 2), TypeError, "Wrap a function as"),
         (

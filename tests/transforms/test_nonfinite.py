@@ -199,7 +199,7 @@ def test_params_stay_nonnegative():
 
 def test_complex_params_have_no_sign():
     tx, params = fnopt.keep_params_nonnegative(), {"w": jnp.ones(2, jnp.complex64)}
-    with pytest.raises(TypeError, match="complex params have no sign"):
+    with pytest.raises(TypeError, match="a param is complex, expected real params"):
         tx.update(params, tx.init(params), params)
 
 

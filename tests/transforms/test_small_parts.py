@@ -48,7 +48,7 @@ def test_noise_has_the_stated_variance_and_depends_on_step_key_and_leaf():
     assert abs(np.corrcoef(first["a"], first["b"])[0, 1]) < 0.1
     assert abs(np.corrcoef(first["a"], second["a"])[0, 1]) < 0.1
     assert tx == fnopt.add_gradient_noise(0.04, 0.5, key=jax.random.key(3))
-    with pytest.raises(TypeError, match="expected a whole number or a key"):
+    with pytest.raises(TypeError, match="expected an integer or a key"):
         fnopt.add_gradient_noise(0.1, 0.5, key="seed")
 
 

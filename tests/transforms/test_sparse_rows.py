@@ -139,7 +139,7 @@ def test_what_has_no_rows_is_refused():
         step_of(fnopt.quantized_state(fnopt.adam(0.1), min_size=1), params, grads)
     with pytest.raises(ValueError, match=r"parameter has shape \(20, 2\)"):
         step_of(fnopt.sgd(0.1), {"table": jnp.ones((N, 2))}, grads)
-    with pytest.raises(ValueError, match="row-sparse update is of a table"):
+    with pytest.raises(ValueError, match="row-sparse update belongs to a table"):
         fnopt.apply_updates({"table": jnp.ones((N, 2))}, grads)
 
 
@@ -156,9 +156,9 @@ def test_rows_beyond_the_table_stand_for_nothing():
 @pytest.mark.parametrize(
     ("indices", "values", "error", "text"),
     [
-        (np.ones(2), np.ones((2, D)), TypeError, "indices are float32 and values float32"),
+        (np.ones(2), np.ones((2, D)), TypeError, "indices are float32 and values are float32"),
         (np.ones(2, bool), np.ones((2, D)), TypeError, "indices are bool"),
-        (np.arange(2), np.ones((2, D), int), TypeError, "and values int32, expected"),
+        (np.arange(2), np.ones((2, D), int), TypeError, "and values are int32, expected"),
         (np.arange(2)[None], np.ones((1, 2, D)), ValueError, r"ids.reshape\(-1\)"),
         (np.arange(2), np.ones((3, D)), ValueError, r"shape \(2,\) and values \(3, 3\)"),
     ],
@@ -174,7 +174,7 @@ def test_wrappers_around_it_say_where_it_belongs(make):
     params = {"table": jnp.ones((N, D))}
     grads = {"table": Rows(jnp.arange(2), jnp.ones((2, D)), N)}
     tx = make(fnopt.sparse_rows(fnopt.sgd(0.1)))
-    with pytest.raises(ValueError, match=r"contain Rows, which.*sparse_rows\(chain"):
+    with pytest.raises(ValueError, match=r"contain Rows, expected arrays.*sparse_rows\(chain"):
         tx.update(grads, tx.init(params), params)
 
 

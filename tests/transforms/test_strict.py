@@ -41,18 +41,16 @@ def test_needs(tx, needs):
 
 def test_unknown_names_are_refused_with_the_near_one():
     plateau = fnopt.chain(fnopt.sgd(0.1), fnopt.reduce_on_plateau())
-    message = (
-        r"^strict: update got \['vlaue'\], which none of its members takes \(did you mean 'value'"
-    )
+    message = r"^strict: update got \['vlaue'\], which no member reads \(did you mean 'value'"
     with pytest.raises(TypeError, match=message + r" for 'vlaue'\?\); needs \['value'\], which"):
         update(plateau, vlaue=1.0)
-    with pytest.raises(TypeError, match=r"got \['value'\], .* takes; it takes none\."):
+    with pytest.raises(TypeError, match=r"got \['value'\], which no member reads; expected none\."):
         update(fnopt.adam(0.1), value=1.0)
     update(plateau, value=1.0)
 
 
 def test_all_that_is_missing_is_said_at_once():
-    with pytest.raises(TypeError, match=r"update needs \['grad', 'value_fn'\], which it did not"):
+    with pytest.raises(TypeError, match=r"update needs \['grad', 'value_fn'\], which are missing"):
         update(fnopt.chain(fnopt.sgd(0.1), SEARCH), value=1.0)
 
 
@@ -101,5 +99,5 @@ def test_every_extra_argument_of_the_library_is_in_the_vocabulary():
 def test_minimize_says_what_it_can_not_give():
     curvature = fnopt.gauss_newton_bartlett_estimator_diag_hessian()
     tx = fnopt.sophia(0.1, hessian_diagonal_fn=curvature)
-    with pytest.raises(TypeError, match=r"needs the extra arguments \['logits_fn'\], which minim"):
+    with pytest.raises(TypeError, match=r"needs the extra arguments \['logits_fn'\], expected only"):
         fnopt.minimize(lambda x: jnp.sum(x**2), jnp.ones(2), method=tx)

@@ -1,4 +1,4 @@
-"""Bound-constrained steps: the trust-region step of the free params, projected onto the box."""
+"""Bound-constrained steps: the trust-region step of the free params, truncated at the bounds."""
 
 from __future__ import annotations
 
@@ -17,49 +17,53 @@ from fnopt.solvers._trust_region import Trial, next_damping
 from fnopt.solvers.linear_model._choice import is_large_and_sparse
 from fnopt.solvers.linear_model._linearization import Linearization, NormalMatrix
 
-# Relative first-order change of the cost up to a bound, above which steps stop half-way. With
-# 0.01 to 0.5 `python -m benchmarks bounds` counts 80 to 82 of 638 fits in another minimum.
-_FAR = 0.1
-
+# A param stops half-way to its bound if the step to the bound changes the cost by more than this
+# share. With 0.01 to 0.5, `python -m benchmarks bounds` counts 80 to 82 of 638 fits in another
+# minimum.
+_MAX_CHANGE = 0.1
 
 Map = Callable[[jax.Array], jax.Array]
 Products = tuple[Map, Map] | None
-"""Products with the Jacobian and with its transpose, if the point stores no matrix."""
+"""Products with the Jacobian and with its transpose; None if the point stores a matrix."""
 
 
 def within_bounds(solver: Any, flat: FlatResidual) -> Any:
-    """Choose a linear solver that supports active bounds.
+    """Replace linear solvers that don't support active bounds by QR.
 
-    With active bounds the free params may be fewer than the residuals, even in a wide problem. The
-    Gram matrix of the rows is then singular.
+    With active bounds, the number of free params may be less than the number of residuals, even in
+    a wide problem. The Gram matrix of the rows is then singular.
     """
-    wide = solver.linear_solver == "cholesky" and flat.rows < flat.n
+    is_row_gram = solver.linear_solver == "cholesky" and flat.rows < flat.n
     if solver.linear_solver == "auto" and is_large_and_sparse(flat):
         return solver
-    if solver.linear_solver != "auto" and not wide:
+    if solver.linear_solver != "auto" and not is_row_gram:
         return solver
     return dataclasses.replace(solver, linear_solver="qr")
 
 
-def without(
-    point: Linearization, held: jax.Array, shift: jax.Array | None = None, products: Products = None
+def without_active_params(
+    point: Linearization,
+    active: jax.Array,
+    shift: jax.Array | None = None,
+    products: Products = None,
 ) -> Linearization:
-    r"""Return the linearization without the columns of active params.
+    r"""Remove the active params from the linear model, by zeros in Jacobian and gradient.
 
     Args:
         point: The linearization.
-        held: Mask of the active params, of shape `[n]`.
-        shift: The step of the active params, zero for all other params; the residuals are then the
-            residuals of the linear model after this step.
+        active: Mask of the active params, of shape `[n]`.
+        shift: The step of the active params, with zeros for the free params. The residuals become
+            the residuals :math:`r + J s` of the linear model after this step.
         products: The products with the Jacobian, if the point stores no matrix.
 
     Returns:
-        The linearization whose Jacobian and gradient have zeros for the active params.
+        The linearization, with arrays of unchanged shapes.
     """
-    free = (~held).astype(point.x.dtype)
+    # Zeros instead of fewer columns, because shapes can't depend on values under `jit`.
+    free = (~active).astype(point.x.dtype)
     columns = point.columns * free
     if products is not None or not isinstance(point.J, (jax.Array, NormalMatrix)):
-        return _without_matrix(point, free, columns, shift, products)
+        return _shift_without_matrix(point, free, columns, shift, products)
     if isinstance(point.J, NormalMatrix):
         # The residuals stay unshifted, because only the acceleration of a step depends on them.
         G = point.J
@@ -76,13 +80,14 @@ def without(
     return point._replace(r=r, J=J, gradient=gradient, columns=columns, triangle=factors)
 
 
-def _without_matrix(
+def _shift_without_matrix(
     point: Linearization,
     free: jax.Array,
     columns: jax.Array,
     shift: jax.Array | None,
     products: Products,
 ) -> Linearization:
+    # Products of the models without a matrix skip the zero columns.
     if shift is None:
         return point._replace(gradient=point.gradient * free, columns=columns)
     assert products is not None
@@ -91,15 +96,15 @@ def _without_matrix(
     return point._replace(r=r, gradient=pull(r) * free, columns=columns)
 
 
-class _BoxCut(NamedTuple):
-    """State of the passes of `bounded_step`, each of which fixes more params on their bounds."""
+class _TruncatedStep(NamedTuple):
+    """State of the passes of `bounded_step`, each of which truncates more params."""
 
-    moved: jax.Array  # bool[n], mask of the params on a bound
+    truncated: jax.Array  # bool[n], mask of the params that stop at or before their bounds
     end: jax.Array  # [n], the end of the step, in the box
-    best: jax.Array  # [n], the best end so far
-    predicted: jax.Array  # the predicted reduction of the best end
+    best: jax.Array  # [n], the end with the largest predicted reduction so far
+    predicted: jax.Array  # predicted reduction at `best`
     lam: jax.Array  # damping of the next pass
-    more: jax.Array  # bool, whether the last step put more params on a bound
+    is_new: jax.Array  # bool, whether the last pass truncated a param that wasn't truncated before
 
 
 def bounded_step(
@@ -116,13 +121,13 @@ def bounded_step(
     Params with an active bound stay fixed, and all other params take the step of the method. A
     param that would leave the box stops at its bound. If the step to the bound would change the
     cost by more than a tenth, to first order, the param stops half-way. Reaching a bound too early
-    may lead to another minimum. With an amplitude of 0, the other params of a term have no effect.
+    may lead to another minimum: at an amplitude of 0, the other params of a term have no effect.
 
     Truncating one param invalidates the step of the correlated params. Therefore the step of the
-    other params is recomputed until it doesn't truncate another param. The result is the end point
-    with the lowest cost of the linear model. If the predicted reduction at this end point isn't
-    positive, the step is rejected and the trust region shrinks. Short steps follow the scaled
-    negative gradient, along which truncation keeps the descent.
+    other params is recomputed, until a pass truncates no further param. Of all passes, the end
+    point with the lowest cost of the linear model is returned. If the predicted reduction isn't
+    positive there, the step is rejected and the trust region shrinks. Short steps follow the scaled
+    negative gradient, and a truncated gradient step still decreases the cost.
 
     Args:
         point: The linearization at the current point, in the box, with the full Jacobian.
@@ -134,8 +139,8 @@ def bounded_step(
         products: The products with the Jacobian, if the point stores no matrix.
 
     Returns:
-        The trial, with the linear model's predicted reduction for the truncated step, and its end
-        point, which is exactly on the bounds that it reaches.
+        The trial step with its predicted reduction, and the end point. The end point is exactly on
+        the bounds that the step reaches; `point.x` plus the step may be off by rounding error.
 
     Reference:
         Coleman and Li (1996), An interior trust region approach for nonlinear minimization subject
@@ -144,37 +149,42 @@ def bounded_step(
         active bounds. Kanzow, Yamashita and Fukushima (2004), Levenberg-Marquardt methods with
         strong local convergence properties for solving nonlinear equations with convex constraints.
     """
-    held = box.held(point.x, point.gradient)
-    trial = propose(without(point, held), lam)
+    active = box.held(point.x, point.gradient)
+    trial = propose(without_active_params(point, active), lam)
 
-    def cut(moved: jax.Array, goal: jax.Array, trial: Trial) -> _BoxCut:
-        bound = box.nearest(goal)
-        change = jnp.abs(point.gradient * (bound - point.x))
-        far = (bound != goal) & (change > jnp.asarray(_FAR, change.dtype) * point.cost)
-        end = jnp.where(far, point.x / 2 + bound / 2, bound)
-        stopped = end != goal
-        more = jnp.any(stopped & ~moved)
+    def truncate(truncated: jax.Array, target: jax.Array, trial: Trial) -> _TruncatedStep:
+        projected = box.nearest(target)
+        change = jnp.abs(point.gradient * (projected - point.x))
+        limit = jnp.asarray(_MAX_CHANGE, change.dtype) * point.cost
+        stops_halfway = (projected != target) & (change > limit)
+        # A sum of the two points may overflow.
+        end = jnp.where(stops_halfway, point.x / 2 + projected / 2, projected)
+        is_cut = end != target
+        is_new = jnp.any(is_cut & ~truncated)
         predicted = _predicted_reduction(point, end - point.x, products)
-        following = next_damping(trial, radius)
-        return _BoxCut(moved | stopped, end, end, predicted, following, more)
+        damping = next_damping(trial, radius)
+        return _TruncatedStep(truncated | is_cut, end, end, predicted, damping, is_new)
 
-    def advance(at: _BoxCut) -> _BoxCut:
-        shift = jnp.where(at.moved, at.end - point.x, jnp.zeros_like(at.end))
-        rest = propose(without(point, held | at.moved, shift, products), at.lam)
-        goal = point.x + jnp.where(at.moved, shift, rest.step)
-        new = cut(at.moved, goal, rest)
-        better = new.predicted > at.predicted
-        best = jnp.where(better, new.end, at.best)
-        return new._replace(best=best, predicted=jnp.where(better, new.predicted, at.predicted))
+    def advance(state: _TruncatedStep) -> _TruncatedStep:
+        truncated = state.truncated
+        shift = jnp.where(truncated, state.end - point.x, jnp.zeros_like(state.end))
+        reduced = without_active_params(point, active | truncated, shift, products)
+        rest = propose(reduced, state.lam)
+        target = point.x + jnp.where(truncated, shift, rest.step)
+        new = truncate(truncated, target, rest)
+        better = new.predicted > state.predicted
+        best = jnp.where(better, new.end, state.best)
+        return new._replace(best=best, predicted=jnp.where(better, new.predicted, state.predicted))
 
-    first = cut(jnp.zeros_like(held), point.x + trial.step, trial)
-    last = while_loop(lambda at: at.more, advance, first)
-    # Where nothing was truncated, the method's own prediction is more accurate.
-    predicted = jnp.where(first.more, last.predicted, trial.predicted)
-    step = jnp.where(first.more, last.best - point.x, trial.step)
+    first = truncate(jnp.zeros_like(active), point.x + trial.step, trial)
+    # Every pass adds a truncated param, so there are at most n + 1 passes.
+    last = while_loop(lambda state: state.is_new, advance, first)
+    # The method's own prediction is more accurate, but only for a step that isn't truncated.
+    predicted = jnp.where(first.is_new, last.predicted, trial.predicted)
+    step = jnp.where(first.is_new, last.best - point.x, trial.step)
     trial = trial._replace(
         step=step,
-        length=jnp.where(first.more, norm(scale * step), trial.length),
+        length=jnp.where(first.is_new, norm(scale * step), trial.length),
         slope=matmul(point.gradient, step),
         predicted=predicted,
     )
@@ -192,11 +202,22 @@ def _predicted_reduction(point: Linearization, step: jax.Array, products: Produc
 
 
 def free_point(point: Linearization, box: Box | None) -> Linearization:
-    """Reduce the linearization to the params without an active bound."""
-    return point if box is None else without(point, box.held(point.x, point.gradient))
+    """Remove the params with an active bound from the linear model."""
+    if box is None:
+        return point
+    return without_active_params(point, box.held(point.x, point.gradient))
 
 
 def active_set_tangent(box: Box, x: jax.Array, gradient: jax.Array, change: Any) -> Any:
-    """Return the mask of params with an active bound, and their tangents for tangents of bounds."""
-    held = box.held(x, gradient)
-    return held, jnp.where(x <= box.lower, change.lower, change.upper)
+    """Return the mask of the params with an active bound, and the tangents of their bounds.
+
+    A param with an active bound moves with its bound.
+
+    Args:
+        box: The bounds.
+        x: The solution, of shape `[n]`.
+        gradient: The gradient of the cost at `x`.
+        change: The tangents of the bounds, a `Box`.
+    """
+    active = box.held(x, gradient)
+    return active, jnp.where(x <= box.lower, change.lower, change.upper)

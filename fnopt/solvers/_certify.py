@@ -22,7 +22,7 @@ from fnopt.linear import (
 )
 from fnopt.residuals import Box
 from fnopt.sharding import psum_rows
-from fnopt.solvers._bounded import free_point, without
+from fnopt.solvers._bounded import free_point, without_active_params
 from fnopt.solvers._loop import SearchState, relative_columns
 from fnopt.solvers._saddle import least_curvature
 from fnopt.solvers._stopping import Tolerances, cost_rounding, negligible_decrease, slopes
@@ -126,7 +126,7 @@ def certify(
     point, fixed = exact_point(model, state.point), jnp.zeros(state.point.x.shape, bool)
     if problem.box is not None:
         fixed = problem.box.fixed
-        point = without(point, fixed)
+        point = without_active_params(point, fixed)
     end = certified_end(state, point, problem.box, functools.partial(_spectrum, model), tolerances)
     residuals = point.r if state.residuals is None else state.residuals
     finer, rescaled = next_residual_scale(problem, point.cost, residuals, residual_scale)

@@ -1,4 +1,4 @@
-"""Powell's dogleg: a trust-region method without a secular equation."""
+"""Powell's dogleg method."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from fnopt.solvers.linear_model._linearization import Linearization
 class dogleg(LeastSquaresMethod):
     r"""Powell's dogleg in a scaled trust region.
 
-    The path leads from 0 to the Cauchy step (the minimum of the linear model along the gradient),
-    then to the Gauss-Newton step. The step is the last point of this path within :math:`\|D u\| \le
-    \Delta`. A dogleg step takes one factorization. A step of :class:`fnopt.levenberg_marquardt` may
-    take several factorizations, but reduces the model further.
+    The dogleg path leads from 0 to the Cauchy step (the minimum of the linear model along the
+    gradient), then to the Gauss-Newton step. The step ends at the last point of the path within
+    :math:`\|D u\| \le \Delta`. A dogleg step takes one factorization. A step of
+    :class:`fnopt.levenberg_marquardt` may take several factorizations, but reduces the model
+    further.
 
     `dogleg` has the interface of :class:`fnopt.levenberg_marquardt`; :func:`fnopt.least_squares`
     runs the method to convergence.
@@ -26,7 +27,7 @@ class dogleg(LeastSquaresMethod):
     Args:
         ftol, xtol, gtol, jacobian, linear_solver, chunk_size, axis_name: As in
             :class:`fnopt.solvers.LeastSquaresMethod`.
-        radius: The initial trust-region radius, in units of :math:`\|D x\|`.
+        radius: The initial trust-region radius, relative to :math:`\|D x\|`.
 
     Raises:
         ValueError: If a hyper-parameter is out of range.
@@ -43,12 +44,12 @@ class dogleg(LeastSquaresMethod):
         Numerical Optimization, section 4.1.
     """
 
-    # Measured on NIST's 54 initial guesses: 1 takes a tenth more evaluations in float64, and solves
-    # one fewer in float32, with a false report of convergence.
+    # Measured on NIST's 54 initial guesses: a radius of 1 takes a tenth more evaluations in
+    # float64. In float32 it solves one problem fewer, with a false report of convergence.
     radius: float | jax.Array = hyper(default=0.6, gt=0, infinite=True)
 
     def first_radius(self, scale: jax.Array, x: jax.Array, cost: jax.Array) -> jax.Array:
-        """Return the radius of the first step from the scaling, the params and their cost."""
+        """Return the initial trust-region radius."""
         return initial_radius(self.radius, scale, x, cost)
 
     def propose(

@@ -1,4 +1,4 @@
-"""Root finding for as many equations as params: the search, its result, its derivatives."""
+"""Root finding for as many equations as params: `Root`, the search, and its derivatives."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ from fnopt.solvers.problem._call import (
 from fnopt.solvers.result._report import batch_report
 from fnopt.solvers.result._values import value_lines
 
-_OF_EQUATIONS = {
+# Messages of statuses whose general text is about least squares.
+_MESSAGES = {
     Status.CONVERGED_COST: "converged: the equations hold to tol",
     Status.STALLED: (
         "not converged: the equations don't hold, and no step reduces them further; is there "
@@ -60,6 +61,7 @@ _OF_EQUATIONS = {
     Status.NONFINITE_STEP: "failed: every step led to equations that are not finite",
 }
 
+# Attributes of SciPy's result, and what to use instead.
 _SCIPY = {"x": "params", "fun": "residuals", "success": "converged", "nit": "steps"}
 
 
@@ -85,7 +87,7 @@ class Root(NamedTuple, Generic[Params]):
     @property
     def message(self) -> Any:
         """Reason why the search stopped, as text (a list for a batch); not under `jax.jit`."""
-        return status_messages(self.status, _OF_EQUATIONS)
+        return status_messages(self.status, _MESSAGES)
 
     @property
     def converged(self) -> jax.Array:
@@ -117,7 +119,7 @@ def split_pair(out: Any, caller: str) -> tuple[Any, Any]:
     if not isinstance(out, (tuple, list)) or len(out) != 2:
         raise TypeError(
             f"{caller}: with has_aux=True fun returned {type(out).__name__}, expected a pair "
-            "(equations, aux)."
+            "(equations, aux). Return a pair, or leave has_aux out."
         )
     check_returned(out[1], f"{caller}: aux of fun")
     return out[0], out[1]
@@ -134,7 +136,7 @@ def find_root(
     max_steps: int,
     jac: Any = None,
 ) -> Root:
-    """Check the arguments, and find a root of the user's function."""
+    """Check the arguments of `root`, and find a root; `caller` is the public function's name."""
     if not callable(fun):
         raise TypeError(f"{caller}: fun is {fun!r:.60}, expected a function of the params.")
     max_steps = check_count(max_steps, "max_steps", caller)
@@ -147,25 +149,25 @@ def find_root(
 
     def run(solver: LeastSquaresMethod) -> Root:
         if function is not None:
-            return tiered_call(_root_of_arrays, function, params, args, solver, tol, **static)
+            return tiered_call(_traced_root, function, params, args, solver, tol, **static)
 
-        def compiled(params: Any, args: Any, tol: Any) -> Root:
-            return _root_of_arrays(fun, params, args, solver, tol, jac=jac, **static)
+        def find(params: Any, args: Any, tol: Any) -> Root:
+            return _traced_root(fun, params, args, solver, tol, jac=jac, **static)
 
-        return trace_and_call(compiled, params, args, tol)
+        return trace_and_call(find, params, args, tol)
 
     with first_call_hints(params, "fun"), explain_jax_errors(caller, "fun"):
-        known_now = jac is None and is_data((solver, tol)) and is_eager((params, args, tol))
-        function = trace_function(fun, _widened(params), *args) if known_now else None
+        only_data = jac is None and is_data((solver, tol)) and is_eager((params, args, tol))
+        function = trace_function(fun, _widened(params), *args) if only_data else None
         return run_in_available_mode(run, solver, caller, "fun")
 
 
 def _widened(params: Any) -> Any:
-    """Convert 16-bit params to 32 bits, because 16 bits aren't sufficient for the steps."""
+    """Convert 16-bit params to 32 bits, because 16 bits are insufficient to resolve small steps."""
     return jax.tree.map(lambda p: jnp.asarray(p, compute_dtype(jnp.result_type(p))), params)
 
 
-def _root_of_arrays(
+def _traced_root(
     fun: Callable[..., Any],
     params: Any,
     args: tuple[Any, ...],
@@ -177,9 +179,10 @@ def _root_of_arrays(
     max_steps: int,
     jac: Any = None,
 ) -> Root:
+    """Find a root under a trace: flatten the params, search, and convert the root to params."""
     wide = pvary_for(fun, _widened(params), *args)
     dtype = real_dtype(compute_dtype(*(p.dtype for p in jax.tree.leaves(wide))))
-    # Points on manifolds are given by tangent coordinates at the initial guess.
+    # Points on manifolds are represented by tangent coordinates at the initial guess.
     parametrisation = parametrised(wide)
     vector = real_vector(parametrisation.free, dtype)
 
@@ -192,19 +195,16 @@ def _root_of_arrays(
     out = real_vector(shapes, dtype)
     if out.size != vector.size:
         raise ValueError(
-            f"{caller}: fun returned {out.size} numbers, expected {vector.size}, as many "
-            "as in the params. For more or fewer equations see fnopt.least_squares."
+            f"{caller}: fun returned {out.size} numbers, expected {vector.size}, the number of "
+            "params. For more or fewer equations use fnopt.least_squares."
         )
     start = vector.flatten(parametrisation.free)
 
     def residual(x: jax.Array) -> jax.Array:
         return out.flatten(equations(x))
 
-    if jac is None:
-        x, residuals, counts = _implicitly(residual, start, solver, tol, max_steps)
-    else:
-        J = _sparse_jacobian_at(jac, parametrisation, vector, args, caller)
-        x, residuals, counts = _implicitly(residual, start, solver, tol, max_steps, J)
+    J = None if jac is None else _sparse_jacobian_at(jac, parametrisation, vector, args, caller)
+    x, residuals, counts = _differentiable_root(residual, start, solver, tol, max_steps, J)
     solution = parametrisation.assemble(vector.unflatten(x))
     aux = split_pair(fun(solution, *args), caller)[1] if has_aux else None
     end = jax.tree.map(lambda new, old: new.astype(jnp.result_type(old)), solution, params)
@@ -216,21 +216,23 @@ def _sparse_jacobian_at(
 ) -> Callable[[jax.Array], SparseJacobian]:
     """Return the user's sparse Jacobian as a function of the vector of params."""
     if parametrisation.kinds:
-        raise ValueError(f"{caller}: jac and params on manifolds are given, expected one of them.")
+        raise ValueError(
+            f"{caller}: got jac and params on manifolds, expected one of them. Leave jac out."
+        )
 
-    def at(x: jax.Array) -> SparseJacobian:
+    def jacobian(x: jax.Array) -> SparseJacobian:
         J = jac(vector.unflatten(x), *args)
         if J.shape != (x.size, x.size):
             raise ValueError(
-                f"{caller}: jac has shape {J.shape}, expected {(x.size, x.size)}: "
-                "fnopt.sparse_jacobian(fun) of the equations alone."
+                f"{caller}: jac has shape {J.shape}, expected {(x.size, x.size)}. Pass "
+                "fnopt.sparse_jacobian(fun) of a function that returns the equations alone."
             )
         return J
 
-    return at
+    return jacobian
 
 
-def _implicitly(
+def _differentiable_root(
     fn: Callable[[jax.Array], jax.Array],
     x: jax.Array,
     solver: Any,
@@ -238,75 +240,107 @@ def _implicitly(
     max_steps: int,
     jac: Callable[[jax.Array], SparseJacobian] | None = None,
 ) -> tuple[jax.Array, jax.Array, tuple[Any, ...]]:
-    """Find a root of a function of a vector, differentiable by the implicit function theorem."""
+    """Find a root of a function of a vector, differentiable by the implicit function theorem.
+
+    Args:
+        fn: `fn(x)` returns the equations, of the shape `[n]` of `x`.
+        x: The initial guess.
+        solver: The method.
+        tol: The tolerance of the equations, or None.
+        max_steps: The maximum number of steps.
+        jac: `jac(x)` returns the sparse Jacobian; None for automatic differentiation.
+
+    Returns:
+        The root, the residuals at the root, and (steps, nfev, status).
+    """
+    # `custom_jvp` differentiates only with respect to arguments, so captured arrays become
+    # arguments. The root depends on `consts`, but not on the initial guess or `jac_consts`.
     f, consts = convert_closure(fn, x)
     J: Any
-    J, of_jac = (None, []) if jac is None else convert_closure(jac, x)
+    J, jac_consts = (None, []) if jac is None else convert_closure(jac, x)
     # The rule below takes a JVP, which JAX doesn't derive for a `custom_vjp`.
     if solver.jacobian == "reverse" and not solver.geodesic:
         f = forward_from_reverse(f)
 
     @jax.custom_jvp
-    def run(x: jax.Array, consts: list[Any], of_jac: list[Any]) -> tuple[jax.Array, Any]:
+    def run(x: jax.Array, consts: list[Any], jac_consts: list[Any]) -> tuple[jax.Array, Any]:
         def r(v: jax.Array) -> jax.Array:
             return f(v, *consts)
 
-        at = None if J is None else (lambda v: J(v, *of_jac))
+        jac_fn = None if J is None else (lambda v: J(v, *jac_consts))
+        # `off_flat_places` forms a dense Jacobian, which may be too large with `jac`.
         start = off_flat_places(r, x) if J is None else x
-        end = least_squares(r, start, jac=at, solver=solver, max_steps=max_steps)
-        sparse = None if at is None else at(end.params)
-        solution, residuals, status = _certified_root(r, x, end, sparse, tol)
+        end = least_squares(r, start, jac=jac_fn, solver=solver, max_steps=max_steps)
+        sparse = None if jac_fn is None else jac_fn(end.params)
+        solution, residuals, status = _check_root(r, x, end, sparse, tol)
         return solution, (residuals, end.steps, end.nfev, status)
 
     @run.defjvp
-    def rule(primals: Any, tangents: Any) -> Any:
-        (x, consts, of_jac), (_, change, _) = primals, tangents
-        end, counts = run(x, consts, of_jac)
-        tangent = root_tangent(lambda v, consts: f(v, *consts), end, consts, change)
-        return (end, counts), (tangent, jax.custom_derivatives.zero_from_primal(counts))
+    def run_jvp(primals: Any, tangents: Any) -> Any:
+        (x, consts, jac_consts), (_, consts_dot, _) = primals, tangents
+        end, rest = run(x, consts, jac_consts)
+        tangent = root_tangent(lambda v, consts: f(v, *consts), end, consts, consts_dot)
+        return (end, rest), (tangent, jax.custom_derivatives.zero_from_primal(rest))
 
-    end, (residuals, *counts) = run(x, consts, of_jac)
+    end, (residuals, *counts) = run(x, consts, jac_consts)
     return end, residuals, tuple(counts)
 
 
-def _certified_root(
-    r_of: Callable[[jax.Array], jax.Array],
+def _check_root(
+    r_fn: Callable[[jax.Array], jax.Array],
     start: jax.Array,
     end: Any,
     sparse: SparseJacobian | None,
     tol: Any,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Return the root, the residuals at the root, and the status.
+    """Check whether the end of a least-squares search is a root; correct it by Newton steps.
 
-    A nonzero minimum of the residual norm isn't a root. The residual at the initial guess isn't a
-    suitable scale, because any residual is small relative to the residual at a distant point. A
-    root is accepted if each residual is small relative to the terms :math:`|J| |x|`, or if Newton
-    steps reduce the residual to zero. The root is then the result of the Newton steps, because in a
-    sum of squares a large equation hides the residual of a small equation. With a sparse Jacobian,
-    `|x|` is the larger of the values at the initial guess and at the end, and no Newton steps are
-    taken.
+    The end is a root if every equation passes one of two tests:
+
+    - Its residual is at most `tol` times the terms of the linear model, :math:`|J| |x|`.
+    - Newton steps reduce its residual by a factor of 1000 or more, and the steps shrink.
+
+    If an equation fails the first test, the result of the Newton steps is returned. In a sum of
+    squares, the residual of a small equation is lost in the rounding error of a large equation.
+    With a sparse Jacobian, no Newton steps are taken, and `|x|` is the larger of the magnitudes at
+    the initial guess and at the end.
+
+    Args:
+        r_fn: The residuals as a function of a vector.
+        start: The initial guess, of shape `[n]`.
+        end: The solution of least squares.
+        sparse: The sparse Jacobian at the end, or None.
+        tol: The tolerance, or None.
+
+    Returns:
+        The root, the residuals at the root, and the status.
     """
+    # Neither a small sum of squares nor a small decrease shows a root: the search also ends at a
+    # nonzero minimum. The residual at the initial guess isn't a suitable scale either, because it
+    # can be arbitrarily large far from the root.
     r, x = end.residuals, end.params
     tol = jnp.asarray(jnp.finfo(r.dtype).eps ** (2 / 3) if tol is None else tol, r.dtype)
-    magnitude, size = jnp.abs(r), jnp.zeros_like(r)
+    magnitude, terms = jnp.abs(r), jnp.zeros_like(r)
     if sparse is not None:
-        size = jax.tree.map(jnp.abs, sparse).mv(jnp.maximum(jnp.abs(start), jnp.abs(x)))
+        terms = jax.tree.map(jnp.abs, sparse).mv(jnp.maximum(jnp.abs(start), jnp.abs(x)))
     elif isinstance(end.jacobian, jax.Array):
-        size = matmul(jnp.abs(end.jacobian), jnp.abs(x))
-    # Every number would be below an infinite size.
-    small = (magnitude <= tol * size) & jnp.isfinite(size)
-    holds = jnp.all(small)
-    settled = is_converged(end.status) | (end.status == Status.STALLED.value)
-    ill = (end.status == Status.ILL_POSED.value) & jnp.all(jnp.isfinite(r))
-    status = jnp.where(settled | ill, Status.STALLED.array, end.status)
+        terms = matmul(jnp.abs(end.jacobian), jnp.abs(x))
+    # Every residual would be small relative to infinite terms.
+    is_small = (magnitude <= tol * terms) & jnp.isfinite(terms)
+    all_small = jnp.all(is_small)
+    has_ended = is_converged(end.status) | (end.status == Status.STALLED.value)
+    ill_posed = (end.status == Status.ILL_POSED.value) & jnp.all(jnp.isfinite(r))
+    # Convergence of least squares alone isn't convergence to a root.
+    status = jnp.where(has_ended | ill_posed, Status.STALLED.array, end.status)
     if sparse is not None:
-        return x, r, jnp.where(holds, Status.CONVERGED_COST.array, status)
-    new, first, last = after_newton(r_of, x)
-    new_r = r_of(new)
-    shrinks = jnp.abs(last) <= jnp.maximum(jnp.abs(first) / 2, tol * jnp.abs(new))
+        return x, r, jnp.where(all_small, Status.CONVERGED_COST.array, status)
+    new_x, first_step, last_step = after_newton(r_fn, x)
+    new_r = r_fn(new_x)
+    # Newton steps towards a root at infinity reduce the residuals without shrinking.
+    shrinks = jnp.abs(last_step) <= jnp.maximum(jnp.abs(first_step) / 2, tol * jnp.abs(new_x))
     vanishes = (jnp.abs(new_r) <= jnp.asarray(1e-3, r.dtype) * magnitude) & jnp.all(shrinks)
-    better = jnp.all(jnp.abs(new_r) <= jnp.maximum(magnitude, tol * size)) & ~holds
-    holds = jnp.all(small | (settled & vanishes))
-    status = jnp.where(holds, Status.CONVERGED_COST.array, status)
-    taken = holds & better
-    return jnp.where(taken, new, x), jnp.where(taken, new_r, r), status
+    no_larger = jnp.all(jnp.abs(new_r) <= jnp.maximum(magnitude, tol * terms))
+    is_root = jnp.all(is_small | (has_ended & vanishes))
+    status = jnp.where(is_root, Status.CONVERGED_COST.array, status)
+    use_newton = is_root & no_larger & ~all_small
+    return jnp.where(use_newton, new_x, x), jnp.where(use_newton, new_r, r), status

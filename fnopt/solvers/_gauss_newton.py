@@ -1,4 +1,4 @@
-"""Gauss-Newton with backtracking."""
+"""The Gauss-Newton method with backtracking."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import jax.numpy as jnp
 from fnopt.core import hyper
 from fnopt.linear import DampedStep
 from fnopt.solvers._method import LeastSquaresMethod
-from fnopt.solvers._trust_region import FRACTION, RadiusRule, Trial, linear_step
+from fnopt.solvers._trust_region import BACKTRACKING, RadiusRule, Trial, linear_step
 from fnopt.solvers.linear_model._base import LinearModel
 from fnopt.solvers.linear_model._linearization import Linearization
 
 
 class gauss_newton(LeastSquaresMethod):
-    r"""Gauss-Newton with a backtracked step size.
+    r"""Gauss-Newton with step sizes by backtracking.
 
     .. math:: p = \arg\min_p \tfrac12 \|J p + r\|^2, \qquad u = t\, p
 
-    The step size `t` starts at `step_size`. A rejected step reduces `t` by a factor between 0.1 and
-    0.5, to the minimum of a parabola that interpolates the cost along `p`. An accepted step resets
-    `t` to 1. Therefore the cost never increases, and the iteration always ends. If the data don't
-    determine all params, `p` is the minimum-norm step, in the scaling by the norms of the
+    The step size `t` starts at `step_size`. A rejected step multiplies `t` by a factor between 0.1
+    and 0.5, which minimizes a parabola that interpolates the cost along `p`. An accepted step
+    resets `t` to 1. Therefore the cost never increases, and the iteration always ends. If the data
+    don't determine all params, `p` is the minimum-norm step, in params scaled by the norms of the
     Jacobian's columns.
 
     Gauss-Newton is the simplest method and the fastest near a solution with small residuals. Far
@@ -56,10 +56,10 @@ class gauss_newton(LeastSquaresMethod):
 
     step_size: float | jax.Array = hyper(default=1.0, gt=0, le=1)
 
-    rule: ClassVar[RadiusRule] = FRACTION
+    rule: ClassVar[RadiusRule] = BACKTRACKING
 
     def first_radius(self, scale: jax.Array, x: jax.Array, cost: jax.Array) -> jax.Array:
-        """Return the radius of the first step from the scaling, the params and their cost."""
+        """Return the initial step size."""
         return jnp.full_like(cost, self.step_size)
 
     def propose(

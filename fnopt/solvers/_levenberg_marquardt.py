@@ -24,9 +24,9 @@ from fnopt.solvers._trust_region import (
 from fnopt.solvers.linear_model._base import LinearModel
 from fnopt.solvers.linear_model._linearization import Linearization
 
-# Smallest fraction to which the second-order model may shorten a step. Measured on NIST's 54
-# initial guesses: 0.1 solves two fewer in twice as many evaluations, 0.5 solves one fewer.
-_LEAST_FRACTION = 0.3
+# Smallest step size `t`. Measured on NIST's 54 initial guesses: 0.1 solves two problems fewer and
+# takes twice as many evaluations; 0.5 solves one problem fewer.
+_MIN_STEP_SIZE = 0.3
 RULES = {"trust_region": TRUST_REGION, "marquardt": MARQUARDT, "nielsen": NIELSEN}
 
 
@@ -37,14 +37,14 @@ class levenberg_marquardt(LeastSquaresMethod):
         u = t v + \tfrac12 t^2 a
 
     `a` is the second-order correction of the step (geodesic acceleration), and `t` minimizes the
-    second-order model along `v`. `D` contains the largest norms of the Jacobian's columns in all
-    previous steps, with exponential decay, so the steps don't depend on the units of the params. A
-    step that increases the cost by more than rounding error is rejected: the update is zero and the
+    second-order model along `v`. `D` contains the maximum norms of the Jacobian's columns over the
+    previous steps, with exponential decay, so steps don't depend on the units of the params. A step
+    that increases the cost by more than rounding error is rejected: the update is zero and the
     trust region shrinks.
 
-    `update` ignores its gradients (they may be `None`) and takes the residual function instead:
-    `update(None, state, params, residual_fn=fn)`. `fn(params)` closes over the data, which may be
-    another batch in each call, because `update` reuses only radius, damping and scaling.
+    `update` ignores its gradients (they may be `None`) and uses the residual function instead:
+    `update(None, state, params, residual_fn=fn)`. `fn(params)` closes over the data. The data may
+    be another batch in each call, because the state contains only radius, damping and scaling.
     :func:`fnopt.least_squares` runs the method to convergence.
 
     The factorization works in the params' common dtype (at least float32) and with the smaller
@@ -58,9 +58,9 @@ class levenberg_marquardt(LeastSquaresMethod):
     `J` is never formed. All params have the same scale in such steps.
 
     In :func:`fnopt.least_squares` without bounds, :math:`D_j \ge 0.7 \|r\| / |x_j|` limits the
-    relative change of a param with little effect, so that a step doesn't move a param to a range
-    without any effect. `D` decays by 0.9 per step, so large columns at the initial guess lose their
-    influence.
+    relative change of a param with little effect. Otherwise a step could move the param to a range
+    without any effect. `D` decays by a factor of 0.9 per step, so large columns at the initial
+    guess lose their influence.
 
     Instead of the trust region, a classical rule can set the damping :math:`\lambda` in :math:`(J^T
     J + \lambda D^2)\, v = -J^T r`. Marquardt's rule divides or multiplies :math:`\lambda` by ten;
@@ -80,13 +80,13 @@ class levenberg_marquardt(LeastSquaresMethod):
             default all if there are at most 256, else 64.
         axis_name: Inside `jax.shard_map`, the named axis over which the residuals are sharded; see
             :class:`fnopt.solvers.LeastSquaresMethod`.
-        radius: The initial trust-region radius, in units of :math:`\|D x\|`.
+        radius: The initial trust-region radius, relative to :math:`\|D x\|`.
         acceleration: The largest norm of the acceleration, relative to the norm of the step.
         geodesic: Whether to use the second derivative of the residuals along the step. If False,
             steps are linear, and the residuals need no forward-mode derivative if `jacobian` is
             `'reverse'`.
         damping: `'trust_region'`, `'marquardt'` or `'nielsen'`.
-        lam: The initial damping for `'marquardt'` and `'nielsen'`, in units of :math:`D^2`.
+        lam: The initial damping :math:`\lambda` for `'marquardt'` and `'nielsen'`.
 
     Raises:
         ValueError: If a hyper-parameter is out of range.
@@ -112,9 +112,9 @@ class levenberg_marquardt(LeastSquaresMethod):
         Transtrum and Sethna (2012), arXiv:1201.5885.
     """
 
-    # Measured on NIST's 54 initial guesses and the 108 of Moré, Garbow and Hillstrom: a radius of 1
-    # solves two fewer; an acceleration of 0.75 (Transtrum and Sethna) solves three fewer, with one
-    # false report of convergence.
+    # Measured on NIST's 54 initial guesses and the 108 of Moré, Garbow and Hillstrom: a radius of
+    # 1 solves two problems fewer. An acceleration of 0.75 (Transtrum and Sethna) solves three
+    # fewer, with one false report of convergence.
     radius: float | jax.Array = hyper(default=0.6, gt=0, infinite=True)
     acceleration: float | jax.Array = hyper(default=0.5, ge=0)
     geodesic: bool = static(default=True)
@@ -135,7 +135,7 @@ class levenberg_marquardt(LeastSquaresMethod):
         return RULES[self.damping]
 
     def first_radius(self, scale: jax.Array, x: jax.Array, cost: jax.Array) -> jax.Array:
-        """Return the radius of the first step from the scaling, the params and their cost."""
+        """Return the initial trust-region radius, or the inverse of the initial damping."""
         if self.rule.is_region:
             return initial_radius(self.radius, scale, x, cost)
         return jnp.full_like(cost, 1 / self.lam)
@@ -163,8 +163,8 @@ class levenberg_marquardt(LeastSquaresMethod):
         .. math:: (J^T J + \lambda D^2)\, a = -J^T r''_{vv}
 
         The acceleration is omitted if :math:`\|D a\| t > \alpha \|D v\|`, because the quadratic
-        model isn't accurate for a path with such curvature. The step isn't corrected if another
-        solution costs as much as the step (conjugate gradients, a sparse factor on the host).
+        model isn't accurate for a path with such curvature. The step isn't corrected if solving for
+        `a` costs as much as the step (conjugate gradients, a sparse factor on the host).
 
         Reference:
             Transtrum and Sethna (2012), arXiv:1201.5885.
@@ -176,17 +176,19 @@ class levenberg_marquardt(LeastSquaresMethod):
         pull_back = system.pull_back(step) if self.geodesic else None
         if pull_back is None:
             return linear
-        bend = curvature_along(model.flat.r, point.x, linear.step)
-        curvature = psum_rows(matmul(point.r, bend)) + step.model_norm
-        best = divide(-linear.slope, curvature)  # 0 where the cost has no minimum along the step
-        t = jnp.clip(jnp.where(best > 0, best, 1), jnp.asarray(_LEAST_FRACTION, best.dtype), 1)
+        r_vv = curvature_along(model.flat.r, point.x, linear.step)
+        C = psum_rows(matmul(point.r, r_vv)) + step.model_norm
+        minimizer = divide(-linear.slope, C)  # 0 or negative if the cost has no minimum along v
+        min_t = jnp.asarray(_MIN_STEP_SIZE, minimizer.dtype)
+        t = jnp.clip(jnp.where(minimizer > 0, minimizer, 1), min_t, 1)
         half = jnp.asarray(0.5, t.dtype)
-        second = -t * linear.slope - half * t * t * curvature
-        predicted = jnp.where(second > 0, second, linear.predicted)
-        a = half * t * t * pull_back(bend)
-        most = jnp.asarray(self.acceleration, t.dtype) * t * linear.length
-        small = 2 * length(a) <= most  # False for NaN
-        p = t * step.p - jnp.where(small, a, jnp.zeros_like(a))
-        v = p / scale
-        slope = matmul(point.gradient, v)
-        return linear._replace(step=v, length=length(p), slope=slope, predicted=predicted)
+        second_order = -t * linear.slope - half * t * t * C
+        predicted = jnp.where(second_order > 0, second_order, linear.predicted)
+        # `pull_back` lacks the sign of `a`.
+        correction = half * t * t * pull_back(r_vv)
+        limit = jnp.asarray(self.acceleration, t.dtype) * t * linear.length
+        is_small = 2 * length(correction) <= limit  # False for NaN
+        p = t * step.p - jnp.where(is_small, correction, jnp.zeros_like(correction))
+        new_step = p / scale
+        slope = matmul(point.gradient, new_step)
+        return linear._replace(step=new_step, length=length(p), slope=slope, predicted=predicted)

@@ -170,7 +170,7 @@ def stopping_status(
         tolerances: The tolerances of the method.
     """
     is_minimum = is_flat(reached, tolerances)
-    exhausted = step.flat & ~step.accepted
+    exhausted = step.within_noise & ~step.accepted
     small = exhausted | cost_converged(step, before.cost, tolerances.ftol)
     tiny = step.trial.length <= tolerances.xtol * length(scale * before.x)
     # An accepted step without damping is a Newton step: a tiny one shows convergence.

@@ -217,7 +217,7 @@ WRONG = [
         r"pattern has shape \(5, 5\), but the function has 12",
     ),
     ({"kwargs": 1}, TypeError, "kwargs = 1, expected a dict"),
-    ({"verbos": 1}, TypeError, "unexpected keyword 'verbos'. Expected a documented one, or SciPy's"),
+    ({"verbos": 1}, TypeError, "unexpected keyword 'verbos'. Expected a documented one, or"),
     ({"method": "newton"}, ValueError, "method = 'newton', expected one of"),
     ({"method": "lm", "bounds": (0, 9)}, ValueError, "'lm' with bounds"),
     ({"verbose": 3}, ValueError, "verbose = 3, expected 0, 1"),

@@ -1,4 +1,4 @@
-"""Cross entropies of logits: softmax, sigmoid, focal, and label smoothing."""
+"""Cross-entropies of logits (softmax, sigmoid, focal), and label smoothing."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from fnopt.losses._inputs import (
 def _log_probabilities(
     name: str, logits: Any, labels: Any, axis: Any, where: Any
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-    """Log-probabilities, labels and mask with the classes on the last axis."""
-    # Class numbers would broadcast against the logits without an error.
+    """Compute log-probabilities, labels and mask, with the classes on the last axis."""
+    # Class numbers could broadcast against the logits without an error.
     if jnp.issubdtype(jnp.result_type(labels), jnp.integer) and jnp.ndim(labels) < jnp.ndim(logits):
         raise ValueError(
             f"{name}: labels are {type_text(jnp.asarray(labels))}, expected the shape of the "
-            f"logits, {jnp.shape(logits)}: probabilities, or one-hot rows. For class numbers see "
-            "fnopt.losses.softmax_cross_entropy_with_integer_labels."
+            f"logits, {jnp.shape(logits)}. Pass probabilities or one-hot rows. For class numbers, "
+            "use fnopt.losses.softmax_cross_entropy_with_integer_labels."
         )
     logits, labels = pairs(name, logits=logits, labels=labels)
     shape = jnp.broadcast_shapes(logits.shape, labels.shape)
@@ -89,9 +89,9 @@ def softmax_cross_entropy_with_integer_labels(
 
     Args:
         logits: :math:`x`, floating; the classes are along `axis`.
-        labels: :math:`c`, integers, of the shape of `logits` without `axis`. A label outside the
-            classes (such as -1) gives NaN; `jnp.where(labels >= 0, loss, 0)` excludes such rows
-            from the loss and its gradient.
+        labels: :math:`c`, integers, of the shape of `logits` without `axis`. The loss of a label
+            outside the classes (such as -1) is NaN; `jnp.where(labels >= 0, loss, 0)` excludes such
+            rows from the loss and its gradient.
         axis: The axis or axes of the classes (counted in row-major order if there are several).
         where: A bool mask of the valid classes, of the shape of `logits`, or of this shape without
             `axis`. A row without any class has loss 0.
@@ -116,7 +116,7 @@ def softmax_cross_entropy_with_integer_labels(
     scores = move_axes_last(scores, axis)
     labels = class_labels(name, labels, scores.shape[:-1])
     if where is None:
-        # A look-up needs no one-hot array, and no accelerator rounds it.
+        # Unlike a product with one-hot rows, indexing isn't rounded on accelerators.
         return -take_at_label(log_softmax(scores), labels)
     where = move_axes_last(where, axis)
     loss = -take_at_label(log_softmax(exclude_scores(where, scores)), labels)
@@ -134,7 +134,7 @@ def poly_loss_cross_entropy(
     Args:
         logits: :math:`x`, floating; the classes are along `axis`.
         labels: :math:`y`, of the same shape, usually a distribution.
-        epsilon: :math:`\epsilon`; 0 gives the cross entropy.
+        epsilon: :math:`\epsilon`; with 0, the loss is the cross entropy.
         axis: The axis or axes of the classes; None uses all axes.
         where: A bool mask of the valid classes, of the shape of `logits`, or of this shape without
             `axis`.
@@ -153,10 +153,10 @@ def poly_loss_cross_entropy(
     """
     name = "poly_loss_cross_entropy"
     log_p, labels, _ = _log_probabilities(name, logits, labels, axis, where)
-    # 1 - p is computed by expm1, because the difference would lose the digits of p near 1.
-    missed = jnp.sum(labels * -jnp.expm1(log_p), axis=-1)
+    # 1 - p is computed by expm1, because the difference cancels for p near 1.
+    first_term = jnp.sum(labels * -jnp.expm1(log_p), axis=-1)
     entropy = jnp.sum(multiply(labels, -log_p), axis=-1)
-    return entropy + jnp.asarray(epsilon, entropy.dtype) * missed
+    return entropy + jnp.asarray(epsilon, entropy.dtype) * first_term
 
 
 def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -196,7 +196,7 @@ def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> jax.Array:
 
 
 def _log(x: jax.Array) -> jax.Array:
-    """A logarithm with derivative 0 at 0, where it is minus infinity."""
+    """Logarithm with derivative 0 at 0, where the value is minus infinity."""
     positive = x > 0
     safe = jnp.log(jnp.where(positive, x, jnp.ones_like(x)))
     return jnp.where(positive, safe, jnp.full_like(x, -jnp.inf))
@@ -211,13 +211,13 @@ def sigmoid_focal_loss(
               p_t &= y\, \sigma(x) + (1 - y)\, \sigma(-x), \quad
               \alpha_t = y\, \alpha + (1 - y)(1 - \alpha)
 
-    with :math:`H` the binary cross entropy.
+    where :math:`H` is the binary cross entropy.
 
     Args:
         logits: :math:`x`, floating, of any shape.
         labels: :math:`y` in [0, 1], of the same shape or a scalar: floats, integers or bools.
         alpha: :math:`\alpha`, the weight of positive examples; None disables weights.
-        gamma: :math:`\gamma`; 0 gives the cross entropy.
+        gamma: :math:`\gamma`; with 0, the loss is the cross entropy.
 
     Returns:
         The losses, of the shape of `logits`; at least float32.
@@ -232,13 +232,12 @@ def sigmoid_focal_loss(
         Lin et al., 2017, arXiv:1708.02002.
     """
     logits, labels = pairs("sigmoid_focal_loss", logits=logits, labels=labels)
-    # The formula uses logarithms, because a small power of a probability that underflows has an
-    # infinite slope.
-    wrong = jnp.logaddexp(
+    # log(1 - p_t), not 1 - p_t: where a probability underflows, its power with an exponent below 1
+    # would have an infinite derivative.
+    log_miss = jnp.logaddexp(
         jax.nn.log_sigmoid(logits) + _log(1 - labels), jax.nn.log_sigmoid(-logits) + _log(labels)
     )
-    # `wrong` is the logarithm of the probability of the other answer.
-    loss = _cross_entropy(logits, labels) * jnp.exp(jnp.asarray(gamma, logits.dtype) * wrong)
+    loss = _cross_entropy(logits, labels) * jnp.exp(jnp.asarray(gamma, logits.dtype) * log_miss)
     if alpha is None:
         return loss
     alpha = jnp.asarray(alpha, logits.dtype)
@@ -274,12 +273,12 @@ def smooth_labels(labels: Any, alpha: Any, *, axis: Any = -1, where: Any = None)
     """
     (wide,) = floats("smooth_labels", labels=labels)
     alpha = jnp.asarray(alpha, wide.dtype)
-    shown = mask(where, wide.shape, axis)
-    if shown is None:
+    valid = mask(where, wide.shape, axis)
+    if valid is None:
         axes = range(wide.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
         classes = jnp.asarray(math.prod(wide.shape[a] for a in axes), wide.dtype)
     else:
-        classes = jnp.sum(shown.astype(wide.dtype), axis=axis, keepdims=True)
-    # `classes` is at least 1, because a row without classes would be 0 / 0.
+        classes = jnp.sum(valid.astype(wide.dtype), axis=axis, keepdims=True)
+    # At least 1, because the quotient would be 0 / 0 or infinite for a row without classes.
     smoothed = (1 - alpha) * wide + alpha / jnp.maximum(classes, 1)
     return smoothed.astype(jnp.asarray(labels).dtype)

@@ -11,7 +11,7 @@ from fnopt.losses._inputs import floats, log_softmax, take_at_label
 
 
 class _Frames(NamedTuple):
-    """The inputs of every time step, time first."""
+    """Inputs of the recurrence at every time step, with time as the first axis."""
 
     emit: jax.Array  # [T, B, N] log-probability of every label
     blank: jax.Array  # [T, B, 1] log-probability of the blank
@@ -35,18 +35,19 @@ def _check_inputs(
         or logit_paddings.shape != logits.shape[:2]
     ):
         raise ValueError(
-            f"ctc_loss: logits {logits.shape}, logit_paddings {logit_paddings.shape}, labels "
-            f"{labels.shape}, label_paddings {label_paddings.shape}, expected [B, T, K], [B, T], "
-            "[B, N], [B, N]."
+            f"ctc_loss: got logits of shape {logits.shape}, logit_paddings {logit_paddings.shape}, "
+            f"labels {labels.shape}, label_paddings {label_paddings.shape}; expected [B, T, K], "
+            "[B, T], [B, N] and [B, N]."
         )
     return logits, logit_paddings != 0, labels, label_paddings != 0
 
 
 def _frames(logits: jax.Array, padded: jax.Array, labels: jax.Array, blank_id: int) -> _Frames:
-    # Padded frames may contain any values; zeros exclude these from the derivative.
+    # Padding frames may contain NaN. Zeros replace them, because `where` in the recurrence doesn't
+    # keep NaN out of the derivative.
     log_p = log_softmax(jnp.where(padded[..., None], jnp.zeros_like(logits), logits))
     wide = jnp.broadcast_to(labels[:, None], (*logits.shape[:2], labels.shape[1]))
-    # A look-up replaces the product with one-hot rows, which an accelerator would round to 16 bits.
+    # Indexing, because an accelerator would round a product with one-hot rows to 16 bits.
     emit = jnp.take_along_axis(log_p, jnp.clip(wide, 0, logits.shape[2] - 1), axis=2)
     return _Frames(
         emit.transpose(1, 0, 2),
@@ -55,8 +56,8 @@ def _frames(logits: jax.Array, padded: jax.Array, labels: jax.Array, blank_id: i
     )
 
 
-def _arrive(blank: jax.Array, emit: jax.Array) -> jax.Array:
-    """The scores after `n` labels, for alignments that end in a blank or in the n-th label."""
+def _scores_after_labels(blank: jax.Array, emit: jax.Array) -> jax.Array:
+    """Log-probabilities of `n` labels, `[B, N + 1]`, over alignments that end in blank or label."""
     return jnp.concatenate([blank[:, :1], jnp.logaddexp(blank[:, 1:], emit)], axis=1)
 
 
@@ -83,13 +84,13 @@ def ctc_loss_with_forward_probs(
         labels: Integers `[B, N]`.
         label_paddings: `[B, N]`; nonzero for padding labels. Padding is at the end.
         blank_id: The class :math:`\epsilon` of the blank.
-        log_epsilon: The value used for the logarithm of 0: the loss of a sequence that can't be
-            aligned (more labels than frames) is about `-log_epsilon`.
+        log_epsilon: The value that replaces the logarithm of 0. The loss of a sequence that can't
+            be aligned (more labels than frames) is about `-log_epsilon`.
 
     Returns:
         The losses `[B]`; :math:`\log \alpha^\epsilon`, `[T, B, N + 1]`, whose last frame contains
-        the logarithm of the sum of both; :math:`\log \alpha^\ell`, `[T, B, N]`. All at least
-        float32.
+        :math:`\log(\alpha^\epsilon + \alpha^\ell)`; :math:`\log \alpha^\ell`, `[T, B, N]`. All at
+        least float32.
 
     Raises:
         TypeError: If the logits aren't floating or the labels aren't integers.
@@ -114,23 +115,25 @@ def ctc_loss_with_forward_probs(
     batch, size = labels.shape
     repeated = jnp.pad(labels[:, :-1] == labels[:, 1:], ((0, 0), (0, 1)))
     through_blank = jnp.where(repeated, zero, 0).astype(scores.dtype)
-    straight = jnp.where(repeated, 0, zero).astype(scores.dtype)
+    without_blank = jnp.where(repeated, 0, zero).astype(scores.dtype)
 
     def step(carry: Any, frame: _Frames) -> Any:
         blank, emit = carry
-        # A label that repeats the one before needs a blank between them.
-        before = _arrive(blank, emit + through_blank)
-        next_emit = jnp.logaddexp(before[:, :-1], emit) + frame.emit
-        next_blank = _arrive(before + frame.blank, emit + frame.blank + straight)
-        new = (
+        # Two equal consecutive labels need a blank in between.
+        after_labels = _scores_after_labels(blank, emit + through_blank)
+        next_emit = jnp.logaddexp(after_labels[:, :-1], emit) + frame.emit
+        next_blank = _scores_after_labels(
+            after_labels + frame.blank, emit + frame.blank + without_blank
+        )
+        next_carry = (
             jnp.where(frame.padded, blank, next_blank),
             jnp.where(frame.padded, emit, next_emit),
         )
-        return new, new
+        return next_carry, next_carry
 
     first = jnp.full((batch, size + 1), zero).at[:, 0].set(0), jnp.full((batch, size), zero)
     _, (blank, emit) = jax.lax.scan(step, first, _frames(scores, padded, labels, blank_id))
-    last = _arrive(blank[-1], emit[-1])
+    last = _scores_after_labels(blank[-1], emit[-1])
     length = size - jnp.sum(no_label.astype(jnp.int32), axis=1)
     return -take_at_label(last, length), blank.at[-1].set(last), emit
 
@@ -144,7 +147,7 @@ def ctc_loss(
     blank_id: int = 0,
     log_epsilon: Any = -1e5,
 ) -> jax.Array:
-    r"""The connectionist temporal classification loss, for label sequences without alignment.
+    r"""Connectionist temporal classification (CTC) loss, for label sequences without alignment.
 
     .. math:: \ell(x, y) = -\log \sum_{\pi:\, \mathcal B(\pi) = y} \prod_t p_t(\pi_t)
 
@@ -156,8 +159,8 @@ def ctc_loss(
         labels: Integers `[B, N]`.
         label_paddings: `[B, N]`; nonzero for padding labels. Padding is at the end.
         blank_id: The class of the blank.
-        log_epsilon: The value used for the logarithm of 0: the loss of a sequence that can't be
-            aligned (more labels than frames) is about `-log_epsilon`.
+        log_epsilon: The value that replaces the logarithm of 0. The loss of a sequence that can't
+            be aligned (more labels than frames) is about `-log_epsilon`.
 
     Returns:
         The losses `[B]`, one per sequence; at least float32.

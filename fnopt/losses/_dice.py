@@ -12,7 +12,7 @@ from fnopt.losses._inputs import floats
 
 
 def _align(name: str, predictions: Any, targets: Any) -> tuple[jax.Array, jax.Array]:
-    """Predictions and targets with the classes on the last axis."""
+    """Give predictions and targets a common shape, with the classes on the last axis."""
     predictions, targets = floats(name, predictions=predictions, targets=targets)
     if predictions.ndim == targets.ndim - 1:
         predictions = predictions[..., None]
@@ -21,13 +21,14 @@ def _align(name: str, predictions: Any, targets: Any) -> tuple[jax.Array, jax.Ar
     if predictions.shape != targets.shape:
         raise ValueError(
             f"{name}: predictions have shape {predictions.shape}, targets have shape "
-            f"{targets.shape}, expected the same: targets are one-hot, classes last."
+            f"{targets.shape}, expected equal shapes. Encode the targets one-hot, with the classes "
+            "on the last axis."
         )
     return predictions, targets
 
 
 def _ratio(numerator: jax.Array, denominator: jax.Array) -> jax.Array:
-    """Overlap coefficient; 1 for two empty regions."""
+    """Quotient of overlap and size; 1 for two empty regions."""
     empty = denominator == 0
     one = jnp.ones_like(denominator)
     return jnp.where(empty, one, numerator / jnp.where(empty, one, denominator))
@@ -51,7 +52,7 @@ def dice_loss(
     .. math:: \ell_c &= 1 - \frac{I_c + s}{I_c + \alpha\, (P_c - I_c) + \beta\, (T_c - I_c) + s}, \\
               I_c &= \sum p_c t_c, \quad P_c = \sum p_c, \quad T_c = \sum t_c
 
-    :math:`\alpha = \beta = \tfrac12` gives the Dice loss, other values the Tversky loss.
+    With :math:`\alpha = \beta = \tfrac12` it is the Dice loss, with other values the Tversky loss.
 
     Args:
         predictions: Logits `[B, ..., C]`, floating (probabilities if `apply_softmax` is False).
@@ -90,11 +91,13 @@ def dice_loss(
         p = jax.nn.sigmoid(p) if p.shape[-1] == 1 else jax.nn.softmax(p, axis=-1)
     axis = tuple(range(1, p.ndim - 1)) if axis is None else axis
     smooth, alpha, beta = (jnp.asarray(x, dtype) for x in (smooth, alpha, beta))
-    both = jnp.sum(p * targets, axis=axis)
-    # Salehi et al. (2017): alpha weighs false positives, beta false negatives; 1/2 each is Dice.
-    extra = jnp.sum(p * (1 - targets), axis=axis)
-    missed = jnp.sum(targets * (1 - p), axis=axis)
-    loss = 1 - _ratio(both + smooth, both + alpha * extra + beta * missed + smooth)
+    overlap = jnp.sum(p * targets, axis=axis)
+    # Sums of products and not P - I and T - I, which would cancel for nearly equal regions.
+    false_positives = jnp.sum(p * (1 - targets), axis=axis)
+    false_negatives = jnp.sum(targets * (1 - p), axis=axis)
+    loss = 1 - _ratio(
+        overlap + smooth, overlap + alpha * false_positives + beta * false_negatives + smooth
+    )
     if class_weights is not None:
         loss = loss * jnp.asarray(class_weights).astype(dtype)
     if ignore_background and p.shape[-1] > 1:
@@ -117,7 +120,7 @@ def multiclass_generalized_dice_loss(
     .. math:: \ell = \frac1{BC} \sum_{b, c} w_c\, \ell_{bc}, \qquad
               w_c \propto \frac1{n_c^2 + 10^{-7}}, \quad \sum_c w_c = C
 
-    with :math:`n_c` the size of class :math:`c` in the whole batch.
+    where :math:`n_c` is the size of class :math:`c` in the whole batch.
 
     Args:
         predictions: Logits `[B, ..., C]`, floating (probabilities if `apply_softmax` is False).

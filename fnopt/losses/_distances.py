@@ -83,21 +83,21 @@ def huber_loss(predictions: Any, targets: Any = None, *, delta: Any = 1.0) -> ja
     """
     size = jnp.abs(_errors("huber_loss", predictions, targets))
     delta = jnp.asarray(delta, size.dtype)
-    # The pieces aren't selected, because the square of an error in the linear piece might overflow,
-    # and its derivative would be NaN.
-    small = jnp.minimum(size, delta)
-    return 0.5 * jnp.square(small) + delta * (size - small)
+    # Not `where` with both pieces: the square of a large error may overflow, and its derivative
+    # would be NaN.
+    quadratic = jnp.minimum(size, delta)
+    return 0.5 * jnp.square(quadratic) + delta * (size - quadratic)
 
 
 @jax.custom_jvp
 def _log_cosh(e: jax.Array) -> jax.Array:
     size = jnp.abs(e)
-    small = size < 1
-    # cosh(e) - 1 without a difference; without the select it would overflow for large errors.
-    m = jnp.expm1(-jnp.where(small, size, jnp.zeros_like(e)))
-    near = jnp.log1p(0.5 * m * m / (1 + m))
-    far = size - jnp.log(jnp.asarray(2, e.dtype)) + jnp.log1p(jnp.exp(-2 * size))
-    return jnp.where(small, near, far)
+    is_small = size < 1
+    # log(cosh(e)) = log1p(m^2 / (2 (1 + m))) with m = exp(-|e|) - 1, which has no cancellation.
+    m = jnp.expm1(-jnp.where(is_small, size, jnp.zeros_like(e)))
+    small_value = jnp.log1p(0.5 * m * m / (1 + m))
+    large_value = size - jnp.log(jnp.asarray(2, e.dtype)) + jnp.log1p(jnp.exp(-2 * size))
+    return jnp.where(is_small, small_value, large_value)
 
 
 @_log_cosh.defjvp
@@ -137,7 +137,7 @@ def _inputs(name: str, axis: Any, where: Any, **arrays: Any) -> tuple[jax.Array,
 
 
 def _log(p: jax.Array) -> jax.Array:
-    """A logarithm that is 0 with derivative 0 at 0, for products `p log p`."""
+    """Logarithm with value 0 and derivative 0 at 0, for products `p log p`."""
     return jnp.log(jnp.where(p == 0, jnp.ones_like(p), p))
 
 
@@ -178,7 +178,7 @@ def kl_divergence(
 def kl_divergence_with_log_targets(
     log_predictions: Any, log_targets: Any, axis: Any = -1, where: Any = None
 ) -> jax.Array:
-    r"""The Kullback-Leibler divergence of two distributions, given by their logarithms.
+    r"""The Kullback-Leibler divergence of two distributions, as a function of their logarithms.
 
     .. math:: \mathrm{KL}(p \,\|\, q) = \sum_i e^{\log p_i} \left( \log p_i - \log q_i \right)
 
@@ -218,7 +218,7 @@ def kl_divergence_with_log_targets(
 def generalized_kl_divergence(
     log_predictions: Any, targets: Any, axis: Any = -1, where: Any = None
 ) -> jax.Array:
-    r"""The Kullback-Leibler divergence of measures whose sums needn't be one.
+    r"""The Kullback-Leibler divergence of two measures that aren't normalized.
 
     .. math:: \mathrm{KL}(p \,\|\, q) = \sum_i p_i \log \frac{p_i}{q_i} - p_i + q_i
 
@@ -244,10 +244,10 @@ def generalized_kl_divergence(
         "generalized_kl_divergence", axis, where, log_predictions=log_predictions, targets=targets
     )
     ratio = log_q - _log(p)
-    near = jnp.abs(ratio) < 1
-    # p and q nearly cancel where they nearly agree; far from it their ratio may overflow.
-    small = jnp.where(near, ratio, jnp.zeros_like(ratio))
-    close = p * (jnp.expm1(small) - small)
-    terms = jnp.where(near, close, jnp.exp(log_q) - p - multiply(p, ratio))
+    is_near = jnp.abs(ratio) < 1
+    # Where p and q nearly agree, the terms cancel, so expm1 is used. Elsewhere q / p may overflow.
+    small_ratio = jnp.where(is_near, ratio, jnp.zeros_like(ratio))
+    near_terms = p * (jnp.expm1(small_ratio) - small_ratio)
+    terms = jnp.where(is_near, near_terms, jnp.exp(log_q) - p - multiply(p, ratio))
     terms = jnp.where(p == 0, jnp.exp(log_q), terms)
     return jnp.sum(zero_excluded(mask(where, terms.shape, axis), terms), axis=axis)

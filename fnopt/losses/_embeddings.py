@@ -11,43 +11,43 @@ from fnopt.losses._inputs import floats
 
 
 def _scale(x: jax.Array, axis: Any, where: Any) -> tuple[jax.Array, jax.Array]:
-    """Divide a vector by its largest entry, which is constant for derivatives; return both."""
-    shown = jnp.abs(x) if where is None else jnp.where(where, jnp.abs(x), jnp.zeros_like(x))
-    # The result doesn't depend on the scale, so the derivative need not go through it.
-    top = jax.lax.stop_gradient(jnp.max(shown, axis=axis, keepdims=True, initial=0))
+    """Divide a vector by its largest modulus; return the quotient and the divisor, a constant."""
+    included = jnp.abs(x) if where is None else jnp.where(where, jnp.abs(x), jnp.zeros_like(x))
+    # The divisor cancels in the unit vector, so it needs no derivative.
+    top = jax.lax.stop_gradient(jnp.max(included, axis=axis, keepdims=True, initial=0))
     top = jnp.where((top > 0) & jnp.isfinite(top), top, jnp.ones_like(top))
     return x / top, top
 
 
 def unit(x: jax.Array, epsilon: Any, axis: Any, where: Any = None) -> tuple[jax.Array, jax.Array]:
-    r"""The unit vector :math:`x / \max(\|x\|, \sqrt\epsilon)`, and one minus its squared length.
+    r"""Return :math:`x / \max(\|x\|, \sqrt\epsilon)`, and one minus the square of its norm.
 
-    A zero vector stays zero. The length is computed from the vector divided by its largest entry,
+    A zero vector stays zero. The norm is computed from the vector divided by its largest modulus,
     because squares of 1e20 and 1e-24 are infinite and zero in float32.
     """
     x, top = _scale(x, axis, where)
     square = jnp.sum(jnp.square(x), axis=axis, keepdims=True, where=where)
-    # Divided by its largest entry, a vector has at least length 1, unless all entries are zero.
-    zero = square == 0
-    length = jnp.sqrt(jnp.where(zero, jnp.ones_like(square), square))
-    least = jnp.sqrt(jnp.asarray(epsilon, x.dtype)) / top
-    short = length < least
-    ratio = square / jnp.square(jnp.where(short, least, jnp.ones_like(least)))
-    lacking = jnp.where(short, 1 - ratio, jnp.zeros_like(square))
-    lacking = jnp.where(zero, jnp.ones_like(square), lacking)
-    x = jnp.where(zero, jnp.zeros_like(x), x / jnp.maximum(length, least))
-    return x, jnp.squeeze(lacking, axis=axis)
+    # Divided by its largest modulus, a nonzero vector has a norm of at least 1.
+    is_zero = square == 0
+    length = jnp.sqrt(jnp.where(is_zero, jnp.ones_like(square), square))
+    min_length = jnp.sqrt(jnp.asarray(epsilon, x.dtype)) / top
+    is_short = length < min_length
+    ratio = square / jnp.square(jnp.where(is_short, min_length, jnp.ones_like(min_length)))
+    deficit = jnp.where(is_short, 1 - ratio, jnp.zeros_like(square))
+    deficit = jnp.where(is_zero, jnp.ones_like(square), deficit)
+    x = jnp.where(is_zero, jnp.zeros_like(x), x / jnp.maximum(length, min_length))
+    return x, jnp.squeeze(deficit, axis=axis)
 
 
 def _check_lengths(name: str, a: jax.Array, b: jax.Array, axis: Any) -> None:
-    """Check that vectors have the same length; other axes may broadcast."""
+    """Check that vectors have equal lengths along `axis`; other axes may broadcast."""
     ndim = max(a.ndim, b.ndim)
     axes = range(ndim) if axis is None else ((axis,) if isinstance(axis, int) else axis)
     shapes = [(1,) * (ndim - x.ndim) + x.shape for x in (a, b)]
     if any(shapes[0][i] != shapes[1][i] for i in axes):
         raise ValueError(
             f"{name}: predictions has shape {a.shape}, targets has shape {b.shape}, expected "
-            f"vectors of one length along axis {axis}."
+            f"equal lengths along axis {axis}."
         )
 
 
@@ -120,8 +120,8 @@ def cosine_distance(
         Array(1., dtype=float32)
     """
     name = "cosine_distance"
-    a, a_lacks, b, b_lacks = _unit_vectors(name, predictions, targets, epsilon, axis, where)
-    return 0.5 * (jnp.sum(jnp.square(a - b), axis=axis) + a_lacks + b_lacks)
+    a, a_deficit, b, b_deficit = _unit_vectors(name, predictions, targets, epsilon, axis, where)
+    return 0.5 * (jnp.sum(jnp.square(a - b), axis=axis) + a_deficit + b_deficit)
 
 
 def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> jax.Array:
@@ -161,26 +161,27 @@ def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> jax.Array:
             "expected [B, D] and [B]."
         )
     z, _ = unit(z, jnp.finfo(z.dtype).eps, axis=-1)
-    # bfloat16 factors err by 0.4 %, which the temperature 0.07 (Wu et al., 2018) makes 6 %.
+    # bfloat16 factors have errors of 0.4 %; division by the temperature 0.07 (Wu et al., 2018)
+    # increases an error of the score to 0.06.
     scores = jnp.matmul(z, z.T, precision="highest") / jnp.asarray(temperature, z.dtype)
-    same = labels[:, None] == labels
-    positive = same & ~jnp.eye(len(z), dtype=bool)
-    # log(e^s + e^n) - s = softplus(n - s), with n the logarithm of the sum over the others.
-    others = _logsumexp(scores, ~same)[:, None]
-    terms = jax.nn.softplus(others - scores)
-    # A batch without positive pairs has the loss 0.
-    count = jnp.sum(positive.astype(z.dtype))
-    return jnp.sum(jnp.where(positive, terms, jnp.zeros_like(terms))) / jnp.maximum(count, 1)
+    has_same_label = labels[:, None] == labels
+    is_positive = has_same_label & ~jnp.eye(len(z), dtype=bool)
+    # log(e^s + e^n) - s = softplus(n - s), where n is the log-sum-exp over the negatives.
+    negatives = _logsumexp(scores, ~has_same_label)[:, None]
+    terms = jax.nn.softplus(negatives - scores)
+    # The loss of a batch without positive pairs is 0, not 0 / 0.
+    count = jnp.sum(is_positive.astype(z.dtype))
+    return jnp.sum(jnp.where(is_positive, terms, jnp.zeros_like(terms))) / jnp.maximum(count, 1)
 
 
 def _logsumexp(x: jax.Array, where: jax.Array) -> jax.Array:
-    """Masked logsumexp over the last axis; a large negative number for an empty mask."""
-    some = jnp.any(where, axis=-1)
-    shown = where | ~some[:, None]
-    total = jax.nn.logsumexp(jnp.where(shown, x, -jnp.inf), axis=-1)
-    # Half of the lowest number, so that a difference with a score stays finite.
-    least = jnp.full_like(total, jnp.finfo(x.dtype).min / 2)
-    return jnp.where(some, total, least)
+    """Masked log-sum-exp over the last axis; a large negative number for an empty mask."""
+    is_nonempty = jnp.any(where, axis=-1)
+    included = where | ~is_nonempty[:, None]
+    total = jax.nn.logsumexp(jnp.where(included, x, -jnp.inf), axis=-1)
+    # Half of the lowest number, so that its difference from a score is finite.
+    lowest = jnp.full_like(total, jnp.finfo(x.dtype).min / 2)
+    return jnp.where(is_nonempty, total, lowest)
 
 
 def triplet_margin_loss(
@@ -192,7 +193,7 @@ def triplet_margin_loss(
     margin: Any = 1.0,
     eps: Any = 1e-6,
 ) -> jax.Array:
-    r"""The triplet margin loss, small if anchors are closer to positives than to negatives.
+    r"""The triplet margin loss, zero if anchors are closer to positives than negatives by a margin.
 
     .. math:: \ell = \max\left( 0,\, d(a, p) - d(a, n) + m \right), \qquad
               d(x, y) = \Bigl( \sum_i |x_i - y_i|^q + \epsilon \Bigr)^{1/q}
@@ -229,23 +230,23 @@ def triplet_margin_loss(
     if not a.shape == p.shape == n.shape:
         raise ValueError(
             f"triplet_margin_loss: anchors, positives and negatives have shapes {a.shape}, "
-            f"{p.shape}, {n.shape}, expected the same."
+            f"{p.shape}, {n.shape}, expected equal shapes."
         )
-    ahead = _distance(a - p, axis, norm_degree, eps) - _distance(a - n, axis, norm_degree, eps)
-    return jnp.maximum(ahead + jnp.asarray(margin, a.dtype), 0)
+    difference = _distance(a - p, axis, norm_degree, eps) - _distance(a - n, axis, norm_degree, eps)
+    return jnp.maximum(difference + jnp.asarray(margin, a.dtype), 0)
 
 
 def _distance(x: jax.Array, axis: Any, degree: Any, eps: Any) -> jax.Array:
-    """The norm of the given degree, computed relative to the largest entry to avoid overflow."""
+    """Norm of a given degree, with the largest entry as scale so that powers don't overflow."""
     degree = jnp.asarray(degree, x.dtype)
-    least = jnp.asarray(eps, x.dtype) ** (1 / degree)
+    smallest = jnp.asarray(eps, x.dtype) ** (1 / degree)
     size = jnp.abs(x)
-    top = jnp.maximum(jnp.max(size, axis=axis, keepdims=True, initial=0), least)
-    # The divisor cancels in the norm, so no derivative goes through it.
+    top = jnp.maximum(jnp.max(size, axis=axis, keepdims=True, initial=0), smallest)
+    # The scale cancels in the norm, so it needs no derivative.
     top = jax.lax.stop_gradient(jnp.where(top > 0, top, jnp.ones_like(top)))
-    zero = size == 0
-    powers = jnp.where(zero, 0, jnp.where(zero, 1, size / top) ** degree).astype(x.dtype)
-    total = jnp.sum(powers, axis=axis) + (least / jnp.squeeze(top, axis)) ** degree
+    is_zero = size == 0
+    powers = jnp.where(is_zero, 0, jnp.where(is_zero, 1, size / top) ** degree).astype(x.dtype)
+    total = jnp.sum(powers, axis=axis) + (smallest / jnp.squeeze(top, axis)) ** degree
     empty = total == 0  # only without eps
     root = jnp.where(empty, jnp.ones_like(total), total) ** (1 / degree)
     return jnp.squeeze(top, axis) * jnp.where(empty, jnp.zeros_like(total), root)

@@ -71,11 +71,11 @@ def perceptron_loss(predictor_outputs: Any, targets: Any) -> jax.Array:
 
 
 def _margins(name: str, scores: Any, labels: Any) -> tuple[jax.Array, jax.Array]:
-    """Margins of all classes over the labeled one, and the mask of the other classes."""
+    """Scores minus the score of the labeled class, and the mask of the other classes."""
     (scores,) = floats(name, scores=scores)
     labels = class_labels(name, labels, scores.shape[:-1])
     others = jnp.arange(scores.shape[-1], dtype=labels.dtype) != labels[..., None]
-    # The difference comes first: a margin of 1 is lost next to scores of 1e8.
+    # The scores are subtracted before a margin of 1 is added, which would be lost at scores of 1e8.
     return scores - take_at_label(scores, labels)[..., None], others
 
 
@@ -102,7 +102,7 @@ def multiclass_hinge_loss(scores: Any, labels: Any) -> jax.Array:
         Crammer and Singer, 2001, Journal of Machine Learning Research 2.
     """
     margins, others = _margins("multiclass_hinge_loss", scores, labels)
-    # A label's own margin is 0, so that the loss is never negative.
+    # The margin of the labeled class itself is 0, so that the loss is never negative.
     return jnp.max(margins + others.astype(margins.dtype), axis=-1)
 
 
@@ -130,14 +130,14 @@ def multiclass_perceptron_loss(scores: Any, labels: Any) -> jax.Array:
     return jnp.max(margins, axis=-1)
 
 
-def _reduce(loss: jax.Array, some: jax.Array | None, reduce_fn: Any) -> jax.Array:
+def _reduce(loss: jax.Array, has_items: jax.Array | None, reduce_fn: Any) -> jax.Array:
     if reduce_fn is None:
-        return zero_excluded(some, loss)
-    if reduce_fn is jnp.mean and some is not None:
-        # The mean over zero lists would be 0 / 0, and its gradient too.
-        count = jnp.sum(some.astype(loss.dtype))
-        return jnp.sum(zero_excluded(some, loss)) / jnp.maximum(count, 1)
-    return reduce_fn(loss, where=some)
+        return zero_excluded(has_items, loss)
+    if reduce_fn is jnp.mean and has_items is not None:
+        # `jnp.mean` over zero lists, and its gradient, would be 0 / 0.
+        count = jnp.sum(has_items.astype(loss.dtype))
+        return jnp.sum(zero_excluded(has_items, loss)) / jnp.maximum(count, 1)
+    return reduce_fn(loss, where=has_items)
 
 
 def ranking_softmax_loss(
@@ -195,10 +195,10 @@ def make_fenchel_young_loss(max_fun: Callable[..., Any]) -> Callable[..., jax.Ar
     .. math:: \ell(x, y) = F(x) - \langle y, x \rangle, \qquad
               F(x) = \max_{y \in \mathcal C} \langle y, x \rangle - \Omega(y)
 
-    The gradient of the loss is :math:`\hat y(x) - y`, where :math:`\hat y` is the maximizer. (The
-    constant :math:`\Omega(y)` is omitted.) With log-sum-exp as `max_fun` it is the cross entropy.
-    With a maximum smoothed by `fnopt.discrete.make_perturbed_fun` it is a loss for structured
-    prediction.
+    The gradient of the loss is :math:`\hat y(x) - y`, where :math:`\hat y` is the maximizer. The
+    constant :math:`\Omega(y)` is omitted. With log-sum-exp as `max_fun`, the loss is the cross
+    entropy. With a maximum smoothed by `fnopt.discrete.make_perturbed_fun`, it is a loss for
+    structured prediction.
 
     Args:
         max_fun: :math:`F`, from scores `[n]` and additional arguments to a scalar.
@@ -227,7 +227,7 @@ def make_fenchel_young_loss(max_fun: Callable[..., Any]) -> Callable[..., jax.Ar
     def fenchel_young_loss(scores: Any, targets: Any, *args: Any, **kwargs: Any) -> jax.Array:
         scores, targets = floats("fenchel_young_loss", scores=scores, targets=targets)
 
-        # Not a matrix product, which an accelerator rounds.
+        # `jnp.dot` would be a matrix product, which accelerators compute from rounded factors.
         return jnp.vectorize(
             lambda x: jnp.asarray(max_fun(x, *args, **kwargs)).astype(scores.dtype),
             signature="(n)->()",
@@ -259,12 +259,12 @@ def sparsemax_loss(logits: Any, labels: Any) -> jax.Array:
         Martins and Astudillo, 2016, arXiv:1602.02068.
     """
     (x,) = floats("sparsemax_loss", logits=logits)
-    yes = jnp.asarray(labels)
-    if jnp.issubdtype(yes.dtype, jnp.complexfloating):
-        raise TypeError(f"sparsemax_loss: labels are {type_text(yes)}, expected 0 and 1.")
-    check_broadcast("sparsemax_loss", logits=x, labels=yes)
-    z = jnp.where(yes != 0, -x, x)
-    # Only used elements are squared, because the square of 1e30 is infinite.
+    targets = jnp.asarray(labels)
+    if jnp.issubdtype(targets.dtype, jnp.complexfloating):
+        raise TypeError(f"sparsemax_loss: labels are {type_text(targets)}, expected 0 and 1.")
+    check_broadcast("sparsemax_loss", logits=x, labels=targets)
+    z = jnp.where(targets != 0, -x, x)
+    # The argument is clipped, because the square of 1e30 is infinite.
     square = 0.25 * jnp.square(jnp.clip(z, -1, 1) + 1)
     return jnp.where(z >= 1, z, square)
 
@@ -295,8 +295,8 @@ def multiclass_sparsemax_loss(scores: Any, labels: Any) -> jax.Array:
         Martins and Astudillo, 2016, arXiv:1602.02068.
     """
     (scores,) = floats("multiclass_sparsemax_loss", scores=scores)
-    ahead, _ = _margins("multiclass_sparsemax_loss", scores, labels)
+    margins, _ = _margins("multiclass_sparsemax_loss", scores, labels)
     p = simplex_of_rows(scores, jnp.ones((), scores.dtype))
-    # Classes without probability may have a score of minus infinity.
-    terms = jnp.where(p > 0, p * jnp.where(p > 0, ahead, jnp.zeros_like(p)), jnp.zeros_like(p))
+    # Classes of probability zero may have a score of minus infinity, and 0 times infinity is NaN.
+    terms = jnp.where(p > 0, p * jnp.where(p > 0, margins, jnp.zeros_like(p)), jnp.zeros_like(p))
     return jnp.sum(terms, axis=-1) + 0.5 * (1 - jnp.sum(jnp.square(p), axis=-1))

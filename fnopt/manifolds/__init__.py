@@ -1,4 +1,4 @@
-"""Manifolds of parameters, with the tangents that optimizers and solvers use."""
+"""Manifolds for parameters: retractions, tangents, and optimization in tangent spaces."""
 
 from __future__ import annotations
 

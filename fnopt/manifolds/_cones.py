@@ -13,10 +13,10 @@ from fnopt.numerics import matmul
 class PositiveDefiniteMatrices(Manifold):
     r"""Symmetric positive definite matrices, `[..., n, n]`, in the log-Cholesky metric.
 
-    With :math:`X = L L^\top`, a tangent is a vector `[..., n (n + 1) / 2]`. It contains the changes
-    of :math:`\log L_{ii}`, then the changes of the entries of `L` below the diagonal. In these
-    coordinates the manifold is flat. Steps stay on the manifold, `local` is a difference, the mean
-    is the mean of coordinates, and `transport` is the identity.
+    With :math:`X = L L^\top`, a tangent is a vector `[..., n (n + 1) / 2]`. The tangent contains
+    the changes of :math:`\log L_{ii}`, then the changes of the entries of `L` below the diagonal.
+    In these coordinates the manifold is flat. Steps stay on the manifold, `local` is a difference,
+    the mean is the mean of coordinates, and `transport` is the identity.
 
     Example:
         >>> import jax.numpy as jnp
@@ -43,11 +43,11 @@ class PositiveDefiniteMatrices(Manifold):
         return (*shape[:-2], shape[-1] * (shape[-1] + 1) // 2)
 
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
-        """Move the Cholesky factor along a tangent."""
+        """Change the Cholesky factor by a tangent."""
         n = x.shape[-1]
         L, below = jnp.linalg.cholesky(x), jnp.tril_indices(n, -1)
-        growth = jnp.eye(n, dtype=v.dtype) * jnp.exp(v[..., :n])[..., None]
-        L = L * jnp.where(jnp.eye(n, dtype=bool), growth, 1)
+        factors = jnp.eye(n, dtype=v.dtype) * jnp.exp(v[..., :n])[..., None]
+        L = L * jnp.where(jnp.eye(n, dtype=bool), factors, 1)
         L = L.at[..., below[0], below[1]].add(v[..., n:])
         return matmul(L, jnp.swapaxes(L, -1, -2))
 
@@ -55,8 +55,8 @@ class PositiveDefiniteMatrices(Manifold):
         """Differences of the Cholesky factors, with logarithms of the diagonals."""
         L, M = jnp.linalg.cholesky(x), jnp.linalg.cholesky(y)
         below = jnp.tril_indices(x.shape[-1], -1)
-        grown = jnp.diagonal(M, axis1=-2, axis2=-1) / jnp.diagonal(L, axis1=-2, axis2=-1)
-        return jnp.concatenate([jnp.log(grown), (M - L)[..., below[0], below[1]]], axis=-1)
+        ratios = jnp.diagonal(M, axis1=-2, axis2=-1) / jnp.diagonal(L, axis1=-2, axis2=-1)
+        return jnp.concatenate([jnp.log(ratios), (M - L)[..., below[0], below[1]]], axis=-1)
 
     def nearest(self, y: jax.Array) -> jax.Array:
         """Symmetric part, with eigenvalues of at least `n eps` times the largest."""
@@ -76,13 +76,13 @@ class PositiveDefiniteMatrices(Manifold):
 
 
 class Probabilities(Manifold):
-    r"""Positive numbers whose sum is 1, along the last axis: the open simplex.
+    r"""Positive numbers with the sum 1 along the last axis (the open simplex).
 
     .. math:: \mathrm{retract}(x, v)_i = x_i e^{v_i} \Big/ \sum_j x_j e^{v_j}
 
     The metric is Aitchison's metric of log-ratios, in which the simplex is flat. A step never
-    reaches 0. If the solution contains zeros, the iterates approach it, and solvers report the
-    vanishing entries as undetermined.
+    reaches 0. If the solution contains zeros, the iterates approach the solution, and solvers
+    report the entries that tend to zero as undetermined.
 
     Example:
         >>> import jax.numpy as jnp
@@ -100,18 +100,18 @@ class Probabilities(Manifold):
         return shape[-1] - 1
 
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
-        """Change the logarithms of the probabilities, bounded to stay finite, and normalize."""
+        """Add `v` to the logarithms of the probabilities, and normalize."""
         p = jax.nn.softmax(jnp.log(x) + v, axis=-1)
         # A probability that underflows to zero would have an infinite logarithm in the next step.
         return jnp.maximum(p, jnp.finfo(p.dtype).tiny)
 
     def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """Difference of the logarithms, minus its mean."""
+        """Difference of the logarithms, minus the mean of the difference."""
         change = jnp.log(y) - jnp.log(x)
         return change - jnp.mean(change, axis=-1, keepdims=True)
 
     def nearest(self, y: jax.Array) -> jax.Array:
-        """Entries, at least the machine epsilon, divided by their sum."""
+        """Replace entries below the machine epsilon by it, and divide by the sum."""
         y = jnp.maximum(y, jnp.asarray(jnp.finfo(y.dtype).eps, y.dtype))
         return y / jnp.sum(y, axis=-1, keepdims=True)
 
@@ -120,10 +120,10 @@ class Probabilities(Manifold):
         return jnp.where(jnp.any(x <= 0), jnp.inf, super().distance(x))
 
     def from_coordinates(self, x: jax.Array, c: jax.Array) -> jax.Array:
-        """Log-ratios with these orthonormal coordinates."""
+        """Tangent (log-ratios with mean 0) with the orthonormal coordinates `c`."""
         n = x.shape[-1]
-        even = jnp.full((*x.shape[:-1], n, 1), n**-0.5, x.dtype)
-        return complement(even, c[..., None])[..., 0]
+        uniform = jnp.full((*x.shape[:-1], n, 1), n**-0.5, x.dtype)
+        return complement(uniform, c[..., None])[..., 0]
 
     def __repr__(self) -> str:
         return "Simplex"

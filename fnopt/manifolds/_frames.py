@@ -18,7 +18,7 @@ from fnopt.numerics import matmul
 
 
 class Sphere(Manifold):
-    r"""Vectors of a given length, along the last axis: `UnitVector`, and the rows of a matrix.
+    r"""Vectors of a given length along the last axis, such as unit vectors or rows of a matrix.
 
     .. math:: \mathrm{retract}(x, v) = \cos(\|v\| / r)\, x + \sin(\|v\| / r)\, r v / \|v\|
 
@@ -28,8 +28,8 @@ class Sphere(Manifold):
     projects onto the tangent space.
 
     Args:
-        radius: The length of the vectors; with None, each vector keeps its initial length, as for
-            the rows of a weight matrix (`Oblique`).
+        radius: The length of the vectors. With None (`Oblique`), each vector keeps its initial
+            length, for example each row of a weight matrix.
 
     Example:
         >>> import jax.numpy as jnp
@@ -49,8 +49,8 @@ class Sphere(Manifold):
         super().__post_init__()
         if self.radius is not None and not 0 < self.radius < math.inf:
             raise ValueError(
-                f"{where()}Sphere: radius = {self.radius}, expected a positive number, or None for "
-                "vectors that keep their length."
+                f"{where()}Sphere: radius = {self.radius}, expected a positive number, or None to "
+                "keep the initial length of each vector."
             )
 
     def dimension(self, shape: tuple[int, ...]) -> int:
@@ -58,7 +58,7 @@ class Sphere(Manifold):
         return shape[-1] - 1
 
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
-        """End point of the great-circle arc in the direction `v`."""
+        """End point of the great-circle arc from `x` with the initial tangent `v`."""
         x, square = self._normalize(x)
         v = _tangent(x, v, square)
         t = jnp.sum(v * v, axis=-1, keepdims=True) / square
@@ -73,10 +73,10 @@ class Sphere(Manifold):
         return angle_ratio(jnp.sum(normal * normal, axis=-1, keepdims=True) / square, c) * normal
 
     def nearest(self, y: jax.Array) -> jax.Array:
-        """Vector in the same direction; for the zero vector, the first axis."""
-        first = jnp.eye(1, y.shape[-1], dtype=y.dtype)[0]
+        """Vector in the same direction; a zero vector is replaced by the first unit vector."""
+        first_axis = jnp.eye(1, y.shape[-1], dtype=y.dtype)[0]
         is_zero = jnp.sum(y * y, axis=-1, keepdims=True) == 0
-        return self._normalize(jnp.where(is_zero, first, y))[0]
+        return self._normalize(jnp.where(is_zero, first_axis, y))[0]
 
     def from_coordinates(self, x: jax.Array, c: jax.Array) -> jax.Array:
         """Tangent with coordinates in the basis of a reflection that maps an axis to `x`."""
@@ -93,7 +93,7 @@ class Sphere(Manifold):
         return _tangent(x, v, square)
 
     def _normalize(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Vectors scaled to the radius, and the squared radius."""
+        """Scale vectors to the radius; also return the squared radius."""
         square = jnp.sum(x * x, axis=-1, keepdims=True)
         safe = jnp.where(square > 0, square, jnp.ones_like(square))
         if self.radius is None:
@@ -110,7 +110,7 @@ def _tangent(x: jax.Array, v: jax.Array, square: jax.Array) -> jax.Array:
 
 
 class OrthonormalFrames(Manifold):
-    r"""Matrices with orthonormal columns, `[..., n, p]`: the Stiefel manifold.
+    r"""Matrices with orthonormal columns, `[..., n, p]` (the Stiefel manifold).
 
     With :math:`A = \mathrm{skew}(X^\top V)`, :math:`N = V - X X^\top V` and
     :math:`S = N^\top N / 4` the retraction is the Cayley transform
@@ -143,7 +143,7 @@ class OrthonormalFrames(Manifold):
         return len(shape) > 1 and shape[-2] >= shape[-1]
 
     def dimension(self, shape: tuple[int, ...]) -> int:
-        """N p - p (p + 1) / 2."""
+        """`n p - p (p + 1) / 2`."""
         n, p = shape[-2:]
         return n * p - p * (p + 1) // 2
 
@@ -152,17 +152,17 @@ class OrthonormalFrames(Manifold):
         x = orthonormalize(x)
         A, normal = _frame_parts(x, v)
         eye = jnp.eye(x.shape[-1], dtype=x.dtype)
-        half = A / 2 - matmul(_transpose(normal), normal) / 4
-        inner = jnp.linalg.solve(eye - half, eye + half)
-        return matmul(x, inner) + matmul(normal, eye + inner) / 2
+        K = A / 2 - matmul(_transpose(normal), normal) / 4
+        Y1 = jnp.linalg.solve(eye - K, eye + K)
+        return matmul(x, Y1) + matmul(normal, eye + Y1) / 2
 
     def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
         """Tangent whose retraction at `x` is `y`."""
-        inner = matmul(_transpose(x), y)
-        normal = y - matmul(x, inner)
+        Y1 = matmul(_transpose(x), y)
+        normal = y - matmul(x, Y1)
         eye = jnp.eye(x.shape[-1], dtype=x.dtype)
-        N = 2 * _solve_right(normal, eye + inner)
-        A = _solve_right(2 * (inner - eye) + matmul(_transpose(N), normal), eye + inner)
+        N = 2 * _solve_right(normal, eye + Y1)
+        A = _solve_right(2 * (Y1 - eye) + matmul(_transpose(N), normal), eye + Y1)
         return matmul(x, A) + N
 
     def nearest(self, y: jax.Array) -> jax.Array:
@@ -221,7 +221,7 @@ def complement(x: jax.Array, b: jax.Array) -> jax.Array:
     """
     p = x.shape[-1]
     x = lax.stop_gradient(x)
-    # The derivative of an SVD is infinite for equal singular values; the basis is constant anyway.
+    # `x` is constant here, because the derivative of an SVD is infinite for equal singular values.
     U, s, Vt = jnp.linalg.svd(x[..., :p, :], full_matrices=False)
     W = x.at[..., :p, :].add(matmul(U, Vt))
     inner = matmul(_transpose(W[..., p:, :]), b)

@@ -1,4 +1,4 @@
-"""Interface of a manifold: a curved set with flat tangent spaces."""
+"""Interface of a manifold."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from fnopt.core import Value
 
 
 class Manifold(Value):
-    r"""A set of points; the last axes of an array hold a point, leading axes are batch axes.
+    r"""Base class of manifolds; the last axes of an array are a point, leading axes are batch axes.
 
-    A point `x` moves by `retract(x, v)`, where `v` is a tangent, an array of `tangent_shape`.
+    `retract(x, v)` moves a point `x` along a tangent `v`, an array of `tangent_shape`.
     Tangents form a vector space, so optimizers and solvers treat them as ordinary arrays. A
     subclass defines
 
-    - `retract(x, v)`, with :math:`R_x(0) = x`, smooth, which stays on the set for every `v`;
+    - `retract(x, v)`, smooth and on the set for every `v`, with :math:`R_x(0) = x`;
     - `local(x, y)`, the tangent that leads from `x` to `y`: :math:`R_x(\mathrm{local}(x, y)) = y`;
-    - `nearest(y)`, a point on the set close to any array of the shape;
+    - `nearest(y)`, a point of the set close to an arbitrary array;
     - `tangent_shape(shape)` and `accepts(shape)`, and `axes`, the number of axes of a point.
 
     These methods suffice if the entries of a tangent are orthonormal coordinates. A manifold whose
@@ -53,11 +53,11 @@ class Manifold(Value):
         raise NotImplementedError(f"{type(self).__name__} must define retract(self, x, v)")
 
     def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
-        """Tangent at `x` that leads to `y`."""
+        """Tangent at `x` whose retraction is `y`."""
         raise NotImplementedError(f"{type(self).__name__} must define local(self, x, y)")
 
     def nearest(self, y: jax.Array) -> jax.Array:
-        """Point on the set close to an array."""
+        """Point of the set close to an array."""
         raise NotImplementedError(f"{type(self).__name__} must define nearest(self, y)")
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
@@ -65,11 +65,11 @@ class Manifold(Value):
         return len(shape) >= self.axes
 
     def tangent_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the tangents of an array of points with this shape."""
+        """Shape of the tangents at an array of points of the given shape."""
         return tuple(shape)
 
     def dimension(self, shape: tuple[int, ...]) -> int:
-        """Dimension of the manifold, for one point."""
+        """Dimension of the manifold (of one point)."""
         return math.prod(self.tangent_shape(shape)[len(shape) - self.axes :])
 
     def from_coordinates(self, x: jax.Array, c: jax.Array) -> jax.Array:
@@ -77,7 +77,7 @@ class Manifold(Value):
         return c.reshape(self.tangent_shape(x.shape))
 
     def transport(self, x: jax.Array, v: jax.Array) -> jax.Array:
-        """Transport `v`, a tangent at a nearby point, to the closest tangent at `x`."""
+        """Transport a tangent `v` at a nearby point to the tangent space at `x`."""
         del x
         return v
 
@@ -96,7 +96,7 @@ class Manifold(Value):
         """Largest entry of the difference between an array and the nearest point of the set."""
         return jnp.max(jnp.abs(x - self.nearest(x)), initial=0)
 
-    # JAX hashes the manifold of every leaf in every call of a jitted function.
+    # A short hash: JAX hashes the manifold of every leaf in every call of a jitted function.
     def __hash__(self) -> int:
         return hash((type(self), self._flatten()[1]))
 

@@ -16,10 +16,10 @@ class RigidMotions(Manifold):
 
     .. math:: \mathrm{retract}(T, (u, \omega)) = (R \exp(\hat\omega),\ p + R u)
 
-    Tangents are `(u, omega)`, a translation and a rotation vector in the frame of the pose: `[...,
-    6]` in space, `[..., 3]` in the plane. To first order the retraction equals the exponential map
-    of the group, so both give the same covariances of tangents. `local` is the inverse of the
-    retraction, and defines relative poses in the same way as g2o and GTSAM's `Pose2`.
+    Tangents are `(u, omega)`, a translation and a rotation vector in the frame of the pose. Their
+    shape is `[..., 6]` in space and `[..., 3]` in the plane. To first order the retraction equals
+    the exponential map of the group, so covariances of tangents are equal for both. `local` is the
+    inverse of the retraction. It defines relative poses in the same way as g2o and GTSAM's `Pose2`.
 
     Args:
         size: The dimension of the space, 2 or 3.
@@ -42,7 +42,7 @@ class RigidMotions(Manifold):
 
     @property
     def rotations(self) -> Rotations:
-        """Rotations of the space."""
+        """The manifold of rotations."""
         return Rotations(self.size)
 
     def accepts(self, shape: tuple[int, ...]) -> bool:
@@ -54,16 +54,16 @@ class RigidMotions(Manifold):
         return (*shape[:-2], self.size + (3 if self.size == 3 else 1))
 
     def retract(self, x: jax.Array, v: jax.Array) -> jax.Array:
-        """Move a pose in its own frame."""
+        """Translate and rotate a pose `x` in the frame of `x`."""
         R, p = self.parts(x)
-        u, turn = v[..., : self.size], v[..., self.size :]
-        return self.of(self.rotations.retract(R, turn), p + _rotate_vector(R, u))
+        u, omega = v[..., : self.size], v[..., self.size :]
+        return self.of(self.rotations.retract(R, omega), p + _rotate_vector(R, u))
 
     def local(self, x: jax.Array, y: jax.Array) -> jax.Array:
         """Translation and rotation vector from `x` to `y`, in the frame of `x`."""
         (R, p), (S, q) = self.parts(x), self.parts(y)
-        shift = _rotate_vector(jnp.swapaxes(R, -1, -2), q - p)
-        return jnp.concatenate([shift, self.rotations.local(R, S)], axis=-1)
+        u = _rotate_vector(jnp.swapaxes(R, -1, -2), q - p)
+        return jnp.concatenate([u, self.rotations.local(R, S)], axis=-1)
 
     def nearest(self, y: jax.Array) -> jax.Array:
         """Pose with the nearest rotation."""
@@ -76,19 +76,19 @@ class RigidMotions(Manifold):
         return x[..., :n, :n], x[..., :n, n]
 
     def of(self, R: jax.Array, p: jax.Array) -> jax.Array:
-        """Pose with a rotation and a position."""
+        """Make the pose with rotation `R` and position `p`."""
         shape = jnp.broadcast_shapes(R.shape[:-2], p.shape[:-1])
         R = jnp.broadcast_to(R, (*shape, self.size, self.size))
         p = jnp.broadcast_to(p, (*shape, self.size))
-        last = jnp.eye(self.size + 1, dtype=R.dtype)[-1:]
-        last = jnp.broadcast_to(last, (*shape, 1, self.size + 1))
-        return jnp.concatenate([jnp.concatenate([R, p[..., None]], axis=-1), last], axis=-2)
+        last_row = jnp.eye(self.size + 1, dtype=R.dtype)[-1:]
+        last_row = jnp.broadcast_to(last_row, (*shape, 1, self.size + 1))
+        return jnp.concatenate([jnp.concatenate([R, p[..., None]], axis=-1), last_row], axis=-2)
 
     def inverse(self, x: jax.Array) -> jax.Array:
-        """Inverse pose, without a linear solve."""
+        """Inverse pose, computed without a linear solve."""
         R, p = self.parts(x)
-        back = jnp.swapaxes(R, -1, -2)
-        return self.of(back, -_rotate_vector(back, p))
+        R_inverse = jnp.swapaxes(R, -1, -2)
+        return self.of(R_inverse, -_rotate_vector(R_inverse, p))
 
     def __repr__(self) -> str:
         return f"SE{self.size}"

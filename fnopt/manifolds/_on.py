@@ -1,4 +1,4 @@
-"""Pytree node of a parameter on a manifold."""
+"""Pytree node for a parameter on a manifold."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class on(Value):
         >>> on(SO3, jnp.ones((3, 3)))
         Traceback (most recent call last):
         ...
-        ValueError: on: value is 1 away from SO3, expected an array on it. Project it: \
+        ValueError: on: value is 1 away from SO3, expected a point of SO3. Project it: \
 on(SO3, SO3.nearest(value)).
     """
 
@@ -53,33 +53,33 @@ on(SO3, SO3.nearest(value)).
     def __post_init__(self) -> None:
         if not isinstance(self.manifold, Manifold):
             raise TypeError(
-                f"{where()}on: manifold = {type_text(self.manifold)}, expected one such as "
-                "fnopt.manifolds.SO3, and then the array: on(SO3, value)."
+                f"{where()}on: manifold = {type_text(self.manifold)}, expected a manifold such as "
+                "fnopt.manifolds.SO3. Pass the manifold first: on(SO3, value)."
             )
         if not hasattr(self.value, "dtype") or isinstance(self.value, np.ndarray):
             self._set("value", jnp.asarray(self.value))
         check_point(self.manifold, self.value, "value", "on")
         super().__post_init__()
 
-    def _refuse(self, *_: Any) -> Any:
+    def _raise_type_error(self, *_: Any) -> Any:
         raise TypeError(
-            f"{where()}{self!r} is a pytree node without arithmetic or indexing; use its array, "
-            "`.value`."
+            f"{where()}{self!r} is a pytree node without arithmetic or indexing, expected an "
+            "array. Use the attribute `.value`."
         )
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _refuse
-    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = __rpow__ = _refuse
-    __neg__ = __getitem__ = _refuse
-    __array_ufunc__ = None  # NumPy arrays leave arithmetic to the methods above
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _raise_type_error
+    __truediv__ = __rtruediv__ = __matmul__ = __rmatmul__ = __pow__ = __rpow__ = _raise_type_error
+    __neg__ = __getitem__ = _raise_type_error
+    __array_ufunc__ = None  # NumPy then calls the reflected methods above and doesn't make an array
 
     def __repr__(self) -> str:
         value = self.value
-        of = f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else repr(value)
-        return f"on({self.manifold!r}, {of})"
+        array = f"{value.dtype}{list(value.shape)}" if hasattr(value, "dtype") else repr(value)
+        return f"on({self.manifold!r}, {array})"
 
 
 def check_point(manifold: Manifold, value: Any, name: str, caller: str) -> None:
-    """Raise a ValueError for an array that isn't on its manifold; traced arrays pass."""
+    """Check the dtype and shape of points, and that concrete points are on the manifold."""
     if not jnp.issubdtype(value.dtype, jnp.floating):
         raise TypeError(
             f"{where()}{caller}: {name} is {value.dtype}, expected a real float array. Convert it: "
@@ -92,13 +92,13 @@ def check_point(manifold: Manifold, value: Any, name: str, caller: str) -> None:
         )
     if isinstance(value, Tracer) or not isinstance(value, (jax.Array, np.ndarray)):
         return
-    wide = jnp.asarray(value, compute_dtype(value.dtype))
+    point = jnp.asarray(value, compute_dtype(value.dtype))
     with jax.ensure_compile_time_eval():
-        distance, size = manifold.distance(wide), jnp.max(jnp.abs(wide), initial=1)
+        distance, size = manifold.distance(point), jnp.max(jnp.abs(point), initial=1)
     if not distance <= jnp.finfo(value.dtype).eps ** 0.5 * size:  # half of the digits
         raise ValueError(
             f"{where()}{caller}: {name} is {float(distance):.3g} away from {manifold!r}, expected "
-            f"an array on it. Project it: on({manifold!r}, {manifold!r}.nearest(value))."
+            f"a point of {manifold!r}. Project it: on({manifold!r}, {manifold!r}.nearest(value))."
         )
 
 
@@ -113,8 +113,8 @@ def map_points(fn: Any, params: Any, *rest: Any) -> Any:
     Args:
         fn: The function.
         params: A tree.
-        rest: Trees with the structure of `params`. Leaves without a manifold are taken from the
-            last tree.
+        rest: Trees with the structure of `params`. Leaves of the last tree replace leaves without a
+            manifold.
     """
 
     def map_node(node: Any, *others: Any) -> Any:
@@ -127,7 +127,7 @@ def map_points(fn: Any, params: Any, *rest: Any) -> Any:
 
 
 def in_tangents(params: Any) -> Any:
-    """Replace points on manifolds by zero coordinates of their tangent spaces."""
+    """Replace points on manifolds by the zero coordinates of their tangent spaces."""
 
     def zeros(manifold: Manifold, x: Any) -> jax.Array:
         x = jnp.asarray(x)
@@ -138,10 +138,10 @@ def in_tangents(params: Any) -> Any:
 
 
 def along_tangents(params: Any, tangents: Any) -> Any:
-    """Move params along tangent coordinates, which replace the points in the second tree."""
+    """Retract params along tangents, whose coordinates replace the points in the second tree."""
 
-    def moved(manifold: Manifold, x: Any, c: Any) -> jax.Array:
+    def move(manifold: Manifold, x: Any, c: Any) -> jax.Array:
         x = jnp.asarray(x)
         return manifold.retract(x, manifold.from_coordinates(x, c.astype(x.dtype)))
 
-    return map_points(moved, params, tangents)
+    return map_points(move, params, tangents)

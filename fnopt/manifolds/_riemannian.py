@@ -33,8 +33,8 @@ class riemannian(Wrapper):
     Leaves made by :func:`fnopt.manifolds.on` move along their manifold; the inner optimizer trains
     all other leaves as usual. For points, the inner optimizer receives Riemannian gradients, and
     zero tangents as params, so weight decay doesn't change points. `fnopt.apply_updates` adds the
-    updates; the sum equals the retracted point, up to rounding. Each step returns to the manifold,
-    so rounding errors don't accumulate.
+    updates; the sum equals the retracted point, up to rounding. Each retraction corrects the
+    rounding errors of the previous step, so they don't accumulate.
 
     Slots that average gradients (momentum, `mu`) are first transported to the current point, so SGD
     with momentum is exactly Riemannian. Elementwise averages of squares are not transported.
@@ -43,7 +43,7 @@ class riemannian(Wrapper):
     instead the retraction projects its updates onto the tangent space.
 
     Args:
-        inner: The optimizer, of fnopt or any (init, update) pair.
+        inner: The optimizer, an fnopt optimizer or any `(init, update)` pair.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -75,26 +75,26 @@ class riemannian(Wrapper):
     def update(
         self, updates: Any, state: RiemannianState, params: Any = None, **extra_args: Any
     ) -> tuple[Any, RiemannianState]:
-        """Return the differences between the retracted points and the params."""
+        """Return the retracted points minus the params."""
 
-        def inward(gradients: Any) -> Any:
+        def to_tangents(gradients: Any) -> Any:
             return map_points(_gradient, params, gradients)
 
-        def outward(tangents: Any) -> Any:
+        def to_points(tangents: Any) -> Any:
             return map_points(_retract, params, tangents)
 
         origin = _origin(params)
         steps, inner_state = self.inner.update(
-            inward(updates),
+            to_tangents(updates),
             _transport_state(state.inner_state, params, origin),
             origin,
-            **translate_extra_args(extra_args, inward, outward),
+            **translate_extra_args(extra_args, to_tangents, to_points),
         )
         return map_points(_difference, params, steps), RiemannianState(inner_state)
 
 
 def _origin(params: Any) -> Any:
-    """Params with a zero tangent in place of every point."""
+    """Replace every point of the params by a zero tangent."""
 
     def zero(manifold: Manifold, x: Any) -> jax.Array:
         return jnp.zeros(manifold.tangent_shape(jnp.shape(x)), x.dtype)
@@ -102,43 +102,43 @@ def _origin(params: Any) -> Any:
     return map_points(zero, params)
 
 
-# Leaves of equal type share a trace.
-_once = functools.partial(jax.jit, static_argnums=0)
+# One trace for all leaves of equal manifold, shape and dtype.
+_jit = functools.partial(jax.jit, static_argnums=0)
 
 
-def _wide(*arrays: Any) -> list[jax.Array]:
+def _widen(*arrays: Any) -> list[jax.Array]:
     dtype = compute_dtype(*(a.dtype for a in arrays))
     return [jnp.asarray(a, dtype) for a in arrays]
 
 
-@_once
+@_jit
 def _gradient(manifold: Manifold, x: Any, g: Any) -> jax.Array:
-    return manifold.gradient(*_wide(x, g)).astype(g.dtype)
+    return manifold.gradient(*_widen(x, g)).astype(g.dtype)
 
 
 def _retract(manifold: Manifold, x: Any, v: Any) -> jax.Array:
-    return manifold.retract(*_wide(x, v)).astype(x.dtype)
+    return manifold.retract(*_widen(x, v)).astype(x.dtype)
 
 
-@_once
+@_jit
 def _difference(manifold: Manifold, x: Any, v: Any) -> jax.Array:
-    x, v = _wide(x, v)
+    x, v = _widen(x, v)
     return manifold.retract(x, v) - x
 
 
-@_once
+@_jit
 def _transport(manifold: Manifold, x: Any, v: Any) -> jax.Array:
-    return manifold.transport(*_wide(x, v)).astype(v.dtype)
+    return manifold.transport(*_widen(x, v)).astype(v.dtype)
 
 
 def _transport_state(state: Any, params: Any, origin: Any) -> Any:
-    """Transport the averages of gradients in a state to the params."""
+    """Transport averages of gradients in a state to the tangent spaces of the current points."""
     if hasattr(state, "_fields"):
-        real, own = declared_slots(type(state)), custom_slots(type(state))
-        moving = {name for name, is_real in real.items() if not is_real} - own
+        is_real_slot, custom = declared_slots(type(state)), custom_slots(type(state))
+        transported = {name for name, is_real in is_real_slot.items() if not is_real} - custom
         parts = {
             name: _transport_slot(part, params, origin)
-            if name in moving
+            if name in transported
             else _transport_state(part, params, origin)
             for name, part in state._asdict().items()
         }
@@ -151,7 +151,7 @@ def _transport_state(state: Any, params: Any, origin: Any) -> Any:
 
 
 def _transport_slot(slot: Any, params: Any, origin: Any) -> Any:
-    """Transport a slot of tangents; a slot in another storage form isn't changed."""
+    """Transport a slot of tangents; return a slot of another structure or shapes unchanged."""
     if jax.tree.structure(slot) != jax.tree.structure(origin):
         return slot
     if [*map(jnp.shape, jax.tree.leaves(slot))] != [*map(jnp.shape, jax.tree.leaves(origin))]:

@@ -21,10 +21,10 @@ class Rotations(Manifold):
     they are angles, `[..., 1]`. `transport` leaves these coordinates unchanged, which is an
     isometry.
 
-    The points are matrices and not quaternions, because `R @ x` rotates, `R @ S` composes, and each
-    rotation has one matrix, but two quaternions. `local` uses a quaternion internally, so it is
-    accurate and differentiable at the angles 0 and :math:`\pi`. At exactly :math:`\pi`, `local`
-    returns one of the two rotation vectors.
+    The points are matrices and not quaternions, because `R @ x` rotates a vector and `R @ S`
+    composes rotations. Moreover, a rotation has one matrix but two quaternions. `local` computes a
+    quaternion, so it is accurate and differentiable at the angles 0 and :math:`\pi`. At exactly
+    :math:`\pi`, `local` returns one of the two rotation vectors.
 
     Args:
         size: 2 or 3.
@@ -74,7 +74,7 @@ class Rotations(Manifold):
 
 
 def orthonormalize(x: jax.Array) -> jax.Array:
-    r"""Take a Newton-Schulz step :math:`\tfrac12 X (3 I - X^\top X)` against rounding errors.
+    r"""Correct rounding errors by a Newton-Schulz step, :math:`\tfrac12 X (3 I - X^\top X)`.
 
     Reference:
         Higham (2008), Functions of matrices, section 8.3.
@@ -106,9 +106,10 @@ def rotation_vector(R: jax.Array) -> jax.Array:
 
 
 def quaternion(R: jax.Array) -> jax.Array:
-    r"""Unit quaternion `[..., 4]`, with a nonnegative real part first.
+    r"""Unit quaternion of a rotation matrix, `[..., 4]`, with the nonnegative real part first.
 
-    :math:`4 q q^\top` is linear in the matrix; its longest column is a multiple of :math:`q`.
+    The entries of :math:`4 q q^\top` are linear in the entries of the rotation matrix. The longest
+    column is a multiple of :math:`q`, and its normalization doesn't cancel.
     """
     a, b, c = R[..., 0, 0], R[..., 1, 1], R[..., 2, 2]
     x = R[..., 2, 1] - R[..., 1, 2]

@@ -22,7 +22,7 @@ from fnopt.projections._trees import (
 
 
 def _normal(name: str, x: Any, a: Any) -> tuple[Any, Any, jax.Array, jax.Array, Any]:
-    """Widen both trees, and divide the normal `a` by its largest entry."""
+    """Return `x`, the normal divided by its largest entry, this entry, squared norm, and dtype."""
     check_floating(name, x, allow_complex=True)
     check_floating(name, a, allow_complex=True)
     dtype = common_dtype(x, a)
@@ -33,8 +33,8 @@ def _normal(name: str, x: Any, a: Any) -> tuple[Any, Any, jax.Array, jax.Array, 
 
 
 def _safe_ratio(numerator: jax.Array, square: jax.Array) -> jax.Array:
-    zero = square == 0  # the normal vector is zero
-    return jnp.where(zero, 0, numerator / jnp.where(zero, 1, square)).astype(numerator.dtype)
+    is_zero = square == 0  # the normal vector is zero
+    return jnp.where(is_zero, 0, numerator / jnp.where(is_zero, 1, square)).astype(numerator.dtype)
 
 
 def projection_vector(x: Any, a: Any) -> Any:
@@ -62,12 +62,12 @@ def projection_vector(x: Any, a: Any) -> Any:
     return restore_dtypes(jax.tree.map(lambda leaf: factor * leaf, a), x)
 
 
-def _move_along(name: str, x: Any, a: Any, b: Any, half: bool) -> Any:
+def _move_along(name: str, x: Any, a: Any, b: Any, is_halfspace: bool) -> Any:
     w, a, top, square, dtype = _normal(name, x, a)
     b = jnp.asarray(b).astype(real_dtype(dtype)) / top
     step = _safe_ratio(b - inner(a, w, dtype), square)
-    # A point of the half-space has a positive step, so it is unchanged.
-    step = jnp.minimum(step, 0) if half else step
+    # For a point inside the half-space the step is positive, so the minimum is 0.
+    step = jnp.minimum(step, 0) if is_halfspace else step
     return restore_dtypes(jax.tree.map(lambda p, q: p + step * q, w, a), x)
 
 
@@ -92,7 +92,7 @@ def projection_hyperplane(x: Any, a: Any, b: Any) -> Any:
         >>> projection_hyperplane(jnp.asarray([2.0, 1.0]), jnp.asarray([1.0, 0.0]), 3.0)
         Array([3., 1.], dtype=float32)
     """
-    return _move_along("projection_hyperplane", x, a, b, half=False)
+    return _move_along("projection_hyperplane", x, a, b, is_halfspace=False)
 
 
 def projection_halfspace(x: Any, a: Any, b: Any) -> Any:
@@ -116,7 +116,7 @@ def projection_halfspace(x: Any, a: Any, b: Any) -> Any:
         >>> projection_halfspace(jnp.asarray([2.0, 1.0]), jnp.asarray([1.0, 0.0]), 1.0)
         Array([1., 1.], dtype=float32)
     """
-    return _move_along("projection_halfspace", x, a, b, half=True)
+    return _move_along("projection_halfspace", x, a, b, is_halfspace=True)
 
 
 def projection_affine_set(x: Any, A: Any, b: Any) -> jax.Array:
@@ -147,10 +147,10 @@ def projection_affine_set(x: Any, A: Any, b: Any) -> jax.Array:
     w, m, c = (jnp.asarray(value).astype(dtype) for value in (x, A, b))
     if m.ndim != 2 or w.shape != m.shape[1:] or c.shape != m.shape[:1]:
         raise ValueError(
-            f"projection_affine_set: x has shape {w.shape}, A {m.shape}, b {c.shape}, expected "
-            "[n], [m, n], [m]."
+            f"projection_affine_set: x has shape {w.shape}, A has shape {m.shape}, b has shape "
+            f"{c.shape}, expected [n], [m, n] and [m]."
         )
-    # A QR factorization is used instead of A A^T, whose condition number is the square of A's.
+    # A QR factorization of A^T: the condition number of A A^T would be the square of A's.
     q, r = jnp.linalg.qr(m.T)
     with jax.default_matmul_precision("highest"):
         target = jax.scipy.linalg.solve_triangular(r.T, c, lower=True)
@@ -163,8 +163,8 @@ def projection_box_section(x: Any, lower: Any, upper: Any, w: Any, c: Any) -> ja
     .. math:: \operatorname*{argmin}_y \|x - y\|_2 \quad \text{with} \quad
               l \le y \le u, \; w^\top y = c
 
-    The solution is :math:`y = \min(\max(x - \tau w, l), u)`; the multiplier :math:`\tau` is found
-    by bisection. Derivatives are computed for a fixed set of entries strictly between the bounds.
+    The solution is :math:`y = \min(\max(x - \tau w, l), u)`, with the multiplier :math:`\tau` from
+    a bisection. Derivatives treat the set of free entries, strictly between the bounds, as fixed.
 
     Args:
         x: A vector `[n]`.
@@ -196,54 +196,54 @@ def projection_box_section(x: Any, lower: Any, upper: Any, w: Any, c: Any) -> ja
     y = v - tau * w
     free = (y > low) & (y < high) & (w != 0)
     at_bound = jnp.clip(y, low, high)
-    # The multiplier is recomputed from the free entries only, so it is exact, with the correct
-    # derivative.
+    # For fixed free entries the constraint is linear, and its solution has the right derivative.
     square = jnp.sum(jnp.where(free, w * w, 0).astype(dtype))
-    rest = c - jnp.sum(jnp.where(free, 0, w * at_bound).astype(dtype))
-    exact = _safe_ratio(jnp.sum(jnp.where(free, w * v, 0).astype(dtype)) - rest, square)
-    return jnp.where(free, jnp.clip(v - exact * w, low, high), at_bound).astype(
+    remainder = c - jnp.sum(jnp.where(free, 0, w * at_bound).astype(dtype))
+    multiplier = _safe_ratio(jnp.sum(jnp.where(free, w * v, 0).astype(dtype)) - remainder, square)
+    return jnp.where(free, jnp.clip(v - multiplier * w, low, high), at_bound).astype(
         jnp.asarray(x).dtype
     )
 
 
 def _multiplier(x: Any, low: Any, high: Any, w: Any, c: Any) -> jax.Array:
-    """Multiplier of the plane, by bisection between the breakpoints of a decreasing function.
+    """Compute the multiplier of the hyperplane by bisection between breakpoints.
 
-    If bounds are infinite, the function continues to decrease linearly beyond the breakpoints.
+    The constraint violation is a decreasing, piecewise linear function of the multiplier. With
+    infinite bounds it also decreases beyond the outer breakpoints, where its zero is explicit.
     """
-    usable = w != 0
+    has_weight = w != 0
     # Entries with weight 0 don't depend on the multiplier, so they have no breakpoint.
-    safe = jnp.where(usable, w, 1).astype(x.dtype)
-    kinks = jnp.stack([(x - low) / safe, (x - high) / safe])
-    kinks = jnp.where(usable & jnp.isfinite(kinks), kinks, 0).astype(x.dtype)
+    safe = jnp.where(has_weight, w, 1).astype(x.dtype)
+    breakpoints = jnp.stack([(x - low) / safe, (x - high) / safe])
+    breakpoints = jnp.where(has_weight & jnp.isfinite(breakpoints), breakpoints, 0).astype(x.dtype)
 
     def excess(tau: jax.Array) -> jax.Array:
         return jnp.sum(w * jnp.clip(x - tau * w, low, high)) - c
 
-    def zero_beyond(edge: jax.Array, down: jax.Array, up: jax.Array) -> jax.Array:
+    def zero_outside(edge: jax.Array, down: jax.Array, up: jax.Array) -> jax.Array:
         open_ended = jnp.where(w > 0, jnp.isinf(down), jnp.isinf(up))
         return edge + _safe_ratio(
             excess(edge), jnp.sum(jnp.where(open_ended, w * w, 0).astype(x.dtype))
         )
 
-    def halve(_: Any, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def bisect(_: Any, ends: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         a, b = ends
         middle = a + (b - a) / 2
-        too_much = excess(middle) > 0
-        return jnp.where(too_much, middle, a), jnp.where(too_much, b, middle)
+        is_positive = excess(middle) > 0
+        return jnp.where(is_positive, middle, a), jnp.where(is_positive, b, middle)
 
-    first, last = jnp.min(kinks, initial=0), jnp.max(kinks, initial=0)
+    smallest, largest = jnp.min(breakpoints, initial=0), jnp.max(breakpoints, initial=0)
     ends = (
-        jnp.minimum(first, zero_beyond(first, high, low)),
-        jnp.maximum(last, zero_beyond(last, low, high)),
+        jnp.minimum(smallest, zero_outside(smallest, high, low)),
+        jnp.maximum(largest, zero_outside(largest, low, high)),
     )
-    # Each halving gains a bit; 16 more are for an interval much wider than its solution.
-    a, b = jax.lax.fori_loop(0, jnp.finfo(x.dtype).nmant + 16, halve, ends)
+    # Each halving gains one bit; 16 more are for an interval much wider than the solution.
+    a, b = jax.lax.fori_loop(0, jnp.finfo(x.dtype).nmant + 16, bisect, ends)
     return a + (b - a) / 2
 
 
 def _apply_bound(tree: Any, bound: Any, side: str) -> Any:
-    """Apply one bound, which is a number or a tree prefix of bounds."""
+    """Clip a tree to a lower or an upper bound, a number or a tree prefix of bounds."""
 
     def branch(b: Any, part: Any) -> Any:
         if b is None:
@@ -257,8 +257,8 @@ def _clip_leaf(x: jax.Array, bound: Any, side: str) -> jax.Array:
     b = jnp.asarray(bound).astype(x.dtype)
     if jnp.broadcast_shapes(b.shape, x.shape) != x.shape:
         raise ValueError(
-            f"projection_box: a bound of shape {b.shape} for a leaf of shape {x.shape}, expected "
-            "one that broadcasts to it."
+            f"projection_box: the {side} bound of a leaf of shape {x.shape} has shape {b.shape}, "
+            "expected a shape that broadcasts to the leaf's shape."
         )
     return jnp.clip(x, min=b) if side == "lower" else jnp.clip(x, max=b)
 
@@ -285,9 +285,9 @@ def projection_box(tree: Any, lower: Any, upper: Any) -> Any:
         {'w': Array([-1. ,  0.5,  1. ], dtype=float32)}
     """
     check_floating("projection_box", tree)
-    # Bounds are applied one at a time, because they may have different structures.
-    above = _apply_bound(tree, lower, "lower")
-    return _apply_bound(above, upper, "upper")
+    # The bounds are applied one at a time, because they may be different tree prefixes.
+    raised = _apply_bound(tree, lower, "lower")
+    return _apply_bound(raised, upper, "upper")
 
 
 def projection_hypercube(tree: Any, scale: Any = 1) -> Any:

@@ -1,4 +1,4 @@
-"""The simplex, and the spheres and balls of the 1-norm and the 2-norm."""
+"""Projections onto the simplex, and onto spheres and balls of the 1-norm and the 2-norm."""
 
 from __future__ import annotations
 
@@ -13,49 +13,50 @@ from fnopt.projections._trees import length, project_wide
 
 
 def _threshold(x: jax.Array, scale: jax.Array) -> jax.Array:
-    r"""The :math:`\tau` of rows with :math:`\sum_i \max(x_i - \tau, 0) = s`; `max(x)` is 0."""
+    r"""Solve :math:`\sum_i \max(x_i - \tau, 0) = s` for each row, whose maximum is 0."""
     n = x.shape[-1]
-    # Entries more than s below the maximum are never active; clipped, they don't affect the sums.
+    # Entries more than s below the maximum are never active. They are clipped, so that huge entries
+    # don't round the sums.
     x = jax.lax.stop_gradient(jnp.maximum(x, -scale[..., None]))
     scale = jax.lax.stop_gradient(scale)[..., None]
-    down = jnp.sort(x, axis=-1)[..., ::-1]
+    descending = jnp.sort(x, axis=-1)[..., ::-1]
     counts = jnp.arange(1, n + 1).astype(x.dtype)
-    sums = jnp.cumsum(down, axis=-1)
-    active = jnp.sum(scale + counts * down - sums > 0, axis=-1, keepdims=True)
+    sums = jnp.cumsum(descending, axis=-1)
+    active = jnp.sum(scale + counts * descending - sums > 0, axis=-1, keepdims=True)
     last = jnp.maximum(active - 1, 0)
     tau = (jnp.take_along_axis(sums, last, axis=-1) - scale) / (last + 1).astype(x.dtype)
     # One Newton step corrects the rounding error of the long sum.
-    above = jnp.maximum(x - tau, 0)
-    number = jnp.maximum(jnp.sum((above > 0).astype(x.dtype), axis=-1, keepdims=True), 1)
-    return tau + (jnp.sum(above, axis=-1, keepdims=True) - scale) / number
+    excess = jnp.maximum(x - tau, 0)
+    count = jnp.maximum(jnp.sum((excess > 0).astype(x.dtype), axis=-1, keepdims=True), 1)
+    return tau + (jnp.sum(excess, axis=-1, keepdims=True) - scale) / count
 
 
 def simplex_of_rows(x: jax.Array, scale: jax.Array) -> jax.Array:
     r"""Project the rows of an array (last axis) onto :math:`\{y \ge 0, \sum y = s\}`.
 
-    The derivative is taken for a fixed active set. :math:`\tau` is recomputed as the mean over the
-    entries that remain positive.
+    The derivative treats the set of positive entries (the support) as fixed. For this set,
+    :math:`\tau` is recomputed from a mean over the support.
     """
     if x.shape[-1] == 0:
         return x
     scale = jnp.broadcast_to(scale, x.shape[:-1])
-    # A common shift of all entries doesn't change the result, and the largest entry is exact at 0.
+    # A common shift of a row doesn't change the result, and makes the maximum exactly 0.
     x = x - jax.lax.stop_gradient(jnp.max(x, axis=-1, keepdims=True))
     tau = _threshold(x, scale)
-    # With s = 0 only the largest entries are active, at 0.
+    # With s = 0, no entry exceeds tau, and the support consists of the largest entries.
     support = jnp.where(jnp.any(x > tau, axis=-1, keepdims=True), x > tau, x >= tau)
-    number = jnp.maximum(jnp.sum(support.astype(x.dtype), axis=-1, keepdims=True), 1)
-    inside = jnp.where(support, x, jnp.zeros_like(x))
-    total = jnp.sum(inside, axis=-1, keepdims=True)
-    exact = (total - scale[..., None]) / number
-    # Comparisons with NaN are false, so a row that contains NaN would become zero.
-    bad = jnp.any(jnp.isnan(x), axis=-1, keepdims=True)
-    others = jnp.where(bad, jnp.full_like(x, jnp.nan), jnp.zeros_like(x))
-    return jnp.where(support, jnp.maximum(x - exact, 0), others)
+    count = jnp.maximum(jnp.sum(support.astype(x.dtype), axis=-1, keepdims=True), 1)
+    supported = jnp.where(support, x, jnp.zeros_like(x))
+    total = jnp.sum(supported, axis=-1, keepdims=True)
+    tau_exact = (total - scale[..., None]) / count
+    # Comparisons with NaN are false, so a row with NaN would become zero without `fill`.
+    has_nan = jnp.any(jnp.isnan(x), axis=-1, keepdims=True)
+    fill = jnp.where(has_nan, jnp.full_like(x, jnp.nan), jnp.zeros_like(x))
+    return jnp.where(support, jnp.maximum(x - tau_exact, 0), fill)
 
 
 def _project_leaves_together(tree: Any, scale: jax.Array) -> Any:
-    """Project all leaves together onto the simplex."""
+    """Project a tree, as one vector, onto the simplex."""
     leaves, treedef = jax.tree.flatten(tree)
     if not leaves:
         return tree
@@ -68,9 +69,9 @@ def _project_leaves_together(tree: Any, scale: jax.Array) -> Any:
 
 
 def _project_to_l1_sphere(tree: Any, scale: jax.Array) -> tuple[Any, jax.Array]:
-    """Project onto the 1-norm sphere; also whether the tree is inside it."""
+    """Project onto the 1-norm sphere; also return whether the tree is inside the sphere."""
     moduli = jax.tree.map(jnp.abs, tree)
-    # Zero counts as positive: this selects one of the nearest points.
+    # An entry of zero gets a positive sign, which selects one of several nearest points.
     sizes = _project_leaves_together(moduli, scale)
     sphere = jax.tree.map(lambda x, size: jnp.where(x < 0, -size, size), tree, sizes)
     total = sum(map(jnp.sum, jax.tree.leaves(moduli)), jnp.zeros_like(scale))
@@ -79,8 +80,8 @@ def _project_to_l1_sphere(tree: Any, scale: jax.Array) -> tuple[Any, jax.Array]:
 
 def _project_to_ball(to_sphere: Any, tree: Any, scale: jax.Array) -> Any:
     """Return a tree inside the ball unchanged; project any other tree onto the sphere."""
-    sphere, inside = to_sphere(tree, scale)
-    return select_tree(inside, tree, sphere)
+    sphere, is_inside = to_sphere(tree, scale)
+    return select_tree(is_inside, tree, sphere)
 
 
 def projection_simplex(tree: Any, scale: Any = 1) -> Any:
@@ -171,15 +172,17 @@ def projection_l1_ball(tree: Any, scale: Any = 1) -> Any:
 
 
 def _scale_to_sphere(tree: Any, s: jax.Array) -> tuple[Any, jax.Array]:
-    """Project onto the 2-norm sphere; also whether the tree is inside it."""
+    """Project onto the 2-norm sphere; also return whether the tree is inside the sphere."""
     size, unit, top = length(tree, s.dtype)
-    zero = size == 0
+    is_zero = size == 0
     count = sum(x.size for x in jax.tree.leaves(tree))
-    factor = s / jnp.where(zero, jnp.ones_like(size), size)
-    # All points are equally near to zero.
-    some = s / jnp.sqrt(jnp.asarray(max(count, 1), s.dtype))
-    on = jax.tree.map(lambda x: jnp.where(zero, some.astype(x.dtype), factor * x), unit)
-    return on, size <= s / top
+    factor = s / jnp.where(is_zero, jnp.ones_like(size), size)
+    # All points of the sphere have the same distance from zero.
+    equal_entry = s / jnp.sqrt(jnp.asarray(max(count, 1), s.dtype))
+    sphere = jax.tree.map(
+        lambda x: jnp.where(is_zero, equal_entry.astype(x.dtype), factor * x), unit
+    )
+    return sphere, size <= s / top
 
 
 def projection_l2_sphere(tree: Any, scale: Any = 1) -> Any:

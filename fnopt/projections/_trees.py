@@ -1,4 +1,4 @@
-"""Helpers of the projections: compute dtypes, and norms without overflow."""
+"""Compute dtypes of projections, and norms without overflow."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def check_floating(name: str, tree: Any, *, allow_complex: bool = False) -> None
 
 
 def check_scale(name: str, scale: Any) -> None:
-    """Check that a scale is not negative."""
+    """Check that a scale is a nonnegative number."""
     check_number(scale, "scale", name)
     if not isinstance(scale, Tracer) and not scale >= 0:
-        raise ValueError(f"{name}: scale = {scale}, expected one number >= 0.")
+        raise ValueError(f"{name}: scale = {scale}, expected a number >= 0.")
 
 
 def common_dtype(*trees: Any) -> Any:
-    """The compute dtype for whole trees."""
+    """Compute dtype of all floating leaves of several trees."""
     leaves = [x for tree in trees for x in jax.tree.leaves(tree)]
     return compute_dtype(*(jnp.result_type(x) for x in leaves if is_inexact(x)))
 
@@ -55,7 +55,7 @@ def project_wide(
     *,
     allow_complex: bool = False,
 ) -> Any:
-    """Check a tree and a scale, and return `project(widened tree, scale)` in the tree's dtypes."""
+    """Check a tree and a scale, project in the compute dtype, and restore the tree's dtypes."""
     check_floating(name, tree, allow_complex=allow_complex)
     check_scale(name, scale)
     dtype = common_dtype(tree)
@@ -64,9 +64,9 @@ def project_wide(
 
 
 def largest_modulus(tree: Any, real: Any) -> jax.Array:
-    """The largest modulus of a tree, as a divisor."""
-    tops = [jnp.max(jnp.abs(x), initial=0) for x in jax.tree.leaves(tree)]
-    return range_divisor(functools.reduce(jnp.maximum, tops, jnp.zeros((), real)))
+    """A divisor of about the largest modulus of a tree, never zero or infinite."""
+    maxima = [jnp.max(jnp.abs(x), initial=0) for x in jax.tree.leaves(tree)]
+    return range_divisor(functools.reduce(jnp.maximum, maxima, jnp.zeros((), real)))
 
 
 def divide(tree: Any, by: jax.Array) -> Any:
@@ -75,21 +75,25 @@ def divide(tree: Any, by: jax.Array) -> Any:
 
 
 def inner(tree_x: Any, tree_y: Any, dtype: Any) -> jax.Array:
-    r"""The real inner product :math:`\Re \sum \bar x y`, without low-precision matrix products."""
+    r"""The real inner product :math:`\Re \sum \bar x y`.
+
+    A sum of products isn't rounded to 16 bits on accelerators, unlike a matrix product.
+    """
     real = jnp.zeros((), real_dtype(dtype))
     parts = jax.tree.map(lambda x, y: jnp.sum(jnp.real(jnp.conj(x) * y)), tree_x, tree_y)
     return functools.reduce(jnp.add, jax.tree.leaves(parts), real)
 
 
 def length(tree: Any, dtype: Any) -> tuple[jax.Array, Any, jax.Array]:
-    """The scaled Euclidean norm, the tree divided by its largest entry, and this entry (the unit).
+    """Compute the Euclidean norm of a tree without overflow or underflow.
 
-    In these units the square neither overflows nor underflows. The length of a tree of zeros is 0,
-    with derivative 0.
+    Returns:
+        The norm of the scaled tree, the scaled tree, and the scale. The norm of the tree is norm
+        times scale; for a tree of zeros it is 0, with derivative 0.
     """
     top = largest_modulus(tree, real_dtype(dtype))
     unit = divide(tree, top)
     square = inner(unit, unit, dtype)
-    zero = square == 0
-    root = jnp.sqrt(jnp.where(zero, jnp.ones_like(square), square))
-    return jnp.where(zero, jnp.zeros_like(root), root), unit, top
+    is_zero = square == 0
+    root = jnp.sqrt(jnp.where(is_zero, jnp.ones_like(square), square))
+    return jnp.where(is_zero, jnp.zeros_like(root), root), unit, top

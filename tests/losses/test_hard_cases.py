@@ -261,5 +261,5 @@ def test_vectors_of_two_lengths_have_no_angle(loss):
     x = jnp.ones((4, 3))
     assert loss(x, x[:1]).shape == (4,)  # other axes broadcast
     for a, b, axis in ((x[:, :1], x, -1), (x, x[:1], None), (x, x[:1], (0, 1))):
-        with pytest.raises(ValueError, match="expected vectors of one length along axis"):
+        with pytest.raises(ValueError, match="expected equal lengths along axis"):
             loss(a, b, axis=axis)

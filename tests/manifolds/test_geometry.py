@@ -187,7 +187,7 @@ def test_what_is_no_point_is_refused(manifold, value, message):
 
 
 def test_wrong_arguments_are_refused_by_name():
-    with pytest.raises(TypeError, match=r"manifold = float32\[3,3\], expected one such as"):
+    with pytest.raises(TypeError, match=r"manifold = float32\[3,3\], expected a manifold such as"):
         on(jnp.eye(3), SO3)
     with pytest.raises(TypeError, match="value is complex64, expected a real float array"):
         on(UnitVector, jnp.asarray([1.0 + 0j]))

@@ -234,17 +234,17 @@ def test_a_box_section_may_be_open(c):
         (
             lambda: projections.projection_l2_ball(np.ones(3), -1.0),
             ValueError,
-            r"projection_l2_ball: scale = -1.0, expected one number >= 0",
+            r"projection_l2_ball: scale = -1.0, expected a number >= 0",
         ),
         (
             lambda: projections.projection_box(np.ones(3), np.zeros((2, 3)), None),
             ValueError,
-            r"a bound of shape \(2, 3\) for a leaf of shape \(3,\)",
+            r"the lower bound of a leaf of shape \(3,\) has shape \(2, 3\)",
         ),
         (
             lambda: projections.projection_affine_set(np.ones(3), np.ones((2, 2)), np.ones(2)),
             ValueError,
-            r"x has shape \(3,\), A \(2, 2\), b \(2,\), expected \[n\], \[m, n\], \[m\]",
+            r"x has shape \(3,\), A has shape \(2, 2\), b has shape \(2,\), expected \[n\]",
         ),
     ],
 )

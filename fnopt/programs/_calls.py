@@ -50,7 +50,7 @@ def trace_and_call(fn: Callable[..., Any], *args: Any) -> Any:
     try:
         key = key_of(closed.jaxpr)
     except NoKeyError:
-        key, make = object(), _program  # a key for this call only
+        key, make = object(), _make_program  # a key for this call only
     leaves = [*closed.consts, *jax.tree.leaves(args)]
     outputs = _call(TieredProgram, KeyedJaxpr(key, closed.jaxpr), leaves, {}, make)
     return jax.tree.unflatten(structure, outputs)
@@ -102,7 +102,7 @@ def tiered_call(fn: Callable[..., Any], *args: Any, **static: Any) -> Any:
     return _call(TieredProgram, fn, args, static)
 
 
-def _program(
+def _make_program(
     jit: Any, fn: Callable[..., Any], structure: Any, static: Any, packs: bool, types: Any
 ) -> Callable[..., Any]:
     def program(*leaves: Any) -> Any:
@@ -115,7 +115,7 @@ def _program(
     return TieredProgram(program, types, fn.jaxpr if isinstance(fn, KeyedJaxpr) else None)
 
 
-_cached_program = functools.lru_cache(maxsize=MAX_PROGRAMS)(_program)
+_cached_program = functools.lru_cache(maxsize=MAX_PROGRAMS)(_make_program)
 
 
 def _call(
@@ -126,19 +126,19 @@ def _call(
     make: Callable[..., Callable[..., Any]] = _cached_program,
 ) -> Any:
     leaves, structure = jax.tree.flatten(args)
-    single = is_on_one_device(leaves)
+    on_one_device = is_on_one_device(leaves)
     # The key contains types, because 1, 1.0 and True are equal.
     options = tuple((name, type(static[name]), static[name]) for name in sorted(static))
-    jit = jit if single else jax.jit
-    types = call_types(leaves) if single else None
-    out = make(jit, fn, structure, options, single, types)(*leaves)
+    jit = jit if on_one_device else jax.jit
+    types = call_types(leaves) if on_one_device else None
+    out = make(jit, fn, structure, options, on_one_device, types)(*leaves)
     return unpack(out) if isinstance(out, PackedOutputs) else out
 
 
 def is_on_one_device(args: Any) -> bool:
     """Whether a program of the arrays runs eagerly on a single device."""
-    single = not has_tracers(args) and jax.sharding.get_abstract_mesh().empty
-    return single and all(
+    is_concrete = not has_tracers(args) and jax.sharding.get_abstract_mesh().empty
+    return is_concrete and all(
         len(leaf.sharding.device_set) == 1
         for leaf in jax.tree.leaves(args)
         if isinstance(leaf, jax.Array)

@@ -21,7 +21,7 @@ class Scan(NamedTuple):
     """A `jax.lax.scan`.
 
     Attributes:
-        body: One iteration: constants, carry and slices in; carry and rows out.
+        body: A jaxpr from constants, carry and slices to carry and rows, for one iteration.
         consts: The number of leading inputs that are the same in all iterations.
         carry: The number of subsequent inputs, which each iteration replaces.
         length: The number of iterations.
@@ -69,7 +69,7 @@ class Cond(NamedTuple):
     """A `jax.lax.cond` or `jax.lax.switch`; its first input is the index of the branch.
 
     Attributes:
-        branches: The branches, which all take the other inputs.
+        branches: The jaxprs of the branches; each receives all other inputs.
     """
 
     branches: tuple[SubJaxpr, ...]
@@ -97,8 +97,7 @@ def control_view(eqn: jex.JaxprEqn) -> Control | None:
         eqn: An equation.
 
     Returns:
-        The view. `None` for all other equations, and if the parameters can't be read because JAX
-        has changed them.
+        The view. `None` for all other equations, and for parameters of an unknown release of JAX.
 
     Example:
         >>> from fnopt.programs import control_view
@@ -120,8 +119,8 @@ def call_view(eqn: jex.JaxprEqn, inputs: Sequence[T]) -> tuple[SubJaxpr, list[T]
         inputs: Its inputs.
 
     Returns:
-        `(jaxpr, its inputs)` for the equations that `called_jaxpr` reads and for linear solves,
-        which have four jaxprs and run one of these; `None` for all other equations.
+        `(jaxpr, inputs)` for the equations that `called_jaxpr` reads, and for linear solves, which
+        have four jaxprs and run one of them; `None` for all other equations.
 
     Example:
         >>> from fnopt.programs import call_view
@@ -180,8 +179,8 @@ def _shard_map(eqn: jex.JaxprEqn) -> ShardMap | None:
 
 
 def _solve(eqn: jex.JaxprEqn, inputs: Sequence[T]) -> tuple[SubJaxpr, list[T]]:
-    # Of its four programs (matvec, vecmat, solve, transpose_solve) only `solve` runs here; the
-    # constants of all of them come first, in this order.
+    # An evaluation runs only `solve` of the four jaxprs (matvec, vecmat, solve, transpose_solve).
+    # The constants of all four are the first inputs, in this order.
     counts = eqn.params["const_lengths"]
     sub = sub_jaxpr("solve", eqn.params["jaxprs"].solve)
     start = counts.matvec + counts.vecmat

@@ -28,7 +28,7 @@ def intercept_nodes(
     Args:
         level: The jaxpr with its nodes.
         args: Values of its inputs.
-        visit: Called once for each node, and once for all iterations of a loop.
+        visit: Called once per node while the jaxpr is traced, also for a node inside a loop.
         probes: Extra inputs of `visit`, keyed by node, with leading axes for the scans around the
             node; `visit` receives the entry of the iteration.
 
@@ -38,7 +38,7 @@ def intercept_nodes(
     env = jaxprs.Environment(level.jaxpr, level.consts, args)
     records: NodeValues = {}
 
-    def visited(node: int, value: Any) -> Any:
+    def apply_visit(node: int, value: Any) -> Any:
         value, record = visit(node, value, probes.get(node))
         if record is not None:
             records[node] = record
@@ -49,20 +49,20 @@ def intercept_nodes(
         if jaxprs.names_value(eqn) and pairs and pairs[0].var is eqn.outvars[0]:
             # The visit comes before the tap, so that a record of a patched function has the patched
             # value.
-            ins, pairs = [visited(pairs[0].node, *ins)], pairs[1:]
+            ins, pairs = [apply_visit(pairs[0].node, *ins)], pairs[1:]
         if i in level.inner:
             with jaxprs.trace_context(eqn):
-                outs, seen = _inside(eqn, level.inner[i], ins, visit, probes)
-            records |= seen
+                outs, inner_records = _intercept_inner(eqn, level.inner[i], ins, visit, probes)
+            records |= inner_records
         else:
             outs = jaxprs.bind(eqn, ins)
         env.write(eqn.outvars, outs)
         for node, var in pairs:
-            env.write([var], [visited(node, *env.read([var]))])
+            env.write([var], [apply_visit(node, *env.read([var]))])
     return env.read(level.jaxpr.outvars), records
 
 
-def _inside(
+def _intercept_inner(
     eqn: jex.JaxprEqn,
     levels: tuple[JaxprNodes, ...],
     ins: list[Any],
@@ -73,8 +73,8 @@ def _inside(
     if jaxprs.is_remat(eqn):
         return _remat(eqn, levels, ins, visit, probes)
     if jaxprs.is_custom_rule(eqn):
-        # The body is evaluated in addition to the call, which keeps its rule; the compiler merges
-        # both forward computations.
+        # The body is evaluated for its nodes in addition to the call, which has the derivative
+        # rule. XLA merges both forward computations.
         return jaxprs.bind(eqn, ins), intercept_nodes(levels[0], ins, visit, probes)[1]
     if jaxprs.is_call(eqn):
         return intercept_nodes(levels[0], ins, visit, probes)
@@ -85,7 +85,9 @@ def _inside(
             return _cond(levels, ins, visit, probes)
         case While() as loop:
             return _while(loop, levels, ins, visit, probes)
-    raise AssertionError(f"a node inside {eqn.primitive.name} was thought to be visible")
+    raise AssertionError(
+        f"got a visible node inside {eqn.primitive.name}, expected none (a bug in find_nodes)"
+    )
 
 
 def _remat(
@@ -95,7 +97,7 @@ def _remat(
     visit: NodeFn,
     probes: NodeValues,
 ) -> tuple[list[Any], NodeValues]:
-    # Recorded values are stored; all other values are still recomputed.
+    # Records are outputs of the checkpoint, so they are stored; other values are recomputed.
     def run(ins: list[Any], probes: NodeValues) -> tuple[list[Any], NodeValues]:
         return intercept_nodes(levels[0], ins, visit, probes)
 
@@ -123,11 +125,12 @@ def _scan(
 def _cond(
     levels: tuple[JaxprNodes, ...], ins: list[Any], visit: NodeFn, probes: NodeValues
 ) -> tuple[list[Any], NodeValues]:
-    def runs(level: JaxprNodes) -> Callable[..., tuple[list[Any], NodeValues]]:
+    def evaluator(level: JaxprNodes) -> Callable[..., tuple[list[Any], NodeValues]]:
         return lambda ins, probes: intercept_nodes(level, ins, visit, probes)
 
     index, *operands = ins
-    branches, probes = [runs(level) for level in levels], _probes_inside(levels, probes)
+    branches, probes = [evaluator(level) for level in levels], _probes_inside(levels, probes)
+    # All branches must return the same tree, so a branch returns zeros for the records of others.
     shapes: NodeValues = {}
     for branch in branches:
         shapes |= jax.eval_shape(branch, operands, probes)[1]
@@ -148,14 +151,15 @@ def _while(
     test_consts, body_consts, init = loop.parts(ins)
     level = next(level for level in levels if level.jaxpr is loop.body.jaxpr)
 
-    def goes_on(state: tuple[list[Any], NodeValues]) -> Any:
+    def cond_fun(state: tuple[list[Any], NodeValues]) -> Any:
         return jex.jaxpr_as_fun(loop.test.closed)(*test_consts, *state[0])[0]
 
     def body(state: tuple[list[Any], NodeValues]) -> tuple[list[Any], NodeValues]:
         return intercept_nodes(level, [*body_consts, *state[0]], visit, probes)
 
+    # The records are part of the carry, so that the records of the last iteration are returned.
     _, shapes = jax.eval_shape(body, (init, {}))
-    return jax.lax.while_loop(goes_on, body, (init, _zeros(shapes)))
+    return jax.lax.while_loop(cond_fun, body, (init, _zeros(shapes)))
 
 
 def _probes_inside(levels: tuple[JaxprNodes, ...], probes: NodeValues) -> NodeValues:

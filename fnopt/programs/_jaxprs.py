@@ -73,13 +73,13 @@ def sub_jaxprs(eqn: jex.JaxprEqn) -> list[SubJaxpr]:
 
 
 def sub_jaxpr(param: str, value: jex.Jaxpr | jex.ClosedJaxpr) -> SubJaxpr:
-    """The value of a parameter that is a jaxpr, open or closed (one class since JAX 0.12)."""
-    # Closed jaxprs are tested first, because they may have the attributes of an open one.
+    """Convert a parameter that is a jaxpr, open or closed (one class since JAX 0.12)."""
+    # Closed jaxprs are tested first, because they may have the attributes of open jaxprs.
     if isinstance(value, jex.ClosedJaxpr):
         return SubJaxpr(param, value.jaxpr, tuple(value.consts))
     if isinstance(value, jex.Jaxpr):
         return SubJaxpr(param, value, ())
-    raise TypeError(f"{param}: a jaxpr was expected, not {type(value).__name__}")
+    raise TypeError(f"{param} is {type(value).__name__}, expected a jaxpr.")
 
 
 def _subs(name: str, value: Any) -> Iterator[SubJaxpr]:
@@ -110,7 +110,7 @@ def _arity(program: jex.Jaxpr | jex.JaxprEqn) -> tuple[int, int]:
 
 
 def equations(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
-    """Iterate over all equations; equations inside an equation follow the equation."""
+    """Iterate over all equations, depth first; inner equations follow their outer equation."""
     for eqn in jaxpr.eqns:
         yield eqn
         for sub in sub_jaxprs(eqn):
@@ -119,12 +119,12 @@ def equations(jaxpr: jex.Jaxpr) -> Iterator[jex.JaxprEqn]:
 
 def program_size(jaxpr: jex.Jaxpr) -> int:
     """The number of equations in a program; a jaxpr called by several equations is counted once."""
-    seen: set[int] = set()
+    visited: set[int] = set()
 
     def size(jaxpr: jex.Jaxpr) -> int:
-        if id(jaxpr) in seen:
+        if id(jaxpr) in visited:
             return 0
-        seen.add(id(jaxpr))
+        visited.add(id(jaxpr))
         inside = (sub.jaxpr for eqn in jaxpr.eqns for sub in sub_jaxprs(eqn))
         return len(jaxpr.eqns) + sum(map(size, inside))
 
@@ -132,10 +132,10 @@ def program_size(jaxpr: jex.Jaxpr) -> int:
 
 
 def name_scopes(eqn: jex.JaxprEqn) -> tuple[str, ...]:
-    """The `jax.named_scope`s around an equation, outermost first, within its own jaxpr.
+    """The `jax.named_scope`s of an equation within its jaxpr, outermost first.
 
-    A scope inside `jax.vmap`, `vmap(name)`, is returned as `name`, because it is the same part of a
-    model. Marks of derivatives are kept: `jvp(name)`, `transpose(jvp(name))`.
+    A scope under `jax.vmap`, `vmap(name)`, is returned as `name`, because both names mean the same
+    part of a model. Names of derivatives are kept: `jvp(name)`, `transpose(jvp(name))`.
     """
     parts = map(_without_vmap, str(eqn.source_info.name_stack).split("/"))
     return tuple(part for part in parts if part)
@@ -187,8 +187,10 @@ def bind(eqn: jex.JaxprEqn, values: Iterable[Any]) -> list[Any]:
     values = list(values)
     if eqn.primitive.name == "pvary" and _varies(values[0], params["axes"]):
         return values  # the values already vary over the devices
-    if not sub_jaxprs(eqn):  # inner jaxprs were traced with their own types
-        values = pvary_like(values, values)  # it may have been traced with unvarying types
+    # All operands of a primitive must vary over the same axes, but the equation may have been
+    # traced with types that don't vary. The inputs of inner jaxprs have separate types.
+    if not sub_jaxprs(eqn):
+        values = pvary_like(values, values)
     with trace_context(eqn):
         outputs = eqn.primitive.bind(*subfuns, *values, **params)
     return list(outputs) if eqn.primitive.multiple_results else [outputs]
@@ -200,7 +202,7 @@ def compiled_on_host(eqn: jex.JaxprEqn) -> Callable[..., list[Any]]:
     If `JAX_PLATFORMS` excludes the CPU, the program runs on the default device.
     """
     run, host = jax.jit(lambda *values: bind(eqn, values)), None
-    # JAX may run without a CPU backend.
+    # A RuntimeError means that JAX has no CPU backend.
     with contextlib.suppress(RuntimeError):
         host = jax.local_devices(backend="cpu")[0]
 
@@ -235,11 +237,11 @@ def interpret(
     Example:
         >>> from fnopt.programs import jaxprs
         >>> closed = jax.make_jaxpr(lambda x: jax.jit(jnp.sin)(x) + 1.0)(0.0)
-        >>> seen = []
+        >>> names = []
         >>> def evaluate(eqn, inputs):
-        ...     seen.append(eqn.primitive.name)
+        ...     names.append(eqn.primitive.name)
         ...     return jaxprs.bind(eqn, inputs)
-        >>> float(jaxprs.interpret(closed.jaxpr, closed.consts, [0.0], evaluate)[0]), seen
+        >>> float(jaxprs.interpret(closed.jaxpr, closed.consts, [0.0], evaluate)[0]), names
         (1.0, ['sin', 'add'])
     """
     env = Environment(jaxpr, consts, args)
@@ -256,7 +258,7 @@ def interpret(
 
 @contextlib.contextmanager
 def trace_context(eqn: jex.JaxprEqn) -> Iterator[None]:
-    """The scopes and settings (mesh, compute type) under which the equation was traced."""
+    """Context with the scopes and settings (mesh, compute type) of the equation's trace."""
     name = "/".join(name_scopes(eqn))
     with jax.named_scope(name) if name else contextlib.nullcontext(), eqn.ctx.manager:
         yield

@@ -11,9 +11,9 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 
 from fnopt.programs._jaxprs import is_custom_rule
 
-# Programs in the cache. On a CPU, the program of a least-squares fit takes some 310 memory
-# mappings, and Linux allows a process 65,530. A compilation beyond this limit raises an error or
-# aborts.
+# Maximum number of programs in the cache. On a CPU, the program of a least-squares fit takes about
+# 310 memory mappings, and Linux allows a process 65,530. A compilation beyond this limit raises an
+# error or aborts the process.
 MAX_PROGRAMS = 32
 
 
@@ -46,19 +46,20 @@ def key_of(jaxpr: Jaxpr, num_differentiated: int | None = None) -> tuple[Any, ..
 
 
 def _derivatives(jaxpr: Jaxpr, first: int) -> ClosedJaxpr:
+    """Jaxpr of the second derivative (forward over forward) in the `first` leading inputs."""
     consts, inputs = (
         [shape_struct(v.aval) for v in side] for side in (jaxpr.constvars, jaxpr.invars)
     )
 
-    def twice(consts: Any, x: Any, rest: Any, v: Any, w: Any) -> Any:
-        def once(x: Any) -> Any:
-            return jax.jvp(lambda x: eval_jaxpr(jaxpr, consts, *x, *rest), (x,), (v,))
+    def second_derivative(consts: Any, x: Any, other_inputs: Any, v: Any, w: Any) -> Any:
+        def first_derivative(x: Any) -> Any:
+            return jax.jvp(lambda x: eval_jaxpr(jaxpr, consts, *x, *other_inputs), (x,), (v,))
 
-        return jax.jvp(once, (x,), (w,))
+        return jax.jvp(first_derivative, (x,), (w,))
 
     x = inputs[:first]
     try:
-        return jax.make_jaxpr(twice)(consts, x, inputs[first:], x, x)
+        return jax.make_jaxpr(second_derivative)(consts, x, inputs[first:], x, x)
     except TypeError:  # the function has no second derivative
         raise NoKeyError from None
 
@@ -70,8 +71,8 @@ def shape_struct(aval: Any) -> jax.ShapeDtypeStruct:
 
 def _without_python_function(eqn: JaxprEqn) -> dict[str, Any]:
     """The parameters of an equation, without the Python function of `lax.reduce`."""
-    twice = "jaxpr" in eqn.params
-    return {name: x for name, x in eqn.params.items() if not (twice and name == "computation")}
+    has_jaxpr = "jaxpr" in eqn.params
+    return {name: x for name, x in eqn.params.items() if not (has_jaxpr and name == "computation")}
 
 
 class _Keys:
@@ -87,20 +88,20 @@ class _Keys:
     def jaxpr(self, jaxpr: Jaxpr) -> tuple[Any, ...]:
         number: dict[Any, int] = {}
 
-        def new(var: Any) -> Any:
+        def number_var(var: Any) -> Any:
             number[var] = len(number)
             return var.aval
 
         def atom(x: Any) -> Any:
             return (self.value(np.asarray(x.val)), x.aval) if isinstance(x, Literal) else number[x]
 
-        inputs = [new(var) for var in (*jaxpr.constvars, *jaxpr.invars)]
+        inputs = [number_var(var) for var in (*jaxpr.constvars, *jaxpr.invars)]
         eqns = [
             (
                 eqn.primitive,
                 tuple(map(atom, eqn.invars)),
                 self.params(eqn),
-                tuple(map(new, eqn.outvars)),
+                tuple(map(number_var, eqn.outvars)),
                 self.value(eqn.ctx),
             )
             for eqn in jaxpr.eqns
@@ -110,8 +111,8 @@ class _Keys:
     def params(self, eqn: JaxprEqn) -> tuple[Any, ...]:
         params = _without_python_function(eqn)
         if is_custom_rule(eqn):
-            # A rule is a new function in every trace. Only forward rules without symbolic zeros are
-            # traced by `_derivatives`.
+            # A rule is a new function object in every trace, so rules can't be compared.
+            # `_derivatives` traces only forward rules without symbolic zeros.
             if params.pop("jvp_jaxpr_fun", None) is None or params["symbolic_zeros"]:
                 raise NoKeyError
             self.has_rules = True
@@ -148,9 +149,9 @@ class _RunKeys(_Keys):
 
     def params(self, eqn: JaxprEqn) -> tuple[Any, ...]:
         if eqn.effects or "callback" in eqn.primitive.name:
-            raise NoKeyError  # the callback of a user is usually a new object in every call
+            raise NoKeyError  # a user's callback is usually a new object in every call
         params = _without_python_function(eqn)
         if is_custom_rule(eqn):  # its other parameters are rules
-            known = (ClosedJaxpr, Jaxpr, int)
-            params = {name: v for name, v in params.items() if isinstance(v, known)}
+            types = (ClosedJaxpr, Jaxpr, int)
+            params = {name: v for name, v in params.items() if isinstance(v, types)}
         return tuple((name, self.value(params[name])) for name in sorted(params))

@@ -36,9 +36,12 @@ class Node(NamedTuple):
     branches: tuple[tuple[int, int], ...] = ()
 
     def excludes(self, other: Node) -> bool:
-        """Whether at most one of two nodes can run: nodes in different branches of a `cond`."""
-        mine, others = dict(self.branches), dict(other.branches)
-        return any(mine[cond] != others[cond] for cond in mine.keys() & others.keys())
+        """Whether two nodes are in different branches of one `cond`, so that at most one runs."""
+        own_branches, other_branches = dict(self.branches), dict(other.branches)
+        return any(
+            own_branches[cond] != other_branches[cond]
+            for cond in own_branches.keys() & other_branches.keys()
+        )
 
 
 class NodeVar(NamedTuple):
@@ -65,21 +68,25 @@ class JaxprNodes(NamedTuple):
 
     def nodes(self) -> set[int]:
         """The numbers of all nodes, including nodes of inner jaxprs."""
-        here = {pair.node for pairs in self.node_vars.values() for pair in pairs}
-        return here.union(*(level.nodes() for levels in self.inner.values() for level in levels))
+        own_nodes = {pair.node for pairs in self.node_vars.values() for pair in pairs}
+        return own_nodes.union(
+            *(level.nodes() for levels in self.inner.values() for level in levels)
+        )
 
-    def restrict(self, chosen: set[int]) -> JaxprNodes:
-        """Keep some of the nodes; inner jaxprs without any of them are dropped."""
-        kept = {i: tuple(p for p in ps if p.node in chosen) for i, ps in self.node_vars.items()}
-        inner = {i: tuple(s.restrict(chosen) for s in levels) for i, levels in self.inner.items()}
+    def restrict(self, nodes: set[int]) -> JaxprNodes:
+        """Keep only the given nodes, and drop inner jaxprs without such nodes."""
+        restricted = {
+            i: tuple(p for p in ps if p.node in nodes) for i, ps in self.node_vars.items()
+        }
+        inner = {i: tuple(s.restrict(nodes) for s in levels) for i, levels in self.inner.items()}
         return self._replace(
-            node_vars={i: pairs for i, pairs in kept.items() if pairs},
+            node_vars={i: pairs for i, pairs in restricted.items() if pairs},
             inner={i: s for i, s in inner.items() if any(level.nodes() for level in s)},
         )
 
 
 def find_nodes(closed: jex.ClosedJaxpr, scopes: bool) -> tuple[JaxprNodes, tuple[Node, ...]]:
-    """Find the nodes of a jaxpr; return the jaxpr with nodes, and the descriptions of the nodes.
+    """Find the nodes of a jaxpr; return the jaxpr with its nodes, and a description of each node.
 
     Args:
         closed: The traced function.
@@ -87,18 +94,20 @@ def find_nodes(closed: jex.ClosedJaxpr, scopes: bool) -> tuple[JaxprNodes, tuple
     """
     finder = _NodeFinder(scopes)
     level = finder.level(jaxprs.SubJaxpr("jaxpr", closed.jaxpr, tuple(closed.consts)), _Context())
-    return level, _numbered(finder.found)
+    return level, _number_names(finder.found)
 
 
-def _numbered(found: list[Node]) -> tuple[Node, ...]:
+def _number_names(nodes: list[Node]) -> tuple[Node, ...]:
     """Number the nodes that share a name: `name#0`, `name#1`, in the order of the program."""
-    total = collections.Counter(node.name for node in found)
-    seen: collections.Counter[str] = collections.Counter()
+    total = collections.Counter(node.name for node in nodes)
+    numbers: collections.Counter[str] = collections.Counter()
     numbered = []
-    for node in found:
-        several = total[node.name] > 1
-        numbered.append(node._replace(name=f"{node.name}#{seen[node.name]}") if several else node)
-        seen[node.name] += 1
+    for node in nodes:
+        is_shared = total[node.name] > 1
+        numbered.append(
+            node._replace(name=f"{node.name}#{numbers[node.name]}") if is_shared else node
+        )
+        numbers[node.name] += 1
     return tuple(numbered)
 
 
@@ -113,14 +122,13 @@ class _Context(NamedTuple):
 
 
 _IN_WHILE_LOOP = (
-    "inside a while loop, which has no reverse derivative; its value is the last iteration's"
+    "inside a while loop, which has no reverse-mode derivative; the value of the last iteration is "
+    "captured"
 )
 SCOPE_PREFIX = "scope:"
 """The prefix in the name of a node that is the result of a `jax.named_scope`, not a tap."""
 
-HIDDEN_BY_RULE = (
-    "inside a function with its own derivative rule (custom_jvp, custom_vjp), which hides it"
-)
+HIDDEN_BY_RULE = "inside a function with a custom derivative rule (custom_jvp, custom_vjp)"
 
 
 class _NodeFinder:
@@ -133,7 +141,9 @@ class _NodeFinder:
         ends = _scope_ends(sub.jaxpr) if self.scopes else {}
         level = JaxprNodes(sub.jaxpr, sub.consts, {}, {})
         for i, eqn in enumerate(sub.jaxpr.eqns):
-            if inner := tuple(self.level(*pair) for pair in _inside(eqn, context, self.conds)):
+            if inner := tuple(
+                self.level(*pair) for pair in _inner_jaxprs(eqn, context, self.conds)
+            ):
                 level.inner[i] = inner
             pairs = [self.add(name, var, context) for name, var in _taps(eqn)]
             for path, var in ends.get(i, ()):
@@ -150,8 +160,8 @@ class _NodeFinder:
         if not note and not is_inexact(aval):
             note = f"{aval.dtype}, which has no gradient"
         shape = (*context.axes, *aval.shape)
-        rest = context.axes, note, context.visible, context.branches
-        self.found.append(Node(name, shape, aval.dtype, *rest))
+        fields = context.axes, note, context.visible, context.branches
+        self.found.append(Node(name, shape, aval.dtype, *fields))
         return NodeVar(len(self.found) - 1, var)
 
 
@@ -160,10 +170,10 @@ def _taps(eqn: jex.JaxprEqn) -> Iterator[tuple[str, jex.Var]]:
         yield eqn.params["name"], eqn.outvars[0]
 
 
-def _inside(
+def _inner_jaxprs(
     eqn: jex.JaxprEqn, outer: _Context, conds: Iterator[int]
 ) -> Iterator[tuple[jaxprs.SubJaxpr, _Context]]:
-    """The jaxprs in an equation, each with its context."""
+    """Yield the jaxprs in an equation, each with its context."""
     context = outer._replace(scope=(*outer.scope, *jaxprs.name_scopes(eqn)))
     if sub := jaxprs.called_jaxpr(eqn):
         yield (
@@ -179,14 +189,14 @@ def _inside(
             for i, branch in enumerate(choice.branches):
                 yield branch, context._replace(branches=(*context.branches, (cond, i)))
         case While() as loop:
-            yield loop.test, _hidden(context, eqn, loop.test)
+            yield loop.test, _hide(context, eqn, loop.test)
             yield loop.body, context._replace(note=context.note or _IN_WHILE_LOOP)
         case _:
-            yield from ((sub, _hidden(context, eqn, sub)) for sub in jaxprs.sub_jaxprs(eqn))
+            yield from ((sub, _hide(context, eqn, sub)) for sub in jaxprs.sub_jaxprs(eqn))
 
 
-def _hidden(context: _Context, eqn: jex.JaxprEqn, sub: jaxprs.SubJaxpr) -> _Context:
-    note = f"inside {eqn.primitive.name} ({sub.param}), where nothing can be seen"
+def _hide(context: _Context, eqn: jex.JaxprEqn, sub: jaxprs.SubJaxpr) -> _Context:
+    note = f"inside {eqn.primitive.name} ({sub.param}), where values can't be captured"
     return context._replace(note=note, visible=False)
 
 
@@ -199,10 +209,10 @@ def _scope_ends(jaxpr: jex.Jaxpr) -> dict[int, list[tuple[tuple[str, ...], jex.V
     last_use = _last_use(jaxpr)
     ends: dict[int, list[tuple[tuple[str, ...], jex.Var]]] = {}
     for path, start, end in _runs([jaxprs.name_scopes(eqn) for eqn in jaxpr.eqns]):
-        made = [v for eqn in jaxpr.eqns[start : end + 1] for v in eqn.outvars]
-        leaving = [v for v in made if last_use.get(v, -1) > end and is_inexact(v.aval)]
-        if leaving:
-            ends.setdefault(end, []).append((path, leaving[-1]))
+        outputs = [v for eqn in jaxpr.eqns[start : end + 1] for v in eqn.outvars]
+        results = [v for v in outputs if last_use.get(v, -1) > end and is_inexact(v.aval)]
+        if results:
+            ends.setdefault(end, []).append((path, results[-1]))
     return ends
 
 
@@ -213,18 +223,18 @@ def _last_use(jaxpr: jex.Jaxpr) -> dict[Any, int]:
 
 
 def _runs(paths: list[tuple[str, ...]]) -> Iterator[tuple[tuple[str, ...], int, int]]:
-    """Every maximal sequence `(path, first, last)` of equations under a path; inner paths first."""
+    """Yield each maximal sequence of equations under a path, `(path, first, last)`, inner first."""
     starts: list[int] = []
-    before: tuple[str, ...] = ()
+    previous: tuple[str, ...] = ()
     for i, path in enumerate([*paths, ()]):
-        common = _common(before, path)
-        for depth in range(len(before), common, -1):
-            yield before[:depth], starts.pop(), i - 1
+        common = _common_length(previous, path)
+        for depth in range(len(previous), common, -1):
+            yield previous[:depth], starts.pop(), i - 1
         starts += [i] * (len(path) - common)
-        before = path
+        previous = path
 
 
-def _common(a: tuple[str, ...], b: tuple[str, ...]) -> int:
+def _common_length(a: tuple[str, ...], b: tuple[str, ...]) -> int:
     """The number of leading names that two paths share."""
     same = (x == y for x, y in zip(a, b, strict=False))
     return sum(1 for _ in itertools.takewhile(bool, same))

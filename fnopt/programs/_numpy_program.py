@@ -1,4 +1,4 @@
-"""Programs that NumPy runs without compilation."""
+"""Evaluation of jaxprs by NumPy, without compilation."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from fnopt.programs._jaxprs import SubJaxpr
 from fnopt.programs._numpy_rules import Eqn, identity, numpy_rule
 
 _quiet = functools.partial(np.errstate, all="ignore")  # infinities and NaN are results, as in JAX
-# Limit of the operands and results of a block's operations, because results are kept until the
-# block ends. In float64 they take at most 128 MB.
-_MOST_WORK = 2**24
+# Maximum total size of operands and results in a block, which stores all results until it ends: at
+# most 128 MiB in float64.
+_MAX_WORK = 2**24
 _CALLBACKS = {"pure_callback", "io_callback", "debug_callback"}
-_FACTORISATIONS = {"geqrf", "householder_product", "svd", "eigh", "cholesky", "lu"}
-_PER_CALL = 1000  # elements that NumPy processes in the time of a call's overhead, 1 to 2 us
+_FACTORIZATIONS = {"geqrf", "householder_product", "svd", "eigh", "cholesky", "lu"}
+_ELEMENTS_PER_CALL = (
+    1000  # elements that NumPy processes in the time of a call's overhead, 1 to 2 us
+)
 
 
 class OverBudgetError(Exception):
@@ -51,7 +53,7 @@ class NumpyProgram:
         self, jaxpr: jex.Jaxpr, consts: Sequence[Any] | None, structure: Any, device: Any = None
     ) -> None:
         self.spent, self.budget = 0.0, np.inf
-        self.calls_back = False  # whether it has Python callbacks, which another run repeats
+        self.calls_back = False  # whether a second run would repeat Python callbacks
         self.size = jaxprs.program_size(jaxpr)
         self.structure, self.device = structure, device
         inputs = [*(jaxpr.constvars if consts is None else ()), *jaxpr.invars]
@@ -80,7 +82,7 @@ class NumpyProgram:
         return jax.tree.unflatten(self.structure, jax.device_put(out, self.device))
 
     def spend(self, cost: float) -> None:
-        """Count operations."""
+        """Add to the number of operations, and raise an error beyond the budget."""
         self.spent += cost
         if self.spent > self.budget:
             raise OverBudgetError
@@ -109,13 +111,16 @@ class _Block:
         self.values: list[Any] = []
         self.steps: list[_Step] = []
         self.known: set[int] = set()
-        self.found: dict[Any, Any] = {}  # operations and constants so far, to remove duplicates
+        # Slots of operations and constants, so that duplicates share a slot.
+        self.found: dict[Any, Any] = {}
         variables = [*(jaxpr.constvars if consts is None else ()), *jaxpr.invars]
         self.inputs = [self._slot() for _ in variables]
         self.work = 0
         self.outputs = self._add(jaxpr, consts or (), self.inputs)
         self.steps = self._needed_steps()
-        self.cost = len(self.steps) + sum(_work(step.eqn) for step in self.steps) / _PER_CALL
+        self.cost = (
+            len(self.steps) + sum(_work(step.eqn) for step in self.steps) / _ELEMENTS_PER_CALL
+        )
         self.run = self._function()
 
     def __call__(self, *args: Any) -> list[Any]:
@@ -136,7 +141,7 @@ class _Block:
             results = f"[{results}]" if step.eqn.primitive.multiple_results else results
             lines.append(f" {results} = f{k}({_variables(step.inputs)})")
         lines.append(f" return [{_variables(self.outputs)}]")
-        exec("\n".join(lines), names)  # the text has names and numbers of slots alone
+        exec("\n".join(lines), names)  # the source contains only generated names
         return names["run"]
 
     def _slot(self, value: Any = None) -> int:
@@ -162,29 +167,29 @@ class _Block:
             return self._constant(atom.val, atom.aval) if literal else slots[atom]
 
         for eqn in jaxpr.eqns:
-            found = [slot(atom) for atom in eqn.invars]
-            call = call_view(eqn, found)
+            input_slots = [slot(atom) for atom in eqn.invars]
+            call = call_view(eqn, input_slots)
             if call is not None:
                 results = self._add(call[0].jaxpr, call[0].consts, call[1])
             else:
-                same = object() if eqn.effects else eqn.primitive  # a unique key for effects
-                key = same, *found, *map(_key, eqn.params.items())
-                results = self.found.get(key) or self._step(eqn, found)
+                # Operations with effects get a unique key, because they must not be merged.
+                operation = object() if eqn.effects else eqn.primitive
+                key = operation, *input_slots, *map(_key, eqn.params.items())
+                results = self.found.get(key) or self._step(eqn, input_slots)
                 self.found[key] = results
             slots.update(zip(eqn.outvars, results, strict=True))
         return [slot(atom) for atom in jaxpr.outvars]
 
     def _step(self, eqn: Eqn, inputs: list[int]) -> list[int]:
         self.work += _work(eqn)
-        if self.work > _MOST_WORK:
-            raise NotInNumpyError("its arrays are large")
+        if self.work > _MAX_WORK:
+            raise NotInNumpyError("the arrays are too large")
         fn, start = self._operation(eqn), len(self.values)
         if fn is identity:
             return inputs
         results = [self._slot() for _ in eqn.outvars]
-        # Constant operations are evaluated once, because a loop may be long. A callback of
-        # constants isn't, because it may raise (Equinox's `error_if`), in a branch that isn't
-        # taken.
+        # Operations on constants are evaluated once, for loops. Callbacks aren't, because they may
+        # raise an error (Equinox's `error_if`) in a branch that never runs.
         runs_later = eqn.effects or eqn.primitive.name in _CALLBACKS or jaxprs.sub_jaxprs(eqn)
         if self.known.issuperset(inputs) and not runs_later:
             out = fn(*[self.values[i] for i in inputs])
@@ -199,7 +204,7 @@ class _Block:
         avals = [var.aval for var in (*eqn.invars, *eqn.outvars)]
         has_keys = not all(map(_dtype, avals))
         if has_keys and view is not None:
-            raise NotInNumpyError("a loop or branch has keys of random numbers")
+            raise NotInNumpyError("a loop or branch has PRNG keys")
         if isinstance(view, While):
             return self._loop(view)
         if isinstance(view, Cond):
@@ -221,9 +226,9 @@ class _Block:
         test, body = self._block(view.test), self._block(view.body)
 
         def loop(*inputs: Any) -> list[Any]:
-            of_test, of_body, carry = view.parts(inputs)
-            while np.any(going := test(*of_test, *carry)[0]):
-                carry = _where(going, body(*of_body, *carry), carry)
+            test_consts, body_consts, carry = view.parts(inputs)
+            while np.any(unfinished := test(*test_consts, *carry)[0]):
+                carry = _where(unfinished, body(*body_consts, *carry), carry)
             return carry
 
         return loop
@@ -236,11 +241,11 @@ class _Block:
     def _scan(self, view: Scan) -> Callable[..., Any]:
         body = self._block(view.body)
         order = range(view.length)[:: -1 if view.reverse else 1]
-        like: list[Any] = view.results([v.aval for v in view.body.jaxpr.outvars])[1]
+        row_types: list[Any] = view.results([v.aval for v in view.body.jaxpr.outvars])[1]
 
         def scan(*inputs: Any) -> list[Any]:
             consts, carry, slices = view.parts(inputs)
-            stacks = [np.empty((view.length, *a.shape), a.dtype) for a in like]
+            stacks = [np.empty((view.length, *a.shape), a.dtype) for a in row_types]
             for i in order:
                 carry, rows = view.results(body(*consts, *carry, *(x[i] for x in slices)))
                 for stack, row in zip(stacks, rows, strict=True):
@@ -258,17 +263,17 @@ class _Block:
         return steps[::-1]
 
 
-def _where(going: Any, new: list[Any], old: list[Any]) -> list[Any]:
-    """Select new values for unfinished loops: `jax.vmap` merges many loops into one."""
-    if np.ndim(going) == 0:
+def _where(unfinished: Any, new: list[Any], old: list[Any]) -> list[Any]:
+    """Select the new values of unfinished loops, because `jax.vmap` merges many loops into one."""
+    if np.ndim(unfinished) == 0:
         return new
-    axes = [tuple(range(np.ndim(going), np.ndim(x))) for x in new]
+    axes = [tuple(range(np.ndim(unfinished), np.ndim(x))) for x in new]
     pairs = zip(axes, new, old, strict=True)
-    return [np.where(np.expand_dims(going, axis), x, y) for axis, x, y in pairs]
+    return [np.where(np.expand_dims(unfinished, axis), x, y) for axis, x, y in pairs]
 
 
 def _compiled(eqn: Eqn) -> Callable[..., Any]:
-    """Compile an operation that NumPy doesn't have as a separate program of the CPU."""
+    """Compile an operation that NumPy lacks, as a separate program for the CPU."""
     dtypes = [_dtype(var.aval) for var in eqn.outvars]
     run = jaxprs.compiled_on_host(eqn)
 
@@ -284,7 +289,7 @@ def _callback(eqn: Eqn) -> Callable[..., Any]:
     avals = [var.aval for var in eqn.outvars]
 
     def call(*inputs: Any) -> list[Any]:
-        with np.errstate(all="warn"):  # as usual for a user's function
+        with np.errstate(all="warn"):  # the user's function may need NumPy's warnings
             out = list(map(np.asarray, eqn.params["callback"](*jax.device_put(inputs)) or ()))
         for x, aval in zip(out, avals, strict=True):
             if (x.shape, x.dtype) != (aval.shape, aval.dtype):
@@ -298,17 +303,17 @@ def _callback(eqn: Eqn) -> Callable[..., Any]:
 
 
 def _work(eqn: Eqn) -> int:
-    """Count the numbers that an operation reads and writes, or a tenth of a product's terms.
+    """Estimate the cost of an operation, in elements that it reads and writes.
 
-    A matrix product by BLAS takes about a tenth of a nanosecond per term; other operations take a
-    nanosecond per number.
+    A term of a matrix product is a tenth of an element: BLAS takes about a tenth of a nanosecond
+    per term, other operations take a nanosecond per element.
     """
     avals = [var.aval for var in (*eqn.invars, *eqn.outvars)]
     sizes = [getattr(aval, "size", 1) for aval in avals]
     if eqn.primitive.name == "dot_general":
         (left, _), _ = eqn.params["dimension_numbers"]
         terms = sizes[-1] * math.prod(avals[0].shape[axis] for axis in left)
-    elif eqn.primitive.name in _FACTORISATIONS:
+    elif eqn.primitive.name in _FACTORIZATIONS:
         terms = sizes[0] * avals[0].shape[-1]
     else:
         terms = 0
@@ -325,7 +330,7 @@ def _key(param: Any) -> Any:
 
 
 def _dtype(aval: Any) -> np.dtype | None:
-    """The dtype of an array; None for PRNG keys, which stay JAX arrays."""
+    """The dtype of an array; None for PRNG keys, which remain JAX arrays."""
     dtype = getattr(aval, "dtype", None)
     if not isinstance(dtype, np.dtype):
         return None
@@ -335,10 +340,11 @@ def _dtype(aval: Any) -> np.dtype | None:
 
 
 def _array(value: Any, aval: Any) -> Any:
-    """Convert an array to NumPy and a number to a NumPy scalar; keep arrays of JAX's dtypes."""
+    """Convert an array to NumPy, and an array without axes to a NumPy scalar; keep PRNG keys."""
     dtype = _dtype(aval)
     if dtype is None:
         return value
-    # Results are copied, because they may be arguments, and a user may write into NumPy arrays.
-    # Operations take a tenth of the time on scalars that they take on arrays without axes.
+    # NumPy arguments are copied, because a result may be an argument, and the user may later write
+    # into the argument. Operations on NumPy scalars take a tenth of the time of operations on
+    # arrays without axes.
     return (np.asarray if isinstance(value, jax.Array) else np.array)(value, dtype)[()]

@@ -1,4 +1,4 @@
-"""The NumPy forms of JAX's operations: functions of arrays that compute an equation."""
+"""NumPy functions that compute the equations of a jaxpr."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def numpy_rule(eqn: Eqn) -> Rule | None:
         eqn: An equation without inner jaxprs.
 
     Returns:
-        The function. The function returns an array, or a sequence of arrays for several results.
-        None if NumPy has no equivalent operation with results of the same dtypes.
+        The function, which returns an array, or a sequence of arrays for several results. None if
+        NumPy has no equivalent operation with the same result dtypes.
     """
     name = eqn.primitive.name
     try:
         make = _RULES.get(name)
         rule = _ELEMENTWISE.get(name) if make is None else make(eqn)
-        return rule if rule is not None and _has_known_results(eqn, rule) else None
+        return rule if rule is not None and _matches_jax(eqn, rule) else None
     except (TypeError, ValueError, OverflowError):  # NumPy raises an error for the dtypes
         return None
 
 
-def _has_known_results(eqn: Eqn, rule: Rule) -> bool:
-    """Whether results for ones have the shapes and dtypes that JAX knows."""
+def _matches_jax(eqn: Eqn, rule: Rule) -> bool:
+    """Whether results for arrays of ones have the shapes and dtypes of the equation's outputs."""
     out = rule(*(np.ones(v.aval.shape, v.aval.dtype) for v in eqn.invars))
     results = out if eqn.primitive.multiple_results else [out]
     expected = [(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
@@ -43,7 +43,7 @@ def _has_known_results(eqn: Eqn, rule: Rule) -> bool:
 
 
 def identity(x: Any) -> Any:
-    """The rule of identity operations, which a program omits."""
+    """Rule of identity operations; a program omits operations with this rule."""
     return x
 
 
@@ -173,9 +173,9 @@ def _concatenate(eqn: Eqn) -> Rule:
 
 
 def _split(eqn: Eqn) -> Rule:
-    before = (slice(None),) * eqn.params["axis"]
+    prefix = (slice(None),) * eqn.params["axis"]
     ends = np.cumsum([0, *eqn.params["sizes"]])
-    parts = [(*before, slice(start, end)) for start, end in itertools.pairwise(ends)]
+    parts = [(*prefix, slice(start, end)) for start, end in itertools.pairwise(ends)]
     return lambda x: [x[part] for part in parts]
 
 
@@ -195,7 +195,7 @@ def _pad(eqn: Eqn) -> Rule | None:
 
 
 def _window(x: Any, starts: Sequence[Any], sizes: Sequence[int]) -> tuple[slice, ...]:
-    """Return the slice of an array at given indices, clamped to the array."""
+    """Slices of given sizes at the start indices, clamped to the array like in JAX."""
     limits = zip(starts, sizes, np.shape(x), strict=True)
     first = [min(max(int(start), 0), n - size) for start, size, n in limits]
     return tuple(slice(i, i + size) for i, size in zip(first, sizes, strict=True))
@@ -218,8 +218,8 @@ def _dynamic_update_slice(eqn: Eqn) -> Rule:
 def _reduce(ufunc: Any) -> Callable[[Eqn], Rule | None]:
     def make(eqn: Eqn) -> Rule | None:
         axes, dtype = tuple(eqn.params["axes"]), eqn.outvars[0].aval.dtype
-        of_bools = ufunc in (np.logical_and, np.logical_or)  # takes a third of bitwise_and's time
-        if 0 in eqn.invars[0].aval.shape or (of_bools and dtype.kind != "b"):
+        is_boolean = ufunc in (np.logical_and, np.logical_or)  # takes a third of bitwise_and's time
+        if 0 in eqn.invars[0].aval.shape or (is_boolean and dtype.kind != "b"):
             return None
         return lambda x: ufunc.reduce(x, axis=axes, dtype=dtype)
 
@@ -239,15 +239,15 @@ def _dot(eqn: Eqn) -> Rule:
     (left, right), (batch_left, batch_right) = eqn.params["dimension_numbers"]
     ranks = [var.aval.ndim for var in eqn.invars]
     if not batch_left and len(left) == 1 and max(ranks) <= 2:
-        # `np.dot` sums over the last axis of the first array and the first of the second.
+        # `np.dot` sums over the last axis of the first array and the first axis of the second.
         transposes = left[0] < ranks[0] - 1, right[0] > 0
         return lambda a, b: np.dot(a.T if transposes[0] else a, b.T if transposes[1] else b)
     first = list(range(ranks[0]))
     second = list(range(ranks[0], sum(ranks)))
     for i, j in zip((*batch_left, *left), (*batch_right, *right), strict=True):
         second[j] = first[i]
-    free = [i for i in first if i not in (*batch_left, *left)]
-    out = [*batch_left, *free, *(j for j in second if j >= ranks[0])]
+    free_axes = [i for i in first if i not in (*batch_left, *left)]
+    out = [*batch_left, *free_axes, *(j for j in second if j >= ranks[0])]
     return lambda a, b: np.einsum(a, first, b, second, out)
 
 
@@ -269,8 +269,8 @@ def _svd(eqn: Eqn) -> Rule | None:
             return tuple(np.full(v.aval.shape, np.nan, v.aval.dtype) for v in eqn.outvars)
         return (out[1], out[0], out[2]) if p["compute_uv"] else (out,)
 
-    single = eqn.invars[0].aval.ndim == 2 and p.get("subset_by_index") is None
-    return svd if single else None
+    is_supported = eqn.invars[0].aval.ndim == 2 and p.get("subset_by_index") is None
+    return svd if is_supported else None
 
 
 def _cholesky(eqn: Eqn) -> Rule | None:
@@ -288,6 +288,7 @@ def _triangular_solve(eqn: Eqn) -> Rule | None:
     if not p["left_side"] or p["conjugate_a"]:
         return None
 
+    # Substitution row by row, because NumPy has no triangular solve.
     n, upper = eqn.invars[0].aval.shape[-1], p["lower"] == p["transpose_a"]
     rows = [slice(i, i + 1) for i in range(n)][:: -1 if upper else 1]
     product = np.dot if eqn.invars[0].aval.ndim == 2 else np.matmul  # `np.dot` takes half the time
@@ -296,10 +297,10 @@ def _triangular_solve(eqn: Eqn) -> Rule | None:
         a = np.swapaxes(a, -1, -2) if p["transpose_a"] else a
         x = np.array(b)
         for row in rows:
-            known = slice(row.stop, n) if upper else slice(row.start)
+            solved = slice(row.stop, n) if upper else slice(row.start)
             value = x[..., row, :]
             if row is not rows[0]:
-                value -= product(a[..., row, known], x[..., known, :])
+                value -= product(a[..., row, solved], x[..., solved, :])
             if not p["unit_diagonal"]:
                 value /= a[..., row, row]
         return x

@@ -13,9 +13,9 @@ from fnopt.programs._keys import shape_struct
 from fnopt.programs._numpy_program import NotInNumpyError, NumpyProgram, OverBudgetError
 
 _CONFIG: Any = jax.config  # JAX creates its fields at run time
-# The ski-rental problem (Karlin, Manasse, Rudolph and Sleator 1988): compiling once the runs have
-# cost as much as a compilation costs at most twice the optimum. XLA compiles an operation of a fit
-# in 1.5 ms, NumPy runs one in 0.6 us: both costs are equal after this many runs.
+# The ski-rental problem (Karlin, Manasse, Rudolph and Sleator 1988): a compilation after runs of
+# the same total cost takes at most twice the optimal time. XLA compiles an operation of a fit in
+# 1.5 ms, and NumPy runs an operation in 0.6 us, so both costs are equal after this many runs.
 _RUNS = 2500
 _SETTINGS = ("jax_enable_x64", "jax_default_device", "jax_debug_nans", "jax_debug_infs")
 
@@ -45,9 +45,9 @@ class TieredProgram:
         _, placements, *avals = types
         self.in_numpy = None
         device = next(iter(placements), None)
-        # A sharding over a mesh, even of one device, has a spec that doesn't fit all results.
-        placed = len(placements) <= 1 and isinstance(device, SingleDeviceSharding | None)
-        if _CONFIG.jax_debug_nans or _CONFIG.jax_debug_infs or not placed:
+        # The spec of a mesh sharding, even on one device, doesn't fit results of other ranks.
+        is_on_one_device = len(placements) <= 1 and isinstance(device, SingleDeviceSharding | None)
+        if _CONFIG.jax_debug_nans or _CONFIG.jax_debug_infs or not is_on_one_device:
             return
         if jaxpr is None:
             traced = self.compiled.trace(*map(shape_struct, avals))
@@ -55,7 +55,7 @@ class TieredProgram:
             structure = jax.tree.structure(traced.out_info)
         else:
             consts, structure = None, jax.tree.structure(jaxpr.outvars)
-        # Programs with operations that NumPy lacks are compiled by XLA at once.
+        # A program with arrays or effects that NumPy doesn't support is compiled immediately.
         with contextlib.suppress(NotInNumpyError):
             self.in_numpy = NumpyProgram(jaxpr, consts, structure, device)
 

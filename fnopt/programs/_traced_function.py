@@ -72,12 +72,12 @@ class TracedFunction:
         return jax.tree.unflatten(self.keyed.structure, shapes)
 
     def tree_flatten(self) -> tuple[tuple[Any, ...], KeyedJaxpr]:
-        """Leaves and structure, for JAX."""
+        """Return leaves and structure, for JAX."""
         return self.closed_over, self.keyed
 
     @classmethod
     def tree_unflatten(cls, keyed: KeyedJaxpr, closed_over: Any) -> Self:
-        """The function from leaves and structure, for JAX."""
+        """Make the function from leaves and structure, for JAX."""
         return cls(keyed, tuple(closed_over))
 
 
@@ -94,8 +94,8 @@ def trace_function(fn: Callable[..., Any], *args: Any) -> TracedFunction | None:
         *args: Its arguments, or their shapes and dtypes.
 
     Returns:
-        The function as a value; None if it closes over tracers, or if its jaxpr can't be
-        compared: with a `jax.custom_vjp`, or arrays that only a derivative rule reads.
+        The function as a value. None if the function closes over tracers, or if its jaxpr can't be
+        compared, because it has a `jax.custom_vjp` or arrays that only a derivative rule reads.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -109,26 +109,26 @@ def trace_function(fn: Callable[..., Any], *args: Any) -> TracedFunction | None:
     closed, structure = make_jaxpr(fn, args)
     if has_tracers(closed.consts):
         return None
-    # JAX caches the jaxprs of jitted functions only. From JAX 0.12 on, jaxprs contain the captured
-    # arrays, which aren't kept here.
+    # JAX caches only the jaxprs of jitted functions, so only their keys are cached. From JAX 0.12
+    # on, jaxprs contain captured arrays, which a cache would keep in memory.
     keyed = _keyed if is_jitted(fn) and not closed.consts else _keyed.__wrapped__
-    found = keyed(closed.jaxpr, structure, len(jax.tree.leaves(args[0])))
-    return None if found is None else TracedFunction(found, tuple(closed.consts))
+    keyed_jaxpr = keyed(closed.jaxpr, structure, len(jax.tree.leaves(args[0])))
+    return None if keyed_jaxpr is None else TracedFunction(keyed_jaxpr, tuple(closed.consts))
 
 
 @functools.lru_cache(maxsize=MAX_PROGRAMS)
 def _keyed(jaxpr: Any, structure: Any, num_differentiated: int) -> KeyedJaxpr | None:
     try:
         return KeyedJaxpr(key_of(jaxpr, num_differentiated), jaxpr, structure)
-    except NoKeyError:  # a program without a key can't be found in the cache
+    except NoKeyError:  # no cache can look up a program without a key
         return None
 
 
 def make_jaxpr(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[jex.ClosedJaxpr, Any]:
     """Return the current jaxpr of a function, and the structure of its result.
 
-    All captured arrays are constants of the outer jaxpr. Arrays captured by an inner `jax.jit`
-    wouldn't become arguments, so such calls are inlined.
+    All captured arrays are constants of the outer jaxpr. Inner `jax.jit` calls that capture arrays
+    are inlined, because their arrays wouldn't become constants of the outer jaxpr.
     """
     closed, shapes = _trace(fn, args)
     structure = jax.tree.structure(shapes)
@@ -136,10 +136,10 @@ def make_jaxpr(fn: Callable[..., Any], args: tuple[Any, ...]) -> tuple[jex.Close
     if not any(sub.consts for eqn in calls for sub in jaxprs.sub_jaxprs(eqn)):
         return closed, structure
 
-    def inlined(*args: Any) -> list[Any]:
+    def inline_calls(*args: Any) -> list[Any]:
         return jaxprs.interpret(closed.jaxpr, closed.consts, args, jaxprs.bind)
 
-    return jax.make_jaxpr(inlined)(*map(shape_struct, closed.in_avals)), structure
+    return jax.make_jaxpr(inline_calls)(*map(shape_struct, closed.in_avals)), structure
 
 
 def _trace(fn: Any, args: tuple[Any, ...]) -> tuple[jex.ClosedJaxpr, Any]:
@@ -148,11 +148,11 @@ def _trace(fn: Any, args: tuple[Any, ...]) -> tuple[jex.ClosedJaxpr, Any]:
         # Static arguments aren't inputs of the jaxpr, but captured tracers are.
         if len(traced.jaxpr.in_avals) == len(jax.tree.leaves(args)):
             return traced.jaxpr, traced.out_info
-    return jax.make_jaxpr(_with_checked_result(fn), return_shape=True)(*args)
+    return jax.make_jaxpr(_check_result(fn), return_shape=True)(*args)
 
 
-def _with_checked_result(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a copy of the function, without cached traces, that checks its results' shapes."""
+def _check_result(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Copy a function, so that JAX has no cached trace of it, and check the result of each call."""
 
     def checked(*args: Any) -> Any:
         result = fn(*args)
@@ -171,8 +171,8 @@ def is_data(tree: Any) -> bool:
 def _is_plain(value: Value) -> bool:
     """Whether a value belongs to this library and its fields contain no function."""
     children, aux = value._flatten()
-    ours = type(value).__module__.partition(".")[0] == "fnopt"
-    return ours and not any(map(callable, aux)) and is_data(children)
+    is_fnopt = type(value).__module__.partition(".")[0] == "fnopt"
+    return is_fnopt and not any(map(callable, aux)) and is_data(children)
 
 
 def _is_array(x: Any) -> bool:

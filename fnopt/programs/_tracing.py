@@ -68,7 +68,7 @@ def convert_closure(fn: Callable[..., Any], *args: Any) -> tuple[Callable[..., A
         >>> print(first(1, jnp.asarray([1.0, 2.0])))
         20.0
     """
-    # A copy, because JAX caches traces by function, and globals that it reads may change.
+    # A copy, because JAX caches traces by function object, and globals of the function may change.
     closed, shapes = jax.make_jaxpr(copy_function(fn), return_shape=True)(*args)
     is_tracer = [isinstance(const, Tracer) for const in closed.consts]
 

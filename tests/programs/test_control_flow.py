@@ -217,7 +217,7 @@ def test_taps_beside_a_foreign_scan_are_seen_and_those_inside_are_named_as_hidde
     nodes = {node.name: node for node in fnopt.taps.nodes(fn)(*args)}
     assert nodes["end"].visible
     assert not nodes["inside"].visible
-    assert "nothing can be seen" in nodes["inside"].note
+    assert "values can't be captured" in nodes["inside"].note
     out, captured = fnopt.taps.capture(fn, "end")(*args)
     np.testing.assert_allclose(captured.values["end"].sum(), out, rtol=1e-6)
 

@@ -23,7 +23,14 @@ from fnopt.optimizers._adam import scale_by_adam
 from fnopt.optimizers._matrix_factors import only_finite
 from fnopt.optimizers._matrix_functions import adjoint, leading_directions
 from fnopt.optimizers._matrix_layout import MatrixLayout
-from fnopt.optimizers._matrix_parts import cut, load_slot, map_by_shape, new_slot, store_slot, whole
+from fnopt.optimizers._matrix_parts import (
+    load_slot,
+    map_by_shape,
+    new_slot,
+    store_slot,
+    to_leaf,
+    to_matrices,
+)
 from fnopt.optimizers._matrix_rule import as_rule, layouts_of
 from fnopt.optimizers._recipe import recipe
 from fnopt.sharding import sequential
@@ -135,7 +142,9 @@ class scale_by_galore(Transformation):
         is_due = state.count % self.update_proj_gap == 0
         old_projectors = treedef.flatten_up_to(state.projector)
         rows = [
-            [] if layout is None else _pairs(cut(layout, g, False), self._slots(layout, P, 1))
+            []
+            if layout is None
+            else _pairs(to_matrices(layout, g, False), self._slots(layout, P, 1))
             for g, layout, P in zip(leaves, layouts, old_projectors, strict=True)
         ]
         # On a CPU, concurrent batches of LAPACK calls can deadlock.
@@ -157,7 +166,7 @@ class scale_by_galore(Transformation):
         ]
         matrices = map_by_shape(self._map_back, rows)
         new = [
-            row[0] if layout is None else whole(layout, parts, g, False)
+            row[0] if layout is None else to_leaf(layout, parts, g, False)
             for row, layout, parts, g in zip(inner_updates, layouts, matrices, leaves, strict=True)
         ]
         slot = treedef.unflatten([store_slot(tuple(row)) for row in projectors])

@@ -1,4 +1,4 @@
-"""Inference of each parameter's row, column and batch axes from the jaxpr of a loss."""
+"""Inference of the matrices among the parameters, and of their axes, from the jaxpr of a loss."""
 
 from __future__ import annotations
 
@@ -15,11 +15,17 @@ from fnopt.optimizers._matrix_rule import MatrixDimensionNumbers
 from fnopt.transforms import by_pattern
 
 Axes = tuple[int, ...]
-_SAME = {"convert_element_type", "copy", "copy_p", "neg", "rev", "name"}
+# Primitives whose output has the dimensions of the input, in the same order.
+_ELEMENTWISE = {"convert_element_type", "copy", "copy_p", "neg", "rev", "name"}
 
 
 class _Operand(NamedTuple):
-    """The axes of a param along each dimension of an operand, and the axes of scans."""
+    """Axes of a parameter in an operand that is computed from the parameter.
+
+    Attributes:
+        dims: For each dimension of the operand, the axes of the parameter along it.
+        scanned: The axes of the parameter over which enclosing scans iterate.
+    """
 
     dims: tuple[Axes, ...]
     scanned: Axes = ()
@@ -31,34 +37,34 @@ def matrix_axes(
     *,
     has_aux: bool = False,
 ) -> Callable[..., Any]:
-    """Find which parameters are matrices, and along which axes, from the jaxpr of a loss.
+    """Infer which parameters are matrices, and their row and column axes, from a loss function.
 
     A parameter is a matrix if it is used only in matrix products or convolutions, always along the
-    same axes. The contracted axes are the rows of the matrix; all other axes are columns. Axes of
-    batched products and of scans are batch axes. The function finds layers stacked for
-    `jax.lax.scan`, experts under `vmap`, attention kernels of three axes and convolutions, for
-    every model library and any parameter names. Lookup tables (also tied ones), biases, scales and
-    kernels of depthwise convolutions aren't matrices.
+    same axes. The contracted axes are the rows of the matrix, and all other axes are columns. Axes
+    of batched products and of scans are batch axes. The function finds layers stacked for
+    `jax.lax.scan`, experts under `vmap`, attention kernels with three axes and convolutions. It
+    doesn't depend on the model library or on parameter names. Lookup tables (also tied tables),
+    biases, scales and kernels of depthwise convolutions aren't matrices.
 
-    Experts that share their inputs are one wide matrix, as in the jaxpr; experts with separate
-    inputs are a batch. The function treats an output layer as a matrix, and a fused kernel (query,
-    key and value) as one matrix. Use `changes` to override the result: `{"head/*": False, "*/qkv":
-    3}`.
+    Experts with the same inputs are one wide matrix, as in the jaxpr. Experts with separate inputs
+    are a batch. An output layer is a matrix, and a fused kernel (query, key and value) is one
+    matrix. Use `changes` to override the result: `{"head/*": False, "*/qkv": 3}`.
 
     Args:
         loss_fn: `loss_fn(params, *args, **kwargs) -> scalar`, of a batch or of one example.
-        changes: A mapping from patterns on leaf paths to False (no matrix) or a `split` of columns.
+        changes: A mapping from patterns on leaf paths to False (not a matrix) or to a `split` of
+            the columns; see `MatrixDimensionNumbers`.
         has_aux: Whether `loss_fn` returns `(value, aux)`.
 
     Returns:
-        A function `(params, *args, **kwargs)` -> a tree like the params, with a
-        `MatrixDimensionNumbers` for every matrix and None elsewhere: the
-        `weight_dimension_numbers` of every matrix method. The function only traces the loss, so it
-        takes arrays or their shapes.
+        A function of `(params, *args, **kwargs)`. It returns a tree like the params, with a
+        `MatrixDimensionNumbers` for every matrix and None for other leaves. Pass this tree to any
+        matrix method as `weight_dimension_numbers`. The function only traces the loss, so arguments
+        may be arrays or `jax.ShapeDtypeStruct`.
 
     Raises:
-        TypeError: In use, if the loss isn't a scalar.
-        ValueError: In use, if a pattern in `changes` matches no leaf.
+        TypeError: In the returned function, if the loss isn't a scalar.
+        ValueError: In the returned function, if a pattern in `changes` matches no leaf.
 
     Example:
         >>> import jax, jax.numpy as jnp, fnopt
@@ -78,43 +84,44 @@ def matrix_axes(
 
         leaves, treedef = jax.tree.flatten(params)
 
-        def flat(leaves: Sequence[Any], args: Any, kwargs: Any) -> Any:
+        def loss_of_leaves(leaves: Sequence[Any], args: Any, kwargs: Any) -> Any:
             out = loss_fn(treedef.unflatten(leaves), *args, **kwargs)
             value = out[0] if has_aux else out
             if not is_array_like(value) or jnp.shape(value):
                 raise TypeError(
-                    f"matrix_axes: loss_fn returned {type_text(value)}, expected a "
-                    "scalar: take the mean or the sum, and pass has_aux=True if it "
-                    "returns (value, aux)."
+                    f"matrix_axes: loss_fn returned {type_text(value)}, expected a scalar. Return "
+                    "the mean or the sum; pass has_aux=True if loss_fn returns (value, aux)."
                 )
             return value
 
-        found = find_sites(jax.make_jaxpr(flat)(leaves, args, kwargs), len(leaves))
-        roles: dict[int, set[Any]] = {i: {None} for i in found.lost}
-        for site in found.sites:
+        # A parameter is a matrix if all its sites imply the same dimension numbers.
+        result = find_sites(jax.make_jaxpr(loss_of_leaves)(leaves, args, kwargs), len(leaves))
+        numbers_of_leaf: dict[int, set[Any]] = {i: {None} for i in result.lost}
+        for site in result.sites:
             for i in site.weight.leaves:
-                roles.setdefault(i, set()).add(_numbers(site))
-        sets = [roles.get(i, {None}) for i in range(len(leaves))]
+                numbers_of_leaf.setdefault(i, set()).add(_numbers(site))
+        sets = [numbers_of_leaf.get(i, {None}) for i in range(len(leaves))]
         numbers = [x.pop() if len(x) == 1 else None for x in sets]
-        names, _ = leaves_with_names(params)
+        named_leaves, _ = leaves_with_names(params)
         rule = by_pattern(changes or {"*": True}, default=True)
-        paths = [name for name, _ in names]
-        lost = [pattern for pattern in changes or () if not rule.finds(pattern, paths)]
-        if lost:
+        paths = [path for path, _ in named_leaves]
+        unmatched = [pattern for pattern in changes or () if not rule.finds(pattern, paths)]
+        if unmatched:
             raise ValueError(
-                f"matrix_axes: the changes {names_text(lost)} match no leaf of {names_text(paths)}."
+                f"matrix_axes: in changes, the patterns {names_text(unmatched)} match no leaf, "
+                f"expected patterns for the paths {names_text(paths)}."
             )
-        changed = [
+        numbers = [
             n if n is None or x is True else dataclasses.replace(n, split=x) if x else None
-            for n, x in zip(numbers, rule.choose(names), strict=True)
+            for n, x in zip(numbers, rule.choose(named_leaves), strict=True)
         ]
-        return treedef.unflatten(changed)
+        return treedef.unflatten(numbers)
 
     return axes_fn
 
 
 def _numbers(site: Any) -> MatrixDimensionNumbers | None:
-    """Return the rows and columns of the param at this site; None if the param isn't a matrix."""
+    """Infer the axes of the parameter at one site; None if it isn't used as a matrix there."""
     operand = _operand(site.weight)
     if operand is None or site.kind not in {"dot", "conv"}:
         return None
@@ -127,47 +134,49 @@ def _numbers(site: Any) -> MatrixDimensionNumbers | None:
         out, *rows = numbers.rhs_spec
         groups = (rows, [out], []) if site.eqn.params["feature_group_count"] == 1 else ((), (), ())
     rows, columns, batch = (tuple(sorted({a for d in g for a in operand.dims[d]})) for g in groups)
-    everything = [*rows, *columns, *{*batch, *operand.scanned}]
-    if not rows or not columns or len({*everything}) < len(everything):
+    axes = [*rows, *columns, *{*batch, *operand.scanned}]
+    # A reshape may merge a row axis and a column axis into one dimension.
+    if not rows or not columns or len({*axes}) < len(axes):
         return None
     return MatrixDimensionNumbers(rows, columns)
 
 
 def _operand(weight: Any) -> _Operand | None:
-    """Positions of a parameter's axes in a value that depends only on this parameter; else None."""
+    """Locate a parameter's axes in a value computed from it; None if it has other inputs."""
     if not weight.moves_only or len(weight.leaves) != 1:
         return None
     if not weight.inputs:
         return _Operand(tuple((a,) for a in range(weight.aval.ndim)))
-    before = _operand(weight.inputs[0])
+    source = _operand(weight.inputs[0])
     eqn = getattr(weight, "eqn", None)
-    if before is None or len(weight.inputs) > 1:
+    if source is None or len(weight.inputs) > 1:
         return None
     if eqn is None:  # an entry of a scanned array
-        first, *rest = before.dims
-        return _Operand(tuple(rest), before.scanned + first)
-    dims = _move(eqn, before.dims, weight.inputs[0].aval.shape, weight.aval.shape)
-    return None if dims is None else before._replace(dims=dims)
+        first, *others = source.dims
+        return _Operand(tuple(others), source.scanned + first)
+    dims = _move(eqn, source.dims, weight.inputs[0].aval.shape, weight.aval.shape)
+    return None if dims is None else source._replace(dims=dims)
 
 
 def _move(eqn: Any, dims: tuple[Axes, ...], old: Axes, new: Axes) -> tuple[Axes, ...] | None:
-    """The axes along each dimension after an equation that permutes or moves elements."""
+    """Update the axes along each dimension for an equation that permutes or moves elements."""
     name, params = eqn.primitive.name, eqn.params
     if name == "transpose":
         return tuple(dims[d] for d in params["permutation"])
     if name == "broadcast_in_dim":
-        places = dict(zip(params["broadcast_dimensions"], dims, strict=True))
-        return tuple(places.get(d, ()) for d in range(len(new)))
+        axes_of_dim = dict(zip(params["broadcast_dimensions"], dims, strict=True))
+        return tuple(axes_of_dim.get(d, ()) for d in range(len(new)))
     if name in {"reshape", "squeeze", "expand_dims"}:
         return _reshape(dims, old, new)
-    return dims if name in _SAME or old == new or name in {"slice", "split"} else None
+    return dims if name in _ELEMENTWISE or old == new or name in {"slice", "split"} else None
 
 
 def _reshape(dims: tuple[Axes, ...], old: Axes, new: Axes) -> tuple[Axes, ...]:
-    """The axes along each dimension of a reshaped array.
+    """Update the axes along each dimension for a reshape.
 
-    Strides and sizes of both shapes determine the old axes in each new dimension. Dimensions of
-    size 1 have no axes.
+    A dimension covers the range from its stride to the stride of the preceding dimension. A new
+    dimension contains the axes of all old dimensions whose ranges overlap with its range.
+    Dimensions of size 1 have an empty range, and contain no axes.
     """
     spans = list(zip(dims, _spans(old), strict=True))
     return tuple(
@@ -177,7 +186,7 @@ def _reshape(dims: tuple[Axes, ...], old: Axes, new: Axes) -> tuple[Axes, ...]:
 
 
 def _spans(shape: Axes) -> list[tuple[int, int]]:
-    """For every dimension, its stride and the stride of the preceding dimension."""
+    """Stride of each dimension, and the stride of the preceding dimension."""
     out, stride = [], 1
     for size in reversed(shape):
         out.append((stride, stride * size))

@@ -1,4 +1,4 @@
-"""The two Kronecker factors of a matrix: mean outer products of its rows and of its columns."""
+"""Kronecker factors of a matrix: mean outer products of its rows and of its columns."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from fnopt.optimizers._matrix_functions import eigenvectors_down, orthonormal_co
 from fnopt.sharding import sequential
 
 Pair = tuple[Any, Any]
-"""A value for the rows and a value for the columns; None for a side without a value."""
+"""Values for the rows and for the columns of a matrix; None for a side without a value."""
 
 
 def zeros(k: int, n: int, dtype: Any) -> jax.Array:
-    """Return factors of zeros."""
+    """Return zero matrices, as initial factors."""
     return jnp.zeros((k, n, n), dtype)
 
 
 def identities(k: int, n: int, dtype: Any) -> jax.Array:
-    """Return identity matrices, as bases."""
+    """Return identity matrices, as initial bases."""
     return jnp.tile(jnp.eye(n, dtype=dtype), (k, 1, 1))
 
 
@@ -32,14 +32,14 @@ def transpose(x: jax.Array) -> jax.Array:
 
 
 def rotate(x: jax.Array, bases: Pair) -> jax.Array:
-    """Transform matrices into the bases of their sides, `Q_L^T X Q_R`."""
+    """Transform matrices into the eigenbases of their sides, `Q_L^T X Q_R`."""
     left, right = bases
     x = x if left is None else matmul(transpose(left), x)
     return x if right is None else matmul(x, right)
 
 
 def rotate_back(x: jax.Array, bases: Pair) -> jax.Array:
-    """Transform matrices back from the bases of their sides, `Q_L X Q_R^T`."""
+    """Transform matrices back from the eigenbases of their sides, `Q_L X Q_R^T`."""
     left, right = bases
     x = x if left is None else matmul(left, x)
     return x if right is None else matmul(x, transpose(right))
@@ -49,61 +49,70 @@ def sides(
     make: Callable[[int, int, Any], jax.Array],
     shape: tuple[int, int, int],
     dtype: Any,
-    chosen: Sequence[bool] = (True, True),
+    has_factor: Sequence[bool] = (True, True),
 ) -> Pair:
-    """Make square matrices `make(k, n, dtype)` for the chosen sides of a stack."""
+    """Make square matrices `make(k, n, dtype)` for each side of a stack that has a factor."""
     k, *sizes = shape
-    pairs = zip(chosen, sizes, strict=True)
-    left, right = (make(k, n, dtype) if yes else None for yes, n in pairs)
+    pairs = zip(has_factor, sizes, strict=True)
+    left, right = (make(k, n, dtype) if selected else None for selected, n in pairs)
     return left, right
 
 
 def map_sides(fn: Callable[..., Any], *pairs: Pair) -> Pair:
-    """Apply `fn` to each side; a side that isn't transformed stays None."""
+    """Apply `fn` to each side; a side without a value stays None."""
     left, right = (None if x[0] is None else fn(*x) for x in zip(*pairs, strict=True))
     return left, right
 
 
 def update_factors(factors: Pair, g: jax.Array, decay: Any, gain: Any = None) -> Pair:
-    """Update the means of `G G^T` and `G^T G`; nonfinite products are ignored."""
+    """Update the moving averages of `G G^T` and `G^T G`; ignore nonfinite products."""
 
     def average(old: jax.Array, x: jax.Array) -> jax.Array:
-        # A NaN would stay in the average.
+        # A moving average that is once NaN stays NaN.
         return only_finite(ema(old, matmul(x, transpose(x)), decay, gain), old)
 
     return map_sides(average, factors, (g, transpose(g)))
 
 
 def refresh_bases(
-    count: jax.Array, every: int, iterate: Callable[..., Any], factors: Pair, *kept: Any
+    count: jax.Array, every: int, iterate: Callable[..., Any], factors: Pair, *operands: Any
 ) -> Any:
-    """Refresh the eigenbases if a refresh is due.
+    """Refresh the eigenbases in every `every`-th step.
 
-    The bases are the eigenvectors at the first step, `iterate(factors, *kept)` when a refresh is
-    due, and `kept` in between.
+    Args:
+        count: The number of previous steps.
+        every: The number of steps between two refreshes.
+        iterate: A function `iterate(factors, *operands)` that refreshes the operands. In the first
+            step, an eigendecomposition replaces this function.
+        factors: The factors of both sides.
+        *operands: The bases, and arrays that depend on them.
+
+    Returns:
+        The new operands; the old operands if no refresh is due.
     """
 
-    def decompose(factors: Pair, bases: Pair, *rest: Any) -> Any:
+    def decompose(factors: Pair, bases: Pair, *others: Any) -> Any:
         # On a CPU, concurrent batches of LAPACK calls can deadlock.
-        return map_sides(sequential(eigenvectors), factors, bases), *rest
+        return map_sides(sequential(eigenvectors), factors, bases), *others
 
-    due = jnp.where(count % every == 0, 1, 2)
-    branches = (decompose, iterate, lambda factors, *kept: kept)
-    return jax.lax.switch(jnp.where(count == 0, 0, due), branches, factors, *kept)
+    # `switch` runs one branch; `select` would compute factorizations in every step.
+    branch = jnp.where(count % every == 0, 1, 2)
+    branches = (decompose, iterate, lambda factors, *operands: operands)
+    return jax.lax.switch(jnp.where(count == 0, 0, branch), branches, factors, *operands)
 
 
 def only_finite(new: jax.Array, old: jax.Array) -> jax.Array:
-    """Return the new matrices if they are finite, otherwise the old matrices."""
+    """Replace nonfinite matrices by the corresponding old matrices."""
     return jnp.where(jnp.isfinite(new).all(axis=(1, 2), keepdims=True), new, old)
 
 
 def eigenvectors(factor: jax.Array, old: jax.Array) -> jax.Array:
-    """Eigenvectors of a factor in columns, in decreasing order of their eigenvalues."""
+    """Eigenvectors of a factor as columns, in decreasing order of the eigenvalues."""
     return only_finite(eigenvectors_down(factor), old)
 
 
 def orthonormal(x: jax.Array, old: jax.Array) -> jax.Array:
-    """An orthonormal basis of the columns, in their order."""
+    """Orthonormal basis of the columns (the `Q` of a QR factorization); `old` if nonfinite."""
     return only_finite(orthonormal_columns(x), old)
 
 
@@ -115,18 +124,18 @@ def root_mean_square(x: jax.Array) -> jax.Array:
 
 
 def largest_entry(x: jax.Array, axes: tuple[int, ...] = (1, 2)) -> jax.Array:
-    """The largest modulus of every matrix, without derivative; 1 for a zero matrix."""
-    size = jnp.max(jnp.abs(x), axis=axes, keepdims=True, initial=0.0)
-    return jax.lax.stop_gradient(nonzero(size))
+    """Largest modulus of the entries of each matrix, as a constant; 1 for a zero matrix."""
+    largest = jnp.max(jnp.abs(x), axis=axes, keepdims=True, initial=0.0)
+    return jax.lax.stop_gradient(nonzero(largest))
 
 
 def frobenius_norm(x: jax.Array, axes: tuple[int, ...] = (1, 2)) -> jax.Array:
-    """The root of the sum of squares over the given axes, without overflow of the squares."""
-    unit = largest_entry(x, axes)
-    return unit * safe_sqrt(jnp.sum(jnp.square(x / unit), axis=axes, keepdims=True))
+    """Euclidean norm over some axes, without overflow of the squares."""
+    largest = largest_entry(x, axes)
+    return largest * safe_sqrt(jnp.sum(jnp.square(x / largest), axis=axes, keepdims=True))
 
 
-def limit_rms(u: jax.Array, most: float) -> jax.Array:
-    """Shorten matrices whose root mean square exceeds a limit."""
+def limit_rms(u: jax.Array, limit: float) -> jax.Array:
+    """Scale down matrices whose root mean square exceeds a limit."""
     rms = root_mean_square(u)
-    return u * jnp.minimum(most / nonzero(rms), jnp.ones_like(rms))
+    return u * jnp.minimum(limit / nonzero(rms), jnp.ones_like(rms))

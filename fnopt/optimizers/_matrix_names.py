@@ -1,9 +1,9 @@
-"""The matrices of a model, from the names and shapes of its parameters.
+"""Inference of a model's matrices from the names and shapes of its parameters.
 
 Kernels are named `kernel` in flax, `w` in haiku, and `weight` (with outputs first) in Equinox. The
-bias of a kernel has the shape of the kernel's stacked layers and outputs. For a kernel without a
-bias, the scales of nearby normalization layers give the number of stacked layers. A leaf with three
-or more axes whose roles are uncertain isn't treated as a matrix.
+shape of a kernel's bias consists of the kernel's stacked axes and outputs. For a kernel without a
+bias, the number of stacked axes is inferred from the scales of nearby normalization layers. A leaf
+with three or more axes isn't treated as a matrix if the roles of its axes are ambiguous.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ _FUSED = re.compile(r"qkv|query_key_value|c_attn")
 
 
 class Axes(NamedTuple):
-    """Axes of the rows and of the columns, and the number of matrices along the columns."""
+    """Axes of the rows and of the columns of a leaf, and the number of matrices in its columns."""
 
     rows: Shape
     columns: Shape
     split: int = 1
 
 
-# Cached, because the search through names takes longer than an eager step.
+# Cached, because matching the names takes longer than an eager step.
 @functools.lru_cache(maxsize=256)
 def axes_by_name(
     leaves: tuple[tuple[str, Shape], ...], has_outputs: bool = False
 ) -> tuple[Axes | None, ...]:
-    """The matrix axes of every leaf; None for a leaf that isn't a matrix.
+    """Infer the matrix axes of every leaf; None for a leaf that isn't a matrix.
 
     Args:
         leaves: Paths and shapes of all leaves.
-        has_outputs: Whether output layers (`head`, `logits`, `classifier`) are treated as matrices.
+        has_outputs: Whether to treat output layers (`head`, `logits`, `classifier`) as matrices.
     """
     shapes = {_parts(path): shape for path, shape in leaves}
     layers: dict[Path, dict[str, Shape]] = {}
@@ -63,21 +63,24 @@ def axes_by_name(
         if not has_outputs and any(map(_OUTPUT.search, names)):
             return None
         siblings = layers[path[:-1]]
+        # `d` is the skip connection of a state space model.
         if (own in _BIASES and siblings.keys() & _KERNELS) or (own == "d" and "A_log" in siblings):
             return None
         n = len(shape)
         if own in _KERNELS:
-            found = _of_kernel(path, layer, shape, layers, norms)
+            candidates = _kernel_candidates(path, layer, shape, layers, norms)
         else:  # another name: a matrix, or a stack of the experts' matrices
             is_stack = n > 2 and any("expert" in name for name in names)
-            found = [Axes((n - 2,), (n - 1,))] if n == 2 or is_stack else []
-        return _split_fused(found[0], shape, own, layer) if len(found) == 1 else None
+            candidates = [Axes((n - 2,), (n - 1,))] if n == 2 or is_stack else []
+        # Several candidates are ambiguous, so the leaf isn't treated as a matrix.
+        is_unique = len(candidates) == 1
+        return _split_fused(candidates[0], shape, own, layer) if is_unique else None
 
     return tuple(axes(_parts(path), shape) for path, shape in leaves)
 
 
 def _parts(path: str) -> Path:
-    """The parts of a path, without nnx's name of an array in a variable."""
+    """Split a path into its parts, without nnx's suffix for the array of a variable."""
     parts = path.split("/")
     while parts and parts[-1] in {"value", "raw_value"}:
         parts.pop()
@@ -91,69 +94,69 @@ def _is_of_norm(path: Path) -> bool:
     return own in {"scale", "offset"} or bool(_NORM.search(name))
 
 
-def _of_kernel(
+def _kernel_candidates(
     path: Path,
     layer: str,
     shape: Shape,
     layers: dict[Path, dict[str, Shape]],
     norms: dict[Path, set[Shape]],
 ) -> list[Axes]:
-    """All interpretations of a kernel that names and shapes allow."""
-    depths = _depths(path, shape, norms)
+    """List all axes of a kernel that agree with names and shapes."""
+    depths = _stacked_axis_counts(path, shape, norms)
     others = {name: s for name, s in layers[path[:-1]].items() if name != path[-1]}
     is_outputs_first = path[-1].lower() == "weight"
     if len(others) == 1 and others.keys() <= _BIASES:  # a layer with one kernel and its bias
         (bias,) = others.values()
-        found = [*_by_bias(shape, bias, is_outputs_first)]
-        if not found and len(shape) == 2 and len(bias) == 1:  # a vector, not the kernel's bias
-            found = [*_by_layer(layer, 2, 0, is_outputs_first, False)]
-        if len(found) > 1:
-            found = [x for x in found if min(x.rows + x.columns) in depths]
+        candidates = [*_candidates_by_bias(shape, bias, is_outputs_first)]
+        if not candidates and len(shape) == 2 and len(bias) == 1:  # a vector, not a bias
+            candidates = [*_candidates_by_layer(layer, 2, 0, is_outputs_first, False)]
+        if len(candidates) > 1:
+            candidates = [x for x in candidates if min(x.rows + x.columns) in depths]
     else:
         has_query = (*path[:-2], "query") in layers
         if len(shape) > 2 and any("expert" in name.lower() for name in path):
             depths = {len(shape) - 2}
-        found = [
+        candidates = [
             axes
-            for batch in depths
-            for axes in _by_layer(layer, len(shape), batch, is_outputs_first, has_query)
+            for depth in depths
+            for axes in _candidates_by_layer(layer, len(shape), depth, is_outputs_first, has_query)
         ]
-    # A depthwise convolution has one input for each output.
-    inputs = {x: min(x.rows) if x.columns < x.rows else max(x.rows) for x in found}
-    return [x for x in found if len(x.rows) == 1 or shape[inputs[x]] > 1]
+    # The kernel of a depthwise convolution has an input axis of length 1, and isn't a matrix.
+    inputs = {x: min(x.rows) if x.columns < x.rows else max(x.rows) for x in candidates}
+    return [x for x in candidates if len(x.rows) == 1 or shape[inputs[x]] > 1]
 
 
-def _depths(path: Path, shape: Shape, norms: dict[Path, set[Shape]]) -> set[int]:
-    """The possible numbers of stacked axes, from the nearest normalization layers."""
+def _stacked_axis_counts(path: Path, shape: Shape, norms: dict[Path, set[Shape]]) -> set[int]:
+    """Possible numbers of stacked axes, from the scales of the nearest normalization layers."""
     prefixes = (path[:i] for i in reversed(range(len(path))))
-    near = next((norms[prefix] for prefix in prefixes if prefix in norms), set())
-    depths = {len(s) - 1 for s in near if s[:-1] == shape[: len(s) - 1]}
+    nearest = next((norms[prefix] for prefix in prefixes if prefix in norms), set())
+    depths = {len(s) - 1 for s in nearest if s[:-1] == shape[: len(s) - 1]}
     return depths or ({0} if len(shape) == 2 else set())
 
 
-def _by_bias(shape: Shape, bias: Shape, is_outputs_first: bool) -> Iterator[Axes]:
-    """Interpretations in which the bias has the stacked axes and the outputs of the kernel."""
-    n, found = len(shape), False
+def _candidates_by_bias(shape: Shape, bias: Shape, is_outputs_first: bool) -> Iterator[Axes]:
+    """Yield axes for which the bias has the stacked axes and the outputs of the kernel."""
+    n, is_matched = len(shape), False
     if is_outputs_first:
         for b in range(n - 1):
             outputs = shape[: b + 1]
             if bias in {outputs, outputs + (1,) * (n - b - 2)}:
-                found = True
+                is_matched = True
                 yield Axes(tuple(range(b + 1, n)), (b,))
-    if not found:
+    if not is_matched:
         for b in range(len(bias)):
             c = n - len(bias) + b
             if b < c and bias == shape[:b] + shape[c:]:
                 yield Axes(tuple(range(b, c)), tuple(range(c, n)))
 
 
-def _by_layer(
-    layer: str, n: int, batch: int, is_outputs_first: bool, has_query: bool
+def _candidates_by_layer(
+    layer: str, n: int, depth: int, is_outputs_first: bool, has_query: bool
 ) -> Iterator[Axes]:
-    """Interpretations of a kernel of `n` axes in a layer of this name, after stacked axes."""
-    if n - batch < 2:
+    """Yield axes of a kernel with `n` axes, the first `depth` of them stacked, by layer name."""
+    if n - depth < 2:
         return
-    first, *middle, last = range(batch, n)
+    first, *middle, last = range(depth, n)
     if not middle or "conv" in layer:
         rows = (*middle, last) if is_outputs_first else (first, *middle)
         yield Axes(rows, (first,) if is_outputs_first else (last,))
@@ -164,7 +167,7 @@ def _by_layer(
 
 
 def _split_fused(axes: Axes, shape: Shape, *names: str) -> Axes:
-    """The axes of a fused kernel of query, key and value: three concatenated matrices."""
+    """Split the columns of a fused kernel into the three matrices of query, key and value."""
     columns = [shape[a] for a in axes.columns]
     is_threefold = columns[0] == 3 or columns == [3 * math.prod(shape[a] for a in axes.rows)]
     return axes._replace(split=3) if is_threefold and any(map(_FUSED.search, names)) else axes

@@ -1,4 +1,4 @@
-"""Fixed norms of matrices, and bounds on the norms of matrices and updates."""
+"""Constraints on the norms of matrices and of their updates."""
 
 from __future__ import annotations
 
@@ -14,35 +14,39 @@ from fnopt.optimizers._matrix_rule import as_rule
 from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.optimizers._newton_schulz import gram
 
-# The axes of a norm, in stacks `[k, rows, columns]`.
+# The axes over which a norm is computed, in stacks `[k, rows, columns]`.
 _AXES = {"matrix": (1, 2), "output": (1,)}
 
 
 class HyperballState(NamedTuple):
-    """The number of updates made; None for a constant rate."""
+    """State of `hyperball` and `floor_update_ratio`.
+
+    Attributes:
+        count: :math:`t`, the number of steps; None without a schedule.
+    """
 
     count: jax.Array | None
 
 
 class hyperball(Matrixwise):
-    r"""Step along a direction on the sphere of matrices with the parameters' norm.
+    r"""Take steps on the sphere of matrices with the parameters' norm.
 
     .. math:: \theta_{t+1} = R\, \frac{v}{\lVert v \rVert}, \qquad
               v = \theta_t - \eta_t R\, \frac{d}{\lVert d \rVert}, \qquad
               R = \lVert \theta_t \rVert
 
-    `hyperball` replaces `scale_by_learning_rate`. The learning rate is the angle of a step, and
-    weight decay has no effect. After `ema` and `orthogonalize` the chain is MuonH, after
-    `scale_by_adam` AdamH.
-    The norm is computed from the current matrix, so the transform stores no norm; in float32 the
-    rounding error of the norm grows with the square root of the number of steps. A zero matrix
-    stays zero.
+    with the incoming direction :math:`d`. `hyperball` replaces `scale_by_learning_rate`. The
+    learning rate is about the angle of a step, and weight decay has no effect. With `ema` and
+    `orthogonalize` as the direction, the method is MuonH; with `scale_by_adam`, it is AdamH.
+
+    The state doesn't contain the norm, which is computed from the current matrix. In float32, its
+    rounding error grows with the square root of the number of steps. A zero matrix stays zero.
 
     Args:
         learning_rate: :math:`\eta`, a number or a `Schedule`.
-        norm_of: The arrays whose norms are fixed: every `'matrix'` (Frobenius norm), or every
-            `'output'` of a matrix, the columns of a kernel.
-        tangent: Whether :math:`d` is first projected onto the tangent space of the sphere.
+        norm_of: The arrays with fixed norms: `'matrix'` for the Frobenius norm of every matrix, or
+            `'output'` for the norm of every column of a kernel.
+        tangent: Whether to project :math:`d` onto the tangent space of the sphere first.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Example:
@@ -70,17 +74,16 @@ class hyperball(Matrixwise):
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
         p, axes = slots.params, _AXES[self.norm_of]
-        # A matrix of zeros has the radius zero, and stays zero.
         radius = frobenius_norm(p, axes)
         if self.tangent:
             unit = p / nonzero(radius)
             g = g - unit * jnp.sum(unit * g, axis=axes, keepdims=True)
-        moved = p - h.learning_rate * radius * (g / nonzero(frobenius_norm(g, axes)))
-        return moved * (radius / nonzero(frobenius_norm(moved, axes))) - p, {}
+        v = p - h.learning_rate * radius * (g / nonzero(frobenius_norm(g, axes)))
+        return v * (radius / nonzero(frobenius_norm(v, axes))) - p, {}
 
 
 class cap_spectral_norm(Matrixwise):
-    r"""Scale down matrices whose largest singular value exceeds a limit after the update.
+    r"""Scale down updated matrices whose largest singular value exceeds a limit.
 
     .. math:: \theta_{t+1} = \min\left(1,\ \frac{c}{\sigma_{\max}(\theta_t + u_t)}\right)
               (\theta_t + u_t)
@@ -89,7 +92,7 @@ class cap_spectral_norm(Matrixwise):
     the Gram matrix.
 
     Args:
-        limit: :math:`c`.
+        limit: :math:`c`, the largest singular value allowed.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Example:
@@ -110,12 +113,14 @@ class cap_spectral_norm(Matrixwise):
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
-        moved = slots.params + g
-        size = frobenius_norm(moved, (1, 2))  # divided out below, because squares may overflow
-        # The squared singular values, as eigenvalues of the Gram matrix, cost less than an SVD.
-        largest = size * safe_sqrt(jnp.linalg.eigvalsh(gram(moved / nonzero(size)))[:, -1:, None])
-        shrink = jnp.minimum(h.limit / nonzero(largest), jnp.ones_like(largest))
-        return moved * shrink - slots.params, {}
+        updated = slots.params + g
+        norm = frobenius_norm(updated, (1, 2))
+        # The matrix is scaled to norm 1, because squares may overflow. Eigenvalues of the Gram
+        # matrix cost less than an SVD.
+        squares = jnp.linalg.eigvalsh(gram(updated / nonzero(norm)))
+        largest = norm * safe_sqrt(squares[:, -1:, None])
+        factor = jnp.minimum(h.limit / nonzero(largest), jnp.ones_like(largest))
+        return updated * factor - slots.params, {}
 
 
 class floor_update_ratio(Matrixwise):
@@ -123,11 +128,10 @@ class floor_update_ratio(Matrixwise):
 
     .. math:: u' = \max\left(1,\ \frac{c\, \lVert \theta \rVert}{\lVert u \rVert}\right) u
 
-    After `scale_by_learning_rate`, :math:`c` is the smallest relative change of a matrix in a step.
-    A zero update stays zero.
+    Put `floor_update_ratio` after `scale_by_learning_rate`. A zero update stays zero.
 
     Args:
-        ratio: :math:`c`, a number or a `Schedule`.
+        ratio: :math:`c`, the smallest relative change of a matrix; a number or a `Schedule`.
         weight_dimension_numbers: The axes of the matrices, as in `orthogonalize`.
 
     Example:
@@ -147,6 +151,6 @@ class floor_update_ratio(Matrixwise):
     weight_dimension_numbers: Any = static(default=None, convert=as_rule)
 
     def step(self, h: Any, count: Any, g: Any, slots: Any) -> tuple[Any, dict[str, Any]]:
-        least = h.ratio * frobenius_norm(slots.params, (1, 2))
-        factor = least / nonzero(frobenius_norm(g, (1, 2)))
+        smallest = h.ratio * frobenius_norm(slots.params, (1, 2))
+        factor = smallest / nonzero(frobenius_norm(g, (1, 2)))
         return g * jnp.maximum(factor, jnp.ones_like(factor)), {}

@@ -1,4 +1,4 @@
-"""Report on the treatment of every parameter by a matrix optimizer."""
+"""Report on which parameters an optimizer treats as matrices."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ import jax
 
 from fnopt.core import Transformation
 from fnopt.errors import check_count, leaves_with_names, show_report, table_lines
-from fnopt.optimizers._matrix_rule import as_whole, layouts_of
+from fnopt.optimizers._matrix_rule import as_unsharded, layouts_of
 from fnopt.optimizers._matrixwise import Matrixwise
 from fnopt.optimizers._partition_matrices import matrix_labels
 from fnopt.transforms import partition
 
 
 class MatrixRow(NamedTuple):
-    """Treatment of one parameter.
+    """Row of a `MatrixReport`, for one parameter.
 
     Attributes:
-        name: Its path.
-        shape: Its shape.
-        label: The label of its optimizer in the partition.
-        matrices: Number, rows and columns of its matrices; empty for leaves that aren't matrices.
+        name: The path of the parameter.
+        shape: The shape of the parameter.
+        label: The label of the parameter's optimizer in the partition.
+        matrices: Number, rows and columns of the matrices in the parameter; empty if the parameter
+            isn't a matrix.
     """
 
     name: str
@@ -32,14 +33,14 @@ class MatrixRow(NamedTuple):
 
 
 class MatrixReport(NamedTuple):
-    """Treatment of every parameter by a matrix optimizer; `print` shows a table.
+    """Result of `matrix_report`; `print` shows a table.
 
     Attributes:
-        rows: One `MatrixRow` for every parameter.
+        rows: One `MatrixRow` for each parameter.
         devices: The number of devices that share the matrices.
         sent_bytes: The number of bytes that a device sends in the all-to-alls of a step.
-        flops: Floating-point operations per device in a step of the matrix transforms, without
-            factorizations (eigenvalues, QR).
+        flops: The number of floating-point operations per device in a step of the matrix
+            transforms, without factorizations (eigenvalues, QR).
     """
 
     rows: tuple[MatrixRow, ...]
@@ -61,27 +62,27 @@ class MatrixReport(NamedTuple):
             for row in self.rows
         ]
         lines = table_lines([head, *table])
-        work = f"{self.flops:.3g} FLOPs and {self.sent_bytes:.3g} bytes sent in a step"
-        return "\n".join([*lines, f"each of {self.devices} device(s): {work}"])
+        costs = f"{self.flops:.3g} FLOPs and {self.sent_bytes:.3g} bytes sent in a step"
+        return "\n".join([*lines, f"each of {self.devices} device(s): {costs}"])
 
 
 def matrix_report(tx: Any, params: Any, devices: int = 1) -> MatrixReport:
     """Report which parameters an optimizer treats as matrices, and the sizes of these matrices.
 
     Args:
-        tx: An optimizer that contains a `partition_matrices`: `muon`, `soap`, or chains and
-            wrappers of these.
+        tx: An optimizer with a `partition_matrices`, such as `muon`, `soap`, or a chain or wrapper
+            of them.
         params: The params, or their shapes.
-        devices: The number of devices of `fnopt.distributed.sharded`, for the work of each device
-            and the bytes that it sends. `fnopt.costs.Hardware` and `Network` convert both to
-            seconds.
+        devices: The number of devices of `fnopt.distributed.sharded`, which determines the FLOPs
+            and the sent bytes per device. `fnopt.costs.Hardware` and `Network` convert these
+            numbers to seconds.
 
     Returns:
         A `MatrixReport`.
 
     Raises:
-        ValueError: If `tx` contains no `partition_matrices`, axes don't match a leaf, or `devices`
-            is below 1.
+        ValueError: If `tx` contains no `partition_matrices`, if axes don't match a leaf, or if
+            `devices` is below 1.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -94,55 +95,56 @@ def matrix_report(tx: Any, params: Any, devices: int = 1) -> MatrixReport:
         each of 3 device(s): 2.47e+03 FLOPs and 85.3 bytes sent in a step
     """
     check_count(devices, "devices", "matrix_report")
-    found = _partition(tx)
-    if found is None:
+    matrix_partition = _partition(tx)
+    if matrix_partition is None:
         raise ValueError(
             f"matrix_report: {tx!r} has no partition_matrices, expected an optimizer such as "
-            "fnopt.muon(0.02), or a chain or wrapper of one."
+            "fnopt.muon(0.02), or a chain or wrapper of such an optimizer."
         )
-    labels = found.labels
+    labels = matrix_partition.labels
     assert isinstance(labels, matrix_labels)
-    named, treedef = leaves_with_names(params)
-    leaves = as_whole(named)
+    named_leaves, treedef = leaves_with_names(params)
+    leaves = as_unsharded(named_leaves)
     layouts = layouts_of(labels.rule, params, required=False)
     rows = (
         MatrixRow(
             name,
             tuple(x.shape),
-            labels.other if one is None else labels.matrix,
-            one.shapes if one else (),
+            labels.other if layout is None else labels.matrix,
+            layout.shapes if layout else (),
         )
-        for (name, x), one in zip(leaves, layouts, strict=True)
+        for (name, x), layout in zip(leaves, layouts, strict=True)
     )
     pairs = zip(leaves, layouts, strict=True)
-    matrices = treedef.unflatten([x if one else None for (_, x), one in pairs])
+    matrices = treedef.unflatten([x if layout else None for (_, x), layout in pairs])
     with labels.scope(params):
-        parts = _matrixwise_parts(found.transforms[labels.matrix])
-        plans = [_plan(part, matrices, devices) for part in parts]
-    return MatrixReport(tuple(rows), devices, *map(sum, zip((0.0, 0.0), *plans, strict=True)))
+        transforms = _matrix_transforms(matrix_partition.transforms[labels.matrix])
+        costs = [_costs(transform, matrices, devices) for transform in transforms]
+    return MatrixReport(tuple(rows), devices, *map(sum, zip((0.0, 0.0), *costs, strict=True)))
 
 
-def _matrixwise_parts(tx: Transformation) -> list[Matrixwise]:
-    """The transforms of matrices in an optimizer."""
-    inner = [x for member in tx.members() for x in _matrixwise_parts(member.tx)]
+def _matrix_transforms(tx: Transformation) -> list[Matrixwise]:
+    """List the transforms of matrices in an optimizer."""
+    inner = [x for member in tx.members() for x in _matrix_transforms(member.tx)]
     return [tx, *inner] if isinstance(tx, Matrixwise) else inner
 
 
-def _plan(tx: Matrixwise, matrices: Any, devices: int) -> tuple[float, float]:
-    """The bytes that a device sends in a step of one transform, and its FLOPs."""
+def _costs(tx: Matrixwise, matrices: Any, devices: int) -> tuple[float, float]:
+    """Count the bytes that a device sends in a step of one transform, and the device's FLOPs."""
     counts: dict[tuple[int, int], int] = {}
     for layout in tx.layouts(matrices):
         for k, *shape in layout.wide_shapes if tx.wide else layout.shapes:
             counts[shape[0], shape[1]] = counts.get((shape[0], shape[1]), 0) + k
-    sent = flops = 0.0
+    sent_bytes = flops = 0.0
     for shape, count in counts.items():
-        part, flops_of_one = tx.one_matrix(shape)
-        come, params = (sum(map(_bytes, jax.tree.leaves(x))) for x in (part, part.get("params")))
-        mine = math.ceil(count / devices)
-        # Every owner gets its matrices and slots in pieces, and sends back all but the params.
-        sent += mine * (2 * come - params) * (devices - 1) / devices
-        flops += mine * flops_of_one
-    return sent, flops
+        part, matrix_flops = tx.one_matrix(shape)
+        size, params = (sum(map(_bytes, jax.tree.leaves(x))) for x in (part, part.get("params")))
+        owned = math.ceil(count / devices)
+        # Owners receive pieces of gradients, slots and params, and send back all but the params. A
+        # device needn't send the pieces of the matrices that it owns.
+        sent_bytes += owned * (2 * size - params) * (devices - 1) / devices
+        flops += owned * matrix_flops
+    return sent_bytes, flops
 
 
 def _bytes(x: Any) -> int:
@@ -150,8 +152,8 @@ def _bytes(x: Any) -> int:
 
 
 def _partition(tx: Transformation) -> partition | None:
-    """The first partition of matrices in an optimizer."""
+    """Return the first `partition_matrices` in an optimizer; None if there is none."""
     if isinstance(tx, partition) and isinstance(tx.labels, matrix_labels):
         return tx
-    inner = (_partition(member.tx) for member in tx.members())
-    return next((found for found in inner if found is not None), None)
+    partitions = (_partition(member.tx) for member in tx.members())
+    return next((x for x in partitions if x is not None), None)

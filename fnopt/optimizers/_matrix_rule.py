@@ -1,4 +1,4 @@
-"""Selection of the matrices in a tree, and their axes."""
+"""Rules that determine which leaves of a tree are matrices, and their axes."""
 
 from __future__ import annotations
 
@@ -17,52 +17,52 @@ from fnopt.optimizers._matrix_names import axes_by_name
 from fnopt.sharding import unsharded_leaves
 from fnopt.transforms import Labels, Selector, by_pattern
 
-# Axes of all leaves of a partition, keyed by path and shape: the members don't see the biases next
-# to their kernels.
+# Axes inferred from all leaves of a partition, keyed by path and shape. A member of the partition
+# couldn't infer them, because its tree contains the kernels without their biases.
 _inferred: contextvars.ContextVar[dict[Any, Any] | None] = contextvars.ContextVar(
     "axes", default=None
 )
 
 
-def _axes(given: Any) -> tuple[int, ...]:
-    """Convert one axis or several to a tuple."""
+def _axes(axes: Any) -> tuple[int, ...]:
+    """Convert one axis or several axes to a tuple."""
     try:
-        return tuple(map(operator.index, given if isinstance(given, (tuple, list)) else (given,)))
+        return tuple(map(operator.index, axes if isinstance(axes, (tuple, list)) else (axes,)))
     except TypeError:
         raise TypeError(
-            f"MatrixDimensionNumbers: the axis is {given!r}, expected an int or a tuple of ints."
+            f"MatrixDimensionNumbers: the axis is {axes!r}, expected an int or a tuple of ints."
         ) from None
 
 
-def _parts(given: Any) -> int | tuple[int, ...]:
-    """The number of parts, or their sizes; all at least 1."""
-    parts = _axes(given)
+def _parts(split: Any) -> int | tuple[int, ...]:
+    """Check the number of parts, or the sizes of parts."""
+    parts = _axes(split)
     if not parts or min(parts) < 1:
         raise ValueError(
-            f"MatrixDimensionNumbers: split = {given!r}, expected a number of parts or their "
+            f"MatrixDimensionNumbers: split = {split!r}, expected a number of parts or their "
             "sizes, all at least 1."
         )
-    return parts if isinstance(given, (tuple, list)) else parts[0]
+    return parts if isinstance(split, (tuple, list)) else parts[0]
 
 
 class MatrixDimensionNumbers(Value):
-    """Axes of a leaf that are the rows and the columns of a matrix.
+    """Row and column axes of a leaf that is a matrix or a batch of matrices.
 
-    For a kernel in `x @ W`, the rows are the inputs (the contracted axes), and the columns are the
-    outputs. All other axes are a batch, so each entry is a separate matrix (layers stacked for a
-    scan, heads, experts).
+    For a kernel `W` in `x @ W`, the rows are the inputs (the contracted axes), and the columns are
+    the outputs. All other axes are batch axes, along which the matrices are separate (layers
+    stacked for a scan, heads, experts).
 
     Args:
-        reduction_axis: The axis of the rows, or several axes that are merged into one.
-        output_axis: The axis of the columns, or several axes that are merged into one.
+        reduction_axis: The axis of the rows, or a tuple of axes that are merged into the rows.
+        output_axis: The axis of the columns, or a tuple of axes that are merged into the columns.
         split: The number of matrices into which the columns are split, or the widths of these
             matrices: 3 for a kernel with concatenated query, key and value, `(512, 64, 64)` for
-            grouped queries.
+            grouped-query attention.
 
     Raises:
         TypeError: If an axis isn't an integer.
-        ValueError: In use, if axes don't exist or overlap, or parts don't add up; the message names
-            the leaf.
+        ValueError: If a part is smaller than 1. In use, if axes don't exist or overlap, or if the
+            sizes of the parts don't add up to the columns; the message contains the leaf's path.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -79,11 +79,11 @@ class MatrixDimensionNumbers(Value):
 
 
 OUTPUTS_TOO = "inferred, with output layers"
-"""The rule for which output layers are matrices like any other kernel."""
+"""Rule that infers the matrices, and treats output layers like other kernels."""
 
 
 def _is_numbers(x: Any) -> bool:
-    """Whether a value is a `MatrixDimensionNumbers`, or a similar tuple of another library."""
+    """Whether a value is a `MatrixDimensionNumbers`, or an equivalent tuple of another library."""
     return hasattr(x, "reduction_axis") and hasattr(x, "output_axis")
 
 
@@ -99,73 +99,74 @@ def _as_numbers(x: Any) -> Any:
     )
 
 
-def as_rule(given: Any) -> Any:
+def as_rule(rule: Any) -> Any:
     """Convert the user's dimension numbers to a hashable form.
 
-    The argument may be None; dimension numbers for all leaves with two axes or more; a pattern,
-    `by_pattern` or `by_path` with values True, False or dimension numbers; or a tree of these, with
-    the structure of the parameters or a prefix of it.
+    Args:
+        rule: None; dimension numbers for all leaves with two axes or more; a pattern, `by_pattern`
+            or `by_path` with values True, False or dimension numbers; or a tree of such values,
+            with the structure of the parameters or a prefix of it.
     """
-    if isinstance(given, str):
-        return by_pattern(given)
-    if given is None or isinstance(given, (Selector, bool)):
-        return given
-    if _is_numbers(given):
-        return _as_numbers(given)
-    if callable(given) and jax.tree.leaves(given) == [given]:
+    if isinstance(rule, str):
+        return by_pattern(rule)
+    if rule is None or isinstance(rule, (Selector, bool)):
+        return rule
+    if _is_numbers(rule):
+        return _as_numbers(rule)
+    if callable(rule) and jax.tree.leaves(rule) == [rule]:
         raise TypeError(
-            f"weight_dimension_numbers = {given!r} is a function: write fnopt.by_path(fn), where "
-            "fn(path, leaf) gives the fnopt.MatrixDimensionNumbers of one leaf, True or False."
+            f"weight_dimension_numbers = {rule!r} is a function, expected fnopt.by_path(fn), where "
+            "fn(path, leaf) returns the fnopt.MatrixDimensionNumbers of one leaf, True or False."
         )
-    pairs, _ = leaves_with_names(given, is_leaf=lambda x: x is None or _is_numbers(x))
+    pairs, _ = leaves_with_names(rule, is_leaf=lambda x: x is None or _is_numbers(x))
     return Labels(tuple(p for p, _ in pairs), tuple(_as_numbers(x) for _, x in pairs))  # pyright: ignore[reportArgumentType]
 
 
 def check_rule(rule: Any, positions: list[str]) -> None:
-    """Raise a ValueError if a rule by path doesn't match the given paths."""
+    """Raise a ValueError if a rule's paths don't match the paths of the leaves."""
     if isinstance(rule, Selector):
         rule.check(positions)
 
 
 def numbers_of(rule: Any, leaves: list[tuple[str, Any]]) -> list[MatrixDimensionNumbers | None]:
-    """The dimension numbers of every leaf; None for a leaf that isn't a matrix."""
+    """Determine the dimension numbers of every leaf; None for a leaf that isn't a matrix."""
     if isinstance(rule, Selector):
-        chosen = rule.choose(leaves)
-        lacking = [path for (path, _), x in zip(leaves, chosen, strict=True) if x is None]
-        if lacking and isinstance(rule, Labels):
+        values = rule.choose(leaves)
+        missing = [path for (path, _), x in zip(leaves, values, strict=True) if x is None]
+        if missing and isinstance(rule, Labels):
             raise ValueError(
                 f"{where()}weight_dimension_numbers has no entry for the leaves "
-                f"{names_text(lacking)}, expected one for every leaf: None for a leaf "
+                f"{names_text(missing)}, expected one for every leaf: None for a leaf "
                 "that isn't a matrix."
             )
     elif rule is None or rule == OUTPUTS_TOO:
-        chosen = _infer(leaves, rule == OUTPUTS_TOO)
+        values = _infer(leaves, rule == OUTPUTS_TOO)
     elif isinstance(rule, MatrixDimensionNumbers):
-        chosen = [rule if len(_shape(leaf)) > 1 else False for _, leaf in leaves]
+        values = [rule if len(_shape(leaf)) > 1 else False for _, leaf in leaves]
     else:
-        chosen = [rule is not False] * len(leaves)
-    return [_resolve(x, leaf) for x, (_, leaf) in zip(chosen, leaves, strict=True)]
+        values = [rule is not False] * len(leaves)
+    return [_resolve(x, leaf) for x, (_, leaf) in zip(values, leaves, strict=True)]
 
 
 def _shape(leaf: Any) -> tuple[int, ...]:
-    # numbers, and values that are rejected later, have no shape.
+    # Python numbers, and invalid leaves that are rejected later, have no shape.
     return tuple(getattr(leaf, "shape", ()))
 
 
 def _infer(leaves: list[tuple[str, Any]], has_outputs: bool) -> list[Any]:
     """Infer the dimension numbers of leaves from names and shapes."""
     keys = [(path, _shape(leaf)) for path, leaf in leaves]
-    known = _inferred.get()
-    if known is not None and not has_outputs and all(key in known for key in keys):
-        return [known[key] for key in keys]
-    found = axes_by_name(tuple(keys), has_outputs)
-    return [None if axes is None else MatrixDimensionNumbers(*axes) for axes in found]
+    inferred = _inferred.get()
+    if inferred is not None and not has_outputs and all(key in inferred for key in keys):
+        return [inferred[key] for key in keys]
+    all_axes = axes_by_name(tuple(keys), has_outputs)
+    return [None if axes is None else MatrixDimensionNumbers(*axes) for axes in all_axes]
 
 
 @contextlib.contextmanager
 def inference_scope(tree: Any) -> Iterator[None]:
-    """Context in which transforms of a part of a tree use axes inferred from all leaves."""
-    leaves = as_whole(leaves_with_names(tree)[0])
+    """Context in which transforms of a subtree use the axes inferred from all leaves."""
+    leaves = as_unsharded(leaves_with_names(tree)[0])
     keys = [(path, _shape(leaf)) for path, leaf in leaves]
     token = _inferred.set(dict(zip(keys, _infer(leaves, False), strict=True)))
     try:
@@ -174,68 +175,73 @@ def inference_scope(tree: Any) -> Iterator[None]:
         _inferred.reset(token)
 
 
-def _resolve(chosen: Any, leaf: Any) -> MatrixDimensionNumbers | None:
-    chosen = _as_numbers(chosen)
-    if chosen is True:  # the default rule: leaves with two axes are matrices
+def _resolve(value: Any, leaf: Any) -> MatrixDimensionNumbers | None:
+    numbers = _as_numbers(value)
+    if numbers is True:  # a leaf with two axes is a matrix
         return MatrixDimensionNumbers() if len(_shape(leaf)) == 2 else None
-    return chosen or None
+    return numbers or None
 
 
-def as_whole(leaves: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    """Return named leaves; under `sharded`, the shapes of the unsharded leaves."""
-    known = unsharded_leaves()
-    if known is None:
+def as_unsharded(leaves: list[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Return named leaves; inside `sharded`, the shapes of the unsharded leaves instead."""
+    unsharded = unsharded_leaves()
+    if unsharded is None:
         return leaves
     for name, _ in leaves:
-        if name not in known.shapes:
+        if name not in unsharded.shapes:
             raise ValueError(
-                f"{where()}{leaf_text(name)} is not a leaf of the params, expected one: "
-                "under sharded the shape of any other whole leaf is unknown. Use "
-                "fnopt.distributed.state_sharding(tx, params, axis=...) instead of "
-                "sharded."
+                f"{where()}{leaf_text(name)} is not a leaf of the params, expected a leaf of the "
+                "params, because inside sharded the complete shapes of other leaves are unknown. "
+                "Use fnopt.distributed.state_sharding(tx, params, axis=...) instead of sharded."
             )
-    return [(name, jax.ShapeDtypeStruct(known.shapes[name], x.dtype)) for name, x in leaves]
+    return [(name, jax.ShapeDtypeStruct(unsharded.shapes[name], x.dtype)) for name, x in leaves]
 
 
 def layouts_of(rule: Any, tree: Any, *, required: bool = True) -> list[Any]:
-    """The matrix layout of every leaf; an error, or None, for a leaf that isn't a matrix."""
-    leaves = as_whole(leaves_with_names(tree)[0])
+    """Return the matrix layout of every leaf.
+
+    Args:
+        rule: The rule, from `as_rule`.
+        tree: The tree of leaves.
+        required: Whether to raise an error for a leaf that isn't a matrix; otherwise its layout is
+            None.
+    """
+    leaves = as_unsharded(leaves_with_names(tree)[0])
     check_rule(rule, [path for path, _ in leaves_with_names(tree, is_leaf=is_none)[0]])
     rows = zip(leaves, numbers_of(rule, leaves), strict=True)
     return [None if d is None and not required else _layout(path, x, d) for (path, x), d in rows]
 
 
 def _layout(path: str, leaf: Any, numbers: MatrixDimensionNumbers | None) -> MatrixLayout:
-    shape, name = tuple(leaf.shape), f"{where()}{leaf_text(path)} has shape {tuple(leaf.shape)}"
+    shape, subject = tuple(leaf.shape), f"{where()}{leaf_text(path)} has shape {tuple(leaf.shape)}"
     if numbers is None:
         raise ValueError(
-            f"{name}, which isn't a matrix. Give it fnopt.MatrixDimensionNumbers(rows, "
-            "columns), or use another optimizer for it: the recipes (fnopt.muon, "
-            "fnopt.soap, ...) use Adam for such leaves, and fnopt.partition uses any "
+            f"{subject}, which isn't a matrix, expected a matrix. Pass the leaf's "
+            "fnopt.MatrixDimensionNumbers(rows, columns), or use another optimizer for the leaf: "
+            "fnopt.muon, fnopt.soap and similar recipes use Adam, and fnopt.partition uses the "
             "optimizer of your choice."
         )
-    given = {"reduction_axis": numbers.reduction_axis, "output_axis": numbers.output_axis}
+    fields = {"reduction_axis": numbers.reduction_axis, "output_axis": numbers.output_axis}
     axes: dict[str, tuple[int, ...]] = {}
-    for what, chosen in given.items():
-        chosen = _axes(chosen)
-        if not chosen or any(not -len(shape) <= a < len(shape) for a in chosen):
+    for field, value in fields.items():
+        field_axes = _axes(value)
+        if not field_axes or any(not -len(shape) <= a < len(shape) for a in field_axes):
             raise ValueError(
-                f"{name}, but {what} = {chosen}, expected axes from 0 to "
-                f"{len(shape) - 1}, because a matrix has rows and columns. Correct its "
-                "fnopt.MatrixDimensionNumbers, or pass None for a leaf that isn't a "
-                "matrix."
+                f"{subject}, but {field} = {field_axes}, expected axes from 0 to "
+                f"{len(shape) - 1}. Correct its fnopt.MatrixDimensionNumbers, or pass None for a "
+                "leaf that isn't a matrix."
             )
-        axes[what] = tuple(a % len(shape) for a in chosen)
+        axes[field] = tuple(a % len(shape) for a in field_axes)
     rows, columns = axes.values()
     if len({*rows, *columns}) < len(rows) + len(columns):
         raise ValueError(
-            f"{name}: reduction_axis = {rows} and output_axis = {columns} overlap, "
+            f"{subject}: reduction_axis = {rows} and output_axis = {columns} overlap, "
             "expected every axis once. Correct its fnopt.MatrixDimensionNumbers."
         )
     layout = MatrixLayout.from_axes(shape, rows, columns, numbers.split)
     if layout is None:
         raise ValueError(
-            f"{name}, so its columns can't be split by split = {numbers.split}: expected "
-            "a divisor of their number, or sizes that add up to it."
+            f"{subject}, but split = {numbers.split}, expected a divisor of the number of columns, "
+            "or sizes that add up to this number."
         )
     return layout

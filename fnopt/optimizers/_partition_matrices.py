@@ -9,7 +9,13 @@ from typing import Any
 
 from fnopt.core import ScalarOrSchedule, Transformation, static
 from fnopt.optimizers._adam import adamw
-from fnopt.optimizers._matrix_rule import as_rule, as_whole, check_rule, inference_scope, numbers_of
+from fnopt.optimizers._matrix_rule import (
+    as_rule,
+    as_unsharded,
+    check_rule,
+    inference_scope,
+    numbers_of,
+)
 from fnopt.transforms import (
     Selector,
     add_decayed_weights,
@@ -45,7 +51,7 @@ class matrix_labels(Selector):
 
     def choose(self, leaves: list[tuple[str, Any]]) -> list[Any]:
         """The label of every leaf."""
-        found = numbers_of(self.rule, as_whole(leaves))
+        found = numbers_of(self.rule, as_unsharded(leaves))
         return [self.other if numbers is None else self.matrix for numbers in found]
 
     def check(self, positions: list[str]) -> None:

@@ -92,13 +92,13 @@ class precondition_by_inputs(Transformation):
         solve, new, means = sequential(self._solve), [], []
         for (name, g), layout, own in zip(pairs, layouts, slots, strict=True):
             g = widen(g)
-            parts = layout.cut(g, wide=False)
+            parts = layout.to_matrices(g, wide=False)
             given = _moments(name, input_moments, own)
             decay = jnp.asarray(self.decay).astype(g.dtype)
             own = tuple(ema(C, M.astype(C.dtype), decay.astype(C.dtype)) for C, M in given)
             seen = bias_correction(decay, count)
             out = [solve(x, C.astype(g.dtype) / seen) for x, C in zip(parts, own, strict=True)]
-            new.append(layout.whole(out, g, wide=False))
+            new.append(layout.to_leaf(out, g, wide=False))
             means.append(own)
         state = PreconditionByInputsState(count, treedef.unflatten(means))
         return treedef.unflatten(new), state

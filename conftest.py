@@ -1,6 +1,7 @@
-"""What every test runs under: CPU, strict dtype promotion, warnings as errors, x64 off.
+"""Configuration of all tests: CPU, strict dtype promotion, warnings as errors, x64 off.
 
-`FNOPT_TEST_PLATFORM=gpu` (or another of JAX's platforms) runs them there: see `tests.accelerator`.
+`FNOPT_TEST_PLATFORM=gpu` (or another platform of JAX) selects another platform: see
+`tests.accelerator`.
 """
 
 import gc
@@ -18,13 +19,13 @@ if not hasattr(jax, "enable_x64"):  # before JAX 0.8
 
     jax.enable_x64 = enable_x64
 
-collect_ignore = ["tests/optimizers/torch_rules.py"]  # needs PyTorch, which no test does
+collect_ignore = ["tests/optimizers/torch_rules.py"]  # needs PyTorch, which isn't a dependency
 
 PLATFORM = os.environ.get("FNOPT_TEST_PLATFORM", "cpu")
-# JAX calls NVIDIA's GPUs "cuda". The CPU stays available beside any accelerator.
+# JAX's name for NVIDIA's GPUs is "cuda". The CPU stays available with any accelerator.
 NAMES = {"cpu": "cpu", "gpu": "cuda,cpu"}
 
-# Benchmarks are compiled as users compile.
+# Tests only; benchmarks use XLA's default flags.
 compile_quickly(PLATFORM)
 
 jax.config.update("jax_platforms", NAMES.get(PLATFORM, f"{PLATFORM},cpu"))
@@ -37,37 +38,37 @@ if PLATFORM != "cpu" and jax.default_backend() == "cpu":
 
 
 def pytest_collection_finish(session):
-    """What is imported and collected stays."""
+    """Exclude the imported modules and collected tests from garbage collection."""
     collect_rarely()
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Deals units of tests that share compiled programs."""
-    # Not --dist loadgroup: it marks items in a way that pytest 9.2 doesn't read, without a word.
+    """Distribute units of tests that share compiled programs."""
+    # pytest 9.2 silently ignores the marks of --dist loadgroup.
     from tests.scheduler import Units
 
     return Units(config, log)
 
 
 _MAPPINGS = pathlib.Path("/proc/self/maps")
-# Of the 65,530 that Linux gives a process by default. Clearing takes seconds, and then what tests
-# share is compiled again.
-_MOST_MAPPINGS = 35_000
+# About half of the 65,530 mappings of a process in Linux. Tests recompile shared programs after the
+# caches are cleared, so a lower limit would cost time.
+_MAX_MAPPINGS = 35_000
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _bounded_number_of_programs():
-    # Thousands of compiled programs would need more memory mappings than a process may have.
+    # Thousands of compiled programs would exceed the limit of memory mappings of a process.
     yield
-    if _MAPPINGS.exists() and _MAPPINGS.read_bytes().count(b"\n") > _MOST_MAPPINGS:
+    if _MAPPINGS.exists() and _MAPPINGS.read_bytes().count(b"\n") > _MAX_MAPPINGS:
         jax.clear_caches()
         gc.collect()
 
 
 @pytest.fixture(autouse=True)
 def _strict_promotion():
-    # The library casts every hyper-parameter itself, so nothing may rely on implicit promotion.
+    # The library casts every hyper-parameter explicitly, and must not rely on implicit promotion.
     with jax.numpy_dtype_promotion("strict"):
         yield
 
@@ -83,13 +84,13 @@ def _doctest_names(doctest_namespace):
 
 @pytest.fixture
 def two_devices():
-    """Skips a test that runs on two devices where there is one, such as a machine of one GPU."""
+    """Skip a test that needs two devices if there is only one."""
     if jax.device_count() < 2:
         pytest.skip(f"needs two devices, and {jax.default_backend()} has {jax.device_count()}")
 
 
 @pytest.fixture
 def x64():
-    """Switches 64-bit numbers on for one test."""
+    """Enable 64-bit numbers for one test."""
     with jax.enable_x64(True):
         yield

@@ -1,1 +1,1 @@
-"""Benchmarks: every figure is a ratio against a peer that was measured in the same run."""
+"""Benchmarks, which report ratios to other libraries measured in the same run."""

@@ -1,9 +1,12 @@
-"""The command: `python -m benchmarks [CASE ...] [--smoke] [--json OUT] [--baseline FILE]`.
+"""Run benchmarks: `python -m benchmarks [CASE ...] [--smoke] [--json OUT] [--baseline FILE]`.
 
-`python -m benchmarks training ...` is the training comparison, which takes the better part of an
-hour; `training validation ...` measures steps to a validation target. `python -m benchmarks pinns
-...` compares methods for equations solved by networks, which takes half an hour. All have options
-of their own. `python -m benchmarks paths` draws every optimizer's way down a valley.
+Three benchmarks have separate commands and options:
+
+- `python -m benchmarks training` compares optimizers, in about an hour; `training validation`
+  measures the steps to a validation target.
+- `python -m benchmarks pinns` compares methods that solve differential equations by networks, in
+  half an hour.
+- `python -m benchmarks paths` records the path of every optimizer on two functions.
 """
 
 from __future__ import annotations
@@ -27,41 +30,45 @@ from tests.quick_compile import collect_rarely, compile_quickly
 
 
 def case_names() -> list[str]:
-    """Every file in `benchmarks/cases` is a case."""
+    """Return the names of the modules in `benchmarks/cases`; each module is a case."""
     return sorted(m.name for m in pkgutil.iter_modules(cases.__path__))
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """What the command line says."""
+    """Parse and check the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     known = case_names()
-    parser.add_argument("case", nargs="*", help=f"part of a name; all by default: {known}")
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it works")
+    parser.add_argument("case", nargs="*", help=f"part of a name; default: all of {known}")
     parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="of a smoke run: cases at once"
+        "--smoke", action="store_true", help="run tiny sizes, to test the benchmark"
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="number of parallel cases in a smoke run"
     )
     parser.add_argument(
         "--solver",
         action="append",
         default=[],
         metavar="NAME",
-        help="where a case has several solvers: this one only, by its name in the table",
+        help="run only this solver of a case; NAME is the first column of the printed table",
     )
-    parser.add_argument("--json", type=Path, metavar="OUT", help="write all figures there")
-    parser.add_argument("--baseline", type=Path, metavar="FILE", help="fail where it got worse")
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write all metrics to OUT")
+    parser.add_argument(
+        "--baseline", type=Path, metavar="FILE", help="fail if a metric is worse than in FILE"
+    )
     args = parser.parse_args(argv)
     args.chosen = [c for c in known if not args.case or any(part in c for part in args.case)]
     if args.smoke and args.baseline:
-        parser.error("tiny sizes have other ratios: a baseline is for full runs")
+        parser.error("--baseline needs a full run, got --smoke, whose tiny sizes have other ratios")
     if args.jobs != 1 and (not args.smoke or args.json):
-        parser.error("figures are taken one after the other: --jobs is for --smoke without --json")
+        parser.error("--jobs needs --smoke without --json, because parallel cases disturb timings")
     if not args.chosen:
-        parser.error(f"no case is called {args.case}; there are {known}")
+        parser.error(f"no case has a name with {args.case}, expected parts of {known}")
     return args
 
 
 def run_cases(chosen: list[str], settings: Settings) -> tuple[report.Results, dict[str, str]]:
-    """Runs case after case and prints as it goes."""
+    """Run the cases one by one, and print each metric when it is measured."""
     results: report.Results = {}
     skipped: dict[str, str] = {}
     for name in chosen:
@@ -79,7 +86,7 @@ def run_cases(chosen: list[str], settings: Settings) -> tuple[report.Results, di
 
 
 def smoke(chosen: list[str], jobs: int) -> bool:
-    """Runs cases in processes of their own, some at once; whether all of them ran through."""
+    """Run each case in a separate process, `jobs` at a time; return whether all succeeded."""
 
     def run(name: str) -> bool:
         command = [sys.executable, "-m", "benchmarks", "--smoke", name]
@@ -92,13 +99,13 @@ def smoke(chosen: list[str], jobs: int) -> bool:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the chosen cases; 1 if a figure is worse than the baseline."""
+    """Run the selected cases; return 1 if a metric is worse than in the baseline."""
     argv = sys.argv[1:] if argv is None else argv
     for name, command in (("training", training), ("pinns", pinns), ("paths", paths)):
         if argv[:1] == [name]:
             return command.main(argv[1:])
     args = arguments(argv)
-    if args.smoke:  # figures of tiny sizes are none
+    if args.smoke:  # nobody uses the times of tiny sizes, so quick compilation may change them
         compile_quickly()
         collect_rarely()
     if args.jobs > 1:

@@ -1,10 +1,10 @@
-"""The algorithm that Cpufit publishes, written down plainly in C as an opponent.
+"""C implementation of Cpufit's published algorithm, for comparison with `curve_fit_batch`.
 
-Levenberg-Marquardt in the form of Numerical Recipes, one fit after the other: the diagonal is
-multiplied by `1 + lambda`, the equations are solved by Gauss-Jordan elimination with pivoting,
-`lambda` falls or rises tenfold, and a fit ends when its chi-square changes by less than a
-tolerance. Derivatives are analytic and nothing is vectorized over fits. It is no copy of the
-library's code, so its times stand for the algorithm only.
+The algorithm is Levenberg-Marquardt as in Numerical Recipes, one fit after the other. The diagonal
+is multiplied by `1 + lambda`, Gauss-Jordan elimination with pivoting solves the equations, and
+`lambda` changes by a factor of ten. A fit ends when chi-square changes by less than a tolerance.
+Derivatives are analytic, and fits aren't vectorized. The code isn't Cpufit's, so its times describe
+the algorithm only.
 
 Reference:
     Przybylski, Thiel, Keller-Findeisen, Stock and Bates (2017), Gpufit: an open-source toolkit for
@@ -117,7 +117,7 @@ _TYPES = {
 def _library(dtype: np.dtype) -> ctypes.CDLL:
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        raise Skipped("there is no C compiler")
+        raise Skipped("no C compiler found: expected cc, gcc or clang")
     folder = Path(tempfile.mkdtemp())
     (folder / "fit.c").write_text(SOURCE)
     flags = ["-O3", "-march=native", "-shared", "-fPIC", *_TYPES[dtype]]
@@ -129,17 +129,17 @@ def _library(dtype: np.dtype) -> ctypes.CDLL:
 def gaussians(
     x: np.ndarray, y: np.ndarray, p0: np.ndarray, tolerance: float, max_steps: int = 100
 ) -> Callable[[], tuple[np.ndarray, np.ndarray]]:
-    """A call that fits Gaussian peaks on a sloping background, one after the other.
+    """Return a function that fits Gaussian peaks with a linear background, one after the other.
 
     Args:
-        x: Where the data were taken, `[m]`.
-        y: The data, `[fits, m]`.
-        p0: Where to start, `[fits, 5]`: amplitude, center, width, offset, slope.
-        tolerance: Of the relative change of chi-square.
-        max_steps: The most steps of a fit.
+        x: Positions of the data, `[m]`.
+        y: Data, `[fits, m]`.
+        p0: Initial guesses `[fits, 5]`: amplitude, center, width, offset, slope.
+        tolerance: Relative change of chi-square at which a fit ends.
+        max_steps: Maximum number of steps of a fit.
 
     Returns:
-        A function that gives the params and the steps (negative where a fit failed).
+        A function that returns the params, and the numbers of steps (negative for failed fits).
     """
     x, y, p0 = (np.ascontiguousarray(a) for a in (x, y, p0))
     library = _library(y.dtype)

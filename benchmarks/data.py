@@ -1,4 +1,4 @@
-"""Real data that come with packages: nothing is downloaded."""
+"""Real data sets that installed packages contain; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from benchmarks.timing import peer
 
 
 class Regression(NamedTuple):
-    """Inputs `[rows, features]` and targets `[rows]`, to learn from and held out, in float64.
+    """Inputs `[rows, features]` and targets `[rows]` for training and test, in float64.
 
-    Targets have mean 0 and variance 1; `unit` takes them back to what was measured.
+    Training targets have mean 0 and variance 1; `unit` is the standard deviation of the data.
     """
 
     x: np.ndarray
@@ -27,7 +27,7 @@ class Regression(NamedTuple):
 
 
 class Labelled(NamedTuple):
-    """Inputs `[rows, features]` and labels `[rows]`, to learn from and held out."""
+    """Inputs `[rows, features]` and labels `[rows]` for training and test."""
 
     x: np.ndarray
     y: np.ndarray
@@ -36,16 +36,16 @@ class Labelled(NamedTuple):
 
 
 def temperatures(rows: int | None = None) -> Regression:
-    """Hourly temperatures of Seattle in degrees Fahrenheit: 8,759 rows that vega_datasets ships.
+    """Read 8,759 hourly temperatures of Seattle in degrees Fahrenheit from vega_datasets.
 
-    They are as smooth as means over many years, and rounded to a tenth of a degree: a function of
-    the day and the hour with hardly any noise (0.05 degrees).
-    The inputs are cosine and sine of both. A fifth of the hours is held out.
+    The temperatures are a smooth function of day and hour, rounded to a tenth of a degree, so the
+    noise is about 0.05 degrees. The inputs are cosine and sine of day and hour. A fifth of the rows
+    is the test set.
     """
     spec = importlib.util.find_spec("vega_datasets")
     if spec is None or not spec.submodule_search_locations:
         raise Skipped("vega_datasets is not installed")
-    # The file itself: the package would need pandas to read it.
+    # Read the file directly, because the package reads it with pandas.
     path = Path(spec.submodule_search_locations[0]) / "_data" / "seattle-temps.csv"
     with path.open() as file:
         lines = list(csv.DictReader(file))[:rows]
@@ -57,13 +57,13 @@ def temperatures(rows: int | None = None) -> Regression:
 
 
 def diabetes() -> Regression:
-    """Progress of diabetes after a year from ten measurements: 442 patients of scikit-learn."""
+    """Load scikit-learn's diabetes data: progression from ten measurements of 442 patients."""
     x, y = peer("sklearn.datasets").load_diabetes(return_X_y=True)
     return _split(x / x.std(axis=0), y)
 
 
 def digits() -> Labelled:
-    """Images of 8 x 8 pixels of handwritten digits: 1,797 of scikit-learn."""
+    """Load scikit-learn's 1,797 handwritten digits of 8 x 8 pixels."""
     x, y = peer("sklearn.datasets").load_digits(return_X_y=True)
     train, test = _rows(len(x))
     return Labelled(x[train] / 16, y[train], x[test] / 16, y[test])

@@ -1,8 +1,7 @@
-"""Least-squares solvers side by side: ours, its variants, and the peers, each as one function.
+"""Least-squares solvers of fnopt and other libraries as functions with one interface.
 
-Evaluations of the residuals are counted as each solver reports them. fnopt and SciPy report
-`nfev`; a step of optimistix evaluates the residuals once; jaxopt evaluates them once before the
-first of its steps and then once a step.
+fnopt and SciPy report the number of residual evaluations, `nfev`. optimistix evaluates the
+residuals once per step, and jaxopt once per step and once before the first step.
 """
 
 from __future__ import annotations
@@ -21,25 +20,25 @@ from benchmarks.metric import Skipped
 from benchmarks.timing import Settings, peer
 from fnopt.solvers import dogleg, gauss_newton
 
-# The most steps at tight tolerances; ours have their default of 1,000. jaxopt's test is an absolute
-# one of the gradient, which it hardly ever meets here: it makes all the steps that it may.
+# Maximum numbers of steps at tight tolerances; fnopt's solvers use the default of 1,000. jaxopt's
+# absolute tolerance of the gradient is rarely met here, so jaxopt usually takes all steps.
 MAX_STEPS = 5000
 JAXOPT_STEPS = 1000
 TIGHT = 1e-10
 
 
 class Fit(NamedTuple):
-    """How a fit ended."""
+    """Result of a fit."""
 
     params: np.ndarray
     evaluations: int  # of the residuals
-    converged: bool  # whether the solver reports it
-    seconds: int = 0  # second derivatives r'' along a step; no other library takes any
-    flagged: bool = False  # whether a certificate marks a param as undetermined; ours only
+    converged: bool  # whether the solver reports convergence
+    seconds: int = 0  # number of second derivatives r'' along a step; fnopt only
+    flagged: bool = False  # whether the certificate marks an undetermined parameter; fnopt only
 
 
 Fits = Callable[[Any, Any], Fit]
-"""`fit(start, data)`, compiled at the first call."""
+"""`fit(start, data)`, which compiles in the first call."""
 
 Residuals = Callable[[Any, Any], Any]
 """`residuals(params, data)`."""
@@ -47,12 +46,12 @@ Residuals = Callable[[Any, Any], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Fitter:
-    """A solver, or one that runs with several settings on one compilation.
+    """A solver, possibly with several settings that share one compilation.
 
     Args:
-        name: What it is.
-        make: `make(residuals)` gives the fits by their names.
-        float32: Whether it is worth a run in float32.
+        name: Name of the solver.
+        make: `make(residuals)` returns the fits keyed by their names.
+        float32: Whether the benchmarks also run the solver in float32.
     """
 
     name: str
@@ -81,8 +80,8 @@ IN_FLOAT32 = (
 
 
 def fitters(settings: Settings) -> list[Fitter]:
-    """The chosen ones that are installed, in a smoke run one of each library."""
-    found = [
+    """Return the selected solvers that are installed; a smoke run has one solver per library."""
+    installed = [
         Fitter(name, lambda r, n=name: {n: _by_fnopt(r, OURS[n]())}, float32=name in IN_FLOAT32)
         for name in OURS
     ]
@@ -92,10 +91,10 @@ def fitters(settings: Settings) -> list[Fitter]:
         except Skipped as reason:
             print(f"  without {package}: {reason}")
         else:
-            found += fits
-    few = [f for f in found if f.name in A_FEW] if settings.smoke else found
-    names = settings.chosen(f.name for f in few)
-    return [f for f in few if f.name in names]
+            installed += fits
+    candidates = [f for f in installed if f.name in A_FEW] if settings.smoke else installed
+    names = settings.chosen(f.name for f in candidates)
+    return [f for f in candidates if f.name in names]
 
 
 def _by_fnopt(residuals: Residuals, solver: Any) -> Fits:
@@ -116,7 +115,7 @@ def _fit(
 
 
 def _by_optimistix(residuals: Residuals, method: str, name: str, *tolerances: float) -> Any:
-    """The tolerance is an argument, so that all share a compilation."""
+    """Return fits by optimistix; the tolerance is an argument, so all fits share one program."""
     optimistix = peer("optimistix")
 
     @jax.jit
@@ -147,7 +146,7 @@ def _by_jaxopt(residuals: Residuals, name: str, **options: Any) -> Any:
 
 
 def _by_scipy(residuals: Residuals, method: str) -> dict[str, Fits]:
-    """With our compiled residuals and Jacobian."""
+    """Return fits by SciPy, with residuals and Jacobian compiled by JAX."""
     optimize = peer("scipy.optimize")
     fun = jax.jit(residuals)
     jac = jax.jit(jax.jacfwd(residuals))
@@ -170,7 +169,7 @@ def _by_scipy(residuals: Residuals, method: str) -> dict[str, Fits]:
                         method=method,
                         **options,
                     )
-            except (ValueError, np.linalg.LinAlgError):  # of numbers that are not finite
+            except (ValueError, np.linalg.LinAlgError):  # residuals or Jacobian aren't finite
                 return Fit(np.full(start.shape, np.nan), 1, False)
             return _fit(end.x, end.nfev, end.success)
 

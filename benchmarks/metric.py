@@ -1,4 +1,4 @@
-"""A measured figure: always a ratio, so that it means the same on another machine."""
+"""Metrics of benchmarks: ratios, which can be compared between machines."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, Literal
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """One figure of one case.
+    """A metric of a case.
 
     Args:
-        name: What was measured, e.g. `'adamw, one leaf: run time'`.
+        name: Name of the measurement, such as `'adamw, one leaf: run time'`.
         value: The ratio.
-        unit: What it is a ratio to, e.g. `'x optax'`.
-        direction: Whether less or more is better.
-        tolerance: By which relative amount the value may get worse than the committed baseline;
-            `inf` for figures that are shown but not held against anybody.
-        spread: The values between which the middle half of the rounds lies.
-        detail: The absolute figures behind the ratio, with their unit in the name (`'ours_ms'`).
+        unit: Denominator of the ratio, such as `'x optax'`.
+        direction: Whether lower or higher values are better.
+        tolerance: Largest relative change from the committed baseline that isn't a regression;
+            `inf` for metrics that are never a regression.
+        spread: First and third quartile of the rounds.
+        detail: Absolute values, with their units in the names (`'ours_ms'`).
     """
 
     name: str
@@ -36,7 +36,7 @@ class Metric:
         return self.value < baseline / (1 + self.tolerance)
 
     def as_json(self) -> dict[str, Any]:
-        """The fields as JSON has them (infinity as None)."""
+        """Return the fields as JSON values (None for an infinite tolerance)."""
         fields = dataclasses.asdict(self)
         if self.tolerance == float("inf"):
             fields["tolerance"] = None
@@ -44,4 +44,4 @@ class Metric:
 
 
 class Skipped(Exception):  # noqa: N818
-    """A case cannot run here; the text says why."""
+    """Exception of a case that can't run; the message states the reason."""

@@ -1,8 +1,9 @@
-"""`python -m benchmarks paths [METHOD ...]`: the path of every first-order optimizer down a valley.
+"""Record the paths of optimizers on two functions: `python -m benchmarks paths [METHOD ...]`.
 
-Every recipe of `fnopt.optimizers` that needs no more than gradients and values goes down a parabola
-and Rosenbrock's valley, with the best of a grid of learning rates; all rates are one program, by
-`jax.vmap` over optimizers. Writes `benchmarks/paths.json`, which a page of the gallery draws.
+Every recipe of `fnopt.optimizers` that needs only gradients and values minimizes a parabola and
+Rosenbrock's function, with the best of a grid of learning rates. `jax.vmap` over optimizers runs
+all learning rates in one program. The command writes `benchmarks/paths.json`, which a page of the
+gallery plots.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ import fnopt
 RECORD = Path(__file__).parent / "paths.json"
 STEPS = 400
 RATES = np.logspace(-4, 1, 21).astype(np.float32)
-KEPT = np.unique(np.geomspace(1, STEPS + 1, 48).astype(int)) - 1  # points of a path in the record
+RECORDED = np.unique(np.geomspace(1, STEPS + 1, 48).astype(int)) - 1  # steps in the record
 START = {"parabola": (-1.5, 1.0), "rosenbrock": (-1.2, 1.0)}
-FLOOR = 1e-12  # what counts as the minimum, and is drawn as such
-# What a recipe needs beside the learning rate.
+FLOOR = 1e-12  # lower values are treated and plotted as this value
+# Arguments of a recipe in addition to the learning rate.
 ARGUMENTS = {
     "accumulated_sgd": {"k": 2},
     "sgdr": {"decay_steps": STEPS, "t_mult": 1.0},
@@ -35,27 +36,27 @@ ARGUMENTS = {
     "momo_adam": {"lower_bound": 0.0},
     "polyak_sgd": {"f_min": 0.0},
 }
-# These find or bound their steps themselves: what they are given is a number, no schedule.
+# These recipes determine or bound their step size, so their learning rate is a number.
 CONSTANT = {"polyak_sgd", "rprop", "schedule_free_adamw", "schedule_free_sgd", "sgdr", "lbfgs"}
-# These need a model or its residuals, not a function of the params.
+# These recipes need a model or its residuals instead of a function of the params.
 OTHERS = {
     *("gauss_newton_descent", "kfac", "natural_gradient", "stochastic_reconfiguration"),
-    "hyperball",  # a part: the params keep their norm
+    "hyperball",  # a constraint, which keeps the norm of the params
 }
 
 
 def parabola(x: Any, y: Any) -> Any:
-    """Twenty times as steep in one direction as in the other."""
+    """Quadratic function with condition number 20."""
     return 0.5 * (x**2 + 20 * y**2)
 
 
 def rosenbrock(x: Any, y: Any) -> Any:
-    """A bent valley whose floor falls slowly to (1, 1)."""
+    """Rosenbrock's function, whose curved valley leads to the minimum at (1, 1)."""
     return (1 - x) ** 2 + 100 * (y - x**2) ** 2
 
 
 def recipes() -> list[str]:
-    """The names of all optimizers that run here."""
+    """Return the names of all optimizers in the record."""
 
     def is_recipe(name: str) -> bool:
         first = next(iter(inspect.signature(getattr(fnopt.optimizers, name)).parameters), "")
@@ -65,7 +66,7 @@ def recipes() -> list[str]:
 
 
 def run(name: str, function: Callable[[Any, Any], Any], start: tuple[float, float]) -> dict:
-    """The run of one optimizer that ends lowest: its rate, and points and values on the way."""
+    """Run all learning rates; return rate, points and values of the run with the lowest end."""
 
     def value_fn(params: Any) -> Any:
         return function(*params[:, 0])
@@ -82,7 +83,7 @@ def run(name: str, function: Callable[[Any, Any], Any], start: tuple[float, floa
             updates, state = optimizer.update(grad, state, params, **extras)
             return (fnopt.apply_updates(params, updates), state), (params[:, 0], value)
 
-        # a matrix, so that methods for matrices are themselves
+        # A matrix, so that matrix methods apply their matrix formula.
         params = jnp.asarray(start, jnp.float32)[:, None]
         return jax.lax.scan(step, (params, optimizer.init(params)), length=STEPS + 1)[1]
 
@@ -90,44 +91,44 @@ def run(name: str, function: Callable[[Any, Any], Any], start: tuple[float, floa
     best = int(np.argmin(_height(values[:, -1]) + 0.01 * _height(values).mean(axis=1)))
     return {
         "rate": _digits(RATES[best]),
-        "path": [[*map(_digits, point)] for point in points[best, KEPT]],
-        "values": [*map(_digits, values[best, KEPT])],
+        "path": [[*map(_digits, point)] for point in points[best, RECORDED]],
+        "values": [*map(_digits, values[best, RECORDED])],
     }
 
 
 def _height(values: Any) -> Any:
-    """What is compared: the end, and of two that end at 0 the one that is there first."""
+    """Logarithm of the value, between FLOOR and 1e30; NaN counts as infinity."""
     return np.log10(np.clip(np.nan_to_num(values, nan=np.inf), FLOOR, 1e30))
 
 
 def _digits(number: Any) -> float:
-    """Four significant digits are more than a picture shows."""
+    """Round to four significant digits, which are enough for a plot."""
     return float(f"{number:.4g}")
 
 
 def read() -> dict[str, Any]:
-    """The record: by method, by function."""
+    """Read the record, keyed by method and function."""
     return json.loads(RECORD.read_text())
 
 
-def written(found: dict[str, Any]) -> str:
-    """JSON: a line for each method."""
-    lines = (f"{json.dumps(name)}: {json.dumps(runs)}" for name, runs in sorted(found.items()))
+def as_json(record: dict[str, Any]) -> str:
+    """Format a record as JSON with one line for each method."""
+    lines = (f"{json.dumps(name)}: {json.dumps(runs)}" for name, runs in sorted(record.items()))
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def main(argv: list[str]) -> int:
-    """Runs the methods that are named, or all, and writes them into the record."""
+    """Run the given methods (default: all), and write their paths to the record."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks paths", description=__doc__)
     parser.add_argument("methods", nargs="*", metavar="METHOD")
-    found = read() if RECORD.exists() else {}
+    record = read() if RECORD.exists() else {}
     known = recipes()
     for name in parser.parse_args(argv).methods or known:
         runs = {f.__name__: functools.partial(run, name, f) for f in (parabola, rosenbrock)}
-        found[name] = {function: make(START[function]) for function, make in runs.items()}
+        record[name] = {function: make(START[function]) for function, make in runs.items()}
         ends = ", ".join(
-            f"{f} {r['values'][-1]:.1e} at {r['rate']:g}" for f, r in found[name].items()
+            f"{f} {r['values'][-1]:.1e} at {r['rate']:g}" for f, r in record[name].items()
         )
         print(f"{name:28} {ends}", flush=True)
-        RECORD.write_text(written({n: runs for n, runs in found.items() if n in known}))
+        RECORD.write_text(as_json({n: runs for n, runs in record.items() if n in known}))
     return 0

@@ -1,4 +1,4 @@
-"""Records of comparisons: a JSON file for each problem while it runs, and all of them in one."""
+"""Records of comparisons: one JSON file per problem during the runs, and one merged file."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 Entries = dict[str, dict[str, Any]]
-"""By problem, what its session keeps."""
+"""Record of each problem, keyed by its name."""
 
 
 def text(value: Any, depth: int = 0) -> str:
-    """JSON with a line for each run: lists are on one line."""
+    """Format a value as JSON with lists and deeply nested dicts on one line."""
     if not isinstance(value, dict) or not value or depth > 4:
         return json.dumps(value, separators=(",", ":"))
     inner = [f"{' ' * (depth + 1)}{json.dumps(k)}: {text(v, depth + 1)}" for k, v in value.items()]
@@ -20,13 +20,13 @@ def text(value: Any, depth: int = 0) -> str:
 
 
 def of_folder(folder: Path, names: Iterable[str], key: str) -> Entries:
-    """The problems that a folder has files of, in this order.
+    """Read the records of those problems that have a file in a folder.
 
     Args:
-        folder: Where the files are.
-        names: Of the problems.
-        key: Under which an entry has its problem's name.
+        folder: Folder of the files.
+        names: Names of the problems, in the order of the result.
+        key: Key of the problem's name in a record.
     """
     files = [folder / f"{name}.json" for name in names]
-    found = [json.loads(file.read_text()) for file in files if file.exists()]
-    return {entry[key]: entry for entry in found}
+    entries = [json.loads(file.read_text()) for file in files if file.exists()]
+    return {entry[key]: entry for entry in entries}

@@ -1,4 +1,4 @@
-"""Runs solvers on collections of problems and counts what they solve, and at what cost."""
+"""Run solvers on collections of problems, and count solved problems and evaluations."""
 
 from __future__ import annotations
 
@@ -15,70 +15,70 @@ from benchmarks.metric import Metric
 
 
 class Verdict(NamedTuple):
-    """What is said of the params at the end of a fit."""
+    """Judgment of a solution."""
 
-    text: str  # "solved", or how it failed
-    figure: float  # that it was judged by: digits, say, or a cost
+    text: str  # "solved", or the kind of failure
+    figure: float  # criterion, such as correct digits or a cost
 
 
 class Task(NamedTuple):
-    """A problem of a collection: one compilation, several starts."""
+    """A problem with several initial guesses, compiled once."""
 
     name: str
     residuals: Residuals
     data: Any  # a tree of float64 arrays
-    starts: dict[str, np.ndarray]  # by a name for the table
-    verdict: Callable[[np.ndarray, str], Verdict]  # of params and dtype
+    starts: dict[str, np.ndarray]  # initial guesses, keyed by labels for the table
+    verdict: Callable[[np.ndarray, str], Verdict]  # function of params and dtype
 
 
 class Outcome(NamedTuple):
-    """How a solver did from one start."""
+    """Result of a solver from one initial guess."""
 
     start: str
     verdict: Verdict
     evaluations: int
-    seconds: int  # derivatives r'' along a step
+    seconds: int  # number of second derivatives r'' along a step
     converged: bool
     flagged: bool
 
     @property
     def solved(self) -> bool:
-        """Whether the params are right."""
+        """Whether the solution is correct."""
         return self.verdict.text == "solved"
 
     @property
     def misled(self) -> bool:
-        """Whether the solver reports convergence where there is no minimum."""
+        """Whether the solver reports convergence at a point that isn't a minimum."""
         return self.converged and self.verdict.text not in ("solved", "local minimum")
 
 
 Outcomes = dict[str, list[Outcome]]
-"""By solver, with its settings."""
+"""Outcomes keyed by the name of the solver with its settings."""
 
 
 def outcomes(tasks: list[Task], fitters: list[Fitter], dtype: str) -> Outcomes:
-    """Every solver on every task; prints how far it is."""
-    found: Outcomes = {}
-    # optimistix needs x64 off for float32.
+    """Run every solver on every task, and print the progress."""
+    results: Outcomes = {}
+    # optimistix computes in float32 only if x64 is off.
     with jax.enable_x64(dtype == "float64"):
         for fitter in fitters:
-            began = time.perf_counter()
+            start = time.perf_counter()
             for task in tasks:
-                _run(task, fitter, dtype, found)
-            print(f"  {dtype}, {fitter.name}: {time.perf_counter() - began:.0f} s", flush=True)
-    return found
+                _run(task, fitter, dtype, results)
+            print(f"  {dtype}, {fitter.name}: {time.perf_counter() - start:.0f} s", flush=True)
+    return results
 
 
-def _run(task: Task, fitter: Fitter, dtype: str, found: Outcomes) -> None:
+def _run(task: Task, fitter: Fitter, dtype: str, results: Outcomes) -> None:
     data = jax.tree.map(lambda a: jnp.asarray(a, dtype), task.data)
     for name, fit in fitter.make(task.residuals).items():
         for label, start in task.starts.items():
             end = fit(jnp.asarray(start, dtype), data)
-            outcome = _judged(task, label, end, dtype)
-            found.setdefault(name, []).append(outcome)
+            outcome = _judge(task, label, end, dtype)
+            results.setdefault(name, []).append(outcome)
 
 
-def _judged(task: Task, label: str, end: Fit, dtype: str) -> Outcome:
+def _judge(task: Task, label: str, end: Fit, dtype: str) -> Outcome:
     finite = bool(np.all(np.isfinite(end.params)))
     verdict = task.verdict(end.params, dtype) if finite else Verdict("not finite", np.nan)
     return Outcome(
@@ -91,19 +91,21 @@ def _judged(task: Task, label: str, end: Fit, dtype: str) -> Outcome:
     )
 
 
-def figures(found: Outcomes, dtype: str, ours: str = "fnopt") -> Iterator[Metric]:
-    """A line a solver: how many starts it solves, and its evaluations against ours.
+def figures(results: Outcomes, dtype: str, ours: str = "fnopt") -> Iterator[Metric]:
+    """Yield for each solver the number of solved fits, and evaluations relative to fnopt.
 
-    The ratio of evaluations is over the starts that both solve, so that nobody is held to the
-    starts that the other one gives up early.
+    The ratio of evaluations counts only the fits that both solvers solve, because a solver that
+    gives up early takes few evaluations.
     """
-    for name, runs in found.items():
-        both = [(a, b) for a, b in zip(found[ours], runs, strict=True) if a.solved and b.solved]
-        spent = sum(b.evaluations for _, b in both) / max(1, sum(a.evaluations for a, _ in both))
+    for name, runs in results.items():
+        pairs = [(a, b) for a, b in zip(results[ours], runs, strict=True) if a.solved and b.solved]
+        relative = sum(b.evaluations for _, b in pairs) / max(
+            1, sum(a.evaluations for a, _ in pairs)
+        )
         detail = {
             "evaluations": sum(run.evaluations for run in runs),
             "second_derivatives": sum(run.seconds for run in runs),
-            "where_both_solve_x_ours": spent,
+            "where_both_solve_x_ours": relative,
             "false": sum(run.misled and not run.flagged for run in runs),
             "false_but_flagged": sum(run.misled and run.flagged for run in runs),
         }
@@ -119,9 +121,9 @@ def figures(found: Outcomes, dtype: str, ours: str = "fnopt") -> Iterator[Metric
         )
 
 
-def print_failures(found: Outcomes, dtype: str) -> None:
-    """Which starts were not solved, and what came instead."""
-    for name, runs in found.items():
+def print_failures(results: Outcomes, dtype: str) -> None:
+    """Print the unsolved fits and their judgments."""
+    for name, runs in results.items():
         missed = [
             f"{run.start} ({run.verdict.text}, {run.verdict.figure:.6g})"
             for run in runs

@@ -1,4 +1,4 @@
-"""A table for people, JSON for machines, and the comparison with a committed baseline."""
+"""Print metrics as a table, write them as JSON, and compare them with a committed baseline."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def _row(metric: Metric) -> str:
 
 
 def printed(metrics: Iterable[Metric]) -> Iterator[Metric]:
-    """Passes figures on and prints each as it comes; `<` says that less is better."""
+    """Print and yield each metric; `<` marks metrics for which lower values are better."""
     for metric in metrics:
         print(_row(metric), flush=True)
         yield metric
 
 
 def machine() -> dict[str, Any]:
-    """What the figures were taken on."""
+    """Return the device, the number of cores and the versions of Python and JAX."""
     device = jax.devices()[0]
     return {
         "device": f"{device.platform}: {device.device_kind}",
@@ -42,25 +42,25 @@ def machine() -> dict[str, Any]:
 
 
 def as_json(results: Results, skipped: dict[str, str]) -> dict[str, Any]:
-    """Everything that was measured, and what was not and why."""
+    """Return all metrics, and the reasons of skipped cases."""
     cases = {case: [m.as_json() for m in metrics] for case, metrics in results.items()}
     return {"machine": machine(), "cases": cases, "skipped": skipped}
 
 
 def write_json(path: Path, results: Results, skipped: dict[str, str]) -> None:
-    """Writes the JSON file, and the folder that it lies in."""
+    """Write the metrics to a JSON file, and create its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(as_json(results, skipped), indent=1) + "\n")
 
 
 def regressions(results: Results, baseline: dict[str, Any]) -> list[str]:
-    """The figures that are worse than in the baseline by more than their tolerance."""
-    found = []
+    """List the metrics that are worse than the baseline by more than their tolerance."""
+    messages = []
     for case, metrics in results.items():
         before = {(m["name"], m["unit"]): m["value"] for m in baseline["cases"].get(case, [])}
         for m in metrics:
             value = before.get((m.name, m.unit))
             if value is not None and m.worse_than(value):
-                was = f"the baseline says {value:.3f}"
-                found.append(f"{case}: {m.name} is {m.value:.3f} {m.unit}, {was}")
-    return found
+                baseline_text = f"the baseline is {value:.3f}"
+                messages.append(f"{case}: {m.name} is {m.value:.3f} {m.unit}, {baseline_text}")
+    return messages

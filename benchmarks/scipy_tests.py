@@ -1,11 +1,11 @@
-"""`python -m benchmarks.scipy_tests [-k NAME]`: SciPy's own tests, asked of fnopt, in float64.
+"""Run SciPy's tests with fnopt in float64: `python -m benchmarks.scipy_tests [-k NAME]`.
 
-Runs the tests of `scipy.optimize.curve_fit` and `least_squares` that the installed SciPy ships,
-after their modules got fnopt's functions for SciPy's, and what a user would write into a function
-of a fit: `jnp` for `np` and `x.at[i].set(value)` for `x[i] = value`. A sparse matrix or an operator
-that a function makes is a plain array. Results are read by SciPy's names, as NumPy's vectors.
-Either of TypeError and ValueError counts as the other. The class of tests of dogbox is left out:
-all methods are one solver here. Options are those of pytest.
+The command runs the tests of `curve_fit` and `least_squares` of the installed SciPy. In the test
+modules, fnopt's functions replace SciPy's functions. In fitted functions, `jnp` replaces `np`, and
+`x.at[i].set(value)` replaces `x[i] = value`, as a user would write them. Sparse matrices and linear
+operators of fitted functions become plain arrays. Results have SciPy's attribute names and NumPy
+vectors. A `TypeError` passes a test that expects a `ValueError`, and vice versa. The tests of
+`dogbox` are omitted, because all methods select one solver in fnopt. The options are pytest's.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ import scipy.sparse.linalg
 import fnopt
 from tests.quick_compile import compile_quickly
 
-SECONDS = 120  # after which a test counts as not finished
-TESTS = {"test_minpack.py": "::TestCurveFit", "test_least_squares.py": ""}  # by file
-_fits = 0  # how many are running: functions are called by them, or by a test
+SECONDS = 120  # time limit of a test
+TESTS = {"test_minpack.py": "::TestCurveFit", "test_least_squares.py": ""}  # selection per file
+_fits = 0  # number of running fits; 0 if a test calls a function directly
 
 
 def fitting(fit: Callable[..., Any], named: Callable[[Any], Any]) -> Callable[..., Any]:
-    """The same function, that says while it runs that it does, with its result in other words."""
+    """Wrap a fit: count it as running, and convert its result by `named`."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         global _fits
@@ -51,7 +51,7 @@ def fitting(fit: Callable[..., Any], named: Callable[[Any], Any]) -> Callable[..
 
 
 def scipys(solution: Any) -> scipy.optimize.OptimizeResult:
-    """A solution by SciPy's names, with vectors where a single number was fitted."""
+    """Convert a solution to SciPy's `OptimizeResult`; scalars become vectors."""
     solution = jax.tree.map(np.asarray, solution)
     x, fun = np.atleast_1d(solution.params), np.atleast_1d(solution.residuals)
     jac = np.reshape(solution.jacobian, (fun.size, x.size))
@@ -60,17 +60,17 @@ def scipys(solution: Any) -> scipy.optimize.OptimizeResult:
         x=x,
         fun=fun,
         jac=jac,
-        # With a loss it isn't jac.T @ fun here. Every test that reads it has one param.
+        # With a loss, the gradient isn't jac.T @ fun. All tests of the gradient have one param.
         grad=np.copysign(solution.gradient_norm, jac.T @ fun) if x.size == 1 else None,
         optimality=solution.gradient_norm,
         active_mask=np.atleast_1d(at_bound),
         success=solution.converged,
-        **solution._asdict(),  # cost, nfev, njev and status among them
+        **solution._asdict(),  # including cost, nfev, njev and status
     )
 
 
 def in_fits(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """One function in a fit, another outside, or where numbers alone may be sizes."""
+    """Call `ours` inside fits, and `theirs` outside or if all arguments are numbers (sizes)."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         sizes = all(isinstance(a, int | float | np.generic) for a in args)
@@ -80,7 +80,7 @@ def in_fits(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..
 
 
 class NumPy:
-    """`np` of a test module: its functions are those of `jax.numpy` in a fit."""
+    """Replacement of `np` in a test module, with the functions of `jax.numpy` inside fits."""
 
     def __getattr__(self, name: str) -> Any:
         theirs, ours = getattr(np, name), getattr(jnp, name, None)
@@ -89,7 +89,7 @@ class NumPy:
 
 
 class Writes(ast.NodeTransformer):
-    """Makes `x = _written(x, i, value)` of `x[i] = value`, and of `x[i] += value` likewise."""
+    """Replace `x[i] = value` and `x[i] += value` by `x = _written(x, i, value)`."""
 
     def visit_Assign(self, node: ast.Assign) -> ast.stmt:
         return self._written(node, node.targets[0], node.value)
@@ -107,7 +107,7 @@ class Writes(ast.NodeTransformer):
 
 
 def written(array: Any, index: Any, value: Any) -> Any:
-    """What an array is after an entry was written."""
+    """Write an entry: in place for NumPy arrays, to a new array for JAX arrays."""
     if isinstance(array, jax.Array) or isinstance(value, jax.Array):
         return jnp.asarray(array).at[index].set(value)
     array[index] = value
@@ -115,16 +115,16 @@ def written(array: Any, index: Any, value: Any) -> Any:
 
 
 def raises(error: Any, *args: Any, **kwargs: Any) -> Any:
-    """As `pytest.raises`; TypeError and ValueError count as each other."""
+    """Replacement of `pytest.raises` that accepts TypeError and ValueError for each other."""
     both = (TypeError, ValueError)
     return pytest.raises(both if error in both else error, *args, **kwargs)
 
 
-def ask_fnopt(module: types.ModuleType) -> None:
-    """Changes the names that the tests of a module look up."""
+def replace_names(module: types.ModuleType) -> None:
+    """Replace SciPy's functions by fnopt's functions in a test module."""
     tree = Writes().visit(ast.parse(inspect.getsource(module)))
     exec(compile(tree, module.__file__, "exec"), vars(module))
-    curve_fit = fitting(fnopt.curve_fit, lambda found: found)
+    curve_fit = fitting(fnopt.curve_fit, lambda result: result)
     vars(module).update(
         np=NumPy(),
         curve_fit=curve_fit,
@@ -141,15 +141,15 @@ def ask_fnopt(module: types.ModuleType) -> None:
 
 
 class Plugin:
-    """What pytest calls: changes modules, limits times, and keeps how the tests end."""
+    """Plugin of pytest: modify the modules, limit the times, and record the results."""
 
     def __init__(self) -> None:
-        self.ends: dict[str, str] = {}  # the error of every test, empty where it passed
+        self.ends: dict[str, str] = {}  # error of each test; empty if the test passed
 
     def pytest_collection_modifyitems(self, items: list[pytest.Function]) -> None:
         items[:] = [item for item in items if "TestDogbox" not in item.nodeid]
         for module in {item.module for item in items}:
-            ask_fnopt(module)
+            replace_names(module)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self) -> Iterator[None]:
@@ -163,25 +163,25 @@ class Plugin:
     def pytest_runtest_makereport(self, item: pytest.Function, call: pytest.CallInfo) -> None:
         if call.when == "call" or call.excinfo:
             name = item.nodeid.split("::", 1)[1]
-            self.ends[name] = what(call.excinfo) if call.excinfo else ""
+            self.ends[name] = summary(call.excinfo) if call.excinfo else ""
             print("F" if call.excinfo else ".", end="", flush=True)
 
 
-def what(found: pytest.ExceptionInfo) -> str:
-    """An error in one line: where in the test, its type, and what says most of its message."""
-    lines = [line.strip() for line in str(found.value).splitlines() if line.strip()] or [""]
+def summary(error: pytest.ExceptionInfo) -> str:
+    """Format an error in one line: line number in the test, type, and key part of the message."""
+    lines = [line.strip() for line in str(error.value).splitlines() if line.strip()] or [""]
     numbers = [line for line in lines if line.startswith(("Max abs", "ACTUAL", "DESIRED"))]
-    says = lines[0] if lines[0].startswith("assert ") else ", ".join(numbers or lines[-1:])
-    places = [0, *(entry.lineno + 1 for entry in found.traceback if entry.path.name in TESTS)]
-    return f"line {places[-1]}: {found.typename}: {says}"[:250]
+    message = lines[0] if lines[0].startswith("assert ") else ", ".join(numbers or lines[-1:])
+    line_numbers = [0, *(e.lineno + 1 for e in error.traceback if e.path.name in TESTS)]
+    return f"line {line_numbers[-1]}: {error.typename}: {message}"[:250]
 
 
 def main(argv: list[str]) -> None:
-    """Runs the tests of both functions and prints how they end."""
+    """Run the tests of both functions and print the results."""
     jax.config.update("jax_enable_x64", True)
-    compile_quickly()  # nearly all of the time, for programs that run once
+    compile_quickly()  # compilation takes nearly all of the time, and each program runs once
     folder = Path(scipy.optimize.__file__).parent / "tests"
-    # neither the settings nor the conftest.py of a folder above
+    # Ignore the settings and the conftest.py of parent folders.
     options = ["-c", os.devnull, "--noconftest", "-p", "no:terminal", "-p", "no:cacheprovider"]
     print(f"SciPy {scipy.__version__}, JAX {jax.__version__}")
     for file, tests in TESTS.items():
@@ -191,7 +191,7 @@ def main(argv: list[str]) -> None:
         foreign = sum("NotForJaxError" in error for error in failed.values())
         print(
             f"\n{file}{tests}: {len(plugin.ends) - len(failed)} of {len(plugin.ends)} pass "
-            f"({time.perf_counter() - start:.0f} s), {foreign} hold what isn't written for JAX"
+            f"({time.perf_counter() - start:.0f} s), {foreign} contain code that JAX can't trace"
         )
         print("".join(f"  {name}, {error}\n" for name, error in failed.items()), end="")
 

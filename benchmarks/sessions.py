@@ -1,4 +1,4 @@
-"""A comparison of methods on one problem: tuned, run with every seed, kept in a file meanwhile."""
+"""Base class of comparisons of methods on one problem, with tuning, seeds and a record file."""
 
 from __future__ import annotations
 
@@ -17,48 +17,48 @@ Entry = dict[str, Any]
 
 
 class Session(abc.ABC):
-    """The state of a problem's comparison, on disk after every piece of it.
+    """A comparison on one problem, whose record is written after every run.
 
     Args:
-        file: Where it is kept; what stands there already isn't done again.
-        about: What the file says of the problem.
-        methods: What is compared; each has a `name`.
-        deadline: Of `time.monotonic`: nothing new is begun after it.
+        file: File of the record; recorded runs aren't repeated.
+        about: Description of the problem in the record.
+        methods: The compared methods; each has a `name`.
+        deadline: Time of `time.monotonic` after which no run starts.
     """
 
-    TUNED: ClassVar[str]  # the key of an entry whose method is tuned
+    TUNED: ClassVar[str]  # key that the entry of a tuned method has
 
     def __init__(self, file: Path, about: Entry, methods: Sequence[Any], deadline: float) -> None:
         self.file, self.methods, self.deadline = file, methods, deadline
-        self.kept: Entry = kept(file)
-        self.kept.setdefault("methods", {})
+        self.record: Entry = read_record(file)
+        self.record.setdefault("methods", {})
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
-        self.kept |= about | {"date": today}
+        self.record |= about | {"date": today}
 
     @abc.abstractmethod
     def tune(self, method: Any, entry: Entry) -> None:
-        """Finds a method's rates."""
+        """Tune the hyper-parameters of a method, and store them in its entry."""
 
     @abc.abstractmethod
     def train(self, method: Any, entry: Entry, seed: int) -> Entry:
-        """Runs a method with one seed; returns what is kept of the run."""
+        """Run a method with one seed, and return the record of the run."""
 
-    def seen(self, seed: int) -> None:
-        """Called when all methods have run with a seed."""
+    def after_seed(self, seed: int) -> None:
+        """Do nothing; subclasses act when all methods have run with a seed."""
         del seed
 
     def run(self, seeds: int) -> bool:
-        """Whether all is done."""
+        """Tune and run until the deadline; return whether the comparison is complete."""
         return self._tune() and all(self._round(seed) for seed in range(seeds))
 
     def entry(self, method: Any) -> Entry:
-        """What is kept of a method."""
-        return self.kept["methods"].setdefault(method.name, {"runs": {}})
+        """Return the entry of a method in the record."""
+        return self.record["methods"].setdefault(method.name, {"runs": {}})
 
     def save(self) -> None:
-        """Writes the file."""
+        """Write the record to its file."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text(json.dumps(self.kept, indent=1) + "\n")
+        self.file.write_text(json.dumps(self.record, indent=1) + "\n")
 
     def _late(self) -> bool:
         return time.monotonic() > self.deadline
@@ -75,7 +75,7 @@ class Session(abc.ABC):
         return True
 
     def _round(self, seed: int) -> bool:
-        """All methods with one seed, one after the other: the machine is alike for all of them."""
+        """Run all methods with one seed, close in time, so that the machine's load is similar."""
         for method in self.methods[:: 1 if seed % 2 == 0 else -1]:
             entry = self.entry(method)
             if str(seed) in entry["runs"]:
@@ -84,20 +84,20 @@ class Session(abc.ABC):
                 return False
             entry["runs"][str(seed)] = self.train(method, entry, seed)
             self.save()
-        self.seen(seed)
+        self.after_seed(seed)
         return True
 
 
-def kept(file: Path) -> Entry:
-    """What a file of an earlier session says; nothing if there is none."""
+def read_record(file: Path) -> Entry:
+    """Read the record of an earlier session; return an empty record if there is no file."""
     return json.loads(file.read_text()) if file.exists() else {}
 
 
 def machine(versions: dict[str, str]) -> Entry:
-    """The machine, and the versions of what is compared."""
+    """Return the machine and the versions of the compared libraries."""
     return report.machine() | {"versions": versions}
 
 
 def short(value: float) -> float | None:
-    """Four digits; None where JSON has no number."""
+    """Round to four digits; return None for a non-finite number, which JSON can't represent."""
     return float(f"{value:.4g}") if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""How times are taken: compiled first, interleaved, repeated, and compared round by round."""
+"""Time compiled functions in interleaved, repeated rounds, and compare the times per round."""
 
 from __future__ import annotations
 
@@ -18,38 +18,38 @@ from benchmarks.metric import Metric, Skipped
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How much to measure: a smoke run only shows that everything works."""
+    """Size of the measurements; a smoke run only tests the benchmark."""
 
     smoke: bool = False
     solvers: tuple[str, ...] = ()  # names; all if empty
 
     def chosen(self, names: Iterable[str]) -> list[str]:
-        """The names of solvers to run, of those that a case has."""
+        """Select the solvers to run from the solvers of a case."""
         return [name for name in names if not self.solvers or name in self.solvers]
 
     @property
     def rounds(self) -> int:
-        """How often every variant is measured."""
+        """Number of measurements of every variant."""
         return 3 if self.smoke else 15
 
     @property
     def seconds(self) -> float:
-        """How long one measurement lasts at least, so that the clock's steps do not matter."""
+        """Approximate duration of one measurement, far above the resolution of the clock."""
         return 0.002 if self.smoke else 0.05
 
     @property
     def budget(self) -> float:
-        """Seconds after which three rounds are enough; after three times that, one round is."""
+        """Seconds after which three rounds suffice; after three times this, one round suffices."""
         return 1.0 if self.smoke else 40.0
 
     @property
     def compilations(self) -> int:
-        """How often every variant is compiled for the compile time."""
+        """Number of compilations of every variant."""
         return 1 if self.smoke else 3
 
 
 def peer(name: str) -> Any:
-    """Imports a peer library, or skips the case."""
+    """Import another library, or skip the case."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -57,7 +57,7 @@ def peer(name: str) -> Any:
 
 
 class Step:
-    """A donated training step that keeps what it gives back, and waits for it."""
+    """A training step with donated arguments, whose results are the arguments of the next call."""
 
     def __init__(self, step: Callable[..., Any], carry: tuple[Any, ...], *args: Any) -> None:
         self.step, self.carry, self.args = step, carry, args
@@ -67,21 +67,21 @@ class Step:
 
 
 def blocking(fn: Callable[..., Any], *args: Any) -> Callable[[], Any]:
-    """A call that waits for its result."""
+    """Return a function that calls `fn` and waits for the result."""
     return lambda: jax.block_until_ready(fn(*args))
 
 
 def copy(tree: Any) -> Any:
-    """Fresh buffers, because donated ones are gone afterwards."""
+    """Copy all arrays, because donation deletes the original buffers."""
     return jax.tree.map(lambda x: jnp.array(x, copy=True), tree)
 
 
 def compile_seconds(
     variants: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]], settings: Settings, **jit: Any
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Seconds from Python function to executable (median), and the executables.
+    """Return the median seconds to compile each function, and the executables.
 
-    A fresh function object each time, or else JAX would answer from its caches.
+    Every compilation gets a new function object, because JAX caches traces by function identity.
     """
     times: dict[str, list[float]] = {name: [] for name in variants}
     compiled = {}
@@ -95,7 +95,7 @@ def compile_seconds(
 
 
 def _repetitions(fn: Callable[[], Any], seconds: float) -> int:
-    """How many calls last that long; measured after a warm-up, unless a single one is that long."""
+    """Return the number of calls that take `seconds`; a warm-up call precedes the timed call."""
     lasted = 0.0
     for _ in range(2):
         start = time.perf_counter()
@@ -109,10 +109,10 @@ def _repetitions(fn: Callable[[], Any], seconds: float) -> int:
 def interleave(
     variants: dict[str, Callable[[], Any]], settings: Settings
 ) -> dict[str, list[float]]:
-    """Seconds per call of every variant, round by round.
+    """Measure the seconds per call of every variant in every round.
 
-    Variants take turns (A B, B A, A B, ...), so that whatever else the machine does meets all
-    of them alike; the garbage collector waits.
+    Variants alternate (A B, B A, A B, ...), so that other load of the machine affects all variants
+    equally. The garbage collector is disabled during the measurement.
     """
     repetitions = {name: _repetitions(fn, settings.seconds) for name, fn in variants.items()}
     times: dict[str, list[float]] = {name: [] for name in variants}
@@ -135,7 +135,7 @@ def interleave(
 
 
 def ratio(name: str, unit: str, ours: list[float], theirs: list[float], **kwargs: Any) -> Metric:
-    """The median over the rounds of our time over the peer's in the same round."""
+    """Return the median over rounds of fnopt's time divided by the peer's time."""
     ratios = sorted(a / b for a, b in zip(ours, theirs, strict=True))
     quarter = len(ratios) // 4
     return Metric(
@@ -152,6 +152,6 @@ def ratio(name: str, unit: str, ours: list[float], theirs: list[float], **kwargs
 
 
 def compile_ratio(name: str, unit: str, ours: float, theirs: float) -> Metric:
-    """Our compile time over the peer's; shown, but too noisy to be held against anybody."""
+    """Return fnopt's compile time divided by the peer's; too noisy to detect regressions."""
     detail = {"ours_ms": 1e3 * ours, "peer_ms": 1e3 * theirs}
     return Metric(name, ours / theirs, unit, tolerance=float("inf"), detail=detail)

@@ -1,7 +1,7 @@
-"""Ways to train one small network, each as the path it takes: seconds so far, and params.
+"""Train a small network by different methods, and yield CPU seconds and params repeatedly.
 
-Seconds are those of the processor, which other work on the machine doesn't stretch; on one core
-(`taskset -c 0`) they are the seconds of an idle machine's clock.
+Times are CPU seconds, which don't depend on other load of the machine. On one core (on Linux:
+`taskset -c 0`) the CPU seconds equal the elapsed time on an idle machine.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ Path = Iterator[tuple[float, Params]]
 
 
 class Task(NamedTuple):
-    """What is trained: the same for all methods."""
+    """Data, initial parameters, time and seed, which are the same for all methods."""
 
     data: Regression | Labelled
     start: Params  # float64
-    seconds: float  # how long, without compilation
+    seconds: float  # training time without compilation
     seed: int
 
 
 def start(widths: tuple[int, ...], seed: int) -> Params:
-    """Random weights of a perceptron, and biases of zero."""
+    """Draw random weights of a perceptron, with zero biases."""
     rng = np.random.default_rng(seed)
     return [
         {"w": rng.standard_normal((n, m)) / np.sqrt(n), "b": np.zeros(m)}
@@ -43,30 +43,30 @@ def start(widths: tuple[int, ...], seed: int) -> Params:
 
 
 def network(params: Any, x: Any) -> Any:
-    """The outputs, with tanh between the layers."""
+    """Return the outputs of a network with tanh between the layers."""
     for k, layer in enumerate(params):
         x = (jnp.tanh(x) if k else x) @ layer["w"] + layer["b"]
     return x
 
 
 def regression(params: Any, x: Any, y: Any) -> Any:
-    """Residuals of the only output."""
+    """Return the residuals of a network with one output."""
     return network(params, x)[:, 0] - y
 
 
 def regression_jacobian(params: Any, x: Any, y: Any) -> Any:
-    """Their Jacobian, example by example: one backward pass for each of them."""
+    """Return the Jacobian of `regression`, by one backward pass over the batch."""
     del y
     return fnopt.per_example_jacobian(lambda p, row: network(p, row)[0])(params, x)
 
 
 def mean_square(params: Any, x: Any, y: Any) -> Any:
-    """Their mean square."""
+    """Return the mean squared residual."""
     return jnp.mean(jnp.square(regression(params, x, y)))
 
 
 def outputs(params: Any, x: np.ndarray) -> np.ndarray:
-    """The network by NumPy in float64."""
+    """Compute the outputs of a network by NumPy in float64."""
     for k, layer in enumerate(params):
         w, b = (np.asarray(layer[name], np.float64) for name in ("w", "b"))
         x = (np.tanh(x) if k else x) @ w + b
@@ -74,24 +74,24 @@ def outputs(params: Any, x: np.ndarray) -> np.ndarray:
 
 
 def one_hot_errors(params: Any, x: Any, labels: Any) -> Any:
-    """Residuals of a classifier: probabilities minus zeros and a one."""
+    """Return the residuals of a classifier: probabilities minus one-hot labels."""
     return jax.nn.softmax(network(params, x)) - jax.nn.one_hot(labels, 10, dtype=x.dtype)
 
 
 def one_hot_jacobian(params: Any, x: Any, labels: Any) -> Any:
-    """Their Jacobian: ten backward passes for each example."""
+    """Return the Jacobian of `one_hot_errors`, by one backward pass for each of ten classes."""
     del labels
     return fnopt.per_example_jacobian(lambda p, row: jax.nn.softmax(network(p, row)))(params, x)
 
 
 def cross_entropy(params: Any, x: Any, labels: Any) -> Any:
-    """Its mean."""
+    """Return the mean cross-entropy of a classifier."""
     log_p = jax.nn.log_softmax(network(params, x))
     return -jnp.mean(jnp.take_along_axis(log_p, labels[:, None], axis=1))
 
 
 def shuffled(count: int, batch: int, seed: int) -> Iterator[np.ndarray]:
-    """Batches of rows without end: epoch after epoch, each in another order."""
+    """Yield batches of row indices forever, with a new permutation in each epoch."""
     rng = np.random.default_rng(seed)
     while True:
         order = rng.permutation(count)[: count // batch * batch].astype(np.int32)
@@ -99,7 +99,7 @@ def shuffled(count: int, batch: int, seed: int) -> Iterator[np.ndarray]:
 
 
 def walk(advance: Callable[[], Params], seconds: float) -> Path:
-    """Calls until the time is up. What happens to the params between the calls isn't timed."""
+    """Call `advance` until the time is over; the time between calls isn't counted."""
     total = 0.0
     while total < seconds:
         begin = time.process_time()
@@ -109,7 +109,7 @@ def walk(advance: Callable[[], Params], seconds: float) -> Path:
 
 
 class Compiled:
-    """Many steps of a jitted training loop at a time: one scan over batches of rows."""
+    """A compiled training loop; each call scans over `chunk` batches of rows."""
 
     def __init__(self, task: Task, step: Any, init: Any, batch: int | None, chunk: int) -> None:
         self.init, self.batch, self.chunk = init, batch, chunk
@@ -127,7 +127,7 @@ class Compiled:
         self.compile_seconds = time.process_time() - clock
 
     def begin(self, task: Task) -> None:
-        """Goes to the start of a task."""
+        """Reset to the initial parameters of a task."""
         x, y, start = as_jax(task, jnp.result_type(float))
         self.carry, self.data = (start, self.init(start)), (x, y)
         self.batches = shuffled(len(x), self.batch, task.seed) if self.batch else None
@@ -142,7 +142,7 @@ class Compiled:
         return self.carry[0]
 
     def seconds_per_step(self) -> float:
-        """The mean over a tenth of a second; the carry stays where it was."""
+        """Return the mean time per step over 0.1 seconds, without changing the carry."""
         rows, clock = self._rows(), time.process_time()
         for calls in itertools.count(1):
             jax.block_until_ready(self.run(self.carry, *self.data, rows))
@@ -153,22 +153,22 @@ class Compiled:
 
 
 def compiled_once(make: Callable[[Task], Compiled]) -> Callable[[Task], Path]:
-    """A method that compiles its loop for the first task only."""
-    kept: list[Compiled] = []
+    """Return a method that compiles its loop for the first task and reuses it for other tasks."""
+    loops: list[Compiled] = []
 
     def path(task: Task) -> Path:
-        if not kept:
-            kept.append(make(task))
-        kept[0].begin(task)
-        return walk(kept[0], task.seconds)
+        if not loops:
+            loops.append(make(task))
+        loops[0].begin(task)
+        return walk(loops[0], task.seconds)
 
     return path
 
 
 def as_jax(task: Task, dtype: Any) -> tuple[Any, Any, Any]:
-    """Inputs, targets and start as JAX arrays."""
+    """Convert inputs, targets and initial parameters to JAX arrays."""
     d = task.data
-    kind = jnp.int32 if d.y.dtype.kind == "i" else dtype  # labels stay labels
+    kind = jnp.int32 if d.y.dtype.kind == "i" else dtype  # labels are integers
     start = jax.tree.map(lambda a: jnp.asarray(a, dtype), task.start)
     return jnp.asarray(d.x, dtype), jnp.asarray(d.y, kind), start
 
@@ -181,7 +181,7 @@ def least_squares_loop(
     residuals: Any = regression,
     jac: Any = regression_jacobian,
 ) -> Compiled:
-    """Our Levenberg-Marquardt as the (init, update) pair that it is."""
+    """Return a training loop of fnopt's Levenberg-Marquardt optimizer."""
     tx = fnopt.levenberg_marquardt() if tx is None else tx
 
     def step(carry: Any, data: Any) -> Any:
@@ -198,7 +198,7 @@ def least_squares_loop(
 def gradient_loop(
     task: Task, batch: int | None, chunk: int, tx: Any, loss: Any = mean_square
 ) -> Compiled:
-    """A first-order optimizer of ours."""
+    """Return a training loop of a first-order optimizer of fnopt."""
 
     def step(carry: Any, data: Any) -> Any:
         params, state = carry
@@ -210,7 +210,7 @@ def gradient_loop(
 
 
 def optax_lbfgs_loop(task: Task, chunk: int) -> Compiled:
-    """L-BFGS of optax, with its zoom line search, on all rows."""
+    """Return a training loop of optax's L-BFGS with zoom line search, on all rows."""
     optax = peer("optax")
     tx = optax.lbfgs()
 
@@ -230,8 +230,8 @@ def optax_lbfgs_loop(task: Task, chunk: int) -> Compiled:
 def optimistix_lm() -> Callable[[Task], Path]:
     """Levenberg-Marquardt of optimistix, on all rows.
 
-    It can't be stopped and looked at, so every point is a run from the start with twice as many
-    steps as the one before.
+    A solve doesn't return intermediate params, so every point of the path is a separate run from
+    the initial parameters, with twice as many steps as the previous run.
     """
     optimistix = peer("optimistix")
     solver = optimistix.LevenbergMarquardt(rtol=1e-30, atol=1e-30)
@@ -260,7 +260,7 @@ def optimistix_lm() -> Callable[[Task], Path]:
 
 
 class TorchNetwork:
-    """The same network with the same start in torch."""
+    """The same network with the same initial parameters in PyTorch."""
 
     def __init__(self, task: Task, dtype: str) -> None:
         torch = peer("torch")
@@ -276,7 +276,7 @@ class TorchNetwork:
         self.y = torch.tensor(task.data.y[:, None], dtype=kind)
 
     def params(self) -> Params:
-        """As ours."""
+        """Return the parameters in the format of `network`."""
         linears = [m for m in self.model if hasattr(m, "weight")]
         return [
             {"w": m.weight.detach().numpy().T.copy(), "b": m.bias.detach().numpy().copy()}
@@ -285,7 +285,7 @@ class TorchNetwork:
 
 
 def torch_lbfgs_path(task: Task, dtype: str) -> Path:
-    """L-BFGS of torch with its strong Wolfe line search, on all rows; a point is ten iterations."""
+    """L-BFGS of PyTorch with a strong Wolfe line search on all rows, ten iterations per point."""
     net = TorchNetwork(task, dtype)
     tx = net.torch.optim.LBFGS(
         net.model.parameters(),
@@ -310,10 +310,7 @@ def torch_lbfgs_path(task: Task, dtype: str) -> Path:
 
 
 def torch_lm_path(task: Task, dtype: str, batch: int | None, chunk: int) -> Path:
-    """Levenberg-Marquardt of the package torch_levenberg_marquardt, at its defaults.
-
-    But for the solver: Cholesky, which is its fastest.
-    """
+    """Levenberg-Marquardt of torch_levenberg_marquardt with defaults, except its fastest solver."""
     package = peer("torch_levenberg_marquardt")
     net = TorchNetwork(task, dtype)
     trainer = package.training.LevenbergMarquardtModule(net.model, solve_method="cholesky")

@@ -1,4 +1,4 @@
-"""Parameter trees to measure on."""
+"""Trees of parameters for measurements."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def _noise(rng: np.random.Generator, *shape: int) -> jax.Array:
 
 
 def one_leaf(size: int) -> dict[str, jax.Array]:
-    """A single vector."""
+    """Create a tree with a single vector."""
     return {"w": _noise(np.random.default_rng(0), size)}
 
 
 def transformer(width: int, layers: int, vocabulary: int) -> dict[str, Any]:
-    """The shapes of a small decoder: a few large leaves and many small ones."""
+    """Create the parameters of a small decoder: a few large leaves and many small leaves."""
     rng = np.random.default_rng(0)
 
     def dense(n: int, m: int) -> dict[str, jax.Array]:
@@ -42,11 +42,11 @@ def transformer(width: int, layers: int, vocabulary: int) -> dict[str, Any]:
 
 
 def like(tree: Any, seed: int = 1) -> Any:
-    """Random gradients for a tree."""
+    """Draw random gradients with the shapes of a tree."""
     rng = np.random.default_rng(seed)
     return jax.tree.map(lambda x: _noise(rng, *x.shape), tree)
 
 
 def nbytes(tree: Any) -> int:
-    """The bytes of all leaves together."""
+    """Return the total size of all leaves in bytes."""
     return sum(x.nbytes for x in jax.tree.leaves(tree))

@@ -1,9 +1,9 @@
-"""The tests that a backend can break, on it: `python -m tests.accelerator [--seconds S] [...]`.
+"""Run the tests whose results depend on the backend: `python -m tests.accelerator [--seconds S]`.
 
-Other arguments are pytest's. JAX must see the accelerator; the tests need pytest, pytest-xdist,
-optax, flax and SciPy. After `S` seconds the tests that are left are skipped, so that failures up to
-then are reported. Their names and messages end the output, and stand in `$OUT/failures.txt` from
-the moment when a test fails (`OUT` is `benchmarks/results` if it is not set).
+Further arguments are passed to pytest. JAX must find the accelerator; the tests need pytest,
+pytest-xdist, optax, flax and SciPy. After `S` seconds the remaining tests are skipped, so that the
+failures until then are reported. The output ends with the names and messages of the failed tests.
+Each failure is also written to `$OUT/failures.txt` at once (default: `benchmarks/results`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-# In this order: what compares numbers, case by case; whole fits; what only reads programs.
+# Tests run in this order: comparisons of numerical results, then fits, then tests of programs.
 SELECTED = (
     *(f"transforms/test_{name}.py" for name in ("packed", "offloaded", "layered_step")),
     *("numerics/test_numbers.py", "transforms/test_quantized_state.py"),
@@ -30,20 +30,20 @@ SELECTED = (
     "contract/test_accelerators.py",
 )
 OPTIONS = "-q --tb=line --maxfail=200 --durations=15 -p no:cacheprovider -p tests.accelerator"
-# Deprecations are newer versions' matter, and pytest-benchmark warns about pytest-xdist.
+# An accelerator may have a newer JAX with new deprecations; pytest-benchmark warns about xdist.
 QUIET = "-p no:benchmark -W ignore::DeprecationWarning -W ignore::FutureWarning"
 DEADLINE = "FNOPT_TEST_DEADLINE"
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item):
-    """Skips what is left when the time is up."""
+    """Skip the remaining tests after the deadline."""
     if time.time() > float(os.environ.get(DEADLINE, "inf")):
         pytest.skip("the time is up")
 
 
 class Failures:
-    """A pytest plugin that collects failed tests, and writes each to a file at once."""
+    """Plugin of pytest that collects failed tests, and writes each failure to a file at once."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.lines = path, []
@@ -51,7 +51,7 @@ class Failures:
         path.write_text("")
 
     def pytest_runtest_logreport(self, report):
-        """Keeps the name and the last line of the message."""
+        """Store the name of a failed test and the last line of its message."""
         if report.failed:
             message = str(report.longrepr or "").strip().splitlines() or [""]
             self.lines.append(f"{report.nodeid} [{report.when}] {message[-1][:200]}")
@@ -59,12 +59,12 @@ class Failures:
                 print(self.lines[-1], file=file)
 
     def summary(self) -> str:
-        """The number of failures and their names."""
+        """Return the number of failures and their names."""
         return "\n".join([f"{len(self.lines)} failed, listed in {self.path}", *self.lines])
 
 
 def main(argv: list[str]) -> int:
-    """Runs the selected tests on the GPU, or on FNOPT_TEST_PLATFORM."""
+    """Run the selected tests on the platform FNOPT_TEST_PLATFORM (default: gpu)."""
     seconds = "360"
     if argv[:1] == ["--seconds"]:
         seconds, argv = argv[1], argv[2:]

@@ -1,7 +1,7 @@
-"""Checks the built distributions: `python -m tests.built DIRECTORY`.
+"""Check the built distributions: `python -m tests.built DIRECTORY`.
 
-The metadata have no relative links, the wheel holds the library alone, and the source distribution
-holds what the tests and the documentation read.
+The metadata must not have relative links. The wheel must contain only the library, and the source
+distribution must contain the files that tests and documentation read.
 """
 
 from __future__ import annotations
@@ -26,18 +26,19 @@ IN_SOURCE = (
 
 
 def faults(directory: Path) -> list[str]:
-    """What is wrong with the one wheel and the one source distribution of a directory."""
+    """List the faults of the wheel and the source distribution in a directory."""
     (wheel,), (source,) = directory.glob("*.whl"), directory.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         (metadata,) = (name for name in names if name.endswith(".dist-info/METADATA"))
         text = archive.read(metadata).decode()
-    found = [f"{wheel.name}: relative link {link}" for link in RELATIVE.findall(text)]
+    messages = [f"{wheel.name}: relative link {link}" for link in RELATIVE.findall(text)]
     foreign = [name for name in names if not re.match(r"fnopt(-[^/]*\.dist-info)?/", name)]
-    found += [f"{wheel.name}: {name} is not of the library" for name in foreign]
+    messages += [f"{wheel.name}: {name} is not part of the library" for name in foreign]
     with tarfile.open(source) as archive:
-        held = {name.partition("/")[2] for name in archive.getnames()}
-    return found + [f"{source.name}: no {name}" for name in IN_SOURCE if name not in held]
+        files = {name.partition("/")[2] for name in archive.getnames()}
+    missing = [name for name in IN_SOURCE if name not in files]
+    return messages + [f"{source.name}: {name} is missing" for name in missing]
 
 
 if __name__ == "__main__":

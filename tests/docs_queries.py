@@ -1,4 +1,4 @@
-"""What people type into the search box of the documentation, and the pages that answer."""
+"""Search queries of users, and the pages that the search of the documentation must find."""
 
 QUERIES = {
     "riemannian": ["guides/manifolds"],
@@ -78,7 +78,7 @@ QUERIES = {
     "camera calibration": ["gallery/camera_calibration"],
     "image classifier": ["gallery/image_classifier"],
     "rosenbrock": ["gallery/paths"],
-    # as people title their questions
+    # titles of questions in forums
     "levenberg marquardt keras": ["guides/lm_training", "coming_from/keras_on_jax"],
     "levenberg marquardt tensorflow": ["guides/lm_training"],
     "gradient of intermediate layer": ["guides/nodes"],
@@ -114,7 +114,7 @@ QUERIES = {
     "multi gpu": ["guides/many_devices"],
     "constrained optimization": ["guides/minimize"],
     "adamw": ["api/optimizers"],
-    # as newcomers ask
+    # queries of new users
     "how to install": ["install"],
     "pip install": ["install"],
     "gpu": ["install", "accelerators"],

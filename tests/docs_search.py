@@ -1,8 +1,8 @@
-"""What the search box of the built documentation finds: `python -m tests.docs_search DIRECTORY`.
+"""Check the search of the built documentation: `python -m tests.docs_search DIRECTORY`.
 
-Ranks pages for a query as Sphinx's search does in the browser (titles, keywords, objects, words of
-the text) with the scores of `docs/_ext/scorer.js`, and fails where what people type doesn't find
-the page that answers among the first three.
+The command ranks pages like Sphinx's search in the browser (titles, keywords, objects, words of the
+text), with the scores of `docs/_ext/scorer.js`. A query of `tests/docs_queries.py` fails if none of
+its pages is among the first three results.
 """
 
 from __future__ import annotations
@@ -19,49 +19,49 @@ from typing import Any
 from tests.docs_queries import QUERIES
 
 AMONG = 3
-# Pages that only list things: they come last.
+# Pages that are lists, which the search ranks last.
 LISTS = {"changelog", "contributing", "design", "gallery/index", "index", "performance"}
 
 
 @functools.cache
 def english() -> Any:
-    """Sphinx's stemmer. The tests, which pytest finds this file among, run without Sphinx."""
+    """Return Sphinx's stemmer; imported here, because pytest collects this file without Sphinx."""
     from sphinx.search.en import SearchEnglish
 
     return SearchEnglish({})
 
 
 def read_index(directory: Path) -> dict[str, Any]:
-    """The search index that a build left."""
+    """Read the search index of a build."""
     text = (directory / "searchindex.js").read_text()
     return json.loads(text[text.index("{") : text.rindex("}") + 1])
 
 
 def ranked(index: dict[str, Any], query: str) -> list[str]:
-    """The pages that a query finds, the best first, each once."""
+    """Return the pages that a query finds, best first, without duplicates."""
     names, subjects = index["docnames"], _subjects(index)
-    asked = _stems(query)
-    main, aside = [], []  # what isn't marked as the main place comes behind everything else
-    for page, shown, score, is_main in _found(index, query.lower().strip()):
+    query_stems = _stems(query)
+    main, other = [], []  # index entries without `!` rank after all other matches
+    for page, title, score, is_main in _matches(index, query.lower().strip()):
         name = names[page]
-        hits = sum(stem in subjects[page] for stem in asked)
-        score += 30 * hits / (len(asked) or 1) - 10 * (name in LISTS)
-        (main if is_main else aside).append((-score, shown.lower(), name))
-    return list(dict.fromkeys(name for group in (main, aside) for *_, name in sorted(group)))
+        hits = sum(stem in subjects[page] for stem in query_stems)
+        score += 30 * hits / (len(query_stems) or 1) - 10 * (name in LISTS)
+        (main if is_main else other).append((-score, title.lower(), name))
+    return list(dict.fromkeys(name for group in (main, other) for *_, name in sorted(group)))
 
 
 def _subjects(index: dict[str, Any]) -> list[set[str]]:
-    """The stems of title and keywords, page by page."""
-    found = [set(_stems(title)) for title in index["titles"]]
+    """Return the stems of title and keywords for each page."""
+    stems = [set(_stems(title)) for title in index["titles"]]
     for entry, places in index["indexentries"].items():
         for page, _, main in places:
             if main:
-                found[page].update(_stems(entry))
-    return found
+                stems[page].update(_stems(entry))
+    return stems
 
 
-def _found(index: dict[str, Any], query: str) -> Iterator[tuple[int, str, float, bool]]:
-    """Page, what is shown, score, whether it is a main place: titles, keywords, objects, words."""
+def _matches(index: dict[str, Any], query: str) -> Iterator[tuple[int, str, float, bool]]:
+    """Yield (page, displayed title, score, whether it is a main entry) for all matches."""
     titles = index["titles"]
     for title, places in index["alltitles"].items():
         if query in title.lower() and len(query) >= len(title) / 2:
@@ -79,13 +79,13 @@ def _found(index: dict[str, Any], query: str) -> Iterator[tuple[int, str, float,
 
 
 def _objects(index: dict[str, Any], terms: set[str]) -> Iterator[tuple[int, str, float, bool]]:
-    """Classes and functions with one term in the name, and the others in it or beside it."""
+    """Match objects: one term in the name, the other terms in name, prefix, kind or page title."""
     priorities = {0: 15, 1: 5, 2: -5}
     for prefix, entries in index["objects"].items():
         for page, kind, priority, _, name in entries:
             full = f"{prefix}.{name}" if prefix else name
-            beside = f"{index['objnames'][str(kind)][2]} {index['titles'][page]}"
-            text = f"{prefix} {name} {beside}".lower()
+            context = f"{index['objnames'][str(kind)][2]} {index['titles'][page]}"
+            text = f"{prefix} {name} {context}".lower()
             last = full.lower().split(".")[-1]
             for term in terms:
                 if term in full.lower() and all(other in text for other in terms - {term}):
@@ -94,7 +94,7 @@ def _objects(index: dict[str, Any], terms: set[str]) -> Iterator[tuple[int, str,
 
 
 def _words(index: dict[str, Any], query: str) -> dict[int, float]:
-    """The pages that have all words of a query, by the best place where one stands."""
+    """Return the pages that contain all words of a query, with the score of the best match."""
     words = set(_stems(query))
     by_word: dict[str, dict[int, float]] = {}
     for word in words:
@@ -109,22 +109,23 @@ def _words(index: dict[str, Any], query: str) -> dict[int, float]:
                         pages.update(dict.fromkeys(_pages(table, term), part))
         if pages:
             by_word[word] = pages
-    enough = {len(words), sum(len(word) > 2 for word in words)}
+    # Sphinx also accepts a page without the words of one or two letters.
+    required = {len(words), sum(len(word) > 2 for word in words)}
     hits: dict[int, list[float]] = {}
     for pages in by_word.values():
         for page, score in pages.items():
             hits.setdefault(page, []).append(score)
-    return {page: max(scores) for page, scores in hits.items() if len(scores) in enough}
+    return {page: max(scores) for page, scores in hits.items() if len(scores) in required}
 
 
 def _pages(table: dict[str, Any], word: str) -> list[int]:
-    """The pages of a word; the index has a single one without its list."""
-    places = table.get(word, [])
-    return places if isinstance(places, list) else [places]
+    """Return the pages of a word; the index stores a single page without a list."""
+    pages = table.get(word, [])
+    return pages if isinstance(pages, list) else [pages]
 
 
 def _round(x: float) -> int:
-    """To the nearest, halves up, as JavaScript does."""
+    """Round to the nearest integer, with halves rounded up, as in JavaScript."""
     return math.floor(x + 0.5)
 
 
@@ -133,21 +134,21 @@ def _split(text: str) -> list[str]:
 
 
 def _stems(text: str) -> list[str]:
-    """The stems of all words that are more than glue or a number."""
+    """Return the stems of all words, without stop words and numbers."""
     words = [word for word in _split(text) if not word.isdecimal()]
     return [english().stem(word) for word in words if word not in english().stopwords]
 
 
 def main(directory: Path) -> int:
-    """Prints the rank of every answer; how many queries fail."""
+    """Print the failed queries, and return their number."""
     index, failed = read_index(directory), 0
     for query, answers in QUERIES.items():
         pages = ranked(index, query)
         ranks = [pages.index(a) + 1 for a in answers if a in pages]
-        good = bool(ranks) and min(ranks) <= AMONG
-        failed += not good
-        if not good:
-            print(f"search: {query!r} finds {pages[:AMONG]}, not {' or '.join(answers)}")
+        passes = bool(ranks) and min(ranks) <= AMONG
+        failed += not passes
+        if not passes:
+            print(f"search: {query!r} finds {pages[:AMONG]}, expected {' or '.join(answers)}")
     print(f"search: {len(QUERIES) - failed} of {len(QUERIES)} queries find their page in {AMONG}")
     return failed
 

@@ -1,9 +1,9 @@
-"""Tracing and compilation for programs that run once: tests, pages, smoke runs.
+"""Reduce the compile time of programs that run once: tests, documentation pages, smoke runs.
 
-Nearly all of their time is compilation. No optimization, XLA's older emitters and one module for
-LLVM instead of a module for each processor take a third to a half of it, and an MLIR context that
-many programs share (making one registers all dialects) most of what is left for the
-programs of a single operation, of which a run has thousands.
+Compilation takes nearly all of the time of these programs. Three settings save a third to a half of
+this time: no optimization, XLA's older emitters, and one LLVM module instead of one per processor.
+A run compiles thousands of programs with a single operation, for which a new MLIR context is
+expensive, because it registers all dialects. Therefore many programs share one context.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ FLAGS = (
     "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     " --xla_cpu_parallel_codegen_split_count=1"
 )
-# A context keeps the constants and places of all its programs, so it isn't kept for ever.
+# Programs per context. A context stores constants and locations of its programs and never frees
+# them, so a context for all programs would need too much memory.
 _PROGRAMS = 200
-# JAX 0.11 knows only one kind of emitters, and refuses to hear of the other.
+# JAX 0.11 has only one kind of emitters, and XLA raises an error for unknown flags.
 OLD_EMITTERS = " --xla_cpu_use_fusion_emitters=false"
 
 
-# Without timing the algorithms of every product.
+# Don't time the algorithms of every matrix product.
 GPU_FLAGS = "--xla_gpu_autotune_level=0"
 
 
 def compile_quickly(platform: str = "cpu") -> None:
-    """Sets the flags for this process and those that it starts, unless somebody has set others."""
+    """Set the flags for this process and its child processes, unless XLA_FLAGS is set."""
     if "XLA_FLAGS" not in os.environ:
         old = jax.__version_info__ < (0, 11)
         cpu = FLAGS + OLD_EMITTERS * old
@@ -40,10 +41,10 @@ def compile_quickly(platform: str = "cpu") -> None:
 
 
 def collect_rarely() -> None:
-    """Garbage collection when there is something to collect; not of what is there now.
+    """Run the garbage collector less often, and exclude all existing objects.
 
-    Tracing makes objects by the million, nearly all of which go by their counts of references: the
-    collector looked at them, and at all imported modules, for a fourteenth of the time.
+    Tracing creates millions of objects, and reference counts free nearly all of them. With the
+    default thresholds, the collector took a fourteenth of the time.
     """
     gc.collect()
     gc.freeze()
@@ -51,14 +52,14 @@ def collect_rarely() -> None:
 
 
 def _share_contexts() -> None:
-    """An MLIR context for some hundred programs, as JAX 0.12 has one for ten by itself."""
+    """Share an MLIR context between `_PROGRAMS` programs; JAX 0.12 shares one between ten."""
     try:
         from jax._src.interpreters import mlir
         from jax._src.lib.mlir import ir
 
-        make, owned = mlir.make_ir_context, threading.local()
+        make, local = mlir.make_ir_context, threading.local()
     except (ImportError, AttributeError):
-        return  # as slow as before
+        return  # this version of JAX has other internals, so compilation isn't faster
 
     def lowering() -> bool:
         try:
@@ -67,14 +68,15 @@ def _share_contexts() -> None:
             return False
 
     def shared() -> object:
-        # One program may be compiled while another is lowered: in the same context its parts would
-        # end up inside of the other. And a page that takes the flags back measures what users have.
+        # JAX may compile a program while it lowers another program. In a shared context, operations
+        # of the first program would become part of the second. Pages that remove the flags measure
+        # times, so they use JAX's own contexts.
         if lowering() or "XLA_FLAGS" not in os.environ:
             return make()
-        left = getattr(owned, "left", 0)
-        if not left:
-            owned.context, left = make(), _PROGRAMS
-        owned.left = left - 1
-        return owned.context
+        remaining = getattr(local, "remaining", 0)
+        if not remaining:
+            local.context, remaining = make(), _PROGRAMS
+        local.remaining = remaining - 1
+        return local.context
 
     mlir.make_ir_context = shared

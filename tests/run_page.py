@@ -1,4 +1,4 @@
-"""Runs the code cells of documentation pages: `python -m tests.run_page docs/guides/cost.md`."""
+"""Run the code cells of documentation pages: `python -m tests.run_page docs/guides/cost.md`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ CELL = re.compile(
 
 
 def cells(text: str) -> list[str]:
-    """The code of a page, cell by cell, without their options."""
+    """Return the code of all cells of a page, without cell options."""
     return CELL.findall(text)
 
 
 def run(page: Path) -> int:
-    """Runs the cells in one namespace; returns how many there were."""
+    """Run the cells in one namespace, and return the number of cells."""
     names: dict[str, object] = {"__name__": "__main__"}
-    found = cells(page.read_text())
-    for i, cell in enumerate(found):
+    sources = cells(page.read_text())
+    for i, cell in enumerate(sources):
         exec(compile(cell, f"{page}, cell {i + 1}", "exec"), names)
-    return len(found)
+    return len(sources)
 
 
 if __name__ == "__main__":

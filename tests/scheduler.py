@@ -1,8 +1,8 @@
-"""Which tests stay together when two processes share them: those that share compiled programs.
+"""Distribute tests over processes so that tests with the same compiled programs stay together.
 
-Nearly all of a test's time is compilation, and what one test has compiled the next one in its
-process has for nothing. So a file goes to one process as a whole, and the contract battery, which
-is a fifth of the suite, is dealt case by case.
+Compilation takes nearly all of a test's time, and tests in one process share compiled programs.
+Therefore all tests of a file run in one process. The contract tests, a fifth of all tests, are
+distributed case by case.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ BATTERY = "tests/contract/test_transforms.py"
 
 
 def unit_of(nodeid: str) -> str:
-    """The name of the unit that a test belongs to: its file, or the case of the battery."""
+    """Return the unit of a test: its file, or its case for contract tests."""
     file, _, rest = nodeid.partition("::")
     if file != BATTERY or not rest.endswith("]"):
         return file
@@ -21,7 +21,7 @@ def unit_of(nodeid: str) -> str:
 
 
 class Units(LoadScopeScheduling):
-    """Units in the order of the files: the small ones, the doctests, come last and fill gaps."""
+    """Scheduler that keeps the order of the files, so small units (doctests) come last."""
 
     def __init__(self, config, log=None):
         super().__init__(config, log)

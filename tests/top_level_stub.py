@@ -1,4 +1,4 @@
-"""What type checkers and editors read of `fnopt`: `python -m tests.top_level_stub` writes it."""
+"""Write the type stub `fnopt/__init__.pyi`: `python -m tests.top_level_stub`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ AT_ONCE = ("optimizers", "schedules", "transforms")
 
 
 def _order(name: str) -> tuple[bool, str]:
-    """Classes before functions, as ruff sorts what is imported."""
+    """Sort key of ruff for imported names: classes before functions."""
     return name[0].islower(), name
 
 
 def stub() -> str:
-    """The file as it is committed."""
+    """Return the text of the stub."""
     later: dict[str, tuple[str, ...]] = fnopt._LATER
     lines = [
         "# Made by `python -m tests.top_level_stub` of the list in __init__.py; a test holds that",

@@ -1,1 +1,1 @@
-"""What fnopt costs on an accelerator: `python -m benchmarks.accelerator --out DIR`."""
+"""Measure time and memory on an accelerator: `python -m benchmarks.accelerator --out DIR`."""

@@ -1,7 +1,8 @@
-"""The command: `python -m benchmarks.accelerator --out DIR [--parts a,b] [--budget SECONDS]`.
+"""Measure on an accelerator: `python -m benchmarks.accelerator --out DIR [--parts a,b]`.
 
-It needs jax, optax, numpy and this repository, and runs on any backend. Every case is recorded in
-`DIR/accelerator.json` and `DIR/accelerator.md` when it ends, and a second run does what is missing.
+The command needs jax, optax, numpy and this repository, and runs on any backend. The results of a
+case are written to `DIR/accelerator.json` and `DIR/accelerator.md` when the case ends. A second run
+measures only the cases without results.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from benchmarks.accelerator.measure import Case, Run
 from benchmarks.accelerator.record import Record
 from benchmarks.metric import Skipped
 
-# In the order in which they run: what matters most first, what takes longest last.
+# Parts run in this order: the most important part first, the slowest parts last.
 PARTS: dict[str, Callable[[Run], Iterator[Case]]] = {
     "device": device.cases,
     "memory": memory.cases,
@@ -39,30 +40,32 @@ PARTS: dict[str, Callable[[Run], Iterator[Case]]] = {
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    """Reads the command line."""
+    """Parse and check the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.accelerator", description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), metavar="DIR")
-    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated parts to run")
     parser.add_argument(
         "--budget",
         type=float,
         default=480.0,
         metavar="SECONDS",
-        help="no case begins after that many seconds",
+        help="start no further case after this time",
     )
-    parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it works")
-    parser.add_argument("--again", action="store_true", help="measure what is recorded already")
+    parser.add_argument(
+        "--smoke", action="store_true", help="run tiny sizes, to test the benchmark"
+    )
+    parser.add_argument("--again", action="store_true", help="repeat cases that have results")
     parser.add_argument("--keep-errors", action="store_true", help="don't repeat failed cases")
     args = parser.parse_args(argv)
     args.chosen = args.parts.split(",")
     unknown = [name for name in args.chosen if name not in PARTS]
     if unknown:
-        parser.error(f"there is no part {unknown[0]!r}; the parts are {', '.join(PARTS)}")
+        parser.error(f"--parts contains {unknown[0]!r}, expected some of {', '.join(PARTS)}")
     return args
 
 
 def outcome(case: Case) -> dict[str, object]:
-    """The rows of a case, or why there are none."""
+    """Return the rows of a case, or the reason why the case has no rows."""
     try:
         return {"rows": case.measure()}
     except Skipped as reason:
@@ -74,8 +77,8 @@ def outcome(case: Case) -> dict[str, object]:
         }
 
 
-def lost() -> bool:
-    """Whether the device answers no more: after a fault of a kernel nothing runs in a process."""
+def device_failed() -> bool:
+    """Whether the device fails in all further calls of this process, as after a kernel fault."""
     try:
         jax.block_until_ready(jnp.ones(8) + 1)
     except Exception:
@@ -83,16 +86,16 @@ def lost() -> bool:
     return False
 
 
-def go_on(args: argparse.Namespace, budget: float) -> None:
-    """Replaces this process by one that measures what is missing."""
+def restart(args: argparse.Namespace, budget: float) -> None:
+    """Replace this process by a new process, which measures the remaining cases."""
     flags = ["--keep-errors"] + ["--smoke"] * args.smoke
-    given = ["--out", str(args.out), "--parts", args.parts, "--budget", str(budget)]
+    options = ["--out", str(args.out), "--parts", args.parts, "--budget", str(budget)]
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "benchmarks.accelerator", *given, *flags])
+    os.execv(sys.executable, [sys.executable, "-m", "benchmarks.accelerator", *options, *flags])
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs the chosen parts; 1 if a case failed."""
+    """Run the selected parts; return 1 if a case failed."""
     args = arguments(argv)
     if args.smoke:
         from tests.quick_compile import compile_quickly
@@ -106,18 +109,18 @@ def main(argv: list[str] | None = None) -> int:
                 continue
             spent = time.perf_counter() - begin
             if spent > args.budget:
-                found = {"skipped": f"the budget of {args.budget:.0f} s was spent"}
+                entry = {"skipped": f"the budget of {args.budget:.0f} s was spent"}
             else:
-                found = outcome(case)
-            record.add(part, case.name, **found)
+                entry = outcome(case)
+            record.add(part, case.name, **entry)
             took = time.perf_counter() - begin - spent
             print(
                 f"{spent:6.1f} s  {part}: {case.name}  ({took:.1f} s)"
-                f"  {found.get('error', found.get('skipped', ''))}"[:300],
+                f"  {entry.get('error', entry.get('skipped', ''))}"[:300],
                 flush=True,
             )
-            if "error" in found and lost():
-                go_on(args, args.budget - (time.perf_counter() - begin))
+            if "error" in entry and device_failed():
+                restart(args, args.budget - (time.perf_counter() - begin))
             jax.clear_caches()
             gc.collect()
     print(record.path.with_suffix(".md").read_text())

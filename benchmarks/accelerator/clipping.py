@@ -1,4 +1,4 @@
-"""Clipped gradients of every example: `clipped_grad` against `vmap(grad)` clipped by hand."""
+"""Sums of clipped per-example gradients: `clipped_grad` and `vmap(grad)` with explicit clipping."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CLIP = models.CLIP
 
 
 def by_hand(loss: Any) -> Any:
-    """The sum of clipped gradients, all of which are in memory at once."""
+    """Sum of clipped gradients, with the gradients of all examples in memory."""
 
     def one(params: Any, example: Any) -> Any:
         grads = jax.grad(loss)(params, example)
@@ -39,7 +39,7 @@ def by_hand(loss: Any) -> Any:
 
 
 def cases(run: Run) -> Iterator[Case]:
-    """A multi-layer perceptron with a large batch, and a small transformer."""
+    """Measure a multi-layer perceptron with a large batch, and a small transformer."""
     yield Case("perceptron 784-512-512-10, 1024 examples", lambda: measure(run, _dense(run)))
     yield Case(
         "transformer of two blocks, 32 examples",
@@ -52,7 +52,7 @@ def _dense(run: Run) -> Any:
 
 
 def functions(problem: Any) -> dict[str, Any]:
-    """The plain gradient, the clipped ones, and those by hand."""
+    """Return the plain gradient and all implementations of the clipped gradient, by name."""
     clipped = {
         m: (lambda p, b, m=m: fnopt.clipped_grad(problem.loss, CLIP, method=m)(p, b)[0])
         for m in ("auto", "ghost", "chunked")
@@ -65,14 +65,14 @@ def functions(problem: Any) -> dict[str, Any]:
 
 
 def measure(run: Run, problem: Any) -> list[dict[str, Any]]:
-    """A row for each of the functions."""
+    """Return one row for each function: its time, memory and difference from `by_hand`."""
     args = (problem.params, problem.batch)
     programs = {name: compiled(fn, *args) for name, fn in functions(problem).items()}
-    right = programs["vmap(grad) by hand"].call(*args)
-    off = {name: largest_difference(p.call(*args), right) for name, p in programs.items()}
+    reference = programs["vmap(grad) by hand"].call(*args)
+    errors = {name: largest_difference(p.call(*args), reference) for name, p in programs.items()}
     times = seconds_per_step({name: Call(p.call, *args) for name, p in programs.items()}, run)
     return [
         {"variant": name, **p.facts(), **times[name]}
-        | ({} if name == "plain gradient" else {"difference": off[name]})
+        | ({} if name == "plain gradient" else {"difference": errors[name]})
         for name, p in programs.items()
     ]

@@ -1,4 +1,4 @@
-"""The device: its name, and the bandwidth and matrix-product rate that programs can reach."""
+"""Measure the bandwidth and the matrix-product rate of the device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.accelerator.measure import Call, Case, Loop, Run, normal, second
 
 
 def cases(run: Run) -> Iterator[Case]:
-    """Name and versions first, then the ceilings."""
+    """List versions, then measure the peak rates."""
     yield Case("versions", versions)
     yield Case("copy", lambda: copy(run))
     for dtype, precision in (("float32", "highest"), ("float32", None), ("bfloat16", None)):
@@ -22,7 +22,7 @@ def cases(run: Run) -> Iterator[Case]:
 
 
 def versions() -> list[dict[str, Any]]:
-    """What the figures were taken on."""
+    """Return the name of the device and the versions of the packages."""
     from importlib.metadata import PackageNotFoundError, version
 
     found = {"python": platform.python_version()}
@@ -36,17 +36,17 @@ def versions() -> list[dict[str, Any]]:
 
 
 def copy(run: Run) -> list[dict[str, Any]]:
-    """Bytes read and written per second by y = x + 1, with x donated and not."""
+    """Measure the bytes read and written per second by y = x + 1, with and without donation."""
     size = run.pick(2**29, 2**16)  # 2 GiB of float32: far beyond any cache
 
     def add_one(x: Any) -> tuple[Any]:
         return (x + 1.0,)
 
     x = jnp.zeros(size)
-    kept = jax.jit(add_one)
+    undonated = jax.jit(add_one)
     loops = {
         "donated": Loop(jax.jit(add_one, donate_argnums=0), (jnp.zeros(size),)),
-        "not donated": Call(lambda: kept(x)),
+        "not donated": Call(lambda: undonated(x)),
     }
     times = seconds_per_step(loops, run)
     return [
@@ -56,7 +56,7 @@ def copy(run: Run) -> list[dict[str, Any]]:
 
 
 def matmul(run: Run, dtype: str, precision: str | None) -> list[dict[str, Any]]:
-    """Floating-point operations per second of one square product."""
+    """Measure the floating-point operations per second of a product of square matrices."""
     n = run.pick(8192, 128)
     a, b = (normal(seed, (n, n), dtype) for seed in (0, 1))
     product = jax.jit(lambda a, b: jnp.matmul(a, b, precision=precision))

@@ -1,4 +1,4 @@
-"""Curve fits: many at once, and one."""
+"""Measure curve fits: batches of fits and single fits."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from benchmarks.accelerator.measure import Call, Case, Run, compiled, seconds_pe
 
 
 def decay(x: Any, a: Any, b: Any, c: Any) -> Any:
-    """The model of all fits here."""
+    """Exponential decay, the model of all fits in this file."""
     return a * jnp.exp(-b * x) + c
 
 
 def data(fits: int, points: int, dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Decays with a hundredth of noise, and starts that are up to a half off."""
+    """Return `x`, decays with noise of 0.01, and initial guesses with errors of up to a half."""
     rng = np.random.default_rng(0)
     truth = rng.uniform((1.0, 0.5, 0.0), (3.0, 2.0, 1.0), (fits, 3))
     x = np.linspace(0.0, 3.0, points)
@@ -31,25 +31,25 @@ def data(fits: int, points: int, dtype: str) -> tuple[np.ndarray, np.ndarray, np
 
 
 def cases(run: Run) -> Iterator[Case]:
-    """Ten thousand fits, one fit, then a million."""
+    """Measure ten thousand fits, one fit, then a million fits."""
     yield from (batch_case(run, 10_000, dtype) for dtype in ("float32", "float64"))
     yield Case("one fit of 40 points, float32", lambda: single(run, "float32", host=True))
     yield batch_case(run, 1_000_000, "float32")
 
 
 def more_cases(run: Run) -> Iterator[Case]:
-    """What differs little from the cases above."""
+    """Measure variants of `cases` that take similar times."""
     yield Case("one fit of 40 points, float64", lambda: single(run, "float64", host=False))
     yield batch_case(run, 1_000_000, "float64")
 
 
 def batch_case(run: Run, fits: int, dtype: str) -> Case:
-    """A case of fits side by side."""
+    """Case for `fits` fits by `curve_fit_batch`."""
     return Case(f"{fits} fits of 20 points, {dtype}", lambda: batch(run, fits, dtype))
 
 
 def batch(run: Run, fits: int, dtype: str) -> list[dict[str, Any]]:
-    """`curve_fit_batch` as it is called (the first call compiles it), and in a compiled program."""
+    """Measure `curve_fit_batch` in eager calls (the first call compiles) and under `jax.jit`."""
     count = run.pick(fits, fits // 1000)
     with jax.enable_x64(dtype == "float64"):
         x, y, p0 = map(jnp.asarray, data(count, 20, dtype))
@@ -58,7 +58,9 @@ def batch(run: Run, fits: int, dtype: str) -> list[dict[str, Any]]:
         first = jax.block_until_ready(fnopt.curve_fit_batch(decay, x, y, p0))
         rows = {"eager": {"cold_s": time.perf_counter() - start}}
         loops = {"eager": Call(lambda: fnopt.curve_fit_batch(decay, x, y, p0))}
-        if fits < 100_000:  # the same program again, which is worth its compilation only once
+        # A second compilation isn't worth its time for the largest batch, whose eager calls spend
+        # little time outside the program.
+        if fits < 100_000:
             program = compiled(lambda x, y, p0: fnopt.curve_fit_batch(decay, x, y, p0), x, y, p0)
             rows["compiled"], loops["compiled"] = program.facts(), Call(program.call, x, y, p0)
         times = seconds_per_step(loops, run)
@@ -74,12 +76,12 @@ def batch(run: Run, fits: int, dtype: str) -> list[dict[str, Any]]:
 
 
 def single(run: Run, dtype: str, host: bool) -> list[dict[str, Any]]:
-    """`least_squares`, eager and compiled, on JAX's default device and on the host."""
-    places = {"device": jax.devices()[0]} | ({"host": jax.devices("cpu")[0]} if host else {})
+    """Measure `least_squares`, eager and compiled, on JAX's default device and on the host."""
+    devices = {"device": jax.devices()[0]} | ({"host": jax.devices("cpu")[0]} if host else {})
     rows = []
     with jax.enable_x64(dtype == "float64"):
         x, y, p0 = data(1, 40, dtype)
-        for name, device in places.items():
+        for name, device in devices.items():
             with jax.default_device(device):
                 args = [jax.device_put(v, device) for v in (p0[0], x, y[0])]
                 rows += _single(run, name, args)

@@ -1,4 +1,4 @@
-"""Times, kernels, temporaries and compile times of compiled programs on any backend."""
+"""Measure run time, compile time, kernels and temporary buffers of programs on any backend."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import jax.numpy as jnp
 
 
 class Run(NamedTuple):
-    """How much is measured; `smoke` only shows that everything works."""
+    """Size of the measurement; with `smoke`, tiny sizes only test the benchmark."""
 
     smoke: bool
 
     def pick(self, full: Any, smoke: Any) -> Any:
-        """A size of the full run, or that of the smoke run."""
+        """Return `full` in a full run, and `smoke` in a smoke run."""
         return smoke if self.smoke else full
 
     @property
     def rounds(self) -> int:
-        """How often each variant is timed."""
+        """Number of timings of each variant."""
         return self.pick(7, 2)
 
     @property
     def seconds(self) -> float:
-        """How long one round of one variant lasts at least."""
+        """Approximate duration of one timing."""
         return self.pick(0.08, 0.002)
 
 
@@ -40,7 +40,7 @@ class Case(NamedTuple):
 
 
 class Compiled(NamedTuple):
-    """An executable and what its compilation tells."""
+    """An executable, its compile time, its number of kernels and its temporary buffers."""
 
     call: Any
     seconds: float
@@ -48,7 +48,7 @@ class Compiled(NamedTuple):
     temporary: int | None
 
     def facts(self) -> dict[str, Any]:
-        """The columns of a row."""
+        """Return the columns that describe the program."""
         return {
             "compile_s": self.seconds,
             "kernels": self.kernels,
@@ -57,7 +57,7 @@ class Compiled(NamedTuple):
 
 
 def compiled(fn: Callable[..., Any], *args: Any, **jit: Any) -> Compiled:
-    """Compiles for the arguments (arrays or shapes)."""
+    """Compile a function for arguments, which may be arrays or shapes."""
     start = time.perf_counter()
     program = jax.jit(fn, **jit).lower(*args).compile()
     seconds = time.perf_counter() - start
@@ -65,13 +65,13 @@ def compiled(fn: Callable[..., Any], *args: Any, **jit: Any) -> Compiled:
 
 
 def temporary_bytes(program: Any) -> int | None:
-    """Bytes of temporaries, where the backend tells them."""
+    """Bytes of temporary buffers; None if the backend doesn't report them."""
     memory = getattr(program, "memory_analysis", lambda: None)()
     return getattr(memory, "temp_size_in_bytes", None)
 
 
 def peak_bytes(program: Any) -> int | None:
-    """Bytes of arguments, outputs that are not donated, and temporaries on the device."""
+    """Bytes of arguments, outputs and temporary buffers; donated arguments count once."""
     memory = getattr(program, "memory_analysis", lambda: None)()
     if memory is None:
         return None
@@ -87,13 +87,14 @@ _CALLED = re.compile(r"(?:to_apply|calls)=%?([\w.\-]+)")
 
 
 def kernels(program: Any) -> int | None:
-    """Number of instructions of the optimized program's entry that do work.
+    """Count the instructions of the optimized program's entry computation that launch kernels.
 
-    A loop counts as one. Calls (such as a GPU's command buffers) count as what is called.
+    A loop counts as one instruction. A call (such as a GPU's command buffer) counts as the
+    instructions of the called computation.
     """
     try:
         text = program.as_text()
-    except Exception:  # some backends keep no text
+    except Exception:  # some backends can't print a compiled program
         return None
     bodies: dict[str, list[str]] = {}
     entry, lines = None, []
@@ -121,13 +122,13 @@ def _work(bodies: dict[str, list[str]], name: str) -> int:
 
 
 class Loop:
-    """A donated step that keeps what it returns; `times(n)` takes n steps and waits once."""
+    """A step with donated arguments, whose results are the arguments of the next step."""
 
     def __init__(self, step: Callable[..., Any], carry: tuple[Any, ...], *args: Any) -> None:
         self.step, self.carry, self.args = step, carry, args
 
     def times(self, n: int) -> float:
-        """Seconds for n steps."""
+        """Take n steps, wait for the last result, and return the seconds."""
         start = time.perf_counter()
         for _ in range(n):
             self.carry = self.step(*self.carry, *self.args)
@@ -136,20 +137,20 @@ class Loop:
 
 
 class Call(Loop):
-    """A function of fixed arguments."""
+    """A function that is called repeatedly with the same arguments."""
 
     def __init__(self, fn: Callable[..., Any], *args: Any) -> None:
         super().__init__(lambda *_: (fn(*args),), ())
 
     def times(self, n: int) -> float:
-        """Seconds for n calls; the results are dropped."""
+        """Call the function n times, discard the results, and return the seconds."""
         seconds = super().times(n)
         self.carry = ()
         return seconds
 
 
 def seconds_per_step(loops: Mapping[str, Loop], run: Run) -> dict[str, dict[str, float]]:
-    """Median, least and largest seconds per step of every variant, measured in turns."""
+    """Return median, minimum and maximum seconds per step of variants that alternate."""
     counts = {}
     for name, loop in loops.items():
         loop.times(1)
@@ -165,7 +166,7 @@ def seconds_per_step(loops: Mapping[str, Loop], run: Run) -> dict[str, dict[str,
 
 
 def largest_difference(a: Any, b: Any) -> float:
-    """The largest difference of two trees over the largest element of the second."""
+    """Return the largest difference of two trees, relative to the largest element of `b`."""
     pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
     host = [(jax.device_get(x), jax.device_get(y)) for x, y in pairs]
     top = max(float(abs(y).max()) for _, y in host)
@@ -173,5 +174,5 @@ def largest_difference(a: Any, b: Any) -> float:
 
 
 def normal(seed: int, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:
-    """Random numbers made on the device."""
+    """Create normal random numbers with standard deviation 0.02 on the device."""
     return (0.02 * jax.random.normal(jax.random.key(seed), shape)).astype(dtype)

@@ -1,4 +1,4 @@
-"""Steps of many leaves, and steps that need less memory: packed, offloaded, layered, 8-bit."""
+"""Measure steps of many leaves, and steps that save memory: packed, offloaded, layered, 8-bit."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LAYERS = 24
 
 
 def cases(run: Run) -> Iterator[Case]:
-    """What is short first."""
+    """Measure the fast cases first."""
     yield Case("norm of 1e8 numbers", lambda: norms(run))
     yield Case("adamw, 2000 leaves of 4 x 4, packed", lambda: packed(run, 2000))
     optimizers = {
@@ -46,12 +46,12 @@ def cases(run: Run) -> Iterator[Case]:
 
 
 def more_cases(run: Run) -> Iterator[Case]:
-    """The tree of thousands of leaves takes minutes to compile."""
+    """Measure a tree of 2,000 leaves, which takes minutes to compile."""
     yield Case("adamw, 2000 leaves of 4 x 4", lambda: packed(run, 2000, tree=True))
 
 
 def norms(run: Run) -> list[dict[str, Any]]:
-    """`global_norm`, which neither overflows nor underflows, and the root of a sum of squares."""
+    """Measure `global_norm`, which can't overflow, and the square root of a sum of squares."""
     x = normal(0, (run.pick(10**8, 10**4),))
     fns = {"global_norm": fnopt.global_norm, "sum of squares": lambda x: jnp.sqrt(jnp.sum(x * x))}
     programs = {name: compiled(fn, x) for name, fn in fns.items()}
@@ -60,7 +60,7 @@ def norms(run: Run) -> list[dict[str, Any]]:
 
 
 def steps(run: Run, variants: dict[str, tuple[Any, Any, Any, Any]]) -> list[dict[str, Any]]:
-    """Rows of donated steps `step(params, state, *args)`, timed in turns."""
+    """Time alternating steps `step(params, state, *args)` with donated `params` and `state`."""
     loops, rows = {}, {}
     for name, (step, init, params, args) in variants.items():
         params = copy(params)
@@ -76,21 +76,21 @@ def steps(run: Run, variants: dict[str, tuple[Any, Any, Any, Any]]) -> list[dict
 
 
 def packed(run: Run, leaves: int, tree: bool = False, model: bool = False) -> list[dict[str, Any]]:
-    """Steps of buffers, with the gradient of a model, and of the tree by both libraries."""
+    """Measure steps of packed arrays (with `model`: and its gradient), and of the tree."""
     optax = peer("optax")
     params = {f"w{i}": jnp.full((4, 4), 0.01 * i) for i in range(run.pick(leaves, 20))}
     tx = fnopt.packed(fnopt.adamw(1e-3), params)
     buffers = jax.jit(tx.pack)(params)
 
-    def whole(params: Any, state: Any) -> Any:
-        """A step with its gradient."""
+    def gradient_step(params: Any, state: Any) -> Any:
+        """Compute the gradient and take a step."""
         loss = lambda p: sum(jnp.sum(x**4) for x in jax.tree.leaves(tx.unpack(p)))  # noqa: E731
         return train_step(tx, fnopt.apply_updates)(params, state, jax.grad(loss)(params))
 
     step = train_step(tx, fnopt.apply_updates)
     variants: dict[str, Any] = {"fnopt, packed": (step, tx.init, buffers, (buffers,))}
     if model:
-        variants["fnopt, packed, with a gradient"] = whole, tx.init, buffers, ()
+        variants["fnopt, packed, with a gradient"] = gradient_step, tx.init, buffers, ()
     if tree:
         for name, plain, apply in (
             ("fnopt", fnopt.adamw(1e-3), fnopt.apply_updates),
@@ -101,7 +101,7 @@ def packed(run: Run, leaves: int, tree: bool = False, model: bool = False) -> li
 
 
 def offloaded(run: Run) -> list[dict[str, Any]]:
-    """State on the device and on the host."""
+    """Measure steps with the state on the device and on the host."""
     width = run.pick(2048, 16)
     params = {f"w{i}": normal(i, (width, width)) for i in range(LAYERS)}
     grads = {name: normal(LAYERS, (width, width)) for name in params}
@@ -117,7 +117,7 @@ def offloaded(run: Run) -> list[dict[str, Any]]:
 
 
 def quantized(run: Run) -> list[dict[str, Any]]:
-    """Float32 and 8-bit states of several leaves; the step computed once, or twice as on a GPU."""
+    """Measure float32 and 8-bit states; 8-bit steps are computed once, or twice as on a GPU."""
     width = run.pick(2048, 128)
     params = {f"w{i}": normal(i, (width, width)) for i in range(run.pick(LAYERS, 2))}
     grads = {name: normal(LAYERS, (width, width)) for name in params}
@@ -140,7 +140,7 @@ def quantized(run: Run) -> list[dict[str, Any]]:
 
 
 def _repeated(step: Callable[..., Any], twice: bool) -> Callable[..., Any]:
-    """A step in which `quantized_state` computes its slots once or twice."""
+    """Step in which `quantized_state` computes its slots twice if `twice`, otherwise once."""
 
     def repeated(*args: Any) -> Any:
         with mock.patch.object(_quantized_state, "_is_computed_twice", return_value=twice):
@@ -162,7 +162,7 @@ def _last(outer: Any, h: Any, x: Any) -> Any:
 
 
 def _plain(tx: Any) -> Callable[..., Any]:
-    """The step of the whole gradient, whose layers are computed again in the backward pass."""
+    """Step that computes the gradient of all layers, with rematerialized layers."""
 
     def loss(params: Any, x: Any) -> Any:
         outer, layers = params
@@ -177,7 +177,7 @@ def _plain(tx: Any) -> Callable[..., Any]:
 
 
 def layered_variants(tx: Any) -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
-    """The plain step of stacked layers and that of `layered_step`, each with its `init`."""
+    """Return the plain step and the `layered_step` of stacked layers, with their `init`."""
     step = fnopt.layered_step(tx, first=_first, layer=_layer, last=_last)
     return {
         "plain": (_plain(tx), tx.init),
@@ -186,7 +186,7 @@ def layered_variants(tx: Any) -> dict[str, tuple[Callable[..., Any], Callable[..
 
 
 def layered(run: Run, optimizers: dict[str, Any]) -> list[dict[str, Any]]:
-    """The step inside the backward pass, beside the plain step."""
+    """Measure `layered_step` and the plain step."""
     width = run.pick(2048, 64)
     params = jnp.ones(width), normal(0, (run.pick(LAYERS, 4), width, width))
     x = normal(1, (run.pick(64, 2), width))

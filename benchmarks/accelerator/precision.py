@@ -1,4 +1,4 @@
-"""Steps with matrix products: float32 on the device and on the host, against float64."""
+"""Compare float32 steps with matrix products, on device and host, with float64 steps."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ FLOAT32 = float(np.finfo(np.float32).eps)
 
 
 def model(params: Any, example: Any) -> Any:
-    """A network of one hidden layer, whose own products are exact to rounding."""
+    """Network with one hidden layer, whose matrix products have full float32 precision."""
     hidden = jnp.tanh(jnp.matmul(example[0], params["w"], precision="highest") + params["b"])
     return jnp.matmul(hidden, params["v"], precision="highest")
 
 
 def loss(outputs: Any, example: Any) -> Any:
-    """Squared distance to the target."""
+    """Sum of squared errors of one example."""
     return jnp.sum((outputs - example[1]) ** 2)
 
 
 def optimizers(batch: Any) -> dict[str, Any]:
-    """Those whose updates are matrix products or decompositions."""
+    """Return optimizers whose updates use matrix products or factorizations."""
     return {
         "muon": fnopt.muon(0.1),
         "soap": fnopt.soap(0.1, precondition_frequency=1),
@@ -38,10 +38,11 @@ def optimizers(batch: Any) -> dict[str, Any]:
 
 
 def changes(name: str, dtype: str, device: Any) -> Any:
-    """The change of the params after some steps, the same problem in every dtype.
+    """Return the change of the params after `STEPS` steps; the problem is the same in every dtype.
 
-    Gradients are square, with singular values of about 1 to 3: small ones, in whose directions
-    SOAP and Shampoo divide rounding errors, would hide the difference of the devices.
+    Gradients are square matrices with singular values of about 1 to 3. SOAP and Shampoo divide by
+    powers of the singular values, so small singular values would amplify rounding errors and hide
+    the difference between the devices.
     """
     rng = np.random.default_rng(0)
 
@@ -69,17 +70,17 @@ def changes(name: str, dtype: str, device: Any) -> Any:
 
 
 def cases(run: Run) -> Iterator[Case]:
-    """One case for each optimizer; sizes are small in any run."""
+    """Measure each optimizer; full runs and smoke runs have the same sizes."""
     del run
     yield from (Case(n, lambda n=n: measure(n)) for n in ("muon", "soap", "shampoo", "kfac"))
 
 
 def measure(name: str) -> list[dict[str, Any]]:
-    """Relative difference to float64 of both float32 runs, in units of float32's epsilon too."""
+    """Return the relative difference of float32 from float64, also divided by the epsilon."""
     host = jax.devices("cpu")[0]
-    right = changes(name, "float64", host)
+    reference = changes(name, "float64", host)
     rows = []
     for variant, device in {"device": jax.devices()[0], "host": host}.items():
-        off = largest_difference(changes(name, "float32", device), right)
-        rows.append({"variant": variant, "difference": off, "epsilons": off / FLOAT32})
+        error = largest_difference(changes(name, "float32", device), reference)
+        rows.append({"variant": variant, "difference": error, "epsilons": error / FLOAT32})
     return rows

@@ -1,4 +1,4 @@
-"""What was measured so far, as JSON and as tables; written after every case."""
+"""Record the measurements as JSON and as Markdown tables after every case."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ Row = dict[str, Any]
 
 
 class Record:
-    """The cases that ran, by part and name: rows, or the text of the error."""
+    """Results of the cases, keyed by part and name: rows, or the text of an error."""
 
     def __init__(self, folder: Path, again: bool = False, keep_errors: bool = False) -> None:
         self.path, self.again = folder / f"{NAME}.json", again
-        self.kept = {"rows", "error"} if keep_errors else {"rows"}
-        kept = json.loads(self.path.read_text()) if self.path.exists() else {}
-        self.parts: dict[str, dict[str, Any]] = kept
+        # A case with one of these keys isn't repeated.
+        self.final = {"rows", "error"} if keep_errors else {"rows"}
+        parts = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self.parts: dict[str, dict[str, Any]] = parts
 
     def has(self, part: str, case: str) -> bool:
-        """Whether a case ran, without an error if errors aren't kept, and isn't to run again."""
-        return not self.again and bool(self.kept & self.parts.get(part, {}).get(case, {}).keys())
+        """Whether a case has a result and should not be repeated."""
+        return not self.again and bool(self.final & self.parts.get(part, {}).get(case, {}).keys())
 
     def add(self, part: str, case: str, **entry: Any) -> None:
-        """Keeps an entry (`rows`, `error` or `skipped`) and writes both files.
+        """Store an entry (`rows`, `error` or `skipped`) and write both files.
 
-        Rows that were measured before are kept rather than a reason for skipping.
+        A skipped case keeps the rows of an earlier run.
         """
         if "skipped" in entry and "rows" in self.parts.get(part, {}).get(case, {}):
             return
@@ -38,20 +39,20 @@ class Record:
         replace(self.path.with_suffix(".md"), "\n".join(markdown(self.parts)) + "\n")
 
     def failed(self) -> list[str]:
-        """The cases that ended in an error."""
-        cases = [(p, c, e) for p, found in self.parts.items() for c, e in found.items()]
+        """List the cases that raised an error."""
+        cases = [(p, c, e) for p, entries in self.parts.items() for c, e in entries.items()]
         return [f"{p}: {c}" for p, c, entry in cases if "error" in entry]
 
 
 def replace(path: Path, text: str) -> None:
-    """Writes a file in one move, so that an interrupted run leaves a whole one."""
+    """Write a file by renaming a new file, so an interrupted run never leaves a partial file."""
     new = path.with_name(path.name + ".new")
     new.write_text(text)
     os.replace(new, path)
 
 
 def bandwidth(parts: dict[str, dict[str, Any]]) -> float | None:
-    """Bytes per second of the faster copy, if it was measured."""
+    """Return the bytes per second of the fastest measured copy, or None."""
     rows = parts.get("device", {}).get("copy", {}).get("rows", [])
     return max((row["bandwidth"] for row in rows), default=None)
 
@@ -65,7 +66,7 @@ def _scaled(row: Row, key: str, unit: float) -> str:
 
 
 def columns(row: Row, copies: float | None) -> dict[str, str]:
-    """The cells of a row that have something to say."""
+    """Return the nonempty cells of a row."""
     moved = row.get("bytes")
     rate = moved / row["seconds"] if moved and "seconds" in row else None
     percent = "" if not copies or not rate else f"{100 * rate / copies:.0f} %"
@@ -94,10 +95,10 @@ def columns(row: Row, copies: float | None) -> dict[str, str]:
     return {k: v for k, v in cells.items() if v}
 
 
-def table(found: dict[str, Any], copies: float | None) -> Iterator[str]:
-    """The lines of one table: a row for every variant of every case."""
+def table(entries: dict[str, Any], copies: float | None) -> Iterator[str]:
+    """Yield the lines of a table with one row for each variant of each case."""
     lines = []
-    for case, entry in found.items():
+    for case, entry in entries.items():
         if "rows" not in entry:
             kind = "error" if "error" in entry else "skipped"
             lines.append({"case": case, "variant": f"{kind}: {entry[kind].splitlines()[0][:120]}"})
@@ -111,10 +112,10 @@ def table(found: dict[str, Any], copies: float | None) -> Iterator[str]:
 
 
 def markdown(parts: dict[str, dict[str, Any]]) -> Iterator[str]:
-    """A table for each part."""
+    """Yield the lines of one table for each part."""
     copies = bandwidth(parts)
     for row in parts.get("device", {}).get("versions", {}).get("rows", []):
         yield ", ".join(f"{key} {value}" for key, value in row.items())
-    for part, found in parts.items():
+    for part, entries in parts.items():
         yield f"\n## {part}\n"
-        yield from table(found, copies)
+        yield from table(entries, copies)

@@ -1,4 +1,4 @@
-"""One optimizer step with donated params and state: fnopt beside optax, against the memory."""
+"""Time optimizer steps of fnopt and optax with donated params and state."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from benchmarks.trees import nbytes
 
 DECAY = 1e-2
 MB, GB = 10**6, 10**9
-LOOPED = 10  # steps of one program, enough to hide its own launch
+LOOPED = 10  # steps of one program, so that the launch of the program takes little of the time
 
-# Every optimizer as fnopt and optax spell it alike, from the module that has the names.
+# Optimizers with the same name and arguments in fnopt and optax, as functions of the library.
 ALIKE: dict[str, Callable[[Any], Any]] = {
     "sgd": lambda m: m.sgd(1e-3, momentum=0.9),
     "adamw": lambda m: m.adamw(1e-3, weight_decay=DECAY),
@@ -32,15 +32,15 @@ ALIKE: dict[str, Callable[[Any], Any]] = {
 
 
 def variants(name: str) -> dict[str, Any]:
-    """The optimizers of one case: fnopt, optax where it has the algorithm, and fnopt's own."""
+    """Return the optimizers of a case: fnopt's variants, and optax's optimizer if it exists."""
     optax = peer("optax")
     if name == "muon":
         from optax import contrib
 
-        narrow = fnopt.muon(1e-3, orthogonalizer=fnopt.orthogonalize(ns_dtype=jnp.bfloat16))
+        bfloat16 = fnopt.muon(1e-3, orthogonalizer=fnopt.orthogonalize(ns_dtype=jnp.bfloat16))
         return {
             "fnopt": fnopt.muon(1e-3),
-            "fnopt, bfloat16 products": narrow,
+            "fnopt, bfloat16 products": bfloat16,
             "optax": contrib.muon(1e-3),
         }
     if name == "8-bit adamw":
@@ -49,7 +49,7 @@ def variants(name: str) -> dict[str, Any]:
 
 
 def shapes(total: int, leaves: int) -> list[tuple[int, ...]]:
-    """Matrices and as many vectors, like the layers of a network; one vector for one leaf."""
+    """Return shapes of equally many matrices and vectors, or of one vector for one leaf."""
     if leaves == 1:
         return [(total,)]
     matrices = leaves // 2
@@ -58,11 +58,11 @@ def shapes(total: int, leaves: int) -> list[tuple[int, ...]]:
     return [(rows, width), (width,)] * matrices
 
 
-def least_bytes(name: str, params: Any, state: Any, grads: Any) -> int:
-    """Bytes that the formula has to move: params and state in and out, gradients in.
+def minimum_bytes(name: str, params: Any, state: Any, grads: Any) -> int:
+    """Bytes that a step must move: reads and writes of params and state, reads of gradients.
 
-    A global norm reads the gradients once more; LAMB's norms of whole leaves read params and
-    moments once more.
+    A global norm reads the gradients a second time. LAMB's norms of leaves read params and moments
+    a second time.
     """
     once = 2 * nbytes(params) + 2 * nbytes(state) + nbytes(grads)
     if name == "clip + adamw":
@@ -71,7 +71,7 @@ def least_bytes(name: str, params: Any, state: Any, grads: Any) -> int:
 
 
 def step_case(run: Run, name: str, total: int, leaves: int, dtype: str = "float32") -> Case:
-    """A case of the usual trees; three hundred leaves are also stepped as one buffer."""
+    """Case for one optimizer and one tree; many leaves are also stepped as one buffer."""
     if run.smoke:
         total, leaves = total // 10_000, min(leaves, 30)
     sizes = [(run.pick(2048, 32),) * 2] * 8 if name == "muon" else shapes(total, leaves)
@@ -81,7 +81,7 @@ def step_case(run: Run, name: str, total: int, leaves: int, dtype: str = "float3
 
 
 def cases(run: Run) -> Iterator[Case]:
-    """Hundred millions first: small enough to be quick, large enough to be bound by memory."""
+    """Measure 100 million params first, which are fast to measure and memory-bound."""
     names = [*ALIKE, "8-bit adamw", "muon"]
     yield step_case(run, "adamw", 100 * MB, 1)
     yield step_case(run, "adamw", 100 * MB, 300)
@@ -92,7 +92,7 @@ def cases(run: Run) -> Iterator[Case]:
 
 
 def more_cases(run: Run) -> Iterator[Case]:
-    """Cases that take long, for the end: a billion params, and thousands of leaves."""
+    """Measure the slow cases: a billion params, and 3,000 leaves."""
     yield from (step_case(run, name, GB, 1) for name in ("adamw", "sgd", "lion"))
     yield step_case(run, "lamb", 100 * MB, 300)
     yield step_case(run, "adamw", 100 * MB, 300, "bfloat16")
@@ -101,7 +101,7 @@ def more_cases(run: Run) -> Iterator[Case]:
 
 
 def many_steps(step: Any) -> Any:
-    """Steps in a loop on the device, where the host has nothing to do between them."""
+    """Run `LOOPED` steps in a loop on the device, without the host between the steps."""
 
     def steps(params: Any, state: Any, grads: Any) -> Any:
         return jax.lax.fori_loop(0, LOOPED, lambda _, carry: step(*carry, grads), (params, state))
@@ -112,9 +112,9 @@ def many_steps(step: Any) -> Any:
 def compare(
     run: Run, name: str, sizes: list[tuple[int, ...]], dtype: str, many: bool
 ) -> list[dict[str, Any]]:
-    """Rows of all variants of one optimizer on one tree, timed in turns.
+    """Time all variants of an optimizer on one tree; the variants alternate.
 
-    For many leaves there are two more: the step on one buffer, and steps in a loop on the device.
+    Many leaves have two more variants: a step of one buffer, and steps in a loop on the device.
     """
     optimizers = variants(name)
     if many:
@@ -128,19 +128,21 @@ def compare(
     for variant, tx in optimizers.items():
         params, step = tree(0), train_step(tx, fnopt.apply_updates)
         state = jax.jit(tx.init)(params)
-        moved = least_bytes(name, params, state, grads)
-        ways = {variant: (step, 1)}
+        moved = minimum_bytes(name, params, state, grads)
+        functions = {variant: (step, 1)}
         if many and name == "adamw":
-            ways[f"{variant}, looped"] = (many_steps(step), LOOPED)
-        for way, (fn, steps) in ways.items():
+            functions[f"{variant}, looped"] = (many_steps(step), LOOPED)
+        for label, (fn, steps) in functions.items():
             program = compiled(fn, params, state, grads, donate_argnums=(0, 1))
-            row = {"variant": way, "params": size, "bytes": moved, "steps": steps}
-            rows[way] = row | program.facts()
-            carry = copy((params, state)) if len(ways) > 1 else (params, state)
-            loops[way] = Loop(program.call, carry, grads)
+            row = {"variant": label, "params": size, "bytes": moved, "steps": steps}
+            rows[label] = row | program.facts()
+            # Each function donates its carry, so two functions need two copies.
+            carry = copy((params, state)) if len(functions) > 1 else (params, state)
+            loops[label] = Loop(program.call, carry, grads)
             del carry
         del params, state
     times = seconds_per_step(loops, run)
     return [
-        row | {key: t / row["steps"] for key, t in times[way].items()} for way, row in rows.items()
+        row | {key: t / row["steps"] for key, t in times[label].items()}
+        for label, row in rows.items()
     ]

@@ -1,4 +1,4 @@
-"""Levenberg-Marquardt steps for a network of a million params, without its Jacobian."""
+"""Measure matrix-free Levenberg-Marquardt steps of a network with a million params."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from benchmarks.trainers import regression
 
 
 def cases(run: Run) -> Iterator[Case]:
-    """One network, one batch."""
+    """Measure one network on one batch."""
     yield Case("network of a million params, 2048 examples", lambda: measure(run))
 
 
 def measure(run: Run) -> list[dict[str, Any]]:
-    """The matrix-free step beside one gradient, and the loss before and after the steps."""
+    """Time the matrix-free step and one gradient; record the loss before and after the steps."""
     widths = run.pick((64, 968, 968, 1), (4, 8, 1))
     params = [
         {"w": normal(k, (n, m)) * 50 / n**0.5, "b": jnp.zeros(m)}
@@ -41,10 +41,10 @@ def measure(run: Run) -> list[dict[str, Any]]:
     state = jax.jit(tx.init)(params)
     lm = compiled(step, params, state, x, y, donate_argnums=(0, 1))
     gradient = compiled(jax.grad(loss), params, x, y)
-    before, kept = float(loss(params, x, y)), jax.tree.map(jnp.copy, params)
+    before, copied = float(loss(params, x, y)), jax.tree.map(jnp.copy, params)
     loops = {
         "LM step, cg": Loop(lm.call, (params, state), x, y),
-        "gradient": Call(gradient.call, kept, x, y),
+        "gradient": Call(gradient.call, copied, x, y),
     }
     times = seconds_per_step(loops, run)
     after = float(loss(loops["LM step, cg"].carry[0], x, y))

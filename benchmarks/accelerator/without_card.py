@@ -1,10 +1,10 @@
-"""Memory traffic, kernels and peaks of steps as XLA compiles them for a GPU, without the GPU.
+"""Count memory traffic, kernels and peak memory of steps that XLA compiles for an absent GPU.
 
-`python -m benchmarks.accelerator.without_card TARGET` prints them, where TARGET is the description
-of a card from XLA's repository (`xla/backends/gpu/target_config/specs/h100_sxm.txtpb`). It needs
-JAX's CUDA plugin (`jax-cuda12-plugin`, `jax-cuda12-pjrt`, `nvidia-cuda-nvcc-cu12`, no further
-library), and runs with `JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1`. The numbers of
-kernels and temporaries are those that an H200 showed.
+`python -m benchmarks.accelerator.without_card TARGET` prints the counts. TARGET is the description
+of a card in XLA's repository (`xla/backends/gpu/target_config/specs/h100_sxm.txtpb`). The command
+needs JAX's CUDA plugin (`jax-cuda12-plugin`, `jax-cuda12-pjrt`, `nvidia-cuda-nvcc-cu12`) and the
+environment `JAX_PLATFORMS=cpu JAX_SKIP_CUDA_CONSTRAINTS_CHECK=1`. Kernels and temporary buffers
+agree with measurements on an H200.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LINE = re.compile(r"^ +(?:ROOT )?%?(\S+) = (\(.*?\)|\S+) ([\w-]+)\((.*?)\)", re
 
 
 def traffic(text: str) -> float:
-    """Bytes that the kernels of an optimized program read and write; an operand counts once."""
+    """Count the bytes that kernels of a program read and write; a repeated operand counts once."""
     lines = _LINE.findall(text[text.index("\nENTRY ") :])
     sizes = {name: _bytes(kind) for name, kind, _, _ in lines}
     work = [(name, rest) for name, _, opcode, rest in lines if opcode not in _NO_WORK]
@@ -49,7 +49,7 @@ def _bytes(kind: str) -> float:
 
 
 def compiler(target: str) -> Callable[..., Any]:
-    """`compile(step, params, state, *args)` for a card, with donated params and state."""
+    """Return a function that compiles `step(params, state, *args)` for a card, with donation."""
     topology = topologies.get_topology_desc("card", "cuda", target_config=target, topology="1x1x1")
     mesh = topologies.make_mesh(topology, (1,), ("card",))
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
@@ -66,7 +66,7 @@ def compiler(target: str) -> Callable[..., Any]:
 
 
 def steps() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
-    """Optimizer steps of one array and of several, and training steps of stacked layers."""
+    """Yield optimizer steps of one and of several arrays, and training steps of stacked layers."""
     adamw, lion = fnopt.adamw(1e-3), fnopt.lion(1e-4)
     optimizers = {
         "adamw": adamw,
@@ -99,7 +99,7 @@ def steps() -> Iterator[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
 
 
 def main() -> None:
-    """Print a table."""
+    """Print the table of all steps."""
     compiled = compiler(Path(sys.argv[1]).read_text())
     print("| step | bytes a param | kernels | temporaries, bytes a param | peak / params |")
     print("| --- | --- | --- | --- | --- |")

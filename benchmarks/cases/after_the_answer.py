@@ -1,10 +1,9 @@
-"""Evaluations after the answer is found: how soon a fit knows that it is done.
+"""Count the evaluations of a fit after the cost is within 1e-8 of its final value.
 
-Problems whose last steps tempt a solver to go on: products of params that the data don't tell
-apart, data far beyond the start, singular roots, minima at which the Jacobian vanishes, and fits
-whose cost is level to rounding. The answer is found where the cost is within 1e-8 of that at the
-end, or where params came within 1e-8 of their way to a root; what is evaluated after that is
-counted. SciPy computes in float64 beside each.
+In these problems a solver may iterate longer than necessary: undetermined parameters, data far
+above the initial values, roots of higher order, minima where the Jacobian is zero, and costs that
+change only by rounding errors. For a root, the count begins when the distance to the root is 1e-8
+of the initial distance. SciPy solves the same problems in float64.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from benchmarks.problems.mgh_fixed import powell_singular
 from benchmarks.timing import Settings
 from fnopt.solvers import LeastSquaresMethod, dogleg, gauss_newton
 
-FOUND = 1e-8  # of the cost at the end, or of the way to a root
+CLOSE = 1e-8  # relative to the final cost, or to the initial distance from the root
 SOLVERS: dict[str, Callable[[], LeastSquaresMethod]] = {
     "fnopt": fnopt.levenberg_marquardt,
     "fnopt straight": lambda: fnopt.levenberg_marquardt(geodesic=False),
@@ -35,7 +34,7 @@ DECAY = 2 * np.exp(-0.7 * T) + 0.3 + 0.02 * np.sin(9 * T)
 
 
 class Problem(NamedTuple):
-    """Residuals, their start, and the order of their root."""
+    """A residual function, its initial guess, and the order of its root."""
 
     residuals: Callable[[Any], Any]
     start: tuple[float, ...]
@@ -69,31 +68,31 @@ PROBLEMS = {
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """All problems by all solvers in both dtypes."""
+    """Count for all problems, solvers and dtypes."""
     names = ["decay"] if settings.smoke else list(PROBLEMS)
     solvers = settings.chosen(list(SOLVERS)[: 1 if settings.smoke else None])
     for dtype in ("float64", "float32"):
         for name in solvers:
-            found = {k: _ours(k, SOLVERS[name](), dtype) for k in names}
-            yield _figure(f"{dtype}, {name}", found)
-    yield _figure("float64, scipy trf", {k: _scipys(k, "trf") for k in names})
-    yield _figure("float64, scipy lm", {k: _scipys(k, "lm") for k in names})
+            counts = {k: _count_fnopt(k, SOLVERS[name](), dtype) for k in names}
+            yield _metric(f"{dtype}, {name}", counts)
+    yield _metric("float64, scipy trf", {k: _count_scipy(k, "trf") for k in names})
+    yield _metric("float64, scipy lm", {k: _count_scipy(k, "lm") for k in names})
 
 
-def _figure(name: str, found: dict[str, tuple[int, int]]) -> Metric:
-    detail = {"evaluations": float(sum(total for total, _ in found.values()))}
-    detail |= {problem: float(after) for problem, (_, after) in found.items()}
+def _metric(name: str, counts: dict[str, tuple[int, int]]) -> Metric:
+    detail = {"evaluations": float(sum(total for total, _ in counts.values()))}
+    detail |= {problem: float(after) for problem, (_, after) in counts.items()}
     return Metric(
         name,
-        float(sum(after for _, after in found.values())),
+        float(sum(after for _, after in counts.values())),
         "evaluations after the answer",
         tolerance=0.1,
         detail=detail,
     )
 
 
-def _ours(name: str, solver: LeastSquaresMethod, dtype: str) -> tuple[int, int]:
-    """How many evaluations there were, and how many of them after the answer."""
+def _count_fnopt(name: str, solver: LeastSquaresMethod, dtype: str) -> tuple[int, int]:
+    """Return the number of evaluations, and the number of evaluations after the answer."""
     problem = PROBLEMS[name]
     with jax.enable_x64(dtype == "float64"):
         start = jnp.asarray(problem.start, dtype)
@@ -107,34 +106,36 @@ def _ours(name: str, solver: LeastSquaresMethod, dtype: str) -> tuple[int, int]:
         assert end.history is not None
         steps = np.asarray(end.history.cost[: int(end.steps)], np.float64)
     jax.clear_caches()
-    return _counted(np.concatenate([[first], steps]), problem.order)
+    return _count(np.concatenate([[first], steps]), problem.order)
 
 
-def _scipys(name: str, method: Literal["trf", "lm"]) -> tuple[int, int]:
+def _count_scipy(name: str, method: Literal["trf", "lm"]) -> tuple[int, int]:
     problem, costs = PROBLEMS[name], []
     with jax.enable_x64(True):
         fun = jax.jit(problem.residuals)
         jac = jax.jit(jax.jacfwd(problem.residuals))
 
-        def counted(p: Any) -> np.ndarray:
+        def recorded(p: Any) -> np.ndarray:
             r = np.atleast_1d(np.asarray(fun(jnp.asarray(p))))
             costs.append(0.5 * r @ r)
             return r
 
-        def slopes(p: Any) -> np.ndarray:
+        def jacobian(p: Any) -> np.ndarray:
             return np.asarray(jac(jnp.asarray(p))).reshape(-1, len(problem.start))
 
-        enough = counted(problem.start).size >= len(problem.start)
+        # MINPACK raises an error for fewer residuals than parameters.
+        overdetermined = recorded(problem.start).size >= len(problem.start)
         scipy.optimize.least_squares(
-            counted,
+            recorded,
             problem.start,
-            cast(Any, slopes),  # its stubs know the names of schemes alone
-            method=method if enough else "trf",
+            cast(Any, jacobian),  # SciPy's stubs accept only the names of schemes
+            method=method if overdetermined else "trf",
         )
-    return _counted(np.asarray(costs[1:]), problem.order)
+    return _count(np.asarray(costs[1:]), problem.order)
 
 
-def _counted(costs: np.ndarray, order: int) -> tuple[int, int]:
+def _count(costs: np.ndarray, order: int) -> tuple[int, int]:
     best = np.minimum.accumulate(costs)
-    enough = max(best[-1] * (1 + FOUND), FOUND ** (2 * order) * costs[0])
-    return len(costs), len(costs) - 1 - int(np.argmax(best <= enough))
+    # Near a root of order k, the residuals are proportional to distance**k, the cost to its square.
+    bound = max(best[-1] * (1 + CLOSE), CLOSE ** (2 * order) * costs[0])
+    return len(costs), len(costs) - 1 - int(np.argmax(best <= bound))

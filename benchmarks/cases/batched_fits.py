@@ -1,6 +1,7 @@
-"""Many small fits at once: Gaussian peaks against optimistix, jaxopt, SciPy and Cpufit's algorithm.
+"""Compare `curve_fit_batch` with optimistix, jaxopt, SciPy and Cpufit's algorithm on peaks.
 
-Pin it to one core (`taskset -c 0`) to compare the work rather than the threads.
+Run the benchmark on one core, because the libraries use different numbers of threads: on Linux, run
+`taskset -c 0 python -m benchmarks batched_fits`.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ from benchmarks.timing import (
 )
 
 POINTS, MAX_STEPS = 50, 100
-# What each solver stops at: the loosest power of ten with which (nearly) all fits get within a
-# hundredth of a standard error of the optimum; the share that does is shown beside the times.
-# jaxopt's is an absolute one of the gradient, whose rounding in float32 is above 1e-3. There
-# jaxopt would make all the steps it may; so it gets the next one, with which fewer are right.
-# Ours in float64 is one tighter than that, and so is Cpufit's: with it the median and the worst
-# fits are nearer to the optimum than those of optimistix and of jaxopt.
+# Each solver has the loosest tolerance, as a power of ten, with which nearly all fits end within a
+# hundredth of a standard error of the optimum. The benchmark reports the fraction of these fits.
+# - jaxopt's tolerance is absolute and for the gradient. In float32, rounding errors of the gradient
+#   exceed 1e-3, so jaxopt would take MAX_STEPS steps; 1e-2 avoids this, with fewer accurate fits.
+# - fnopt and Cpufit have a tenfold tighter tolerance in float64. Their median and worst fits are
+#   then nearer to the optimum than the fits of optimistix and jaxopt.
 TOLERANCE = {
     "float32": {"fnopt": 1e-6, "optimistix": 1e-3, "jaxopt": 1e-2, "cpufit": 1e-6},
     "float64": {"fnopt": 1e-5, "optimistix": 1e-3, "jaxopt": 1e-3, "cpufit": 1e-5},
 }
-RIGHT = 0.01  # standard errors
+ACCURATE = 0.01  # standard errors
 
 
 def peak(x: Any, a: Any, c: Any, w: Any, b: Any, s: Any) -> Any:
-    """A Gaussian peak on a sloping background."""
+    """Return a Gaussian peak plus a linear background."""
     return a * jnp.exp(-0.5 * ((x - c) / w) ** 2) + b + s * x
 
 
 @dataclasses.dataclass(frozen=True)
 class Peaks:
-    """Data, where to start, and the optima with their standard errors in float64."""
+    """Data, initial guesses, and the optimal parameters with standard errors in float64."""
 
     x: Any
     y: Any
@@ -55,14 +56,14 @@ class Peaks:
     best: np.ndarray
     errors: np.ndarray
 
-    def right(self, params: Any) -> float:
-        """The share of fits that are at the optimum, as far as the data can tell."""
-        off = np.abs(np.asarray(params, np.float64) - self.best) / self.errors
-        return float(np.mean(np.all(off < RIGHT, axis=1)))
+    def accurate_fraction(self, params: Any) -> float:
+        """Fraction of fits within `ACCURATE` standard errors of the optimum."""
+        distance = np.abs(np.asarray(params, np.float64) - self.best) / self.errors
+        return float(np.mean(np.all(distance < ACCURATE, axis=1)))
 
 
 def peaks(fits: int, dtype: Any) -> Peaks:
-    """Peaks with noise, and starts that are some twenty per cent off."""
+    """Return noisy peaks, and initial guesses with errors of up to about 20 %."""
     rng = np.random.default_rng(0)
     x = np.linspace(-5, 5, POINTS)
     low, high = np.transpose([(2, 10), (-1.5, 1.5), (0.6, 1.8), (0, 3), (-0.2, 0.2)])
@@ -71,22 +72,22 @@ def peaks(fits: int, dtype: Any) -> Peaks:
     y = y + 0.1 * rng.standard_normal(y.shape)
     p0 = p * rng.uniform(0.8, 1.2, p.shape) + np.asarray([0, 0.3, 0, 0.2, 0])
     best = fnopt.curve_fit_batch(peak, x, y, p0)
-    at = [jnp.asarray(a, dtype) for a in (x, y, p0)]
-    return Peaks(*at, np.asarray(best.params), np.asarray(best.errors))
+    arrays = [jnp.asarray(a, dtype) for a in (x, y, p0)]
+    return Peaks(*arrays, np.asarray(best.params), np.asarray(best.errors))
 
 
 def residuals(p: Any, x: Any, y: Any) -> Any:
-    """Of one fit, for the peers."""
+    """Return the residuals of one fit, for the other libraries."""
     return peak(x, *p) - y
 
 
-def ours(x: Any, y: Any, p0: Any, ftol: float | None = None) -> Any:
-    """By fnopt, with everything it returns."""
+def by_fnopt(x: Any, y: Any, p0: Any, ftol: float | None = None) -> Any:
+    """Fit all peaks by fnopt; return the whole `BatchFit`."""
     return fnopt.curve_fit_batch(peak, x, y, p0, ftol=ftol)
 
 
 def by_optimistix(tolerance: float) -> Callable[..., Any]:
-    """The params by optimistix under vmap."""
+    """Return a function that fits all peaks by optimistix under `vmap`."""
     optimistix = peer("optimistix")
     solver = optimistix.LevenbergMarquardt(rtol=tolerance, atol=tolerance)
 
@@ -102,7 +103,7 @@ def by_optimistix(tolerance: float) -> Callable[..., Any]:
 
 
 def by_jaxopt(tolerance: float) -> Callable[..., Any]:
-    """The params by jaxopt under vmap, with its fastest linear solver."""
+    """Return a function that fits all peaks by jaxopt under `vmap`, with its fastest solver."""
     jaxopt = peer("jaxopt")
     solver = jaxopt.LevenbergMarquardt(
         residuals,
@@ -118,7 +119,7 @@ def by_jaxopt(tolerance: float) -> Callable[..., Any]:
 
 
 def by_scipy(data: Peaks, count: int) -> Callable[[], Any]:
-    """The params of some fits by SciPy (MINPACK), with NumPy's arithmetic."""
+    """Return a function that fits `count` peaks by SciPy (MINPACK), with a NumPy model."""
     optimize = peer("scipy.optimize")
     x, y, p0 = (np.asarray(a) for a in (data.x, data.y[:count], data.p0[:count]))
 
@@ -136,9 +137,9 @@ def by_scipy(data: Peaks, count: int) -> Callable[[], Any]:
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """Both precisions; then what a million fits need."""
+    """Compare in both precisions, then measure a million fits."""
     for dtype in ("float32", "float64"):
-        with jax.enable_x64(True):  # for the optima; all else follows the dtype of the data
+        with jax.enable_x64(True):  # compute the optima in float64
             data = peaks(200 if settings.smoke else 10_000, dtype)
         with jax.enable_x64(dtype == "float64"):
             yield from _compare(dtype, data, settings)
@@ -149,8 +150,8 @@ def _compare(dtype: str, data: Peaks, settings: Settings) -> Iterator[Metric]:
     args = (data.x, data.y, data.p0)
     tolerance = TOLERANCE[dtype]
     functions = {
-        "fnopt": (lambda *a: ours(*a, ftol=tolerance["fnopt"]), args),
-        "fnopt's defaults": (ours, args),
+        "fnopt": (lambda *a: by_fnopt(*a, ftol=tolerance["fnopt"]), args),
+        "fnopt's defaults": (by_fnopt, args),
     }
     for name, make in {"optimistix": by_optimistix, "jaxopt": by_jaxopt}.items():
         try:
@@ -168,10 +169,10 @@ def _compare(dtype: str, data: Peaks, settings: Settings) -> Iterator[Metric]:
     except Skipped as reason:
         print(f"  without Cpufit's algorithm: {reason}")
     label = f"{len(data.y)} peaks, {dtype}"
-    rights = {name: data.right(_params(solve())) for name, solve in variants.items()}
+    accuracy = {name: data.accurate_fraction(_params(solve())) for name, solve in variants.items()}
     times = interleave(variants, settings)
     for name in list(variants)[1:]:
-        yield _per_fit(label, name, times, rights, len(data.y))
+        yield _per_fit(label, name, times, accuracy, len(data.y))
     if dtype == "float64":
         yield _against_scipy(label, data, times["fnopt"], settings)
     for name in list(functions)[2:]:
@@ -185,14 +186,14 @@ def _params(result: Any) -> Any:
 
 
 def _per_fit(
-    label: str, name: str, times: dict[str, list[float]], rights: dict[str, float], fits: int
+    label: str, name: str, times: dict[str, list[float]], accuracy: dict[str, float], fits: int
 ) -> Metric:
     metric = ratio(f"{label}: run", f"x {name}", times["fnopt"], times[name])
     detail = {
         "ours_us_a_fit": 1e3 * metric.detail["ours_ms"] / fits,
         "peer_us_a_fit": 1e3 * metric.detail["peer_ms"] / fits,
-        "ours_right": rights["fnopt"],
-        "peer_right": rights[name],
+        "ours_right": accuracy["fnopt"],
+        "peer_right": accuracy[name],
     }
     return dataclasses.replace(metric, detail=detail)
 
@@ -203,23 +204,23 @@ def _against_scipy(label: str, data: Peaks, our_seconds: list[float], settings: 
     theirs = interleave({"scipy": solve}, settings)["scipy"]
     scaled = [t * len(data.y) / count for t in theirs]
     pairs = min(len(scaled), len(our_seconds))
-    some = dataclasses.replace(data, best=data.best[:count], errors=data.errors[:count])
-    rights = {"fnopt": 1.0, "scipy": some.right(solve())}
+    subset = dataclasses.replace(data, best=data.best[:count], errors=data.errors[:count])
+    accuracy = {"fnopt": 1.0, "scipy": subset.accurate_fraction(solve())}
     times = {"fnopt": our_seconds[:pairs], "scipy": scaled[:pairs]}
-    return _per_fit(label, "scipy", times, rights, len(data.y))
+    return _per_fit(label, "scipy", times, accuracy, len(data.y))
 
 
 def _large(fits: int) -> Iterator[Metric]:
-    """Time and memory of very many fits, against those of a hundredth of them."""
+    """Compare time and memory per fit of `fits` fits and of a hundredth of `fits`."""
     with jax.enable_x64(False):
         small = peaks(fits // 100, "float32")
         args = (small.x, jnp.tile(small.y, (100, 1)), jnp.tile(small.p0, (100, 1)))
-        compiled = jax.jit(ours).lower(*args).compile()
+        compiled = jax.jit(by_fnopt).lower(*args).compile()
         memory = compiled.memory_analysis()
-        few = jax.jit(ours).lower(small.x, small.y, small.p0).compile()
+        compiled_small = jax.jit(by_fnopt).lower(small.x, small.y, small.p0).compile()
         variants = {
             "many": blocking(compiled, *args),
-            "few": blocking(few, small.x, small.y, small.p0),
+            "few": blocking(compiled_small, small.x, small.y, small.p0),
         }
         times = interleave(variants, Settings(smoke=True))
         metric = ratio(f"{fits} peaks: time a fit", f"x {fits // 100}", times["many"], times["few"])
@@ -229,11 +230,11 @@ def _large(fits: int) -> Iterator[Metric]:
             spread=None,
             detail={"us_a_fit": 1e3 * metric.detail["ours_ms"] / fits * 1},
         )
-        given = args[1].nbytes
+        data_bytes = args[1].nbytes
         yield Metric(
             f"{fits} peaks: memory beyond data and result",
-            memory.temp_size_in_bytes / given,
+            memory.temp_size_in_bytes / data_bytes,
             "x data",
             tolerance=0.05,
-            detail={"temporary_mb": memory.temp_size_in_bytes / 1e6, "data_mb": given / 1e6},
+            detail={"temporary_mb": memory.temp_size_in_bytes / 1e6, "data_mb": data_bytes / 1e6},
         )

@@ -1,9 +1,9 @@
-"""Bounded fits: how many end in another minimum than the best, of `least_squares` and SciPy's trf.
+"""Count bounded fits by `least_squares` and SciPy's trf that miss the best minimum.
 
-Sines with a phase in [0, 2 pi] from 31 phases and four starts, and problems unlike them: decays,
-peaks whose window has the center or hasn't, saturation, growth, a quadratic with solutions on
-bounds, starts on bounds, and problems of Moré, Garbow and Hillstrom in boxes. The best minimum is
-the lowest cost that anyone finds in a group with the same data.
+The problems are sines with a phase in [0, 2 pi] (31 phases, four initial phases), decays, peaks
+whose bounds contain or exclude the true center, saturation, growth, a quadratic with solutions on
+bounds, initial guesses on bounds, and problems of Moré, Garbow and Hillstrom within boxes. The best
+minimum is the lowest cost of all fits to the same data.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from fnopt.core import is_converged
 T = np.linspace(0.0, 4.0, 24)
 INF = np.inf
 NOISE = 0.02
-NEAR = 1e-4  # so near to the lowest cost, relatively
-ROUNDING = 1e-12  # of the data's square: costs that count as zero
+NEAR = 1e-4  # relative cost difference within which a fit has the lowest cost
+ROUNDING = 1e-12  # costs below this multiple of the squared data are treated as zero
 
 
 class Fit(NamedTuple):
-    """A fit of three params; a model of fewer has others whose bounds are equal."""
+    """A fit of three params; the bounds of unused params are equal, which fixes them."""
 
-    model: Callable[..., Any]  # of NumPy or jax.numpy, and three params
+    model: Callable[..., Any]  # arguments: the module numpy or jax.numpy, and three params
     y: np.ndarray
     x0: np.ndarray
     lower: np.ndarray
@@ -85,7 +85,7 @@ def helical(np, x, y, z):
     return _padded(np, 10 * (z - 10 * turn), 10 * (np.sqrt(x**2 + y**2) - 1), z)
 
 
-MGH = [  # boxes by Gay (1984), and some around the minimum
+MGH = [  # boxes of Gay (1984), and boxes around the minimum
     (rosenbrock, [-50, 0, 0], [0.5, 100, 0]),
     (rosenbrock, [-INF, -1.5, 0], [INF, INF, 0]),
     (rosenbrock, [-2, 1.5, 0], [2, 3, 0]),
@@ -99,7 +99,7 @@ MGH = [  # boxes by Gay (1984), and some around the minimum
 
 
 def sines() -> dict[str, list[Fit]]:
-    """Fits of a sine, by the start of the phase."""
+    """Return the fits of a sine, grouped by the initial guess of the phase."""
     box = np.zeros(3), np.array([INF, INF, 2 * np.pi])
     phases = np.linspace(0, 2 * np.pi, 31)
     return {
@@ -113,7 +113,7 @@ def sines() -> dict[str, list[Fit]]:
 
 
 def others() -> dict[str, list[Fit]]:
-    """Fits of other models, 40 starts each."""
+    """Return the fits of the other models, each with 40 initial guesses."""
     rng = np.random.default_rng(0)
 
     def family(model, true, draw, lower, upper):
@@ -183,7 +183,7 @@ def others() -> dict[str, list[Fit]]:
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """The groups, in float64."""
+    """Count for each group, in float64."""
     groups = {"sines": sines()["sines, phase 3.0"][:4]} if settings.smoke else sines() | others()
     fits = [fit for group in groups.values() for fit in group]
     peers = [_scipy(fit) for fit in fits]
@@ -204,15 +204,15 @@ def _data(fit: Fit) -> Any:
 
 
 def _scipy(fit: Fit) -> tuple[float, int, bool]:
-    """Cost, evaluations and reported convergence of SciPy's trf, with tight tolerances."""
+    """Return cost, evaluations and success of SciPy's trf with tight tolerances."""
     from scipy.optimize import least_squares
 
     free = fit.lower < fit.upper
 
     def residuals(x: np.ndarray) -> np.ndarray:
-        whole = fit.lower.copy()
-        whole[free] = x
-        return fit.model(np, *whole) - fit.y
+        params = fit.lower.copy()
+        params[free] = x
+        return fit.model(np, *params) - fit.y
 
     tight = dict.fromkeys(("ftol", "xtol", "gtol"), 1e-12)
     bounds = fit.lower[free], fit.upper[free]
@@ -224,7 +224,7 @@ def _scipy(fit: Fit) -> tuple[float, int, bool]:
 
 
 def _ours(fits: list[Fit]) -> list[tuple[float, int, bool]]:
-    """The same of `least_squares`, in one program; convergence where nothing is flagged."""
+    """Return cost, evaluations and certified convergence of `least_squares`, in one program."""
     models = list(dict.fromkeys(fit.model for fit in fits))
 
     @jax.jit
@@ -234,26 +234,26 @@ def _ours(fits: list[Fit]) -> list[tuple[float, int, bool]]:
         end = fnopt.least_squares(
             lambda p: jax.lax.switch(kind, branches, p) - y, x0, bounds=(lower, upper)
         )
-        sure = end.certificate.certified & ~jnp.any(end.certificate.undetermined)
-        return end.params, end.nfev, is_converged(end.status) & sure
+        certified = end.certificate.certified & ~jnp.any(end.certificate.undetermined)
+        return end.params, end.nfev, is_converged(end.status) & certified
 
     kinds = jnp.asarray([models.index(fit.model) for fit in fits])
     arrays = [jnp.asarray(np.stack(a)) for a in zip(*(fit[1:] for fit in fits), strict=True)]
-    params, nfev, sure = map(np.asarray, solve(kinds, *arrays))
+    params, nfev, certified = map(np.asarray, solve(kinds, *arrays))
     residuals = (f.model(np, *p) - f.y for f, p in zip(fits, params.astype(float), strict=True))
     cost = [float(0.5 * np.sum(r**2)) for r in residuals]
-    return list(zip(cost, nfev.tolist(), sure.tolist(), strict=True))
+    return list(zip(cost, nfev.tolist(), certified.tolist(), strict=True))
 
 
 def _figure(name: str, fits: list[Fit], ours: list, peers: list, best: dict[Any, float]) -> Metric:
     lowest = np.array([best[_data(fit)] for fit in fits])
     zero = [ROUNDING * max(0.5 * np.sum(fit.y**2), 1) for fit in fits]
-    most = lowest * (1 + NEAR) + zero
+    limit = lowest * (1 + NEAR) + zero
 
     def wrong(ends: list) -> np.ndarray:
-        return np.array([end[0] for end in ends]) > most
+        return np.array([end[0] for end in ends]) > limit
 
-    ended = np.array([end[2] for end in ours])
+    converged = np.array([end[2] for end in ours])
     return Metric(
         name,
         int(wrong(ours).sum()),
@@ -261,7 +261,7 @@ def _figure(name: str, fits: list[Fit], ours: list, peers: list, best: dict[Any,
         direction="lower",
         tolerance=0.1,
         detail={
-            "unflagged": int((wrong(ours) & ended).sum()),
+            "unflagged": int((wrong(ours) & converged).sum()),
             "evaluations": int(sum(end[1] for end in ours)),
             "wrong_of_scipy": int(wrong(peers).sum()),
             "evaluations_of_scipy": int(sum(end[1] for end in peers)),

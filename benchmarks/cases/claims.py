@@ -1,12 +1,14 @@
-"""False reports of convergence from random starts around the problems of NIST and of MGH.
+"""Count false reports of convergence from random initial guesses for problems of NIST and MGH.
 
-Every param of NIST's 27 fits is wrong by up to a factor of two, and of ten; the problems of Moré,
-Garbow and Hillstrom begin beside 1, 10 and 100 times their starts. A report is false where the cost
-falls by more than a thousandth when MINPACK goes on in float64, from the end or from points beside
-it (a saddle), and by more than rounding explains in the dtype of the fit. It is a local minimum
-where MINPACK only leaves it from points beside it, and all eigenvalues of the Hessian in float64
-are clearly positive. Known infima at infinity and other known minima are counted apart, as in
-`mgh`. So are false reports whose certificate marks a parameter as undetermined: `flagged`.
+The initial guesses of NIST's 27 fits have errors of up to a factor of two and of ten in every
+parameter. The problems of Moré, Garbow and Hillstrom (MGH) start near 1, 10 and 100 times the
+standard initial guess.
+
+MINPACK continues each fit in float64, from the solution and from nearby points. A report is false
+if MINPACK lowers the cost by more than a thousandth, and by more than the rounding error of the
+fit's dtype. The solution is a local minimum if MINPACK leaves it only from nearby points and all
+eigenvalues of the Hessian are clearly positive. Known infima at infinity, other known minima (as in
+`mgh`), and false reports with parameters flagged as undetermined are counted separately.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ from benchmarks.reliability import Residuals
 from benchmarks.timing import Settings, peer
 from fnopt.solvers import dogleg, gauss_newton
 
-FALLS = 1e-3  # of the cost
-BESIDE = 1e-3  # of the params
-ROUNDED = 10  # times the rounding of the cost
-DIFFERENCE = 6e-6  # of a param
-CLEARLY = 1e-8  # of the largest eigenvalue
+FALLS = 1e-3  # relative decrease of the cost that makes a report false
+BESIDE = 1e-3  # relative distance of the nearby points
+ROUNDED = 10  # decreases below this multiple of the rounding error don't count
+DIFFERENCE = 6e-6  # relative step of central differences: cube root of float64's epsilon
+CLEARLY = 1e-8  # smallest relative eigenvalue of a Hessian that is clearly positive
 A_FEW = ("rosenbrock", "beale")
 SOLVERS: dict[str, Callable[[], Any]] = {
     "levenberg_marquardt": fnopt.levenberg_marquardt,
@@ -47,7 +49,7 @@ SOLVERS: dict[str, Callable[[], Any]] = {
 
 
 class Around(NamedTuple):
-    """A problem, and starts around it."""
+    """A problem and its random initial guesses."""
 
     residuals: Residuals
     data: Any  # a tree of float64 arrays
@@ -56,7 +58,7 @@ class Around(NamedTuple):
 
 
 class End(NamedTuple):
-    """The end of a fit."""
+    """Result of a fit."""
 
     problem: int
     params: np.ndarray
@@ -66,11 +68,11 @@ class End(NamedTuple):
 
 
 Functions = Callable[[Any, Any], Any]
-"""`f(params, k)`: of the k-th problem."""
+"""`f(params, k)` returns the residuals of problem k."""
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """Every solver in both precisions."""
+    """Count for each solver in both precisions."""
     groups = collections.defaultdict(list)
     for problem in _problems(settings.smoke):
         groups[len(problem.starts[0])].append(problem)
@@ -109,7 +111,7 @@ def _problems(smoke: bool) -> Iterator[Around]:
 
 
 def _counted(group: list[Around], solver: Any, dtype: str) -> dict[str, int]:
-    """Counts the outcomes of all starts of problems with as many params each: one program."""
+    """Count the outcomes of problems with equally many params, in one program."""
     ends = []
     with jax.enable_x64(dtype == "float64"):
         residuals = _together(group, dtype)
@@ -124,23 +126,23 @@ def _counted(group: list[Around], solver: Any, dtype: str) -> dict[str, int]:
                 params, *rest = fit(jnp.asarray(start, dtype), k)
                 ends.append(End(k, np.asarray(params, float), *map(np.asarray, rest)))
     converged = [end for end in ends if end.converged]
-    found = collections.Counter(
+    counts = collections.Counter(
         starts=len(ends), converged=len(converged), false=0, flagged=0, local=0, known=0
     )
-    found["evaluations"] = sum(int(end.evaluations) for end in ends)
+    counts["evaluations"] = sum(int(end.evaluations) for end in ends)
     with jax.enable_x64(True):
         residuals = jax.jit(_together(group, "float64"))
-        slopes = jax.jit(jax.jacfwd(residuals))
+        jacobian = jax.jit(jax.jacfwd(residuals))
         for k, params, _, undetermined, _ in converged:
-            fun, jac = functools.partial(residuals, k=k), functools.partial(slopes, k=k)
-            least = ROUNDED * float(np.finfo(dtype).eps) ** 2 * _cost(fun, group[k].starts[0])
-            fate = _fate(fun, jac, params, float(np.finfo(dtype).eps), least)
+            fun, jac = functools.partial(residuals, k=k), functools.partial(jacobian, k=k)
+            zero = ROUNDED * float(np.finfo(dtype).eps) ** 2 * _cost(fun, group[k].starts[0])
+            outcome = _outcome(fun, jac, params, float(np.finfo(dtype).eps), zero)
             cost = _cost(fun, params)
             known = any(abs(cost - other) <= 1e-3 * other for other in group[k].known)
-            if fate == "false" and undetermined:
-                fate = "flagged"
-            found["known" if known and fate != "true" else fate] += 1
-    return found
+            if outcome == "false" and undetermined:
+                outcome = "flagged"
+            counts["known" if known and outcome != "true" else outcome] += 1
+    return counts
 
 
 def _cost(fun: Any, x: np.ndarray) -> float:
@@ -169,30 +171,30 @@ def _together(group: list[Around], dtype: str) -> Functions:
     return lambda p, k: lax.switch(k, branches, p)
 
 
-def _fate(fun: Any, jac: Any, x: np.ndarray, eps: float, least: float) -> str:
-    """Whether a report is true, of a local minimum or false; a cost below `least` is zero."""
+def _outcome(fun: Any, jac: Any, x: np.ndarray, eps: float, zero: float) -> str:
+    """Return "true", "local" or "false" for a reported convergence; costs up to `zero` are zero."""
     scipy = peer("scipy.optimize")
     cost, columns = _cost(fun, x), np.linalg.norm(jac(x), axis=0)
-    if not cost > least:
+    if not cost > zero:
         return "true"
     rho = eps * np.linalg.norm(columns * x)
     falls = max(FALLS * cost, ROUNDED * (rho * np.sqrt(2 * cost) + rho**2))
 
-    def on(start: np.ndarray) -> float:
+    def continued_cost(start: np.ndarray) -> float:
         options = {"ftol": 1e-14, "xtol": 1e-14, "gtol": 0, "maxfev": 300, "full_output": True}
         return _cost(fun, scipy.leastsq(fun, start, Dfun=jac, **options)[0])
 
     rng = np.random.default_rng(0)
-    aside = BESIDE * rng.standard_normal((2, x.size)) * np.where(x == 0, 1, x)
-    if on(x) < cost - falls:
+    offsets = BESIDE * rng.standard_normal((2, x.size)) * np.where(x == 0, 1, x)
+    if continued_cost(x) < cost - falls:
         return "false"
-    if not any(on(start) < cost - falls for start in x + aside):
+    if not any(continued_cost(start) < cost - falls for start in x + offsets):
         return "true"
     return "local" if _is_minimum(fun, jac, x, columns) else "false"
 
 
 def _is_minimum(fun: Any, jac: Any, x: np.ndarray, columns: np.ndarray) -> bool:
-    """Whether all eigenvalues of the Hessian are clearly positive, in units of the columns."""
+    """Whether all eigenvalues of the Hessian, scaled by the column norms, are clearly positive."""
     steps = np.diag(DIFFERENCE * np.where(x == 0, 1, np.abs(x)))
 
     def gradient(at: np.ndarray) -> np.ndarray:
@@ -202,5 +204,5 @@ def _is_minimum(fun: Any, jac: Any, x: np.ndarray, columns: np.ndarray) -> bool:
         (gradient(x + h) - gradient(x - h)) / (2 * h.sum() * column)
         for h, column in zip(steps, columns, strict=True)
     ]
-    bends = np.linalg.eigvalsh((np.stack(rows) + np.stack(rows).T) / 2)
-    return bool(bends[0] > CLEARLY * bends[-1])
+    eigenvalues = np.linalg.eigvalsh((np.stack(rows) + np.stack(rows).T) / 2)
+    return bool(eigenvalues[0] > CLEARLY * eigenvalues[-1])

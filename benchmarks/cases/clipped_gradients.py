@@ -1,4 +1,4 @@
-"""Clipped per-example gradients of a dense network and a transformer, against plain gradients."""
+"""Compare clipped per-example gradients with plain gradients: dense network and transformer."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CLIP = 1.0
 
 
 class Problem(NamedTuple):
-    """A model; `loss` is of one example, `total` is written for a whole batch by hand."""
+    """A model: `loss` of one example, and `total` of a batch, without `vmap`."""
 
     loss: Callable[[Any, Any], jax.Array]
     total: Callable[[Any, Any], jax.Array]
@@ -44,7 +44,7 @@ def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def dense(smoke: bool, examples: int = 256) -> Problem:
-    """A multi-layer perceptron; a smoke run has eight examples."""
+    """Create a multi-layer perceptron; a smoke run has eight examples."""
     widths, examples = ([8, 16, 4], 8) if smoke else ([784, 512, 512, 10], examples)
     rng = np.random.default_rng(0)
 
@@ -61,7 +61,7 @@ def dense(smoke: bool, examples: int = 256) -> Problem:
 
 
 def transformer(smoke: bool) -> Problem:
-    """Two pre-norm blocks with a tied embedding."""
+    """Create a transformer of two pre-norm blocks with a tied embedding."""
     d, length, examples, heads, words = (8, 4, 4, 2, 11) if smoke else (128, 64, 32, 4, 256)
     rng = np.random.default_rng(0)
 
@@ -74,8 +74,8 @@ def transformer(smoke: bool) -> Problem:
             y.reshape(*x.shape[:-1], heads, d // heads) for y in jnp.split(h @ p["qkv"], 3, -1)
         )
         scores = jnp.einsum("...qhc,...khc->...hqk", q, k) * (d // heads) ** -0.5
-        seen = jnp.tril(jnp.ones((length, length), bool))
-        weights = jax.nn.softmax(jnp.where(seen, scores, -1e9))
+        causal = jnp.tril(jnp.ones((length, length), bool))
+        weights = jax.nn.softmax(jnp.where(causal, scores, -1e9))
         x = x + jnp.einsum("...hqk,...khc->...qhc", weights, v).reshape(x.shape) @ p["o"]
         return x + jax.nn.gelu(norm(x, p["s2"]) @ p["up"] + p["b"]) @ p["down"]
 
@@ -120,9 +120,9 @@ def _functions(problem: Problem) -> dict[str, Callable[..., Any]]:
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """Time, memory and matrix products, each over those of the plain gradient.
+    """Measure time, memory and matrix products, relative to the plain gradient.
 
-    jax_privacy is measured too where it is installed.
+    jax_privacy is measured if it is installed.
     """
     for make in (dense, transformer):
         problem = make(settings.smoke)
@@ -137,7 +137,7 @@ def run(settings: Settings) -> Iterator[Metric]:
             yield time_ratio(f"{title}: run", unit, times[name], times["plain"])
             yield compile_ratio(f"{title}: compile", unit, seconds[name], seconds["plain"])
             yield _memory(f"{title}: temporary", compiled[name], compiled["plain"])
-            if "jax_privacy" not in name:  # its loops don't say how often they run
+            if "jax_privacy" not in name:  # the lengths of its loops are unknown to `cost`
                 yield _products(f"{title}: matrix products", functions[name], functions["plain"])
 
 

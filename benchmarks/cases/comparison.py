@@ -1,4 +1,4 @@
-"""The training comparison at tiny sizes; for figures there is `python -m benchmarks training`."""
+"""Test the training comparison at tiny sizes; `python -m benchmarks training` measures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.training.record import merged
 from benchmarks.training.session import compare
 from benchmarks.training.tables import printed
 
-# AdamW, which the others are compared with, and one method of each kind.
+# AdamW, the reference of the comparison, and one method of each kind.
 SMOKE = {
     "digits_mlp": ["adamw", "soap"],
     "pinn": ["adamw", "gauss_newton"],
@@ -20,9 +20,9 @@ SMOKE = {
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """Tunes and trains; the share of the tasks that got a result."""
+    """Tune and train; return the fraction of tasks with a result."""
     if not settings.smoke:
-        raise Skipped("it has a command of its own: python -m benchmarks training")
+        raise Skipped("run the separate command instead: python -m benchmarks training")
     with tempfile.TemporaryDirectory() as folder:
         missing = compare([*SMOKE], Path(folder), smoke=True, methods=SMOKE.get, seeds=1)
         record = merged(Path(folder), SMOKE)

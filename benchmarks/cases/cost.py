@@ -1,4 +1,4 @@
-"""Counting FLOPs by the program: against counts by hand, the compiler's count, and its time."""
+"""Check `fnopt.costs.cost`: its FLOP count against exact counts and XLA's counts, and its time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fnopt.costs import cost
 
 
 def f32(*shape: int) -> jax.ShapeDtypeStruct:
-    """The shape of a float32 array."""
+    """Return the shape and dtype of a float32 array."""
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def recurrent(w: jax.Array, u: jax.Array, xs: jax.Array) -> jax.Array:
-    """A recurrent network: one scan over time."""
+    """Run a recurrent network by a scan over time."""
 
     def step(h: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
         return jnp.tanh(x @ w + h @ u), None
@@ -29,14 +29,14 @@ def recurrent(w: jax.Array, u: jax.Array, xs: jax.Array) -> jax.Array:
 
 
 def loss(weights: list[jax.Array], x: jax.Array) -> jax.Array:
-    """A deep network without loops."""
+    """Return the loss of a deep network without loops."""
     for w in weights:
         x = jnp.tanh(x @ w)
     return jnp.mean(jnp.square(x))
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """Errors as `1 + |relative error|`, so that 1 is exact; then the time that counting takes."""
+    """Report errors as `1 + |relative error|`, so 1 is exact, and the time of a count."""
     t, n, i, h = 50, 16, 32, 64
     args = (f32(i, h), f32(h, h), f32(t, n, i))
     by_hand = t * (2 * n * i * h + 2 * n * h * h)

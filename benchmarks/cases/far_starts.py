@@ -1,12 +1,11 @@
-"""Fits from far starts: how many of a batch end in the best minimum, and of `least_squares`.
+"""Count fits from distant initial guesses that end in the best minimum.
 
-Nine models of two to four params, 200 starts each, in which every param is wrong by up to a factor
-of five either way, and of a hundred. The best minimum is the lowest cost that anyone finds, by all
-digits of float64, from these starts or from the truth. A report of convergence is false where the
-cost falls on from there; those whose certificate marks a parameter as undetermined are counted
-apart, as flagged. `least_squares(..., starts=8)` searches from eight
-points around each start. The batch has no fallback here, for that is
-`least_squares`.
+Nine models of two to four parameters have 200 initial guesses each. Every initial parameter is the
+true value, multiplied or divided by a factor of up to 5 or 100. The best minimum is the lowest cost
+of all fits in float64, from these initial guesses and from the true parameters. A reported
+convergence is false if a continued fit lowers the cost. False reports with parameters flagged as
+undetermined are counted separately. `least_squares(..., starts=8)` searches from eight points
+around each initial guess. `curve_fit_batch` runs without its fallback, which is `least_squares`.
 """
 
 from __future__ import annotations
@@ -27,10 +26,10 @@ from fnopt.core import is_converged
 
 X = np.linspace(0.1, 10.0, 40)
 NOISE = 0.02
-BEST = {"float32": 1e-3, "float64": 1e-6}  # so near to the lowest cost, relatively
-FALLS = 1e-3  # of the cost: by so much it falls from the end of a false report
-AT_ONCE = 64  # of the single fits
-STARTS = 8  # of a multi-start
+BEST = {"float32": 1e-3, "float64": 1e-6}  # relative cost difference from the lowest cost
+FALLS = 1e-3  # relative decrease of the cost that makes a report false
+AT_ONCE = 64  # single fits in one vectorized step of `lax.map`
+STARTS = 8  # initial guesses of a multi-start search
 
 MODELS: dict[str, tuple[Callable[..., Any], list[float]]] = {
     "decay": (lambda x, a, b: a * jnp.exp(-b * x), [3, 0.5]),
@@ -46,7 +45,7 @@ MODELS: dict[str, tuple[Callable[..., Any], list[float]]] = {
 
 
 class Ends(NamedTuple):
-    """Where fits ended, and what they cost there by all digits."""
+    """Results of fits, with the cost of the solutions in float64."""
 
     params: np.ndarray
     converged: np.ndarray
@@ -55,34 +54,39 @@ class Ends(NamedTuple):
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """Both distances in float32, in which fewer are found; then in float64."""
+    """Count for both factors, in float32 and in float64."""
     names = ["decay"] if settings.smoke else list(MODELS)
     for dtype in ("float64",) if settings.smoke else ("float32", "float64"):
         for factor in (100,) if settings.smoke else (5, 100):
-            found = [_model(name, factor, dtype, 8 if settings.smoke else 200) for name in names]
-            yield _figure(f"{dtype}, wrong by up to {factor}", found)
+            masks = [_model(name, factor, dtype, 8 if settings.smoke else 200) for name in names]
+            yield _metric(f"{dtype}, wrong by up to {factor}", masks)
 
 
 def _model(name: str, factor: float, dtype: str, count: int) -> dict[str, np.ndarray]:
-    """The outcomes of the starts of a model, a mask for each."""
+    """Return one mask over the initial guesses for each solver and outcome."""
     f, true = MODELS[name]
     rng = np.random.default_rng(0)
     p0 = true * factor ** rng.uniform(-1, 1, (count, len(true)))
     with jax.enable_x64(True):
         y = np.asarray(f(X, *true)) + NOISE * rng.standard_normal(X.size)
     with jax.enable_x64(dtype == "float64"):
-        at = [jnp.asarray(a, dtype) for a in (X, y, p0)]
-        ends = {"batch": _batch(f, *at), "alone": _alone(f, *at), "multi": _alone(f, *at, STARTS)}
+        args = [jnp.asarray(a, dtype) for a in (X, y, p0)]
+        ends = {
+            "batch": _batch(f, *args),
+            "alone": _alone(f, *args),
+            "multi": _alone(f, *args, STARTS),
+        }
     with jax.enable_x64(True):
         ends = {who: end._replace(cost=_cost(f, y, end.params)) for who, end in ends.items()}
-        # From the truth, and on from all ends.
-        more = _alone(f, X, y, np.concatenate([[true], *(end.params for end in ends.values())]))
-        further = _cost(f, y, more.params)
-    lowest = min(further[0], *(end.cost.min() for end in ends.values()))
+        # Fit from the true parameters, and continue all fits from their solutions.
+        starts = np.concatenate([[true], *(end.params for end in ends.values())])
+        continued = _cost(f, y, _alone(f, X, y, starts).params)
+    lowest = min(continued[0], *(end.cost.min() for end in ends.values()))
     outcomes: dict[str, np.ndarray] = {}
-    for (who, end), on in zip(ends.items(), further[1:].reshape(len(ends), -1), strict=True):
+    costs = continued[1:].reshape(len(ends), -1)
+    for (who, end), cost in zip(ends.items(), costs, strict=True):
         right = end.converged & (end.cost <= lowest * (1 + BEST[dtype]))
-        false = end.converged & ~right & (on < (1 - FALLS) * end.cost)
+        false = end.converged & ~right & (cost < (1 - FALLS) * end.cost)
         outcomes |= {
             who: right,
             f"{who}, false": false & ~end.flagged,
@@ -106,7 +110,7 @@ def _alone(f: Callable[..., Any], x: Any, y: Any, p0: Any, starts: int = 1) -> E
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _each_alone(f: Callable[..., Any], starts: int, x: Any, y: Any, p0: Any) -> tuple[Any, ...]:
-    """Each start by itself, by the solver for one problem."""
+    """Fit from each initial guess separately by `least_squares`."""
 
     def one(p0: Any) -> tuple[Any, ...]:
         end = fnopt.least_squares(lambda p: f(x, *p) - y, p0, starts=starts)
@@ -121,23 +125,23 @@ def _cost(f: Callable[..., Any], y: np.ndarray, params: np.ndarray) -> np.ndarra
     return np.where(np.isfinite(cost), cost, np.inf)
 
 
-def _figure(name: str, found: list[dict[str, np.ndarray]]) -> Metric:
-    of = {key: np.concatenate([one[key] for one in found]) for key in found[0]}
+def _metric(name: str, models: list[dict[str, np.ndarray]]) -> Metric:
+    masks = {key: np.concatenate([model[key] for model in models]) for key in models[0]}
     detail = {
-        "least_squares": of["alone"].sum(),
-        f"least_squares_from_{STARTS}_starts": of["multi"].sum(),
-        "false_of_multi_start": of["multi, false"].sum(),
-        "only_least_squares": (of["alone"] & ~of["batch"]).sum(),
-        "only_batch": (of["batch"] & ~of["alone"]).sum(),
-        "false_of_batch": of["batch, false"].sum(),
-        "false_of_least_squares": of["alone, false"].sum(),
-        "flagged_of_batch": of["batch, flagged"].sum(),
-        "flagged_of_least_squares": of["alone, flagged"].sum(),
+        "least_squares": masks["alone"].sum(),
+        f"least_squares_from_{STARTS}_starts": masks["multi"].sum(),
+        "false_of_multi_start": masks["multi, false"].sum(),
+        "only_least_squares": (masks["alone"] & ~masks["batch"]).sum(),
+        "only_batch": (masks["batch"] & ~masks["alone"]).sum(),
+        "false_of_batch": masks["batch, false"].sum(),
+        "false_of_least_squares": masks["alone, false"].sum(),
+        "flagged_of_batch": masks["batch, flagged"].sum(),
+        "flagged_of_least_squares": masks["alone, flagged"].sum(),
     }
     return Metric(
         name,
-        int(of["batch"].sum()),
-        f"of {of['batch'].size} of a batch",
+        int(masks["batch"].sum()),
+        f"of {masks['batch'].size} of a batch",
         direction="higher",
         tolerance=0.02,
         detail={key: int(value) for key, value in detail.items()},

@@ -1,7 +1,7 @@
-"""What a user waits for: a process from its start to its first fits, in CPU time.
+"""Measure the CPU time from the start of a process to its first fits.
 
-Each process imports a library, fits a decay of 40 points, then another model, then other data with
-39 points. Nothing is cached on disk.
+Each process imports a library and fits a decay to 40 points, then another model, then the first
+model to 39 points. Compiled programs aren't cached on disk.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ _NAMES = ("import", "first fit", "another model", "another length")
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """CPU time from the start of a process to its first fit, and of the fits after it."""
+    """Compare the CPU times of the first fit (with the start of the process) and of two more."""
     programs = {"ours": _FNOPT}
     for name, program in (("optimistix", _OPTIMISTIX), ("scipy", _SCIPY)):
         peer(name)
@@ -88,7 +88,7 @@ def run(settings: Settings) -> Iterator[Metric]:
 
 
 def _measure(program: str) -> dict[str, float]:
-    """CPU seconds of a process until its first fit, and of the two fits after it."""
+    """Run a program; return CPU seconds until the end of the first fit, and of the next two."""
     text = _DATA + program + "\nprint(*times)\n"
     out = subprocess.run([sys.executable, "-c", text], check=True, capture_output=True, text=True)
     first, second, third = map(float, out.stdout.split())

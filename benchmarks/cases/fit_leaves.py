@@ -1,4 +1,4 @@
-"""What fits of 1 to 200 leaves cost before they run, beside those of one vector."""
+"""Compare the compilation of fits with 1 to 200 leaves with fits of one vector."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TIMES = jnp.linspace(0.0, 1.0, 3)
 
 
 def residuals(params: Any) -> Any:
-    """Decays, three residuals each; of a tree of rates, or of a vector of them."""
+    """Return three residuals of a decay for each rate, for a tree or a vector of rates."""
     return jax.tree.map(lambda a: jnp.exp(-a[..., None] * _TIMES) - 0.5, params)
 
 
@@ -39,7 +39,7 @@ def _programs() -> dict[str, Callable[[Any], Any]]:
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """Every solver on trees of scalars, and on one vector of as many."""
+    """Compile every solver for a tree of scalars and for a vector of the same size."""
     for n in (1, 20) if settings.smoke else (1, 20, 200):
         tree = {f"rate_{i}": jnp.ones(()) for i in range(n)}
         for name, solve in _programs().items():
@@ -56,7 +56,7 @@ def run(settings: Settings) -> Iterator[Metric]:
 
 
 def _stages(solve: Callable[[Any], Any], start: Any) -> dict[str, float]:
-    """The size of a program, and CPU seconds for tracing, lowering and compiling it."""
+    """Return the size of a program, and CPU seconds to trace, lower and compile it."""
     jax.clear_caches()
     clock = [time.process_time()]
     traced = jax.jit(solve).trace(start)
@@ -64,8 +64,8 @@ def _stages(solve: Callable[[Any], Any], start: Any) -> dict[str, float]:
     lowered = traced.lower()
     clock.append(time.process_time())
     lines = lowered.as_text().count("\n")
-    found = {"equations": jaxprs.program_size(traced.jaxpr.jaxpr), "lines": lines}
-    found |= {"trace": clock[1] - clock[0], "lower": clock[2] - clock[1]}
+    stages = {"equations": jaxprs.program_size(traced.jaxpr.jaxpr), "lines": lines}
+    stages |= {"trace": clock[1] - clock[0], "lower": clock[2] - clock[1]}
     begin = time.process_time()
     lowered.compile()
-    return found | {"compile": time.process_time() - begin}
+    return stages | {"compile": time.process_time() - begin}

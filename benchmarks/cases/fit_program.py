@@ -1,8 +1,8 @@
-"""The size of the program of a small fit: its operations, and its copies of the user's function.
+"""Count the operations of a small fit's program, and its copies of the user's function.
 
-Both are counted, so they are the same on every machine: StableHLO operations as JAX lowers them,
-and how often the program evaluates the model once XLA has inlined all functions. The model is a
-decay with one exponential, which a value, a first and a second derivative need once each.
+The counts are the same on every machine: StableHLO operations after lowering, and copies of the
+model after XLA has inlined all functions. The model is a decay with one exponential, which a copy
+with derivatives computes once. The number of exponentials is therefore the number of copies.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fnopt.programs import jaxprs
 from fnopt.solvers import dogleg, gauss_newton
 
 POINTS = 40
-# An operation of the text: `%3 = stablehlo.add`, also of several results, or a call.
+# An operation in the text, with one or several results: `%3 = stablehlo.add`, or a call.
 OPERATION = re.compile(r'^\s*%\S+ = "?(?:stablehlo|chlo|func|call)\b', re.M)
 FITS: dict[str, Callable[..., Any]] = {
     "levenberg_marquardt": fnopt.least_squares,
@@ -37,7 +37,7 @@ FITS: dict[str, Callable[..., Any]] = {
 
 
 def minimized(method: str) -> Callable[..., Any]:
-    """The same fit by `minimize`, of the sum of squares."""
+    """Return a function that fits by `minimize` of the sum of squares."""
 
     def fit(residuals: Any, params: Any, args: Any) -> Any:
         return fnopt.minimize(lambda p, *a: jnp.sum(residuals(p, *a) ** 2), params, args, method)
@@ -49,13 +49,13 @@ FITS |= {f"minimize, {name}": minimized(name) for name in ("bfgs", "lbfgsb", "ne
 
 
 def residuals(params: Any, data: Any) -> Any:
-    """A decay of three params."""
+    """Return the residuals of a decay with three params."""
     x, y = data
     return params[0] * jnp.exp(-params[1] * x) + params[2] - y
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """The default, its straight steps, the other methods, and a fit with bounds."""
+    """Count for each method of `FITS`."""
     x = jnp.linspace(0.1, 10.0, POINTS)
     data, start = (x, 3 * jnp.exp(-0.5 * x) + 0.3), jnp.asarray([1.0, 1.0, 0.0])
     for name in list(FITS)[: 1 if settings.smoke else None]:

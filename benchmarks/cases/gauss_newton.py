@@ -1,4 +1,4 @@
-"""The Gram matrix and products of a batch's Jacobian, never formed, against a gradient."""
+"""Count the cost of Gram matrix and products of a batch's Jacobian, relative to a gradient."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.timing import Settings
 from fnopt.costs import cost
 from fnopt.curvature import batch_jacobian
 
-# Widths of the layers, and examples.
+# (widths of the layers, number of examples)
 NETWORKS = (
     ((784, 1024, 1024, 1), 512),
     ((784, 2048, 2048, 2048, 1), 256),
@@ -42,25 +42,25 @@ def _gradient(params: Any, x: jax.Array) -> Any:
 
 
 def _products(method: str) -> dict[str, Callable[..., Any]]:
-    at = batch_jacobian(_net, method=method)
+    jacobian = batch_jacobian(_net, method=method)
 
     def step(params: Any, x: jax.Array) -> Any:
-        J = at(params, x)
+        J = jacobian(params, x)
         return J.rmv(J.gram() @ J.vector)
 
     return {
-        "J J^T": lambda p, x: at(p, x).gram(),
-        "J v": lambda p, x: at(p, x).mv(p),
+        "J J^T": lambda p, x: jacobian(p, x).gram(),
+        "J v": lambda p, x: jacobian(p, x).mv(p),
         "J J^T and J^T a": step,
     }
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """FLOPs of matrix products and temporaries, over those of the gradient; nothing is run."""
+    """Count FLOPs of matrix products and temporary buffers of compiled programs, without a run."""
     for widths, n in SMALL if settings.smoke else NETWORKS:
         shapes = _shapes(widths, n)
         size = sum(leaf.size for leaf in jax.tree.leaves(shapes[0]))
-        jacobian = 4e-6 * size * n * widths[-1]
+        jacobian_mb = 4e-6 * size * n * widths[-1]
         plain = _measured(_gradient, shapes)
         for method in ("ghost", "formed"):
             for name, fn in _products(method).items():
@@ -81,7 +81,7 @@ def run(settings: Settings) -> Iterator[Metric]:
                     detail={
                         "ours_MB": ours[1] / 1e6,
                         "peer_MB": plain[1] / 1e6,
-                        "jacobian_MB": jacobian,
+                        "jacobian_MB": jacobian_mb,
                     },
                 )
 

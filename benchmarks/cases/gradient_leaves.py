@@ -1,4 +1,4 @@
-"""What gradients of examples and looks at gradients cost before they run, for 1 to 200 leaves."""
+"""Measure the compilation of per-example gradients and gradient statistics, for 1 to 200 leaves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fnopt.programs import jaxprs
 
 
 def _loss(params: Any, x: jax.Array) -> jax.Array:
-    """A network of small layers that wait for each other: products and biases in turns."""
+    """Loss of a network of sequential layers, in which products and biases alternate."""
     for w in params.values():
         x = x @ w if w.ndim == 2 else x + 0.1 * jnp.tanh(x + w)
     return jnp.sum(x**2)
@@ -39,7 +39,7 @@ def _programs() -> dict[str, Callable[..., Any]]:
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """Each of them, beside the gradient of the mean loss."""
+    """Compare each function with the gradient of the mean loss."""
     rng = np.random.default_rng(0)
 
     def draw(*shape: int) -> jax.Array:
@@ -60,7 +60,7 @@ def run(settings: Settings) -> Iterator[Metric]:
 
 
 def _stages(fn: Callable[..., Any], *args: Any) -> dict[str, float]:
-    """The equations, and CPU seconds of every stage, from scratch; an eager call is the second."""
+    """Count equations, and measure CPU seconds of each stage and of the second eager call."""
     jax.clear_caches()
     clock = [time.process_time()]
     traced = jax.jit(fn).trace(*args)

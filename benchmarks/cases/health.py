@@ -1,4 +1,4 @@
-"""What looking at the health of updates adds to a training step, on two networks."""
+"""Measure how much `record_health` adds to the time of a training step, on two networks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def mlp(smoke: bool) -> tuple[Any, Any, Any]:
-    """A perceptron: params, batch and loss."""
+    """Create a perceptron: params, batch and loss."""
     widths, examples = ([8, 16, 4], 8) if smoke else ([784, 512, 512, 10], 256)
     rng = np.random.default_rng(0)
     params = [(_draw(rng, n, m), jnp.zeros(m)) for n, m in itertools.pairwise(widths)]
@@ -54,7 +54,7 @@ def _normed(x: jax.Array) -> jax.Array:
 
 
 def transformer(smoke: bool) -> tuple[Any, Any, Any]:
-    """A small decoder with tied embeddings: params, batch and loss."""
+    """Create a small decoder with tied embeddings: params, batch and loss."""
     width, layers, length, batch, words = (8, 1, 4, 2, 16) if smoke else (128, 4, 64, 32, 512)
     heads, rng = 4, np.random.default_rng(0)
     shapes = {"qkv": (width, 3 * width), "out": (width, width)}
@@ -85,7 +85,7 @@ def transformer(smoke: bool) -> tuple[Any, Any, Any]:
 
 
 def train_step(tx: Any, loss: Any) -> Any:
-    """A whole step: gradient, update, new params."""
+    """Return a function that computes gradient, update and new params."""
 
     def step(params: Any, state: Any, *batch: Any) -> tuple[Any, Any]:
         updates, state = tx.update(jax.grad(loss)(params, *batch), state, params)
@@ -95,7 +95,7 @@ def train_step(tx: Any, loss: Any) -> Any:
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """Every choice of statistics against the same step without."""
+    """Compare each set of statistics with the step without statistics."""
     for where, problem in {"mlp": mlp, "transformer": transformer}.items():
         params, batch, loss = problem(settings.smoke)
         plain = fnopt.adamw(1e-3)

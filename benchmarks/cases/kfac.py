@@ -1,8 +1,8 @@
-"""A deep autoencoder of digits: K-FAC without a learning rate against AdamW with a tuned one.
+"""Compare K-FAC with tuned AdamW on a deep autoencoder of digits.
 
-AdamW gets warm-up, a cosine and the best of several rates for its number of steps. What counts is
-its loss on all of the training data at its end: how many steps K-FAC takes to that, and how many
-FLOPs, by our own counter and with everything that is done every few steps.
+AdamW has warm-up, a cosine schedule and the best of several learning rates. The target is AdamW's
+final loss on all training data. The benchmark counts the steps and FLOPs that K-FAC takes to reach
+the target. `fnopt.costs` counts the FLOPs; operations of every k-th step count with weight 1 / k.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from benchmarks.timing import Settings
 from fnopt.costs import cost
 from fnopt.curvature import KroneckerModel, KroneckerSpec
 
-SHOWN = float("inf")  # a path through a loss with many valleys: another machine takes another one
+# Rounding errors change which minimum is reached, so these metrics have no tolerance.
+SHOWN = float("inf")
 
 
 class Size(NamedTuple):
-    """How much is run."""
+    """Size of the problem and of the runs."""
 
     widths: tuple[int, ...] = (64, 100, 50, 25, 6, 25, 50, 100, 64)
     rows: int = 1408
@@ -46,7 +47,7 @@ OPTIONS = {
 
 
 def autoencoder(params: Any, x: jax.Array) -> jax.Array:
-    """Logits of the pixels; the code and they are linear."""
+    """Return the logits of the pixels; the code layer and the output layer are linear."""
     last = len(params) - 1
     for k, layer in enumerate(params):
         x = x @ layer["w"] + layer["b"]
@@ -55,17 +56,17 @@ def autoencoder(params: Any, x: jax.Array) -> jax.Array:
 
 
 def cross_entropy(logits: jax.Array, x: jax.Array) -> jax.Array:
-    """Of an image's pixels as probabilities."""
+    """Return the cross-entropy of an image, whose pixels are probabilities."""
     return jnp.sum(jax.nn.softplus(logits) - x * logits)
 
 
 def mean_loss(params: Any, x: jax.Array) -> jax.Array:
-    """Over a batch."""
+    """Return the mean cross-entropy of a batch."""
     return jnp.mean(jax.vmap(cross_entropy)(autoencoder(params, x), x))
 
 
 def start(widths: tuple[int, ...], seed: int) -> Any:
-    """Random weights, biases of zero."""
+    """Draw random weights, with zero biases."""
     keys = jax.random.split(jax.random.key(seed), len(widths))
     pairs = zip(keys, itertools.pairwise(widths), strict=False)
     return [
@@ -74,7 +75,7 @@ def start(widths: tuple[int, ...], seed: int) -> Any:
 
 
 def curve(tx: Any, params: Any, batches: jax.Array, x: jax.Array, *, first: bool) -> jax.Array:
-    """The loss of all data after every step."""
+    """Train, and return the loss of all data after every step."""
 
     def step(carry: Any, batch: jax.Array) -> Any:
         params, state = carry
@@ -88,13 +89,13 @@ def curve(tx: Any, params: Any, batches: jax.Array, x: jax.Array, *, first: bool
 
 
 def adamw(rate: Any, steps: int) -> Any:
-    """Warm-up, then a cosine."""
+    """Return AdamW with warm-up and a cosine schedule."""
     schedule = fnopt.warmup_cosine_decay_schedule(0.0, rate, steps // 20, steps, 0.01 * rate)
     return fnopt.adamw(schedule, weight_decay=1e-4)
 
 
 def first_order_flops(tx: Any, params: Any, batch: Any) -> float:
-    """Of a gradient and a step."""
+    """Count the FLOPs of a gradient and an update."""
 
     def step(params: Any, state: Any, batch: Any) -> Any:
         return tx.update(jax.grad(mean_loss)(params, batch), state, params)
@@ -103,7 +104,11 @@ def first_order_flops(tx: Any, params: Any, batch: Any) -> float:
 
 
 def kfac_flops(tx: Any, params: Any, batch: Any) -> float:
-    """Of a step, on average; the counter takes every branch for taken."""
+    """Count the average FLOPs of a step.
+
+    `cost` counts every branch in every step, so the counts of operations that run every k-th step
+    are reduced to 1 / k.
+    """
     state = jax.eval_shape(tx.init, params)
 
     def step(params: Any, state: Any, batch: Any) -> Any:
@@ -130,7 +135,7 @@ def kfac_flops(tx: Any, params: Any, batch: Any) -> float:
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """Every seed has its own start and batches; the figures are medians."""
+    """Report medians over seeds, each with separate initial parameters and batches."""
     size = SMOKE if settings.smoke else Size()
     x = jnp.asarray(data.digits().x[: size.rows], jnp.float32)
     example = jax.ShapeDtypeStruct((size.batch, x.shape[1]), x.dtype)
@@ -158,8 +163,8 @@ def run(settings: Settings) -> Iterator[Metric]:
             runs[name].append((steps, final, float(values[-1])))
     params = start(size.widths, 0)
     theirs = first_order_flops(adam(1e-2), params, example)
-    for name, found in runs.items():
-        steps, final, last = np.median(np.asarray(found), axis=0)
+    for name, outcomes in runs.items():
+        steps, final, last = np.median(np.asarray(outcomes), axis=0)
         each = kfac_flops(txs[name], params, example) / theirs
         detail = {
             "ours_steps": float(steps),

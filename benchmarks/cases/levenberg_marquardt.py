@@ -1,4 +1,4 @@
-"""Nonlinear least squares in float64, against optimistix, jaxopt and SciPy."""
+"""Compare `least_squares` in float64 with optimistix, jaxopt and SciPy."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from benchmarks.timing import (
 )
 
 TOLERANCE, MAX_STEPS = 1e-8, 200
-CALLED = ("rosenbrock", "decay")  # also measured as a user would call them without jax.jit
+CALLED = ("rosenbrock", "decay")  # problems that are also measured without jax.jit
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Residuals of params and data, where to start, and the data."""
+    """Residual function of params and data, initial guess, and data."""
 
     residuals: Callable[[Any, Any], Any]
     start: Any
@@ -38,26 +38,26 @@ class Problem:
 
 
 def decay(p: Any, data: Any) -> Any:
-    """One exponential over a background: three params."""
+    """Residuals of an exponential plus a constant: three params."""
     t, y = data
     return p[0] * jnp.exp(-p[1] * t) + p[2] - y
 
 
 def two_decays(p: Any, data: Any) -> Any:
-    """Two exponentials over a background: five params that are hard to tell apart."""
+    """Residuals of two exponentials plus a constant: five strongly correlated params."""
     t, y = data
     return p[0] * jnp.exp(-p[1] * t) + p[2] * jnp.exp(-p[3] * t) + p[4] - y
 
 
 def network(p: Any, data: Any) -> Any:
-    """A network with one hidden layer, as a vector of params."""
+    """Residuals of a network with one hidden layer, whose params are a vector."""
     x, y = data
     k = p.size // 3
     return jnp.tanh(x[:, None] * p[:k] + p[k : 2 * k]) @ p[2 * k :] - y
 
 
 def problems(smoke: bool) -> dict[str, Problem]:
-    """Small, ill-conditioned, a network, and many small ones at once."""
+    """Return small and ill-conditioned problems, a network, and a batch of small problems."""
     rng = np.random.default_rng(0)
     t = np.linspace(0, 4, 40 if smoke else 200)
 
@@ -84,7 +84,7 @@ def problems(smoke: bool) -> dict[str, Problem]:
 
 
 def ours(problem: Problem, tolerance: float | None = None) -> Callable[..., Any]:
-    """The best params by fnopt, at its defaults or at the tolerances that the peers have here."""
+    """Return a solver by fnopt, with the default tolerances or with `tolerance`."""
 
     def solve(start: Any, data: Any) -> Any:
         solver = fnopt.levenberg_marquardt(ftol=tolerance, xtol=tolerance, gtol=tolerance)
@@ -97,7 +97,7 @@ def ours(problem: Problem, tolerance: float | None = None) -> Callable[..., Any]
 
 
 def by_optimistix(problem: Problem) -> Callable[..., Any]:
-    """The best params by optimistix."""
+    """Return a solver by optimistix."""
     optimistix = peer("optimistix")
     solver = optimistix.LevenbergMarquardt(rtol=TOLERANCE, atol=TOLERANCE)
 
@@ -110,7 +110,7 @@ def by_optimistix(problem: Problem) -> Callable[..., Any]:
 
 
 def by_jaxopt(problem: Problem) -> Callable[..., Any]:
-    """The best params by jaxopt."""
+    """Return a solver by jaxopt."""
     jaxopt = peer("jaxopt")
 
     solver = jaxopt.LevenbergMarquardt(
@@ -124,7 +124,7 @@ def by_jaxopt(problem: Problem) -> Callable[..., Any]:
 
 
 def by_scipy(problem: Problem) -> Callable[[], Any]:
-    """The best params by SciPy (MINPACK), with our compiled residuals and Jacobian."""
+    """Return a solver by SciPy (MINPACK), with residuals and Jacobian compiled by JAX."""
     optimize = peer("scipy.optimize")
     fun = jax.jit(problem.residuals)
     jac = jax.jit(jax.jacfwd(problem.residuals))
@@ -145,12 +145,12 @@ def by_scipy(problem: Problem) -> Callable[[], Any]:
 
 
 def mapped(problem: Problem, solve: Callable[..., Any]) -> Callable[..., Any]:
-    """The solver itself, or over the rows of the data."""
+    """Map the solver over the rows of the data if the problem is a batch."""
     return jax.vmap(solve, (None, (None, 0))) if problem.batched else solve
 
 
 def cost(problem: Problem, params: Any) -> float:
-    """Half the sum of squares; over a batch, the sum of them."""
+    """Return half the sum of squares, summed over a batch."""
     residuals = problem.residuals
     if problem.batched:
         residuals = jax.vmap(residuals, (0, (None, 0)))
@@ -158,7 +158,7 @@ def cost(problem: Problem, params: Any) -> float:
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """Every problem, every peer that is installed; all in float64."""
+    """Compare with all installed libraries on every problem, in float64."""
     with jax.enable_x64(True):
         for label, problem in problems(settings.smoke).items():
             yield from _compare(label, problem, settings)
@@ -175,8 +175,12 @@ def _installed(problem: Problem) -> dict[str, Callable[..., Any]]:
 
 
 def _compare(label: str, problem: Problem, settings: Settings) -> Iterator[Metric]:
-    alike = ours(problem, TOLERANCE)
-    solvers = {"fnopt": ours(problem), "fnopt, their tolerance": alike, **_installed(problem)}
+    same_tolerance = ours(problem, TOLERANCE)
+    solvers = {
+        "fnopt": ours(problem),
+        "fnopt, their tolerance": same_tolerance,
+        **_installed(problem),
+    }
     args = (problem.start, problem.data)
     functions = {name: (mapped(problem, solve), args) for name, solve in solvers.items()}
     seconds, compiled = compile_seconds(functions, settings)
@@ -185,7 +189,7 @@ def _compare(label: str, problem: Problem, settings: Settings) -> Iterator[Metri
     costs = {name: cost(problem, solve()) for name, solve in variants.items()}
     times = interleave(variants, settings)
     for name in list(variants)[2:]:
-        # A quick answer that is wrong is no answer: the peer's cost stands beside its time.
+        # A solver may be fast because it stops early, so the excess cost is recorded with the time.
         excess = {"peer_excess_cost": _excess(costs, name)}
         metric = ratio(f"{label}: run", f"x {name}", times["fnopt"], times[name])
         yield dataclasses.replace(metric, detail=metric.detail | excess)
@@ -200,15 +204,15 @@ def _compare(label: str, problem: Problem, settings: Settings) -> Iterator[Metri
 
 
 def _calls(label: str, problem: Problem, settings: Settings) -> Iterator[Metric]:
-    """A fit that is called as it is, not under `jax.jit`: the work in Python counts too."""
-    known = {"fnopt": ours(problem), **_installed(problem)}
-    calls = {name: blocking(solve, problem.start, problem.data) for name, solve in known.items()}
+    """Time fits outside `jax.jit`, including the time in Python."""
+    solvers = {"fnopt": ours(problem), **_installed(problem)}
+    calls = {name: blocking(solve, problem.start, problem.data) for name, solve in solvers.items()}
     times = interleave({**calls, "scipy": by_scipy(problem)}, settings)
     for name in list(times)[1:]:
         yield ratio(f"{label}: call", f"x {name}", times["fnopt"], times[name])
 
-    def anew(make: Callable[[Problem], Callable[..., Any]]) -> Callable[[], Any]:
-        """The same with a function that has not been seen before, as closures are."""
+    def with_new_function(make: Callable[[Problem], Callable[..., Any]]) -> Callable[[], Any]:
+        """Fit with a new function object in each call, as a closure in a loop does."""
 
         def call() -> Any:
             closure = dataclasses.replace(problem, residuals=lambda *args: problem.residuals(*args))
@@ -217,12 +221,15 @@ def _calls(label: str, problem: Problem, settings: Settings) -> Iterator[Metric]
         return call
 
     makers = {"fnopt": ours, "optimistix": by_optimistix, "jaxopt": by_jaxopt}
-    times = interleave({name: anew(makers[name]) for name in known}, settings)
+    times = interleave({name: with_new_function(makers[name]) for name in solvers}, settings)
     for name in list(times)[1:]:
         yield ratio(f"{label}: call, new function", f"x {name}", times["fnopt"], times[name])
 
 
 def _excess(costs: dict[str, float], name: str) -> float:
-    """By how much a cost is above the best one, of that; costs of rounding only count as none."""
+    """Return the excess of a cost over the lowest cost, relative to the lowest cost.
+
+    Costs below 1e-12 consist of rounding errors, so the excess is divided by at least 1e-12.
+    """
     best = min(costs.values())
     return (costs[name] - best) / max(best, 1e-12)

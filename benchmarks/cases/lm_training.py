@@ -1,9 +1,10 @@
-"""Training networks by Levenberg-Marquardt: time to loss, against Adam and second-order peers.
+"""Compare the training time by Levenberg-Marquardt with Adam and second-order methods.
 
-One network, the same starts, one data set that suits the method (hourly temperatures, smooth and
-nearly without noise) and two that don't (digits, a noisy table). Losses are looked at between the
-steps and not timed; compile times stand apart. Learning rate and batch size of Adam are the best
-of a sweep that gives each of them the full time, on a start of its own.
+All methods train the same network from the same initial parameters. One data set suits the method
+(hourly temperatures, smooth and nearly without noise), and two data sets don't (digits, a noisy
+table). Evaluations of the loss between steps aren't timed, and compile times are reported
+separately. Learning rate and batch size of Adam are the best of a sweep with the full time for each
+combination, from other initial parameters.
 """
 
 from __future__ import annotations
@@ -24,12 +25,12 @@ from benchmarks.timing import Settings
 from benchmarks.trainers import Compiled, Path, Task, compiled_once, walk
 
 OURS = "LM, batches"
-SHOWN = float("inf")  # the tolerance of figures that are not held against anybody
+SHOWN = float("inf")  # tolerance of metrics that can't be regressions
 Method = Callable[[Task], Path]
 
 
 class Size(NamedTuple):
-    """How much is run."""
+    """Size of the problems and of the runs."""
 
     widths: tuple[int, ...] = (4, 16, 16, 1)
     rows: int | None = None
@@ -40,7 +41,7 @@ class Size(NamedTuple):
     batches: tuple[int, ...] = (64, 512)
     targets: tuple[float, ...] = (0.5, 0.2, 0.12)  # degrees Fahrenheit
     images: int | None = None
-    only: tuple[str, ...] | None = None  # some of the methods
+    only: tuple[str, ...] | None = None  # names of the methods to run; None: all
 
 
 SMOKE = Size(
@@ -58,26 +59,26 @@ SMOKE = Size(
 
 
 class Curve(NamedTuple):
-    """The path of one run: root mean squares in the units of the targets, or error rates."""
+    """Losses of one run: root mean squares in the units of the targets, or error rates."""
 
     seconds: list[float]
     train: list[float]
     test: list[float]
 
     def reached(self, target: float) -> float:
-        """When the held-out loss was first that small; infinite if never."""
+        """Return the time at which the held-out loss reached the target; infinite if never."""
         pairs = zip(self.seconds, self.test, strict=True)
         return next((s for s, loss in pairs if loss <= target), float("inf"))
 
 
 def curve(path: Path, score: Callable[[Any], tuple[float, float]]) -> Curve:
-    """Runs, and scores both parts of the data on the way."""
-    found = [(seconds, *score(params)) for seconds, params in path]
-    return Curve(*map(list, zip(*found, strict=True)))
+    """Run a method, and compute training and held-out loss at every recorded time."""
+    points = [(seconds, *score(params)) for seconds, params in path]
+    return Curve(*map(list, zip(*points, strict=True)))
 
 
 def root_mean_squares(d: data.Regression) -> Callable[[Any], tuple[float, float]]:
-    """The scorer of a regression: computed by NumPy, in float64 whatever was trained in."""
+    """Return a function that computes both losses by NumPy in float64, for params of any dtype."""
 
     def loss(params: Any, x: np.ndarray, y: np.ndarray) -> float:
         return d.unit * float(np.sqrt(np.mean((trainers.outputs(params, x)[:, 0] - y) ** 2)))
@@ -89,12 +90,12 @@ def root_mean_squares(d: data.Regression) -> Callable[[Any], tuple[float, float]
 
 
 def lm(batch: int | None, chunk: int, **options: Any) -> Method:
-    """Ours, a few steps at a time."""
+    """Levenberg-Marquardt of fnopt, `chunk` steps per call."""
     return compiled_once(lambda task: trainers.least_squares_loop(task, batch, chunk, **options))
 
 
 def adam(rate: float, batch: int, cosine: bool) -> Method:
-    """Adam; if its rate falls, then to zero when the time is up."""
+    """Adam; with `cosine`, the learning rate decays to zero at the end of the time."""
 
     def make(task: Task) -> Compiled:
         chunk = min(50, len(task.data.y) // batch)
@@ -109,7 +110,7 @@ def adam(rate: float, batch: int, cosine: bool) -> Method:
 
 
 def tuned(task: Task, size: Size, cosine: bool) -> tuple[float, int]:
-    """The learning rate and batch size whose held-out loss is least when the time is up."""
+    """Return the learning rate and batch size with the lowest final held-out loss."""
     score = root_mean_squares(task.data)
     grid = list(itertools.product(size.rates, size.batches))
     ends = {pair: curve(adam(*pair, cosine)(task), score).test[-1] for pair in grid}
@@ -120,7 +121,7 @@ def tuned(task: Task, size: Size, cosine: bool) -> tuple[float, int]:
 
 
 def methods(sweep: Task, size: Size) -> Iterator[tuple[str, Callable[[], Method], bool]]:
-    """What is compared: its name, how it is made, and whether it runs in float64."""
+    """Yield for each method its name, a function that creates it, and whether it uses float64."""
     small, batch = size.batch // 4, size.batch
     short = fnopt.chain(fnopt.levenberg_marquardt(), fnopt.scale(0.3))
     yield OURS, lambda: lm(batch, 2), False
@@ -146,11 +147,11 @@ def methods(sweep: Task, size: Size) -> Iterator[tuple[str, Callable[[], Method]
     yield "optimistix LM, f64", trainers.optimistix_lm, True
 
 
-# --- the figures -----------------------------------------------------------------------------
+# --- the metrics -----------------------------------------------------------------------------
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """Time to loss, cost of a step, and where another method is the right one."""
+    """Measure times to losses and costs of steps, and two data sets that don't suit the method."""
     size = SMOKE if settings.smoke else Size()
     yield from _time_to_loss(size)
     yield from _step_cost(size)
@@ -180,10 +181,10 @@ def _time_to_loss(size: Size) -> Iterator[Metric]:
 
 
 def _summary(curves: list[Curve], size: Size) -> str:
-    """Medians over the starts: seconds to the targets, and the losses when the time is up."""
+    """Return medians over initial parameters: seconds to the targets, and final losses."""
     times = [statistics.median(c.reached(target) for c in curves) for target in size.targets]
-    shown = [f"{t:.2f} s" if np.isfinite(t) else "never" for t in times]
-    reached = ", ".join(f"{t} to {g} °F" for t, g in zip(shown, size.targets, strict=True))
+    texts = [f"{t:.2f} s" if np.isfinite(t) else "never" for t in times]
+    reached = ", ".join(f"{t} to {g} °F" for t, g in zip(texts, size.targets, strict=True))
     train, test = (statistics.median(getattr(c, k)[-1] for c in curves) for k in ("train", "test"))
     return f"{reached}; at the end {train:.4f} °F, held out {test:.4f} °F"
 
@@ -191,7 +192,7 @@ def _summary(curves: list[Curve], size: Size) -> str:
 def _time_ratio(
     label: str, peer: str, curves: dict[str, list[Curve]], target: float, budget: float
 ) -> Metric:
-    """Our time over the peer's; a run that doesn't get there counts with all of its time."""
+    """Return fnopt's time relative to the peer's; runs that miss the target count as `budget`."""
     times = {name: [c.reached(target) for c in curves[name]] for name in (OURS, peer)}
     ours, theirs = ([min(t, budget) for t in times[name]] for name in (OURS, peer))
     detail = {
@@ -205,7 +206,7 @@ def _time_ratio(
 
 
 def _end_ratio(peer: str, curves: dict[str, list[Curve]]) -> Metric:
-    """Our held-out loss over the peer's when the time is up."""
+    """Return fnopt's final held-out loss divided by the peer's."""
     ours, theirs = ([c.test[-1] for c in curves[name]] for name in (OURS, peer))
     detail = {
         "ours_F": statistics.median(ours),
@@ -218,7 +219,7 @@ def _end_ratio(peer: str, curves: dict[str, list[Curve]]) -> Metric:
 
 
 def _step_cost(size: Size) -> Iterator[Metric]:
-    """A step against one of Adam on a batch of the same size, and its compilation."""
+    """Compare step and compilation with a step of Adam on a batch of the same size."""
     task = Task(data.temperatures(size.rows), trainers.start(size.widths, 0), size.seconds, 0)
     jacobians = {"per-example Jacobian": trainers.regression_jacobian, "forward Jacobian": None}
     for batch in (size.batch // 4, size.batch)[size.only is not None :]:
@@ -236,7 +237,7 @@ def _step_cost(size: Size) -> Iterator[Metric]:
 
 
 def _digits(size: Size) -> Iterator[Metric]:
-    """Ten classes: squares of probabilities by LM, cross-entropy by Adam."""
+    """Compare LM on squared errors of probabilities with Adam on the cross-entropy: ten classes."""
     d = data.digits()
     d = d._replace(x=d.x[: size.images], y=d.y[: size.images])
     widths, batch = ((64, 16, 10), 256) if size.images is None else ((64, 4, 10), 32)
@@ -247,7 +248,7 @@ def _digits(size: Size) -> Iterator[Metric]:
     def score(params: Any) -> tuple[float, float]:
         return error(params, d.x, d.y), error(params, d.x_test, d.y_test)
 
-    found: dict[str, list[Curve]] = {"LM": [], "Adam": []}
+    curves: dict[str, list[Curve]] = {"LM": [], "Adam": []}
     for seed in size.seeds:
         task = Task(d, trainers.start(widths, seed), size.seconds, seed)
         lm = trainers.least_squares_loop(
@@ -255,21 +256,21 @@ def _digits(size: Size) -> Iterator[Metric]:
         )
         first = trainers.gradient_loop(task, batch, 5, fnopt.adam(1e-2), trainers.cross_entropy)
         for name, loop in {"LM": lm, "Adam": first}.items():
-            found[name].append(curve(walk(loop, task.seconds), score))
+            curves[name].append(curve(walk(loop, task.seconds), score))
     for target in (0.1, 0.05):
-        times = {k: [min(c.reached(target), size.seconds) for c in v] for k, v in found.items()}
+        times = {k: [min(c.reached(target), size.seconds) for c in v] for k, v in curves.items()}
         ratio = statistics.median(a / b for a, b in zip(times["LM"], times["Adam"], strict=True))
         detail = {f"{k}_s": statistics.median(v) for k, v in times.items()}
         yield Metric(
             f"digits: {target:.0%} errors", ratio, "x Adam", tolerance=SHOWN, detail=detail
         )
-    ends = {f"{k}_errors": statistics.median(c.test[-1] for c in v) for k, v in found.items()}
+    ends = {f"{k}_errors": statistics.median(c.test[-1] for c in v) for k, v in curves.items()}
     value = (1e-3 + ends["LM_errors"]) / (1e-3 + ends["Adam_errors"])
     yield Metric("digits: errors at the end", value, "x Adam", tolerance=SHOWN, detail=ends)
 
 
 def _noisy(size: Size) -> Iterator[Metric]:
-    """442 patients, ten features: what training to the end does to the held-out loss."""
+    """Measure overfitting: the held-out loss after all steps (442 patients, ten features)."""
     d = data.diabetes()
     seconds = min(size.seconds, 3.0)
     design = [np.c_[x, np.ones(len(x))] for x in (d.x, d.x_test)]

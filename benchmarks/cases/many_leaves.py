@@ -1,4 +1,4 @@
-"""What a step costs before it runs, for 1 to 2,000 leaves: trace, lower, compile, eager calls."""
+"""Measure tracing, lowering, compilation and eager calls of a step with 1 to 2,000 leaves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fnopt.programs import jaxprs
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """Every optimizer on trees of 1 to 2,000 small leaves."""
+    """Compare every optimizer with optax on trees of 1 to 2,000 small leaves."""
     optax = peer("optax")
     pairs = {"adam": (fnopt.adam(1e-3), optax.adam(1e-3)), **optimizers(optax)}
     for n in (1, 10) if settings.smoke else (1, 100, 500, 2000):
@@ -33,7 +33,7 @@ def _compare(label: str, both: Any, params: Any, settings: Settings) -> Iterator
     detail = {"ours": float(ours), "optax": float(theirs)}
     yield Metric(f"{label}: equations", ours / theirs, "x optax", detail=detail)
     rounds = 1 if settings.smoke or len(params) > 500 else 3
-    # In turns, so that whatever else the machine does meets both alike.
+    # Both libraries alternate, so that other load of the machine affects both.
     times = [[_seconds(tx, apply, params) for tx, apply in both] for _ in range(rounds)]
     for stage in times[0][0]:
         ours, theirs = (statistics.median(r[k][stage] for r in times) for k in (0, 1))
@@ -48,7 +48,7 @@ def _equations(tx: Any, apply_updates: Any, params: Any) -> int:
 
 
 def _seconds(tx: Any, apply_updates: Any, params: Any) -> dict[str, float]:
-    """CPU seconds of every stage, from scratch; of an eager update, those of a second call."""
+    """Measure CPU seconds of each stage with empty caches, and of the second eager update."""
     state, step = tx.init(params), train_step(tx, apply_updates)
     jax.clear_caches()
     clock = [time.process_time()]
@@ -56,7 +56,7 @@ def _seconds(tx: Any, apply_updates: Any, params: Any) -> dict[str, float]:
     clock.append(time.process_time())
     lowered = traced.lower()
     clock.append(time.process_time())
-    if len(params) <= 500:  # XLA takes minutes for more, and both programs are the same to it
+    if len(params) <= 500:  # more leaves take XLA minutes, with similar programs of both libraries
         lowered.compile()
         clock.append(time.process_time())
     stages = zip(("trace", "lower", "compile"), clock, clock[1:], strict=False)

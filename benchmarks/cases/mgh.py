@@ -1,9 +1,9 @@
-"""The problems of Moré, Garbow and Hillstrom: starts solved, against optimistix, SciPy and jaxopt.
+"""Count solved problems of Moré, Garbow and Hillstrom, for fnopt, optimistix, SciPy and jaxopt.
 
-35 problems, some in several sizes, from the standard start and from 10 and 100 times it. Solved
-means that the sum of squares, computed in float64 at the params that were returned, is the global
-minimum to the digits that the paper prints. A known local minimum, or an infimum at infinity, is
-counted apart: where one ends up far from the solution is luck rather than merit.
+The 35 problems, some in several sizes, start from the standard initial guess and from 10 and 100
+times this guess. A fit is solved if the sum of squares, computed in float64 at the returned params,
+is the global minimum to the digits that the paper prints. Known local minima and infima at infinity
+are counted separately, because rounding errors decide which minimum a distant guess leads to.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ A_FEW = ("watson6",)
 
 
 def task(problem: Problem) -> Task:
-    """A problem without data."""
+    """Convert a problem to a `Task` without data."""
 
     def residuals(params: Any, data: Any) -> Any:
         del data
@@ -34,17 +34,17 @@ def task(problem: Problem) -> Task:
     def verdict(params: np.ndarray, dtype: str) -> Verdict:
         with jax.enable_x64(True):
             r = np.asarray(problem.residuals(jnp.asarray(params)))
-        found = float(r @ r)
-        return Verdict(outcome(problem, found, dtype), found)
+        total = float(r @ r)
+        return Verdict(outcome(problem, total, dtype), total)
 
     return Task(problem.name, residuals, (), problem.starts(), verdict)
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """All solvers in float64, and in float32 those that it is worth it for."""
+    """Run all solvers in float64, and the solvers with `float32` in float32."""
     tasks = [task(p) for p in PROBLEMS if not settings.smoke or p.name in A_FEW]
     for dtype in ("float64", "float32"):
         chosen = [f for f in fitters(settings) if f.float32 or dtype == "float64"]
-        found = outcomes(tasks, chosen, dtype)
-        print_failures(found, dtype)
-        yield from figures(found, dtype)
+        results = outcomes(tasks, chosen, dtype)
+        print_failures(results, dtype)
+        yield from figures(results, dtype)

@@ -1,8 +1,8 @@
-"""Minimizing smooth functions: evaluations, minima and false claims, against SciPy's L-BFGS-B.
+"""Compare `minimize` with SciPy's L-BFGS-B: evaluations, minima and false reports of convergence.
 
-Both count an evaluation of value and gradient as one, and stop by their own default tolerances. A
-claim is false if the run says that it converged, and the gradient (of the params that no bound
-holds), computed in float64, is above 1e-3 and above 1e-4 of that at the start.
+Both libraries count value and gradient as one evaluation, and use their default tolerances. A
+report of convergence is false if the gradient with respect to the params that aren't at active
+bounds, computed in float64, is above 1e-3 and above 1e-3 times the initial gradient.
 """
 
 from __future__ import annotations
@@ -22,56 +22,57 @@ from benchmarks.timing import Settings
 
 
 class Outcome(NamedTuple):
-    """How one run ended."""
+    """Result of one run."""
 
     value: float
     nfev: int
-    claimed: bool
-    pull: float  # of the gradient, relative to the start's
+    converged: bool  # reported convergence
+    gradient: float  # largest entry; above 1e-3, relative to the initial gradient
 
 
 def family(problems: list[Smooth]) -> Callable[[Any, Any], Any]:
-    """One function for all: which of them is an argument, so that they share a program."""
+    """Combine functions into one function `f(x, which)`, which compiles once."""
     branches = [lambda x, p=p: p.f(x[: p.n]) for p in problems]
     return lambda x, which: jax.lax.switch(which, branches, x)
 
 
 def padded(values: Any, n: int, fill: float) -> np.ndarray:
-    """A vector of the common size."""
+    """Broadcast to `n` values, and pad with `fill` to the size of the largest problem."""
     return np.concatenate(
         [np.broadcast_to(np.asarray(values, float), (n,)), np.full(SIZE - n, fill)]
     )
 
 
 def sides(problem: Smooth) -> tuple[np.ndarray, np.ndarray]:
-    """The bounds, infinite where there are none."""
+    """Return padded lower and upper bounds, infinite for parameters without a bound."""
     lower, upper = problem.bounds or (-np.inf, np.inf)
     return padded(lower, problem.n, -np.inf), padded(upper, problem.n, np.inf)
 
 
 def start_of(problem: Smooth) -> np.ndarray:
-    """The start, inside of the bounds."""
+    """Return the padded initial guess, clipped to the bounds."""
     return np.clip(padded(problem.start, problem.n, 0), *sides(problem))
 
 
 def judge(
-    problem: Smooth, x: Any, nfev: int, claimed: bool, at: Any, dtype: Any = float
+    problem: Smooth, x: Any, nfev: int, converged: bool, value_and_grad: Any, dtype: Any = float
 ) -> Outcome:
-    """An outcome, with value and gradient in float64 and the bounds that the run had."""
+    """Evaluate a solution in float64, with the bounds rounded to the dtype of the run."""
     lower, upper = (side.astype(dtype).astype(float) for side in sides(problem))
     x = np.clip(np.asarray(x, float), lower, upper)
 
-    def pull(x: np.ndarray) -> tuple[float, float]:
-        value, g = at(x)
-        held = ((x <= lower) & (g >= 0)) | ((x >= upper) & (g <= 0))
-        return float(value), float(np.max(np.abs(np.where(held, 0, g))))
+    def evaluate(x: np.ndarray) -> tuple[float, float]:
+        value, g = value_and_grad(x)
+        active = ((x <= lower) & (g >= 0)) | ((x >= upper) & (g <= 0))
+        return float(value), float(np.max(np.abs(np.where(active, 0, g))))
 
-    (_, first), (value, last) = pull(start_of(problem)), pull(x)
-    return Outcome(value, nfev, claimed, last if last <= 1e-3 else last / max(first, 1e-300))
+    (_, first), (value, last) = evaluate(start_of(problem)), evaluate(x)
+    gradient = last if last <= 1e-3 else last / max(first, 1e-300)
+    return Outcome(value, nfev, converged, gradient)
 
 
 def ours(fun: Any, problem: Smooth, which: int, dtype: Any, method: Any) -> Any:
-    """Our run."""
+    """Minimize by fnopt."""
     start = jnp.asarray(start_of(problem), dtype)
     bounds = (
         None if problem.bounds is None else tuple(jnp.asarray(s, dtype) for s in sides(problem))
@@ -80,66 +81,67 @@ def ours(fun: Any, problem: Smooth, which: int, dtype: Any, method: Any) -> Any:
 
 
 def runs(problems: list[Smooth], dtype: Any, methods: dict[str, Any]) -> dict[str, list[Outcome]]:
-    """All problems, by all methods and SciPy."""
+    """Minimize all problems by all methods and by SciPy."""
     fun = family(problems)
-    slope = jax.jit(jax.value_and_grad(fun))
-    found: dict[str, list[Outcome]] = {name: [] for name in (*methods, "SciPy")}
+    compiled = jax.jit(jax.value_and_grad(fun))
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in (*methods, "SciPy")}
     for which, problem in enumerate(problems):
 
-        def at(x: Any, which: int = which) -> Any:
-            value, g = slope(jnp.asarray(x, jnp.float64), jnp.int32(which))
+        def value_and_grad(x: Any, which: int = which) -> Any:
+            value, g = compiled(jnp.asarray(x, jnp.float64), jnp.int32(which))
             return float(value), np.asarray(g)
 
         for name, method in methods.items():
             end = ours(fun, problem, which, dtype, method)
-            claimed = bool(end.converged)
-            found[name].append(judge(problem, end.params, int(end.nfev), claimed, at, dtype))
+            args = end.params, int(end.nfev), bool(end.converged), value_and_grad, dtype
+            outcomes[name].append(judge(problem, *args))
         end = scipy_minimize(
-            at,
+            value_and_grad,
             start_of(problem),
             jac=True,
             method="L-BFGS-B",
             bounds=None if problem.bounds is None else list(zip(*sides(problem), strict=True)),
         )
-        found["SciPy"].append(judge(problem, end.x, end.nfev, bool(end.success), at))
-    return found
+        outcomes["SciPy"].append(judge(problem, end.x, end.nfev, bool(end.success), value_and_grad))
+    return outcomes
 
 
-def print_table(problems: list[Smooth], found: dict[str, list[Outcome]]) -> None:
-    """A line for every problem."""
-    print(f"  {'':<22}" + "".join(f"{name:>24}" for name in found))
+def print_table(problems: list[Smooth], outcomes: dict[str, list[Outcome]]) -> None:
+    """Print a line for every problem."""
+    print(f"  {'':<22}" + "".join(f"{name:>24}" for name in outcomes))
     for i, problem in enumerate(problems):
-        cells = [f"{o[i].nfev:>6} {o[i].value:>12.5g} {o[i].pull:>4.0e}" for o in found.values()]
+        ends = [runs[i] for runs in outcomes.values()]
+        cells = [f"{end.nfev:>6} {end.value:>12.5g} {end.gradient:>4.0e}" for end in ends]
         print(f"  {problem.name:<22}" + "".join(f"{cell:>24}" for cell in cells))
 
 
 def is_false(outcome: Outcome) -> bool:
-    """Whether convergence was claimed where the gradient isn't small."""
-    return outcome.claimed and outcome.pull > 1e-3
+    """Whether a run reports convergence although the gradient is large."""
+    return outcome.converged and outcome.gradient > 1e-3
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """Both families in float64, ours in float32 too."""
+    """Minimize both families in float64 and float32; SciPy always computes in float64."""
     methods = {"auto": "auto"} if settings.smoke else {"lbfgsb": "lbfgsb", "auto": "auto"}
     with jax.enable_x64(True):
         for label, problems in (("free", UNBOUNDED), ("bounded", BOUNDED)):
             problems = problems[:2] if settings.smoke else problems
             for dtype in (jnp.float64, jnp.float32):
-                found = runs(problems, dtype, methods)
-                print_table(problems, found)
-                yield from figures(label, jnp.dtype(dtype).name, found)
+                outcomes = runs(problems, dtype, methods)
+                print_table(problems, outcomes)
+                yield from figures(label, jnp.dtype(dtype).name, outcomes)
 
 
-def figures(label: str, dtype: str, found: dict[str, list[Outcome]]) -> Iterator[Metric]:
-    """The sums over all problems."""
-    peer = found["SciPy"]
-    for name in found.keys() - {"SciPy"}:
-        mine = found[name]
+def figures(label: str, dtype: str, outcomes: dict[str, list[Outcome]]) -> Iterator[Metric]:
+    """Yield sums over all problems for each method."""
+    peer = outcomes["SciPy"]
+    for name in outcomes.keys() - {"SciPy"}:
+        mine = outcomes[name]
         pairs = list(zip(mine, peer, strict=True))
         detail = {
             "no_more_evaluations": float(sum(a.nfev <= b.nfev for a, b in pairs)),
             "false_claims": float(sum(map(is_false, mine))),
-            "not_converged": float(sum(not a.claimed for a in mine)),
+            "not_converged": float(sum(not a.converged for a in mine)),
             "false_claims_of_scipy": float(sum(map(is_false, peer))),
             "problems": float(len(pairs)),
         }

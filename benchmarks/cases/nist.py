@@ -1,8 +1,8 @@
-"""NIST StRD nonlinear regression: starts solved, against optimistix, SciPy and jaxopt.
+"""Count solved regressions of NIST StRD, for fnopt, optimistix, SciPy and jaxopt.
 
-27 data sets with two starts each. Solved means 6 digits of the worst parameter in float64, 3 in
-float32 (`log_relative_error`; a relabeled copy of the fit counts). The data are found through the
-environment variable `FNOPT_NIST_STRD`.
+The 27 data sets have two initial guesses each. A fit is solved if the least accurate parameter has
+six correct digits in float64, or three in float32 (`log_relative_error`, which accepts permuted
+terms). The environment variable `FNOPT_NIST_STRD` is the folder of the data files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ A_FEW = ("Misra1a",)
 
 
 def task(name: str) -> Task:
-    """A data set; the model's data are arguments, so that nothing is folded away."""
+    """Convert a data set to a `Task`, with the data as arguments, which XLA can't fold."""
     problem = nist.load(name)
 
     def verdict(params: np.ndarray, dtype: str) -> Verdict:
@@ -40,12 +40,12 @@ def task(name: str) -> Task:
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """All solvers in float64, and in float32 those that it is worth it for."""
+    """Run all solvers in float64, and the solvers with `float32` in float32."""
     if nist.folder() is None:
         raise Skipped(nist.WHERE)
     tasks = [task(name) for name in (A_FEW if settings.smoke else nist.MODELS)]
     for dtype in DIGITS:
         chosen = [f for f in fitters(settings) if f.float32 or dtype == "float64"]
-        found = outcomes(tasks, chosen, dtype)
-        print_failures(found, dtype)
-        yield from figures(found, dtype)
+        results = outcomes(tasks, chosen, dtype)
+        print_failures(results, dtype)
+        yield from figures(results, dtype)

@@ -1,4 +1,4 @@
-"""One optimizer step with donated params and state, against optax and against the memory."""
+"""Compare an optimizer step with donated params and state with optax and with memory bandwidth."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from benchmarks.timing import (
     ratio,
 )
 
-# How many params-sized arrays a step has to read and write: the params and the gradient, and each
-# slot in and out. A chain with a global norm reads the gradient twice.
+# Number of arrays of the params' size that a step must read and write: params in and out, gradient
+# in, each slot in and out. A chain with a global norm reads the gradient twice.
 TRAFFIC = {"sgd": 3, "adamw": 7, "clip + adamw": 8, "lion": 5}
 
 
 def optimizers(optax: Any) -> dict[str, tuple[Any, Any]]:
-    """The same algorithm, ours and theirs."""
+    """Return pairs of the same optimizer in fnopt and optax."""
     clipped = (
         fnopt.chain(fnopt.clip_by_global_norm(1.0), fnopt.adamw(1e-3, weight_decay=1e-2)),
         optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3, weight_decay=1e-2)),
@@ -48,7 +48,7 @@ def optimizers(optax: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def train_step(tx: Any, apply_updates: Any) -> Any:
-    """A whole step, as a training loop has it."""
+    """Return a step that updates params and state, as in a training loop."""
 
     def step(params: Any, state: Any, grads: Any) -> tuple[Any, Any]:
         updates, state = tx.update(grads, state, params)
@@ -58,12 +58,12 @@ def train_step(tx: Any, apply_updates: Any) -> Any:
 
 
 def saxpy(y: Any, x: Any) -> tuple[Any]:
-    """Reads two arrays and writes one, and does nothing worth mentioning besides."""
+    """Read two arrays and write one array, with negligible arithmetic."""
     return (jax.tree.map(lambda a, b: jnp.float32(0.5) * b + a, y, x),)
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """Every optimizer on every tree."""
+    """Compare every optimizer on every tree."""
     optax = peer("optax")
     smoke = settings.smoke
     shapes = {
@@ -91,8 +91,8 @@ def _compare(
     variants["saxpy"] = Step(plain, (copy(params),), copy(grads))
     times = interleave(variants, settings)
     yield ratio(f"{label}: run", "x optax", times["ours"], times["optax"])
-    least = [t * TRAFFIC[name] / 3 for t in times["saxpy"]]
-    yield ratio(f"{label}: run", "x memory traffic", times["ours"], least, tolerance=0.5)
+    minimum = [t * TRAFFIC[name] / 3 for t in times["saxpy"]]
+    yield ratio(f"{label}: run", "x memory traffic", times["ours"], minimum, tolerance=0.5)
     yield _temporary(f"{label}: temporary", params, compiled)
     yield compile_ratio(f"{label}: compile", "x optax", seconds["ours"], seconds["optax"])
 

@@ -1,4 +1,4 @@
-"""Weighted and per-example clipped gradients of a network, against plain and vmapped ones."""
+"""Compare weighted and clipped per-example gradients with plain and vmapped gradients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CLIP = 1.0
 
 
 def network(params: Any, x: jax.Array) -> jax.Array:
-    """A multi-layer perceptron, for one example or a batch."""
+    """Apply a multi-layer perceptron to one example or a batch."""
     for w, b in params[:-1]:
         x = jax.nn.relu(x @ w + b)
     w, b = params[-1]
@@ -27,14 +27,14 @@ def network(params: Any, x: jax.Array) -> jax.Array:
 
 
 def example_loss(params: Any, example: Any) -> jax.Array:
-    """Cross-entropy of one example."""
+    """Return the cross-entropy of one example."""
     x, label = example
     logits = network(params, x)
     return jax.nn.logsumexp(logits) - logits[label]
 
 
 def batch_loss(params: Any, batch: Any) -> jax.Array:
-    """The same, summed over a batch by hand: what people write who want no example's gradient."""
+    """Return the cross-entropy summed over a batch, without per-example losses."""
     x, labels = batch
     logits = network(params, x)
     picked = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
@@ -42,7 +42,7 @@ def batch_loss(params: Any, batch: Any) -> jax.Array:
 
 
 def problem(smoke: bool) -> tuple[Any, Any, jax.Array]:
-    """Params, a batch and weights."""
+    """Create params, a batch and weights of examples."""
     widths, examples = ([8, 16, 4], 8) if smoke else ([256, 512, 512, 10], 512)
     rng = np.random.default_rng(0)
 
@@ -56,18 +56,18 @@ def problem(smoke: bool) -> tuple[Any, Any, jax.Array]:
 
 
 def vmapped_grads(params: Any, batch: Any) -> Any:
-    """All gradients at once, by hand."""
+    """Compute the gradients of all examples by `vmap`."""
     return jax.vmap(jax.grad(example_loss), (None, 0))(params, batch)
 
 
 def vmapped_weighted(params: Any, batch: Any, weights: jax.Array) -> Any:
-    """Weighting by hand: all gradients, then their sum."""
+    """Compute all gradients by `vmap`, then their weighted sum."""
     grads = vmapped_grads(params, batch)
     return jax.tree.map(lambda g: jnp.tensordot(weights, g, axes=1), grads)
 
 
 def vmapped_norms(params: Any, batch: Any) -> jax.Array:
-    """Norms by hand."""
+    """Compute all gradients by `vmap`, then their norms."""
     squares = [
         jnp.sum(g * g, axis=range(1, g.ndim)) for g in jax.tree.leaves(vmapped_grads(params, batch))
     ]
@@ -75,7 +75,7 @@ def vmapped_norms(params: Any, batch: Any) -> jax.Array:
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """Three functions, each against what it replaces."""
+    """Compare three functions with the plain gradient and with `vmap`."""
     optax = peer("optax")
     params, batch, weights = problem(settings.smoke)
 

@@ -1,4 +1,4 @@
-"""The comparison on equations at tiny sizes; for figures there is `python -m benchmarks pinns`."""
+"""Test the comparison on equations at tiny sizes; `python -m benchmarks pinns` measures."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from benchmarks.pinns.session import smoke
 from benchmarks.pinns.tables import printed
 from benchmarks.timing import Settings
 
-SMOKE = {"burgers": ["gauss_newton", "scipy_lbfgs", "adam"]}  # one of each way to make a step
+SMOKE = {"burgers": ["gauss_newton", "scipy_lbfgs", "adam"]}  # one method of each kind
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """Tunes and trains; the share of the problems that got a result."""
+    """Tune and train; return the fraction of problems with a result."""
     if not settings.smoke:
-        raise Skipped("it has a command of its own: python -m benchmarks pinns")
+        raise Skipped("run the separate command instead: python -m benchmarks pinns")
     with tempfile.TemporaryDirectory() as folder:
         done = [smoke(EQUATIONS[name](), Path(folder), m) for name, m in SMOKE.items()]
         record = merged(Path(folder), [*SMOKE])

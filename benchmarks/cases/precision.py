@@ -1,4 +1,4 @@
-"""What Adam costs in float32, bfloat16 and 8 bits, and what the rows of a batch cost of a table."""
+"""Measure Adam with float32, bfloat16 and 8-bit state, and sparse updates of an embedding table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from benchmarks.timing import Settings, Step, copy, interleave, ratio
 
 
 def precisions() -> dict[str, Any]:
-    """Adam as it is, and with less behind it."""
+    """Return Adam with states and params of different precision."""
     adam = fnopt.adam(1e-3)
     both = {"mu": "bfloat16", "nu": "bfloat16"}
     return {
@@ -31,7 +31,7 @@ def precisions() -> dict[str, Any]:
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """Steps and state of Adam, then a table of embeddings."""
+    """Measure steps and state of Adam, then an embedding table."""
     wide = trees.one_leaf(2**14 if settings.smoke else 2**22)
     steps, sizes = {}, {}
     for name, tx in precisions().items():
@@ -52,12 +52,12 @@ def run(settings: Settings) -> Iterator[Metric]:
 
 
 def lookup_loss(params: Any, ids: Any) -> Any:
-    """A loss that looks rows up and does little else: what is measured is the table."""
+    """Loss with little work in addition to the lookup of rows."""
     return jnp.sum(params["w"][ids] ** 2)
 
 
 def table_step(tx: Any, value_and_grad: Any) -> Any:
-    """Gradient and update, as a training loop has them."""
+    """Return a step that computes gradient and update."""
 
     def step(params: Any, state: Any, ids: Any) -> tuple[Any, Any]:
         updates, state = tx.update(value_and_grad(params, ids)[1], state, params)
@@ -72,14 +72,14 @@ def _table(settings: Settings) -> Iterator[Metric]:
     ids = jax.random.randint(jax.random.key(0), (touched,), 0, rows)
     sparse = fnopt.sparse_value_and_grad(lookup_loss, "w")
     for name, tx in {"adam": fnopt.adam(1e-3), "adagrad": fnopt.adagrad(1e-3)}.items():
-        ways = {
+        functions = {
             "dense": table_step(tx, jax.value_and_grad(lookup_loss)),
             "rows": table_step(fnopt.sparse_rows(tx), sparse),
         }
         states = {"dense": tx.init(table), "rows": fnopt.sparse_rows(tx).init(table)}
         steps = {
             kind: Step(jax.jit(fn, donate_argnums=(0, 1)), (copy(table), states[kind]), ids)
-            for kind, fn in ways.items()
+            for kind, fn in functions.items()
         }
         seconds = interleave(steps, settings)
         label = f"{name}, {touched} of {rows} rows: run"

@@ -1,9 +1,10 @@
-"""Robust fits of data with outliers: how many end in the best minimum, ours and SciPy's.
+"""Count robust fits by `least_squares` and SciPy that end in the best minimum.
 
-Nine models of two to four params by three losses, with one datum of seven off by up to half of the
-largest. Starts are wrong by a factor of two, of ten, or all ones, as `curve_fit` begins. The best
-minimum is the lowest cost that anyone finds, by all digits of float64, from these starts or from
-the truth. A claim is false where the cost falls on from beside its end.
+Nine models of two to four parameters are fitted with three losses. One datum in seven is an
+outlier, with an error of up to half of the largest datum. Initial guesses have errors of up to a
+factor of two or ten, or are all ones, the default of `curve_fit`. The best minimum is the lowest
+cost of all fits in float64, from these guesses and from the true parameters. A report of
+convergence is false if a fit from a nearby point lowers the cost.
 """
 
 from __future__ import annotations
@@ -25,37 +26,37 @@ from benchmarks.timing import Settings
 from fnopt.core import is_converged
 
 LOSSES = ("soft_l1", "huber", "cauchy")
-SCALE = 0.05  # of the losses; of outliers, one of seven: up to half of the largest datum
-FACTORS = (2.0, 10.0, None)  # None: from ones
-BESIDE = 1e-3  # of every param: so far from a claim the search goes on
-AT_ONCE = 32
+SCALE = 0.05  # scale of the losses
+FACTORS = (2.0, 10.0, None)  # largest factor of the error of an initial guess; None: all ones
+BESIDE = 1e-3  # relative distance of the nearby point
+AT_ONCE = 32  # fits in one vectorized step of `lax.map`
 
 
 class Ends(NamedTuple):
-    """Where fits ended, and how they came there."""
+    """Results of fits."""
 
     params: np.ndarray
-    claimed: np.ndarray
+    converged: np.ndarray
     evaluations: np.ndarray
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """All models by all losses in both dtypes; SciPy computes in float64 beside each."""
+    """Fit all models with all losses in both dtypes; SciPy always computes in float64."""
     names = ["decay"] if settings.smoke else list(MODELS)
     losses = LOSSES[:1] if settings.smoke else LOSSES
     for dtype in ("float32", "float64"):
-        found = [
+        outcomes = [
             _fits(name, loss, dtype, 2 if settings.smoke else 20)
             for name in names
             for loss in losses
         ]
         for i, factor in enumerate(FACTORS):
             start = "from ones" if factor is None else f"wrong by up to {factor:g}"
-            yield _figure(f"{dtype}, {start}", [one[i] for one in found])
+            yield _metric(f"{dtype}, {start}", [fits[i] for fits in outcomes])
 
 
 def _fits(name: str, loss: str, dtype: str, count: int) -> list[dict[str, np.ndarray]]:
-    """What became of fits of a model by a loss, of each kind of start."""
+    """Return the outcomes of the fits of a model with a loss, for each kind of initial guess."""
     f, true = MODELS[name]
     rng = np.random.default_rng(sum(map(ord, name + loss)))
     ys, p0s = [], []
@@ -64,29 +65,30 @@ def _fits(name: str, loss: str, dtype: str, count: int) -> list[dict[str, np.nda
     for factor in FACTORS:
         spread = rng.uniform(-1, 1, (count, len(true)))
         p0s.append(np.ones_like(spread) if factor is None else true * factor**spread)
-        off = rng.uniform(-0.5, 0.5, (count, X.size)) * np.abs(clean).max()
-        hit = rng.uniform(size=off.shape) < 1 / 7
-        ys.append(clean + NOISE * rng.standard_normal(off.shape) + np.where(hit, off, 0.0))
+        errors = rng.uniform(-0.5, 0.5, (count, X.size)) * np.abs(clean).max()
+        outlier = rng.uniform(size=errors.shape) < 1 / 7
+        noise = NOISE * rng.standard_normal(errors.shape)
+        ys.append(clean + noise + np.where(outlier, errors, 0.0))
     y, p0 = np.concatenate(ys), np.concatenate(p0s)
     with jax.enable_x64(dtype == "float64"):
         ours = _ours(f, loss, *(jnp.asarray(a, dtype) for a in (y, p0)))
     with jax.enable_x64(True):
-        scipys = _scipys(f, loss, y, p0)
+        peer = _scipy(f, loss, y, p0)
         truth = _ours(f, loss, *map(jnp.asarray, (y, np.tile(true, (len(p0), 1)))))
-        beside = ours.params * (1 + BESIDE * rng.choice([-1, 1], ours.params.shape))
-        on = _ours(f, loss, *map(jnp.asarray, (y, beside)))
-        ours_cost, scipys_cost, true_cost, on_cost = (
-            np.asarray(_costs(f, loss, y, end.params)) for end in (ours, scipys, truth, on)
+        nearby = ours.params * (1 + BESIDE * rng.choice([-1, 1], ours.params.shape))
+        continued = _ours(f, loss, *map(jnp.asarray, (y, nearby)))
+        our_cost, peer_cost, true_cost, continued_cost = (
+            np.asarray(_costs(f, loss, y, end.params)) for end in (ours, peer, truth, continued)
         )
-    jax.clear_caches()  # so many programs don't fit side by side
-    lowest = np.minimum.reduce([ours_cost, scipys_cost, true_cost, on_cost])
+    jax.clear_caches()  # a process can't hold the programs of all fits: see docs/sharp_edges.md
+    lowest = np.minimum.reduce([our_cost, peer_cost, true_cost, continued_cost])
     best = lowest * (1 + BEST[dtype])
     outcomes = {
-        "fnopt": ours.claimed & (ours_cost <= best),
-        "scipy": scipys.claimed & (scipys_cost <= lowest * (1 + BEST["float32"])),
-        "false_claims": ours.claimed & (on_cost < (1 - FALLS) * ours_cost),
+        "fnopt": ours.converged & (our_cost <= best),
+        "scipy": peer.converged & (peer_cost <= lowest * (1 + BEST["float32"])),
+        "false_claims": ours.converged & (continued_cost < (1 - FALLS) * our_cost),
         "evaluations": ours.evaluations,
-        "evaluations_of_scipy": scipys.evaluations,
+        "evaluations_of_scipy": peer.evaluations,
     }
     return [{k: a[i : i + count] for k, a in outcomes.items()} for i in range(0, len(p0), count)]
 
@@ -97,8 +99,8 @@ def _residuals(f: Callable[..., Any], p: Any, y: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _each(f: Callable[..., Any], loss: str, y: Any, p0: Any) -> tuple[Any, ...]:
-    def one(at: tuple[Any, Any]) -> tuple[Any, ...]:
-        y, p0 = at
+    def one(args: tuple[Any, Any]) -> tuple[Any, ...]:
+        y, p0 = args
         end = fnopt.least_squares(lambda p: _residuals(f, p, y), p0, loss=loss, f_scale=SCALE)
         return end.params, is_converged(end.status), end.nfev
 
@@ -106,14 +108,14 @@ def _each(f: Callable[..., Any], loss: str, y: Any, p0: Any) -> tuple[Any, ...]:
 
 
 def _ours(f: Callable[..., Any], loss: str, y: Any, p0: Any) -> Ends:
-    params, claimed, nfev = _each(f, loss, y, p0)
-    return Ends(np.asarray(params, float), np.asarray(claimed), np.asarray(nfev))
+    params, converged, nfev = _each(f, loss, y, p0)
+    return Ends(np.asarray(params, float), np.asarray(converged), np.asarray(nfev))
 
 
-def _scipys(f: Callable[..., Any], loss: str, y: np.ndarray, p0: np.ndarray) -> Ends:
+def _scipy(f: Callable[..., Any], loss: str, y: np.ndarray, p0: np.ndarray) -> Ends:
     r = jax.jit(functools.partial(_residuals, f))
     J = jax.jit(jax.jacfwd(functools.partial(_residuals, f)))
-    found = []
+    ends = []
     for data, start in zip(y, p0, strict=True):
         try:
             end = scipy.optimize.least_squares(
@@ -127,26 +129,26 @@ def _scipys(f: Callable[..., Any], loss: str, y: np.ndarray, p0: np.ndarray) -> 
                 gtol=1e-12,
                 max_nfev=1000,
             )
-            found.append((end.x, end.success, end.nfev))
-        except ValueError:  # residuals or a Jacobian that aren't finite
-            found.append((start, False, 1))
-    return Ends(*map(np.asarray, zip(*found, strict=True)))
+            ends.append((end.x, end.success, end.nfev))
+        except ValueError:  # residuals or Jacobian aren't finite
+            ends.append((start, False, 1))
+    return Ends(*map(np.asarray, zip(*ends, strict=True)))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _costs(f: Callable[..., Any], loss: str, y: Any, params: Any) -> Any:
-    """The robust cost at the params of each fit, infinite where that isn't a number."""
+    """Return the robust cost at the params of each fit, infinite instead of NaN."""
     cost = fnopt.residuals.RobustCost((fnopt.residuals.named_loss(loss, SCALE),), (X.size,)).cost
     return jax.vmap(lambda p, y: cost(_residuals(f, p, y)))(params, y)
 
 
-def _figure(name: str, found: list[dict[str, np.ndarray]]) -> Metric:
-    of = {key: np.concatenate([one[key] for one in found]) for key in found[0]}
-    detail = {key: int(a.sum()) for key, a in of.items() if key != "fnopt"}
+def _metric(name: str, outcomes: list[dict[str, np.ndarray]]) -> Metric:
+    masks = {key: np.concatenate([fits[key] for fits in outcomes]) for key in outcomes[0]}
+    detail = {key: int(a.sum()) for key, a in masks.items() if key != "fnopt"}
     return Metric(
         name,
-        int(of["fnopt"].sum()),
-        f"of {of['fnopt'].size} in the best minimum",
+        int(masks["fnopt"].sum()),
+        f"of {masks['fnopt'].size} in the best minimum",
         direction="higher",
         tolerance=0.02,
         detail=detail,

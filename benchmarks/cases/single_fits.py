@@ -1,4 +1,4 @@
-"""One iteration on one large problem in float64, against optimistix, jaxopt and SciPy."""
+"""Compare the time of a step on large problems in float64 with optimistix, jaxopt and SciPy."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from benchmarks.timing import (
     ratio,
 )
 
-STEPS = 10  # enough that the evaluation before the first one hardly counts
-FEW = 3  # where a step takes up to ten seconds
+STEPS = 10  # so that the initial evaluation takes a small part of the time
+FEW = 3  # for problems whose steps take up to ten seconds
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Residuals of params and data, where to start, and the data.
+    """Residual function of params and data, initial guess, and data.
 
-    Where the Jacobian has a structure (rows of one example each, a band), `jac` makes use of it.
+    If the Jacobian has a structure (one row per example, a band), `jac` uses this structure.
     """
 
     residuals: Callable[[Any, Any], Any]
@@ -42,7 +42,7 @@ class Problem:
 
 
 def network(examples: int, *widths: int) -> Problem:
-    """A multi-layer perceptron with one output; its params are a vector."""
+    """Create a multi-layer perceptron with one output, whose params are a vector."""
     rng = np.random.default_rng(0)
     shapes = list(itertools.pairwise((*widths, 1)))
     inputs = jnp.asarray(rng.standard_normal((examples, widths[0])))
@@ -64,7 +64,7 @@ def network(examples: int, *widths: int) -> Problem:
 
 
 def dense(m: int, n: int) -> Problem:
-    """A generalized linear model: every param moves every residual."""
+    """Create a generalized linear model, whose residuals depend on all params."""
     rng = np.random.default_rng(1)
     A = jnp.asarray(rng.standard_normal((m, n)) / np.sqrt(n))
     truth = jnp.asarray(rng.standard_normal(n))
@@ -78,7 +78,7 @@ def dense(m: int, n: int) -> Problem:
 
 
 def banded(n: int) -> Problem:
-    """Broyden's tridiagonal function: every residual depends on three params."""
+    """Create Broyden's tridiagonal function, whose residuals depend on three params each."""
 
     def residuals(p: Any, data: Any) -> Any:
         left = jnp.concatenate([jnp.zeros(1), p[:-1]])
@@ -89,7 +89,7 @@ def banded(n: int) -> Problem:
 
 
 def rosenbrock() -> Problem:
-    """Two params: nothing but the overhead of an iteration."""
+    """Create Rosenbrock's function of two params, which measures the overhead of a step."""
 
     def residuals(p: Any, data: Any) -> Any:
         return jnp.stack([data * (p[1] - p[0] ** 2), 1 - p[0]])
@@ -98,7 +98,7 @@ def rosenbrock() -> Problem:
 
 
 def problems(smoke: bool) -> dict[str, Problem]:
-    """More params than residuals, many more residuals than params, both large, a band, a toy."""
+    """Return problems with few, many and equally many residuals and params, and a band."""
     if smoke:
         return {
             "network 20 x 61": network(20, 3, 12),
@@ -115,7 +115,7 @@ def problems(smoke: bool) -> dict[str, Problem]:
 
 
 def ours(problem: Problem, jac: Any = None) -> Callable[..., Any]:
-    """Params and steps by fnopt, at its defaults but for tolerances that are never met."""
+    """Return a solver by fnopt with tolerances of zero, which returns params and steps."""
     solver = fnopt.levenberg_marquardt(ftol=0.0, xtol=0.0, gtol=0.0)
 
     def solve(start: Any, data: Any) -> Any:
@@ -128,7 +128,7 @@ def ours(problem: Problem, jac: Any = None) -> Callable[..., Any]:
 
 
 def by_optimistix(problem: Problem) -> Callable[..., Any]:
-    """Params and steps by optimistix."""
+    """Return a solver by optimistix, which returns params and steps."""
     optimistix = peer("optimistix")
     solver = optimistix.LevenbergMarquardt(rtol=1e-30, atol=1e-30)
 
@@ -142,7 +142,7 @@ def by_optimistix(problem: Problem) -> Callable[..., Any]:
 
 
 def by_jaxopt(problem: Problem, method: str) -> Callable[..., Any]:
-    """Params and steps by jaxopt, with its Cholesky or QR."""
+    """Return a solver by jaxopt with Cholesky or QR, which returns params and steps."""
     jaxopt = peer("jaxopt")
 
     def solve(start: Any, data: Any) -> Any:
@@ -162,7 +162,7 @@ def by_jaxopt(problem: Problem, method: str) -> Callable[..., Any]:
 
 
 def by_scipy(problem: Problem) -> Callable[[], Any]:
-    """Params and Jacobians by SciPy's trust region, with our compiled residuals and Jacobian."""
+    """Return a solver by SciPy's `trf`, with residuals and Jacobian compiled by JAX."""
     optimize = peer("scipy.optimize")
     fun = jax.jit(problem.residuals)
     m, n = jax.eval_shape(fun, problem.start, problem.data).size, problem.start.size
@@ -184,7 +184,7 @@ def by_scipy(problem: Problem) -> Callable[[], Any]:
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """Every problem, every peer that is installed."""
+    """Compare with all installed libraries on every problem."""
     with jax.enable_x64(True):
         for label, problem in problems(settings.smoke).items():
             yield from _compare(label, problem, settings)
@@ -210,7 +210,7 @@ def _cost(problem: Problem, params: Any) -> float:
 
 
 def _compare(label: str, problem: Problem, settings: Settings) -> Iterator[Metric]:
-    """Time of a step: a few steps, over their number; and the cost that they reached."""
+    """Measure the time per step of a few steps, and their final cost."""
     solvers = {"fnopt": ours(problem), **_installed(problem)}
     if problem.jac is not None:
         solvers["fnopt with jac"] = ours(problem, problem.jac)

@@ -1,6 +1,6 @@
-"""Bundle adjustment, with the points eliminated and by conjugate gradients on all params.
+"""Compare elimination of points and conjugate gradients on all params for bundle adjustment.
 
-Times are CPU seconds of the compiled program, the faster of two runs; both run in turns.
+Times are CPU seconds of the compiled program, the minimum of two runs; the two solvers alternate.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import fnopt
 from benchmarks.metric import Metric
 from benchmarks.timing import Settings
 
-SIZES = {True: (8, 120), False: (20, 2000)}  # cameras, points; of a smoke run or not
-_BETWEEN = 2.4 / 19  # angle between neighboring cameras: 20 of them span 2.4 rad
+SIZES = {True: (8, 120), False: (20, 2000)}  # (cameras, points); the key is `settings.smoke`
+_BETWEEN = 2.4 / 19  # angle between neighboring cameras; 20 cameras span 2.4 rad
 
 
 def rotate(w: Any, x: Any) -> Any:
-    """Rodrigues' rotation by a vector."""
+    """Rotate a vector by a rotation vector (Rodrigues)."""
     angle = jnp.sqrt(jnp.sum(w * w) + 1e-24)
     k = w / angle
     return (
@@ -33,7 +33,7 @@ def rotate(w: Any, x: Any) -> Any:
 
 
 def project(camera: Any, point: Any) -> Any:
-    """The pixel of BAL's camera: rotation, shift, focal length, two distortions."""
+    """Project a point by BAL's camera: rotation, translation, focal length, two distortions."""
     p = rotate(camera[:3], point) + camera[3:6]
     q = -p[:2] / p[2]
     square = jnp.sum(q * q)
@@ -41,10 +41,11 @@ def project(camera: Any, point: Any) -> Any:
 
 
 def scene(cameras: int, points: int) -> tuple[Callable[[Any], Any], Any]:
-    """Residuals and a start: two to six neighboring cameras on a circle see each point.
+    """Return residuals and an initial guess; two to six neighboring cameras see each point.
 
-    The angle between neighbors is the same for any number of cameras: with a smaller angle than the
-    errors of the start, the rays to a point hardly differ, and its depth is undetermined.
+    The cameras are on a circle. The angle between neighbors doesn't depend on the number of
+    cameras. If this angle were smaller than the errors of the initial guess, the rays to a point
+    would hardly differ, and the depth of the point would be undetermined.
     """
     rng = np.random.default_rng(0)
     camera = np.zeros((cameras, 9))
@@ -54,26 +55,26 @@ def scene(cameras: int, points: int) -> tuple[Callable[[Any], Any], Any]:
     camera[:, 6], camera[:, 7:] = 800 + 20 * rng.normal(size=cameras), (-0.1, 0.01)
     point = rng.normal(size=(points, 3))
     first, count = rng.integers(0, cameras - 5, points), rng.integers(2, 7, points)
-    of = np.repeat(np.arange(points), count)
-    by = np.concatenate([a + rng.permutation(6)[:k] for a, k in zip(first, count, strict=True)])
-    seen = jax.vmap(project)(camera[by], point[of]) + 0.5 * rng.normal(size=(of.size, 2))
+    i = np.concatenate([a + rng.permutation(6)[:k] for a, k in zip(first, count, strict=True)])
+    j = np.repeat(np.arange(points), count)
+    pixels = jax.vmap(project)(camera[i], point[j]) + 0.5 * rng.normal(size=(j.size, 2))
     noise = np.asarray([0.02] * 3 + [0.1] * 3 + [20, 0.02, 0.005])
     start = {
         "camera": jnp.asarray(camera + noise * rng.normal(size=camera.shape)),
         "point": jnp.asarray(point + 0.1 * rng.normal(size=point.shape)),
     }
-    return lambda p: jax.vmap(project)(p["camera"][by], p["point"][of]) - seen, start
+    return lambda p: jax.vmap(project)(p["camera"][i], p["point"][j]) - pixels, start
 
 
 def seconds(solve: Callable[[Any], Any], start: Any) -> float:
-    """CPU time of one run."""
+    """Return the CPU time of one run."""
     began = time.process_time()
     jax.block_until_ready(solve(start))
     return time.process_time() - began
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """Measure time, steps and cost of both."""
+    """Compare time, steps and cost of both solvers."""
     with jax.enable_x64(True):
         residuals, start = scene(*SIZES[settings.smoke])
         jac = fnopt.sparse_jacobian(residuals)

@@ -1,4 +1,4 @@
-"""Training with 16 learning rates: one vmapped program, against a Python loop over optax."""
+"""Compare a vmapped sweep of 16 learning rates with a Python loop over optax."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ RATES = np.logspace(-4, -1, 16).astype(np.float32)
 
 
 def loss(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
-    """A small regression network."""
+    """Return the loss of a small regression network."""
     hidden = jnp.tanh(x @ params["w1"] + params["b1"])
     return jnp.mean((hidden @ params["w2"] - y) ** 2)
 
 
 def problem(smoke: bool) -> tuple[Any, Any, int]:
-    """Params, data and the number of steps."""
+    """Create params, data and the number of steps."""
     n, width, steps = (16, 4, 3) if smoke else (128, 32, 300)
     rng = np.random.default_rng(0)
 
@@ -37,7 +37,7 @@ def problem(smoke: bool) -> tuple[Any, Any, int]:
 
 
 def trainer(steps: int, apply_updates: Any) -> Any:
-    """`train(tx, params, data) -> final loss`, all steps in one scan."""
+    """Return `train(tx, params, data) -> final loss`, with all steps in one scan."""
 
     def train(tx: Any, params: Any, data: Any) -> jax.Array:
         def step(carry: Any, _: None) -> tuple[Any, None]:
@@ -52,7 +52,7 @@ def trainer(steps: int, apply_updates: Any) -> Any:
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """From scratch as people write it, and compiled, where the loop is made as good as it gets."""
+    """Compare first calls, which compile, and run times of the fastest compiled loop."""
     optax = peer("optax")
     params, data, steps = problem(settings.smoke)
     ours = trainer(steps, fnopt.apply_updates)
@@ -63,7 +63,7 @@ def run(settings: Settings) -> Iterator[Metric]:
         return jax.jit(sweep)(jax.vmap(fnopt.adam)(jnp.asarray(RATES)), params, data)
 
     def looped() -> Any:
-        # An optax optimizer is a pair of closures: every rate is another program.
+        # An optax optimizer is a pair of closures, so every rate compiles another program.
         return [
             jax.jit(lambda p, d, rate=rate: theirs(optax.adam(rate), p, d))(params, data)
             for rate in RATES.tolist()
@@ -74,7 +74,7 @@ def run(settings: Settings) -> Iterator[Metric]:
     value = seconds["ours"] / seconds["theirs"]
     yield Metric("16 rates, compile and run", value, "x loop over optax", detail=detail)
 
-    # For the run time alone, the peer's rate becomes an argument, so that it compiles only once.
+    # To compare run times, the rate is an argument of optax's program, which compiles once.
     sweep = jax.jit(jax.vmap(ours, (0, None, None)))
     traced = jax.jit(lambda rate, p, d: theirs(optax.adam(rate), p, d))
     stacked = jax.vmap(fnopt.adam)(jnp.asarray(RATES))
@@ -96,5 +96,5 @@ def _first_call(fn: Any) -> float:
 
 
 def _check_same(ours: jax.Array, theirs: list[jax.Array]) -> None:
-    # A figure is worth something only if both did the same work.
+    # Times are comparable only if both libraries compute the same losses.
     np.testing.assert_allclose(ours[:8], np.asarray(theirs)[:8], rtol=1e-2)

@@ -1,4 +1,4 @@
-"""Looking at nodes inside a network: for nothing, at cotangents, at statistics."""
+"""Measure the cost of taps without `capture`, and of captured cotangents and statistics."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from benchmarks.metric import Metric
 from benchmarks.timing import Settings, blocking, compile_ratio, compile_seconds, interleave, ratio
 from fnopt.taps import capture, tap
 
-See = Callable[[str, Any], Any]
+Name = Callable[[str, Any], Any]
 NODES = 5
 
 
-def perceptron(see: See, params: Any, x: jax.Array) -> jax.Array:
-    """Five layers, a node after each."""
+def perceptron(name: Name, params: Any, x: jax.Array) -> jax.Array:
+    """Apply five layers, with a node after each layer."""
     for i, w in enumerate(params):
-        x = see(f"layer_{i}", jax.nn.relu(x @ w))
+        x = name(f"layer_{i}", jax.nn.relu(x @ w))
     return jnp.mean(x**2)
 
 
-def recurrent(see: See, params: Any, x: jax.Array) -> jax.Array:
-    """A scan over time, five nodes in its body."""
+def recurrent(name: Name, params: Any, x: jax.Array) -> jax.Array:
+    """Scan over time, with five nodes in the body."""
     w_in, w, w_out = params
 
     def step(h: jax.Array, u: jax.Array) -> tuple[jax.Array, jax.Array]:
-        a = see("input", u @ w_in)
-        b = see("recurrent", h @ w)
-        h = see("state", jnp.tanh(see("sum", a + b)))
-        return h, see("output", h @ w_out)
+        a = name("input", u @ w_in)
+        b = name("recurrent", h @ w)
+        h = name("state", jnp.tanh(name("sum", a + b)))
+        return h, name("output", h @ w_out)
 
     h = jnp.zeros((x.shape[1], w.shape[0]), x.dtype)
     return jnp.mean(jax.lax.scan(step, h, x)[1] ** 2)
 
 
 def problems(smoke: bool) -> dict[str, tuple[Any, Any, jax.Array]]:
-    """By name: the model, params, inputs."""
+    """Return model, params and inputs by name."""
     rng = np.random.default_rng(0)
     batch, width, steps = (4, 8, 3) if smoke else (256, 512, 50)
 
@@ -56,7 +56,7 @@ def problems(smoke: bool) -> dict[str, tuple[Any, Any, jax.Array]]:
 
 
 def run(settings: Settings) -> Iterator[Metric]:
-    """Every way of looking against the plain gradient of a function without taps."""
+    """Compare each use of `capture` with the plain gradient of a function without taps."""
     for where, (model, params, x) in problems(settings.smoke).items():
         yield from _compare(where, model, (params, x), settings)
 
@@ -68,7 +68,7 @@ def _compare(where: str, model: Any, args: tuple[Any, ...], settings: Settings) 
     def plain(params: Any, x: jax.Array) -> jax.Array:
         return model(lambda _, value: value, params, x)
 
-    looking = {
+    variants = {
         "nobody looks": jax.value_and_grad(loss),
         "cotangents": capture(loss, values=False, cotangents=True, argnums=0),
         "cotangents and values": capture(loss, cotangents=True, argnums=0),
@@ -76,11 +76,11 @@ def _compare(where: str, model: Any, args: tuple[Any, ...], settings: Settings) 
         "histograms of both": capture(loss, cotangents=True, argnums=0, reduce="histogram"),
     }
     functions = {"plain": (jax.value_and_grad(plain), args)}
-    functions |= {name: (fn, args) for name, fn in looking.items()}
+    functions |= {name: (fn, args) for name, fn in variants.items()}
     seconds, compiled = compile_seconds(functions, settings)
     times = interleave({k: blocking(fn, *args) for k, fn in compiled.items()}, settings)
     unit = "x plain gradient"
-    for name in looking:
+    for name in variants:
         label = f"{where}, {name}"
         yield ratio(f"{label}: run", unit, times[name], times["plain"])
         yield compile_ratio(f"{label}: compile", unit, seconds[name], seconds["plain"])

@@ -1,1 +1,1 @@
-"""Equations solved by networks: error against seconds of CPU, `python -m benchmarks pinns`."""
+"""Compare methods that solve differential equations by networks: `python -m benchmarks pinns`."""

@@ -1,4 +1,4 @@
-"""Four equations with known solutions."""
+"""Four differential equations with known solutions."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from benchmarks.pinns.points import spread
 from benchmarks.pinns.problem import Field, Problem, second_derivatives
 
-VISCOSITY = 0.1 / math.pi  # of Burgers' equation: ten times what is usual, for a small network
-# What the residuals at the boundary are multiplied by, for Adam's sake: without, its error is 25
-# times as large (Poisson 2-D) or 6 times (5-D). Burgers' equation has none: with 3 twice as large.
+VISCOSITY = 0.1 / math.pi  # of Burgers' equation; ten times the usual value, for a small network
+# Factor of the residuals at the boundary. Without the factor, Adam's error is 25 times as large for
+# Poisson 2-D, and 6 times for 5-D. For Burgers' equation, a factor of 3 doubles Adam's error.
 WEIGHT = 10.0
-_NODES = 200  # of the quadrature of its solution
+_NODES = 200  # number of nodes of the quadrature for Burgers' solution
 
 
 def _weighted_zero(u: Field, x: jax.Array) -> jax.Array:
@@ -24,7 +24,7 @@ def _weighted_zero(u: Field, x: jax.Array) -> jax.Array:
 
 
 def _cube(d: int) -> Callable[..., tuple[jax.Array, ...]]:
-    """Points in the unit cube, and as many on each of its faces."""
+    """Return a sampler of points in the unit cube and points on its faces, evenly per face."""
 
     def draw(key: jax.Array, counts: tuple[int, ...]) -> tuple[jax.Array, ...]:
         k1, k2 = jax.random.split(key)
@@ -46,7 +46,7 @@ def _values(solution: Field, points: np.ndarray) -> np.ndarray:
 
 
 def poisson_2d() -> Problem:
-    """Poisson's equation in the unit square."""
+    """Create Poisson's equation in the unit square."""
 
     def solution(x: jax.Array) -> jax.Array:
         return jnp.prod(jnp.sin(jnp.pi * x))
@@ -70,7 +70,7 @@ def poisson_2d() -> Problem:
 
 
 def poisson_5d() -> Problem:
-    """Poisson's equation in the unit cube of five dimensions."""
+    """Create Poisson's equation in the unit cube of five dimensions."""
 
     def solution(x: jax.Array) -> jax.Array:
         return jnp.sum(jnp.cos(jnp.pi * x))
@@ -97,7 +97,7 @@ def poisson_5d() -> Problem:
 
 
 def helmholtz_2d() -> Problem:
-    """Helmholtz' equation with a solution of several waves."""
+    """Create Helmholtz' equation with an oscillating solution."""
 
     def solution(x: jax.Array) -> jax.Array:
         return jnp.sin(jnp.pi * x[0]) * jnp.sin(4 * jnp.pi * x[1])
@@ -123,7 +123,7 @@ def helmholtz_2d() -> Problem:
 
 
 def burgers_solution(points: np.ndarray) -> np.ndarray:
-    r"""Burgers' equation from `-sin(pi x)`, by Cole and Hopf's formula.
+    r"""Solve Burgers' equation with initial values `-sin(pi x)` by the Cole-Hopf transform.
 
     .. math:: u = -\frac{\int \sin(\pi y)\, F(y)\, e^{-(x-y)^2 / 4 \nu t} dy}
                         {\int F(y)\, e^{-(x-y)^2 / 4 \nu t} dy}, \quad
@@ -137,7 +137,7 @@ def burgers_solution(points: np.ndarray) -> np.ndarray:
 
 
 def burgers() -> Problem:
-    """Burgers' equation in a line and in time."""
+    """Create Burgers' equation in one space dimension and time."""
 
     def inside(u: Field, x: jax.Array) -> jax.Array:
         first, second = second_derivatives(u, x)

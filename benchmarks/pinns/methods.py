@@ -1,4 +1,4 @@
-"""The methods: how a step is made, on which points, and what is tuned."""
+"""Compared methods: their steps, points and tuned hyper-parameters."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import fnopt
 from benchmarks.pinns.problem import Problem
 
 Points = tuple[jax.Array, ...]
-MEMORY = 50  # of both L-BFGS: what their users ask for where derivatives are in the loss
+MEMORY = 50  # steps stored by both L-BFGS methods; usual for losses with derivatives (PINNs)
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A method as the benchmark needs it.
+    """A compared method.
 
     Attributes:
-        name: On the command line.
-        title: In tables and pictures.
-        make: `make(rate, steps) -> optimizer`, of numbers that may be traced.
+        name: Name on the command line.
+        title: Title in tables and pictures.
+        make: `make(rate, steps) -> optimizer`; rate and steps may be traced.
         step: `step(problem, optimizer, params, state, batch) -> params, state`.
         resampled: Whether every step has new points.
-        rates: What is tried; none of a method without a rate.
-        factors: Sizes of the batch that are tried, in units of the problem's.
-        scheduled: Whether the number of steps has to be known before the first one.
-        scipy: Whether it is SciPy that runs it.
+        rates: Learning rates of the trials; `(1.0,)` for a method without a learning rate.
+        factors: Batch sizes of the trials, relative to the problem's batch size.
+        scheduled: Whether the method needs the number of steps in advance.
+        scipy: Whether SciPy runs the method.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Method:
 
     @property
     def trials(self) -> list[tuple[float, float]]:
-        """Pairs of a rate and a size of the batch."""
+        """Return all pairs of a learning rate and a relative batch size."""
         return [(rate, factor) for factor in self.factors for rate in self.rates]
 
 
@@ -63,12 +63,12 @@ def _by_residuals(
 
 
 def _by_rows(problem: Problem, tx: Any, params: Any, state: Any, batch: Points) -> tuple[Any, Any]:
-    """The same for a method that doesn't take the means itself."""
+    """Take a step of a method that minimizes sums of squares instead of means."""
 
-    def of(fn: Callable[..., jax.Array], points: jax.Array) -> Callable[..., jax.Array]:
+    def scaled(fn: Callable[..., jax.Array], points: jax.Array) -> Callable[..., jax.Array]:
         return lambda params, x: fn(params, x) / len(points) ** 0.5
 
-    rows = [of(fn, points) for fn, points in zip(problem.residuals, batch, strict=True)]
+    rows = [scaled(fn, points) for fn, points in zip(problem.residuals, batch, strict=True)]
     updates, state = tx.update(None, state, params, residual_fn=rows, batch=list(batch))
     return fnopt.apply_updates(params, updates), state
 
@@ -85,7 +85,7 @@ def _by_search(
 
 
 def _no_step(*args: Any) -> tuple[Any, Any]:
-    raise AssertionError("SciPy makes its steps itself")
+    raise AssertionError("SciPy runs this method, so it has no step function")
 
 
 def _cosine(rate: Any, steps: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Pictures of a record, with matplotlib."""
+"""Plot a record with matplotlib."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ STYLES = {
     "adam": {"color": "#4d4d4d"},
     "soap": {"color": "#2166ac"},
 }
-LABELS = {"seconds": "seconds of CPU", "steps": "step"}
+LABELS = {"seconds": "CPU seconds", "steps": "step"}
 
 
 def curves(record: Record, problem: str, ax: Any, axis: str = "seconds") -> None:
-    """The relative error by seconds or steps, both logarithmic: the median of the seeds."""
+    """Plot the median relative error against seconds or steps, on logarithmic axes."""
     for name in record.methods(problem):
         x, y = record.curve(problem, name, axis)
         ax.plot(x, y, label=METHODS[name].title, **STYLES[name])
@@ -33,7 +33,7 @@ def curves(record: Record, problem: str, ax: Any, axis: str = "seconds") -> None
 
 
 def all_curves(record: Record, figure: Any) -> None:
-    """A row for each problem: by seconds and by steps; one legend."""
+    """Plot one row for each problem, against seconds and against steps, with one legend."""
     grid = figure.subplots(len(record.problems), 2, sharey="row", squeeze=False)
     for problem, (left, right) in zip(record.problems, grid, strict=True):
         curves(record, problem, left, "seconds")
@@ -44,5 +44,5 @@ def all_curves(record: Record, figure: Any) -> None:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     ordered = [METHODS[name].title for name in STYLES if METHODS[name].title in handles]
-    shown = [handles[title] for title in ordered]
-    figure.legend(shown, ordered, loc="outside lower center", ncols=3, fontsize=8)
+    lines = [handles[title] for title in ordered]
+    figure.legend(lines, ordered, loc="outside lower center", ncols=3, fontsize=8)

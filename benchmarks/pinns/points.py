@@ -1,4 +1,4 @@
-"""Points that fill a cube evenly: fewer of them tell as much of a function as random ones do."""
+"""Evenly spaced (quasi-random) points in a cube, which cover it better than random points."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import jax.numpy as jnp
 
 
 def spread(key: jax.Array, count: int, d: int) -> jax.Array:
-    r"""Kronecker's sequence in the unit cube of `d` dimensions, shifted at random.
+    r"""Return a randomly shifted Kronecker sequence in the unit cube of `d` dimensions.
 
     .. math:: x_i = (s + i \alpha) \bmod 1, \qquad \alpha_k = \phi^{-k}, \qquad
         \phi^{d+1} = \phi + 1
 
-    Each point alone is uniform, whatever the key, so means over them are unbiased.
+    Over random shifts, each point is uniformly distributed, so means over the points are unbiased.
 
     Args:
-        key: Of the shift `s`.
-        count: How many points.
-        d: Their dimension.
+        key: PRNG key of the shift `s`.
+        count: Number of points.
+        d: Dimension of the cube.
 
     Returns:
         Points `[count, d]`.
@@ -28,7 +28,7 @@ def spread(key: jax.Array, count: int, d: int) -> jax.Array:
         sequences (the generalized golden ratio).
     """
     phi = 2.0
-    for _ in range(60):  # a contraction
+    for _ in range(60):  # fixed-point iteration, which is a contraction
         phi = (1 + phi) ** (1 / (d + 1))
     shift = jax.random.uniform(key, (d,))
     alpha = jnp.asarray([phi**-k for k in range(1, d + 1)], shift.dtype)

@@ -1,4 +1,4 @@
-"""An equation, its conditions, where they are asked for, and what is known of the solution."""
+"""Differential equation with its conditions, points and known solution."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Field = Callable[[jax.Array], jax.Array]
 
 
 class Problem(NamedTuple):
-    """The same for all methods.
+    """A problem, which is the same for all methods.
 
     Attributes:
-        name: As the command line has it.
-        title: For tables and pictures.
-        text: The equation in words.
-        widths: Of the layers of the network, tanh between them.
-        conditions: Functions `fn(u, point)` of a function and a point, zero for the solution; one
-            of each kind, the equation first.
-        draw: `draw(key, counts) -> batches`, random points for each of them.
-        counts: How many points of each kind a batch has.
-        points: Where the solution is compared, `[m, d]`; no method sees them.
-        exact: Its values there, `[m]`.
+        name: Name on the command line.
+        title: Title in tables and pictures.
+        text: Description of the equation.
+        widths: Widths of the network's layers, with tanh between the layers.
+        conditions: Functions `fn(u, point)` that are zero for the solution `u`: the equation first,
+            then boundary and initial conditions.
+        draw: `draw(key, counts) -> batches`, which samples points for each condition.
+        counts: Number of points in a batch for each condition.
+        points: Test points `[m, d]`, which no method uses.
+        exact: Values of the solution at the test points, `[m]`.
     """
 
     name: str
@@ -41,15 +41,15 @@ class Problem(NamedTuple):
 
     @property
     def residuals(self) -> tuple[Callable[[Any, jax.Array], jax.Array], ...]:
-        """The conditions of the network: `fn(params, point)`."""
+        """Return the conditions as functions `fn(params, point)` of the network's params."""
 
-        def of(condition: Callable[[Field, jax.Array], jax.Array]) -> Any:
+        def residual(condition: Callable[[Field, jax.Array], jax.Array]) -> Any:
             return lambda params, x: condition(functools.partial(net, params), x)
 
-        return tuple(map(of, self.conditions))
+        return tuple(map(residual, self.conditions))
 
     def init(self, key: jax.Array) -> Any:
-        """Weights as Glorot and Bengio draw them, biases of zero."""
+        """Draw weights by Glorot and Bengio's rule, with zero biases."""
         keys = jax.random.split(key, len(self.widths) - 1)
         sides = itertools.pairwise(self.widths)
         return [
@@ -61,32 +61,32 @@ class Problem(NamedTuple):
         ]
 
     def sample(self, key: jax.Array, factor: float = 1.0) -> tuple[jax.Array, ...]:
-        """A batch for each kind of residual, or one that is `factor` times as large."""
+        """Sample a batch of points for each condition, `factor` times the default size."""
         return self.draw(key, tuple(round(factor * count) for count in self.counts))
 
     def loss(self, params: Any, batch: tuple[jax.Array, ...]) -> jax.Array:
-        """Half the mean square of each kind, added: what `gauss_newton_descent` minimizes."""
+        """Return the loss of `gauss_newton_descent`: the sum of half the mean squares."""
         rows = (
             jax.vmap(r, (None, 0))(params, x) for r, x in zip(self.residuals, batch, strict=True)
         )
         return sum((jnp.mean(r**2) / 2 for r in rows), jnp.zeros(()))
 
     def error(self, params: Any) -> jax.Array:
-        """The relative L2 error at the points that no method sees."""
-        found = jax.vmap(net, (None, 0))(params, jnp.asarray(self.points))
+        """Return the relative L2 error at the test points."""
+        values = jax.vmap(net, (None, 0))(params, jnp.asarray(self.points))
         exact = jnp.asarray(self.exact)
-        return jnp.linalg.norm(found - exact) / jnp.linalg.norm(exact)
+        return jnp.linalg.norm(values - exact) / jnp.linalg.norm(exact)
 
 
 def net(params: Any, x: jax.Array) -> jax.Array:
-    """A number for one point."""
+    """Return the scalar output of the network for one point."""
     for layer in params[:-1]:
         x = jnp.tanh(x @ layer["w"] + layer["b"])
     return (x @ params[-1]["w"] + params[-1]["b"])[0]
 
 
 def second_derivatives(fn: Field, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """All first and all unmixed second derivatives of a function of a point."""
+    """Return all first derivatives and all unmixed second derivatives at a point."""
 
     def along(direction: jax.Array) -> tuple[jax.Array, jax.Array]:
         def slope(x: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""The comparison on one problem: trials of the rates, runs of so many seconds."""
+"""Comparison on one problem: tuning trials, and runs with a budget of CPU seconds."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from benchmarks.pinns.problem import Problem
 from benchmarks.pinns.runs import Programs
 from benchmarks.sessions import Entry, short
 
-TUNING_SEED = 100  # another start and other points than those of the runs that are compared
-HALVING = ((0.25, 3), (1.0, 1))  # a share of the budget for every trial, and how many go on
+TUNING_SEED = 100  # differs from the seeds of the compared runs
+# Successive halving: (fraction of the budget for each trial, number of trials that continue).
+HALVING = ((0.25, 3), (1.0, 1))
 
 Trial = tuple[float, float]
 
@@ -28,11 +29,11 @@ class Session(sessions.Session):
     """The comparison on one problem.
 
     Args:
-        problem: What is solved.
-        folder: Where its file is, and is looked for.
-        methods: Names.
-        seconds: Of CPU for each run.
-        deadline: Of `time.monotonic`: nothing new is begun after it.
+        problem: The problem.
+        folder: Folder of the record file.
+        methods: Names of the methods.
+        seconds: CPU seconds of each run.
+        deadline: Time of `time.monotonic` after which no run starts.
     """
 
     TUNED = "best"
@@ -41,15 +42,17 @@ class Session(sessions.Session):
         self, problem: Problem, folder: Path, methods: list[str], seconds: float, deadline: float
     ) -> None:
         file = folder / f"{problem.name}.json"
-        before = sessions.kept(file).get("seconds", seconds)
-        if before != seconds:
-            raise ValueError(f"{file} has runs of {before} seconds, not of {seconds}")
-        chosen = [METHODS[name] for name in methods]
-        super().__init__(file, _described(problem, seconds), chosen, deadline)
+        recorded = sessions.read_record(file).get("seconds", seconds)
+        if recorded != seconds:
+            raise ValueError(
+                f"{file} has runs of {recorded} seconds, expected {seconds}; use another --folder"
+            )
+        compared = [METHODS[name] for name in methods]
+        super().__init__(file, _description(problem, seconds), compared, deadline)
         self.problem, self.seconds = problem, seconds
         error = jax.jit(problem.error)
-        jax.block_until_ready(error(problem.init(jax.random.key(0))))  # compiled before clocks run
-        self.programs = {m.name: Programs(problem, m, error) for m in chosen}
+        jax.block_until_ready(error(problem.init(jax.random.key(0))))  # compile before timing
+        self.programs = {m.name: Programs(problem, m, error) for m in compared}
 
     def tune(self, method: Method, entry: Entry) -> None:
         trials = [] if len(method.trials) == 1 else self._trials(method)
@@ -75,27 +78,27 @@ class Session(sessions.Session):
         }
 
     def _trials(self, method: Method) -> list[tuple[float, float, float, float]]:
-        """The errors that trials end at: short ones for all, long ones for the best of them."""
-        found: list[tuple[float, float, float, float]] = []
-        left = method.trials
+        """Run short trials of all candidates and full trials of the best candidates."""
+        results: list[tuple[float, float, float, float]] = []
+        candidates = method.trials
         for share, _ in HALVING:
-            for rate, factor in left:
+            for rate, factor in candidates:
                 budget = share * self.seconds
                 ends = [*self.programs[method.name].run(rate, factor, TUNING_SEED, budget)]
-                found.append((rate, factor, share, ends[-1].error if ends else math.inf))
-            left = _best([t for t in found if t[2] == share])[: HALVING[0][1]]
-        return found
+                results.append((rate, factor, share, ends[-1].error if ends else math.inf))
+            candidates = _best([t for t in results if t[2] == share])[: HALVING[0][1]]
+        return results
 
 
 def _best(trials: list[tuple[float, float, float, float]]) -> list[Trial]:
-    """Those with the largest share of the budget, the least error first."""
+    """Return the trials with the largest fraction of the budget, sorted by error."""
     share = max(t[2] for t in trials)
-    kept = [t for t in trials if t[2] == share]
-    kept.sort(key=lambda t: t[3] if math.isfinite(t[3]) else math.inf)
-    return [(rate, factor) for rate, factor, _, _ in kept]
+    longest = [t for t in trials if t[2] == share]
+    longest.sort(key=lambda t: t[3] if math.isfinite(t[3]) else math.inf)
+    return [(rate, factor) for rate, factor, _, _ in longest]
 
 
-def _described(problem: Problem, seconds: float) -> Entry:
+def _description(problem: Problem, seconds: float) -> Entry:
     shapes = jax.eval_shape(problem.init, jax.random.key(0))
     return {
         "problem": problem.name,
@@ -120,7 +123,7 @@ def compare(
     seconds: float,
     wall: float = float("inf"),
 ) -> list[str]:
-    """Runs problems until the budget of the clock is spent; returns those not complete."""
+    """Run the problems within `wall` seconds; return the incomplete problems."""
     deadline = time.monotonic() + wall
     missing = []
     for name in problems:
@@ -132,7 +135,7 @@ def compare(
 
 
 def smoke(problem: Problem, folder: Path, methods: list[str]) -> bool:
-    """The same with a tiny network for a moment."""
+    """Run a session with a tiny network and 0.05 seconds per run."""
     tiny = problem._replace(
         widths=(problem.widths[0], 4, 1), counts=tuple(8 for _ in problem.counts)
     )

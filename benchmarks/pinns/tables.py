@@ -1,4 +1,4 @@
-"""Tables of a record as Markdown."""
+"""Format a record as Markdown tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _shown(value: float) -> str:
+def _format(value: float) -> str:
     return f"{value:.1e}" if math.isfinite(value) else "not finite"
 
 
@@ -32,7 +32,7 @@ def _titles(record: Record) -> list[str]:
 
 
 def error_table(record: Record) -> str:
-    """The relative error when the seconds are spent: the median of the seeds, least and largest."""
+    """Table of final relative errors: median, minimum and maximum over the seeds."""
     rows = []
     for name, method in METHODS.items():
         cells = []
@@ -41,30 +41,30 @@ def error_table(record: Record) -> str:
                 cells.append("")
                 continue
             ends = record.ends(problem, name)
-            middle = _shown(record.final(problem, name))
-            spread = f" ({_shown(min(ends))} to {_shown(max(ends))})" if len(ends) > 1 else ""
-            cells.append(middle + spread)
+            middle = _format(record.final(problem, name))
+            extent = f" ({_format(min(ends))} to {_format(max(ends))})" if len(ends) > 1 else ""
+            cells.append(middle + extent)
         rows.append([method.title, *cells])
     return _table(["", *_titles(record)], [row for row in rows if any(row[1:])])
 
 
 def factor_table(record: Record) -> str:
-    """How many times lower Gauss-Newton and LM end than Adam and than the better L-BFGS."""
+    """Table of the errors of Adam and of the better L-BFGS relative to Gauss-Newton and LM."""
     rows = []
     for name in OURS:
         for words, others in (("Adam", TUNED), ("the better L-BFGS", QUASI)):
             cells = []
             for problem in record.problems:
-                there = record.methods(problem)
-                known = tuple(other for other in others if other in there)
-                whole = known and name in there
-                cells.append(_times(record.below(problem, name, known)) if whole else "")
+                methods = record.methods(problem)
+                peers = tuple(other for other in others if other in methods)
+                complete = peers and name in methods
+                cells.append(_times(record.below(problem, name, peers)) if complete else "")
             rows.append([f"{METHODS[name].title} below {words}", *cells])
     return _table(["times", *_titles(record)], rows)
 
 
 def step_table(record: Record) -> str:
-    """How many steps were made, and what was tuned."""
+    """Table of the numbers of steps, batch sizes and tuned learning rates."""
     rows = []
     for name, method in METHODS.items():
         cells = []
@@ -81,7 +81,7 @@ def step_table(record: Record) -> str:
 
 
 def problem_list(record: Record) -> str:
-    """The problems in words."""
+    """List of the problems, with their networks and points."""
     lines = []
     for entry in record.problems.values():
         widths, points = "-".join(map(str, entry["widths"])), " + ".join(map(str, entry["points"]))
@@ -94,6 +94,6 @@ def problem_list(record: Record) -> str:
 
 
 def printed(record: Record) -> str:
-    """All of it."""
+    """Return all tables of a record."""
     parts = (problem_list, error_table, factor_table, step_table)
     return "\n\n".join(part(record) for part in parts)

@@ -1,4 +1,4 @@
-"""Fifty-five smooth functions of up to 12 params, whose claims of convergence are counted.
+"""Fifty-five smooth functions of up to 12 params for `benchmarks.cases.minimize_claims`.
 
 The unbounded ones of `smooth`, the smaller sums of squares of Moré, Garbow and Hillstrom that
 aren't among these, and the functions of this file.

@@ -1,4 +1,4 @@
-"""The test problems of Moré, Garbow and Hillstrom (1981): 35 problems, with starts and minima.
+"""The 35 test problems of Moré, Garbow and Hillstrom (1981), with initial guesses and minima.
 
 Reference:
     Moré, Garbow and Hillstrom (1981), Testing unconstrained optimization software, ACM
@@ -17,18 +17,18 @@ from benchmarks.problems import mgh_variable as variable
 
 
 class Problem(NamedTuple):
-    """A problem: the minimum is that of the sum of squares, without the factor of a half."""
+    """A problem; its minimum is a sum of squares without the factor of a half."""
 
-    number: int  # in the paper
+    number: int  # number in the paper
     name: str
-    residuals: Callable[[Any], Any]  # of the params, a vector of any floating dtype
+    residuals: Callable[[Any], Any]  # function of a vector of any floating dtype
     start: np.ndarray  # [n]
     minimum: float
-    others: tuple[float, ...] = ()  # of known local minima, and infima at infinity
-    factors: tuple[int, ...] = (1, 10, 100)  # of the start
+    others: tuple[float, ...] = ()  # values of known local minima and of infima at infinity
+    factors: tuple[int, ...] = (1, 10, 100)  # multiples of the standard initial guess
 
     def starts(self) -> dict[str, np.ndarray]:
-        """The standard start and multiples of it; of a zero start, constants instead."""
+        """Return multiples of the standard initial guess; a zero guess is replaced by constants."""
         zero = not np.any(self.start)
         far = np.ones_like(self.start) if zero else self.start
         return {f"{k}x": self.start if k == 1 else k * far for k in self.factors}
@@ -49,13 +49,13 @@ def _problem(
 
 
 def _ramp(n: int) -> np.ndarray:
-    """The points j / (n + 1)."""
+    """Return the points j / (n + 1)."""
     return np.arange(1, n + 1) / (n + 1)
 
 
-# The minima are the paper's, with all its digits. Bard's at 1.77493 isn't in it, but all
-# eigenvalues of the Hessian are positive there. Where the starts are fewer than three, they are
-# those of MINPACK's tests: further away the sum of squares overflows or is flat.
+# The minima have all digits of the paper. Bard's local minimum 1.77493 isn't in the paper; all
+# eigenvalues of the Hessian are positive there. Problems with fewer than three initial guesses have
+# the guesses of MINPACK's tests, because the sum of squares overflows or is flat farther away.
 PROBLEMS = [
     _problem(1, fixed.rosenbrock, [-1.2, 1]),
     _problem(2, fixed.freudenstein_roth, [0.5, -2], others=(48.9842,)),

@@ -1,4 +1,4 @@
-"""Smooth functions to minimize, with and without bounds: starts, bounds and least values.
+"""Smooth functions to minimize, with and without bounds: initial guesses, bounds and minima.
 
 Sums of squares come from Moré, Garbow and Hillstrom; the others are textbook functions.
 """
@@ -14,11 +14,11 @@ import numpy as np
 from benchmarks.problems import mgh_fixed as fixed
 from benchmarks.problems import mgh_variable as variable
 
-SIZE = 10  # of all params: shorter ones are the first entries, so one program serves all
+SIZE = 10  # common length of all padded parameter vectors, so all functions share one program
 
 
 class Smooth(NamedTuple):
-    """A function of the first `n` entries of a vector, a start, and bounds or None."""
+    """A function of the first `n` entries of a vector, an initial guess, and bounds or None."""
 
     name: str
     f: Callable[[Any], Any]
@@ -27,7 +27,7 @@ class Smooth(NamedTuple):
 
     @property
     def n(self) -> int:
-        """How many params there are."""
+        """Number of params."""
         return len(self.start)
 
 

@@ -1,6 +1,6 @@
-"""`python -m benchmarks training [--tasks ...] [--seeds N] [--budget SECONDS] [--record FILE]`.
+"""Run: `python -m benchmarks training [--tasks ...] [--seeds N] [--budget S] [--record FILE]`.
 
-`python -m benchmarks training validation ...` measures steps to a target of the validation loss.
+`python -m benchmarks training validation ...` measures the steps to a target validation loss.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FOLDER = Path("benchmarks/results/training")
 
 
 def main(argv: list[str]) -> int:
-    """Goes on where the last call stopped; 1 if something is left to do."""
+    """Continue the comparison; return 1 if runs are missing."""
     if argv[:1] == ["validation"]:
         return validation.main(argv[1:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks training", description=__doc__)
@@ -32,16 +32,16 @@ def main(argv: list[str]) -> int:
         type=float,
         default=float("inf"),
         metavar="SECONDS",
-        help="begin nothing new after it; the same command goes on later",
+        help="start no run after this time; the same command continues later",
     )
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="a JSON file for each task")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the JSON files")
     parser.add_argument(
         "--record",
         type=Path,
         nargs="?",
         const=RECORD,
         metavar="FILE",
-        help=f"train nothing: put the files together in one ({RECORD.name})",
+        help=f"merge the files of the folder into FILE ({RECORD.name}), without training",
     )
     args = parser.parse_args(argv)
     if args.record:
@@ -58,5 +58,5 @@ def main(argv: list[str]) -> int:
         seeds=args.seeds,
         budget=args.budget,
     )
-    print(f"not complete: {missing}; call it again" if missing else "all complete")
+    print(f"incomplete: {missing}; repeat the command" if missing else "complete")
     return bool(missing)

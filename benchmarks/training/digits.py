@@ -1,4 +1,4 @@
-"""Three networks for scikit-learn's digits: a classifier, an autoencoder, a convolutional one."""
+"""Three networks for scikit-learn's digits: perceptron, autoencoder and convolutional network."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from benchmarks.training.task import (
 )
 
 NO_RESIDUALS = {
-    "gauss_newton": "the loss is no sum of squares",
-    "lbfgs": "batches are drawn anew",
+    "gauss_newton": "the loss isn't a sum of squares",
+    "lbfgs": "each step has a new batch",
 }
-LIKE_KFAC = {"kfac": "kfac_rare stands for it"}
-LIKE_GAUSS_NEWTON = {"natural_gradient": "for sums of squares it is gauss_newton"}
-TOO_LARGE = {"natural_gradient": "it solves for all outputs of a batch at once"}
-LIKE_OURS = {"optax.adamw": "the updates are ours", "optax.muon": "the updates are ours"}
+LIKE_KFAC = {"kfac": "kfac_rare represents kfac"}
+LIKE_GAUSS_NEWTON = {"natural_gradient": "equals gauss_newton for sums of squares"}
+TOO_LARGE = {"natural_gradient": "a step solves a system with all outputs of a batch"}
+LIKE_OURS = {"optax.adamw": "same updates as adamw", "optax.muon": "same updates as muon"}
 
 
 def _images() -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
     digits = data.digits()
 
-    def both(x: Any, y: Any) -> dict[str, jax.Array]:
+    def arrays(x: Any, y: Any) -> dict[str, jax.Array]:
         return {"x": jnp.asarray(x, jnp.float32), "y": jnp.asarray(y, jnp.int32)}
 
-    return both(digits.x, digits.y), both(digits.x_test, digits.y_test)
+    return arrays(digits.x, digits.y), arrays(digits.x_test, digits.y_test)
 
 
 def _on_digits(batch: int, skip: dict[str, str], **fields: Any) -> Task:
@@ -51,7 +51,7 @@ def _on_digits(batch: int, skip: dict[str, str], **fields: Any) -> Task:
 
 
 def classifier(smoke: bool) -> Task:
-    """Two hidden layers."""
+    """Create a perceptron with two hidden layers."""
     widths = (64, 8, 10) if smoke else (64, 64, 64, 10)
     return _on_digits(
         32 if smoke else 128,
@@ -69,7 +69,7 @@ def classifier(smoke: bool) -> Task:
 
 
 def autoencoder(smoke: bool) -> Task:
-    """Deep and narrow: the classical problem that is hard to condition."""
+    """Create the classical deep autoencoder, an ill-conditioned problem."""
     widths = (64, 4, 64) if smoke else (64, 100, 50, 25, 6, 25, 50, 100, 64)
     last = len(widths) - 2
     return _on_digits(
@@ -99,7 +99,7 @@ def _convolved(kernel: dict[str, jax.Array], x: jax.Array, stride: int) -> jax.A
 
 
 def convolutional(smoke: bool) -> Task:
-    """Three convolutions and a dense layer."""
+    """Create a network of three convolutions and a dense layer."""
     channels = (1, 2, 2, 2) if smoke else (1, 8, 16, 32)
 
     def init(key: jax.Array) -> Any:

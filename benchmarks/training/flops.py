@@ -1,8 +1,8 @@
-"""FLOPs of a step by `fnopt.costs`, with what happens only every few steps at its true rate.
+"""Count the FLOPs of a step by `fnopt.costs`, with periodic operations at their frequency.
 
-The counter takes of a condition the branch that costs more. Which branch an optimizer takes
-depends on its counts, so the step is traced with counts that are known, and the conditions that
-follow from them are decided.
+`cost` counts the more expensive branch of every `cond`. The branch depends on the step counts of
+the optimizer. Therefore the step is traced with concrete step counts, and every `cond` whose
+condition follows from the step counts is replaced by its branch.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from fnopt.costs import cost
 
 COUNTS = ("count", "averaged")
 INLINED = ("jit", "pjit", "custom_jvp_call", "custom_vjp_call")
-EIGH = 9  # n^3 of a symmetric eigenvalue problem with vectors (Golub and Van Loan, 8.3)
+EIGH = 9  # FLOPs / n^3 of a symmetric eigenvalue problem with vectors (Golub and Van Loan, 8.3)
 
 
-class _Decided:
-    """A program in which all that follows from known integers is computed at once."""
+class _Interpreter:
+    """Interpreter of a jaxpr that computes results of concrete inputs and selects branches."""
 
     def __init__(self) -> None:
-        self.eigh = 0.0  # the counter says that it doesn't know them
+        self.eigh = 0.0  # FLOPs of eigenvalue problems, which `cost` can't count
 
     def run(self, jaxpr: Any, consts: Any, args: Any) -> list[Any]:
         values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
@@ -37,12 +37,12 @@ class _Decided:
             return v.val if isinstance(v, core.Literal) else values[v]
 
         for eqn in jaxpr.eqns:
-            found = self._equation(eqn, [read(v) for v in eqn.invars])
-            values.update(zip(eqn.outvars, found, strict=True))
+            results = self._equation(eqn, [read(v) for v in eqn.invars])
+            values.update(zip(eqn.outvars, results, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
     def _equation(self, eqn: Any, inputs: list[Any]) -> list[Any]:
-        known = not any(isinstance(v, jax.core.Tracer) for v in inputs)
+        concrete = not any(isinstance(v, jax.core.Tracer) for v in inputs)
         if eqn.primitive.name == "cond" and not isinstance(inputs[0], jax.core.Tracer):
             branches = eqn.params["branches"]
             branch = branches[min(max(int(inputs[0]), 0), len(branches) - 1)]
@@ -53,21 +53,21 @@ class _Decided:
         if eqn.primitive.name == "eigh":
             *batch, n, _ = eqn.invars[0].aval.shape
             self.eigh += float(EIGH * n**3 * np.prod(batch))
-        if known and all(v.aval.size < 1000 for v in eqn.outvars):
+        if concrete and all(v.aval.size < 1000 for v in eqn.outvars):
             with jax.ensure_compile_time_eval():
-                found = eqn.primitive.bind(*inputs, **eqn.params)
+                results = eqn.primitive.bind(*inputs, **eqn.params)
         else:
-            found = eqn.primitive.bind(*inputs, **eqn.params)
-        return list(found) if eqn.primitive.multiple_results else [found]
+            results = eqn.primitive.bind(*inputs, **eqn.params)
+        return list(results) if eqn.primitive.multiple_results else [results]
 
 
 def step_flops(task: Task, method: Method, trips: float) -> tuple[float, list[str]]:
-    """FLOPs of a step on average over a period, and what is not counted.
+    """Count the mean FLOPs per step over a period, and list the uncounted operations.
 
     Args:
-        task: What is trained.
-        method: With what.
-        trips: How many iterations its while loops make on average.
+        task: The task.
+        method: The method.
+        trips: Mean number of iterations of the method's while loops.
     """
     numbers = (method.first[1], method.second[1][0])
     params = jax.eval_shape(task.init, jax.random.key(0))
@@ -83,33 +83,37 @@ def step_flops(task: Task, method: Method, trips: float) -> tuple[float, list[st
 
     traced = jax.make_jaxpr(step)(*leaves)
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path((params, state, item))[0]]
-    whole, unknown = [], set()
+    totals, unknown = [], set()
     for count in range(2 * method.period, 3 * method.period):
-        flops, missing = _at(traced, paths, leaves, count, trips)
-        whole.append(flops)
+        flops, missing = _flops_at_count(traced, paths, leaves, count, trips)
+        totals.append(flops)
         unknown |= missing
-    return float(np.mean(whole)), sorted(unknown)
+    return float(np.mean(totals)), sorted(unknown)
 
 
-def _at(traced: Any, paths: Any, leaves: Any, count: int, trips: float) -> tuple[float, set[str]]:
-    """FLOPs of the step with this count."""
-    known = {}
+def _flops_at_count(
+    traced: Any, paths: Any, leaves: Any, count: int, trips: float
+) -> tuple[float, set[str]]:
+    """Count the FLOPs of the step whose step counts have the value `count`."""
+    concrete = {}
     for i, (path, leaf) in enumerate(zip(paths, leaves, strict=True)):
         in_state = getattr(path[0], "idx", None) == 1
         if in_state and leaf.dtype == jnp.int32 and leaf.ndim == 0:
             is_count = getattr(path[-1], "name", "") in COUNTS
-            known[i] = np.int32(count) if is_count else np.asarray(leaf)
-    decided = _Decided()
+            concrete[i] = np.int32(count) if is_count else np.asarray(leaf)
+    interpreter = _Interpreter()
 
-    def at(*rest: Any) -> Any:
-        left = iter(rest)
-        args = [known[i] if i in known else next(left) for i in range(len(leaves))]
-        decided.eigh = 0.0
-        return decided.run(traced.jaxpr, traced.consts, args)
+    def step(*traced_leaves: Any) -> Any:
+        remaining = iter(traced_leaves)
+        args = [concrete[i] if i in concrete else next(remaining) for i in range(len(leaves))]
+        interpreter.eigh = 0.0
+        return interpreter.run(traced.jaxpr, traced.consts, args)
 
-    rest = [leaf for i, leaf in enumerate(leaves) if i not in known]
+    rest = [leaf for i, leaf in enumerate(leaves) if i not in concrete]
+    # `trip_counts` takes integers, so interpolate between the neighboring integers.
     low = int(trips)
-    few = cost(at, trip_counts=low)(*rest)
-    more = cost(at, trip_counts=low + 1)(*rest).flops if trips > low else few.flops
-    total = few.flops + few.transcendentals + (trips - low) * (more - few.flops) + decided.eigh
-    return float(total), {u.name for u in few.unknown} - {"eigh"}
+    lower = cost(step, trip_counts=low)(*rest)
+    upper = cost(step, trip_counts=low + 1)(*rest).flops if trips > low else lower.flops
+    total = lower.flops + (trips - low) * (upper - lower.flops)
+    total += lower.transcendentals + interpreter.eigh
+    return float(total), {u.name for u in lower.unknown} - {"eigh"}

@@ -1,4 +1,4 @@
-"""The optimizers, what of each is tuned, and how one step is made."""
+"""Compared optimizers: their tuned hyper-parameters and their steps."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ import fnopt
 from benchmarks.timing import peer
 from benchmarks.training.task import Task
 
-WARM_UP = 20  # the schedule of all but those without a rate: a 20th of the steps, then a cosine
+WARM_UP = 20  # the learning rate warms up over 1 / WARM_UP of the steps
 
 
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """An optimizer as the comparison needs it.
+    """A compared optimizer.
 
     Attributes:
-        name: In tables and on the command line.
-        make: `make(task, first, second) -> optimizer`, of numbers that may be traced.
-        first: What the grid's long side is, its least value and the factor between two.
-        second: What the short side is, and its values.
+        name: Name in tables and on the command line.
+        make: `make(task, first, second) -> optimizer`; the two hyper-parameters may be traced.
+        first: Name of the first hyper-parameter, its smallest value and the ratio of two values.
+        second: Name of the second hyper-parameter, and its values.
         step: `step(task, optimizer, params, state, item) -> params, state`.
-        best: What to evaluate: `best(params, state)`.
-        period: How often the step's cost repeats (refreshes), for the count of FLOPs.
-        trips: `trips(state)`: iterations of the step's while loops.
-        tuning_seeds: How many seeds a trial is the mean of; the baseline gets more than the others.
-        share: Of the task's steps that it gets, with a schedule that ends there.
+        best: `best(params, state)`, which returns the params to evaluate.
+        period: Number of steps after which the cost of a step repeats, to count FLOPs.
+        trips: `trips(state)`, the number of iterations of the step's while loops.
+        tuning_seeds: Number of seeds of a trial, whose result is the mean.
+        share: Fraction of the task's steps that the method runs, with a schedule of this length.
     """
 
     name: str
@@ -46,12 +46,12 @@ class Method:
 
 
 def schedule(rate: Any, steps: int) -> Any:
-    """Warm-up over a twentieth of the steps, then a cosine to a hundredth of the rate."""
+    """Return a warm-up over a twentieth of the steps, then a cosine to a hundredth of the rate."""
     return fnopt.warmup_cosine_decay_schedule(0.0, rate, steps // WARM_UP, steps, 0.01 * rate)
 
 
 def by_gradient(task: Task, tx: Any, params: Any, state: Any, item: Any) -> tuple[Any, Any]:
-    """Take a step along what the optimizer makes of the gradient."""
+    """Take a step with the gradient of a batch."""
     gradients = jax.grad(task.loss)(params, task.take(item))
     updates, state = tx.update(gradients, state, params)
     return fnopt.apply_updates(params, updates), state
@@ -82,7 +82,7 @@ def _by_search(task: Task, tx: Any, params: Any, state: Any, item: Any) -> tuple
 
 
 def _axes(path: str, leaf: Any, *, hidden_only: bool) -> Any:
-    """Which leaves are matrices: kernels of convolutions too, for Muon no embeddings and heads."""
+    """Return the matrix axes of a leaf; with `hidden_only`, embeddings and heads have none."""
     if leaf.ndim == 4:
         return fnopt.MatrixDimensionNumbers((0, 1, 2), 3)
     return leaf.ndim == 2 and not (hidden_only and path.startswith(("embed", "head")))
@@ -133,14 +133,12 @@ def _optax_adamw(task: Task, rate: Any, b2: Any) -> Any:
 
 
 def optax_axes(params: Any) -> Any:
-    """The matrices of `HIDDEN` in optax's form."""
+    """Convert `HIDDEN` to optax's dimension numbers."""
     numbers = peer("optax.contrib").MuonDimensionNumbers
 
     def one(path: Any, leaf: Any) -> Any:
-        found = _axes(
-            jax.tree_util.keystr(path, simple=True, separator="/"), leaf, hidden_only=True
-        )
-        return None if not found else numbers() if found is True else numbers((0, 1, 2), 3)
+        axes = _axes(jax.tree_util.keystr(path, simple=True, separator="/"), leaf, hidden_only=True)
+        return None if not axes else numbers() if axes is True else numbers((0, 1, 2), 3)
 
     return jax.tree_util.tree_map_with_path(one, params)
 
@@ -182,7 +180,7 @@ def _lbfgs(task: Task, rate: Any, unused: Any) -> Any:
 
 
 _LION = ("b2", (0.95, 0.99))
-_KRONECKER = ("decay", (0.95,))  # the default: a sweep of K-FAC is dear
+_KRONECKER = ("decay", (0.95,))  # only the default, because a sweep of K-FAC is expensive
 _ADAM_SHARE = ("Adam's rate / Muon's", (0.2, 1.0))
 
 _ALL = (
@@ -248,5 +246,5 @@ METHODS = {method.name: method for method in _ALL}
 
 
 def wanted(task: Task, names: list[str] | None) -> list[Method]:
-    """The methods that a task is for."""
+    """Return the methods of a task, restricted to `names`."""
     return [m for k, m in METHODS.items() if k not in task.skip and (not names or k in names)]

@@ -1,4 +1,4 @@
-"""Pictures of a record, with matplotlib."""
+"""Plot a record with matplotlib."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from benchmarks.training.profiles import middle, profile
 from benchmarks.training.record import AXES, Record
 
-LABELS = {"steps": "step", "FLOPs": "FLOPs", "seconds": "seconds of CPU"}
-WORDS = {"steps": "steps", "FLOPs": "FLOPs", "seconds": "seconds of CPU"}
+LABELS = {"steps": "step", "FLOPs": "FLOPs", "seconds": "CPU seconds"}
+WORDS = {"steps": "steps", "FLOPs": "FLOPs", "seconds": "CPU seconds"}
 COLORS = {
     "sgd": "#a6761d",
     "adamw": "#4d4d4d",
@@ -38,7 +38,7 @@ def _style(method: str) -> dict[str, Any]:
 
 
 def curves(record: Record, task: str, axes: Any) -> None:
-    """The training loss (median of the seeds) by step, by FLOPs and by seconds; three axes."""
+    """Plot the median training loss against steps, FLOPs and seconds, on three axes."""
     entry = record.tasks[task]
     for axis, ax in zip(AXES, axes, strict=True):
         for name in record.methods(task):
@@ -58,11 +58,14 @@ def curves(record: Record, task: str, axes: Any) -> None:
 
 
 def _span(record: Record, task: str) -> tuple[float, float]:
-    """From the least of all to the median start: a first step that went wrong squeezes nothing."""
+    """Return limits of the loss axis, from the lowest loss to the median initial loss.
+
+    The median, not the maximum, because a diverging first step would compress all curves.
+    """
     runs = [run["train"] for m in record.methods(task) for run in record.runs(task, m)]
     first = [math.inf if run[0] is None else run[0] for run in runs]
-    least = min(value for run in runs for value in run if value is not None)
-    return 0.9 * least, 1.2 * middle(first)
+    lowest = min(value for run in runs for value in run if value is not None)
+    return 0.9 * lowest, 1.2 * middle(first)
 
 
 def _subs(bottom: float, top: float) -> tuple[float, ...]:
@@ -70,26 +73,30 @@ def _subs(bottom: float, top: float) -> tuple[float, ...]:
 
 
 def profiles(record: Record, axes: Any, upto: float = 10.0) -> None:
-    """The share of tasks on which the target is reached within a factor of the best; three axes."""
+    """Plot performance profiles on three axes.
+
+    A profile is the fraction of tasks on which a method reaches the target at up to a given
+    multiple of the best method's cost.
+    """
     for axis, ax in zip(AXES, axes, strict=True):
-        found = record.factors(axis)
-        for k, (name, of_tasks) in enumerate(found.items()):
-            x, y = profile(of_tasks, upto)
-            shift = 0.004 * (k - len(found) / 2)  # lines on top of each other can be told apart
+        methods = record.factors(axis)
+        for k, (name, ratios) in enumerate(methods.items()):
+            x, y = profile(ratios, upto)
+            shift = 0.004 * (k - len(methods) / 2)  # separates equal lines
             ax.step(x, np.array(y) + shift, where="post", **_style(name))
         ax.set(xscale="log", xlim=(1, upto), ylim=(-0.05, 1.05), xlabel=f"{WORDS[axis]} / the best")
         ticks = [1, 2, 3, 5, 10]
         ax.set_xticks(ticks, [str(t) for t in ticks])
         ax.minorticks_off()
-    axes[0].set(ylabel="share of its tasks")
+    axes[0].set(ylabel="fraction of tasks")
 
 
 def legend(figure: Any, axes: Any) -> None:
-    """One for all axes, below them."""
+    """Draw one legend for all axes, below the axes."""
     handles: dict[str, Any] = {}
     for ax in np.ravel(axes):
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     ordered = [name for name in COLORS if name in handles]
-    shown = [handles[name] for name in ordered]
-    figure.legend(shown, ordered, loc="outside lower center", ncols=5, fontsize=8)
+    lines = [handles[name] for name in ordered]
+    figure.legend(lines, ordered, loc="outside lower center", ncols=5, fontsize=8)

@@ -1,4 +1,4 @@
-"""Poisson's equation in two dimensions, solved by a network: fresh points in each step."""
+"""Poisson's equation in two dimensions, solved by a network with new points in each step."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ def _solution(x: jax.Array) -> jax.Array:
 
 
 def _edges(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-    """Points on the four sides of the square."""
+    """Draw points on the four sides of the square."""
     points, side = rng.random((*shape, 2)), rng.integers(0, 4, shape)
     end = (side // 2).astype(points.dtype)[..., None]
     return np.where(np.arange(2) == (side % 2)[..., None], end, points)
 
 
 def pinn(smoke: bool) -> Task:
-    """An example is three points inside and one on the boundary, so that all methods fit."""
+    """Create the task; an example has three inner points and one boundary point.
+
+    With these examples, every method can treat the task as a mean of a loss over examples.
+    """
     widths = (2, 4, 1) if smoke else (2, 32, 32, 1)
     examples = 4 if smoke else 60
 
@@ -53,8 +56,8 @@ def pinn(smoke: bool) -> Task:
     exact = jax.vmap(_solution)(points)
 
     def error(params: Any) -> jax.Array:
-        found = jax.vmap(net, (None, 0))(params, points)
-        return jnp.linalg.norm(found - exact) / jnp.linalg.norm(exact)
+        values = jax.vmap(net, (None, 0))(params, points)
+        return jnp.linalg.norm(values - exact) / jnp.linalg.norm(exact)
 
     return Task(
         name="pinn",

@@ -1,4 +1,4 @@
-"""What a loss costs, and in which share of the tasks a method is within a factor of the best."""
+"""Cost to reach a loss, and performance profiles over tasks."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ NEVER = float("inf")
 
 
 def cost_to(target: float, costs: Sequence[float], losses: Sequence[float]) -> float:
-    """The cost of the first reading at or below a target; inf if there is none.
+    """Return the cost of the first reading with a loss at or below the target; inf if none.
 
-    A loss that isn't finite never counts, and nothing is interpolated.
+    Non-finite losses are above every target, and readings aren't interpolated.
     """
     for cost, loss in zip(costs, losses, strict=True):
         if loss <= target:
@@ -21,7 +21,7 @@ def cost_to(target: float, costs: Sequence[float], losses: Sequence[float]) -> f
 
 
 def middle(values: Sequence[float]) -> float:
-    """The median, inf if one of the two in the middle is; what is no number counts as inf."""
+    """Return the median, with NaN as infinity."""
     ordered = sorted(NEVER if np.isnan(v) else v for v in values)
     half = len(ordered) // 2
     low, high = ordered[(len(ordered) - 1) // 2], ordered[half]
@@ -29,26 +29,26 @@ def middle(values: Sequence[float]) -> float:
 
 
 def factors(costs: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """By method and task, the cost over that of the best method on the task.
+    """Return the cost relative to the best method of the task, keyed by method and task.
 
     Args:
-        costs: By task and method. A method that isn't there doesn't have that task at all.
+        costs: Costs keyed by task and method; a method that didn't run on a task is absent.
     """
-    found: dict[str, dict[str, float]] = {}
+    ratios: dict[str, dict[str, float]] = {}
     for task, by_method in costs.items():
         best = min(by_method.values(), default=NEVER)
         for method, cost in by_method.items():
-            found.setdefault(method, {})[task] = cost / best if np.isfinite(cost) else NEVER
-    return found
+            ratios.setdefault(method, {})[task] = cost / best if np.isfinite(cost) else NEVER
+    return ratios
 
 
-def share_within(factor: float, of_tasks: Mapping[str, float]) -> float:
-    """The share of the tasks on which a method is within a factor of the best."""
-    return float(np.mean([ratio <= factor for ratio in of_tasks.values()])) if of_tasks else 0.0
+def share_within(factor: float, ratios: Mapping[str, float]) -> float:
+    """Return the fraction of tasks on which the relative cost is at most `factor`."""
+    return float(np.mean([ratio <= factor for ratio in ratios.values()])) if ratios else 0.0
 
 
-def profile(of_tasks: Mapping[str, float], upto: float) -> tuple[list[float], list[float]]:
-    """The steps of `share_within` from 1 to a factor, as points of a line."""
-    ends = sorted(r for r in of_tasks.values() if r <= upto)
+def profile(ratios: Mapping[str, float], upto: float) -> tuple[list[float], list[float]]:
+    """Return the points of the step function `share_within` between 1 and `upto`."""
+    ends = sorted(r for r in ratios.values() if r <= upto)
     x = [1.0, *ends, upto]
-    return x, [share_within(at, of_tasks) for at in x]
+    return x, [share_within(factor, ratios) for factor in x]

@@ -1,4 +1,4 @@
-"""The comparison on one task: rates tuned by sweeps, runs of so many steps."""
+"""Comparison on one task: tuning trials, and runs with a fixed number of steps."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from benchmarks.training.tuning import Tuned, tuned, untuned
 
 
 def one_thread() -> None:
-    """Seconds of CPU are then those of one core: threads that wait for work spend some too."""
+    """Set one thread, because waiting threads would add to the CPU seconds."""
     flags = os.environ.get("XLA_FLAGS", "")
     if "multi_thread_eigen" not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
-    # Of the BLAS behind LAPACK; it is read when the first factorization is compiled.
+    # LAPACK's BLAS reads this variable when the first factorization is compiled.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
@@ -34,11 +34,11 @@ class Session(sessions.Session):
     """The comparison on one task.
 
     Args:
-        name: Of the task.
-        folder: Where its file is, and is looked for.
-        smoke: Whether sizes are tiny.
-        methods: Names, or None for all that fit.
-        deadline: Of `time.monotonic`: nothing new is begun after it.
+        name: Name of the task.
+        folder: Folder of the record file.
+        smoke: Whether to use tiny sizes.
+        methods: Names of the methods, or None for all methods of the task.
+        deadline: Time of `time.monotonic` after which no run starts.
     """
 
     TUNED = "tuning"
@@ -48,12 +48,12 @@ class Session(sessions.Session):
     ) -> None:
         with jax.enable_x64(name in WIDE):
             self.task: Task = made(name, smoke)
-        file, chosen = folder / f"{name}.json", wanted(self.task, methods)
-        super().__init__(file, _described(self.task), chosen, deadline)
+        file, compared = folder / f"{name}.json", wanted(self.task, methods)
+        super().__init__(file, _description(self.task), compared, deadline)
         self.programs: dict[str, Programs] = {}
 
     def run(self, seeds: int) -> bool:
-        """Whether all is done."""
+        """Tune and run until the deadline; return whether the comparison is complete."""
         with jax.enable_x64(self.task.wide):
             read = reader(self.task)
             self.programs = {m.name: Programs(self.task, m, read) for m in self.methods}
@@ -61,13 +61,13 @@ class Session(sessions.Session):
 
     def tune(self, method: Method, entry: Entry) -> None:
         clock = time.process_time()
-        given = dict(self.task.untuned)
-        if method.name in given:
-            found = untuned(*given[method.name])
+        fixed = dict(self.task.untuned)
+        if method.name in fixed:
+            result = untuned(*fixed[method.name])
         else:
-            found = tuned(method, self.programs[method.name].final_losses)
+            result = tuned(method, self.programs[method.name].final_losses)
         spent = time.process_time() - clock
-        entry["tuning"] = _tuning(method, found) | {"cpu_seconds": round(spent, 1)}
+        entry["tuning"] = _tuning(method, result) | {"cpu_seconds": round(spent, 1)}
         print(f"  {self.task.name}: {method.name} tuned, {spent:.0f} s", flush=True)
 
     def train(self, method: Method, entry: Entry, seed: int) -> Entry:
@@ -84,12 +84,12 @@ class Session(sessions.Session):
             "trips": short(sum(r.trips for r in readings) / len(readings)),
         }
 
-    def seen(self, seed: int) -> None:
-        self._count()
+    def after_seed(self, seed: int) -> None:
+        self._count_flops()
         print(f"  {self.task.name}: seed {seed} of all methods", flush=True)
 
-    def _count(self) -> None:
-        """FLOPs of a step, once some runs say how often loops turn."""
+    def _count_flops(self) -> None:
+        """Count the FLOPs of a step, with the number of loop iterations measured in the runs."""
         for method in self.methods:
             entry = self.entry(method)
             if "flops" not in entry:
@@ -99,7 +99,7 @@ class Session(sessions.Session):
                 self.save()
 
 
-def _described(task: Task) -> Entry:
+def _description(task: Task) -> Entry:
     return {
         "task": task.name,
         "title": task.title,
@@ -123,15 +123,15 @@ def _versions() -> dict[str, str]:
     }
 
 
-def _tuning(method: Method, found: Tuned) -> Entry:
+def _tuning(method: Method, result: Tuned) -> Entry:
     return {
         "first": method.first[0],
         "second": method.second[0],
-        "best": [short(found.best.first), short(found.best.second)],
-        "trials": [[short(value) for value in trial] for trial in found.trials],
+        "best": [short(result.best.first), short(result.best.second)],
+        "trials": [[short(value) for value in trial] for trial in result.trials],
         "seeds": method.tuning_seeds,
-        "widened": found.widened,
-        "at_edge": found.at_edge,
+        "widened": result.widened,
+        "at_edge": result.at_edge,
     }
 
 
@@ -144,7 +144,7 @@ def compare(
     seeds: int = 5,
     budget: float = float("inf"),
 ) -> list[str]:
-    """Runs tasks until the budget of seconds is spent; returns those that are not complete."""
+    """Run the tasks within `budget` seconds; return the incomplete tasks."""
     deadline = time.monotonic() + budget
     missing = []
     for name in tasks:

@@ -1,8 +1,8 @@
-"""The search space of the validation table: one for all tasks, and the methods that it is for.
+"""Search space and methods of the validation table; all tasks have the same search space.
 
-A point of the unit square gives a learning rate and a momentum. The rate is log-uniform over two
-decades, whose least value belongs to the method and holds for all tasks. `1 - momentum` is
-log-uniform from 0.02 to 0.2 for every method. Schedules, warm-up and other options are fixed.
+A point of the unit square determines a learning rate and a momentum. The learning rate is
+log-uniform over two decades, whose lower end depends on the method but not on the task.
+`1 - momentum` is log-uniform from 0.02 to 0.2 for every method. All other options are fixed.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from benchmarks.training.methods import HIDDEN, MATRICES, Method, by_gradient, o
 from benchmarks.training.task import Task
 
 DECADES = 2.0
-MOMENTUM = (0.02, 0.2)  # the ends of 1 - momentum: AlgoPerf's space (arXiv:2306.07179) to 0.2
+# Range of 1 - momentum: the search space of AlgoPerf (arXiv:2306.07179), cut at 0.2.
+MOMENTUM = (0.02, 0.2)
 BASELINES = ("adamw", "nadamw", "sgd")
-ADAM, MUON, SGD = 1e-3, 2e-3, 5e-3  # the least rates; the best rates of `training.json` lie above
+ADAM, MUON, SGD = 1e-3, 2e-3, 5e-3  # lowest rates, below the best rates in `training.json`
 
 
 def points(count: int) -> list[tuple[float, float]]:
-    """The first points of a scrambled Halton sequence in the unit square, alike for all methods."""
+    """Return the first points of a scrambled Halton sequence, the same for all methods."""
     sequence = qmc.Halton(2, seed=0)  # pyright: ignore[reportCallIssue]
     return [(float(a), float(b)) for a, b in sequence.random(count)]
 
 
 def numbers(method: Method, point: tuple[float, float]) -> tuple[float, float]:
-    """The learning rate and the momentum of a point."""
+    """Return the learning rate and the momentum of a point."""
     low, high = MOMENTUM
     rate = method.first[1] * 10 ** (DECADES * point[0])
     return rate, 1 - low * (high / low) ** point[1]
 
 
 def _adam(task: Task, rate: Any) -> Any:
-    """The optimizer of the leaves that are no matrices: its rate is a fifth of the matrices'."""
+    """Return the optimizer of leaves that aren't matrices, with a fifth of the learning rate."""
     return fnopt.nadamw(schedule(rate / 5, task.steps), weight_decay=0.0)
 
 
@@ -87,7 +88,7 @@ def _optax_muon(task: Task, rate: Any, b1: Any) -> Any:
 
 
 def _kronecker(make: Any) -> Any:
-    """A method with Kronecker factors, for embeddings and output layers too."""
+    """Return a method with Kronecker factors, which treats embeddings and heads as matrices."""
 
     def made(task: Task, rate: Any, b1: Any) -> Any:
         rates = schedule(rate, task.steps)
@@ -96,10 +97,15 @@ def _kronecker(make: Any) -> Any:
     return made
 
 
-def _method(name: str, make: Any, least: float, period: int = 1) -> Method:
+def _method(name: str, make: Any, lowest: float, period: int = 1) -> Method:
     factor = 10**DECADES
     return Method(
-        name, make, ("rate", least, factor), ("1 - momentum", MOMENTUM), by_gradient, period=period
+        name,
+        make,
+        ("rate", lowest, factor),
+        ("1 - momentum", MOMENTUM),
+        by_gradient,
+        period=period,
     )
 
 

@@ -1,4 +1,4 @@
-"""Tables of a record as Markdown."""
+"""Format a record as Markdown tables."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from benchmarks.training.profiles import middle, share_within
 from benchmarks.training.record import AXES, Record
 
 
-def _shown(value: float) -> str:
+def _format(value: float) -> str:
     return "never" if math.isinf(value) else f"{value:.2f}" if value < 10 else f"{value:.0f}"
 
 
 def markdown_table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Rows as a table of Markdown."""
+    """Format rows as a Markdown table."""
     head = [*head]
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
@@ -25,16 +25,16 @@ def _spread(values: list[float]) -> str:
 
 
 def task_table(record: Record, task: str) -> str:
-    """A row for each method, the best training loss first."""
+    """Table of losses and costs with one row per method, sorted by training loss."""
     names = sorted(record.methods(task), key=lambda m: middle(record.final(task, m)))
     rows = [
         [
             f"`{name}`",
             _spread(record.final(task, name)),
             _spread(record.final(task, name, "test")),
-            *(_shown(record.relative(task, name, axis)) for axis in AXES),
+            *(_format(record.relative(task, name, axis)) for axis in AXES),
             *(
-                _shown(record.per_step(task, name, axis) / record.per_step(task, "adamw", axis))
+                _format(record.per_step(task, name, axis) / record.per_step(task, "adamw", axis))
                 for axis in ("FLOPs", "seconds")
             ),
         ]
@@ -46,7 +46,7 @@ def task_table(record: Record, task: str) -> str:
 
 
 def tuning_table(record: Record, task: str) -> str:
-    """What was tuned and what was found."""
+    """Table of the tuned hyper-parameters and their trials."""
     rows = []
     for name in record.methods(task):
         t = record.tasks[task]["methods"][name]["tuning"]
@@ -56,11 +56,11 @@ def tuning_table(record: Record, task: str) -> str:
         edge = "yes" if t["at_edge"] else ""
         best = f"{t['first']} {t['best'][0]:.2g}"
         rows.append([f"`{name}`", best, second, span, str(len(trials)), edge])
-    return markdown_table(["", "best", "", "tried", "trials", "at an end"], rows)
+    return markdown_table(["", "best", "", "range", "trials", "best at edge"], rows)
 
 
 def share_table(record: Record, within: tuple[float, ...] = (1.0, 1.5, 3.0)) -> str:
-    """The share of tasks on which a method gets to the target within a factor of the best."""
+    """Table of the fraction of tasks on which the relative cost is within given factors."""
     by_axis = {axis: record.factors(axis) for axis in AXES}
     names = sorted(
         by_axis["steps"], key=lambda m: -sum(share_within(within[-1], by_axis[a][m]) for a in AXES)
@@ -76,12 +76,12 @@ def share_table(record: Record, within: tuple[float, ...] = (1.0, 1.5, 3.0)) -> 
         ]
         for name in names
     ]
-    shown = " / ".join(f"{w:g}x" for w in within)
-    return markdown_table(["", "tasks", *(f"{axis}: within {shown}" for axis in AXES)], rows)
+    limits = " / ".join(f"{w:g}x" for w in within)
+    return markdown_table(["", "tasks", *(f"{axis}: within {limits}" for axis in AXES)], rows)
 
 
 def task_list(record: Record) -> str:
-    """What the tasks are, and what they ran on."""
+    """List of the tasks and the machines."""
     lines = [
         f"- **{t['title']}**: {t['size']}; {t['params']:,} params, {t['steps']} steps, {t['dtype']}"
         for t in record.tasks.values()
@@ -97,12 +97,12 @@ def task_list(record: Record) -> str:
 
 
 def all_tasks(record: Record, table: Callable[[Record, str], str]) -> str:
-    """A table for each task."""
+    """Return the table of each task below its title."""
     parts = [f"**{t['title']}**\n\n{table(record, name)}" for name, t in record.tasks.items()]
     return "\n\n".join(parts)
 
 
 def printed(record: Record) -> str:
-    """All of them, for the terminal."""
+    """Return all tables and warnings for the terminal."""
     parts = [f"{record.tasks[t]['title']}\n{task_table(record, t)}" for t in record.tasks]
     return "\n\n".join([*parts, share_table(record), *record.warnings()])

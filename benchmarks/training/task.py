@@ -1,4 +1,4 @@
-"""What is trained, in the form that every method can use."""
+"""Training tasks in a form that every method can use."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ import numpy as np
 
 
 class Task(NamedTuple):
-    """A model, its data and how long it is trained; the same for all methods.
+    """A model, its data and the number of steps, which are the same for all methods.
 
     Attributes:
-        name: As the command line has it.
-        title: For tables and pictures.
-        test_title: What `test` is.
+        name: Name on the command line.
+        title: Title in tables and pictures.
+        test_title: Description of `test`.
         init: `init(key) -> params`.
-        draw: `draw(rng, steps)` gives what makes the batches, a tree of arrays `[steps, ...]`.
+        draw: `draw(rng, steps) -> items`, a tree of arrays `[steps, ...]` that define the batches.
         take: `take(item) -> batch`, a tree of arrays with a leading axis of examples.
-        model: `model(params, example) -> outputs`, of one example.
-        criterion: `criterion(outputs, example) -> scalar`; the loss is its mean.
-        train: The batch that the training loss of the record is read on.
-        test: `test(params) -> scalar`, on data that no method has seen.
-        steps: How many.
-        every: How many steps there are between two readings.
-        size: How large it is, in words.
-        skip: Methods that it isn't made for, and why.
-        untuned: Methods whose trainings take too long for trials: their two numbers.
+        model: `model(params, example) -> outputs` for one example.
+        criterion: `criterion(outputs, example) -> scalar`; the loss is the mean over examples.
+        train: Batch on which the recorded training loss is evaluated.
+        test: `test(params) -> scalar`, evaluated on data that isn't used in training.
+        steps: Number of steps.
+        every: Number of steps between two readings.
+        size: Description of the model and the batches.
+        skip: Methods that don't run on the task, with the reasons.
+        untuned: Hyper-parameters of methods whose runs take too long for tuning.
         residuals: Residual functions of one example, and `rows(batch)`, the examples of each.
-        full: The one batch of the methods that need a function which stays the same.
-        wide: Whether it is trained in float64.
+        full: Fixed batch for methods that need the same function in every step.
+        wide: Whether to train in float64.
     """
 
     name: str
@@ -54,18 +54,18 @@ class Task(NamedTuple):
     wide: bool = False
 
     def loss(self, params: Any, batch: Any) -> jax.Array:
-        """The mean of the criterion."""
+        """Return the mean of the criterion over a batch."""
         outputs = jax.vmap(self.model, (None, 0))(params, batch)
         return jnp.mean(jax.vmap(self.criterion)(outputs, batch))
 
 
 def dense(key: jax.Array, n: int, m: int) -> dict[str, jax.Array]:
-    """A random matrix whose outputs have the size of its inputs, and a bias of zero."""
+    """Draw a random matrix that preserves the magnitude of its inputs, with a zero bias."""
     return {"w": jax.random.normal(key, (n, m)) / n**0.5, "b": jnp.zeros(m)}
 
 
 def perceptron(widths: tuple[int, ...]) -> Callable[[jax.Array], Any]:
-    """`init(key) -> params` of dense layers."""
+    """Return `init(key) -> params` for dense layers."""
 
     def init(key: jax.Array) -> Any:
         keys = jax.random.split(key, len(widths) - 1)
@@ -75,7 +75,7 @@ def perceptron(widths: tuple[int, ...]) -> Callable[[jax.Array], Any]:
 
 
 def layers(params: Any, x: jax.Array, linear: tuple[int, ...]) -> jax.Array:
-    """Dense layers with tanh behind all but some."""
+    """Apply dense layers with tanh, except after the layers in `linear`."""
     for k, layer in enumerate(params):
         x = x @ layer["w"] + layer["b"]
         x = x if k in linear else jnp.tanh(x)
@@ -83,13 +83,13 @@ def layers(params: Any, x: jax.Array, linear: tuple[int, ...]) -> jax.Array:
 
 
 def label_loss(logits: jax.Array, label: jax.Array) -> jax.Array:
-    """Cross-entropy with a label at every position."""
+    """Return the mean cross-entropy with a label at every position."""
     chosen = jnp.take_along_axis(logits, label[..., None], axis=-1)[..., 0]
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - chosen)
 
 
 def shuffled_rows(count: int, batch: int) -> Callable[[np.random.Generator, int], np.ndarray]:
-    """`draw` of rows: epoch after epoch, each in another order."""
+    """Return a `draw` function of row indices, with a new permutation in each epoch."""
 
     def draw(rng: np.random.Generator, steps: int) -> np.ndarray:
         per_epoch = count // batch

@@ -20,7 +20,7 @@ WIDE = {"pinn"}
 
 
 def made(name: str, smoke: bool) -> Task:
-    """The task, in the precision that is set."""
+    """Create a task; the precision must be set."""
     task = TASKS[name](smoke)
     assert task.name == name
     assert task.wide == jax.config.jax_enable_x64

@@ -1,4 +1,4 @@
-"""A character transformer: two blocks of attention learn prose of a package or of Python."""
+"""Character transformers, trained on texts of scikit-learn or of Python's help."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.training.digits import LIKE_KFAC, NO_RESIDUALS, TOO_LARGE
 from benchmarks.training.task import Task, label_loss
 
 NAMES = ("iris", "diabetes", "wine", "breast_cancer")  # descriptions of scikit-learn's data sets
-HELD_OUT = 0.1  # of the text, its end
+HELD_OUT = 0.1  # fraction of the text, at its end, for the test
 
 
 def _descriptions() -> str:
@@ -34,8 +34,8 @@ def _norm(gain: Any, x: jax.Array) -> jax.Array:
 def _attend(p: Any, x: jax.Array, heads: int) -> jax.Array:
     q, k, v = jnp.split((x @ p["qkv"]).reshape(len(x), heads, -1), 3, axis=-1)
     scores = jnp.einsum("thd,shd->hts", q, k) / q.shape[-1] ** 0.5
-    seen = jnp.tril(jnp.ones((len(x), len(x)), bool))
-    weights = jax.nn.softmax(jnp.where(seen, scores, -1e9))
+    causal = jnp.tril(jnp.ones((len(x), len(x)), bool))
+    weights = jax.nn.softmax(jnp.where(causal, scores, -1e9))
     return jnp.einsum("hts,shd->thd", weights, v).reshape(x.shape) @ p["out"]
 
 
@@ -45,18 +45,18 @@ def _pieces(codes: np.ndarray, starts: Any, length: int) -> dict[str, jax.Array]
 
 
 def transformer(smoke: bool) -> Task:
-    """Two blocks that learn descriptions of data sets."""
+    """Create a transformer for the descriptions of scikit-learn's data sets."""
     return _transformer(smoke, _descriptions(), "transformer", "character transformer")
 
 
 def topics(smoke: bool) -> Task:
-    """Two blocks that learn the help texts of Python's `pydoc_data.topics`."""
+    """Create a transformer for the help texts of Python's `pydoc_data.topics`."""
     text = "\n".join(pydoc_data.topics.topics.values())
     return _transformer(smoke, text, "topics", "character transformer, help texts of Python")
 
 
 def _transformer(smoke: bool, text: str, name: str, title: str) -> Task:
-    """Two blocks; embeddings, gains and the head are not matrices for Muon."""
+    """Create a transformer of two blocks; Muon treats embeddings and head as vectors."""
     codes, count = _codes(text)
     width, heads, length, blocks, batch = (8, 2, 8, 1, 2) if smoke else (32, 2, 32, 2, 16)
     cut = int(len(codes) * (1 - HELD_OUT))

@@ -1,4 +1,4 @@
-"""The trials: six values times one or two, and further out while the best is at an end."""
+"""Tuning trials: a grid, which is extended while the best value is at its edge."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 from benchmarks.training.methods import Method
 
-AT_ONCE = 3  # values of the first number in one call of the compiled sweep
-CALLS = 2  # of the grid itself
-MOST_CALLS = 5  # with those further out
+AT_ONCE = 3  # values of the first hyper-parameter in one call of `losses`
+CALLS = 2  # calls for the grid
+MAX_CALLS = 5  # calls for the grid and its extensions
 
 
 class Trial(NamedTuple):
-    """Two numbers, and the loss that training with them ended at (inf: not finite)."""
+    """Two hyper-parameters, and the final loss (inf if it isn't finite)."""
 
     first: float
     second: float
@@ -23,13 +23,13 @@ class Trial(NamedTuple):
 
 
 class Tuned(NamedTuple):
-    """The best trial and all others.
+    """Result of tuning.
 
     Attributes:
-        best: The best of `trials`.
-        trials: In the order in which they were made.
-        widened: How many of them are outside of the grid that all methods get.
-        at_edge: Whether the best is still at an end: then it could be better.
+        best: Trial with the lowest loss.
+        trials: All trials in order.
+        widened: Number of trials outside of the initial grid.
+        at_edge: Whether the best value is at the edge of the tried values.
     """
 
     best: Trial
@@ -39,57 +39,59 @@ class Tuned(NamedTuple):
 
 
 def best_of(trials: Sequence[Trial]) -> Trial:
-    """That with the least loss; the first of equal ones.
+    """Return the trial with the lowest loss; the first of equal trials.
 
     Raises:
         ValueError: If no trial ended at a finite loss.
     """
     best = min(trials, key=lambda trial: trial.loss)
     if not np.isfinite(best.loss):
-        raise ValueError(f"none of {len(trials)} trials ended at a finite loss")
+        raise ValueError(
+            f"all {len(trials)} trials ended at non-finite losses, expected a finite one"
+        )
     return best
 
 
 def edge(trials: Sequence[Trial]) -> int:
-    """-1 or 1 if the best first number is the least or largest that was tried, else 0."""
+    """Return -1 or 1 if the best first value is the smallest or largest tried value, else 0."""
     values = sorted({trial.first for trial in trials})
     best = best_of(trials).first
     return (best == values[-1]) - (best == values[0])
 
 
 def further(values: Sequence[float], factor: float, side: int) -> list[float]:
-    """The next numbers beyond one end of those that were tried."""
+    """Return the next values beyond one edge of the tried values."""
     end = max(values) if side > 0 else min(values)
     return sorted(end * factor ** (side * k) for k in range(1, AT_ONCE + 1))
 
 
 def untuned(first: float, second: float) -> Tuned:
-    """Numbers that nobody has tried."""
+    """Return fixed hyper-parameters without trials."""
     return Tuned(Trial(first, second, float("inf")), (), 0, at_edge=False)
 
 
 def tuned(method: Method, losses: Callable[[list[float], list[float]], Sequence[float]]) -> Tuned:
-    """Tries the grid, and widens it until the best first number is inside.
+    """Try the grid, and extend it until the best first value isn't at the edge.
 
     Args:
-        method: Whose numbers they are.
-        losses: The losses of trials with these first and second numbers.
+        method: The method.
+        losses: `losses(firsts, seconds)`, which runs trials and returns their losses.
     """
-    _, least, factor = method.first
+    _, lowest, factor = method.first
     trials: list[Trial] = []
 
-    def tried(values: list[float]) -> None:
+    def run_trials(values: list[float]) -> None:
         pairs = [(a, b) for a in values for b in method.second[1]]
-        found = losses([a for a, _ in pairs], [b for _, b in pairs])
-        for (a, b), loss in zip(pairs, found, strict=True):
+        results = losses([a for a, _ in pairs], [b for _, b in pairs])
+        for (a, b), loss in zip(pairs, results, strict=True):
             trials.append(Trial(a, b, float(loss) if np.isfinite(loss) else float("inf")))
 
     for call in range(CALLS):
-        tried([least * factor**k for k in range(call * AT_ONCE, (call + 1) * AT_ONCE)])
+        run_trials([lowest * factor**k for k in range(call * AT_ONCE, (call + 1) * AT_ONCE)])
     planned = len(trials)
-    for _ in range(MOST_CALLS - CALLS):
+    for _ in range(MAX_CALLS - CALLS):
         side = edge(trials)
         if not side:
             break
-        tried(further([trial.first for trial in trials], factor, side))
+        run_trials(further([trial.first for trial in trials], factor, side))
     return Tuned(best_of(trials), tuple(trials), len(trials) - planned, bool(edge(trials)))

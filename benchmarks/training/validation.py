@@ -1,10 +1,10 @@
-"""Steps to a target of the validation loss: `python -m benchmarks training validation`.
+"""Measure the steps to a target validation loss: `python -m benchmarks training validation`.
 
-The protocol. Every baseline has `BASELINE_TRIALS` trials, every method `STUDIES` studies of
-`TRIALS`, all with the same points of one search space and one tuning seed. The result of a trial is
-the least validation loss of its readings. A method is trained with `--seeds` other seeds at the
-best trial of its median study; the best baseline also at its best of all trials. The target is the
-least value of a baseline's mean validation curve.
+Every baseline has `BASELINE_TRIALS` trials, and every other method has `STUDIES` studies of
+`TRIALS` trials. All methods use the same points of the search space and the same tuning seed. The
+result of a trial is its lowest validation loss. Then each method runs with `--seeds` other seeds,
+with the hyper-parameters of the best trial of its median study. The best baseline also runs with
+the hyper-parameters of its best trial. The target is the lowest mean validation loss of a baseline.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ TASKS = {
     "pinn": pinn,
 }
 BASELINE_TRIALS, STUDIES, TRIALS, READINGS = 30, 3, 5, 20
-SKIPPED = {"topics": {"psgd_kron"}}  # a training takes 20 CPU seconds, 20 times AdamW's
-TARGET = "target"  # the runs of the best baseline at its best trial of all
+SKIPPED = {"topics": {"psgd_kron"}}  # a training run takes 20 CPU seconds, 20 times AdamW's time
+TARGET = "target"  # key of the runs of the best baseline with its best trial
 FOLDER = Path("benchmarks/results/validation")
 RECORD = Path(__file__).parent.parent / "validation.json"
 
 
 class Clock:
-    """CPU seconds of this process against a budget."""
+    """Budget of CPU time of this process."""
 
     def __init__(self, minutes: float) -> None:
         self.end = time.process_time() + 60 * minutes
@@ -56,7 +56,7 @@ class Clock:
 
 
 def study_points(entry: Entry) -> tuple[int, int]:
-    """The best trial of the median study, and of all trials; indices of points."""
+    """Return the indices of the best trial of the median study and of the best of all trials."""
     losses = [math.inf if x is None else x for x in entry["trials"]]
     studies = [range(TRIALS * k, TRIALS * (k + 1)) for k in range(STUDIES)]
     best = sorted((min(s, key=losses.__getitem__) for s in studies), key=losses.__getitem__)
@@ -64,16 +64,16 @@ def study_points(entry: Entry) -> tuple[int, int]:
 
 
 def best_baseline(entries: dict[str, Entry]) -> str:
-    """The baseline whose best trial has the least validation loss."""
+    """Return the baseline whose best trial has the lowest validation loss."""
     return min(BASELINES, key=lambda b: entries[b]["trials"][study_points(entries[b])[1]])
 
 
 class Session:
-    """The table of one task, written to a file after every training."""
+    """Measurements of one task, which are written to a file after every training run."""
 
     def __init__(self, name: str, folder: Path, clock: Clock, smoke: bool = False) -> None:
         self.file, self.clock, self.smoke = folder / f"{name}.json", clock, smoke
-        self.kept = sessions.kept(self.file)
+        self.record = sessions.read_record(self.file)
         self.task = TASKS[name](smoke)
         every = max(1, self.task.steps // READINGS)
         self.task = self.task._replace(every=every, steps=every * (self.task.steps // every))
@@ -81,7 +81,7 @@ class Session:
         self.names = [k for k in METHODS if k not in SKIPPED.get(name, ())]
         self.programs = {k: Programs(self.task, METHODS[k], read) for k in self.names}
         shapes = jax.eval_shape(self.task.init, jax.random.key(0))
-        self.kept |= {
+        self.record |= {
             "task": name,
             "title": self.task.title,
             "loss": self.task.test_title,
@@ -92,10 +92,10 @@ class Session:
             "points": [[short(x) for x in point] for point in points(BASELINE_TRIALS)],
             "machine": sessions.machine({}),
         }
-        self.entries: dict[str, Entry] = self.kept.setdefault("methods", {})
+        self.entries: dict[str, Entry] = self.record.setdefault("methods", {})
 
     def run(self, seeds: int) -> bool:
-        """Whether everything is done."""
+        """Tune and run within the budget; return whether the measurements are complete."""
         return self._tune() and all(self._seed(seed) for seed in range(seeds))
 
     def _train(self, name: str, point: int, seed: int) -> tuple[list[float | None], float]:
@@ -105,7 +105,7 @@ class Session:
 
     def _save(self) -> None:
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text(json.dumps(self.kept) + "\n")
+        self.file.write_text(json.dumps(self.record) + "\n")
 
     def _tune(self) -> bool:
         for name in self.names:
@@ -125,9 +125,9 @@ class Session:
         return True
 
     def _seed(self, seed: int) -> bool:
-        """All methods with one seed, one after the other."""
+        """Run all methods with one seed, one after the other."""
         baseline = best_baseline(self.entries)
-        target = self.kept.setdefault(TARGET, {"method": baseline, "runs": {}})
+        target = self.record.setdefault(TARGET, {"method": baseline, "runs": {}})
         jobs = [(k, study_points(self.entries[k])[0], self.entries[k]["runs"]) for k in self.names]
         jobs.append((baseline, study_points(self.entries[baseline])[1], target["runs"]))
         for name, point, runs in jobs:
@@ -143,16 +143,18 @@ class Session:
 
 
 def main(argv: list[str]) -> int:
-    """Goes on where the last call stopped; 1 if something is left to do."""
+    """Continue the measurements; return 1 if runs are missing."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks training validation", description=__doc__
     )
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=[*TASKS], metavar="TASK")
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="of CPU time")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="a JSON file for each task")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="budget of CPU time")
+    parser.add_argument("--folder", type=Path, default=FOLDER, help="folder of the JSON files")
     parser.add_argument(
-        "--record", action="store_true", help=f"train nothing: write {RECORD.name}, print tables"
+        "--record",
+        action="store_true",
+        help=f"write {RECORD.name} and print the tables, without training",
     )
     args = parser.parse_args(argv)
     if args.record:
@@ -169,5 +171,5 @@ def main(argv: list[str]) -> int:
         with jax.enable_x64(name in WIDE):
             if not Session(name, args.folder, clock).run(args.seeds):
                 missing.append(name)
-    print(f"not complete: {missing}; call it again" if missing else "all complete")
+    print(f"incomplete: {missing}; repeat the command" if missing else "complete")
     return bool(missing)

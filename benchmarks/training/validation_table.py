@@ -1,4 +1,4 @@
-"""Tables of the validation record as Markdown: steps to the target, and what is significant."""
+"""Format the validation record as Markdown tables, with a significance test."""
 
 from __future__ import annotations
 
@@ -12,67 +12,67 @@ from benchmarks.training.space import BASELINES
 from benchmarks.training.tables import markdown_table
 from benchmarks.training.validation import STUDIES, TARGET, TRIALS
 
-LEVEL = 0.99  # of the one-sided test
+LEVEL = 0.99  # level of the one-sided test
 
 Entry = dict[str, Any]
 
 
 def curves(runs: dict[str, Entry]) -> np.ndarray:
-    """Validation losses `[seeds, readings]`; infinite where a run had none."""
+    """Return validation losses `[seeds, readings]`, infinite for missing values."""
     losses = [[math.inf if x is None else x for x in run["loss"]] for run in runs.values()]
     return np.asarray(losses)
 
 
-def least(losses: np.ndarray) -> tuple[int, float, float]:
-    """The reading with the least mean loss, this mean, and the spread of the seeds."""
+def lowest(losses: np.ndarray) -> tuple[int, float, float]:
+    """Return the reading with the lowest mean loss, the mean, and the standard deviation."""
     i = int(np.argmin(np.mean(losses, axis=0)))
-    with np.errstate(invalid="ignore"):  # of infinite losses
+    with np.errstate(invalid="ignore"):  # losses may be infinite
         return i, float(np.mean(losses[:, i])), float(np.std(losses[:, i], ddof=1))
 
 
 def margin(losses: np.ndarray, target: np.ndarray) -> float:
-    """Welch's statistic, `(target - mean)` over the standard error of the difference."""
-    (_, mean, spread), (_, goal, noise) = least(losses), least(target)
+    """Return Welch's statistic: `target - mean` divided by the standard error of the difference."""
+    (_, mean, spread), (_, goal, noise) = lowest(losses), lowest(target)
     error = math.sqrt(spread**2 / len(losses) + noise**2 / len(target))
     return (goal - mean) / error if math.isfinite(mean) and error else math.nan
 
 
 def verdict(losses: np.ndarray, target: np.ndarray) -> str:
-    """Whether the mean is below or above the target, at the level of the test."""
-    # Student's quantile for the smaller sample: Welch's degrees of freedom are never fewer.
+    """Return whether the mean is significantly below or above the target, or level with it."""
+    # The smaller sample bounds Welch's degrees of freedom from below, so the test is conservative.
     bound = student.ppf(LEVEL, min(len(losses), len(target)) - 1)
-    found = margin(losses, target)
-    return "below" if found > bound else "above" if not found >= -bound else "level"
+    statistic = margin(losses, target)
+    return "below" if statistic > bound else "above" if not statistic >= -bound else "level"
 
 
 def reached(losses: np.ndarray, goal: float) -> int | None:
-    """The first reading whose mean is at the target or below it."""
+    """Return the first reading whose mean loss is at or below the target."""
     below = np.flatnonzero(np.mean(losses, axis=0) <= goal)
     return int(below[0]) if len(below) else None
 
 
 def target_runs(task: Entry) -> tuple[str, dict[str, Entry]]:
-    """The baseline whose runs have the least mean loss, and these runs.
+    """Return the baseline whose runs have the lowest mean loss, and these runs.
 
-    The best of all trials was chosen by one seed, so that other seeds may prefer another one.
+    One seed selected the best trial, so another trial may be better for the other seeds.
     """
     best = task[TARGET]
     candidates = [(b, task["methods"][b]["runs"]) for b in BASELINES]
     candidates.append((best["method"], best["runs"]))
-    return min(candidates, key=lambda pair: least(curves(pair[1]))[1])
+    return min(candidates, key=lambda pair: lowest(curves(pair[1]))[1])
 
 
 def task_table(task: Entry) -> str:
-    """A row for each method, the fewest steps first."""
+    """Table with one row per method, sorted by steps to the target."""
     baseline, runs = target_runs(task)
     target, methods = curves(runs), task["methods"]
-    goal, rows = least(target)[1], []
+    goal, rows = lowest(target)[1], []
     for name, entry in methods.items():
         losses = curves(entry["runs"])
         i = reached(losses, goal)
         steps = math.inf if i is None else (i + 1) * task["every"]
         flops = steps / task["steps"] * entry["flops"] / methods[baseline]["flops"]
-        _, mean, spread = least(losses)
+        _, mean, spread = lowest(losses)
         row = [
             f"`{name}`",
             "never" if i is None else f"{steps}",
@@ -82,7 +82,7 @@ def task_table(task: Entry) -> str:
             _spread_of_studies(entry),
         ]
         rows.append((steps, mean, row))
-    head = ["", "steps", "FLOPs", "least loss", "target", "best of each study, tuning seed"]
+    head = ["", "steps", "FLOPs", "lowest mean loss", "target", "best of each study, tuning seed"]
     return markdown_table(head, [row for _, _, row in sorted(rows, key=lambda r: r[:2])])
 
 
@@ -93,9 +93,9 @@ def _spread_of_studies(entry: Entry) -> str:
 
 
 def summary(task: Entry) -> str:
-    """What the task is, and what its target comes from."""
+    """Describe the task and its target."""
     name, runs = target_runs(task)
-    i, goal, spread = least(curves(runs))
+    i, goal, spread = lowest(curves(runs))
     return (
         f"**{task['title']}**: {task['params']:,} parameters, {task['steps']} steps, "
         f"{task['loss']}, {len(runs)} seeds. The target is {goal:.4g} ± {spread:.2g}, by `{name}` "
@@ -104,6 +104,6 @@ def summary(task: Entry) -> str:
 
 
 def tables(record: dict[str, Entry]) -> str:
-    """All tasks that have a target."""
+    """Return the tables of all tasks that have a target."""
     done = [task for task in record.values() if TARGET in task]
     return "\n\n".join(f"{summary(task)}\n\n{task_table(task)}" for task in done)

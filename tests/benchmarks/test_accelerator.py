@@ -61,10 +61,10 @@ def test_trees_have_the_given_size(total, leaves):
     assert size == pytest.approx(total, rel=0.01 if total > 1_000 else 0.7)
 
 
-def test_least_bytes_of_adamw_are_28_a_param():
+def test_minimum_bytes_of_adamw_are_28_a_param():
     params = {"w": jnp.ones(100)}
     state = steps.ALIKE["adamw"](pytest.importorskip("optax")).init(params)
-    assert steps.least_bytes("adamw", params, state, params) == 28 * 100 + 2 * 4  # and a count
+    assert steps.minimum_bytes("adamw", params, state, params) == 28 * 100 + 2 * 4  # and a count
 
 
 def test_a_failure_is_recorded_and_a_second_run_repeats_only_that(tmp_path, monkeypatch, capsys):
@@ -114,7 +114,7 @@ def test_a_lost_device_is_left_to_a_new_process(tmp_path, monkeypatch):
         command, "PARTS", {"p": lambda run: iter([Case("bad", bad), Case("good", good)])}
     )
     monkeypatch.setattr(jax, "clear_caches", lambda: None)
-    monkeypatch.setattr(command, "lost", lambda: True)
+    monkeypatch.setattr(command, "device_failed", lambda: True)
     monkeypatch.setattr(command.os, "execv", replace)
     with pytest.raises(SystemExit):
         command.main(["--out", str(tmp_path), "--parts", "p"])
@@ -124,4 +124,4 @@ def test_a_lost_device_is_left_to_a_new_process(tmp_path, monkeypatch):
 
 
 def test_a_device_that_answers_is_not_lost():
-    assert not command.lost()
+    assert not command.device_failed()

@@ -34,7 +34,7 @@ def test_paths_begin_at_the_start_and_hold_their_values(function: str) -> None:
     for name, runs in paths.read().items():
         path = np.array(runs[function]["path"])
         np.testing.assert_allclose(path[0], paths.START[function], err_msg=name)
-        assert len(path) == len(paths.KEPT) == len(runs[function]["values"])
+        assert len(path) == len(paths.RECORDED) == len(runs[function]["values"])
         first = runs[function]["values"][0]
         np.testing.assert_allclose(height(*path[0]), first, rtol=1e-3, err_msg=name)
 

@@ -77,7 +77,7 @@ def test_a_run_that_broke_ends_at_an_infinite_loss(record):
 
 
 def test_a_best_number_at_the_end_of_the_grid_is_a_warning(record):
-    assert record.warnings() == ["t: the best rate of kfac is at the end of its grid"]
+    assert record.warnings() == ["t: the best rate of kfac is at the edge of its grid"]
 
 
 def test_the_shorter_training_is_not_ranked(record):

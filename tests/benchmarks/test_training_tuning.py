@@ -62,7 +62,7 @@ def test_losses_that_are_no_numbers_are_never_the_best_and_are_kept_as_infinite(
 
 
 def test_nothing_finite_is_an_error():
-    with pytest.raises(ValueError, match="none of 2 trials"):
+    with pytest.raises(ValueError, match="all 2 trials"):
         best_of([Trial(1.0, 1.0, math.inf), Trial(2.0, 1.0, math.inf)])
 
 

@@ -1,4 +1,4 @@
-"""Losses of one example on models of many kinds, and the naive loop to compare with."""
+"""Losses of one example for several kinds of models, and a loop as reference implementation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZE = 7  # a prime: every chunk size between 1 and 7 leaves a remainder
 
 @pytest.fixture(autouse=True)
 def full_precision() -> Iterator[None]:
-    """Models compute with all digits on accelerators, too, whose default rounds the factors."""
+    """Use full precision on accelerators, whose default rounds the operands of products."""
     with jax.default_matmul_precision("highest" if jax.default_backend() != "cpu" else None):
         yield
 
@@ -28,7 +28,7 @@ class Problem(NamedTuple):
 
 
 def _normal(seed: int, *shape: int) -> jax.Array:
-    # NumPy's numbers: those of JAX take a compilation for every shape.
+    # NumPy's generator, because JAX's generators compile a program for every shape.
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
 
@@ -86,7 +86,7 @@ def lstm() -> Problem:
 
 
 def tied() -> Problem:
-    """An auto-encoder whose decoder is the transposed encoder, behind an embedding."""
+    """An autoencoder with an embedding, whose decoder is the transposed embedding."""
     params = {"table": _normal(0, 5, 4), "bias": _normal(1, 4)}
 
     def loss(params, tokens):
@@ -140,7 +140,7 @@ MODELS = (mlp, conv_net, lstm, tied, linen_model, nnx_model, equinox_model)
 
 @functools.cache
 def _made(make: Callable[[], Problem]) -> Problem:
-    """Made once, in float32: what is compiled for a loss serves every test of it."""
+    """Create a problem once, in float32, so that all tests share the compiled programs."""
     with jax.enable_x64(False):
         return make()
 
@@ -152,7 +152,7 @@ def problem(request) -> Problem:
 
 @pytest.fixture
 def in_dtype() -> Callable[[Any, Any], Any]:
-    """Casts the floating leaves of a tree."""
+    """Return a function that casts the floating-point leaves of a tree."""
 
     def cast(tree: Any, dtype: Any) -> Any:
         def one(x):
@@ -175,7 +175,7 @@ def lstm_problem() -> Problem:
 
 @pytest.fixture
 def examples_of() -> Callable[[Any], list[Any]]:
-    """Cuts a batch into a list of examples."""
+    """Return a function that splits a batch into a list of examples."""
 
     def cut(batch: Any) -> list[Any]:
         size = jax.tree.leaves(batch)[0].shape[0]
@@ -191,7 +191,7 @@ def _value_and_grad(loss: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture
 def naive(examples_of) -> Callable[..., Any]:
-    """Losses and stacked gradients by a Python loop of `jax.value_and_grad`."""
+    """Return a function that computes losses and stacked gradients by a Python loop."""
 
     def stack(*leaves: Any) -> jax.Array:
         return jnp.asarray(np.stack(leaves))
@@ -208,7 +208,10 @@ def naive(examples_of) -> Callable[..., Any]:
 
 @pytest.fixture
 def assert_close() -> Callable[..., None]:
-    """Compares trees at the tolerance of the dtype, relative to the largest entry of a leaf."""
+    """Return a function that compares trees with a tolerance that depends on the dtype.
+
+    The tolerance is relative to the largest entry of each leaf, and absolute below 1.
+    """
     tolerances = {"float64": 1e-12, "float32": 2e-6, "bfloat16": 2e-2, "float16": 3e-3}
 
     def close(actual: Any, expected: Any) -> None:

@@ -1,4 +1,4 @@
-"""What is public, as functions of data that lie on a mesh: params, a batch, curves to fit."""
+"""Public functions as cases: functions of params, batch and curves that are sharded on a mesh."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = np.linspace(0, 3, 8, dtype=np.float32)
 
 
 def data_of(width: int) -> dict[str, Any]:
-    """Data of a network with so many outputs, and of as many curves: that many devices divide."""
+    """Return data of a network with `width` outputs, and `width` curves."""
     rng = np.random.RandomState(0)
     params = {"w": rng.randn(4, width).astype("f"), "b": np.zeros(width, "f")}
     batch = rng.randn(8, 4).astype("f"), rng.randn(8, width).astype("f")
@@ -125,7 +125,7 @@ def adam_step(d: Any) -> Any:
 
 
 def by_batch(make: Any) -> Any:
-    """A step of an optimizer that differentiates its batch by itself."""
+    """Return a step of an optimizer that differentiates its batch."""
 
     def run(d: Any) -> Any:
         tx, p = make(d), d["params"]

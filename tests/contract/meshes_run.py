@@ -1,12 +1,12 @@
-"""Everything public in numbers on 1, 2, 4 and 8 devices of both kinds of meshes, beside one device.
+"""Compare all public functions on 1, 2, 4 and 8 devices of both kinds of meshes with one device.
 
     python -m tests.contract.meshes_run [KIND PLACE DEVICES]... [--cases NAME...] [--eager]
 
-Of each way (`Auto batch 8`, say) it prints the largest difference of all cases, in units of the
-tolerance; or of what numbers of the data that are moved by their last digit change on one device,
-where that is more (normal equations that are nearly singular). It takes minutes, so that the tests
-run few of these; before a release, run it.
-With `--eager` no case is compiled as a whole: every operation runs by itself.
+For each combination (such as `Auto batch 8`) the command prints the largest difference of all
+cases, divided by the tolerance. If a change of the data by one unit in the last place causes a
+larger difference on one device (nearly singular normal equations), the command divides by this
+difference. The command takes minutes, so the tests run few combinations; run it before a release.
+With `--eager` the cases aren't compiled, and every operation runs separately.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ WAYS = [
 
 
 def results(names: list[str], data: Any, mesh: Any = None, eager: bool = False) -> dict[str, Any]:
-    """What every case returns, each in a program of its own; an error where it has none."""
-    found = {}
+    """Return the result of each case, compiled separately; an exception if the case fails."""
+    outcomes = {}
     for name in names:
         try:
             with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
                 run = CASES[name] if eager else jax.jit(CASES[name])
-                found[name] = jax.tree.map(np.asarray, run(data))
-        except Exception as error:  # the others still have to be looked at
-            found[name] = error
-    return found
+                outcomes[name] = jax.tree.map(np.asarray, run(data))
+        except Exception as error:  # continue with the other cases
+            outcomes[name] = error
+    return outcomes
 
 
 def _moved(x: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Every transform and optimizer that the battery runs on: optimizers are found by themselves."""
+"""Transforms and optimizers of the contract tests; most optimizers are found automatically."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ import pytest
 import fnopt
 from fnopt.manifolds import riemannian
 
-# The default says that a tree without kernels is no mistake.
+# With a default, a tree without kernels isn't an error.
 KERNELS = fnopt.by_pattern("*kernel", default=False)
 
 
 def kernels_only(params: Any) -> Any:
-    """The mask `'*kernel'` as optax takes it."""
+    """Return the mask `'*kernel'` in optax's form."""
     return jax.tree.map(lambda path: path.endswith("kernel"), fnopt.leaf_paths(params))
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One transform under test.
+    """A transform under test.
 
     Attributes:
-        name: Its name in test ids.
-        make: Makes it.
+        name: Name in test ids.
+        make: Function that creates the transform.
         peer: The same algorithm in optax, as a function of the optax module.
-        minimize: Makes, for a learning rate, a version fit to minimize a quadratic and Rosenbrock's
-            function; None for transforms that don't descend.
-        steps: How many steps that may take.
-        extras: Extra arguments that its update requires.
-        real_only: Whether it has no meaning for complex numbers, and says so.
-        wide: Whether its updates of 16-bit params are float32, so as to land on a number exactly.
+        minimise: Function of a learning rate that creates an optimizer for a quadratic and for
+            Rosenbrock's function; None for transforms that don't descend.
+        steps: Maximum number of steps of these minimizations.
+        extras: Extra arguments that `update` requires.
+        real_only: Whether the transform raises an error for complex numbers.
+        wide: Whether updates of 16-bit params are float32, because they determine exact params.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Case:
 
 
 def direction(make: Callable[[], Any], name: str, **kwargs: Any) -> Case:
-    """A part of an optimizer: a learning rate behind it makes it descend."""
+    """Case for a part of an optimizer, which descends with a learning rate after it."""
 
     def minimise(rate: Any) -> Any:
         schedule = fnopt.cosine_decay_schedule(rate, decay_steps=kwargs.get("steps", 2000))
@@ -63,7 +63,7 @@ def direction(make: Callable[[], Any], name: str, **kwargs: Any) -> Case:
 
 
 def optimizer(make: Callable[[Any], Any], name: str, **kwargs: Any) -> Case:
-    """A whole optimizer: a function of its learning rate."""
+    """Case for an optimizer, given as a function of its learning rate."""
 
     def minimise(rate: Any) -> Any:
         return make(fnopt.cosine_decay_schedule(rate, decay_steps=kwargs.get("steps", 2000)))
@@ -107,7 +107,7 @@ def _bowl(params: Any) -> Any:
 
 
 def _small_parts() -> Any:
-    """Transforms of a few lines, one behind the other: they share the programs of one case."""
+    """Chain fourteen small transforms, so that one case compiles them together."""
     return fnopt.chain(
         fnopt.adaptive_grad_clip(0.3),
         fnopt.clip_by_block_rms(0.4),
@@ -127,7 +127,7 @@ def _small_parts() -> Any:
 
 
 def _matrix_parts(rate: Any) -> Any:
-    """Parts of matrix methods, one behind the other; steps on a sphere have a test of their own."""
+    """Chain parts of matrix methods; `hyperball` has a separate test."""
     matrices = fnopt.chain(
         fnopt.scale_by_dion(0.5),
         fnopt.subtract_direction(fnopt.scale(1.0), 0.1),
@@ -144,7 +144,7 @@ def _hypergradient(rate: Any) -> Any:
 
 
 def _scores(params: Any) -> Any:
-    """Logits of one example and two classes."""
+    """Return logits of one example and two classes."""
     height = _bowl(params)
     return jnp.stack([height, -height])[None]
 
@@ -165,7 +165,7 @@ def _sam(rate: Any) -> Any:
 
 
 def _narrow_params() -> Any:
-    """Three ways to step bfloat16 params, each for some leaves."""
+    """Apply three wrappers for bfloat16 params, each to some leaves."""
     parts = {
         "a": fnopt.kahan(fnopt.adamw(1e-2)),
         "b": fnopt.master_copy(fnopt.adam(1e-2)),
@@ -176,7 +176,7 @@ def _narrow_params() -> Any:
 
 
 def _stored_in_less() -> Any:
-    """Slots of 16, 8 and 4 bits, each for some leaves."""
+    """Store slots in 16, 8 and 4 bits, each for some leaves."""
     policy = {"mu": "bfloat16", "nu": "float16"}
     parts = {
         "a": fnopt.quantized_state(fnopt.adamw(1e-2), block_size=4, min_size=1),
@@ -202,21 +202,21 @@ CASES = [
         extras={"logits_fn": _scores},
     ),
     Case("sophia", lambda: fnopt.sophia(1e-2), extras={"obj_fn": _bowl}),
-    # it bets on its own scale, so a rate doesn't hasten it
+    # cocob determines its scale, so a higher rate doesn't make it faster
     optimizer(fnopt.cocob, "cocob", peer=lambda optax: optax.contrib.cocob(1e-2), steps=4000),
-    # optax warns of its own
+    # optax's optimistic_adam is deprecated, so it can't be the peer
     optimizer(fnopt.optimistic_adam, "optimistic_adam"),
-    # Gradients with fewer rows than columns make a singular factor, and its inverse root has no
-    # digits beside a small ridge; tests/optimizers/test_shampoo.py holds it in float64.
+    # A gradient with fewer rows than columns has a singular factor. With a small ridge, its inverse
+    # root is inaccurate in float32; tests/optimizers/test_shampoo.py tests small ridges in float64.
     optimizer(lambda rate: fnopt.shampoo(rate, eps=0.5), "shampoo"),
-    # optax weighs the change of the gradient otherwise than the paper
+    # optax weights the change of the gradient differently from the paper
     optimizer(fnopt.adan, "adan"),
-    # its peer divides by the sides of an empty matrix
+    # optax divides by the sides of an empty matrix
     optimizer(fnopt.muon, "muon"),
     optimizer(_matrix_parts, "matrix_parts"),
-    # its peer has no place for None
+    # optax doesn't support None
     optimizer(fnopt.galore, "galore"),
-    # its peer has no place for scalars and empty arrays
+    # optax doesn't support scalars and empty arrays
     optimizer(fnopt.sm3, "sm3"),
     Case("identity", fnopt.identity),
     Case("set_to_zero", fnopt.set_to_zero),
@@ -273,17 +273,17 @@ CASES = [
     optimizer(lambda rate: riemannian(fnopt.adam(rate)), "riemannian", wide=True),
     Case("narrow_params", lambda: fnopt.sparse_rows(_narrow_params()), wide=True),
     Case("stored_in_less", lambda: fnopt.dynamic_loss_scale(_stored_in_less(), 4.0, 2)),
-    # its curvature is learned from gradients; here these don't belong to one function
+    # L-BFGS needs gradients of one function; the gradients of the contract tests are arbitrary
     Case("scale_by_lbfgs", fnopt.scale_by_lbfgs),
     optimizer(lambda rate: fnopt.lbfgs(rate, linesearch=None), "lbfgs"),
-    # watchers
+    # monitors
     Case("record_health", lambda: fnopt.monitor.record_health(4)),
     optimizer(lambda rate: fnopt.cautious(fnopt.adam(rate)), "cautious"),
-    # its rate moves by itself, so it is no schedule
+    # hypergradient learns its rate, so the rate isn't a schedule
     Case("hypergradient", lambda: _hypergradient(1e-2), minimise=_hypergradient),
     Case("snapshot", lambda: fnopt.monitor.snapshot("norm", fnopt.global_norm, decay=0.9)),
     Case("emit_health", lambda: fnopt.monitor.emit_health(_ignored, every=2)),
-    # optimizers with options that change what they do; all others are found below
+    # optimizers with options that change the algorithm; `_found` adds all other optimizers
     optimizer(
         lambda rate: fnopt.sgd(rate, momentum=0.9, nesterov=True),
         "sgd_nesterov",
@@ -297,13 +297,13 @@ CASES = [
     ),
     Case("sgdr", lambda: fnopt.sgdr(0.01, 3), minimise=lambda rate: fnopt.sgdr(rate, 1000, 1.0)),
     optimizer(lambda rate: fnopt.accumulated_sgd(rate, 2), "accumulated_sgd"),
-    # Its steps find their own size, so the rate is no schedule; optax's come one call late.
+    # rprop determines its step sizes, so the rate isn't a schedule; optax is one call late.
     Case("rprop", lambda: fnopt.rprop(0.01), minimise=fnopt.rprop),
 ]
 
 
 def _peer_of(name: str) -> Callable[[Any], Any] | None:
-    """optax's recipe of the same name, if it takes the same arguments with the same defaults."""
+    """Return optax's recipe of the same name if it has the same arguments and defaults."""
     optax = pytest.importorskip("optax")
     theirs = getattr(optax, name, None) or getattr(optax.contrib, name, None)
     if theirs is None or _defaults(theirs) != _defaults(getattr(fnopt, name)):
@@ -312,13 +312,13 @@ def _peer_of(name: str) -> Callable[[Any], Any] | None:
 
 
 def _defaults(recipe: Callable[..., Any]) -> dict[str, Any]:
-    """The positional arguments that have a default; those that only one library has don't count."""
+    """Return positional parameters with their defaults, without keyword-only parameters."""
     parameters = inspect.signature(recipe).parameters.values()
     return {p.name: p.default for p in parameters if p.kind is not p.KEYWORD_ONLY}
 
 
 def _found() -> list[Case]:
-    """A case for every recipe of the library that takes a learning rate and nothing else."""
+    """Return a case for every recipe whose only required argument is a learning rate."""
     known, found = {case.name for case in CASES}, []
     for name in fnopt.optimizers.__all__:
         recipe = getattr(fnopt, name)
@@ -331,25 +331,25 @@ def _found() -> list[Case]:
     return found
 
 
-# Recipes that take a learning rate, but need more than gradients; they have tests of their own.
+# Recipes that need more than gradients, which have separate tests.
 NOT_MINIMISERS = {"lbfgs"}
-# Public functions of the optimizers' package that are no recipes.
+# Public functions of `fnopt.optimizers` that aren't recipes.
 FUNCTIONS = {"matrix_axes", "matrix_report", "partition_matrices", "width_scaled"}
 
 CASES += _found()
 
-# Public classes that are no transform of their own, the solvers, which have their own battery, and
-# line searches, which need a function and its gradient at the params (tests/transforms has theirs).
+# Base classes, solvers (which have other contract tests) and line searches (which need a function,
+# see tests/transforms).
 NOT_IN_REGISTRY = {
     *("Transformation", "foreign", "levenberg_marquardt", "gauss_newton", "dogleg"),
     "gauss_newton_descent",  # needs residuals: tests/optimizers/test_gauss_newton_descent.py
     "kfac",  # needs a model and its batches: tests/optimizers/test_kfac.py
-    "natural_gradient",  # likewise: tests/optimizers/test_natural_gradient.py
-    "stochastic_reconfiguration",  # of samples: tests/optimizers/test_stochastic_reconfiguration.py
+    "natural_gradient",  # needs a model: tests/optimizers/test_natural_gradient.py
+    "stochastic_reconfiguration",  # tests/optimizers/test_stochastic_reconfiguration.py
     *("scale_by_zoom_linesearch", "scale_by_backtracking_linesearch"),
-    "offloaded",  # its state is in another memory: tests/transforms/test_offloaded.py
-    "packed",  # is made for one tree: tests/transforms/test_packed.py
-    # tests/optimizers/test_matrix_parts.py: matrices of fixed norm, and numbers by the leaf's path
+    "offloaded",  # stores its state in host memory: tests/transforms/test_offloaded.py
+    "packed",  # is created for one tree: tests/transforms/test_packed.py
+    # need matrices of fixed norm or extra arguments: tests/optimizers/test_matrix_parts.py
     *("hyperball", "precondition_by_inputs", "qk_clip"),
-    "strict",  # refuses what the battery gives: tests/transforms/test_strict.py
+    "strict",  # rejects the extra arguments of the tests: tests/transforms/test_strict.py
 }

@@ -1,4 +1,4 @@
-"""Every least-squares solver that the battery runs on, and the problems. Adding one is one line."""
+"""Least-squares solvers and problems of the contract tests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fnopt.solvers import dogleg, gauss_newton
 
 @dataclasses.dataclass(frozen=True)
 class Solver:
-    """A solver under test: its name in test ids, and how it is made."""
+    """A solver under test: its name in test ids, and a function that creates it."""
 
     name: str
     make: Callable[..., Any]
@@ -33,7 +33,7 @@ SOLVERS = [
 ]
 
 
-# Every other method and algebra; a lighter battery, since they share the code around the step.
+# Other methods and linear solvers. They share the code around the step, so they have fewer tests.
 VARIANTS = [
     Solver("marquardt", lambda: fnopt.levenberg_marquardt(damping="marquardt")),
     Solver("nielsen", lambda: fnopt.levenberg_marquardt(damping="nielsen", lam=1e-6)),
@@ -46,16 +46,16 @@ VARIANTS = [
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A problem and how it must end.
+    """A problem and its expected result.
 
     Attributes:
-        name: Its name in test ids.
-        residual_fn: The residuals of the params.
-        start: Where to start, as Python numbers and lists.
-        statuses: The ways to end that are right.
-        cost: The cost at the end, or None if it depends on the way.
-        rank: How many directions are determined, or None if it depends.
-        kept: The names of params that must not change a bit.
+        name: Name in test ids.
+        residual_fn: Function that returns the residuals.
+        start: Initial guess, as Python numbers and lists.
+        statuses: Expected statuses.
+        cost: Expected cost, or None if it depends on the iterates.
+        rank: Expected rank, or None if it depends on the iterates.
+        kept: Names of params that must not change bitwise.
     """
 
     name: str
@@ -70,7 +70,7 @@ class Problem:
         return self.name
 
     def params(self, dtype: Any) -> dict[str, Any]:
-        """The start in a dtype."""
+        """Return the initial guess in a dtype."""
         return {name: jnp.asarray(value, dtype) for name, value in self.start.items()}
 
 

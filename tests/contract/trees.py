@@ -1,4 +1,4 @@
-"""Params and gradients for the battery: every kind of leaf that users have."""
+"""Params and gradients of the contract tests, with all kinds of leaves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPES = {
     "bf16": lambda i: jnp.bfloat16,
     "mixed": lambda i: (jnp.float32, jnp.bfloat16, jnp.float16)[i % 3],
     "f64": lambda i: jnp.float64,
-    # of params and of gradients: leaf by leaf, every type beside every other
+    # "mixed" and "others" are dtypes of params and gradients with different dtypes in each leaf
     "others": lambda i: (jnp.bfloat16, jnp.float32, jnp.float32, jnp.float16)[i % 4],
     "wide_mixed": lambda i: (jnp.float64, jnp.float32, jnp.bfloat16)[i % 3],
     "wide_others": lambda i: (jnp.float32, jnp.float64, jnp.float64, jnp.bfloat16)[i % 4],
@@ -29,7 +29,7 @@ DTYPES = {
 
 
 def make_tree(seed: int, kind: str = "f32", shapes: Any = SHAPES) -> Any:
-    """A tree of pseudo-random numbers between -1 and 1, at least 0.1 in size."""
+    """Draw a tree of random numbers with magnitudes between 0.1 and 1."""
     rng = np.random.default_rng(seed)
     shapes, treedef = jax.tree.flatten(shapes, is_leaf=lambda x: isinstance(x, tuple))
 
@@ -41,7 +41,7 @@ def make_tree(seed: int, kind: str = "f32", shapes: Any = SHAPES) -> Any:
 
 
 def many_leaves(count: int, dtype: Any = jnp.float32, size: float = 1.0) -> Any:
-    """Leaves of four shapes in turn, the first of every ten zero; all times a size."""
+    """Draw leaves of four alternating shapes, scaled by `size`; every tenth leaf is zero."""
     rng = np.random.default_rng(0)
     shapes = ((), (3,), (2, 3), (100, 50))
     draw = [rng.standard_normal(shapes[i % 4]) for i in range(count)]
@@ -50,7 +50,7 @@ def many_leaves(count: int, dtype: Any = jnp.float32, size: float = 1.0) -> Any:
 
 
 def signature(tree: Any) -> Any:
-    """Structure, shapes, dtypes and weak types: what must never change between steps."""
+    """Return structure, shapes, dtypes and weak types, which must not change between steps."""
     leaves, treedef = jax.tree.flatten(tree)
     return treedef, [(x.shape, x.dtype, x.weak_type) for x in leaves]
 
@@ -61,8 +61,8 @@ def assert_close(
     assert jax.tree.structure(actual) == jax.tree.structure(expected)
     for a, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         a, e = (np.asarray(x).astype(np.float64) for x in (a, e))
-        least = max(atol, of_largest * np.max(np.abs(e), initial=0, where=np.isfinite(e)))
-        np.testing.assert_allclose(a, e, rtol=rtol, atol=least)
+        largest = np.max(np.abs(e), initial=0, where=np.isfinite(e))
+        np.testing.assert_allclose(a, e, rtol=rtol, atol=max(atol, of_largest * largest))
 
 
 def assert_identical(actual: Any, expected: Any) -> None:
@@ -72,7 +72,7 @@ def assert_identical(actual: Any, expected: Any) -> None:
 
 
 def assert_buffers_of_their_own(tree: Any) -> None:
-    """Each array has a buffer of its own, which XLA asks of what it may overwrite."""
+    """Assert that no two arrays share a buffer, as XLA requires for donated arrays."""
     names: dict[int, str] = {}
     for path, x in jax.tree_util.tree_leaves_with_path(tree):
         is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)

@@ -1,4 +1,4 @@
-"""Small models whose cost is known by hand, and those formulas."""
+"""Small models, and formulas for their exact costs."""
 
 import itertools
 from typing import NamedTuple
@@ -38,7 +38,7 @@ def mlp_shapes(n=128, d=(784, 256, 128, 10)):
 
 
 def mlp_counts(n=128, d=(784, 256, 128, 10)):
-    """Products, biases, tanh; then difference, square, sum and one division."""
+    """Count products, biases and tanh; the loss has a difference, a square, a sum, a division."""
     pairs = list(itertools.pairwise(d))
     return Counts(
         matmul=sum(2 * n * i * o for i, o in pairs),
@@ -140,7 +140,7 @@ def lstm_shapes(t=50, n=16, i=32, h=64):
 
 
 def lstm_counts(t=50, n=16, i=32, h=64):
-    """Two products and two sums for the gates; then three products and a sum; 5 sigmoids/tanhs."""
+    """Count two products and two sums for the gates, three products, a sum and 5 sigmoids."""
     return Counts(
         matmul=t * (2 * n * i * 4 * h + 2 * n * h * 4 * h),
         other=t * n * (2 * 4 * h + 4 * h),

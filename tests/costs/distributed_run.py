@@ -1,4 +1,4 @@
-"""What compiled steps hold and send on 4 and on 8 devices, as JSON: a way of spreading each."""
+"""Print memory and messages of compiled steps on 4 and 8 devices as JSON, for each method."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.distributed.messages import results, sent
 LAYERS, EVERY, BLOCK = 3, 10, 16
 SHAPES = {"a": (LAYERS, 16, 64), "b": (LAYERS, 64, 16), "c": (LAYERS, 16)}
 PARAMS = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in SHAPES.items()}
-BATCH = (8, 16)  # of one device
+BATCH = (8, 16)  # batch of one device
 TX = fnopt.adamw(1e-3)
 
 
@@ -44,7 +44,7 @@ def with_own_gradients(tx: Any, params: Any, state: Any, x: jax.Array) -> Any:
 
 
 def fsdp(params: Any, state: Any, x: jax.Array) -> Any:
-    """A layer is gathered where it is used, and again in the backward pass."""
+    """Gather each layer in the forward pass and again in the backward pass."""
     whole = functools.partial(jax.lax.all_gather, axis_name="data", tiled=True)
     updates, state = TX.update(jax.grad(loss)(params, x, whole), state, params)
     return fnopt.apply_updates(params, updates), state
@@ -62,7 +62,7 @@ WAYS = {
 
 
 def measured(name: str, devices: int) -> dict[str, int]:
-    """Of the compiled step: bytes of its arguments without the batch, and bytes it sends."""
+    """Return bytes of arguments (without the batch), bytes sent and messages of a step."""
     tx, step = WAYS[name]
     mesh = jax.make_mesh(
         (devices,), ("data",), devices=jax.devices()[:devices], axis_types=(AxisType.Auto,)
@@ -84,7 +84,7 @@ def measured(name: str, devices: int) -> dict[str, int]:
     text, memory = program.as_text(), program.memory_analysis()
     assert text is not None
     held = memory.argument_size_in_bytes - 4 * BATCH[0] * BATCH[1]
-    times = LAYERS if name == "fsdp" else 1  # its messages are in loops
+    times = LAYERS if name == "fsdp" else 1  # the messages of fsdp are in loops over layers
     return {"held": held, "sent": times * sent(text, devices), "messages": len(results(text))}
 
 

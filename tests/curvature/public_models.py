@@ -1,6 +1,6 @@
-"""Ten networks as they are written with flax, Equinox and haiku; shapes alone, nothing is computed.
+"""Ten networks in the usual style of flax, Equinox and haiku; only shapes, without computation.
 
-`python -m tests.curvature.public_models` prints what `kfac` does with each.
+`python -m tests.curvature.public_models` prints the blocks that `kfac` uses for each network.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ WIDTH, HEADS, VOCABULARY = 256, 4, 5000
 
 
 def shape_of(name: str) -> Any:
-    """An example."""
+    """Return shape and dtype of an example."""
     shape, dtype = INPUTS[name]
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def flax_models() -> dict[str, Any]:
-    """By name, a module."""
+    """Return flax modules by name."""
     from flax import linen as nn
 
     def mlp_block(x: Any, width: int) -> Any:
@@ -159,12 +159,12 @@ def of_flax(name: str) -> tuple[Any, Any, Any]:
 
 
 def batch_of(example: Any) -> Any:
-    """Two of them."""
+    """Return the shape of a batch of two examples."""
     return jax.ShapeDtypeStruct((2, *example.shape), example.dtype)
 
 
 def haiku_models() -> dict[str, Any]:
-    """By name, a function."""
+    """Return haiku functions by name."""
     import haiku as hk
 
     def norm(x: Any) -> Any:
@@ -259,7 +259,7 @@ def of_haiku(name: str) -> tuple[Any, Any, Any]:
 
 
 def equinox_models() -> dict[str, Any]:
-    """By name, `make(keys) -> modules` and `apply(modules, x)`; channels come first."""
+    """Return `make(keys) -> modules` and `apply(modules, x)` by name; channels come first."""
     import equinox as eqx
 
     nn = eqx.nn
@@ -460,7 +460,7 @@ LIBRARIES = {"flax": of_flax, "Equinox": of_equinox, "haiku": of_haiku}
 
 
 def block_of(rule: Any) -> str:
-    """The kind of its block, those of a product's inputs and cotangents told from others."""
+    """Return the kind of a block; Kronecker blocks of moments have a separate kind."""
     moments = "moments of rows and columns"
     if rule.block == "kronecker":
         return moments if moments in rule.why else "products"
@@ -468,7 +468,7 @@ def block_of(rule: Any) -> str:
 
 
 def main() -> None:
-    """A row for each network: what its numbers are in."""
+    """Print for each network the fraction of parameters in each kind of block."""
     from fnopt.curvature import kfac_report
 
     for library, make in LIBRARIES.items():

@@ -1,4 +1,4 @@
-"""A training that saves after every step, until somebody kills it.
+"""A training run that saves after every step, until the test kills the process.
 
 python -m tests.distributed.killed_run DIRECTORY
 """
@@ -16,8 +16,8 @@ import orbax.checkpoint as ocp
 
 import fnopt
 
-# A schedule, noise, accumulation, an average of the params, slots that are rounded at random, and
-# a count of what was skipped: all of it is in the state.
+# The state contains a schedule's step count, noise, accumulation, an average of the params,
+# stochastically rounded slots, and a count of skipped steps.
 TX = fnopt.apply_if_finite(
     fnopt.chain(
         fnopt.add_gradient_noise(0.1, 0.5, key=3),
@@ -40,7 +40,7 @@ def start() -> Any:
 @jax.jit
 def step(now: Any, i: Any) -> Any:
     grads = jax.tree.map(lambda p: jnp.cos(p + i), now["params"])
-    grads["b"] = jnp.where(i == 4, jnp.nan, grads["b"])  # a bad batch
+    grads["b"] = jnp.where(i == 4, jnp.nan, grads["b"])  # a NaN gradient
     updates, state = TX.update(grads, now["state"], now["params"])
     return {"params": fnopt.apply_updates(now["params"], updates), "state": state}
 
@@ -53,7 +53,7 @@ def main(directory: pathlib.Path) -> None:
     manager, now = manager_of(directory), start()
     for i in range(1, 10_000):
         now = step(now, np.float32(i))
-        manager.save(i, args=ocp.args.StandardSave(now))  # it is written while training goes on
+        manager.save(i, args=ocp.args.StandardSave(now))  # writes while training continues
         print(i, flush=True)
 
 

@@ -1,4 +1,4 @@
-"""What a compiled program sends, read from its text."""
+"""Read the messages that a compiled program sends from its text."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ _ARRAY = re.compile(r"([a-z]+\d*)\[([\d,]*)\]")
 
 
 def arrays(text: str) -> list[tuple[str, int]]:
-    """The dtypes of arrays and their bytes, in a type of HLO."""
+    """Return dtype and bytes of each array in a type of HLO."""
     return [(dtype, _bytes(dtype, shape)) for dtype, shape in _ARRAY.findall(text)]
 
 
 def results(text: str) -> list[tuple[str, str, int]]:
-    """All messages: their kind, the dtype of what comes of it on a device, and its bytes."""
-    found = []
+    """Return kind, dtype and bytes of the result on a device, for each message."""
+    messages = []
     for types, kind, _ in _LINE.findall(text):
         parts = arrays(types)
-        found.append((kind, parts[0][0], sum(size for _, size in parts)))
-    return found
+        messages.append((kind, parts[0][0], sum(size for _, size in parts)))
+    return messages
 
 
 def sent(text: str, devices: int) -> int:
-    """The bytes that a device sends in all messages, if they go round in a ring."""
+    """Return the bytes that a device sends in all messages, by ring algorithms."""
     others = devices - 1
-    ways = {
-        "all-reduce": 2 * others / devices,  # of a result as large as what goes in
-        "reduce-scatter": others,  # of a result that is a part
+    factors = {  # sent bytes / bytes of the result
+        "all-reduce": 2 * others / devices,  # the result has the size of the input
+        "reduce-scatter": others,  # the result is a part of the input
         "all-gather": others / devices,
         "all-to-all": others / devices,
         "collective-permute": 1,
     }
-    return round(sum(ways[kind] * size for kind, _, size in results(text)))
+    return round(sum(factors[kind] * size for kind, _, size in results(text)))
 
 
 def _bytes(dtype: str, shape: str) -> int:

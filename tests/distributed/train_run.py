@@ -1,9 +1,9 @@
-"""A training that begins on the devices of two processes, and goes on with any number of them.
+"""A training run that starts on two processes, and continues on any number of devices.
 
     python -m tests.distributed.train_run begin DIRECTORY localhost:PORT 0    (and the same with 1)
     python -m tests.distributed.train_run go_on DIRECTORY
 
-Gradients are exact sums, so that every checksum has to be the same, however many devices there are.
+Gradients are exact sums, so the checksums are equal for every number of devices.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from jax.sharding import PartitionSpec as P
 import fnopt
 from fnopt import distributed
 
-STEPS, SAVED = 6, 4  # saved in the middle of an accumulation, with a bad step before and after
+# The checkpoint is in the middle of an accumulation, with a NaN gradient before and after it.
+STEPS, SAVED = 6, 4
 RATE = fnopt.linear_schedule(0.1, 0.0, transition_steps=4)
 INNER = fnopt.apply_if_finite(
     fnopt.chain(fnopt.accumulate(fnopt.adamw(RATE, weight_decay=0.1), k=2), fnopt.params_ema(0.9))
@@ -37,7 +38,7 @@ START = {"w": np.linspace(-1, 1, 15, dtype=np.float32).reshape(3, 5), "b": np.on
 
 
 def all_examples() -> Any:
-    """[step, example]: gradients of norm 2 and 4, so that clipping to 2 rounds nothing."""
+    """Return arrays [step, example, ...]; norms are 2 or 4, so clipping to 2 is exact."""
     rng = np.random.default_rng(0)
     data = rng.choice([-1.0, 1.0], (STEPS, 8, 25))
     for row in data.reshape(-1, 25):
@@ -52,24 +53,24 @@ def loss(params: Any, example: Any) -> jax.Array:
 
 
 def on_devices(mesh: Any, step: int) -> Any:
-    """The batch of a step: every process has its own examples, and together they are an array."""
-    mine = 8 // jax.process_count()
-    here = slice(jax.process_index() * mine, (jax.process_index() + 1) * mine)
-    divided = NamedSharding(mesh, P("data"))
+    """Return the batch of a step, a global array of the examples of all processes."""
+    count = 8 // jax.process_count()
+    local = slice(jax.process_index() * count, (jax.process_index() + 1) * count)
+    by_example = NamedSharding(mesh, P("data"))
     return {
-        k: jax.make_array_from_process_local_data(divided, x[step, here])
+        k: jax.make_array_from_process_local_data(by_example, x[step, local])
         for k, x in all_examples().items()
     }
 
 
 class Training:
-    """Steps on some devices, of one process or of several."""
+    """Training steps on the first devices of one or several processes."""
 
     def __init__(self, devices: int) -> None:
         self.mesh = jax.make_mesh(
             (devices,), ("data",), devices=jax.devices()[:devices], axis_types=(AxisType.Auto,)
         )
-        self.whole = NamedSharding(self.mesh, P())
+        self.replicated = NamedSharding(self.mesh, P())
         params = self.start()
         specs = jax.tree.map(lambda s: s.spec, distributed.state_sharding(TX, params))
 
@@ -82,8 +83,9 @@ class Training:
             check_vma=False,
         )
         def step(params: Any, state: Any, batch: Any) -> Any:
-            mine, _ = fnopt.clipped_grad(loss, 2.0)(params, batch)  # of this device's examples
-            updates, state = TX.update(mine, state, params)  # which are summed here
+            # the sum over this device's examples; TX.update sums over devices
+            total, _ = fnopt.clipped_grad(loss, 2.0)(params, batch)
+            updates, state = TX.update(total, state, params)
             return fnopt.apply_updates(params, updates), state
 
         @jax.jit
@@ -97,11 +99,11 @@ class Training:
         self.step, self.private = step, private
         self.gathered = jax.jit(
             lambda p, s: {"params": p, "state": distributed.gather_state(TX, s, p)},
-            out_shardings=self.whole,
+            out_shardings=self.replicated,
         )
 
     def start(self) -> Any:
-        return jax.device_put(START, self.whole)
+        return jax.device_put(START, self.replicated)
 
     def run(self, params: Any, state: Any, first: int, last: int) -> Any:
         for i in range(first, last):
@@ -109,21 +111,21 @@ class Training:
         return params, state
 
     def target(self) -> Any:
-        """Where an undivided state belongs on these devices, for the restore of a checkpoint."""
+        """Return shapes and shardings of a replicated state, to restore a checkpoint."""
         shapes = {"params": START, "state": jax.eval_shape(INNER.init, START)}
         return jax.tree.map(
-            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.whole), shapes
+            lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self.replicated), shapes
         )
 
     def report(self, params: Any, state: Any) -> dict[str, Any]:
         noisy = self.private(params, on_devices(self.mesh, 0))
-        together = self.gathered(params, state)
+        gathered = self.gathered(params, state)
         return {
             "devices": self.mesh.size,
             "processes": jax.process_count(),
-            "run": checksum(together),
+            "run": checksum(gathered),
             "private": checksum(noisy),
-            "bad steps": int(together["state"].total_notfinite.addressable_data(0)),
+            "bad steps": int(gathered["state"].total_notfinite.addressable_data(0)),
         }
 
 
@@ -133,7 +135,7 @@ def checksum(tree: Any) -> str:
 
 
 def begin(path: pathlib.Path, address: str, process: int) -> None:
-    """Trains, saves on the way, trains on; then the second process dies."""
+    """Train, save a checkpoint, train further; then the second process dies."""
     jax.config.update("jax_num_cpu_devices", 2)
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(address, num_processes=2, process_id=process)
@@ -143,11 +145,11 @@ def begin(path: pathlib.Path, address: str, process: int) -> None:
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(path, training.gathered(params, state))
     params, state = training.run(params, state, SAVED, STEPS)
-    found = training.report(params, state)
+    report = training.report(params, state)
     reported = path.with_name("reported")
     if process == 1:
-        print(json.dumps(found), flush=True)
-        while not reported.exists():  # the other may still wait for a part of the report
+        print(json.dumps(report), flush=True)
+        while not reported.exists():  # the first process may still compute its report
             time.sleep(0.05)
         os._exit(1)
     reported.touch()
@@ -155,21 +157,21 @@ def begin(path: pathlib.Path, address: str, process: int) -> None:
         while True:
             jax.block_until_ready(training.run(params, state, 0, 1))
     except jax.errors.JaxRuntimeError as error:
-        print(json.dumps(found | {"lost": str(error)}), flush=True)
-    os._exit(0)  # nobody is left to say goodbye to
+        print(json.dumps(report | {"lost": str(error)}), flush=True)
+    os._exit(0)  # a normal exit would wait for the second process
 
 
 def go_on(path: pathlib.Path) -> None:
-    """From the checkpoint on 1, 2 and 8 devices of one process."""
+    """Continue from the checkpoint on 1, 2 and 8 devices of one process."""
     jax.config.update("jax_num_cpu_devices", 8)
-    found = []
+    reports = []
     for devices in (1, 2, 8):
         training = Training(devices)
         with ocp.StandardCheckpointer() as checkpointer:
             saved = checkpointer.restore(path, training.target())
         state = distributed.scatter_state(TX, saved["state"], saved["params"])
-        found.append(training.report(*training.run(saved["params"], state, SAVED, STEPS)))
-    print(json.dumps(found), flush=True)
+        reports.append(training.report(*training.run(saved["params"], state, SAVED, STEPS)))
+    print(json.dumps(reports), flush=True)
 
 
 if __name__ == "__main__":

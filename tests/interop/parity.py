@@ -1,4 +1,4 @@
-"""What fnopt has of optax's public names: a page made by introspecting the installed optax.
+"""Compare fnopt's names with the public names of the installed optax, and write a page.
 
 python -m tests.interop.parity          # writes docs/coming_from/optax_names.md
 """
@@ -20,7 +20,7 @@ from tests.interop.parity_reasons import ANOTHER, DEVIATIONS, NOT_YET, RENAMED
 
 PAGE = Path(fnopt.__file__).parent.parent / "docs" / "coming_from" / "optax_names.md"
 PACKAGES = sorted(m.name for m in pkgutil.iter_modules(fnopt.__path__) if m.ispkg)
-# Where the same name in optax and in fnopt is the same thing.
+# Packages in which a name of optax means the same object.
 OURS = [p for p in PACKAGES if p not in {"interop", "programs"}]
 
 GROUPS = {
@@ -36,7 +36,7 @@ GROUPS = {
     "assignment.": "Perturbations, assignment, second order",
     "second_order.": "Perturbations, assignment, second order",
 }
-# Things that optax shows at its front page too are listed under their rooms.
+# Names of these groups are listed in the group even if optax also exports them at the top level.
 SHARED_ROOMS = {"Losses", "Trees", "Schedules and hyper-parameters"}
 STATES, TRANSFORMS = "Classes of states", "Optimizers, transforms and the rest"
 
@@ -49,16 +49,16 @@ _STATES_SAID = (
 
 
 class Entry(NamedTuple):
-    """One public object of optax."""
+    """A public object of optax."""
 
-    names: tuple[str, ...]  # its public paths below `optax`, the shortest first
+    names: tuple[str, ...]  # public paths below `optax`, the shortest first
     thing: Any
-    ours: str | None  # the path below `fnopt` of what we have
-    reason: str | None  # why not, or what is different
+    ours: str | None  # path of the counterpart below `fnopt`
+    reason: str | None  # reason for the omission, or a difference
 
 
 def _modules() -> dict[str, ModuleType]:
-    """Public modules by their path below `optax` (`''` for itself)."""
+    """Return public modules keyed by their path below `optax` (`''` for optax)."""
     optax = importlib.import_module("optax")
     found = {"": optax}
     for info in pkgutil.walk_packages(optax.__path__, "optax."):
@@ -83,7 +83,7 @@ def _is_public(path: str, name: str, thing: Any) -> bool:
     home = getattr(thing, "__module__", None)
     if inspect.isclass(thing) or inspect.isfunction(thing):
         return str(home).startswith("optax")
-    # Aliases of types have no home; those of the front page are meant.
+    # Type aliases have no module; only aliases at the top level are public.
     return not path and (callable(thing) or typing.get_origin(thing) is not None)
 
 
@@ -100,7 +100,7 @@ def _objects() -> list[tuple[tuple[str, ...], Any]]:
 
 
 def _lookup(path: str) -> Any:
-    """The thing at a path below `fnopt`, or None."""
+    """Return the object at a path below `fnopt`, or None."""
     thing: Any = fnopt
     for part in path.split("."):
         thing = getattr(thing, part, None)
@@ -108,7 +108,7 @@ def _lookup(path: str) -> Any:
 
 
 def _same_name(names: tuple[str, ...]) -> str | None:
-    """Our thing of the same name: at the top, or in the package that is called the same."""
+    """Return fnopt's path of the same name: in the package of the same name, or elsewhere."""
     for full in names:
         *path, name = full.split(".")
         room = {"tree_utils": "tree"}.get(path[0], path[0]) if path else None
@@ -131,7 +131,7 @@ def _is_state(names: tuple[str, ...], thing: Any) -> bool:
 
 
 def entries() -> list[Entry]:
-    """Everything public in the installed optax, with what we have of it."""
+    """Return all public objects of the installed optax with their counterparts."""
     found = []
     for names, thing in _objects():
         reason = next((DEVIATIONS[n] for n in names if n in DEVIATIONS), None)
@@ -145,7 +145,7 @@ def entries() -> list[Entry]:
 
 
 def _shortest(path: str) -> str:
-    """`clip` rather than `transforms.clip`, where both are the same."""
+    """Return `clip` for `transforms.clip` if both are the same object."""
     name = path.split(".")[-1]
     return name if getattr(fnopt, name, None) is _lookup(path) else path
 
@@ -161,7 +161,7 @@ def _parameters(thing: Any) -> dict[str, Any] | None:
 
 
 def _same_default(a: Any, b: Any) -> bool:
-    """Numbers and names by value; objects (noise, functions) by their name."""
+    """Whether two defaults are equal; functions and objects count as equal."""
     if callable(a) or callable(b) or hasattr(a, "init"):
         return True
     try:
@@ -171,7 +171,7 @@ def _same_default(a: Any, b: Any) -> bool:
 
 
 def differences(entry: Entry) -> str:
-    """How the arguments of ours differ from the peer's; `''` if they don't."""
+    """Describe the differences of the arguments; `''` if there are none."""
     mine = _parameters(_lookup(entry.ours)) if entry.ours else None
     theirs = _parameters(entry.thing)
     if mine is None or theirs is None:
@@ -196,7 +196,7 @@ def _group(entry: Entry) -> str:
 
 
 def status(entry: Entry) -> str:
-    """`'have'`, `'deviation'` or `'not yet'`."""
+    """Return `'have'`, `'deviation'` or `'not yet'`."""
     if entry.ours:
         return "have"
     return "deviation" if entry.reason else "not yet"
@@ -214,7 +214,7 @@ def _row(entry: Entry) -> str:
 
 
 def page() -> str:
-    """The page, as it is committed."""
+    """Return the text of the page."""
     optax = importlib.import_module("optax")
     found = entries()
     kinds = Counter(map(status, found))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-# optax's path -> ours.
+# optax's path -> fnopt's path
 RENAMED = {
     "monitor": "monitor.snapshot",
     "safe_softmax_cross_entropy": "losses.softmax_cross_entropy",
@@ -29,10 +29,10 @@ RENAMED = {
     "per_example_global_norm_clip": "clipped_grad",
 }
 
-# Names that mean something else here.
+# Names of optax that mean another object in fnopt.
 ANOTHER: set[str] = set()
 
-# optax's path -> why it isn't here.
+# optax's path -> reason for the omission
 _TYPES = "one of optax's type annotations"
 _TREES = "params are any tree of arrays, without a class"
 _VALUE = "an optimizer is a pytree, so its numbers can be changed, traced and swept"
@@ -85,7 +85,7 @@ DEVIATIONS = {
     "experimental.aggregating.track_per_element_mean_and_variance_with_ema": _AGGREGATE,
 }
 
-# optax's path -> a remark on what is still to come.
+# optax's path -> remark on an object that fnopt lacks
 NOT_YET = {
     "second_order.fisher_diag": (
         "optax squares the batch gradient, which is the Fisher diagonal only for one example; see "

@@ -1,4 +1,4 @@
-"""One small regression that every loop of the interop table trains on."""
+"""A small regression problem for the loops of all libraries."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def loss_fn(params: Any) -> jax.Array:
 
 
 def train(tx: Any, steps: int = 40, apply: Any = None, **extras: Any) -> tuple[Any, Any]:
-    """A loop written by hand; asserts that the loss came down to a fifth. Returns its end."""
+    """Train in a plain loop, and assert that the loss decreases to less than a fifth."""
     import fnopt
 
     apply = apply or fnopt.apply_updates

@@ -1,4 +1,4 @@
-"""Every loss with arguments that are easy, and the same in optax."""
+"""All losses with valid arguments, which optax's functions accept too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class Case(NamedTuple):
-    """`call(module, x, aux)`; `x` is what is differentiated."""
+    """A loss as `call(module, x, aux)`, which is differentiated with respect to `x`."""
 
     call: Any
     x: np.ndarray
@@ -53,7 +53,7 @@ def ctc_probs(module: Any, x: Any, aux: Any) -> Any:
     loss, blank, emit = module.ctc_loss_with_forward_probs(
         x, frame_pad, jnp.asarray(CTC_LABELS), label_pad, blank_id=0
     )
-    # Impossible prefixes stand at about -1e5; their digits are nobody's.
+    # Impossible prefixes have values of about -1e5, whose digits have no meaning.
     return jnp.concatenate([loss, jnp.exp(blank).ravel(), jnp.exp(emit).ravel()])
 
 

@@ -1,4 +1,4 @@
-"""Every optimizer of the library with all its options, and the same in optax where it has it."""
+"""All optimizers with all of their options, and optax's optimizers with the same options."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def decay(m: Any) -> Any:
 
 
 def _of_float(m: Any, schedule: Any) -> Any:
-    """Optax would compute a schedule of its int32 count in float32, also with x64 on."""
+    """Cast the count of a schedule, because optax computes in float32 even if x64 is on."""
     if m is fnopt:
         return schedule
     return lambda count: schedule(count.astype(jax.dtypes.canonicalize_dtype(float)))
@@ -36,14 +36,14 @@ def _multi_steps(m: Any, inner: Any, k: int) -> Any:
 
 
 def of(m: Any, name: str) -> Any:
-    """The function of that name: in the library, or in optax's contrib."""
+    """Return the function of this name in fnopt, or in `optax.contrib`."""
     if m is fnopt:
         return getattr(optax_api if name == "muon" else m, name)
     return getattr(m.contrib, name)
 
 
 def axes(m: Any, rows: int = 0, columns: int = 1) -> Any:
-    """The kernel is a matrix and nothing else: the peer divides by the sides of empty leaves."""
+    """Declare only the kernel a matrix, because optax divides by the sides of empty leaves."""
     matrix = fnopt.MatrixDimensionNumbers if m is fnopt else m.contrib.MuonDimensionNumbers
     return {"blocks": [{"kernel": matrix(rows, columns)}, None], "empty": None}
 
@@ -53,7 +53,7 @@ def _even(step: Any, **extra_args: Any) -> Any:
 
 
 def _small_parts(m: Any) -> Any:
-    """Transforms without a state of their own worth a program, one behind the other."""
+    """Chain small transforms, which don't need a separate program each."""
     return m.chain(
         m.adaptive_grad_clip(0.3),
         m.clip_by_block_rms(0.4),
@@ -74,11 +74,11 @@ def _plateau(m: Any) -> Any:
 def _sam(m: Any) -> Any:
     adversary = m.chain(m.normalize_by_update_norm(), m.sgd(0.05))
     tx = of(m, "sam")(m.adam(rate(m)), adversary, sync_period=3)
-    # The peer refuses the extra arguments of others.
+    # optax's `sam` raises an error for extra arguments of other transforms.
     return m.chain(m.clip(2.0), tx if m is fnopt else m.GradientTransformation(*tx))
 
 
-# name -> a function of the library: ours, or optax
+# name -> function of the library (fnopt or optax)
 OPTIMIZERS: dict[str, Any] = {
     "sgd": lambda m: m.sgd(0.1),
     "sgd_schedule": lambda m: m.sgd(rate(m)),
@@ -171,10 +171,10 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 OURS_ONLY: dict[str, Any] = {
-    # Optax weighs the change of the gradient with one minus the paper's number.
+    # optax weights the change of the gradient by one minus the paper's number.
     "adan": lambda m: m.adan(rate(m), weight_decay=0.1, mask=KERNELS),
     "diffgrad": lambda m: m.diffgrad(0.1),
-    # Optax takes every step one call late.
+    # optax returns every step one call late.
     "rprop": lambda m: m.rprop(0.1),
     "sgdr": lambda m: m.sgdr(0.1, decay_steps=4, momentum=0.9),
 }
@@ -187,7 +187,7 @@ def ours(name: str) -> Any:
 
 
 def tree(seed: int, *leading: int) -> Any:
-    """A tree of float64 NumPy arrays, each with the leading axes in front."""
+    """Draw a tree of float64 NumPy arrays with additional leading axes."""
     rng = np.random.default_rng(seed)
     is_shape = lambda x: isinstance(x, tuple)  # noqa: E731
     return jax.tree.map(

@@ -1,11 +1,11 @@
-"""Write what PyTorch makes of the update rules of a public benchmark's results.
+"""Run the update rules of a public benchmark in PyTorch, and write the results to a file.
 
     pip install torch numpy
     python tests/optimizers/torch_rules.py
 
-The rules are those of the optimization track of github.com/KellerJordan/modded-nanogpt, in float64,
-with matrices `[outputs, inputs]`. Where a rule is one of `torch.optim`, that class runs.
-`torch_rules.npz` has params and gradients, `[inputs, outputs]`, and the params after some steps.
+The benchmark is the optimization track of github.com/KellerJordan/modded-nanogpt. The rules run in
+float64 with matrices `[outputs, inputs]`, by the classes of `torch.optim` if possible.
+`torch_rules.npz` contains params and gradients `[inputs, outputs]`, and params after some steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def ns(G):
 
 
 def balanced(G):
-    """Aurora's polar factor, two iterations."""
+    """Compute Aurora's polar factor by two iterations."""
     if len(G) == len(G.T):
         return ns(G)
     X = G.T if len(G) < len(G.T) else G
@@ -67,7 +67,7 @@ def normuon(grads, polar=ns):
 
 
 def adam(grads):
-    """Directions of `torch.optim.Adam`."""
+    """Yield the directions of `torch.optim.Adam`."""
     steps = run(torch.optim.Adam, torch.zeros_like(grads[0]), grads, None, lr=1, betas=(0.9, 0.95))
     before = torch.zeros_like(grads[0])
     for after in steps:
@@ -76,7 +76,7 @@ def adam(grads):
 
 
 def run(optimizer, W, grads, share, **options):
-    """The params after every step of an optimizer, with a linear cooldown over the last share."""
+    """Yield the params after every step, with a linear cooldown over the last share of steps."""
     p = torch.nn.Parameter(W.clone())
     tx = optimizer([p], **options)
     decay = torch.optim.lr_scheduler.LambdaLR(tx, lambda t: rate(t, share) if share else 1)
@@ -115,7 +115,7 @@ def ball(W, us):
 
 
 def outer(W, step):
-    """DiLoCo with one worker: `torch.optim.SGD` of what 30 inner steps have changed."""
+    """DiLoCo with one worker: `torch.optim.SGD` on the change of 30 inner steps."""
     p = torch.nn.Parameter(W.clone())
     sgd = torch.optim.SGD([p], lr=0.7, momentum=0.5, nesterov=True)
     for t in range(STEPS):
@@ -157,7 +157,7 @@ RULES = {
 
 
 def bias_rule(name, b, grads):
-    """AdamW for the leaves that are no matrices, also inside of DiLoCo."""
+    """AdamW for leaves that aren't matrices, also inside DiLoCo."""
     share = 0.4 if "H" in name.split(":")[-1] or "MuLoCo" in name else 0.7
     adamw = functools.partial(
         run, torch.optim.AdamW, b, grads, lr=0.01, betas=(0.8, 0.95), eps=1e-10, weight_decay=0.0

@@ -1,4 +1,4 @@
-"""The steps of an optimizer, to compare with a paper's update written out in NumPy."""
+"""Steps of an optimizer, to compare with a paper's update in NumPy."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SCALE = np.linspace(0.2, 3.0, STEPS)
 
 
 def gradient(p: np.ndarray, t: int, name: str) -> np.ndarray:
-    """Noise that grows, and a pull to the origin."""
+    """Return the gradient of a quadratic plus noise that grows with the step."""
     return 0.5 * p + SCALE[t] * NOISE[name][t]
 
 
 def path(tx: Any, **extras: Any) -> dict[str, np.ndarray]:
-    """The params after every one of 20 steps in float64, in one program."""
+    """Return the params after each of 20 steps in float64, computed by one program."""
     with jax.enable_x64(True):
         start, noise = (jax.tree.map(jnp.asarray, tree) for tree in (START, NOISE))
 
@@ -40,14 +40,14 @@ def path(tx: Any, **extras: Any) -> dict[str, np.ndarray]:
 
 
 def by_hand(step: Any) -> dict[str, np.ndarray]:
-    """The same with `step(name, t, p, g, slots) -> u`, which keeps its slots in a dict."""
+    """Return the params after each step of `step(name, t, p, g, slots) -> u` in NumPy."""
     out = {}
     for name, start in START.items():
-        p, slots, seen = start.copy(), {}, []
+        p, slots, points = start.copy(), {}, []
         for t in range(STEPS):
             p = p + step(name, t + 1, p, gradient(p, t, name), slots)
-            seen.append(p)
-        out[name] = np.stack(seen)
+            points.append(p)
+        out[name] = np.stack(points)
     return out
 
 

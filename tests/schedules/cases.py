@@ -1,4 +1,4 @@
-"""Every kind of schedule, and the same in optax where it has it."""
+"""All kinds of schedules, and optax's schedules with the same arguments."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ CASES: dict[str, tuple[Any, Any]] = {
         lambda m: m.piecewise_interpolate_schedule("cosine", 0.3, {10: 0.5, 30: 0.2}),
         True,
     ),
-    # The corners are rounded down to steps; where they are steps already is a jump.
+    # Corners are rounded down to integer steps, so the values jump at integer corners.
     "linear_onecycle": (lambda m: m.linear_onecycle_schedule(31, 0.3, 0.5, 0.7, 4.0, 10.0), True),
     "cosine_onecycle": (lambda m: m.cosine_onecycle_schedule(41, 0.3), True),
     "warmup_exponential": (

@@ -1,4 +1,4 @@
-"""Problems with saddles, valleys, poles, and limits at infinity, and starts that lead there."""
+"""Problems with saddles, valleys, poles and limits at infinity, with difficult initial guesses."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 
 class Case(NamedTuple):
-    """Residuals, the most that a minimum costs, a start from which it is found, and far ones."""
+    """Residuals, bound on the cost of a minimum, a good initial guess, and distant guesses."""
 
     residuals: Callable[[jax.Array], jax.Array]
     cost: float
@@ -73,7 +73,7 @@ FAR_T = np.linspace(0.0, 10.0, 40)
 
 
 def of_data(model, *truth, noise=0.02):
-    """Residuals of a model to its own values with noise."""
+    """Return the residuals of a model for noisy data of the same model."""
     y = np.asarray(model(jnp.asarray(FAR_T, jnp.float32), *truth)) + noise * np.sin(9 * FAR_T)
     return lambda p: model(jnp.asarray(FAR_T, p.dtype), *p) - jnp.asarray(y, p.dtype)
 
@@ -98,7 +98,7 @@ def two_decays(t, a, k, b, q):
     return a * jnp.exp(-k * t) + b * jnp.exp(-q * t)
 
 
-# Far starts: from most of them some solver once went to a limit, or was taken in by rounding.
+# Distant guesses, from most of which an earlier solver ended at infinity or at a rounding error.
 WAVES = [[27.2, 0.0182, 0.0354, 1.24], [156.2, 0.127, 19.3, 0.145], [5.74, 0.0288, 0.0365, 5.41]]
 CASES = {
     "beale": Case(beale, 1e-10, [1, 1], [[9.99, 9.99], [10, 10], [99.9, 99.9]], ("lm", "dogleg")),

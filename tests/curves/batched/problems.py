@@ -1,4 +1,4 @@
-"""Sets of small fits with noise, and where they start."""
+"""Batches of small fits to noisy data, with initial guesses."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +27,7 @@ PROBLEMS = {
 
 
 def make(name, fits, dtype=np.float32, noise=0.05, seed=0):
-    """The model, x, y of shape [fits, points], and starts of shape [fits, n]."""
+    """Return the model, x, y of shape [fits, points], and initial guesses of shape [fits, n]."""
     f, x, ranges = PROBLEMS[name]
     rng = np.random.default_rng(seed)
     true = np.stack([rng.uniform(*r, fits) for r in ranges], axis=1)

@@ -1,4 +1,4 @@
-"""Comparing what is measured with what `jax.vmap(jax.grad)` says."""
+"""Compare ghost norms and weighted sums with `jax.vmap(jax.grad)`."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Parity(NamedTuple):
     """The differences between `method='ghost'` and `jax.vmap(jax.grad)`.
 
     Attributes:
-        norm_error: For every example, `|norm - naive norm| / naive norm`, `[n]`.
-        grad_error: For every param, the largest error of an entry of a weighted sum of gradients,
-            divided by the sum of the norms of what is summed; a tree like the params.
+        norm_error: `|norm - naive norm| / naive norm` of every example, `[n]`.
+        grad_error: Tree like the params: the largest error of an entry of a weighted sum of
+            gradients, divided by the sum of the norms of these gradients.
     """
 
     norm_error: jax.Array
@@ -30,7 +30,7 @@ class Parity(NamedTuple):
 
     @property
     def worst(self) -> jax.Array:
-        """The largest of all errors; NaN if any is."""
+        """The largest of all errors; NaN if an error is NaN."""
         return jnp.max(jnp.stack([self.norm_error.max(), *jax.tree.leaves(self.grad_error)]))
 
 
@@ -42,18 +42,18 @@ def ghost_parity(
     batch_argnums: int | Sequence[int] | None = None,
     chunk_size: int | None = 8,
 ) -> Callable[..., Parity]:
-    """Compares norms and weighted sums of per-example gradients with `jax.vmap(jax.grad)`.
+    """Return a function that compares norms and weighted sums with `jax.vmap(jax.grad)`.
 
     Args:
         loss_fn: The loss of one example.
         argnums: Which positional arguments to differentiate.
         has_aux: Whether `loss_fn` returns `(scalar, aux)`.
         batch_argnums: Which positional arguments have a leading example axis.
-        chunk_size: How many examples to differentiate at once.
+        chunk_size: Number of examples to differentiate at once.
 
     Returns:
-        A function `(params, batch, ..., key=None)` -> a `Parity`. Its `worst` is a few times 1e-7
-        in float32; where an example's gradient is a sum that nearly cancels, up to 1e-5.
+        A function `(params, batch, ..., key=None) -> Parity`. In float32, `worst` is a few times
+        1e-7, and up to 1e-5 if the terms of an example's gradient nearly cancel.
     """
     spec = ExampleLoss(loss_fn, argnums, batch_argnums, has_aux, "ghost_parity")
     chunk_size = check_chunk_size(chunk_size, spec.name)
@@ -73,7 +73,7 @@ def ghost_parity(
 
 
 Reduced = Callable[[Any, jax.Array], tuple[jax.Array, Any]]
-"""From a chunk and its weights to the norms and the weighted sum."""
+"""`fn(chunk, weights)`, which returns the norms and the weighted sum of the gradients."""
 
 
 def _reduced(bound: BoundLoss, fn: Reduced, chunk_size: int | None) -> tuple[jax.Array, Any]:
@@ -81,7 +81,7 @@ def _reduced(bound: BoundLoss, fn: Reduced, chunk_size: int | None) -> tuple[jax
         norms, total = fn(*chunk)
         return jax.tree.map(jnp.add, sums, total), norms
 
-    # Unequal weights, or an error that mixes up examples would go unseen.
+    # With equal weights, permuted examples would have the same sum.
     weights = jnp.linspace(0.5, 1.0, bound.size, dtype=jnp.float32)
     batch = (bound.batch, weights)
     sums, norms = scan_chunks(body, zero_sums(bound.params), batch, bound.size, chunk_size)

@@ -1,4 +1,4 @@
-"""Losses of one example on many kinds of models, small or as wide as asked."""
+"""Losses of one example for many kinds of models, with small or given widths."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 SIZE = 5
-WIDE = 64  # from this width on, sequences and images are longer too
+WIDE = 64  # from this width on, sequences and images are larger too
 CLASSES = 3
 
 
@@ -22,9 +22,9 @@ class Problem(NamedTuple):
 
 
 def exact(loss: Callable[..., Any]) -> Callable[..., Any]:
-    """The loss with products that a GPU doesn't round to TF32, and so their derivatives.
+    """Compute the loss and its derivatives with full precision instead of TF32 on a GPU.
 
-    What is left to round is what the library adds.
+    Then only the library's own operations cause rounding errors.
     """
 
     @functools.wraps(loss)
@@ -411,11 +411,11 @@ def taken_with_fill(d=6):
     def loss(table, words):
         return jnp.sum(jnp.nan_to_num(jnp.take(table, words, axis=0)) ** 2)
 
-    return Problem(exact(loss), normal(0, 7, d), tokens(4, 9) - 1)  # some are outside
+    return Problem(exact(loss), normal(0, 7, d), tokens(4, 9) - 1)  # some indices are out of range
 
 
 def words_beyond_the_table(d=6):
-    """A plain lookup reads the nearest row there, and JAX gives that row no gradient."""
+    """Look up indices out of range: JAX reads the nearest row, whose gradient is zero."""
 
     def loss(table, words):
         return jnp.sum(table[words] ** 2)

@@ -261,7 +261,7 @@ def _update_flags(
     changed = {}
     for kind, (enter, leave) in wishes.items():
         flag, streak = getattr(state, kind), getattr(state, f"{kind}_streak")
-        # Nonfinite values are flagged at once.
+        # Non-finite values are flagged at once.
         least = jnp.where(flag, patience, 1) if kind == "nonfinite" else patience
         streak = jnp.where(jnp.where(flag, leave, enter), streak + 1, jnp.zeros_like(streak))
         # Hysteresis: a flag changes after its criterion differed from it `patience` times in a row.

@@ -132,7 +132,7 @@ def history_of(records: Iterable[Mapping[str, Any]], prefix: str = "") -> Histor
 
     Args:
         records: Flat dicts with a `'step'` and entries such as `'norm/dense/kernel'`; other entries
-            are ignored. Records from JSON lines have None for nonfinite numbers.
+            are ignored. Records from JSON lines have None for non-finite numbers.
         prefix: The prefix under which the health was emitted, if any: `'grads'`.
 
     Returns:

@@ -123,7 +123,7 @@ def _zero_slope_at_zero_jvp(
 
 
 def floor_power_of_two(size: jax.Array) -> jax.Array:
-    """Round each number down to a power of two; 1 for zero, subnormal and nonfinite numbers.
+    """Round each number down to a power of two; 1 for zero, subnormal and non-finite numbers.
 
     Products with a power of two are exact.
     """

@@ -188,7 +188,7 @@ class BatchStepDescent(Transformation):
         return update, GaussNewtonDescentState(
             safe_increment(state.count),
             _next_damping(self, damping, accepted, gain_ratio, length < full_length),
-            # A rejected step resets the momentum, because `phi` may be nonfinite.
+            # A rejected step resets the momentum, because `phi` may be non-finite.
             None if step.phi is None else zero_unless(accepted, step.phi, step.phi),
             _status(step, is_finite, accepted, new_value),
             step.value,

@@ -98,5 +98,5 @@ class scale_by_dion(Matrixwise):
         # If the gradient has a lower rank, columns of R are zero, and the old columns of Q remain.
         norms = frobenius_norm(R, (1,))
         Q = jnp.where(norms == 0, slots.basis, R / nonzero(norms))
-        # A nonfinite gradient affects the update and the momentum, but not the basis.
+        # A non-finite gradient affects the update and the momentum, but not the basis.
         return matmul(Q, transpose(P)), {"mu": mu, "basis": only_finite(Q, slots.basis)}

@@ -71,7 +71,7 @@ def update_averages(
 ) -> Averages:
     """Include a batch in the moving averages; the first batches have equal weights.
 
-    Nonfinite blocks (for example, of a damaged checkpoint) are recomputed from this batch.
+    Non-finite blocks (for example, of a damaged checkpoint) are recomputed from this batch.
 
     Args:
         model: The model and its batch.
@@ -159,7 +159,7 @@ def are_all_finite(finite_blocks: list[jax.Array]) -> jax.Array:
 
 
 def _average(weight: jax.Array, old: Any, new: Any, finite_blocks: list[jax.Array]) -> Any:
-    """Update the averages of every stack; a nonfinite average restarts with this batch."""
+    """Update the averages of every stack; a non-finite average restarts with this batch."""
 
     def average(o: jax.Array, n: jax.Array, is_finite: jax.Array) -> jax.Array:
         return jnp.where(per_row(is_finite, o), weight * o + (1 - weight) * n, n)
@@ -184,7 +184,7 @@ class KfacState(NamedTuple):
         momentum: :math:`u_t`, the last accepted step.
         value: The objective before the last step.
         status: A `Status`: `RUNNING`, or the reason why the last step was rejected. After a step in
-            which nonfinite parts of the state were replaced, `NONFINITE_STATE`.
+            which non-finite parts of the state were replaced, `NONFINITE_STATE`.
     """
 
     count: jax.Array
@@ -205,7 +205,7 @@ def averages_of(state: KfacState) -> Averages:
 
 
 def replace_nonfinite(state: KfacState, damping: Any) -> KfacState:
-    """Replace nonfinite damping and weights by their initial values.
+    """Replace non-finite damping and weights by their initial values.
 
     Args:
         state: The state. The averages and the momentum are checked elsewhere.

@@ -65,7 +65,7 @@ def map_sides(fn: Callable[..., Any], *pairs: Pair) -> Pair:
 
 
 def update_factors(factors: Pair, g: jax.Array, decay: Any, gain: Any = None) -> Pair:
-    """Update the moving averages of `G G^T` and `G^T G`; ignore nonfinite products."""
+    """Update the moving averages of `G G^T` and `G^T G`; ignore non-finite products."""
 
     def average(old: jax.Array, x: jax.Array) -> jax.Array:
         # A moving average that is once NaN stays NaN.
@@ -102,7 +102,7 @@ def refresh_bases(
 
 
 def only_finite(new: jax.Array, old: jax.Array) -> jax.Array:
-    """Replace nonfinite matrices by the corresponding old matrices."""
+    """Replace non-finite matrices by the corresponding old matrices."""
     return jnp.where(jnp.isfinite(new).all(axis=(1, 2), keepdims=True), new, old)
 
 
@@ -112,7 +112,7 @@ def eigenvectors(factor: jax.Array, old: jax.Array) -> jax.Array:
 
 
 def orthonormal(x: jax.Array, old: jax.Array) -> jax.Array:
-    """Orthonormal basis of the columns (the `Q` of a QR factorization); `old` if nonfinite."""
+    """Orthonormal basis of the columns (the `Q` of a QR factorization); `old` if non-finite."""
     return only_finite(orthonormal_columns(x), old)
 
 

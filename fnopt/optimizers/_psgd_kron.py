@@ -63,7 +63,7 @@ class scale_by_psgd_kron(Matrixwise):
     scale of the loss doesn't matter. The author's code normalizes the mean fourth power to 1 by
     default.
 
-    For a matrix `[m, n]`, the state has `m n + m^2 + n^2` numbers. A nonfinite gradient doesn't
+    For a matrix `[m, n]`, the state has `m n + m^2 + n^2` numbers. A non-finite gradient doesn't
     change the factors.
 
     Args:

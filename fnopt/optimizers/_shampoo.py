@@ -70,7 +70,7 @@ class scale_by_shampoo(Matrixwise):
     matrices of one shape. Sides longer than a block are split into parts of nearly equal size.
 
     For a matrix `[m, n]`, the state has `m n` numbers (`2 m n` with Adam's length) and
-    `2 (m^2 + n^2)` for factors and roots, fewer with blocks. A nonfinite gradient changes
+    `2 (m^2 + n^2)` for factors and roots, fewer with blocks. A non-finite gradient changes
     neither the factors nor the roots.
 
     Args:

@@ -75,7 +75,7 @@ class scale_by_soap(Matrixwise):
     without refresh computes no factorization.
 
     For a matrix `[m, n]`, the state has `2 m n` numbers for Adam and `2 (m^2 + n^2)` for the
-    rotated sides. A nonfinite gradient doesn't change factors and bases, but makes the averages
+    rotated sides. A non-finite gradient doesn't change factors and bases, but makes the averages
     NaN, as in Adam: wrap the optimizer in `apply_if_finite`.
 
     Args:

@@ -106,8 +106,8 @@ class scale_by_sophia(Transformation):
         \nu_t &= \beta_2 \nu_{t-1} + (1-\beta_2)\, \hat h_t \quad \text{every } k \text{ steps}
 
     The paper divides by :math:`\nu_t`, and doesn't bias-correct the mean. In fnopt, a step uses the
-    previous curvature, and the first step consists of signs. Nonfinite elements of an estimate
-    don't change :math:`\nu`. A nonfinite gradient makes the mean NaN, as in Adam: wrap the
+    previous curvature, and the first step consists of signs. Non-finite elements of an estimate
+    don't change :math:`\nu`. A non-finite gradient makes the mean NaN, as in Adam: wrap the
     optimizer in `apply_if_finite`.
 
     Args:
@@ -194,7 +194,7 @@ class scale_by_sophia(Transformation):
 
             def average(b2: Any, h: Any, nu: Any) -> Any:
                 new = ema(nu, jnp.real(h), b2)
-                # A nonfinite `nu` would make all later steps 0.
+                # A non-finite `nu` would make all later steps 0.
                 return h, jnp.where(jnp.isfinite(new), new, nu)
 
             nu = map_leaves(average, found, hyper=self.b2, outputs=2, nu=state.nu)[1]

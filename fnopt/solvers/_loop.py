@@ -197,7 +197,7 @@ def after_step(
     """
     point, first, finite = state.point, state.radius <= 0, is_finite(end)
     before, after = _free_slopes(point, box), _free_slopes(end, box)
-    # A step to a nonfinite point counts as an infinite increase, which rejects it.
+    # A step to a non-finite point counts as an infinite increase, which rejects it.
     actual = jnp.where(finite, actual, -jnp.inf)
     noise = cost_rounding(before, tolerances.eps)
     step = evaluate_step(state, trial, actual, noise, is_nearer(after, before))

@@ -216,7 +216,7 @@ class dynamic_loss_scale(Wrapper):
         finite = all_finite(updates)
 
         def unscale(updates: Any) -> Any:
-            # Nonfinite updates are replaced by zeros, because `vmap` turns the conditional into a
+            # Non-finite updates are replaced by zeros, because `vmap` turns the conditional into a
             # select, which computes the inner step even if the step is skipped.
             leaves, treedef = jax.tree.flatten(mask_updates(finite, updates))
             # Frozen params may be integers, whose updates are unchanged.

@@ -60,7 +60,7 @@ class _AverageParams(Transformation):
         weights = {"old": old_weight, "new": new_weight}
 
         def average_leaf(h: Any, x: Any, average: Any) -> Any:
-            # Without the select, a nonfinite param with a weight of zero would add 0 * inf = NaN.
+            # Without the select, a non-finite param with a weight of zero would add 0 * inf = NaN.
             x = jnp.where(h["new"] > 0, x, jnp.zeros_like(x))
             return x, h["old"] * average + h["new"] * x
 

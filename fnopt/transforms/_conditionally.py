@@ -159,7 +159,7 @@ class skip_large_updates(Wrapper):
 
 
 class ApplyIfFiniteState(NamedTuple):
-    """Consecutive and total nonfinite steps, a flag for the last step, and the inner state."""
+    """Consecutive and total non-finite steps, a flag for the last step, and the inner state."""
 
     notfinite_count: jax.Array
     last_finite: jax.Array
@@ -173,19 +173,19 @@ class apply_if_finite(Wrapper):
     .. math:: (u, s') = \begin{cases} \mathrm{inner}(g, s) & \text{if } g,\ u \text{ are finite and
               } s' \text{ is where } s \text{ is} \\ (0, s) & \text{otherwise} \end{cases}
 
-    A nonfinite step leaves parameters and inner state bitwise unchanged. The update and the new
+    A non-finite step leaves parameters and inner state bitwise unchanged. The update and the new
     state are checked as well as the gradient, because a finite gradient of 1e25 makes a float32
     mean square infinite for the rest of training. For this check the inner step is computed twice,
     which is cheap for methods with a few operations per parameter.
 
-    By default, every nonfinite step is skipped. With `max_consecutive_errors`, as in optax, a
-    nonfinite step is taken after some consecutive skips, which makes every parameter NaN. Monitor
+    By default, every non-finite step is skipped. With `max_consecutive_errors`, as in optax, a
+    non-finite step is taken after some consecutive skips, which makes every parameter NaN. Monitor
     `notfinite_count` in the state instead, and stop training if the count grows.
 
     Args:
         inner: The transform whose steps are checked, of fnopt or any (init, update) pair.
-        max_consecutive_errors: The number of consecutive nonfinite steps that are skipped before a
-            nonfinite step is taken; with None, all nonfinite steps are skipped.
+        max_consecutive_errors: The number of consecutive non-finite steps that are skipped before a
+            non-finite step is taken; with None, all non-finite steps are skipped.
 
     Example:
         >>> import jax.numpy as jnp, fnopt
@@ -196,7 +196,7 @@ class apply_if_finite(Wrapper):
         (Array([0., 0.], dtype=float32), Array(1, dtype=int32), Array(False, dtype=bool))
     """
 
-    # With None, training makes no progress after nonfinite gradients, but the params stay finite.
+    # With None, training makes no progress after non-finite gradients, but the params stay finite.
     max_consecutive_errors: Scalar | None = hyper(default=None, ge=0, infinite=True)
 
     def init(self, params: Any) -> ApplyIfFiniteState:
@@ -218,7 +218,7 @@ class apply_if_finite(Wrapper):
         passes_updates = finite | ignores_check
 
         def step() -> tuple[Any, Any]:
-            # The inner transform gets zeros instead of nonfinite gradients whose step is skipped,
+            # The inner transform gets zeros instead of non-finite gradients whose step is skipped,
             # because a line search might not terminate for NaN, and derivatives would be NaN under
             # vmap.
             gradients = mask_updates(passes_updates, updates)

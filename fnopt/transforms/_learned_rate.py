@@ -147,7 +147,7 @@ class hypergradient(Wrapper):
     The derivative of the loss after the last step with respect to the learning rate of this step is
     :math:`-\langle g_t, d_{t-1} \rangle`. The learning rate increases while successive steps have
     similar directions, and decreases when the direction reverses. Updates include the minus sign of
-    descent. A learning rate below zero, which the paper allows, is set to zero here. A nonfinite
+    descent. A learning rate below zero, which the paper allows, is set to zero here. A non-finite
     product doesn't change the learning rate.
 
     Args:

@@ -36,7 +36,7 @@ def implicitly(
 
     Params, sums of squares and covariances have derivatives with respect to data, bounds, scales of
     losses, and arrays that the model closes over. The derivatives with respect to initial guesses,
-    and the derivatives of nonfinite results, are zero.
+    and the derivatives of non-finite results, are zero.
 
     Args:
         iterate: `iterate(task, data, settings)` returns the results of the fits.

@@ -125,7 +125,7 @@ def minimize(
 
     Returns:
         A `Minimum`. `status` and `message` report whether the search converged, and why it stopped.
-        Nonfinite values don't raise an exception. The params are finite if the initial guess is
+        Non-finite values don't raise an exception. The params are finite if the initial guess is
         finite.
 
     Raises:

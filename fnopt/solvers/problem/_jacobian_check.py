@@ -37,7 +37,7 @@ def disagrees(problem: Problem, x: jax.Array, columns: jax.Array) -> jax.Array |
 
     The direction :math:`v` changes all params, each with the same effect on the residuals:
     :math:`|v_j| \approx 1 / \max(\|J_j\|, 100\, \delta_j)`. Therefore a missing column is detected,
-    whatever the scale of its param. Nonfinite products and functions whose derivative is zero
+    whatever the scale of its param. Non-finite products and functions whose derivative is zero
     (table look-ups) pass the check. The products are also compared at a second point nearby,
     because the first point may be on a kink with two derivatives.
 

@@ -265,7 +265,7 @@ def flatten_problem(
 
     def squares(x: jax.Array, scale: jax.Array) -> jax.Array:
         value = scale * flat.flatten(residuals(flat.unravel(x)))
-        # A nonfinite residual of weight 0 is a missing datum; 0 * inf would be NaN.
+        # A non-finite residual of weight 0 is a missing datum; 0 * inf would be NaN.
         is_used = (w > 0) | jnp.isfinite(value)
         return w * jnp.square(jnp.where(is_used, value, jnp.zeros_like(value)))
 

@@ -76,8 +76,8 @@ class scale_by_kl_shampoo(Matrixwise):
     such bound.
 
     For a matrix `[m, n]`, the state has `m n + 2 (m^2 + n^2) + m + n` numbers. A non-finite
-    gradient makes :math:`\mu` NaN, as in Adam, but doesn't change factors, bases and eigenvalues. To
-    skip such steps, wrap the optimizer in `apply_if_finite`.
+    gradient makes :math:`\mu` NaN, as in Adam, but doesn't change factors, bases and eigenvalues.
+    To skip such steps, wrap the optimizer in `apply_if_finite`.
 
     Derivatives through the updates are correct if the factors have simple eigenvalues. If
     eigenvalues are equal (for gradients of low rank, and for the longer side of the first

@@ -115,12 +115,17 @@ class SparseJacobian(FromEntries):
     def entries(self) -> tuple[np.ndarray, np.ndarray, jax.Array]:
         """The rows, the columns and the values of all entries, each of shape `[entries]`."""
         sparsity = self.sparsity
-        values = self.sums[sparsity.rows, sparsity.colour[sparsity.cols]]
+        values = self.sums.T.ravel()[sparsity.places]
         return (
             (sparsity.cols, sparsity.rows, values)
             if self.by_rows
             else (sparsity.rows, sparsity.cols, values)
         )
+
+    def values(self, index: np.ndarray) -> jax.Array:
+        """The entries with these indices; 0 for an index past the end."""
+        places = np.append(self.sparsity.places, self.sums.size)[index]
+        return self.sums.T.ravel().at[places].get(mode="fill", fill_value=0)
 
     def astype(self, dtype: Any) -> SparseJacobian:
         """A copy in another dtype."""
@@ -147,10 +152,9 @@ class SparseJacobian(FromEntries):
         return jnp.sum(jnp.where(exists, self.sums * v[column], 0), axis=1)
 
     def _across(self, w: jax.Array) -> jax.Array:
-        sparsity = self.sparsity
-        rows, cols = sparsity.by_columns
-        terms = self.sums[rows, sparsity.colour[cols]] * w[rows]
-        return jax.ops.segment_sum(terms, cols, sparsity.shape[1], indices_are_sorted=True)
+        column, exists = self.sparsity.lists
+        terms = jnp.where(exists, self.sums * w[:, None], 0)
+        return jnp.zeros(self.sparsity.shape[1], terms.dtype).at[column].add(terms)
 
     def tree_flatten(self) -> tuple[tuple[Any], tuple[Sparsity, bool]]:
         """The sums as leaves; all other attributes are static."""
@@ -206,6 +210,10 @@ class TwoWayJacobian(SparseJacobian):
         """The rows, the columns and the values of all entries, row by row."""
         values = jnp.concatenate([self.columns.entries[2], self.rows.entries[2]])
         return self.sparsity.rows, self.sparsity.cols, values[self.parts.order]
+
+    def values(self, index: np.ndarray) -> jax.Array:
+        """The entries with these indices; 0 for an index past the end."""
+        return self.entries[2].at[index].get(mode="fill", fill_value=0)
 
     def astype(self, dtype: Any) -> TwoWayJacobian:
         """A copy in another dtype."""

@@ -84,10 +84,9 @@ class Sparsity(ColumnColours):
         return column, exists
 
     @functools.cached_property
-    def by_columns(self) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and columns of all entries, in the order of the columns."""
-        order = np.argsort(self.cols, kind="stable")
-        return self.rows[order], self.cols[order]
+    def places(self) -> np.ndarray:
+        """Index of every entry in the transposed sums, `[colors, rows]`, as one vector."""
+        return self.colour[self.cols].astype(np.int64) * self.shape[0] + self.rows
 
 
 def _greedy(rows: np.ndarray, cols: np.ndarray, columns: int) -> np.ndarray:

@@ -50,10 +50,9 @@ class BlockLayout:
 
     def gram(self, J: SparseJacobian) -> Blocks:
         """The blocks of :math:`J^T J`."""
-        plan, values = self.plan, J.entries[2]
-        values = jnp.append(values, jnp.zeros(1, values.dtype))
-        rows = {s: values[at] for s, at in plan.gram.rows.items()}
-        G = {key: jnp.zeros((at[0].size, *key), values.dtype) for key, at in plan.blocks.items()}
+        plan, rows = self.plan, {s: J.values(at) for s, at in self.plan.gram.rows.items()}
+        dtype = next(iter(rows.values())).dtype
+        G = {key: jnp.zeros((at[0].size, *key), dtype) for key, at in plan.blocks.items()}
         for (t, u), (a, b, target) in plan.gram.products.items():
             G[t, u] = _add_products(G[t, u], rows[t][..., None], rows[u][..., None], a, b, target)
         return G

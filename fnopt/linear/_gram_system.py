@@ -173,8 +173,11 @@ class SparseGramSystem(TallGramSystem):
         .. math:: \delta, \qquad \delta^2 (A^T A + \delta I)^{-2}\, b
         """
         least, solve = self._rounding_solvers()
-        filtered = jax.vmap(lambda b: least * solve.backward(solve.forward(b)))
-        return least, filtered(filtered(rows))
+
+        def filtered(b: jax.Array) -> jax.Array:
+            return least * solve.backward(solve.forward(b))
+
+        return least, lax.map(lambda b: filtered(filtered(b)), rows)
 
     def _rounding_solvers(self) -> tuple[jax.Array, Solvers]:
         least = self._least

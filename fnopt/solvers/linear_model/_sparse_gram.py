@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from fnopt.jacobians import SparseJacobian, Sparsity, band_of, elimination
 from fnopt.linear import (
@@ -125,8 +126,8 @@ def smallest_eigenvalues(system: SparseGramSystem, like: jax.Array) -> tuple[jax
     probes = np.random.default_rng(0).standard_normal((like.size, _PROBES))
     noise, V = system.filtered_twice((like[:, None] * jnp.asarray(probes, like.dtype)).T)
     V = jnp.linalg.qr(V.T)[0]
-    AV = jax.vmap(system.push, 1, 1)(V)
-    values, W = jnp.linalg.eigh(psum_rows(matmul(AV.T, AV)))
+    AV = lax.map(system.push, V.T)
+    values, W = jnp.linalg.eigh(psum_rows(matmul(AV, AV.T)))
     return values / noise, matmul(V, W)
 
 

@@ -1,4 +1,4 @@
-"""Least squares and minimization of smooth functions: methods, and loops to convergence."""
+"""Least squares, minimization of smooth functions, and root finding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Search for params on manifolds: solve on a chart, move the base points, solve again."""
+"""Search for params on manifolds by a sequence of charts."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from fnopt.solvers.result._solution import Solution, StepHistory
 class _Chart(NamedTuple):
     """The solution on a chart, and the initial vector of the next chart."""
 
-    x: jax.Array  # tangent coordinates, then base points
+    x: jax.Array  # tangent coordinates, followed by base points
     end: Solution
-    moved: jax.Array  # whether the solution differs from the base points
+    moved: jax.Array  # whether the solution differs from its base points
 
 
 def through_charts(
@@ -29,49 +29,51 @@ def through_charts(
     x: jax.Array,
     max_steps: jax.Array,
 ) -> Solution:
-    """Solve in tangent coordinates until the solution is at its base points.
+    """Solve in tangent coordinates, move the base points to the solution, and repeat.
 
-    Jacobian, certificate and covariance then refer to the tangent space at the solution, up to
-    rounding error: retractions differ only to second order in their coordinates.
+    The last solution agrees with its base points. Jacobian, certificate and covariance then refer
+    to the tangent space at the solution, up to rounding error, because retractions differ only to
+    second order in their coordinates.
 
     Args:
         setting: The problem.
         solve: `solve(x, max_steps)` solves with the base points at the end of `x` as constants.
         x: The initial guess.
-        max_steps: The maximum total number of steps of all charts.
+        max_steps: The maximum number of steps of all charts together.
 
     Returns:
-        The last solution; its params are the whole vector, and its steps are summed over all
-        charts.
+        The last solution. Its params are the vector with base points, and its numbers of steps and
+        evaluations are sums over all charts.
     """
     fitted = setting.problem.fitted
+    # An effect of second order in coordinates below the root of epsilon is a rounding error.
     root = jnp.asarray(float(jnp.finfo(x.dtype).eps) ** 0.5, x.dtype)
 
-    def advance(at: _Chart) -> _Chart:
-        end = solve(at.x, max_steps - at.end.steps)
-        reached = jnp.concatenate([end.params, at.x[fitted:]])
-        rebased = setting.rebased(reached)
-        moved = jnp.max(jnp.abs(rebased - reached)[:fitted], initial=0) > root
-        end = _added(at.end, end)
+    def advance(chart: _Chart) -> _Chart:
+        end = solve(chart.x, max_steps - chart.end.steps)
+        solution = jnp.concatenate([end.params, chart.x[fitted:]])
+        rebased = setting.rebased(solution)
+        moved = jnp.max(jnp.abs(rebased - solution)[:fitted], initial=0) > root
+        end = _add_counts(chart.end, end)
         stopped = end.status == Status.STOPPED.value
         moved &= (end.steps < max_steps) & ~stopped & jnp.all(jnp.isfinite(rebased))
-        return _Chart(jnp.where(moved, rebased, reached), end, moved)
+        return _Chart(jnp.where(moved, rebased, solution), end, moved)
 
     start = _Chart(x, zeros_of(solve, x, max_steps), jnp.ones((), bool))
-    last = while_loop(lambda at: at.moved, advance, start)
+    last = while_loop(lambda chart: chart.moved, advance, start)
     return last.end._replace(params=last.x)
 
 
-def _added(before: Solution, end: Solution) -> Solution:
-    """Add the number of steps of the previous charts to the solution."""
+def _add_counts(before: Solution, end: Solution) -> Solution:
+    """Add the counts and the history of the previous charts to a solution."""
     names = ("steps", "nfev", "njev", "nhev")
     counts = {name: getattr(before, name) + getattr(end, name) for name in names}
     history = end.history
     if history is not None and before.history is not None:
-        done = jnp.arange(history.cost.size, dtype=jnp.int32) < before.steps
+        is_old = jnp.arange(history.cost.size, dtype=jnp.int32) < before.steps
         history = StepHistory(
             *(
-                jnp.where(done, old, jnp.roll(new, before.steps))
+                jnp.where(is_old, old, jnp.roll(new, before.steps))
                 for old, new in zip(before.history, history, strict=True)
             )
         )

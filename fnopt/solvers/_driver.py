@@ -1,4 +1,4 @@
-"""The driver of `least_squares`: set-up, loop to convergence, solution."""
+"""`least_squares`: checks of the arguments, the search, and the auxiliary output."""
 
 from __future__ import annotations
 
@@ -69,36 +69,36 @@ def least_squares(
     .. math:: \min_\theta \sum_i \tfrac12 c_i^2\, \rho_i( r_i^2 / (c_i \sigma_i)^2 )
         \quad\text{subject to}\quad l \le \theta \le u
 
-    The loop is one `lax.while_loop`: the call works under `jax.jit` and `jax.vmap`. An eager call
-    traces the residual function, so values in its closure may change from call to call. Data of the
-    same shapes reuse the compiled program. In a Python loop, jit a function that takes the data as
-    arguments.
+    The loop is one `lax.while_loop`, so the call works under `jax.jit` and `jax.vmap`. An eager
+    call traces the residual function, so values in the closure of the function may change between
+    calls. New data of the same shapes reuse the compiled program. In a Python loop, jit a function
+    that takes the data as arguments, which also avoids the tracing.
 
     Each step evaluates the residuals and their Jacobian once, at its end point. When a stopping
     test holds, optimality tests are evaluated at the final point: see
     :class:`fnopt.solvers.Certificate`. If the Gauss-Newton decrement isn't negligible, the loop
     restarts with the Gauss-Newton step, at most twice.
 
-    The solution has derivatives, forward and reverse, with respect to `args` and to arrays in the
-    closure of `residual_fn`. The derivatives follow from the implicit function theorem, with the
-    exact second derivatives of the cost; the iterations aren't differentiated.
+    The solution is differentiable in forward and reverse mode, with respect to `args` and to arrays
+    that `residual_fn` closes over. The derivatives follow from the implicit function theorem, with
+    the exact second derivatives of the cost; the iterations aren't differentiated.
 
     Args:
         residual_fn: `residual_fn(params, *args)` returns the residuals (prediction minus target,
             not squared) as an array or a pytree of arrays; or a list, tuple or dict of such
             functions.
-        params: The initial guess, a pytree of real floating arrays. A list or tuple of numbers is
-            one vector, as in SciPy, unless there are constraints; integers are converted to floats,
-            unless they are `fixed`. A leaf made by :func:`fnopt.manifolds.on` stays on its
+        params: The initial guess, a pytree of real floating arrays. Without constraints, a list or
+            tuple of numbers is converted to a vector, as in SciPy. Integers are converted to
+            floats, unless they are `fixed`. A leaf made by :func:`fnopt.manifolds.on` stays on its
             manifold; Jacobian and covariance then refer to coordinates of its tangent space.
-        jac: `jac(params, *args)` returns the Jacobian, if you can compute the Jacobian at less cost
-            than automatic differentiation. The result has the structure of
-            `jax.jacfwd(residual_fn)`: a tree like the residuals whose leaves are trees like the
-            params, of arrays of shape `residual.shape + param.shape`. For one array of residuals
-            and one vector of params, the shape is `[m, n]`. `jac` may return a linear operator with
-            a product `mv` of a tree like the params, which is converted to a matrix. SciPy's sparse
-            arrays and operators are constants to JAX. `jac` may also be a list, tuple or dict of
-            functions, like `residual_fn`. See :func:`fnopt.per_example_jacobian` and
+        jac: `jac(params, *args)` returns the Jacobian, if you can compute it faster than automatic
+            differentiation. The result has the structure of `jax.jacfwd(residual_fn)`: a tree like
+            the residuals whose leaves are trees like the params, of arrays of shape
+            `residual.shape + param.shape`. For one array of residuals and one vector of params, the
+            shape is `[m, n]`. `jac` may return a linear operator whose method `mv` multiplies with
+            a tree like the params; the operator is converted to a matrix. SciPy's sparse arrays and
+            operators are constants to JAX. `jac` may also be a list, tuple or dict of functions,
+            like `residual_fn`. See :func:`fnopt.per_example_jacobian` and
             :func:`fnopt.sparse_jacobian`. With `levenberg_marquardt(geodesic=False)`, or a method
             other than Levenberg-Marquardt, the residual function need not be differentiable (unless
             you differentiate the solution). Otherwise `jac` is compared once with the derivative of
@@ -106,15 +106,15 @@ def least_squares(
         bounds: `(lower, upper)`, each a number, an array, or a tree of these with the structure of
             the params or a prefix of it; None for no bound. Every iterate satisfies the bounds, and
             a solution may lie exactly on a bound.
-        args: Further arguments of `residual_fn`: pytrees of arrays.
-        batch: The examples: a pytree of arrays with a leading axis. `residual_fn` is then
-            `residual_fn(params, example, *args)` of ONE example (or a container of such functions,
-            with a container of batches). Solution, weights, losses and constraints are the same as
-            for the residuals of the whole batch, `jax.vmap` of this function. However, the Jacobian
-            takes only one pass for each residual of an example. With more params than residuals,
-            and more than 64 residuals, the Jacobian isn't formed if :math:`J J^T` is cheaper
-            (:func:`fnopt.curvature.batch_jacobian`). Steps then use one scale for all params, and
-            the solution has no `jacobian`.
+        args: Additional arguments of `residual_fn`: pytrees of arrays.
+        batch: The examples: a pytree of arrays with a leading axis. `residual_fn` then returns the
+            residuals of ONE example: `residual_fn(params, example, *args)` (or a container of such
+            functions, with a container of batches). Solution, weights, losses and constraints are
+            the same as for the residuals of the whole batch, `jax.vmap` of this function. However,
+            the Jacobian takes only one pass for each residual of an example. With more params than
+            residuals, and more than 64 residuals, the Jacobian isn't formed if :math:`J J^T` is
+            cheaper (:func:`fnopt.curvature.batch_jacobian`). Steps then use one scale for all
+            params, and the solution has no `jacobian`.
         solver: The method and its options; by default `levenberg_marquardt()`.
         loss: A robust loss such as `huber(scale=0.1)`, its name, or a function :math:`\rho(z)`
             (see :class:`fnopt.residuals.custom_loss`); or a tree of losses (None for least squares)
@@ -131,30 +131,32 @@ def least_squares(
             paths or patterns of leaves, or in a tree like the params.
         max_steps: Maximum number of steps, rejected ones included; 0 only evaluates cost,
             residuals, Jacobian and rank at the initial guess.
-        starts: Number of starting points of a multi-start search: `params`, and points whose params
-            differ by factors of up to 10, or are drawn between two bounds. The solution is the end
-            point of lowest cost; `nfev` and `njev` count the evaluations of all searches. Use it
-            for models with several minima, or if you know the params only to an order of magnitude.
+        starts: Number of initial points of a multi-start search. The first point is `params`. In
+            the other points, a param differs by a factor of up to 10, or lies between its two
+            bounds. The solution is the end point of lowest cost; `nfev` and `njev` count the
+            evaluations of all searches. Use several points for models with several minima, or if
+            you know the params only to an order of magnitude.
         certify: `'first-order'`, or `'full'` to test also for negative curvature, by up to 32
             Hessian-vector products, and to escape saddle points along a direction of negative
             curvature. `'full'` takes second derivatives, in forward mode over reverse mode.
         history: Whether to store cost, gradient norm, trust-region radius and acceptance of every
             step.
         callback: `callback(info)` is called on the host at every step with a `StepInfo` of NumPy
-            arrays (`callback=print` prints one line per step); under `jax.vmap` it is called once
+            arrays (`callback=print` prints one line per step). Under `jax.vmap` it is called once
             per problem and step. As in SciPy, a callback whose only argument is called `x` receives
-            the params, and an argument `intermediate_result` has `x`, `cost` and `nit`. If the
-            callback returns True or raises `StopIteration`, the search ends with the status
-            `STOPPED`; other exceptions are converted to a warning.
+            the params. An argument called `intermediate_result` has the attributes `x`, `cost` and
+            `nit`. If the callback returns True or raises `StopIteration`, the search ends with the
+            status `STOPPED`; other exceptions are converted to a warning.
         has_aux: Whether `residual_fn` returns `(residuals, aux)`; an additional call of the
             function at the solution then computes the solution's `aux`. Several functions each
             return a pair, and the solution's `aux` is a container of the auxiliary outputs.
         check_jac: Whether to compare `jac` with the derivative of the residuals, as described for
             `jac`. Pass False if `jac` is an approximation, or if the comparison is too expensive.
         axis_name: Inside `jax.shard_map`, the named axis over which the data are sharded; by
-            default the `axis_name` of `solver`. All devices find the same params, and send no rows
-            of the Jacobian. The solution's residuals are the residuals of the device, and its
-            `jacobian` is the triangular factor `[n, n]` with the same :math:`J^T J`.
+            default the `axis_name` of `solver`. All devices compute the same params, without
+            communicating rows of the Jacobian. On each device, the solution has the residuals of
+            this device's data, and `jacobian` is the triangular factor `[n, n]` with the
+            same :math:`J^T J` as all rows.
         **scipy_options: Keywords of SciPy's `least_squares`, so that only the import has to be
             changed: `ftol`, `xtol` and `gtol` (options of the solver; None is the default),
             `max_nfev`, `f_scale` (the scale of a loss that is a name or a function), `verbose`,
@@ -165,10 +167,10 @@ def least_squares(
 
     Returns:
         A `Solution`. `status` and `message` report whether the search converged, and why it
-        stopped; no value raises an exception. The params are finite if the initial guess is finite.
-        A search also converges at a minimum where the data don't determine all params; `rank` and
-        `certificate.undetermined` report this. The solution's residuals are divided by `sigma`; the
-        Jacobian includes `sigma` and the curvature of the loss.
+        stopped. Nonfinite residuals don't raise an exception. The params are finite if the initial
+        guess is finite. A search also converges at a minimum where the data don't determine all
+        params; `rank` and `certificate.undetermined` report this. The solution's residuals are
+        divided by `sigma`; the Jacobian includes `sigma` and the curvature of the loss.
 
     Raises:
         TypeError: If `residual_fn` is not a function, or params or residuals are not floating.
@@ -231,24 +233,24 @@ def least_squares(
     }
 
     def solve(
-        residual_fn: Any, jac: Any, params: Any, args: Any, solver: LeastSquaresMethod, most: Any
+        residual_fn: Any, jac: Any, params: Any, args: Any, solver: LeastSquaresMethod, limit: Any
     ) -> Solution:
-        return fit(residual_fn, jac, params, args, solver, most, options, **static)
+        return fit(residual_fn, jac, params, args, solver, limit, options, **static)
 
     def run(solver: LeastSquaresMethod) -> Solution:
         if functions is None:
             return trace_and_call(
-                functools.partial(solve, residuals, jac), params, args, solver, most
+                functools.partial(solve, residuals, jac), params, args, solver, step_limit
             )
-        if has_data_options:
-            return tiered_call(fit, *functions, params, args, solver, most, options, **static)
-        # Arrays that the functions capture are arguments here too, so that new data of the same
-        # shapes need no compilation.
-        return trace_and_call(solve, *functions, params, args, solver, most)
+        if only_data:
+            return tiered_call(fit, *functions, params, args, solver, step_limit, options, **static)
+        # Captured arrays of the traced functions are arguments of the compiled program, so new data
+        # of the same shapes need no compilation.
+        return trace_and_call(solve, *functions, params, args, solver, step_limit)
 
     assert solver is not None
-    # A NumPy scalar adds no time to an eager call, a device array some 30 microseconds.
-    most = max_steps if isinstance(max_steps, jax.Array) else np.int32(max_steps)
+    # A device array would add some 30 microseconds to an eager call, a NumPy scalar adds nothing.
+    step_limit = max_steps if isinstance(max_steps, jax.Array) else np.int32(max_steps)
     params = floating_start(params, constraints)
     with (
         rows_sharded_over(solver.axis_name),
@@ -256,18 +258,17 @@ def least_squares(
         explain_jax_errors("least_squares", "residual_fn"),
     ):
         check_same_params(params)
-        has_data_options = callback is None and is_data((solver, options))
+        only_data = callback is None and is_data((solver, options))
         functions = traced_functions(residual_fn, jac, params, args, constraints)
         residuals = functions[0] if functions else jit_residuals(residual_fn, args)
         check_overdetermined(scipy_options, residuals, params, args, constraints)
         if any(option is not None for option in options.values()):
-            flatten_problem(
-                residuals, params, args, **options
-            )  # inside jit no values can be checked
+            # Check the options here, because inside jit their values are tracers.
+            flatten_problem(residuals, params, args, **options)
         solution = run_in_available_mode(run, solver)
         if aux is not None:
-            found = trace_and_call(lambda params, args: aux(params, *args), solution.params, args)
-            solution = solution._replace(aux=found)
+            output = trace_and_call(lambda params, args: aux(params, *args), solution.params, args)
+            solution = solution._replace(aux=output)
     if verbose and not isinstance(solution.status, Tracer):
         print(solution)
     return solution
@@ -281,7 +282,7 @@ def _default_solver() -> LeastSquaresMethod:
 def _checked_solver(solver: Any, axis_name: Any) -> LeastSquaresMethod:
     solver = _default_solver() if solver is None else solver
     if not isinstance(solver, LeastSquaresMethod):
-        hint = " Did you forget to call it?" if isinstance(solver, type) else ""
+        hint = " Call the class." if isinstance(solver, type) else ""
         raise TypeError(
             f"least_squares: solver = {solver!r}, expected a least-squares solver such as "
             f"fnopt.levenberg_marquardt().{hint}"

@@ -1,4 +1,4 @@
-"""A least-squares fit as one function of arrays: set-up, search, conversion to params."""
+"""A least-squares fit under a trace: conversion to a vector, search, conversion to params."""
 
 from __future__ import annotations
 
@@ -34,7 +34,18 @@ def fit(
     *,
     search_options: SearchOptions,
 ) -> Solution:
-    """Fit params to data under a trace: set-up, search, and conversion to the user's params."""
+    """Fit params to data under a trace.
+
+    Args:
+        residual_fn: The residual function, or the per-example functions of a batch.
+        jac: The user's Jacobian, or None.
+        params: The initial guess.
+        args: Additional arguments of both functions; the batch is the first.
+        solver: The method.
+        max_steps: The maximum number of steps.
+        options: Loss, sigma, weights, bounds and constraints.
+        search_options: The static options of the search.
+    """
     params = pvary_for(residual_fn, params, *args)
     setting = flatten_problem(residual_fn, params, args, jac=jac, **options)
     if setting.problem.box is not None:
@@ -73,25 +84,28 @@ def _solve(
 
     if options.starts > 1 and problem.fitted is not None:
         raise ValueError(
-            f"least_squares: starts = {options.starts} with params on manifolds, expected 1."
+            f"least_squares: starts = {options.starts} with params on manifolds, expected 1. To "
+            "search from several points, call least_squares for each of them."
         )
     if options.starts == 1:
         end = solve(setting.x)
     else:
         end = lowest(solve, starting_points(setting.x, problem.box, options.starts))
-    reached = setting.on_chart(end.params)  # `run` is traced again for derivatives
-    counted = setting.dof + reached.x.size
-    status = checked_status(end.status, counted > 0, end.cost, counted)
+    # The conversion is outside of `run`, because `run` is traced again for derivatives.
+    final = setting.on_chart(end.params)
+    count = setting.dof + final.x.size  # number of residuals with nonzero weight
+    status = checked_status(end.status, count > 0, end.cost, count)
     certified = end.certificate.certified & is_converged(status)
+    tangent = None
+    if end.jacobian is not None:
+        tangent = final.tangent(final.x, isinstance(end.jacobian, SparseJacobian))
     return end._replace(
         certificate=end.certificate._replace(certified=certified),
-        params=reached.params(reached.x),
+        params=final.params(final.x),
         status=status,
         residuals=setting.problem.flat.unflatten(end.residuals),
-        tangent=None
-        if end.jacobian is None
-        else reached.tangent(reached.x, isinstance(end.jacobian, SparseJacobian)),
-        dof=jnp.where(end.rank < 0, setting.dof, counted - end.rank),
-        at_bound=None if setting.problem.box is None else setting.problem.box.side(reached.x),
+        tangent=tangent,
+        dof=jnp.where(end.rank < 0, setting.dof, count - end.rank),
+        at_bound=None if setting.problem.box is None else setting.problem.box.side(final.x),
         fixed=None if setting.problem.box is None else setting.problem.box.fixed,
     )

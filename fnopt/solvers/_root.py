@@ -1,4 +1,4 @@
-"""Roots of equations and fixed points: least squares with as many equations as params."""
+"""`root` and `fixed_point`: systems with as many equations as params."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from fnopt.solvers.problem._scipy import EXACT, ScipyTable, check_jac, value_or_
 
 _METHODS = {"root": (None, "hybr", "lm"), "fixed_point": (None, "del2", "iteration")}
 _STEPS = ("maxfev", "maxiter")
-# The last ones have no effect here, because the method doesn't depend on the units of the params.
+# `eps` and the following options have no effect, because derivatives are exact and the method
+# scales the params.
 _OPTIONS = ("xtol", "ftol", *_STEPS, *("eps", "epsfcn", "factor", "diag", "band", "col_deriv"))
 _INSTEAD = {
     "bracket": "Pass its midpoint as params; only scipy.optimize.brentq stays within a bracket",
     "func": "Rename it to fun, or pass it first",
     "x0": "Rename it to params, or pass it second",
-    "fprime": f"Leave it out: {EXACT}",
-    "full_output": "Leave it out: a Root has all results",
-    "callback": "Write fnopt.least_squares(fun, params, callback=...)",
+    "fprime": f"Leave it out, because {EXACT}",
+    "full_output": "Leave it out, because a Root contains all results",
+    "callback": "Call fnopt.least_squares(fun, params, callback=...)",
 }
 
 
@@ -44,37 +45,37 @@ def root(
     r"""Solve a system with as many equations as params: :math:`F(\theta) = 0`.
 
     `root` uses :func:`fnopt.least_squares`, which takes Newton steps near the root and shorter
-    steps far from the root, also with a singular Jacobian. The search converges only if the
-    equations hold. At a nonzero minimum of :math:`\|F\|` the status is `STALLED`. Like the other
-    solvers, `root` works under `jit` and `vmap`, and eager calls compile once.
+    steps far from the root or if the Jacobian is singular. The search converges only if the
+    equations hold. At a nonzero minimum of :math:`\|F\|` the status is `STALLED`. `root` works
+    under `jit` and `vmap`, and eager calls with new data of the same shapes don't compile again.
 
-    The root has derivatives, forward and reverse, with respect to the arrays that `fun` uses:
-    :math:`\dot\theta = -J^{-1} \dot F`, by the implicit function theorem. Steps and derivatives
-    form the Jacobian, so use `root` for at most a few thousand params.
+    The root is differentiable in forward and reverse mode, with respect to the arrays that `fun`
+    uses: :math:`\dot\theta = -J^{-1} \dot F`, by the implicit function theorem. Steps and
+    derivatives form the Jacobian, so use `root` for at most a few thousand params.
 
     Args:
         fun: `fun(params, *args)` returns an array or a pytree with as many numbers as `params`, or
             `(equations, aux)` with `has_aux`.
-        params: The initial guess: a pytree of floating or complex arrays, or of integers, which are
-            converted to floats. A list or tuple of numbers is one vector, as in SciPy.
-        args: Further arguments of `fun`: pytrees of arrays.
+        params: The initial guess: a pytree of floating or complex arrays. Integers are converted to
+            floats. A list or tuple of numbers is converted to a vector, as in SciPy.
+        args: Additional arguments of `fun`: pytrees of arrays.
         jac: `fnopt.sparse_jacobian(fun)`, for many equations, each of which depends on few params.
             Steps then use a sparse factorization, as in :func:`fnopt.least_squares`. The test with
             `tol` uses the larger of :math:`|\theta_j|` at the initial guess and at the root, and
-            the final Newton steps are omitted. With `has_aux`, differentiate the equations only.
+            the final Newton steps are omitted. With `has_aux`, pass the Jacobian of the equations.
         has_aux: Whether `fun` returns `(equations, aux)`; `aux` at the root is returned.
         solver: The method; by default `fnopt.levenberg_marquardt()`.
         tol: Tolerance of every equation's residual, relative to :math:`\sum_j |J_{ij} \theta_j|`;
-            by default the machine epsilon to the power 2/3. Further Newton steps follow while they
-            reduce the residuals, for example at a root of zero.
+            by default the machine epsilon to the power 2/3. If a residual exceeds the tolerance,
+            for example at a root of zero, Newton steps decide whether it converges to zero.
         max_steps: Maximum number of steps.
         **scipy_options: Keywords of SciPy's `root` and `fsolve`: `maxfev`, `maxiter`, `xtol` and
-            `ftol` (both set `tol`, if `tol` isn't given), as keywords or in `options`; the methods
+            `ftol` (both set `tol`, if `tol` is None), as keywords or in `options`; the methods
             `'hybr'` and `'lm'`, which select the default solver; and `x0` for `params`.
 
     Returns:
-        A `Root`. `status` and `message` report whether the search converged, and why it stopped; no
-        value raises an exception.
+        A `Root`. `status` and `message` report whether the search converged, and why it stopped.
+        Nonfinite values don't raise an exception.
 
     Raises:
         TypeError: If `fun` is not a function, or params or equations are not floating.
@@ -109,14 +110,14 @@ def fixed_point(
 ) -> Root[Params]:
     r"""Find a fixed point of a function: :math:`F(\theta) = \theta`.
 
-    :func:`fnopt.root` solves :math:`F(\theta) - \theta = 0`, and also converges if the iteration of
-    :math:`F` diverges.
+    The search solves :math:`F(\theta) - \theta = 0` by :func:`fnopt.root`, so it may also converge
+    if the iteration :math:`\theta \leftarrow F(\theta)` diverges.
 
     Args:
         fun: `fun(params, *args)` returns a tree like `params`, or `(tree, aux)` with `has_aux`.
-        params: The initial guess: a pytree of floating or complex arrays, or of integers, which are
-            converted to floats. A list or tuple of numbers is one vector, as in SciPy.
-        args: Further arguments of `fun`: pytrees of arrays.
+        params: The initial guess: a pytree of floating or complex arrays. Integers are converted to
+            floats. A list or tuple of numbers is converted to a vector, as in SciPy.
+        args: Additional arguments of `fun`: pytrees of arrays.
         has_aux: Whether `fun` returns `(tree, aux)`; `aux` at the fixed point is returned.
         solver: The method; by default `fnopt.levenberg_marquardt()`.
         tol: As in :func:`fnopt.root`.
@@ -151,8 +152,8 @@ def fixed_point(
         shapes = [jax.tree.map(jnp.shape, tree) for tree in (image, params)]
         if shapes[0] != shapes[1]:
             raise ValueError(
-                f"fixed_point: fun returned {shapes[0]}, expected the shapes of the params, "
-                f"{shapes[1]}."
+                f"fixed_point: fun returned arrays of shapes {shapes[0]}, expected the shapes of "
+                f"the params, {shapes[1]}."
             )
         difference = jax.tree.map(lambda a, b: jnp.asarray(a) - b, image, params)
         return (difference, aux) if has_aux else difference
@@ -166,8 +167,8 @@ def read_scipy_options(
     """Return the tolerance and the maximum number of steps of a call with SciPy's keywords.
 
     Args:
-        caller: The function that is called.
-        keywords: The remaining keywords with their values, in `options` or as keywords.
+        caller: The public function that was called.
+        keywords: The keywords that the function doesn't declare, with their values.
         tol: The tolerance passed to the caller.
         max_steps: The maximum number of steps passed to the caller.
 
@@ -184,7 +185,7 @@ def read_scipy_options(
     if read.get("method") not in methods:
         raise ValueError(
             f"{caller}: method = {read['method']!r}, expected one of {methods}, which all "
-            "select Newton steps with the exact Jacobian here. For too many params for a "
+            "select Newton steps with the exact Jacobian. If the Jacobian is too large for a "
             "matrix, use scipy.optimize."
         )
     jac = keywords.get("jac")

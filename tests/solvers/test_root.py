@@ -188,7 +188,7 @@ def test_a_call_written_for_scipy():
     ("keywords", "error", "text"),
     [
         ({"method": "krylov"}, ValueError, "method = 'krylov', expected one of .*'hybr'"),
-        ({"fprime": len}, TypeError, "Leave it out: derivatives are exact"),
+        ({"fprime": len}, TypeError, "Leave it out, because derivatives are exact"),
         ({"jac": True}, TypeError, "returns the equations alone"),
         ({"jac": len}, TypeError, "jax.custom_jvp"),
         ({"x0": 1.0}, TypeError, "Rename it to params"),

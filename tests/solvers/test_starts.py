@@ -78,5 +78,5 @@ def test_curve_fit_takes_starts():
 
 @pytest.mark.parametrize("starts", [0, -1, 2.0, True, "8"])
 def test_what_is_no_number_of_starts_is_refused(starts):
-    with pytest.raises(ValueError, match=r"starts = .* whole number >= 1"):
+    with pytest.raises(ValueError, match=r"starts = .* integer >= 1"):
         fnopt.least_squares(lambda p: p, jnp.ones(2), starts=starts)
